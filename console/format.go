@@ -22,7 +22,6 @@ func functions(zone *time.Location) template.FuncMap {
 		"time": func(t time.Time) template.HTML { return timeHTML(t, zone) },
 		"more": func(charges []budget.Posted, shown int) int { return len(charges) - shown },
 		"next": func(seq int64) int64 { return seq + 1 },
-		"room": func(limit, used int64) string { return number(max(0, limit-used)) },
 	}
 }
 

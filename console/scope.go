@@ -46,15 +46,24 @@ func (s scope) LotsLeft() []wallet.Lot {
 	return s.D.Wallet.Lots[:min(lotsShown, len(s.D.Wallet.Lots))]
 }
 
-// standing is what a limit stands at.
-type standing struct{ inspect.ExplainedLimit }
+// standing is a limit with its use. Of prepaid credit, the credit is part of the whole.
+type standing struct {
+	inspect.ExplainedLimit
+	credited int64 // of a limit on prepaid credit
+}
 
-// Counts is what counts against the limit.
-func (s standing) Counts() int64 { return s.Used + s.Held + s.Leased }
+// Of is the number of units in all.
+func (s standing) Of() int64 { return s.Limit.Max + s.credited }
+
+// Gone is the number of units that were used of these.
+func (s standing) Gone() int64 { return s.Used + s.credited }
+
+// Counts is the number of units that are used, held or leased.
+func (s standing) Counts() int64 { return s.Gone() + s.Held + s.Leased }
 
 // Low and High are from where on the room gets scarce, and nearly ends.
-func (s standing) Low() float64  { return float64(s.Limit.Max) * 0.75 }
-func (s standing) High() float64 { return float64(s.Limit.Max) * 0.95 }
+func (s standing) Low() float64  { return float64(s.Of()) * 0.75 }
+func (s standing) High() float64 { return float64(s.Of()) * 0.95 }
 
 // scope shows a scope. What a viewer typed stays in the address, so that the page can be sent to somebody.
 func (h *Handler) scope(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
@@ -81,6 +90,12 @@ func (h *Handler) scope(ctx context.Context, in *inspect.Reader, q url.Values) (
 	return p, nil
 }
 
+// Prepaid reports whether the scope has credit: then it shows the credit that is left in place of the units used.
+func (s scope) Prepaid() bool { return s.D.Credited > 0 }
+
+// Left is the prepaid credit that nothing holds; less than 0 where it is overdrawn.
+func (s scope) Left() int64 { return -s.D.Used - s.D.HeldNow - s.D.Leased }
+
 // Timeline is the address of the drawing of the holds.
 func (s scope) Timeline() string { return "holds.svg?" + url.Values{"scope": {s.Name}}.Encode() }
 
@@ -102,7 +117,11 @@ func (s *scope) explain(ctx context.Context, in *inspect.Reader) error {
 		return err
 	}
 	for _, l := range e.Limits {
-		s.Standings = append(s.Standings, standing{l})
+		stands := standing{ExplainedLimit: l}
+		if l.Limit.Prepaid {
+			stands.credited = s.D.Credited
+		}
+		s.Standings = append(s.Standings, stands)
 	}
 	if asked {
 		s.Explained = &e

@@ -29,12 +29,22 @@ type plotted struct {
 func (p plotted) Caption() string {
 	what := "of the last " + length(p.Limit.Window)
 	switch {
-	case p.Limit.Lifetime || p.Limit.Prepaid:
+	case p.Limit.Prepaid:
+		return limitText(p.Limit) + ": credit that is left, held units among it"
+	case p.Limit.Lifetime:
 		what = "of its lifetime"
 	case !p.Limit.Period.IsZero():
 		what = "of this " + inspect.PeriodText(p.Limit.Period)
 	}
 	return fmt.Sprintf("%s: what counts %s, against %s", limitText(p.Limit), what, number(p.Limit.Max))
+}
+
+// Room is the number of units that the limit still admits at a point.
+func (p plotted) Room(at usagePoint) int64 {
+	if p.Limit.Prepaid {
+		return max(0, at.Used+p.Limit.Max)
+	}
+	return max(0, p.Limit.Max-at.Used)
 }
 
 // Alt says in words what the drawing shows.
@@ -51,7 +61,15 @@ func (p plotted) Alt() string {
 	}
 	const layout = "2006-01-02 15:04"
 	return fmt.Sprintf("From %s to %s: %s at first, %s now; the lowest was %s and the highest %s; the limit is %s.",
-		first.At.Format(layout), last.At.Format(layout), number(first.Used), number(last.Used), number(low.Used), number(high.Used), number(p.Limit.Max))
+		first.At.Format(layout), last.At.Format(layout), number(first.Used), number(last.Used), number(low.Used), number(high.Used), number(drawnAt(p.Limit)))
+}
+
+// drawnAt is where the plot of a limit draws it: of prepaid credit, how far below zero it may go.
+func drawnAt(l budget.Limit) int64 {
+	if l.Prepaid {
+		return -l.Max
+	}
+	return l.Max
 }
 
 // plotted reads what a plot of a limit shows.
@@ -66,11 +84,17 @@ func (s *scope) plotted(ctx context.Context, in *inspect.Reader, limit budget.Li
 	return p, err
 }
 
-// usageOver is what counted against a limit over time, holds aside, as the ledger sees it now: a refund counts at the time
+// usageOver is what counted against a limit over time, or the prepaid credit that was left, holds aside, as the ledger sees it now: a refund counts at the time
 // of its charge.
 func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, limit budget.Limit) ([]usagePoint, error) {
 	if limit.Lifetime || limit.Prepaid {
-		return lifetimeOver(ctx, in, d)
+		list, err := lifetimeOver(ctx, in, d)
+		for i := range list {
+			if limit.Prepaid {
+				list[i].Used = -list[i].Used
+			}
+		}
+		return list, err
 	}
 	if !limit.Period.IsZero() {
 		return periodOver(ctx, in, d, limit.Period)
@@ -157,7 +181,7 @@ func (h *Handler) usageSVG(ctx context.Context, in *inspect.Reader, q url.Values
 	if err != nil {
 		return nil, err
 	}
-	return usagePlot{points: drawn, limit: list[0].Max, name: limitText(list[0]), zone: h.cfg.Location}.svg(l), nil
+	return usagePlot{points: drawn, limit: drawnAt(list[0]), name: limitText(list[0]), zone: h.cfg.Location}.svg(l), nil
 }
 
 // holdsSVG draws when the newest holds of a scope began and ended.

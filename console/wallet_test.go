@@ -49,7 +49,7 @@ func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 	require.Contains(t, stands, "The threshold credit/low was reached by what is spent.")
 	require.Contains(t, stands, "1 open <script>alert(1)</script> – 16 10 30")
 	require.Contains(t, stands, "2 open invoice paid 20 0 20")
-	require.Contains(t, text(byID(t, page, "holds")), "session held ann")
+	require.Contains(t, text(byID(t, page, "holds")), "session held user/ann ann")
 	require.Contains(t, text(byID(t, page, "entries")), "credit")
 	require.Contains(t, text(w.see("scopes")), "user/ann wallet")
 	require.NotContains(t, text(w.see("")), "Lots to sweep")

@@ -79,8 +79,19 @@ type render struct {
 
 func (render) Kind() string { return "render" }
 
+// requestLimits are those of the scopes of requests, for the company and on the page.
+func requestLimits(scope string) []budget.Limit {
+	if strings.HasSuffix(scope, "/requests") {
+		return []budget.Limit{budget.PerWindow(1000, time.Hour).Named("hourly"), budget.PerWindow(8000, 24*time.Hour).Named("daily")}
+	}
+	return nil
+}
+
 func (w *watched) charge(charges ...budget.Charge) {
 	w.t.Helper()
+	for i := range charges {
+		charges[i].Limits = requestLimits(charges[i].Scope)
+	}
 	require.NoError(w.t, pgx.BeginFunc(w.t.Context(), w.pool, func(tx pgx.Tx) error {
 		_, err := w.client.Budget.ChargeEach(w.t.Context(), tx, charges...)
 		return err
@@ -91,7 +102,6 @@ func (w *watched) charge(charges ...budget.Charge) {
 func (w *watched) morning(hours int) {
 	w.t.Helper()
 	ctx := w.t.Context()
-	hourly := budget.PerWindow(1000, time.Hour).Named("hourly")
 	paces := map[string]float64{
 		"org/acme/requests": 15.5, "org/umbrella/requests": 9, "org/initech/requests": 6, "org/hooli/requests": 12, "org/stark/uploads": 3,
 		"org/wayne/mails": 2, "org/tyrell/requests": 5, "org/cyberdyne/renders": 1, "org/soylent/exports": 1, "org/globex/requests": 4,
@@ -116,7 +126,7 @@ func (w *watched) morning(hours int) {
 		_, err := metered.Do(ctx, w.client, metered.Command{
 			Namespace: "acme", ID: fmt.Sprintf("render-%04d", 1200+i), Name: []string{"render", "upload", "export"}[i%3], Input: i, IssuedAt: issued,
 			RecordRefusal: true,
-			Charges:       []budget.Charge{{Scope: "org/acme/requests", Amount: int64(1 + i%4*(i%5)*30), Limits: []budget.Limit{hourly}, Note: budget.Note{Actor: "user:ann"}}},
+			Charges:       []budget.Charge{{Scope: "org/acme/requests", Amount: int64(1 + i%4*(i%5)*30), Limits: requestLimits("/requests"), Note: budget.Note{Actor: "user:ann"}}},
 		}, func(ctx context.Context, tx *metered.Tx) (int, error) {
 			_, err := tx.Enqueue(ctx, render{fmt.Sprint(i)}, &jobs.Options{Key: fmt.Sprint("asset/", i)})
 			return i, err
@@ -142,7 +152,7 @@ func (w *watched) ticket(minute int) {
 	require.NoError(w.t, pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
 		h, err := w.client.Holds.Place(ctx, tx, holds.Request{
 			Tenant: "acme", ID: fmt.Sprintf("order-%04d", 300+minute), Holder: "user:ann", TTL: 40 * time.Minute,
-			Lines: []holds.Line{{Scope: "org/acme/requests", Amount: int64(5 + minute%9)}},
+			Lines: []holds.Line{{Scope: "org/acme/requests", Amount: int64(5 + minute%9), Limits: requestLimits("/requests")}},
 		})
 		if err != nil {
 			return err
@@ -176,12 +186,7 @@ func TestConsole_PhoneDarkKeyboardAndLive(t *testing.T) {
 	const prefix = "/ops/console"
 	handler, err := console.New(pgtest.AsRole(t, pool, metered.GrantReportingSQL, "grant select on river_job to $role"), console.Config{
 		Refresh: 100 * time.Millisecond, Timeout: 30 * time.Second,
-		Limits: func(scope string) []budget.Limit {
-			if strings.HasSuffix(scope, "/requests") {
-				return []budget.Limit{budget.PerWindow(1000, time.Hour).Named("hourly"), budget.PerWindow(8000, 24*time.Hour).Named("daily")}
-			}
-			return nil
-		},
+		Limits: requestLimits,
 	})
 	require.NoError(t, err)
 	server := httptest.NewServer(http.StripPrefix(prefix, handler))
@@ -237,8 +242,9 @@ func TestConsole_PhoneDarkKeyboardAndLive(t *testing.T) {
 	desk.drawn(".svg?")
 	desk.seesText("#live", "Live")
 	desk.seesText("#limits", "would be refused")
-	w.charge(budget.Charge{Scope: "org/acme/requests", Amount: 12345})
-	desk.seesText("#entries", "12\u202f345")
+	w.clock.Advance(10 * time.Minute) // its hour is full
+	w.charge(budget.Charge{Scope: "org/acme/requests", Amount: 1, Note: budget.Note{Actor: "latecomer"}})
+	desk.seesText("#entries", "latecomer")
 	desk.do(chromedp.Click(chromedp.CSS("#pause")))
 	desk.seesText("#live", "Paused")
 	require.True(t, eval[bool](desk, `performance.getEntriesByType("resource").every((r) => r.name.startsWith("`+at("")+`"))`))
@@ -249,6 +255,19 @@ func TestConsole_PhoneDarkKeyboardAndLive(t *testing.T) {
 		return typeof window.ran;
 	})()`), "the policy is in force")
 	desk.fits()
+
+	// No scope shows a limit that is passed, or units below zero.
+	for _, scope := range []string{"org/acme/requests", "org/umbrella/requests", "org/hooli/requests", "org/globex/requests"} {
+		desk.do(chromedp.Navigate(at("scope?scope=" + scope)))
+		rows := eval[[][]int64](desk, `[...document.querySelectorAll('[aria-label="Limits"] tbody tr')].map((row) =>
+			[...row.querySelectorAll("td.n")].map((cell) => Number(cell.textContent.replace(/\s/g, "").replace("−", "-"))))`)
+		require.Len(t, rows, len(requestLimits(scope)))
+		for i, row := range rows { // used, held, of, room
+			require.Positive(t, row[0], "%s: %v", scope, row)
+			require.LessOrEqual(t, row[0]+row[1], row[2], "%s: %v", scope, row)
+			require.Equal(t, []int64{requestLimits(scope)[i].Max, row[2] - row[0] - row[1]}, row[2:], scope)
+		}
+	}
 	if os.Getenv(screenshotsEnv) != "" {
 		desk.do(chromedp.EmulateViewport(1200, 1480)) // desk-scope.png is console/screenshot.png
 		for name, address := range map[string]string{

@@ -206,7 +206,7 @@ func TestTop_ShowsWhatIsHotAndWhoWaits(t *testing.T) {
 		require.Equal(t, 2.0, v["overview"].(map[string]any)["open_holds"].(map[string]any)["n"])
 	}
 	text := l.ok("top", "--count", "2", "--interval", "100ms")
-	require.Equal(t, 2, strings.Count(text, "SCOPE"))
+	require.Equal(t, 4, strings.Count(text, "SCOPE"), "two looks, at hot scopes and at denials")
 	require.NotContains(t, text, "\x1b", "nothing is redrawn where there is no terminal")
 	lines := l.objects("top", "--count", "3", "--interval", "100ms")
 	require.Len(t, lines, 3)

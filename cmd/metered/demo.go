@@ -10,17 +10,18 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/console"
 	"github.com/pgmetered/metered/internal/pgserver"
 )
 
 func (a *app) demoCmd() *cobra.Command {
-	f := pageFlags{zone: "UTC", limits: demoLimits}
+	f := pageFlags{zone: "UTC", cfg: console.Config{Limits: demoLimits}}
 	rate := 50
 	c := &cobra.Command{
 		Use:   "demo",
 		Short: "Start a throwaway Postgres, a load on it, and the page",
-		Long: `Demo starts a Postgres of its own, migrates it, runs a made-up load of charges, commands, holds, leases, jobs and
-denials, and serves the page. Its connection string is printed, for the other commands. Ctrl-C ends all of it, and
+		Long: `Demo starts a Postgres of its own, migrates it, runs a made-up load of commands, holds, leases, wallets, sessions,
+jobs and denials, and serves the page. Its connection string is printed, for the other commands. Ctrl-C ends all of it, and
 removes the Postgres. It needs Postgres on this machine, or the network once, to fetch it.`,
 		Example: `  metered demo
   metered demo --listen 127.0.0.1:0 --rate 100`,

@@ -81,6 +81,36 @@ func (l *limits) Set(text string) error {
 	return err
 }
 
+// scopeLimits is a flag of limits, each for the scopes that begin with a prefix.
+type scopeLimits []scopeLimit
+
+type scopeLimit struct {
+	prefix string
+	limit  budget.Limit
+}
+
+func (l *scopeLimits) String() string { return "" }
+func (l *scopeLimits) Type() string   { return "limit" }
+func (l *scopeLimits) Set(text string) error {
+	prefix, rule, some := strings.Cut(text, "* ")
+	if !some {
+		prefix, rule = "", text
+	}
+	limit, err := parseLimit(rule)
+	*l = append(*l, scopeLimit{prefix, limit})
+	return err
+}
+
+// of are the limits of a scope.
+func (l scopeLimits) of(scope string) (list []budget.Limit) {
+	for _, x := range l {
+		if strings.HasPrefix(scope, x.prefix) {
+			list = append(list, x.limit)
+		}
+	}
+	return list
+}
+
 func parseLimit(text string) (limit budget.Limit, err error) {
 	rule := text
 	var name string

@@ -7,6 +7,7 @@ import (
 	"io"
 	"log/slog"
 	"math/rand/v2"
+	"strings"
 	"sync"
 	"time"
 
@@ -21,21 +22,38 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/wallet"
 )
 
-// demoLimits are those of the load's organisations.
-var demoLimits = limits{budget.PerWindow(300, time.Minute).Named("a minute"), budget.PerWindow(20_000, 24*time.Hour).Named("a day")}
+// The limits of the load's scopes.
+var (
+	orgLimits = []budget.Limit{
+		budget.PerWindow(300, time.Minute).Named("a minute").Tell(budget.Threshold{Name: "80%", Percent: 80}),
+		budget.PerWindow(20_000, 24*time.Hour).Named("a day"),
+	}
+	seatLimits   = []budget.Limit{budget.Lifetime(1).Named("seats")}
+	callLimits   = []budget.Limit{budget.PerWindow(100_000, time.Hour).Named("an hour")}
+	walletLimits = []budget.Limit{budget.Prepaid().Named("credit")}
+)
+
+// demoLimits are the limits of one of the load's scopes.
+func demoLimits(scope string) []budget.Limit {
+	kind, _, _ := strings.Cut(scope, "/")
+	return map[string][]budget.Limit{"org": orgLimits, "seat": seatLimits, "api": callLimits, "wallet": walletLimits}[kind]
+}
 
 const (
 	loadWorkers = 8
 	loadOrgs    = 1000
 	loadSeats   = 400
+	loadWallets = 20
 )
 
 // load is a made-up load on a database.
 type load struct {
 	pool   *pgxpool.Pool
 	client *metered.Client
+	wallet *wallet.Book
 	leased *leases.Pool
 	river  *river.Client[pgx.Tx]
 	log    io.Writer
@@ -71,6 +89,7 @@ func startLoad(ctx context.Context, pool *pgxpool.Pool, schema string, rate int,
 	l := &load{pool: pool, log: log}
 	workers := river.NewWorkers()
 	river.AddWorker(workers, renderer{})
+	river.AddWorker(workers, mailer{})
 	var err error
 	l.river, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}}, Workers: workers,
@@ -83,8 +102,11 @@ func startLoad(ctx context.Context, pool *pgxpool.Pool, schema string, rate int,
 	if err != nil {
 		return nil, err
 	}
-	l.client, err = metered.New(pool, metered.Config{Schema: schema, River: l.river, Leases: l.leased})
+	l.client, err = metered.New(pool, metered.Config{Schema: schema, River: l.river, Leases: l.leased, OnThreshold: l.warn})
 	if err != nil {
+		return nil, err
+	}
+	if l.wallet, err = wallet.New(l.client.Budget, wallet.Config{Priorities: map[string]int{"promotional": -1}}); err != nil {
 		return nil, err
 	}
 	if err := l.river.Start(ctx); err != nil {
@@ -95,8 +117,9 @@ func startLoad(ctx context.Context, pool *pgxpool.Pool, schema string, rate int,
 		l.every(ctx, loadWorkers*time.Second/time.Duration(rate), l.act)
 	}
 	l.every(ctx, 2*time.Second, func(ctx context.Context) error {
-		_, err := l.client.Holds.Sweep(ctx, pool, holds.SweepOptions{})
-		return err
+		_, held := l.client.Holds.Sweep(ctx, pool, holds.SweepOptions{})
+		_, lots := l.wallet.Expire(ctx, pool, wallet.ExpireOptions{})
+		return errors.Join(held, lots)
 	})
 	return l, nil
 }
@@ -141,7 +164,7 @@ func (l *load) act(ctx context.Context) error {
 	acts := []struct {
 		weight int
 		do     func(ctx context.Context) error
-	}{{60, l.command}, {12, l.place}, {8, l.end}, {12, l.lease}, {4, l.refund}, {4, l.prepaid}}
+	}{{56, l.command}, {12, l.place}, {8, l.end}, {12, l.lease}, {4, l.refund}, {5, l.draw}, {2, l.grant}, {1, l.session}}
 	n := rand.IntN(100)
 	for _, a := range acts {
 		if n -= a.weight; n < 0 {
@@ -167,7 +190,7 @@ func (l *load) command(ctx context.Context) error {
 	amount := 1 + rand.Int64N(12)
 	out, err := metered.Do(ctx, l.client, metered.Command{
 		ID: metered.NewID(), Namespace: "demo", Name: name, Input: amount, RecordRefusal: true,
-		Charges: []budget.Charge{{Scope: org(), Amount: amount, Limits: demoLimits, Note: budget.Note{Actor: fmt.Sprintf("user-%d", rand.IntN(50))}}},
+		Charges: []budget.Charge{{Scope: org(), Amount: amount, Limits: orgLimits, Note: budget.Note{Actor: fmt.Sprintf("user-%d", rand.IntN(50))}}},
 	}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
 		if name != "render" {
 			return amount, nil
@@ -192,7 +215,7 @@ func (l *load) place(ctx context.Context) error {
 	err := l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		h, err := l.client.Holds.Place(ctx, tx, holds.Request{
 			Tenant: "hall", Holder: fmt.Sprintf("user-%d", rand.IntN(50)), TTL: time.Duration(5+rand.IntN(60)) * time.Second,
-			Lines: []holds.Line{{Scope: fmt.Sprintf("seat/hall/%d", rand.IntN(loadSeats)), Amount: 1, Limits: []budget.Limit{budget.Lifetime(1).Named("seats")}}},
+			Lines: []holds.Line{{Scope: fmt.Sprintf("seat/hall/%d", rand.IntN(loadSeats)), Amount: 1, Limits: seatLimits}},
 		})
 		id = h.ID
 		return err
@@ -230,7 +253,7 @@ func (l *load) end(ctx context.Context) error {
 func (l *load) lease(ctx context.Context) error {
 	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
 		_, err := l.leased.Charge(ctx, tx, budget.Charge{Scope: "api/calls", Amount: 1 + rand.Int64N(5),
-			Limits: []budget.Limit{budget.PerWindow(100_000, time.Hour).Named("an hour")}})
+			Limits: callLimits})
 		return err
 	})
 }
@@ -249,14 +272,68 @@ func (l *load) refund(ctx context.Context) error {
 	})
 }
 
-func (l *load) prepaid(ctx context.Context) error {
-	scope := fmt.Sprintf("wallet/%d", rand.IntN(20))
+// warn is called with each threshold that a charge reaches. The job that writes to the customer commits with the charge.
+func (l *load) warn(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+	_, err := l.river.InsertTx(ctx, tx, mailArgs{c.Scope, c.Threshold.Name}, nil)
+	return err
+}
+
+type mailArgs struct {
+	Scope string `json:"scope"`
+	Name  string `json:"name"`
+}
+
+func (mailArgs) Kind() string { return "mail" }
+
+type mailer struct {
+	river.WorkerDefaults[mailArgs]
+}
+
+func (mailer) Work(context.Context, *river.Job[mailArgs]) error { return nil }
+
+func someWallet() string { return fmt.Sprintf("wallet/%d", rand.IntN(loadWallets)) }
+
+func (l *load) grant(ctx context.Context) error {
+	g := wallet.Grant{Wallet: someWallet(), Amount: 60, Category: "paid", Reference: "invoice-" + metered.NewID(), Note: budget.Note{Reason: "top-up"}}
+	if rand.IntN(2) == 0 {
+		g.Category, g.Reference, g.Amount, g.For = "promotional", "gift-"+metered.NewID(), 20, time.Duration(1+rand.IntN(30))*time.Minute
+	}
 	return l.inTx(ctx, func(ctx context.Context, tx pgx.Tx) error {
-		if rand.IntN(4) == 0 {
-			_, err := l.client.Budget.Credit(ctx, tx, budget.Credit{Scope: scope, Amount: 25, Note: budget.Note{Reason: "top-up"}})
-			return err
-		}
-		_, err := l.client.Budget.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 1 + rand.Int64N(15), Limits: []budget.Limit{budget.Prepaid().Named("prepaid")}})
+		_, err := l.wallet.Grant(ctx, tx, g)
 		return err
 	})
+}
+
+func (l *load) draw(ctx context.Context) error {
+	_, err := metered.Do[int](ctx, l.client, metered.Command{
+		ID: metered.NewID(), Namespace: "demo", Name: "image", RecordRefusal: true,
+		Charges: []budget.Charge{l.wallet.Charge(someWallet(), 1+rand.Int64N(15))},
+	}, nil)
+	return err
+}
+
+// session reserves units of a wallet, works for some seconds, and settles the units that the work took.
+func (l *load) session(ctx context.Context) error {
+	s, err := metered.Open[int](ctx, l.client, metered.Reservation{
+		ID: metered.NewID(), Namespace: "demo", Name: "transcribe", TTL: time.Minute,
+		Lines: []holds.Line{l.wallet.Line(someWallet(), 20)},
+	})
+	if err != nil {
+		return err
+	}
+	l.running.Go(func() {
+		defer s.Close()
+		select {
+		case <-time.After(time.Duration(3+rand.IntN(20)) * time.Second):
+		case <-ctx.Done():
+			return
+		}
+		line := s.Hold().Lines[0]
+		line.Amount = 1 + rand.Int64N(line.Amount)
+		_, err := s.Settle(ctx, metered.Used{Lines: []holds.Line{{Scope: line.Scope, Amount: line.Amount}}}, nil)
+		if err != nil && ctx.Err() == nil {
+			l.tell(err)
+		}
+	})
+	return nil
 }

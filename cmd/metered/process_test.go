@@ -7,8 +7,11 @@ import (
 	"io"
 	"net"
 	"net/http"
+	"net/url"
 	"os"
 	"os/exec"
+	"regexp"
+	"strconv"
 	"strings"
 	"syscall"
 	"testing"
@@ -91,7 +94,18 @@ func TestServe_ServesThePageToThisMachine(t *testing.T) {
 	require.NotEmpty(t, l.object("serve", "--listen", "0.0.0.0:0", "--allow-remote")["page"])
 }
 
-// One command starts a Postgres, a load and the page; Ctrl-C ends it all.
+// limitRow is a row of the table of limits: the name, and the units used, held, in all, and that are left.
+var limitRow = regexp.MustCompile(`<tr><th scope="row" class="name"><bdi>([^<]*)</bdi></th><td class="n">([^<]*)</td><td class="n">([^<]*)</td><td class="n">([^<]*)</td><td class="n">([^<]*)</td><td><meter`)
+
+func units(t *testing.T, text string) int64 {
+	t.Helper()
+	n, err := strconv.ParseInt(strings.ReplaceAll(strings.ReplaceAll(text, "\u202f", ""), "−", "-"), 10, 64)
+	require.NoError(t, err)
+	return n
+}
+
+// One command starts a Postgres, a load and the page; Ctrl-C ends it all. The page shows each scope of the load with its own limits, and none of
+// them passed.
 func TestDemo_RunsALoadAndGoesWithoutATrace(t *testing.T) {
 	t.Parallel()
 	c := program(t, "demo", "--listen", "127.0.0.1:0", "--rate", "100", "--json")
@@ -119,12 +133,33 @@ func TestDemo_RunsALoadAndGoesWithoutATrace(t *testing.T) {
 		"refunds":  `select exists (select from metered.ledger where kind = 'r')`,
 		"credit":   `select exists (select from metered.ledger where kind = 'd')`,
 		"captures": `select exists (select from metered.ledger where kind = 'u')`,
+		"lots":     `select exists (select from metered.lots where drawn > 0)`,
+		"sessions": `select exists (select from metered.holds where id like 'session_%')`,
+		"levels":   `select exists (select from river_job where kind = 'mail')`,
 	} {
 		pgtest.WaitFor(t, what, func() bool { return pgtest.Value[bool](t, conn, sql) })
 	}
 	status, body := get(t, at.Page, "")
 	require.Equal(t, http.StatusOK, status)
 	require.Contains(t, body, "org/0000")
+	rows, err := conn.Query(t.Context(), `select distinct on (split_part(scope, '/', 1)) scope from metered.ledger order by split_part(scope, '/', 1), at desc`)
+	require.NoError(t, err)
+	scopes, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Len(t, scopes, 4)
+	for _, scope := range append(scopes, "org/0000") {
+		_, body := get(t, at.Page+"scope?scope="+url.QueryEscape(scope), "")
+		found := limitRow.FindAllStringSubmatch(body, -1)
+		require.Len(t, found, len(demoLimits(scope)), scope)
+		for i, row := range found {
+			used, held, of, room := units(t, row[2]), units(t, row[3]), units(t, row[4]), units(t, row[5])
+			require.Equal(t, demoLimits(scope)[i].Name, row[1])
+			require.LessOrEqual(t, int64(0), used, "%s: %v", scope, row)
+			require.LessOrEqual(t, used+held, of, "%s: %v", scope, row)
+			require.LessOrEqual(t, int64(0), room, "%s: %v", scope, row)
+		}
+		require.NotContains(t, body, "<dd>−", "nothing of %s is negative", scope)
+	}
 	l := &line{t: t, ctx: t.Context(), url: at.URL}
 	l.ok("verify")
 	require.NotEmpty(t, l.object("top", "--count", "1")["hot"].(map[string]any)["scopes"])

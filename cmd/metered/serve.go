@@ -13,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 
-	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/console"
 )
 
@@ -23,7 +22,7 @@ const defaultListen = "127.0.0.1:8088"
 type pageFlags struct {
 	listen, zone string
 	remote       bool
-	limits       limits
+	limits       scopeLimits
 	cfg          console.Config
 }
 
@@ -42,12 +41,13 @@ authentication, see package console.
 
 Limits are not in the database. Scopes are drawn against those that --limit names, or that the viewer types.`,
 		Example: `  metered serve
-  metered serve --listen 127.0.0.1:0 --limit hourly=1000/1h --timezone Europe/Berlin`,
+  metered serve --listen 127.0.0.1:0 --limit hourly=1000/1h --timezone Europe/Berlin
+  metered serve --listen 127.0.0.1:0 --limit 'org/* 1000/1h' --limit 'wallet/* prepaid'`,
 	}
 	flags := c.Flags()
 	flags.StringVar(&f.listen, "listen", defaultListen, "the address to serve at; port 0 is any that is free")
 	flags.BoolVar(&f.remote, "allow-remote", false, "serve to other machines: only behind something that authenticates")
-	flags.VarP(&f.limits, "limit", "l", limitsHelp)
+	flags.VarP(&f.limits, "limit", "l", limitsHelp+"; for some scopes alone, behind the beginning of their names: 'org/* 1000/1h'")
 	flags.StringVar(&f.zone, "timezone", "UTC", "the place whose clock the times are in, as in Europe/Berlin")
 	flags.StringVar(&f.cfg.RiverSchema, "river-schema", "", "where River's tables are; defaults to the search_path")
 	flags.StringVar(&f.cfg.RiverUI, "river-ui", "", "the address of River UI, to link to")
@@ -73,7 +73,7 @@ func (a *app) serve(ctx context.Context, pool *pgxpool.Pool, f pageFlags, ready 
 	f.cfg.Schema, f.cfg.Location = a.schema, place
 	f.cfg.Logger = slog.New(slog.NewTextHandler(a.err, nil))
 	if len(f.limits) > 0 {
-		f.cfg.Limits = func(string) []budget.Limit { return f.limits }
+		f.cfg.Limits = f.limits.of
 	}
 	page, err := console.New(pool, f.cfg)
 	if err != nil {

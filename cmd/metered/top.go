@@ -142,9 +142,9 @@ func (v topView) draw(w *screen) {
 		return
 	}
 	fmt.Fprintln(w)
-	t = newTable(w, "DENIED BY", "LIMIT", "COMMAND", "DENIALS/S", "LAST")
+	t = newTable(w, "DENIED BY", "SCOPE", "LIMIT", "COMMAND", "DENIALS/S", "LAST")
 	for _, d := range v.Denials.Denials {
-		t.row(d.Code, dash(d.Limit), dash(d.Name), fmt.Sprintf("%.2f", float64(d.Count)/max(1, v.Denials.Within.Seconds())), d.Last)
+		t.row(d.Code, dash(d.Scope), dash(d.Limit), dash(d.Name), fmt.Sprintf("%.2f", float64(d.Count)/max(1, v.Denials.Within.Seconds())), d.Last)
 	}
 	_ = t.flush()
 }

@@ -14,7 +14,8 @@ import (
 // Denial is one kind of refusal.
 type Denial struct {
 	Code  string    `json:"code"`            // as metered.Code has it
-	Limit string    `json:"limit,omitempty"` // of a denial by a limit: its name, or how it reads
+	Scope string    `json:"scope,omitempty"` // of a denial by a limit: the scope that had no room
+	Limit string    `json:"limit,omitempty"` // and the limit: its name, or how it reads
 	Name  string    `json:"name,omitempty"`  // of the commands
 	Count int64     `json:"count"`
 	Last  time.Time `json:"last"`
@@ -53,7 +54,7 @@ func (r *Reader) Denials(ctx context.Context, within time.Duration, limit int) (
 	list.Whole = list.Looked < MaxLooked
 	list.Denials, err = collect(ctx, r, denialsSQL, func(row pgx.CollectableRow) (d Denial, err error) {
 		var limit []byte
-		if err := row.Scan(&d.Code, &d.Name, &limit, &d.Count, &d.Last); err != nil {
+		if err := row.Scan(&d.Code, &d.Name, &limit, &d.Scope, &d.Count, &d.Last); err != nil {
 			return d, err
 		}
 		d.Last = d.Last.UTC()
@@ -88,11 +89,11 @@ select count(*) from (select from metered.operations_words o where o.at > $1 ord
 
 // A denial by several limits counts for each of them.
 const denialsSQL = `
-select x.refusal_code, coalesce(x.name, ''), l.this::text, count(*), pg_catalog.max(x.at)
+select x.refusal_code, coalesce(x.name, ''), l.this::text, coalesce(l.scope, ''), count(*), pg_catalog.max(x.at)
 from (select o.at, o.name, o.refusal_code, o.refusal_limits
       from metered.operations_words o where o.at > $1 order by o.at desc limit $2) x
     left join lateral (
-        select (e.refusal -> 'limit'::text)::jsonb as this from pg_catalog.json_array_elements(
+        select (e.refusal -> 'limit'::text)::jsonb as this, e.refusal ->> 'scope'::text as scope from pg_catalog.json_array_elements(
             case when pg_catalog.json_typeof(x.refusal_limits) = 'array' then x.refusal_limits end) e(refusal)) l on true
 where x.refusal_code is not null
-group by 1, 2, 3 order by 4 desc, 1, 2, 3 limit $3`
+group by 1, 2, 3, 4 order by 5 desc, 1, 2, 3, 4 limit $3`

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -52,7 +53,10 @@ type ExplainedLimit struct {
 // Charge.Note and NoStandings do not matter; Limit.MaxFrom is refused, since it runs SQL of the caller's.
 func (r *Reader) Explain(ctx context.Context, charge budget.Charge) (Explanation, error) {
 	e := Explanation{Scope: charge.Scope, Amount: charge.Amount}
+	charge.Limits = slices.Clone(charge.Limits)
 	for i, l := range charge.Limits {
+		l = l.Tell() // without thresholds, which a look does not cross
+		charge.Limits[i] = l
 		if l != (budget.Limit{Max: l.Max, Window: l.Window, Period: l.Period, Lifetime: l.Lifetime, Prepaid: l.Prepaid, Name: l.Name}) {
 			return e, invalid(fmt.Sprintf("charge.Limits[%d].MaxFrom", i), "is a query, which Explain does not run")
 		}
