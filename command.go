@@ -79,7 +79,8 @@ type Command struct {
 	// refusal, with the numbers of the first time, even if there is room by then. It is for refusals (see Denial) by
 	// the command's own token, charges and holds, and by Sticky; not for failures and errors of the function. The
 	// record is written after the rollback, in a transaction of its own. If that fails, Do returns another error and
-	// nothing is decided. A mistyped token is a refusal, too: the right one needs a new ID. Not in DoTx. Defaults to false.
+	// nothing is decided. A token that is unknown, used up or expired is such a refusal: another one needs a new ID. A
+	// malformed one is refused before any SQL and not recorded. Not in DoTx. Defaults to false.
 	RecordRefusal bool
 	// LSN asks for Outcome.LSN, so that a read of a replica can wait for this command (replica.ReadAt). It is not on record: a
 	// replay answers a later one. Not in DoTx: call replica.CommitLSN after the commit. Defaults to false.
