@@ -3476,7 +3476,7 @@ begin
             end loop;
         end loop;
         if told <> coalesce(tip.crossed, '{}') then
-            tip.crossed := metered.kept_told(told, charges[i].limits, now, c.scope);
+            tip.crossed := metered.kept_told(told, charges[i].limits, now, tip);
             tips[i] := tip;
         end if;
     end loop;
@@ -3514,9 +3514,9 @@ begin
 end
 $$;
 
--- The thresholds that a scope remembers as reported: up to 64, or as many as the limits have. Beyond that it forgets those of a period or a window
+-- The thresholds that a scope remembers as reported: up to 64, or as many as the limits have, or as it has (tip). Beyond that it forgets those of a period or a window
 -- that were over a day ago, and that the limits do not have. A scope with more of them is refused: it would report a threshold twice.
-create function metered.kept_told(told jsonb, limits metered.charge_limit[], at timestamptz, of_scope text) returns jsonb
+create function metered.kept_told(told jsonb, limits metered.charge_limit[], at timestamptz, tip metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -3528,13 +3528,13 @@ begin
         return nullif(told, '{}');
     end if;
     own := array(select metered.threshold_key(x) from unnest(limits) l, lateral unnest(string_to_array(l.thresholds, chr(10))) x);
-    most := greatest(64, cardinality(own));
+    most := greatest(64, cardinality(own), (select count(*) from jsonb_object_keys(tip.crossed)));
     kept := (
         select jsonb_object_agg(y.key, y.value)
         from (select x.key, x.value, (x.value ->> 'until')::timestamptz as until from jsonb_each(told) x
               order by x.key = any (own) desc, coalesce((x.value ->> 'until')::timestamptz > at - interval '1 day', true) desc, until desc, x.key limit most) y);
     if exists (select from jsonb_each(told - array(select jsonb_object_keys(kept))) x where coalesce((x.value ->> 'until')::timestamptz > at - interval '1 day', true)) then
-        raise exception 'the scope has more thresholds than %', most using errcode = 'MT012', detail = of_scope;
+        raise exception 'the scope has more thresholds than %', most using errcode = 'MT012', detail = tip.scope;
     end if;
     return kept;
 end
@@ -3569,7 +3569,7 @@ declare
     was  jsonb;
 begin
     for x in select e.key, e.value from jsonb_each(tip.crossed) e loop
-        was := case when x.value ? 'net' then x.value || '{"until": "-infinity"}' else x.value end;
+        was := case when x.value ? 'net' then x.value || jsonb_build_object('until', clk) else x.value end;
         while (was ->> 'from')::timestamptz > clk loop
             was := (select y.crossed -> x.key
                 from metered.base(tip.scope, tip.seq, tip.epoch, (was ->> 'from')::timestamptz - interval '0.000001') b

@@ -282,3 +282,41 @@ func TestThreshold_AScopeHasABoundedNumber(t *testing.T) {
 		requireVerified(t, pool, l)
 	}
 }
+
+// A call may carry more thresholds than a scope remembers otherwise. The next ones, that carry a part of them and report no other, are not refused.
+func TestThreshold_AScopeThatRemembersManyIsRefusedOnlyForOneMore(t *testing.T) {
+	t.Parallel()
+	pool, l, clock := openTelling(t, budget.Config{})
+	var limits []budget.Limit
+	for n := range 9 {
+		limit := budget.PerWindow(10_000, time.Hour).Named(fmt.Sprint("limit ", n))
+		var levels []budget.Threshold
+		for i := range budget.MaxThresholds {
+			levels = append(levels, budget.Threshold{Name: fmt.Sprint("level ", i), Used: int64(10 * (i + 1)), Rearm: int64(i + 1)})
+		}
+		limits = append(limits, limit.Tell(levels...))
+	}
+	mustCharge(t, pool, l, "a", 90, limits...)
+	require.Len(t, told(t, pool, "a"), 72)
+	require.NoError(t, refund(t.Context(), pool, l, "a", 1, 1))
+	mustCharge(t, pool, l, "a", 1, limits[3])
+	require.Empty(t, told(t, pool, "a"), "it is counted anew, and stays reported")
+	one := budget.Lifetime(1000).Named("one").Tell(budget.Threshold{Name: "more", Used: 1})
+	_, err := charge(t.Context(), pool, l, "a", 1, one)
+	require.ErrorIs(t, err, budget.ErrThresholds)
+
+	clock.Advance(25 * time.Hour)
+	mustCharge(t, pool, l, "a", 40)
+	clock.Advance(-10 * time.Minute)
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := l.RepairClock(t.Context(), tx, "a", budget.Note{})
+		return err
+	}))
+	_, err = charge(t.Context(), pool, l, "a", 1, one)
+	require.ErrorIs(t, err, budget.ErrThresholds, "a repair makes no window older")
+	mustCharge(t, pool, l, "a", 5, limits[4])
+	require.Empty(t, told(t, pool, "a"))
+	_, err = charge(t.Context(), pool, l, "a", 5, limits[4])
+	require.ErrorIs(t, err, budget.ErrThresholds, "four levels were armed at 40, and lost their place")
+	requireVerified(t, pool, l)
+}
