@@ -2,6 +2,7 @@ package main
 
 import (
 	"io"
+	"slices"
 	"strings"
 	"testing"
 
@@ -45,6 +46,9 @@ func runExample(t *testing.T, pool *pgxpool.Pool, name, example string) {
 	l := cli(t, pool)
 	if endless[name] && !strings.Contains(example, "--count") {
 		l.until = func(out string) bool { return out != "" }
+	}
+	if (name == "serve" || name == "demo") && !slices.Contains(words, "--listen") {
+		words = append(words, "--listen", "127.0.0.1:0") // the port of the default may be in use
 	}
 	r := l.exits(exitDone, words[1:]...)
 	require.NotEmpty(t, r.out, example)

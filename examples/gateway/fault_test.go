@@ -71,7 +71,7 @@ func TestGateways_CutKilledAndRestartedTheModelTheLedgerAndTheInvoiceAgree(t *te
 	t.Cleanup(pool.Close)
 	_, err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true})
 	require.NoError(t, err)
-	f := newFixture(t, pool)
+	f := newFixture(t, pool, 3*time.Second)
 	f.model.pace = 5 * time.Millisecond
 	f.generous()
 	rec := f.receive(0)
