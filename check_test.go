@@ -39,6 +39,7 @@ func do(t *testing.T, c *metered.Client, id string) error {
 
 func TestClient_LooksAtTheSchemaOnce(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, w := pgtest.Tap(t, pgtest.Open(t), unprepared)
 	c := newClient(t, pool, metered.Config{})
 	w.Each(nil)
@@ -87,6 +88,7 @@ func TestClient_SaysWhatIsMissing(t *testing.T) {
 // What does not make calls fail does not stop them.
 func TestClient_LeavesDifferencesToValidate(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.Open(t)
 	execute(t, pool, `drop index metered.operations_at; alter function metered.clock() set work_mem = '8MB';
 		create or replace function metered.clock() returns timestamptz language sql as 'select now()'; grant execute on function metered.clock() to public`)

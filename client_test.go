@@ -121,6 +121,7 @@ func TestDo_AStatementTimeoutOfTheFunctionsOwnIsNotTheDeadline(t *testing.T) {
 
 func TestPurgeOperations_WorksWhateverTheDefaultIsolation(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, c := setUpWith(t, metered.Config{}, pgtest.Options{Config: func(cfg *pgxpool.Config) {
 		cfg.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 	}})
@@ -285,6 +286,7 @@ func TestDo_WhatIsJustWithinBoundsIsTaken(t *testing.T) {
 
 func TestPurgeOperations_WrongOptionsAreRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	c, err := metered.New(nowhere(t), metered.Config{})
 	require.NoError(t, err)
 	for _, opts := range []metered.PurgeOptions{

@@ -71,6 +71,7 @@ func early(id string) metered.Command {
 // rests on it, comes when that is durable.
 func TestDo_EarlyReleaseLetsGoBeforeItsAnswerIsDurable(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, watch, goOn := slowly(t)
 	c := newClient(t, pool, metered.Config{})
 	ctx := t.Context()
@@ -138,6 +139,7 @@ func TestDo_EarlyReleaseLetsGoBeforeItsAnswerIsDurable(t *testing.T) {
 // does not wait.
 func TestDo_EarlyReleaseWaitsForWhatTheSessionWaitsFor(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, watch, goOn := slowly(t)
 	answers := make(chan error, 10)
 	for i, level := range []string{"on", "remote_write", "remote_apply", "off"} {
@@ -166,6 +168,7 @@ func TestDo_EarlyReleaseWaitsForWhatTheSessionWaitsFor(t *testing.T) {
 // whether it lasts.
 func TestDo_EarlyReleaseSeenButNotKnownToBeDurableIsIndefinite(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, watch, goOn := slowly(t)
 	c := newClient(t, pool, metered.Config{})
 	for _, fn := range []metered.Func[uploaded]{upload("a"), mustNotRun(t)} { // the second is a replay
@@ -240,6 +243,7 @@ func stopBehind(f *pgtest.Flush, that, more string, keep bool) {
 // nothing yet.
 func TestDo_AnUnknownOutcomeOfEarlyReleaseIsResolved(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	failed := string(pgtest.ErrorResponse("ERROR", otherErrorCode, "no"))
 	for what, test := range map[string]struct {
 		fault    func(f *pgtest.Flush)
@@ -287,6 +291,7 @@ func TestDo_AnUnknownOutcomeOfEarlyReleaseIsResolved(t *testing.T) {
 // A crash after COMMIT's tag took the command back: it runs again.
 func TestDo_EarlyReleaseTakenBackByACrashRunsAgain(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner, w, c, cmd := onWire(t, metered.Config{}, nil)
 	cmd.EarlyRelease, cmd.Token = true, nil
 	w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) {

@@ -190,6 +190,7 @@ func TestDo_CreditsAndRefundsAreTheCommands(t *testing.T) {
 // What the command itself was charged for the attempt is newer than its snapshot.
 func TestDo_RefundsItsOwnAttemptAtEachIsolationLevel(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()

@@ -12,6 +12,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pgmetered/metered/internal/pgtest"
+
 	"github.com/stretchr/testify/require"
 )
 
@@ -24,6 +26,7 @@ var ofInterfaces = strings.Fields(`Error Unwrap Code Reason RetryAfterSeconds St
 // all of which are tested.
 func TestExamples_CallWhatIsPublic(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	c := &checker{fset: token.NewFileSet(), packages: map[string]*types.Package{}, called: map[types.Object]bool{}}
 	shown := map[string][]*ast.File{}
 	require.NoError(t, filepath.WalkDir(".", func(path string, d fs.DirEntry, err error) error {

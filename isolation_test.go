@@ -307,6 +307,7 @@ func TestRunTx_ALoserGetsTheRefusalThatItIs(t *testing.T) {
 // Transactions that read and write what the others do, at SERIALIZABLE: each gets its turn or its refusal.
 func TestRunTx_ConcurrentTransactionsEndExactly(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()

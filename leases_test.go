@@ -226,6 +226,7 @@ func TestLeases_LeaveStickyChargesAndTheFingerprintAlone(t *testing.T) {
 // A command costs as many round trips from a lease as without, and one whose client has no leases sends what it did.
 func TestLeases_CostNoRoundTrip(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	l := newLeased(t, metered.Config{}, leases.Rule{TTL: time.Minute, Idle: time.Minute}, pgx.QueryExecModeCacheStatement)
 	db, w := pgtest.Tap(t, l.db, nil)
 	plain := newClient(t, db, metered.Config{})

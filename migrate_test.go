@@ -28,6 +28,7 @@ import (
 
 func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true, MaxConns: 40})
 	require.Zero(t, relations(t, pool, "metered"), "nothing is created unless Migrate is called")
 
@@ -55,6 +56,7 @@ func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
 // pools, and many callers of one, can be at it at once.
 func TestMigrate_WorksWithOneConnection(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
@@ -88,6 +90,7 @@ func TestMigrate_WorksWithOneConnection(t *testing.T) {
 // Behind a pooler of transactions the next statement may come to another session.
 func TestMigrate_LeavesNothingToItsSession(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, w := pgtest.Tap(t, pgtest.OpenWith(t, pgtest.Options{Empty: true}), nil)
 	w.Each(nil)
 	migrate(t, pool, metered.MigrateOptions{River: true})
@@ -115,6 +118,7 @@ func TestMigrate_LeavesNothingToItsSession(t *testing.T) {
 // A schema that was made for a role which may not make schemas.
 func TestMigrate_NeedsNoMoreThanToOwnTheSchema(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	role := fmt.Sprintf("owner_%d", time.Now().UnixNano())
 	for _, name := range []string{"metered", "select"} { // one that has to be quoted, too
@@ -142,6 +146,7 @@ func TestMigrate_NeedsNoMoreThanToOwnTheSchema(t *testing.T) {
 
 func TestSchemaSQL_CanBeAppliedByAnotherToolInItsTransaction(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	ctx := t.Context()
 	text, err := metered.SchemaSQL(metered.SchemaSQLOptions{Schema: "money_1"})
@@ -157,6 +162,7 @@ func TestSchemaSQL_CanBeAppliedByAnotherToolInItsTransaction(t *testing.T) {
 
 func TestSchemas_SideBySideAreIndependent(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.Open(t)
 	ctx := t.Context()
 	migrate(t, pool, metered.MigrateOptions{Schema: "other"})
@@ -184,6 +190,7 @@ func TestSchemas_SideBySideAreIndependent(t *testing.T) {
 
 func TestSchemaNames_AreRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := nowhere(t)
 	for _, name := range []string{"Metered", "a-b", `a"b`, "1a", "pg_metered", "a.b", strings.Repeat("a", 64), "é", " "} {
 		_, err := metered.SchemaSQL(metered.SchemaSQLOptions{Schema: name})
@@ -203,6 +210,7 @@ func TestSchemaNames_AreRefusedBeforeAnySQL(t *testing.T) {
 
 func TestCalls_SayThatTheSchemaIsMissing(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	c, err := metered.New(pool, metered.Config{})
 	require.NoError(t, err)
@@ -231,6 +239,7 @@ func relations(t *testing.T, pool *pgxpool.Pool, schema string) int {
 
 func TestMigrate_SaysThatAnotherMigrationIsAtIt(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx := t.Context()
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	other := pgtest.OpenWith(t, pgtest.Options{Empty: true}) // its lock is another database's
@@ -253,6 +262,7 @@ func TestMigrate_SaysThatAnotherMigrationIsAtIt(t *testing.T) {
 // Whatever the name of the schema and the search_path of the session, the schema is whole, and Go and SQL lock the same keys.
 func TestSchema_OddNamesAndSearchPaths(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, path := range []string{`""`, `odd, pg_catalog`, `pg_temp, public`} {
 		t.Run(path, func(t *testing.T) {
 			t.Parallel()
@@ -329,6 +339,7 @@ func apply(t *testing.T, pool *pgxpool.Pool, opts metered.SchemaSQLOptions) erro
 
 func TestSchemaSQL_DoesWhatMigrateDoes(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, name := range []string{"metered", "money_1"} {
 		pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 		require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name}))
@@ -342,6 +353,7 @@ func TestSchemaSQL_DoesWhatMigrateDoes(t *testing.T) {
 
 func TestSchemaSQL_MarksStatementsForTheTool(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	texts := make(map[metered.MigrationTool]string)
 	for _, tool := range []metered.MigrationTool{metered.PlainSQL, metered.Goose, metered.GolangMigrate, metered.Tern, metered.Atlas} {
 		for from := range metered.SchemaVersion + 1 {
@@ -375,6 +387,7 @@ func execute(t *testing.T, pool *pgxpool.Pool, sql string) {
 // Each difference is named. Migrate repairs what functions are, and changes nothing where a table differs.
 func TestValidate_NamesEachDifference(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.Open(t)
 	for _, test := range []struct {
 		change, back string // back is empty where Migrate repairs it
@@ -425,6 +438,7 @@ func TestValidate_NamesEachDifference(t *testing.T) {
 
 func TestValidate_WhatSomebodyAddedIsNoDifference(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.Open(t)
 	execute(t, pool, `
 		create table metered.mine (id int primary key);
@@ -449,6 +463,7 @@ func TestValidate_WhatSomebodyAddedIsNoDifference(t *testing.T) {
 
 func TestValidate_WorksInATransactionAndForTheApplication(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner := pgtest.Open(t)
 	app := pgtest.AsRole(t, owner, metered.GrantSQL, "")
 	require.NoError(t, validate(t, app).Err())
@@ -474,6 +489,7 @@ func TestValidate_WorksInATransactionAndForTheApplication(t *testing.T) {
 
 func TestValidate_SaysThatThereIsNoSchema(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	report := validate(t, pgtest.OpenWith(t, pgtest.Options{Empty: true}))
 	require.Zero(t, report.Version)
 	require.NotEmpty(t, report.Differences)
@@ -484,6 +500,7 @@ func TestValidate_SaysThatThereIsNoSchema(t *testing.T) {
 // A schema whose version cannot be its own is told so, and stays as it is.
 func TestMigrate_RefusesASchemaOfAnotherVersionThanItSays(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for what, test := range map[string]struct{ change, want string }{
 		"unreleased 1":   {"alter table metered.schema_version rename installed_at to applied_at", "of an unreleased build"},
 		"unreleased 2":   {"alter table metered.schema_version rename installed_at to applied_at; insert into metered.schema_version values (2)", "of an unreleased build"},
@@ -514,6 +531,7 @@ func TestMigrate_RefusesASchemaOfAnotherVersionThanItSays(t *testing.T) {
 // The processes of this build go on, and start again, while the version after it is there.
 func TestMigrate_MeetsANewerSchema(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx := t.Context()
 	pool := pgtest.Open(t)
 	execute(t, pool, `insert into metered.schema_version (version) values (`+strconv.Itoa(metered.SchemaVersion+1)+`);

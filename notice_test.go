@@ -324,6 +324,7 @@ func TestListen_ANoticeFitsInEveryEncoding(t *testing.T) {
 
 func TestNotify_CostsNoRoundTrip(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner, _ := setUp(t, metered.Config{})
 	trips := func(cfg metered.Config, fn metered.Func[any]) int {
 		pool, w := pgtest.Tap(t, owner, func(config *pgxpool.Config) { config.MaxConns = 1 })
@@ -371,6 +372,7 @@ func TestNotify_RefusesWhatNobodyCouldHear(t *testing.T) {
 
 func TestListen_HearsOfJobsInRiversOwnSchema(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.Open(t)
 	execute(t, pool, `create schema "RiverJobs"`)
 	migrator, err := rivermigrate.New(riverpgxv5.New(pool), &rivermigrate.Config{Schema: "RiverJobs"})

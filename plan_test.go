@@ -29,6 +29,7 @@ import (
 // cost makes Postgres compile it (jit), for 50 ms a command.
 func TestDoTx_ScansNoTableSequentially(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
@@ -58,6 +59,7 @@ func TestDoTx_ScansNoTableSequentially(t *testing.T) {
 // while an old snapshot keeps what it deleted before.
 func TestPurgeOperations_ReadsWhatItDeletes(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, rows := range []int{0, 30, 300} {
 		for _, analysed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d rows, analysed %v", rows, analysed), func(t *testing.T) {
@@ -139,6 +141,7 @@ insert into metered.operations (at, namespace, id, fingerprint, result)
 // whether they were analysed or not.
 func TestPlans_NoStatementIsCompiled(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, analysed := range []bool{false, true} {
 		t.Run(map[bool]string{false: "never analysed", true: "analysed"}[analysed], func(t *testing.T) {
 			t.Parallel()
@@ -240,6 +243,7 @@ func bigCalls(t *testing.T, pool *pgxpool.Pool, c *metered.Client) {
 
 func TestDo_RoundTrips(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner, _ := setUp(t, metered.Config{})
 	pool, w := pgtest.Tap(t, owner, func(config *pgxpool.Config) { config.MaxConns = 2 })
 	c := newClient(t, pool, metered.Config{})
@@ -298,6 +302,7 @@ func TestDo_RoundTrips(t *testing.T) {
 // Subscribers take a flush more, the position does not.
 func TestDo_PositionTakesNoRoundTripBehindSubscribersEither(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner, _ := setUp(t, metered.Config{})
 	pool, w := pgtest.Tap(t, owner, nil)
 	c := newClient(t, pool, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{

@@ -15,6 +15,8 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/pgmetered/metered/internal/pgtest"
+
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/httpmetered"
@@ -151,6 +153,7 @@ func hasHeading(markdown, anchor string) bool {
 // The Go snippets of these pages are lines of examples that are compiled and run; a line of "// …" stands for what is left out.
 func TestDocs_SnippetsAreOfExamplesThatRun(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	lines := func(code string) string { // without indentation and empty lines
 		return "\n" + regexp.MustCompile(`\s*\n\s*`).ReplaceAllString(strings.TrimSpace(code), "\n") + "\n"
 	}
@@ -229,6 +232,7 @@ func text(t *testing.T, path string) string {
 // take from examples/internal what starts the demonstration.
 func TestExamples_ImportNoInternalPackage(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	shown := 0
 	require.NoError(t, filepath.WalkDir(".", func(path string, _ fs.DirEntry, err error) error {
 		own := filepath.ToSlash(path)

@@ -255,6 +255,7 @@ func TestRecordRefusal_AnUnknownOutcomeIsResolved(t *testing.T) {
 // Room comes while calls with one id are refused: all of them get one answer, and the ledger agrees with it.
 func TestRecordRefusal_ConcurrentCallsGetOneAnswer(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()

@@ -302,6 +302,7 @@ func TestDo_FailedAndRefusedCommandsLeaveNoRecordAndMayBeTriedAgain(t *testing.T
 
 func TestDo_ConcurrentDuplicatesRunOnce(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()

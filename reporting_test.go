@@ -130,6 +130,7 @@ func TestReports_GoByTheClockThatIsSet(t *testing.T) {
 // An upgrade, and a repair, of the reports keeps who may read them.
 func TestMigrate_ReplacesAViewThatHasOtherColumns(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx := t.Context()
 	owner := pgtest.Open(t)
 	role := pgtest.AsRole(t, owner, metered.GrantReportingSQL, "")

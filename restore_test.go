@@ -55,6 +55,7 @@ func connString(pool *pgxpool.Pool) string {
 
 func TestRestore_GivesAWorkingLedger(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx := t.Context()
 	pool, c := setUp(t, metered.Config{})
 	cmd := whole(t, pool, c, "op")
@@ -91,6 +92,7 @@ func TestRestore_GivesAWorkingLedger(t *testing.T) {
 // A dump without privileges leaves every function to everybody. Whatever is done next takes them back, and says so.
 func TestRestore_WithoutPrivilegesGivesNothingToEverybody(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.Open(t)
 	for what, mend := range map[string]func(*testing.T, *pgxpool.Pool) string{
 		"Migrate": func(t *testing.T, p *pgxpool.Pool) string {
@@ -154,6 +156,7 @@ func executable(t *testing.T, pool *pgxpool.Pool) []string {
 // The text is ASCII, and so is what the library reads back.
 func TestMigrate_WorksInOtherEncodings(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	for _, encoding := range []string{"LATIN1", "EUC_JP", "SQL_ASCII", "WIN1251"} {
 		name := strings.ToLower(pool.Config().ConnConfig.Database + "_" + encoding)

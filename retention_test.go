@@ -40,6 +40,7 @@ var monday = time.Date(2031, 5, 5, 12, 0, 0, 0, time.UTC)
 
 func TestPurgeOperations_RetiresIDsThatCarryTheirTime(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, c := setUp(t, metered.Config{})
 	ctx := t.Context()
 	clock := pgtest.SetClock(t, pool, monday)
@@ -81,6 +82,7 @@ func TestPurgeOperations_RetiresIDsThatCarryTheirTime(t *testing.T) {
 
 func TestPurgeOperations_RetiresEachSpellingOfAUUID(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, c := setUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, pool, time.Now())
 	var ids []string
@@ -102,6 +104,7 @@ func TestPurgeOperations_RetiresEachSpellingOfAUUID(t *testing.T) {
 
 func TestPurgeOperations_KeepsWhatIsIssuedLaterThanTheHorizon(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, c := setUp(t, metered.Config{MaxFuture: time.Hour})
 	ctx := t.Context()
 	clock := pgtest.SetClock(t, pool, monday)
@@ -142,6 +145,7 @@ func TestDo_RefusesTheFuture(t *testing.T) {
 
 func TestPurgeOperations_TheHorizonIsTheLatestTimePurged(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, c := setUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, pool, monday)
 	do := func(id string, issued time.Time) error {
@@ -178,6 +182,7 @@ func TestPurgeOperations_TheHorizonIsTheLatestTimePurged(t *testing.T) {
 
 func TestPurgeOperations_AClockThatWasAheadRefusesNoNewIDs(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, c := setUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, pool, monday)
 	old := metered.Command{ID: uuid7(monday, 1)}
@@ -194,6 +199,7 @@ func TestPurgeOperations_AClockThatWasAheadRefusesNoNewIDs(t *testing.T) {
 
 func TestPurgeOperations_MovesTheHorizonWithTheDeletes(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, c := setUp(t, metered.Config{})
 	ctx := t.Context()
 	clock := pgtest.SetClock(t, pool, monday)
@@ -220,6 +226,7 @@ func TestPurgeOperations_MovesTheHorizonWithTheDeletes(t *testing.T) {
 
 func TestPurgeOperations_WaitsForAnotherNoLongerThanTheLockTimeout(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, _ := setUp(t, metered.Config{})
 	c := newClient(t, pool, metered.Config{LockTimeout: 50 * time.Millisecond})
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute) // not for ever
@@ -244,6 +251,7 @@ func TestPurgeOperations_WaitsForAnotherNoLongerThanTheLockTimeout(t *testing.T)
 
 func TestPurgeOperations_InBatches(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, c := setUp(t, metered.Config{})
 	ctx := t.Context()
 	_, err := pool.Exec(ctx, `insert into metered.operations (namespace, id, at, fingerprint, result)
@@ -289,6 +297,7 @@ func TestDo_AnOldSnapshotDoesNotHideTheHorizon(t *testing.T) {
 
 func TestPurgeOperations_AmongClaimsNeverLetsATimeBearingIDRunTwice(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute, MaxAttempts: 100, MaxFuture: time.Hour})
 	ctx := t.Context()
 	clock := pgtest.SetClock(t, pool, monday)

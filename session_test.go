@@ -41,6 +41,7 @@ type sessions struct {
 // another command, settled and cancelled by those who have it and those who lost it, past its deadline, swept or not.
 func TestSessions_AgreeWithTheModel(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner, _ := setUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, owner, pgtest.Tomorrow(12))
 	for i, level := range isolationLevels {
@@ -204,6 +205,7 @@ func TestOpen_OneOfManyRuns(t *testing.T) {
 // Those who settle, cancel, end by force and open anew at once: what is charged is the sum of what was answered.
 func TestSession_RacingEndingsChargeWhatTheyAnswer(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()

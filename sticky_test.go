@@ -150,6 +150,7 @@ func TestSticky_IsSharedByTheRetriesOfACall(t *testing.T) {
 
 func TestSticky_ConcurrentDuplicatesAreChargedIfTheyRan(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()

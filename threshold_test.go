@@ -243,6 +243,7 @@ func TestThreshold_ThatCannotBeToldIsNotSettled(t *testing.T) {
 // However many sessions settle at once: one of them tells, the one that reaches the level.
 func TestThreshold_ConcurrentSessionsTellOnce(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, c := setUpTelling(t, metered.Config{MaxAttempts: 50})
 	limit := budget.PerWindow(1000, time.Hour).Tell(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "40", Used: 40, Spent: true})
 	require.NoError(t, pgtest.InParallel(6, func(worker int) error {

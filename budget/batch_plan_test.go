@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgmetered/metered/internal/pgtest"
+
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
@@ -14,6 +16,7 @@ import (
 // nothing, are right for long chains and many records.
 func TestPlans_OfBatchesAreRightFromTheFirstOn(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, analysed := range []bool{false, true} {
 		t.Run(fmt.Sprint("analysed ", analysed), func(t *testing.T) {
 			t.Parallel()

@@ -178,6 +178,7 @@ func TestChargeEach_AnOldSnapshotIsRetried(t *testing.T) {
 // by the guard alone.
 func TestChargeEach_ConcurrentBatchesNeverExceedTheLimit(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, locked := range []bool{true, false} {
 		for _, iso := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 			t.Run(fmt.Sprint(iso, " locked ", locked), func(t *testing.T) {
@@ -298,6 +299,7 @@ func TestChargeEach_IsDatedAfterItsWait(t *testing.T) {
 
 func TestChargeNow_IsOneRoundTripThatCommits(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, l, _ := open(t)
 	tapped, wire := pgtest.Tap(t, pool, nil)
 	c := take("a", 3, budget.Lifetime(5))

@@ -43,6 +43,7 @@ func (r *retrier) run(ctx context.Context, iso pgx.TxIsoLevel, f func(tx pgx.Tx)
 
 func TestCharge_ConcurrentCallersNeverExceedTheLimit(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, locks := range []bool{true, false} {
 		for _, level := range []string{"read committed", "repeatable read", "serializable", "mixed"} {
 			t.Run(fmt.Sprintf("%s, locks %v", level, locks), func(t *testing.T) {

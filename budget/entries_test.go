@@ -216,6 +216,7 @@ func TestEntries_ErrorIsTheLastElement(t *testing.T) {
 
 func TestLedger_SaysThatTheSchemaIsMissing(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx := t.Context()
 	pool, _, _ := open(t)
 	l := newLedger(t, budget.Config{Schema: "elsewhere"})

@@ -254,6 +254,7 @@ func TestIngest_AnOldSnapshotIsRetried(t *testing.T) {
 // limits.
 func TestIngest_ConcurrentDeliveriesCountOnce(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, iso := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(iso), func(t *testing.T) {
 			t.Parallel()

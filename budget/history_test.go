@@ -9,6 +9,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgmetered/metered/internal/pgtest"
+
 	"github.com/stretchr/testify/require"
 	"pgregory.net/rapid"
 
@@ -38,6 +40,7 @@ func TestMain(m *testing.M) {
 // index and the levels of the refund sums matter.
 func TestLedger_AgreesWithTheModel(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, half := range []string{"one half", "other half"} {
 		t.Run(half, func(t *testing.T) {
 			t.Parallel()

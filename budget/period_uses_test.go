@@ -7,6 +7,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgmetered/metered/internal/pgtest"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
@@ -16,6 +18,7 @@ import (
 // Whatever the isolation level, and while midnight passes, each day has exactly its units.
 func TestPerDay_ConcurrentCallersNeverExceedADay(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, l, clock := open(t)
 	berlin := location(t, "Europe/Berlin")
 	midnight := time.Date(2026, 10, 26, 0, 0, 0, 0, berlin) // ends a day of 25 hours

@@ -17,6 +17,7 @@ import (
 // no sequential scan, and no more index entries read the longer the chain is.
 func TestPlans_AreRightFromTheFirstChargeOn(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for i := range 8 {
 		few, analysed := []int{0, 30, 300, 3000}[i/2], i%2 == 1
 		t.Run(fmt.Sprintf("%d entries, analysed %v", few, analysed), func(t *testing.T) {
@@ -90,6 +91,7 @@ func indexReads(t *testing.T, conn *pgxpool.Conn) (n int64) {
 // What looks at every scope reads a few entries of each, and no table from end to end, with statistics and without.
 func TestPlans_OfEveryScopeAFewEntriesAreRead(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, analysed := range []bool{false, true} {
 		t.Run(fmt.Sprintf("analysed %v", analysed), func(t *testing.T) {
 			t.Parallel()

@@ -72,6 +72,7 @@ func TestPurge_KeepsWindowsExactAndIsIdempotent(t *testing.T) {
 
 func TestPurge_ManyAtOnceWhileChargesGoOn(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx := t.Context()
 	pool, l, clock := open(t)
 	scopes := []string{"a", "b", "c"}
@@ -149,6 +150,7 @@ func TestPurge_CancelledKeepsWhatItDeletedDeleted(t *testing.T) {
 // Where the database's default is another isolation level, purges that meet do not fail.
 func TestPurge_WorksWhateverTheDefaultIsolation(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx := t.Context()
 	pool, l, clock := open(t)
 	chargeMany(t, pool, l, "a", 200)

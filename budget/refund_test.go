@@ -130,6 +130,7 @@ func TestRefund_OfAPurgedChargeIsRefused(t *testing.T) {
 
 func TestRefund_RacingRefundsNeverSumPastTheCharge(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx := t.Context()
 	for _, locks := range []bool{true, false} {
 		pool, l, _ := open(t)

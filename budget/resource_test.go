@@ -73,6 +73,7 @@ func TestCreate_OfARetiredScopeCreatesNothing(t *testing.T) {
 
 func TestRetire_IsRepeatableAndTakenBackByRestoreAlone(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, l, clock := open(t)
 	mustDeclare(t, pool, l, create, "a", "b")
 	mustDeclare(t, pool, l, retire, "a")
@@ -248,6 +249,7 @@ func TestMustExist_UnderAWrongKeyNothingIsDecided(t *testing.T) {
 // next retirement, and none is made while the scope is retired.
 func TestMustExist_RacingRetirementsAndChargesAreExact(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, level := range []string{"read committed", "repeatable read", "serializable", "mixed"} {
 		t.Run(level, func(t *testing.T) {
 			t.Parallel()
@@ -451,6 +453,7 @@ func TestRetire_WaitsForACreatorNoLongerThanForALock(t *testing.T) {
 
 func TestCreate_OfManyAtOnceOneCreates(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx := t.Context()
 	pool, l, _ := open(t)
 	scopes := make([]string, 200)

@@ -20,6 +20,7 @@ import (
 
 func TestRole_ApplicationCanMakeEveryCallButChangeNoEntry(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx := t.Context()
 	owner, l, clock := open(t)
 	app := pgtest.AsRole(t, owner, metered.GrantSQL, "")
@@ -94,6 +95,7 @@ func requireReads(t *testing.T, db budget.Querier, l *budget.Ledger) {
 
 func TestRole_MaintenancePurgesAndRepairsOnly(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx := t.Context()
 	owner, l, clock := open(t)
 	maintenance := pgtest.AsRole(t, owner, metered.GrantMaintenanceSQL, "")
@@ -115,6 +117,7 @@ func TestRole_MaintenancePurgesAndRepairsOnly(t *testing.T) {
 // that always say yes or add wrongly, functions of the same names, a type of text.
 func TestRole_HostileSearchPathChangesNothing(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx := t.Context()
 	owner, l, _ := open(t)
 	execute(t, owner, `

@@ -5,6 +5,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgmetered/metered/internal/pgtest"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
@@ -181,6 +183,7 @@ func TestSearchEntries_ByNoteAndOperation(t *testing.T) {
 // However many entries there are: it reads those that it looks at, and their operations where a name is asked for.
 func TestPlans_ASearchReadsWhatItLooksAt(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx := t.Context()
 	pool, l, _ := open(t)
 	for _, table := range []string{"ledger", "operations"} {

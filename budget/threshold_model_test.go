@@ -249,6 +249,7 @@ func (h *tellings) thresholds(l budget.Limit) budget.Limit {
 // model tells. Windows and periods are microseconds long, so that their edges lie close together.
 func TestThreshold_AgreesWithTheModel(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, _, clock := open(t)
 	var h *tellings
 	l := newLedger(t, budget.Config{ClockTolerance: time.Hour, OnThreshold: func(_ context.Context, _ pgx.Tx, c budget.Crossing) error {

@@ -19,6 +19,7 @@ import (
 // that reaches it.
 func TestThreshold_ConcurrentChargesTellOnce(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, locks := range []bool{true, false} {
 		t.Run(fmt.Sprintf("locks %t", locks), func(t *testing.T) {
 			t.Parallel()

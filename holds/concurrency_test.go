@@ -31,6 +31,7 @@ var levels = []string{"read committed", "repeatable read", "serializable", "mixe
 // Capacity 40, and 96 who want a unit; some give theirs back or capture it meanwhile.
 func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, name := range levels {
 		for _, locks := range []bool{true, false} {
 			t.Run(fmt.Sprintf("%s, locks %v", name, locks), func(t *testing.T) {

@@ -47,6 +47,7 @@ func TestMain(m *testing.M) {
 // hold is what its history says.
 func TestHolds_AgreeWithTheModel(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, half := range []string{"one half", "other half"} {
 		t.Run(half, func(t *testing.T) {
 			t.Parallel()

@@ -287,6 +287,7 @@ func TestListen_RefusesBadArguments(t *testing.T) {
 
 func TestNotify_OfASchemaWhoseNameIsTooLongForAChannelIsRefused(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	for length, refused := range map[int]bool{57: false, 58: true} {
 		ledger, err := budget.New(budget.Config{Schema: strings.Repeat("s", length)})

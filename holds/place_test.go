@@ -222,6 +222,7 @@ func TestForget_NorFromOneOfTheSameTime(t *testing.T) {
 // percent of its time. See docs/adr/0008-functions.md.
 func TestMemory_CallsTakeNoneFromTheKernel(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	f := on(t, pgtest.Open(t), holds.Config{}, nil)                                            // with the real clock, which it is about
 	f.mustPlace(holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity("first", 1, 1)}}) // what comes once, comes elsewhere
 	f.pool.Reset()

@@ -67,6 +67,7 @@ func buffers(t *testing.T, conn *pgxpool.Conn, sql string, args ...any) int {
 // long transaction keeps their rows, with plans of whenever there were few.
 func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	const analyse = `analyze metered.holds, metered.hold_lines, metered.ledger, metered.hold_events`
 	for _, c := range []struct {
 		few           int  // when the first plans are made
@@ -130,6 +131,7 @@ func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 // than the last writes did, whatever came and went while a long transaction keeps it all.
 func TestPlans_WhatFallsDueFirstIsFoundAtOnce(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	f := setUp(t, holds.Config{})
 	for _, table := range []string{"ledger", "holds", "hold_lines", "hold_events"} {
 		execute(t, f.pool, `alter table metered.`+table+` set (autovacuum_enabled = off)`)
@@ -177,6 +179,7 @@ func TestPlans_WhatFallsDueFirstIsFoundAtOnce(t *testing.T) {
 // deleted, with plans of when there were few.
 func TestPlans_ABatchReadsNoMoreTheMoreThereAre(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, rows := range []int{0, 30, 300, 3000} {
 		for _, analysed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d rows, analysed %v", rows, analysed), func(t *testing.T) {
@@ -259,6 +262,7 @@ func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
 // plans looked at: no sequential scan, and nothing compiled.
 func TestPlans_ScanNoTableAndCompileNothing(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	var mu sync.Mutex
 	var plans []string
 	pool := pgtest.OpenWith(t, pgtest.Options{Config: func(c *pgxpool.Config) {

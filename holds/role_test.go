@@ -18,6 +18,7 @@ import (
 
 func TestRole_ApplicationCanMakeEveryCallButPurge(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner := setUp(t, holds.Config{Notify: true})
 	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), holds.Config{Notify: true}, owner.clock)
 	app.everyFunction(0)
@@ -66,6 +67,7 @@ func TestRole_ApplicationCanMakeEveryCallButPurge(t *testing.T) {
 
 func TestRole_MaintenancePurgesAndNothingElse(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner := setUp(t, holds.Config{})
 	owner.everyFunction(0)
 	maintenance := on(t, pgtest.AsRole(t, owner.pool, metered.GrantMaintenanceSQL, ""), holds.Config{}, owner.clock)
@@ -82,6 +84,7 @@ func TestRole_MaintenancePurgesAndNothingElse(t *testing.T) {
 // What a caller puts in front of pg_catalog is not used, in any call.
 func TestRole_HostileSearchPathChangesNothing(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner := setUp(t, holds.Config{Notify: true})
 	execute(t, owner.pool, `
 		create schema evil;
@@ -130,6 +133,7 @@ func TestRole_HostileSearchPathChangesNothing(t *testing.T) {
 // it was announced does not have it purged with that.
 func TestRole_AnnouncingAHoldLosesNoneOfItsUnits(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner := setUp(t, holds.Config{})
 	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), holds.Config{}, owner.clock)
 	owner.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 10, 10), capacity("b", 10, 10)}})
@@ -149,6 +153,7 @@ func TestRole_AnnouncingAHoldLosesNoneOfItsUnits(t *testing.T) {
 // A time behind the year 9999 is none to JSON's readers: one such hold would keep all others from being listed.
 func TestRole_NoExtensionMakesAHoldUnreadable(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner := setUp(t, holds.Config{})
 	cfg := holds.Config{NoCeiling: true}
 	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), cfg, owner.clock)
@@ -181,6 +186,7 @@ func TestRole_NoExtensionMakesAHoldUnreadable(t *testing.T) {
 // Months and days are no constant lengths: by a sum of them no deadline is before its hold, nor behind its end.
 func TestRole_NoHoldEndsBeforeItBegins(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner := setUp(t, holds.Config{})
 	app := pgtest.AsRole(t, owner.pool, metered.GrantSQL, "")
 	for _, c := range []struct{ at, ttl, grace, lifetime, by string }{
@@ -228,6 +234,7 @@ func TestCharge_AClockRepairedSinceTheSnapshotIsRetryable(t *testing.T) {
 // Two refunds of the same part give it back once each, as far as there is something left.
 func TestRefund_RacesGiveBackNoMoreThanWasCaptured(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, iso := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(iso), func(t *testing.T) {
 			f := setUp(t, holds.Config{})
@@ -264,6 +271,7 @@ const wrongKeySQL = `select (metered.charge(array[row('a', 1, $1::bigint, 0, arr
 // Lines are freed under the locks of their scopes alone. What cannot be freed keeps its room.
 func TestRole_AChargeUnderAWrongKeyDoesNotTakeTheRoomOfWhatItCannotEnd(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner := setUp(t, holds.Config{})
 	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), holds.Config{}, owner.clock)
 	owner.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 10, 10)}})
@@ -282,6 +290,7 @@ func TestRole_AChargeUnderAWrongKeyDoesNotTakeTheRoomOfWhatItCannotEnd(t *testin
 // Without its scope's lock a charge sees a hold as due that is just being extended.
 func TestRole_AChargeUnderAWrongKeyEndsNoHoldEarly(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner := setUp(t, holds.Config{})
 	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), holds.Config{}, owner.clock)
 	ctx := t.Context()
@@ -319,6 +328,7 @@ func (f *fixture) chargeUnderAWrongKey(amount int) <-chan error {
 // spends counts against the limit.
 func TestRole_AChargeUnderAWrongKeyCountsWhatIsJustCaptured(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner := setUp(t, holds.Config{})
 	app := on(t, pgtest.AsRole(t, owner.pool, metered.GrantSQL, ""), holds.Config{}, owner.clock)
 	ctx := t.Context()

@@ -8,6 +8,8 @@ import (
 	"testing"
 	"time"
 
+	"github.com/pgmetered/metered/internal/pgtest"
+
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
@@ -361,6 +363,7 @@ func (h *tellings) thresholds(l budget.Limit) budget.Limit {
 // refunds and steps of the clock tell what a plain model tells, of what is spent and of what is held too.
 func TestThresholds_AgreeWithTheModel(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	f := setUpTelling(t)
 	var h *tellings
 	f.tellInto(func(_ context.Context, _ pgx.Tx, c budget.Crossing) error {

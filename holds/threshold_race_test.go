@@ -57,6 +57,7 @@ func TestSpent_IsToldWithTheCaptureOrNot(t *testing.T) {
 // However many capture and charge at once, at whatever level: each level is told by one of them, the one that reaches it.
 func TestSpent_ConcurrentCapturesTellOnce(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, level := range isolations {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()

@@ -71,6 +71,7 @@ func TestEnqueue_SecondOpenTransactionWaitsForTheFirst(t *testing.T) {
 
 func TestEnqueue_ManyAtOnceWithOneKeyLeaveOneJob(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	const callers = 64
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {

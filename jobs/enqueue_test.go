@@ -268,6 +268,7 @@ func TestEnqueue_DigestIsStable(t *testing.T) {
 
 func TestEnqueue_FollowsTheSchemasOfRiverAndOfTheLibrary(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	f := open(t)
 	_, err := metered.Migrate(f.ctx, f.pool, metered.MigrateOptions{Schema: "other_name"})
 	require.NoError(t, err)
@@ -456,6 +457,7 @@ func TestNewFindPurge_BadInputIsRefusedBeforeAnySQL(t *testing.T) {
 
 func TestEnqueue_WithoutTheSchemaSaysSo(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	f := open(t)
 	other, err := jobs.New(f.client, jobs.Config{Schema: "absent"})
 	require.NoError(t, err)

@@ -33,6 +33,7 @@ func requireForbidden(t *testing.T, err error, what string) {
 
 func TestRoles_ApplicationNeedsOnlyItsGrants(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	f := open(t)
 	app := f.as(metered.GrantSQL)
 
@@ -58,6 +59,7 @@ func TestRoles_ApplicationNeedsOnlyItsGrants(t *testing.T) {
 
 func TestRoles_MaintenanceMayPurgeButNotClaim(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	f := open(t)
 	clock := pgtest.SetClock(t, f.pool, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
 	f.mustEnqueue(process{"a"}, key("k"))

@@ -16,6 +16,7 @@ import (
 
 func TestEnqueue_RoundTrips(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, w := pgtest.Tap(t, pgtest.Open(t), func(c *pgxpool.Config) { c.MaxConns = 1 })
 	// River notifies a queue once per cooldown, so here once.
 	f := on(t, pool, jobs.Config{}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}, FetchCooldown: time.Hour, FetchPollInterval: time.Hour})

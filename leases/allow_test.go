@@ -129,6 +129,7 @@ func TestAllow_SeveralAreAllOrNone(t *testing.T) {
 // A refusal by a window is repeated from memory, with its exact retry time and without a call, and ends at that time.
 func TestAllow_RefusesFromMemoryUntilTheRetryTime(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	f := setUp(t)
 	p, w := f.tapped(leases.Rule{}, true)
 	const window = 1500 * time.Millisecond

@@ -138,6 +138,7 @@ func TestVerify_TellsWhatIsWrongWithLeases(t *testing.T) {
 // say when its plans are made.
 func TestPlans_OfLeasesReadNoWholeTable(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, few := range []int{0, 300} {
 		for _, analysed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d, analysed %v", few, analysed), func(t *testing.T) {

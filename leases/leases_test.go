@@ -142,6 +142,7 @@ func TestCharge_ARollbackTakesASpendBack(t *testing.T) {
 // Whatever is committed is in the chain at the end, and never more than the limit, at each level, with several processes.
 func TestCharge_IsExactUnderConcurrency(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, level := range levels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
@@ -223,6 +224,7 @@ func TestCharge_NearTheEndIsExact(t *testing.T) {
 
 func TestAllow_IsExactAndRefusesFromMemory(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	f := setUp(t)
 	limit := budget.PerWindow(5000, time.Hour)
 	pools := []*leases.Pool{f.pool(leases.Rule{}), f.pool(leases.Rule{})}

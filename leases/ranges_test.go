@@ -209,6 +209,7 @@ func TestRanges_OfOthersAreNeverTakenBack(t *testing.T) {
 // What the owner of a lease in memory says it used is taken up to what was granted; what anybody else says is not taken.
 func TestSettle_OfMemoryTakesTheOwnersWordUpToTheGrant(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for name, c := range map[string]struct {
 		who        string
 		says, want int64

@@ -44,6 +44,7 @@ func TestConsume_ReturnsWhatWasMintedOnce(t *testing.T) {
 
 func TestConsume_IsOneRoundTripAndSoIsItsRefusal(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, store := pgtest.Open(t), newStore(t)
 	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
 	require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
@@ -332,6 +333,7 @@ func testRace(t *testing.T, uses int, levelOf func(i int) pgx.TxIsoLevel) {
 
 func TestConsume_OfRacingConsumersExactlyOneWins(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
@@ -346,6 +348,7 @@ func TestConsume_OfRacingConsumersExactlyOneWins(t *testing.T) {
 
 func TestConsume_OfRacingConsumersExactlyAsManyWinAsThereAreUses(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
@@ -562,6 +565,7 @@ func TestRevokeSubject_EndsWhatIsLiveAndCountsIt(t *testing.T) {
 
 func TestRevokeSubject_ManyAtOnceDoNotDeadlock(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, store := pgtest.Open(t), newStore(t)
 	for range 5 {
 		mints := make([]tokens.Mint, 200)

@@ -202,6 +202,7 @@ func TestMint_ASecretThatTheSnapshotCannotSeeIsRetryable(t *testing.T) {
 
 func TestMintMany_KeepsTheOrderAndMintsAllInOneRoundTrip(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, store := pgtest.Open(t), newStore(t)
 	mints := make([]tokens.Mint, tokens.MaxMints)
 	for i := range mints {

@@ -16,6 +16,7 @@ import (
 // right for many tokens of one subject: each call reads the tokens that it is about.
 func TestPlans_AreRightFromTheFirstTokenOn(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, rows := range []int{0, 30, 300, 3000} {
 		for _, analysed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d rows, analysed %v", rows, analysed), func(t *testing.T) {

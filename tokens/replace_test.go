@@ -89,6 +89,7 @@ language plpgsql as 'begin return false; end'`
 
 func TestReplace_RacingCallersLeaveOneLiveToken(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, locked := range []bool{true, false} {
 		for i, level := range append(isolationLevels, "mixed") {
 			t.Run(fmt.Sprintf("%s, locked %t", level, locked), func(t *testing.T) {
@@ -157,6 +158,7 @@ func TestReplace_AnOldSnapshotIsRetryable(t *testing.T) {
 
 func TestReplace_RacingConsumersNeverUseAReplacedToken(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, store := pgtest.Open(t), newStore(t)
 	first, err := replace(pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
 	require.NoError(t, err)

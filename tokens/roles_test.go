@@ -28,6 +28,7 @@ grant execute on function
 
 func TestRoles_AnApplicationNeedsNothingButExecute(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner, store := pgtest.Open(t), newStore(t)
 	app := pgtest.AsRole(t, owner, nil, appRoleSQL)
 	m := tokens.Mint{Purpose: "p", Subject: "s", Payload: 1, Uses: 2}
@@ -65,6 +66,7 @@ func TestRoles_AnApplicationNeedsNothingButExecute(t *testing.T) {
 // token that is not for him, or is no longer good.
 func TestRoles_ARefusalShowsNothingOfTheToken(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner, store := pgtest.Open(t), newStore(t)
 	clock := pgtest.SetClock(t, owner, noon)
 	app := pgtest.AsRole(t, owner, nil, appRoleSQL)
@@ -95,6 +97,7 @@ func TestRoles_ARefusalShowsNothingOfTheToken(t *testing.T) {
 
 func TestRoles_AMaintenanceRoleCanPurgeAndDeleteNothingElse(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	owner, store := pgtest.Open(t), newStore(t)
 	clock := pgtest.SetClock(t, owner, noon)
 	mintOf(t, owner, store, 5, time.Second)
@@ -116,6 +119,7 @@ func TestRoles_AMaintenanceRoleCanPurgeAndDeleteNothingElse(t *testing.T) {
 // operators as the owner.
 func TestRoles_ACallersOperatorsAreNotUsed(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool, store := pgtest.Open(t), newStore(t)
 	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
 	_, err := pool.Exec(ctx, `

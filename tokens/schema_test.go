@@ -15,6 +15,7 @@ import (
 
 func TestStore_WorksInASchemaOfAnotherName(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: "billing_2"})
 	require.NoError(t, err)
@@ -35,6 +36,7 @@ func TestStore_WorksInASchemaOfAnotherName(t *testing.T) {
 
 func TestStore_SaysThatTheSchemaIsMissing(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	store := newStore(t)
 	text := must(store.Token(must(tokens.Derive(testKey, "x")))).Reveal()

@@ -86,6 +86,7 @@ func TestCalls_WhatIsOutOfBoundsIsRefusedBeforeAnySQL(t *testing.T) {
 
 func TestRole_ApplicationCanMakeEveryCallAndNothingElse(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	f := setUp(t, wallet.Config{})
 	owner := f.pool
 	f.pool = pgtest.AsRole(t, owner, metered.GrantSQL, "")
@@ -145,6 +146,7 @@ func TestDraw_InACommand(t *testing.T) {
 // However many lots have ended, a draw reads a few rows, also by plans that were made when there were none.
 func TestPlans_ADrawReadsNoMoreTheMoreLotsHaveEnded(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.Open(t)
 	ledger, err := budget.New(budget.Config{})
 	require.NoError(t, err)

@@ -44,6 +44,7 @@ func TestMain(m *testing.M) {
 // lot was drawn, has lapsed, was revoked, went on, or is there.
 func TestWallets_AgreeWithTheModel(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	f := setUp(t, wallet.Config{})
 	rapid.Check(t, func(rt *rapid.T) { newHistory(rt, f).run() })
 	t.Logf("%v", seenActs.n)
@@ -55,6 +56,7 @@ func TestWallets_AgreeWithTheModel(t *testing.T) {
 // The same where each call leaves all but one of the lots that have ended to the calls behind it: in every answer, and in what each lot has in the end.
 func TestWallets_AgreeWithTheModelBehindABacklog(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	f := setUp(t, wallet.Config{})
 	f.endsPerCall(1)
 	rapid.Check(t, func(rt *rapid.T) {

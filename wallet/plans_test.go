@@ -22,6 +22,7 @@ import (
 // However long a wallet's history is, and that of others, each call reads a few rows, also by plans that were made when there was none.
 func TestPlans_NoCallReadsMoreTheLongerTheHistory(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.Open(t)
 	ledger, err := budget.New(budget.Config{})
 	require.NoError(t, err)
@@ -113,6 +114,7 @@ func TestPlans_NoCallReadsMoreTheLongerTheHistory(t *testing.T) {
 // What is due in a wallet makes no plan look so dear that Postgres compiles it first, each time, for longer than all the rest takes.
 func TestPlans_NoCallIsCompiled(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	f := setUp(t, wallet.Config{Overdraft: 5})
 	if !pgtest.Value[bool](t, f.pool, "select pg_jit_available()") {
 		t.Skip("this server compiles nothing")

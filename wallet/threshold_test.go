@@ -245,6 +245,7 @@ func TestThresholds_AreToldByACommandsDraw(t *testing.T) {
 // Sweeps, revokes and draws race for one crossing: one of them tells.
 func TestThresholds_AreToldOnceWhoeverRaces(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		f := setUpTelling(t, low(50), nil)
 		f.grant(wallet.Grant{Amount: 60, Reference: "hour", For: time.Hour})

@@ -179,6 +179,7 @@ func rows(t *testing.T, pool *pgxpool.Pool) map[string]string {
 // are dropped.
 func TestUpgrade_MakesWhatAFreshSchemaIsAndLosesNothing(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	next := pgtest.Next(t)
 	fresh := freshly(t, next)
 	requireWhole(t, fresh, next)
@@ -219,6 +220,7 @@ func TestUpgrade_MakesWhatAFreshSchemaIsAndLosesNothing(t *testing.T) {
 
 func TestUpgrade_CanDropAtOnce(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	next := pgtest.Next(t)
 	pool := pgtest.Open(t)
 	report := mustUpgrade(t, pool, next, migrate.Options{DropPrevious: true})
@@ -229,6 +231,7 @@ func TestUpgrade_CanDropAtOnce(t *testing.T) {
 // Many processes of both builds migrate at once, while those of the build before write. One does the work.
 func TestUpgrade_IsMadeOnceWhileTheBuildBeforeWorks(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	next := pgtest.Next(t)
 	pool := pgtest.OpenWith(t, pgtest.Options{MaxConns: 30})
 	c := pgtest.NewClient(t, pool, metered.Config{})
@@ -257,6 +260,7 @@ func TestUpgrade_IsMadeOnceWhileTheBuildBeforeWorks(t *testing.T) {
 // Whatever ends it in its middle leaves the version before, which works, and the next attempt is a whole upgrade.
 func TestUpgrade_InterruptedLeavesTheVersionBefore(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	next := pgtest.Next(t)
 	fresh := freshly(t, next)
 	for what, interrupt := range map[string]func(t *testing.T, pool *pgxpool.Pool, cancel func()){
@@ -300,6 +304,7 @@ func TestUpgrade_InterruptedLeavesTheVersionBefore(t *testing.T) {
 // long behind it.
 func TestUpgrade_LetsOthersThroughWhileItWaitsForATable(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx := t.Context()
 	next := pgtest.Next(t)
 	pool := pgtest.Open(t)
@@ -343,6 +348,7 @@ func TestUpgrade_LetsOthersThroughWhileItWaitsForATable(t *testing.T) {
 // The file of a tool does the same as Migrate, under any name of the schema.
 func TestUpgrade_AsAFileDoesTheSame(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	next := pgtest.Next(t)
 	fresh := freshly(t, next)
 	for _, name := range []string{"metered", "money_1"} {
@@ -372,6 +378,7 @@ func TestUpgrade_AsAFileDoesTheSame(t *testing.T) {
 // The roles of the build before need no new grants, and get no more than they had. A view is as readable as it was.
 func TestUpgrade_RolesCanDoWhatTheyCould(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	next := pgtest.Next(t)
 	n, err := schema.Parse("")
 	require.NoError(t, err)
@@ -420,6 +427,7 @@ func rightsOf(t *testing.T, owner, role *pgxpool.Pool) string {
 // A member of the owner upgrades for it. Another role gets an error that names the owner.
 func TestUpgrade_EverythingBelongsToTheOwnerOfTheTables(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	ctx := t.Context()
 	next := pgtest.Next(t)
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
@@ -450,6 +458,7 @@ func TestUpgrade_EverythingBelongsToTheOwnerOfTheTables(t *testing.T) {
 // A newer type or function shows that somebody set the version back by hand.
 func TestUpgrade_RefusesAVersionThatWasSetBack(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	next := pgtest.Next(t)
 	pool := freshly(t, next)
 	execute(t, pool, "update metered.schema_version set version = 1")
@@ -466,6 +475,7 @@ func TestUpgrade_RefusesAVersionThatWasSetBack(t *testing.T) {
 // A server in another encoding than UTF-8 refuses what it has no character for.
 func TestUpgrade_IsASCII(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	n, err := schema.Parse("")
 	require.NoError(t, err)
 	for _, r := range pgtest.Next(t).Script(n, schema.Version, true, "") {

@@ -50,6 +50,7 @@ func Open(t testing.TB) *pgxpool.Pool {
 // OpenWith is Open with options.
 func OpenWith(t testing.TB, opts Options) *pgxpool.Pool {
 	t.Helper()
+	skipUnmarked(t)
 	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 	defer cancel()
 

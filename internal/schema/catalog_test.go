@@ -64,6 +64,7 @@ func read(t *testing.T, db schema.DB, name string) schema.Catalog {
 // Whatever the schema's name is, and where the session looks for names.
 func TestCatalog_IsWhatAFreshSchemaHas(t *testing.T) {
 	t.Parallel()
+	pgtest.OnEachVersion(t)
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	for i, name := range []string{"metered", "money_1", "select", "s"} {
 		run(t, pool, name, schema.Current().Source())
