@@ -11,7 +11,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Outcome is what became of a transaction. The zero value is Unknown.
+// Outcome is the outcome of a transaction. The zero value is Unknown.
 type Outcome int
 
 const (
@@ -20,8 +20,8 @@ const (
 	NotCommitted                // it never will be
 )
 
-// Of is what became of a transaction whose COMMIT, or whose one statement, was answered by err. tag is that of COMMIT,
-// or "" if none was read; a caller that has none, and no error, has read it. conn is nil where it cannot be had.
+// Of is the outcome of a transaction whose COMMIT, or whose one statement, was answered by err. tag is COMMIT's, or
+// "" if none was read. A caller without a tag and without an error has read it. conn is nil if the caller has none.
 //
 //	answer                                       outcome
 //	COMMIT's tag                                 Committed
@@ -30,10 +30,10 @@ const (
 //	ctx was done before anything was sent        NotCommitted
 //	all else                                     Unknown
 //
-// FATAL is Unknown, since PgBouncer answers FATAL 08P01 both for a COMMIT that went through and for one that did not. So
-// is a connection that is lost while COMMIT waits, though pgconn.SafeToRetry says true of it; and a context that ends
-// then, for which pgx returns the bare error of the context. pgx returns an ERROR of COMMIT alone when ReadyForQuery has
-// followed, and else the error of the connection, so that conn adds nothing there.
+// FATAL is Unknown: PgBouncer answers FATAL 08P01 whether COMMIT went through or not. A connection that is lost while
+// COMMIT waits is Unknown, though pgconn.SafeToRetry is true of it. So is a context that ends then, for which pgx
+// returns the bare error of the context. pgx returns an ERROR of COMMIT alone only after ReadyForQuery, and else the
+// error of the connection, so that conn adds nothing there.
 func Of(conn *pgconn.PgConn, tag string, err error) Outcome {
 	var answer *pgconn.PgError
 	switch {
@@ -49,8 +49,8 @@ func Of(conn *pgconn.PgConn, tag string, err error) Outcome {
 	return Unknown
 }
 
-// Doubtful reports whether an ERROR of the SQLSTATE may speak of a server that its sender has lost, and not of a
-// statement: then a pooler sends it, which does not know what became of COMMIT.
+// Doubtful reports whether an ERROR of the SQLSTATE may come from a pooler that lost its server. Such a pooler does
+// not know the outcome of COMMIT.
 func Doubtful(state string) bool {
 	switch sqlstate.Class(state) {
 	case sqlstate.ConnectionException, sqlstate.SystemError, sqlstate.InternalError, "":

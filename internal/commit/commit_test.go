@@ -31,7 +31,7 @@ func answered(code string, committed bool) func(*pgtest.Flush, func()) {
 	}
 }
 
-// Each call that commits says of COMMIT's answer what is so: that it is committed, that it is not, or that this is unknown.
+// Each call that commits reports the outcome of COMMIT correctly: committed, not committed, or unknown.
 func TestOutcome_IsTheSameForEachCallThatCommits(t *testing.T) {
 	t.Parallel()
 	owner, _ := pgtest.SetUp(t, metered.Config{}, pgtest.Options{})
@@ -116,7 +116,7 @@ func TestOutcome_IsTheSameForEachCallThatCommits(t *testing.T) {
 				require.Equal(t, test.committed, there, what)
 				require.Equal(t, !test.unknown && test.committed, err == nil, "%s: %v", what, err)
 				require.Equal(t, test.unknown, metered.Code(err) == "commit_unknown", "%s: %v", what, err)
-			case left: // nobody is there to wait for what became of it
+			case left: // nobody waits for the outcome
 				require.ErrorIs(t, err, metered.ErrIndefinite, what)
 			default: // found out
 				require.NotErrorIs(t, err, metered.ErrIndefinite, what)

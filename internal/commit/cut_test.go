@@ -22,7 +22,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// set is what a kind of call runs on: a client whose connections are cut, and the database beside it.
+// set is the ground of a kind of call: a client whose connections are cut, and the database beside it.
 type set struct {
 	*testing.T
 	owner, pool *pgxpool.Pool
@@ -31,10 +31,11 @@ type set struct {
 
 // kind is a public call that commits.
 type kind struct {
-	// call makes the call for an id. What it needs is made before, by ready, on connections that are not cut.
+	// call makes the call for an id. ready prepares its data, on connections that are not cut.
 	ready func(s *set, id string) (call func(ctx context.Context) error)
 	once  bool // the same call again does nothing more
-	// effects is how often the call's effect is in the database, as SQL of the id $1. Defaults to what the function writes.
+	// effects counts the call's effects in the database, as SQL of the id $1. Defaults to the rows that the function
+	// writes.
 	effects string
 	cfg     metered.Config
 	refusal bool // that is on record is the effect, and no error
@@ -201,9 +202,9 @@ var kinds = map[string]kind{
 	}},
 }
 
-// Each public call that commits has its connection cut at each message that either side sends, and Postgres can be reached
-// again at once, or not until the caller gives up. What the call answers is what the database says: nil has its effect once,
-// an error none, and only one that says so leaves it open.
+// Each public call that commits has its connection cut at each message that either side sends. Postgres can be
+// reached again at once, or not until the caller gives up. The answer agrees with the database: nil has one effect,
+// an error none, and only an error that says so leaves it open.
 func TestCalls_CutAtEachMessageNeverContradictTheDatabase(t *testing.T) {
 	t.Parallel()
 	var trials atomic.Int64
@@ -243,7 +244,7 @@ func (k kind) answer(err error) error {
 	return err
 }
 
-// trial cuts one call, and compares what it answers with the database. It reports whether the call got that far.
+// trial cuts one call, and compares its answer with the database. It reports whether the call got that far.
 func (k kind) trial(s *set, cutter *pgtest.Cutter, id string, at int, away bool) (struck bool) {
 	what := fmt.Sprintf("cut at message %d, away %v", at, away)
 	call := k.ready(s, id)
@@ -267,7 +268,7 @@ func (k kind) trial(s *set, cutter *pgtest.Cutter, id string, at int, away bool)
 		require.LessOrEqual(s, effects(), 1, "%s: %v", what, answer)
 	case k.answer(answer) == nil:
 		require.Equal(s, 1, effects(), "%s: %v", what, answer)
-	default: // what Open has placed for a caller that left is released behind its back
+	default: // a hold that Open placed for a caller that left is released in the background
 		pgtest.WaitFor(s, fmt.Sprintf("%s: no effect of what was answered by %v", what, answer), func() bool { return effects() == 0 })
 	}
 	if k.once {

@@ -6,7 +6,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// What every package's statements can fail with.
+// Errors of every package's statements.
 var (
 	ErrBusy = New("busy", "metered: a lock is held by another transaction for too long")
 	// ErrSerialization: SQLSTATE 40001 or 40P01.
@@ -15,9 +15,9 @@ var (
 	ErrNotGranted    = New("not_granted", "metered: the role lacks what metered.GrantSQL gives, or GrantMaintenanceSQL to purge and repair, or rights on River's tables")
 )
 
-// Failed names what failed, and of which package it is. It turns those errors of Postgres that
-// every package may meet into the errors above. The error of Postgres stays underneath, and its
-// Detail, which has key values, is never printed. It is nil for nil.
+// Failed names the failed act, and its package. It maps errors of Postgres that every package may meet to the errors
+// above. The error of Postgres stays underneath, and its Detail, which has key values, is never printed. It is nil
+// for nil.
 func Failed(pkg, doing string, err error) error {
 	var kind error
 	switch sqlstate.Of(err) {

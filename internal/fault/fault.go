@@ -12,13 +12,12 @@ import (
 	"unicode/utf8"
 )
 
-// Sentinel is an error that identifies one kind of failure by its code: two
-// packages that call a failure by the same code mean the same, and errors.Is finds
-// the one in the other's errors, under any wrapping.
+// Sentinel identifies a kind of failure by its code. Two packages with the same code mean the same failure, and
+// errors.Is finds the one in the other's errors, under any wrapping.
 type Sentinel struct{ code, text string }
 
-// New returns a sentinel. The code is stable across releases, for metrics and
-// for programs on the other side of a wire; the text is for people.
+// New returns a sentinel. The code is stable across releases, for metrics and for programs on the other side of a
+// wire. The text is for people.
 func New(code, text string) *Sentinel { return &Sentinel{code: code, text: text} }
 
 func (s *Sentinel) Error() string { return s.text }
@@ -36,11 +35,11 @@ func (s *Sentinel) Is(target error) bool {
 type Argument struct {
 	// Field names the argument as the caller wrote it: "Charge.Amount".
 	Field string
-	// Reason says what is wrong with it and what is allowed.
+	// Reason says why the argument is refused, and what is allowed.
 	Reason string
 
 	kind    *Sentinel
-	program bool // a mistake of the program, whatever it was asked for
+	program bool // a mistake of the program, not of its client
 }
 
 // Misuse is Invalid for a mistake of the program.
@@ -108,8 +107,7 @@ func Is(err error, code string) bool { return errors.Is(err, &Sentinel{code: cod
 // ErrTooManyAttempts is metered.ErrTooManyAttempts. It has no code: the denial beside it has.
 var ErrTooManyAttempts = errors.New("metered: too many attempts")
 
-// Code returns the code of the first sentinel in err's tree, and "" if there is
-// none: a Code method of somebody else's error is not asked.
+// Code returns the code of the first sentinel in err's tree, "" for none. Code methods of other errors do not count.
 func Code(err error) string {
 	var s *Sentinel
 	if errors.As(err, &s) {

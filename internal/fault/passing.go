@@ -25,7 +25,7 @@ type Lost struct{ Err error }
 
 func (e *Lost) Error() string { return e.Err.Error() }
 
-// Unwrap returns what went wrong.
+// Unwrap returns the cause.
 func (e *Lost) Unwrap() error { return e.Err }
 
 // Retryable is metered.Retryable, for packages that do not import it.
@@ -49,14 +49,14 @@ func Retryable(err error) bool {
 		errors.Is(err, pgconn.ErrConnClosed) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
-// passing reports whether what the server says is for the moment.
+// passing reports whether the server's error may pass.
 func passing(answer *pgconn.PgError) bool {
 	switch answer.Code {
 	case sqlstate.SerializationFailure, sqlstate.DeadlockDetected, sqlstate.LockNotAvailable, sqlstate.QueryCanceled,
 		sqlstate.IdleInTransaction, sqlstate.TransactionTimeout, sqlstate.AdminShutdown, sqlstate.CrashShutdown,
 		sqlstate.CannotConnectNow, sqlstate.IdleSession:
 		return true
-	case sqlstate.ProtocolViolation: // PgBouncer says so of a server that it lost; as an ERROR it is the program's
+	case sqlstate.ProtocolViolation: // as a FATAL, PgBouncer's after it lost a server. As an ERROR it is the program's
 		return answer.SeverityUnlocalized == "FATAL"
 	}
 	return sqlstate.Class(answer.Code) == sqlstate.ConnectionException || sqlstate.Class(answer.Code) == sqlstate.InsufficientResources

@@ -2,18 +2,16 @@ package guardtx
 
 import "strings"
 
-// controlsTransaction reports whether sql contains a statement that begins or
-// ends a transaction, or takes the guard against that away. Savepoints are
-// allowed: they stay inside it. With backslashes, those are special in plain
-// literals, as they were before standard_conforming_strings.
+// controlsTransaction reports whether sql contains a statement that begins or ends a transaction, or closes the
+// cursor that guards it. Savepoints are allowed: they stay inside it. With backslashes set, a backslash is special in
+// plain literals, as it was before standard_conforming_strings.
 //
-// It also reports a text that leaves a quote or a comment open. Alone that is a syntax error,
-// but in a batch of the simple protocol it takes in the next text, which then reads otherwise.
+// It also reports a text that leaves a quote or a comment open. Alone that is a syntax error, but in a batch of the
+// simple protocol it swallows the beginning of the next text, and changes its meaning.
 //
-// COMMIT is refused by the server too, whatever way it comes (see block_commit in
-// schema.sql). ROLLBACK cannot be, and what followed it would be committed on its
-// own; so the text is looked at before it is sent. In doubt it is refused: so is an
-// SQL-standard function body, whose END looks like a COMMIT.
+// The server also refuses COMMIT, in any form (see block_commit in schema.sql). It cannot refuse ROLLBACK, and later
+// statements would be committed on their own. So the text is checked before it is sent. A doubtful text is refused,
+// such as an SQL-standard function body, whose END looks like a COMMIT.
 func controlsTransaction(sql string, backslashes bool) bool {
 	for len(sql) > 0 {
 		words, rest, open := statement(sql, backslashes)
@@ -43,9 +41,9 @@ func controlsTransaction(sql string, backslashes bool) bool {
 	return false
 }
 
-// statement returns the first three words of sql's first statement, in lower
-// case, what comes after its semicolon, and whether a quote or a comment is left open. The
-// functions that skip those return where they end, or else a place behind the end of sql.
+// statement returns the first three words of sql's first statement, in lower case, the text after its semicolon, and
+// whether a quote or a comment is left open. The functions that skip those return their end, or else a place behind
+// the end of sql.
 func statement(sql string, backslashes bool) (words [3]string, rest string, open bool) {
 	n := 0
 	word := func(w string) {
@@ -85,7 +83,7 @@ func statement(sql string, backslashes bool) (words [3]string, rest string, open
 				i++
 			}
 			word(strings.ToLower(sql[from:i]))
-			// E'…' knows backslashes; the prefix is part of the literal.
+			// E'…' knows backslashes. The prefix is part of the literal.
 			if i < len(sql) && sql[i] == '\'' && i == from+1 && (c == 'e' || c == 'E') {
 				i = afterLiteral(sql, i, true)
 			}
@@ -113,7 +111,7 @@ func afterLine(sql string, from int) int {
 	return len(sql)
 }
 
-// afterComment skips a block comment; they nest.
+// afterComment skips a block comment. Comments nest.
 func afterComment(sql string, from int) int {
 	depth := 0
 	for i := from; i < len(sql); {
@@ -134,8 +132,8 @@ func afterComment(sql string, from int) int {
 	return len(sql) + 1
 }
 
-// afterQuoted skips a literal or a quoted name; a doubled quote is the next part
-// of it, which comes out the same as two literals side by side.
+// afterQuoted skips a literal or a quoted name. It takes a doubled quote for an end and a new beginning, which comes
+// out the same.
 func afterQuoted(sql string, from int, backslashes bool) int {
 	quote := sql[from]
 	for i := from + 1; i < len(sql); i++ {
@@ -149,8 +147,8 @@ func afterQuoted(sql string, from int, backslashes bool) int {
 	return len(sql) + 1
 }
 
-// afterLiteral skips a literal and the parts that continue it, at once or on
-// another line: the first one says what a backslash means in all of them.
+// afterLiteral skips a literal and the parts that continue it, at once or on another line. The first part decides
+// about backslashes in all of them.
 func afterLiteral(sql string, from int, backslashes bool) int {
 	for {
 		end := afterQuoted(sql, from, backslashes)

@@ -8,9 +8,8 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A plain oracle: what is quoted or commented out is blanked, by one expression,
-// and the statements between semicolons are looked at. It knows no nested
-// comments, tags, continued or backslash literals: texts with those are left out.
+// A plain oracle: one expression blanks quotes and comments, and the oracle reads the statements between semicolons.
+// It knows no nested comments, tags, continued or backslash literals: the test leaves out texts with those.
 var (
 	blanked = regexp.MustCompile(`(?s)'[^']*'|"[^"]*"|--[^\r\n]*|/\*.*?\*/|\$\$.*?\$\$`)
 	control = regexp.MustCompile(`^(?:begin|start|commit|end|abort|prepare\s+transaction|close\s+all|close\s+metered_(?:command|write))(?:[^a-z0-9_$\x80-\xff]|$)`)
@@ -47,7 +46,7 @@ func FuzzControlsTransaction(f *testing.F) {
 	}
 	f.Fuzz(func(t *testing.T, sql string, backslashes bool) {
 		got := controlsTransaction(sql, backslashes)
-		// What comes first is looked at whatever follows it.
+		// A text is refused for its first statement, whatever follows.
 		require.True(t, controlsTransaction("commit;"+sql, backslashes))
 		require.Equal(t, got, controlsTransaction("; select 1;"+sql, backslashes))
 		if !strings.Contains(sql, `\`) {

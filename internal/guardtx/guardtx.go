@@ -76,8 +76,8 @@ func (g guarded) check(sql string) error {
 	return nil
 }
 
-// options has the rewriters among pgx's options, which come before the arguments,
-// checked for what they make of the statement.
+// options wraps the rewriters among pgx's options, which come before the arguments, so that the rewritten statement
+// is checked too.
 func (g guarded) options(args []any) []any {
 	for i, arg := range args {
 		switch arg := arg.(type) {
@@ -114,7 +114,7 @@ func (g guarded) alive() error {
 		return ErrDone
 	}
 	if conn := g.bareTx.Conn(); conn != nil && conn.PgConn().TxStatus() == 'I' {
-		// Ended behind our back: what is sent now would be committed on its own.
+		// It has ended unseen: the next statement would be committed on its own.
 		return fmt.Errorf("%w: it has ended", ErrControl)
 	}
 	return nil

@@ -179,8 +179,7 @@ func TestTx_AllowsSavepointsAndMentions(t *testing.T) {
 	require.Equal(t, "copied,named", uploads(t, pool))
 }
 
-// In the simple protocol the texts of a batch become one, in which what one text leaves open
-// takes in the next.
+// In the simple protocol the texts of a batch become one, in which an open quote of one text swallows the next.
 func TestTx_RefusesATextThatLeavesSomethingOpen(t *testing.T) {
 	t.Parallel()
 	pool := setUp(t, pgtest.Options{Config: func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeSimpleProtocol }})

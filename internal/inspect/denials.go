@@ -14,14 +14,14 @@ import (
 // Denial is one kind of refusal.
 type Denial struct {
 	Code  string    `json:"code"`            // as metered.Code has it
-	Scope string    `json:"scope,omitempty"` // of a denial by a limit: the scope that had no room
-	Limit string    `json:"limit,omitempty"` // and the limit: its name, or how it reads
+	Scope string    `json:"scope,omitempty"` // of a denial by a limit: the refusing scope
+	Limit string    `json:"limit,omitempty"` // the limit: its name, or else its form
 	Name  string    `json:"name,omitempty"`  // of the commands
 	Count int64     `json:"count"`
 	Last  time.Time `json:"last"`
 }
 
-// DenialList is what the database knows of refusals.
+// DenialList is the refusals on record.
 type DenialList struct {
 	Now     time.Time     `json:"now"`
 	Within  time.Duration `json:"within_ns"`
@@ -32,9 +32,9 @@ type DenialList struct {
 
 // Denials counts the refusals on record, within the time before now.
 //
-// The database knows only of commands with metered.Command.RecordRefusal. A refusal of any other leaves nothing behind:
-// it is rolled back. Who wants to know of all of them counts in the application (metered.Config.OnDenial, or the
-// observer). A metered.Notice tells of what committed, and never of a refusal.
+// The database has only refusals of commands with metered.Command.RecordRefusal. Any other is rolled back and leaves
+// nothing behind: the application counts those (metered.Config.OnDenial, or the observer). A metered.Notice is about
+// a commit, and never about a refusal.
 func (r *Reader) Denials(ctx context.Context, within time.Duration, limit int) (DenialList, error) {
 	limit, err := pageSize(limit)
 	if err == nil && (within < time.Second || within > 366*24*time.Hour) {

@@ -15,7 +15,7 @@ import (
 	"github.com/pgmetered/metered/leases"
 )
 
-// Explanation says whether a charge would be let in now, and what counts against it.
+// Explanation is the answer to a charge now, and the usage that counts against it.
 type Explanation struct {
 	Now    time.Time `json:"now"`
 	Scope  string    `json:"scope"`
@@ -30,9 +30,9 @@ type Explanation struct {
 	FitsAt    time.Time        `json:"fits_at,omitzero"` // zero for never, and if it fits
 	Limits    []ExplainedLimit `json:"limits"`           // in the order of the charge
 	Usage     budget.Usage     `json:"usage"`            // over the scope's lifetime
-	Holds     []holds.Hold     `json:"holds,omitempty"`  // what is held of the scope, first due first, up to 20
-	Leases    []leases.Lease   `json:"leases,omitempty"` // what is out on leases, first to end first, up to 20
-	Wallet    *Wallet          `json:"wallet,omitempty"` // what lots remain, if the scope is a wallet
+	Holds     []holds.Hold     `json:"holds,omitempty"`  // the scope's open holds, first due first, up to 20
+	Leases    []leases.Lease   `json:"leases,omitempty"` // the scope's open leases, first to end first, up to 20
+	Wallet    *Wallet          `json:"wallet,omitempty"` // the lots that remain, if the scope is a wallet
 }
 
 // ExplainedLimit is one limit of the charge.
@@ -45,12 +45,12 @@ type ExplainedLimit struct {
 	Refusal   *budget.Refusal `json:"refusal,omitempty"` // nil if it lets the charge in
 	// Oldest are the first entries inside the window or period, up to 20: they leave a window first. None of a lifetime.
 	Oldest    []budget.Entry `json:"oldest,omitempty"`
-	PeriodEnd time.Time      `json:"period_end,omitzero"` // of a limit by period: when it is over
-	Purged    bool           `json:"purged,omitempty"`    // the window reaches behind a purge: what is used is not known
+	PeriodEnd time.Time      `json:"period_end,omitzero"` // of a limit by period: its end
+	Purged    bool           `json:"purged,omitempty"`    // the window reaches behind a purge: its usage is not known
 }
 
-// Explain says what a charge would answer now. It is not binding: it takes no lock, and the next charge may change it.
-// Charge.Note and NoStandings do not matter; Limit.MaxFrom is refused, since it runs SQL of the caller's.
+// Explain predicts the answer to a charge. It is not binding: it takes no lock, and the next charge may change it.
+// Charge.Note and NoStandings do not matter. Limit.MaxFrom is refused, since it runs SQL of the caller's.
 func (r *Reader) Explain(ctx context.Context, charge budget.Charge) (Explanation, error) {
 	e := Explanation{Scope: charge.Scope, Amount: charge.Amount}
 	charge.Limits = slices.Clone(charge.Limits)
@@ -112,7 +112,7 @@ func (r *Reader) Explain(ctx context.Context, charge budget.Charge) (Explanation
 	return e, err
 }
 
-// apart runs what may fail and is gone on after: in a transaction that this is in, behind a savepoint.
+// apart runs a function that may fail behind a savepoint, so that a transaction around it stays usable.
 func (r *Reader) apart(ctx context.Context, f func(DB) error) error {
 	if tx, ok := r.DB.(pgx.Tx); ok {
 		return pgx.BeginFunc(ctx, tx, func(sub pgx.Tx) error { return f(sub) })
@@ -120,14 +120,14 @@ func (r *Reader) apart(ctx context.Context, f func(DB) error) error {
 	return f(r.DB)
 }
 
-// explained is how many of what counts against a charge are shown.
+// explained is how many holds, and how many leases, an Explanation shows.
 const explained = 20
 
 func sameLimit(a, b budget.Limit) bool {
 	return a.Max == b.Max && a.Window == b.Window && a.Period == b.Period && a.Name == b.Name
 }
 
-// windowSQL is the last entry before a time, as in ratesSQL: what comes after it is in the window.
+// windowSQL is the last entry before a time, as in ratesSQL: the entries after it are in the window.
 const windowSQL = `
 select coalesce((
     select b.seq

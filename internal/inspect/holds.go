@@ -16,12 +16,12 @@ import (
 	"github.com/pgmetered/metered/internal/lend"
 )
 
-// HoldFilter selects holds. A zero field selects all; the others must all match.
+// HoldFilter selects holds. A zero field selects all. A hold must match every other field.
 type HoldFilter struct {
 	Tenant *string // nil: of every tenant
 	Scope  string  // with a line of this scope
 	State  holds.State
-	// Sessions selects those of metered.Open, which are told by their ids.
+	// Sessions selects the holds of metered.Open, by the form of their ids.
 	Sessions bool
 	After    string // continues a list: HoldList.Next of the page before
 	Limit    int    // the size of a page, 1 to MaxPage. Defaults to DefaultPage
@@ -30,13 +30,12 @@ type HoldFilter struct {
 // HoldList is a page of holds.
 type HoldList struct {
 	Holds []holds.Hold `json:"holds"`
-	Next  string       `json:"next,omitempty"` // continues the list; "" at its end
+	Next  string       `json:"next,omitempty"` // continues the list, "" at its end
 }
 
-// Holds lists holds of any tenant. Those that are held of a scope (Scope, and State Held) come in the order in which they
-// fall due, the first MaxLooked of them; all others newest first. Of those a page looks at MaxLooked holds: it may be empty
-// and have a Next. For one
-// tenant, and by holder, entity or claim, see Book.List; for what falls due next, Book.Due.
+// Holds lists holds of any tenant. With Scope and State Held they come in the order in which they fall due, the first
+// MaxLooked of them. All others come newest first, and a page looks at MaxLooked of those: it may be empty and have a
+// Next. See Book.List for one tenant, and by holder, entity or claim, and Book.Due for the next to fall due.
 func (r *Reader) Holds(ctx context.Context, f HoldFilter) (HoldList, error) {
 	limit, err := pageSize(f.Limit)
 	if err := cmp.Or(err, checkText("HoldFilter.Scope", f.Scope)); err != nil {
@@ -75,7 +74,7 @@ func (r *Reader) Holds(ctx context.Context, f HoldFilter) (HoldList, error) {
 var holdStates = map[holds.State]string{"": "", holds.Held: "h", holds.Captured: "c", holds.Released: "r", holds.Expired: "x", holds.Returned: "b"}
 
 // holdsSQL looks at the newest holds before $1, $2 of them at most, and stops when it has found enough. The line of
-// the scope is asked for as a value: an EXISTS could be answered by a hash of all lines.
+// the scope is a scalar subquery: an EXISTS could be answered by a hash of all lines.
 const holdsSQL = `
 select x.no, x.due, metered.hold_json(x.no, c.now)
 from (select metered.clock() as now offset 0) c, (
@@ -138,7 +137,7 @@ func (r *Reader) heldOf(ctx context.Context, f HoldFilter, limit int) (HoldList,
 	return HoldList{Holds: list, Next: fmt.Sprintf("%d.%d", due.UnixMicro(), no)}, nil
 }
 
-// HoldDetail is a hold, and what happened to it.
+// HoldDetail is a hold and its history.
 type HoldDetail struct {
 	Hold    holds.Hold    `json:"hold"`
 	History []holds.Event `json:"history"` // oldest first

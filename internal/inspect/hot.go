@@ -14,7 +14,7 @@ import (
 type Hot struct {
 	Scope   string        `json:"scope"`      // "" for a lock of none of the scopes that were looked at: another scope's, an operation's, a hold's, a lease's
 	Key     int64         `json:"key,string"` // of its lock
-	Entries int64         `json:"entries"`    // in the time asked for
+	Entries int64         `json:"entries"`    // within HotList.Within
 	Units   int64         `json:"units"`      // charged in that time
 	PerSec  float64       `json:"entries_per_second"`
 	UnitsPS float64       `json:"units_per_second"`
@@ -26,16 +26,16 @@ type Hot struct {
 // HotList are the hottest scopes.
 type HotList struct {
 	Now    time.Time     `json:"now"`
-	Within time.Duration `json:"within_ns"` // what was asked for
-	Scopes []Hot         `json:"scopes"`    // those waited for first, by how many wait; then by entries
+	Within time.Duration `json:"within_ns"` // the time looked at
+	Scopes []Hot         `json:"scopes"`    // ordered by how many wait, then by entries
 }
 
-// Hot returns the scopes that got most entries within the time before now, 1s to 24h, and those whose lock somebody waits
+// Hot returns the scopes with most entries within the time before now, 1s to 24h, and those whose lock somebody waits
 // for now: up to 200.
 //
-// The numbers of each scope are exact. Which scopes are looked at is not: they are those of the newest 5,000
-// records of operations, and of the ledger's last pages. A scope that is charged outside of commands alone can be missed
-// where a purge has made room for new entries in older pages.
+// The numbers of each scope are exact. The choice of scopes is not: they are those of the newest 5,000 records of
+// operations, and of the ledger's last pages. A scope that is charged outside of commands alone can be missed where a
+// purge has made room for new entries in older pages.
 func (r *Reader) Hot(ctx context.Context, within time.Duration, limit int) (HotList, error) {
 	limit, err := pageSize(limit)
 	if err == nil && (within < time.Second || within > 24*time.Hour) {
@@ -95,8 +95,8 @@ const maxHot = 200
 // candidates is how many scopes may be the hottest.
 const candidates = 1000
 
-// candidatesSQL are the scopes that occur most in what was written last: the newest records, of which each has an index
-// entry, and the last pages of the ledger, which are read by their address.
+// candidatesSQL are the scopes that occur most in the newest records, each of which has an index entry, and in the
+// last pages of the ledger, which are read by their address.
 const candidatesSQL = `
 select c.scope
 from (select u.scope from (
@@ -113,9 +113,10 @@ type rate struct {
 	last  time.Time
 }
 
-// ratesSQL finds, of each scope and each length of time, the last entry before that time, as metered.base does: by the
-// index of every sixteenth entry, and the fifteen behind it. What was written since is the difference of two entries. If
-// a purge took that one, it is the first that is left. Without the limit the planner expects a thousand epochs, and compiles (jit).
+// ratesSQL finds the last entry before a time, for each scope and length of time, as metered.base does: by the index
+// of every sixteenth entry, and the fifteen behind it. The difference of two entries is the amount written since. If
+// a purge took that entry, the first that is left takes its place. Without the limit the planner expects a thousand
+// epochs, and compiles (jit).
 const ratesSQL = `
 select s.scope, (extract(epoch from w.within) * 1e6)::bigint, t.at,
     t.seq - coalesce(m.seq, b.seq, 0), t.spent - coalesce(m.spent, b.spent, 0), m.seq is not null

@@ -1,14 +1,14 @@
-// Package inspect reads what people who operate the library want to know: what is hot, what is held, what became of an
-// operation, why a charge would be refused. The command line and the page are made of it.
+// Package inspect reads the schema for people who operate the library: hot scopes, held units, the outcome of an
+// operation, the reason of a refusal. The command line and the page are made of it.
 //
-// Every call is a few statements without a lock, in whatever transaction it is given, READ ONLY too, and by a role that
-// has metered.GrantReportingSQL alone. Every call is bounded: it looks at a few times MaxLooked rows at most,
-// whatever is in the database, and lists go on by a cursor. No statement reads a large table from end to end.
+// Every call is a few statements without a lock, in the caller's transaction, READ ONLY too, and by a role that has
+// metered.GrantReportingSQL alone. Every call is bounded: it looks at a few times MaxLooked rows at most, in a
+// database of any size, and lists go on by a cursor. No statement reads a large table from end to end.
 //
-// Let connections have jit = off: with statistics that are old, the planner expects all rows that a statement may
-// read, and compiling it takes half a second.
+// Let connections have jit = off: with old statistics the planner expects all rows that a statement may read, and
+// compiling it takes half a second.
 //
-// What a public call answers is not answered again: Ledger and Book are there for that.
+// It repeats no public call: Ledger and Book are there for that.
 package inspect
 
 import (
@@ -35,13 +35,13 @@ const (
 
 // Errors of this package, beside those of the public calls.
 var (
-	ErrArgument error = errArgument                      // every refused argument; the error is a *budget.ArgumentError
+	ErrArgument error = errArgument                      // every refused argument, as a *budget.ArgumentError
 	ErrUnknown        = errors.New("inspect: not found") // of a scope, an operation or a wallet
 )
 
 var errArgument = fault.New("invalid_argument", "inspect: invalid argument")
 
-// DB is what a *pgxpool.Pool, a *pgx.Conn and a pgx.Tx have in common.
+// DB is the common part of a *pgxpool.Pool, a *pgx.Conn and a pgx.Tx.
 type DB = budget.Querier
 
 // Reader reads one schema. It is safe for concurrent use if its DB is.
@@ -77,7 +77,7 @@ func New(db DB, schemaName string) (*Reader, error) {
 	return r, err
 }
 
-// WithRiver returns a Reader that finds River's tables in that schema; "" leaves it to the search_path.
+// WithRiver returns a Reader that finds River's tables in that schema. "" leaves it to the search_path.
 func (r *Reader) WithRiver(schemaName string) *Reader {
 	other := *r
 	other.river = pgx.Identifier{"river_job"}.Sanitize()

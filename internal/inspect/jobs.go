@@ -13,7 +13,7 @@ import (
 // Job is one of River's jobs, without its args.
 type Job struct {
 	ID          int64     `json:"id"`
-	Gone        bool      `json:"gone,omitempty"` // River has deleted it, or a savepoint took it back; the rest is empty
+	Gone        bool      `json:"gone,omitempty"` // River has deleted it, or a savepoint took it back: the rest is empty
 	Kind        string    `json:"kind,omitempty"`
 	Queue       string    `json:"queue,omitempty"`
 	State       string    `json:"state,omitempty"` // River's word
@@ -46,7 +46,7 @@ func (r *Reader) Jobs(ctx context.Context, ids []int64) (JobList, error) {
 		return list, invalid("ids", "are %d, want at most %d", len(ids), MaxPage)
 	}
 	found := make(map[int64]Job)
-	// Asked before: an error would end a transaction that this is in.
+	// Look first: an error would end a transaction around this call.
 	var there, readable bool
 	err := r.row(ctx, readableSQL, r.river).Scan(&there, &readable)
 	switch {

@@ -23,7 +23,7 @@ const (
 	LeaseSettled LeaseState = "settled"
 )
 
-// LeaseFilter selects leases. A zero field selects all; the others must all match.
+// LeaseFilter selects leases. A zero field selects all. A lease must match every other field.
 type LeaseFilter struct {
 	Scope string
 	State LeaseState
@@ -34,7 +34,7 @@ type LeaseFilter struct {
 // LeaseList is a page of leases.
 type LeaseList struct {
 	Leases []leases.Lease `json:"leases"`
-	Next   string         `json:"next,omitempty"` // continues the list; "" at its end
+	Next   string         `json:"next,omitempty"` // continues the list, "" at its end
 }
 
 // Leases lists leases: those that are open (Out, Ended, Open) in the order in which they end; all others newest first. Of

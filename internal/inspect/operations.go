@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// OperationState is what became of an operation.
+// OperationState is the outcome of an operation.
 type OperationState string
 
 const (
@@ -22,30 +22,30 @@ const (
 	Refused   OperationState = "refused"   // metered.Command.RecordRefusal
 )
 
-// Operation is the record of an operation, without its input, which nobody stores, and its result, which is not for
-// this role: metered.Client.Lookup has it.
+// Operation is the record of an operation, without its input, which nobody stores, and its result, which only
+// metered.Client.Lookup reads.
 type Operation struct {
 	Namespace string          `json:"namespace,omitempty"`
 	ID        string          `json:"id"`
-	Name      string          `json:"name,omitempty"` // metered.Command.Name; "" also if an older build recorded it
+	Name      string          `json:"name,omitempty"` // metered.Command.Name, "" also if an older build recorded it
 	State     OperationState  `json:"state"`
 	At        time.Time       `json:"at"`                 // when it was completed
 	IssuedAt  time.Time       `json:"issued_at,omitzero"` // the time that the id carries
 	Charges   []budget.Posted `json:"charges,omitempty"`  // without Standings
 	Code      string          `json:"code,omitempty"`     // of the refusal, as metered.Code has it
 	Refusal   string          `json:"refusal,omitempty"`  // its text
-	Holds     []HoldRef       `json:"holds,omitempty"`    // what it placed, captured, released or gave back
+	Holds     []HoldRef       `json:"holds,omitempty"`    // placed, captured, released or refunded
 	JobIDs    []int64         `json:"job_ids,omitempty"`  // of River, made by Tx.Enqueue
 }
 
-// HoldRef names a hold, and what it was when the operation was completed.
+// HoldRef names a hold, with its state when the operation was completed.
 type HoldRef struct {
 	Tenant string `json:"tenant,omitempty"`
 	ID     string `json:"id"`
 	State  string `json:"state"`
 }
 
-// OperationFilter selects operations. A zero field selects all; the others must all match.
+// OperationFilter selects operations. A zero field selects all. An operation must match every other field.
 type OperationFilter struct {
 	Namespace *string // nil: all of them
 	Name      string
@@ -59,7 +59,7 @@ type OperationFilter struct {
 // OperationList is a page of operations, newest first.
 type OperationList struct {
 	Operations []Operation `json:"operations"`
-	Next       string      `json:"next,omitempty"` // continues the list; "" at its end
+	Next       string      `json:"next,omitempty"` // continues the list, "" at its end
 }
 
 // Operations lists operations, newest first. A page looks at MaxLooked of them: it may be empty and have a Next.
@@ -134,7 +134,7 @@ const operationColumns = `
     d.namespace, d.id, coalesce(d.name, ''), d.state, d.at, d.issued_at, d.scopes, d.amounts, d.seqs, d.ats,
     coalesce(d.refusal_code, ''), coalesce(d.refusal_text, ''), d.holds, d.jobs`
 
-// What is dear to read, only those have to show that match.
+// Only operations that match pay for the columns that are dear to read.
 const operationsSQL = `
 select` + operationColumns + `
 from (select o.namespace, o.id, o.name, o.state` + newestOperations + ` limit $5) x,
@@ -164,7 +164,7 @@ func scanOperation(row pgx.CollectableRow) (o Operation, err error) {
 	return o, err
 }
 
-// OperationDetail is an operation and what came of it.
+// OperationDetail is an operation with its entries, holds and jobs.
 type OperationDetail struct {
 	Operation
 	Now  time.Time `json:"now"`

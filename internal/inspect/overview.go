@@ -20,7 +20,7 @@ const (
 	Exact     CountKind = "exact"
 	Estimated CountKind = "estimated" // from the planner's statistics, which ANALYZE and autovacuum make
 	AtLeast   CountKind = "at least"  // counting ended at MaxLooked
-	Unknown   CountKind = "unknown"   // the table is large, and was never analysed; N is 0
+	Unknown   CountKind = "unknown"   // the table is large, and was never analysed: N is 0
 )
 
 // Overview is the state of a schema on one screen.
@@ -45,17 +45,17 @@ type Overview struct {
 	LeasesOut   Count `json:"leases_out"`   // open, and their time is not over
 	UnitsOut    int64 `json:"units_out"`    // granted to those that were counted
 	LeasesEnded Count `json:"leases_ended"` // their time is over, and they are not settled: their units are out of reach
-	// LotsDue have ended and were not swept, or nobody was told what lapsed of them. OldestLot is when the first of them ended,
-	// and LotLag how long ago that was: zero if there is none.
+	// LotsDue have ended and were not swept, or their lapsed units were not reported. OldestLot is when the first of
+	// them ended, and LotLag how long ago that was, both zero if there is none.
 	LotsDue   Count         `json:"lots_due"`
 	OldestLot time.Time     `json:"oldest_lot,omitzero"`
 	LotLag    time.Duration `json:"lot_lag_ns"`
-	// ClockAhead is how far the newest entry or record is ahead of the clock, of those that were written last; 0 if it
-	// is not. Reader.ClockAhead looks at every scope.
+	// ClockAhead is how far the newest entry or record is ahead of the clock, of those that were written last, 0 if
+	// it is not. Reader.ClockAhead looks at every scope.
 	ClockAhead time.Duration `json:"clock_ahead_ns"`
 }
 
-// Counts end at a bound, and go by partial indexes of what is open.
+// Counts end at a bound, and use partial indexes of open rows.
 const overviewSQL = `
 select n.clk, (select pg_catalog.max(v.version) from metered.schema_version v), u.n, u.first, o.n, o.first, w.n, w.units, e.n, d.n, d.first
 from (select metered.clock() as clk offset 0) n,
@@ -71,8 +71,8 @@ from (select metered.clock() as clk offset 0) n,
     lateral (select count(*) as n, pg_catalog.min(x.expires_at) as first from (
         select l.expires_at from metered.lots l where (l.open or l.untold > 0) and l.expires_at <= n.clk order by l.expires_at, l.no limit $1) x) d`
 
-// inFlightSQL counts the transactions that have a lock of ours and have looked at operations, which a command does first
-// and a look-up does without a lock. waitstart is by the server's clock.
+// inFlightSQL counts the transactions that have a lock of ours and have looked at operations, which a command does
+// first and a look-up does without a lock. waitstart is by the server's clock.
 const inFlightSQL = `
 select count(*), count(*) filter (where p.waits)
 from (
@@ -129,7 +129,7 @@ func bounded(n int64) Count {
 	return Count{n, Exact}
 }
 
-// estimateSQL is what the planner makes of a table's statistics: rows to a page, as of the last ANALYZE, and its size now.
+// estimateSQL is the planner's estimate of a table: rows to a page, as of the last ANALYZE, and its size now.
 const estimateSQL = `
 select case when c.reltuples < 0::float4 or c.relpages = 0 then -1
     else (c.reltuples::float8 / c.relpages::float8 * pg_catalog.pg_relation_size(c.oid)::float8 / pg_catalog.current_setting('block_size')::float8)::bigint end,
@@ -170,7 +170,7 @@ with recursive s as (
 )
 select count(*) from (select from s where s.scope is not null limit $1) x`
 
-// distinctSQL is the planner's number of scopes: of a role that may read the column.
+// distinctSQL is the planner's number of scopes, for a role that may read the column.
 const distinctSQL = `
 select s.n_distinct from pg_catalog.pg_stats s where s.schemaname = $1 and s.tablename = 'ledger' and s.attname = 'scope'`
 
@@ -197,7 +197,7 @@ func (r *Reader) scopes(ctx context.Context, entries Count) (Count, error) {
 	return Count{max(n, int64(distinct[0])), Estimated}, nil
 }
 
-// newestAheadSQL is about the newest record, and what is in the last pages of the ledger.
+// newestAheadSQL looks at the newest record, and the last pages of the ledger.
 const newestAheadSQL = `
 select (extract(epoch from greatest(
     (select pg_catalog.max(o.at) from metered.operations_words o),

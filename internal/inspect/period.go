@@ -21,7 +21,8 @@ func PeriodText(p budget.Period) string {
 	return text
 }
 
-// ParsePeriod reads what PeriodText writes; a unit alone is of UTC. ok is false for what is no period, such as a window.
+// ParsePeriod reads the texts of PeriodText. A unit alone is of UTC. ok is false for any other text, such as a
+// window.
 func ParsePeriod(text string) (p budget.Period, ok bool, err error) {
 	parts := strings.Split(text, "@")
 	switch unit := budget.Unit(parts[0]); unit {

@@ -23,8 +23,8 @@ var (
 	times   = flag.Bool("times", false, "print how long each call takes")
 )
 
-// bigSQL fills every table: a third of the entries is of one scope, the rest of $scopes others. Most holds and leases have
-// ended; one operation in a thousand was refused.
+// bigSQL fills every table: a third of the entries is of one scope, the rest of $scopes others. Most holds and leases
+// have ended, and one operation in a thousand was refused.
 const bigSQL = `
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, namespace, operation)
     select g, 2, now() - interval '1 h' + g * (interval '1 h' / ($entries / 3)), 2 * g, 0, 0, 0, 0, 'c'::"char", 'hot', '', 'op' || g
@@ -210,7 +210,7 @@ func TestReader_ReadsABoundedNumberOfRows(t *testing.T) {
 	}
 }
 
-// reads are what a session has read of a table.
+// reads counts the rows and pages of a table that a session has read.
 type reads struct {
 	Table                string
 	Scans, Rows, Indexed int64

@@ -13,8 +13,8 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// Scope is what a scope stands at, by its last entry: holds that are due and not swept are still in Held, and units out
-// on leases too. Ledger.Usage has the exact state.
+// Scope is the state of a scope by its last entry: Held includes due holds that are not swept, and units out on
+// leases. Ledger.Usage has the exact state.
 type Scope struct {
 	Scope    string    `json:"scope"`
 	Seq      int64     `json:"seq"` // the number of its last entry: how many were ever made
@@ -26,13 +26,13 @@ type Scope struct {
 	Held     int64     `json:"held"`
 	Epoch    int       `json:"epoch"`            // clock repairs so far
 	Closed   bool      `json:"closed,omitempty"` // it was carved from another, and nothing new is let in
-	Lots     bool      `json:"lots,omitempty"`   // it is a wallet: its credit is in lots, and -Used - Held is what it has
+	Lots     bool      `json:"lots,omitempty"`   // it is a wallet: its credit is in lots, and it has -Used - Held units
 }
 
 // ScopeList is a page of scopes, by name.
 type ScopeList struct {
 	Scopes []Scope `json:"scopes"`
-	Next   string  `json:"next,omitempty"` // continues the list, as after; "" at its end
+	Next   string  `json:"next,omitempty"` // continues the list, as after, "" at its end
 }
 
 // Scopes lists the scopes that have entries, whose names begin with prefix and come after the name after, in the order
@@ -94,11 +94,11 @@ type ScopeDetail struct {
 	Scope
 	Now         time.Time     `json:"now"`
 	First       time.Time     `json:"first"`             // when its first entry was made
-	Leased      int64         `json:"leased"`            // what open leases keep and have not spent
-	HeldNow     int64         `json:"held_now"`          // what open holds keep, leases aside; without those that are due
+	Leased      int64         `json:"leased"`            // units that open leases keep and have not spent
+	HeldNow     int64         `json:"held_now"`          // units of open holds that are not due, without leases
 	HoldDue     time.Time     `json:"hold_due,omitzero"` // when an open hold may fall due, if HeldNow > 0
 	Purged      bool          `json:"purged,omitempty"`  // entries behind the first are gone
-	Created     time.Time     `json:"created,omitzero"`  // when it was declared (Ledger.Create); zero if it was not
+	Created     time.Time     `json:"created,omitzero"`  // when it was declared (Ledger.Create), zero if it was not
 	Retired     time.Time     `json:"retired,omitzero"`
 	Parent      string        `json:"parent,omitempty"` // the scope that it was carved from
 	LockKey     int64         `json:"lock_key,string"`
@@ -111,7 +111,7 @@ type ScopeDetail struct {
 	SessionDue  time.Time     `json:"session_due,omitzero"` // when the first of them is over, unless it is renewed
 }
 
-// Rate is what was written to a scope of late.
+// Rate is the recent entries of a scope.
 type Rate struct {
 	Within  time.Duration `json:"within_ns"`
 	Entries int64         `json:"entries"`
@@ -120,7 +120,7 @@ type Rate struct {
 	Purged bool `json:"purged,omitempty"`
 }
 
-// Scope returns what there is to know of one scope, or ErrUnknown if it has no entries and was never declared.
+// Scope returns the state of one scope, or ErrUnknown if it has no entries and was never declared.
 func (r *Reader) Scope(ctx context.Context, name string) (ScopeDetail, error) {
 	if name == "" {
 		return ScopeDetail{}, invalid("name", "is empty")

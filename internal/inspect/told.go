@@ -8,17 +8,17 @@ import (
 	"time"
 )
 
-// Told is a threshold that was reached and told, and is not armed again yet.
+// Told is a threshold that was reached and reported, and is not armed again yet.
 type Told struct {
 	Name  string    `json:"name"`            // of the limit, or else its kind, and of the threshold: as "plan/80 %"
 	Of    string    `json:"of"`              // "period", "window" or "lifetime"
-	Spent bool      `json:"spent,omitempty"` // of what is spent, and not of what is held too
-	Until time.Time `json:"until,omitzero"`  // of a period: its end, which arms it; else zero
-	Rearm *int64    `json:"rearm,omitempty"` // of a lifetime: what use must go back to
+	Spent bool      `json:"spent,omitempty"` // of spending alone, without held units
+	Until time.Time `json:"until,omitzero"`  // of a period: its end, which arms it. Else zero
+	Rearm *int64    `json:"rearm,omitempty"` // of a lifetime: the usage that arms it again
 }
 
-// toldOf reads what the last entry of a scope says was told (ledger.crossed): by the kind of limit, in upper case if it is of what is
-// spent, its name and the threshold's name, with slashes between.
+// toldOf reads the reported thresholds of a scope's last entry (ledger.crossed). Its keys are the kind of limit, in
+// upper case for a threshold on spending alone, its name and the threshold's name, with slashes between.
 func toldOf(crossed []byte, now time.Time) ([]Told, error) {
 	if len(crossed) == 0 {
 		return nil, nil

@@ -13,22 +13,23 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// Wallet is what a scope has whose credit is in lots.
+// Wallet is the content of a scope whose credit is in lots.
 type Wallet struct {
 	wallet.Balance
-	NextEnd    time.Time      `json:"next_end,omitzero"` // when the first lot ends that has a rest; zero if none does
-	NextUnits  int64          `json:"next_units"`        // what lapses or rolls over then, unless it is drawn until then
+	NextEnd    time.Time      `json:"next_end,omitzero"` // when the first lot ends that has units left, zero if none does
+	NextUnits  int64          `json:"next_units"`        // units that lapse or roll over then, unless drawn before
 	Categories []CategoryRest `json:"categories"`        // by name
 }
 
-// CategoryRest is what the lots of a category have.
+// CategoryRest is the units in the lots of a category.
 type CategoryRest struct {
 	Category string `json:"category"`
 	Units    int64  `json:"units"`
 	Held     int64  `json:"held"`
 }
 
-// Wallet returns what a wallet has now, by Wallets.Balance, or nil if the scope is none. What is due has ended.
+// Wallet returns the present content of a wallet, by Wallets.Balance, or nil if the scope is none. Due lots have
+// ended.
 func (r *Reader) Wallet(ctx context.Context, name string) (*Wallet, error) {
 	if err := checkText("name", name); err != nil {
 		return nil, err
@@ -63,18 +64,18 @@ func (r *Reader) Wallet(ctx context.Context, name string) (*Wallet, error) {
 const isWalletSQL = `
 select l.lots_end is not null from metered.ledger l where l.scope = $1 order by l.seq desc limit 1`
 
-// LotState is what became of a lot.
+// LotState is the state of a lot.
 type LotState string
 
 const (
 	LotOpen    LotState = "open"    // something can be drawn of it
-	LotHeld    LotState = "held"    // what is left is in open holds and leases
+	LotHeld    LotState = "held"    // its remaining units are in open holds and leases
 	LotEnded   LotState = "ended"   // something was left at its end, whether that is written down or not
 	LotRevoked LotState = "revoked" // all of it was taken back
 	LotUsedUp  LotState = "used up"
 )
 
-// Lot is a lot and what became of its units: Granted = Rest + Drawn + Held + Lapsed + Revoked + Rolled.
+// Lot is a lot and its units: Granted = Rest + Drawn + Held + Lapsed + Revoked + Rolled.
 type Lot struct {
 	No        int64     `json:"lot"`
 	Scope     string    `json:"wallet"`
@@ -86,7 +87,7 @@ type Lot struct {
 	GrantedAt time.Time `json:"granted_at"`
 	Expires   time.Time `json:"expires_at,omitzero"` // zero if it never ends
 	Granted   int64     `json:"granted"`
-	Rest      int64     `json:"rest"` // of one that has ended: lapses or rolls over once somebody writes to the wallet, or sweeps
+	Rest      int64     `json:"rest"` // of an ended lot: lapses or rolls over with the wallet's next write or sweep
 	Drawn     int64     `json:"drawn"`
 	Held      int64     `json:"held"`
 	Lapsed    int64     `json:"lapsed"`
@@ -97,7 +98,7 @@ type Lot struct {
 // LotList is a page of lots.
 type LotList struct {
 	Lots []Lot  `json:"lots"`
-	Next string `json:"next,omitempty"` // continues the list; "" at its end
+	Next string `json:"next,omitempty"` // continues the list, "" at its end
 }
 
 const lotsSQL = `

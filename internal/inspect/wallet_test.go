@@ -143,7 +143,7 @@ func TestSessions_AreToldFromOtherHolds(t *testing.T) {
 	})
 }
 
-// What was told is in the last entry, by the kind of the limit, its name and the threshold's.
+// The last entry lists the reported thresholds by the kind of the limit, its name and the threshold's.
 func TestScope_SaysWhichThresholdsWereReached(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)

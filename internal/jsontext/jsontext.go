@@ -12,15 +12,14 @@ import (
 
 var errNotUTF8 = errors.New("has text that is not UTF-8, which JSON cannot hold")
 
-// Check refuses encoded, which encoding/json made of v, if text of v was lost in it. For each
-// byte that is not UTF-8 encoding/json writes U+FFFD, so "a\xff" and "a\xfe" come out equal.
+// Check refuses encoded, which encoding/json made of v, if text of v was lost in it. For each byte that is not UTF-8
+// encoding/json writes U+FFFD, so "a\xff" and "a\xfe" come out equal.
 //
-// encoded alone does not show that: a U+FFFD in it can be v's own. Only if there is one, v is
-// walked by the rules of encoding/json: its strings, its map keys and what its MarshalText
-// methods return must be UTF-8. A json.RawMessage is encoded as it is. What goes into the
-// output of another MarshalJSON nobody can see. So if that output has a U+FFFD, all strings
-// inside the value must be UTF-8, whether it encodes them or not. Bytes inside it need not be
-// text: they are refused if the output has them as text.
+// encoded alone does not show that: a U+FFFD in it can be v's own. If there is one, Check walks v by the rules of
+// encoding/json: its strings, its map keys and the results of its MarshalText methods must be UTF-8. A
+// json.RawMessage is encoded as it is. The inside of another MarshalJSON cannot be seen. So if its output has a
+// U+FFFD, all strings inside the value must be UTF-8, whether it encodes them or not, and bytes only where the output
+// has them as text.
 func Check(v any, encoded []byte) error {
 	if utf8.Valid(encoded) && (!replaced(encoded) || !newWalk(nil).broken(reflect.ValueOf(v))) {
 		return nil
@@ -36,7 +35,7 @@ func replaced(encoded []byte) bool {
 
 // walk looks for text that is not UTF-8.
 type walk struct {
-	output []byte // of the MarshalJSON whose value it is in, or nil
+	output []byte // of the MarshalJSON around the value, or nil
 	seen   map[visit]bool
 }
 
@@ -117,7 +116,7 @@ func (w *walk) inside(v reflect.Value) bool {
 	return false
 }
 
-// enter reports whether w meets what v points to for the first time.
+// enter reports whether w meets the target of v for the first time.
 func (w *walk) enter(v reflect.Value, size int) bool {
 	at := visit{v.Type(), uintptr(v.UnsafePointer()), size}
 	defer func() { w.seen[at] = true }()

@@ -10,12 +10,11 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Locks says what a call locks, in this order: the scopes that it names, and those of the
-// holds that it names; the ids of holds that it places; the rows of the holds that it names,
-// and of those that are due in scopes that it may charge.
+// Locks are the locks of a call, in this order: its scopes, and those of its holds, then the ids of holds that it
+// places, then the rows of its holds, and of due holds in scopes that it may charge.
 type Locks struct {
 	Scopes []string // that it may charge
-	Keys   []int64  // of the locks of scopes; none for a capture, whose scopes are its hold's
+	Keys   []int64  // of the locks of scopes. None for a capture, whose scopes are its hold's
 	IDKeys []int64  // of the locks of the ids that it places
 	Holds  *HoldIDs // that it captures, releases, extends or refunds
 }
@@ -23,63 +22,63 @@ type Locks struct {
 // Sending says how a call is sent.
 type Sending struct {
 	WaitMS               int32  // the longest wait for its locks
-	Namespace, Operation string // of the command that it belongs to; both may be empty
+	Namespace, Operation string // of its command, both empty for none
 	Raising              bool   // a refusal is an error of Postgres, and not a row that leaves the transaction usable
-	Telling              bool   // the thresholds that it crosses are told of; without, it is ErrCrossing
+	Telling              bool   // thresholds are reported. Otherwise a crossing is ErrCrossing
 }
 
 // ErrCrossing is the error of a call that would cross a threshold, and was not sent with Telling. It did nothing.
 var ErrCrossing = errors.New("a threshold is crossed")
 
-// Origin is who sends it, with a note as JSON.
+// Origin encodes the sender, with a note as JSON.
 func (s Sending) Origin(note string) string {
 	return Origin{Namespace: s.Namespace, Operation: s.Operation, Note: note}.String()
 }
 
-// Call is a validated call whose answer is an R. It has copies of what it was made from.
+// Call is a validated call whose answer is an R. It has copies of its arguments.
 type Call[R any] struct {
 	SQL   string
 	Locks Locks
 	Args  func(Sending) []any
 	Scan  func(pgx.Row) (R, error) // with the errors of the call
 
-	Queries []*Query // to be asked under the locks, before Args
+	Queries []*Query // to run under the locks, before Args
 
 	Placing *Placing                               // of a call that places a hold
-	Kind    string                                 // of a hold's call: what it does
-	Tell    func(context.Context, pgx.Tx, R) error // tells subscribers; nil without any
-	Cross   func(context.Context, pgx.Tx) error    // tells of the thresholds that the last answer crossed; nil without any
+	Kind    string                                 // of a hold's call
+	Tell    func(context.Context, pgx.Tx, R) error // calls subscribers, nil without any
+	Cross   func(context.Context, pgx.Tx) error    // reports the thresholds that the last answer crossed, nil without any
 }
 
-// Placing is what a placement has besides.
+// Placing is the further part of a placement.
 type Placing struct {
 	ID       string // of the hold
 	Queries  []*Query
-	Identity []byte // what makes another placement the same one, whatever its id if that was made up
+	Identity []byte // is equal in placements that are the same, without a generated id
 	LookSQL  string // asks, without a lock, whether it would be refused
 	LookArgs func() []any
 	// Looked reads the answer.
 	Looked func(pgx.Row) (refusal, err error)
 }
 
-// Opening is what a placement has that opens a session.
+// Opening is the further part of a placement that opens a session.
 type Opening struct {
 	Operation   string                                        // its id
 	Command     func() string                                 // a metered.new_command
 	Fingerprint func(placing []byte) []byte                   // of the session, from its Placing.Identity
-	Refused     func(status string, at, due *time.Time) error // what an answer of open_session means that is none of place's
+	Refused     func(status string, at, due *time.Time) error // maps answers that open_session has beyond place
 }
 
 // Charging are validated charges, whoever makes them.
 type Charging struct {
 	Charges   []Charge // one for each distinct scope
-	Queries   []*Query // to be asked under the locks, before Charges are sent
+	Queries   []*Query // to run under the locks, before Charges are sent
 	Locks     Locks
 	Tolerance pgtype.Interval
-	Standing  bool                      // the receipt says what each limit stands at
+	Standing  bool                      // the receipt has the standing of each limit
 	Denied    func(denial []byte) error // the error of a denial that came as a column
-	Closed    func(lease int64)         // is told of a lease that cannot be spent from; nil without leases
-	Failed    func(error) error         // the error of the call for one of Postgres: of a denial that was raised (MT001), among others
+	Closed    func(lease int64)         // is called with a lease that cannot be spent from, nil without leases
+	Failed    func(error) error         // maps an error of Postgres, such as a raised denial (MT001)
 	// Cross tells of the thresholds that were crossed, which came as JSON.
 	Cross func(ctx context.Context, tx pgx.Tx, crossed []byte) error
 }
@@ -94,11 +93,10 @@ type ChargeCall[R any] struct {
 	Charging
 	Call    Call[R]
 	Receipt func(Answer) (R, error)
-	Crossed func(crossed []byte) (R, error) // a receipt of what was crossed alone
+	Crossed func(crossed []byte) (R, error) // a receipt of crossings alone
 }
 
-// Answer is what was charged, by charge; Used by limit; or else the denial as JSON. A check has
-// no Seqs and Ats.
+// Answer is the entries by charge and the usage by limit, or else the denial as JSON. A check has no Seqs and Ats.
 type Answer struct {
 	Seqs       []int64
 	Ats        []time.Time
@@ -121,7 +119,7 @@ func (p *Periods) Next() (start, end time.Time) {
 	return start, end
 }
 
-// TokenRow is what consume_token or inspect_token returned, as TokenColumns. Nulls are accepted.
+// TokenRow is a row of consume_token or inspect_token, with TokenColumns. Nulls are accepted.
 type TokenRow struct {
 	Status                          *string
 	Payload                         []byte

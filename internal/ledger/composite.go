@@ -8,8 +8,8 @@ import (
 	"time"
 )
 
-// A composite is sent as text, since pgx knows a type of the schema only where its
-// connection was told of it, and connections are the caller's.
+// Composites are sent as text: pgx knows a type of the schema only on connections that registered it, and connections
+// are the caller's.
 
 // composite is the text form of a row. Its fields are numbers, quoted text, or "" for null.
 func composite(fields ...string) string { return "(" + strings.Join(fields, ",") + ")" }
@@ -90,5 +90,5 @@ func moment(t *time.Time) string {
 	return text(timestamp(*t))
 }
 
-// timestamp is read the same whatever DateStyle is.
+// timestamp is read the same under any DateStyle.
 func timestamp(t time.Time) string { return t.UTC().Format("2006-01-02 15:04:05.999999+00") }

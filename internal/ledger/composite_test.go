@@ -18,7 +18,7 @@ var nasty = []string{
 	"a\nb", "\t", "\r\n", "é", "日本", "\U0001F600", "a\u0001b", `{}`, `()`, `a,b`, `"a","b"`, `\x00`, `\u0000`, strings.Repeat(`\"`, 60),
 }
 
-// Whatever is in a text, it comes to the server as it was, in its own field.
+// Every text arrives at the server unchanged, in its own field.
 func TestCharges_ComeToTheServerAsTheyAre(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)

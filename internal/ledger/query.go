@@ -41,8 +41,8 @@ func inOrder(keys []int64) []int64 {
 	return slices.Compact(keys)
 }
 
-// Ask takes locks and asks queries, in one flush. The queries see what was committed while the locks were waited for. failed
-// turns the errors of the locks.
+// Ask takes locks and runs queries, in one flush. The queries see the commits that the locks waited for. failed maps
+// the errors of the locks.
 func Ask(ctx context.Context, tx Sender, lockSQL string, lockArgs []any, queries []*Query, failed func(error) error) error {
 	batch := &pgx.Batch{}
 	batch.Queue(lockSQL, lockArgs...)
@@ -72,7 +72,7 @@ func answers(results pgx.BatchResults, queries []*Query, failed func(error) erro
 	} else if err != nil {
 		return failed(err)
 	}
-	var fresh bool // each statement sees what is committed by then
+	var fresh bool // each statement sees the latest commits
 	if err := results.QueryRow().Scan(&fresh); err != nil {
 		return failed(err)
 	}

@@ -1,5 +1,5 @@
-// Package ledger is the form in which calls are sent to the functions of the schema: a Go
-// type for each composite type of internal/schema/sql/types.sql, and its text.
+// Package ledger is the wire form of calls of the schema's functions: a Go type for each composite type of
+// internal/schema/sql/types.sql, and its text.
 package ledger
 
 import (
@@ -12,11 +12,11 @@ import (
 type Limit struct {
 	Max    int64
 	Window time.Duration // 0 for the lifetime
-	Period Period        // in place of a window; the zero value is none
+	Period Period        // in place of a window. The zero value is none
 
 	Thresholds string // each in a line: level, rearm, key; "" for none
-	TellAt     *int64 // the lowest of them; nil without any
-	Spent      bool   // some are of what is spent alone; is not sent
+	TellAt     *int64 // the lowest of them, nil without any
+	Spent      bool   // some are on spending alone. Not sent
 	Telling    bool   // the caller tells of those that are crossed
 }
 
@@ -39,7 +39,7 @@ func (p Period) String() string {
 	return composite(text(p.Every), anchor, textOrNull(p.Zone))
 }
 
-// AllPeriods is an array of metered.period, with a null for each that is none; null if all are.
+// AllPeriods is an array of metered.period, with a null for each that is none, or null if all are.
 func AllPeriods(of []Period) any {
 	if !slices.ContainsFunc(of, func(p Period) bool { return !p.IsZero() }) {
 		return nil
@@ -64,13 +64,13 @@ type Charge struct {
 	Limits       []Limit
 	Note         string // JSON, or "" for none
 	MustExist    bool   // the scope, in the registry
-	Lease        *Slice // what it is spent from; nil for the chain
+	Lease        *Slice // the lease that it is spent from, nil for the chain
 }
 
 // ClosedError says that a lease cannot be spent from: it is closed, or the range was spent. Nothing was written.
 type ClosedError struct {
 	Lease int64
-	Cause error // of Postgres, where it was raised; else nil
+	Cause error // of Postgres, where it was raised, else nil
 }
 
 func (e *ClosedError) Error() string { return fmt.Sprintf("budget: lease %d is closed", e.Lease) }
@@ -121,7 +121,7 @@ func tells(of []Limit) bool {
 	return slices.ContainsFunc(of, func(l Limit) bool { return l.Thresholds != "" })
 }
 
-// Telling are charges whose thresholds are told of, if telling.
+// Telling are the charges with their thresholds reported, if telling.
 func Telling(of []Charge, telling bool) []Charge {
 	if !telling || !Tells(of) {
 		return of
@@ -133,7 +133,7 @@ func Telling(of []Charge, telling bool) []Charge {
 	return of
 }
 
-// TellingUsed is Telling of what a capture takes.
+// TellingUsed is Telling for the units of a capture.
 func TellingUsed(of []Used, telling bool) []Used {
 	if !telling {
 		return of
@@ -183,7 +183,7 @@ func (e *Event) String() string {
 	return composite(text(e.Namespace), text(e.ID), number(e.Key), bytes(e.Fingerprint), moment(e.IssuedAt), moment(e.OccurredAt))
 }
 
-// Events is an array of metered.new_event, with a null for each nil; null if all are nil.
+// Events is an array of metered.new_event, with a null for each nil, or null if all are nil.
 func Events(of []*Event) any {
 	if !slices.ContainsFunc(of, func(e *Event) bool { return e != nil }) {
 		return nil
@@ -208,7 +208,7 @@ func (o Origin) String() string {
 	return composite(text(o.Namespace), text(o.Operation), textOrNull(o.Note))
 }
 
-// HoldIDs is metered.hold_ids: holds of a tenant, and whose they must be ("" for any).
+// HoldIDs is metered.hold_ids: holds of a tenant, and their required holder ("" for any).
 type HoldIDs struct {
 	Tenant, Holder string
 	IDs            []string
@@ -275,7 +275,7 @@ type Used struct {
 	Limits []Limit
 }
 
-// AllUsed is an array of metered.used_units; nil is null, for all that is held.
+// AllUsed is an array of metered.used_units. Nil is null, for all held units.
 func AllUsed(of []Used) any {
 	if of == nil {
 		return nil
@@ -311,10 +311,10 @@ type Command struct {
 	MaxFuture     time.Duration
 	TimeoutMS     *int32 // 0 leaves the session's timeouts, nil all its settings
 	Marker        string
-	Standing      bool // the receipt says what each limit stands at
+	Standing      bool // the receipt has the standing of each limit
 	Leased        bool // some of its charges are spent from leases
 	Name          string
-	Jobs          []int64 // what it made, for the record
+	Jobs          []int64 // made by the command, for the record
 }
 
 // String is the command as text.
@@ -327,7 +327,7 @@ func (c Command) String() string {
 		boolean(c.Standing), boolean(c.Leased), textOrNull(c.Name), numbersOrNull(c.Jobs))
 }
 
-// PresentedToken is metered.presented_token; without a digest it is no token.
+// PresentedToken is metered.presented_token. Without a digest it is no token.
 type PresentedToken struct {
 	Digest           []byte
 	Purpose, Subject string

@@ -13,21 +13,21 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Channel is what to listen to.
+// Channel configures a listener.
 type Channel[N any] struct {
 	Name   string
-	Config *pgxpool.Config // of the connection that is made
+	Config *pgxpool.Config // of the listener's own connection
 
 	// Parse reads a payload, or reports that it cannot.
 	Parse func(payload string) (N, bool)
-	// Missed stands for what was not heard, or not understood.
+	// Missed stands for notices that were lost or not understood.
 	Missed N
 
 	Idle    time.Duration // how long a silent connection is trusted
-	OnError func(error)   // is told why a connection was lost; may be nil
+	OnError func(error)   // is called when a connection is lost. May be nil
 }
 
-// Bounds of what callers choose.
+// Bounds of the callers' settings.
 const (
 	MaxNameBytes = 63 // of a channel: LISTEN would cut a longer one
 	DefaultIdle  = 15 * time.Second
@@ -43,12 +43,12 @@ const (
 	closeTimeout       = time.Second
 	minRetry, maxRetry = 100 * time.Millisecond, 10 * time.Second
 
-	// What may wait for a slow handle: notices, and bytes of payload.
+	// The most that a slow handle may leave waiting: notices, and bytes of payload.
 	maxQueued      = 10_000
 	maxQueuedBytes = 16 << 20
 )
 
-// Idle is the Channel.Idle that was asked for, and what is wrong with it, if anything is.
+// Idle is the Channel.Idle to use, and the reason if asked is refused.
 func Idle(asked time.Duration) (idle time.Duration, wrong string) {
 	switch {
 	case asked == 0:
@@ -97,7 +97,7 @@ type listener[N any] struct {
 
 	mu     sync.Mutex
 	queued []queued[N]
-	bytes  int           // of what is queued
+	bytes  int           // of the queue
 	wake   chan struct{} // has an element if something may be queued
 }
 
@@ -134,7 +134,7 @@ func (l *listener[N]) take() (n N, ok bool) {
 	return first.notice, true
 }
 
-// hear queues what a payload says.
+// hear queues a payload.
 func (l *listener[N]) hear(payload string) {
 	if n, ok := l.Parse(payload); ok {
 		l.add(queued[N]{notice: n, bytes: len(payload)})
@@ -145,8 +145,7 @@ func (l *listener[N]) hear(payload string) {
 
 func (l *listener[N]) miss() { l.add(queued[N]{notice: l.Missed, missed: true}) }
 
-// add queues a notice. Too many make way for one that says so: whoever gets that reads
-// anew what they were about.
+// add queues a notice. A full queue makes way for one that says so: its reader reads anew.
 func (l *listener[N]) add(q queued[N]) {
 	l.mu.Lock()
 	last := len(l.queued) - 1

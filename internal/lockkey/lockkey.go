@@ -6,12 +6,10 @@ import (
 	"encoding/binary"
 )
 
-// Of returns the first 8 bytes of the SHA-256 of space, a zero byte and name,
-// as Postgres's bigint. Advisory locks are one space per database shared by all
-// programs: space keeps ours from meeting others'. 64 bits of a strong hash,
-// because with 32 bits or a weak one a tenant could choose a name whose lock
-// collides with another tenant's and block it. A collision costs a wait, never
-// a wrong answer. space must not contain a zero byte.
+// Of returns the first 8 bytes of the SHA-256 of space, a zero byte and name, as Postgres's bigint. All programs
+// share the advisory locks of a database: space keeps ours apart. With 32 bits or a weak hash a tenant could choose a
+// name whose lock is another tenant's, and block it. A collision costs a wait, never a wrong answer. space must not
+// contain a zero byte.
 func Of(space, name string) int64 {
 	h := sha256.New()
 	h.Write([]byte(space))

@@ -26,18 +26,18 @@ type Check struct {
 // NewCheck returns the Check of a Client that has not made a call yet.
 func NewCheck(r *schema.Release, n schema.Name) *Check { return &Check{release: r, name: n} }
 
-// look is one that those who come meanwhile wait for.
+// look is a check of the schema under way, which later callers wait for.
 type look struct {
 	done    chan struct{}
 	decided bool
 	err     error
 }
 
-// Usable refuses a call that the schema is too old or too incomplete for. It looks on the call's own connection, before the
-// call writes. If the look fails, so does the call, with the same error. Only a good answer is remembered.
+// Usable refuses a call for which the schema is too old or incomplete. It looks on the call's own connection, before
+// the call writes. If the look fails, so does the call, with the same error. Only a good answer is remembered.
 //
-// Calls that come at once share a look. A call in a caller's transaction looks for itself: its transaction may hold a lock
-// that another look waits for.
+// Calls that come at once share a look. A call in a caller's transaction looks for itself: its transaction may hold a
+// lock that another look waits for.
 func (c *Check) Usable(ctx context.Context, db schema.DB) error {
 	if c.passed.Load() {
 		return nil
@@ -98,9 +98,8 @@ func (c *Check) Doubt(err error) {
 	}
 }
 
-// usable is nil if calls of this build can succeed. Bodies and settings of functions are left to
-// Validate: a function that somebody tuned, or a clock that a test has set, is no reason to
-// refuse every call.
+// usable is nil if calls of this build can succeed. It leaves bodies and settings of functions to Validate: a
+// function that somebody tuned, or a clock that a test has set, is no reason to refuse every call.
 func usable(r *schema.Release, c schema.Catalog) error {
 	wrong := c.Unusable()
 	if c.Version != r.Version || ofVersion(wrong) {

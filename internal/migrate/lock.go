@@ -16,10 +16,9 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// locked runs f in a transaction that holds the migration lock: one of the session
-// would stay behind on a server connection of a pooler's. At READ COMMITTED, so that f
-// sees what the migration did that it waited for. If a lock is not to be had, all of it is
-// taken back and tried again: whoever asks for the table meanwhile does not queue behind f.
+// locked runs f in a transaction that holds the migration lock. A lock of the session would stay behind on a pooler's
+// server connection. READ COMMITTED lets f see the migration that it waited for. If f meets a locked table, all is
+// rolled back and tried again, so that others who want the table do not queue behind f.
 func (m migration) locked(ctx context.Context, f func(pgx.Tx) error) error {
 	what := ""
 	for n := 1; ; n++ {
@@ -73,7 +72,7 @@ where l.granted and l.pid <> pg_catalog.pg_backend_pid() and l.database = (selec
 group by l.pid, a.application_name, a.xact_start
 order by a.xact_start limit 3`
 
-// holders says who has locks that a migration waits for: the oldest transactions.
+// holders describes the oldest transactions with locks that a migration waits for.
 func (m migration) holders(ctx context.Context) string {
 	rows, _ := m.conn.Query(ctx, holdersSQL, schema.MigrationLock, m.opts.Schema.String(), m.opts.RiverSchema)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])

@@ -1,5 +1,5 @@
-// Package migrate creates the schema, upgrades and repairs it, and says what is installed. It is the
-// machinery of metered.Migrate and metered.Validate, and of a Client's look at the schema.
+// Package migrate creates, upgrades and repairs the schema, and reports its state. It is the machinery of
+// metered.Migrate and metered.Validate, and of a Client's look at the schema.
 package migrate
 
 import (
@@ -17,7 +17,7 @@ import (
 
 // Options are those of metered.MigrateOptions.
 type Options struct {
-	Release             *schema.Release // what to make
+	Release             *schema.Release // the target
 	Schema              schema.Name
 	DropPrevious, River bool
 	RiverSchema         string
@@ -62,7 +62,7 @@ type migration struct {
 	opts Options
 }
 
-// schema makes the library's part, and says what it did.
+// schema makes the library's part, and reports its steps.
 func (m migration) schema(ctx context.Context, tx pgx.Tx) (Report, error) {
 	to := m.opts.Release
 	before, err := to.Read(ctx, tx, m.opts.Schema)
@@ -131,7 +131,7 @@ func (m migration) becomeOwner(ctx context.Context, tx pgx.Tx, wrong []Differenc
 	}
 	for _, d := range wrong {
 		kind, name, _ := strings.Cut(d.Object, " ")
-		if (kind == "function" || kind == "table") && d.Problem == string(schema.Lost) { // of tables only views come here
+		if (kind == "function" || kind == "table") && d.Problem == string(schema.Lost) { // no tables get here, only views
 			if err := m.run(ctx, tx, "alter "+kind+" metered."+name+" owner to "+owner); err != nil {
 				return err
 			}
@@ -146,8 +146,8 @@ func (m migration) becomeOwner(ctx context.Context, tx pgx.Tx, wrong []Differenc
 	return nil
 }
 
-// river makes one migration of River's per transaction, since some need that an earlier one
-// has committed. Each looks anew, under the lock, at what is left to do.
+// river makes one migration of River's per transaction, since some need an earlier one committed. Each looks again,
+// under the lock, which ones are left.
 func (m migration) river(ctx context.Context) (made []int, err error) {
 	migrator, err := rivermigrate.New(riverpgxv5.New(nil), &rivermigrate.Config{Schema: m.opts.RiverSchema})
 	if err != nil {

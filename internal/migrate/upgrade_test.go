@@ -26,7 +26,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// The build of this version is package metered; that of the next one is pgtest.Next.
+// The build of this version is package metered. pgtest.Next is that of the next one.
 
 func upgrade(ctx context.Context, pool *pgxpool.Pool, next *schema.Release, opts migrate.Options) (migrate.Report, error) {
 	opts.Release = next
@@ -257,7 +257,7 @@ func TestUpgrade_IsMadeOnceWhileTheBuildBeforeWorks(t *testing.T) {
 	requireWork(t, pool, c, 4)
 }
 
-// Whatever ends it in its middle leaves the version before, which works, and the next attempt is a whole upgrade.
+// An upgrade that ends in its middle leaves the version before, which works, and the next attempt is a whole upgrade.
 func TestUpgrade_InterruptedLeavesTheVersionBefore(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -327,7 +327,7 @@ func TestUpgrade_LetsOthersThroughWhileItWaitsForATable(t *testing.T) {
 	_, err = pool.Exec(reading, "select from metered.ledger limit 1")
 	require.NoError(t, err)
 
-	// A second one says what it waits for, and gives up when its time is over.
+	// A second one names the lock that it waits for, and gives up when its time is over.
 	until, cancel := context.WithCancel(ctx)
 	defer cancel()
 	_, err = upgrade(until, pool, next, migrate.Options{OnWait: func(context.Context, string) { cancel() }})
@@ -472,7 +472,7 @@ func TestUpgrade_RefusesAVersionThatWasSetBack(t *testing.T) {
 	require.Equal(t, before, catalog(t, pool))
 }
 
-// A server in another encoding than UTF-8 refuses what it has no character for.
+// A server in another encoding than UTF-8 refuses characters that it lacks.
 func TestUpgrade_IsASCII(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)

@@ -1,4 +1,4 @@
-// Package niltest calls what a package exports with nil where something is needed.
+// Package niltest calls the exported functions and methods of a package with nil arguments.
 package niltest
 
 import (
@@ -16,12 +16,11 @@ import (
 // Given is an argument that may be nil, or that no caller leaves out: it is passed as it is.
 type Given struct{ Arg any }
 
-// Methods calls each exported method of made, a pointer as New returns it, with one argument
-// nil at a time; and all of them on the zero value and on nil. What returns an error must
-// return a *fault.Argument, and nothing may panic but, on nil, what returns none.
+// Methods calls each exported method of made, a pointer as New returns it, with one argument nil at a time, and all
+// of them on the zero value and on nil. A method that returns an error must return a *fault.Argument. None may panic,
+// except a method without an error on nil.
 //
-// args has the arguments of each method behind its context, as a correct call has them.
-// A method that is not there fails the test.
+// args has the arguments of each method behind its context, as in a correct call. A missing method fails the test.
 func Methods(t *testing.T, made any, args map[string][]any) {
 	t.Helper()
 	receiver := reflect.ValueOf(made)
@@ -70,7 +69,7 @@ func Func(t *testing.T, name string, f any, args ...any) {
 	}
 }
 
-// arguments are args as fn takes them, behind a context if that is what it takes first.
+// arguments are args as values for fn, behind a context if fn takes one first.
 func arguments(fn reflect.Value, args []any) []reflect.Value {
 	var in []reflect.Value
 	if fn.Type().NumIn() > 0 && fn.Type().In(0) == reflect.TypeFor[context.Context]() {

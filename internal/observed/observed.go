@@ -30,13 +30,13 @@ func New(o observe.Observer) *To {
 	return &To{observer: o}
 }
 
-// Span is work that goes on. The zero value is told to nobody.
+// Span is work under way. The zero value has no observer.
 type Span struct {
 	to  *To
 	end func(observe.End)
 }
 
-// Start tells of the beginning. The context is for what belongs to it.
+// Start reports the beginning of work. The context is for the work.
 func (t *To) Start(ctx context.Context, op observe.Op) (context.Context, Span) {
 	if t == nil {
 		return ctx, Span{}
@@ -53,7 +53,7 @@ func (t *To) start(ctx context.Context, op observe.Op) (inner context.Context, s
 	return ctx, s
 }
 
-// Acquire is pool.Acquire, whose wait is told.
+// Acquire is pool.Acquire with its wait reported.
 func (t *To) Acquire(ctx context.Context, pool *pgxpool.Pool) (*pgxpool.Conn, error) {
 	if t == nil {
 		return pool.Acquire(ctx)
@@ -81,7 +81,7 @@ func (s Span) With(e observe.End) {
 	s.end(e)
 }
 
-// Event tells of an event; N of 0 stands for 1.
+// Event reports an event. N of 0 stands for 1.
 func (t *To) Event(ctx context.Context, e observe.Event) {
 	if t == nil {
 		return
@@ -118,14 +118,14 @@ func (t *To) Lost(ctx context.Context, n int) {
 	t.Event(ctx, observe.Event{Kind: observe.CommitLost, N: int64(n)})
 }
 
-// What became of a COMMIT whose answer was lost.
+// Outcomes of a COMMIT whose answer was lost.
 const (
 	Committed    = "committed"
 	NotCommitted = "not_committed"
 	Unknown      = "unknown"
 )
 
-// Resolved tells what became of one of those.
+// Resolved reports the outcome of one of those.
 func (t *To) Resolved(ctx context.Context, as string) {
 	t.Event(ctx, observe.Event{Kind: observe.CommitResolved, Name: as})
 }
@@ -138,11 +138,11 @@ func (t *To) Never(ctx context.Context, err, unknown error) {
 	}
 }
 
-// recovered keeps a panic of the observer from what it observes.
+// recovered keeps a panic of the observer from the observed work.
 func (t *To) recovered() {
 	if p := recover(); p != nil {
 		t.once.Do(func() {
-			slog.Error("metered: the observer panics; further panics are not told", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
+			slog.Error("metered: the observer panics; further panics are not logged", "panic", fmt.Sprint(p), "stack", string(debug.Stack()))
 		})
 	}
 }

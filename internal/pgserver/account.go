@@ -47,8 +47,8 @@ func serverAccount() (account, error) {
 // maxDirLen leaves room for "/.s.PGSQL.5432" in a socket path, of which macOS allows 103 bytes and Linux 107.
 const maxDirLen = 85
 
-// newDir picks the name of a directory that the account can make and reach, and that is short enough for a socket in it.
-// The watchdog makes it, with mode 0700. What need not be durable is in memory where it can be.
+// newDir picks the name of a directory that the account can make and reach, short enough for a socket in it. The
+// watchdog makes it, with mode 0700. It is in memory where possible, unless durable.
 func newDir(as account, durable bool) (string, error) {
 	var name [6]byte
 	_, _ = rand.Read(name[:])

@@ -54,8 +54,8 @@ type installation struct {
 	major int
 }
 
-// installed returns what the machine has, in the order to try it, and why others were passed over. What $PATH and
-// pg_config name comes first, as somebody's choice; the rest newest first.
+// installed returns the machine's servers, in the order to try them, and why it passed others over. Those of $PATH
+// and pg_config come first, as somebody's choice, and the rest newest first.
 func (p places) installed(ctx context.Context, as account) (found []installation, passedOver []attempt) {
 	seen := map[string]bool{}
 	look := func(dir string) (ok []installation) {
@@ -116,8 +116,8 @@ func isExecutable(file string) bool {
 // "postgres (PostgreSQL) 16.4 (Debian 16.4-1)", "postgres (PostgreSQL) 18beta1"
 var versionPattern = regexp.MustCompile(`PostgreSQL\) (\d+)`)
 
-// majorVersion runs the server binary as the account that is to run it later: a directory below /root can be fine for us
-// and out of reach for it.
+// majorVersion runs the server binary as the account that is to run it later: root can read a directory below /root,
+// which that account cannot.
 func majorVersion(ctx context.Context, dir string, as account) (int, error) {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Second)
 	defer cancel()

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// socketPort names the socket only; nothing listens on it unless Options.TCP says so.
+// socketPort names the socket only. Nothing listens on it without Options.TCP.
 const socketPort = 5432
 
 var settingName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.]*$`)
@@ -104,7 +104,7 @@ func freePort() (int, error) {
 	return l.Addr().(*net.TCPAddr).Port, nil
 }
 
-// conf returns what is appended to postgresql.conf.
+// conf returns the lines to append to postgresql.conf.
 func (o Options) conf(dir string, port int) string {
 	settings := map[string]string{
 		"listen_addresses":        "",

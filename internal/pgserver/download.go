@@ -68,8 +68,8 @@ func (d *download) unpack(final, scratch string) error {
 		CachePath(scratch).
 		RuntimePath(filepath.Join(scratch, "runtime")).
 		BinariesPath(binaries).
-		// Start has no form that only fetches. It fetches first and empties the data directory next, and Go refuses to
-		// remove a path that ends in a dot: so it goes this far and no further, and runs no program.
+		// Start has no form that only fetches. It fetches first and empties the data directory next, and Go refuses
+		// to remove a path that ends in a dot: so it goes this far and no further, and runs no program.
 		DataPath(scratch + "/.").
 		Logger(nil)
 	if d.repository != "" {

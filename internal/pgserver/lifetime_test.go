@@ -32,7 +32,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// started is what the helper prints.
+// started is the helper's output.
 type started struct {
 	Dir                  string
 	Postmaster, Watchdog int

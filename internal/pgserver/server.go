@@ -1,9 +1,10 @@
 // Package pgserver starts a throwaway Postgres for tests, examples and benchmarks.
 //
-// Where it comes from, in this order: the server that the environment variable DATABASE_URL names, which is used and left
-// alone; server binaries on this machine; binaries downloaded once and cached. From binaries, [Start] makes a new cluster
-// in a private directory, reached through a socket in it. A watchdog process owns the cluster and removes it, processes
-// and files, when this process ends, in whatever way that happens: there is nothing to clean up after a panic or a kill.
+// It uses, in this order: the server that the environment variable DATABASE_URL names, which is used and left alone,
+// server binaries on this machine, or binaries downloaded once and cached. From binaries, [Start] makes a new cluster
+// in a private directory, reached through a socket in it. A watchdog process owns the cluster. When this process ends
+// in any way, the watchdog removes the cluster's processes and files: there is nothing to clean up after a panic or a
+// kill.
 package pgserver
 
 import (
@@ -31,15 +32,15 @@ var ErrNotOwned = errors.New("pgserver: the server of DATABASE_URL was not start
 // ErrStopped is returned by Kill and Restart after Stop.
 var ErrStopped = errors.New("pgserver: the server is stopped")
 
-// Options says what kind of server is wanted. The zero value is right for tests.
+// Options describes a server. The zero value is right for tests.
 type Options struct {
 	// Durable leaves the server's own defaults in place: a commit is on disk when it is acknowledged. Defaults to false:
 	// fsync, synchronous_commit and full_page_writes are off, and its files are in /dev/shm if that has 4 GiB to spare and
 	// TMPDIR is not set, since the cluster is removed in the end anyway.
 	Durable bool
 
-	// Settings are further server parameters, by name; they override this package's. They go to postgresql.conf, so that
-	// alter system still works. Ignored for DATABASE_URL.
+	// Settings are further server parameters, by name, which override this package's. They go to postgresql.conf, so
+	// that alter system still works. Ignored for DATABASE_URL.
 	Settings map[string]string
 
 	// TCP makes the server listen on a free port of 127.0.0.1 too, with a random password, and ConnString name that.
@@ -49,7 +50,7 @@ type Options struct {
 	// Private starts a server even if DATABASE_URL is set, for callers that kill it or depend on Settings.
 	Private bool
 
-	// Log gets a line on what is started, and from where. Defaults to none.
+	// Log gets a line on each server started, with its source. Defaults to none.
 	Log io.Writer
 }
 
@@ -82,7 +83,7 @@ func Start(ctx context.Context, opts Options) (*Server, error) {
 	return startAny(ctx, opts, usualPlaces())
 }
 
-// ConnString returns a URL of the database postgres, as a superuser; for DATABASE_URL, just that.
+// ConnString returns a URL of the database postgres, as a superuser, or DATABASE_URL itself.
 func (s *Server) ConnString() string { return s.connString }
 
 // Version returns the server's version in the form of its server_version_num: 150012 is 15.12.
@@ -94,7 +95,7 @@ func (s *Server) Owned() bool { return s.owned }
 // Dir returns the directory that holds the cluster's socket, its log and, in data, its files. "" if not Owned.
 func (s *Server) Dir() string { return s.dir }
 
-// PID returns the process id of the postmaster. 0 if not Owned, or if it has ended in whatever way.
+// PID returns the process id of the postmaster. 0 if not Owned, or if it has ended.
 func (s *Server) PID() int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -112,8 +113,8 @@ func (s *Server) running() int {
 	return s.pid
 }
 
-// Stop shuts the server down without ceremony and removes all of it. It may be called again; a server of DATABASE_URL is
-// left alone.
+// Stop shuts the server down without ceremony and removes all of it. It may be called again. It leaves a server of
+// DATABASE_URL alone.
 func (s *Server) Stop() error {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -129,8 +129,8 @@ func TestRestart_AfterACrashOfThePostmaster(t *testing.T) {
 	require.Equal(t, "1", query(t, s, "select 1"))
 }
 
-// A postmaster that is killed cannot free its shared memory. What Linux lists is the System V segment; the others go the
-// same way.
+// A postmaster that is killed cannot free its shared memory. Linux lists the System V segment. The others go the same
+// way.
 func TestStop_AfterKillFreesSharedMemory(t *testing.T) {
 	t.Parallel()
 	const segments = "/proc/sysvipc/shm"

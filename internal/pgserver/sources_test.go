@@ -100,7 +100,7 @@ func TestInstalled_PassesOverWhatDoesNotServe(t *testing.T) {
 		require.NoError(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
 		require.NoError(t, os.WriteFile(filepath.Join(root, dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 	}
-	// Too old, silent, and new but broken; the last is only seen when it is used.
+	// Too old, silent, and new but broken. The last fails only when it is used.
 	for dir, script := range map[string]string{
 		"9.6/bin": "echo 'postgres (PostgreSQL) 9.6.24'",
 		"10/bin":  "echo broken >&2; exit 1",

@@ -59,7 +59,7 @@ func (in installation) withBasebackup() (installation, error) {
 	return in, ErrNoBasebackup
 }
 
-// conninfo is how a standby reaches s: by its socket, whatever else it listens on.
+// conninfo connects a standby to s: by its socket, even if s also listens elsewhere.
 func (s *Server) conninfo() (string, error) {
 	config, err := pgx.ParseConfig(s.connString)
 	if err != nil {
@@ -69,7 +69,7 @@ func (s *Server) conninfo() (string, error) {
 	return fmt.Sprintf("host='%s' port=%d user=postgres application_name=%s", host, config.Port, StandbyName), nil
 }
 
-// standbyConf is what a standby's settings are, over those that came with the copy.
+// standbyConf is the settings of a standby over those that came with the copy.
 func (o Options) standbyConf(dir string, port int, primary string) string {
 	return "synchronous_standby_names = ''\n" + // or, once promoted, it would wait for itself
 		fmt.Sprintf("primary_conninfo = %s\n", quoted(primary)) + o.conf(dir, port)

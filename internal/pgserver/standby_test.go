@@ -55,7 +55,7 @@ func TestStartStandby_StreamsAndIsPromoted(t *testing.T) {
 	}
 }
 
-// What the primary had to wait for is not waited for by the promoted one.
+// The promoted server does not wait for a standby as the primary did.
 func TestStartStandby_SynchronousHoldsCommitsUntilItIsThere(t *testing.T) {
 	t.Parallel()
 	primary := start(t, Options{Durable: true})

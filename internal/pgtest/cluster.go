@@ -19,13 +19,13 @@ import (
 	"github.com/pgmetered/metered/internal/pgserver"
 )
 
-// Databases are named by what they are and who uses them, so that any process can tell which are left over:
+// The name of a database shows its kind and its user, so that any process can tell which are left over:
 //
 //	metered_template_<schema hash>    made once per schema, in use while somebody holds the hash's lock shared
 //	metered_test_<run>_<number>       one test's, in use while somebody holds the run's lock
 //
-// The locks are session-level advisory locks in the database that DATABASE_URL names. They end with their process, however
-// it ends. What nobody holds is dropped by the next process that starts.
+// The locks are session-level advisory locks in the database of DATABASE_URL. They end with their process in any
+// case. The next process that starts drops databases without a holder.
 const (
 	templatePrefix = "metered_template_"
 	testPrefix     = "metered_test_"
@@ -39,7 +39,7 @@ var templateLock = lockKey("pgtest/template")
 type cluster struct {
 	server   *pgserver.Server
 	admin    *pgxpool.Pool // creates and drops databases
-	session  *pgx.Conn     // holds the locks that say what this process uses, for as long as it lives
+	session  *pgx.Conn     // holds this process's locks, for as long as it lives
 	run      string
 	template string
 	nextTest atomic.Int64
@@ -146,7 +146,7 @@ func (c *cluster) dropLeftOvers(ctx context.Context) error {
 		if _, unlockErr := c.session.Exec(ctx, "select pg_advisory_unlock($1)", lockKey(owner)); unlockErr != nil {
 			return unlockErr
 		}
-		// Somebody else's, whom this role may not touch: not our business.
+		// Another role's, which this one may not touch: not our business.
 		if pgErr := (*pgconn.PgError)(nil); err != nil && !(errors.As(err, &pgErr) && pgErr.Code == "42501") {
 			return err
 		}
@@ -160,8 +160,8 @@ func (c *cluster) createDatabase(ctx context.Context, empty bool) (name string, 
 		return name, c.exec(ctx, "create database %s template template0 encoding 'UTF8' lc_collate 'C' lc_ctype 'C'", name)
 	}
 	clone := "create database %s template %s"
-	// On a throwaway server copying files is cheaper than logging each page of the copy, which is the default and better
-	// where files are synced to disk.
+	// On a throwaway server copying files is cheaper than logging each page of the copy, which is the default and
+	// better where files are synced to disk.
 	if c.server.Owned() && c.server.Version() >= 150000 {
 		clone += " strategy file_copy"
 	}

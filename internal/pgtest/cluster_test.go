@@ -29,7 +29,7 @@ func join(t *testing.T, server *pgserver.Server) *cluster {
 	return c
 }
 
-// end is what happens when the process ends, in whatever way: its sessions do.
+// end closes the sessions, as the end of the process does.
 func (c *cluster) end(t *testing.T) {
 	c.admin.Close()
 	require.NoError(t, c.session.Close(context.Background()))
@@ -77,7 +77,7 @@ func TestCluster_DropsWhatEndedProcessesLeft(t *testing.T) {
 	inUse, err := alive.createDatabase(t.Context(), true)
 	require.NoError(t, err)
 
-	// Templates of other schemas, used and not, one of them given up half way; and a database that is none of ours.
+	// Templates of other schemas, used and not, one of them given up half way, and a database that is none of ours.
 	usedTemplate := templatePrefix + "0123456789abcdef"
 	_, err = alive.session.Exec(t.Context(), "select pg_advisory_lock_shared($1)", lockKey(usedTemplate))
 	require.NoError(t, err)

@@ -41,8 +41,8 @@ func Cut(t testing.TB, pool *pgxpool.Pool) (*pgxpool.Pool, *Cutter) {
 	}), c
 }
 
-// Arm counts messages from here. The one with the number at, from 1, is lost, and its connection with it; then cut is called.
-// 0 cuts nowhere.
+// Arm counts messages from here. Message number at, from 1, is lost with its connection, and then cut is called. 0
+// loses none.
 func (c *Cutter) Arm(at int, cut func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -78,7 +78,7 @@ type counted struct {
 
 	mu             sync.Mutex
 	ready, lost    bool
-	sent, got, out []byte // of the client and of the server, not a whole message yet; to be read
+	sent, got, out []byte // incomplete messages of the client and of the server, and bytes to be read
 }
 
 // whole is the length of the first message of b with a type, or 0 if it is not there.

@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Example is Open for an example, which has no testing.TB. What would fail a test panics, and done ends it.
+// Example is Open for an example, which has no testing.TB. A failure panics, and done ends it.
 func Example() (pool *pgxpool.Pool, done func()) {
 	tb := &exampleTB{}
 	return Open(tb), tb.end

@@ -12,8 +12,8 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Next is a made-up version of the schema, the one after this build's. The tests of upgrades go to it. It has one change of each
-// kind: a column that a migration fills, an index, a type, a function that gains an argument, a function with another body,
+// Next is a made-up version of the schema after this build's, for tests of upgrades. It has one change of each kind:
+// a column that a migration fills, an index, a type, a function that gains an argument, a function with another body,
 // and a view that loses a column.
 func Next(t testing.TB) *schema.Release {
 	t.Helper()

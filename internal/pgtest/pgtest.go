@@ -1,8 +1,8 @@
 // Package pgtest gives each test a database of its own, as a clone of a template that holds the schema.
 //
-// The server is shared by the tests of a binary and comes from internal/pgserver: the one of DATABASE_URL, or a throwaway
-// one that ends with the binary. No TestMain is needed. Several binaries may share the server of DATABASE_URL, with the
-// same schema or different ones.
+// The tests of a binary share a server of internal/pgserver: that of DATABASE_URL, or a throwaway one that ends with
+// the binary. No TestMain is needed. Several binaries may share the server of DATABASE_URL, with the same schema or
+// different ones.
 package pgtest
 
 import (
@@ -27,7 +27,7 @@ const (
 	closeTimeout = 10 * time.Second
 )
 
-// Options says what kind of database a test needs. The zero value is what most tests want.
+// Options describes a test's database. The zero value serves most tests.
 type Options struct {
 	// Empty gives a database without the schema, for tests of migrations. Defaults to false.
 	Empty bool
@@ -39,9 +39,9 @@ type Options struct {
 	Config func(*pgxpool.Config)
 }
 
-// Open returns a pool on a database of t's own that holds the schema and River's tables. Its role is a superuser, unless
-// DATABASE_URL names another. When the test ends the pool is closed and the database dropped; connections that the test
-// has not returned by then fail it.
+// Open returns a pool on a database of t's own that holds the schema and River's tables. Its role is a superuser,
+// unless DATABASE_URL names another. When the test ends the pool is closed and the database dropped. A connection
+// that is not returned by then fails the test.
 func Open(t testing.TB) *pgxpool.Pool {
 	t.Helper()
 	return OpenWith(t, Options{})
@@ -104,7 +104,7 @@ func Reopen(t testing.TB, pool *pgxpool.Pool, change func(*pgxpool.Config)) *pgx
 	return other
 }
 
-// ConnString returns a connection string of the pool's database, for what cannot use the pool.
+// ConnString returns a connection string of the pool's database, for programs that cannot use the pool.
 func ConnString(pool *pgxpool.Pool) string { return pool.Config().ConnString() }
 
 // closePool fails the test if connections are still out, instead of hanging as Close would. The database is dropped with
@@ -123,8 +123,8 @@ func closePool(t testing.TB, pool *pgxpool.Pool) {
 	}
 }
 
-// applicationName cuts to what Postgres keeps, from the left: the name of the subtest says more. Of what is not ASCII
-// Postgres makes "?" or, since 16, four characters of each byte.
+// applicationName cuts a name to the length that Postgres keeps, from the left: the name of the subtest says more. It
+// replaces non-ASCII characters, of which Postgres makes "?" or, since 16, four characters a byte.
 func applicationName(test string) string {
 	const maxLen = 63
 	name := strings.Map(func(r rune) rune {
@@ -141,8 +141,8 @@ type execer interface {
 	Exec(ctx context.Context, sql string, args ...any) (pgconn.CommandTag, error)
 }
 
-// FlushStatistics makes what a connection did show in the pg_stat views, for itself too. A server before Postgres 15
-// cannot be told to: it is given the time that it takes.
+// FlushStatistics makes a connection's activity show in the pg_stat views, for itself too. A server before Postgres
+// 15 cannot flush on request, so FlushStatistics waits.
 func FlushStatistics(t testing.TB, db execer) {
 	t.Helper()
 	exec := func(sql string) error {

@@ -11,7 +11,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Recorder is an observer that keeps what it is told.
+// Recorder is an observer that keeps all work and events.
 type Recorder struct {
 	mu     sync.Mutex
 	begun  int
@@ -28,7 +28,7 @@ type Ended struct {
 
 type within struct{}
 
-// Start tells what it is part of by the context.
+// Start finds the surrounding work in the context.
 func (r *Recorder) Start(ctx context.Context, op observe.Op) (context.Context, func(observe.End)) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -60,7 +60,7 @@ func (r *Recorder) Forget() {
 	r.begun, r.ended, r.events = 0, nil, nil
 }
 
-// Told are the events as "kind name n", with "pending", in their order; without those of the kinds left out.
+// Told are the events as "kind name n", with "pending", in their order, without those of the kinds left out.
 func (r *Recorder) Told(without ...observe.Kind) []string {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -13,13 +13,13 @@ import (
 	"github.com/pgmetered/metered"
 )
 
-// prepare puts into an empty database what tests find there.
+// prepare fills an empty database with the schema and River's tables.
 func prepare(ctx context.Context, pool *pgxpool.Pool) error {
 	_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true})
 	return err
 }
 
-// schemaHash names what prepare makes: the schema's text and River's migrations.
+// schemaHash identifies the result of prepare: the schema's text and River's migrations.
 func schemaHash() (string, error) {
 	sql, err := metered.SchemaSQL(metered.SchemaSQLOptions{})
 	if err != nil {

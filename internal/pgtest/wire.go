@@ -16,9 +16,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Wire sits between a pool and its server and understands enough of the protocol
-// to know what a flush asks for. A flush is what the client sends before it waits:
-// up to a Sync or a simple query.
+// Wire sits between a pool and its server and reads enough of the protocol to know the SQL of a flush. A flush is
+// everything that the client sends before it waits: up to a Sync or a simple query.
 type Wire struct {
 	mu      sync.Mutex
 	on      func(f *Flush)
@@ -27,14 +26,14 @@ type Wire struct {
 	Slow    atomic.Int64 // nanoseconds that each write takes longer
 }
 
-// Flush is what was sent, and what is to become of it.
+// Flush is a client's flush, and its treatment.
 type Flush struct {
-	SQL  []string // of what it executes or prepares, in order
+	SQL  []string // executed or prepared, in order
 	asks bool     // by a Sync or a simple query: not the start or end of a session
 	Conn *Tapped
 	Raw  []byte
 
-	Deliver func() // to the server, and what happens then; nil: just that
+	Deliver func() // sends it to the server, with the test's acts around it. Nil: just sends it
 }
 
 // Has reports whether one of the statements contains text.
@@ -112,10 +111,10 @@ type Tapped struct {
 
 	pid       atomic.Int32 // of the backend
 	answering sync.Mutex   // held while a flush is being dealt with
-	Answer    []byte       // to be read before what the server sends
+	Answer    []byte       // to be read before the server's messages
 	cut       bool
 	reading   sync.Mutex   // held while Conn is read
-	taken     atomic.Int64 // grows when what the client waits for changes
+	taken     atomic.Int64 // grows when the client's waiting changes
 }
 
 func (c *Tapped) Write(b []byte) (int, error) {
@@ -191,7 +190,7 @@ func (c *Tapped) take() (give func()) {
 	}
 }
 
-// next takes a flush from what is pending.
+// next takes a flush from the pending bytes.
 func (c *Tapped) next() *Flush {
 	f := &Flush{Conn: c}
 	rest := c.pending
@@ -217,7 +216,7 @@ func (c *Tapped) next() *Flush {
 	}
 }
 
-// read takes note of one message; true ends the flush.
+// read notes one message. true ends the flush.
 func (c *Tapped) read(f *Flush, message []byte) bool {
 	text := func(i int) string { // the i-th zero-terminated string
 		return string(bytes.SplitN(message[5:], []byte{0}, i+2)[i])
@@ -247,7 +246,7 @@ func (f *Flush) Pass() error {
 	return err
 }
 
-// Ask sends the flush and reads what the server says to it, up to ReadyForQuery.
+// Ask sends the flush and reads the server's answer, up to ReadyForQuery.
 func (f *Flush) Ask() []byte {
 	defer f.Conn.take()()
 	var all []byte

@@ -1,4 +1,4 @@
-// Package purge deletes what is old, batch after batch.
+// Package purge deletes old rows, batch after batch.
 package purge
 
 import (
@@ -22,7 +22,7 @@ const (
 	MaxBatch     = 10_000
 )
 
-// Options are what every PurgeOptions of rows that end is converted to.
+// Options is the common form of the PurgeOptions of all packages.
 type Options struct {
 	OlderThan time.Duration
 	Batch     int
@@ -30,8 +30,7 @@ type Options struct {
 	DryRun    bool
 }
 
-// Check refuses what is out of bounds with an error of that kind, and fills in the
-// default of Batch.
+// Check refuses options out of bounds with an error of that kind, and sets the default of Batch.
 func (o *Options) Check(kind *fault.Sentinel) error {
 	if o.Batch == 0 {
 		o.Batch = DefaultBatch
@@ -57,15 +56,15 @@ func (o *Options) age() pgtype.Interval {
 	return pgtype.Interval{Microseconds: o.OlderThan.Microseconds(), Valid: true}
 }
 
-// Run calls sql, each time in a transaction of its own, until it deletes less than a batch, and returns how many rows
-// were deleted: also with an error, as what is deleted stays deleted. sql takes the time from which to go on (null: from
-// the beginning), the age, how many rows at most, and args; it returns how many it deleted and where to go on. With
-// DryRun it returns what the query count, which takes the age, answers, and deletes nothing.
+// Run calls sql, each time in a transaction of its own, until it deletes less than a batch. It returns how many rows
+// were deleted, with an error too, as deleted rows stay deleted. sql takes the time from which to go on (null: from
+// the beginning), the age, how many rows at most, and args. It returns how many it deleted and where to go on. With
+// DryRun, Run returns the answer of the query count, which takes the age, and deletes nothing.
 //
-// At READ COMMITTED, whatever the session's default: above it, two purges would fail each
-// other instead of passing over rows.
+// It runs at READ COMMITTED, not at the session's default: above it, two purges would fail each other instead of
+// passing over rows.
 //
-// The observer is told of it under a name, and of no DryRun.
+// The observer gets each batch under a name, but no DryRun.
 func (o *Options) Run(ctx context.Context, to *observed.To, name string, pool *pgxpool.Pool, count, sql string, args ...any) (total int64, err error) {
 	if o.DryRun {
 		return o.count(ctx, pool, count)

@@ -23,7 +23,7 @@ const (
 	maxScopes  = 10_000           // of a turn
 )
 
-// turn forgets what is old. The caller has the lock.
+// turn forgets old refusals. The caller has the lock.
 func (r *Recent) turn(now time.Time) {
 	switch age := now.Sub(r.turned); {
 	case age >= 2*turnLength:

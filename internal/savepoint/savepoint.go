@@ -1,4 +1,4 @@
-// Package savepoint runs what is taken back as a whole if it fails, in a transaction of a caller's.
+// Package savepoint runs a function in a caller's transaction, and undoes its writes if it fails.
 package savepoint
 
 import (
@@ -9,13 +9,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// undoTimeout bounds how long what fn did is taken back, where its context has ended.
+// undoTimeout bounds the rollback after fn's context has ended.
 const undoTimeout = 5 * time.Second
 
-// In runs fn in a savepoint of tx, so that its error, its panic and the end of ctx meanwhile take
-// back what it did, and leave tx as usable as it was. Where that cannot be done, since
-// fn ended the savepoint or left the connection in use, the connection is closed: the
-// caller must not commit what was answered by an error.
+// In runs fn in a savepoint of tx. Its error, its panic and the end of ctx meanwhile undo its writes, and leave tx as
+// usable as it was. If fn ended the savepoint or left the connection in use, that is impossible and the connection is
+// closed: the caller must not commit writes of a failed fn.
 func In[T any](ctx context.Context, tx pgx.Tx, pkg string, fn func(pgx.Tx) (T, error)) (result T, err error) {
 	sub, err := tx.Begin(ctx)
 	if err != nil {

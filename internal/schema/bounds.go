@@ -7,9 +7,9 @@ import (
 	"strings"
 )
 
-// Bound is the most that an argument of a function may be which roles may execute. It goes for a field of a composite type as
-// for an argument of the same name. Each text, JSON, bytea and array has one, and each number that says how long a call waits or how
-// much it does. All else is bounded by its type.
+// Bound is the most that an argument of a function may be which roles may execute. A field of a composite type has
+// the bound of an argument of the same name. Each text, JSON, bytea and array has one, and each number that decides
+// how long a call waits or how much it does. Any other argument is bounded by its type.
 type Bound struct {
 	Names string // of arguments and fields
 	Max   int
@@ -17,7 +17,7 @@ type Bound struct {
 	In    string // the functions that it is for; "" for all others
 }
 
-// Unit is what Bound.Max counts.
+// Unit is the unit of Bound.Max.
 type Unit string
 
 // The units. Each text of an array has as many bytes as one of its name.
@@ -28,7 +28,7 @@ const (
 	Value Unit = "as a number"
 )
 
-// Bounds are all bounds. Each function checks its arguments against them before it does anything else; SQLSTATE 22023.
+// Bounds are all bounds. Each function checks its arguments first (SQLSTATE 22023).
 var Bounds = []Bound{
 	{"scope of_scope child of_child only_scope claim scopes", 255, Bytes, ""},
 	{"id of_id ids operation namespace tenant of_tenant holder entity", 255, Bytes, ""},

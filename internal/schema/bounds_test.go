@@ -37,8 +37,8 @@ type boundsTest struct {
 	tried map[string]int
 }
 
-// Each argument of each function that a role may execute, and each field of one, is refused one above its bound, before anything
-// else is looked at. What has no bound has a type that bounds it.
+// Each argument of each function that a role may execute, and each field of one, is refused one above its bound,
+// before anything else is looked at. Arguments without a bound have a type that bounds them.
 func TestBounds_AreThereForEveryArgumentOfEveryGrantedFunction(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Open(t)

@@ -14,7 +14,7 @@ import (
 // Object is one table, column, index, constraint, type or function of a schema.
 type Object struct {
 	Kind, Name string
-	// Definition is what it is, without the schema's name; of a function's body a hash.
+	// Definition is the object's definition, without the schema's name. For a function's body it is a hash.
 	Definition string
 	// Lost: its owner is not that of the schema's tables.
 	Lost bool
@@ -33,17 +33,17 @@ func (o Object) Key() string { return o.Kind + " " + o.Name }
 
 func (o Object) String() string { return o.Key() + ": " + o.Definition }
 
-// use is what its callers see of a function.
+// use is a function's interface, as its callers see it.
 func (o Object) use() string {
 	use, _, _ := strings.Cut(o.Definition, " language ")
 	return use
 }
 
-// Catalog is what is installed in a schema.
+// Catalog is the objects that are installed in a schema.
 type Catalog struct {
 	// Version is that of the schema, 0 if there is none.
 	Version int
-	release *Release // that of the build that reads
+	release *Release // of the build that reads
 	schema  Name
 	objects map[string]Object
 }
@@ -56,8 +56,7 @@ type DB interface {
 //go:embed catalog.sql
 var catalogSQL string
 
-// Read reads what is installed in the schema n. It changes nothing, neither in a
-// transaction that is given to it.
+// Read reads the objects of the schema n. It changes nothing, even in a transaction passed to it.
 func (r *Release) Read(ctx context.Context, db DB, n Name) (c Catalog, err error) {
 	c.release, c.schema = r, n
 	tx, err := db.Begin(ctx)
@@ -92,7 +91,7 @@ func (r *Release) Read(ctx context.Context, db DB, n Name) (c Catalog, err error
 	return c, err
 }
 
-// unqualified gives what is qualified by the schema's name its default name.
+// unqualified replaces the schema's name by its default in a text.
 func (n Name) unqualified(text string) string {
 	text = strings.ReplaceAll(text, n.quoted+".", Default+".")
 	if n.plain == Default || !strings.Contains(text, n.plain) {
@@ -133,7 +132,7 @@ func (c Catalog) Text() string {
 	return b.String()
 }
 
-// Problem is what is wrong with an object.
+// Problem is the fault of an object.
 type Problem string
 
 // The problems.
@@ -159,8 +158,8 @@ type Difference struct {
 	Have    string // its definition, if it differs
 }
 
-// Differences compares what is installed with what the release makes. What only the version before
-// calls may be there, too, but not for everybody. Where the version itself is wrong, nothing else is compared.
+// Differences compares the installed objects with the release's. Functions that only the previous version calls may
+// be there, too, but not for everybody to call. Where the version itself is wrong, nothing else is compared.
 func (c Catalog) Differences() []Difference {
 	all := c.versionDifferences()
 	if len(all) > 0 {
@@ -214,8 +213,8 @@ func (c Catalog) versionDifferences() (all []Difference) {
 	return all
 }
 
-// Unusable are those of the Differences that make calls fail: what is missing, but for views, and functions
-// that are to be called otherwise. A clock that a test has set is none of them.
+// Unusable are those of the Differences that make calls fail: missing objects except views, and functions with
+// another interface. A clock that a test has set is none of them.
 func (c Catalog) Unusable() []Difference {
 	return slices.DeleteFunc(c.Differences(), func(d Difference) bool {
 		switch {

@@ -18,7 +18,7 @@ import (
 
 var update = flag.Bool("update", false, "write catalog.txt anew")
 
-// matches compares a committed file with what it should be, or writes it.
+// matches compares a committed file with the wanted text, or writes it.
 func matches(t *testing.T, file, want string) {
 	t.Helper()
 	if *update {
@@ -61,7 +61,7 @@ func read(t *testing.T, db schema.DB, name string) schema.Catalog {
 	return c
 }
 
-// Whatever the schema's name is, and where the session looks for names.
+// Under every name of the schema, and every search_path of the session.
 func TestCatalog_IsWhatAFreshSchemaHas(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)

@@ -7,8 +7,8 @@ import (
 	"strings"
 )
 
-// A comment in the source is also a COMMENT in the database: that above a table, a view, a type or a
-// function that roles may execute, up to its first empty line, and those behind columns.
+// A comment in the source is also a COMMENT in the database: that above a table, a view, a type or a function that
+// roles may execute, up to its first empty line, and those behind columns.
 
 var (
 	tableColumn  = regexp.MustCompile(`^    (\w+)\s`)
@@ -56,7 +56,7 @@ func split(text string) (above, body string) {
 		comment, ok := strings.CutPrefix(line, "--")
 		if !ok {
 			if strings.TrimSpace(line) == "" && body == "" {
-				words, ended = nil, false // of what is above the statement's own comment
+				words, ended = nil, false // above the statement's own comment
 				continue
 			}
 			body += line

@@ -10,8 +10,8 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Everything that a person can see in psql says what it is: tables, views, their columns, types, and
-// functions that a role may execute.
+// Everything that a person can see in psql has a COMMENT: tables, views, their columns, types, and functions that a
+// role may execute.
 func TestComments_AreThereForAllThatIsPublic(t *testing.T) {
 	t.Parallel()
 	var public []string

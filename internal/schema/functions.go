@@ -5,7 +5,7 @@ import (
 	"strings"
 )
 
-// Role is who may execute a function of the schema.
+// Role is a role that may execute functions of the schema.
 type Role uint8
 
 // The roles, to be combined.
@@ -17,7 +17,7 @@ const (
 
 // Attributes that functions share.
 const (
-	// owned functions run with their owner's rights, whatever the search_path of their caller.
+	// owned functions run with their owner's rights, under any search_path of their caller.
 	owned = "security definer\nset search_path = pg_catalog, pg_temp"
 	// planned functions never choose a sequential scan, and plan each statement once a session.
 	planned = "set enable_seqscan = off\nset plan_cache_mode = force_generic_plan"
@@ -41,8 +41,8 @@ type Function struct {
 	attributes string
 }
 
-// Functions are all that a role may execute. Whatever is not among them is for its owner, and
-// for functions that run with their owner's rights.
+// Functions are all that a role may execute. Any other is for its owner, and for functions that run with their
+// owner's rights.
 var Functions = []Function{
 	{"clock", Application | Maintenance | Reporting, plain},
 	{"keep_memory", Application | Maintenance | Reporting, plain}, // clock calls it

@@ -13,8 +13,8 @@ type Table struct {
 	Roles Role
 }
 
-// Tables are all that a role may read. A reporting role does not read tokens, operations and keys of jobs
-// themselves: a view has what it may see of them.
+// Tables are all that a role may read. A reporting role does not read tokens, operations and keys of jobs themselves:
+// a view has the columns that it may see.
 var Tables = []Table{
 	{"ledger", Application | Maintenance | Reporting},
 	{"refund_sum", Application | Reporting},
@@ -44,8 +44,8 @@ var Tables = []Table{
 	{"lots_statement", Reporting},
 }
 
-// GrantSQL renders what the role, which is quoted, needs for the calls of a set, in the schema n.
-// Functions are named with their arguments: those of the version before may be there, too.
+// GrantSQL renders the grants for a set of calls, in the schema n, to the role, which is quoted. Functions are named
+// with their arguments: those of the version before may be there, too.
 func (r *Release) GrantSQL(n Name, set Role, role string) string {
 	return Script(n.SQL(r.revokeFromPublic(true)) + fmt.Sprintf(`
 grant usage on %[1]s to %[4]s;
@@ -120,11 +120,11 @@ end
 $$;
 `
 
-// carryGrants gives the roles that could make the calls of an earlier version what they need
-// for those of this one. before are the keys of the functions that were there.
+// carryGrants gives the roles that could make the calls of an earlier version the grants for those of this one.
+// before are the keys of the functions that were there.
 //
-// Whoever could execute all of a set's functions gets the set. Whoever could execute some gets
-// those of the same names.
+// A role that could execute all of a set's functions gets the set. A role that could execute some gets those of the
+// same names.
 func (r *Release) carryGrants(before []string) string {
 	had := func(name string) bool {
 		return slices.ContainsFunc(before, func(key string) bool { return strings.HasPrefix(key, "function "+name+"(") })

@@ -30,8 +30,8 @@ type Release struct {
 	history     []map[string]Object // those of the versions before it, version 1 first
 }
 
-// Load reads a release: sql/*.sql, catalog.txt, and for each version before it versions/000N.txt, its catalog, and
-// versions/000M.sql, what changes its tables.
+// Load reads a release: sql/*.sql, catalog.txt, and for each earlier version its catalog, versions/000N.txt, and the
+// changes of its tables, versions/000M.sql.
 func Load(files fs.FS, version int) *Release {
 	r := &Release{Version: version, files: files}
 	r.wanted = objects(r.file("catalog.txt"))

@@ -18,7 +18,7 @@ type Name struct{ quoted, plain string }
 
 var valid = regexp.MustCompile(`^[a-z_][a-z0-9_]{0,62}$`)
 
-// Parse validates a schema name; "" means Default. A name is 1 to 63 bytes of
+// Parse validates a schema name. "" means Default. A name is 1 to 63 bytes of
 // lower-case ASCII letters, digits and underscores, does not start with a
 // digit and not with "pg_", which Postgres keeps for itself. Mixed case is
 // refused rather than quoted: an unquoted mention in somebody's migration
@@ -36,18 +36,15 @@ func Parse(name string) (Name, error) {
 // String returns the name as it was given, unquoted.
 func (n Name) String() string { return n.plain }
 
-// mention is how SQL in this project refers to the library's schema. Every
-// mention is qualified, so that the caller's search_path is never consulted. What
-// follows is in lower case: comments speak of metered.Migrate, too.
+// mention is a reference to the library's schema in SQL of this project. Every mention is qualified, so that the
+// caller's search_path is never consulted. Its name is in lower case: comments speak of metered.Migrate, too.
 var mention = regexp.MustCompile(`\bmetered\.[a-z_]|\bschema (if not exists )?metered\b|\bto_regnamespace\('metered'`)
 
-// space is what the keys of advisory locks are derived from: a kind, and the schema's name.
+// space is the source of the keys of advisory locks: a kind, and the schema's name.
 var space = regexp.MustCompile(`'metered/([a-z]+)/metered'`)
 
-// SQL returns query with each mention of the schema replaced by n: "metered." in
-// front of a name, "schema metered", and its name for to_regnamespace, which takes it
-// quoted as an identifier is. The default
-// name leaves it as it is.
+// SQL returns query with each mention of the schema replaced by n: "metered." in front of a name, "schema metered",
+// and its name for to_regnamespace, quoted as an identifier. The default name changes nothing.
 func (n Name) SQL(query string) string {
 	if n.plain == Default {
 		return query

@@ -13,15 +13,15 @@ var sources = []string{
 
 // statement is one of a release's, with the comment above it.
 type statement struct {
-	// verb is what it begins with: one of verbs.
+	// verb is its beginning: one of verbs.
 	verb string
 	// name is that of the function, type or view that it creates.
 	name string
 	text string
 }
 
-// verbs are the beginnings of all statements. An upgrade repeats those from "create function"
-// on, and creates the types that are new; the rest is for migrations.
+// verbs are the beginnings of all statements. An upgrade repeats those from "create function" on, and creates new
+// types. The rest is for migrations.
 var verbs = regexp.MustCompile(`(?m)^(do |insert into|(?:create|alter) (?:table|(?:unique )?index|sequence)|` +
 	`create (?:type|domain)|create function|create view|comment on)(?: ?metered\.([a-z_0-9]+))?`)
 

@@ -18,7 +18,7 @@ func TestSource_IsTheFileInTheRoot(t *testing.T) {
 	require.Equal(t, schema.Script(schema.Current().Source()), string(file), "run: go generate .")
 }
 
-// A server in another encoding than UTF-8 refuses what it has no character for.
+// A server in another encoding than UTF-8 refuses characters that it lacks.
 func TestSQL_IsASCII(t *testing.T) {
 	t.Parallel()
 	catalog, err := os.ReadFile("catalog.sql")

@@ -31,9 +31,9 @@ func forGoose(sql string) string {
 	return b.String()
 }
 
-// Script makes a text of SQL mean the same whatever the search_path of the session that runs it is: somebody may have
-// created functions, operators and types there. It puts the search_path back at its end, for what the session runs next.
-// That goes for the whole session: a tool may run each statement in a transaction of its own.
+// Script makes SQL mean the same under any search_path of its session: somebody may have created functions, operators
+// and types there. It restores the search_path at its end, for later statements. It sets the path for the whole
+// session: a tool may run each statement in a transaction of its own.
 func Script(sql string) string { return fixPathSQL + sql + putPathBackSQL }
 
 const fixPathSQL = `-- Names are those of pg_catalog, whatever is on the search_path. It is put back at the end.

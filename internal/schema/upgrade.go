@@ -12,17 +12,17 @@ import (
 // Upgrade says what an upgrade to a release does.
 type Upgrade struct {
 	To *Release
-	// From is the version that is installed; that of To, to re-create what is missing or differs.
+	// From is the installed version. That of To re-creates missing and different objects.
 	From int
 	// Missing are the keys of functions and types that From has and that are not there.
 	Missing []string
-	// DropPrevious also drops what only the version before To calls.
+	// DropPrevious also drops the functions that only the version before To calls.
 	DropPrevious bool
 }
 
-// SQL is the upgrade as one text, under the schema's default name. What From and To have
-// in common is replaced, what is new is made beside it, and what only From calls stays, for
-// processes of that build. What only versions before that call is dropped.
+// SQL is the upgrade as one text, under the schema's default name. It replaces the functions that From and To share,
+// makes new ones beside them, and leaves those that only From calls, for processes of that build. It drops those that
+// only earlier versions call.
 func (u Upgrade) SQL() string {
 	var b strings.Builder
 	b.WriteString(guard(u.From))
@@ -58,8 +58,8 @@ func (u Upgrade) SQL() string {
 	return b.String()
 }
 
-// replaceView replaces a view, also by one that lacks a column of the old one: that one is dropped then, and who could
-// read it can read the new one. A view of somebody's that reads the old one stops that.
+// replaceView replaces a view. A view that loses a column is dropped first, and its readers can read the new one. If
+// another view depends on the old one, the upgrade fails.
 func replaceView(s statement) string {
 	_, query, _ := strings.Cut(s.text, "create view metered."+s.name+" as\n")
 	return fmt.Sprintf(replaceViewSQL, s.name, strings.TrimSuffix(strings.TrimSpace(query), ";"))
@@ -110,12 +110,12 @@ func (u Upgrade) Drops() []string {
 	return superseded(history, u.To.wants, u.DropPrevious)
 }
 
-// DropPreviousSQL is what Upgrade.DropPrevious adds, for a schema of this version.
+// DropPreviousSQL is the part that Upgrade.DropPrevious adds, for a schema of this version.
 func (r *Release) DropPreviousSQL() string {
 	return guard(r.Version) + "\n" + dropSQL(Upgrade{To: r, DropPrevious: true}.Drops())
 }
 
-// Script is what brings a schema n of the version from to this one, as a file of a tool's: the whole schema (0), an upgrade,
+// Script brings a schema n of the version from to this one, as a file for a tool: the whole schema (0), an upgrade,
 // or a repair.
 func (r *Release) Script(n Name, from int, dropPrevious bool, tool string) string {
 	sql := ""
@@ -130,8 +130,8 @@ func (r *Release) Script(n Name, from int, dropPrevious bool, tool string) strin
 	return Tools[tool](Script(n.SQL(sql)))
 }
 
-// superseded are the keys of what only earlier versions than the last of the history call, or
-// than current with withLast. history has the keys of version 1 first.
+// superseded are the keys of functions that only versions before the last of the history call, or before current with
+// withLast. history has the keys of version 1 first.
 func superseded(history [][]string, current func(key string) bool, withLast bool) []string {
 	var kept []string
 	if last := len(history) - 1; last >= 0 && !withLast {

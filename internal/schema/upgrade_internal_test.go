@@ -8,7 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 )
 
-// A third version drops what only the first calls, and leaves what the second does.
+// A third version drops the functions that only the first calls, and leaves those of the second.
 func TestSuperseded_IsWhatNoBuildThatMayRunCalls(t *testing.T) {
 	t.Parallel()
 	first := []string{"function both()", "function once(text)", "function stays()", "type old", "type until_second"}
