@@ -1,13 +1,13 @@
-.PHONY: help run test race lint bench vulncheck licenses
+.PHONY: help run quick test long race lint bench vulncheck licenses
 
 MODULES = $$(go list -m -f '{{.Dir}}')
 STATICCHECK = go run honnef.co/go/tools/cmd/staticcheck@v0.8.2 work
 GOVULNCHECK = go run golang.org/x/vuln/cmd/govulncheck@v1.9.0
 GOLICENSES = go run github.com/google/go-licenses@v1.6.0
 # MPL-2.0 is River's: it asks for the source of its own files, if they were changed. What is ignored was read: xz (tests) is in the
-# public domain, freetype may be had under the FreeType License, svgo under CC BY 4.0 (both by way of plots).
+# public domain.
 LICENCES = --allowed_licenses=MIT,ISC,BSD-2-Clause,BSD-3-Clause,Apache-2.0,MPL-2.0 --ignore github.com/xi2/xz \
-	--ignore github.com/golang/freetype --ignore github.com/ajstarks/svgo --ignore github.com/pgmetered/metered
+	--ignore github.com/pgmetered/metered
 
 help: ## list the targets
 	@sed -n 's/^\([a-z]*\):.*## /\1	/p' Makefile
@@ -15,8 +15,14 @@ help: ## list the targets
 run: ## run the quickstart on a throwaway Postgres
 	go run ./examples/quickstart
 
+quick: ## run the examples, and the tests that add up whole ledgers: under a minute, while you work
+	go test -short -run 'Example|Docs|Verify|RoundTrip|AddsUp|Arguments' . ./budget ./wallet ./holds ./leases ./tokens ./jobs ./httpmetered ./sqlmetered
+
 test: ## run all tests of all modules
 	go test work
+
+long: ## run them at full size: every place where a connection is cut, long random histories, soaks
+	METERED_LONG=1 go test -timeout 1h work
 
 race: ## run all tests with the race detector
 	go test -race work
