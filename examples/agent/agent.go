@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/leases"
 )
 
-// callsSQL is the application's own: what tools did. Units are thousandths of a cent.
+// callsSQL is the application's own table of tool calls. Units are thousandths of a cent.
 const callsSQL = `create table calls (run text, id text, tool text, units bigint, primary key (run, id))`
 
 // office is where agents' runs get their budgets.
@@ -32,7 +32,7 @@ func newOffice(db *pgxpool.Pool) (*office, error) {
 	return &office{db, client, carver}, err
 }
 
-// monthly is what a user's agents may use. A run's budget is judged by it once, when the run begins.
+// monthly is the limit of a user's agents. It judges a run's budget once, when the run begins.
 var monthly = []budget.Limit{budget.PerMonth(1_000, time.UTC, time.Time{}).Named("month")}
 
 func userScope(user string) string { return budget.ScopeKey("user", user, "") }
@@ -40,13 +40,14 @@ func userScope(user string) string { return budget.ScopeKey("user", user, "") }
 // run is an agent at work, with a budget that nobody else can take.
 type run struct {
 	*office
-	scope string // of its budget; its calls' ids are its own, too
+	scope string // of its budget. Its calls' ids are its own, too
 }
 
-// work begins a run with a part of the user's budget, and ends it when f returns, also if ctx is cancelled by then: what it has
-// not used is the user's again. The same id begun again while it is open, after a crash, goes on with what it has left.
+// work begins a run with a part of the user's budget, and ends it when f returns, even if ctx is cancelled by then:
+// units that it has not used are the user's again. If the same id is begun again while it is open, after a crash, the
+// run goes on with the units that it has left.
 //
-// Nobody ends the run of a process that was killed. It is ended after so long, by sweep.
+// Nobody ends the run of a killed process. sweep ends it after so long.
 func (o *office) work(ctx context.Context, user, id string, units int64, after time.Duration, f func(context.Context, *run) error) (leases.Lease, error) {
 	return o.within(ctx, ofUser(user, id, units, after), f)
 }
@@ -73,7 +74,7 @@ func (r *run) part(name string, units int64, after time.Duration) leases.Carving
 func (o *office) within(ctx context.Context, carving leases.Carving, f func(context.Context, *run) error) (lease leases.Lease, err error) {
 	r, err := o.begin(ctx, carving)
 	if err != nil {
-		return lease, err // of a refusal, nothing was taken
+		return lease, err // a refused run took nothing
 	}
 	defer func() {
 		ending, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
@@ -100,12 +101,12 @@ func (r *run) end(ctx context.Context) (lease leases.Lease, err error) {
 	return lease, err
 }
 
-// call is a tool call: what the tool writes and its cost commit together. Sent again with its id, as agents do that did
-// not hear the answer, it is answered again and costs nothing. Calls of one run may run at once; budget.ErrExceeded says
-// that the run's budget is used up, and budget.ErrScopeClosed that the run is over.
+// call is a tool call: the tool's writes and its cost commit together. An agent that did not hear the answer sends it
+// again with its id, gets the answer again and pays nothing. Calls of one run may run at once. budget.ErrExceeded
+// means that the run's budget is used up, budget.ErrScopeClosed that the run is over.
 //
-// A tool whose cost is known only when it has answered, such as a model, is reserved before and settled after: with a hold on the
-// run's scope, which can be captured after the run's end, too.
+// For a tool that knows its cost only afterwards, such as a model, hold units on the run's scope first. The hold can
+// be captured even after the run's end.
 func (r *run) call(ctx context.Context, id, tool string, units int64) (left int64, replayed bool, err error) {
 	out, err := metered.Do(ctx, r.client, metered.Command{
 		ID: id, Namespace: r.scope, Name: tool,
@@ -120,7 +121,7 @@ func (r *run) call(ctx context.Context, id, tool string, units int64) (left int6
 	return out.Receipt.Entries[0].Standings[0].Available, false, nil
 }
 
-// sweep ends the runs whose time is over, until ctx is done. Any number of processes may do so.
+// sweep ends the runs whose time is over, until ctx is done. Any number of processes may run it.
 func (o *office) sweep(ctx context.Context, every time.Duration, report func(leases.SettleReport, error)) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
@@ -134,7 +135,7 @@ func (o *office) sweep(ctx context.Context, every time.Duration, report func(lea
 	}
 }
 
-// left is what the user's agents can still be given this month, and used is what they have used of it.
+// left is the rest of the user's month, and used is the spent part.
 func (o *office) left(ctx context.Context, user string) (used, left int64, err error) {
 	usage, err := o.client.Budget.Usage(ctx, o.db, budget.Query{Scope: userScope(user), Period: monthly[0].Period})
 	if err != nil {

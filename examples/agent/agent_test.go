@@ -44,7 +44,7 @@ func openOffice(t *testing.T, at time.Time) (*office, *pgtest.Clock) {
 
 var may = time.Date(2026, 5, 4, 12, 0, 0, 0, time.UTC)
 
-// stands checks what the user has used and has left, the calls on record, and all sums of the ledger.
+// stands checks the user's spent and free units, the calls on record, and all sums of the ledger.
 func (o *office) stands(t *testing.T, used, left, calls int64) {
 	t.Helper()
 	gotUsed, gotLeft, err := o.left(t.Context(), "ann")
@@ -109,7 +109,7 @@ func TestCall_SentAtOnceAndAgainIsMadeOnce(t *testing.T) {
 	o.stands(t, 30, 970, 30)
 }
 
-// Whatever way a run ends in, its budget ends with it.
+// A run's budget ends with the run, in each way that a run can end.
 func TestWork_FailedAndCancelledRunsGiveBackWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	o, _ := openOffice(t, may)
@@ -135,7 +135,7 @@ func TestWork_FailedAndCancelledRunsGiveBackWhatIsLeft(t *testing.T) {
 	o.stands(t, 11, 989, 11)
 }
 
-// What a run has used counts in the month in which it ends.
+// A run's spending counts in the month in which the run ends.
 func TestWork_OverTheEndOfAMonth(t *testing.T) {
 	t.Parallel()
 	o, clock := openOffice(t, time.Date(2026, 5, 31, 23, 0, 0, 0, time.UTC))
@@ -151,7 +151,8 @@ func TestWork_OverTheEndOfAMonth(t *testing.T) {
 	o.stands(t, 700, 300, 700)
 }
 
-// A run's budget can come from a wallet. What it has of a lot is still its own after the lot's end; what it gives back is not.
+// A run's budget can come from a wallet. Units of a lot that the run has outlive the lot. Units that it gives back do
+// not.
 func TestWork_FromAWallet(t *testing.T) {
 	t.Parallel()
 	o, clock := openOffice(t, may)
@@ -183,8 +184,8 @@ func TestWork_FromAWallet(t *testing.T) {
 	require.Equal(t, []int64{150, 150}, []int64{usage[0].Spent, usage[0].Credited}, "the rest has lapsed")
 }
 
-// A process is killed while a run and two agents of it make calls, several at once each. At the run's deadline, and not
-// before, its budget goes back: all but what calls on record have used.
+// A process is killed while a run and two agents of it make calls, several at once each. At the run's deadline, and
+// not before, all units go back except those that calls on record have used.
 func TestSweep_OfAKilledProcessGivesBackAllButWhatWasUsed(t *testing.T) {
 	t.Parallel()
 	o, clock := openOffice(t, may)
@@ -221,7 +222,7 @@ func TestSweep_OfAKilledProcessGivesBackAllButWhatWasUsed(t *testing.T) {
 	o.stands(t, made, 1_000-made, made)
 }
 
-// untilKilled is what the process does that is killed: a run of 900 units, and two agents of it, with calls of one unit.
+// untilKilled is the work of the killed process: a run of 900 units, and two agents of it, with calls of one unit.
 func untilKilled(url string) error {
 	ctx := context.Background()
 	pool, err := pgxpool.New(ctx, url)

@@ -1,13 +1,14 @@
-// Command agent gives agents' runs budgets of their own, out of their users': a run under a user, agents under the run.
+// Command agent gives agents' runs budgets of their own, out of their users': a run under a user, agents under the
+// run.
 //
 //	go run ./examples/agent
 //
-// A run's budget is carved from its user's monthly budget when it begins. It gives parts of it to agents of its own, whose tool
-// calls charge it at once. What they leave goes back to the run, and what the run leaves to the user: when it ends, fails or is
-// cancelled, and after a crash at its deadline.
+// A run's budget is carved from its user's monthly budget when it begins. The run gives parts of it to agents of its
+// own, whose tool calls charge it at once. Unused units of an agent go back to the run, and those of a run to the
+// user: when it ends, fails or is cancelled, and after a crash at its deadline.
 //
-// What to read: agent.go. main.go starts it, on a throwaway Postgres or, if DATABASE_URL is set, on that server in a database of its
-// own that it drops at the end.
+// Read agent.go. main.go runs it on a throwaway Postgres, or on that of DATABASE_URL in a database of its own that it
+// drops at the end.
 package main
 
 import (
@@ -29,7 +30,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once; the server's watchdog cleans up
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up
 	if err := start(ctx, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "agent:", err)
 		os.Exit(1)

@@ -94,7 +94,7 @@ func (f *fixture) closes() {
 	}
 }
 
-// alerts waits until all jobs are worked, and is what the account was told.
+// alerts waits until all jobs are worked, and returns the account's alerts.
 func (f *fixture) alerts() (all []string) {
 	f.t.Helper()
 	require.Eventually(f.t, func() bool {
@@ -116,7 +116,7 @@ func (f *fixture) alerts() (all []string) {
 	return all
 }
 
-// invoice is that of the month that begins then; its sums are those of Ledger.Series.
+// invoice is that of the month that begins then. Its sums are those of Ledger.Series.
 func (f *fixture) invoice(starts time.Time) invoice {
 	f.t.Helper()
 	var in invoice
@@ -147,7 +147,7 @@ func TestMonths_AddUp(t *testing.T) {
 	f.closes()
 	f.has(900, 100, 300, 500) // nothing is due
 
-	// The second month begins on the last day of February. What was left is rolled over.
+	// The second month begins on the last day of February. Unused units were rolled over.
 	f.clock.Set(f.at(2, 28, 9))
 	f.closes()
 	f.has(1_900, 1_100, 300, 500)
@@ -183,7 +183,8 @@ func TestMonths_AddUp(t *testing.T) {
 		[]int64{second.Opening, second.Granted, second.Used, second.Refunded, second.Lapsed, second.Closing, second.Overage, second.Total})
 	f.has(990, 990, 0, 0)
 
-	// The payment of January bounces when all of it is spent. Large plan: the cap is larger at once, and what is included next month.
+	// The payment of January bounces when all of it is spent. Large plan: the cap grows at once, the included units
+	// next month.
 	revoked, err := f.bounce(t.Context(), "p1", "ann")
 	require.NoError(t, err)
 	require.Equal(t, []int64{0, 500}, []int64{revoked.Amount, revoked.Missing})
@@ -231,7 +232,7 @@ func TestRender_OfManyAtOnceExactlyThoseAreMadeThatFit(t *testing.T) {
 	require.Equal(t, 1, jobs)
 }
 
-// The statement after the charge fails: nothing is drawn, and nobody is told.
+// The statement after the charge fails: nothing is drawn, and no alert is sent.
 func TestRender_DrawsRendersAndTellsOrDoesNothing(t *testing.T) {
 	t.Parallel()
 	f := open(t)
@@ -270,7 +271,8 @@ func TestRefund_AndDisputeOfOneRenderGiveBackOnce(t *testing.T) {
 	require.ErrorIs(t, err, errNoRender)
 }
 
-// The room goes to the month of the draw, and the units to a lot that has ended: they lapse. Of what was paid for, they do not.
+// The room goes to the month of the draw. The units go to a lot that has ended, and lapse, except units that were
+// paid for.
 func TestRefund_OfLastMonthMakesNoRoomInThisOne(t *testing.T) {
 	t.Parallel()
 	f := open(t)

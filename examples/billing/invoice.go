@@ -13,8 +13,8 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// invoice is an account's month. Opening + Granted - Used + Refunded - Lapsed - Revoked = Closing, from the ledger's entries of
-// the month; Refunded is what was given back in this month, also of draws of earlier ones.
+// invoice is an account's month. Opening + Granted - Used + Refunded - Lapsed - Revoked = Closing, from the ledger's
+// entries of the month. Refunded counts refunds of this month, of draws of earlier months too.
 type invoice struct {
 	Account  string           `json:"account"`
 	Starts   time.Time        `json:"starts"`
@@ -29,8 +29,8 @@ type invoice struct {
 	Closing  int64            `json:"closing"`
 
 	Fee     int64 `json:"fee"`
-	Overage int64 `json:"overage"` // what was owed at the month's end
-	Debts   int64 `json:"debts"`   // what was spent of payments that bounced
+	Overage int64 `json:"overage"` // owed at the month's end
+	Debts   int64 `json:"debts"`   // spent units of payments that bounced
 	Total   int64 `json:"total"`
 }
 
@@ -85,9 +85,9 @@ select coalesce(sum(units), 0)::bigint from billed`
 	nextSQL    = `update accounts set starts = $2, ends = $3 where id = $1`
 )
 
-// renew ends an account's month, if it is over: it writes the invoice, pays back what that bills, and grants what the next
-// month includes. All of it or nothing, once for each month, whoever calls it at once. An account that nobody renewed for
-// longer than a month gets one invoice for all of it.
+// renew ends an account's month, if it is over: it writes the invoice, repays the billed overage, and grants the next
+// month's units. It does all or nothing, once for each month, for any number of callers. An account that nobody
+// renewed for longer than a month gets one invoice for all of it.
 func (s *service) renew(ctx context.Context, id string) (done bool, err error) {
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		a, err := find(ctx, tx, lockAccountSQL, id)
@@ -138,7 +138,7 @@ func (s *service) bill(ctx context.Context, tx pgx.Tx, a account) error {
 	return err
 }
 
-// closing is a job, made every few minutes: it sweeps wallets, and renews accounts whose month is over.
+// closing is a periodic job, every few minutes: it sweeps wallets, and renews accounts whose month is over.
 type closing struct{}
 
 // Kind is the job's kind.

@@ -1,15 +1,13 @@
-// Command billing is a metered service with monthly plans, prepaid credit, alerts and invoices, as a billing engineer would
-// build it on the library.
+// Command billing is a metered service with monthly plans, prepaid credit, alerts and invoices.
 //
 //	go run ./examples/billing
 //
-// An account's month is its own: from the day of the subscription on, in its time zone. What the plan includes is a lot of
-// credit that ends with the month, beside promotional credit and credit that was paid for. A draw, the work that it pays for, and the
+// An account's month is its own: from the day of the subscription on, in its time zone. The plan's units are a lot of
+// credit that ends with the month, beside promotional and paid credit. A draw, the work that it pays for, and the
 // alert that it sets off commit together or not at all. Invoices are sums of the ledger, written once for each month.
 //
-// What to read: service.go and usage.go, then money.go and invoice.go. main.go starts it, on a throwaway Postgres or, if DATABASE_URL
-// is set, on that server in a database of its own that it drops at the end. What it takes from examples/internal for that is the only
-// thing here that another module cannot import.
+// Read service.go and usage.go, then money.go and invoice.go. main.go runs it on a throwaway Postgres, or on that of
+// DATABASE_URL in a database of its own that it drops at the end.
 package main
 
 import (
@@ -30,7 +28,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once; the server's watchdog cleans up
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up
 	if err := run(ctx, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "billing:", err)
 		os.Exit(1)

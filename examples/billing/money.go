@@ -10,8 +10,8 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// topUp credits what the payment provider says was paid, in a lot without an end. It says so until it gets an answer: under a
-// payment's id the lot is granted once, and another sum is refused (wallet.ErrConflict).
+// topUp credits a payment, in a lot without an end. The payment provider repeats its message until it gets an answer:
+// a payment's id grants the lot once, and another sum is refused (wallet.ErrConflict).
 func (s *service) topUp(ctx context.Context, payment, account string, units int64) (granted wallet.Granted, err error) {
 	return s.grant(ctx, wallet.Grant{
 		Wallet: scope(account), Amount: units, Category: paid, Reference: payment,
@@ -19,7 +19,7 @@ func (s *service) topUp(ctx context.Context, payment, account string, units int6
 	})
 }
 
-// promote gives an account credit for a time. What is refunded to it later lapses.
+// promote gives an account credit for a time. Later refunds to it lapse.
 func (s *service) promote(ctx context.Context, code, account string, units int64, lasts time.Duration) (wallet.Granted, error) {
 	return s.grant(ctx, wallet.Grant{
 		Wallet: scope(account), Amount: units, Category: promotional, Reference: code, For: lasts,
@@ -38,7 +38,7 @@ func (s *service) grant(ctx context.Context, g wallet.Grant) (granted wallet.Gra
 // The payment may bounce again, or be announced again.
 const debtSQL = `insert into debts (account, payment, units) values ($1, $2, $3) on conflict do nothing`
 
-// bounce takes back what a payment bought, as far as it is unspent. What was spent is billed with the next invoice.
+// bounce takes a payment's unspent units back. The next invoice bills the spent ones.
 func (s *service) bounce(ctx context.Context, payment, account string) (revoked wallet.Revoked, err error) {
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) (err error) {
 		revoked, err = s.book.Revoke(ctx, tx, wallet.Revoke{

@@ -25,12 +25,12 @@ type service struct {
 	book    *wallet.Book
 }
 
-// plan is what an account subscribes to by the month.
+// plan is a monthly subscription.
 type plan struct {
 	Fee      int64 // in cents
 	Included int64 // units of each month, in a lot that ends with it
 	RollCap  int64 // of which so many go on for a month
-	Cap      int64 // units a month at most, whatever is in the wallet: what stops a loop
+	Cap      int64 // units a month at most, however full the wallet: it stops a loop
 }
 
 var plans = map[string]plan{
@@ -38,15 +38,15 @@ var plans = map[string]plan{
 	"large": {Fee: 80_00, Included: 5_000, RollCap: 1_000, Cap: 10_000},
 }
 
-// overdraft is how far an account may go below what it has. It is billed with the month.
+// overdraft is how far below zero an account may go. It is billed with the month.
 const overdraft = 500
 
-// The categories of credit, in the order in which it is spent: what ends first comes first, and what was paid for last.
+// The categories of credit, in the order in which it is spent: first to end first, paid credit last.
 const (
 	ofPlan      = "plan"
 	promotional = "promotional"
 	paid        = "paid"
-	overage     = "overage" // what an invoice bills is paid back with
+	overage     = "overage" // repays overage that an invoice bills
 )
 
 func newService(pool *pgxpool.Pool) (*service, error) {
@@ -102,7 +102,8 @@ func find(ctx context.Context, db budget.Querier, sql, id string) (account, erro
 	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[account])
 }
 
-// month is the plan's cap: in the account's months, by the account's clock. Its thresholds are told of once in each of them.
+// month is the plan's cap, in the account's months, by the account's clock. Each of its thresholds fires once a
+// month.
 func (a account) month() (budget.Limit, error) {
 	zone, err := time.LoadLocation(a.Zone)
 	if err != nil {
@@ -142,7 +143,8 @@ func (s *service) subscribe(ctx context.Context, a account) error {
 // rollFor is how long credit lasts that was rolled over.
 const rollFor = 31 * 24 * time.Hour
 
-// grantMonth grants what the plan includes, once for each month. At its end the lot lapses, but for what rolls over.
+// grantMonth grants the plan's units, once for each month. At its end the lot lapses, but for the part that rolls
+// over.
 func (s *service) grantMonth(ctx context.Context, tx pgx.Tx, a account) error {
 	p := plans[a.Plan]
 	_, err := s.book.Grant(ctx, tx, wallet.Grant{
@@ -153,8 +155,8 @@ func (s *service) grantMonth(ctx context.Context, tx pgx.Tx, a account) error {
 	return err
 }
 
-// change gives an account another plan. Its cap counts from the next charge on, with what was used this month; what it
-// includes, and its fee, from the next month on.
+// change gives an account another plan. Its cap counts from the next charge on, with this month's usage. Its units
+// and its fee count from the next month on.
 func (s *service) change(ctx context.Context, id, plan string) error {
 	_, err := s.pool.Exec(ctx, `update accounts set plan = $2 where id = $1`, id, plan)
 	return err

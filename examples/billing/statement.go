@@ -12,7 +12,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// statement prints what happened to an account's wallet, and to which lots, by the account's clock.
+// statement prints the entries of an account's wallet, and their lots, by the account's clock.
 func (s *service) statement(ctx context.Context, out io.Writer, a account, opts budget.EntriesOptions) error {
 	zone, err := time.LoadLocation(a.Zone)
 	if err != nil {
@@ -34,7 +34,7 @@ func (s *service) statement(ctx context.Context, out io.Writer, a account, opts 
 	return w.Flush()
 }
 
-// explain says to a customer why a render was refused. The limits are told apart by their names.
+// explain words the refusal of a render for a customer. The limits differ by their names.
 func explain(err error) string {
 	var exceeded *budget.ExceededError
 	if !errors.As(err, &exceeded) {
@@ -53,7 +53,7 @@ func explain(err error) string {
 
 const soldSQL = `select coalesce(sum(units), 0)::bigint from renders where account = $1`
 
-// audit recomputes the ledger and its lots, and compares them with the service's own tables: what was sold, and what invoices say.
+// audit recomputes the ledger and its lots, and compares them with the service's own tables of sales and invoices.
 func (s *service) audit(ctx context.Context, out io.Writer, ids ...string) error {
 	report, err := s.metered.Budget.Verify(ctx, s.pool, budget.VerifyOptions{})
 	if err != nil {

@@ -15,11 +15,11 @@ import (
 
 var errNoRender = errors.New("no such render")
 
-// render does a piece of work and draws what it costs, or does neither. Two limits are on the account's one scope: what is
-// in the wallet, and the plan's cap of the month. Sent again with its id, it is answered again.
+// render does a piece of work and draws its cost, or does neither. Two limits judge the account's one scope: the
+// units in the wallet, and the plan's monthly cap. A repetition with its id gets the same answer.
 //
-// The account is locked from the charge to the commit, so the charge comes late: the row that names it, for refunds, is all that
-// follows.
+// The account is locked from the charge to the commit, so the charge comes late: only the row that names it, for
+// refunds, follows.
 func (s *service) render(ctx context.Context, id, account string, units int64) (replayed bool, err error) {
 	out, err := metered.Do(ctx, s.metered, metered.Command{
 		ID: id, Namespace: "renders/" + account, Name: "render", Input: units,
@@ -44,9 +44,9 @@ func (s *service) render(ctx context.Context, id, account string, units int64) (
 	return out.Replayed, err
 }
 
-// refund gives back units of a render, or all that is left of it if units is 0: that is a dispute. However many ask at
-// once and one after the other, no more is given back than was drawn. The units go to the lots that they came from, and the
-// room to the month in which they were drawn.
+// refund gives back units of a render, or with units 0 all that is left of it: a dispute. Any number of callers, at
+// once or in turn, get no more back than was drawn. The units go to their lots, and the room to the month of the
+// draw.
 func (s *service) refund(ctx context.Context, id, account string, units int64, reason string) (given int64, err error) {
 	err = pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
 		r := budget.Refund{Scope: scope(account), Amount: units, All: units == 0, Note: budget.Note{Correlation: id, Reason: reason}}
@@ -77,8 +77,8 @@ type reached struct {
 // Kind is the job's kind.
 func (reached) Kind() string { return "threshold" }
 
-// crossed enqueues the job in the transaction of the charge that reached the threshold: both commit, or none does. It is called
-// once in a month for each threshold, whatever is refunded, changed and charged again.
+// crossed enqueues the alert in the transaction of the charge that reached the threshold: both commit, or none does.
+// It is called once a month for each threshold, even after refunds, changes and further charges.
 func crossed(enqueuer *jobs.Enqueuer) budget.OnThreshold {
 	return func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
 		_, err := enqueuer.Enqueue(ctx, tx, reached{c.Scope, c.PeriodStart, c.Threshold.Name, c.Used}, nil)
@@ -86,7 +86,7 @@ func crossed(enqueuer *jobs.Enqueuer) budget.OnThreshold {
 	}
 }
 
-// alert tells the account. River works a job at least once, so the row says whether it was told.
+// alert writes the account's alert. River works a job at least once, so the row keeps a second one out.
 func (s *service) alert(ctx context.Context, job *river.Job[reached]) error {
 	id, err := wallets.Parse(job.Args.Scope)
 	if err != nil {

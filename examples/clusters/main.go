@@ -1,10 +1,9 @@
-// Command clusters sells one budget from two Postgres clusters, kills one of them (-9), brings it back, and shows that it
-// adds up.
+// Command clusters sells one budget from two Postgres clusters, kills one of them (-9), brings it back, and shows
+// that the sums agree.
 //
 //	go run ./examples/clusters
 //
-// What to read: sale.go. main.go starts two throwaway Postgres servers, and River workers on both. What it takes from
-// examples/internal for that is the only thing here that another module cannot import.
+// Read sale.go. main.go starts two throwaway Postgres servers, and River workers on both.
 package main
 
 import (
@@ -32,7 +31,7 @@ import (
 
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once; the servers' watchdogs clean up
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the servers' watchdogs clean up
 	if err := run(ctx, os.Stdout); err != nil {
 		fmt.Fprintln(os.Stderr, "clusters:", err)
 		os.Exit(1)

@@ -27,7 +27,7 @@ type sale struct {
 
 const (
 	acme = "acme"    // the budget, in eu
-	part = "acme/us" // what us has of it
+	part = "acme/us" // the part of us
 )
 
 var scopes = map[string]string{"eu": acme, "us": part}
@@ -72,7 +72,7 @@ func (s *sale) sellMany(ctx context.Context, n map[string]int) error {
 	return all
 }
 
-// sold is what a cluster has sold of its scope. What us used counts in eu, too, once it is told.
+// sold is the number of units that a cluster has sold. Units of us count in eu, too, once its message has arrived.
 func (s *sale) sold(ctx context.Context, cluster string) (int64, error) {
 	var u []budget.Usage
 	err := again(ctx, func() (err error) {

@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/httpmetered"
 )
 
-// gatewaySQL is the application's own: who may call, and what was answered. It knows nothing of the library.
+// gatewaySQL is the application's own tables: callers and answers. It knows nothing of the library.
 const gatewaySQL = `
 create table if not exists accounts (
     id     text primary key,       -- acme, acme/search, acme/search/ann, acme/search/ann/laptop
@@ -50,7 +50,7 @@ type account struct {
 	RequestsPerMinute *int64
 }
 
-// caller is who called: the organisation first, the key last.
+// caller is the account chain of a request: the organisation first, the key last.
 type caller struct {
 	zone   *time.Location
 	credit budget.Limit // of the organisation's wallet
@@ -70,7 +70,7 @@ select coalesce(zone, ''), id, level, monthly, tokens_per_minute, requests_per_m
 
 var errNobody = &httpmetered.Problem{Status: http.StatusUnauthorized, Detail: "want Authorization: Bearer, and a key"}
 
-// caller finds out who called.
+// caller finds the caller of a request.
 func (g *gateway) caller(r *http.Request) (*caller, error) {
 	rows, err := g.pool.Query(r.Context(), callerSQL, bearer(r))
 	if err != nil {

@@ -33,7 +33,8 @@ func (f *fixture) rows() map[string]completion {
 	return all
 }
 
-// requireSettled waits until nothing is held, and checks that every level has been charged what was settled, and nothing else.
+// requireSettled waits until nothing is held, and checks that every level was charged the settled units, and nothing
+// else.
 func (f *fixture) requireSettled() map[string]completion {
 	f.t.Helper()
 	require.Eventually(f.t, func() bool {
@@ -230,7 +231,7 @@ func TestCompletion_OfAGatewayThatDiedIsFreedAndRunsAnewOnce(t *testing.T) {
 	require.NoError(t, err)
 	s, err := f.open(t.Context(), c, id, request)
 	require.NoError(t, err)
-	s.Close() // it dies, with what it holds
+	s.Close() // it dies, with its holds
 
 	h := f.ask(f.bases[0], "key-of-ann", "key", prompt, 0)
 	require.Equal(t, http.StatusConflict, h.Status)

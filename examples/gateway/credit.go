@@ -15,7 +15,7 @@ import (
 
 var errCredit = &httpmetered.Problem{Status: http.StatusBadRequest, Detail: "want an id, and an amount of micro-dollars"}
 
-// credit grants a lot of credit: what was paid, or is given. The payment's id makes it one, however often it is told.
+// credit grants a lot of paid or given credit. The payment's id makes it one lot, however often the request comes.
 func (g *gateway) credit(w http.ResponseWriter, r *http.Request) error {
 	organisation, err := g.admin(r)
 	if err != nil {

@@ -51,13 +51,13 @@ func (p *process) kill() {
 	require.Error(p.t, p.cmd.Wait())
 }
 
-// Streams all at once, by three gateways. A fifth of the clients hang up; two gateways are killed in the middle of it, and
-// Postgres is, too. A client that was not answered to the end sends its request again, with its key, to another gateway.
+// Streams all at once, by three gateways. A fifth of the clients hang up, two gateways are killed in the middle of
+// it, and so is Postgres. A client that did not get its whole answer sends its request again, with its key, to
+// another gateway.
 //
-// The rule by which the books agree, to the unit: what is billed is what was settled, a request at most once, and that is what
-// the model counted of the generation that was settled. What a gateway had a model generate and did not live to settle is
-// free. So the sum of what the model counted of the settled generations is the sum of the ledger at each level, of the
-// invoice, of its days, its teams and its users, and of what is gone of the credit.
+// The books agree to the unit: each request is billed once at most, for the generation that was settled, as the model
+// counted it. A generation that its gateway did not live to settle is free. So the model's counts of the settled
+// generations add up to the ledger at each level, to the invoice, its days, teams and users, and to the used credit.
 func TestGateways_CutKilledAndRestartedTheModelTheLedgerAndTheInvoiceAgree(t *testing.T) {
 	t.Parallel()
 	streams := pgtest.Size(60, 200)
@@ -89,7 +89,7 @@ func TestGateways_CutKilledAndRestartedTheModelTheLedgerAndTheInvoiceAgree(t *te
 		gateways = append(gateways, p)
 		f.bases = append(f.bases, "http://"+p.address)
 	}
-	const granted = 5*dollar + 50_000 // what is reserved at once takes it below 5, once, and never to the end of it
+	const granted = 5*dollar + 50_000 // requests at once reserve so much that it falls below 5, once, and never run it out
 	f.grants(1 * dollar)
 	f.grants(4 * dollar)
 	f.grants(50_000)
@@ -171,7 +171,7 @@ func TestGateways_CutKilledAndRestartedTheModelTheLedgerAndTheInvoiceAgree(t *te
 
 func id(i int) string { return fmt.Sprint("stream-", i) }
 
-// insist sends a request until it is known what came of it, to one gateway and then another. A fifth of them hang up.
+// insist sends a request to one gateway and then another, until its outcome is known. A fifth of the clients hang up.
 func (f *fixture) insist(i int) (h heard) {
 	hangUp := 0
 	if i%5 == 0 {

@@ -21,10 +21,10 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// config is what a process is told.
+// config is a process's settings.
 type config struct {
 	model string        // the address of the model's server
-	ttl   time.Duration // how long a request that nobody renews keeps what it holds
+	ttl   time.Duration // how long a request that nobody renews keeps its hold
 }
 
 // gateway is one process of the application.
@@ -79,13 +79,13 @@ func (g *gateway) sweep(ctx context.Context, _ *river.Job[sweep]) error {
 // handler serves
 //
 //	POST /v1/chat/completions {"model": "small", "messages": [{"role": "user", "content": "…"}], "max_tokens": 100}
-//	GET  /v1/usage                 what each level has used, and may use
-//	GET  /v1/invoice?month=2026-11 what the organisation has to pay, by day, team and user
+//	GET  /v1/usage                 the usage and limits of each level
+//	GET  /v1/invoice?month=2026-11 the organisation's bill, by day, team and user
 //	POST /v1/credit                {"id": "payment-1", "amount": 5000000, "expires": "2030-01-01T00:00:00Z"}
 //	GET  /                         a page that shows it live
 //
-// with Authorization: Bearer and a key's secret, or the admin's for the last two of /v1. A completion is streamed. With an
-// Idempotency-Key it can be asked for again.
+// with Authorization: Bearer and a key's secret, or the admin's for the last two of /v1. A completion is streamed.
+// With an Idempotency-Key it can be sent again.
 func (g *gateway) handler() http.Handler {
 	mux := http.NewServeMux()
 	for pattern, serve := range map[string]func(http.ResponseWriter, *http.Request) error{
@@ -106,7 +106,7 @@ func (g *gateway) handler() http.Handler {
 	return mux
 }
 
-// send ends a stream with what was settled. A replay has the whole text in one event.
+// send ends a stream with the settled completion. A replay has the whole text in one event.
 func send(w http.ResponseWriter, got completion, whole bool) error {
 	text := ""
 	if whole {
@@ -125,7 +125,7 @@ var errRequest = &httpmetered.Problem{
 	Status: http.StatusBadRequest, Detail: "want a model (small or large), messages, and max_tokens from 1 to 4096",
 }
 
-// read reads a request, and who sent it. Its id is the Idempotency-Key, or a new one.
+// read reads a request and its caller. Its id is the Idempotency-Key, or a new one.
 func (g *gateway) read(w http.ResponseWriter, r *http.Request) (c *caller, id string, request chat, err error) {
 	if c, err = g.caller(r); err != nil {
 		return nil, "", chat{}, err
@@ -138,7 +138,7 @@ func (g *gateway) read(w http.ResponseWriter, r *http.Request) (c *caller, id st
 	if _, known := prices[request.Model]; err != nil || !known || request.MaxTokens < 1 || request.MaxTokens > 4096 || request.atMost().Prompt == 0 {
 		return nil, "", chat{}, errors.Join(errRequest, err)
 	}
-	request.Stream = true // whatever was asked for
+	request.Stream = true // even if the client wants no stream
 	return c, id, request, nil
 }
 

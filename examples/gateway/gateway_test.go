@@ -83,7 +83,7 @@ func (f *fixture) grants(micro int64) {
 	require.Equal(f.t, http.StatusOK, status, body)
 }
 
-// counted is what the model counted of a generation, and why that ended.
+// counted is the model's count of a generation, and why that ended.
 func (m *model) counted(id string) (u usage, finish string) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
@@ -127,7 +127,7 @@ func (f *fixture) send(ctx context.Context, base, method, path, secret, key, bod
 	return http.DefaultClient.Do(req)
 }
 
-// heard is what a client heard of a completion.
+// heard is a client's view of a completion.
 type heard struct {
 	Status     int    // 0: no answer
 	Text       string // of the tokens
@@ -180,7 +180,7 @@ func (f *fixture) ask(base, secret, key, prompt string, hangUp int) (h heard) {
 	return h
 }
 
-// usage is what a scope has spent, and what is held of it.
+// spent is a scope's spent and held units.
 func (f *fixture) spent(scope string) (spent, held int64) {
 	f.t.Helper()
 	u, err := f.metered.Budget.Usage(f.t.Context(), f.pool, budget.Query{Scope: scope})

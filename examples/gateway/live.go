@@ -33,7 +33,7 @@ func page(w http.ResponseWriter, _ *http.Request) error {
 	return templates.ExecuteTemplate(w, "page", nil)
 }
 
-// view is what the page shows.
+// view is the content of the page.
 type view struct {
 	Organisation string
 	Standings    []standing
@@ -67,8 +67,8 @@ func (g *gateway) view(ctx context.Context, c *caller) (v view, err error) {
 	return v, err
 }
 
-// live sends what the page shows, whenever it has changed: as HTML, in server-sent events. It looks twice a second, for as
-// long as somebody looks at the page; Ledger reads take no locks.
+// live sends the view, whenever it has changed: as HTML, in server-sent events. It looks twice a second, for as long
+// as somebody has the page open. Ledger reads take no locks.
 func (g *gateway) live(w http.ResponseWriter, r *http.Request) error {
 	c, err := g.caller(r)
 	if err != nil {

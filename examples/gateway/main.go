@@ -1,19 +1,19 @@
-// Command gateway meters a streaming model server: what a request may cost is held, what it did cost is settled.
+// Command gateway meters a streaming model server: it holds the most that a request may cost, and settles the actual
+// cost.
 //
-//	go run ./examples/gateway     # then do what it prints
+//	go run ./examples/gateway     # then follow its output
 //
-// An organisation, its teams, their users and their keys each have limits of their own: prepaid credit, a budget of a month
-// in the customer's time zone, tokens and requests per minute. A request holds what it may use of all of them, its stream
-// is passed on, and what the model counted is captured together with the record of the request. A client that hangs up pays
-// for what it had; a gateway that is killed leaves nothing held.
+// An organisation, its teams, their users and their keys each have limits of their own: prepaid credit, a budget of a
+// month in the customer's time zone, tokens and requests per minute. A request holds units of all of them. Its stream
+// is passed on, and the model's count is captured together with the record of the request. A client that hangs up
+// pays for the part that it got. A killed gateway leaves nothing held.
 //
 // With -database, of the application's own, there can be any number of processes:
 //
 //	go run ./examples/gateway -database postgres://… -model http://… -listen 127.0.0.1:8081
 //
-// What to read: meter.go first, then gateway.go, the handler of a request. model.go is the stand-in for the model. main.go
-// starts it, on a throwaway Postgres or, if DATABASE_URL is set, on that server in a database of its own that it drops at
-// the end. What it takes from examples/internal for that is the only thing here that another module cannot import.
+// Read meter.go first, then gateway.go, the handler of a request. model.go is the stand-in for the model. main.go
+// runs it on a throwaway Postgres, or on that of DATABASE_URL in a database of its own that it drops at the end.
 package main
 
 import (
@@ -42,7 +42,7 @@ func main() {
 	flag.DurationVar(&cfg.ttl, "ttl", 15*time.Second, "how long a request of a gateway that died keeps what it holds")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once; the server's watchdog cleans up
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up
 	if err := run(ctx, *listen, *database, cfg); err != nil {
 		fmt.Fprintln(os.Stderr, "gateway:", err)
 		os.Exit(1)

@@ -11,7 +11,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// completion is what came of a request. It is the operation's recorded result.
+// completion is the answer to a request, and the operation's recorded result.
 type completion struct {
 	Generation string `json:"generation"` // the model's id
 	Text       string `json:"text"`
@@ -20,15 +20,16 @@ type completion struct {
 	Cost       int64  `json:"cost_microdollars"`
 }
 
-// complete is a request, from its estimate to its bill. Its id makes it one request however often it is sent: while it goes
-// on somewhere, the same id is a 409 with Retry-After; once it is settled, it gets the recorded answer; and if the gateway
-// that carried it out has died, it is carried out anew, once, when what that one held has fallen due. That was freed.
+// complete is a request, from its estimate to its bill. Its id makes it one request however often it is sent. While
+// one is under way the same id is a 409 with Retry-After, and once it is settled it gets the recorded answer. If the
+// gateway of the first has died, the request is carried out anew, once, when the first hold has fallen due and is
+// free.
 func (g *gateway) complete(w http.ResponseWriter, r *http.Request) error {
 	c, id, request, err := g.read(w, r)
 	if err != nil {
 		return err
 	}
-	ctx := context.WithoutCancel(r.Context()) // a client that hangs up pays for what it had
+	ctx := context.WithoutCancel(r.Context()) // a client that hangs up pays for the streamed part
 	s, err := g.open(ctx, c, id, request)
 	if err != nil {
 		return err // a limit refuses, or the id is in use
@@ -47,7 +48,7 @@ func (g *gateway) complete(w http.ResponseWriter, r *http.Request) error {
 	return send(w, got, false)
 }
 
-// open holds what a request may use of every level, or says which limit refuses.
+// open holds a request's largest use of every level, or returns the refusal of a limit.
 func (g *gateway) open(ctx context.Context, c *caller, id string, request chat) (*metered.Session[completion], error) {
 	return metered.Open[completion](ctx, g.metered, metered.Reservation{
 		ID: id, Namespace: c.key(), Name: "chat", Input: request, TTL: g.cfg.ttl, OpenTimeout: openTimeout,
@@ -58,8 +59,8 @@ func (g *gateway) open(ctx context.Context, c *caller, id string, request chat) 
 const writeSQL = `
 insert into completions (key, id, generation, model, prompt, completion, cost, finish) values ($1, $2, $3, $4, $5, $6, $7, $8)`
 
-// settle charges what was used, frees the rest, and writes the completion down, in one transaction. While the database is
-// away Settle tries again: the session keeps what it holds until it falls due.
+// settle charges the used units, frees the rest, and stores the completion, in one transaction. Settle retries while
+// the database is away: the session keeps its hold until it falls due.
 func (g *gateway) settle(
 	ctx context.Context, s *metered.Session[completion], c *caller, id string, request chat, got completion,
 ) (completion, error) {
@@ -74,5 +75,6 @@ func (g *gateway) settle(
 	return out.Result, err
 }
 
-// How long the database may be away: before the model is asked, which is told to the client, and after, which costs money.
+// How long the database may be away: before the model is called, which the client hears of, and after, which costs
+// money.
 const openTimeout, settleTimeout = 10 * time.Second, time.Minute

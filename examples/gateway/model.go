@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// model is a stand-in for the server of a language model. It streams words, a token each, and counts by itself what it has
-// sent. The gateway names a generation by X-Request-Id, and can have it stopped: its stream then ends as any other does, with
-// an event that has the final count.
+// model is a stand-in for the server of a language model. It streams words, a token each, and counts them. The
+// gateway names a generation by X-Request-Id, and can cancel it: its stream then ends as any other does, with an
+// event that has the final count.
 //
 //	POST /v1/chat/completions
 //	POST /v1/chat/completions/{id}/cancel
@@ -22,7 +22,7 @@ type model struct {
 	generations map[string]*generation
 }
 
-// generation is what the model knows of one.
+// generation is the model's record of one.
 type generation struct {
 	Usage  usage
 	Finish string // stop, length, cancelled; broken: the model failed; lost: whoever read it has gone; "" while it goes on

@@ -10,14 +10,14 @@ import (
 // dollar is a dollar in the unit of money, micro-dollars.
 const dollar = 1_000_000
 
-// price is what a model costs, in micro-dollars per token.
+// price is the price of a model, in micro-dollars per token.
 type price struct{ prompt, completion int64 }
 
 var prices = map[string]price{"small": {1, 4}, "large": {10, 30}}
 
 func (p price) of(u usage) int64 { return p.prompt*u.Prompt + p.completion*u.Completion }
 
-// atMost is what a request can use. A token has at least one byte.
+// atMost is the largest use of a request. A token has at least one byte.
 func (r chat) atMost() usage {
 	u := usage{Completion: r.MaxTokens}
 	for _, m := range r.Messages {
@@ -26,15 +26,15 @@ func (r chat) atMost() usage {
 	return u
 }
 
-// credit is an organisation's wallet, and so what it spends. money is what an account below it spends.
+// credit is an organisation's wallet, which has its spending. money is the spending of an account below it.
 func credit(organisation string) string { return budget.ScopeKey("credit", organisation, "") }
 func money(account string) string       { return budget.ScopeKey("money", account, "") }
 
-// When an organisation is told.
+// The organisation's alerts.
 var (
 	lowCredit  = budget.Threshold{Name: "low", Left: 5 * dollar}
-	nearlyUsed = budget.Threshold{Name: "80 %", Percent: 80, Spent: true} // estimates are larger than what comes of them
-	usedUp     = budget.Threshold{Name: "used up", Percent: 100}          // with what is held: the next request is refused
+	nearlyUsed = budget.Threshold{Name: "80 %", Percent: 80, Spent: true} // spent units alone: estimates are larger than the use
+	usedUp     = budget.Threshold{Name: "used up", Percent: 100}          // with held units: the next request is refused
 )
 
 // measure is a scope that a request uses, and must keep the limits of.
@@ -67,7 +67,7 @@ func (c *caller) measures() (all []measure) {
 	return all
 }
 
-// lines are what a use takes of money and tokens.
+// lines are the money and tokens of a use.
 func (c *caller) lines(p price, u usage) (lines []holds.Line) {
 	for _, m := range c.measures() {
 		switch m.unit {
@@ -80,7 +80,7 @@ func (c *caller) lines(p price, u usage) (lines []holds.Line) {
 	return lines
 }
 
-// requests are what an attempt takes, whatever comes of it.
+// requests are the charges of an attempt, whether it succeeds or not.
 func (c *caller) requests() (charges []budget.Charge) {
 	for _, m := range c.measures() {
 		if m.unit == "requests" {

@@ -13,13 +13,13 @@ import (
 	"github.com/pgmetered/metered/httpmetered"
 )
 
-// standing is what a limit of a level stands at.
+// standing is the state of a level's limit.
 type standing struct {
 	Account string     `json:"account"`
 	Limit   string     `json:"limit"`
 	Used    int64      `json:"used"`
 	Held    int64      `json:"held"` // by requests that are under way
-	Max     int64      `json:"max"`  // of credit: what was granted, less what lapsed
+	Max     int64      `json:"max"`  // of credit: granted units less lapsed ones
 	Until   *time.Time `json:"until,omitempty"`
 }
 
@@ -61,8 +61,8 @@ func (g *gateway) usage(w http.ResponseWriter, r *http.Request) error {
 	return answer(w, all)
 }
 
-// invoice is what an organisation used in a month of its time zone. All of it is read from the ledger, and adds up: the days
-// to the total, the users to their team, and the teams to the total.
+// invoice is an organisation's use in a month of its time zone. It is read from the ledger, and adds up: the days to
+// the total, the users to their team, and the teams to the total.
 type invoice struct {
 	Organisation string       `json:"organisation"`
 	From         time.Time    `json:"from"`
@@ -84,7 +84,8 @@ type invoiceRow struct {
 	Users        []invoiceRow `json:"users,omitempty"`
 }
 
-// creditItem is how credit came and went: Opening + Credited - what was used = Closing. What lapsed is taken from Credited.
+// creditItem is the month of the credit: Opening + Credited - the used units = Closing. Credited is less lapsed
+// units.
 type creditItem struct {
 	Opening  int64 `json:"opening"`
 	Credited int64 `json:"credited"`

@@ -19,22 +19,21 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// alert is a job: a threshold was crossed. The transaction that crosses it enqueues it, so there is one for each crossing, and
-// none of a transaction that rolled back. An estimate crosses it, too, before anybody knows what it comes to,
-// unless it is of what is spent.
+// alert is a job: a threshold was crossed. The transaction that crosses it enqueues the job, so there is one for each
+// crossing, and none after a rollback. An estimate, too, can cross a threshold that counts held units.
 type alert struct {
 	ID           string    `json:"id"` // the same in each delivery
 	Organisation string    `json:"organisation"`
 	Account      string    `json:"account"`
 	Limit        string    `json:"limit"`
 	Threshold    string    `json:"threshold"`
-	Used         int64     `json:"used"` // of credit, less what was granted
+	Used         int64     `json:"used"` // of credit, less the granted units
 	Held         int64     `json:"held"`
 	Max          int64     `json:"max"`
 	At           time.Time `json:"at"`
 }
 
-// alert is called by whatever crosses a threshold, in its transaction.
+// alert is called in each transaction that crosses a threshold.
 func (g *gateway) alert(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
 	_, account, _, err := budget.SplitScope(c.Scope)
 	if err != nil {
@@ -97,7 +96,7 @@ func (s *sender) Work(ctx context.Context, job *river.Job[alert]) error {
 	return nil
 }
 
-// sign is the signature of a delivery: a receiver makes it from what came, and compares with hmac.Equal.
+// sign is the signature of a delivery. A receiver makes the same from the request, and compares with hmac.Equal.
 func sign(secret []byte, id, at string, body []byte) string {
 	mac := hmac.New(sha256.New, secret)
 	fmt.Fprintf(mac, "%s.%s.%s", id, at, body)

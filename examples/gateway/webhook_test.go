@@ -67,7 +67,7 @@ func (f *fixture) alerts() (n int) {
 	return n
 }
 
-// What is held tells of the last of a budget, which refuses the next; 80 % of it is told when so much was spent.
+// Held units use up a budget, which refuses the next request. The alert of 80 % waits until so much was spent.
 func TestAlert_AThresholdIsToldOnceInAMonthAndNotOfARefusal(t *testing.T) {
 	t.Parallel()
 	f := openGateway(t, true)

@@ -11,8 +11,7 @@ import (
 	"time"
 )
 
-// What goes over the wire is of the usual shape of a chat completion: the gateway speaks it to its clients, and the model
-// to the gateway.
+// The wire format is the usual one of a chat completion, between clients and gateway as between gateway and model.
 
 // chat is a request. A client may leave MaxTokens out.
 type chat struct {

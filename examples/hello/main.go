@@ -40,7 +40,7 @@ func main() {
 	for _, request := range []string{"request-1", "request-1", "request-2"} {
 		out, err := metered.Do(ctx, client, metered.Command{
 			ID:        request, // the same id runs once
-			Namespace: "ann",   // whose id it is: the user who is signed in
+			Namespace: "ann",   // the owner of the id: the signed-in user
 			Charges: []budget.Charge{{
 				Scope: "org/acme", Amount: 600, Limits: []budget.Limit{budget.PerWindow(1_000, time.Hour)},
 			}},

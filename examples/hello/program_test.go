@@ -10,7 +10,7 @@ import (
 	"github.com/pgmetered/metered/examples/internal/exampletest"
 )
 
-// The program is built and run as a user would, and prints what the README says.
+// The program, built and run as by a user, prints the README's output.
 func TestHello(t *testing.T) {
 	t.Parallel()
 	program := exampletest.Build(t)

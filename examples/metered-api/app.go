@@ -94,13 +94,13 @@ func (t task) HeldBy() holdjobs.Ref { return t.Hold }
 
 func scopeOf(account string) string { return budget.ScopeKey("work", account, "") }
 
-// submitted is what became of a request.
+// submitted is the answer to a request.
 type submitted struct {
 	ID    string `json:"id"`
 	Units int64  `json:"units_held"`
 }
 
-// submit holds what the work can cost at most and enqueues it, or does neither, in the command of its request.
+// submit holds the largest cost of the work and enqueues it, or does neither, in the command of its request.
 func (a *app) submit(ctx context.Context, tx *metered.Tx, account string, number int64) (submitted, error) {
 	estimate := units(atMost(number))
 	id, err := tx.Place(ctx, holds.Request{
@@ -118,8 +118,8 @@ func (a *app) submit(ctx context.Context, tx *metered.Tx, account string, number
 	return submitted{id, estimate}, err
 }
 
-// work does a job, and says what it came to. That is captured together with what Write writes and the end of the job. An
-// error is tried again, and the last one gives back what is held.
+// work does a job, and returns its cost. The capture, Write's rows and the end of the job commit together. A failed
+// job is tried again, and its last failure releases the hold.
 func (a *app) work(ctx context.Context, job *river.Job[task]) (holdjobs.Cost, error) {
 	hold := job.Args.Hold
 	factors, divisions, err := factorize(ctx, job.Args.Number)
@@ -172,7 +172,7 @@ func (a *app) status(ctx context.Context, account, id string) (status, error) {
 	return s, nil
 }
 
-// sweep is a periodic job that writes down which holds have expired. What they kept is free without it.
+// sweep is a periodic job that records expired holds. Their units are free without it.
 type sweep struct{}
 
 // Kind is the job's kind.

@@ -44,7 +44,7 @@ func openAPI(t *testing.T, limit int64, workers bool) *fixture {
 	return &fixture{a, client{server.URL, "key-of-ann"}, client{server.URL, "key-of-ben"}}
 }
 
-// usage is what an account has spent, and what is held, of a ledger that is verified.
+// usage is an account's spent and held units, from a ledger that is verified.
 func (f *fixture) usage(t *testing.T, account string) (spent, held int64) {
 	t.Helper()
 	report, err := f.metered.Budget.Verify(t.Context(), f.pool, budget.VerifyOptions{})

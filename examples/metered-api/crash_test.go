@@ -21,8 +21,8 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// Workers of the program itself are killed, one after the other, while they work off a queue. Then one may live. Whatever
-// was being done: what was done to the end is charged once, and everything else not at all.
+// Workers of the program itself are killed, one after the other, while they work off a queue. Then one may live. A
+// task that was done to the end is charged once, and any other attempt not at all.
 func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing.T) {
 	t.Parallel()
 	tasks, kills := pgtest.Size(40, 120), pgtest.Size(6, 20)

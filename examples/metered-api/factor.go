@@ -5,7 +5,7 @@ import (
 	"math"
 )
 
-// factorize finds the prime factors of n, from 2 up, by trying. divisions is what it took; ctx may end it before.
+// factorize finds the prime factors of n, from 2 up, by trying. It counts its divisions. ctx may end it before.
 func factorize(ctx context.Context, n int64) (factors []int64, divisions int64, err error) {
 	for d := int64(2); d <= n/d; divisions++ {
 		if divisions%(1<<20) == 0 && ctx.Err() != nil {
@@ -24,8 +24,8 @@ func factorize(ctx context.Context, n int64) (factors []int64, divisions int64, 
 	return append(factors, n), divisions, nil
 }
 
-// atMost is how many divisions factorize can need: it tries 2 and the odd numbers to the root, and again what divides.
+// atMost bounds the divisions of factorize: it tries 2 and the odd numbers to the root, and each divisor again.
 func atMost(n int64) int64 { return int64(math.Sqrt(float64(n)))/2 + 64 }
 
-// units are what divisions cost: 1 for each 1000 begun.
+// units are the cost of divisions: 1 for each 1000 begun.
 func units(divisions int64) int64 { return max(1, (divisions+999)/1000) }

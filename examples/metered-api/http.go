@@ -60,7 +60,7 @@ func (a *app) handler() (http.Handler, error) {
 	return a.bounded(mux), nil
 }
 
-// requestTimeout bounds a request, whatever it waits for.
+// requestTimeout bounds a request and all its waits.
 const requestTimeout = 10 * time.Second
 
 func (a *app) bounded(next http.Handler) http.Handler {

@@ -1,21 +1,20 @@
-// Command metered-api is an HTTP API of a computation that is paid for by what it took.
+// Command metered-api is an HTTP API of a computation that is billed by its actual cost.
 //
-//	go run ./examples/metered-api                           # shows what it does, and ends
+//	go run ./examples/metered-api                           # shows it, and ends
 //	go run ./examples/metered-api -listen 127.0.0.1:8080    # serves until Ctrl-C
 //	curl -i 127.0.0.1:8080/tasks -H 'Authorization: Bearer key-of-ann' -d '{"number": 600851475143}'
 //
-// A request holds what the work can cost at most, and enqueues it. A River job does it, and captures what it did cost
-// together with its result. If it fails for good the hold is released. If its worker dies it is tried again, and whatever
-// happened is charged once or not at all.
+// A request holds the largest cost of its work, and enqueues it. A River job does the work, and captures the actual
+// cost together with the result. If it fails for good the hold is released. If its worker dies the job is tried
+// again, and the work is charged once or not at all.
 //
 // With -database, of the application's own, there can be any number of processes, and workers alone:
 //
 //	go run ./examples/metered-api -database postgres://… -listen 127.0.0.1:8080
 //	go run ./examples/metered-api -database postgres://… -worker
 //
-// What to read: app.go, and http.go for its HTTP side. main.go starts it, on a throwaway
-// Postgres or, if DATABASE_URL is set, on that server in a database of its own that it drops at the end. What it takes
-// from examples/internal for that is the only thing here that another module cannot import.
+// Read app.go, and http.go for its HTTP side. main.go runs it on a throwaway Postgres, or on that of DATABASE_URL in
+// a database of its own that it drops at the end.
 package main
 
 import (
@@ -37,7 +36,7 @@ import (
 	"github.com/pgmetered/metered/examples/internal/examplehttp"
 )
 
-// hourly is what an account can spend. What is held counts as spent until it is known what it comes to.
+// hourly is an account's limit. Held units count as spent until the actual cost is known.
 var hourly = []budget.Limit{budget.PerWindow(2_000_000, time.Hour).Named("hourly")}
 
 func main() {
@@ -46,7 +45,7 @@ func main() {
 	database := flag.String("database", "", "connection string of a database to use, and to keep")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once; the server's watchdog cleans up
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up
 	if err := run(ctx, *listen, *worker, *database); err != nil {
 		fmt.Fprintln(os.Stderr, "metered-api:", err)
 		os.Exit(1)
@@ -89,7 +88,7 @@ func run(ctx context.Context, listen string, worker bool, database string) (err 
 	return <-closed
 }
 
-// serve serves until ctx is done, and then finishes what it has begun.
+// serve serves until ctx is done, and then finishes its requests.
 func (a *app) serve(ctx context.Context, address string) (base string, closed <-chan error, err error) {
 	handler, err := a.handler()
 	if err != nil {

@@ -15,7 +15,7 @@ import (
 	"time"
 )
 
-// file is what the program was given to upload.
+// file is a file to upload.
 type file struct {
 	Name    string
 	Content []byte
@@ -63,7 +63,7 @@ type sent struct {
 	file                      file
 }
 
-// answer is what came back.
+// answer is the server's answer.
 type answer struct {
 	status     int
 	retryAfter string
@@ -71,7 +71,7 @@ type answer struct {
 	problem    problem // if status says so
 }
 
-// problem is what the client makes of the body of a refusal.
+// problem is the body of a refusal, as the client reads it.
 type problem struct {
 	Code              string `json:"code"`
 	Detail            string `json:"detail"`

@@ -16,7 +16,7 @@ import (
 	"github.com/pgmetered/metered"
 )
 
-// crashEnv makes this program the one that crashes. What it is to do comes from its standard input.
+// crashEnv makes this program the one that crashes. It reads the request from its standard input.
 const crashEnv = "QUICKSTART_CRASH"
 
 const crashName = "metered quickstart crash" // of its connections
@@ -27,8 +27,8 @@ type crashOrder struct {
 	Upload     upload
 }
 
-// runAndCrash runs the command of an upload in this process, which kills itself when everything but COMMIT, and the charge
-// that goes with it, has been done.
+// runAndCrash runs the command of an upload in this process, which kills itself before the flush of the charge and
+// COMMIT.
 func runAndCrash(ctx context.Context) {
 	err := func() error {
 		var order crashOrder
@@ -98,8 +98,8 @@ func (s *story) crash(ctx context.Context) error {
 	return err
 }
 
-// crashElsewhere has another process crash, and returns when its transaction is over: what it had written, and how it
-// ended.
+// crashElsewhere has another process crash, and returns when its transaction is over: the rows that it had written,
+// and how it ended.
 func (s *story) crashElsewhere(ctx context.Context, request sent) (inside counts, state string, err error) {
 	self, err := os.Executable()
 	if err != nil {

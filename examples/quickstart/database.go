@@ -19,7 +19,7 @@ create table uploads (
     media_type text
 )`
 
-// counts is what there is in the database of all that a command writes.
+// counts is how many rows the database has of all that a command writes.
 type counts struct{ Entries, Operations, Spent, Rows, Jobs int }
 
 func (c counts) String() string {

@@ -16,7 +16,7 @@ import (
 const (
 	maxContent = 32 << 20
 
-	// commandTimeout bounds a command. What it cannot find out about a lost COMMIT within this time is a 503.
+	// commandTimeout bounds a command. If the outcome of a lost COMMIT is still unknown by then, the answer is a 503.
 	commandTimeout = 10 * time.Second
 )
 
@@ -52,7 +52,7 @@ func (a *app) serveUpload(w http.ResponseWriter, r *http.Request) {
 	defer cancel()
 	out, err := a.upload(ctx, u)
 	if r.Context().Err() != nil {
-		return // the client has gone; it may ask again with the same key
+		return // the client has gone, and may ask again with the same key
 	}
 	if err != nil {
 		refuse(w, u.Operation, err)
@@ -65,8 +65,8 @@ func (a *app) serveUpload(w http.ResponseWriter, r *http.Request) {
 	reply(w, status, out.Raw) // the same for every repetition
 }
 
-// messages say what an error is to whoever asks, by its code. Nothing of its own text gets out: it names scopes. All that
-// can be wrong with a token is one code and one status, so that whoever tries tokens learns nothing.
+// messages word errors for clients, by code. An error's own text names scopes, and stays inside. All faults of a
+// token have one code and one status, so that whoever tries tokens learns nothing.
 var messages = map[string]string{
 	"token_invalid":      "the upload grant is not valid",
 	"budget_exceeded":    "the account's plan has no room for it now",

@@ -28,7 +28,7 @@ func (b *breaker) wrap(_ context.Context, _ *pgconn.Config, conn net.Conn) (net.
 type breakableConn struct {
 	net.Conn
 	breaker *breaker
-	tail    []byte // of what was read before: a message may come in two parts
+	tail    []byte // of the read before: a message may come in two parts
 }
 
 // committed is the message CommandComplete of COMMIT: its type, its length, the tag.

@@ -1,18 +1,16 @@
-// Command quickstart runs metered commands on a real Postgres and shows what they guarantee.
+// Command quickstart runs metered commands on a real Postgres and shows their guarantees.
 //
 //	go run ./examples/quickstart [files…]
 //
-// Each file, by default some of this repository's own, is uploaded over HTTP on loopback with an upload grant that can be
-// used once. One transaction spends the grant, stores the upload, enqueues a job for it and charges its bytes to an hourly
-// and a daily budget. Then the program tries to break that, and checks what is in the database. It exits with 0 only if
-// every check held.
+// It uploads each file, by default some of this repository's own, over HTTP on loopback with an upload grant that can
+// be used once. One transaction spends the grant, stores the upload, enqueues a job for it and charges its bytes to
+// an hourly and a daily budget. Then the program tries to break that, and checks the rows in the database. It exits
+// with 0 only if every check held.
 //
-// It needs no preparation: it starts a throwaway Postgres. If DATABASE_URL is set it uses that server, in a database of
-// its own named metered_quickstart_…, which it drops at the end, unless it is killed; the role must be allowed to create
-// databases.
+// It starts a throwaway Postgres. If DATABASE_URL is set it uses that server, in a database of its own named
+// metered_quickstart_…, which it drops at the end, unless it is killed. The role must be allowed to create databases.
 //
-// What to read: upload.go is the command, handler.go its HTTP side, and the rest is the demonstration. What main.go takes
-// from examples/internal is the only thing here that another module cannot import.
+// Read upload.go, the command, and handler.go, its HTTP side. The rest is the demonstration.
 package main
 
 import (
@@ -35,7 +33,7 @@ func main() {
 		return
 	}
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once; the server's watchdog cleans up
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up
 	r := &report{out: os.Stdout}
 	err := run(ctx, r, os.Args[1:])
 	switch {

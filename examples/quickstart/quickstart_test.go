@@ -94,7 +94,7 @@ func TestQuickstart(t *testing.T) {
 	})
 }
 
-// An error's own text names scopes and rules. What a client gets is a code, and words that are written down here.
+// An error's own text names scopes and rules. A client gets a code, and a fixed text.
 func TestRefusal_SaysNothingOfTheErrorsText(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
@@ -124,7 +124,7 @@ func TestRefusal_SaysNothingOfTheErrorsText(t *testing.T) {
 		answer, err := c.upload(t.Context(), test.request)
 		require.NoError(t, err)
 		require.Equal(t, test.code, answer.problem.Code, answer.body)
-		if test.code != "idempotency_key_invalid" { // whose words are the library's
+		if test.code != "idempotency_key_invalid" { // its text is the library's
 			require.Equal(t, messages[test.code], answer.problem.Detail)
 		}
 		require.Equal(t, test.code == "", answer.problem.Detail == "")
@@ -132,7 +132,7 @@ func TestRefusal_SaysNothingOfTheErrorsText(t *testing.T) {
 	}
 }
 
-// requireSuccess runs the program and returns what it printed.
+// requireSuccess runs the program and returns its output.
 func requireSuccess(t *testing.T, cmd *exec.Cmd) string {
 	t.Helper()
 	printed, err := cmd.CombinedOutput()
@@ -162,8 +162,8 @@ func requireSuccess(t *testing.T, cmd *exec.Cmd) string {
 	return out
 }
 
-// serverWithPlainRole returns a server's connection string as its superuser, and as a role that may do no more than create
-// databases. If it is the server of DATABASE_URL both are what that says.
+// serverWithPlainRole returns a server's connection string as its superuser, and as a role that may only create
+// databases. With DATABASE_URL both are that.
 func serverWithPlainRole(t *testing.T) (admin, role string) {
 	t.Helper()
 	server, err := pgserver.Start(t.Context(), pgserver.Options{TCP: true})

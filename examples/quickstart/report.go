@@ -6,7 +6,7 @@ import (
 	"text/tabwriter"
 )
 
-// report prints what happens and counts the checks.
+// report prints the story and counts the checks.
 type report struct {
 	out            io.Writer
 	checks, failed int
@@ -16,7 +16,7 @@ func (r *report) title(text string) { fmt.Fprintf(r.out, "\n%s\n", text) }
 
 func (r *report) line(format string, args ...any) { fmt.Fprintf(r.out, "  "+format+"\n", args...) }
 
-// check compares what is with what should be. The story goes on if they differ, but the program exits with 1.
+// check compares a value with the expected one. The story goes on if they differ, but the program exits with 1.
 func check[T comparable](r *report, what string, got, want T) {
 	r.checks++
 	if got != want {

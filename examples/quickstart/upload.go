@@ -55,7 +55,7 @@ func newApp(pool *pgxpool.Pool, plans map[string]plan) (*app, error) {
 
 const purpose = "upload"
 
-// grant is a token's payload: what its holder may upload.
+// grant is a token's payload: the bounds of an upload.
 type grant struct {
 	Name     string `json:"name"`
 	MaxBytes int    `json:"max_bytes"`
@@ -88,7 +88,7 @@ func cost(size int) int64 { return max(1, int64(size)) }
 
 // upload is a request to store a file.
 type upload struct {
-	Operation      string // chosen by the client; the same one again is the same upload
+	Operation      string // chosen by the client. The same one again is the same upload
 	Account, Token string
 	Name           string
 	Content        []byte
@@ -126,7 +126,7 @@ func (a *app) upload(ctx context.Context, u upload) (metered.Outcome[stored], er
 		if err := tx.QueryRow(ctx, insertUploadSQL, u.Account, u.Name, u.Content).Scan(&s.Row); err != nil {
 			return stored{}, err
 		}
-		// The operation's id keeps this command from enqueueing twice; the key keeps others from it, such as a backfill.
+		// The operation's id keeps this command from enqueueing twice. The key keeps out others, such as a backfill.
 		job, err := tx.Enqueue(ctx, ProcessUpload{Row: s.Row},
 			&jobs.Options{Key: fmt.Sprintf("upload/%d", s.Row), Tenant: u.Account})
 		if err != nil {

@@ -1,19 +1,18 @@
 // Command ratelimit is a public HTTP command, limited per client and for all clients together over several windows.
 //
-//	go run ./examples/ratelimit                           # shows what it does, and ends
+//	go run ./examples/ratelimit                           # shows it, and ends
 //	go run ./examples/ratelimit -listen 127.0.0.1:8080    # serves until Ctrl-C
 //	curl -i 127.0.0.1:8080/redeem -d '{"code": "WELCOME"}'
 //	curl -i 127.0.0.1:8080/offers
 //
-// An attempt at a voucher is charged before it is looked at, and stays charged when it fails: guessing is what the limits
-// are against. Answers say what is left (RateLimit), refusals when to come back (Retry-After) and why, and the number
-// admitted in any window is exact, whatever the number of clients and processes. With -shadow the limits count and report
-// what they would refuse, and let it pass. The offers are limited too: a look writes nothing, so its limit is decided from
-// memory.
+// An attempt at a voucher is charged before the look-up, and stays charged when it fails: the limits are against
+// guessing. Answers show the units left (RateLimit), refusals also a time to come back (Retry-After) and a reason.
+// The number of admitted attempts is exact in any window, for any number of clients and processes. With -shadow the
+// limits count and report refusals, but let them pass. The offers are limited too: a look writes nothing, so its
+// limit is decided from memory.
 //
-// What to read: service.go, the command and its HTTP side; offers.go, a limit from memory. main.go starts it, on a throwaway
-// Postgres or, if DATABASE_URL is set, on that server in a database of its own that it drops at the end. What it takes
-// from examples/internal for that is the only thing here that another module cannot import.
+// Read service.go, the command and its HTTP side, and offers.go, a limit from memory. main.go runs it on a throwaway
+// Postgres, or on that of DATABASE_URL in a database of its own that it drops at the end.
 package main
 
 import (
@@ -49,7 +48,7 @@ func main() {
 	shadow := flag.Bool("shadow", false, "with -listen: refuse nothing, report what would be refused")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once; the server's watchdog cleans up
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up
 	if err := run(ctx, *listen, *shadow); err != nil {
 		fmt.Fprintln(os.Stderr, "ratelimit:", err)
 		os.Exit(1)
@@ -81,7 +80,7 @@ func run(ctx context.Context, listen string, shadow bool) (err error) {
 	return <-closed
 }
 
-// serve serves until ctx is done, and then finishes what it has begun.
+// serve serves until ctx is done, and then finishes its requests.
 func serve(ctx context.Context, address string, s *service) (base string, closed <-chan error, err error) {
 	return examplehttp.Serve(ctx, address, &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,

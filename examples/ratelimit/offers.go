@@ -24,8 +24,8 @@ const offersPerHour = 300_000
 // looks is the limit of all clients together.
 var looks = []budget.Limit{budget.PerWindow(offersPerHour, time.Hour).Named("looks")}
 
-// offers limits GET /offers, a public look that writes nothing. The limit is decided from memory, by leases of this process:
-// as exact as a charge, in nanoseconds. What it costs: the slice of a process that is killed counts as used.
+// offers limits GET /offers, a public look that writes nothing. The limit is decided from memory, by leases of this
+// process: as exact as a charge, in nanoseconds. The price: the slice of a killed process counts as used.
 type offers struct {
 	leases  *leases.Pool
 	limited func(http.Handler) http.Handler
@@ -45,8 +45,8 @@ func serveOffers(w http.ResponseWriter, _ *http.Request) {
 	_ = json.NewEncoder(w).Encode([]string{"WELCOME", "SUMMER"})
 }
 
-// compare asks for a third more than the limit has, by 8 goroutines: once with a charge in a transaction each, of a limit
-// of a hundredth, and once from memory.
+// compare sends a third more requests than the limit admits, by 8 goroutines: once with a charge in a transaction
+// each, of a hundredth of the limit, and once from memory.
 func compare(ctx context.Context, out io.Writer, pool *pgxpool.Pool) error {
 	ledger, err := budget.New(budget.Config{})
 	if err != nil {

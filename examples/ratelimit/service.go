@@ -44,7 +44,7 @@ type service struct {
 	policies *httpmetered.Policies
 	offers   *offers
 
-	// shadow counts what the limits would refuse, and lets it pass: to try limits out.
+	// shadow counts refusals, and lets them pass: to try limits out.
 	shadow bool
 	mu     sync.Mutex
 	over   map[string]int // attempts that a limit would have refused, by its name
@@ -66,14 +66,14 @@ func newService(pool *pgxpool.Pool, limits limits, shadow bool) (*service, error
 	return &service{metered: client, limits: limits, policies: policies, offers: offers, shadow: shadow, over: map[string]int{}}, nil
 }
 
-// close gives back what is leased.
+// close gives the leases back.
 func (s *service) close() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	return s.offers.leases.Close(ctx)
 }
 
-// attempt is what one attempt is charged to. The limits are no part of the command's identity: a request that is repeated
+// attempt is the charges of one attempt. The limits are no part of the command's identity: a request that is repeated
 // after they were changed is still the same.
 func (s *service) attempt(client string) []budget.Charge {
 	own, all := s.limits.Client, s.limits.All
@@ -110,9 +110,9 @@ update vouchers set redeemed_by = $2, redeemed_at = now()
 where code = $1 and redeemed_by is null
 returning cents`
 
-// redeem spends a voucher, and charges an attempt whether there is one or not. tried is what is left of the limits; it is
-// there whatever became of the attempt, and empty where none was charged: for a refusal, and for a repetition of a request
-// that succeeded.
+// redeem spends a voucher, and charges an attempt whether there is one or not. tried has the units left of the limits
+// after the attempt, however that ended. It is empty if none was charged: for a refusal, and for the repetition of a
+// request that succeeded.
 func (s *service) redeem(ctx context.Context, id, client, code string) (v voucher, tried budget.Receipt, err error) {
 	out, err := metered.Do(ctx, s.metered, metered.Command{
 		ID: id, Namespace: client, Name: "redeem", Input: code, Sticky: s.attempt(client),
@@ -187,9 +187,9 @@ func (s *service) count(tried budget.Receipt) {
 	}
 }
 
-// clientOf tells clients apart by address, since a public command has nothing else: whatever they say of themselves they
-// can change. Of IPv6 the /64 counts, which is what one customer has. A proxy on this machine is believed, and of its
-// X-Forwarded-For the last address alone, which is the one it added.
+// clientOf identifies a client by its address: a client of a public command can change anything else. An
+// IPv6 address counts by its /64, which is what one customer has. A proxy on this machine is believed, and only the
+// last address of its X-Forwarded-For, which the proxy added.
 func clientOf(r *http.Request) string {
 	host, _, _ := net.SplitHostPort(r.RemoteAddr)
 	addr, err := netip.ParseAddr(host)

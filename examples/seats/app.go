@@ -18,7 +18,7 @@ import (
 	"github.com/pgmetered/metered/holds/holdjobs"
 )
 
-// config is what a process is told.
+// config is a process's settings.
 type config struct {
 	holdFor  time.Duration // how long a seat is held
 	payTakes time.Duration // by the pretended payment
@@ -72,8 +72,8 @@ func newApp(ctx context.Context, pool *pgxpool.Pool, cfg config) (*app, error) {
 	return a, err
 }
 
-// start begins what runs beside the requests: the listener that feeds the map, the workers of the cleanup jobs, and the
-// sweeper.
+// start begins the work beside the requests: the listener that feeds the map, the workers of the cleanup jobs, and
+// the sweeper.
 func (a *app) start(ctx context.Context) error {
 	ctx, a.cancel = context.WithCancel(ctx)
 	a.background.Go(func() { a.listen(ctx) })
@@ -113,7 +113,7 @@ func (a *app) listen(ctx context.Context) {
 	}
 }
 
-// sweep announces what ran out and was not announced by its cleanup job. The seats are free without it.
+// sweep announces expired holds that their cleanup job missed. The seats are free without it.
 func (a *app) sweep(ctx context.Context) {
 	ticker := time.NewTicker(a.cfg.sweep)
 	defer ticker.Stop()

@@ -19,12 +19,12 @@ import (
 
 type askingKey struct{}
 
-// asking is a context that knows its request: what became of a hold is written where only the context is at hand.
+// asking is a context that knows its request, for the audit of a hold's transition, which gets only the context.
 func (r *request) asking(ctx context.Context) context.Context {
 	return context.WithValue(ctx, askingKey{}, r)
 }
 
-// askingIn is the request of a context, an empty one if nobody asked: of a cleanup job.
+// askingIn is the request of a context, an empty one for a cleanup job.
 func askingIn(ctx context.Context) *request {
 	if r, ok := ctx.Value(askingKey{}).(*request); ok {
 		return r
@@ -32,7 +32,7 @@ func askingIn(ctx context.Context) *request {
 	return &request{Request: &http.Request{}}
 }
 
-// address is where a request came from. Behind a proxy, take it from what that says.
+// address is the client's address. Behind a proxy, take it from the proxy's header.
 func (r *request) address() string {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	if err != nil {
@@ -43,7 +43,7 @@ func (r *request) address() string {
 
 const agentMax = 255
 
-// agent is what a client says it is.
+// agent is the client's own name for itself.
 func (r *request) agent() string {
 	agent := r.UserAgent()
 	return strings.ToValidUTF8(agent[:min(len(agent), agentMax)], "") // Postgres takes no other
@@ -53,7 +53,7 @@ const auditSQL = `
 insert into hall.audit (org, actor, action, code, event, block, seat, hold, operation, address, agent, changes)
 values ($1, $2, $3, $4, nullif($5, '')::uuid, nullif($6, '')::uuid, nullif($7, '')::uuid, nullif($8, ''), nullif($9, ''), $10, $11, $12)`
 
-// audit writes down what was changed, or, with a code, what was asked for and failed.
+// audit records a change or, with a code, a request that failed.
 func (r *request) audit(ctx context.Context, db interface {
 	Exec(context.Context, string, ...any) (pgconn.CommandTag, error)
 }, code string, changes any) error {
@@ -67,9 +67,9 @@ func (r *request) audit(ctx context.Context, db interface {
 	return err
 }
 
-// recordFailure writes a failure down, when the transaction that it ended is gone: also one whose outcome is not known, as
-// service_unavailable or by the library's code. One without a session has no organisation to write it to, and goes to the
-// log: whoever cannot sign in cannot fill the table.
+// recordFailure records a failure once its transaction is gone, even if the outcome is not known: then as
+// service_unavailable or by the library's code. A failure without a session has no organisation, and goes to the log:
+// whoever cannot sign in cannot fill the table.
 func (a *app) recordFailure(r *request, err error) {
 	p := explain(err)
 	code := p.Code
@@ -91,7 +91,7 @@ const historySQL = `
 select a.at, coalesce(a.changes->>'transition', a.action), a.actor
 from hall.audit a where a.seat = $1 and a.code = '' order by a.id desc limit 100`
 
-// serveHistory tells what became of a seat; who did it only to those who sell.
+// serveHistory lists a seat's history, with the actors only for those who sell.
 func (a *app) serveHistory(w http.ResponseWriter, r *request) error {
 	var found bool
 	if err := noRows(a.pool.QueryRow(r.Context(), ownSeatSQL, r.seat, r.event, r.who.Org).Scan(&found)); err != nil {

@@ -104,7 +104,7 @@ func TestAudit_HasWhoDidWhatFromWhereAndWhatChanged(t *testing.T) {
 		"is":  obj{"opens": nil, "closes": nil, "hold_seconds": 60.0, "holds_end_with_sale": false},
 	}})
 
-	// What nobody asked for comes from nowhere.
+	// An expiry has no request and no address.
 	ends := ben.holding(h.seats[3])
 	from := one[int64](h, lastRecord)
 	clock.Advance(time.Hour)
@@ -163,7 +163,7 @@ func TestAudit_HasEachFailureWithItsActionAndWhatWasAskedFor(t *testing.T) {
 	h.verify()
 }
 
-// What a client says of itself and asks for may be anything.
+// A client may send any agent and any source.
 func TestAudit_TakesWhatAClientSends(t *testing.T) {
 	t.Parallel()
 	h := open(t, 1, quiet)

@@ -10,13 +10,13 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// house has the seats that are blocked: to block a seat is to claim it for good. So nobody can hold it, and who blocks it
-// cannot come in between a hold and its checkout unseen.
+// house has the blocked seats: a block is a claim for good. So nobody can hold the seat, and a block cannot come in
+// between a hold and its checkout unseen.
 const house = "house"
 
 func isBlock(h holds.Hold) bool { return h.Holder == house }
 
-// serveBlock takes a seat out of the sale. Whoever holds it loses it; a seat that was sold stays sold.
+// serveBlock takes a seat out of the sale. Its holder loses it. A seat that was sold stays sold.
 func (a *app) serveBlock(w http.ResponseWriter, r *request) error {
 	return a.change(w, r, func(ctx context.Context, tx *metered.Tx) error {
 		h, err := a.metered.Holds.Claimed(ctx, tx, r.who.Org, seatKey(r.seat))

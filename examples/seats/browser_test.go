@@ -12,7 +12,7 @@ import (
 	"github.com/pgmetered/metered"
 )
 
-// browser is a user who is signed in, at any of the processes.
+// browser is a signed-in user, at any of the processes.
 type browser struct {
 	h       *hall
 	user    string
@@ -59,7 +59,7 @@ func (b *browser) at(process int) *browser {
 	return &other
 }
 
-// answer is what came back.
+// answer is the server's answer.
 type answer struct {
 	status int
 	header http.Header
@@ -123,7 +123,7 @@ func (b *browser) holdBy(seat, source string) answer {
 	return b.ask(http.MethodPost, b.seatPath(seat, "hold"), "", map[string]any{"source": source})
 }
 
-// set has the manager change the event, or what belongs to it.
+// set has the manager change the event, or a part of it.
 func (h *hall) set(what string, body any) answer {
 	h.t.Helper()
 	return h.admin.ask(http.MethodPut, "/api/events/"+h.event+what, "", body)

@@ -33,7 +33,7 @@ func (p pretended) authorise(ctx context.Context, id string, _ int64) (string, e
 
 func (pretended) void(context.Context, string) error { return nil }
 
-// order is what came of a checkout.
+// order is the result of a checkout.
 type order struct {
 	ID      string   `json:"order_id"`
 	Holds   []string `json:"holds"`
@@ -67,13 +67,13 @@ select coalesce(sum(b.cents), 0), count(*)
 from hall.seats s join hall.blocks b on b.id = s.block join hall.events e on e.id = s.event
 where e.id = $1 and e.org = $2 and s.hold = any ($3) and s.holder = $4`
 
-// checkout pays for holds and makes them an order, all of them or none. The seats stay held while the payment is on its
-// way, and no transaction is open; if one of them runs out meanwhile the capture is refused, and the payment given back.
+// checkout pays for holds and makes them an order, all or none. The seats stay held while the payment is on its way,
+// and no transaction is open. If a hold expires meanwhile the capture is refused, and the payment given back.
 //
 // A payment never serves two attempts: one that was given back would pay for the next, and one that paid for an order
-// would be given back when the order is asked for again. What stays authorised after an outcome that is unknown, or after
-// the end of the process, is found by comparing the provider's payments with hall.orders.payment: those that no order
-// has after a while are given back.
+// would be given back by a repeated request. After an unknown outcome, or the end of the process, a payment may stay
+// authorised. Compare the provider's payments with hall.orders.payment, and give back those that no order has after a
+// while.
 func (a *app) checkout(ctx context.Context, r *request, ids []string) (order, error) {
 	o := order{Holds: ids}
 	_, err := a.metered.Lookup(ctx, a.pool, r.who.namespace(), r.operation)
@@ -142,7 +142,7 @@ func (a *app) sell(ctx context.Context, tx *metered.Tx, r *request, o order) (or
 	})
 }
 
-// whyNot finds out what is wrong with holds that cannot be paid for. The holds of others do not exist.
+// whyNot finds the reason why holds cannot be paid for. The holds of others do not exist.
 func (a *app) whyNot(ctx context.Context, r *request, ids []string) error {
 	for _, id := range ids {
 		h, err := a.metered.Holds.Get(ctx, a.pool, r.who.Org, id, r.who.User)

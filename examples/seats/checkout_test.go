@@ -16,8 +16,8 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// till is a payment service that remembers, and does what a test wants done while a payment is on its way. By the id that
-// it is given it knows a payment again, and takes no more for it than the first time.
+// till is a payment service that remembers, and runs a test's code while a payment is on its way. It knows a payment
+// again by its id, and takes no more for it than the first time.
 type till struct {
 	mu         sync.Mutex
 	authorised map[string]int64 // by reference, for how much
@@ -119,7 +119,7 @@ func TestCheckout_SellsAllThatOneHolds(t *testing.T) {
 	h.verify()
 }
 
-// The record of the operation is purged, and the answer asked for once more.
+// The record of the operation is purged, and the request sent once more.
 func TestCheckout_AskedForAfterAPurgeLeavesTheOrderItsPayment(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ key, code string }{
@@ -273,7 +273,7 @@ func TestCheckout_RefusesWhatIsNotOnesOwnOrNotOpen(t *testing.T) {
 	h.verify()
 }
 
-// Each cart has a seat of each block, taken in opposite order; and each is paid for from two tabs at once.
+// Each cart has a seat of each block, taken in opposite order, and each is paid for from two tabs at once.
 func TestCheckout_CartsInOppositeOrderDoNotDeadlock(t *testing.T) {
 	t.Parallel()
 	h := open(t, 2, quiet)

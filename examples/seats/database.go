@@ -18,7 +18,7 @@ var schemaSQL string
 // setUpLock is held by the process that sets the database up.
 const setUpLock = 7_328_321
 
-// setUp makes what is not there yet: the library's schema, River's tables, the application's own, and a hall to try.
+// setUp makes the missing parts: the library's schema, River's tables, the application's own, and a hall to try.
 func setUp(ctx context.Context, pool *pgxpool.Pool, seats int) error {
 	if _, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
 		return err

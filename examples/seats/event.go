@@ -38,13 +38,13 @@ type sale struct {
 	// Opens and Closes are the window: from Opens, and until before Closes. Without one there is no such end.
 	Opens  *time.Time `json:"opens"`
 	Closes *time.Time `json:"closes"`
-	// HoldSeconds is how long a seat is held. Defaults to what the process is told.
+	// HoldSeconds is how long a seat is held. Defaults to the process's setting.
 	HoldSeconds *int64 `json:"hold_seconds"`
-	// HoldsEnd with the sale: what is held then cannot be paid for any more.
+	// HoldsEnd with the sale: after it, held seats cannot be paid for any more.
 	HoldsEnd bool `json:"holds_end_with_sale"`
 }
 
-// hallEvent is what decides whether a seat is sold, at the time of the library's clock.
+// hallEvent is the part of an event that decides whether a seat is sold, at the time of the library's clock.
 type hallEvent struct {
 	status status
 	sale   sale
@@ -120,10 +120,10 @@ func (e *hallEvent) nextChange() time.Duration {
 	return next
 }
 
-// An event is sold and changed under a lock of its own, shared by all who sell. It is taken before anything that depends on
-// it is read, with a statement of its own, so that the next one sees what was waited for; and before the locks of the
-// library's scopes. It is no row lock: those who share a row let each other past whoever waits to change it, so that in a
-// rush nobody could close the sale. Advisory locks are granted in turn.
+// An event is sold and changed under a lock of its own, shared by all who sell. It is taken before the reads that
+// depend on it, with a statement of its own, so that the next one sees the commits that it waited for, and before the
+// locks of the library's scopes. It is no row lock: those who share a row let each other past the one who waits to
+// change it, so that in a rush nobody could close the sale. Advisory locks are granted in turn.
 const (
 	sellingSQL  = `select pg_advisory_xact_lock_shared($1, hashtext($2))`
 	changingSQL = `select pg_advisory_xact_lock($1, hashtext($2))`
@@ -131,8 +131,8 @@ const (
 	eventLocks = 7_328_322 // the first half of their keys
 )
 
-// selling keeps an event as it is until the transaction ends, and then reads a row, in the same flight: one that is being
-// closed, or a capacity that is being lowered, is waited for, and its new state is the one that counts.
+// selling keeps an event as it is until the transaction ends, and then reads a row, in the same flight. It waits for
+// a change that is under way, of the status or of a capacity, and the new state counts.
 func selling(ctx context.Context, tx pgx.Tx, org, event string, row []any, sql string, args ...any) error {
 	b := &pgx.Batch{}
 	b.Queue(sellingSQL, eventLocks, org+"/"+event)

@@ -118,7 +118,7 @@ func TestHoldTime_IsThatOfTheEvent(t *testing.T) {
 	h.setSale(map[string]any{"hold_seconds": 90})
 	first := people[0].hold(h.seats[0])
 	require.Equal(t, 90.0, first.body["expires_in_seconds"])
-	h.setSale(map[string]any{}) // back to what the process is told; what is held keeps its time
+	h.setSale(map[string]any{}) // back to the process's setting. Present holds keep their time
 	require.Equal(t, 300.0, people[0].hold(h.seats[1]).body["expires_in_seconds"])
 	clock.Advance(90*time.Second - time.Microsecond)
 	require.Equal(t, "seat_held", people[1].hold(h.seats[0]).code())

@@ -72,7 +72,7 @@ func TestCleanup_EndsAndAnnouncesAHoldOnceAndLeavesTheOthersAlone(t *testing.T) 
 	h.verify()
 }
 
-// Should the jobs be lost, the sweeper announces what has run out.
+// If the jobs are lost, the sweeper announces expired holds.
 func TestSweep_AnnouncesWhatNoJobDid(t *testing.T) {
 	t.Parallel()
 	cfg := quiet

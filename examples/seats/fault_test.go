@@ -22,7 +22,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// insist repeats a request with its key, at one process and then another, until it is known what became of it.
+// insist repeats a request with its key, at one process and then another, until its outcome is known.
 func (b *browser) insist(t *testing.T, seat, key string) (last answer) {
 	for n := range 600 {
 		a, err := b.at(n%len(b.h.bases)).do(http.MethodPost, b.seatPath(seat, "hold"), key, nil)

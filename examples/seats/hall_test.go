@@ -130,7 +130,7 @@ func counted(answers []answer) map[int]int {
 	return n
 }
 
-// written is what a hold writes.
+// written counts the rows of a hold.
 type written struct{ Holds, Events, Entries, Jobs, Operations, Audit int }
 
 func (h *hall) written() (w written) {
@@ -156,7 +156,7 @@ func (h *hall) waiting(n int) {
 	require.Eventually(h.t, func() bool { return one[int](h, `select count(*)::int`+waitingForALock) == n }, 2*time.Minute, 5*time.Millisecond)
 }
 
-// charged is what a user has used of the window.
+// charged is a user's usage of the window.
 func (h *hall) charged(user string) int64 {
 	h.t.Helper()
 	usage, err := h.app.metered.Budget.Usage(context.Background(), h.pool, budget.Query{Scope: budget.ScopeKey("holds", user, ""), Window: perUser.Window})
@@ -164,7 +164,7 @@ func (h *hall) charged(user string) int64 {
 	return usage[0].Used
 }
 
-// verify checks the ledger, and the seats' copy against what the library says of each.
+// verify checks the ledger, and the seats' copy against the library's state of each.
 func (h *hall) verify() {
 	h.t.Helper()
 	ctx := context.Background()

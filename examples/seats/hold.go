@@ -19,7 +19,7 @@ var perUser = budget.PerWindow(10, 5*time.Minute).Named("holds")
 // cleanupAttempts is how often the job that announces the end of a hold is tried. The seat is free without it.
 const cleanupAttempts = 3
 
-// seatKey is what is claimed of a seat.
+// seatKey is the key of a seat's claim.
 func seatKey(seat string) holds.Key { return holds.Key{Type: "seat", Value: seat} }
 
 // place is where a seat is.
@@ -29,7 +29,7 @@ type place struct {
 	Number  int    `json:"number"`
 }
 
-// end is when a hold ends, absolutely and as what is left of it by the database's clock: that of a client may be wrong.
+// end is when a hold ends, absolutely and as the time left by the database's clock: a client's clock may be wrong.
 type end struct {
 	HeldUntil        time.Time `json:"held_until"`
 	HeldUntilUnix    int64     `json:"held_until_unix"`
@@ -67,11 +67,11 @@ select b.name, s.row, s.number, b.id, ` + eventColumns + `
 from (select metered.clock() as now) c, hall.seats s join hall.blocks b on b.id = s.block join hall.events e on e.id = s.event
 where s.id = $1 and e.id = $2 and e.org = $3`
 
-// hold holds a seat for whoever asks: the seat, a place of its block's capacity and the user's allowance, with a cleanup
-// job and the history, all or none of them. Who holds the seat already gets the same hold, and is charged nothing.
+// hold holds a seat: the seat, a place of its block's capacity and the user's allowance, with a cleanup job and the
+// history, all or none of them. The holder of the seat gets the same hold again, and is charged nothing.
 //
-// EarlyRelease, since the sections are hot: a commit that notifies would otherwise keep all others of the database waiting
-// for the disk. The browsers may see the hold a moment before it is durable; its answer comes after that.
+// EarlyRelease, since the sections are hot: a commit that notifies would otherwise keep all others of the database
+// waiting for the disk. The browsers may see the hold a moment before it is durable. Its answer comes after that.
 func (a *app) hold(ctx context.Context, r *request, via string) (metered.Outcome[place], error) {
 	by := sources[via]
 	return metered.Do(ctx, a.metered, metered.Command{
@@ -139,7 +139,7 @@ func (a *app) serveHold(w http.ResponseWriter, r *request) error {
 	return reply(w, status, heldSeat{h.ID, r.event, r.seat, out.Result, string(h.State), sourceOf(h), endOf(h)})
 }
 
-// whyTaken says what a seat is that somebody else has, and until when, and not who they are.
+// whyTaken describes a seat that somebody else has: its state, and until when, but not by whom.
 func (a *app) whyTaken(ctx context.Context, r *request) error {
 	h, err := a.metered.Holds.Claimed(ctx, a.pool, r.who.Org, seatKey(r.seat))
 	switch {
@@ -172,7 +172,7 @@ func (a *app) serveCancel(w http.ResponseWriter, r *request) error {
 	return reply(w, http.StatusOK, map[string]string{"hold_id": r.hold, "status": "released"})
 }
 
-// serveOneHold tells what is and was with a hold: its holder, and those who sell.
+// serveOneHold shows a hold and its history to its holder, and to those who sell.
 func (a *app) serveOneHold(w http.ResponseWriter, r *request) error {
 	holder := r.who.User
 	if r.who.Role.may(sells) {

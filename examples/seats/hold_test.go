@@ -29,7 +29,7 @@ func TestHold_AFreeSeatIsHeldWithAllThatGoesWithIt(t *testing.T) {
 		"held_until": noon.Add(5 * time.Minute).Format(time.RFC3339), "held_until_unix": float64(noon.Add(5 * time.Minute).Unix()),
 		"expires_in_seconds": 300.0,
 	}, a.body)
-	// The seat, the block and the user each have their entry; the rest is there once.
+	// The seat, the block and the user each have their entry. Of every other row there is one.
 	require.Equal(t, written{Holds: 1, Events: 1, Entries: 3, Jobs: 1, Operations: 1, Audit: 1}, h.written())
 	require.Equal(t, int64(1), h.charged(ben.user))
 	require.Equal(t, 1, one[int](h, `select count(distinct x.xmin::text)::int from (select xmin from metered.holds union all select xmin from metered.hold_events
@@ -39,7 +39,7 @@ func TestHold_AFreeSeatIsHeldWithAllThatGoesWithIt(t *testing.T) {
 	require.InDelta(t, 310, delay, 5) // both by the clocks of one machine
 	require.Equal(t, 3, one[int](h, `select max_attempts::int from river_job`))
 
-	// Its answer was lost, and it is asked for again, later: the same hold, with the time that is left by then.
+	// The answer was lost, and the request comes again, later: the same hold, with the time that is left by then.
 	for _, left := range []float64{210, 0} {
 		clock.Set(noon.Add(5*time.Minute - time.Duration(left)*time.Second))
 		again := ben.ask(http.MethodPost, ben.seatPath(h.seats[123], "hold"), "click-1", nil)

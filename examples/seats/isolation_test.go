@@ -110,7 +110,7 @@ func (s *sent) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryDa
 
 func (s *sent) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
-// Of malformed ones, by somebody who is signed in, only the audit table hears.
+// Malformed requests of a signed-in user reach only the audit table.
 func TestRequests_WithoutSessionOrWithMalformedIDsDoNotReachTheDatabase(t *testing.T) {
 	t.Parallel()
 	var statements sent

@@ -11,8 +11,8 @@ import (
 // pace is the shortest time between two readings of a map.
 const pace = 100 * time.Millisecond
 
-// live keeps the maps that somebody is looking at up to date. Each message to a browser is a whole map: what one did not
-// hear does not matter once the next one comes, and a browser that is slow gets the newest and not the ones in between.
+// live keeps the maps that somebody is looking at up to date. Each message to a browser is a whole map: a missed one
+// does not matter once the next one comes, and a slow browser gets the newest and not the ones in between.
 type live struct {
 	refresh time.Duration
 	read    func(ctx context.Context, org, event string) (*hallMap, error)
@@ -113,8 +113,8 @@ func (l *live) drop(event string, w *watch) {
 	clear(w.viewers)
 }
 
-// keep reads an event's map: when there is news of it, when a hold runs out, and once in a while in any case, since news
-// can get lost. If it cannot be read the streams end, and the browsers look for a process that can.
+// keep reads an event's map: on news of it, when a hold expires, and once in a while in any case, since news can get
+// lost. If it cannot be read the streams end, and the browsers look for a process that can.
 func (l *live) keep(ctx context.Context, event string, w *watch) {
 	for failures := 0; ; {
 		reading, cancel := context.WithTimeout(ctx, 5*time.Second)
@@ -151,7 +151,7 @@ func (l *live) keep(ctx context.Context, event string, w *watch) {
 	}
 }
 
-// show gives a map to all who look. Nobody is waited for.
+// show gives a map to all viewers. It waits for none.
 func (l *live) show(w *watch, m *hallMap) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

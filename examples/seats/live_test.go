@@ -58,7 +58,7 @@ func (b *browser) watch() <-chan message {
 	return messages
 }
 
-// until reads messages until one is as wanted; all have to add up.
+// until reads messages up to a wanted one. All have to add up.
 func (h *hall) until(messages <-chan message, what string, wanted func(message) bool) message {
 	h.t.Helper()
 	end := time.After(2 * time.Minute)
@@ -112,7 +112,7 @@ func TestStream_BrowsersAtAllProcessesSeeWhatHappensAndOnlyTheirOwn(t *testing.T
 	h.until(b, "blocked", func(m message) bool { return m.Counts.Blocked == 1 })
 	h.admin.ask(http.MethodPut, "/api/events/"+h.event+"/blocks/"+h.blocks[2], "", map[string]any{"capacity": 7})
 	h.until(b, "the capacity", func(m message) bool { return m.Blocks[2].Capacity == 7 })
-	// What runs out is free at that time, swept or not: no job and no sweeper runs here.
+	// An expired seat is free at that time, swept or not: no job and no sweeper runs here.
 	clock.Advance(5 * time.Minute)
 	h.until(a, "run out", func(m message) bool { return m.Counts == counts{498, 0, 1, 1, 500} })
 	h.until(b, "run out", func(m message) bool { return m.Counts == counts{498, 0, 1, 1, 500} })

@@ -1,17 +1,16 @@
 // Command seats sells the seats of a hall: a map that changes live in the browser, holds of five minutes with a
-// countdown, a checkout of all that one holds, a box office that blocks seats, and a manager who sets the sale and reads the
-// sales report.
+// countdown, a checkout of all held seats, a box office that blocks seats, and a manager who sets the sale and reads
+// the sales report.
 //
 //	go run ./examples/seats                             # then open http://127.0.0.1:8080
 //	go run ./examples/seats -listen 127.0.0.1:8081      # a second process, with the DATABASE_URL that the first prints
 //
-// Any number of processes serve one database. Each may end at any time, and none knows anything that the database does
-// not.
+// Any number of processes serve one database. Each may end at any time, and none knows anything that the database
+// does not.
 //
-// What to read: hold.go, the command behind a click; checkout.go, which pays for what is held; event.go, when it is
-// for sale; block.go; projection.go and live.go, from the library's transitions to the browsers. See README.md for what it
-// guarantees. main.go starts it, on the database of DATABASE_URL or on a throwaway Postgres. What it takes from
-// examples/internal for that is the only thing here that another module cannot import.
+// Read hold.go, the command behind a click, checkout.go, which pays for held seats, event.go, when it is for sale,
+// block.go, and projection.go and live.go, from the library's transitions to the browsers. README.md lists the
+// guarantees. main.go runs it on the database of DATABASE_URL or on a throwaway Postgres.
 package main
 
 import (
@@ -40,7 +39,7 @@ func main() {
 	flag.DurationVar(&cfg.payTakes, "pay", cfg.payTakes, "how long the pretended payment takes")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once; the server's watchdog cleans up
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up
 	if err := run(ctx, *listen, *seats, cfg); err != nil {
 		fmt.Fprintln(os.Stderr, "seats:", err)
 		os.Exit(1)
@@ -86,7 +85,7 @@ func run(ctx context.Context, listen string, seats int, cfg config) (err error) 
 	return <-closed
 }
 
-// serve serves until ctx is done, and then finishes what it has begun.
+// serve serves until ctx is done, and then finishes its requests.
 func serve(ctx context.Context, address string, a *app) (base string, closed <-chan error, err error) {
 	server := &http.Server{
 		Handler: a.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,

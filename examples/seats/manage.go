@@ -17,7 +17,7 @@ from (select b.id, b.capacity from hall.blocks b join hall.events e on e.id = b.
 where b.id = was.id
 returning was.capacity`
 
-// serveCapacity sets how many seats of a block may be held and sold. What is held or sold beyond it stays so.
+// serveCapacity sets how many seats of a block may be held and sold. Seats held or sold beyond it stay so.
 func (a *app) serveCapacity(w http.ResponseWriter, r *request) error {
 	type capacity struct {
 		Capacity *int64 `json:"capacity"`
@@ -40,7 +40,7 @@ const (
 	statusSQL   = `update hall.events set status = $2 where id = $1`
 )
 
-// serveStatus brings an event to another status. To set what is set is no error.
+// serveStatus brings an event to a status, which may be the one that it has.
 func (a *app) serveStatus(w http.ResponseWriter, r *request) error {
 	type state struct {
 		Status status `json:"status"`
@@ -73,8 +73,7 @@ returning was.opens, was.closes, was.hold_seconds, was.holds_end`
 
 const maxHoldSeconds = 3600
 
-// serveSale sets all of an event's sale: what is left out is as if nothing had been said. What is held already keeps its
-// time.
+// serveSale sets all of an event's sale: a field that is left out gets its default. Present holds keep their time.
 func (a *app) serveSale(w http.ResponseWriter, r *request) error {
 	var body sale
 	if err := decode(w, r, &body); err != nil {
@@ -95,8 +94,8 @@ func (a *app) serveSale(w http.ResponseWriter, r *request) error {
 	})
 }
 
-// set carries out a command on an event of one's organisation, when the sales that are being made are done, and writes down
-// what was before and is now. What has been set since by another one stays so when the request comes once more.
+// set carries out a command on an event of the caller's organisation, after the sales under way, and records the
+// values before and after. A repeated request does not undo a later change by another one.
 func (a *app) set(w http.ResponseWriter, r *request, do func(context.Context, pgx.Tx) (was any, err error)) error {
 	_, err := metered.Do(r.Context(), a.metered, metered.Command{
 		ID: r.operation, Namespace: r.who.namespace(), Name: r.action, Input: []any{r.event, r.block, r.asked},

@@ -21,7 +21,7 @@ var templates = template.Must(template.New("").Funcs(template.FuncMap{
 	"euro": func(cents int64) string { return fmt.Sprintf("€%d.%02d", cents/100, cents%100) },
 }).ParseFS(pageFiles, "page/*.html"))
 
-// pages serves what a browser shows. All the rest it asks the API for.
+// pages serves the pages. They get everything else from the API.
 func (a *app) pages(mux *http.ServeMux) {
 	mux.Handle("GET /page/", static())
 	mux.HandleFunc("GET /{$}", a.serveHome)
@@ -81,7 +81,7 @@ const (
 	usersSQL  = `select u.id, u.name, o.name from hall.users u join hall.organisations o on o.id = u.org order by o.name, u.name limit 100`
 )
 
-// serveHome lists one's events, or asks who one is.
+// serveHome lists the events of a signed-in user, and shows the sign-in to others.
 func (a *app) serveHome(w http.ResponseWriter, r *http.Request) {
 	who, err := a.signedIn(r)
 	if err == nil {
@@ -125,7 +125,7 @@ from hall.events e join hall.blocks b on b.event = e.id join hall.seats s on s.b
 where e.id = $1 and e.org = $2
 order by s.ordinal`
 
-// showEvent is the page of an event: its seats, which never change. What is with them comes by the stream.
+// showEvent is the page of an event: its seats, which never change. Their states come by the stream.
 func (a *app) showEvent(w http.ResponseWriter, r *http.Request, who session, event string) {
 	rows, _ := a.pool.Query(r.Context(), pageSQL, event, who.Org) // the error is that of the rows
 	var title string
@@ -167,7 +167,7 @@ var statuses = []struct {
 	{statusCancelled, "cancelled"}, {statusArchived, "archived"},
 }
 
-// showReport is what is sold, in plots and in figures.
+// showReport shows the sales, in plots and in figures.
 func (a *app) showReport(w http.ResponseWriter, r *http.Request, who session, event string) {
 	p, err := a.readReport(r.Context(), who.Org, event, defaultHours)
 	if err != nil {

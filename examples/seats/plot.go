@@ -7,7 +7,7 @@ import (
 	"github.com/go-analyze/charts"
 )
 
-// plotted are the bars of a plot: a name and what is in them.
+// plotted are the bars of a plot, with a name and values each.
 type plotted struct {
 	title  string
 	names  []string
@@ -23,7 +23,7 @@ func (p *report) bySection() plotted {
 	return b
 }
 
-// byHour has a bar for each hour: what became sold, held and blocked in it.
+// byHour has a bar for each hour: the seats that became sold, held and blocked in it.
 func (p *report) byHour() plotted {
 	b := plotted{title: "Seats by hour (UTC), all sections", values: make([]tally, len(p.Hours))}
 	if len(p.Sections) == 1 {
@@ -42,7 +42,7 @@ func (p *report) byHour() plotted {
 	return b
 }
 
-// colours of what is sold, held and blocked.
+// colours of sold, held and blocked seats.
 var colours = []charts.Color{charts.ColorFromHex("#3557d5"), charts.ColorFromHex("#e0a92e"), charts.ColorFromHex("#7c8494")}
 
 // svg draws the bars.

@@ -10,8 +10,8 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// What is over matters only if it is the hold that the seat shows: an older one's end can be told late, when the seat is
-// somebody else's.
+// The end of a hold matters only if the seat shows that hold: an older one's end can be announced late, when the seat
+// is somebody else's.
 const projectSQL = `
 with changed as (
     update hall.seats s
@@ -22,7 +22,7 @@ select e.org, $9, $10, e.id, s.id, $7, nullif($11, ''), $12, $13, $14
 from hall.seats s join hall.events e on e.id = s.event
 where s.id = $1`
 
-// changes are what the audit table has of a transition.
+// changes are the audit table's columns of a transition.
 type changes struct {
 	Transition holds.EventKind `json:"transition"`
 	State      string          `json:"state"` // of the seat
@@ -32,8 +32,8 @@ type changes struct {
 	Reason     string          `json:"reason,omitempty"`
 }
 
-// project writes what became of a hold into the copy that the map is read from, and into the audit table: in the
-// transaction of the transition, so that neither is without the other.
+// project writes a transition into the copy that the map is read from, and into the audit table: in the transaction
+// of the transition, so that neither is without the other.
 func project(ctx context.Context, tx pgx.Tx, t holds.Transition) error {
 	h := t.Hold
 	if h.Claim == nil || h.Claim.Type != "seat" {

@@ -15,7 +15,7 @@ import (
 // refusal is one of the application's own.
 type refusal = httpmetered.Problem
 
-// conflict is a refusal for what something is now.
+// conflict is a refusal by the present state of something.
 func conflict(code, detail string) *refusal {
 	return &refusal{Status: http.StatusConflict, Code: code, Detail: detail}
 }
@@ -26,7 +26,7 @@ func seconds(d time.Duration) int64 { return int64(math.Ceil(d.Seconds())) }
 var (
 	errNoSession  = &refusal{Status: http.StatusUnauthorized, Code: "no_session", Detail: "Please sign in."}
 	errNotAllowed = &refusal{Status: http.StatusForbidden, Code: "not_allowed", Detail: "You may not do that."}
-	// The same for what does not exist and for what is another organisation's.
+	// The same for things that do not exist and for another organisation's.
 	errNotFound = &refusal{Status: http.StatusNotFound, Code: "not_found", Detail: "There is no such thing."}
 	errNoBody   = badRequest("the body is empty")
 	errDeclined = &refusal{Status: http.StatusPaymentRequired, Code: "payment_declined", Detail: "The payment was declined."}
@@ -47,7 +47,7 @@ func badRequest(why string) *refusal {
 	return &refusal{Status: http.StatusBadRequest, Code: "bad_request", Detail: why}
 }
 
-// words are what people are told of the library's errors, by their codes.
+// words are texts for people on the library's errors, by their codes.
 var words = map[string]string{
 	"block_full":         "No more seats of this section are sold.",
 	"too_many_holds":     "That were many seats in a short time.",
@@ -62,7 +62,7 @@ var words = map[string]string{
 	"operation_future":   "The request cannot be carried out.",
 }
 
-// explain says what an error is in HTTP: what the library decides, with codes and words of a hall.
+// explain decides an error's HTTP answer: the library's, with codes and words of a hall.
 func explain(err error) httpmetered.Problem {
 	if errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) {
 		err = errNotFound
@@ -80,7 +80,7 @@ func explain(err error) httpmetered.Problem {
 
 func refuse(w http.ResponseWriter, operation string, err error) {
 	p := explain(err)
-	if p.Status == http.StatusServiceUnavailable { // which finds out what became of the first
+	if p.Status == http.StatusServiceUnavailable { // it finds out the outcome of the first
 		p.Detail = "Not known yet: repeat the request with this Idempotency-Key."
 		w.Header().Set("Idempotency-Key", operation)
 	}

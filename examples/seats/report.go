@@ -50,12 +50,12 @@ func (a *app) serveHolds(w http.ResponseWriter, r *request) error {
 	return reply(w, http.StatusOK, map[string]any{"event_id": r.event, "holds": list})
 }
 
-// report is what of an event is sold, held and blocked.
+// report counts the sold, held and blocked seats of an event.
 type report struct {
 	EventID  string          `json:"event_id"`
 	Title    string          `json:"title"`
 	At       time.Time       `json:"at"`
-	Hours    []time.Time     `json:"hours"` // when each begins; the last one goes on
+	Hours    []time.Time     `json:"hours"` // when each begins. The last one goes on
 	Sections []sectionReport `json:"sections"`
 }
 
@@ -63,9 +63,9 @@ type sectionReport struct {
 	ID    string `json:"id"`
 	Name  string `json:"name"`
 	Seats int    `json:"seats"`
-	Cents int64  `json:"cents"` // of what is sold
+	Cents int64  `json:"cents"` // of sold seats
 	Now   tally  `json:"now"`
-	// Hours is what became sold, held and blocked in each of report.Hours.
+	// Hours counts the seats that became sold, held and blocked in each of report.Hours.
 	Hours []tally `json:"hours"`
 }
 
@@ -87,7 +87,7 @@ const (
 	maxHours     = 7 * 24
 )
 
-// A row for each section and hour, and one of each section without an hour, which is what is so now: all at one moment.
+// A row for each section and hour, and one for each section without an hour, its present state: all at one moment.
 const reportSQL = `
 with clock as (
     select metered.clock() as now),
@@ -140,7 +140,7 @@ func (a *app) readReport(ctx context.Context, org, event string, hours int) (*re
 	return p, err
 }
 
-// reported is the report that a request asks for: of the last hours, and of one section if it names one.
+// reported is the report for a request: of the last hours, and of one section if it names one.
 func (a *app) reported(r *request) (*report, error) {
 	hours := defaultHours
 	if given := r.URL.Query().Get("hours"); given != "" {

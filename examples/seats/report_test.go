@@ -74,7 +74,7 @@ func TestReport_CountsWhatIsSoldHeldAndBlockedBySectionAndHour(t *testing.T) {
 	require.Len(t, h.report("").Hours, 24)
 	require.Len(t, h.report("?hours=168").Sections[0].Hours, 168)
 
-	// What is held runs out, swept or not.
+	// A held seat expires, swept or not.
 	clock.Advance(5 * time.Minute)
 	require.Equal(t, tally{Sold: 3, Blocked: 1}, h.report("").Sections[0].Now)
 	for _, bad := range []string{"?hours=0", "?hours=169", "?hours=x"} {
@@ -86,7 +86,7 @@ func TestReport_CountsWhatIsSoldHeldAndBlockedBySectionAndHour(t *testing.T) {
 	h.verify()
 }
 
-// drawing is what an SVG has: its texts, and for sold, held and blocked how high their bars are together.
+// drawing is the content of an SVG: its texts, and the heights of the bars of sold, held and blocked seats, added up.
 func (h *hall) drawing(query string) (texts []string, heights [3]float64) {
 	h.t.Helper()
 	a := h.admin.ask(http.MethodGet, "/api/events/"+h.event+"/report.svg"+query, "", nil)
@@ -140,7 +140,7 @@ func TestReport_IsPlottedBySectionAndHour(t *testing.T) {
 	ben.holding(h.seats[100])
 	require.Equal(t, http.StatusOK, h.admin.ask(http.MethodPost, h.admin.seatPath(h.seats[2], "block"), "", nil).status)
 
-	// As high as what they stand for, to the pixel.
+	// The heights are proportional to the values, to the pixel.
 	proportional := func(heights [3]float64, sold, held, blocked float64) {
 		t.Helper()
 		unit := (heights[0] + heights[1] + heights[2]) / (sold + held + blocked)

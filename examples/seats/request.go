@@ -14,17 +14,18 @@ import (
 	"github.com/pgmetered/metered/httpmetered"
 )
 
-// requestTimeout bounds a request, payment aside. What cannot be found out about a lost COMMIT by then is a 503.
+// requestTimeout bounds a request, payment aside. If the outcome of a lost COMMIT is unknown by then, the answer is a
+// 503.
 const requestTimeout = 10 * time.Second
 
-// action is what a request asks for.
+// action is a kind of request.
 type action struct {
 	name  string // in the audit table, whether it is done or refused
 	needs right
 	serve func(http.ResponseWriter, *request) error
 }
 
-// handler serves the page and these; sell and manage are the rights that some of them need:
+// handler serves the page and these. Some need the right to sell or to manage:
 //
 //	GET    /api/events/{event}/map                      the seats, and one's own holds
 //	GET    /api/events/{event}/stream                   the same, whenever it changes
@@ -37,11 +38,11 @@ type action struct {
 //	manage /api/events/{event}/blocks/{block}           PUT {"capacity": 80}
 //	manage /api/events/{event}                          PUT {"status": "closed"}
 //	manage /api/events/{event}/sale                     PUT {"opens": "…", "closes": "…", "hold_seconds": 120, "holds_end_with_sale": true}
-//	manage /api/events/{event}/report?hours=24          GET: what is sold, held and blocked, by section and hour
+//	manage /api/events/{event}/report?hours=24          GET: the sold, held and blocked seats, by section and hour
 //	manage /api/events/{event}/report.svg?by=section    GET: the same as a plot, or by=hour, or of one &section=
 //
-// What changes something takes an Idempotency-Key: repeated with it, because the answer was lost, it is answered again
-// and not done again.
+// A request that changes something needs an Idempotency-Key: repeated with it, after a lost answer, it gets the same
+// answer.
 func (a *app) handler() http.Handler {
 	mux := http.NewServeMux()
 	for pattern, act := range map[string]action{
@@ -69,7 +70,7 @@ func (a *app) handler() http.Handler {
 	return secured(http.NewCrossOriginProtection().Handler(mux))
 }
 
-// request is a request whose parts have been looked at.
+// request is a request whose parts are checked.
 type request struct {
 	*http.Request
 	who                      session
@@ -84,8 +85,8 @@ var (
 	holdForm = regexp.MustCompile(`^claim_[0-9a-f]{32}_[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 )
 
-// api checks a request before it is carried out: the session and the ids before anything reaches the database, then what
-// its user may do. Failures of what changes something are written to the audit table.
+// api checks a request before it is carried out: the session and the ids before anything reaches the database, then
+// the user's right. Failures of requests that change something go to the audit table.
 func (a *app) api(act action) http.HandlerFunc {
 	return func(w http.ResponseWriter, raw *http.Request) {
 		r := &request{Request: raw, action: act.name}
@@ -139,7 +140,7 @@ func (r *request) read() (err error) {
 	return err
 }
 
-// decode reads a request's body, which has to be what is expected and no more. errNoBody is a body that is empty.
+// decode reads a request's body, and refuses unknown fields and text after it. errNoBody is an empty body.
 func decode(w http.ResponseWriter, r *request, into any) error {
 	d := json.NewDecoder(http.MaxBytesReader(w, r.Body, 16<<10))
 	d.DisallowUnknownFields()
@@ -155,7 +156,7 @@ func decode(w http.ResponseWriter, r *request, into any) error {
 	return nil
 }
 
-// note is recorded with whatever the request does, in the ledger and in the history of holds.
+// note is recorded with all changes of the request, in the ledger and in the history of holds.
 func (r *request) note(reason string) budget.Note {
 	return budget.Note{Actor: holds.User(r.who.User), Tenant: r.who.Org, Correlation: r.operation, Reason: reason}
 }
@@ -167,7 +168,7 @@ func reply(w http.ResponseWriter, status int, body any) error {
 	return nil
 }
 
-// secured sets what every answer has. No cache keeps one, unless what answers says otherwise.
+// secured sets the headers of every answer. No cache keeps one, unless its handler says otherwise.
 func secured(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()

@@ -7,7 +7,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// role is what a user is to their organisation.
+// role is a user's role in their organisation.
 type role string
 
 const (
@@ -17,12 +17,12 @@ const (
 	manager   role = "manager"
 )
 
-// right is what an action needs.
+// right is the right that an action needs.
 type right int
 
 const (
 	buys    right = iota + 1 // holds seats, gives them back and pays for them
-	sells                    // blocks seats, and sees who holds them
+	sells                    // blocks seats, and sees the holders
 	manages                  // decides on events, and reads the reports
 )
 
@@ -48,7 +48,7 @@ func (r role) usual() string {
 
 // source is a way by which seats are held. A request names it.
 type source struct {
-	roles    []role         // who may use it
+	roles    []role         // may use it
 	statuses []status       // of the event, while it sells
 	always   bool           // before the sale opens and after it has closed, too
 	limits   []budget.Limit // on the holds of a user

@@ -50,7 +50,7 @@ func TestBlock_TakesASeatOutOfTheSaleAndPutsItBack(t *testing.T) {
 	require.Equal(t, counts{Available: 499, Sold: 1, Seats: 500}, m.Counts)
 }
 
-// What was asked for is asked for again, because the answer was lost, when something else has been set since.
+// A request comes again after its answer was lost and something else has been set.
 func TestBoxOffice_ARequestThatComesAgainIsAnsweredAndNotDoneAgain(t *testing.T) {
 	t.Parallel()
 	h := open(t, 1, quiet)
@@ -158,7 +158,7 @@ func TestSale_SellsEverySeatOnce(t *testing.T) {
 		sum += n
 	}
 	<-admin
-	for _, b := range h.people(h.org, 60) { // what nobody passed by, and what was blocked just then
+	for _, b := range h.people(h.org, 60) { // the seats left, and those that were blocked just then
 		sum += sell(b, all[string](h, `select id::text from hall.seats where event = $1 and state = 'free' order by ordinal`, h.event)...)
 	}
 	require.Equal(t, 500, sum)

@@ -14,7 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// session says who asks. Nothing else does: an organisation or a user in a request is not looked at.
+// session identifies the user. An organisation or a user in a request is ignored.
 type session struct {
 	Org     string    `json:"org"`
 	User    string    `json:"user"`
@@ -71,7 +71,7 @@ select u.name, u.role, o.name
 from hall.users u join hall.organisations o on o.id = u.org
 where u.id = $1 and u.org = $2`
 
-// known fills in what the database says of a session's user, who may have gone since.
+// known reads a session's user from the database, who may have gone since.
 func (a *app) known(ctx context.Context, s *session) error {
 	err := a.pool.QueryRow(ctx, userSQL, s.User, s.Org).Scan(&s.Name, &s.Role, &s.OrgName)
 	if errors.Is(err, pgx.ErrNoRows) {
@@ -80,7 +80,7 @@ func (a *app) known(ctx context.Context, s *session) error {
 	return err
 }
 
-// serveLogin is the demonstration's: whoever comes says who they are.
+// serveLogin is the demonstration's: it takes any user at their word.
 func (a *app) serveLogin(w http.ResponseWriter, r *http.Request) {
 	r.Body = http.MaxBytesReader(w, r.Body, 4<<10)
 	if err := r.ParseForm(); err != nil {

@@ -40,17 +40,17 @@ type blockUse struct {
 	Taken    int64  `json:"taken"` // held and sold
 }
 
-// ownHold is a hold of the one who looks.
+// ownHold is a hold of the viewer.
 type ownHold struct {
 	Hold      string    `json:"hold_id"`
 	Seat      int       `json:"seat"` // its place in hallMap.Seats
 	State     string    `json:"status"`
 	HeldUntil time.Time `json:"held_until,omitzero"`
-	// LeftMS is the time left, by the database's clock: that of the browser may be wrong.
+	// LeftMS is the time left, by the database's clock: the browser's may be wrong.
 	LeftMS int64 `json:"left_ms"`
 }
 
-// shown is what of a map a browser sees, times left aside.
+// shown is the part of a map that a browser shows, without times left.
 func (m *hallMap) shown() hallMap {
 	s := *m
 	s.holds, s.nextEnd, s.readAt = map[string][]ownHold{}, 0, time.Time{}

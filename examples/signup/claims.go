@@ -48,11 +48,11 @@ var (
 	errName    = &httpmetered.Problem{Status: http.StatusBadRequest, Detail: "that is no name"}
 )
 
-// normalise is the application's idea of when two addresses are the same: whatever their case and their Unicode form. The
-// library compares bytes. (By the letter of the standard Ann@ and ann@ are two people; hardly a provider has both.)
+// normalise decides when two addresses are the same: in any case and any Unicode form. The library compares bytes.
+// (By the letter of the standard Ann@ and ann@ are two people, which hardly a provider has.)
 //
-// What it returns is to compare with, and no mail goes there: mail goes to the address as it was typed. The name is folded;
-// the domain is only put into lower case, since with ß folded to ss it would be somebody else's, and 。 is a dot in it.
+// Its result is for comparing. Mail goes to the address as it was typed. The name is folded. The domain is only put
+// into lower case: with ß folded to ss it would be somebody else's, and 。 is a dot in it.
 func normalise(text string) (string, error) {
 	if !isAddress(text) {
 		return "", errAddress
@@ -82,8 +82,8 @@ func typedIn(h holds.Hold) (t typed, err error) {
 	return t, err
 }
 
-// claim holds an address for a visitor. Who asks again gets the same claim and the same deadline; everybody else a
-// *holds.TakenError, which says how long, and not who.
+// claim holds an address for a visitor. The same visitor gets the same claim and deadline again. Everybody else gets
+// a *holds.TakenError, which says for how long, but not by whom.
 func (s *signup) claim(ctx context.Context, visitor, email string) (h holds.Hold, err error) {
 	email = strings.TrimSpace(email)
 	key, err := normalise(email)

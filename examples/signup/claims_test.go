@@ -232,7 +232,7 @@ var claimID = regexp.MustCompile(`claim_[0-9a-f]`)
 
 const noClaim = `{"title":"Not Found","status":404,"detail":"no such claim","code":"hold_unknown"}` + "\n"
 
-// To another visitor a claim is one that does not exist, in whatever state it is.
+// For another visitor a claim in any state does not exist.
 func TestStranger_LearnsAndChangesNothing(t *testing.T) {
 	t.Parallel()
 	f := open(t)

@@ -19,7 +19,7 @@ import (
 //	POST   /claims/{id}/confirm {"name": "…"}    201, also when it is sent again; 409 if it is too late
 //	DELETE /claims/{id}                          204
 //
-// A visitor is whoever has the cookie. Another visitor's claim is a 404, as one that does not exist.
+// The cookie identifies the visitor. Another visitor's claim is a 404, like one that does not exist.
 func (s *signup) handler() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /claims", s.serveClaim)
@@ -28,7 +28,7 @@ func (s *signup) handler() http.Handler {
 	return http.NewCrossOriginProtection().Handler(s.bounded(mux))
 }
 
-// requestTimeout bounds a request, whatever it waits for.
+// requestTimeout bounds a request and all its waits.
 const requestTimeout = 10 * time.Second
 
 func (s *signup) bounded(next http.Handler) http.Handler {
@@ -91,7 +91,8 @@ func (s *signup) serveCancel(w http.ResponseWriter, r *http.Request) {
 
 const cookieName = "visitor"
 
-// visitor is who asks: nobody can guess another one's cookie. With HTTPS make it Secure, and name it __Host-visitor.
+// visitor identifies the client: nobody can guess another one's cookie. With HTTPS make it Secure, and name it
+// __Host-visitor.
 func visitor(w http.ResponseWriter, r *http.Request) string {
 	if c, err := r.Cookie(cookieName); err == nil && len(c.Value) == len(rand.Text()) {
 		return c.Value
@@ -101,7 +102,7 @@ func visitor(w http.ResponseWriter, r *http.Request) string {
 	return id
 }
 
-// words are what a visitor is told, by the code of an error.
+// words are texts for visitors, by the code of an error.
 var words = map[string]string{
 	"hold_unknown":       "no such claim",
 	"hold_expired":       "the claim has ended: claim the address again",

@@ -1,15 +1,14 @@
 // Command signup gives each e-mail address to one person, who may still be filling in the form.
 //
-//	go run ./examples/signup                           # shows what it does, and ends
+//	go run ./examples/signup                           # shows it, and ends
 //	go run ./examples/signup -listen 127.0.0.1:8080    # serves until Ctrl-C
 //	curl -i -c jar -b jar 127.0.0.1:8080/claims -d '{"email": "ann@example.com"}'
 //
-// A visitor claims an address and has some minutes to finish. Until then nobody else gets it; if the visitor cancels, or
-// never comes back, somebody else does; once it is confirmed it belongs to the new user for good.
+// A visitor claims an address and has some minutes to finish. Until then nobody else gets it. If the visitor cancels,
+// or never comes back, somebody else can. Once it is confirmed it belongs to the new user for good.
 //
-// What to read: claims.go, and http.go for its HTTP side. main.go starts it, on a throwaway
-// Postgres or, if DATABASE_URL is set, on that server in a database of its own that it drops at the end. What it takes
-// from examples/internal for that is the only thing here that another module cannot import.
+// Read claims.go, and http.go for its HTTP side. main.go runs it on a throwaway Postgres, or on that of DATABASE_URL
+// in a database of its own that it drops at the end.
 package main
 
 import (
@@ -35,7 +34,7 @@ func main() {
 	ttl := flag.Duration("ttl", 15*time.Minute, "with -listen: how long a visitor has to finish")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once; the server's watchdog cleans up
+	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up
 	if err := run(ctx, *listen, *ttl); err != nil {
 		fmt.Fprintln(os.Stderr, "signup:", err)
 		os.Exit(1)
@@ -68,7 +67,7 @@ func newSignup(pool *pgxpool.Pool, ttl time.Duration) (*signup, error) {
 	return &signup{pool, client, ttl, requestTimeout}, err
 }
 
-// serve serves until ctx is done, and then finishes what it has begun.
+// serve serves until ctx is done, and then finishes its requests.
 func serve(ctx context.Context, address string, s *signup) (base string, closed <-chan error, err error) {
 	swept := make(chan struct{})
 	base, closed, err = examplehttp.Serve(ctx, address, &http.Server{

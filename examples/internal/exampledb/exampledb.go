@@ -20,7 +20,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgserver"
 )
 
-// Options says what is in the database. The zero value is metered's tables only.
+// Options selects the content of the database. The zero value is metered's tables only.
 type Options struct {
 	// Jobs has River's tables made, too. Defaults to false.
 	Jobs bool
@@ -103,14 +103,14 @@ func (d *Database) fill(ctx context.Context, opts Options) error {
 // Crash ends every process of a server that is Private with SIGKILL.
 func (d *Database) Crash() error { return d.server.Kill() }
 
-// Recover starts it again, on what is on its disk.
+// Recover restarts the server with the files on its disk.
 func (d *Database) Recover(ctx context.Context) error { return d.server.Restart(ctx) }
 
 // ConnString is for other processes of the program, and other pools.
 func (d *Database) ConnString() string { return pgserver.WithDatabase(d.server.ConnString(), d.name) }
 
-// Server is for a program whose processes share a database, which it does not remove: that of DATABASE_URL, with what other
-// processes have made there, or that of a throwaway server which they reach by connString, until stop.
+// Server is for a program whose processes share a database, which it does not remove. That is the one of
+// DATABASE_URL, or the one of a throwaway server which they reach by connString, until stop.
 func Server(ctx context.Context) (connString string, throwaway bool, stop func() error, err error) {
 	server, err := pgserver.Start(ctx, pgserver.Options{Durable: true, TCP: true, Log: os.Stderr})
 	if err != nil {

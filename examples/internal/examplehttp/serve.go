@@ -9,8 +9,8 @@ import (
 	"time"
 )
 
-// Serve serves until ctx is done, and then finishes what it has begun, and waits for last, if it is not nil. It returns the
-// address, and a channel that has the error of its end.
+// Serve serves until ctx is done, finishes its requests, and waits for last, if it is not nil. It returns the
+// address, and a channel that gets the error of its end.
 func Serve(ctx context.Context, address string, server *http.Server, last <-chan struct{}) (base string, closed <-chan error, err error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {

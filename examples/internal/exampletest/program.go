@@ -25,7 +25,7 @@ type Program struct {
 	server *pgserver.Server
 }
 
-// Build builds the example in whose directory the test runs.
+// Build builds the example of the test's directory.
 func Build(t *testing.T) *Program {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "example")
@@ -47,7 +47,7 @@ func (p *Program) Command(args ...string) *exec.Cmd {
 	return cmd
 }
 
-// Output is what a run prints that is to succeed.
+// Output runs it, and returns the output of a run that must succeed.
 func (p *Program) Output(args ...string) string {
 	p.t.Helper()
 	printed, err := p.Command(args...).Output()
@@ -55,8 +55,8 @@ func (p *Program) Output(args ...string) string {
 	return string(printed)
 }
 
-// Serve runs it as a server, calls f with the address that it prints between two texts, and ends it by an interrupt, after
-// which it must say that all went well.
+// Serve runs it as a server, calls f with the address that it prints between two texts, and interrupts it. It must
+// then report success.
 func (p *Program) Serve(before, after string, f func(base string)) {
 	p.t.Helper()
 	serving := p.Command("-listen", "127.0.0.1:0")
@@ -76,7 +76,7 @@ func (p *Program) Serve(before, after string, f func(base string)) {
 	require.NoError(p.t, serving.Wait())
 }
 
-// LeavesNoDatabase checks that no database is left whose name is like the pattern.
+// LeavesNoDatabase checks that no database with a name like the pattern is left.
 func (p *Program) LeavesNoDatabase(like string) {
 	p.t.Helper()
 	conn, err := pgx.Connect(p.t.Context(), p.server.ConnString())
