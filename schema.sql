@@ -3062,17 +3062,18 @@ end
 $$;
 
 -- How many units of a scope are held by this very transaction, or by the holds of_nos, which
--- it is about to capture. They go when it is rolled back, so no refusal may wait for their end.
+-- it is about to capture. They go when it is rolled back, so no refusal may wait for their end. leased are those of them that are on leases.
 -- A writer has locked the scope, so its last entries are those of its transaction.
-create function metered.held_here(tip metered.ledger, of_nos bigint[]) returns bigint
+create function metered.held_here(tip metered.ledger, of_nos bigint[], out units bigint, out leased bigint)
 language plpgsql stable
 as $$
 declare
     e      record;
     ended  jsonb := '{}';   -- by hold: what this transaction has spent or freed of it
-    units  bigint := 0;
     group_ended boolean := false;
 begin
+    units := 0;
+    leased := 0;
     if pg_current_xact_id_if_assigned() is not null then
         for back in 0..tip.seq loop
             select l.kind, l.hold, l.amount, l.xmin into e
@@ -3083,8 +3084,13 @@ begin
                 units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
                     where l.scope = tip.scope and l.open > 0 and metered.written_here(l.xmin) and metered.written_here((
                         select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
+                leased := 0;
                 exit;
             elsif e.kind = 'h' then
+                if e.hold ~ '^lease/[0-9]{1,18}$' then  -- it may be the name of a hold
+                    leased := leased + coalesce((select y.granted from metered.leases y
+                        where y.no = substr(e.hold, 7)::bigint and y.scope = tip.scope and y.opened_seq = tip.seq - back and y.settled_at is null), 0);
+                end if;
                 units := units + greatest(0, e.amount - coalesce((ended ->> e.hold)::bigint, 0));
                 ended := ended || jsonb_build_object(e.hold, greatest(0, coalesce((ended ->> e.hold)::bigint, 0) - e.amount));
             elsif e.kind in ('u', 'l', 'x') and e.hold is not null then
@@ -3099,7 +3105,7 @@ begin
             where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0 and metered.written_here((
                 select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)) is not true);
     end if;
-    return least(tip.held, units);
+    units := least(tip.held, units);
 end
 $$;
 
@@ -3210,12 +3216,16 @@ begin
             end if;
             used[n] := u;
             continue when u <= l.max - held[i] - c.amount;
-            own := case when held[i] > 0 then metered.held_here(t, of_nos) else 0 end;
+            own := 0;
+            if held[i] > 0 then
+                w := metered.held_here(t, of_nos);
+                own := w.units;
+            end if;
             falls := null;
             leased := 0;
             leases_end := null;
             if held[i] > own then
-                lease := metered.leased_units(c.scope);
+                lease := metered.leased_units(c.scope, w.leased);
                 leased := lease.units;
                 leases_end := lease.ends_at;
                 if held[i] > own + leased then
@@ -4677,17 +4687,17 @@ begin
 end
 $$;
 
--- The units that open leases hold of a scope, and when the last of them ends, by one row each, however many leases are open.
-create function metered.leased_units(of_scope text, out units bigint, out ends_at timestamptz)
+-- The units that open leases hold of a scope, and when the last of them ends, by one row each, however many leases are open. own are units of
+-- leases that this transaction has opened: they do not count.
+create function metered.leased_units(of_scope text, own bigint, out units bigint, out ends_at timestamptz)
 language plpgsql stable
 as $$
 begin
-    select s.granted into units from metered.lease_sum s where s.scope = of_scope;
-    if found then
+    units := coalesce((select s.granted from metered.lease_sum s where s.scope = of_scope), 0) - own;
+    if units > 0 then
         select y.ends_at into leased_units.ends_at from metered.leases y
-        where y.scope = of_scope and y.settled_at is null and y.mode <> 'g' order by y.ends_at desc limit 1;
-    else
-        units := 0;
+        where y.scope = of_scope and y.settled_at is null and y.mode <> 'g' and (own = 0 or not metered.written_here(y.xmin))
+        order by y.ends_at desc limit 1;
     end if;
 end
 $$;

@@ -1,6 +1,7 @@
 package leases_test
 
 import (
+	"context"
 	"testing"
 	"time"
 
@@ -9,6 +10,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/leases"
 )
 
 // openLeasesSQL opens so many leases of 10 units, of hot, that end one after the other, and returns their numbers.
@@ -102,4 +104,32 @@ func TestRefusal_ReadsAsMuchWithManyOpenLeasesAsWithFew(t *testing.T) {
 	var left int
 	require.NoError(t, conn.QueryRow(t.Context(), `select count(*) from metered.lease_sum`).Scan(&left))
 	require.Zero(t, left, "a scope without open leases has no row")
+}
+
+// A lease that the refused transaction has opened itself is among its own units. It is no lease of others, and no hold either.
+func TestRefusal_CountsALeaseOfItsOwnTransactionOnce(t *testing.T) {
+	t.Parallel()
+	f := carver(t, 1000)
+	pgtest.SetClock(t, f.db, time.Date(2030, 1, 5, 12, 0, 0, 0, time.UTC))
+	require.NoError(t, f.hold("a", "user", 5, 45*time.Minute))
+	carve := func(tx pgx.Tx, child string, units int64, ttl time.Duration) error {
+		_, err := f.carver.Carve(t.Context(), tx, leases.Carving{From: budget.Charge{Scope: "user", Amount: units}, Child: child, TTL: ttl})
+		return err
+	}
+	require.NoError(t, f.in(pgx.ReadCommitted, func(tx pgx.Tx) error { return carve(tx, "other", 100, 30*time.Minute) }))
+	for _, level := range levels {
+		tx, err := f.db.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
+		require.NoError(t, err)
+		defer tx.Rollback(context.Background())
+		require.NoError(t, carve(tx, "run", 50, 9*time.Hour))
+		for amount, after := range map[int64]time.Duration{900: 30 * time.Minute, 990: budget.Never} {
+			_, err = f.ledger.Charge(t.Context(), tx, budget.Charge{Scope: "user", Amount: amount, Limits: []budget.Limit{budget.PerWindow(1000, 24*time.Hour)}})
+			var denied *budget.ExceededError
+			require.ErrorAs(t, err, &denied)
+			r := denied.Refusals[0]
+			require.EqualValues(t, []int64{5, 100, 50, 845}, []int64{r.Held, r.Leased, r.OwnHeld, r.Available})
+			require.Equal(t, after, r.RetryAfter, "%s %d", level, amount)
+		}
+		require.NoError(t, tx.Rollback(context.Background()))
+	}
 }

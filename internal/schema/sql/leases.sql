@@ -317,17 +317,17 @@ begin
 end
 $$;
 
--- The units that open leases hold of a scope, and when the last of them ends, by one row each, however many leases are open.
-create function metered.leased_units(of_scope text, out units bigint, out ends_at timestamptz)
+-- The units that open leases hold of a scope, and when the last of them ends, by one row each, however many leases are open. own are units of
+-- leases that this transaction has opened: they do not count.
+create function metered.leased_units(of_scope text, own bigint, out units bigint, out ends_at timestamptz)
 language plpgsql stable
 as $$
 begin
-    select s.granted into units from metered.lease_sum s where s.scope = of_scope;
-    if found then
+    units := coalesce((select s.granted from metered.lease_sum s where s.scope = of_scope), 0) - own;
+    if units > 0 then
         select y.ends_at into leased_units.ends_at from metered.leases y
-        where y.scope = of_scope and y.settled_at is null and y.mode <> 'g' order by y.ends_at desc limit 1;
-    else
-        units := 0;
+        where y.scope = of_scope and y.settled_at is null and y.mode <> 'g' and (own = 0 or not metered.written_here(y.xmin))
+        order by y.ends_at desc limit 1;
     end if;
 end
 $$;
