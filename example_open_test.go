@@ -98,7 +98,7 @@ func ExampleSession_Settle() {
 	}
 	fmt.Println("charged", out.Holds[0].Lines[0].Captured)
 	// Output:
-	// holds: the capture exceeds what is held: scope "seconds/ann": requested 1200, held 600
+	// holds: the amount exceeds the open units: scope "seconds/ann": requested 1200, held 600
 	// budget_exceeded
 	// charged 1000
 }

@@ -52,7 +52,7 @@ var allowFigures = []figure{
 	},
 	{
 		name: "lease_stranded", unit: "% of the budget", goal: atMost(2),
-		meaning: "what slices keep from others over the last tenth of a budget, on average, 4 processes",
+		meaning: "units that slices keep from others over the last tenth of a budget, on average, 4 processes",
 		measure: stranded,
 	},
 	{

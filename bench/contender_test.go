@@ -40,7 +40,7 @@ func TestOutcome_RatiosAreTakenInEachRound(t *testing.T) {
 	require.Equal(t, []profile{{Contender: "a"}, {Contender: "b"}, {Contender: "c"}, {Contender: "d"}}, o.ratio("a", "b").where)
 }
 
-func TestDrive_DoesNoMoreThanTheLimitAndCountsWhatWasDone(t *testing.T) {
+func TestDrive_StopsAtTheLimitAndCountsItsOps(t *testing.T) {
 	t.Parallel()
 	var calls atomic.Int64
 	n, _, err := drive(t.Context(), func(context.Context, int) error { calls.Add(1); return nil }, 8, time.Minute, 100)

@@ -48,7 +48,7 @@ var commandFigures = []figure{
 	},
 	{
 		name: "command_hot_commit2ms_scopes_4_vs_1", unit: "times the rate",
-		meaning: "early lock release on 4 scopes against one, 64 clients, commits slowed to 2 ms: what perfect stripes would bring at most",
+		meaning: "early lock release on 4 scopes against one, 64 clients, commits slowed to 2 ms: the most that perfect stripes would bring",
 		measure: spreadCommits,
 	},
 }

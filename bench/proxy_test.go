@@ -88,7 +88,7 @@ func TestProxy_PassesOnTheEndOfAConnection(t *testing.T) {
 	require.Equal(t, "last words", string(got))
 }
 
-func TestProxy_ListensOnTheLoopbackAndEndsWhatItHolds(t *testing.T) {
+func TestProxy_ListensOnTheLoopbackAndEndsItsConnections(t *testing.T) {
 	t.Parallel()
 	p, err := proxyTo("tcp", echo(t).Addr().String(), 0)
 	require.NoError(t, err)

@@ -55,7 +55,7 @@ var (
 	errUnknown = fault.New("hold_unknown", "holds: no such hold")
 	errTaken   = fault.New("claim_taken", "holds: the claim is taken")
 	errState   = fault.New("hold_state", "holds: the hold is in another state")
-	errExcess  = fault.New("hold_excess", "holds: the capture exceeds what is held")
+	errExcess  = fault.New("hold_excess", "holds: the amount exceeds the open units")
 	errCeiling = fault.New("hold_ceiling", "holds: the extension leads past the hold's ceiling")
 )
 

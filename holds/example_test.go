@@ -99,7 +99,7 @@ func ExampleBook_Capture() {
 	// Output:
 	// held: 30 used, 70 held
 	// held: 70 used, 30 held
-	// holds: the capture exceeds what is held: scope "gpu/acme": requested 45, held 30
+	// holds: the amount exceeds the open units: scope "gpu/acme": requested 45, held 30
 	// captured: 115 used, 0 held
 	// holds: the hold was captured: "job-1"
 }

@@ -197,7 +197,7 @@ func TestWrite_AnswersADenialByItsLimits(t *testing.T) {
 	requireAnswer(t, answered{409, "1"}, "claim_taken", &holds.TakenError{}) // free at any moment
 }
 
-func TestWrite_AnswersWhatHasNoCode(t *testing.T) {
+func TestWrite_AnswersErrorsWithoutACode(t *testing.T) {
 	t.Parallel()
 	postgres := func(state string) error { return &pgconn.PgError{Code: state, Message: "secret"} }
 	requireAnswer(t, answered{503, "1"}, "", postgres("40001"))
@@ -215,7 +215,7 @@ func TestWrite_AnswersWhatHasNoCode(t *testing.T) {
 	requireAnswer(t, answered{500, ""}, "a Config", misused)
 }
 
-func TestWrite_NamesTheOperationWhoseOutcomeIsNotKnown(t *testing.T) {
+func TestWrite_NamesTheOperationOfAnUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	w := httptest.NewRecorder()
 	require.Equal(t, 503, httpmetered.Write(w, fmt.Errorf("order: %w", &metered.IndefiniteError{Namespace: "secret", ID: "op-1"})))

@@ -35,7 +35,7 @@ func TestKey_IsAStringOfStructuredFieldsOrBare(t *testing.T) {
 	}
 }
 
-func TestKey_RefusesWhatIsNone(t *testing.T) {
+func TestKey_RefusesInvalidKeys(t *testing.T) {
 	t.Parallel()
 	_, err := keyOf()
 	require.ErrorIs(t, err, httpmetered.ErrKeyMissing)

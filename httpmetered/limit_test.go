@@ -59,7 +59,7 @@ func cost(r *http.Request) (int64, error) {
 	return strconv.ParseInt(r.FormValue("cost"), 10, 64)
 }
 
-func TestLimit_AdmitsExactlyAndTellsWhatIsLeft(t *testing.T) {
+func TestLimit_AdmitsExactlyAndShowsUnitsLeft(t *testing.T) {
 	t.Parallel()
 	cfg := httpmetered.LimitConfig{
 		Key: byHeader, Amount: cost, OnError: func(*http.Request, error) {},
@@ -121,7 +121,7 @@ func TestLimit_ConcurrentRequestsNeverExceedTheLimit(t *testing.T) {
 	}
 }
 
-func TestLimit_ADatabaseThatIsAwayLetsNobodyInUnlessAskedTo(t *testing.T) {
+func TestLimit_ADatabaseThatIsAwayLetsNobodyInWithoutFailOpen(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	away := pgtest.Reopen(t, pool, func(c *pgxpool.Config) {
@@ -173,7 +173,7 @@ func TestLimit_FailOpenIsNotForADatabaseThatIsBusy(t *testing.T) {
 	require.Equal(t, "1", r.header.Get("Retry-After"))
 }
 
-func TestLimit_RefusesWhatItCannotWorkWith(t *testing.T) {
+func TestLimit_RefusesUnusableArguments(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	ledger, err := budget.New(budget.Config{})

@@ -84,7 +84,7 @@ func TestPolicies_UnitsKeysAndNamesAreWrittenAsStructuredFields(t *testing.T) {
 	require.Equal(t, `"a\"b\\c;q=9, d";r=999999999999999;t=2;pk=:dHJpYWwxMjEzMjM=:`, h.Get("RateLimit"))
 }
 
-func TestPolicies_WriteSaysWhatRefusedAndWhenToComeBack(t *testing.T) {
+func TestPolicies_WriteNamesTheLimitAndWhenToComeBack(t *testing.T) {
 	t.Parallel()
 	refused := func(l budget.Limit, available int64, after time.Duration) budget.Refusal {
 		return budget.Refusal{Scope: "scope/zed", Limit: l, Used: 333, Held: 444, Requested: 555, Available: available, RetryAfter: after}
@@ -194,7 +194,7 @@ func TestShow_NumbersOfSharedLimitsStayOut(t *testing.T) {
 	require.Empty(t, h, "an empty list is no field")
 }
 
-func TestNew_RefusesWhatNoFieldCanHold(t *testing.T) {
+func TestNew_RefusesNamesThatNoFieldCanHold(t *testing.T) {
 	t.Parallel()
 	named := func(names ...string) (limits []budget.Limit) {
 		for _, name := range names {
@@ -257,7 +257,7 @@ func TestFields_StayBelowFourKilobytes(t *testing.T) {
 	}
 }
 
-func TestProblem_WritesOnlyWhatItHas(t *testing.T) {
+func TestProblem_LeavesEmptyMembersOut(t *testing.T) {
 	t.Parallel()
 	w := httptest.NewRecorder()
 	w.Header().Set("Retry-After", "77")

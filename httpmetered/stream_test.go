@@ -22,7 +22,7 @@ import (
 
 // A client that hangs up pays for the streamed part, and the reservation ends. While it streams, the same key gets
 // 409 and a time to come back, and afterwards the record.
-func TestStream_AClientThatHangsUpPaysForWhatWasStreamed(t *testing.T) {
+func TestStream_AClientThatHangsUpPaysForTheStreamedPart(t *testing.T) {
 	t.Parallel()
 	pool, client := pgtest.SetUp(t, metered.Config{}, pgtest.Options{})
 	var sent atomic.Int64

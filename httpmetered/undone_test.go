@@ -79,7 +79,7 @@ func TestIdempotent_APanicUndoesTheCommand(t *testing.T) {
 	require.Equal(t, 1, s.orders())
 }
 
-func TestIdempotent_WhatCannotBeRecordedIsNotCommitted(t *testing.T) {
+func TestIdempotent_AnAnswerThatCannotBeRecordedIsNotCommitted(t *testing.T) {
 	t.Parallel()
 	s := newShop(t, httpmetered.IdempotentConfig{AnswerBytes: 100, RequestBytes: 8}, nil)
 	for name, answer := range map[string]http.HandlerFunc{
@@ -296,7 +296,7 @@ func TestIdempotent_WithoutTheSchemaIs500WithoutDetail(t *testing.T) {
 	require.ErrorIs(t, errors.Join(s.told()...), metered.ErrNotMigrated)
 }
 
-func TestIdempotent_RefusesWhatItCannotWorkWith(t *testing.T) {
+func TestIdempotent_RefusesUnusableArguments(t *testing.T) {
 	t.Parallel()
 	client, err := metered.New(pgtest.Open(t), metered.Config{})
 	require.NoError(t, err)

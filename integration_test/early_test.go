@@ -47,7 +47,7 @@ func (s *system) begin(round int, mixed bool) (l *earlyLoad, end func()) {
 // What such a kill loses is what the server had in memory and not yet given to the
 // system. The log writer, which would empty that in the background, is stopped, so
 // that only those who wait for the log write it.
-func TestEarlyRelease_WhatIsAcknowledgedSurvivesKills(t *testing.T) {
+func TestEarlyRelease_AcknowledgedCommitsSurviveKills(t *testing.T) {
 	t.Parallel()
 	settings := map[string]string{
 		"commit_delay": "2000", "commit_siblings": "0", "wal_buffers": "16MB", "wal_writer_delay": "10s",
@@ -84,7 +84,7 @@ func TestEarlyRelease_WhatIsAcknowledgedSurvivesKills(t *testing.T) {
 // With a synchronous standby, acknowledged means there after the primary is lost and
 // the standby promoted. The process that sends to it is stopped a while before, so
 // that there is something to lose.
-func TestEarlyRelease_WhatIsAcknowledgedIsOnTheStandby(t *testing.T) {
+func TestEarlyRelease_AcknowledgedCommitsAreOnTheStandby(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	unknown := 0

@@ -75,7 +75,7 @@ func table(t *testing.T, heading string) (rows [][][]string) {
 func underscored(label string) string { return strings.ReplaceAll(label, ".", "_") }
 
 // The README, the dashboard and the alerts name all metrics and labels of the real exporter, and no others.
-func TestExporter_HasWhatIsDocumentedShownAndWatched(t *testing.T) {
+func TestExporter_HasAllMetricsOfDocsDashboardAndAlerts(t *testing.T) {
 	t.Parallel()
 	all := exported(t)
 

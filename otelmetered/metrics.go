@@ -87,9 +87,9 @@ func newInstruments(m metric.Meter) (*instruments, error) {
 	all.retries = count("metered.retries", "{retry}", "Transactions that ran again, since they met others")
 	all.lockTimeouts = count("metered.lock.timeouts", "{timeout}", "Waits for locks that ran into the lock timeout")
 	all.denials = count("metered.denials", "{denial}", "Charges and holds that a limit refused, by the limit's name")
-	all.thresholds = count("metered.thresholds", "{crossing}", "Thresholds that were crossed and told, by the names of limit and threshold")
+	all.thresholds = count("metered.thresholds", "{crossing}", "Thresholds that were crossed, by the names of limit and threshold")
 	all.lost = count("metered.commits.lost", "{commit}", "Commands and charges whose answer to COMMIT was lost")
-	all.resolved = count("metered.commits.resolved", "{commit}", "What became of commands and charges whose answer to COMMIT was lost")
+	all.resolved = count("metered.commits.resolved", "{commit}", "Outcomes of commands and charges whose answer to COMMIT was lost")
 	all.consumed = count("metered.tokens.consumed", "{token}", "Tokens that were consumed")
 	all.refused = count("metered.tokens.refused", "{token}", "Tokens that were refused, by reason")
 	all.holds = count("metered.hold.transitions", "{hold}", "Holds that were placed, captured, released and so on")
@@ -100,7 +100,7 @@ func newInstruments(m metric.Meter) (*instruments, error) {
 	all.recalls = count("metered.lease.recalls", "{recall}", "Denials that asked all processes for their slices of a scope")
 	all.lots = count("metered.lots", "{lot}", "Lots of wallets that were granted, revoked, rolled over, or ended by a sweep")
 	all.lapsed = count("metered.lots.lapsed", "{unit}", "Units that lapsed of lots, as sweeps met them")
-	all.sessions = count("metered.sessions", "{session}", "What became of sessions: opened, renewed, settled and so on")
+	all.sessions = count("metered.sessions", "{session}", "Outcomes of sessions: opened, renewed, settled and so on")
 	all.overflow = count("metered.labels.overflow", "{value}", "Values that were counted as other, since a label has too many")
 
 	var err error

@@ -215,7 +215,7 @@ func TestCommitLSN_IsReachedWhenTheLogEndsWithAPage(t *testing.T) {
 
 // A replica at the position of ReadLSN has everything read before it: a recorded operation and the history of its
 // hold, read from the primary, in a transaction there, or from the replica itself.
-func TestReadLSN_IsBehindWhatWasRead(t *testing.T) {
+func TestReadLSN_IsBehindEarlierReads(t *testing.T) {
 	t.Parallel()
 	r := replicate(t, pgserver.Options{})
 	ctx := t.Context()
@@ -278,7 +278,7 @@ func TestReadAt_APrimaryIsNotWaitedFor(t *testing.T) {
 	require.Zero(t, pool.Stat().AcquiredConns())
 }
 
-func TestReadAt_ItsTimeIsOverInWhateverWay(t *testing.T) {
+func TestReadAt_EndsWithItsTimeOrItsContext(t *testing.T) {
 	t.Parallel()
 	r := replicate(t, pgserver.Options{})
 	pos := r.place("h1")

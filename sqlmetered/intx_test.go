@@ -242,7 +242,7 @@ func TestInTx_ACancelledContextRollsBackAfterTheFunction(t *testing.T) {
 	require.False(t, out.Replayed)
 }
 
-func TestCommit_SaysWhatBecameOfIt(t *testing.T) {
+func TestCommit_ReportsItsOutcome(t *testing.T) {
 	t.Parallel()
 	s := setUp(t, pgtest.Options{})
 	_, err := s.pool.Exec(t.Context(), "create table late (n int unique deferrable initially deferred)")

@@ -57,7 +57,7 @@ func (o *office) stands(t *testing.T, used, left, calls int64) {
 	require.Empty(t, report.Differences)
 }
 
-func TestWork_AgentsSpendAtOnceAndWhatIsLeftGoesBack(t *testing.T) {
+func TestWork_AgentsSpendAtOnceAndUnusedUnitsGoBack(t *testing.T) {
 	t.Parallel()
 	o, _ := openOffice(t, may)
 	lease, err := o.work(t.Context(), "ann", "1", 600, time.Hour, func(ctx context.Context, r *run) error {
@@ -110,7 +110,7 @@ func TestCall_SentAtOnceAndAgainIsMadeOnce(t *testing.T) {
 }
 
 // A run's budget ends with the run, in each way that a run can end.
-func TestWork_FailedAndCancelledRunsGiveBackWhatIsLeft(t *testing.T) {
+func TestWork_FailedAndCancelledRunsGiveUnusedUnitsBack(t *testing.T) {
 	t.Parallel()
 	o, _ := openOffice(t, may)
 	failure := errors.New("no answer")
@@ -186,7 +186,7 @@ func TestWork_FromAWallet(t *testing.T) {
 
 // A process is killed while a run and two agents of it make calls, several at once each. At the run's deadline, and
 // not before, all units go back except those that calls on record have used.
-func TestSweep_OfAKilledProcessGivesBackAllButWhatWasUsed(t *testing.T) {
+func TestSweep_OfAKilledProcessGivesUnusedUnitsBack(t *testing.T) {
 	t.Parallel()
 	o, clock := openOffice(t, may)
 	victim := exec.Command(os.Args[0])

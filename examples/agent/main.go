@@ -61,7 +61,7 @@ func story(ctx context.Context, out io.Writer, o *office) error {
 		if err := stands(); err != nil {
 			return err
 		}
-		fmt.Fprintln(out, "\nThe first makes 40 calls of 10 at once, the second 5. What they leave is the run's again.")
+		fmt.Fprintln(out, "\nThe first makes 40 calls of 10 at once, the second 5. The run gets the rest back.")
 		for i, calls := range []int{40, 5} {
 			lease, err := r.sub(ctx, fmt.Sprint("agent-", i+1), 250, time.Hour, func(ctx context.Context, agent *run) error {
 				made, refused, err := agent.callAtOnce(ctx, calls, 10)
@@ -81,7 +81,7 @@ func story(ctx context.Context, out io.Writer, o *office) error {
 			}
 			fmt.Fprintf(out, "summary: replayed: %v\n", replayed)
 		}
-		fmt.Fprintln(out, "\nWhat a run has, another cannot get.")
+		fmt.Fprintln(out, "\nAnother run cannot get the units of this one.")
 		_, err := o.work(ctx, "ann", "43", 500, time.Hour, nil)
 		var refused *budget.ExceededError
 		if !errors.As(err, &refused) {
@@ -93,7 +93,7 @@ func story(ctx context.Context, out io.Writer, o *office) error {
 	if err != nil {
 		return err
 	}
-	fmt.Fprintln(out, "\nThe run is over. What was used is in Ann's ledger, and what is left is Ann's.")
+	fmt.Fprintln(out, "\nThe run is over. Used units are in Ann's ledger, and the rest is hers.")
 	if err := stands(); err != nil {
 		return err
 	}

@@ -233,7 +233,7 @@ func TestRender_OfManyAtOnceExactlyThoseAreMadeThatFit(t *testing.T) {
 }
 
 // The statement after the charge fails: nothing is drawn, and no alert is sent.
-func TestRender_DrawsRendersAndTellsOrDoesNothing(t *testing.T) {
+func TestRender_DrawsRendersAndAlertsOrDoesNothing(t *testing.T) {
 	t.Parallel()
 	f := open(t)
 	_, err := f.topUp(t.Context(), "p", "ann", 1_000)

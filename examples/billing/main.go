@@ -73,7 +73,7 @@ func story(ctx context.Context, out io.Writer, s *service) error {
 		return err
 	}
 
-	fmt.Fprintln(out, "\n40 renders of 50 at once. The plan's cap of a month is 2000; at 80 % of it she is told, once.")
+	fmt.Fprintln(out, "\n40 renders of 50 at once. The plan's cap of a month is 2000; at 80 % of it she gets an alert, once.")
 	if err := rush(ctx, out, s, 40, 50); err != nil {
 		return err
 	}
@@ -98,7 +98,7 @@ func story(ctx context.Context, out io.Writer, s *service) error {
 		fmt.Fprintf(out, "given back: %d\n", given)
 	}
 
-	fmt.Fprintln(out, "\nThe payment bounces. What was spent of it goes on the invoice.")
+	fmt.Fprintln(out, "\nThe payment bounces. Its spent units go on the invoice.")
 	revoked, err := s.bounce(ctx, "payment-1", "ann")
 	if err != nil {
 		return err

@@ -18,7 +18,7 @@ A sale in us fails: true. Nobody has to know whether it was made: its id is sent
 eu goes on, and sells its 400 others. The next sale is refused: 400 units are leased, to us.
 us is back. The sale that failed is sent twice, and made once; with 4 more, us has sold 200.
 us is closed. A sale there is refused: true.
-eu is told that 200 of 400 were used: 200 come back.
+eu hears that 200 of 400 were used: 200 come back.
 It adds up: 800 sold in eu and 200 in us are 1000 of 1000; 0 differences in the ledgers.
 `, exampletest.Build(t).Output())
 }

@@ -157,7 +157,7 @@ func (s *sale) run(ctx context.Context, crash func() error, recover func(context
 	if err != nil {
 		return err
 	}
-	say("eu is told that %d of %d were used: %d come back.", l.Spent, l.Granted, l.Granted-l.Spent)
+	say("eu hears that %d of %d were used: %d come back.", l.Spent, l.Granted, l.Granted-l.Spent)
 	if err := s.sellMany(ctx, map[string]int{"eu": int(l.Granted-l.Spent) / 10}); err != nil {
 		return err
 	}

@@ -72,7 +72,7 @@ func (f *fixture) requireSettled() map[string]completion {
 	return f.rows()
 }
 
-func TestCompletion_IsBilledWhatTheModelCounted(t *testing.T) {
+func TestCompletion_IsBilledByTheModelsCount(t *testing.T) {
 	t.Parallel()
 	f := openGateway(t, false)
 	f.grants(5 * dollar)
@@ -93,7 +93,7 @@ func TestCompletion_IsBilledWhatTheModelCounted(t *testing.T) {
 	}
 }
 
-func TestCompletion_AClientThatHangsUpPaysForWhatWasGenerated(t *testing.T) {
+func TestCompletion_AClientThatHangsUpPaysForTheGeneratedTokens(t *testing.T) {
 	t.Parallel()
 	f := openGateway(t, false)
 	f.grants(5 * dollar)

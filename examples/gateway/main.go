@@ -39,7 +39,7 @@ func main() {
 	listen := flag.String("listen", "127.0.0.1:8080", "the address to serve at")
 	database := flag.String("database", "", "connection string of a database to use, and to keep")
 	flag.StringVar(&cfg.model, "model", "", "the address of the model's server; defaults to a stand-in")
-	flag.DurationVar(&cfg.ttl, "ttl", 15*time.Second, "how long a request of a gateway that died keeps what it holds")
+	flag.DurationVar(&cfg.ttl, "ttl", 15*time.Second, "how long a request of a gateway that died keeps its hold")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up

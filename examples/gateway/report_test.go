@@ -93,7 +93,7 @@ func TestInvoice_AMonthIsTheCustomersAndSoIsTheBudget(t *testing.T) {
 	}
 }
 
-func TestPage_ShowsLiveWhatIsSettledAndEscapesIt(t *testing.T) {
+func TestPage_ShowsSettledUnitsLiveAndEscapesText(t *testing.T) {
 	t.Parallel()
 	f := openGateway(t, false)
 	f.grants(5 * dollar)

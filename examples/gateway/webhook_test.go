@@ -68,7 +68,7 @@ func (f *fixture) alerts() (n int) {
 }
 
 // Held units use up a budget, which refuses the next request. The alert of 80 % waits until so much was spent.
-func TestAlert_AThresholdIsToldOnceInAMonthAndNotOfARefusal(t *testing.T) {
+func TestAlert_AThresholdFiresOnceAMonthAndNotForARefusal(t *testing.T) {
 	t.Parallel()
 	f := openGateway(t, true)
 	rec := f.receive(1)

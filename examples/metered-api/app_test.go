@@ -62,7 +62,7 @@ func bounded(t *testing.T) context.Context {
 	return ctx
 }
 
-func TestTask_IsChargedWhatItTook(t *testing.T) {
+func TestTask_IsChargedItsActualCost(t *testing.T) {
 	t.Parallel()
 	f := openAPI(t, 1_000_000, true)
 	total := int64(0)
@@ -133,7 +133,7 @@ func TestSubmit_EstimatesThatAreHeldAreNotAdmittedTwice(t *testing.T) {
 	require.Equal(t, []int64{0, 5 * estimate}, []int64{spent, held})
 }
 
-func TestTask_ThatFailsForGoodGivesBackWhatItHolds(t *testing.T) {
+func TestTask_ThatFailsForGoodReleasesItsHold(t *testing.T) {
 	t.Parallel()
 	f := openAPI(t, 2_000_000, true)
 	r := f.ann.submit(bounded(t), "", 1<<63-25) // takes too long
@@ -194,7 +194,7 @@ func TestRequest_HasADeadline(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, f.ann.submit(t.Context(), "key", 89).Status)
 }
 
-func TestAPI_TellsNobodyOfAnothersTasks(t *testing.T) {
+func TestAPI_HidesTheTasksOfOtherAccounts(t *testing.T) {
 	t.Parallel()
 	f := openAPI(t, 100, false)
 	r := f.ann.submit(t.Context(), "", 97)

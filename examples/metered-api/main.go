@@ -40,7 +40,7 @@ import (
 var hourly = []budget.Limit{budget.PerWindow(2_000_000, time.Hour).Named("hourly")}
 
 func main() {
-	listen := flag.String("listen", "", "serve at this address instead of showing what it does")
+	listen := flag.String("listen", "", "serve at this address instead of the demonstration")
 	worker := flag.Bool("worker", false, "work only, without HTTP; needs -database")
 	database := flag.String("database", "", "connection string of a database to use, and to keep")
 	flag.Parse()

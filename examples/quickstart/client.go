@@ -37,7 +37,7 @@ func readFiles(paths []string) ([]file, error) {
 	for _, path := range paths {
 		content, err := os.ReadFile(path)
 		if err != nil {
-			return nil, fmt.Errorf("cannot read what is to be uploaded: %w", err)
+			return nil, fmt.Errorf("cannot read a file to upload: %w", err)
 		}
 		if len(content) > maxContent {
 			return nil, fmt.Errorf("%s has %d bytes: this example takes files of up to %d", path, len(content), maxContent)

@@ -67,7 +67,7 @@ func TestQuickstart(t *testing.T) {
 		out, err := cmd.CombinedOutput()
 		require.Error(t, err)
 		require.Equal(t, 1, cmd.ProcessState.ExitCode())
-		require.Equal(t, "quickstart: cannot read what is to be uploaded: "+
+		require.Equal(t, "quickstart: cannot read a file to upload: "+
 			"open /no/such/file: no such file or directory\n", string(out))
 	})
 
@@ -197,7 +197,7 @@ func databases(t *testing.T, connString string) []string {
 	return names
 }
 
-func TestCheck_CountsWhatDidNotHold(t *testing.T) {
+func TestCheck_CountsFailedChecks(t *testing.T) {
 	t.Parallel()
 	var out bytes.Buffer
 	r := &report{out: &out}

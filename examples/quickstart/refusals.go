@@ -48,7 +48,7 @@ func (s *story) repeats(ctx context.Context) error {
 	if !errors.As(err, &invalid) {
 		return fmt.Errorf("inspecting a used token: %w", err)
 	}
-	check(s.report, "why, as only the server is told", invalid.Reason(), tokens.ReasonUsed)
+	check(s.report, "the reason, for the server alone", invalid.Reason(), tokens.ReasonUsed)
 	return s.unchanged(ctx, before)
 }
 

@@ -44,8 +44,8 @@ var usual = limits{
 }
 
 func main() {
-	listen := flag.String("listen", "", "serve at this address instead of showing what it does")
-	shadow := flag.Bool("shadow", false, "with -listen: refuse nothing, report what would be refused")
+	listen := flag.String("listen", "", "serve at this address instead of the demonstration")
+	shadow := flag.Bool("shadow", false, "with -listen: refuse nothing, report would-be refusals")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up

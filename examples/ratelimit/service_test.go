@@ -112,7 +112,7 @@ func (a admitted) room(now time.Time, client string, limits []budget.Limit) int6
 	return slices.Min(rooms)
 }
 
-func TestService_AdmitsExactlyWhatFitsInEveryWindow(t *testing.T) {
+func TestService_AdmitsExactlyTheLimitInEveryWindow(t *testing.T) {
 	t.Parallel()
 	l := limits{
 		Client: []budget.Limit{limit("minute", 5, time.Minute), limit("ten", 8, 10*time.Minute)},
@@ -240,7 +240,7 @@ func TestService_RepetitionIsAnsweredAndNotCharged(t *testing.T) {
 	require.Equal(t, int64(2), remaining(t, r.ask("192.0.2.2", "WELCOME", "key"), "hourly"), "keys are each client's own")
 }
 
-func TestService_TellsNoClientAboutAnother(t *testing.T) {
+func TestService_HidesOtherClients(t *testing.T) {
 	t.Parallel()
 	r := start(t, limits{
 		Client: []budget.Limit{limit("hourly", 9, time.Hour)},
@@ -293,7 +293,7 @@ func TestService_ShadowModeCountsAndRefusesNothing(t *testing.T) {
 	r.verify()
 }
 
-func TestService_RefusesWhatIsNoRequest(t *testing.T) {
+func TestService_RefusesMalformedRequests(t *testing.T) {
 	t.Parallel()
 	r := start(t, usual, false)
 	for _, code := range []string{"", "\x00", "ä", "a b", string(make([]byte, 2000))} {
@@ -308,7 +308,7 @@ func TestService_RefusesWhatIsNoRequest(t *testing.T) {
 	require.Equal(t, int64(9), remaining(t, r.ask("192.0.2.1", "GUESS", ""), "hourly"), "none of them was an attempt")
 }
 
-func TestClientOf_IsNotWhatTheClientSays(t *testing.T) {
+func TestClientOf_IgnoresTheClientsOwnHeaders(t *testing.T) {
 	t.Parallel()
 	for _, test := range []struct{ remote, forwarded, want string }{
 		{"192.0.2.1:1234", "", "192.0.2.1/32"},

@@ -59,7 +59,7 @@ func (b *browser) from(agent, method, path, key string, body any) answer {
 // obj is a JSON object.
 type obj = map[string]any
 
-func TestAudit_HasWhoDidWhatFromWhereAndWhatChanged(t *testing.T) {
+func TestAudit_HasActorActionAddressAndChange(t *testing.T) {
 	t.Parallel()
 	h := open(t, 1, quiet)
 	clock := pgtest.SetClock(t, h.pool, noon)
@@ -118,7 +118,7 @@ func TestAudit_HasWhoDidWhatFromWhereAndWhatChanged(t *testing.T) {
 	h.verify()
 }
 
-func TestAudit_HasEachFailureWithItsActionAndWhatWasAskedFor(t *testing.T) {
+func TestAudit_HasEachFailureWithItsActionAndRequest(t *testing.T) {
 	t.Parallel()
 	h := open(t, 1, quiet)
 	h.till(nil)
@@ -164,7 +164,7 @@ func TestAudit_HasEachFailureWithItsActionAndWhatWasAskedFor(t *testing.T) {
 }
 
 // A client may send any agent and any source.
-func TestAudit_TakesWhatAClientSends(t *testing.T) {
+func TestAudit_TakesAnyAgentAndSource(t *testing.T) {
 	t.Parallel()
 	h := open(t, 1, quiet)
 	ben := h.people(h.org, 1)[0]

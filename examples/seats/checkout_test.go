@@ -247,7 +247,7 @@ func TestCheckout_OfAHoldThatRanOutSellsNothing(t *testing.T) {
 	h.verify()
 }
 
-func TestCheckout_RefusesWhatIsNotOnesOwnOrNotOpen(t *testing.T) {
+func TestCheckout_RefusesHoldsOfOthersAndEndedOnes(t *testing.T) {
 	t.Parallel()
 	h := open(t, 1, quiet)
 	people := h.people(h.org, 2)

@@ -177,7 +177,7 @@ func TestSaleWindow_IsJudgedWhenAHoldHasItsTurn(t *testing.T) {
 	h.verify()
 }
 
-func TestSale_TakesOnlyWhatCanBe(t *testing.T) {
+func TestSale_RefusesContradictions(t *testing.T) {
 	t.Parallel()
 	h := open(t, 1, quiet)
 	for _, body := range []any{

@@ -73,7 +73,7 @@ func TestCleanup_EndsAndAnnouncesAHoldOnceAndLeavesTheOthersAlone(t *testing.T) 
 }
 
 // If the jobs are lost, the sweeper announces expired holds.
-func TestSweep_AnnouncesWhatNoJobDid(t *testing.T) {
+func TestSweep_AnnouncesExpiriesThatNoJobDid(t *testing.T) {
 	t.Parallel()
 	cfg := quiet
 	h := open(t, 2, cfg)

@@ -174,7 +174,7 @@ func TestHold_AFullBlockRefusesAndChargesNothing(t *testing.T) {
 }
 
 // The capacity is lowered, or the event closed, by a transaction that has not committed when the click arrives.
-func TestHold_WaitsForTheBoxOfficeAndKeepsToWhatItDecided(t *testing.T) {
+func TestHold_WaitsForTheBoxOfficeAndKeepsItsDecision(t *testing.T) {
 	t.Parallel()
 	for name, test := range map[string]struct{ sql, code string }{
 		"capacity lowered": {`update hall.blocks set capacity = 0 where event = $1`, "block_full"},

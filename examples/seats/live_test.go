@@ -86,7 +86,7 @@ func (h *hall) addsUp(m message) {
 	})
 }
 
-func TestStream_BrowsersAtAllProcessesSeeWhatHappensAndOnlyTheirOwn(t *testing.T) {
+func TestStream_BrowsersAtAllProcessesSeeChangesAndOnlyTheirOwnHolds(t *testing.T) {
 	t.Parallel()
 	h := open(t, 2, quiet)
 	clock := pgtest.SetClock(t, h.pool, noon)

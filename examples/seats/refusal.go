@@ -36,7 +36,7 @@ var (
 	errArchived   = conflict("event_archived", "This event is over.")
 	errNotLive    = conflict("event_not_live", "The doors are not open yet.")
 	errSaleClosed = conflict("sale_closed", "The sale has ended.")
-	errSuccessor  = conflict("status_not_allowed", "The event cannot become that from what it is.")
+	errSuccessor  = conflict("status_not_allowed", "The event cannot go from its status to that one.")
 
 	errSold    = conflict("seat_sold", "This seat is sold.")
 	errBlocked = conflict("seat_blocked", "This seat is not for sale.")

@@ -23,7 +23,7 @@ func (h *hall) report(query string) (p report) {
 	return p
 }
 
-func TestReport_CountsWhatIsSoldHeldAndBlockedBySectionAndHour(t *testing.T) {
+func TestReport_CountsSoldHeldAndBlockedSeatsBySectionAndHour(t *testing.T) {
 	t.Parallel()
 	h := open(t, 1, quiet)
 	h.till(nil)

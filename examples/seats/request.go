@@ -147,7 +147,7 @@ func decode(w http.ResponseWriter, r *request, into any) error {
 	if err := d.Decode(into); errors.Is(err, io.EOF) {
 		return errNoBody
 	} else if err != nil {
-		return badRequest("the body is not what it should be")
+		return badRequest("the body is not as documented")
 	}
 	r.asked = into
 	if _, err := d.Token(); !errors.Is(err, io.EOF) {

@@ -114,7 +114,7 @@ func TestSource_TheBoxOfficeMayHoldMoreThanTen(t *testing.T) {
 	h.verify()
 }
 
-func TestRoles_MayDoWhatTheirRightsAreAndNoMore(t *testing.T) {
+func TestRoles_HaveTheirRightsAndNoMore(t *testing.T) {
 	t.Parallel()
 	h := open(t, 1, quiet)
 	hold := h.people(h.org, 1)[0].holding(h.seats[0])

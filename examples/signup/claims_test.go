@@ -208,7 +208,7 @@ func TestAbandoned_IsFreeWhenItsTimeIsOverAndNoSooner(t *testing.T) {
 	require.Empty(t, f.users(t))
 }
 
-func TestSweep_WritesDownWhatWasAbandoned(t *testing.T) {
+func TestSweep_RecordsAbandonedClaims(t *testing.T) {
 	t.Parallel()
 	f := open(t)
 	f.visitor().do(t.Context(), "POST", "/claims", email("x@example.com"))
@@ -252,7 +252,7 @@ func TestStranger_LearnsAndChangesNothing(t *testing.T) {
 	require.Len(t, f.users(t), 1)
 }
 
-func TestConfirm_WithWhatIsNoNameIsRefused(t *testing.T) {
+func TestConfirm_RefusesAnInvalidName(t *testing.T) {
 	t.Parallel()
 	f := open(t)
 	ann := f.visitor()

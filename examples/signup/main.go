@@ -30,7 +30,7 @@ import (
 )
 
 func main() {
-	listen := flag.String("listen", "", "serve at this address instead of showing what it does")
+	listen := flag.String("listen", "", "serve at this address instead of the demonstration")
 	ttl := flag.Duration("ttl", 15*time.Minute, "with -listen: how long a visitor has to finish")
 	flag.Parse()
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)

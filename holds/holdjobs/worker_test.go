@@ -241,7 +241,7 @@ func TestHeldWorker_OverTheEstimate(t *testing.T) {
 		want  books
 		fails string
 	}{
-		{holds.OverRefused, 11, 0, books{Job: "discarded", Hold: holds.Released}, "exceeds what is held"},
+		{holds.OverRefused, 11, 0, books{Job: "discarded", Hold: holds.Released}, "exceeds the open units"},
 		{holds.OverIfFits, 11, 89, books{Job: "completed", Hold: holds.Captured, Spent: 100, Rows: 1}, ""},
 		{holds.OverIfFits, 11, 90, books{Job: "discarded", Hold: holds.Released, Spent: 90}, "requested 1,"},
 		{holds.OverAllowed, 11, 90, books{Job: "completed", Hold: holds.Captured, Spent: 101, Rows: 1}, ""},

@@ -11,8 +11,8 @@ var (
 	ErrBusy = New("busy", "metered: a lock is held by another transaction for too long")
 	// ErrSerialization: SQLSTATE 40001 or 40P01.
 	ErrSerialization = New("serialization", "metered: the transaction collided with another one, and has to run again")
-	ErrNotMigrated   = New("not_migrated", "metered: a schema is missing or incomplete: call metered.Migrate, and migrate River for jobs; metered.Validate says what")
-	ErrNotGranted    = New("not_granted", "metered: the role lacks what metered.GrantSQL gives, or GrantMaintenanceSQL to purge and repair, or rights on River's tables")
+	ErrNotMigrated   = New("not_migrated", "metered: a schema is missing or incomplete: call metered.Migrate, and migrate River for jobs; metered.Validate lists the differences")
+	ErrNotGranted    = New("not_granted", "metered: the role lacks grants of metered.GrantSQL, or of GrantMaintenanceSQL to purge and repair, or rights on River's tables")
 )
 
 // Failed names the failed act, and its package. It maps errors of Postgres that every package may meet to the errors

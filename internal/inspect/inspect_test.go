@@ -58,7 +58,7 @@ func (f *fixture) read(fn func(ctx context.Context, r *inspect.Reader)) {
 	fn(f.Context(), r)
 }
 
-func TestOverview_CountsWhatIsOpen(t *testing.T) {
+func TestOverview_CountsOpenHoldsAndLeases(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
 	f.charge("a", "org/a", 5)
@@ -209,7 +209,7 @@ func TestScopes_ListsByPrefixInPages(t *testing.T) {
 	})
 }
 
-func TestOperations_SaysWhatBecameOfThem(t *testing.T) {
+func TestOperations_HaveTheirOutcomes(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
 	require.NoError(t, f.do(metered.Command{ID: "op", Namespace: "ann", Name: "upload", Input: 1, Charges: []budget.Charge{{Scope: "org/a", Amount: 5}}},
@@ -343,7 +343,7 @@ func TestHolds_ListsByStateAndScope(t *testing.T) {
 	})
 }
 
-func TestExplain_SaysWhatStandsInTheWay(t *testing.T) {
+func TestExplain_NamesTheRefusingLimit(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
 	for i := range 30 {

@@ -29,7 +29,7 @@ func toldOf(crossed []byte, now time.Time) ([]Told, error) {
 		Rearm *int64
 	}
 	if err := json.Unmarshal(crossed, &all); err != nil {
-		return nil, failed("read what was told", err)
+		return nil, failed("read the reported thresholds", err)
 	}
 	var told []Told
 	for key, v := range all {
@@ -38,7 +38,7 @@ func toldOf(crossed []byte, now time.Time) ([]Told, error) {
 		if v.Net == nil && v.Until != nil {
 			until, err := time.Parse(time.RFC3339Nano, *v.Until)
 			if err != nil {
-				return nil, failed("read what was told", err)
+				return nil, failed("read the reported thresholds", err)
 			}
 			if !until.After(now) {
 				continue // the period is over

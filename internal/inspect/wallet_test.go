@@ -22,7 +22,7 @@ func (f *fixture) tx(fn func(tx pgx.Tx) error) {
 	require.NoError(f, pgx.BeginFunc(f.Context(), f.pool, fn))
 }
 
-func TestWallet_SaysWhatIsThereAndWhatEnds(t *testing.T) {
+func TestWallet_HasUnitsLotsAndTheNextEnd(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
 	clock := pgtest.SetClock(t, f.pool, pgtest.Tomorrow(9))
@@ -109,7 +109,7 @@ func TestWallet_SaysWhatIsThereAndWhatEnds(t *testing.T) {
 	})
 }
 
-func TestSessions_AreToldFromOtherHolds(t *testing.T) {
+func TestSessions_DifferFromOtherHolds(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
 	f.tx(func(tx pgx.Tx) error {

@@ -65,7 +65,7 @@ func Err(needs, version int, wrong []Difference) error {
 	case len(wrong) == 0:
 		return nil
 	case version > needs:
-		return fmt.Errorf("%w: the database has version %d, without what this build of version %d needs: %s",
+		return fmt.Errorf("%w: the database has version %d, and lacks objects that this build of version %d needs: %s",
 			ErrVersion, version, needs, listed(wrong))
 	default:
 		return fmt.Errorf("%w: %s", ErrDiffers, listed(wrong))

@@ -177,7 +177,7 @@ func rows(t *testing.T, pool *pgxpool.Pool) map[string]string {
 
 // An upgraded schema equals a fresh one and keeps its rows. The build before goes on until the functions that only it calls
 // are dropped.
-func TestUpgrade_MakesWhatAFreshSchemaIsAndLosesNothing(t *testing.T) {
+func TestUpgrade_EqualsAFreshSchemaAndLosesNothing(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	next := pgtest.Next(t)
@@ -376,7 +376,7 @@ func TestUpgrade_AsAFileDoesTheSame(t *testing.T) {
 }
 
 // The roles of the build before need no new grants, and get no more than they had. A view is as readable as it was.
-func TestUpgrade_RolesCanDoWhatTheyCould(t *testing.T) {
+func TestUpgrade_RolesKeepTheirCalls(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	next := pgtest.Next(t)

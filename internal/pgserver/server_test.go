@@ -89,7 +89,7 @@ func TestStop_LeavesNothingAndMayBeRepeated(t *testing.T) {
 	require.ErrorIs(t, s.Restart(t.Context()), ErrStopped)
 }
 
-func TestKill_ThenRestartKeepsWhatWasCommitted(t *testing.T) {
+func TestKill_ThenRestartKeepsCommits(t *testing.T) {
 	t.Parallel()
 	s := start(t, Options{Durable: true})
 	address, before := s.ConnString(), s.PID()
@@ -239,7 +239,7 @@ func ended(pid int) bool {
 	return err == nil && bytes.Contains(stat, []byte(") Z "))
 }
 
-func TestStart_KeepsInMemoryWhatNeedNotBeDurable(t *testing.T) {
+func TestStart_KeepsFilesInMemoryUnlessDurable(t *testing.T) {
 	if memoryDir() == "" {
 		t.Skip("/dev/shm has no room, or TMPDIR names another place")
 	}

@@ -92,7 +92,7 @@ func TestStart_RefusesSettingsThatAreNone(t *testing.T) {
 	}
 }
 
-func TestInstalled_PassesOverWhatDoesNotServe(t *testing.T) {
+func TestInstalled_PassesOverUnusableServers(t *testing.T) {
 	t.Parallel()
 	bin, as := realBinaries(t)
 	root := sharedDir(t, 0o755)

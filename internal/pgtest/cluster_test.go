@@ -68,7 +68,7 @@ func TestCluster_ProcessesAtOnceMakeOneTemplate(t *testing.T) {
 	require.ElementsMatch(t, append(names, clusters[0].template), databases(t, server))
 }
 
-func TestCluster_DropsWhatEndedProcessesLeft(t *testing.T) {
+func TestCluster_DropsDatabasesOfEndedProcesses(t *testing.T) {
 	t.Parallel()
 	server := sharedServer(t)
 	killed, alive := join(t, server), join(t, server)

@@ -39,7 +39,7 @@ func (r *Recorder) Start(ctx context.Context, op observe.Op) (context.Context, f
 		again := true
 		once.Do(func() { again = false })
 		if again {
-			panic("told of the end twice")
+			panic("the end was reported twice")
 		}
 		r.mu.Lock()
 		defer r.mu.Unlock()

@@ -10,7 +10,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-func TestWire_ReadsWhatIsExecuted(t *testing.T) {
+func TestWire_ReadsExecutedStatements(t *testing.T) {
 	t.Parallel()
 	pool, w := pgtest.Tap(t, pgtest.Open(t), nil)
 	for range 2 {

@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-func TestCheck_RefusesWhatIsJustOutOfBounds(t *testing.T) {
+func TestCheck_RefusesOptionsJustOutOfBounds(t *testing.T) {
 	t.Parallel()
 	kind := fault.New("kind", "kind")
 	for field, all := range map[string][]purge.Options{
@@ -31,7 +31,7 @@ func TestCheck_RefusesWhatIsJustOutOfBounds(t *testing.T) {
 	}
 }
 
-func TestPurge_TakesWhatIsJustWithinBounds(t *testing.T) {
+func TestPurge_TakesOptionsJustWithinBounds(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	store, err := tokens.New(tokens.Config{})

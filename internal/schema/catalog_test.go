@@ -62,7 +62,7 @@ func read(t *testing.T, db schema.DB, name string) schema.Catalog {
 }
 
 // Under every name of the schema, and every search_path of the session.
-func TestCatalog_IsWhatAFreshSchemaHas(t *testing.T) {
+func TestCatalog_EqualsAFreshSchema(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})

@@ -9,7 +9,7 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-func TestParse_RefusesWhatWouldNeedCare(t *testing.T) {
+func TestParse_RefusesNamesThatNeedQuotes(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"A", "a-b", `a"`, "1a", "pg_x", "a.b", strings.Repeat("a", 64), "ä", " ", "a\x00"} {
 		_, err := schema.Parse(name)

@@ -9,7 +9,7 @@ import (
 )
 
 // A third version drops the functions that only the first calls, and leaves those of the second.
-func TestSuperseded_IsWhatNoBuildThatMayRunCalls(t *testing.T) {
+func TestSuperseded_IsCalledByNoBuildThatMayRun(t *testing.T) {
 	t.Parallel()
 	first := []string{"function both()", "function once(text)", "function stays()", "type old", "type until_second"}
 	second := []string{"function both()", "function stays()", "function twice(text)", "type until_second"}
