@@ -192,12 +192,16 @@ func (h *tellings) refund() {
 	})
 }
 
+// forget forgets periods that have not begun when the clock is repaired. Their charges count in the period of now, which may be reported already.
+func (h *tellings) forget(now time.Time) {
+	h.stats["repaired"]++
+	maps.DeleteFunc(h.told, func(_ string, begins time.Time) bool { return begins.After(now) })
+}
+
 func (h *tellings) repair() {
 	h.tx(func(tx pgx.Tx) {
 		if h.model.repair(h.clock.Now()) > 0 {
-			// The charges of periods that have not begun count in the period of now, which may be reported already.
-			h.stats["repaired"]++
-			maps.DeleteFunc(h.told, func(_ string, begins time.Time) bool { return begins.After(h.clock.Now()) })
+			h.forget(h.clock.Now())
 		}
 		_, err := h.ledger.RepairClock(h.Context(), tx, h.model.scope, budget.Note{})
 		require.NoError(h, err)

@@ -1,9 +1,13 @@
 package budget_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
+	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -226,5 +230,118 @@ func TestThreshold_ArgumentsAreChecked(t *testing.T) {
 		"nobody":        check(newLedger(t, budget.Config{}), stock.Tell(eighty()...)),
 	} {
 		require.True(t, isA[*budget.ArgumentError](err), "%s: %v", what, err)
+	}
+}
+
+// Sessions at all isolation levels charge, credit, refund and roll back at once, while one of them moves the clock over periods, back, and repairs it.
+// Whatever order the chain has in the end, what was reported is what a plain model reports of that order, by the same entries.
+func TestThreshold_RacesAgreeWithTheModel(t *testing.T) {
+	t.Parallel()
+	for seed := range uint64(3) {
+		t.Run(fmt.Sprint(seed), func(t *testing.T) {
+			t.Parallel()
+			pool, l, clock := openTelling(t, budget.Config{ClockTolerance: time.Hour, OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+				_, err := tx.Exec(ctx, `insert into told (seq, name) values ($1, $2)`, c.Seq, crossingName(c))
+				return err
+			}})
+			h := &tellings{T: t, Rand: rand.New(rand.NewPCG(seed, 77)), clock: clock, told: map[string]time.Time{}, stats: map[string]int{}, seed: seed,
+				model: &model{scope: "a", tolerance: time.Hour, kept: 1, outer: t, spans: map[budget.Period]span{}}}
+			h.limits = []budget.Limit{
+				h.thresholds(budget.PerWindow(100, 200*time.Microsecond)).Named("window"),
+				h.thresholds(budget.PerPeriod(100, 200*time.Microsecond, start)).Named("period"),
+				h.thresholds(budget.PerPeriod(700, 5*time.Millisecond, start)).Named("longer"),
+				h.thresholds(budget.CreditLine(200)).Named("credit"),
+			}
+			retry := &retrier{pool: pool}
+			errBack := errors.New("rolled back")
+			require.NoError(t, pgtest.InParallel(6, func(worker int) error {
+				r := rand.New(rand.NewPCG(seed, uint64(worker)))
+				for n := range 60 {
+					if worker == 0 {
+						clock.Advance(time.Duration(r.IntN(400)-50) * time.Microsecond)
+						if n%20 == 19 {
+							clock.Advance(-time.Duration(r.IntN(6000)) * time.Microsecond)
+						}
+					}
+					kind, amount, seq, back := r.IntN(10), r.Int64N(12)+1, r.Int64N(int64(3*n+1))+1, r.IntN(8) == 0
+					var carried []budget.Limit
+					for _, limit := range h.limits {
+						if r.IntN(4) > 0 {
+							carried = append(carried, limit)
+						}
+					}
+					names := make([]string, len(carried))
+					for i, limit := range carried {
+						names[i] = limit.Name
+					}
+					charge := budget.Charge{Scope: "a", Amount: amount, Limits: carried, Note: budget.Note{Reason: strings.Join(names, " ")}, NoStandings: kind%2 == 0}
+					err := retry.run(t.Context(), isolations[(worker+n)%3], func(tx pgx.Tx) (err error) {
+						switch {
+						case worker == 0 && n%20 == 19:
+							_, err = l.RepairClock(t.Context(), tx, "a", budget.Note{})
+						case kind < 6:
+							_, err = l.Charge(t.Context(), tx, charge)
+						case kind < 7:
+							var results []budget.Result
+							results, err = l.ChargeEach(t.Context(), tx, charge, charge)
+							for _, result := range results {
+								err = cmp.Or(err, result.Err)
+							}
+						case kind < 8:
+							_, err = l.Credit(t.Context(), tx, budget.Credit{Scope: "a", Amount: 4 * amount})
+						default:
+							_, err = l.Refund(t.Context(), tx, budget.Refund{Scope: "a", Seq: seq, Amount: amount})
+						}
+						if err == nil && back {
+							return errBack
+						}
+						return err
+					})
+					switch {
+					case err == nil, errors.Is(err, errBack), errors.Is(err, budget.ErrExceeded), errors.Is(err, budget.ErrUnknownEntry), errors.Is(err, budget.ErrNotCharge),
+						errors.Is(err, budget.ErrRefundExceeds):
+					default:
+						return err
+					}
+				}
+				return nil
+			}))
+
+			rows, err := pool.Query(t.Context(), `select kind::text, amount, at, coalesce(ref, 0)::int, coalesce(note ->> 'reason', '') from metered.ledger order by seq`)
+			require.NoError(t, err)
+			type entry struct {
+				Kind   string
+				Amount int64
+				At     time.Time
+				Ref    int
+				Names  string
+			}
+			entries, err := pgx.CollectRows(rows, pgx.RowToStructByPos[entry])
+			require.NoError(t, err)
+			var want []string
+			for _, e := range entries {
+				kind := map[string]budget.Kind{"c": budget.KindCharge, "d": budget.KindCredit, "r": budget.KindRefund, "k": budget.KindClockRepair}[e.Kind]
+				if kind == budget.KindCharge {
+					want = append(want, h.expect(e.At, e.Amount, slices.DeleteFunc(slices.Clone(h.limits), func(l budget.Limit) bool {
+						return !slices.Contains(strings.Fields(e.Names), l.Name)
+					}))...)
+				}
+				require.Equal(t, e.At.UTC(), h.model.add(e.At, kind, e.Amount, e.Ref).UTC())
+				switch kind {
+				case budget.KindClockRepair:
+					h.forget(e.At)
+				case budget.KindCredit, budget.KindRefund:
+					h.lowered()
+				}
+			}
+			rows, err = pool.Query(t.Context(), `select name from told order by seq, n`)
+			require.NoError(t, err)
+			heard, err := pgx.CollectRows(rows, pgx.RowTo[string])
+			require.NoError(t, err)
+			require.Equal(t, want, heard)
+			t.Log(len(entries), len(heard), h.stats)
+			require.Greater(t, len(heard), 3)
+			requireVerified(t, pool, l)
+		})
 	}
 }
