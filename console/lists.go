@@ -11,9 +11,11 @@ import (
 const listed = 50 // rows of a page
 
 func (h *Handler) scopes(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
-	prefix := q.Get("prefix")
-	list, err := in.Scopes(ctx, prefix, q.Get("after"), listed)
-	return page{Title: "Scopes", Active: "Scopes", Data: map[string]any{"Prefix": prefix, "List": list}}, err
+	prefix, kind := q.Get("prefix"), inspect.ScopeKind(q.Get("kind"))
+	list, err := in.Scopes(ctx, inspect.ScopeFilter{Prefix: prefix, After: q.Get("after"), Kind: kind, Limit: listed})
+	return page{Title: "Scopes", Active: "Scopes", Data: map[string]any{
+		"Prefix": prefix, "Kind": kind, "List": list, "Kinds": []inspect.ScopeKind{inspect.Wallets, inspect.Reached},
+	}}, err
 }
 
 func (h *Handler) holds(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {

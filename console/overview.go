@@ -1,11 +1,14 @@
 package console
 
 import (
+	"cmp"
 	"context"
+	"errors"
 	"net/url"
 	"slices"
 	"time"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/inspect"
 )
 
@@ -16,6 +19,9 @@ const (
 	hotShown     = 15
 	latestLooked = 100 // operations whose latencies are looked at
 	latestShown  = 10
+	nearlyLooked = 30 // scopes whose limits are looked at
+	nearlyShown  = 8
+	endingWithin = 7 * 24 * time.Hour
 )
 
 type overview struct {
@@ -29,6 +35,55 @@ type overview struct {
 	RateCut bool // there may be more scopes than those in Hot
 	Latency *latency
 	Latest  []inspect.Operation
+	Curve   *plotted // of the hottest scope with a limit that is known; nil for none
+	OfScope string   // whose it is
+	Nearly  []nearly
+	Ending  []inspect.Ending
+}
+
+// nearly is a limit of a busy scope with little room left.
+type nearly struct {
+	Scope string
+	standing
+}
+
+// nearlyOut looks at the limits of scopes that the program knows, and returns those of which most is used, the fullest first.
+func (h *Handler) nearlyOut(ctx context.Context, in *inspect.Reader, scopes []inspect.Hot) (list []nearly, err error) {
+	if h.cfg.Limits == nil {
+		return nil, nil
+	}
+	for _, s := range scopes {
+		limits := h.cfg.Limits(s.Scope)
+		limits = limits[:min(len(limits), budget.MaxLimits)]
+		if s.Scope == "" || len(limits) == 0 {
+			continue
+		}
+		var queries []budget.Query
+		for _, l := range limits {
+			queries = append(queries, budget.Query{Scope: s.Scope, Window: l.Window, Period: l.Period})
+		}
+		usages, err := in.Ledger.Usage(ctx, in.DB, queries...)
+		switch {
+		case errors.Is(err, budget.ErrWindowPurged):
+			continue
+		case err != nil:
+			return nil, err
+		}
+		for i, l := range limits {
+			u := usages[i]
+			n := nearly{s.Scope, standing{ExplainedLimit: inspect.ExplainedLimit{
+				Limit: l, Used: u.Used, Held: u.Held, Leased: u.Leased, Available: u.Available(l.Max),
+			}}}
+			if l.Prepaid {
+				n.credited = u.Credited
+			}
+			if float64(n.Counts()) >= n.Low() {
+				list = append(list, n)
+			}
+		}
+	}
+	slices.SortStableFunc(list, func(a, b nearly) int { return cmp.Compare(b.Share(), a.Share()) })
+	return list[:min(nearlyShown, len(list))], nil
 }
 
 // latency is how long commands took, from the time that their ids carry until they were recorded. Those without a name
@@ -83,9 +138,41 @@ func (h *Handler) overview(ctx context.Context, in *inspect.Reader, _ url.Values
 	}
 	o.RateCut = len(o.Hot.Scopes) == hotLooked
 	o.Hottest = o.Hot.Scopes[:min(hotShown, len(o.Hot.Scopes))]
+	if o.Nearly, err = h.nearlyOut(ctx, in, o.Hot.Scopes[:min(nearlyLooked, len(o.Hot.Scopes))]); err != nil {
+		return page{}, err
+	}
+	if err := h.curve(ctx, in, &o); err != nil {
+		return page{}, err
+	}
+	if o.Ending, err = in.Ending(ctx, endingWithin, nearlyShown); err != nil {
+		return page{}, err
+	}
 	o.Latency = latencyOf(latest.Operations)
 	o.Latest = latest.Operations[:min(latestShown, len(latest.Operations))]
 	return page{Title: "Overview", Active: "Overview", Now: o.O.Now, Stream: streamOf("", nil), Data: o}, nil
+}
+
+// curve reads the curve of the hottest scope.
+func (h *Handler) curve(ctx context.Context, in *inspect.Reader, o *overview) error {
+	for _, hot := range o.Hottest {
+		if hot.Scope == "" {
+			continue
+		}
+		limits, _, err := h.limitsOf(ctx, in, hot.Scope, "")
+		if err != nil || len(limits.List) == 0 {
+			return err
+		}
+		s := scope{Name: hot.Scope}
+		if s.D, err = in.Scope(ctx, hot.Scope); err != nil {
+			return err
+		}
+		p, err := s.plotted(ctx, in, limits.List[0])
+		if p.Wrong == "" {
+			o.Curve, o.OfScope = &p, hot.Scope
+		}
+		return err
+	}
+	return nil
 }
 
 // streamOf is the address of what is new on a page.

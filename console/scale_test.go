@@ -70,6 +70,7 @@ func TestScale_PagesReadLittleOfMuch(t *testing.T) {
 		"scopes":                     fetched,
 		"scopes?prefix=crowd%2F09":   fetched,
 		"scopes?after=crowd%2F05000": fetched,
+		"scopes?kind=wallets":        2 * fetched, // it looks at 2,000 scopes
 		"scope?scope=crowd%2F05000":  fetched,
 		"scope?scope=crowd%2F05000&amount=5&limits=6000/1h": fetched,
 		"scope?scope=crowd%2F05000&before=2500":             fetched,

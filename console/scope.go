@@ -61,6 +61,9 @@ func (s standing) Gone() int64 { return s.Used + s.credited }
 // Counts is the number of units that are used, held or leased.
 func (s standing) Counts() int64 { return s.Gone() + s.Held + s.Leased }
 
+// Share is the part of the whole that counts, 1 where nothing is left.
+func (s standing) Share() float64 { return float64(s.Counts()) / max(1, float64(s.Of())) }
+
 // Low and High are from where on the room gets scarce, and nearly ends.
 func (s standing) Low() float64  { return float64(s.Of()) * 0.75 }
 func (s standing) High() float64 { return float64(s.Of()) * 0.95 }

@@ -1,6 +1,7 @@
 package console_test
 
 import (
+	"net/http"
 	"testing"
 	"time"
 
@@ -18,7 +19,9 @@ import (
 // A wallet's page has its lots, what became of those that ended, the sessions that are open and the thresholds that were reached.
 func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 	t.Parallel()
-	w := newWorld(t, console.Config{}, "")
+	w := newWorld(t, console.Config{Limits: func(scope string) []budget.Limit {
+		return map[string][]budget.Limit{"user/ann": {budget.CreditLine(10).Named("credit")}, "seats": {budget.Lifetime(10).Named("seats")}}[scope]
+	}}, "")
 	clock := pgtest.SetClock(t, w.pool, pgtest.Tomorrow(9))
 	book, err := wallet.New(w.client.Budget, wallet.Config{Overdraft: 10})
 	require.NoError(t, err)
@@ -53,6 +56,22 @@ func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 	require.Contains(t, text(byID(t, page, "entries")), "credit")
 	require.Contains(t, text(w.see("scopes")), "user/ann wallet")
 	require.NotContains(t, text(w.see("")), "Lots to sweep")
+
+	// Who is nearly out, which credit ends, and which scopes are wallets, or have reached a threshold.
+	require.NoError(t, pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
+		_, err := w.client.Budget.Charge(t.Context(), tx, budget.Charge{Scope: "seats", Amount: 8})
+		return err
+	}))
+	require.Contains(t, text(byID(t, w.see(""), "nearly")), "seats seats 8 0 10 2")
+	require.Contains(t, text(byID(t, w.see(""), "ending")), "user/ann 1 <script>alert(1)</script> 16")
+	for _, kind := range []string{"wallets", "reached"} {
+		list := text(w.see("scopes", "kind", kind))
+		require.Contains(t, list, "user/ann wallet 4 10 50 36")
+		require.NotContains(t, list, "seats")
+	}
+	require.Contains(t, text(w.see("scopes")), "seats 8 0 – –")
+	response, _ := w.get(w.url("scopes", "kind", "nonsense"))
+	require.Equal(t, http.StatusBadRequest, response.StatusCode)
 
 	clock.Advance(2 * time.Hour)
 	page = w.see("scope", "scope", "user/ann")

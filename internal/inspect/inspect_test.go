@@ -179,7 +179,7 @@ func TestScopes_ListsByPrefixInPages(t *testing.T) {
 		var names []string
 		after := ""
 		for pages := 1; ; pages++ {
-			page, err := r.Scopes(ctx, "org/1", after, 4)
+			page, err := r.Scopes(ctx, inspect.ScopeFilter{Prefix: "org/1", After: after, Limit: 4})
 			require.NoError(t, err)
 			for _, s := range page.Scopes {
 				names = append(names, s.Scope)
@@ -191,10 +191,10 @@ func TestScopes_ListsByPrefixInPages(t *testing.T) {
 			}
 		}
 		require.Equal(t, []string{"org/1", "org/10", "org/11", "org/12", "org/13", "org/14", "org/15", "org/16", "org/17", "org/18", "org/19"}, names)
-		page, err := r.Scopes(ctx, "", "", 1000)
+		page, err := r.Scopes(ctx, inspect.ScopeFilter{Limit: 1000})
 		require.NoError(t, err)
 		require.Len(t, page.Scopes, 26)
-		page, err = r.Scopes(ctx, "none", "", 0)
+		page, err = r.Scopes(ctx, inspect.ScopeFilter{Prefix: "none", Limit: 0})
 		require.NoError(t, err)
 		require.Empty(t, page.Scopes)
 		d, err := r.Scope(ctx, "new/1")
@@ -203,7 +203,7 @@ func TestScopes_ListsByPrefixInPages(t *testing.T) {
 		_, err = r.Scope(ctx, "none")
 		require.ErrorIs(t, err, inspect.ErrUnknown)
 		for _, limit := range []int{-1, inspect.MaxPage + 1} {
-			_, err = r.Scopes(ctx, "", "", limit)
+			_, err = r.Scopes(ctx, inspect.ScopeFilter{Limit: limit})
 			require.ErrorIs(t, err, inspect.ErrArgument)
 		}
 	})

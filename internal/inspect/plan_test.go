@@ -94,7 +94,7 @@ func calls(since time.Time) []call {
 	}
 	scopes := func(prefix, after string) func(context.Context, *inspect.Reader) error {
 		return does(func(ctx context.Context, r *inspect.Reader) (int, error) {
-			l, err := r.Scopes(ctx, prefix, after, 100)
+			l, err := r.Scopes(ctx, inspect.ScopeFilter{Prefix: prefix, After: after, Limit: 100})
 			return len(l.Scopes), err
 		})
 	}

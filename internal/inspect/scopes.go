@@ -29,28 +29,64 @@ type Scope struct {
 	Lots     bool      `json:"lots,omitempty"`   // it is a wallet: its credit is in lots, and it has -Used - Held units
 }
 
+// Net is the number of units charged, less refunds.
+func (s Scope) Net() int64 { return s.Spent - s.Refunded }
+
+// Left is the credit that nothing holds, as of the last entry; less than 0 where it is overdrawn.
+func (s Scope) Left() int64 { return s.Credited - s.Net() - s.Held }
+
 // ScopeList is a page of scopes, by name.
 type ScopeList struct {
 	Scopes []Scope `json:"scopes"`
 	Next   string  `json:"next,omitempty"` // continues the list, as after, "" at its end
 }
 
-// Scopes lists the scopes that have entries, whose names begin with prefix and come after the name after, in the order
-// of bytes.
-func (r *Reader) Scopes(ctx context.Context, prefix, after string, limit int) (ScopeList, error) {
-	limit, err := pageSize(limit)
-	if err := cmp.Or(err, checkText("prefix", prefix), checkText("after", after)); err != nil {
+// ScopeKind restricts a list of scopes.
+type ScopeKind string
+
+// Kinds of scopes.
+const (
+	Wallets ScopeKind = "wallets" // with lots
+	Reached ScopeKind = "reached" // with a threshold that was reported, and is not armed again
+)
+
+// ScopeFilter restricts a list of scopes.
+type ScopeFilter struct {
+	Prefix string // names begin with it
+	After  string // names come after it
+	Kind   ScopeKind
+	Limit  int
+}
+
+// scopesLooked is the number of scopes that a page of a kind looks at.
+const scopesLooked = 2000
+
+// Scopes lists the scopes that have entries, in the order of the bytes of their names. With a Kind, a page looks at a bounded number of
+// scopes, and may have none though Next is not empty.
+func (r *Reader) Scopes(ctx context.Context, f ScopeFilter) (ScopeList, error) {
+	limit, err := pageSize(f.Limit)
+	if err := cmp.Or(err, checkText("prefix", f.Prefix), checkText("after", f.After)); err != nil {
 		return ScopeList{}, err
 	}
-	scopes, err := collect(ctx, r, scopesSQL, scanScope, prefix, after, limit+1)
+	looked := limit + 1
+	switch f.Kind {
+	case "":
+	case Wallets, Reached:
+		looked = scopesLooked
+	default:
+		return ScopeList{}, invalid("kind", "%q is neither wallets nor reached", f.Kind)
+	}
+	scopes, err := collect(ctx, r, scopesSQL, scanScope, f.Prefix, f.After, limit+1, looked, string(f.Kind))
 	if err != nil {
 		return ScopeList{}, failed("scopes", err)
 	}
 	list := ScopeList{Scopes: scopes}
 	if len(scopes) > limit {
 		list.Scopes, list.Next = scopes[:limit], scopes[limit-1].Scope
+	} else if f.Kind != "" {
+		err = r.row(ctx, lastLookedSQL, f.Prefix, f.After, looked).Scan(&list.Next)
 	}
-	return list, nil
+	return list, failed("scopes", err)
 }
 
 // skipSQL are the scopes from the first one after $2 on that begins with $1, by skipping from one to the next in the
@@ -72,8 +108,13 @@ const lastEntry = `lateral (
 
 const scopesSQL = skipSQL + `
 select s.scope,` + scopeColumns + `
-from s, ` + lastEntry + `
-where pg_catalog.starts_with(s.scope, $1) limit $3`
+from (select x.scope from s x where pg_catalog.starts_with(x.scope, $1) limit $4) s, ` + lastEntry + `
+where case $5::text when 'wallets' then t.lots_end is not null when 'reached' then t.crossed is not null else true end limit $3`
+
+// lastLookedSQL is the last scope that a page looked at, or ” if the list ends there.
+const lastLookedSQL = skipSQL + `
+select case when count(*) = $3 then pg_catalog.max(x.scope) else '' end
+from (select y.scope from s y where pg_catalog.starts_with(y.scope, $1) limit $3) x`
 
 func (s *Scope) dest() []any {
 	return []any{&s.Scope, &s.Seq, &s.Last, &s.Spent, &s.Refunded, &s.Credited, &s.Held, &s.Epoch, &s.Closed, &s.Lots}

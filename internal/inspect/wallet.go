@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgmetered/metered/wallet"
 )
@@ -26,6 +27,34 @@ type CategoryRest struct {
 	Category string `json:"category"`
 	Units    int64  `json:"units"`
 	Held     int64  `json:"held"`
+}
+
+// Ending is a lot with units left, which end.
+type Ending struct {
+	Wallet    string    `json:"wallet"`
+	Lot       int64     `json:"lot"`
+	Reference string    `json:"reference,omitempty"`
+	Units     int64     `json:"units"`
+	Expires   time.Time `json:"expires_at"`
+}
+
+const endingSQL = `
+select l.scope, l.no, coalesce(l.reference, ''), l.rest, l.expires_at from metered.lots l
+where l.open and (l.open or l.untold > 0) and l.expires_at > metered.clock() and l.expires_at < metered.clock() + $1::interval
+order by l.expires_at, l.no limit $2`
+
+// Ending returns the lots of all wallets that end within a time and have units left, the first to end first.
+func (r *Reader) Ending(ctx context.Context, within time.Duration, limit int) ([]Ending, error) {
+	limit, err := pageSize(limit)
+	if err != nil {
+		return nil, err
+	}
+	list, err := collect(ctx, r, endingSQL, func(row pgx.CollectableRow) (e Ending, err error) {
+		err = row.Scan(&e.Wallet, &e.Lot, &e.Reference, &e.Units, &e.Expires)
+		e.Expires = e.Expires.UTC()
+		return e, err
+	}, pgtype.Interval{Microseconds: within.Microseconds(), Valid: true}, limit)
+	return list, failed("ending lots", err)
 }
 
 // Wallet returns the present content of a wallet, by Wallets.Balance, or nil if the scope is none. Due lots have

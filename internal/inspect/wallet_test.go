@@ -60,7 +60,7 @@ func TestWallet_HasUnitsLotsAndTheNextEnd(t *testing.T) {
 		missing, err := r.Wallet(ctx, "nobody")
 		require.NoError(t, err)
 		require.Nil(t, missing)
-		list, err := r.Scopes(ctx, "", "", 0)
+		list, err := r.Scopes(ctx, inspect.ScopeFilter{Limit: 0})
 		require.NoError(t, err)
 		require.Equal(t, []bool{true, false}, []bool{list.Scopes[0].Lots, list.Scopes[1].Lots})
 		o, err := r.Overview(ctx)
