@@ -320,3 +320,32 @@ func TestThreshold_AScopeThatRemembersManyIsRefusedOnlyForOneMore(t *testing.T) 
 	require.ErrorIs(t, err, budget.ErrThresholds, "four levels were armed at 40, and lost their place")
 	requireVerified(t, pool, l)
 }
+
+// A clock that jumps by days makes reports old, which a scope with many gives up. A repair brings them back.
+func TestThreshold_AScopeThatRemembersManyForgetsNoneByAClockThatJumped(t *testing.T) {
+	t.Parallel()
+	pool, l, clock := openTelling(t, budget.Config{})
+	noon := start.Add(12 * time.Hour)
+	clock.Set(noon)
+	try := func(from, to int) {
+		for n := from; n < to; n++ {
+			name := fmt.Sprint("limit ", n)
+			mustCharge(t, pool, l, "a", 1, budget.PerDay(10_000, time.UTC, time.Time{}).Named(name).Tell(budget.Threshold{Name: name, Used: 1}))
+		}
+	}
+	try(0, 60)
+	require.Len(t, told(t, pool, "a"), 60)
+	clock.Set(noon.Add(72 * time.Hour))
+	try(60, 80)
+	require.Len(t, told(t, pool, "a"), 20)
+	clock.Set(noon.Add(time.Hour))
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := l.RepairClock(t.Context(), tx, "a", budget.Note{})
+		return err
+	}))
+	try(0, 60)
+	require.Empty(t, told(t, pool, "a"))
+	try(60, 64)
+	require.Len(t, told(t, pool, "a"), 4, "their charges of the day to come count today")
+	requireVerified(t, pool, l)
+}

@@ -205,7 +205,7 @@ $$;
 
 -- What is remembered after a clock repair, of which tip is the last entry before. Windows are counted anew, since the proof was by the clock before. A
 -- period that has not begun by the new clock is forgotten: its charges count in the period of now. What was reported of that one is looked up
--- in the chain, at the last entry before each period that is forgotten.
+-- in the chain, at the last entry before each period that is forgotten; and at the last one by the new clock, for what the clock before made old.
 create function metered.told_by_another_clock(tip metered.ledger, clk timestamptz) returns jsonb
 language plpgsql stable
 as $$
@@ -214,7 +214,14 @@ declare
     x    record;
     was  jsonb;
 begin
-    for x in select e.key, e.value from jsonb_each(tip.crossed) e loop
+    for x in
+        select e.key, e.value
+        from (select coalesce((
+                select jsonb_object_agg(o.key, o.value)
+                from metered.base(tip.scope, tip.seq, tip.epoch, clk) b
+                join metered.ledger y on y.scope = tip.scope and y.seq = b.seq, lateral jsonb_each(y.crossed) o
+                where o.value ? 'from'), '{}') || tip.crossed as all_of) a, lateral jsonb_each(a.all_of) e
+    loop
         was := case when x.value ? 'net' then x.value || jsonb_build_object('until', clk) else x.value end;
         while (was ->> 'from')::timestamptz > clk loop
             was := (select y.crossed -> x.key
