@@ -153,8 +153,14 @@ func TestStream_TellsWhatCannotBeRead(t *testing.T) {
 
 // A panic of the program's own Limits ends no process: nobody above the one who reads would catch it.
 func TestStream_OutlivesAPanic(t *testing.T) {
-	w := newWorld(t, console.Config{Refresh: 100 * time.Millisecond, Limits: func(string) []budget.Limit { panic("no limits today") }}, "")
+	w := newWorld(t, console.Config{Refresh: 100 * time.Millisecond, Limits: func(scope string) []budget.Limit {
+		if scope == "s" {
+			panic("no limits today")
+		}
+		return nil
+	}}, "")
 	w.charge("s", 1)
+	w.charge("t", 1)
 	require.True(t, w.view(w.url("live", "page", "scope", "scope", "s")).hears("event: stale"))
-	require.True(t, w.view(w.url("live", "page", "")).hears("data: <section"))
+	require.True(t, w.view(w.url("live", "page", "scope", "scope", "t")).hears("data: <section"))
 }
