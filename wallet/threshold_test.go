@@ -448,3 +448,32 @@ func TestThresholds_OfALotsEndCountNoHoldThatIsDue(t *testing.T) {
 	require.EqualValues(t, 100, f.balance().Units)
 	f.verify()
 }
+
+// A wallet that remembers as many thresholds as a scope can refuses the draw that reaches another one, by the ledger's own error. The end of a lot is
+// not refused.
+func TestThresholds_ADrawBeyondTheirNumberIsRefused(t *testing.T) {
+	t.Parallel()
+	f := setUpTelling(t, low(50), nil)
+	f.grant(wallet.Grant{Amount: 1000})
+	later := 1
+	f.grant(wallet.Grant{Amount: 60, For: time.Hour, Priority: &later})
+	for n := range budget.MaxScopeThresholds {
+		name := fmt.Sprint("limit ", n)
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
+			return f.ledger.Charge(ctx, tx, budget.Charge{Scope: "ann", Amount: 1, Limits: []budget.Limit{
+				budget.PerWindow(10_000, 1000*time.Hour).Named(name).Tell(budget.Threshold{Name: name, Used: 1})}})
+		})
+		require.NoError(t, err)
+	}
+	require.Len(t, f.crossed(), budget.MaxScopeThresholds)
+	_, err := f.tryDraw(wallet.Draw{Wallet: "ann", Amount: 950})
+	require.ErrorIs(t, err, budget.ErrThresholds)
+	f.draw(930)
+	f.clock.Set(noon.Add(time.Hour))
+	f.expire()
+	f.has(6)
+	require.Empty(t, f.crossed())
+	_, err = f.tryDraw(wallet.Draw{Amount: 1})
+	require.ErrorIs(t, err, budget.ErrThresholds, "it is not lost: the next draw would report it")
+	f.verify()
+}
