@@ -1,16 +1,16 @@
-// Package console is a page to look at: what a schema of metered stands at, served to a browser.
+// Package console is a page that shows the state of a schema of metered in a browser.
 //
 //	page, err := console.New(pool, console.Config{})
 //	mux.Handle("/console/", http.StripPrefix("/console", onlyStaff(page)))
 //
 // It shows an overview (rate, denials, hot scopes, holds, the lag of the sweep, leases), a scope (its usage against
-// each of its limits over time, its entries, its holds, why a charge would be refused), a hold's history, an operation, and River's
-// jobs behind it. It is live, and works without JavaScript too.
+// each of its limits over time, its entries, its holds, the reason of a refusal), a hold's history, an operation, and
+// River's jobs behind it. It is live, and works without JavaScript too.
 //
-// It can only read. Each request is one READ ONLY transaction with a timeout, and a role that has nothing but what
-// metered.GrantReportingSQL gives can serve it.
+// It can only read. Each request is one READ ONLY transaction with a timeout, and a role with the grants of
+// metered.GrantReportingSQL alone can serve it.
 //
-// It asks nobody who they are. Put it behind the authentication of your program: whoever reaches it sees every tenant's
+// It authenticates nobody. Put it behind your program's authentication: everybody who reaches it sees every tenant's
 // scopes, holds and operations.
 package console
 
@@ -36,26 +36,26 @@ type ArgumentError = fault.Argument
 type Config struct {
 	Schema string // the schema that metered.Migrate created; defaults to "metered"
 
-	// Limits returns the limits of a scope, which come with each call and are not in the database. It is called for every
-	// scope that is looked at, from several goroutines, and must not block. Those beyond budget.MaxLimits are not shown. What a
-	// user types into the page's form counts instead. Where there are none, the page takes those that refusals on record
-	// have met. Defaults to none.
+	// Limits returns the limits of a scope, which come with each call and are not in the database. It is called for
+	// every scope on a page, from several goroutines, and must not block. The page shows up to budget.MaxLimits.
+	// Limits that a user types into the form replace them. Without any, the page takes those of refusals on record.
+	// Defaults to none.
 	Limits func(scope string) []budget.Limit
 
-	// RiverSchema is where River's tables are; defaults to the first schema of the role's search_path that has them. The
-	// page says so if there are none, or if the role may not read river_job.
+	// RiverSchema has River's tables. Defaults to the first schema of the role's search_path that has them. The page
+	// says so if there are none, or if the role may not read river_job.
 	RiverSchema string
-	RiverUI     string // the address of River UI, whose page of a job is at /jobs/ and its number; defaults to no links
+	RiverUI     string // the address of River UI, whose page of a job is at /jobs/ and its number. Defaults to no links
 
 	Title    string         // of the page, in its header; defaults to "metered"
-	Location *time.Location // of the times shown; defaults to UTC
+	Location *time.Location // of the times shown. Defaults to UTC
 
-	Refresh    time.Duration // how often what is looked at is read anew, 100ms to 1h; defaults to 2s
-	Timeout    time.Duration // of each request's and each refresh's reads, 10ms to 1m; defaults to 2s
-	MaxConns   int           // how many connections of the pool the page uses at once, 1 to 64; defaults to 2
-	MaxViewers int           // how many browsers are kept live at once, 1 to 10,000; others reload; defaults to 100
+	Refresh    time.Duration // how often an open page is read again, 100ms to 1h. Defaults to 2s
+	Timeout    time.Duration // of each request's and each refresh's reads, 10ms to 1m. Defaults to 2s
+	MaxConns   int           // how many connections of the pool the page uses at once, 1 to 64. Defaults to 2
+	MaxViewers int           // how many browsers are kept live at once, 1 to 10,000. Others reload. Defaults to 100
 
-	Logger *slog.Logger // is told of what could not be served; defaults to slog.Default()
+	Logger *slog.Logger // gets errors of pages that could not be served. Defaults to slog.Default()
 }
 
 // Handler serves the pages. It is safe for concurrent use, and works at the root or behind http.StripPrefix.
@@ -101,12 +101,12 @@ func (h *Handler) Close() { h.live.close() }
 // maxName is how long a name of Postgres's can be, in bytes.
 const maxName = 63
 
-// ErrArgument is every refused argument; the error is an *ArgumentError.
+// ErrArgument is every refused argument, as an *ArgumentError.
 var ErrArgument error = errArgument
 
 var errArgument = fault.New("invalid_argument", "console: invalid argument")
 
-// complete fills in defaults, and refuses what is out of bounds.
+// complete sets defaults, and refuses settings out of bounds.
 func (c Config) complete() (Config, error) {
 	if _, err := schema.Parse(c.Schema); err != nil {
 		return c, fault.Invalid(errArgument, "Config.Schema", "%s", err)

@@ -6,6 +6,6 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// exampleDatabase stands for your own database, pgxpool.New(ctx, os.Getenv("DATABASE_URL")), as a role that has what
-// metered.GrantReportingSQL gives.
+// exampleDatabase stands for your own database, pgxpool.New(ctx, os.Getenv("DATABASE_URL")), as a role with the
+// grants of metered.GrantReportingSQL.
 func exampleDatabase() (pool *pgxpool.Pool, done func()) { return pgtest.Example() }

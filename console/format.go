@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/internal/inspect"
 )
 
-// functions are what the templates can call.
+// functions are those of the templates.
 func functions(zone *time.Location) template.FuncMap {
 	return template.FuncMap{
 		"name": printable, "number": numberOf, "rate": perSecond, "count": count, "span": span, "until": until,
@@ -25,7 +25,7 @@ func functions(zone *time.Location) template.FuncMap {
 	}
 }
 
-// printable is a name as it can be shown: what cannot be seen, or changes the direction of the text around it, is escaped.
+// printable escapes invisible characters of a name, and those that change the direction of the text around it.
 func printable(name any) string {
 	text := fmt.Sprint(name)
 	if text == "" {

@@ -9,14 +9,14 @@ import (
 	"github.com/pgmetered/metered/internal/inspect"
 )
 
-func TestPrintable_ShowsWhatCannotBeSeen(t *testing.T) {
+func TestPrintable_EscapesInvisibleCharacters(t *testing.T) {
 	t.Parallel()
 	for name, want := range map[string]string{
 		"":                   "–",
 		"org/acme":           "org/acme",
 		"a b":                "a b",
 		"line\nbreak":        `line\nbreak`,
-		"\u202egnp.exe":      `\u202egnp.exe`, // turns around what follows
+		"\u202egnp.exe":      `\u202egnp.exe`, // turns the following text around
 		"zero\u200bwidth":    `zero\u200bwidth`,
 		"no\u00a0break":      `no\u00a0break`,
 		"ünïcode 漢字 🎟":       "ünïcode 漢字 🎟",

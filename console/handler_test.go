@@ -52,7 +52,7 @@ func TestHandler_AnswersGetAndHeadUnderAStrictPolicy(t *testing.T) {
 	require.Equal(t, http.StatusNotModified, response.StatusCode)
 }
 
-func TestHandler_SaysWhatIsNotThere(t *testing.T) {
+func TestHandler_NamesMissingPages(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, console.Config{}, "")
 	for _, name := range []string{"nothing", "scope/", "a/b/c", "console.html", "page/layout.html", "hold?tenant=acme&id=x", "operation?namespace=shop&id=x", "live?page=scopes", "usage.svg?scope=x&limit=no", "holds.svg?scope=x"} {
@@ -85,7 +85,7 @@ func TestHandler_LeadsToItsRoot(t *testing.T) {
 	require.Equal(t, "./console/", r.Header().Get("Location"))
 }
 
-func TestNew_RefusesWhatIsOutOfBounds(t *testing.T) {
+func TestNew_RefusesSettingsOutOfBounds(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, console.Config{}, "")
 	for field, cfg := range map[string]console.Config{

@@ -26,11 +26,11 @@ import (
 //go:embed page
 var pageFiles embed.FS
 
-// policy lets a page load what this handler serves, and nothing else. Nothing in a page can run but console.js.
+// policy lets a page load files of this handler alone. Only console.js can run in a page.
 const policy = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; " +
 	"form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 
-// page is what a template is filled with.
+// page is the data of a template.
 type page struct {
 	Title, Site, Active string
 	Base                string // leads from the request's path to the root of the handler
@@ -46,10 +46,10 @@ var nav = []struct{ Name, Path string }{
 	{"Overview", "./"}, {"Scopes", "scopes"}, {"Holds", "holds"}, {"Leases", "leases"}, {"Operations", "operations"},
 }
 
-// view reads what a page shows.
+// view reads the data of a page.
 type view func(ctx context.Context, in *inspect.Reader, q url.Values) (page, error)
 
-// views are the pages by their paths. The template of one is called as it is; that of the root is overview.
+// views are the pages by their paths. A template has the name of its path, and the root's is overview.
 func (h *Handler) views() map[string]view {
 	return map[string]view{
 		"": h.overview, "scopes": h.scopes, "scope": h.scope, "holds": h.holds, "hold": h.hold,
@@ -94,7 +94,7 @@ func (h *Handler) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// shown is a page's template and what fills it.
+// shown is a page's template and its data.
 type shown struct {
 	*template.Template
 	read view
@@ -154,7 +154,7 @@ func (h *Handler) serveLive(w http.ResponseWriter, r *http.Request) {
 				err = fmt.Errorf("panic: %v", p)
 			}
 			if err != nil {
-				h.cfg.Logger.Warn("console: what is looked at could not be read", "page", name, "error", err)
+				h.cfg.Logger.Warn("console: an open page could not be read", "page", name, "error", err)
 			}
 		}()
 		p, err := h.inspected(ctx, q, s.read)
@@ -213,7 +213,7 @@ func serveFile(w http.ResponseWriter, r *http.Request, name string) {
 
 var errNoPage = errors.New("there is no such page")
 
-// sorry tells a user what went wrong, and the log what the user has no business with.
+// sorry explains an error to the user, and logs the details that are not for the user.
 func (h *Handler) sorry(w http.ResponseWriter, r *http.Request, err error) {
 	status, title, text := explained(err)
 	if status >= http.StatusInternalServerError {
@@ -234,7 +234,7 @@ func (h *Handler) sorry(w http.ResponseWriter, r *http.Request, err error) {
 	_, _ = body.WriteTo(w)
 }
 
-// explained says what an error means to who looks at the page.
+// explained words an error for a viewer of the page.
 func explained(err error) (status int, title, text string) {
 	var argument *fault.Argument
 	switch {
@@ -247,7 +247,7 @@ func explained(err error) (status int, title, text string) {
 	case errors.Is(err, errCrowded):
 		return http.StatusServiceUnavailable, "Too many at once", "The page may use so many of the program’s connections, and all of them are in use."
 	case errors.Is(err, fault.ErrNotGranted):
-		return http.StatusInternalServerError, "Not granted", "The page’s role lacks what metered.GrantReportingSQL gives."
+		return http.StatusInternalServerError, "Not granted", "The page’s role lacks the grants of metered.GrantReportingSQL."
 	case errors.Is(err, fault.ErrNotMigrated):
 		return http.StatusInternalServerError, "Not migrated", "The schema is not there, or of an older version: run metered.Migrate."
 	case errors.Is(err, context.DeadlineExceeded), errors.Is(err, fault.ErrBusy), sqlstate.Of(err) == sqlstate.QueryCanceled,

@@ -16,10 +16,10 @@ import (
 type limits struct {
 	List    []budget.Limit
 	Typed   string // what the user typed; "" if these are others
-	Refused bool   // these are what refused commands on record have met
+	Refused bool   // these are the limits of refused commands on record
 }
 
-// Text is what the form shows.
+// Text is the form's text.
 func (l limits) Text() string {
 	if l.Typed != "" {
 		return l.Typed
@@ -31,8 +31,8 @@ func (l limits) Text() string {
 	return strings.Join(texts, ", ")
 }
 
-// limitsOf are the limits typed, or else those that the program knows, or else those that refusals on record have met. wrong
-// says what is wrong with those typed.
+// limitsOf are the limits typed, or else those that the program knows, or else those of refusals on record. wrong is
+// the fault of the typed ones.
 func (h *Handler) limitsOf(ctx context.Context, in *inspect.Reader, scope, typed string) (l limits, wrong string, err error) {
 	if strings.TrimSpace(typed) != "" {
 		l.Typed = typed
@@ -67,7 +67,7 @@ func window(d time.Duration) string {
 	return text
 }
 
-// windowOf is what a limit counts in, as it is typed.
+// windowOf is a limit's window or period, as it is typed.
 func windowOf(l budget.Limit) string {
 	switch {
 	case l.Lifetime:
@@ -100,7 +100,7 @@ func limitSource(l budget.Limit) string {
 	return l.Name + "=" + text
 }
 
-// parseLimits reads what limitSource writes, separated by commas.
+// parseLimits reads the text of limitSource, separated by commas.
 func parseLimits(text string) (list []budget.Limit, err error) {
 	for rest := strings.TrimSpace(text); rest != ""; {
 		var name, item string

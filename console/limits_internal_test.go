@@ -9,8 +9,8 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// What the form shows of limits is what it reads.
-func TestParseLimits_ReadsWhatTheFormShows(t *testing.T) {
+// The form reads its own text of limits.
+func TestParseLimits_ReadsTheFormsOwnText(t *testing.T) {
 	t.Parallel()
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	require.NoError(t, err)
@@ -39,7 +39,7 @@ func TestParseLimits_ReadsWhatTheFormShows(t *testing.T) {
 	}
 }
 
-func TestParseLimits_SaysWhatItCannotRead(t *testing.T) {
+func TestParseLimits_NamesTheFault(t *testing.T) {
 	t.Parallel()
 	for text, why := range map[string]string{
 		"1000":                   "units/window",

@@ -13,15 +13,16 @@ const (
 	writeTimeout = 10 * time.Second
 	// maxStream ends a stream: the browser comes again, and the embedder's authentication sees it again.
 	maxStream = 10 * time.Minute
-	// share is the part of the time that is spent reading, at most: one in so many. A database that is slow is asked less often.
+	// share is the largest part of the time that is spent reading, one in so many. A slow database is read less
+	// often.
 	share = 80
 	// longest is how long the next reading is waited for in any case: then it is seen that the database answers again.
 	longest = 10 * time.Second
 )
 
-// live keeps what somebody looks at up to date. One goroutine reads, however many look, and only while somebody does. Each
-// message is all there is to see: what a browser did not hear does not matter once the next one comes, and one that is
-// slow gets the newest and not those in between.
+// live keeps open pages up to date. One goroutine reads for any number of viewers, and only while there are some.
+// Each message is the whole content: a missed one does not matter once the next one comes, and a slow browser gets
+// the newest and not those in between.
 type live struct {
 	refresh    time.Duration
 	maxViewers int
@@ -35,14 +36,14 @@ type live struct {
 	empty   chan struct{} // has an element if there is nobody left
 }
 
-// topic is what viewers of one page look at.
+// topic is the page of some viewers.
 type topic struct {
 	draw    func(context.Context) ([]byte, error)
 	latest  []byte // nil until it was read, and if it could not be read
 	viewers map[chan []byte]bool
 }
 
-// stale is the message that says that what is seen could not be read anew.
+// stale is the message that the page could not be read again.
 var stale = []byte("event: stale\ndata:\n\n")
 
 func newLive(refresh time.Duration, maxViewers int) *live {
@@ -164,7 +165,7 @@ func (l *live) ended() bool {
 	return !l.running
 }
 
-// tell gives a message to all who look. Nobody is waited for.
+// tell gives a message to all viewers. It waits for none.
 func (l *live) tell(t *topic, message []byte, fresh bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

@@ -24,7 +24,8 @@ func (l *live) state() (running bool, viewers, topics int) {
 	return l.running, l.viewers, len(l.topics)
 }
 
-// However many look, a topic is read once, and all are told the same. Nobody who does not listen is waited for.
+// A topic with any number of viewers is read once, and all get the same. A viewer that does not listen is not waited
+// for.
 func TestLive_OneReaderHoweverManyLook(t *testing.T) {
 	t.Parallel()
 	const viewers = 50
@@ -60,7 +61,7 @@ func TestLive_OneReaderHoweverManyLook(t *testing.T) {
 	require.Zero(t, seen)
 	require.Zero(t, topics)
 
-	// It begins again with the next viewer, who gets what is new by then.
+	// It begins again with the next viewer, who gets the news.
 	m, leave, ok := l.look("a", counted(&n))
 	require.True(t, ok)
 	require.Equal(t, fmt.Sprint(read+1), string(<-m))
@@ -68,7 +69,7 @@ func TestLive_OneReaderHoweverManyLook(t *testing.T) {
 	pgtest.WaitFor(t, "the reader ends", func() bool { running, _, _ := l.state(); return !running })
 }
 
-func TestLive_TellsOnlyWhatIsNew_AndWhatCannotBeRead(t *testing.T) {
+func TestLive_SendsNewsAndFailures(t *testing.T) {
 	t.Parallel()
 	l := newLive(time.Millisecond, 10)
 	var drawn atomic.Int64
@@ -118,7 +119,7 @@ func TestLive_EndsWithTheLastViewer(t *testing.T) {
 	leave()
 	pgtest.WaitFor(t, "the reader ends", func() bool { running, _, _ := l.state(); return !running })
 
-	// Who comes second sees what the first one saw, and who looks at something else does not wait an hour.
+	// The second viewer sees the first one's content, and a viewer of another page does not wait an hour.
 	first, leave, _ := l.look("a", counted(&n))
 	defer leave()
 	require.Equal(t, "2", string(<-first))

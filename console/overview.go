@@ -97,7 +97,7 @@ func latencyOf(operations []inspect.Operation) *latency {
 	var took []time.Duration
 	for _, o := range operations {
 		if !o.IssuedAt.IsZero() && o.Name != "" {
-			took = append(took, max(0, o.At.Sub(o.IssuedAt))) // the clock of the one who made the id may be ahead
+			took = append(took, max(0, o.At.Sub(o.IssuedAt))) // the clock that made the id may be ahead
 		}
 	}
 	if len(took) == 0 {
@@ -175,7 +175,7 @@ func (h *Handler) curve(ctx context.Context, in *inspect.Reader, o *overview) er
 	return nil
 }
 
-// streamOf is the address of what is new on a page.
+// streamOf is the address of a page's news.
 func streamOf(name string, q url.Values) string {
 	all := url.Values{"page": {name}}
 	for key, values := range q {

@@ -22,7 +22,7 @@ var hostile = []string{
 	`?x=1&y=2#frag+plus;semi`, ` lead and trail `, "\u202egnp.exe", `javascript:alert(1)`, `\back\slash`, strings.Repeat("ü", 127) + "x", strings.Repeat("🎟", 63) + "abc",
 }
 
-// checkPage says what is wrong with a page, whatever it shows.
+// checkPage reports faults that no page may have.
 func checkPage(t *testing.T, where string, n *html.Node) {
 	t.Helper()
 	ids := map[string]bool{}
@@ -74,7 +74,7 @@ func checkPage(t *testing.T, where string, n *html.Node) {
 	}
 }
 
-// crawl follows every link of every page, and returns what it saw, by address.
+// crawl follows every link of every page, and returns the pages by address.
 func (w *world) crawl(most int) map[string]*html.Node {
 	w.t.Helper()
 	seen := map[string]*html.Node{}
@@ -113,9 +113,9 @@ func (w *world) crawl(most int) map[string]*html.Node {
 	return seen
 }
 
-// Every page is reached by links from the overview, shows what is there, and loads nothing from elsewhere. It is
-// served to a role that has nothing but the grants for reports, behind a prefix.
-func TestPages_AreLinkedAndShowWhatIsThere(t *testing.T) {
+// Every page is reached by links from the overview, shows its data, and loads nothing from elsewhere. It is served to
+// a role with the grants for reports alone, behind a prefix.
+func TestPages_AreLinkedAndShowTheirData(t *testing.T) {
 	t.Parallel()
 	hourly := budget.PerWindow(1000, time.Hour).Named("hourly <b>")
 	w := newWorld(t, console.Config{Limits: func(string) []budget.Limit { return []budget.Limit{hourly} }}, "")
@@ -166,7 +166,7 @@ func TestPages_ExplainWhyAChargeWouldBeRefused(t *testing.T) {
 
 	year := w.see("scope", "scope", "org/acme", "amount", "200", "limits", "plan=1000/year@Europe/Berlin")
 	require.Contains(t, text(byID(t, year, "limits")), "plan refuses 900 0 0 1\u202f000 100 entry 1: 900 of")
-	require.Contains(t, text(year), "plan: what counts of this year@Europe/Berlin, against 1\u202f000")
+	require.Contains(t, text(year), "plan: usage of this year@Europe/Berlin, against 1\u202f000")
 	require.NotEmpty(t, all(year, "figure"))
 	drawn, _ := w.get(w.url("usage.svg", "scope", "org/acme", "limit", "plan=1000/year@Europe/Berlin"))
 	require.Equal(t, 200, drawn.StatusCode)
@@ -177,7 +177,7 @@ func TestPages_ExplainWhyAChargeWouldBeRefused(t *testing.T) {
 	never := text(byID(t, w.see("scope", "scope", "org/acme", "amount", "101", "limits", "1000/lifetime"), "limits"))
 	require.Contains(t, never, "Waiting would not help.")
 
-	// What cannot be read is said, and the page is there all the same. So is that of a scope without entries.
+	// The page names a part that it cannot read, and shows the others. So does that of a scope without entries.
 	for _, wrong := range [][]string{
 		{"limits", "no", "cannot be read"}, {"amount", "0", "is not a number"}, {"amount", "x", "is not a number"}, {"amount", "99999999999999999999", "is not a number"},
 	} {
@@ -190,7 +190,7 @@ func TestPages_ExplainWhyAChargeWouldBeRefused(t *testing.T) {
 	require.Contains(t, text(fresh), "A charge of 5 would be refused now.")
 }
 
-// Where nobody says what the limits are, the page takes those that commands on record were refused by.
+// Without limits of the program, the page takes those of refused commands on record.
 func TestPages_TakeLimitsFromRefusals(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, console.Config{}, "")

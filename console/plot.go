@@ -95,7 +95,7 @@ func (c *canvas) done() []byte {
 	return c.Bytes()
 }
 
-// usagePlot is what counted against a limit, over time.
+// usagePlot is the usage of a limit over time.
 type usagePlot struct {
 	points []usagePoint // in the order of time
 	limit  int64

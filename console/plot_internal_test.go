@@ -43,7 +43,7 @@ func TestUsagePlot_HasTheLimitAndItsScale(t *testing.T) {
 		require.Contains(t, texts, "09:30")
 		require.NotContains(t, string(drawing), "http://www.w3.org/1999/xlink\" href")
 	}
-	// Nothing that can be asked for makes it fail: nothing used, no limit, credit, the greatest numbers, an instant.
+	// No data makes it fail: no usage, no limit, credit, the greatest numbers, an instant.
 	for _, u := range []usagePlot{
 		{points: []usagePoint{{at, 0}, {at.Add(time.Microsecond), 0}}, zone: time.UTC},
 		{points: []usagePoint{{at, -5000}, {at.Add(time.Hour), 0}}, zone: time.UTC},

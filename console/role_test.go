@@ -14,8 +14,8 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// With the grants for reports alone, River's jobs are numbers; with a grant on its table they are told of.
-func TestRole_JobsAreToldOfIfTheyMayBeRead(t *testing.T) {
+// With the grants for reports alone, River's jobs are numbers. With a grant on its table the page describes them.
+func TestRole_JobsAreShownIfTheyMayBeRead(t *testing.T) {
 	t.Parallel()
 	for grant, want := range map[string]string{"": "Only their numbers are known", "grant select on river_job to $role": "process available default"} {
 		w := newWorld(t, console.Config{RiverUI: "https://river.example/ui/"}, grant)
@@ -80,8 +80,9 @@ func (w *watch) TraceQueryStart(ctx context.Context, conn *pgx.Conn, q pgx.Trace
 
 func (w *watch) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
 
-// A role without the grants, and a schema that is not there, are said by name; what Postgres says is for the log alone.
-func TestRole_SaysWhatIsMissing(t *testing.T) {
+// The page names a role without the grants, and a schema that is not there. Postgres's own message goes to the log
+// alone.
+func TestRole_NamesMissingGrantsAndSchemas(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, console.Config{}, "")
 	nobody := pgtest.AsRole(t, w.pool, nil, "")

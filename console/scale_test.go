@@ -15,7 +15,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// read is what was read of the tables since the database was made.
+// read is the reads of the tables since the database was made.
 type read struct {
 	Table      string
 	Rows       int64
@@ -66,7 +66,7 @@ func TestScale_PagesReadLittleOfMuch(t *testing.T) {
 
 	const statements, fetched = 80, 6000
 	for name, most := range map[string]int64{
-		"":                           40_000, // what is hot is looked for in the newest records
+		"":                           40_000, // it looks for hot scopes in the newest records
 		"scopes":                     fetched,
 		"scopes?prefix=crowd%2F09":   fetched,
 		"scopes?after=crowd%2F05000": fetched,

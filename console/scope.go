@@ -25,10 +25,10 @@ type scope struct {
 	Unknown     bool // it has no entries, and was never declared
 	D           inspect.ScopeDetail
 	Limits      limits
-	LimitsWrong string // what is wrong with the limits typed
+	LimitsWrong string // the fault of the limits typed
 	Standings   []standing
 	Amount      string
-	Explained   *inspect.Explanation // nil if nobody asked
+	Explained   *inspect.Explanation // nil without a question
 	Plots       []plotted
 	Entries     []budget.Entry // newest first
 	Before      int64          // they are those before this one, if not 0
@@ -46,7 +46,7 @@ func (s scope) LotsLeft() []wallet.Lot {
 	return s.D.Wallet.Lots[:min(lotsShown, len(s.D.Wallet.Lots))]
 }
 
-// standing is a limit with its use. Of prepaid credit, the credit is part of the whole.
+// standing is a limit with its use. The whole of prepaid credit is the credit and the limit.
 type standing struct {
 	inspect.ExplainedLimit
 	credited int64 // of a limit on prepaid credit
@@ -68,7 +68,7 @@ func (s standing) Share() float64 { return float64(s.Counts()) / max(1, float64(
 func (s standing) Low() float64  { return float64(s.Of()) * 0.75 }
 func (s standing) High() float64 { return float64(s.Of()) * 0.95 }
 
-// scope shows a scope. What a viewer typed stays in the address, so that the page can be sent to somebody.
+// scope shows a scope. A viewer's input stays in the address, so that the page can be sent to somebody.
 func (h *Handler) scope(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
 	s := scope{Name: q.Get("scope"), Amount: q.Get("amount")}
 	var err error
@@ -96,13 +96,13 @@ func (h *Handler) scope(ctx context.Context, in *inspect.Reader, q url.Values) (
 // Prepaid reports whether the scope has credit: then it shows the credit that is left in place of the units used.
 func (s scope) Prepaid() bool { return s.D.Credited > 0 }
 
-// Left is the prepaid credit that nothing holds; less than 0 where it is overdrawn.
+// Left is the prepaid credit that nothing holds, less than 0 if it is overdrawn.
 func (s scope) Left() int64 { return -s.D.Used - s.D.HeldNow - s.D.Leased }
 
 // Timeline is the address of the drawing of the holds.
 func (s scope) Timeline() string { return "holds.svg?" + url.Values{"scope": {s.Name}}.Encode() }
 
-// explain looks at what the limits stand at, by way of a charge of the amount asked for, or of 1.
+// explain gets the state of the limits by a charge of the amount typed, or of 1.
 func (s *scope) explain(ctx context.Context, in *inspect.Reader) error {
 	amount, err := strconv.ParseInt(s.Amount, 10, 64)
 	asked := s.Amount != ""
@@ -132,7 +132,7 @@ func (s *scope) explain(ctx context.Context, in *inspect.Reader) error {
 	return nil
 }
 
-// fill reads what a scope that is there has.
+// fill reads the data of a scope that exists.
 func (s *scope) fill(ctx context.Context, in *inspect.Reader, q url.Values) (err error) {
 	if s.Before, err = strconv.ParseInt(q.Get("before"), 10, 64); err != nil || s.Before < 0 {
 		s.Before = 0

@@ -54,9 +54,9 @@ func going(function string) int {
 	return strings.Count(string(stacks[:runtime.Stack(stacks, true)]), "console.(*"+function+"(")
 }
 
-// Many look at once. Some go without a word, and one never reads. What happens is told to the others, and in the end
+// Many viewers look at once. Some leave without a word, and one never reads. The others get the news, and in the end
 // nothing is left running.
-func TestStream_TellsWhatIsNewAndLeavesNothingBehind(t *testing.T) {
+func TestStream_SendsNewsAndLeavesNothingBehind(t *testing.T) {
 	w := newWorld(t, console.Config{Refresh: 100 * time.Millisecond, MaxViewers: 12}, "")
 	w.charge("org/acme", 1)
 	address := w.see("scope", "scope", "org/acme", "limits", "a=1000/1h")
@@ -128,8 +128,8 @@ func TestStream_ReadsOnceForAll(t *testing.T) {
 	require.Less(t, cost(20), float64(perRound))
 }
 
-// What the database does not answer is told, and so is that it does again.
-func TestStream_TellsWhatCannotBeRead(t *testing.T) {
+// The page says that the database does not answer, and that it does again.
+func TestStream_ReportsFailedReads(t *testing.T) {
 	w := newWorld(t, console.Config{Refresh: 100 * time.Millisecond, Timeout: 200 * time.Millisecond}, "")
 	v := w.view(w.url("live", "page", ""))
 	require.True(t, v.hears("data: <section"))
@@ -151,7 +151,7 @@ func TestStream_TellsWhatCannotBeRead(t *testing.T) {
 	})
 }
 
-// A panic of the program's own Limits ends no process: nobody above the one who reads would catch it.
+// A panic of the program's own Limits ends no process: nothing above the reader would catch it.
 func TestStream_OutlivesAPanic(t *testing.T) {
 	w := newWorld(t, console.Config{Refresh: 100 * time.Millisecond, Limits: func(scope string) []budget.Limit {
 		if scope == "s" {

@@ -18,7 +18,7 @@ const (
 	leastRange  = time.Minute // and how far at least
 )
 
-// plotted is a plot of the page, with what it says in words.
+// plotted is a plot of the page, with its text.
 type plotted struct {
 	Limit   budget.Limit
 	Drawing string // its address
@@ -36,7 +36,7 @@ func (p plotted) Caption() string {
 	case !p.Limit.Period.IsZero():
 		what = "of this " + inspect.PeriodText(p.Limit.Period)
 	}
-	return fmt.Sprintf("%s: what counts %s, against %s", limitText(p.Limit), what, number(p.Limit.Max))
+	return fmt.Sprintf("%s: usage %s, against %s", limitText(p.Limit), what, number(p.Limit.Max))
 }
 
 // Room is the number of units that the limit still admits at a point.
@@ -47,7 +47,7 @@ func (p plotted) Room(at usagePoint) int64 {
 	return max(0, p.Limit.Max-at.Used)
 }
 
-// Alt says in words what the drawing shows.
+// Alt describes the drawing in words.
 func (p plotted) Alt() string {
 	first, last := p.Points[0], p.Points[len(p.Points)-1]
 	low, high := first, first
@@ -64,7 +64,7 @@ func (p plotted) Alt() string {
 		first.At.Format(layout), last.At.Format(layout), number(first.Used), number(last.Used), number(low.Used), number(high.Used), number(drawnAt(p.Limit)))
 }
 
-// drawnAt is where the plot of a limit draws it: of prepaid credit, how far below zero it may go.
+// drawnAt is the height at which a plot draws a limit. For prepaid credit it is the overdraft.
 func drawnAt(l budget.Limit) int64 {
 	if l.Prepaid {
 		return -l.Max
@@ -72,7 +72,7 @@ func drawnAt(l budget.Limit) int64 {
 	return l.Max
 }
 
-// plotted reads what a plot of a limit shows.
+// plotted reads the data of a limit's plot.
 func (s *scope) plotted(ctx context.Context, in *inspect.Reader, limit budget.Limit) (plotted, error) {
 	p := plotted{Limit: limit, Drawing: "usage.svg?" + url.Values{"scope": {s.Name}, "limit": {limitSource(limit)}}.Encode()}
 	var err error
@@ -84,8 +84,8 @@ func (s *scope) plotted(ctx context.Context, in *inspect.Reader, limit budget.Li
 	return p, err
 }
 
-// usageOver is what counted against a limit over time, or the prepaid credit that was left, holds aside, as the ledger sees it now: a refund counts at the time
-// of its charge.
+// usageOver is the usage of a limit over time, or the prepaid credit left, without holds. It is the ledger's present
+// view: a refund counts at the time of its charge.
 func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, limit budget.Limit) ([]usagePoint, error) {
 	if limit.Lifetime || limit.Prepaid {
 		list, err := lifetimeOver(ctx, in, d)
@@ -100,7 +100,7 @@ func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, l
 		return periodOver(ctx, in, d, limit.Period)
 	}
 	bucket := max(limit.Window/points, time.Microsecond).Truncate(time.Microsecond)
-	to := d.Now.Add(time.Microsecond) // what was written now counts
+	to := d.Now.Add(time.Microsecond) // an entry of this moment counts
 	// The first point needs a window before it.
 	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-2*points*bucket), to, budget.Bucket(bucket), nil)
 	if purged := (*budget.PurgedError)(nil); errors.As(err, &purged) {
@@ -127,7 +127,7 @@ func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, l
 	return list, nil
 }
 
-// periodOver is what was used of a period since it began.
+// periodOver is the usage of a period since it began.
 func periodOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, period budget.Period) ([]usagePoint, error) {
 	usages, err := in.Ledger.Usage(ctx, in.DB, budget.Query{Scope: d.Scope.Scope, Period: period})
 	if err != nil {
@@ -148,7 +148,7 @@ func periodOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, 
 	return list, nil
 }
 
-// lifetimeOver is what was used of a lifetime, backwards from what is used now.
+// lifetimeOver is the usage of a lifetime, backwards from the present one.
 func lifetimeOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail) ([]usagePoint, error) {
 	to := d.Now.Add(time.Microsecond)
 	length := min(max(to.Sub(d.First), leastRange), lifetimeAgo).Truncate(time.Microsecond)
@@ -167,7 +167,7 @@ func lifetimeOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail
 	return list, nil
 }
 
-// usageSVG draws what counts against a limit.
+// usageSVG draws the usage of a limit.
 func (h *Handler) usageSVG(ctx context.Context, in *inspect.Reader, q url.Values, l look) ([]byte, error) {
 	list, err := parseLimits(q.Get("limit"))
 	if err != nil || len(list) != 1 {

@@ -18,7 +18,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// points are what the table below a plot says.
+// points are the values of the table below a plot.
 func points(t *testing.T, figure *html.Node) (at []time.Time, used []int64) {
 	t.Helper()
 	for _, row := range all(all(figure, "tbody")[0], "tr") {
@@ -32,8 +32,8 @@ func points(t *testing.T, figure *html.Node) (at []time.Time, used []int64) {
 	return at, used
 }
 
-// Each point of a plot is what the ledger's entries add up to at that time, by adding them up.
-func TestUsage_PlotsWhatTheEntriesAddUpTo(t *testing.T) {
+// Each point of a plot is the sum of the ledger's entries up to that time.
+func TestUsage_PlotsTheSumsOfEntries(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, console.Config{}, "")
 	clock := pgtest.SetClock(t, w.pool, time.Date(2026, 3, 1, 8, 0, 0, 0, time.UTC))
@@ -90,7 +90,7 @@ func TestUsage_PlotsWhatTheEntriesAddUpTo(t *testing.T) {
 		require.Equal(t, sum(charges, time.Time{}, end)-sum(credited, time.Time{}, end), used[i], "at %s", at[i])
 	}
 
-	// What was purged is said, and not plotted as if it were nothing.
+	// The plot says that entries were purged, and does not draw 0 for them.
 	clock.Advance(2 * time.Hour)
 	for range 40 {
 		w.charge("s", 3)

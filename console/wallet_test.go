@@ -16,7 +16,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// A wallet's page has its lots, what became of those that ended, the sessions that are open and the thresholds that were reached.
+// A wallet's page has its lots, the outcome of ended ones, the open sessions and the thresholds that were reached.
 func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, console.Config{Limits: func(scope string) []budget.Limit {

@@ -138,7 +138,7 @@ func all(n *html.Node, names ...string) (found []*html.Node) {
 	return found
 }
 
-// text is what an element says, with single spaces.
+// text is an element's text, with single spaces.
 func text(n *html.Node) string {
 	var b strings.Builder
 	for d := range n.Descendants() {
@@ -171,7 +171,7 @@ func byID(t *testing.T, n *html.Node, id string) *html.Node {
 	return nil
 }
 
-// tile is what the tile with a heading says.
+// tile is the text of the tile with a heading.
 func tile(t *testing.T, n *html.Node, heading string) string {
 	t.Helper()
 	for _, dt := range all(n, "dt") {

@@ -15,7 +15,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-func TestMigrate_CreatesUpgradesAndSaysWhatIsThere(t *testing.T) {
+func TestMigrate_CreatesUpgradesAndReportsTheSchema(t *testing.T) {
 	t.Parallel()
 	l := cli(t, pgtest.OpenWith(t, pgtest.Options{Empty: true}))
 	missing := l.exits(exitSchema, "migrate", "status", "--json").objects()[0]
@@ -50,7 +50,7 @@ func TestMigrate_OfASchemaThatDiffers(t *testing.T) {
 	require.Contains(t, l.exits(exitSchema, "migrate", "up").err, "says no version")
 }
 
-func TestMigrateStatus_SaysWhatToDoInAnUpgrade(t *testing.T) {
+func TestMigrateStatus_NamesTheNextStepOfAnUpgrade(t *testing.T) {
 	t.Parallel()
 	require.Contains(t, state{Schema: "s", Version: 1, Wants: 2}.String(), "is of version 1, this build needs 2. Upgrade with: metered migrate up")
 	require.Contains(t, state{Schema: "s", Version: 2, Wants: 2, OK: true, Previous: []string{"function f()"}}.String(), "metered migrate up --drop-previous")
@@ -113,7 +113,7 @@ func TestUsageEntriesStatementSeries_AgreeWithTheLedger(t *testing.T) {
 	require.Len(t, l.objects("series", "org/acme", "--by", "month"), 30)
 }
 
-func TestHolds_ListsAndTellsOfOne(t *testing.T) {
+func TestHolds_ListsAndShowsOne(t *testing.T) {
 	t.Parallel()
 	pool, _ := shop(t)
 	l := as(t, pool, metered.GrantReportingSQL)
@@ -139,7 +139,7 @@ func TestHolds_ListsAndTellsOfOne(t *testing.T) {
 	require.JSONEq(t, `{"error":"no such hold as \"seat-21B\"; if it has a tenant, give it with --tenant","code":"hold_unknown","exit":5}`, unknown.err)
 }
 
-func TestOperation_SaysWhatBecameOfIt(t *testing.T) {
+func TestOperation_ShowsItsOutcome(t *testing.T) {
 	t.Parallel()
 	pool, _ := shop(t)
 	l := as(t, pool, metered.GrantReportingSQL)
@@ -182,7 +182,7 @@ func TestExplain_SaysWhichLimitRefusesAndWhen(t *testing.T) {
 	require.Contains(t, l.exits(exitRefused, "explain", "org/acme", "1", "--must-exist").out, "no such scope was created")
 }
 
-func TestTop_ShowsWhatIsHotAndWhoWaits(t *testing.T) {
+func TestTop_ShowsHotScopesAndWaiters(t *testing.T) {
 	t.Parallel()
 	pool, c := shop(t)
 	l := as(t, pool, metered.GrantReportingSQL)
@@ -222,7 +222,7 @@ func TestFitted_CutsToTheTerminal(t *testing.T) {
 	require.Equal(t, "\x1b[Habc\x1b[K\x1b[J", fitted("abc\n", 0, 0))
 }
 
-func TestJSON_IsWhatEachCommandPrints(t *testing.T) {
+func TestJSON_IsPrintedByEachCommand(t *testing.T) {
 	t.Parallel()
 	pool, c := shop(t)
 	purse(t, pool, c)

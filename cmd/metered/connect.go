@@ -46,8 +46,8 @@ func (a *app) open(ctx context.Context) (*pgxpool.Pool, error) {
 	return pool, nil
 }
 
-// with runs f with a pool on a database whose schema this build works with, after it has made sure that the role may
-// execute the functions.
+// with runs f with a pool on a database whose schema this build works with, once it is sure that the role may execute
+// the functions.
 func (a *app) with(ctx context.Context, f func(pool *pgxpool.Pool) error, functions ...string) error {
 	pool, err := a.open(ctx)
 	if err != nil {
@@ -75,7 +75,7 @@ func readOnly(ctx context.Context, pool *pgxpool.Pool, f func(tx pgx.Tx) error) 
 
 const versionSQL = `select coalesce(pg_catalog.max(version), 0) from metered.schema_version`
 
-// usable says what is wrong with the version of the schema.
+// usable reports a version of the schema that this build cannot use.
 func (a *app) usable(ctx context.Context, pool *pgxpool.Pool) error {
 	name, err := schema.Parse(a.schema)
 	if err != nil {
@@ -105,7 +105,7 @@ const maySQL = `
 select coalesce(pg_catalog.bool_and(pg_catalog.has_function_privilege(p.oid, 'execute')), true)
 from pg_proc p where p.pronamespace = pg_catalog.to_regnamespace($1)::oid and p.proname = any ($2)`
 
-// may refuses a role that may not execute the functions, before anything was done or asked.
+// may refuses a role that may not execute the functions, before any read or question.
 func (a *app) may(ctx context.Context, pool *pgxpool.Pool, functions []string) error {
 	if len(functions) == 0 {
 		return nil

@@ -61,7 +61,7 @@ func (a *app) entries(ctx context.Context, tx pgx.Tx, ledger *budget.Ledger, sco
 	return t.flush()
 }
 
-// about says what an entry has to do with.
+// about names the objects of an entry.
 func about(e budget.Entry) string {
 	var all []string
 	if e.Ref > 0 {

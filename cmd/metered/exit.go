@@ -44,7 +44,7 @@ func usagef(format string, args ...any) error { return &usageError{fmt.Sprintf(f
 // errRefused is of a question that was not answered with yes.
 var errRefused = errors.New("not confirmed: nothing was done")
 
-// need is what a role must have been given for a command.
+// need is the grant that a command needs.
 type need string
 
 const (
@@ -55,7 +55,7 @@ const (
 	needOwner       need = "owner"
 )
 
-// finish says what went wrong in a command, and returns the exit code.
+// finish prints a command's error, and returns the exit code.
 func (a *app) finish(ctx context.Context, c *cobra.Command, err error) int {
 	var done found
 	if err == nil || errors.As(err, &done) {
@@ -107,7 +107,7 @@ func notGranted(err error) bool {
 	return errors.Is(err, metered.ErrNotGranted) || errors.As(err, &pg) && pg.Code == "42501"
 }
 
-// advice is the text of an error, and what to do about it.
+// advice is the text of an error, with a remedy.
 func (a *app) advice(err error) string {
 	role := a.user
 	if role == "" {

@@ -19,9 +19,9 @@ func (a *app) explainCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "explain SCOPE AMOUNT --limit LIMIT...",
 		Short: "Say whether a charge would be let in now, and if not, why and when",
-		Long: `Explain says whether a charge would be let in now; if not, which limit refuses it, what counts against that limit, and
+		Long: `Explain predicts the answer to a charge: admitted, or refused by which limit, with the usage that counts against it, and
 when the charge would fit if nothing else happens. Limits are not in the database: they come with each call, so give those
-that your program gives. Of a wallet it also says what lots remain: what draws give is "prepaid", or "credit/50" with an
+of your program. For a wallet it also shows the remaining lots: the limit of a draw is "prepaid", or "credit/50" with an
 overdraft of 50. It takes no lock, and the next charge may change the answer.
 
 If the charge would be refused, it exits with 4.`,

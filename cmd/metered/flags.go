@@ -101,7 +101,7 @@ func (l *scopeLimits) Set(text string) error {
 	return err
 }
 
-// of are the limits of a scope.
+// of returns the limits of a scope.
 func (l scopeLimits) of(scope string) (list []budget.Limit) {
 	for _, x := range l {
 		if strings.HasPrefix(scope, x.prefix) {

@@ -19,9 +19,9 @@ func (a *app) grantCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "grant {application|maintenance|reporting} ROLE",
 		Short: "Print or apply the grants that a role needs",
-		Long: `Grant prints the SQL that gives a role what it needs, or runs it, in one transaction, with --apply.
+		Long: `Grant prints the SQL of a role's grants, or runs it, in one transaction, with --apply.
 
-  application  to charge, hold, mint and so on: all calls of the library but those below; and to sweep
+  application  to charge, hold, mint and so on: all calls of the library except those below, and to sweep
   maintenance  to purge, and to repair the clock
   reporting    to read views, scopes, holds and operations, and nothing else: to look, to verify, and for the page
 

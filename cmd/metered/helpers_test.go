@@ -30,9 +30,9 @@ type line struct {
 	in        string
 	ctx       context.Context
 	configure func(*pgxpool.Config)
-	until     func(out string) bool // interrupts it once this is true of what it has printed
+	until     func(out string) bool // interrupts it once this is true of its output
 	silent    bool                  // nobody answers its questions
-	errs      *lockedBuffer         // what it says on the standard error
+	errs      *lockedBuffer         // its standard error
 }
 
 // cli is the command line on a pool's database, as the role that the pool acts as.
@@ -47,7 +47,7 @@ func cli(t testing.TB, pool *pgxpool.Pool) *line {
 	return &line{t: t, url: u.String(), ctx: t.Context()}
 }
 
-// result is what came of a command line.
+// result is the result of a command line.
 type result struct {
 	t        testing.TB
 	code     int
@@ -85,7 +85,7 @@ func (l *line) run(args ...string) result {
 	return result{l.t, code, out.String(), errs.String()}
 }
 
-// ok runs a command line that must succeed, and returns what it printed.
+// ok runs a command line that must succeed, and returns its output.
 func (l *line) ok(args ...string) string {
 	l.t.Helper()
 	return l.exits(exitDone, args...).out
@@ -157,8 +157,8 @@ func (shipArgs) Kind() string { return "ship" }
 
 var hourly = budget.PerWindow(100, time.Hour).Named("hourly")
 
-// shop opens a database with something of everything: charges, a refund, credit, holds in each state, an operation with
-// a job, a refused one, and a token.
+// shop opens a database with something of everything: charges, a refund, credit, holds in each state, an operation
+// with a job, a refused one, and a token.
 func shop(t testing.TB) (*pgxpool.Pool, *metered.Client) {
 	t.Helper()
 	ctx := t.Context()

@@ -26,9 +26,9 @@ func (a *app) holdsCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "holds",
 		Short: "List holds",
-		Long: `Holds lists holds of all tenants, or of one, newest first; with --by-due in the order in which they fall due, those that
-are held and those that have expired and were not swept; with --scope and --state held also in that order. --holder and
---entity need an index by tenant: they list those of one tenant, by default of the one without a name.`,
+		Long: `Holds lists holds of all tenants, or of one, newest first. With --by-due it lists held ones, and expired ones that were not
+swept, in the order in which they fall due. --scope with --state held is in that order, too. --holder and --entity need an
+index by tenant: they list holds of one tenant, by default of the one without a name.`,
 		Example: `  metered holds
   metered holds --scope org/acme --state held
   metered holds --by-due --json
@@ -41,7 +41,7 @@ are held and those that have expired and were not swept; with --scope and --stat
 	flags.StringVar(&f.scope, "scope", "", "with a line of this scope")
 	flags.StringVar(&f.state, "state", "", "held, captured, released, expired or returned")
 	flags.BoolVar(&f.byDue, "by-due", false, "in the order in which they fall due")
-	flags.BoolVar(&f.sessions, "sessions", false, "those of sessions (metered.Open): work whose cost is known at its end")
+	flags.BoolVar(&f.sessions, "sessions", false, "holds of sessions (metered.Open): work that knows its cost at its end")
 	flags.IntVarP(&f.limit, "limit", "n", f.limit, "list so many at most; 0 is all")
 	for _, other := range []string{"holder", "entity", "scope"} {
 		c.MarkFlagsMutuallyExclusive("by-due", other)
@@ -149,12 +149,12 @@ func (a *app) holdCmd() *cobra.Command {
 	var tenant string
 	c := &cobra.Command{
 		Use:     "hold ID",
-		Short:   "Say what became of a hold, with its history",
-		Long:    "Hold says how a hold stands, what it keeps, and what happened to it. An expiry is in its history once it was recorded.",
+		Short:   "Show a hold and its history",
+		Long:    "Hold shows the state of a hold, its units and its history, which has an expiry once it was recorded.",
 		Example: "  metered hold seat-21A --tenant hall",
 		Args:    cobra.ExactArgs(1),
 	}
-	c.Flags().StringVar(&tenant, "tenant", "", "whose hold it is")
+	c.Flags().StringVar(&tenant, "tenant", "", "the tenant of the hold")
 	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		return a.read(ctx, func(tx pgx.Tx) error {
 			r, err := inspect.New(tx, a.schema)

@@ -18,7 +18,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// What reads does all of it in READ ONLY transactions.
+// Commands that read use READ ONLY transactions alone.
 func TestReading_IsReadOnly(t *testing.T) {
 	t.Parallel()
 	pool, _ := shop(t)
@@ -29,7 +29,7 @@ func TestReading_IsReadOnly(t *testing.T) {
 	} {
 		l := cli(t, pool)
 		var mu sync.Mutex
-		mode, reads := "", 0 // of the transaction that is open
+		mode, reads := "", 0 // of the open transaction
 		l.configure = onStatement(func(sql string, _ []any) {
 			mu.Lock()
 			defer mu.Unlock()
@@ -52,7 +52,7 @@ func TestReading_IsReadOnly(t *testing.T) {
 }
 
 // Each command that needs a grant says which, before it does anything.
-func TestRole_WithoutGrantsIsToldWhichItLacks(t *testing.T) {
+func TestRole_WithoutGrantsGetsTheirNames(t *testing.T) {
 	t.Parallel()
 	pool, _ := shop(t)
 	before := pgtest.Value[int](t, pool, `select count(*)::int from metered.ledger`)
@@ -78,14 +78,14 @@ func TestRole_WithoutGrantsIsToldWhichItLacks(t *testing.T) {
 	}
 	require.Equal(t, before, pgtest.Value[int](t, pool, `select count(*)::int from metered.ledger`))
 
-	// What it is told to ask for is enough.
+	// The grants that the error names are enough.
 	role := reporting.exits(exitNotGranted, "sweep").err
 	role = strings.Fields(role[strings.Index(role, "metered grant application "):])[3]
 	require.Contains(t, cli(t, pool).ok("grant", "application", role, "--apply"), "has the application grants")
 	reporting.ok("sweep")
 }
 
-// Names are whatever somebody typed.
+// A name may be any text.
 func TestNames_OfAnyKindAreTakenAsTheyAre(t *testing.T) {
 	t.Parallel()
 	pool, c := shop(t)
@@ -174,7 +174,7 @@ func (l *line) application() (name string) {
 	return name
 }
 
-// An interruption ends what waits: for a server that does not answer, for a lock, for an answer to a question.
+// An interrupt ends each wait: for a server that does not answer, for a lock, for an answer to a question.
 func TestInterrupt_EndsEveryWait(t *testing.T) {
 	t.Parallel()
 	pool, c := shop(t)

@@ -115,7 +115,7 @@ func TestRepairClock_FindsShowsAsksAndRepairs(t *testing.T) {
 	l.exits(exitUsage, "repair-clock", "--tolerance", "25h")
 }
 
-func TestSweepAndPurge_DoWhatTheirDryRunSays(t *testing.T) {
+func TestSweepAndPurge_DoAsTheirDryRun(t *testing.T) {
 	t.Parallel()
 	pool, _ := shop(t)
 	clock := pgtest.SetClock(t, pool, time.Now().Add(2*time.Hour))

@@ -142,7 +142,7 @@ func (l *load) every(ctx context.Context, interval time.Duration, act func(ctx c
 	})
 }
 
-// tell says what went wrong, once in ten seconds.
+// tell prints an error, once in ten seconds.
 func (l *load) tell(err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
@@ -152,7 +152,7 @@ func (l *load) tell(err error) {
 	}
 }
 
-// stop ends the load, and gives back what it holds.
+// stop ends the load, and gives its leases back.
 func (l *load) stop(ctx context.Context) error {
 	l.cancel()
 	l.running.Wait()
@@ -178,7 +178,7 @@ func (l *load) act(ctx context.Context) error {
 	return nil
 }
 
-// org is an organisation; a few are much more active than the others.
+// org is an organisation. A few are much more active than the others.
 func org() string {
 	n := int(float64(loadOrgs) * rand.ExpFloat64() / 100)
 	return fmt.Sprintf("org/%04d", min(n*n/8, loadOrgs-1))

@@ -19,10 +19,10 @@ import (
 func (a *app) migrateCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "migrate",
-		Short: "Create the schema, bring it up to date, or say what is there",
-		Long: `Migrate creates the schema and brings it up to the version of this build (up), says what is there (status, which is
-also what migrate does alone), compares it object by object with what this build needs (validate), or prints what up
-would do, for another tool to run (sql).`,
+		Short: "Create the schema, upgrade it, or show its state",
+		Long: `Migrate creates the schema and upgrades it to the version of this build (up), shows its state (status, also without a
+subcommand), compares it object by object with that of this build (validate), or prints the SQL of up for another tool
+(sql).`,
 		Example: `  metered migrate
   metered migrate up`,
 	}
@@ -31,7 +31,7 @@ would do, for another tool to run (sql).`,
 	return c
 }
 
-// state is what migrate status and validate print.
+// state is the output of migrate status and validate.
 type state struct {
 	Schema      string                     `json:"schema"`
 	Version     int                        `json:"version"` // 0: there is none
@@ -120,8 +120,8 @@ func (a *app) migrateStatusCmd() *cobra.Command {
 	return a.does(&cobra.Command{
 		Use:   "status",
 		Short: "Say which version is installed, and whether this build works with it",
-		Long: `Status says which version of the schema is installed, and whether this build works with it. If there is none, or the
-version is another, it exits with 7; if objects of it differ, with 3.`,
+		Long: `Status shows the installed version of the schema, and whether this build works with it. It exits with 7 for no schema or
+another version, and with 3 if objects of it differ.`,
 		Example: "  metered migrate status --json",
 	}, needReporting, a.migrateStatus)
 }
@@ -129,10 +129,10 @@ version is another, it exits with 7; if objects of it differ, with 3.`,
 func (a *app) migrateValidateCmd() *cobra.Command {
 	return a.does(&cobra.Command{
 		Use:   "validate",
-		Short: "Compare the schema, object by object, with what this build needs",
+		Short: "Compare the schema, object by object, with that of this build",
 		Long: `Validate compares tables, columns, indexes, constraints, types, functions, their owners and their grants to everybody
-with what this build needs. It names the objects that differ, up to 20 of them, and exits with 3; --json has all, with both
-definitions. If there is no schema, or it is of another version, it says so alone, and exits with 7.`,
+with those of this build. It names the objects that differ, up to 20 of them, and exits with 3. --json has all, with both
+definitions. For no schema, or one of another version, it says only that, and exits with 7.`,
 		Example: "  metered migrate validate",
 	}, needReporting, func(ctx context.Context, args []string) error {
 		s, err := a.state(ctx)
@@ -143,14 +143,14 @@ definitions. If there is no schema, or it is of another version, it says so alon
 			return cmp.Or(a.print(s), s.end())
 		}
 		fmt.Fprintln(a.out, s.verdict())
-		if s.differs && s.Version == s.Wants || s.Version > s.Wants { // what an older one lacks is what an upgrade makes
+		if s.differs && s.Version == s.Wants || s.Version > s.Wants { // an upgrade makes the objects that an older version lacks
 			a.listDifferences(s.Differences)
 		}
 		return s.end()
 	})
 }
 
-// verdict is what validate says of a schema before it names the differences.
+// verdict is the first line of validate, before the differences.
 func (s state) verdict() string {
 	said, _, _ := strings.Cut(s.String(), ": see metered migrate validate")
 	return said
@@ -181,9 +181,9 @@ func (a *app) migrateUpCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "up",
 		Short: "Create the schema, or bring it up to the version of this build",
-		Long: `Up creates the schema, brings an earlier version up to that of this build, and repairs functions that are missing or
-differ. Processes of the version before go on meanwhile. The schema changes in one transaction; River's migrations
-follow, each in one of its own. Any number of processes may do it at once. It waits for a lock for a second at a time,
+		Long: `Up creates the schema, upgrades an earlier version to that of this build, and repairs functions that are missing or
+differ. Processes of the previous version go on meanwhile. The schema changes in one transaction. River's migrations
+follow, each in one of its own. Any number of processes may run it at once. It waits for a lock for a second at a time,
 so that nobody queues behind it for longer.
 
 Run it as the role that owns the schema, or is to own it.`,
@@ -193,7 +193,7 @@ Run it as the role that owns the schema, or is to own it.`,
 	}
 	c.Flags().BoolVar(&opts.River, "river", false, "migrate River's tables, too")
 	c.Flags().StringVar(&opts.RiverSchema, "river-schema", "", "where River's tables go; defaults to the search_path")
-	c.Flags().BoolVar(&opts.DropPrevious, "drop-previous", false, "drop what only the build before calls: once none of its processes runs")
+	c.Flags().BoolVar(&opts.DropPrevious, "drop-previous", false, "drop functions that only the previous build calls, once none of its processes runs")
 	c.Flags().Var(&timeout, "timeout", "give up waiting for locks after so long")
 	return a.does(c, needOwner, func(ctx context.Context, _ []string) error {
 		pool, err := a.open(ctx)
@@ -248,7 +248,7 @@ func (a *app) migrateSQLCmd() *cobra.Command {
 	var tool string
 	c := &cobra.Command{
 		Use:   "sql",
-		Short: "Print what up would run, for psql or another migration tool",
+		Short: "Print the SQL of up, for psql or another migration tool",
 		Long: `SQL prints the whole schema, or the upgrade from an earlier version, as a file for psql or for the tool that keeps
 the database's other migrations: goose, golang-migrate, tern or atlas. It asks no database.`,
 		Example: `  metered migrate sql
@@ -256,7 +256,7 @@ the database's other migrations: goose, golang-migrate, tern or atlas. It asks n
 	}
 	c.Flags().IntVar(&opts.From, "from", 0, "the version that is installed; 0 is none")
 	c.Flags().StringVar(&tool, "tool", "", "goose, golang-migrate, tern or atlas; defaults to plain SQL")
-	c.Flags().BoolVar(&opts.DropPrevious, "drop-previous", false, "drop what only the build before calls")
+	c.Flags().BoolVar(&opts.DropPrevious, "drop-previous", false, "drop functions that only the previous build calls")
 	return a.does(c, needNothing, func(_ context.Context, _ []string) error {
 		opts.Schema, opts.Tool = a.schema, metered.MigrationTool(tool)
 		sql, err := metered.SchemaSQL(opts)

@@ -15,14 +15,14 @@ func (a *app) operationCmd() *cobra.Command {
 	var namespace, river string
 	c := &cobra.Command{
 		Use:   "operation ID",
-		Short: "Say what became of an operation, and what it charged",
-		Long: `Operation says what became of a command or a usage event: whether it committed or was refused, what it charged, which
-holds it placed or ended, and which jobs it made. A refusal is on record only if the command asked for that
-(RecordRefusal). One that is not on record has not committed, or was purged, or is of another namespace: it exits with 5.`,
+		Short: "Show the outcome of an operation, and its charges",
+		Long: `Operation shows the outcome of a command or a usage event: whether it committed or was refused, its charges, the
+holds that it placed or ended, and its jobs. A refusal is on record only if the command has RecordRefusal. An operation
+that is not on record has not committed, or was purged, or is of another namespace: it exits with 5.`,
 		Example: "  metered operation order-42 --namespace shop",
 		Args:    cobra.ExactArgs(1),
 	}
-	c.Flags().StringVar(&namespace, "namespace", "", "whose operation it is")
+	c.Flags().StringVar(&namespace, "namespace", "", "the namespace of the operation")
 	c.Flags().StringVar(&river, "river-schema", "", "where River's tables are; defaults to the search_path")
 	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		return a.read(ctx, func(tx pgx.Tx) error {

@@ -104,8 +104,8 @@ func units(t *testing.T, text string) int64 {
 	return n
 }
 
-// One command starts a Postgres, a load and the page; Ctrl-C ends it all. The page shows each scope of the load with its own limits, and none of
-// them passed.
+// One command starts a Postgres, a load and the page, and Ctrl-C ends it all. The page shows each scope of the load
+// with its own limits, none of which is exceeded.
 func TestDemo_RunsALoadAndGoesWithoutATrace(t *testing.T) {
 	t.Parallel()
 	c := program(t, "demo", "--listen", "127.0.0.1:0", "--rate", "100", "--json")

@@ -7,7 +7,7 @@ import (
 	"github.com/schollz/progressbar/v3"
 )
 
-// progressEvery is how often a progress is told of where there is no terminal.
+// progressEvery is the pause between reports of progress without a terminal.
 const progressEvery = 10 * time.Second
 
 // progress tells on the standard error how far something is: by a bar on a terminal, else by a line from time to time.
@@ -18,7 +18,7 @@ type progress struct {
 	last time.Time
 }
 
-// progress begins one; total is about how much there is to do, -1 if that is not known.
+// progress begins a report. total is about how much there is to do, -1 if that is not known.
 func (a *app) progress(what string, total int64) *progress {
 	p := &progress{a: a, what: what, last: time.Now()}
 	if _, _, ok := terminal(a.err); ok {

@@ -22,7 +22,7 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-// purges are what purge deletes, in its order.
+// purges are the tables of purge, in its order.
 var purges = []struct {
 	name string
 	run  func(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions) (int64, error)
@@ -48,23 +48,23 @@ func (a *app) purgeCmd() *cobra.Command {
 	}
 	c := &cobra.Command{
 		Use:   "purge --older-than AGE",
-		Short: "Delete what is old, from all tables or some",
-		Long: `Purge deletes entries of the ledger, holds that ended, leases that were settled, tokens that ended, records of
-operations and keys of jobs that are older than the age: from all tables, or from those that --only names. With the entries
-of a wallet go what they did to lots, and lots in which nothing is left and nothing was done since. What each of
-them forgets is said with the Purge calls of the library. In short: entries must be older than the longest window in
-use, operations and keys older than any client may wait before it repeats a call.
+		Short: "Delete old rows, from all tables or some",
+		Long: `Purge deletes entries of the ledger, ended holds, settled leases, ended tokens, records of operations and keys of jobs
+that are older than the age: from all tables, or from those that --only names. With the entries of a wallet go their
+changes of lots, and empty lots without later changes. The Purge calls of the library document the effect of each. In
+short: entries must be older than the longest window in use, operations and keys older than any client may wait before
+it repeats a call.
 
-What was deleted stays deleted if it is interrupted; purge again to go on. --dry-run counts, in READ ONLY transactions,
-and deletes nothing; it needs SELECT on the tables, which the schema's owner has.`,
+Deleted batches stay deleted if it is interrupted: purge again to go on. --dry-run counts, in READ ONLY transactions,
+and deletes nothing. It needs SELECT on the tables, which the schema's owner has.`,
 		Example: `  metered purge --older-than 400d --dry-run
   metered purge --older-than 90d --only holds,tokens,leases
   metered purge --older-than 400d --json`,
 	}
 	flags := c.Flags()
 	flags.Var(&olderThan, "older-than", "the age from which it is deleted, as in 400d")
-	flags.StringSliceVar(&only, "only", names, "what to purge")
-	flags.BoolVar(&dry, "dry-run", false, "count what would be deleted, and delete nothing")
+	flags.StringSliceVar(&only, "only", names, "the tables to purge")
+	flags.BoolVar(&dry, "dry-run", false, "count the rows to delete, and delete none")
 	_ = c.MarkFlagRequired("older-than")
 	return a.does(c, needMaintenance, func(ctx context.Context, _ []string) error {
 		for _, name := range only {

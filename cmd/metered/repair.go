@@ -20,7 +20,7 @@ func (a *app) repairClockCmd() *cobra.Command {
 	note := budget.Note{Actor: "metered repair-clock"}
 	c := &cobra.Command{
 		Use:   "repair-clock [SCOPE]",
-		Short: "Let scopes go on whose last entry is ahead of the clock",
+		Short: "Unblock scopes with a last entry ahead of the clock",
 		Long: `Repair-clock finds every scope, or the one named, whose last entry is ahead of the database's clock by more than the
 tolerance: their windowed charges fail (budget_clock). It shows them, asks, and then appends to each an entry with the
 clock's time. No entry is changed. Entries that were dated into the future leave a window late, never early.

@@ -14,21 +14,21 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// streams are what a command reads and writes.
+// streams are a command's input and outputs.
 type streams struct {
 	in       io.Reader
 	out, err io.Writer
 }
 
-// app is what the commands share.
+// app is shared by the commands.
 type app struct {
 	streams
 	url, schema string
 	json        bool
 
-	configure func(*pgxpool.Config) // of tests
+	configure func(*pgxpool.Config) // for tests
 	started   bool                  // the command line was understood
-	user      string                // who is connected, as far as it is known
+	user      string                // the connected role, as far as it is known
 	needs     need                  // of the command
 }
 
@@ -110,7 +110,7 @@ func (a *app) root() *cobra.Command {
 	return root
 }
 
-// version says which build this is: of the command, of the library in it, and of the schema that it works with.
+// version identifies the build: the command, the library in it, and the schema that it works with.
 func version() string {
 	command, library := "(devel)", "(devel)"
 	if info, ok := debug.ReadBuildInfo(); ok {
@@ -149,7 +149,7 @@ func (a *app) does(c *cobra.Command, needs need, f func(ctx context.Context, arg
 	return c
 }
 
-// flagWords are what a shell offers for flags.
+// flagWords are a shell's completions of flags.
 var flagWords = map[string][]string{
 	"state": {"held", "captured", "released", "expired", "returned"}, "by": {"hour", "day", "week", "month"},
 	"tool": {"goose", "golang-migrate", "tern", "atlas"}, "only": {"ledger", "holds", "leases", "tokens", "operations", "jobs"},

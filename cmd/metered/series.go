@@ -14,10 +14,10 @@ func (a *app) seriesCmd() *cobra.Command {
 	var from, to, by, zone string
 	c := &cobra.Command{
 		Use:   "series SCOPE",
-		Short: "Say what a scope used by hour, day, week or month",
-		Long: `Series cuts a period into hours, days, weeks, months, or parts of a fixed length, by the clock of a place, and says
-what the scope used in each. Billed is what was charged less what was refunded of that until now; used is what was charged
-less the refunds that were made in that time. It takes a few look-ups for each part, however many entries there are.
+		Short: "Show the usage of a scope by hour, day, week or month",
+		Long: `Series cuts a period into hours, days, weeks, months, or parts of a fixed length, by the clock of a time zone, and shows
+the scope's usage in each. Billed is charges less their refunds until now. Used is charges less the refunds made in that
+time. It takes a few look-ups for each part, for any number of entries.
 
 If entries of the period were purged, it fails, instead of counting too little.`,
 		Example: `  metered series org/acme --from 2026-11-01 --to 2026-12-01 --by day --timezone Europe/Berlin
@@ -28,7 +28,7 @@ If entries of the period were purged, it fails, instead of counting too little.`
 	flags.StringVar(&from, "from", "", "the first time of the period; defaults to 30 parts before its end")
 	flags.StringVar(&to, "to", "", "the first time that is no longer part of it; defaults to now")
 	flags.StringVar(&by, "by", "day", "hour, day, week, month, or a duration such as 15m")
-	flags.StringVar(&zone, "timezone", "UTC", "the place whose clock counts, as in Europe/Berlin")
+	flags.StringVar(&zone, "timezone", "UTC", "the time zone, as in Europe/Berlin")
 	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		place, err := time.LoadLocation(zone)
 		if err != nil {

@@ -31,15 +31,15 @@ func (a *app) serveCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "serve",
 		Short: "Serve the page",
-		Long: `Serve serves the page to a browser: what is hot, scopes with their usage against each limit, holds, leases and
+		Long: `Serve serves the page to a browser: hot scopes, scopes with their usage against each limit, holds, leases and
 operations. It only reads, and needs the reporting grants alone. To see River's jobs behind an operation, grant select
 on river_job beside them.
 
-It asks nobody who they are. So it listens on the loopback interface, and answers only requests that name that, unless
+It authenticates nobody. So it listens on the loopback interface, and answers only requests that name that, unless
 --allow-remote says that something in front of it authenticates. To embed the page in a program, behind its own
 authentication, see package console.
 
-Limits are not in the database. Scopes are drawn against those that --limit names, or that the viewer types.`,
+Limits are not in the database. The page draws scopes against those that --limit names, or that the viewer types.`,
 		Example: `  metered serve
   metered serve --listen 127.0.0.1:0 --limit hourly=1000/1h --timezone Europe/Berlin
   metered serve --listen 127.0.0.1:0 --limit 'org/* 1000/1h' --limit 'wallet/* prepaid'`,
@@ -48,7 +48,7 @@ Limits are not in the database. Scopes are drawn against those that --limit name
 	flags.StringVar(&f.listen, "listen", defaultListen, "the address to serve at; port 0 is any that is free")
 	flags.BoolVar(&f.remote, "allow-remote", false, "serve to other machines: only behind something that authenticates")
 	flags.VarP(&f.limits, "limit", "l", limitsHelp+"; for some scopes alone, behind the beginning of their names: 'org/* 1000/1h'")
-	flags.StringVar(&f.zone, "timezone", "UTC", "the place whose clock the times are in, as in Europe/Berlin")
+	flags.StringVar(&f.zone, "timezone", "UTC", "the time zone of the times shown, as in Europe/Berlin")
 	flags.StringVar(&f.cfg.RiverSchema, "river-schema", "", "where River's tables are; defaults to the search_path")
 	flags.StringVar(&f.cfg.RiverUI, "river-ui", "", "the address of River UI, to link to")
 	return a.does(c, needReporting, func(ctx context.Context, _ []string) error {
@@ -64,7 +64,7 @@ Limits are not in the database. Scopes are drawn against those that --limit name
 	})
 }
 
-// serve serves the page until ctx ends. ready is told its address.
+// serve serves the page until ctx ends. It calls ready with its address.
 func (a *app) serve(ctx context.Context, pool *pgxpool.Pool, f pageFlags, ready func(address string) error) error {
 	place, err := time.LoadLocation(f.zone)
 	if err != nil {
@@ -110,8 +110,8 @@ func (a *app) serve(ctx context.Context, pool *pgxpool.Pool, f pageFlags, ready 
 	return found(exitDone)
 }
 
-// loopbackOnly refuses requests for another host: a page of somebody else's, whose name leads to this machine (DNS
-// rebinding), could read this one.
+// loopbackOnly refuses requests for another host: a foreign page whose name leads to this machine (DNS rebinding)
+// could read this one.
 func loopbackOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)

@@ -20,14 +20,14 @@ func (a *app) statementCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "statement SCOPE",
 		Short: "List a scope's entries of a period, with sums: for an invoice",
-		Long: `Statement lists the entries of a scope from one time on until before another, oldest first, and what they add up to.
-"Used" is what the scope has used so far: charges less refunds and credits. As CSV it has the entries alone, with their notes; as
-JSON an object for each entry and a last one, {"period": …}, with the sums.
+		Long: `Statement lists the entries of a scope from one time on until before another, oldest first, and their sums. "Used" is the
+scope's usage so far: charges less refunds and credits. As CSV it has the entries alone, with their notes. As JSON it is an
+object for each entry and a last one, {"period": …}, with the sums.
 
-With --by-lot it says what each entry of a wallet did to which lots: where credit went. With --lot it says that of one lot.
-"Credited" is then less what lapsed, was revoked, or rolled over.
+With --by-lot it shows each entry of a wallet with its changes of lots, with --lot the changes of one lot. "Credited" is
+then less units that lapsed, were revoked, or rolled over.
 
-What was spent from a lease is one capture. If entries of the period were purged, it fails, and prints nothing.`,
+The spends from a lease are one capture. If entries of the period were purged, it fails, and prints nothing.`,
 		Example: `  metered statement org/acme --from 2026-11-01 --to 2026-12-01
   metered statement org/acme --format csv
   metered statement user/ann --by-lot
@@ -37,8 +37,8 @@ What was spent from a lease is one capture. If entries of the period were purged
 	flags := c.Flags()
 	flags.Var(&from, "from", "the first time of the period; defaults to the first entry")
 	flags.Var(&to, "to", "the first time that is no longer part of it; defaults to now")
-	flags.BoolVar(&lots.all, "by-lot", false, "of a wallet: what each entry did to which lots")
-	flags.Int64Var(&lots.lot, "lot", 0, "of a wallet: what was done to this lot")
+	flags.BoolVar(&lots.all, "by-lot", false, "of a wallet: each entry with its changes of lots")
+	flags.Int64Var(&lots.lot, "lot", 0, "of a wallet: changes of this lot alone")
 	flags.StringVar(&format, "format", "table", "table, csv or json")
 	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		switch format {
@@ -124,7 +124,7 @@ func (a *app) printSums(sums budget.RangeUsage) {
 
 func used(e budget.Entry) int64 { return e.Spent - e.Refunded - e.Credited }
 
-// change is what an entry adds to what is used.
+// change is the amount that an entry adds to usage.
 func change(e budget.Entry) int64 {
 	switch e.Kind {
 	case budget.KindCharge, budget.KindCapture, budget.KindLapse, budget.KindRevoke, budget.KindRollOver:
@@ -135,7 +135,7 @@ func change(e budget.Entry) int64 {
 	return 0
 }
 
-// signed is the amount of an entry; of what changes nothing that is used it has no sign.
+// signed is the amount of an entry, without a sign if it does not change usage.
 func signed(e budget.Entry) string {
 	if n := change(e); n != 0 {
 		return fmt.Sprintf("%+d", n)
@@ -160,7 +160,7 @@ func csvRow(e budget.Entry) []string {
 		e.Note.Reason, occurred}
 }
 
-// ranged is a RangeUsage with what follows from it.
+// ranged is a RangeUsage with its derived sums.
 func ranged(u budget.RangeUsage) any {
 	return struct {
 		budget.RangeUsage

@@ -22,7 +22,7 @@ type byLot struct {
 
 var csvLotHead = []string{"balance", "lot", "reference", "category", "does", "units"}
 
-// statementByLot prints what entries did to lots: a row for each. As JSON it is an object for each entry.
+// statementByLot prints the moves of lots, a row for each. As JSON it is an object for each entry.
 func (a *app) statementByLot(ctx context.Context, tx pgx.Tx, scope string, sums budget.RangeUsage, of byLot, asCSV bool) error {
 	r, err := inspect.New(tx, a.schema)
 	if err != nil {
@@ -82,7 +82,8 @@ func (a *app) statementByLot(ctx context.Context, tx pgx.Tx, scope string, sums 
 	return nil
 }
 
-// lotCells are the lot, its reference and category, what was done to it and the units; empty for an entry that did nothing to lots.
+// lotCells are the lot, its reference and category, its change and the units, empty for an entry that changed no
+// lots.
 func lotCells(m wallet.Move) []string {
 	if m.Does == "" {
 		return []string{"", "", "", "", ""}

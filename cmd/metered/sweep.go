@@ -20,13 +20,14 @@ func (a *app) sweepCmd() *cobra.Command {
 	var noLots bool
 	c := &cobra.Command{
 		Use:   "sweep",
-		Short: "Record and announce what ended by time: holds, leases and the lots of wallets",
-		Long: `Sweep ends the holds whose time is over, settles the leases that have ended, and ends the lots of wallets that are due:
-what is left of these lapses, or rolls over. The units of such holds are free already, and nothing is drawn of such lots;
-those of a lease are free only then.
+		Short: "Record and announce holds, leases and lots of wallets that ended by time",
+		Long: `Sweep ends the holds whose time is over, settles the leases that have ended, and ends the due lots of wallets, whose units
+lapse or roll over. The units of such holds are free already, and nothing is drawn from such lots. Units of a lease come
+free only then.
 
-A hold, and what lapses of a lot, is announced once, by whoever sweeps. This command calls no subscribers (of holds.Config
-and wallet.Config, its Thresholds too): where the application has some, let the application sweep, or leave lots out with --no-lots. With --notify those who listen (holds.Book.Listen) hear of it.
+A hold, and the lapsed units of a lot, are announced once, by the sweep that ends them. This command calls no subscribers
+(of holds.Config and wallet.Config, its Thresholds too). If the application has some, let the application sweep, or leave
+lots out with --no-lots. With --notify listeners (holds.Book.Listen) hear of it.
 
 Any number may run at once. Each batch is a transaction of its own.`,
 		Example: `  metered sweep
@@ -79,7 +80,7 @@ func (a *app) sweep(ctx context.Context, pool *pgxpool.Pool, cfg holds.Config, o
 		return flushed
 	}
 	if err != nil {
-		return fmt.Errorf("after what is above: %w", err)
+		return fmt.Errorf("after the work above: %w", err)
 	}
 	return nil
 }

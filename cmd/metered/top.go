@@ -16,7 +16,7 @@ import (
 	"github.com/pgmetered/metered/internal/inspect"
 )
 
-// topFlags say what top shows.
+// topFlags select the content of top.
 type topFlags struct {
 	interval, within days
 	rows, count      int
@@ -26,13 +26,13 @@ func (a *app) topCmd() *cobra.Command {
 	f := topFlags{interval: days(2 * time.Second), within: days(time.Minute), rows: 10}
 	c := &cobra.Command{
 		Use:   "top",
-		Short: "Show what is hot, live",
-		Long: `Top shows the hottest scopes, by their entries within the last while and by who waits for their locks; denials, by
-limit; open holds and what is overdue; leases; and operations in flight. On a terminal it redraws in place, until Ctrl-C;
-elsewhere it prints anew each time.
+		Short: "Show hot scopes, live",
+		Long: `Top shows the hottest scopes, by their recent entries and by the waiters for their locks, denials by limit, open and
+overdue holds, leases, and operations in flight. On a terminal it redraws in place, until Ctrl-C. Elsewhere it prints
+again each time.
 
-Of denials the database knows only those of commands with RecordRefusal: all others leave nothing behind. The
-observer counts them in the application.`,
+The database has only denials of commands with RecordRefusal: all others leave nothing behind. The observer counts them
+in the application.`,
 		Example: `  metered top
   metered top --interval 5s --within 10m
   metered top --count 1 --json`,
@@ -53,7 +53,7 @@ observer counts them in the application.`,
 	})
 }
 
-// topView is what top shows at one time.
+// topView is the content of top at one time.
 type topView struct {
 	Overview inspect.Overview   `json:"overview"`
 	Hot      inspect.HotList    `json:"hot"`
@@ -205,7 +205,7 @@ func (s *screen) show() error {
 	return err
 }
 
-// fitted is text cut to a terminal, with what redraws it in place.
+// fitted is text cut to a terminal, with codes that redraw it in place.
 func fitted(text string, width, height int) string {
 	lines := strings.Split(strings.TrimRight(text, "\n"), "\n")
 	if height > 0 && len(lines) > height {

@@ -19,11 +19,11 @@ func (a *app) usageCmd() *cobra.Command {
 	windows := []string{"lifetime"}
 	c := &cobra.Command{
 		Use:   "usage SCOPE...",
-		Short: "Say what scopes have used, in windows up to now",
-		Long: `Usage says what each scope has used in each window up to now, and over its lifetime what was spent, refunded and
-credited, from one snapshot. What is held, and leased, counts beside what is used. For days and months see metered series.
+		Short: "Show the usage of scopes, in windows up to now",
+		Long: `Usage shows the usage of each scope in each window up to now, and the spent, refunded and credited units of its lifetime,
+from one snapshot. Held and leased units stand beside it. For days and months see metered series.
 
-A scope that has no entries, and was not declared, is left out: it exits with 5.`,
+A scope without entries that was not declared is left out: it exits with 5.`,
 		Example: `  metered usage org/acme
   metered usage org/acme org/globex --window 1h,30d,lifetime --json`,
 		Args: cobra.MinimumNArgs(1),
@@ -77,7 +77,7 @@ func (a *app) printUsage(all []budget.Usage) error {
 	return t.flush()
 }
 
-// known refuses a scope that has no entries: its name may be mistyped, and nothing is not what it used.
+// known refuses a scope without entries: its name may be mistyped, and 0 would look like its usage.
 func (a *app) known(ctx context.Context, tx pgx.Tx, scope string) error {
 	r, err := inspect.New(tx, a.schema)
 	if err != nil {

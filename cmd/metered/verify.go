@@ -23,13 +23,12 @@ func (a *app) verifyCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "verify",
 		Short: "Recompute the ledger, and report every difference",
-		Long: `Verify recomputes each entry of the ledger from the entry before it, and what is refunded, held and leased from the
-refunds, holds and leases; of a wallet also its lots, and which of them each entry is of. It takes no lock, and runs on a replica too. If there is a difference, it exits with 3:
-docs/operations.md says what to do then.
+		Long: `Verify recomputes each entry of the ledger from the entry before it, and refunded, held and leased units from the
+refunds, holds and leases. It also checks the lots of a wallet, and the lots of each entry. It takes no lock, and runs on
+a replica too. If there is a difference, it exits with 3: see docs/operations.md.
 
-A run that was interrupted goes on behind the scope that --after names, which it prints. With --checkpoint it keeps
-how far it came, and what it found, in a file, and the next run with this file goes on there; the file goes when all is
-verified.`,
+An interrupted run prints its last scope, and --after goes on behind that. With --checkpoint it keeps its progress and the
+differences in a file, and the next run with this file goes on there. The file goes when all is verified.`,
 		Example: `  metered verify
   metered verify --scope org/acme
   metered verify --checkpoint verify.json`,
@@ -98,7 +97,7 @@ func (a *app) verify(ctx context.Context, pool *pgxpool.Pool, opts budget.Verify
 	return nil
 }
 
-// verified prints what was found.
+// verified prints the report.
 func (a *app) verified(r budget.VerifyReport, stopped bool, file string) error {
 	if a.json {
 		return a.print(struct {

@@ -14,17 +14,17 @@ func (a *app) walletCmd() *cobra.Command {
 	var before moment
 	c := &cobra.Command{
 		Use:   "wallet NAME",
-		Short: "Say what a wallet has: in all, by category and by lot",
-		Long: `Wallet says what can be drawn from a wallet now, what open holds and leases keep, and how much it is overdrawn; the
-same by category; and its lots that have something, in the order in which they are drawn. A lot that is due has ended,
-swept or not. With --expiring-before it says what lapses or rolls over before that time unless it is drawn.
+		Short: "Show the units of a wallet: in all, by category and by lot",
+		Long: `Wallet shows the units of a wallet that can be drawn now, those that open holds and leases keep, and its overdraft, in all
+and by category. It lists lots with units left, in the order in which they are drawn. A lot that is due has ended, swept or
+not. With --expiring-before it shows the units that lapse or roll over before that time unless they are drawn.
 
-For lots that have ended see metered lots; for what happened, metered statement NAME --by-lot.`,
+For ended lots see metered lots, and for the history metered statement NAME --by-lot.`,
 		Example: `  metered wallet user/ann
   metered wallet user/ann --expiring-before 2027-01-01 --json`,
 		Args: cobra.ExactArgs(1),
 	}
-	c.Flags().Var(&before, "expiring-before", "also say what of it ends before this time")
+	c.Flags().Var(&before, "expiring-before", "also show the units that end before this time")
 	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		return a.read(ctx, func(tx pgx.Tx) error {
 			r, err := inspect.New(tx, a.schema)
@@ -52,7 +52,7 @@ For lots that have ended see metered lots; for what happened, metered statement 
 	})
 }
 
-// given is the time, if it was asked for.
+// given is the time, if units were given.
 func given(at moment, units *int64) *moment {
 	if units == nil {
 		return nil
@@ -101,10 +101,10 @@ func (a *app) lotsCmd() *cobra.Command {
 	limit := 50
 	c := &cobra.Command{
 		Use:   "lots WALLET",
-		Short: "List a wallet's lots, newest first, and what became of each",
-		Long: `Lots lists all lots of a wallet, those that have ended, too, until they are purged. Of each, GRANTED is what it was
-granted with, which is what is there of it (REST), was DRAWN, is HELD, LAPSED at its end, was REVOKED, or ROLLED over into
-another lot. State is open, held, ended, revoked or used up. "FROM" is the lot that its units were in before.`,
+		Short: "List a wallet's lots, newest first, with their outcomes",
+		Long: `Lots lists all lots of a wallet, ended ones too, until they are purged. GRANTED is the sum of the units left (REST), DRAWN,
+HELD, LAPSED at the lot's end, REVOKED, and ROLLED over into another lot. State is open, held, ended, revoked or used up.
+"FROM" is the lot that its units were in before.`,
 		Example: `  metered lots user/ann
   metered lots user/ann --limit 0 --json`,
 		Args: cobra.ExactArgs(1),

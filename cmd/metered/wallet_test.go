@@ -17,7 +17,8 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// purse gives ann a wallet: a gift for an hour, and a lot that never ends; 12 are drawn of them, and 8 reserved by a session.
+// purse gives ann a wallet: a gift for an hour, and a lot that never ends. 12 are drawn of them, and 8 reserved by a
+// session.
 func purse(t testing.TB, pool *pgxpool.Pool, c *metered.Client) *wallet.Book {
 	t.Helper()
 	book, err := wallet.New(c.Budget, wallet.Config{})
@@ -44,7 +45,7 @@ func purse(t testing.TB, pool *pgxpool.Pool, c *metered.Client) *wallet.Book {
 	return book
 }
 
-func TestWallet_SaysWhatIsThereByLotAndCategory(t *testing.T) {
+func TestWallet_ShowsUnitsByLotAndCategory(t *testing.T) {
 	t.Parallel()
 	pool, c := shop(t)
 	purse(t, pool, c)
@@ -107,7 +108,7 @@ func TestStatement_SaysWhereCreditWentByLot(t *testing.T) {
 	require.Contains(t, l.ok("statement", "user/ann"), "revoke  +7")
 }
 
-func TestExplain_SaysWhatLotsRemain(t *testing.T) {
+func TestExplain_ShowsRemainingLots(t *testing.T) {
 	t.Parallel()
 	pool, c := shop(t)
 	purse(t, pool, c)
