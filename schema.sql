@@ -58,16 +58,16 @@ create function metered.clock() returns timestamptz
 language sql volatile parallel safe
 as 'select case when metered.keep_memory() then pg_catalog.clock_timestamp() end';
 
--- What calls are made of.
+-- The types of arguments and answers.
 
 -- The amount of an entry, never negative: nobody can make one that takes spending back. A
 -- domain, since a table's check would be parsed anew for each statement that inserts: 6
 -- microseconds.
 create domain metered.units as bigint check (value >= 0);
 
--- Whoever may execute a function can pass anything. What commands wait for checks its arguments
+-- A role that may execute a function can pass anything. The functions that commands wait for check their arguments
 -- by one condition of its own (Postgres prepares a domain's check anew in each call, for 1 to 2
--- microseconds: a place would have 20 of them); the rest by these.
+-- microseconds: a place would have 20 of them). The others use these.
 
 -- An amount from 1 to 2^53.
 create domain metered.amount as bigint not null check (value between 1 and 9007199254740992);
@@ -78,12 +78,12 @@ create domain metered.scope_name as text collate "C" not null check (octet_lengt
 -- A fingerprint: a version byte and a SHA-256.
 create domain metered.fingerprint as bytea not null check (octet_length(value) = 33);
 
--- A period: of so many months or days of the calendar of a zone, by its name; or, without one, of so
--- many microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.
+-- A period: a number of months or days of the calendar of a zone, by its name, or without a zone a
+-- number of microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.
 create type metered.period as (every interval, anchor timestamptz, zone text);
 
 -- A limit: so many units in each window of this length, or in the scope's lifetime (0), or, if
--- win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see
+-- win is null, in each period. thresholds are reported when they are crossed, and tell_at is the lowest of them (see
 -- thresholds.sql): a charge that crosses one is only made if its caller is telling.
 create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, thresholds text, telling boolean);
 
@@ -100,11 +100,11 @@ create type metered.new_charge as (
 -- scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.
 create type metered.lease_terms as (mode text, owner text, least bigint, share int, ttl interval, child text);
 
--- Who makes an entry or a transition: the command, if it is one, and a note.
+-- The origin of an entry or a transition: the command, if it is one, and a note.
 create type metered.origin as (namespace text, operation text, note jsonb);
 
 -- A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then
--- it is derived. claim is the scope of what is claimed, if it is a claim. lifetime is how long
+-- it is derived. claim is the claimed scope, if it is a claim. lifetime is how long
 -- after its beginning a hold ends at the latest.
 create type metered.new_hold as (
     tenant text, id text, chosen boolean, key bigint, holder text, claim text, fingerprint bytea,
@@ -117,22 +117,22 @@ create type metered.hold_ids as (tenant text, ids text[], issued timestamptz[], 
 -- Units of one scope that a capture takes, or that a refund gives back.
 create type metered.used_units as (scope text, amount bigint, limits metered.charge_limit[]);
 
--- A lot to be granted to a wallet. It ends at expires_at, or so long after it is granted (lasts), or never. Of what is left
--- of it then, up to roll_cap goes on in a lot that lasts roll_for longer (0: that never ends). What is refunded to it later lasts
+-- A lot to be granted to a wallet. It ends at expires_at, or lasts after it is granted, or never. Up to roll_cap of the
+-- units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last
 -- for late from then on (0: for ever), or ends at once (null).
 create type metered.new_lot as (
     amount bigint, expires_at timestamptz, lasts interval, category text, priority int, reference text, fingerprint bytea,
     roll_cap bigint, roll_for interval, late interval);
 
--- How a capture is made. closing frees the rest and ends the holds. policy says what happens to
--- units beyond what is held: refuse; fit (they are charged if the limits let them); upto (as many as the limits let are charged); allow (they
+-- How a capture is made. closing frees the rest and ends the holds. policy is for
+-- units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), allow (they
 -- are charged).
 create type metered.capture_terms as (closing boolean, policy text, entity text);
 
 -- A command as its first and its last statement name it. key is that of its id's lock.
 -- timeout_ms bounds its transaction: 0 leaves the session's timeouts, and null all of its
--- settings, since the transaction is the caller's. standing: its receipt says what limits stand at. leased: some of its
--- charges are spent from leases. name says what it is, and jobs are those that it made: both are for the record.
+-- settings, since the transaction is the caller's. standing: its receipt has the standing of its limits. leased: some of its
+-- charges are spent from leases. name is the command's name, and jobs are those that it made: both are for the record.
 create type metered.new_command as (
     namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, standing boolean, leased boolean,
     name text, jobs bigint[]);
@@ -143,9 +143,9 @@ create type metered.presented_token as (digest bytea, purpose text, subject text
 -- A token to be minted.
 create type metered.new_token as (digest bytea, purpose text, subject text, payload json, uses int, ttl interval);
 
--- What charge answers: an entry a charge, in the order of the charges; what counts against each
--- limit, and what is held of each scope; the start and the end of each limit's period, if there are any; which
--- thresholds it crosses; or else why it is denied.
+-- The answer of charge: an entry for each charge, in the order of the charges, the units that count against each
+-- limit, the units held of each scope, the start and the end of each limit's period, if there are any, and the
+-- thresholds that it crosses, or else the reason of its denial.
 create type metered.charged as (
     seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz, periods timestamptz[], crossed jsonb);
 
@@ -154,18 +154,18 @@ create type metered.charged as (
 create type metered.new_event as (
     namespace text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz, occurred_at timestamptz);
 
--- What charge_each answers to one charge: its number in the call, its entry, what counts against each limit
--- before it, what is held, the limits' periods, and the thresholds that it crosses; or else why there is none.
+-- The answer of charge_each to one charge: its number in the call, its entry, the units that count against each limit
+-- before it, the held units, the limits' periods, and the thresholds that it crosses, or else the reason of its denial.
 create type metered.each_answer as (
     nth int, seq bigint, at timestamptz, used bigint[], held bigint, denied jsonb, status text, periods timestamptz[], crossed jsonb);
 
--- For functions of ours. What a limit that is being looked at was counted from: the number of
+-- For functions of ours. The start from which a limit was counted: the number of
 -- the limit, and the entry at the beginning of its window.
 create type metered.counted as (nth int, base_seq bigint, base_spent bigint);
 
--- For functions of ours. What an entry that holds units says of the hold: its id, and when
--- it falls due, from now; or, of a capture beyond what is held, the holds that are captured. at is
--- what counts as now, if the caller has read the clock under the locks.
+-- For functions of ours. The hold of an entry that holds units: its id, and when
+-- it falls due, from now. For a capture beyond the held units, the holds that are captured. at
+-- counts as now, if the caller has read the clock under the locks.
 create type metered.hold_terms as (id text, due_in interval, nos bigint[], at timestamptz);
 
 -- Whether no text is longer than so many bytes.
@@ -339,24 +339,24 @@ create table metered.ledger (
     at        timestamptz not null,   -- never decreases along seq within an epoch
     spent     bigint      not null,   -- sum of charges so far, never decreases
     refunded  bigint      not null,   -- sum of refunds so far, never decreases
-    credited  bigint      not null,   -- sum of credits so far, less what was taken back of them
+    credited  bigint      not null,   -- sum of credits so far, less revoked and lapsed units
     held      bigint      not null,   -- units in open holds now
     epoch     smallint    not null,   -- clock repairs so far
     kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair,
                                       -- z the scope was closed: nothing new is let in;
                                       -- of holds: h held, u captured (used), l released, x expired;
                                       -- of lots, credit taken back: e lapsed (ended), v revoked, o rolled over
-    scope     text collate "C" not null, -- what is charged
-    next_due  timestamptz,            -- no open hold falls due before this; -infinity: the scope is closed
+    scope     text collate "C" not null, -- the charged scope
+    next_due  timestamptz,            -- no open hold falls due before this, or -infinity: the scope is closed
     ref       bigint,                 -- of a refund: the seq of its charge
     hold      text,                   -- the hold's id, where the entry is about one alone
     namespace text,                   -- of the operation
     operation text,                     -- the operation's id, where a command made the entry
     note      jsonb,                  -- actor, tenant, correlation, reason
-    anchor_at timestamptz,            -- some time in the past, of which anchor_spent is known; null for none
-    anchor_spent bigint,              -- what had been spent by then: a bound of what was spent since
-    lots_end timestamptz,             -- no lot of the scope ends before this; null: it has no lots
-    crossed jsonb,                    -- the thresholds that were told, until they are armed again; null for none
+    anchor_at timestamptz,            -- some time in the past, for which anchor_spent is known, or null
+    anchor_spent bigint,              -- spent at that time: it bounds the units spent since
+    lots_end timestamptz,             -- no lot of the scope ends before this, or null: the scope has no lots
+    crossed jsonb,                    -- the reported thresholds, until they are armed again, or null
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
     primary key (scope, seq)
@@ -385,8 +385,8 @@ create table metered.refund_sum (
 -- A row stays when its scope is retired, so that no program creates the scope again unawares.
 create table metered.resources (
     created_at timestamptz not null,    -- when it was declared first
-    retired_at timestamptz,             -- since when nothing new is let in; null if it is
-    scope      text collate "C" primary key -- what exists
+    retired_at timestamptz,             -- since when nothing new is let in, or null
+    scope      text collate "C" primary key -- the name
 );
 
 -- Leases: units of a scope that are spent without its lock, until the lease is settled. A row is the
@@ -395,17 +395,17 @@ create table metered.leases (
     no          bigint      generated always as identity primary key, -- the number of the lease
     opened_at   timestamptz not null,   -- when it was opened
     ends_at     timestamptz not null,   -- nothing is spent of it from here on, and anybody may settle it
-    settled_at  timestamptz,            -- when it was settled; null while it is open
+    settled_at  timestamptz,            -- when it was settled, or null while it is open
     granted     bigint      not null,   -- units that it held
-    spent       bigint,                 -- of granted, what was captured when it was settled
+    spent       bigint,                 -- captured units of granted, once it is settled
     fence       bigint      not null,   -- the key of its lock
     opened_seq  bigint      not null,   -- the entry that holds its units
     settled_seq bigint,                 -- the last entry of its end
     mode        "char"      not null,   -- s its spends are rows, m they are in its owner's memory, c a child scope has it,
-                                        -- r one on another cluster has it; g this is that cluster's side of it
+                                        -- r a child on another cluster has it, g the row on that cluster
     scope       text collate "C" not null, -- whose units they are
     owner       text collate "C" not null, -- the process that opened it
-    settled_by  text collate "C",       -- who settled it: its owner, or another
+    settled_by  text collate "C",       -- the process that settled it: its owner, or another
     child       text collate "C",       -- the scope that its units were carved for
     home_at     timestamptz             -- of mode g: when the parent's cluster was known to have settled its side
 );
@@ -413,7 +413,7 @@ create table metered.leases (
 -- A scope is carved for once.
 create unique index leases_child on metered.leases (child, (mode = 'r')) where child is not null;
 
--- What is open of a scope, when it ends, and the history of a scope and by age.
+-- The open leases of a scope by their end, the history of a scope, and settled leases by age.
 create index leases_open on metered.leases (scope, ends_at) where settled_at is null;
 create index leases_due on metered.leases (ends_at) where settled_at is null;
 create index leases_scope on metered.leases (scope, no);
@@ -426,7 +426,7 @@ create table metered.lease_sum (
     scope   text collate "C" primary key -- whose units they are
 );
 
--- What was spent from leases, in the transactions that spent it. Each takes a range of its lease, as a box of the plane: its lease
+-- Spends from leases, written by the transactions that spend. Each takes a range of its lease, as a box of the plane: its lease
 -- is one side, its units the other, exact up to 2^53. Ranges that share a unit exclude each other, also where neither session sees the other's row:
 -- the second waits for the first one's transaction.
 create table metered.lease_spends (
@@ -441,12 +441,12 @@ create table metered.lease_spends (
     constraint lease_spends_apart exclude using gist (box(point(lease, at_offset), point(lease, at_offset + amount - 1)) with &&)
 );
 
--- Reservations. What a hold keeps of a scope is in the ledger (held) and in its
--- line; this is who holds it, until when, and how it ended.
+-- Reservations. The units that a hold keeps of a scope are in the ledger (held) and in its
+-- line. This row says who holds them, until when, and how the hold ended.
 --
 -- Locks are taken in one order everywhere: the scopes' advisory locks by key, then
 -- rows of holds by no. Under the lock of any of its scopes a hold can only expire.
--- That is decided once, here, by the plain clock; each line is then freed under its
+-- That is decided once, here, by the plain clock. Each line is then freed under its
 -- own scope's lock, by whoever comes.
 create table metered.holds (
     no          bigint      generated always as identity primary key, -- the number of the hold, in the order of placing
@@ -454,7 +454,7 @@ create table metered.holds (
     deadline    timestamptz not null,   -- when it ends, unless it is extended
     due         timestamptz not null,   -- deadline and grace: its units are free from here on
     ceiling     timestamptz not null,   -- no deadline is later
-    ended_at    timestamptz,            -- when it ended; of one that expired it is due
+    ended_at    timestamptz,            -- when it ended: due, if it expired
     issued_at   timestamptz,            -- the time that the id carries, if it does
     version     int         not null,   -- transitions so far
     state       "char"      not null,   -- h held, c captured, r released, x expired
@@ -462,19 +462,19 @@ create table metered.holds (
     pending     boolean     not null default true,  -- not ended, or ended by time and not announced
     tenant      text collate "C" not null, -- keeps the ids of tenants apart
     id          text collate "C" not null, -- chosen by the caller, or made up
-    holder      text collate "C" not null, -- who has it; empty for nobody
-    claim       text collate "C",       -- the scope of what is claimed, if it is a claim
-    entity      text collate "C",       -- what a capture linked
+    holder      text collate "C" not null, -- the holder, or empty for nobody
+    claim       text collate "C",       -- the claimed scope, if it is a claim
+    entity      text collate "C",       -- the entity that a capture linked
     fingerprint bytea       not null,   -- a version byte and a SHA-256
     keys        bigint[]    not null,   -- of the locks of its scopes, ascending
     metadata    json,                   -- of the caller
     unique (tenant, id)
 );
 
--- What the sweeper takes first.
+-- The order of the sweeper.
 create index holds_due on metered.holds (due, no) where pending;
 
--- Lists by holder, and by what a capture linked.
+-- Lists by holder, and by the linked entity.
 create index holds_holder on metered.holds (tenant, holder, no) where holder <> '';
 create index holds_entity on metered.holds (tenant, entity, no) where entity is not null;
 
@@ -483,7 +483,7 @@ create index holds_entity on metered.holds (tenant, entity, no) where entity is 
 create unique index holds_claim on metered.holds (claim)
     where claim is not null and (state = 'h' or state = 'c' and not returned);
 
--- What a purge takes first: a captured claim is kept while it stands.
+-- The order of a purge. A captured claim is kept while it stands.
 create index holds_ended on metered.holds (ended_at)
     where ended_at is not null and (claim is null or state <> 'c' or returned);
 
@@ -495,8 +495,8 @@ create table metered.hold_lines (
     captured bigint      not null default 0, -- spent of amount
     open     bigint      not null,      -- counted in the scope's held
     due      timestamptz not null,      -- holds.due
-    scope    text collate "C" not null, -- what is held
-    refunded bigint      not null default 0,    -- of captured, what was given back by refund_holds
+    scope    text collate "C" not null, -- the scope that it holds units of
+    refunded bigint      not null default 0,    -- units of captured that refund_holds gave back
     opened_seq bigint    not null,      -- the entry that holds its units
     at_least bigint      not null default 0,    -- is captured when the hold expires, as far as it was not before
     primary key (hold, scope)
@@ -510,49 +510,49 @@ create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 -- Which lines will capture something when they expire.
 create index hold_lines_least on metered.hold_lines (scope, due) where open > 0 and at_least > 0;
 
--- Lots: the credit of a wallet, in parts that end. What a wallet has is in its ledger, as of any scope; this is where
+-- Lots: the credit of a wallet, in parts that end. The wallet's balance is in its ledger, as of any scope. This table says where
 -- it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry
 -- of its scope, which the guard lets one writer make.
 create table metered.lots (
     no          bigint      generated always as identity primary key, -- the number of the lot
     granted_at  timestamptz not null,   -- when it was granted
-    expires_at  timestamptz not null,   -- nothing is drawn of it from here on; infinity: it never ends
+    expires_at  timestamptz not null,   -- nothing is drawn of it from here on, or infinity: it never ends
     granted_seq bigint      not null,   -- the entry that credited it
     last_seq    bigint      not null,   -- the last entry that moved units of it
     amount      bigint      not null,   -- units that it was granted with
-    rest        bigint      not null,   -- of amount, what can be drawn
-    drawn       bigint      not null default 0, -- of amount, what was spent, less what was given back
-    held        bigint      not null default 0, -- of amount, what open holds and leases keep
-    lapsed      bigint      not null default 0, -- of amount, what was left at its end, or given back later
-    revoked     bigint      not null default 0, -- of amount, what was taken back
-    rolled      bigint      not null default 0, -- of amount, what went on in another lot
-    untold      bigint      not null default 0, -- of lapsed, what subscribers were not told of yet
-    roll_cap    bigint,                 -- at its end, so much goes on in another lot; null: nothing
+    rest        bigint      not null,   -- units of amount that can be drawn
+    drawn       bigint      not null default 0, -- units of amount that were spent, less refunds
+    held        bigint      not null default 0, -- units of amount in open holds and leases
+    lapsed      bigint      not null default 0, -- units of amount that were left at its end, or refunded later
+    revoked     bigint      not null default 0, -- units of amount that were taken back
+    rolled      bigint      not null default 0, -- units of amount that rolled over into another lot
+    untold      bigint      not null default 0, -- units of lapsed that no subscriber has heard of yet
+    roll_cap    bigint,                 -- units that roll over at its end at most, or null: none
     roll_no     bigint,                 -- the number that one will have
-    roll_end    timestamptz,            -- when that one ends; infinity: never
-    late        interval,               -- how long it lasts what is given back after its end; 0: for ever; null: it lapses
+    roll_end    timestamptz,            -- when that lot ends, or infinity: never
+    late        interval,               -- how long units last that are refunded after its end: 0 for ever, null not at all
     from_lot    bigint,                 -- the lot that its units were in before
-    priority    int         not null,   -- what is drawn first: the lower one
+    priority    int         not null,   -- a lot of a lower priority is drawn first
     origin      "char"      not null,   -- g granted, c credited without a grant, r rolled over, l given back late
     open        boolean     not null,   -- something can be drawn of it, but for its end
     scope       text collate "C" not null, -- the wallet
     category    text collate "C" not null, -- of the caller: paid, promotional
     reference   text collate "C",       -- of the caller, once in a wallet
-    fingerprint bytea                   -- of what was granted under the reference: a version byte and a SHA-256
+    fingerprint bytea                   -- of the grant under the reference: a version byte and a SHA-256
 ) with (fillfactor = 70);
 
 -- The order in which lots are drawn. Neither a draw that leaves a rest, nor what is in a lot that is drawn empty, changes
 -- an indexed column.
 create index lots_open on metered.lots (scope, priority, expires_at, no) where open;
 
--- Which lot of a wallet ends first; and which lots go on at their end, in the order in which they are drawn then.
+-- The lots of a wallet by their end, and the lots that roll over, in the order in which they are drawn then.
 create index lots_ends on metered.lots (scope, expires_at, no) where open;
 create index lots_rolling on metered.lots (scope, priority, roll_end, roll_no) where open and roll_cap is not null;
 
--- What ends first, of all wallets, and what is to be told.
+-- The lots of all wallets by their end, with those that subscribers have not heard of.
 create index lots_due on metered.lots (expires_at, no) where open or untold > 0;
 
--- What is to be told of one wallet.
+-- The lots of one wallet that subscribers have not heard of.
 create index lots_untold on metered.lots (scope, expires_at, no) where untold > 0;
 
 create unique index lots_reference on metered.lots (scope, reference) where reference is not null;
@@ -565,32 +565,32 @@ create index lots_scope on metered.lots (scope, no);
 -- The lots that a lot went on in.
 create index lots_from on metered.lots (from_lot) where from_lot is not null;
 
--- What each entry of a wallet did to its lots.
+-- The effect of each entry of a wallet on its lots.
 create table metered.lot_moves (
     seq    bigint not null,             -- the entry
     nth    int    not null,             -- 1, 2, 3 and so on in the entry
-    lot    bigint not null,             -- lots.no; 0: overdraft, which no lot covers
+    lot    bigint not null,             -- lots.no, or 0: overdraft, which no lot covers
     amount bigint not null,             -- how many units
-    back   bigint not null default 0,   -- of what was taken, what refunds gave back
-    kind   "char" not null,             -- d credited, t taken by a charge, p taken to pay back what was overdrawn, g given back by a refund;
-                                        -- h held, q held in place of what was overdrawn, u captured, f freed; e lapsed, v revoked, o rolled over
+    back   bigint not null default 0,   -- units of amount that refunds gave back
+    kind   "char" not null,             -- d credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund,
+                                        -- h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over
     scope  text collate "C" not null,   -- the wallet
     primary key (scope, seq, nth)
 );
 
--- What was overdrawn, and paid back, and has not been given back: a refund of what was overdrawn does that.
+-- Overdrafts that were paid back. A refund of overdrawn units gives them back to the lot that paid.
 create index lot_moves_paid on metered.lot_moves (scope, seq, nth) where kind = 'p' and amount > back;
 
--- What open holds and leases keep of lots.
+-- Units of lots in open holds and leases.
 create table metered.lot_holds (
-    seq    bigint not null,             -- the entry that held the units: hold_lines.opened_seq, leases.opened_seq; 0: what was spent and is overdrawn, while lots that have ended are not written
-    lot    bigint not null,             -- lots.no; 0: overdraft
+    seq    bigint not null,             -- the entry that held the units: hold_lines.opened_seq or leases.opened_seq. 0: spent units that are overdrawn, while ends of lots are unwritten
+    lot    bigint not null,             -- lots.no, or 0: overdraft
     amount bigint not null,             -- units
     scope  text collate "C" not null,   -- the wallet
     primary key (scope, seq, lot)
 );
 
--- What is overdrawn.
+-- Overdrafts.
 create index lot_holds_overdrawn on metered.lot_holds (scope, seq) where lot = 0;
 
 -- Every transition, written with it.
@@ -601,8 +601,8 @@ create table metered.hold_events (
     version   int         not null,     -- 1, 2, 3 and so on in the hold
     kind      "char"      not null,     -- h placed, p captured in part, c captured, e extended,
                                         -- r released, x expired, g given back in part, b given back
-    entity    text,                     -- what a capture linked
-    detail    jsonb,                    -- a place's constants; a capture's lines; what was given back, or (b) was not
+    entity    text,                     -- the entity that a capture linked
+    detail    jsonb,                    -- a place's constants, a capture's lines, or the units given back, with (b) those that were not
     note      jsonb,                    -- actor, tenant, correlation, reason
     namespace text,                     -- of the operation
     operation text,                     -- the operation's id, where a command did it
@@ -628,8 +628,8 @@ create table metered.tokens (
     used       int         not null default 0 check (used between 0 and uses), -- how often it was
     revoked    boolean     not null default false, -- whether it was revoked
     sole       boolean     not null default false,  -- minted by replace_token
-    purpose    text collate "C" not null, -- what it grants
-    subject    text collate "C" not null, -- to whom or for what
+    purpose    text collate "C" not null, -- the right that it grants
+    subject    text collate "C" not null, -- the user or thing that it is for
     payload    json,                            -- json, not jsonb: it comes back byte for byte
     check (used < uses and not revoked or ended_at is not null)
 );
@@ -642,7 +642,7 @@ create index tokens_open on metered.tokens (purpose, subject) where ended_at is 
 -- whatever the isolation level, even if its lock was never taken.
 create unique index tokens_sole on metered.tokens (purpose, subject) where sole and ended_at is null;
 
--- What purge_tokens takes first.
+-- The order of purge_tokens.
 create index tokens_purge on metered.tokens ((coalesce(ended_at, expires_at)));
 
 -- Which job a key was used for. No foreign key: River deletes finished jobs
@@ -661,9 +661,9 @@ create table metered.job_keys (
 -- For purging by age.
 create index job_keys_age on metered.job_keys (created_at);
 
--- What committed, by the caller's id: written with the command's own writes, so
+-- Commands that committed, by the caller's id: written with the command's own writes, so
 -- that a record exists exactly where they do. An event of charge_each has one, too, with the result
--- null and one scope; its issued_at is the time of the id, or else when it occurred. And what was refused, where the caller asked
+-- null and one scope. Its issued_at is the time of the id, or else when it occurred. Refusals, too, where the caller asked
 -- for the refusal to be remembered.
 create table metered.operations (
     at          timestamptz not null,   -- when the command was completed
@@ -672,13 +672,13 @@ create table metered.operations (
     id          text collate "C" not null, -- chosen by the caller
     fingerprint bytea       not null,   -- a version byte and a SHA-256
     result      bytea       not null,   -- JSON, byte for byte as it was returned
-    scopes      text[],                 -- what was charged, for the receipt
-    amounts     bigint[],               -- what each was charged
+    scopes      text[],                 -- the charged scopes, for the receipt
+    amounts     bigint[],               -- the amount of each charge
     seqs        bigint[],               -- the number of each entry
     ats         timestamptz[],          -- the time of each entry
-    holds       text[],                 -- JSON: what was placed, captured, released; and what it drew of wallets by a step of its own
-    refusal     json,                   -- of one that was refused: why; its result is empty
-    name        text collate "C",       -- what the command is; null for none
+    holds       text[],                 -- JSON: the holds that it placed, captured or released, and the draws of its own steps
+    refusal     json,                   -- the reason of a refusal, whose result is empty
+    name        text collate "C",       -- the command's name, or null
     jobs        bigint[],               -- the ids of River's jobs that it made
     primary key (namespace, id)
 );
@@ -8112,44 +8112,44 @@ begin
 end
 $$;
 
--- What people and their tools read: the tables with words for kinds and states, and without what
+-- Views for people and their tools: the tables with words for kinds and states, and without the columns that
 -- is nobody's business. No function of a command reads them. See metered.GrantReportingSQL.
 --
 -- They are stable: a later version may add columns at the end, and changes none. A view belongs to
--- the schema's owner and reads with the owner's rights; so whoever may read the view needs no right
+-- the schema's owner and reads with the owner's rights; so a role that may read the view needs no right
 -- on its tables. None of them hides rows, so none is a security_barrier, which would keep conditions
 -- from the indexes. Now is metered.clock(), which the reader may execute. It is read once a query, in a subquery
 -- of its own: beside the columns it would keep conditions from the indexes.
 
 -- The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1
--- ms for a thousand entries. Without a scope it reads the whole ledger; a condition on the time
--- alone does not help. What was spent from a lease is one capture here, and lease_spends_words has it in rows.
+-- ms for a thousand entries. Without a scope it reads the whole ledger, and a condition on the time
+-- alone does not help. The spends from a lease are one capture here, and rows of lease_spends_words.
 create view metered.statement as
-select l.scope,                                 -- what is charged
+select l.scope,                                 -- the charged scope
     l.seq,                                      -- 1, 2, 3 and so on in the scope
     l.at,                                       -- by the database's clock
     case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund' when 'k' then 'clock repair' when 'z' then 'close'
         when 'h' then 'hold' when 'u' then 'capture' when 'l' then 'release' when 'x' then 'expire'
-        when 'e' then 'lapse' when 'v' then 'revoke' when 'o' then 'roll over' end as kind, -- what the entry does
+        when 'e' then 'lapse' when 'v' then 'revoke' when 'o' then 'roll over' end as kind, -- the kind of entry
     l.amount,                                   -- of the entry, never negative
     case when l.kind in ('c', 'u', 'e', 'v', 'o') then l.amount when l.kind in ('r', 'd') then -l.amount else 0 end as change, -- of used
     l.spent - l.refunded - l.credited as used,  -- charges less refunds and credits, so far
     l.held,                                     -- in open holds now
     l.spent,                                    -- charges so far
     l.refunded,                                 -- refunds so far
-    l.credited,                                 -- credits so far, less what was taken back of them
+    l.credited,                                 -- credits so far, less revoked and lapsed units
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
     l.namespace,                                -- of the operation
     l.operation,                                -- the operation's id
-    l.note ->> 'actor' as actor,                -- who made it
+    l.note ->> 'actor' as actor,                -- the person or process that made it
     l.note ->> 'tenant' as tenant,              -- for whom
-    l.note ->> 'correlation' as correlation,    -- what it belongs to
+    l.note ->> 'correlation' as correlation,    -- the request or case that it belongs to
     l.note ->> 'reason' as reason,              -- why
     l.note ->> 'occurred_at' as occurred_at     -- of a usage event: when it happened, in ISO 8601
 from metered.ledger l;
 
--- What each scope stands at, by its last entry. One scope, or a range of names, takes 20
+-- The state of each scope, by its last entry. One scope, or a range of names, takes 20
 -- microseconds a scope. All of them, or a condition on anything else, read the sixteenth part of the ledger that is
 -- indexed by time, and each scope's last entry: 0.1 s for ten thousand scopes.
 create view metered.scopes as
@@ -8159,16 +8159,16 @@ select f.scope,                                 -- its name
     l.held,                                     -- in open holds, those that are due and not swept among them, and on leases
     l.spent,                                    -- charges
     l.refunded,                                 -- refunds
-    l.credited,                                 -- credits, less what was taken back of them
+    l.credited,                                 -- credits, less revoked and lapsed units
     f.at as first_at,                           -- when the first entry was made
     l.at as last_at,                            -- when the last entry was made
     l.epoch as clock_repairs,                   -- so many
     coalesce(l.next_due = '-infinity', false) as closed, -- carved from another scope, and given back: nothing new is let in
-    r.created_at,                               -- when it was declared; null if it was not
+    r.created_at,                               -- when it was declared, or null
     r.retired_at,                               -- since when nothing new is let in that demands a declared scope
-    case when l.lots_end is not null then l.credited - l.spent + l.refunded - l.held end as balance, -- of a wallet: what can be drawn, less than 0 if it is overdrawn; with lots that have ended and are not swept
-    nullif(l.lots_end, 'infinity') as lots_end,  -- of a wallet: no lot that has something ends before this, and one may end then; null: none ends
-    l.crossed as told                           -- thresholds that were reached and told, by kind (p of a period, w of a window, l of a lifetime; in upper case of what is spent alone), limit and name; those of a period until its end
+    case when l.lots_end is not null then l.credited - l.spent + l.refunded - l.held end as balance, -- of a wallet: units that can be drawn, or less than 0 if it is overdrawn. Lots that ended and are not swept count
+    nullif(l.lots_end, 'infinity') as lots_end,  -- of a wallet: no lot with units ends before this, or null: none ends
+    l.crossed as told                           -- thresholds that were reached and reported, by kind (p of a period, w of a window, l of a lifetime, in upper case of spending alone), limit and name
 from metered.ledger f
     cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due, y.lots_end, y.crossed
         from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) l
@@ -8176,22 +8176,22 @@ from metered.ledger f
 where f.seq = 1 and f.seq & 15 = 1;             -- as the index over time has it
 
 -- Holds, with words for their states. One that is due has expired, whether that is recorded or not.
--- By tenant and id, by tenant and holder, by tenant and entity, or by no it reads an index; units
+-- By tenant and id, by tenant and holder, by tenant and entity, or by no it reads an index. Units
 -- and reason cost a look-up for each row that is shown. Everything else reads all holds.
 create view metered.holds_words as
 select h.no,                                    -- the number of the hold, in the order of placing
     h.tenant,                                   -- keeps the ids of tenants apart
     h.id,                                       -- chosen by the caller, or made up
-    h.holder,                                   -- who has it
+    h.holder,                                   -- the holder
     case when h.state = 'h' and h.due <= c.now then 'expired' when h.state = 'h' then 'held'
         when h.returned then 'captured and given back' when h.state = 'c' then 'captured'
-        when h.state = 'r' then 'released' else 'expired' end as state, -- what became of it
+        when h.state = 'r' then 'released' else 'expired' end as state, -- the state
     h.placed_at,                                -- when it was placed
     h.deadline,                                 -- when it ends, unless it is extended
     h.due,                                      -- deadline and grace: its units are free from here on
     case when h.state = 'h' and h.due <= c.now then h.due else h.ended_at end as ended_at, -- when it ended
-    h.claim,                                    -- the scope of what is claimed, if it is a claim
-    h.entity,                                   -- what a capture linked
+    h.claim,                                    -- the claimed scope, if it is a claim
+    h.entity,                                   -- the entity that a capture linked
     h.metadata,                                 -- of the caller
     (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no) as units, -- by scope, as they were placed
     (select jsonb_object_agg(l.scope, case when h.state = 'x' or h.state = 'h' and h.due <= c.now
@@ -8200,42 +8200,42 @@ select h.no,                                    -- the number of the hold, in th
         select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end as reason -- why it was released or given back
 from metered.holds h, (select metered.clock() as now) c;
 
--- What happened to holds, with words for the transitions. By tenant and id it reads an index;
+-- The history of holds, with words for the transitions. By tenant and id it reads an index,
 -- everything else reads all that ever happened.
 create view metered.hold_events_words as
 select h.tenant,                                -- of the hold
     h.id,                                       -- of the hold
     e.version,                                  -- 1, 2, 3 and so on in the hold
     case e.kind when 'h' then 'placed' when 'p' then 'captured in part' when 'c' then 'captured' when 'e' then 'extended'
-        when 'r' then 'released' when 'x' then 'expired' when 'g' then 'returned in part' when 'b' then 'returned' end as kind, -- what happened
+        when 'r' then 'released' when 'x' then 'expired' when 'g' then 'returned in part' when 'b' then 'returned' end as kind, -- the transition
     e.at,                                       -- when it was recorded
     e.deadline,                                 -- the new one, of a placement or an extension
-    e.entity,                                   -- what a capture linked
+    e.entity,                                   -- the entity that a capture linked
     e.detail,                                   -- more about it
     e.note,                                     -- actor, tenant, correlation, reason
     e.namespace,                                -- of the operation
     e.operation                                 -- the operation's id
 from metered.hold_events e join metered.holds h on h.no = e.hold;
 
--- Leases, with words. By no, or by scope, it reads an index; everything else reads all leases.
+-- Leases, with words. By no, or by scope, it reads an index. Everything else reads all leases.
 create view metered.leases_words as
 select l.no,                                    -- the number of the lease
     l.scope,                                    -- whose units they are
     l.owner,                                    -- the process that opened it
     l.child,                                    -- the scope that its units were carved for
-    case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end as mode, -- how its spends are told
+    case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end as mode, -- how its spends are recorded
     case when l.settled_at is not null then 'settled' when l.ends_at <= c.now then 'ended' else 'out' end as state, -- ended: its time is over, and nobody has settled it
     l.opened_at,                                -- when it was opened
     l.ends_at,                                  -- nothing is spent of it from here on
     l.settled_at,                               -- when it was settled
-    l.settled_by,                               -- who settled it
+    l.settled_by,                               -- the process that settled it
     l.granted,                                  -- units that it held
-    l.spent,                                    -- of granted, what was captured when it was settled
+    l.spent,                                    -- captured units of granted, once it is settled
     l.opened_seq,                               -- the entry of the ledger that holds its units
     l.settled_seq                               -- the last entry of its end
 from metered.leases l, (select metered.clock() as now) c;
 
--- What was spent from leases whose spends are rows. By lease it reads an index; everything else reads all spends.
+-- Spends from leases whose spends are rows. By lease it reads an index. Everything else reads all spends.
 create view metered.lease_spends_words as
 select s.lease,                                 -- leases_words.no
     s.at_offset,                                -- where its range begins in the lease
@@ -8243,43 +8243,43 @@ select s.lease,                                 -- leases_words.no
     s.at,                                       -- when
     s.namespace,                                -- of the operation
     s.operation,                                -- the operation's id, where a command spent it
-    s.note ->> 'actor' as actor,                -- who spent it
+    s.note ->> 'actor' as actor,                -- the person or process that spent it
     s.note ->> 'tenant' as tenant,              -- for whom
-    s.note ->> 'correlation' as correlation,    -- what it belongs to
+    s.note ->> 'correlation' as correlation,    -- the request or case that it belongs to
     s.note ->> 'reason' as reason               -- why
 from metered.lease_spends s;
 
--- Commands that committed, and refusals that were to be remembered; usage events, too. Without the
+-- Commands that committed, recorded refusals, and usage events. Without the
 -- input, of which only a hash is stored, and without the result. By namespace and id, or by the time at, it reads
--- an index; everything else reads all records.
+-- an index. Everything else reads all records.
 create view metered.operations_words as
 select o.namespace,                             -- keeps the ids of tenants apart
     o.id,                                       -- chosen by the caller
-    o.name,                                     -- what the command is; null of a usage event
-    case when o.refusal is null then 'committed' else 'refused' end as state, -- what became of it
+    o.name,                                     -- the command's name, or null of a usage event
+    case when o.refusal is null then 'committed' else 'refused' end as state, -- the state
     o.at,                                       -- when it was completed
     o.issued_at,                                -- the time that the id carries, if it does
-    o.scopes,                                   -- what was charged
-    o.amounts,                                  -- what each was charged
-    o.seqs,                                     -- the number of each entry; 0 of what was spent from a lease
+    o.scopes,                                   -- the charged scopes
+    o.amounts,                                  -- the amount of each charge
+    o.seqs,                                     -- the number of each entry, or 0 of a spend from a lease
     o.ats,                                      -- the time of each entry
     (select jsonb_agg(jsonb_build_object('tenant', j.h ->> 'tenant', 'id', j.h ->> 'id', 'state', case
             when (j.h ->> 'returned')::boolean then 'returned' else case j.h ->> 'state' when 'h' then 'held' when 'c' then 'captured' when 'r' then 'released' else 'expired' end end))
-        from (select x::json as h from unnest(o.holds) x) j) as holds, -- what it placed, captured, released or gave back
+        from (select x::json as h from unnest(o.holds) x) j) as holds, -- the holds that it placed, captured, released or gave back
     o.jobs,                                     -- the ids of River's jobs that it made
     o.refusal ->> 'code' as refusal_code,       -- why it was refused, as metered.Code has it
     o.refusal ->> 'text' as refusal_text,       -- the same for people
     o.refusal -> 'exceeded' -> 'refusals' as refusal_limits -- of a denial by limits: which, and by how much
 from metered.operations o;
 
--- Tokens without what one could use: neither the token, which is stored nowhere, nor its digest, nor
+-- Tokens without anything that a thief could use: neither the token, which is stored nowhere, nor its digest, nor
 -- its payload. By purpose and subject, of tokens that are open, it reads an index if ended_at is null is asked for;
 -- everything else reads all tokens.
 create view metered.tokens_words as
-select t.purpose,                               -- what it grants
-    t.subject,                                  -- to whom or for what
+select t.purpose,                               -- the right that it grants
+    t.subject,                                  -- the user or thing that it is for
     case when t.used >= t.uses then 'used up' when t.revoked then 'revoked'
-        when t.ended_at is not null or t.expires_at <= c.now then 'expired' else 'open' end as state, -- what became of it
+        when t.ended_at is not null or t.expires_at <= c.now then 'expired' else 'open' end as state, -- the state
     t.minted_at,                                -- when it was minted
     t.expires_at,                               -- when it is no longer good
     t.ended_at,                                 -- last use, revocation, or expiry seen by a revocation
@@ -8288,7 +8288,7 @@ select t.purpose,                               -- what it grants
     t.sole                                      -- whether it replaced the subject's token before it
 from metered.tokens t, (select metered.clock() as now) c;
 
--- Lots of wallets, with words for their states. By scope, or by no, it reads an index; everything else reads all lots. What
+-- Lots of wallets, with words for their states. By scope, or by no, it reads an index. Everything else reads all lots. What
 -- is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled.
 create view metered.lots_words as
 select y.no,                                    -- the number of the lot
@@ -8297,34 +8297,34 @@ select y.no,                                    -- the number of the lot
     y.category,                                 -- of the caller, as paid or promotional
     y.priority,                                 -- the lower one is drawn first
     case when y.rest > 0 and y.expires_at <= c.now then 'ended' when y.rest > 0 then 'open' when y.held > 0 then 'held'
-        when y.lapsed > 0 or y.rolled > 0 then 'ended' when y.revoked = y.amount then 'revoked' else 'used up' end as state, -- ended: something was left at its end, whether that is written down or not; held: what is left is in open holds and leases
+        when y.lapsed > 0 or y.rolled > 0 then 'ended' when y.revoked = y.amount then 'revoked' else 'used up' end as state, -- ended: units were left at its end, whether that is written down or not. held: the rest is in open holds and leases
     case y.origin when 'g' then 'granted' when 'c' then 'credited' when 'r' then 'rolled over' else 'given back late' end as origin, -- where its units are from
     y.from_lot,                                 -- the lot that they were in before
     y.granted_at,                               -- when it was granted
-    nullif(y.expires_at, 'infinity') as expires_at, -- nothing is drawn of it from here on; null: it never ends
+    nullif(y.expires_at, 'infinity') as expires_at, -- nothing is drawn of it from here on, or null: it never ends
     y.amount as granted,                        -- units that it was granted with
-    y.rest,                                     -- of these, what can be drawn; of one that has ended, what lapses or rolls over when the wallet is written to, or swept
-    y.drawn,                                    -- of these, what was spent, less what was given back
-    y.held,                                     -- of these, what open holds and leases keep, though the lot has ended
-    y.lapsed,                                   -- of these, what was left at its end or given back later: breakage
-    y.revoked,                                  -- of these, what was taken back
-    y.rolled,                                   -- of these, what went on in another lot
+    y.rest,                                     -- units that can be drawn. After its end, units that lapse or roll over with the next write or sweep
+    y.drawn,                                    -- units that were spent, less refunds
+    y.held,                                     -- units in open holds and leases, after its end, too
+    y.lapsed,                                   -- units that were left at its end or refunded later: breakage
+    y.revoked,                                  -- units that were taken back
+    y.rolled,                                   -- units that rolled over into another lot
     y.granted_seq,                              -- the entry that credited it
     y.last_seq                                  -- the last entry that moved units of it
 from metered.lots y, (select metered.clock() as now) c;
 
 -- The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a
--- look-up for each row; a lot or a time alone does not help. Moves of entries that were purged are gone.
+-- look-up for each row. A lot or a time alone does not help. Moves of entries that were purged are gone.
 create view metered.lots_statement as
 select m.scope,                                 -- the wallet
     m.seq,                                      -- the entry: statement.seq
     m.nth,                                      -- 1, 2, 3 and so on in the entry
     l.at,                                       -- when, by the database's clock
-    nullif(m.lot, 0) as lot,                    -- lots_words.no; null: overdraft, which no lot covers
+    nullif(m.lot, 0) as lot,                    -- lots_words.no, or null: overdraft, which no lot covers
     y.reference,                                -- of the lot
     y.category,                                 -- of the lot
     case m.kind when 'd' then 'credited' when 't' then 'taken' when 'p' then 'paid back' when 'g' then 'given back' when 'h' then 'held' when 'q' then 'held after'
-        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' end as does, -- what the entry did to the lot; paid back: taken for what was overdrawn before, held after: for what was held before, and overdrawn
+        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' end as does, -- the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold
     m.amount,                                   -- units
     case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind = 'u' then 0 else -m.amount end as change, -- of the lot's rest
     m.back as given_back,                       -- of what was drawn, what refunds gave back
@@ -8344,24 +8344,24 @@ comment on domain metered.units is 'The amount of an entry, never negative: nobo
 comment on domain metered.amount is 'An amount from 1 to 2^53.';
 comment on domain metered.scope_name is 'The name of a scope, 1 to 255 bytes.';
 comment on domain metered.fingerprint is 'A fingerprint: a version byte and a SHA-256.';
-comment on type metered.period is 'A period: of so many months or days of the calendar of a zone, by its name; or, without one, of so many microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.';
-comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0), or, if win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see thresholds.sql): a charge that crosses one is only made if its caller is telling.';
+comment on type metered.period is 'A period: a number of months or days of the calendar of a zone, by its name, or without a zone a number of microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.';
+comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0), or, if win is null, in each period. thresholds are reported when they are crossed, and tell_at is the lowest of them (see thresholds.sql): a charge that crosses one is only made if its caller is telling.';
 comment on type metered.new_charge is 'A charge to be made: amount units of the scope. Of these held are not spent but held, by the hold that is being placed. key is that of the scope''s lock, or null: then it is derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired. If it is spent from a lease, the amount is the units of the lease from lease_offset on; key is that of the lease''s lock, and there are no limits.';
 comment on type metered.lease_terms is 'How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.';
-comment on type metered.origin is 'Who makes an entry or a transition: the command, if it is one, and a note.';
-comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the scope of what is claimed, if it is a claim. lifetime is how long after its beginning a hold ends at the latest.';
+comment on type metered.origin is 'The origin of an entry or a transition: the command, if it is one, and a note.';
+comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the claimed scope, if it is a claim. lifetime is how long after its beginning a hold ends at the latest.';
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
 comment on type metered.used_units is 'Units of one scope that a capture takes, or that a refund gives back.';
-comment on type metered.new_lot is 'A lot to be granted to a wallet. It ends at expires_at, or so long after it is granted (lasts), or never. Of what is left of it then, up to roll_cap goes on in a lot that lasts roll_for longer (0: that never ends). What is refunded to it later lasts for late from then on (0: for ever), or ends at once (null).';
-comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy says what happens to units beyond what is held: refuse; fit (they are charged if the limits let them); upto (as many as the limits let are charged); allow (they are charged).';
-comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt says what limits stand at. leased: some of its charges are spent from leases. name says what it is, and jobs are those that it made: both are for the record.';
+comment on type metered.new_lot is 'A lot to be granted to a wallet. It ends at expires_at, or lasts after it is granted, or never. Up to roll_cap of the units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last for late from then on (0: for ever), or ends at once (null).';
+comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy is for units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), allow (they are charged).';
+comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt has the standing of its limits. leased: some of its charges are spent from leases. name is the command''s name, and jobs are those that it made: both are for the record.';
 comment on type metered.presented_token is 'A token as it was presented.';
 comment on type metered.new_token is 'A token to be minted.';
-comment on type metered.charged is 'What charge answers: an entry a charge, in the order of the charges; what counts against each limit, and what is held of each scope; the start and the end of each limit''s period, if there are any; which thresholds it crosses; or else why it is denied.';
+comment on type metered.charged is 'The answer of charge: an entry for each charge, in the order of the charges, the units that count against each limit, the units held of each scope, the start and the end of each limit''s period, if there are any, and the thresholds that it crosses, or else the reason of its denial.';
 comment on type metered.new_event is 'A usage event, whose charge stands at the same place of another array. id is null for a charge without one. id_key is that of the id''s lock. issued_at is the time that the id carries, or occurred_at.';
-comment on type metered.each_answer is 'What charge_each answers to one charge: its number in the call, its entry, what counts against each limit before it, what is held, the limits'' periods, and the thresholds that it crosses; or else why there is none.';
-comment on type metered.counted is 'For functions of ours. What a limit that is being looked at was counted from: the number of the limit, and the entry at the beginning of its window.';
-comment on type metered.hold_terms is 'For functions of ours. What an entry that holds units says of the hold: its id, and when it falls due, from now; or, of a capture beyond what is held, the holds that are captured. at is what counts as now, if the caller has read the clock under the locks.';
+comment on type metered.each_answer is 'The answer of charge_each to one charge: its number in the call, its entry, the units that count against each limit before it, the held units, the limits'' periods, and the thresholds that it crosses, or else the reason of its denial.';
+comment on type metered.counted is 'For functions of ours. The start from which a limit was counted: the number of the limit, and the entry at the beginning of its window.';
+comment on type metered.hold_terms is 'For functions of ours. The hold of an entry that holds units: its id, and when it falls due, from now. For a capture beyond the held units, the holds that are captured. at counts as now, if the caller has read the clock under the locks.';
 comment on table metered.schema_version is 'The versions of this schema that were installed; the last one is the greatest.';
 comment on column metered.schema_version.version is 'a version that was installed';
 comment on column metered.schema_version.installed_at is 'when';
@@ -8371,21 +8371,21 @@ comment on column metered.ledger.amount is '0 for a clock repair and a close';
 comment on column metered.ledger.at is 'never decreases along seq within an epoch';
 comment on column metered.ledger.spent is 'sum of charges so far, never decreases';
 comment on column metered.ledger.refunded is 'sum of refunds so far, never decreases';
-comment on column metered.ledger.credited is 'sum of credits so far, less what was taken back of them';
+comment on column metered.ledger.credited is 'sum of credits so far, less revoked and lapsed units';
 comment on column metered.ledger.held is 'units in open holds now';
 comment on column metered.ledger.epoch is 'clock repairs so far';
 comment on column metered.ledger.kind is 'c charge, d credit (deposit), r refund, k clock repair, z the scope was closed: nothing new is let in; of holds: h held, u captured (used), l released, x expired; of lots, credit taken back: e lapsed (ended), v revoked, o rolled over';
-comment on column metered.ledger.scope is 'what is charged';
-comment on column metered.ledger.next_due is 'no open hold falls due before this; -infinity: the scope is closed';
+comment on column metered.ledger.scope is 'the charged scope';
+comment on column metered.ledger.next_due is 'no open hold falls due before this, or -infinity: the scope is closed';
 comment on column metered.ledger.ref is 'of a refund: the seq of its charge';
 comment on column metered.ledger.hold is 'the hold''s id, where the entry is about one alone';
 comment on column metered.ledger.namespace is 'of the operation';
 comment on column metered.ledger.operation is 'the operation''s id, where a command made the entry';
 comment on column metered.ledger.note is 'actor, tenant, correlation, reason';
-comment on column metered.ledger.anchor_at is 'some time in the past, of which anchor_spent is known; null for none';
-comment on column metered.ledger.anchor_spent is 'what had been spent by then: a bound of what was spent since';
-comment on column metered.ledger.lots_end is 'no lot of the scope ends before this; null: it has no lots';
-comment on column metered.ledger.crossed is 'the thresholds that were told, until they are armed again; null for none The guard: a writer that did not see the last entry collides here, whatever its isolation level, even if it never took the lock.';
+comment on column metered.ledger.anchor_at is 'some time in the past, for which anchor_spent is known, or null';
+comment on column metered.ledger.anchor_spent is 'spent at that time: it bounds the units spent since';
+comment on column metered.ledger.lots_end is 'no lot of the scope ends before this, or null: the scope has no lots';
+comment on column metered.ledger.crossed is 'the reported thresholds, until they are armed again, or null The guard: a writer that did not see the last entry collides here, whatever its isolation level, even if it never took the lock.';
 comment on table metered.refund_sum is 'Refunds by the charge they refund, summed in blocks of 16^level charges (level 0: one charge): the refunds of all charges after some entry are at most 15 rows of each level, however many there are. See ADR 1.';
 comment on column metered.refund_sum.block is 'charge''s seq >> 4 * level';
 comment on column metered.refund_sum.amount is 'refunded of the block''s charges';
@@ -8393,28 +8393,28 @@ comment on column metered.refund_sum.level is 'a block is of 16^level charges';
 comment on column metered.refund_sum.scope is 'whose charges they are';
 comment on table metered.resources is 'Scopes that were declared to exist. Only charges, credits and holds that demand it look here. A row stays when its scope is retired, so that no program creates the scope again unawares.';
 comment on column metered.resources.created_at is 'when it was declared first';
-comment on column metered.resources.retired_at is 'since when nothing new is let in; null if it is';
-comment on column metered.resources.scope is 'what exists';
+comment on column metered.resources.retired_at is 'since when nothing new is let in, or null';
+comment on column metered.resources.scope is 'the name';
 comment on table metered.leases is 'Leases: units of a scope that are spent without its lock, until the lease is settled. A row is the history of one.';
 comment on column metered.leases.no is 'the number of the lease';
 comment on column metered.leases.opened_at is 'when it was opened';
 comment on column metered.leases.ends_at is 'nothing is spent of it from here on, and anybody may settle it';
-comment on column metered.leases.settled_at is 'when it was settled; null while it is open';
+comment on column metered.leases.settled_at is 'when it was settled, or null while it is open';
 comment on column metered.leases.granted is 'units that it held';
-comment on column metered.leases.spent is 'of granted, what was captured when it was settled';
+comment on column metered.leases.spent is 'captured units of granted, once it is settled';
 comment on column metered.leases.fence is 'the key of its lock';
 comment on column metered.leases.opened_seq is 'the entry that holds its units';
 comment on column metered.leases.settled_seq is 'the last entry of its end';
-comment on column metered.leases.mode is 's its spends are rows, m they are in its owner''s memory, c a child scope has it, r one on another cluster has it; g this is that cluster''s side of it';
+comment on column metered.leases.mode is 's its spends are rows, m they are in its owner''s memory, c a child scope has it, r a child on another cluster has it, g the row on that cluster';
 comment on column metered.leases.scope is 'whose units they are';
 comment on column metered.leases.owner is 'the process that opened it';
-comment on column metered.leases.settled_by is 'who settled it: its owner, or another';
+comment on column metered.leases.settled_by is 'the process that settled it: its owner, or another';
 comment on column metered.leases.child is 'the scope that its units were carved for';
 comment on column metered.leases.home_at is 'of mode g: when the parent''s cluster was known to have settled its side';
 comment on table metered.lease_sum is 'How much all open leases of a scope hold together, so that a refusal need not read them. Written under the scope''s lock; a scope without open leases has no row.';
 comment on column metered.lease_sum.granted is 'sum of leases.granted';
 comment on column metered.lease_sum.scope is 'whose units they are';
-comment on table metered.lease_spends is 'What was spent from leases, in the transactions that spent it. Each takes a range of its lease, as a box of the plane: its lease is one side, its units the other, exact up to 2^53. Ranges that share a unit exclude each other, also where neither session sees the other''s row: the second waits for the first one''s transaction.';
+comment on table metered.lease_spends is 'Spends from leases, written by the transactions that spend. Each takes a range of its lease, as a box of the plane: its lease is one side, its units the other, exact up to 2^53. Ranges that share a unit exclude each other, also where neither session sees the other''s row: the second waits for the first one''s transaction.';
 comment on column metered.lease_spends.lease is 'leases.no';
 comment on column metered.lease_spends.at_offset is 'where its range begins, from 0 on';
 comment on column metered.lease_spends.amount is 'how long it is';
@@ -8422,13 +8422,13 @@ comment on column metered.lease_spends.at is 'when';
 comment on column metered.lease_spends.namespace is 'of the operation';
 comment on column metered.lease_spends.operation is 'the operation''s id, where a command spent it';
 comment on column metered.lease_spends.note is 'actor, tenant, correlation, reason';
-comment on table metered.holds is 'Reservations. What a hold keeps of a scope is in the ledger (held) and in its line; this is who holds it, until when, and how it ended.';
+comment on table metered.holds is 'Reservations. The units that a hold keeps of a scope are in the ledger (held) and in its line. This row says who holds them, until when, and how the hold ended.';
 comment on column metered.holds.no is 'the number of the hold, in the order of placing';
 comment on column metered.holds.placed_at is 'when it was placed';
 comment on column metered.holds.deadline is 'when it ends, unless it is extended';
 comment on column metered.holds.due is 'deadline and grace: its units are free from here on';
 comment on column metered.holds.ceiling is 'no deadline is later';
-comment on column metered.holds.ended_at is 'when it ended; of one that expired it is due';
+comment on column metered.holds.ended_at is 'when it ended: due, if it expired';
 comment on column metered.holds.issued_at is 'the time that the id carries, if it does';
 comment on column metered.holds.version is 'transitions so far';
 comment on column metered.holds.state is 'h held, c captured, r released, x expired';
@@ -8436,9 +8436,9 @@ comment on column metered.holds.returned is 'captured, and given back since';
 comment on column metered.holds.pending is 'not ended, or ended by time and not announced';
 comment on column metered.holds.tenant is 'keeps the ids of tenants apart';
 comment on column metered.holds.id is 'chosen by the caller, or made up';
-comment on column metered.holds.holder is 'who has it; empty for nobody';
-comment on column metered.holds.claim is 'the scope of what is claimed, if it is a claim';
-comment on column metered.holds.entity is 'what a capture linked';
+comment on column metered.holds.holder is 'the holder, or empty for nobody';
+comment on column metered.holds.claim is 'the claimed scope, if it is a claim';
+comment on column metered.holds.entity is 'the entity that a capture linked';
 comment on column metered.holds.fingerprint is 'a version byte and a SHA-256';
 comment on column metered.holds.keys is 'of the locks of its scopes, ascending';
 comment on column metered.holds.metadata is 'of the caller';
@@ -8449,47 +8449,47 @@ comment on column metered.hold_lines.amount is 'placed';
 comment on column metered.hold_lines.captured is 'spent of amount';
 comment on column metered.hold_lines.open is 'counted in the scope''s held';
 comment on column metered.hold_lines.due is 'holds.due';
-comment on column metered.hold_lines.scope is 'what is held';
-comment on column metered.hold_lines.refunded is 'of captured, what was given back by refund_holds';
+comment on column metered.hold_lines.scope is 'the scope that it holds units of';
+comment on column metered.hold_lines.refunded is 'units of captured that refund_holds gave back';
 comment on column metered.hold_lines.opened_seq is 'the entry that holds its units';
 comment on column metered.hold_lines.at_least is 'is captured when the hold expires, as far as it was not before';
-comment on table metered.lots is 'Lots: the credit of a wallet, in parts that end. What a wallet has is in its ledger, as of any scope; this is where it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry of its scope, which the guard lets one writer make.';
+comment on table metered.lots is 'Lots: the credit of a wallet, in parts that end. The wallet''s balance is in its ledger, as of any scope. This table says where it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry of its scope, which the guard lets one writer make.';
 comment on column metered.lots.no is 'the number of the lot';
 comment on column metered.lots.granted_at is 'when it was granted';
-comment on column metered.lots.expires_at is 'nothing is drawn of it from here on; infinity: it never ends';
+comment on column metered.lots.expires_at is 'nothing is drawn of it from here on, or infinity: it never ends';
 comment on column metered.lots.granted_seq is 'the entry that credited it';
 comment on column metered.lots.last_seq is 'the last entry that moved units of it';
 comment on column metered.lots.amount is 'units that it was granted with';
-comment on column metered.lots.rest is 'of amount, what can be drawn';
-comment on column metered.lots.drawn is 'of amount, what was spent, less what was given back';
-comment on column metered.lots.held is 'of amount, what open holds and leases keep';
-comment on column metered.lots.lapsed is 'of amount, what was left at its end, or given back later';
-comment on column metered.lots.revoked is 'of amount, what was taken back';
-comment on column metered.lots.rolled is 'of amount, what went on in another lot';
-comment on column metered.lots.untold is 'of lapsed, what subscribers were not told of yet';
-comment on column metered.lots.roll_cap is 'at its end, so much goes on in another lot; null: nothing';
+comment on column metered.lots.rest is 'units of amount that can be drawn';
+comment on column metered.lots.drawn is 'units of amount that were spent, less refunds';
+comment on column metered.lots.held is 'units of amount in open holds and leases';
+comment on column metered.lots.lapsed is 'units of amount that were left at its end, or refunded later';
+comment on column metered.lots.revoked is 'units of amount that were taken back';
+comment on column metered.lots.rolled is 'units of amount that rolled over into another lot';
+comment on column metered.lots.untold is 'units of lapsed that no subscriber has heard of yet';
+comment on column metered.lots.roll_cap is 'units that roll over at its end at most, or null: none';
 comment on column metered.lots.roll_no is 'the number that one will have';
-comment on column metered.lots.roll_end is 'when that one ends; infinity: never';
-comment on column metered.lots.late is 'how long it lasts what is given back after its end; 0: for ever; null: it lapses';
+comment on column metered.lots.roll_end is 'when that lot ends, or infinity: never';
+comment on column metered.lots.late is 'how long units last that are refunded after its end: 0 for ever, null not at all';
 comment on column metered.lots.from_lot is 'the lot that its units were in before';
-comment on column metered.lots.priority is 'what is drawn first: the lower one';
+comment on column metered.lots.priority is 'a lot of a lower priority is drawn first';
 comment on column metered.lots.origin is 'g granted, c credited without a grant, r rolled over, l given back late';
 comment on column metered.lots.open is 'something can be drawn of it, but for its end';
 comment on column metered.lots.scope is 'the wallet';
 comment on column metered.lots.category is 'of the caller: paid, promotional';
 comment on column metered.lots.reference is 'of the caller, once in a wallet';
-comment on column metered.lots.fingerprint is 'of what was granted under the reference: a version byte and a SHA-256';
-comment on table metered.lot_moves is 'What each entry of a wallet did to its lots.';
+comment on column metered.lots.fingerprint is 'of the grant under the reference: a version byte and a SHA-256';
+comment on table metered.lot_moves is 'The effect of each entry of a wallet on its lots.';
 comment on column metered.lot_moves.seq is 'the entry';
 comment on column metered.lot_moves.nth is '1, 2, 3 and so on in the entry';
-comment on column metered.lot_moves.lot is 'lots.no; 0: overdraft, which no lot covers';
+comment on column metered.lot_moves.lot is 'lots.no, or 0: overdraft, which no lot covers';
 comment on column metered.lot_moves.amount is 'how many units';
-comment on column metered.lot_moves.back is 'of what was taken, what refunds gave back';
-comment on column metered.lot_moves.kind is 'd credited, t taken by a charge, p taken to pay back what was overdrawn, g given back by a refund; h held, q held in place of what was overdrawn, u captured, f freed; e lapsed, v revoked, o rolled over';
+comment on column metered.lot_moves.back is 'units of amount that refunds gave back';
+comment on column metered.lot_moves.kind is 'd credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund, h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over';
 comment on column metered.lot_moves.scope is 'the wallet';
-comment on table metered.lot_holds is 'What open holds and leases keep of lots.';
-comment on column metered.lot_holds.seq is 'the entry that held the units: hold_lines.opened_seq, leases.opened_seq; 0: what was spent and is overdrawn, while lots that have ended are not written';
-comment on column metered.lot_holds.lot is 'lots.no; 0: overdraft';
+comment on table metered.lot_holds is 'Units of lots in open holds and leases.';
+comment on column metered.lot_holds.seq is 'the entry that held the units: hold_lines.opened_seq or leases.opened_seq. 0: spent units that are overdrawn, while ends of lots are unwritten';
+comment on column metered.lot_holds.lot is 'lots.no, or 0: overdraft';
 comment on column metered.lot_holds.amount is 'units';
 comment on column metered.lot_holds.scope is 'the wallet';
 comment on table metered.hold_events is 'Every transition, written with it.';
@@ -8498,8 +8498,8 @@ comment on column metered.hold_events.at is 'when it was recorded';
 comment on column metered.hold_events.deadline is 'of a place or an extension: the new one';
 comment on column metered.hold_events.version is '1, 2, 3 and so on in the hold';
 comment on column metered.hold_events.kind is 'h placed, p captured in part, c captured, e extended, r released, x expired, g given back in part, b given back';
-comment on column metered.hold_events.entity is 'what a capture linked';
-comment on column metered.hold_events.detail is 'a place''s constants; a capture''s lines; what was given back, or (b) was not';
+comment on column metered.hold_events.entity is 'the entity that a capture linked';
+comment on column metered.hold_events.detail is 'a place''s constants, a capture''s lines, or the units given back, with (b) those that were not';
 comment on column metered.hold_events.note is 'actor, tenant, correlation, reason';
 comment on column metered.hold_events.namespace is 'of the operation';
 comment on column metered.hold_events.operation is 'the operation''s id, where a command did it';
@@ -8515,8 +8515,8 @@ comment on column metered.tokens.uses is 'how often it can be used';
 comment on column metered.tokens.used is 'how often it was';
 comment on column metered.tokens.revoked is 'whether it was revoked';
 comment on column metered.tokens.sole is 'minted by replace_token';
-comment on column metered.tokens.purpose is 'what it grants';
-comment on column metered.tokens.subject is 'to whom or for what';
+comment on column metered.tokens.purpose is 'the right that it grants';
+comment on column metered.tokens.subject is 'the user or thing that it is for';
 comment on column metered.tokens.payload is 'json, not jsonb: it comes back byte for byte';
 comment on table metered.job_keys is 'Which job a key was used for. No foreign key: River deletes finished jobs after a day, and a key must be remembered for longer than its job.';
 comment on column metered.job_keys.job_id is 'river_job.id';
@@ -8526,20 +8526,20 @@ comment on column metered.job_keys.key is 'chosen by the caller, once in the que
 comment on column metered.job_keys.kind is 'of the job';
 comment on column metered.job_keys.tenant is 'of the job';
 comment on column metered.job_keys.digest is 'of kind and args, its first byte the version: see jobs/digest.go';
-comment on table metered.operations is 'What committed, by the caller''s id: written with the command''s own writes, so that a record exists exactly where they do. An event of charge_each has one, too, with the result null and one scope; its issued_at is the time of the id, or else when it occurred. And what was refused, where the caller asked for the refusal to be remembered.';
+comment on table metered.operations is 'Commands that committed, by the caller''s id: written with the command''s own writes, so that a record exists exactly where they do. An event of charge_each has one, too, with the result null and one scope. Its issued_at is the time of the id, or else when it occurred. Refusals, too, where the caller asked for the refusal to be remembered.';
 comment on column metered.operations.at is 'when the command was completed';
 comment on column metered.operations.issued_at is 'the time that the id carries, if it does';
 comment on column metered.operations.namespace is 'keeps the ids of tenants apart';
 comment on column metered.operations.id is 'chosen by the caller';
 comment on column metered.operations.fingerprint is 'a version byte and a SHA-256';
 comment on column metered.operations.result is 'JSON, byte for byte as it was returned';
-comment on column metered.operations.scopes is 'what was charged, for the receipt';
-comment on column metered.operations.amounts is 'what each was charged';
+comment on column metered.operations.scopes is 'the charged scopes, for the receipt';
+comment on column metered.operations.amounts is 'the amount of each charge';
 comment on column metered.operations.seqs is 'the number of each entry';
 comment on column metered.operations.ats is 'the time of each entry';
-comment on column metered.operations.holds is 'JSON: what was placed, captured, released; and what it drew of wallets by a step of its own';
-comment on column metered.operations.refusal is 'of one that was refused: why; its result is empty';
-comment on column metered.operations.name is 'what the command is; null for none';
+comment on column metered.operations.holds is 'JSON: the holds that it placed, captured or released, and the draws of its own steps';
+comment on column metered.operations.refusal is 'the reason of a refusal, whose result is empty';
+comment on column metered.operations.name is 'the command''s name, or null';
 comment on column metered.operations.jobs is 'the ids of River''s jobs that it made';
 comment on table metered.operations_horizon is 'The latest time of an id whose record was purged. Never decreases. Always found by its key: with sequential scans off, one would look so expensive that each is compiled first (jit), for 50 ms.';
 comment on column metered.operations_horizon.at is 'ids of this time and before are retired';
@@ -8603,153 +8603,153 @@ comment on function metered.finish_command(text) is 'Lets the COMMIT of a comman
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. No further: a clock that was ahead for a while would refuse new ids for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
 comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, metered.used_units[]) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status: as place; open (this very session was opened before, and its hold is stored); replay (the operation is on record); retired and future, as begin_command; running (another session is open, until deadline, as seen at placed_at); busy (so is one of another command). place says the rest.';
 comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and what is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
-comment on view metered.statement is 'The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1 ms for a thousand entries. Without a scope it reads the whole ledger; a condition on the time alone does not help. What was spent from a lease is one capture here, and lease_spends_words has it in rows.';
-comment on column metered.statement.scope is 'what is charged';
+comment on view metered.statement is 'The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1 ms for a thousand entries. Without a scope it reads the whole ledger, and a condition on the time alone does not help. The spends from a lease are one capture here, and rows of lease_spends_words.';
+comment on column metered.statement.scope is 'the charged scope';
 comment on column metered.statement.seq is '1, 2, 3 and so on in the scope';
 comment on column metered.statement.at is 'by the database''s clock';
-comment on column metered.statement.kind is 'what the entry does';
+comment on column metered.statement.kind is 'the kind of entry';
 comment on column metered.statement.amount is 'of the entry, never negative';
 comment on column metered.statement.change is 'of used';
 comment on column metered.statement.used is 'charges less refunds and credits, so far';
 comment on column metered.statement.held is 'in open holds now';
 comment on column metered.statement.spent is 'charges so far';
 comment on column metered.statement.refunded is 'refunds so far';
-comment on column metered.statement.credited is 'credits so far, less what was taken back of them';
+comment on column metered.statement.credited is 'credits so far, less revoked and lapsed units';
 comment on column metered.statement.refunds_seq is 'of a refund: the number of its charge';
 comment on column metered.statement.hold is 'the hold''s id, where the entry is about one alone';
 comment on column metered.statement.namespace is 'of the operation';
 comment on column metered.statement.operation is 'the operation''s id';
-comment on column metered.statement.actor is 'who made it';
+comment on column metered.statement.actor is 'the person or process that made it';
 comment on column metered.statement.tenant is 'for whom';
-comment on column metered.statement.correlation is 'what it belongs to';
+comment on column metered.statement.correlation is 'the request or case that it belongs to';
 comment on column metered.statement.reason is 'why';
 comment on column metered.statement.occurred_at is 'of a usage event: when it happened, in ISO 8601';
-comment on view metered.scopes is 'What each scope stands at, by its last entry. One scope, or a range of names, takes 20 microseconds a scope. All of them, or a condition on anything else, read the sixteenth part of the ledger that is indexed by time, and each scope''s last entry: 0.1 s for ten thousand scopes.';
+comment on view metered.scopes is 'The state of each scope, by its last entry. One scope, or a range of names, takes 20 microseconds a scope. All of them, or a condition on anything else, read the sixteenth part of the ledger that is indexed by time, and each scope''s last entry: 0.1 s for ten thousand scopes.';
 comment on column metered.scopes.scope is 'its name';
 comment on column metered.scopes.entries is 'how many entries were ever made';
 comment on column metered.scopes.used is 'charges less refunds and credits';
 comment on column metered.scopes.held is 'in open holds, those that are due and not swept among them, and on leases';
 comment on column metered.scopes.spent is 'charges';
 comment on column metered.scopes.refunded is 'refunds';
-comment on column metered.scopes.credited is 'credits, less what was taken back of them';
+comment on column metered.scopes.credited is 'credits, less revoked and lapsed units';
 comment on column metered.scopes.first_at is 'when the first entry was made';
 comment on column metered.scopes.last_at is 'when the last entry was made';
 comment on column metered.scopes.clock_repairs is 'so many';
 comment on column metered.scopes.closed is 'carved from another scope, and given back: nothing new is let in';
-comment on column metered.scopes.created_at is 'when it was declared; null if it was not';
+comment on column metered.scopes.created_at is 'when it was declared, or null';
 comment on column metered.scopes.retired_at is 'since when nothing new is let in that demands a declared scope';
-comment on column metered.scopes.balance is 'of a wallet: what can be drawn, less than 0 if it is overdrawn; with lots that have ended and are not swept';
-comment on column metered.scopes.lots_end is 'of a wallet: no lot that has something ends before this, and one may end then; null: none ends';
-comment on column metered.scopes.told is 'thresholds that were reached and told, by kind (p of a period, w of a window, l of a lifetime; in upper case of what is spent alone), limit and name; those of a period until its end';
-comment on view metered.holds_words is 'Holds, with words for their states. One that is due has expired, whether that is recorded or not. By tenant and id, by tenant and holder, by tenant and entity, or by no it reads an index; units and reason cost a look-up for each row that is shown. Everything else reads all holds.';
+comment on column metered.scopes.balance is 'of a wallet: units that can be drawn, or less than 0 if it is overdrawn. Lots that ended and are not swept count';
+comment on column metered.scopes.lots_end is 'of a wallet: no lot with units ends before this, or null: none ends';
+comment on column metered.scopes.told is 'thresholds that were reached and reported, by kind (p of a period, w of a window, l of a lifetime, in upper case of spending alone), limit and name';
+comment on view metered.holds_words is 'Holds, with words for their states. One that is due has expired, whether that is recorded or not. By tenant and id, by tenant and holder, by tenant and entity, or by no it reads an index. Units and reason cost a look-up for each row that is shown. Everything else reads all holds.';
 comment on column metered.holds_words.no is 'the number of the hold, in the order of placing';
 comment on column metered.holds_words.tenant is 'keeps the ids of tenants apart';
 comment on column metered.holds_words.id is 'chosen by the caller, or made up';
-comment on column metered.holds_words.holder is 'who has it';
-comment on column metered.holds_words.state is 'what became of it';
+comment on column metered.holds_words.holder is 'the holder';
+comment on column metered.holds_words.state is 'the state';
 comment on column metered.holds_words.placed_at is 'when it was placed';
 comment on column metered.holds_words.deadline is 'when it ends, unless it is extended';
 comment on column metered.holds_words.due is 'deadline and grace: its units are free from here on';
 comment on column metered.holds_words.ended_at is 'when it ended';
-comment on column metered.holds_words.claim is 'the scope of what is claimed, if it is a claim';
-comment on column metered.holds_words.entity is 'what a capture linked';
+comment on column metered.holds_words.claim is 'the claimed scope, if it is a claim';
+comment on column metered.holds_words.entity is 'the entity that a capture linked';
 comment on column metered.holds_words.metadata is 'of the caller';
 comment on column metered.holds_words.units is 'by scope, as they were placed';
 comment on column metered.holds_words.captured is 'of these, by scope';
 comment on column metered.holds_words.reason is 'why it was released or given back';
-comment on view metered.hold_events_words is 'What happened to holds, with words for the transitions. By tenant and id it reads an index; everything else reads all that ever happened.';
+comment on view metered.hold_events_words is 'The history of holds, with words for the transitions. By tenant and id it reads an index, everything else reads all that ever happened.';
 comment on column metered.hold_events_words.tenant is 'of the hold';
 comment on column metered.hold_events_words.id is 'of the hold';
 comment on column metered.hold_events_words.version is '1, 2, 3 and so on in the hold';
-comment on column metered.hold_events_words.kind is 'what happened';
+comment on column metered.hold_events_words.kind is 'the transition';
 comment on column metered.hold_events_words.at is 'when it was recorded';
 comment on column metered.hold_events_words.deadline is 'the new one, of a placement or an extension';
-comment on column metered.hold_events_words.entity is 'what a capture linked';
+comment on column metered.hold_events_words.entity is 'the entity that a capture linked';
 comment on column metered.hold_events_words.detail is 'more about it';
 comment on column metered.hold_events_words.note is 'actor, tenant, correlation, reason';
 comment on column metered.hold_events_words.namespace is 'of the operation';
 comment on column metered.hold_events_words.operation is 'the operation''s id';
-comment on view metered.leases_words is 'Leases, with words. By no, or by scope, it reads an index; everything else reads all leases.';
+comment on view metered.leases_words is 'Leases, with words. By no, or by scope, it reads an index. Everything else reads all leases.';
 comment on column metered.leases_words.no is 'the number of the lease';
 comment on column metered.leases_words.scope is 'whose units they are';
 comment on column metered.leases_words.owner is 'the process that opened it';
 comment on column metered.leases_words.child is 'the scope that its units were carved for';
-comment on column metered.leases_words.mode is 'how its spends are told';
+comment on column metered.leases_words.mode is 'how its spends are recorded';
 comment on column metered.leases_words.state is 'ended: its time is over, and nobody has settled it';
 comment on column metered.leases_words.opened_at is 'when it was opened';
 comment on column metered.leases_words.ends_at is 'nothing is spent of it from here on';
 comment on column metered.leases_words.settled_at is 'when it was settled';
-comment on column metered.leases_words.settled_by is 'who settled it';
+comment on column metered.leases_words.settled_by is 'the process that settled it';
 comment on column metered.leases_words.granted is 'units that it held';
-comment on column metered.leases_words.spent is 'of granted, what was captured when it was settled';
+comment on column metered.leases_words.spent is 'captured units of granted, once it is settled';
 comment on column metered.leases_words.opened_seq is 'the entry of the ledger that holds its units';
 comment on column metered.leases_words.settled_seq is 'the last entry of its end';
-comment on view metered.lease_spends_words is 'What was spent from leases whose spends are rows. By lease it reads an index; everything else reads all spends.';
+comment on view metered.lease_spends_words is 'Spends from leases whose spends are rows. By lease it reads an index. Everything else reads all spends.';
 comment on column metered.lease_spends_words.lease is 'leases_words.no';
 comment on column metered.lease_spends_words.at_offset is 'where its range begins in the lease';
 comment on column metered.lease_spends_words.amount is 'units';
 comment on column metered.lease_spends_words.at is 'when';
 comment on column metered.lease_spends_words.namespace is 'of the operation';
 comment on column metered.lease_spends_words.operation is 'the operation''s id, where a command spent it';
-comment on column metered.lease_spends_words.actor is 'who spent it';
+comment on column metered.lease_spends_words.actor is 'the person or process that spent it';
 comment on column metered.lease_spends_words.tenant is 'for whom';
-comment on column metered.lease_spends_words.correlation is 'what it belongs to';
+comment on column metered.lease_spends_words.correlation is 'the request or case that it belongs to';
 comment on column metered.lease_spends_words.reason is 'why';
-comment on view metered.operations_words is 'Commands that committed, and refusals that were to be remembered; usage events, too. Without the input, of which only a hash is stored, and without the result. By namespace and id, or by the time at, it reads an index; everything else reads all records.';
+comment on view metered.operations_words is 'Commands that committed, recorded refusals, and usage events. Without the input, of which only a hash is stored, and without the result. By namespace and id, or by the time at, it reads an index. Everything else reads all records.';
 comment on column metered.operations_words.namespace is 'keeps the ids of tenants apart';
 comment on column metered.operations_words.id is 'chosen by the caller';
-comment on column metered.operations_words.name is 'what the command is; null of a usage event';
-comment on column metered.operations_words.state is 'what became of it';
+comment on column metered.operations_words.name is 'the command''s name, or null of a usage event';
+comment on column metered.operations_words.state is 'the state';
 comment on column metered.operations_words.at is 'when it was completed';
 comment on column metered.operations_words.issued_at is 'the time that the id carries, if it does';
-comment on column metered.operations_words.scopes is 'what was charged';
-comment on column metered.operations_words.amounts is 'what each was charged';
-comment on column metered.operations_words.seqs is 'the number of each entry; 0 of what was spent from a lease';
+comment on column metered.operations_words.scopes is 'the charged scopes';
+comment on column metered.operations_words.amounts is 'the amount of each charge';
+comment on column metered.operations_words.seqs is 'the number of each entry, or 0 of a spend from a lease';
 comment on column metered.operations_words.ats is 'the time of each entry';
-comment on column metered.operations_words.holds is 'what it placed, captured, released or gave back';
+comment on column metered.operations_words.holds is 'the holds that it placed, captured, released or gave back';
 comment on column metered.operations_words.jobs is 'the ids of River''s jobs that it made';
 comment on column metered.operations_words.refusal_code is 'why it was refused, as metered.Code has it';
 comment on column metered.operations_words.refusal_text is 'the same for people';
 comment on column metered.operations_words.refusal_limits is 'of a denial by limits: which, and by how much';
-comment on view metered.tokens_words is 'Tokens without what one could use: neither the token, which is stored nowhere, nor its digest, nor its payload. By purpose and subject, of tokens that are open, it reads an index if ended_at is null is asked for; everything else reads all tokens.';
-comment on column metered.tokens_words.purpose is 'what it grants';
-comment on column metered.tokens_words.subject is 'to whom or for what';
-comment on column metered.tokens_words.state is 'what became of it';
+comment on view metered.tokens_words is 'Tokens without anything that a thief could use: neither the token, which is stored nowhere, nor its digest, nor its payload. By purpose and subject, of tokens that are open, it reads an index if ended_at is null is asked for; everything else reads all tokens.';
+comment on column metered.tokens_words.purpose is 'the right that it grants';
+comment on column metered.tokens_words.subject is 'the user or thing that it is for';
+comment on column metered.tokens_words.state is 'the state';
 comment on column metered.tokens_words.minted_at is 'when it was minted';
 comment on column metered.tokens_words.expires_at is 'when it is no longer good';
 comment on column metered.tokens_words.ended_at is 'last use, revocation, or expiry seen by a revocation';
 comment on column metered.tokens_words.uses is 'how often it can be used';
 comment on column metered.tokens_words.used is 'how often it was';
 comment on column metered.tokens_words.sole is 'whether it replaced the subject''s token before it';
-comment on view metered.lots_words is 'Lots of wallets, with words for their states. By scope, or by no, it reads an index; everything else reads all lots. What is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled.';
+comment on view metered.lots_words is 'Lots of wallets, with words for their states. By scope, or by no, it reads an index. Everything else reads all lots. What is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled.';
 comment on column metered.lots_words.no is 'the number of the lot';
 comment on column metered.lots_words.scope is 'the wallet';
 comment on column metered.lots_words.reference is 'of the caller, once in a wallet';
 comment on column metered.lots_words.category is 'of the caller, as paid or promotional';
 comment on column metered.lots_words.priority is 'the lower one is drawn first';
-comment on column metered.lots_words.state is 'ended: something was left at its end, whether that is written down or not; held: what is left is in open holds and leases';
+comment on column metered.lots_words.state is 'ended: units were left at its end, whether that is written down or not. held: the rest is in open holds and leases';
 comment on column metered.lots_words.origin is 'where its units are from';
 comment on column metered.lots_words.from_lot is 'the lot that they were in before';
 comment on column metered.lots_words.granted_at is 'when it was granted';
-comment on column metered.lots_words.expires_at is 'nothing is drawn of it from here on; null: it never ends';
+comment on column metered.lots_words.expires_at is 'nothing is drawn of it from here on, or null: it never ends';
 comment on column metered.lots_words.granted is 'units that it was granted with';
-comment on column metered.lots_words.rest is 'of these, what can be drawn; of one that has ended, what lapses or rolls over when the wallet is written to, or swept';
-comment on column metered.lots_words.drawn is 'of these, what was spent, less what was given back';
-comment on column metered.lots_words.held is 'of these, what open holds and leases keep, though the lot has ended';
-comment on column metered.lots_words.lapsed is 'of these, what was left at its end or given back later: breakage';
-comment on column metered.lots_words.revoked is 'of these, what was taken back';
-comment on column metered.lots_words.rolled is 'of these, what went on in another lot';
+comment on column metered.lots_words.rest is 'units that can be drawn. After its end, units that lapse or roll over with the next write or sweep';
+comment on column metered.lots_words.drawn is 'units that were spent, less refunds';
+comment on column metered.lots_words.held is 'units in open holds and leases, after its end, too';
+comment on column metered.lots_words.lapsed is 'units that were left at its end or refunded later: breakage';
+comment on column metered.lots_words.revoked is 'units that were taken back';
+comment on column metered.lots_words.rolled is 'units that rolled over into another lot';
 comment on column metered.lots_words.granted_seq is 'the entry that credited it';
 comment on column metered.lots_words.last_seq is 'the last entry that moved units of it';
-comment on view metered.lots_statement is 'The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a look-up for each row; a lot or a time alone does not help. Moves of entries that were purged are gone.';
+comment on view metered.lots_statement is 'The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a look-up for each row. A lot or a time alone does not help. Moves of entries that were purged are gone.';
 comment on column metered.lots_statement.scope is 'the wallet';
 comment on column metered.lots_statement.seq is 'the entry: statement.seq';
 comment on column metered.lots_statement.nth is '1, 2, 3 and so on in the entry';
 comment on column metered.lots_statement.at is 'when, by the database''s clock';
-comment on column metered.lots_statement.lot is 'lots_words.no; null: overdraft, which no lot covers';
+comment on column metered.lots_statement.lot is 'lots_words.no, or null: overdraft, which no lot covers';
 comment on column metered.lots_statement.reference is 'of the lot';
 comment on column metered.lots_statement.category is 'of the lot';
-comment on column metered.lots_statement.does is 'what the entry did to the lot; paid back: taken for what was overdrawn before, held after: for what was held before, and overdrawn';
+comment on column metered.lots_statement.does is 'the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold';
 comment on column metered.lots_statement.amount is 'units';
 comment on column metered.lots_statement.change is 'of the lot''s rest';
 comment on column metered.lots_statement.given_back is 'of what was drawn, what refunds gave back';

@@ -1,41 +1,41 @@
--- What people and their tools read: the tables with words for kinds and states, and without what
+-- Views for people and their tools: the tables with words for kinds and states, and without the columns that
 -- is nobody's business. No function of a command reads them. See metered.GrantReportingSQL.
 --
 -- They are stable: a later version may add columns at the end, and changes none. A view belongs to
--- the schema's owner and reads with the owner's rights; so whoever may read the view needs no right
+-- the schema's owner and reads with the owner's rights; so a role that may read the view needs no right
 -- on its tables. None of them hides rows, so none is a security_barrier, which would keep conditions
 -- from the indexes. Now is metered.clock(), which the reader may execute. It is read once a query, in a subquery
 -- of its own: beside the columns it would keep conditions from the indexes.
 
 -- The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1
--- ms for a thousand entries. Without a scope it reads the whole ledger; a condition on the time
--- alone does not help. What was spent from a lease is one capture here, and lease_spends_words has it in rows.
+-- ms for a thousand entries. Without a scope it reads the whole ledger, and a condition on the time
+-- alone does not help. The spends from a lease are one capture here, and rows of lease_spends_words.
 create view metered.statement as
-select l.scope,                                 -- what is charged
+select l.scope,                                 -- the charged scope
     l.seq,                                      -- 1, 2, 3 and so on in the scope
     l.at,                                       -- by the database's clock
     case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund' when 'k' then 'clock repair' when 'z' then 'close'
         when 'h' then 'hold' when 'u' then 'capture' when 'l' then 'release' when 'x' then 'expire'
-        when 'e' then 'lapse' when 'v' then 'revoke' when 'o' then 'roll over' end as kind, -- what the entry does
+        when 'e' then 'lapse' when 'v' then 'revoke' when 'o' then 'roll over' end as kind, -- the kind of entry
     l.amount,                                   -- of the entry, never negative
     case when l.kind in ('c', 'u', 'e', 'v', 'o') then l.amount when l.kind in ('r', 'd') then -l.amount else 0 end as change, -- of used
     l.spent - l.refunded - l.credited as used,  -- charges less refunds and credits, so far
     l.held,                                     -- in open holds now
     l.spent,                                    -- charges so far
     l.refunded,                                 -- refunds so far
-    l.credited,                                 -- credits so far, less what was taken back of them
+    l.credited,                                 -- credits so far, less revoked and lapsed units
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
     l.namespace,                                -- of the operation
     l.operation,                                -- the operation's id
-    l.note ->> 'actor' as actor,                -- who made it
+    l.note ->> 'actor' as actor,                -- the person or process that made it
     l.note ->> 'tenant' as tenant,              -- for whom
-    l.note ->> 'correlation' as correlation,    -- what it belongs to
+    l.note ->> 'correlation' as correlation,    -- the request or case that it belongs to
     l.note ->> 'reason' as reason,              -- why
     l.note ->> 'occurred_at' as occurred_at     -- of a usage event: when it happened, in ISO 8601
 from metered.ledger l;
 
--- What each scope stands at, by its last entry. One scope, or a range of names, takes 20
+-- The state of each scope, by its last entry. One scope, or a range of names, takes 20
 -- microseconds a scope. All of them, or a condition on anything else, read the sixteenth part of the ledger that is
 -- indexed by time, and each scope's last entry: 0.1 s for ten thousand scopes.
 create view metered.scopes as
@@ -45,16 +45,16 @@ select f.scope,                                 -- its name
     l.held,                                     -- in open holds, those that are due and not swept among them, and on leases
     l.spent,                                    -- charges
     l.refunded,                                 -- refunds
-    l.credited,                                 -- credits, less what was taken back of them
+    l.credited,                                 -- credits, less revoked and lapsed units
     f.at as first_at,                           -- when the first entry was made
     l.at as last_at,                            -- when the last entry was made
     l.epoch as clock_repairs,                   -- so many
     coalesce(l.next_due = '-infinity', false) as closed, -- carved from another scope, and given back: nothing new is let in
-    r.created_at,                               -- when it was declared; null if it was not
+    r.created_at,                               -- when it was declared, or null
     r.retired_at,                               -- since when nothing new is let in that demands a declared scope
-    case when l.lots_end is not null then l.credited - l.spent + l.refunded - l.held end as balance, -- of a wallet: what can be drawn, less than 0 if it is overdrawn; with lots that have ended and are not swept
-    nullif(l.lots_end, 'infinity') as lots_end,  -- of a wallet: no lot that has something ends before this, and one may end then; null: none ends
-    l.crossed as told                           -- thresholds that were reached and told, by kind (p of a period, w of a window, l of a lifetime; in upper case of what is spent alone), limit and name; those of a period until its end
+    case when l.lots_end is not null then l.credited - l.spent + l.refunded - l.held end as balance, -- of a wallet: units that can be drawn, or less than 0 if it is overdrawn. Lots that ended and are not swept count
+    nullif(l.lots_end, 'infinity') as lots_end,  -- of a wallet: no lot with units ends before this, or null: none ends
+    l.crossed as told                           -- thresholds that were reached and reported, by kind (p of a period, w of a window, l of a lifetime, in upper case of spending alone), limit and name
 from metered.ledger f
     cross join lateral (select y.seq, y.spent, y.refunded, y.credited, y.held, y.at, y.epoch, y.next_due, y.lots_end, y.crossed
         from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) l
@@ -62,22 +62,22 @@ from metered.ledger f
 where f.seq = 1 and f.seq & 15 = 1;             -- as the index over time has it
 
 -- Holds, with words for their states. One that is due has expired, whether that is recorded or not.
--- By tenant and id, by tenant and holder, by tenant and entity, or by no it reads an index; units
+-- By tenant and id, by tenant and holder, by tenant and entity, or by no it reads an index. Units
 -- and reason cost a look-up for each row that is shown. Everything else reads all holds.
 create view metered.holds_words as
 select h.no,                                    -- the number of the hold, in the order of placing
     h.tenant,                                   -- keeps the ids of tenants apart
     h.id,                                       -- chosen by the caller, or made up
-    h.holder,                                   -- who has it
+    h.holder,                                   -- the holder
     case when h.state = 'h' and h.due <= c.now then 'expired' when h.state = 'h' then 'held'
         when h.returned then 'captured and given back' when h.state = 'c' then 'captured'
-        when h.state = 'r' then 'released' else 'expired' end as state, -- what became of it
+        when h.state = 'r' then 'released' else 'expired' end as state, -- the state
     h.placed_at,                                -- when it was placed
     h.deadline,                                 -- when it ends, unless it is extended
     h.due,                                      -- deadline and grace: its units are free from here on
     case when h.state = 'h' and h.due <= c.now then h.due else h.ended_at end as ended_at, -- when it ended
-    h.claim,                                    -- the scope of what is claimed, if it is a claim
-    h.entity,                                   -- what a capture linked
+    h.claim,                                    -- the claimed scope, if it is a claim
+    h.entity,                                   -- the entity that a capture linked
     h.metadata,                                 -- of the caller
     (select jsonb_object_agg(l.scope, l.amount) from metered.hold_lines l where l.hold = h.no) as units, -- by scope, as they were placed
     (select jsonb_object_agg(l.scope, case when h.state = 'x' or h.state = 'h' and h.due <= c.now
@@ -86,42 +86,42 @@ select h.no,                                    -- the number of the hold, in th
         select e.note ->> 'reason' from metered.hold_events e where e.hold = h.no and e.version = h.version) end as reason -- why it was released or given back
 from metered.holds h, (select metered.clock() as now) c;
 
--- What happened to holds, with words for the transitions. By tenant and id it reads an index;
+-- The history of holds, with words for the transitions. By tenant and id it reads an index,
 -- everything else reads all that ever happened.
 create view metered.hold_events_words as
 select h.tenant,                                -- of the hold
     h.id,                                       -- of the hold
     e.version,                                  -- 1, 2, 3 and so on in the hold
     case e.kind when 'h' then 'placed' when 'p' then 'captured in part' when 'c' then 'captured' when 'e' then 'extended'
-        when 'r' then 'released' when 'x' then 'expired' when 'g' then 'returned in part' when 'b' then 'returned' end as kind, -- what happened
+        when 'r' then 'released' when 'x' then 'expired' when 'g' then 'returned in part' when 'b' then 'returned' end as kind, -- the transition
     e.at,                                       -- when it was recorded
     e.deadline,                                 -- the new one, of a placement or an extension
-    e.entity,                                   -- what a capture linked
+    e.entity,                                   -- the entity that a capture linked
     e.detail,                                   -- more about it
     e.note,                                     -- actor, tenant, correlation, reason
     e.namespace,                                -- of the operation
     e.operation                                 -- the operation's id
 from metered.hold_events e join metered.holds h on h.no = e.hold;
 
--- Leases, with words. By no, or by scope, it reads an index; everything else reads all leases.
+-- Leases, with words. By no, or by scope, it reads an index. Everything else reads all leases.
 create view metered.leases_words as
 select l.no,                                    -- the number of the lease
     l.scope,                                    -- whose units they are
     l.owner,                                    -- the process that opened it
     l.child,                                    -- the scope that its units were carved for
-    case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end as mode, -- how its spends are told
+    case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end as mode, -- how its spends are recorded
     case when l.settled_at is not null then 'settled' when l.ends_at <= c.now then 'ended' else 'out' end as state, -- ended: its time is over, and nobody has settled it
     l.opened_at,                                -- when it was opened
     l.ends_at,                                  -- nothing is spent of it from here on
     l.settled_at,                               -- when it was settled
-    l.settled_by,                               -- who settled it
+    l.settled_by,                               -- the process that settled it
     l.granted,                                  -- units that it held
-    l.spent,                                    -- of granted, what was captured when it was settled
+    l.spent,                                    -- captured units of granted, once it is settled
     l.opened_seq,                               -- the entry of the ledger that holds its units
     l.settled_seq                               -- the last entry of its end
 from metered.leases l, (select metered.clock() as now) c;
 
--- What was spent from leases whose spends are rows. By lease it reads an index; everything else reads all spends.
+-- Spends from leases whose spends are rows. By lease it reads an index. Everything else reads all spends.
 create view metered.lease_spends_words as
 select s.lease,                                 -- leases_words.no
     s.at_offset,                                -- where its range begins in the lease
@@ -129,43 +129,43 @@ select s.lease,                                 -- leases_words.no
     s.at,                                       -- when
     s.namespace,                                -- of the operation
     s.operation,                                -- the operation's id, where a command spent it
-    s.note ->> 'actor' as actor,                -- who spent it
+    s.note ->> 'actor' as actor,                -- the person or process that spent it
     s.note ->> 'tenant' as tenant,              -- for whom
-    s.note ->> 'correlation' as correlation,    -- what it belongs to
+    s.note ->> 'correlation' as correlation,    -- the request or case that it belongs to
     s.note ->> 'reason' as reason               -- why
 from metered.lease_spends s;
 
--- Commands that committed, and refusals that were to be remembered; usage events, too. Without the
+-- Commands that committed, recorded refusals, and usage events. Without the
 -- input, of which only a hash is stored, and without the result. By namespace and id, or by the time at, it reads
--- an index; everything else reads all records.
+-- an index. Everything else reads all records.
 create view metered.operations_words as
 select o.namespace,                             -- keeps the ids of tenants apart
     o.id,                                       -- chosen by the caller
-    o.name,                                     -- what the command is; null of a usage event
-    case when o.refusal is null then 'committed' else 'refused' end as state, -- what became of it
+    o.name,                                     -- the command's name, or null of a usage event
+    case when o.refusal is null then 'committed' else 'refused' end as state, -- the state
     o.at,                                       -- when it was completed
     o.issued_at,                                -- the time that the id carries, if it does
-    o.scopes,                                   -- what was charged
-    o.amounts,                                  -- what each was charged
-    o.seqs,                                     -- the number of each entry; 0 of what was spent from a lease
+    o.scopes,                                   -- the charged scopes
+    o.amounts,                                  -- the amount of each charge
+    o.seqs,                                     -- the number of each entry, or 0 of a spend from a lease
     o.ats,                                      -- the time of each entry
     (select jsonb_agg(jsonb_build_object('tenant', j.h ->> 'tenant', 'id', j.h ->> 'id', 'state', case
             when (j.h ->> 'returned')::boolean then 'returned' else case j.h ->> 'state' when 'h' then 'held' when 'c' then 'captured' when 'r' then 'released' else 'expired' end end))
-        from (select x::json as h from unnest(o.holds) x) j) as holds, -- what it placed, captured, released or gave back
+        from (select x::json as h from unnest(o.holds) x) j) as holds, -- the holds that it placed, captured, released or gave back
     o.jobs,                                     -- the ids of River's jobs that it made
     o.refusal ->> 'code' as refusal_code,       -- why it was refused, as metered.Code has it
     o.refusal ->> 'text' as refusal_text,       -- the same for people
     o.refusal -> 'exceeded' -> 'refusals' as refusal_limits -- of a denial by limits: which, and by how much
 from metered.operations o;
 
--- Tokens without what one could use: neither the token, which is stored nowhere, nor its digest, nor
+-- Tokens without anything that a thief could use: neither the token, which is stored nowhere, nor its digest, nor
 -- its payload. By purpose and subject, of tokens that are open, it reads an index if ended_at is null is asked for;
 -- everything else reads all tokens.
 create view metered.tokens_words as
-select t.purpose,                               -- what it grants
-    t.subject,                                  -- to whom or for what
+select t.purpose,                               -- the right that it grants
+    t.subject,                                  -- the user or thing that it is for
     case when t.used >= t.uses then 'used up' when t.revoked then 'revoked'
-        when t.ended_at is not null or t.expires_at <= c.now then 'expired' else 'open' end as state, -- what became of it
+        when t.ended_at is not null or t.expires_at <= c.now then 'expired' else 'open' end as state, -- the state
     t.minted_at,                                -- when it was minted
     t.expires_at,                               -- when it is no longer good
     t.ended_at,                                 -- last use, revocation, or expiry seen by a revocation
@@ -174,7 +174,7 @@ select t.purpose,                               -- what it grants
     t.sole                                      -- whether it replaced the subject's token before it
 from metered.tokens t, (select metered.clock() as now) c;
 
--- Lots of wallets, with words for their states. By scope, or by no, it reads an index; everything else reads all lots. What
+-- Lots of wallets, with words for their states. By scope, or by no, it reads an index. Everything else reads all lots. What
 -- is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled.
 create view metered.lots_words as
 select y.no,                                    -- the number of the lot
@@ -183,34 +183,34 @@ select y.no,                                    -- the number of the lot
     y.category,                                 -- of the caller, as paid or promotional
     y.priority,                                 -- the lower one is drawn first
     case when y.rest > 0 and y.expires_at <= c.now then 'ended' when y.rest > 0 then 'open' when y.held > 0 then 'held'
-        when y.lapsed > 0 or y.rolled > 0 then 'ended' when y.revoked = y.amount then 'revoked' else 'used up' end as state, -- ended: something was left at its end, whether that is written down or not; held: what is left is in open holds and leases
+        when y.lapsed > 0 or y.rolled > 0 then 'ended' when y.revoked = y.amount then 'revoked' else 'used up' end as state, -- ended: units were left at its end, whether that is written down or not. held: the rest is in open holds and leases
     case y.origin when 'g' then 'granted' when 'c' then 'credited' when 'r' then 'rolled over' else 'given back late' end as origin, -- where its units are from
     y.from_lot,                                 -- the lot that they were in before
     y.granted_at,                               -- when it was granted
-    nullif(y.expires_at, 'infinity') as expires_at, -- nothing is drawn of it from here on; null: it never ends
+    nullif(y.expires_at, 'infinity') as expires_at, -- nothing is drawn of it from here on, or null: it never ends
     y.amount as granted,                        -- units that it was granted with
-    y.rest,                                     -- of these, what can be drawn; of one that has ended, what lapses or rolls over when the wallet is written to, or swept
-    y.drawn,                                    -- of these, what was spent, less what was given back
-    y.held,                                     -- of these, what open holds and leases keep, though the lot has ended
-    y.lapsed,                                   -- of these, what was left at its end or given back later: breakage
-    y.revoked,                                  -- of these, what was taken back
-    y.rolled,                                   -- of these, what went on in another lot
+    y.rest,                                     -- units that can be drawn. After its end, units that lapse or roll over with the next write or sweep
+    y.drawn,                                    -- units that were spent, less refunds
+    y.held,                                     -- units in open holds and leases, after its end, too
+    y.lapsed,                                   -- units that were left at its end or refunded later: breakage
+    y.revoked,                                  -- units that were taken back
+    y.rolled,                                   -- units that rolled over into another lot
     y.granted_seq,                              -- the entry that credited it
     y.last_seq                                  -- the last entry that moved units of it
 from metered.lots y, (select metered.clock() as now) c;
 
 -- The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a
--- look-up for each row; a lot or a time alone does not help. Moves of entries that were purged are gone.
+-- look-up for each row. A lot or a time alone does not help. Moves of entries that were purged are gone.
 create view metered.lots_statement as
 select m.scope,                                 -- the wallet
     m.seq,                                      -- the entry: statement.seq
     m.nth,                                      -- 1, 2, 3 and so on in the entry
     l.at,                                       -- when, by the database's clock
-    nullif(m.lot, 0) as lot,                    -- lots_words.no; null: overdraft, which no lot covers
+    nullif(m.lot, 0) as lot,                    -- lots_words.no, or null: overdraft, which no lot covers
     y.reference,                                -- of the lot
     y.category,                                 -- of the lot
     case m.kind when 'd' then 'credited' when 't' then 'taken' when 'p' then 'paid back' when 'g' then 'given back' when 'h' then 'held' when 'q' then 'held after'
-        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' end as does, -- what the entry did to the lot; paid back: taken for what was overdrawn before, held after: for what was held before, and overdrawn
+        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' end as does, -- the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold
     m.amount,                                   -- units
     case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind = 'u' then 0 else -m.amount end as change, -- of the lot's rest
     m.back as given_back,                       -- of what was drawn, what refunds gave back

@@ -16,24 +16,24 @@ create table metered.ledger (
     at        timestamptz not null,   -- never decreases along seq within an epoch
     spent     bigint      not null,   -- sum of charges so far, never decreases
     refunded  bigint      not null,   -- sum of refunds so far, never decreases
-    credited  bigint      not null,   -- sum of credits so far, less what was taken back of them
+    credited  bigint      not null,   -- sum of credits so far, less revoked and lapsed units
     held      bigint      not null,   -- units in open holds now
     epoch     smallint    not null,   -- clock repairs so far
     kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair,
                                       -- z the scope was closed: nothing new is let in;
                                       -- of holds: h held, u captured (used), l released, x expired;
                                       -- of lots, credit taken back: e lapsed (ended), v revoked, o rolled over
-    scope     text collate "C" not null, -- what is charged
-    next_due  timestamptz,            -- no open hold falls due before this; -infinity: the scope is closed
+    scope     text collate "C" not null, -- the charged scope
+    next_due  timestamptz,            -- no open hold falls due before this, or -infinity: the scope is closed
     ref       bigint,                 -- of a refund: the seq of its charge
     hold      text,                   -- the hold's id, where the entry is about one alone
     namespace text,                   -- of the operation
     operation text,                     -- the operation's id, where a command made the entry
     note      jsonb,                  -- actor, tenant, correlation, reason
-    anchor_at timestamptz,            -- some time in the past, of which anchor_spent is known; null for none
-    anchor_spent bigint,              -- what had been spent by then: a bound of what was spent since
-    lots_end timestamptz,             -- no lot of the scope ends before this; null: it has no lots
-    crossed jsonb,                    -- the thresholds that were told, until they are armed again; null for none
+    anchor_at timestamptz,            -- some time in the past, for which anchor_spent is known, or null
+    anchor_spent bigint,              -- spent at that time: it bounds the units spent since
+    lots_end timestamptz,             -- no lot of the scope ends before this, or null: the scope has no lots
+    crossed jsonb,                    -- the reported thresholds, until they are armed again, or null
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
     primary key (scope, seq)
@@ -62,8 +62,8 @@ create table metered.refund_sum (
 -- A row stays when its scope is retired, so that no program creates the scope again unawares.
 create table metered.resources (
     created_at timestamptz not null,    -- when it was declared first
-    retired_at timestamptz,             -- since when nothing new is let in; null if it is
-    scope      text collate "C" primary key -- what exists
+    retired_at timestamptz,             -- since when nothing new is let in, or null
+    scope      text collate "C" primary key -- the name
 );
 
 -- Leases: units of a scope that are spent without its lock, until the lease is settled. A row is the
@@ -72,17 +72,17 @@ create table metered.leases (
     no          bigint      generated always as identity primary key, -- the number of the lease
     opened_at   timestamptz not null,   -- when it was opened
     ends_at     timestamptz not null,   -- nothing is spent of it from here on, and anybody may settle it
-    settled_at  timestamptz,            -- when it was settled; null while it is open
+    settled_at  timestamptz,            -- when it was settled, or null while it is open
     granted     bigint      not null,   -- units that it held
-    spent       bigint,                 -- of granted, what was captured when it was settled
+    spent       bigint,                 -- captured units of granted, once it is settled
     fence       bigint      not null,   -- the key of its lock
     opened_seq  bigint      not null,   -- the entry that holds its units
     settled_seq bigint,                 -- the last entry of its end
     mode        "char"      not null,   -- s its spends are rows, m they are in its owner's memory, c a child scope has it,
-                                        -- r one on another cluster has it; g this is that cluster's side of it
+                                        -- r a child on another cluster has it, g the row on that cluster
     scope       text collate "C" not null, -- whose units they are
     owner       text collate "C" not null, -- the process that opened it
-    settled_by  text collate "C",       -- who settled it: its owner, or another
+    settled_by  text collate "C",       -- the process that settled it: its owner, or another
     child       text collate "C",       -- the scope that its units were carved for
     home_at     timestamptz             -- of mode g: when the parent's cluster was known to have settled its side
 );
@@ -90,7 +90,7 @@ create table metered.leases (
 -- A scope is carved for once.
 create unique index leases_child on metered.leases (child, (mode = 'r')) where child is not null;
 
--- What is open of a scope, when it ends, and the history of a scope and by age.
+-- The open leases of a scope by their end, the history of a scope, and settled leases by age.
 create index leases_open on metered.leases (scope, ends_at) where settled_at is null;
 create index leases_due on metered.leases (ends_at) where settled_at is null;
 create index leases_scope on metered.leases (scope, no);
@@ -103,7 +103,7 @@ create table metered.lease_sum (
     scope   text collate "C" primary key -- whose units they are
 );
 
--- What was spent from leases, in the transactions that spent it. Each takes a range of its lease, as a box of the plane: its lease
+-- Spends from leases, written by the transactions that spend. Each takes a range of its lease, as a box of the plane: its lease
 -- is one side, its units the other, exact up to 2^53. Ranges that share a unit exclude each other, also where neither session sees the other's row:
 -- the second waits for the first one's transaction.
 create table metered.lease_spends (
@@ -118,12 +118,12 @@ create table metered.lease_spends (
     constraint lease_spends_apart exclude using gist (box(point(lease, at_offset), point(lease, at_offset + amount - 1)) with &&)
 );
 
--- Reservations. What a hold keeps of a scope is in the ledger (held) and in its
--- line; this is who holds it, until when, and how it ended.
+-- Reservations. The units that a hold keeps of a scope are in the ledger (held) and in its
+-- line. This row says who holds them, until when, and how the hold ended.
 --
 -- Locks are taken in one order everywhere: the scopes' advisory locks by key, then
 -- rows of holds by no. Under the lock of any of its scopes a hold can only expire.
--- That is decided once, here, by the plain clock; each line is then freed under its
+-- That is decided once, here, by the plain clock. Each line is then freed under its
 -- own scope's lock, by whoever comes.
 create table metered.holds (
     no          bigint      generated always as identity primary key, -- the number of the hold, in the order of placing
@@ -131,7 +131,7 @@ create table metered.holds (
     deadline    timestamptz not null,   -- when it ends, unless it is extended
     due         timestamptz not null,   -- deadline and grace: its units are free from here on
     ceiling     timestamptz not null,   -- no deadline is later
-    ended_at    timestamptz,            -- when it ended; of one that expired it is due
+    ended_at    timestamptz,            -- when it ended: due, if it expired
     issued_at   timestamptz,            -- the time that the id carries, if it does
     version     int         not null,   -- transitions so far
     state       "char"      not null,   -- h held, c captured, r released, x expired
@@ -139,19 +139,19 @@ create table metered.holds (
     pending     boolean     not null default true,  -- not ended, or ended by time and not announced
     tenant      text collate "C" not null, -- keeps the ids of tenants apart
     id          text collate "C" not null, -- chosen by the caller, or made up
-    holder      text collate "C" not null, -- who has it; empty for nobody
-    claim       text collate "C",       -- the scope of what is claimed, if it is a claim
-    entity      text collate "C",       -- what a capture linked
+    holder      text collate "C" not null, -- the holder, or empty for nobody
+    claim       text collate "C",       -- the claimed scope, if it is a claim
+    entity      text collate "C",       -- the entity that a capture linked
     fingerprint bytea       not null,   -- a version byte and a SHA-256
     keys        bigint[]    not null,   -- of the locks of its scopes, ascending
     metadata    json,                   -- of the caller
     unique (tenant, id)
 );
 
--- What the sweeper takes first.
+-- The order of the sweeper.
 create index holds_due on metered.holds (due, no) where pending;
 
--- Lists by holder, and by what a capture linked.
+-- Lists by holder, and by the linked entity.
 create index holds_holder on metered.holds (tenant, holder, no) where holder <> '';
 create index holds_entity on metered.holds (tenant, entity, no) where entity is not null;
 
@@ -160,7 +160,7 @@ create index holds_entity on metered.holds (tenant, entity, no) where entity is 
 create unique index holds_claim on metered.holds (claim)
     where claim is not null and (state = 'h' or state = 'c' and not returned);
 
--- What a purge takes first: a captured claim is kept while it stands.
+-- The order of a purge. A captured claim is kept while it stands.
 create index holds_ended on metered.holds (ended_at)
     where ended_at is not null and (claim is null or state <> 'c' or returned);
 
@@ -172,8 +172,8 @@ create table metered.hold_lines (
     captured bigint      not null default 0, -- spent of amount
     open     bigint      not null,      -- counted in the scope's held
     due      timestamptz not null,      -- holds.due
-    scope    text collate "C" not null, -- what is held
-    refunded bigint      not null default 0,    -- of captured, what was given back by refund_holds
+    scope    text collate "C" not null, -- the scope that it holds units of
+    refunded bigint      not null default 0,    -- units of captured that refund_holds gave back
     opened_seq bigint    not null,      -- the entry that holds its units
     at_least bigint      not null default 0,    -- is captured when the hold expires, as far as it was not before
     primary key (hold, scope)
@@ -187,49 +187,49 @@ create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 -- Which lines will capture something when they expire.
 create index hold_lines_least on metered.hold_lines (scope, due) where open > 0 and at_least > 0;
 
--- Lots: the credit of a wallet, in parts that end. What a wallet has is in its ledger, as of any scope; this is where
+-- Lots: the credit of a wallet, in parts that end. The wallet's balance is in its ledger, as of any scope. This table says where
 -- it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry
 -- of its scope, which the guard lets one writer make.
 create table metered.lots (
     no          bigint      generated always as identity primary key, -- the number of the lot
     granted_at  timestamptz not null,   -- when it was granted
-    expires_at  timestamptz not null,   -- nothing is drawn of it from here on; infinity: it never ends
+    expires_at  timestamptz not null,   -- nothing is drawn of it from here on, or infinity: it never ends
     granted_seq bigint      not null,   -- the entry that credited it
     last_seq    bigint      not null,   -- the last entry that moved units of it
     amount      bigint      not null,   -- units that it was granted with
-    rest        bigint      not null,   -- of amount, what can be drawn
-    drawn       bigint      not null default 0, -- of amount, what was spent, less what was given back
-    held        bigint      not null default 0, -- of amount, what open holds and leases keep
-    lapsed      bigint      not null default 0, -- of amount, what was left at its end, or given back later
-    revoked     bigint      not null default 0, -- of amount, what was taken back
-    rolled      bigint      not null default 0, -- of amount, what went on in another lot
-    untold      bigint      not null default 0, -- of lapsed, what subscribers were not told of yet
-    roll_cap    bigint,                 -- at its end, so much goes on in another lot; null: nothing
+    rest        bigint      not null,   -- units of amount that can be drawn
+    drawn       bigint      not null default 0, -- units of amount that were spent, less refunds
+    held        bigint      not null default 0, -- units of amount in open holds and leases
+    lapsed      bigint      not null default 0, -- units of amount that were left at its end, or refunded later
+    revoked     bigint      not null default 0, -- units of amount that were taken back
+    rolled      bigint      not null default 0, -- units of amount that rolled over into another lot
+    untold      bigint      not null default 0, -- units of lapsed that no subscriber has heard of yet
+    roll_cap    bigint,                 -- units that roll over at its end at most, or null: none
     roll_no     bigint,                 -- the number that one will have
-    roll_end    timestamptz,            -- when that one ends; infinity: never
-    late        interval,               -- how long it lasts what is given back after its end; 0: for ever; null: it lapses
+    roll_end    timestamptz,            -- when that lot ends, or infinity: never
+    late        interval,               -- how long units last that are refunded after its end: 0 for ever, null not at all
     from_lot    bigint,                 -- the lot that its units were in before
-    priority    int         not null,   -- what is drawn first: the lower one
+    priority    int         not null,   -- a lot of a lower priority is drawn first
     origin      "char"      not null,   -- g granted, c credited without a grant, r rolled over, l given back late
     open        boolean     not null,   -- something can be drawn of it, but for its end
     scope       text collate "C" not null, -- the wallet
     category    text collate "C" not null, -- of the caller: paid, promotional
     reference   text collate "C",       -- of the caller, once in a wallet
-    fingerprint bytea                   -- of what was granted under the reference: a version byte and a SHA-256
+    fingerprint bytea                   -- of the grant under the reference: a version byte and a SHA-256
 ) with (fillfactor = 70);
 
 -- The order in which lots are drawn. Neither a draw that leaves a rest, nor what is in a lot that is drawn empty, changes
 -- an indexed column.
 create index lots_open on metered.lots (scope, priority, expires_at, no) where open;
 
--- Which lot of a wallet ends first; and which lots go on at their end, in the order in which they are drawn then.
+-- The lots of a wallet by their end, and the lots that roll over, in the order in which they are drawn then.
 create index lots_ends on metered.lots (scope, expires_at, no) where open;
 create index lots_rolling on metered.lots (scope, priority, roll_end, roll_no) where open and roll_cap is not null;
 
--- What ends first, of all wallets, and what is to be told.
+-- The lots of all wallets by their end, with those that subscribers have not heard of.
 create index lots_due on metered.lots (expires_at, no) where open or untold > 0;
 
--- What is to be told of one wallet.
+-- The lots of one wallet that subscribers have not heard of.
 create index lots_untold on metered.lots (scope, expires_at, no) where untold > 0;
 
 create unique index lots_reference on metered.lots (scope, reference) where reference is not null;
@@ -242,32 +242,32 @@ create index lots_scope on metered.lots (scope, no);
 -- The lots that a lot went on in.
 create index lots_from on metered.lots (from_lot) where from_lot is not null;
 
--- What each entry of a wallet did to its lots.
+-- The effect of each entry of a wallet on its lots.
 create table metered.lot_moves (
     seq    bigint not null,             -- the entry
     nth    int    not null,             -- 1, 2, 3 and so on in the entry
-    lot    bigint not null,             -- lots.no; 0: overdraft, which no lot covers
+    lot    bigint not null,             -- lots.no, or 0: overdraft, which no lot covers
     amount bigint not null,             -- how many units
-    back   bigint not null default 0,   -- of what was taken, what refunds gave back
-    kind   "char" not null,             -- d credited, t taken by a charge, p taken to pay back what was overdrawn, g given back by a refund;
-                                        -- h held, q held in place of what was overdrawn, u captured, f freed; e lapsed, v revoked, o rolled over
+    back   bigint not null default 0,   -- units of amount that refunds gave back
+    kind   "char" not null,             -- d credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund,
+                                        -- h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over
     scope  text collate "C" not null,   -- the wallet
     primary key (scope, seq, nth)
 );
 
--- What was overdrawn, and paid back, and has not been given back: a refund of what was overdrawn does that.
+-- Overdrafts that were paid back. A refund of overdrawn units gives them back to the lot that paid.
 create index lot_moves_paid on metered.lot_moves (scope, seq, nth) where kind = 'p' and amount > back;
 
--- What open holds and leases keep of lots.
+-- Units of lots in open holds and leases.
 create table metered.lot_holds (
-    seq    bigint not null,             -- the entry that held the units: hold_lines.opened_seq, leases.opened_seq; 0: what was spent and is overdrawn, while lots that have ended are not written
-    lot    bigint not null,             -- lots.no; 0: overdraft
+    seq    bigint not null,             -- the entry that held the units: hold_lines.opened_seq or leases.opened_seq. 0: spent units that are overdrawn, while ends of lots are unwritten
+    lot    bigint not null,             -- lots.no, or 0: overdraft
     amount bigint not null,             -- units
     scope  text collate "C" not null,   -- the wallet
     primary key (scope, seq, lot)
 );
 
--- What is overdrawn.
+-- Overdrafts.
 create index lot_holds_overdrawn on metered.lot_holds (scope, seq) where lot = 0;
 
 -- Every transition, written with it.
@@ -278,8 +278,8 @@ create table metered.hold_events (
     version   int         not null,     -- 1, 2, 3 and so on in the hold
     kind      "char"      not null,     -- h placed, p captured in part, c captured, e extended,
                                         -- r released, x expired, g given back in part, b given back
-    entity    text,                     -- what a capture linked
-    detail    jsonb,                    -- a place's constants; a capture's lines; what was given back, or (b) was not
+    entity    text,                     -- the entity that a capture linked
+    detail    jsonb,                    -- a place's constants, a capture's lines, or the units given back, with (b) those that were not
     note      jsonb,                    -- actor, tenant, correlation, reason
     namespace text,                     -- of the operation
     operation text,                     -- the operation's id, where a command did it
@@ -305,8 +305,8 @@ create table metered.tokens (
     used       int         not null default 0 check (used between 0 and uses), -- how often it was
     revoked    boolean     not null default false, -- whether it was revoked
     sole       boolean     not null default false,  -- minted by replace_token
-    purpose    text collate "C" not null, -- what it grants
-    subject    text collate "C" not null, -- to whom or for what
+    purpose    text collate "C" not null, -- the right that it grants
+    subject    text collate "C" not null, -- the user or thing that it is for
     payload    json,                            -- json, not jsonb: it comes back byte for byte
     check (used < uses and not revoked or ended_at is not null)
 );
@@ -319,7 +319,7 @@ create index tokens_open on metered.tokens (purpose, subject) where ended_at is 
 -- whatever the isolation level, even if its lock was never taken.
 create unique index tokens_sole on metered.tokens (purpose, subject) where sole and ended_at is null;
 
--- What purge_tokens takes first.
+-- The order of purge_tokens.
 create index tokens_purge on metered.tokens ((coalesce(ended_at, expires_at)));
 
 -- Which job a key was used for. No foreign key: River deletes finished jobs
@@ -338,9 +338,9 @@ create table metered.job_keys (
 -- For purging by age.
 create index job_keys_age on metered.job_keys (created_at);
 
--- What committed, by the caller's id: written with the command's own writes, so
+-- Commands that committed, by the caller's id: written with the command's own writes, so
 -- that a record exists exactly where they do. An event of charge_each has one, too, with the result
--- null and one scope; its issued_at is the time of the id, or else when it occurred. And what was refused, where the caller asked
+-- null and one scope. Its issued_at is the time of the id, or else when it occurred. Refusals, too, where the caller asked
 -- for the refusal to be remembered.
 create table metered.operations (
     at          timestamptz not null,   -- when the command was completed
@@ -349,13 +349,13 @@ create table metered.operations (
     id          text collate "C" not null, -- chosen by the caller
     fingerprint bytea       not null,   -- a version byte and a SHA-256
     result      bytea       not null,   -- JSON, byte for byte as it was returned
-    scopes      text[],                 -- what was charged, for the receipt
-    amounts     bigint[],               -- what each was charged
+    scopes      text[],                 -- the charged scopes, for the receipt
+    amounts     bigint[],               -- the amount of each charge
     seqs        bigint[],               -- the number of each entry
     ats         timestamptz[],          -- the time of each entry
-    holds       text[],                 -- JSON: what was placed, captured, released; and what it drew of wallets by a step of its own
-    refusal     json,                   -- of one that was refused: why; its result is empty
-    name        text collate "C",       -- what the command is; null for none
+    holds       text[],                 -- JSON: the holds that it placed, captured or released, and the draws of its own steps
+    refusal     json,                   -- the reason of a refusal, whose result is empty
+    name        text collate "C",       -- the command's name, or null
     jobs        bigint[],               -- the ids of River's jobs that it made
     primary key (namespace, id)
 );

@@ -1,13 +1,13 @@
--- What calls are made of.
+-- The types of arguments and answers.
 
 -- The amount of an entry, never negative: nobody can make one that takes spending back. A
 -- domain, since a table's check would be parsed anew for each statement that inserts: 6
 -- microseconds.
 create domain metered.units as bigint check (value >= 0);
 
--- Whoever may execute a function can pass anything. What commands wait for checks its arguments
+-- A role that may execute a function can pass anything. The functions that commands wait for check their arguments
 -- by one condition of its own (Postgres prepares a domain's check anew in each call, for 1 to 2
--- microseconds: a place would have 20 of them); the rest by these.
+-- microseconds: a place would have 20 of them). The others use these.
 
 -- An amount from 1 to 2^53.
 create domain metered.amount as bigint not null check (value between 1 and 9007199254740992);
@@ -18,12 +18,12 @@ create domain metered.scope_name as text collate "C" not null check (octet_lengt
 -- A fingerprint: a version byte and a SHA-256.
 create domain metered.fingerprint as bytea not null check (octet_length(value) = 33);
 
--- A period: of so many months or days of the calendar of a zone, by its name; or, without one, of so
--- many microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.
+-- A period: a number of months or days of the calendar of a zone, by its name, or without a zone a
+-- number of microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.
 create type metered.period as (every interval, anchor timestamptz, zone text);
 
 -- A limit: so many units in each window of this length, or in the scope's lifetime (0), or, if
--- win is null, in each period. thresholds are told of when they are crossed, tell_at being the lowest of them (see
+-- win is null, in each period. thresholds are reported when they are crossed, and tell_at is the lowest of them (see
 -- thresholds.sql): a charge that crosses one is only made if its caller is telling.
 create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, thresholds text, telling boolean);
 
@@ -40,11 +40,11 @@ create type metered.new_charge as (
 -- scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.
 create type metered.lease_terms as (mode text, owner text, least bigint, share int, ttl interval, child text);
 
--- Who makes an entry or a transition: the command, if it is one, and a note.
+-- The origin of an entry or a transition: the command, if it is one, and a note.
 create type metered.origin as (namespace text, operation text, note jsonb);
 
 -- A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then
--- it is derived. claim is the scope of what is claimed, if it is a claim. lifetime is how long
+-- it is derived. claim is the claimed scope, if it is a claim. lifetime is how long
 -- after its beginning a hold ends at the latest.
 create type metered.new_hold as (
     tenant text, id text, chosen boolean, key bigint, holder text, claim text, fingerprint bytea,
@@ -57,22 +57,22 @@ create type metered.hold_ids as (tenant text, ids text[], issued timestamptz[], 
 -- Units of one scope that a capture takes, or that a refund gives back.
 create type metered.used_units as (scope text, amount bigint, limits metered.charge_limit[]);
 
--- A lot to be granted to a wallet. It ends at expires_at, or so long after it is granted (lasts), or never. Of what is left
--- of it then, up to roll_cap goes on in a lot that lasts roll_for longer (0: that never ends). What is refunded to it later lasts
+-- A lot to be granted to a wallet. It ends at expires_at, or lasts after it is granted, or never. Up to roll_cap of the
+-- units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last
 -- for late from then on (0: for ever), or ends at once (null).
 create type metered.new_lot as (
     amount bigint, expires_at timestamptz, lasts interval, category text, priority int, reference text, fingerprint bytea,
     roll_cap bigint, roll_for interval, late interval);
 
--- How a capture is made. closing frees the rest and ends the holds. policy says what happens to
--- units beyond what is held: refuse; fit (they are charged if the limits let them); upto (as many as the limits let are charged); allow (they
+-- How a capture is made. closing frees the rest and ends the holds. policy is for
+-- units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), allow (they
 -- are charged).
 create type metered.capture_terms as (closing boolean, policy text, entity text);
 
 -- A command as its first and its last statement name it. key is that of its id's lock.
 -- timeout_ms bounds its transaction: 0 leaves the session's timeouts, and null all of its
--- settings, since the transaction is the caller's. standing: its receipt says what limits stand at. leased: some of its
--- charges are spent from leases. name says what it is, and jobs are those that it made: both are for the record.
+-- settings, since the transaction is the caller's. standing: its receipt has the standing of its limits. leased: some of its
+-- charges are spent from leases. name is the command's name, and jobs are those that it made: both are for the record.
 create type metered.new_command as (
     namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, standing boolean, leased boolean,
     name text, jobs bigint[]);
@@ -83,9 +83,9 @@ create type metered.presented_token as (digest bytea, purpose text, subject text
 -- A token to be minted.
 create type metered.new_token as (digest bytea, purpose text, subject text, payload json, uses int, ttl interval);
 
--- What charge answers: an entry a charge, in the order of the charges; what counts against each
--- limit, and what is held of each scope; the start and the end of each limit's period, if there are any; which
--- thresholds it crosses; or else why it is denied.
+-- The answer of charge: an entry for each charge, in the order of the charges, the units that count against each
+-- limit, the units held of each scope, the start and the end of each limit's period, if there are any, and the
+-- thresholds that it crosses, or else the reason of its denial.
 create type metered.charged as (
     seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz, periods timestamptz[], crossed jsonb);
 
@@ -94,16 +94,16 @@ create type metered.charged as (
 create type metered.new_event as (
     namespace text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz, occurred_at timestamptz);
 
--- What charge_each answers to one charge: its number in the call, its entry, what counts against each limit
--- before it, what is held, the limits' periods, and the thresholds that it crosses; or else why there is none.
+-- The answer of charge_each to one charge: its number in the call, its entry, the units that count against each limit
+-- before it, the held units, the limits' periods, and the thresholds that it crosses, or else the reason of its denial.
 create type metered.each_answer as (
     nth int, seq bigint, at timestamptz, used bigint[], held bigint, denied jsonb, status text, periods timestamptz[], crossed jsonb);
 
--- For functions of ours. What a limit that is being looked at was counted from: the number of
+-- For functions of ours. The start from which a limit was counted: the number of
 -- the limit, and the entry at the beginning of its window.
 create type metered.counted as (nth int, base_seq bigint, base_spent bigint);
 
--- For functions of ours. What an entry that holds units says of the hold: its id, and when
--- it falls due, from now; or, of a capture beyond what is held, the holds that are captured. at is
--- what counts as now, if the caller has read the clock under the locks.
+-- For functions of ours. The hold of an entry that holds units: its id, and when
+-- it falls due, from now. For a capture beyond the held units, the holds that are captured. at
+-- counts as now, if the caller has read the clock under the locks.
 create type metered.hold_terms as (id text, due_in interval, nos bigint[], at timestamptz);
