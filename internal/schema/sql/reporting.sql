@@ -4,8 +4,8 @@
 -- They are stable: a later version may add columns at the end, and changes none. A view belongs to
 -- the schema's owner and reads with the owner's rights; so a role that may read the view needs no right
 -- on its tables. None of them hides rows, so none is a security_barrier, which would keep conditions
--- from the indexes. Now is metered.clock(), which the reader may execute. It is read once a query, in a subquery
--- of its own: beside the columns it would keep conditions from the indexes.
+-- from the indexes. Now is metered.clock(), which the reader may execute. It stands in a subquery of its own:
+-- beside the columns it would keep conditions from the indexes.
 
 -- The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1
 -- ms for a thousand entries. Without a scope it reads the whole ledger, and a condition on the time
