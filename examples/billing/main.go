@@ -16,9 +16,7 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"os/signal"
 	"sync"
-	"syscall"
 	"time"
 
 	"github.com/pgmetered/metered"
@@ -27,12 +25,7 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up
-	if err := run(ctx, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "billing:", err)
-		os.Exit(1)
-	}
+	exampledb.Main("billing", func(ctx context.Context) error { return run(ctx, os.Stdout) })
 }
 
 func run(ctx context.Context, out io.Writer) (err error) {
@@ -45,10 +38,11 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := s.river.Start(ctx); err != nil {
+	stopWork, err := exampledb.Work(ctx, s.river)
+	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, s.river.StopAndCancel(context.WithoutCancel(ctx))) }()
+	defer func() { err = errors.Join(err, stopWork()) }()
 	return story(ctx, out, s)
 }
 

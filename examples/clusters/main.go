@@ -9,12 +9,9 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"log/slog"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -30,12 +27,7 @@ import (
 )
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the servers' watchdogs clean up
-	if err := run(ctx, os.Stdout); err != nil {
-		fmt.Fprintln(os.Stderr, "clusters:", err)
-		os.Exit(1)
-	}
+	exampledb.Main("clusters", func(ctx context.Context) error { return run(ctx, os.Stdout) })
 }
 
 func run(ctx context.Context, out io.Writer) (err error) {
@@ -67,14 +59,11 @@ func run(ctx context.Context, out io.Writer) (err error) {
 	}
 	s.clusters.AddWorkers(workers)
 	for _, w := range workersOf {
-		if err := w.Start(ctx); err != nil {
-			return err
+		stop, failed := exampledb.Work(ctx, w)
+		if failed != nil {
+			return failed
 		}
-		defer func() {
-			stopping, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-			defer cancel()
-			err = errors.Join(err, w.StopAndCancel(stopping))
-		}()
+		defer func() { err = errors.Join(err, stop()) }()
 	}
 	return s.run(ctx, us.Crash, us.Recover)
 }

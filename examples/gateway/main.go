@@ -22,14 +22,8 @@ import (
 	"flag"
 	"fmt"
 	"net/http"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 	"github.com/pgmetered/metered/examples/internal/examplehttp"
 )
@@ -41,16 +35,11 @@ func main() {
 	flag.StringVar(&cfg.model, "model", "", "the address of the model's server; defaults to a stand-in")
 	flag.DurationVar(&cfg.ttl, "ttl", 15*time.Second, "how long a request of a gateway that died keeps its hold")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up
-	if err := run(ctx, *listen, *database, cfg); err != nil {
-		fmt.Fprintln(os.Stderr, "gateway:", err)
-		os.Exit(1)
-	}
+	exampledb.Main("gateway", func(ctx context.Context) error { return run(ctx, *listen, *database, cfg) })
 }
 
 func run(ctx context.Context, listen, database string, cfg config) (err error) {
-	pool, closeDB, err := openDatabase(ctx, database)
+	pool, closeDB, err := exampledb.Use(ctx, database, "gateway", exampledb.Options{Jobs: true, SQL: gatewaySQL})
 	if err != nil {
 		return err
 	}
@@ -70,14 +59,11 @@ func run(ctx context.Context, listen, database string, cfg config) (err error) {
 			return err
 		}
 	}
-	if err := g.river.Start(context.WithoutCancel(ctx)); err != nil { // stopped below, also after Ctrl-C
+	stopWork, err := exampledb.Work(ctx, g.river)
+	if err != nil {
 		return err
 	}
-	defer func() {
-		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer cancel()
-		err = errors.Join(err, g.river.StopAndCancel(stopping))
-	}()
+	defer func() { err = errors.Join(err, stopWork()) }()
 	base, closed, err := g.serve(ctx, listen)
 	if err != nil {
 		return err
@@ -96,32 +82,4 @@ func (g *gateway) serve(ctx context.Context, address string) (base string, close
 	server := &http.Server{Handler: g.handler(), ReadHeaderTimeout: 5 * time.Second}
 	server.RegisterOnShutdown(func() { close(g.closing) }) // the page would never end by itself
 	return examplehttp.Serve(ctx, address, server, nil)
-}
-
-// openDatabase opens the database, or one of the program's own.
-func openDatabase(ctx context.Context, database string) (*pgxpool.Pool, func() error, error) {
-	if database == "" {
-		db, err := exampledb.Open(ctx, "gateway", exampledb.Options{Jobs: true, SQL: gatewaySQL})
-		if err != nil {
-			return nil, nil, err
-		}
-		return db.Pool, db.Close, nil
-	}
-	poolConfig, err := pgxpool.ParseConfig(database)
-	if err != nil {
-		return nil, nil, err
-	}
-	poolConfig.MaxConns = 16
-	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
-	if err != nil {
-		return nil, nil, err
-	}
-	if _, err = metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err == nil {
-		_, err = pool.Exec(ctx, gatewaySQL)
-	}
-	if err != nil {
-		pool.Close()
-		return nil, nil, err
-	}
-	return pool, func() error { return exampledb.ClosePool(pool, exampledb.DefaultCloseTimeout) }, nil
 }

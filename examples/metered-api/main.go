@@ -24,13 +24,8 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 	"github.com/pgmetered/metered/examples/internal/examplehttp"
@@ -44,16 +39,11 @@ func main() {
 	worker := flag.Bool("worker", false, "work only, without HTTP; needs -database")
 	database := flag.String("database", "", "connection string of a database to use, and to keep")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up
-	if err := run(ctx, *listen, *worker, *database); err != nil {
-		fmt.Fprintln(os.Stderr, "metered-api:", err)
-		os.Exit(1)
-	}
+	exampledb.Main("metered-api", func(ctx context.Context) error { return run(ctx, *listen, *worker, *database) })
 }
 
 func run(ctx context.Context, listen string, worker bool, database string) (err error) {
-	pool, closeDB, err := open(ctx, database)
+	pool, closeDB, err := exampledb.Use(ctx, database, "api", exampledb.Options{Jobs: true, SQL: tasksSQL})
 	if err != nil {
 		return err
 	}
@@ -62,14 +52,11 @@ func run(ctx context.Context, listen string, worker bool, database string) (err 
 	if err != nil {
 		return err
 	}
-	if err := a.river.Start(context.WithoutCancel(ctx)); err != nil { // stopped below, also after Ctrl-C
+	stopWork, err := exampledb.Work(ctx, a.river)
+	if err != nil {
 		return err
 	}
-	defer func() {
-		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer cancel()
-		err = errors.Join(err, a.river.StopAndCancel(stopping))
-	}()
+	defer func() { err = errors.Join(err, stopWork()) }()
 	switch {
 	case worker && database == "":
 		return errors.New("-worker needs -database")
@@ -97,27 +84,4 @@ func (a *app) serve(ctx context.Context, address string) (base string, closed <-
 	return examplehttp.Serve(ctx, address, &http.Server{
 		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
 	}, nil)
-}
-
-// open opens the database, or one of the program's own.
-func open(ctx context.Context, database string) (*pgxpool.Pool, func() error, error) {
-	if database == "" {
-		db, err := exampledb.Open(ctx, "api", exampledb.Options{Jobs: true, SQL: tasksSQL})
-		if err != nil {
-			return nil, nil, err
-		}
-		return db.Pool, db.Close, nil
-	}
-	pool, err := pgxpool.New(ctx, database)
-	if err != nil {
-		return nil, nil, err
-	}
-	if _, err = metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err == nil {
-		_, err = pool.Exec(ctx, tasksSQL)
-	}
-	if err != nil {
-		pool.Close()
-		return nil, nil, err
-	}
-	return pool, func() error { return exampledb.ClosePool(pool, exampledb.DefaultCloseTimeout) }, nil
 }

@@ -80,14 +80,11 @@ func run(ctx context.Context, r *report, args []string) (err error) {
 	if err != nil {
 		return err
 	}
-	if err := a.river.Start(context.WithoutCancel(ctx)); err != nil { // stopped below, also after Ctrl-C
-		return fmt.Errorf("starting River's workers: %w", err)
+	stopWork, err := exampledb.Work(ctx, a.river)
+	if err != nil {
+		return err
 	}
-	defer func() {
-		stopping, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer cancel()
-		err = errors.Join(err, a.river.StopAndCancel(stopping))
-	}()
+	defer func() { err = errors.Join(err, stopWork()) }()
 	listener, err := net.Listen("tcp4", "127.0.0.1:0")
 	if err != nil {
 		return err

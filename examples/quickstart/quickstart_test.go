@@ -144,7 +144,7 @@ func requireSuccess(t *testing.T, cmd *exec.Cmd) string {
 		`its answer is the first one: \{"row":1,`,
 		`same operation with another file, status: 422`,
 		`same token for another operation, status: 403`,
-		`why, as only the server is told: used`,
+		`the reason, for the server alone: used`,
 		`1000 are left of the hour's, and the next upload has one more`,
 		`"detail":"the account's plan has no room for it now","code":"budget_exceeded","retry_after_seconds":3\d\d\d`,
 		`uses left of its token: 1`,

@@ -22,8 +22,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/pgmetered/metered/budget"
@@ -47,12 +45,7 @@ func main() {
 	listen := flag.String("listen", "", "serve at this address instead of the demonstration")
 	shadow := flag.Bool("shadow", false, "with -listen: refuse nothing, report would-be refusals")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up
-	if err := run(ctx, *listen, *shadow); err != nil {
-		fmt.Fprintln(os.Stderr, "ratelimit:", err)
-		os.Exit(1)
-	}
+	exampledb.Main("ratelimit", func(ctx context.Context) error { return run(ctx, *listen, *shadow) })
 }
 
 func run(ctx context.Context, listen string, shadow bool) (err error) {

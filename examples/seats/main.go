@@ -20,12 +20,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net/http"
-	"os"
-	"os/signal"
-	"syscall"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 	"github.com/pgmetered/metered/examples/internal/examplehttp"
@@ -38,12 +33,7 @@ func main() {
 	flag.DurationVar(&cfg.holdFor, "hold", cfg.holdFor, "how long a seat is held")
 	flag.DurationVar(&cfg.payTakes, "pay", cfg.payTakes, "how long the pretended payment takes")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up
-	if err := run(ctx, *listen, *seats, cfg); err != nil {
-		fmt.Fprintln(os.Stderr, "seats:", err)
-		os.Exit(1)
-	}
+	exampledb.Main("seats", func(ctx context.Context) error { return run(ctx, *listen, *seats, cfg) })
 }
 
 func run(ctx context.Context, listen string, seats int, cfg config) (err error) {
@@ -52,16 +42,11 @@ func run(ctx context.Context, listen string, seats int, cfg config) (err error) 
 		return err
 	}
 	defer func() { err = errors.Join(err, stop()) }()
-	poolConfig, err := pgxpool.ParseConfig(connString)
+	pool, closePool, err := exampledb.Use(ctx, connString, "seats", exampledb.Options{Jobs: true})
 	if err != nil {
 		return err
 	}
-	poolConfig.MaxConns = 16
-	pool, err := pgxpool.NewWithConfig(ctx, poolConfig)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, exampledb.ClosePool(pool, exampledb.DefaultCloseTimeout)) }()
+	defer func() { err = errors.Join(err, closePool()) }()
 	if err := setUp(ctx, pool, seats); err != nil {
 		return err
 	}

@@ -18,8 +18,6 @@ import (
 	"fmt"
 	"net/http"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -33,12 +31,7 @@ func main() {
 	listen := flag.String("listen", "", "serve at this address instead of the demonstration")
 	ttl := flag.Duration("ttl", 15*time.Minute, "with -listen: how long a visitor has to finish")
 	flag.Parse()
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up
-	if err := run(ctx, *listen, *ttl); err != nil {
-		fmt.Fprintln(os.Stderr, "signup:", err)
-		os.Exit(1)
-	}
+	exampledb.Main("signup", func(ctx context.Context) error { return run(ctx, *listen, *ttl) })
 }
 
 func run(ctx context.Context, listen string, ttl time.Duration) (err error) {

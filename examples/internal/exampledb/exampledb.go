@@ -16,7 +16,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/pgserver"
 )
 
@@ -73,31 +72,15 @@ func Open(ctx context.Context, program string, opts Options) (*Database, error) 
 		err = ctx.Err()
 	}
 	if err == nil {
-		err = d.fill(ctx, opts)
+		d.Pool, err = newPool(ctx, d.ConnString(), opts.MaxConns)
+	}
+	if err == nil {
+		err = fill(ctx, d.Pool, opts)
 	}
 	if err != nil {
 		return nil, errors.Join(err, d.Close())
 	}
 	return d, nil
-}
-
-func (d *Database) fill(ctx context.Context, opts Options) error {
-	config, err := pgxpool.ParseConfig(d.ConnString())
-	if err != nil {
-		return err
-	}
-	config.MaxConns = max(opts.MaxConns, 0)
-	if config.MaxConns == 0 {
-		config.MaxConns = 16
-	}
-	if d.Pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
-		return err
-	}
-	if _, err := metered.Migrate(ctx, d.Pool, metered.MigrateOptions{River: opts.Jobs}); err != nil {
-		return err
-	}
-	_, err = d.Pool.Exec(ctx, opts.SQL)
-	return err
 }
 
 // Crash ends every process of a server that is Private with SIGKILL.
