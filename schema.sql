@@ -858,7 +858,7 @@ as $$
     select current_setting('transaction_isolation') in ('repeatable read', 'serializable')
 $$;
 
--- What a scope without entries stands at: everything 0, before all time.
+-- The state of a scope without entries: everything 0, before all time.
 create function metered.fresh(of_scope text) returns metered.ledger
 language plpgsql immutable
 as $$
@@ -893,7 +893,7 @@ end
 $$;
 
 -- Tells a writer that its view of a scope is stale. As a serialization failure,
--- because that is what callers' retry loops retry.
+-- because callers' retry loops retry that.
 create function metered.collided() returns void
 language plpgsql
 as $$
@@ -907,7 +907,7 @@ $$;
 -- snapshot still sees an entry that is deleted by now, whose successor, deleted
 -- too, would no longer collide. That holds for entry 1 as well, since a purge puts
 -- a new copy of it in the old one's place. At READ COMMITTED deleted entries are
--- passed over instead, until none is left; hence the second look.
+-- passed over instead, until none is left. Hence the second look.
 create function metered.entry_for_write(of_scope text) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -985,7 +985,7 @@ begin
     -- The aggregate inside lateral leaves the planner no join to choose.
     return (
         select coalesce(sum(x.amount), 0)
-        -- A limit, or the planner expects a thousand levels, and compiles (jit) what they would cost.
+        -- A limit, or the planner expects a thousand levels, and compiles (jit).
         from (select generate_series(0, top) limit 16) g(lv),
              lateral (select sum(r.amount) as amount from metered.refund_sum r
               where r.scope = of_scope and r.level = lv
@@ -994,8 +994,8 @@ begin
 end
 $$;
 
--- What a scope whose last entry is tip was charged after t, less the refunds of these
--- charges (used); and the base that it is counted from.
+-- The units that a scope, whose last entry is tip, was charged after t, less the refunds of these
+-- charges (used), and the base from which they are counted.
 create function metered.spent_since(tip metered.ledger, t timestamptz,
     out used bigint, out base_seq bigint, out base_spent bigint)
 language plpgsql stable
@@ -1066,7 +1066,7 @@ end
 $$;
 
 -- Adds credit to a scope: it counts for lifetimes, and for no window. denied, and nothing written,
--- if the scope must exist and does not (see admit); with raising that is SQLSTATE MT001 instead.
+-- if the scope must exist and does not (see admit). With raising that is SQLSTATE MT001 instead.
 create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, must_exist boolean, wait_ms int,
     origin metered.origin, raising boolean,
     out seq bigint, out at timestamptz, out denied jsonb)
@@ -1112,7 +1112,7 @@ $$;
 
 -- Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written:
 -- missing (no such entry), purged, kind (the entry is no charge) or excess (more
--- than remains of the charge). remaining is what can still be refunded of it. With
+-- than remains of the charge). remaining has the units that can still be refunded of it. With
 -- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
 create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.units, wait_ms int,
     origin metered.origin, raising boolean,
@@ -1126,7 +1126,7 @@ as $$
 declare
     e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
-    stays  metered.ledger;  -- e, less what of it lapses at once
+    stays  metered.ledger;  -- e, less the units that lapse at once
     fate   record;
     lapses bigint := 0;
 begin
@@ -1145,7 +1145,7 @@ begin
         status := 'missing';
     elsif charge.seq is null or charge_seq = 1 and e.seq > 2
           and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
-        -- Entry 1 outlives a purge, but what was refunded of it does not.
+        -- Entry 1 outlives a purge, and the sum of its refunds does not.
         status := 'purged';
     elsif charge.kind not in ('c', 'u') then
         status := 'kind';
@@ -1198,9 +1198,9 @@ end
 $$;
 
 -- Deletes entries of one scope that no window ending at or after cutoff needs,
--- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for
--- whoever sees the scope as empty to collide with, but as a new row, for whoever
--- sees it as the last entry (entry_for_write). What follows begins at a multiple of
+-- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that
+-- a writer that sees the scope as empty collides with it. It is a new row, so that a writer that
+-- sees it as the last entry collides, too (entry_for_write). The entries behind it begin at a multiple of
 -- 16, plus one, which the time index holds.
 -- upto is the last seq deleted or passed over, for the next call to begin after:
 -- scanning from the front again would wade through the rows deleted before.
@@ -1233,7 +1233,7 @@ begin
     end if;
     perform metered.require(metered.key_fits(key, of_scope), 'key');
     perform metered.require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
-    -- A purge takes a prefix of the chain: what is before after_seq is gone, or the scope was
+    -- A purge takes a prefix of the chain: entries before after_seq are gone, or the scope was
     -- forgotten meanwhile, and has begun anew.
     if exists (select from metered.ledger l where l.scope = of_scope and l.seq in (2, after_seq) and l.seq <= after_seq and l.seq > 1) then
         after_seq := 0;
@@ -2985,8 +2985,8 @@ $$;
 -- entry that is enough.
 --
 -- Spending and refunds are mostly even, so that entry is looked for where it would be
--- if they were. A probe that does not halve what is left is followed by one that does.
--- What was refunded of the charges after an entry is dear to sum, and lies between the
+-- if they were. A probe that does not halve the rest is followed by one that does.
+-- The refunds of the charges after an entry are dear to sum, and lie between the
 -- sums at both ends of where the answer is: most probes are decided by these.
 create function metered.leaves_at(tip metered.ledger, base_seq bigint, base_spent bigint, used bigint, win interval, room bigint) returns timestamptz
 language plpgsql stable
@@ -2996,7 +2996,7 @@ declare
     enough  bigint := tip.seq;
     most    bigint := tip.spent - base_spent - used;    -- refunds after too_few, and after enough
     fewest  bigint := 0;
-    over    float8 := used - room;      -- what is too much still after too_few, and after enough
+    over    float8 := used - room;      -- the excess after too_few, and after enough
     under   float8 := -room;
     halve   boolean := false;
     span    bigint;
@@ -3069,7 +3069,7 @@ language plpgsql stable
 as $$
 declare
     e      record;
-    ended  jsonb := '{}';   -- by hold: what this transaction has spent or freed of it
+    ended  jsonb := '{}';   -- by hold: units that this transaction has spent or freed of it
     group_ended boolean := false;
 begin
     units := 0;
@@ -3080,7 +3080,7 @@ begin
             from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
             exit when not found or not metered.written_here(e.xmin);
             if e.kind = 'h' and group_ended then
-                -- The entry does not say how much of this was among what ended. Nearly never.
+                -- The entry does not say how many of these units had ended. Nearly never.
                 units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
                     where l.scope = tip.scope and l.open > 0 and metered.written_here(l.xmin) and metered.written_here((
                         select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
@@ -3135,14 +3135,14 @@ end
 $$;
 
 -- Checks the limits of one call: every refusal of a charge or of a hold by a limit falls here.
--- tips are the last entries of the charges' scopes, and held is what open holds keep of each.
--- used is what counts against each limit so far, holds aside. denied lists every limit that refuses, by its number in the call from 0 on, with the
+-- tips are the last entries of the charges' scopes, and held has the units of open holds of each.
+-- used has the units that count against each limit so far, holds aside. denied lists every limit that refuses, by its number in the call from 0 on, with the
 -- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
--- hold falls due, and the period of a limit by period; or else every scope that is closed. There, held is what others hold, and own what this transaction does, or
+-- hold falls due, and the period of a limit by period. Or it lists every scope that is closed. There, held has the units that others hold, and own those of this transaction, or
 -- the holds of_nos, which it captures.
 --
--- A caller that has looked at some limits passes what it knows: used as far as it got, and what
--- the last of these was counted from.
+-- A caller that has looked at some limits passes its results: used as far as it got, and where
+-- the count of the last one began.
 create function metered.check_limits(charges metered.new_charge[], tips metered.ledger[], held bigint[],
     clk timestamptz, ahead interval, of_nos bigint[], known metered.counted,
     inout used bigint[], out denied jsonb)
@@ -3171,7 +3171,7 @@ declare
     m         record;       -- minima, and when they leave
     first     timestamptz;
     spent     bigint;
-    least_due bigint;       -- what lines that are due, and not freed, have spent
+    least_due bigint;       -- units that due lines, which are not freed, have spent
 begin
     foreach t in array tips loop
         if t.next_due = '-infinity' then
@@ -3232,7 +3232,7 @@ begin
                     falls := metered.others_fall_due(t, of_nos, clk);
                 end if;
                 if leased > 0 then
-                    -- One that has ended waits for somebody who settles it: pools look every 2 seconds.
+                    -- One that has ended waits for its settlement: pools look every 2 seconds.
                     leases_end := case when leases_end > clk then leases_end else clk + interval '2 s' end;
                     falls := least(falls, leases_end);
                 end if;
@@ -3258,7 +3258,7 @@ begin
                 retry := least(retry, case when p is null or first < p[2] then first end);
             end if;
             if l.win is null and room >= 0 and retry is null then
-                -- At the period's end only what is held by then is left, and minima of that very moment.
+                -- At the period's end only units held by then are left, and minima of that very moment.
                 m := metered.minima_leave(t, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
                 still := t.held - case when leases_end <= p[2] then leased else 0 end
                     - case when t.next_due <= p[2] then metered.overdue(t.scope, t.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
@@ -3280,8 +3280,8 @@ end
 $$;
 
 -- Fails with 40001 unless these are still the last entries of their scopes. It is for a snapshot
--- that may be older than what has been committed since: there, a refusal must not be final. The
--- scopes are locked. An entry meets what the snapshot does not see; the block takes it back.
+-- that may be older than the last commit: there, a refusal must not be final. The
+-- scopes are locked. An entry meets the rows that the snapshot does not see, and the block takes it back.
 create function metered.refuse_stale(tips metered.ledger[]) returns void
 language plpgsql volatile
 as $$
@@ -3311,15 +3311,15 @@ language plpgsql volatile
 as $$
 declare
     tip       metered.ledger;
-    kept      bigint[];         -- what the last entries say is held, lines that are due among it
-    remain    bigint[];         -- of that, once lines are ended
+    kept      bigint[];         -- held units by the last entries, lines that are due among them
+    remain    bigint[];         -- of these, once lines are ended
     scopes    text[];
     due       timestamptz[];
     verdict   record;
     max_lines int := 500;
     c         metered.new_charge;
 begin
-    -- Under another lock than its scope's a charge could not rely on what it has read.
+    -- Under another lock than its scope's a charge could not rely on its reads.
     foreach c in array charges loop
         if not metered.key_fits(c.key, c.scope) then
             perform metered.require(false, 'key');
@@ -3339,9 +3339,9 @@ begin
     if denied is not null or kept = held then
         return;
     end if;
-    -- What is let in for lines that are due is let in for good, so their holds
+    -- A charge that is let in because lines are due is let in for good, so their holds
     -- are ended for good, as many as it takes: a clock that is set back must not
-    -- bring them to life. The rest is left to those who come after. How many it
+    -- bring them to life. The rest is left to later calls. How many it
     -- takes is found first, since rows of holds must be locked all at once, in order.
     loop
         for i in 1..cardinality(scopes) loop
@@ -3362,14 +3362,14 @@ end
 $$;
 
 
--- Thresholds: levels of use that are told of once, by the charge that reaches them.
+-- Thresholds: levels of use. The charge that reaches one reports it, once.
 --
 -- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them, unless the key
--- says that it is of what is spent alone. A text without quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
--- {"from", "until"}, its bounds; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
--- and while what was spent and is held, less refunds, is not less than net. See ADR 15.
+-- says that it is of spending alone. The text has no quotes, since quotes are doubled at each nesting of a composite. tell_at is the lowest level. The reported
+-- thresholds stand in the scope's last entry (crossed), by key. One of a period has {"from", "until"}, its bounds. One of a lifetime has {"rearm"}. One of a window
+-- has {"until", "net"}, a proof that it is not armed again: before that time, and while the spent and held units, less refunds, are not fewer than net. See ADR 15.
 
--- Whether a threshold of that key is of what is spent: then what is held is no part of had, has and net. Its kind is in upper case.
+-- Whether a threshold of that key is of spending alone, which ignores held units. Its kind is in upper case.
 create function metered.of_spent(key text) returns boolean
 language sql immutable
 as $$
@@ -3383,8 +3383,8 @@ as $$
     select substr(line, length(split_part(line, ' ', 1)) + length(split_part(line, ' ', 2)) + 3)
 $$;
 
--- The limits, with tell_at as the lowest level that is still to be told, or null. Where one may be armed again, it
--- is so low that nothing goes by it without a count. told is not null; spent is less refunds.
+-- The limits, with tell_at as the lowest level that is not reported yet, or null. Where one may be armed again, it
+-- is so low that no charge passes it without a count. told is not null, and spent is less refunds.
 create function metered.untold(limits metered.charge_limit[], told jsonb, spent bigint, held bigint, credited bigint, at timestamptz)
 returns metered.charge_limit[]
 language plpgsql stable
@@ -3423,11 +3423,11 @@ begin
 end
 $$;
 
--- Which thresholds charges cross that are let in, and what is told of them then (crossed, in the last entries).
--- crossings is null for none. silent: the caller did not say that it will tell them.
+-- The thresholds that admitted charges cross (crossings, null for none), and the reported thresholds from then on (crossed, in the last
+-- entries). silent: the caller did not say that it will report them.
 --
--- Armed again is what use has gone back from, to rearm or less, before the charge adds its own; a period, when it has ended. used
--- lacks what is decided without a count: there, nothing is reached, and nothing is armed.
+-- A threshold is armed again when use has gone back to rearm or less, before the charge adds its own, and one of a period when the period has ended.
+-- used is null for limits that were decided without a count: they reach nothing, and arm nothing.
 create function metered.cross_thresholds(charges metered.new_charge[], used bigint[], held bigint[], at timestamptz,
     inout tips metered.ledger[], out crossings jsonb, out silent boolean)
 language plpgsql stable
@@ -3440,12 +3440,12 @@ declare
     h    record;
     i    int := 0;
     n    int := 0;
-    kept bigint;        -- what is held, if it counts
-    adds bigint;        -- what the charge adds
+    kept bigint;        -- held units, if they count
+    adds bigint;        -- units that the charge adds
     net  bigint;
     now  timestamptz;
     p    timestamptz[];
-    found jsonb[] := '{}';  -- the crossings: an array grows in place, a jsonb is copied for each
+    found jsonb[] := '{}';  -- the crossings. An array grows in place, and a jsonb is copied for each
 begin
     silent := false;
     foreach c in array charges loop
@@ -3505,8 +3505,8 @@ begin
 end
 $$;
 
--- Until when a window holds more than room of what was spent so far, though nothing is added. What lines that are due have spent, and is not written
--- yet, will be dated now or later.
+-- The time until which a window has more than room of the units spent so far, though nothing is added. Units that due lines have spent, and that are
+-- not written yet, will be dated now or later.
 create function metered.told_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
 language plpgsql stable
 as $$
@@ -3550,8 +3550,8 @@ begin
 end
 $$;
 
--- What is left of what was told when an entry lowers what a lifetime has used: credit, or a refund. e is that entry, not written yet. What holds
--- keep is due by the clock, which may have been set back since the entry before.
+-- The reported thresholds that stay reported when an entry lowers the use of a lifetime: credit, or a refund. e is that entry, not written yet. Holds
+-- are due by the clock, which may have been set back since the entry before.
 create function metered.rearmed(e metered.ledger) returns jsonb
 language plpgsql stable
 as $$
@@ -3567,9 +3567,9 @@ begin
 end
 $$;
 
--- What is remembered after a clock repair, of which tip is the last entry before. Windows are counted anew, since the proof was by the clock before. A
--- period that has not begun by the new clock is forgotten: its charges count in the period of now. What was reported of that one is looked up
--- in the chain, at the last entry before each period that is forgotten; and at the last one by the new clock, for what the clock before made old.
+-- The reported thresholds after a clock repair. tip is the last entry before it. Windows are counted anew, since the proof was by the clock before. A
+-- period that has not begun by the new clock is forgotten: its charges count in the period of now. The reports of the period of now are looked up
+-- in the chain, at the last entry before each period that is forgotten, and at the last one by the new clock, for thresholds that the clock before made old.
 create function metered.told_by_another_clock(tip metered.ledger, clk timestamptz) returns jsonb
 language plpgsql stable
 as $$
@@ -3607,8 +3607,8 @@ begin
 end
 $$;
 
--- What crosses thresholds where no charge says so: the end of lots, and units that are revoked. e is the scope's last entry, with its lots
--- that are due. The caller appends what follows it with crossed, and tells of crossings. silent: it did not say that it will.
+-- The thresholds that are crossed without a charge: by the end of lots, and by revoked units. e is the scope's last entry, with its lots
+-- that are due. The caller appends the next entry with crossed, and reports crossings. silent: it did not say that it will.
 create function metered.cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
@@ -3638,7 +3638,7 @@ begin
 end
 $$;
 
--- Of limits, those with thresholds of what is spent, with no others, and so that they refuse nothing; null for none.
+-- The limits with thresholds of spending alone, with these alone, and so that they refuse nothing. Null for none.
 create function metered.spent_limits(limits metered.charge_limit[]) returns metered.charge_limit[]
 language plpgsql immutable
 as $$
@@ -3658,9 +3658,9 @@ begin
 end
 $$;
 
--- What the capture of units that are held crosses, of which the take holds a negative number, and what it spends besides (its amount).
--- tip is the scope's last entry; the limits are spent_limits. What is decided by a bound, as in write_charges, is not counted; and where nobody
--- can say what a limit stands at, nothing is told of it.
+-- The thresholds that a capture crosses, by held units, which the take has as a negative number, and by the units that it spends besides (its amount).
+-- tip is the scope's last entry, and the limits are spent_limits. A limit that is decided by a bound, as in write_charges, is not counted. Where the use of
+-- a limit is unknown, its thresholds are not reported.
 create function metered.cross_captured(take metered.new_charge, tip metered.ledger, clk timestamptz, ahead interval,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
@@ -3695,19 +3695,19 @@ end
 $$;
 
 -- Writes the entries of charges, all or none. Either denied is null, and each charge has an
--- entry, or nothing was written. mode says what becomes of a denial: answer; or raise, as
+-- entry, or nothing was written. mode says how a denial is returned: answer, or raise, as
 -- SQLSTATE MT001 with the JSON as its detail. look takes no lock and writes nothing, and
--- answers what a charge that follows in the same transaction would be told; that one then
+-- gives the answer that a charge later in the same transaction would get. That charge then
 -- finds its statements prepared.
 --
--- Most charges are let in while nothing is due. That case is decided here; all others
--- are left to check_limits or expire_and_check, and only check_limits refuses. What a
--- statement of PL/pgSQL costs in a transaction that runs it once is mostly its preparation,
+-- Most charges are let in while nothing is due. That case is decided here. All others
+-- are left to check_limits or expire_and_check, and only check_limits refuses. The cost of a
+-- statement of PL/pgSQL in a transaction that runs it once is mostly its preparation,
 -- so there are few, and one charge alone is written without arrays of its state.
 --
--- standing: the caller wants to know what each limit stands at (used). If it does not, a window
--- is decided by a bound where that is enough: what was spent since the anchor of the last entry,
--- or ever. The anchor is older than the window's beginning, and refunds only lower what is used.
+-- standing: the caller wants the use of each limit (used). If it does not, a window
+-- is decided by a bound where that is enough: the units spent since the anchor of the last entry,
+-- or ever. The anchor is older than the window's beginning, and refunds only lower the use.
 -- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 4.
 create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
@@ -3720,11 +3720,11 @@ declare
     l     metered.charge_limit;
     tip   metered.ledger;
     tips  metered.ledger[];
-    i     int;              -- charges so far, and limits: null is none
+    i     int;              -- charges so far, and limits, or null for none
     n     int;
     u     bigint;
     since timestamptz;
-    base_seq      bigint;   -- what a window's use is counted from
+    base_seq      bigint;   -- where the count of a window begins
     base_spent    bigint;
     base_refunded bigint;
     w     record;
@@ -3732,7 +3732,7 @@ declare
     plain boolean := true;
     due   boolean;
     p     timestamptz[];    -- the start and the end of a limit's period
-    absent jsonb;           -- scopes that must exist, and do not
+    absent jsonb;           -- scopes that must exist and are missing
     a     record;
     units bigint;
 begin
@@ -3780,7 +3780,7 @@ begin
             elsif tip.at <= since then
                 u := 0;
             else
-                if since is null then   -- a limit by period; the bound is tried twice, since a period is dear to find
+                if since is null then   -- a limit by period. The bound is tried twice, since a period is dear to find
                     continue when standing is not true and tip.spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
                     p := metered.period_at(l.period, at);
                     since := p[1] - interval '0.000001';
@@ -3820,7 +3820,7 @@ begin
             plain := u <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
         end loop;
         if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
-            -- One charge, which is let in: the loops below, without what they are for.
+            -- One charge, which is let in: the loops below for one.
             if tip.held > 0 then
                 tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
             end if;
@@ -3853,7 +3853,7 @@ begin
             end if;
             return;
         end if;
-        -- A refusal, or an error of the clock, must rest on what is committed by now.
+        -- A refusal, or an error of the clock, must rest on all that is committed by now.
         if metered.one_snapshot() then
             if look then
                 perform metered.lock_charges(charges, wait_ms);
@@ -3978,8 +3978,8 @@ begin
 end
 $$;
 
--- Makes charges of costs that were incurred, whatever their limits. They only tell; where nobody can say what
--- a limit stands at, nothing is told of it.
+-- Makes charges of costs that were incurred, whatever their limits. They only report thresholds. Where the use of a limit is
+-- unknown, its thresholds are not reported.
 create function metered.charge_anyway(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin,
     hold metered.hold_terms) returns metered.charged
 language plpgsql volatile
@@ -4001,7 +4001,7 @@ begin
             end if;
         exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' then
         end;
-        for i in 1..cardinality(charges) loop   -- what is spent and what is held are together beyond 64 bits, among others
+        for i in 1..cardinality(charges) loop   -- spent and held units are together beyond 64 bits, among others
             charges[i].limits := '{}';
         end loop;
     end if;
@@ -4009,7 +4009,7 @@ begin
 end
 $$;
 
--- What check_limits says of charges if what is due is free, without ending it.
+-- The answer of check_limits for charges if due holds are free, without ending them.
 create function metered.check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
     out used bigint[], out held bigint[], out denied jsonb)
 language plpgsql stable
@@ -4028,7 +4028,7 @@ begin
 end
 $$;
 
--- What charge would say now, without a lock and without writing. STABLE, so that
+-- The answer of charge at this moment, without a lock and without writing. STABLE, so that
 -- all its statements see one snapshot.
 create function metered.check_charge(charges metered.new_charge[], ahead interval,
     out used bigint[], out held bigint[], out denied jsonb, out periods timestamptz[])
@@ -4067,8 +4067,8 @@ begin
 end
 $$;
 
--- Where each scope stands, for as many windows as there are pairs; window 0 is
--- the lifetime, and a null one is a period. with_leases: what open leases spent is used, and not held.
+-- The state of each scope, for each pair with a window. Window 0 is
+-- the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.
 create function metered.usage(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
 returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint,
     starts_at timestamptz, ends_at timestamptz)
@@ -4326,26 +4326,26 @@ end
 $$;
 
 -- Leases. A lease holds units of a scope, under the scope's lock, and lets them be spent without it.
--- How much was spent is captured when the lease is settled, and the rest is free again. Until then all
--- of it counts as held; what was spent counts from then on: each unit from before its use until at
+-- The spent units are captured when the lease is settled, and the rest is free again. Until then all
+-- of it counts as held, and from then on the spent units count. So each unit counts from before its use until at
 -- least a window after.
 --
--- The fence: who spends has the lease's lock shared until the transaction ends, and looks behind it, with
--- a newer snapshot, whether the lease is open. Who settles has it exclusive: no spend is running, none
--- begins, and all that committed is seen. The lease's lock comes before its scope's; whoever has a
+-- The fence: a spender has the lease's lock shared until the transaction ends, and looks behind it, with
+-- a newer snapshot, whether the lease is open. The settler has it exclusive: no spend is running, none
+-- begins, and all committed spends are seen. The lease's lock comes before its scope's. A transaction with a
 -- scope's lock never waits for a lease's.
 
--- What keeps others from spending while a lease is settled.
+-- The key of the lock that keeps others from spending while a lease is settled.
 create function metered.lease_key(of_no bigint) returns bigint
 language sql stable
 as $$
     select metered.lock_key('metered/lease/metered', convert_to(of_no::text, 'UTF8'))
 $$;
 
--- Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits
+-- Opens a lease of up to charge.amount units, as much as one part in terms.share of the units that the limits
 -- would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by
--- limit, and held are what the scope stood at before. It lasts for terms.ttl, or until the first of the limits'
--- periods ends: what is settled later than that counts in the next.
+-- limit, and held are the scope's state before. It lasts for terms.ttl, or until the first of the limits'
+-- periods ends: a lease that is settled later counts in the next one.
 create function metered.open_lease(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
     out no bigint, out fence bigint, out granted bigint, out used bigint[], out held bigint, out lasts_us bigint, out periods timestamptz[],
     out crossed jsonb)
@@ -4390,7 +4390,7 @@ begin
         looked := metered.check_now(array[charge], array[tip], metered.clock(), ahead);
         foreach l in array charge.limits loop
             i := i + 1;
-            -- What is left may be beyond 64 bits, after large credits. A lease has at most 2^53 units.
+            -- After large credits the units left may be beyond 64 bits. A lease has at most 2^53 units.
             room := least(room, greatest(-1, least(9007199254740992, l.max::numeric - looked.used[i] - looked.held[1])))::bigint;
         end loop;
         used := looked.used;
@@ -4443,7 +4443,7 @@ begin
 end
 $$;
 
--- Spends units of a lease from an offset on, and returns when; null if it cannot be spent from: it is closed, or
+-- Spends units of a lease from an offset on, and returns when, or null if it cannot be spent from: it is closed, or
 -- a unit of the range was spent (lease_spends_apart).
 create function metered.spend_range(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, origin metered.origin)
 returns timestamptz
@@ -4455,8 +4455,8 @@ begin
     if pg_try_advisory_xact_lock_shared(of_fence) then
         clk := metered.clock();
         if metered.one_snapshot() then
-            -- The snapshot may be older than the end of the lease. A lock of the row meets what is newer, with 40001:
-            -- who settles has locked the row FOR UPDATE. Or it is older than the beginning.
+            -- The snapshot may be older than the end of the lease. A lock of the row meets the newer version, with 40001:
+            -- the settler has locked the row FOR UPDATE. Or it is older than the beginning.
             perform from metered.leases l where l.no = of_lease for key share;
             if not found then
                 perform metered.collided();
@@ -4496,7 +4496,7 @@ end
 $$;
 
 -- Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that
--- cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.
+-- cannot be spent from (it is closed, or the range was spent) denies, and nothing is written then.
 create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text, standing boolean) returns metered.charged
 language plpgsql volatile
 security definer
@@ -4573,10 +4573,10 @@ begin
 end
 $$;
 
--- Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been:
--- spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks.
--- told is what the owner of a lease in memory says was used; without, all of it was. crossing: it would cross thresholds of what is
--- spent, of limits, which are not told of.
+-- Settles a lease: captures its spent units, and frees the rest. status is settled, closed (it was settled before, and
+-- spent has the units captured then), early (only its owner may, before it ends) or unknown. of_owner is the caller.
+-- told has the units that the owner of a lease in memory used. Without it all of them were. crossing: it would cross thresholds of spending alone,
+-- which limits has and nobody reports.
 create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int, limits metered.charge_limit[], ahead interval,
     out status text, out granted bigint, out spent bigint, out crossed jsonb)
 language plpgsql volatile
@@ -4620,7 +4620,7 @@ begin
 end
 $$;
 
--- A lease, with its lock exclusive and its row locked. What was spent of it is only seen whole by a
+-- A lease, with its lock exclusive and its row locked. All its spends are seen only by a
 -- statement with a snapshot of its own.
 create function metered.lease_to_settle(of_no bigint, wait_ms int) returns metered.leases
 language plpgsql volatile
@@ -4709,7 +4709,7 @@ begin
 end
 $$;
 
--- What open leases keep of a scope: unspent units, spends that are not settled yet, and when the last lease ends. It reads all of them and their
+-- The open leases of a scope: unspent units, spends that are not settled yet, and when the last lease ends. It reads all of them and their
 -- spends, so nothing under the scope's lock asks it.
 create function metered.leased(of_scope text, out unspent bigint, out spent bigint, out ends_at timestamptz)
 language plpgsql stable
@@ -4769,21 +4769,21 @@ end
 $$;
 
 -- Carving: a lease whose units a child scope spends. The child is credited with them, and is closed in
--- the end: what it charged is captured at the parent, and the rest is free there again. Until then all
+-- the end: the units that it charged are captured at the parent, and the rest is free there again. Until then all
 -- of it counts as held at the parent.
 --
 -- A closed scope has -infinity as its last entry's next_due, which every later entry keeps. So the path
--- of a charge that is let in comes to check_limits, which refuses it; credit and refund ask
--- refuse_closed. What was held before may still end, and be captured: the settlement waits for it.
+-- of a charge that is let in comes to check_limits, which refuses it. Credit and refund ask
+-- refuse_closed. Units that were held before may still end, or be captured, and the settlement waits for them.
 --
 -- Parent and child are locked by key, and then the lease's row. Nobody else locks the row of a carved
--- lease that is open, so its own lock, of those who spend rows, is not needed.
+-- lease that is open, so the lock of spenders is not needed.
 --
 -- On another cluster the child has a row of its own, of mode g. The parent's row is of mode r, and settle_away settles it with the
 -- units that the child used. Messages between the clusters can come again, and in any order. So a row of mode g stays, and answers each
 -- message with the units used, until the parent's side is known to be settled (home_at) and its time is over.
 
--- Refuses what would be new in a closed scope. e is its last entry, or one that is to follow it.
+-- Refuses a new entry in a closed scope. e is its last entry, or one that is to follow it.
 create function metered.refuse_closed(e metered.ledger) returns void
 language plpgsql stable
 as $$
@@ -4822,8 +4822,8 @@ end
 $$;
 
 -- Carves charge.amount units, judged by the charge's limits as a hold, for the child of terms, which has no
--- entries yet. status: carved; exists (it was, as is asked for); conflict (it was, otherwise); used (the
--- child has entries); denied. A child of a child ends no later than that one.
+-- entries yet. status is carved, exists (it was carved before, equally), conflict (it was carved otherwise), used (the
+-- child has entries) or denied. A child of a child ends no later than that one.
 create function metered.carve(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
     out status text, out lease metered.leases, out denied jsonb, out crossed jsonb)
 language plpgsql volatile
@@ -4893,8 +4893,8 @@ begin
 end
 $$;
 
--- Closes a child of this cluster, and settles it once nothing is held of it. status: settled; open (it is
--- closed, and something is held); closed (it had been settled); unknown.
+-- Closes a child of this cluster, and settles it once nothing is held of it. status is settled, open (it is
+-- closed, and units are held), closed (it was settled before) or unknown.
 create function metered.close_child(of_child text, by_whom text, wait_ms int,
     out status text, out lease metered.leases, out held bigint)
 language plpgsql volatile
@@ -4944,8 +4944,8 @@ end
 $$;
 
 -- The child's side of units that were carved on another cluster: credits the child until ends. With units 0, or after ends, the child gets
--- nothing, now or later: the row says so, and the scope gets no entry. status: received; late; exists (a row of this child is
--- there); used (the child has entries).
+-- nothing, now or later: the row says so, and the scope gets no entry. status is received, late, exists (a row of this child is
+-- there) or used (the child has entries).
 create function metered.receive_child(of_child text, units bigint, ends timestamptz, by_whom text, note text, wait_ms int,
     out status text, out lease metered.leases)
 language plpgsql volatile
@@ -4997,9 +4997,9 @@ begin
 end
 $$;
 
--- Settles the parent's side of units that were carved for another cluster, of which so many were used there; null is
--- all of them. status: settled; closed (it had been: spent is what was captured then); unknown. On the child's cluster it notes in the
--- child's row that the parent's side is settled: status noted; unknown.
+-- Settles the parent's side of units that were carved for another cluster. units is the number used there, or null for
+-- all of them. status is settled, closed (it was settled before, and spent has the units captured then) or unknown. On the child's cluster it notes in the
+-- child's row that the parent's side is settled: status is noted or unknown.
 create function metered.settle_away(of_child text, units bigint, by_whom text, wait_ms int,
     out status text, out lease metered.leases)
 language plpgsql volatile
@@ -5679,11 +5679,11 @@ begin
 end
 $$;
 
--- Minima: units that a hold captures when it expires. They are charges of the time at which the hold fell due, whoever ends it and
--- when. So whoever writes an entry to a scope first ends the holds that are due there, where one has a minimum: up to 500 of them.
+-- Minima: units that a hold captures when it expires. They are charges of the time at which the hold fell due, also if it is ended
+-- later. So a writer of a scope first ends the holds that are due there, where one has a minimum: up to 500 of them.
 
 -- How many units of a scope its lines capture when they expire: those that are due and not freed yet, by clk. They are
--- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, what counts after since.
+-- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, the units that count after since.
 create function metered.minima(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
@@ -5715,15 +5715,15 @@ begin
 end
 $$;
 
--- The first time from since on at which charges and minima leave room enough in a window, if nothing else changes; null for never. used is
--- what was charged, counted from the base as spent_since has it, which leaves a window alone; minima leave as minima_leave has it.
+-- The first time from since on at which charges and minima leave room enough in a window, if nothing else changes, or null for never. used has
+-- the charged units, counted from the base as spent_since has it. They leave the window by age, and minima leave as minima_leave has it.
 create function metered.fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base_seq bigint, base_spent bigint,
     since timestamptz, units bigint[], leave timestamptz[]) returns timestamptz
 language plpgsql stable
 as $$
 declare
     gone   int := coalesce(cardinality(units), 0);  -- so many minima have left
-    few    int := -1;           -- not enough have, or charges are still in the way when they have
+    few    int := -1;           -- too few have, or charges are still in the way when they have
     stay   bigint := 0;         -- minima that have not
     stays  bigint[] := '{}';    -- by gone + 1
     half   int;
@@ -5759,7 +5759,7 @@ begin
 end
 $$;
 
--- Captures what holds that expire capture at least, of their scopes or of only_scopes, which are all locked and no wallets: an entry for each
+-- Captures the minima of holds that expire, in their scopes or in only_scopes, which are all locked and no wallets: an entry for each
 -- line, of the time at which it fell due, or of its scope's last entry if that is later.
 create function metered.capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
 language plpgsql volatile
@@ -7823,7 +7823,7 @@ $$;
 
 -- Charges that are judged each on its own, many in a call: batches, and usage events with ids.
 --
--- What a call costs is mostly the set-up of its statements, so one statement makes the entries of all
+-- The cost of a call is mostly the set-up of its statements, so one statement makes the entries of all
 -- charges that are plain: they fit, nothing is due, and the clock is right. A scope of which one charge
 -- is not plain is left to write_charges, charge by charge, so that only check_limits refuses. The
 -- guard is the same for both: the primary key, and FOR KEY SHARE on the last entry.
@@ -7845,7 +7845,7 @@ begin
 end
 $$;
 
--- What is on record of events, whose ids are locked: replay (with the entry that was made), conflict
+-- The records of events, whose ids are locked: replay (with the entry that was made), conflict
 -- (another event has the id), or nothing.
 create function metered.recorded_events(events metered.new_event[], busy bigint[], wait_ms int,
     out statuses text[], out answers metered.each_answer[])
@@ -7891,7 +7891,7 @@ declare
     records int;
     kept    int;
 begin
-    -- before is what the batch charges the scope ahead of a charge, which counts for it.
+    -- before has the units that the batch charges the scope ahead of a charge. They count for it.
     with asked as (
         select c.ordinality::int as nth, c.scope, c.amount, c.limits, c.note, c.namespace, c.id, c.fingerprint, c.issued_at,
             row_number() over w as place, (sum(c.amount) over w)::bigint - c.amount as before,
@@ -7914,7 +7914,7 @@ begin
                 coalesce(y.refunded, 0) as refunded, coalesce(y.credited, 0) as credited, coalesce(y.held, 0) as held,
                 coalesce(y.epoch, 0::smallint) as epoch, y.next_due, y.anchor_at, y.anchor_spent, y.lots_end, y.crossed,
                 y.seq is null or y.at <= clk and y.lots_end is null and (y.next_due <= clk) is not true as fresh) t
-        -- What counts against each limit: as in write_charges, where it is sure.
+        -- The units that count against each limit: as in write_charges, where they are sure.
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,
                 array_agg(x.period order by x.ordinality) filter (where x.period is not null) as periods,
@@ -7943,7 +7943,7 @@ begin
                             where y.scope = a.scope and y.seq between x.seq and x.seq + 15
                               and y.epoch = t.epoch and y.at <= l.since
                             order by y.seq desc limit 1) w) b on true
-                  offset 0) x) u        -- or what is used would be worked out twice
+                  offset 0) x) u        -- or the use would be worked out twice
     ), entries as (
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
             epoch, kind, scope, next_due, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
@@ -8008,14 +8008,14 @@ end
 $$;
 
 -- Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are
--- judged in the order given, and what is let in counts for the next. All locks are taken
+-- judged in the order given, and one that is let in counts for the next. All locks are taken
 -- first, those of ids before those of scopes: two of the server's lock table for a charge with an id.
 --
 -- events is null, or has an element for each charge, which has an id, or none. An id is at most once
 -- in a call. status says why there is no entry, or whose it is: replay (the entry of before), conflict (of another event),
 -- retired (its time is at or before the horizon), future, late (further from the clock than allowed), busy (with skip_busy:
 -- a lock was not free), or a SQLSTATE: MT002, MT003, MT010, MT012 or 22003, with its detail as denied. A threshold that is crossed
--- and would not be told ends the call (MT011).
+-- and that the caller would not report ends the call (MT011).
 create function metered.charge_each(charges metered.new_charge[], events metered.new_event[], ahead interval,
     late interval, future interval, wait_ms int, skip_busy boolean)
 returns setof metered.each_answer
@@ -8545,9 +8545,9 @@ comment on table metered.operations_horizon is 'The latest time of an id whose r
 comment on column metered.operations_horizon.at is 'ids of this time and before are retired';
 comment on column metered.operations_horizon.one is 'there is one row';
 comment on function metered.lock_scopes(text[], int) is 'Takes the locks of scopes for a caller that then reads, charges or credits.';
-comment on function metered.credit(metered.scope_name, bigint, metered.amount, boolean, int, metered.origin, boolean) is 'Adds credit to a scope: it counts for lifetimes, and for no window. denied, and nothing written, if the scope must exist and does not (see admit); with raising that is SQLSTATE MT001 instead.';
-comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining is what can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
-comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for whoever sees the scope as empty to collide with, but as a new row, for whoever sees it as the last entry (entry_for_write). What follows begins at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
+comment on function metered.credit(metered.scope_name, bigint, metered.amount, boolean, int, metered.origin, boolean) is 'Adds credit to a scope: it counts for lifetimes, and for no window. denied, and nothing written, if the scope must exist and does not (see admit). With raising that is SQLSTATE MT001 instead.';
+comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining has the units that can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
+comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as empty collides with it. It is a new row, so that a writer that sees it as the last entry collides, too (entry_for_write). The entries behind it begin at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
 comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are drawn or held; of a lot that is asked for whole, lapsed units are not missing. Each lot has an entry of its own, of which seq is the last. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds of limits, which are not told of (cross_lowered).';
 comment on function metered.roll_over(metered.scope_name, bigint, bigint, text, metered.amount, interval, metered.charge_limit[], int, metered.origin) is 'Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot. crossing: it ends other lots, and would cross thresholds of limits, which are not told of (cross_lowered).';
@@ -8557,19 +8557,19 @@ comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lo
 comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is what the wallet has behind it. A denial of a command''s draw raises, because COMMIT follows, and what it drew is kept for its record.';
 comment on function metered.wallet_balance(text) is 'What a wallet has now: units that can be drawn (less than 0: overdrawn), and those that are held; and its lots that have some of either, in the order in which they are drawn. What is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.';
 comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
-comment on function metered.check_charge(metered.new_charge[], interval) is 'What charge would say now, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
-comment on function metered.usage(text[], interval[], metered.period[], boolean) is 'Where each scope stands, for as many windows as there are pairs; window 0 is the lifetime, and a null one is a period. with_leases: what open leases spent is used, and not held.';
+comment on function metered.check_charge(metered.new_charge[], interval) is 'The answer of charge at this moment, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
+comment on function metered.usage(text[], interval[], metered.period[], boolean) is 'The state of each scope, for each pair with a window. Window 0 is the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.';
 comment on function metered.usage_at(text, timestamptz[]) is 'What the chain of a scope had summed up before each of the times, which ascend. seq is the last entry before it; refunded_after, what was refunded by now of the charges after that; unsettled, what was spent from open leases from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage is known. STABLE, so that all its statements see one snapshot.';
 comment on function metered.search_entries(text, bigint, bigint, boolean, int, int, metered.origin, text) is 'Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.';
-comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are what the scope stood at before. It lasts for terms.ttl, or until the first of the limits'' periods ends: what is settled later than that counts in the next.';
+comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of the units that the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are the scope''s state before. It lasts for terms.ttl, or until the first of the limits'' periods ends: a lease that is settled later counts in the next one.';
 comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'A charge that is spent from a lease, and no command''s.';
-comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.';
-comment on function metered.settle_lease(bigint, text, bigint, int, metered.charge_limit[], interval) is 'Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been: spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks. told is what the owner of a lease in memory says was used; without, all of it was. crossing: it would cross thresholds of what is spent, of limits, which are not told of.';
+comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies, and nothing is written then.';
+comment on function metered.settle_lease(bigint, text, bigint, int, metered.charge_limit[], interval) is 'Settles a lease: captures its spent units, and frees the rest. status is settled, closed (it was settled before, and spent has the units captured then), early (only its owner may, before it ends) or unknown. of_owner is the caller. told has the units that the owner of a lease in memory used. Without it all of them were. crossing: it would cross thresholds of spending alone, which limits has and nobody reports.';
 comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before. The child''s side of another cluster''s units stays until the parent''s side is known to be settled, and its time was over before cutoff: until then a message can ask for the units that the child used.';
-comment on function metered.carve(metered.new_charge, metered.lease_terms, interval, int) is 'Carves charge.amount units, judged by the charge''s limits as a hold, for the child of terms, which has no entries yet. status: carved; exists (it was, as is asked for); conflict (it was, otherwise); used (the child has entries); denied. A child of a child ends no later than that one.';
-comment on function metered.close_child(text, text, int) is 'Closes a child of this cluster, and settles it once nothing is held of it. status: settled; open (it is closed, and something is held); closed (it had been settled); unknown.';
-comment on function metered.receive_child(text, bigint, timestamptz, text, text, int) is 'The child''s side of units that were carved on another cluster: credits the child until ends. With units 0, or after ends, the child gets nothing, now or later: the row says so, and the scope gets no entry. status: received; late; exists (a row of this child is there); used (the child has entries).';
-comment on function metered.settle_away(text, bigint, text, int) is 'Settles the parent''s side of units that were carved for another cluster, of which so many were used there; null is all of them. status: settled; closed (it had been: spent is what was captured then); unknown. On the child''s cluster it notes in the child''s row that the parent''s side is settled: status noted; unknown.';
+comment on function metered.carve(metered.new_charge, metered.lease_terms, interval, int) is 'Carves charge.amount units, judged by the charge''s limits as a hold, for the child of terms, which has no entries yet. status is carved, exists (it was carved before, equally), conflict (it was carved otherwise), used (the child has entries) or denied. A child of a child ends no later than that one.';
+comment on function metered.close_child(text, text, int) is 'Closes a child of this cluster, and settles it once nothing is held of it. status is settled, open (it is closed, and units are held), closed (it was settled before) or unknown.';
+comment on function metered.receive_child(text, bigint, timestamptz, text, text, int) is 'The child''s side of units that were carved on another cluster: credits the child until ends. With units 0, or after ends, the child gets nothing, now or later: the row says so, and the scope gets no entry. status is received, late, exists (a row of this child is there) or used (the child has entries).';
+comment on function metered.settle_away(text, bigint, text, int) is 'Settles the parent''s side of units that were carved for another cluster. units is the number used there, or null for all of them. status is settled, closed (it was settled before, and spent has the units captured then) or unknown. On the child''s cluster it notes in the child''s row that the parent''s side is settled: status is noted or unknown.';
 comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is returned. changed: it did not exist before. What is returned stays so until the transaction ends.';
 comment on function metered.retire_scopes(text[], boolean, int) is 'Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never declared. Then these are all that is returned, without created_at. Takes the scopes'' locks. held is what open holds keep of a scope: they go on, and end as any.';
 comment on function metered.expire_hold(text, text, timestamptz, timestamptz, int, text, text) is 'Ends one hold that is due, if its deadline is still the one given, frees what it keeps, and says so to those who listen. status: expired; due_later, extended, or the state of one that ended otherwise (captured, released), or ended (by time, and announced before): nothing was done.';
@@ -8602,7 +8602,7 @@ comment on function metered.complete_command(metered.new_command, metered.finger
 comment on function metered.finish_command(text) is 'Lets the COMMIT of a command pass that was completed without finishing, if this is its transaction still.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. No further: a clock that was ahead for a while would refuse new ids for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
 comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, metered.used_units[]) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status: as place; open (this very session was opened before, and its hold is stored); replay (the operation is on record); retired and future, as begin_command; running (another session is open, until deadline, as seen at placed_at); busy (so is one of another command). place says the rest.';
-comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and what is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
+comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and one that is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
 comment on view metered.statement is 'The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1 ms for a thousand entries. Without a scope it reads the whole ledger, and a condition on the time alone does not help. The spends from a lease are one capture here, and rows of lease_spends_words.';
 comment on column metered.statement.scope is 'the charged scope';
 comment on column metered.statement.seq is '1, 2, 3 and so on in the scope';

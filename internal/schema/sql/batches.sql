@@ -1,6 +1,6 @@
 -- Charges that are judged each on its own, many in a call: batches, and usage events with ids.
 --
--- What a call costs is mostly the set-up of its statements, so one statement makes the entries of all
+-- The cost of a call is mostly the set-up of its statements, so one statement makes the entries of all
 -- charges that are plain: they fit, nothing is due, and the clock is right. A scope of which one charge
 -- is not plain is left to write_charges, charge by charge, so that only check_limits refuses. The
 -- guard is the same for both: the primary key, and FOR KEY SHARE on the last entry.
@@ -22,7 +22,7 @@ begin
 end
 $$;
 
--- What is on record of events, whose ids are locked: replay (with the entry that was made), conflict
+-- The records of events, whose ids are locked: replay (with the entry that was made), conflict
 -- (another event has the id), or nothing.
 create function metered.recorded_events(events metered.new_event[], busy bigint[], wait_ms int,
     out statuses text[], out answers metered.each_answer[])
@@ -68,7 +68,7 @@ declare
     records int;
     kept    int;
 begin
-    -- before is what the batch charges the scope ahead of a charge, which counts for it.
+    -- before has the units that the batch charges the scope ahead of a charge. They count for it.
     with asked as (
         select c.ordinality::int as nth, c.scope, c.amount, c.limits, c.note, c.namespace, c.id, c.fingerprint, c.issued_at,
             row_number() over w as place, (sum(c.amount) over w)::bigint - c.amount as before,
@@ -91,7 +91,7 @@ begin
                 coalesce(y.refunded, 0) as refunded, coalesce(y.credited, 0) as credited, coalesce(y.held, 0) as held,
                 coalesce(y.epoch, 0::smallint) as epoch, y.next_due, y.anchor_at, y.anchor_spent, y.lots_end, y.crossed,
                 y.seq is null or y.at <= clk and y.lots_end is null and (y.next_due <= clk) is not true as fresh) t
-        -- What counts against each limit: as in write_charges, where it is sure.
+        -- The units that count against each limit: as in write_charges, where they are sure.
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,
                 array_agg(x.period order by x.ordinality) filter (where x.period is not null) as periods,
@@ -120,7 +120,7 @@ begin
                             where y.scope = a.scope and y.seq between x.seq and x.seq + 15
                               and y.epoch = t.epoch and y.at <= l.since
                             order by y.seq desc limit 1) w) b on true
-                  offset 0) x) u        -- or what is used would be worked out twice
+                  offset 0) x) u        -- or the use would be worked out twice
     ), entries as (
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
             epoch, kind, scope, next_due, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
@@ -185,14 +185,14 @@ end
 $$;
 
 -- Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are
--- judged in the order given, and what is let in counts for the next. All locks are taken
+-- judged in the order given, and one that is let in counts for the next. All locks are taken
 -- first, those of ids before those of scopes: two of the server's lock table for a charge with an id.
 --
 -- events is null, or has an element for each charge, which has an id, or none. An id is at most once
 -- in a call. status says why there is no entry, or whose it is: replay (the entry of before), conflict (of another event),
 -- retired (its time is at or before the horizon), future, late (further from the clock than allowed), busy (with skip_busy:
 -- a lock was not free), or a SQLSTATE: MT002, MT003, MT010, MT012 or 22003, with its detail as denied. A threshold that is crossed
--- and would not be told ends the call (MT011).
+-- and that the caller would not report ends the call (MT011).
 create function metered.charge_each(charges metered.new_charge[], events metered.new_event[], ahead interval,
     late interval, future interval, wait_ms int, skip_busy boolean)
 returns setof metered.each_answer

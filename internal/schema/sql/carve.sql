@@ -1,19 +1,19 @@
 -- Carving: a lease whose units a child scope spends. The child is credited with them, and is closed in
--- the end: what it charged is captured at the parent, and the rest is free there again. Until then all
+-- the end: the units that it charged are captured at the parent, and the rest is free there again. Until then all
 -- of it counts as held at the parent.
 --
 -- A closed scope has -infinity as its last entry's next_due, which every later entry keeps. So the path
--- of a charge that is let in comes to check_limits, which refuses it; credit and refund ask
--- refuse_closed. What was held before may still end, and be captured: the settlement waits for it.
+-- of a charge that is let in comes to check_limits, which refuses it. Credit and refund ask
+-- refuse_closed. Units that were held before may still end, or be captured, and the settlement waits for them.
 --
 -- Parent and child are locked by key, and then the lease's row. Nobody else locks the row of a carved
--- lease that is open, so its own lock, of those who spend rows, is not needed.
+-- lease that is open, so the lock of spenders is not needed.
 --
 -- On another cluster the child has a row of its own, of mode g. The parent's row is of mode r, and settle_away settles it with the
 -- units that the child used. Messages between the clusters can come again, and in any order. So a row of mode g stays, and answers each
 -- message with the units used, until the parent's side is known to be settled (home_at) and its time is over.
 
--- Refuses what would be new in a closed scope. e is its last entry, or one that is to follow it.
+-- Refuses a new entry in a closed scope. e is its last entry, or one that is to follow it.
 create function metered.refuse_closed(e metered.ledger) returns void
 language plpgsql stable
 as $$
@@ -52,8 +52,8 @@ end
 $$;
 
 -- Carves charge.amount units, judged by the charge's limits as a hold, for the child of terms, which has no
--- entries yet. status: carved; exists (it was, as is asked for); conflict (it was, otherwise); used (the
--- child has entries); denied. A child of a child ends no later than that one.
+-- entries yet. status is carved, exists (it was carved before, equally), conflict (it was carved otherwise), used (the
+-- child has entries) or denied. A child of a child ends no later than that one.
 create function metered.carve(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
     out status text, out lease metered.leases, out denied jsonb, out crossed jsonb)
 language plpgsql volatile
@@ -108,8 +108,8 @@ begin
 end
 $$;
 
--- Closes a child of this cluster, and settles it once nothing is held of it. status: settled; open (it is
--- closed, and something is held); closed (it had been settled); unknown.
+-- Closes a child of this cluster, and settles it once nothing is held of it. status is settled, open (it is
+-- closed, and units are held), closed (it was settled before) or unknown.
 create function metered.close_child(of_child text, by_whom text, wait_ms int,
     out status text, out lease metered.leases, out held bigint)
 language plpgsql volatile
@@ -151,8 +151,8 @@ end
 $$;
 
 -- The child's side of units that were carved on another cluster: credits the child until ends. With units 0, or after ends, the child gets
--- nothing, now or later: the row says so, and the scope gets no entry. status: received; late; exists (a row of this child is
--- there); used (the child has entries).
+-- nothing, now or later: the row says so, and the scope gets no entry. status is received, late, exists (a row of this child is
+-- there) or used (the child has entries).
 create function metered.receive_child(of_child text, units bigint, ends timestamptz, by_whom text, note text, wait_ms int,
     out status text, out lease metered.leases)
 language plpgsql volatile
@@ -195,9 +195,9 @@ begin
 end
 $$;
 
--- Settles the parent's side of units that were carved for another cluster, of which so many were used there; null is
--- all of them. status: settled; closed (it had been: spent is what was captured then); unknown. On the child's cluster it notes in the
--- child's row that the parent's side is settled: status noted; unknown.
+-- Settles the parent's side of units that were carved for another cluster. units is the number used there, or null for
+-- all of them. status is settled, closed (it was settled before, and spent has the units captured then) or unknown. On the child's cluster it notes in the
+-- child's row that the parent's side is settled: status is noted or unknown.
 create function metered.settle_away(of_child text, units bigint, by_whom text, wait_ms int,
     out status text, out lease metered.leases)
 language plpgsql volatile

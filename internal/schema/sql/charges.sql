@@ -1,17 +1,17 @@
 -- Writes the entries of charges, all or none. Either denied is null, and each charge has an
--- entry, or nothing was written. mode says what becomes of a denial: answer; or raise, as
+-- entry, or nothing was written. mode says how a denial is returned: answer, or raise, as
 -- SQLSTATE MT001 with the JSON as its detail. look takes no lock and writes nothing, and
--- answers what a charge that follows in the same transaction would be told; that one then
+-- gives the answer that a charge later in the same transaction would get. That charge then
 -- finds its statements prepared.
 --
--- Most charges are let in while nothing is due. That case is decided here; all others
--- are left to check_limits or expire_and_check, and only check_limits refuses. What a
--- statement of PL/pgSQL costs in a transaction that runs it once is mostly its preparation,
+-- Most charges are let in while nothing is due. That case is decided here. All others
+-- are left to check_limits or expire_and_check, and only check_limits refuses. The cost of a
+-- statement of PL/pgSQL in a transaction that runs it once is mostly its preparation,
 -- so there are few, and one charge alone is written without arrays of its state.
 --
--- standing: the caller wants to know what each limit stands at (used). If it does not, a window
--- is decided by a bound where that is enough: what was spent since the anchor of the last entry,
--- or ever. The anchor is older than the window's beginning, and refunds only lower what is used.
+-- standing: the caller wants the use of each limit (used). If it does not, a window
+-- is decided by a bound where that is enough: the units spent since the anchor of the last entry,
+-- or ever. The anchor is older than the window's beginning, and refunds only lower the use.
 -- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 4.
 create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
@@ -24,11 +24,11 @@ declare
     l     metered.charge_limit;
     tip   metered.ledger;
     tips  metered.ledger[];
-    i     int;              -- charges so far, and limits: null is none
+    i     int;              -- charges so far, and limits, or null for none
     n     int;
     u     bigint;
     since timestamptz;
-    base_seq      bigint;   -- what a window's use is counted from
+    base_seq      bigint;   -- where the count of a window begins
     base_spent    bigint;
     base_refunded bigint;
     w     record;
@@ -36,7 +36,7 @@ declare
     plain boolean := true;
     due   boolean;
     p     timestamptz[];    -- the start and the end of a limit's period
-    absent jsonb;           -- scopes that must exist, and do not
+    absent jsonb;           -- scopes that must exist and are missing
     a     record;
     units bigint;
 begin
@@ -84,7 +84,7 @@ begin
             elsif tip.at <= since then
                 u := 0;
             else
-                if since is null then   -- a limit by period; the bound is tried twice, since a period is dear to find
+                if since is null then   -- a limit by period. The bound is tried twice, since a period is dear to find
                     continue when standing is not true and tip.spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
                     p := metered.period_at(l.period, at);
                     since := p[1] - interval '0.000001';
@@ -124,7 +124,7 @@ begin
             plain := u <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
         end loop;
         if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
-            -- One charge, which is let in: the loops below, without what they are for.
+            -- One charge, which is let in: the loops below for one.
             if tip.held > 0 then
                 tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
             end if;
@@ -157,7 +157,7 @@ begin
             end if;
             return;
         end if;
-        -- A refusal, or an error of the clock, must rest on what is committed by now.
+        -- A refusal, or an error of the clock, must rest on all that is committed by now.
         if metered.one_snapshot() then
             if look then
                 perform metered.lock_charges(charges, wait_ms);
@@ -271,8 +271,8 @@ begin
 end
 $$;
 
--- Makes charges of costs that were incurred, whatever their limits. They only tell; where nobody can say what
--- a limit stands at, nothing is told of it.
+-- Makes charges of costs that were incurred, whatever their limits. They only report thresholds. Where the use of a limit is
+-- unknown, its thresholds are not reported.
 create function metered.charge_anyway(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin,
     hold metered.hold_terms) returns metered.charged
 language plpgsql volatile
@@ -294,7 +294,7 @@ begin
             end if;
         exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' then
         end;
-        for i in 1..cardinality(charges) loop   -- what is spent and what is held are together beyond 64 bits, among others
+        for i in 1..cardinality(charges) loop   -- spent and held units are together beyond 64 bits, among others
             charges[i].limits := '{}';
         end loop;
     end if;
@@ -302,7 +302,7 @@ begin
 end
 $$;
 
--- What check_limits says of charges if what is due is free, without ending it.
+-- The answer of check_limits for charges if due holds are free, without ending them.
 create function metered.check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
     out used bigint[], out held bigint[], out denied jsonb)
 language plpgsql stable
@@ -321,7 +321,7 @@ begin
 end
 $$;
 
--- What charge would say now, without a lock and without writing. STABLE, so that
+-- The answer of charge at this moment, without a lock and without writing. STABLE, so that
 -- all its statements see one snapshot.
 create function metered.check_charge(charges metered.new_charge[], ahead interval,
     out used bigint[], out held bigint[], out denied jsonb, out periods timestamptz[])
@@ -350,8 +350,8 @@ begin
 end
 $$;
 
--- Where each scope stands, for as many windows as there are pairs; window 0 is
--- the lifetime, and a null one is a period. with_leases: what open leases spent is used, and not held.
+-- The state of each scope, for each pair with a window. Window 0 is
+-- the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.
 create function metered.usage(scopes text[], windows interval[], periods metered.period[], with_leases boolean)
 returns table (used bigint, held bigint, spent bigint, refunded bigint, credited bigint, seq bigint, due_us bigint, leased bigint,
     starts_at timestamptz, ends_at timestamptz)

@@ -1,24 +1,24 @@
 -- Leases. A lease holds units of a scope, under the scope's lock, and lets them be spent without it.
--- How much was spent is captured when the lease is settled, and the rest is free again. Until then all
--- of it counts as held; what was spent counts from then on: each unit from before its use until at
+-- The spent units are captured when the lease is settled, and the rest is free again. Until then all
+-- of it counts as held, and from then on the spent units count. So each unit counts from before its use until at
 -- least a window after.
 --
--- The fence: who spends has the lease's lock shared until the transaction ends, and looks behind it, with
--- a newer snapshot, whether the lease is open. Who settles has it exclusive: no spend is running, none
--- begins, and all that committed is seen. The lease's lock comes before its scope's; whoever has a
+-- The fence: a spender has the lease's lock shared until the transaction ends, and looks behind it, with
+-- a newer snapshot, whether the lease is open. The settler has it exclusive: no spend is running, none
+-- begins, and all committed spends are seen. The lease's lock comes before its scope's. A transaction with a
 -- scope's lock never waits for a lease's.
 
--- What keeps others from spending while a lease is settled.
+-- The key of the lock that keeps others from spending while a lease is settled.
 create function metered.lease_key(of_no bigint) returns bigint
 language sql stable
 as $$
     select metered.lock_key('metered/lease/metered', convert_to(of_no::text, 'UTF8'))
 $$;
 
--- Opens a lease of up to charge.amount units, as much as one part in terms.share of what the limits
+-- Opens a lease of up to charge.amount units, as much as one part in terms.share of the units that the limits
 -- would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by
--- limit, and held are what the scope stood at before. It lasts for terms.ttl, or until the first of the limits'
--- periods ends: what is settled later than that counts in the next.
+-- limit, and held are the scope's state before. It lasts for terms.ttl, or until the first of the limits'
+-- periods ends: a lease that is settled later counts in the next one.
 create function metered.open_lease(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
     out no bigint, out fence bigint, out granted bigint, out used bigint[], out held bigint, out lasts_us bigint, out periods timestamptz[],
     out crossed jsonb)
@@ -48,7 +48,7 @@ begin
         looked := metered.check_now(array[charge], array[tip], metered.clock(), ahead);
         foreach l in array charge.limits loop
             i := i + 1;
-            -- What is left may be beyond 64 bits, after large credits. A lease has at most 2^53 units.
+            -- After large credits the units left may be beyond 64 bits. A lease has at most 2^53 units.
             room := least(room, greatest(-1, least(9007199254740992, l.max::numeric - looked.used[i] - looked.held[1])))::bigint;
         end loop;
         used := looked.used;
@@ -101,7 +101,7 @@ begin
 end
 $$;
 
--- Spends units of a lease from an offset on, and returns when; null if it cannot be spent from: it is closed, or
+-- Spends units of a lease from an offset on, and returns when, or null if it cannot be spent from: it is closed, or
 -- a unit of the range was spent (lease_spends_apart).
 create function metered.spend_range(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, origin metered.origin)
 returns timestamptz
@@ -113,8 +113,8 @@ begin
     if pg_try_advisory_xact_lock_shared(of_fence) then
         clk := metered.clock();
         if metered.one_snapshot() then
-            -- The snapshot may be older than the end of the lease. A lock of the row meets what is newer, with 40001:
-            -- who settles has locked the row FOR UPDATE. Or it is older than the beginning.
+            -- The snapshot may be older than the end of the lease. A lock of the row meets the newer version, with 40001:
+            -- the settler has locked the row FOR UPDATE. Or it is older than the beginning.
             perform from metered.leases l where l.no = of_lease for key share;
             if not found then
                 perform metered.collided();
@@ -145,7 +145,7 @@ end
 $$;
 
 -- Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that
--- cannot be spent from (it is closed, or the range was spent) denies; nothing is written then.
+-- cannot be spent from (it is closed, or the range was spent) denies, and nothing is written then.
 create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text, standing boolean) returns metered.charged
 language plpgsql volatile
 as $$
@@ -208,10 +208,10 @@ begin
 end
 $$;
 
--- Settles a lease: captures what was spent of it, and frees the rest. status: settled; closed (it had been:
--- spent is what was captured then); early (only its owner may, before it ends); unknown. of_owner is who asks.
--- told is what the owner of a lease in memory says was used; without, all of it was. crossing: it would cross thresholds of what is
--- spent, of limits, which are not told of.
+-- Settles a lease: captures its spent units, and frees the rest. status is settled, closed (it was settled before, and
+-- spent has the units captured then), early (only its owner may, before it ends) or unknown. of_owner is the caller.
+-- told has the units that the owner of a lease in memory used. Without it all of them were. crossing: it would cross thresholds of spending alone,
+-- which limits has and nobody reports.
 create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int, limits metered.charge_limit[], ahead interval,
     out status text, out granted bigint, out spent bigint, out crossed jsonb)
 language plpgsql volatile
@@ -243,7 +243,7 @@ begin
 end
 $$;
 
--- A lease, with its lock exclusive and its row locked. What was spent of it is only seen whole by a
+-- A lease, with its lock exclusive and its row locked. All its spends are seen only by a
 -- statement with a snapshot of its own.
 create function metered.lease_to_settle(of_no bigint, wait_ms int) returns metered.leases
 language plpgsql volatile
@@ -332,7 +332,7 @@ begin
 end
 $$;
 
--- What open leases keep of a scope: unspent units, spends that are not settled yet, and when the last lease ends. It reads all of them and their
+-- The open leases of a scope: unspent units, spends that are not settled yet, and when the last lease ends. It reads all of them and their
 -- spends, so nothing under the scope's lock asks it.
 create function metered.leased(of_scope text, out unspent bigint, out spent bigint, out ends_at timestamptz)
 language plpgsql stable

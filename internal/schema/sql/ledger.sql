@@ -1,4 +1,4 @@
--- What a scope without entries stands at: everything 0, before all time.
+-- The state of a scope without entries: everything 0, before all time.
 create function metered.fresh(of_scope text) returns metered.ledger
 language plpgsql immutable
 as $$
@@ -33,7 +33,7 @@ end
 $$;
 
 -- Tells a writer that its view of a scope is stale. As a serialization failure,
--- because that is what callers' retry loops retry.
+-- because callers' retry loops retry that.
 create function metered.collided() returns void
 language plpgsql
 as $$
@@ -47,7 +47,7 @@ $$;
 -- snapshot still sees an entry that is deleted by now, whose successor, deleted
 -- too, would no longer collide. That holds for entry 1 as well, since a purge puts
 -- a new copy of it in the old one's place. At READ COMMITTED deleted entries are
--- passed over instead, until none is left; hence the second look.
+-- passed over instead, until none is left. Hence the second look.
 create function metered.entry_for_write(of_scope text) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -125,7 +125,7 @@ begin
     -- The aggregate inside lateral leaves the planner no join to choose.
     return (
         select coalesce(sum(x.amount), 0)
-        -- A limit, or the planner expects a thousand levels, and compiles (jit) what they would cost.
+        -- A limit, or the planner expects a thousand levels, and compiles (jit).
         from (select generate_series(0, top) limit 16) g(lv),
              lateral (select sum(r.amount) as amount from metered.refund_sum r
               where r.scope = of_scope and r.level = lv
@@ -134,8 +134,8 @@ begin
 end
 $$;
 
--- What a scope whose last entry is tip was charged after t, less the refunds of these
--- charges (used); and the base that it is counted from.
+-- The units that a scope, whose last entry is tip, was charged after t, less the refunds of these
+-- charges (used), and the base from which they are counted.
 create function metered.spent_since(tip metered.ledger, t timestamptz,
     out used bigint, out base_seq bigint, out base_spent bigint)
 language plpgsql stable
@@ -206,7 +206,7 @@ end
 $$;
 
 -- Adds credit to a scope: it counts for lifetimes, and for no window. denied, and nothing written,
--- if the scope must exist and does not (see admit); with raising that is SQLSTATE MT001 instead.
+-- if the scope must exist and does not (see admit). With raising that is SQLSTATE MT001 instead.
 create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, must_exist boolean, wait_ms int,
     origin metered.origin, raising boolean,
     out seq bigint, out at timestamptz, out denied jsonb)
@@ -242,7 +242,7 @@ $$;
 
 -- Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written:
 -- missing (no such entry), purged, kind (the entry is no charge) or excess (more
--- than remains of the charge). remaining is what can still be refunded of it. With
+-- than remains of the charge). remaining has the units that can still be refunded of it. With
 -- raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.
 create function metered.refund(of_scope metered.scope_name, key bigint, charge_seq bigint, units metered.units, wait_ms int,
     origin metered.origin, raising boolean,
@@ -252,7 +252,7 @@ as $$
 declare
     e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
-    stays  metered.ledger;  -- e, less what of it lapses at once
+    stays  metered.ledger;  -- e, less the units that lapse at once
     fate   record;
     lapses bigint := 0;
 begin
@@ -265,7 +265,7 @@ begin
         status := 'missing';
     elsif charge.seq is null or charge_seq = 1 and e.seq > 2
           and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
-        -- Entry 1 outlives a purge, but what was refunded of it does not.
+        -- Entry 1 outlives a purge, and the sum of its refunds does not.
         status := 'purged';
     elsif charge.kind not in ('c', 'u') then
         status := 'kind';
@@ -318,9 +318,9 @@ end
 $$;
 
 -- Deletes entries of one scope that no window ending at or after cutoff needs,
--- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, for
--- whoever sees the scope as empty to collide with, but as a new row, for whoever
--- sees it as the last entry (entry_for_write). What follows begins at a multiple of
+-- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that
+-- a writer that sees the scope as empty collides with it. It is a new row, so that a writer that
+-- sees it as the last entry collides, too (entry_for_write). The entries behind it begin at a multiple of
 -- 16, plus one, which the time index holds.
 -- upto is the last seq deleted or passed over, for the next call to begin after:
 -- scanning from the front again would wade through the rows deleted before.
@@ -344,7 +344,7 @@ declare
 begin
     perform metered.require(metered.key_fits(key, of_scope), 'key');
     perform metered.require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
-    -- A purge takes a prefix of the chain: what is before after_seq is gone, or the scope was
+    -- A purge takes a prefix of the chain: entries before after_seq are gone, or the scope was
     -- forgotten meanwhile, and has begun anew.
     if exists (select from metered.ledger l where l.scope = of_scope and l.seq in (2, after_seq) and l.seq <= after_seq and l.seq > 1) then
         after_seq := 0;

@@ -4,8 +4,8 @@
 -- entry that is enough.
 --
 -- Spending and refunds are mostly even, so that entry is looked for where it would be
--- if they were. A probe that does not halve what is left is followed by one that does.
--- What was refunded of the charges after an entry is dear to sum, and lies between the
+-- if they were. A probe that does not halve the rest is followed by one that does.
+-- The refunds of the charges after an entry are dear to sum, and lie between the
 -- sums at both ends of where the answer is: most probes are decided by these.
 create function metered.leaves_at(tip metered.ledger, base_seq bigint, base_spent bigint, used bigint, win interval, room bigint) returns timestamptz
 language plpgsql stable
@@ -15,7 +15,7 @@ declare
     enough  bigint := tip.seq;
     most    bigint := tip.spent - base_spent - used;    -- refunds after too_few, and after enough
     fewest  bigint := 0;
-    over    float8 := used - room;      -- what is too much still after too_few, and after enough
+    over    float8 := used - room;      -- the excess after too_few, and after enough
     under   float8 := -room;
     halve   boolean := false;
     span    bigint;
@@ -88,7 +88,7 @@ language plpgsql stable
 as $$
 declare
     e      record;
-    ended  jsonb := '{}';   -- by hold: what this transaction has spent or freed of it
+    ended  jsonb := '{}';   -- by hold: units that this transaction has spent or freed of it
     group_ended boolean := false;
 begin
     units := 0;
@@ -99,7 +99,7 @@ begin
             from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
             exit when not found or not metered.written_here(e.xmin);
             if e.kind = 'h' and group_ended then
-                -- The entry does not say how much of this was among what ended. Nearly never.
+                -- The entry does not say how many of these units had ended. Nearly never.
                 units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
                     where l.scope = tip.scope and l.open > 0 and metered.written_here(l.xmin) and metered.written_here((
                         select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
@@ -154,14 +154,14 @@ end
 $$;
 
 -- Checks the limits of one call: every refusal of a charge or of a hold by a limit falls here.
--- tips are the last entries of the charges' scopes, and held is what open holds keep of each.
--- used is what counts against each limit so far, holds aside. denied lists every limit that refuses, by its number in the call from 0 on, with the
+-- tips are the last entries of the charges' scopes, and held has the units of open holds of each.
+-- used has the units that count against each limit so far, holds aside. denied lists every limit that refuses, by its number in the call from 0 on, with the
 -- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
--- hold falls due, and the period of a limit by period; or else every scope that is closed. There, held is what others hold, and own what this transaction does, or
+-- hold falls due, and the period of a limit by period. Or it lists every scope that is closed. There, held has the units that others hold, and own those of this transaction, or
 -- the holds of_nos, which it captures.
 --
--- A caller that has looked at some limits passes what it knows: used as far as it got, and what
--- the last of these was counted from.
+-- A caller that has looked at some limits passes its results: used as far as it got, and where
+-- the count of the last one began.
 create function metered.check_limits(charges metered.new_charge[], tips metered.ledger[], held bigint[],
     clk timestamptz, ahead interval, of_nos bigint[], known metered.counted,
     inout used bigint[], out denied jsonb)
@@ -190,7 +190,7 @@ declare
     m         record;       -- minima, and when they leave
     first     timestamptz;
     spent     bigint;
-    least_due bigint;       -- what lines that are due, and not freed, have spent
+    least_due bigint;       -- units that due lines, which are not freed, have spent
 begin
     foreach t in array tips loop
         if t.next_due = '-infinity' then
@@ -251,7 +251,7 @@ begin
                     falls := metered.others_fall_due(t, of_nos, clk);
                 end if;
                 if leased > 0 then
-                    -- One that has ended waits for somebody who settles it: pools look every 2 seconds.
+                    -- One that has ended waits for its settlement: pools look every 2 seconds.
                     leases_end := case when leases_end > clk then leases_end else clk + interval '2 s' end;
                     falls := least(falls, leases_end);
                 end if;
@@ -277,7 +277,7 @@ begin
                 retry := least(retry, case when p is null or first < p[2] then first end);
             end if;
             if l.win is null and room >= 0 and retry is null then
-                -- At the period's end only what is held by then is left, and minima of that very moment.
+                -- At the period's end only units held by then are left, and minima of that very moment.
                 m := metered.minima_leave(t, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
                 still := t.held - case when leases_end <= p[2] then leased else 0 end
                     - case when t.next_due <= p[2] then metered.overdue(t.scope, t.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
@@ -299,8 +299,8 @@ end
 $$;
 
 -- Fails with 40001 unless these are still the last entries of their scopes. It is for a snapshot
--- that may be older than what has been committed since: there, a refusal must not be final. The
--- scopes are locked. An entry meets what the snapshot does not see; the block takes it back.
+-- that may be older than the last commit: there, a refusal must not be final. The
+-- scopes are locked. An entry meets the rows that the snapshot does not see, and the block takes it back.
 create function metered.refuse_stale(tips metered.ledger[]) returns void
 language plpgsql volatile
 as $$
@@ -330,15 +330,15 @@ language plpgsql volatile
 as $$
 declare
     tip       metered.ledger;
-    kept      bigint[];         -- what the last entries say is held, lines that are due among it
-    remain    bigint[];         -- of that, once lines are ended
+    kept      bigint[];         -- held units by the last entries, lines that are due among them
+    remain    bigint[];         -- of these, once lines are ended
     scopes    text[];
     due       timestamptz[];
     verdict   record;
     max_lines int := 500;
     c         metered.new_charge;
 begin
-    -- Under another lock than its scope's a charge could not rely on what it has read.
+    -- Under another lock than its scope's a charge could not rely on its reads.
     foreach c in array charges loop
         if not metered.key_fits(c.key, c.scope) then
             perform metered.require(false, 'key');
@@ -358,9 +358,9 @@ begin
     if denied is not null or kept = held then
         return;
     end if;
-    -- What is let in for lines that are due is let in for good, so their holds
+    -- A charge that is let in because lines are due is let in for good, so their holds
     -- are ended for good, as many as it takes: a clock that is set back must not
-    -- bring them to life. The rest is left to those who come after. How many it
+    -- bring them to life. The rest is left to later calls. How many it
     -- takes is found first, since rows of holds must be locked all at once, in order.
     loop
         for i in 1..cardinality(scopes) loop

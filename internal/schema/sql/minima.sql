@@ -1,8 +1,8 @@
--- Minima: units that a hold captures when it expires. They are charges of the time at which the hold fell due, whoever ends it and
--- when. So whoever writes an entry to a scope first ends the holds that are due there, where one has a minimum: up to 500 of them.
+-- Minima: units that a hold captures when it expires. They are charges of the time at which the hold fell due, also if it is ended
+-- later. So a writer of a scope first ends the holds that are due there, where one has a minimum: up to 500 of them.
 
 -- How many units of a scope its lines capture when they expire: those that are due and not freed yet, by clk. They are
--- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, what counts after since.
+-- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, the units that count after since.
 create function metered.minima(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
@@ -34,15 +34,15 @@ begin
 end
 $$;
 
--- The first time from since on at which charges and minima leave room enough in a window, if nothing else changes; null for never. used is
--- what was charged, counted from the base as spent_since has it, which leaves a window alone; minima leave as minima_leave has it.
+-- The first time from since on at which charges and minima leave room enough in a window, if nothing else changes, or null for never. used has
+-- the charged units, counted from the base as spent_since has it. They leave the window by age, and minima leave as minima_leave has it.
 create function metered.fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base_seq bigint, base_spent bigint,
     since timestamptz, units bigint[], leave timestamptz[]) returns timestamptz
 language plpgsql stable
 as $$
 declare
     gone   int := coalesce(cardinality(units), 0);  -- so many minima have left
-    few    int := -1;           -- not enough have, or charges are still in the way when they have
+    few    int := -1;           -- too few have, or charges are still in the way when they have
     stay   bigint := 0;         -- minima that have not
     stays  bigint[] := '{}';    -- by gone + 1
     half   int;
@@ -78,7 +78,7 @@ begin
 end
 $$;
 
--- Captures what holds that expire capture at least, of their scopes or of only_scopes, which are all locked and no wallets: an entry for each
+-- Captures the minima of holds that expire, in their scopes or in only_scopes, which are all locked and no wallets: an entry for each
 -- line, of the time at which it fell due, or of its scope's last entry if that is later.
 create function metered.capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
 language plpgsql volatile

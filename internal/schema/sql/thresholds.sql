@@ -1,11 +1,11 @@
--- Thresholds: levels of use that are told of once, by the charge that reaches them.
+-- Thresholds: levels of use. The charge that reaches one reports it, once.
 --
 -- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them, unless the key
--- says that it is of what is spent alone. A text without quotes, since what nests in a composite is quoted over and over. tell_at is the lowest level. What was told stands in the scope's last entry (crossed), by key: of a period
--- {"from", "until"}, its bounds; of a lifetime {"rearm"}; of a window {"until", "net"}, a proof that it is not armed again: before that time,
--- and while what was spent and is held, less refunds, is not less than net. See ADR 15.
+-- says that it is of spending alone. The text has no quotes, since quotes are doubled at each nesting of a composite. tell_at is the lowest level. The reported
+-- thresholds stand in the scope's last entry (crossed), by key. One of a period has {"from", "until"}, its bounds. One of a lifetime has {"rearm"}. One of a window
+-- has {"until", "net"}, a proof that it is not armed again: before that time, and while the spent and held units, less refunds, are not fewer than net. See ADR 15.
 
--- Whether a threshold of that key is of what is spent: then what is held is no part of had, has and net. Its kind is in upper case.
+-- Whether a threshold of that key is of spending alone, which ignores held units. Its kind is in upper case.
 create function metered.of_spent(key text) returns boolean
 language sql immutable
 as $$
@@ -19,8 +19,8 @@ as $$
     select substr(line, length(split_part(line, ' ', 1)) + length(split_part(line, ' ', 2)) + 3)
 $$;
 
--- The limits, with tell_at as the lowest level that is still to be told, or null. Where one may be armed again, it
--- is so low that nothing goes by it without a count. told is not null; spent is less refunds.
+-- The limits, with tell_at as the lowest level that is not reported yet, or null. Where one may be armed again, it
+-- is so low that no charge passes it without a count. told is not null, and spent is less refunds.
 create function metered.untold(limits metered.charge_limit[], told jsonb, spent bigint, held bigint, credited bigint, at timestamptz)
 returns metered.charge_limit[]
 language plpgsql stable
@@ -59,11 +59,11 @@ begin
 end
 $$;
 
--- Which thresholds charges cross that are let in, and what is told of them then (crossed, in the last entries).
--- crossings is null for none. silent: the caller did not say that it will tell them.
+-- The thresholds that admitted charges cross (crossings, null for none), and the reported thresholds from then on (crossed, in the last
+-- entries). silent: the caller did not say that it will report them.
 --
--- Armed again is what use has gone back from, to rearm or less, before the charge adds its own; a period, when it has ended. used
--- lacks what is decided without a count: there, nothing is reached, and nothing is armed.
+-- A threshold is armed again when use has gone back to rearm or less, before the charge adds its own, and one of a period when the period has ended.
+-- used is null for limits that were decided without a count: they reach nothing, and arm nothing.
 create function metered.cross_thresholds(charges metered.new_charge[], used bigint[], held bigint[], at timestamptz,
     inout tips metered.ledger[], out crossings jsonb, out silent boolean)
 language plpgsql stable
@@ -76,12 +76,12 @@ declare
     h    record;
     i    int := 0;
     n    int := 0;
-    kept bigint;        -- what is held, if it counts
-    adds bigint;        -- what the charge adds
+    kept bigint;        -- held units, if they count
+    adds bigint;        -- units that the charge adds
     net  bigint;
     now  timestamptz;
     p    timestamptz[];
-    found jsonb[] := '{}';  -- the crossings: an array grows in place, a jsonb is copied for each
+    found jsonb[] := '{}';  -- the crossings. An array grows in place, and a jsonb is copied for each
 begin
     silent := false;
     foreach c in array charges loop
@@ -141,8 +141,8 @@ begin
 end
 $$;
 
--- Until when a window holds more than room of what was spent so far, though nothing is added. What lines that are due have spent, and is not written
--- yet, will be dated now or later.
+-- The time until which a window has more than room of the units spent so far, though nothing is added. Units that due lines have spent, and that are
+-- not written yet, will be dated now or later.
 create function metered.told_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
 language plpgsql stable
 as $$
@@ -186,8 +186,8 @@ begin
 end
 $$;
 
--- What is left of what was told when an entry lowers what a lifetime has used: credit, or a refund. e is that entry, not written yet. What holds
--- keep is due by the clock, which may have been set back since the entry before.
+-- The reported thresholds that stay reported when an entry lowers the use of a lifetime: credit, or a refund. e is that entry, not written yet. Holds
+-- are due by the clock, which may have been set back since the entry before.
 create function metered.rearmed(e metered.ledger) returns jsonb
 language plpgsql stable
 as $$
@@ -203,9 +203,9 @@ begin
 end
 $$;
 
--- What is remembered after a clock repair, of which tip is the last entry before. Windows are counted anew, since the proof was by the clock before. A
--- period that has not begun by the new clock is forgotten: its charges count in the period of now. What was reported of that one is looked up
--- in the chain, at the last entry before each period that is forgotten; and at the last one by the new clock, for what the clock before made old.
+-- The reported thresholds after a clock repair. tip is the last entry before it. Windows are counted anew, since the proof was by the clock before. A
+-- period that has not begun by the new clock is forgotten: its charges count in the period of now. The reports of the period of now are looked up
+-- in the chain, at the last entry before each period that is forgotten, and at the last one by the new clock, for thresholds that the clock before made old.
 create function metered.told_by_another_clock(tip metered.ledger, clk timestamptz) returns jsonb
 language plpgsql stable
 as $$
@@ -243,8 +243,8 @@ begin
 end
 $$;
 
--- What crosses thresholds where no charge says so: the end of lots, and units that are revoked. e is the scope's last entry, with its lots
--- that are due. The caller appends what follows it with crossed, and tells of crossings. silent: it did not say that it will.
+-- The thresholds that are crossed without a charge: by the end of lots, and by revoked units. e is the scope's last entry, with its lots
+-- that are due. The caller appends the next entry with crossed, and reports crossings. silent: it did not say that it will.
 create function metered.cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
@@ -274,7 +274,7 @@ begin
 end
 $$;
 
--- Of limits, those with thresholds of what is spent, with no others, and so that they refuse nothing; null for none.
+-- The limits with thresholds of spending alone, with these alone, and so that they refuse nothing. Null for none.
 create function metered.spent_limits(limits metered.charge_limit[]) returns metered.charge_limit[]
 language plpgsql immutable
 as $$
@@ -294,9 +294,9 @@ begin
 end
 $$;
 
--- What the capture of units that are held crosses, of which the take holds a negative number, and what it spends besides (its amount).
--- tip is the scope's last entry; the limits are spent_limits. What is decided by a bound, as in write_charges, is not counted; and where nobody
--- can say what a limit stands at, nothing is told of it.
+-- The thresholds that a capture crosses, by held units, which the take has as a negative number, and by the units that it spends besides (its amount).
+-- tip is the scope's last entry, and the limits are spent_limits. A limit that is decided by a bound, as in write_charges, is not counted. Where the use of
+-- a limit is unknown, its thresholds are not reported.
 create function metered.cross_captured(take metered.new_charge, tip metered.ledger, clk timestamptz, ahead interval,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
