@@ -17,8 +17,8 @@ var carveFigures = []figure{{
 	measure: twoClusters,
 }}
 
-// twoClusters charges one scope at home, or that and a child of it on another server. The processors are not the limit: each
-// scope is a chain of commits.
+// twoClusters charges one scope at home, or that and a child of it on another server. The processors are not the
+// limit: each scope is a chain of commits.
 func twoClusters(ctx context.Context, b *bench) (samples, error) {
 	const clients = 32
 	var sites [2]*site

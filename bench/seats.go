@@ -89,8 +89,8 @@ func seatsOverHTTP(ctx context.Context, b *bench) (out samples, err error) {
 	return out, nil
 }
 
-// machineLoad is the load average of the last minute, of all that runs on the machine: a figure in milliseconds means little
-// without it.
+// machineLoad is the load average of the last minute, of all that runs on the machine: a figure in milliseconds means
+// little without it.
 func machineLoad() string {
 	averages, err := os.ReadFile("/proc/loadavg")
 	if err != nil {

@@ -60,7 +60,8 @@ const refundChainSQL = `
 select count(metered.refund($1, null, g, 1, 1000, null, false))
 from generate_series(1, $2::bigint, 100) g`
 
-// chains is a kit with a long chain and short ones of a hundred entries. Each turn takes another short one, before it has grown much.
+// chains is a kit with a long chain and short ones of a hundred entries. Each turn takes another short one, before it
+// has grown much.
 type chains struct {
 	*kit
 	long   int

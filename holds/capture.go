@@ -40,7 +40,7 @@ type Capture struct {
 	//
 	// With OverIfFits and OverUpTo, a Line's Limits judge the excess. With OverRefused and OverAllowed they only
 	// carry thresholds: thresholds on spending alone (budget.Threshold.Spent) and, with OverAllowed, thresholds that
-	// the excess crosses. With All, Lines have no Amount and serve thresholds alone.
+	// the excess crosses. With All, Lines have no Amount and serve thresholds alone: without Lines, All reports none.
 	Lines []Line
 	// Keep leaves the rest held, under the same deadline. It cannot capture a claim's own unit: that confirms the
 	// claim and ends the hold. Defaults to false: the rest is freed.

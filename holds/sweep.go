@@ -117,7 +117,7 @@ const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 
 // Sweep ends the holds whose time is over, records it, and announces it to subscribers and listeners. Their units are
 // free already. Run it every few seconds to a minute (a River periodic job, a ticker, cron: see the examples). Any
-// number may run at once: one waits for another's batch at most.
+// number may run at once. No call waits for one longer than for a batch.
 //
 // A hold is announced once, to the Subscribers and the Notify of the Book whose Sweep or Expire ends it. So use a
 // Book with the application's Config: one without them marks holds as announced, and nobody hears of them.

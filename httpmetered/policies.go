@@ -35,7 +35,8 @@ var errArgument = fault.New("invalid_argument", "httpmetered: invalid argument")
 // PoliciesConfig selects the limits that clients see.
 type PoliciesConfig struct {
 	// Limits are those of a client's own budget, as given to budget.Charge. Each needs a name, which is shown: 1 to
-	// MaxNameBytes printable ASCII characters. Windows are rounded up to seconds, months have 31 days there and years 366. Prepaid credit is no policy.
+	// MaxNameBytes printable ASCII characters. Windows are rounded up to seconds, months have 31 days there and years
+	// 366. Prepaid credit is no policy.
 	Limits []budget.Limit
 	Shared []budget.Limit    // of several clients together: their names are shown when they refuse, their numbers never
 	Units  map[string]string // quota units of Limits, by name, such as ContentBytes. Defaults to Requests for all

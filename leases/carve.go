@@ -73,8 +73,9 @@ func NewCarver(l *budget.Ledger) (*Carver, error) {
 type Carving struct {
 	Child string        // the scope that gets the units, used for this alone: it has no entries yet
 	From  budget.Charge // the parent, how many units, and the limits that must admit them, as a hold
-	// TTL is for how long, 1ms to MaxCarveTTL, after which Sweep closes the child: run it, for runs that crash. Until somebody has
-	// closed it, the child can be charged, and its units are held. A child of a child ends with that one at the latest. Required.
+	// TTL is for how long, 1ms to MaxCarveTTL, after which Sweep closes the child: run it, for runs that crash. Until
+	// somebody has closed it, the child can be charged, and its units are held. A child of a child ends with that one
+	// at the latest. Required.
 	TTL time.Duration
 	// Away means that the child is on another cluster: it gets nothing here, and only SettleAway and WriteOff end it.
 	Away bool

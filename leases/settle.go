@@ -251,8 +251,8 @@ func (s *slot) age(p *Pool, now time.Time) (left int) {
 	return left
 }
 
-// Close gives all leases back and waits for it, as long as ctx lives. A lease that cannot be settled then ends by its
-// deadline: spends from memory that were not recorded count as its whole rest. The Pool cannot be used afterwards.
+// Close gives all leases back and waits for it, as long as ctx lives. A lease that cannot be settled then ends at its
+// deadline. If it served Allow, units that were not reported count as spent. The Pool cannot be used afterwards.
 func (p *Pool) Close(ctx context.Context) error {
 	if p == nil || p.db == nil {
 		return p.usable()

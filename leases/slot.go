@@ -201,8 +201,8 @@ func (s *slot) retire(now time.Time) bool {
 	return s.retired
 }
 
-// notice follows the notice of another process that recalls the slot's units. Whoever may connect to the database can send one. So a slot
-// follows one in recallApart, and those between at the end of that time (age).
+// notice follows the notice of another process that recalls the slot's units. Whoever may connect to the database can
+// send one. So a slot follows one in recallApart, and those between at the end of that time (age).
 func (s *slot) notice(p *Pool, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()

@@ -18,11 +18,8 @@ var schemaSQL string
 // setUpLock is held by the process that sets the database up.
 const setUpLock = 7_328_321
 
-// setUp makes the missing parts: the library's schema, River's tables, the application's own, and a hall to try.
+// setUp makes the application's tables, and a hall to try, if they are missing.
 func setUp(ctx context.Context, pool *pgxpool.Pool, seats int) error {
-	if _, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
-		return err
-	}
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `select pg_advisory_xact_lock($1)`, setUpLock); err != nil {
 			return err

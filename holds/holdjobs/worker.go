@@ -58,7 +58,7 @@ type Ref struct {
 // Cost is the actual cost of a job. Set one of Lines, All and Nothing: otherwise the attempt fails with an
 // *ArgumentError, and the job is tried again.
 type Cost struct {
-	// Lines are the units used, by scope, as in holds.Capture, where also see their Limits beside All.
+	// Lines are the units used, by scope. Their Limits, beside All too, are those of holds.Capture.
 	Lines []holds.Line
 	// All says that the job used all held units.
 	All bool

@@ -21,7 +21,7 @@ const (
 )
 
 // Of is the outcome of a transaction whose COMMIT, or whose one statement, was answered by err. tag is COMMIT's, or
-// "" if none was read. A caller without a tag and without an error has read it. conn is nil if the caller has none.
+// "" if none was read. With "" and no error, the caller has seen COMMIT succeed. conn is nil if the caller has none.
 //
 //	answer                                       outcome
 //	COMMIT's tag                                 Committed

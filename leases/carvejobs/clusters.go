@@ -28,8 +28,8 @@ func invalid(field, format string, args ...any) error {
 // Config configures Clusters. The zero value is ready for use.
 type Config struct {
 	Queue string // of the jobs, on both clusters. Defaults to River's default queue
-	// RetryAfter is how long until a job is tried again that could not reach the other cluster, or that waits for the end of
-	// holds. It is snoozed, so it is tried for ever. 10ms to 1h. Defaults to 5s.
+	// RetryAfter is how long until a job is tried again that could not reach the other cluster, or that waits for the
+	// end of holds. It is snoozed, so it is tried for ever. 10ms to 1h. Defaults to 5s.
 	RetryAfter time.Duration
 	// OnError is called with the reason why a job has to be tried again. Defaults to none.
 	OnError func(error)
