@@ -185,6 +185,10 @@ func TestWrite_AnswersADenialByItsLimits(t *testing.T) {
 	requireAnswer(t, answered{429, "90"}, code, denied(window, window))
 	requireAnswer(t, answered{429, "90"}, code, denied(budget.PerWindow(0, time.Hour)))
 	requireAnswer(t, answered{409, "90"}, code, denied(window, stock))
+	month := budget.PerMonth(9, time.UTC, time.Time{})
+	requireAnswer(t, answered{429, "90"}, code, denied(month, window))
+	requireAnswer(t, answered{409, "90"}, code, denied(month, stock))
+	requireAnswer(t, answered{402, ""}, code, denied(month, credit))
 	requireAnswer(t, answered{402, ""}, code, denied(window, credit))
 	requireAnswer(t, answered{402, ""}, code, denied(stock, credit, window))
 	for _, limit := range []budget.Limit{window, stock, credit} {
