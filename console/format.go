@@ -9,7 +9,6 @@ import (
 	"time"
 	"unicode"
 
-	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/inspect"
 )
@@ -20,7 +19,7 @@ func functions(zone *time.Location) template.FuncMap {
 		"name": printable, "number": numberOf, "rate": perSecond, "count": count, "span": span, "until": until,
 		"length": length, "drawing": drawing, "window": window, "limit": limitText, "units": heldUnits, "session": inspect.IsSession,
 		"time": func(t time.Time) template.HTML { return timeHTML(t, zone) },
-		"more": func(charges []budget.Posted, shown int) int { return len(charges) - shown },
+		"more": func(all, shown int) int { return all - shown },
 		"next": func(seq int64) int64 { return seq + 1 },
 	}
 }

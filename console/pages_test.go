@@ -9,11 +9,13 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 	"golang.org/x/net/html"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/console"
+	"github.com/pgmetered/metered/holds"
 )
 
 // hostile are names that have broken pages before.
@@ -188,6 +190,49 @@ func TestPages_ExplainWhyAChargeWouldBeRefused(t *testing.T) {
 	}
 	fresh := w.see("scope", "scope", "nobody", "amount", "5", "limits", "4/1h")
 	require.Contains(t, text(fresh), "A charge of 5 would be refused now.")
+}
+
+// A denial leads from the overview to its operation, and on to the limits that refused it and the entries that they counted.
+func TestPages_ADenialLeadsToItsCause(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Config{}, "")
+	hourly := budget.PerWindow(100, time.Hour).Named("hourly <b>")
+	require.NoError(t, w.order("first", hostile[0], 50, hourly)) // it holds 2
+	require.Error(t, w.order("second", hostile[0], 60, hourly, budget.Lifetime(90)))
+	require.Error(t, w.order("third", "other", 600, budget.Lifetime(1)))
+	w.charge(hostile[0], 5)
+	follow := func(page *html.Node, id, prefix string) *html.Node {
+		for _, a := range all(byID(t, page, id), "a") {
+			if href, _ := attr(a, "href"); strings.HasPrefix(href, prefix) {
+				response, body := w.get(w.url("") + href)
+				require.Equal(t, http.StatusOK, response.StatusCode)
+				return parse(t, body)
+			}
+		}
+		require.Fail(t, "no link", "%s of %s", prefix, id)
+		return nil
+	}
+	overview := w.see("")
+	require.Contains(t, text(byID(t, overview, "denials")), hostile[0]+" hourly <b> budget_exceeded order 1")
+	operation := follow(overview, "denials", "operation?namespace=shop&id=second")
+	checkPage(t, "a refused operation", operation)
+	require.Contains(t, text(byID(t, operation, "refusals")), hostile[0]+" hourly <b> 60 46 50 2 and 2 by itself 0 up to 2 "+hostile[0]+" 90 / lifetime 60 36 50 2 and 2 by itself 0 up to 2")
+	entries := follow(operation, "refusals", "scope?scope="+url.QueryEscape(hostile[0])+"&before=3")
+	require.Contains(t, text(byID(t, entries, "entries")), "Made by 2 ", "entry 3 was made later")
+	require.Contains(t, text(byID(t, w.see("operation", "namespace", "shop", "id", "third"), "refusals")), "other 1 / lifetime 600 0 0 0 and 2 by itself 0 none")
+	require.Contains(t, text(w.see("operations", "state", "refused")), "refused by "+hostile[0]+" and 1 more")
+}
+
+func TestPages_ListHoldsOfManyScopes(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, console.Config{}, "")
+	require.NoError(t, pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
+		_, err := w.client.Holds.Place(t.Context(), tx, holds.Request{TTL: time.Minute, ID: "trip", Lines: []holds.Line{
+			{Scope: "a", Amount: 1}, {Scope: "b", Amount: 1}, {Scope: "c", Amount: 1},
+		}})
+		return err
+	}))
+	require.Contains(t, text(w.see("holds")), "trip held a b and 1 more")
 }
 
 // Without limits of the program, the page takes those of refused commands on record.

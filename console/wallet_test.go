@@ -2,6 +2,7 @@ package console_test
 
 import (
 	"net/http"
+	"strings"
 	"testing"
 	"time"
 
@@ -68,6 +69,7 @@ func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 		list := text(w.see("scopes", "kind", kind))
 		require.Contains(t, list, "user/ann wallet 4 10 50 36")
 		require.NotContains(t, list, "seats")
+		require.Equal(t, kind == "reached", strings.Contains(list, "credit/low plan/80 %"), "the list of reached thresholds names them")
 	}
 	require.Contains(t, text(w.see("scopes")), "seats 8 0 – –")
 	response, _ := w.get(w.url("scopes", "kind", "nonsense"))

@@ -25,17 +25,18 @@ const (
 // Operation is the record of an operation, without its input, which nobody stores, and its result, which only
 // metered.Client.Lookup reads.
 type Operation struct {
-	Namespace string          `json:"namespace,omitempty"`
-	ID        string          `json:"id"`
-	Name      string          `json:"name,omitempty"` // metered.Command.Name, "" also if an older build recorded it
-	State     OperationState  `json:"state"`
-	At        time.Time       `json:"at"`                 // when it was completed
-	IssuedAt  time.Time       `json:"issued_at,omitzero"` // the time that the id carries
-	Charges   []budget.Posted `json:"charges,omitempty"`  // without Standings
-	Code      string          `json:"code,omitempty"`     // of the refusal, as metered.Code has it
-	Refusal   string          `json:"refusal,omitempty"`  // its text
-	Holds     []HoldRef       `json:"holds,omitempty"`    // placed, captured, released or refunded
-	JobIDs    []int64         `json:"job_ids,omitempty"`  // of River, made by Tx.Enqueue
+	Namespace string           `json:"namespace,omitempty"`
+	ID        string           `json:"id"`
+	Name      string           `json:"name,omitempty"` // metered.Command.Name, "" also if an older build recorded it
+	State     OperationState   `json:"state"`
+	At        time.Time        `json:"at"`                 // when it was completed
+	IssuedAt  time.Time        `json:"issued_at,omitzero"` // the time that the id carries
+	Charges   []budget.Posted  `json:"charges,omitempty"`  // without Standings
+	Code      string           `json:"code,omitempty"`     // of the refusal, as metered.Code has it
+	Refusal   string           `json:"refusal,omitempty"`  // its text
+	Refusals  []budget.Refusal `json:"refusals,omitempty"` // each limit that refused, with its scope
+	Holds     []HoldRef        `json:"holds,omitempty"`    // placed, captured, released or refunded
+	JobIDs    []int64          `json:"job_ids,omitempty"`  // of River, made by Tx.Enqueue
 }
 
 // HoldRef names a hold, with its state when the operation was completed.
@@ -132,7 +133,8 @@ const newestOperations = `
 
 const operationColumns = `
     d.namespace, d.id, coalesce(d.name, ''), d.state, d.at, d.issued_at, d.scopes, d.amounts, d.seqs, d.ats,
-    coalesce(d.refusal_code, ''), coalesce(d.refusal_text, ''), d.holds, d.jobs`
+    coalesce(d.refusal_code, ''), coalesce(d.refusal_text, ''),
+    case when pg_catalog.json_typeof(d.refusal_limits) = 'array' then d.refusal_limits end, d.holds, d.jobs`
 
 // Only operations that match pay for the columns that are dear to read.
 const operationsSQL = `
@@ -149,8 +151,8 @@ func scanOperation(row pgx.CollectableRow) (o Operation, err error) {
 	var scopes []string
 	var amounts, seqs []int64
 	var ats []time.Time
-	var refs []byte
-	err = row.Scan(&o.Namespace, &o.ID, &o.Name, &o.State, &o.At, &issued, &scopes, &amounts, &seqs, &ats, &o.Code, &o.Refusal, &refs, &o.JobIDs)
+	var refusals, refs []byte
+	err = row.Scan(&o.Namespace, &o.ID, &o.Name, &o.State, &o.At, &issued, &scopes, &amounts, &seqs, &ats, &o.Code, &o.Refusal, &refusals, &refs, &o.JobIDs)
 	if err != nil {
 		return o, err
 	}
@@ -158,8 +160,11 @@ func scanOperation(row pgx.CollectableRow) (o Operation, err error) {
 	for i, scope := range scopes {
 		o.Charges = append(o.Charges, budget.Posted{Scope: scope, Amount: amounts[i], Seq: seqs[i], At: ats[i].UTC()})
 	}
+	if refusals != nil {
+		err = json.Unmarshal(refusals, &o.Refusals)
+	}
 	if refs != nil {
-		err = json.Unmarshal(refs, &o.Holds)
+		err = cmp.Or(err, json.Unmarshal(refs, &o.Holds))
 	}
 	return o, err
 }
@@ -169,7 +174,13 @@ type OperationDetail struct {
 	Operation
 	Now  time.Time `json:"now"`
 	Jobs JobList   `json:"jobs"`
+	// Met are the entries that the limits of Refusals counted: for each of the first ones the last entry of its scope by
+	// then, 0 if the scope had none, or they were purged.
+	Met []int64 `json:"met,omitempty"`
 }
+
+// refusalsMet is the number of refusals whose entries are looked up.
+const refusalsMet = 10
 
 // Operation returns the record of an operation with its jobs, or ErrUnknown.
 func (r *Reader) Operation(ctx context.Context, namespace, id string) (OperationDetail, error) {
@@ -189,8 +200,26 @@ func (r *Reader) Operation(ctx context.Context, namespace, id string) (Operation
 		return OperationDetail{}, fmt.Errorf("%w: operation %q in namespace %q is not on record", ErrUnknown, id, namespace)
 	}
 	d.Operation = found[0]
+	for _, refusal := range d.Refusals[:min(refusalsMet, len(d.Refusals))] {
+		seq, err := r.lastBy(ctx, refusal.Scope, d.At)
+		if err != nil {
+			return OperationDetail{}, err
+		}
+		d.Met = append(d.Met, seq)
+	}
 	d.Jobs, err = r.Jobs(ctx, d.JobIDs)
 	return d, err
+}
+
+// lastBy is the number of a scope's last entry by a time, 0 if it had none, or it was purged.
+func (r *Reader) lastBy(ctx context.Context, scope string, at time.Time) (int64, error) {
+	for e, err := range r.Ledger.Entries(ctx, r.DB, scope, budget.EntriesOptions{NewestFirst: true, To: at.Add(time.Microsecond), Max: 1}) {
+		if errors.Is(err, budget.ErrWindowPurged) {
+			return 0, nil
+		}
+		return e.Seq, err
+	}
+	return 0, nil
 }
 
 const operationSQL = `

@@ -27,6 +27,7 @@ type Scope struct {
 	Epoch    int       `json:"epoch"`            // clock repairs so far
 	Closed   bool      `json:"closed,omitempty"` // it was carved from another, and nothing new is let in
 	Lots     bool      `json:"lots,omitempty"`   // it is a wallet: its credit is in lots, and it has -Used - Held units
+	Told     []Told    `json:"told,omitempty"`   // the thresholds that were reached, by name
 }
 
 // Net is the number of units charged, less refunds.
@@ -86,6 +87,9 @@ func (r *Reader) Scopes(ctx context.Context, f ScopeFilter) (ScopeList, error) {
 	} else if f.Kind != "" {
 		err = r.row(ctx, lastLookedSQL, f.Prefix, f.After, looked).Scan(&list.Next)
 	}
+	if f.Kind == Reached { // a period may be over since, which arms its thresholds
+		list.Scopes = slices.DeleteFunc(list.Scopes, func(s Scope) bool { return len(s.Told) == 0 })
+	}
 	return list, failed("scopes", err)
 }
 
@@ -107,7 +111,7 @@ const lastEntry = `lateral (
     from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t`
 
 const scopesSQL = skipSQL + `
-select s.scope,` + scopeColumns + `
+select s.scope,` + scopeColumns + `, t.crossed, metered.clock()
 from (select x.scope from s x where pg_catalog.starts_with(x.scope, $1) limit $4) s, ` + lastEntry + `
 where case $5::text when 'wallets' then t.lots_end is not null when 'reached' then t.crossed is not null else true end limit $3`
 
@@ -125,8 +129,13 @@ func (s *Scope) scanned() {
 }
 
 func scanScope(row pgx.CollectableRow) (s Scope, err error) {
-	err = row.Scan(s.dest()...)
+	var crossed []byte
+	var now time.Time
+	if err = row.Scan(append(s.dest(), &crossed, &now)...); err != nil {
+		return s, err
+	}
 	s.scanned()
+	s.Told, err = toldOf(crossed, now)
 	return s, err
 }
 
@@ -147,7 +156,6 @@ type ScopeDetail struct {
 	Waiting     int           `json:"waiting"` // backends that wait for its lock now
 	LongestWait time.Duration `json:"longest_wait_ns"`
 	Wallet      *Wallet       `json:"wallet,omitempty"`     // nil if it is none
-	Told        []Told        `json:"told,omitempty"`       // the thresholds that were reached, by name
 	Sessions    int           `json:"sessions"`             // open ones (metered.Open), of the MaxLooked holds of it that fall due first
 	SessionDue  time.Time     `json:"session_due,omitzero"` // when the first of them is over, unless it is renewed
 }

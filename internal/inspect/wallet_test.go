@@ -164,6 +164,25 @@ func TestScope_SaysWhichThresholdsWereReached(t *testing.T) {
 		}})
 		return err
 	})
+	f.tx(func(tx pgx.Tx) error { // on the day after, it has no threshold that was reached
+		_, err := ledger.Charge(t.Context(), tx, budget.Charge{Scope: "org/b", Amount: 80, Limits: []budget.Limit{
+			budget.PerDay(100, time.UTC, time.Time{}).Named("plan").Tell(budget.Threshold{Name: "80 %", Percent: 80})}})
+		heard = heard[:5]
+		return err
+	})
+	reached := func(scopes ...string) {
+		f.read(func(ctx context.Context, r *inspect.Reader) {
+			list, err := r.Scopes(ctx, inspect.ScopeFilter{Kind: inspect.Reached})
+			require.NoError(t, err)
+			var names []string
+			for _, s := range list.Scopes {
+				names = append(names, s.Scope)
+				require.NotEmpty(t, s.Told)
+			}
+			require.Equal(t, scopes, names)
+		})
+	}
+	reached("org/a", "org/b")
 	require.Equal(t, []string{"plan/80 %", "hour/10 left", "credit/low", "credit/spent", "hourly/half"}, heard)
 	var told map[string]any
 	require.NoError(t, f.role.QueryRow(t.Context(), `select told from metered.scopes where scope = 'org/a'`).Scan(&told))
@@ -178,4 +197,6 @@ func TestScope_SaysWhichThresholdsWereReached(t *testing.T) {
 			{Name: "plan/80 %", Of: "period", Until: nine.Truncate(24*time.Hour).AddDate(0, 0, 1)},
 		}, d.Told, "a period that is over is told of anew")
 	})
+	clock.Advance(24 * time.Hour)
+	reached("org/a")
 }
