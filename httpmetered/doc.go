@@ -5,10 +5,10 @@
 //
 //	out, err := metered.Do(ctx, client, cmd, fn)
 //	if err != nil {
-//	if status := httpmetered.Write(w, err); status >= 500 {
-//	slog.Error("upload failed", "error", err)
-//	}
-//	return
+//		if status := httpmetered.Write(w, err); status >= 500 {
+//			slog.Error("upload failed", "error", err)
+//		}
+//		return
 //	}
 //
 // [Idempotent] is the Idempotency-Key of draft-ietf-httpapi-idempotency-key-header-07 as a middleware: the handler

@@ -35,7 +35,7 @@ const MaxCarveTTL = 3660 * 24 * time.Hour
 //
 //	carver, err := leases.NewCarver(ledger)
 //	lease, err := carver.Carve(ctx, tx, leases.Carving{
-//	Child: "run/42", From: budget.Charge{Scope: "user/ann", Amount: 500, Limits: limits}, TTL: time.Hour,
+//		Child: "run/42", From: budget.Charge{Scope: "user/ann", Amount: 500, Limits: limits}, TTL: time.Hour,
 //	})
 //	…
 //	ledger.Charge(ctx, tx, budget.Charge{Scope: "run/42", Amount: 7, Limits: []budget.Limit{budget.Prepaid()}})

@@ -4,8 +4,8 @@
 //	pool, err := leases.New(db, leases.Config{Rules: []leases.Rule{{Prefix: "org/"}}})
 //	defer pool.Close(ctx)
 //	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
-//	_, err := pool.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: 5, Limits: limits})
-//	return err
+//		_, err := pool.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: 5, Limits: limits})
+//		return err
 //	})
 //
 // There are two ways to spend:

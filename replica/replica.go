@@ -169,8 +169,8 @@ const (
 //
 //	lsn, err := replica.CommitLSN(ctx, primary) // after the write, or metered.Outcome.LSN
 //	err = replica.ReadAt(ctx, pool, lsn, replica.Options{}, func(ctx context.Context, conn *pgx.Conn) error {
-//	hold, err = book.Get(ctx, conn, "", id, "")
-//	return err
+//		hold, err = book.Get(ctx, conn, "", id, "")
+//		return err
 //	})
 //
 // The wait and fn share one connection, with no transaction open. The replica must use physical replication, and not

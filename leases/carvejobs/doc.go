@@ -4,8 +4,8 @@
 //	clusters, err := carvejobs.New(map[string]*metered.Client{"eu": eu, "us": us}, carvejobs.Config{})
 //	clusters.AddWorkers(workers) // of the River clients of both clusters
 //	lease, err := clusters.Carve(ctx, carvejobs.Carving{
-//	Link: carvejobs.Link{Home: "eu", Away: "us", Child: "acme/us/17"},
-//	From: budget.Charge{Scope: "acme", Amount: 10_000, Limits: limits}, TTL: time.Hour,
+//		Link: carvejobs.Link{Home: "eu", Away: "us", Child: "acme/us/17"},
+//		From: budget.Charge{Scope: "acme", Amount: 10_000, Limits: limits}, TTL: time.Hour,
 //	})
 //
 // It is a transfer with an outbox. Each step is a metered command with the child as operation id. A River job, which
