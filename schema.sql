@@ -13,15 +13,15 @@ $$;
 --
 -- Three rules hold for all of it:
 --
---   * Whoever owns the schema owns the data. An application role needs EXECUTE
+--   * The schema's owner owns the data. An application role needs EXECUTE
 --     on the functions that it calls and SELECT on tables that it reads, nothing
 --     else (metered.GrantSQL): the functions that write are SECURITY DEFINER, so
 --     no application can change or delete a ledger entry.
 --   * Functions that an application calls fix search_path, so that no operator
---     or table of the caller's can stand in for ours; enable_seqscan = off:
+--     or table of the caller's can stand in for ours, enable_seqscan = off:
 --     PL/pgSQL caches plans, and a sequential scan cached while a table was
 --     small makes a hot scope quadratic; and plan_cache_mode = force_generic_plan:
---     a statement that compares with an array, or lets a null decide what remains
+--     a statement that compares with an array, or lets a null decide the rest
 --     of it, would be planned anew at each call, for 50 to 150 microseconds. All
 --     three together cost 5 to 8 microseconds a call (Postgres 15); inner functions
 --     inherit them. A plan is made while the table may be empty and any index
@@ -31,7 +31,7 @@ $$;
 --     can do and an application's role cannot.
 
 -- CREATE SCHEMA IF NOT EXISTS alone would not do: it demands the right to create a schema
--- even where this one is there, and who owns it may not have that.
+-- even where this one is there, and its owner may not have that.
 do $$
 begin
     if to_regnamespace('metered') is null then
@@ -43,7 +43,7 @@ $$;
 -- True, and makes a session on Postgres 14 faster: as it plans a statement of metered.clock(), the
 -- planner works this constant out, and nothing is left of it. That takes and frees a block of a
 -- megabyte, and so has glibc's malloc keep up to 2 MB of free memory. Else it
--- gives back to the kernel what is beyond 128 kB, and asks for it again up to four times in a
+-- gives memory beyond 128 kB back to the kernel, and asks for it again up to four times in a
 -- place, a capture or a release: 15 to 19 percent of their time. See ADR 8. Later versions do
 -- that by themselves, and the block, taken at each statement that is planned, would be a third of
 -- the first call on a new connection.
@@ -699,7 +699,7 @@ insert into metered.operations_horizon (at) values ('-infinity');
 -- waiting at most wait_ms for all of them together, or as long as a shorter
 -- lock_timeout of the session allows. Then SQLSTATE 55P03.
 -- Each lock is first tried without waiting, which nearly always succeeds and needs
--- no lock_timeout to be set; it does not overtake those who already wait. Returns
+-- no lock_timeout to be set. It does not overtake calls that already wait. Returns
 -- whether it had to wait: a function that returns something can be called by an
 -- assignment, which costs a fifth of a PERFORM.
 create function metered.lock_keys(keys bigint[], wait_ms int) returns boolean
@@ -726,7 +726,7 @@ $$;
 
 -- Bounds this transaction's waits for row locks by wait_ms each, or by a shorter
 -- lock_timeout that is set. Returns the setting as it was, for unbound_lock_wait,
--- which must follow; an error undoes it without.
+-- which must follow. An error undoes it without.
 create function metered.bound_lock_wait(wait_ms int) returns text
 language plpgsql volatile
 as $$
@@ -1318,7 +1318,7 @@ begin
         e.note := nullif(note, '')::jsonb;
     end if;
     if e.crossed is not null then
-        e.crossed := metered.told_by_another_clock(metered.last_entry(of_scope), clk);
+        e.crossed := metered.reported_after_repair(metered.last_entry(of_scope), clk);
     end if;
     e.kind := 'k';
     e.amount := 0;
@@ -1333,15 +1333,15 @@ begin
 end
 $$;
 
--- Wallets: scopes whose credit is in lots. What a wallet has is said by its last entry, as of any scope: credited - spent +
--- refunded - held is what is left. If that is 0 or more, it is the rests of its lots; if it is less, no lot has a rest, and
--- what is missing is overdraft, which the next credit pays back.
+-- Wallets: scopes whose credit is in lots. Its last entry has its balance, as of any scope: credited - spent +
+-- refunded - held units are left. If that is 0 or more, it is the sum of the rests of its lots. If it is less, no lot has a rest, and
+-- the missing units are overdraft, which the next credit pays back.
 --
--- An entry of a wallet has lots_end, before which none of its lots ends that has a rest or is held. Whoever spends, holds or
--- credits judges, writes what is due (duelots.sql), writes the entry, and then says which lots it is of. The
+-- An entry of a wallet has lots_end, before which none of its lots ends that has a rest or is held. A call that spends, holds or
+-- credits judges, writes the ends that are due (duelots.sql), writes the entry, and then names its lots. The
 -- entry comes first: the guard lets one writer make it, so lots need no lock of their own.
 
--- What a wallet has, by its last entry. Inlined wherever it stands.
+-- The balance of a wallet, by its last entry. Inlined wherever it stands.
 create function metered.balance(t metered.ledger) returns bigint
 language sql immutable
 as $$
@@ -1357,14 +1357,14 @@ as $$
         extract(day from for_so_long), extract(hour from for_so_long), extract(minute from for_so_long), extract(second from for_so_long)) >= 0
 $$;
 
--- What goes on of a lot in another one at its end. Inlined wherever it stands.
+-- The units of a lot that roll over at its end. Inlined wherever it stands.
 create function metered.rolls(l metered.lots) returns bigint
 language sql stable
 as $$
     select case when l.roll_cap is not null then least(l.rest, l.roll_cap) else 0 end
 $$;
 
--- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for a charge (t), for what was
+-- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for a charge (t), for units that were
 -- overdrawn (p), for a hold (h, q) that the entry of_hold holds. nth is the number of its next move. ended is null, or the time of an entry
 -- that lags: lots that ended by then are passed over.
 create function metered.take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, ended timestamptz, inout nth int, out taken bigint)
@@ -1436,8 +1436,8 @@ begin
 end
 $$;
 
--- Says of which lots the units of an entry are that was just written: of a charge (t), or of a hold (h). before is what
--- the wallet had before it; what that does not cover is overdraft. It is null if the wallet lags: then what its lots have says so.
+-- Says of which lots the units of an entry are that was just written: of a charge (t), or of a hold (h). before is
+-- the balance before it, and units beyond it are overdraft. It is null if the wallet lags: then the rests of its lots decide.
 create function metered.use_lots(of_scope text, at_seq bigint, units bigint, before bigint, as_kind "char") returns void
 language plpgsql volatile
 as $$
@@ -1484,7 +1484,7 @@ begin
     entry.amount := lot.amount;
     entry.credited := tip.credited + lot.amount;
     entry.lots_end := least(coalesce(tip.lots_end, 'infinity'), lot.expires_at);
-    if entry.crossed is not null and of_lot is null then    -- what goes on of another lot brings nothing
+    if entry.crossed is not null and of_lot is null then    -- a rollover brings no units
         entry.crossed := metered.rearmed(entry);
     end if;
     perform metered.append(entry);
@@ -1504,7 +1504,7 @@ begin
 end
 $$;
 
--- The same, and pays back at once what was overdrawn.
+-- The same, and pays an overdraft back at once.
 create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
     out entry metered.ledger, out no bigint)
 language plpgsql volatile
@@ -1522,7 +1522,7 @@ begin
 end
 $$;
 
--- Pays back what a wallet has overdrawn, as far as its lots have a rest, in the entry that was just written: first what was spent, then what is held, the
+-- Pays the overdraft of a wallet back, as far as its lots have a rest, in the entry that was just written: first spent units, then held ones, the
 -- oldest first.
 create function metered.pay_back(entry metered.ledger, overdrawn bigint, inout nth int)
 language plpgsql volatile
@@ -1591,7 +1591,7 @@ begin
 end
 $$;
 
--- An entry behind tip that no caller asked for, without what says whose that was.
+-- An entry behind tip that no caller asked for, without the caller's marks.
 create function metered.own_entry(tip metered.ledger, clk timestamptz) returns metered.ledger
 language plpgsql stable
 as $$
@@ -1734,7 +1734,7 @@ declare
     line    metered.hold_lines;
     pos_end timestamptz := '-infinity';     -- the lot that was ended last, behind which the next is
     pos_no  bigint := 0;
-    stop_end timestamptz;       -- the first lot that is left to others; null for none
+    stop_end timestamptz;       -- the first lot that is left to others, or null
     stop_no bigint;
     left_over bigint := units;  -- of units, in lots that go on
     ends    timestamptz;        -- when the next lot ends behind all this
@@ -1832,7 +1832,7 @@ begin
 end
 $$;
 
--- The lot into which a lot goes on at its end; null for none.
+-- The lot into which a lot rolls over at its end, or null.
 create function metered.gone_on(l metered.lots) returns metered.lots
 language plpgsql stable
 as $$
@@ -1856,7 +1856,7 @@ end
 $$;
 
 -- The ends of a wallet's due holds, and of the lots that they keep units of, as settle would write them: these lots behind that, and the lots into which one
--- goes on; how many units of them lapsed; and by how many units the wallet is still overdrawn.
+-- rolls over, how many units of them lapsed, and by how many units the wallet is still overdrawn.
 create function metered.due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
 language plpgsql stable
 as $$
@@ -2062,10 +2062,10 @@ begin
 end
 $$;
 
--- What ends of holds, leases and charges does to the lots of a wallet, and how credit becomes a lot.
+-- The effect of ended holds, leases and charges on the lots of a wallet, and how credit becomes a lot.
 
 -- Says of which lots the units are that an entry has just captured of a hold or a lease, which the entry opened_seq held: of those that are drawn first.
--- What it keeps of a lot that has ended is still its own.
+-- Its units of a lot that has ended are still its own.
 create function metered.capture_lots(entry metered.ledger, opened_seq bigint, units bigint) returns void
 language plpgsql volatile
 as $$
@@ -2106,8 +2106,8 @@ begin
 end
 $$;
 
--- Gives to the lots of a wallet what holds and leases kept of them, which the entries opened_seqs held and the entry freed has
--- just freed. What is of a lot that has ended lapses, in entries behind that one, the last of which it returns. What is overdrawn is paid back of the rest.
+-- Gives the lots of a wallet the units back that holds and leases kept of them, which the entries opened_seqs held and the entry freed has
+-- just freed. Units of a lot that has ended lapse, in entries behind that one, the last of which it returns. The rest pays an overdraft back.
 create function metered.free_lots(freed metered.ledger, opened_seqs bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -2142,7 +2142,7 @@ begin
 end
 $$;
 
--- The same for what one call has just freed of several wallets, in the last entry of each.
+-- The same for the units that one call has just freed of several wallets, in the last entry of each.
 create function metered.free_lines(nos bigint[], wallets text[]) returns void
 language plpgsql volatile
 as $$
@@ -2189,7 +2189,7 @@ language plpgsql stable
 as $$
 declare
     left_over bigint := refund.amount;
-    bare      bigint := 0;      -- what no lot covered
+    bare      bigint := 0;      -- units that no lot covered
     m         record;
 begin
     for m in
@@ -2238,7 +2238,7 @@ begin
 end
 $$;
 
--- Gives to the lots of a wallet what the entry refund has just given back of a charge.
+-- Gives the lots of a wallet the units back that the entry refund has just returned of a charge.
 create function metered.refund_lots(refund metered.ledger) returns void
 language plpgsql volatile
 as $$
@@ -2271,7 +2271,7 @@ begin
 end
 $$;
 
--- The fate of a refund that is to be written: how many units lapse at once, since their lot has ended and says so; and when the first of the other
+-- The fate of a refund that is to be written: how many units lapse at once, since their lot has ended and says so, and when the first of the other
 -- lots ends that get units of it.
 create function metered.refund_fate(refund metered.ledger, out lapses bigint, out ends timestamptz)
 language plpgsql stable
@@ -2284,7 +2284,7 @@ begin
 end
 $$;
 
--- What a scope has that no grant brought becomes a lot that never ends, behind the entry e. Of it, so many units are held.
+-- The credit of a scope that no grant brought becomes a lot that never ends, behind the entry e. So many of its units are held.
 create function metered.old_lot(e metered.ledger, units bigint, held bigint) returns bigint
 language plpgsql volatile
 as $$
@@ -2300,7 +2300,7 @@ begin
 end
 $$;
 
--- Makes a scope a wallet, whose last entry is tip: what it has, and what is held of that, is a lot.
+-- Makes a scope a wallet, whose last entry is tip: its credit, held units among it, becomes a lot.
 create function metered.open_wallet(tip metered.ledger) returns void
 language plpgsql volatile
 as $$
@@ -2328,7 +2328,7 @@ begin
 end
 $$;
 
--- Credits a wallet by a lot. e is as next_entry has it; the scope is a wallet from here on.
+-- Credits a wallet by a lot. e is as next_entry has it. The scope is a wallet from here on.
 create function metered.credit_lot(e metered.ledger, lot metered.new_lot, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
@@ -2349,7 +2349,7 @@ begin
 end
 $$;
 
--- How lots end: by time, by revocation, by rollover; what is told of it, and what is deleted.
+-- How lots end: by time, by revocation, by rollover. How subscribers hear of it, and how lots are deleted.
 
 -- A lot of a wallet, by its number or its reference.
 create function metered.find_lot(of_scope text, of_lot bigint, of_reference text) returns metered.lots
@@ -2384,8 +2384,8 @@ end
 $$;
 
 -- Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are
--- drawn or held; of a lot that is asked for whole, lapsed units are not missing. Each lot has an entry of its own, of which seq is the last. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds
--- of limits, which are not told of (cross_lowered).
+-- drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds
+-- of limits, which the caller does not report (cross_lowered).
 create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, limits metered.charge_limit[],
     wait_ms int, origin metered.origin,
     out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz, out crossed jsonb)
@@ -2492,9 +2492,9 @@ begin
 end
 $$;
 
--- Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same
--- (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot. crossing: it ends
--- other lots, and would cross thresholds of limits, which are not told of (cross_lowered).
+-- Rolls up to cap units of a lot over into another one, which lasts so long from now on (0: for ever): once. status is rolled, same
+-- (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends
+-- other lots, and would cross thresholds of limits, which the caller does not report (cross_lowered). Units beyond cap stay in the lot.
 create function metered.roll_over(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, cap metered.amount, lasts interval,
     limits metered.charge_limit[], wait_ms int, origin metered.origin,
     out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out crossed jsonb)
@@ -2563,7 +2563,7 @@ begin
 end
 $$;
 
--- A lot of which something lapsed, as subscribers are told.
+-- A lot with lapsed units, as subscribers get it.
 create function metered.untold_json(l metered.lots) returns json
 language sql stable
 as $$
@@ -2574,8 +2574,8 @@ $$;
 -- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no
 -- more than 2,000, each of which may take a lock of the server's table. With
 -- only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are
--- told of by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
--- those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end
+-- reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
+-- those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end
 -- and last_no are where to go on, if there may be more.
 create function metered.sweep_lots(after_end timestamptz, after_no bigint, max_lots int, only_scope text, keep_untold boolean, limits metered.charge_limit[],
     wait_ms int,
@@ -2667,7 +2667,7 @@ begin
 end
 $$;
 
--- Marks what lapsed of lots as told: so many units of each.
+-- Marks lapsed units of lots as reported to subscribers: so many units of each.
 create function metered.told_lots(nos bigint[], units bigint[]) returns void
 language plpgsql volatile
 security definer
@@ -2690,7 +2690,7 @@ end
 $$;
 
 -- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
--- nothing can be: what they say is in no balance. One that another lot rolled over into stays as long as that one.
+-- nothing can be: they are in no balance. One that another lot rolled over into stays as long as that one.
 create function metered.purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
 language plpgsql volatile
 as $$
@@ -2707,10 +2707,10 @@ begin
 end
 $$;
 
--- What applications call for wallets. See lots.sql.
+-- The functions of wallets that applications call. See lots.sql.
 
--- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status: granted; same (it was granted under the
--- reference before, and is answered as it stands); conflict (the reference is of another lot); ended (it would have ended by now). denied, and nothing
+-- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status is granted, same (it was granted under the
+-- reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). denied, and nothing
 -- written, if the scope must exist and does not.
 create function metered.grant_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, must_exist boolean, wait_ms int, origin metered.origin,
     out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out denied jsonb)
@@ -2777,8 +2777,8 @@ end
 $$;
 
 -- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of
--- which lots they are, and overdrawn how many are of none. left is what the wallet has behind it. A denial of a command's draw raises, because COMMIT
--- follows, and what it drew is kept for its record.
+-- which lots they are, and overdrawn how many are of none. left is the balance behind it. A denial of a command's draw raises, because COMMIT
+-- follows, and its draws are kept for its record.
 create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int, origin metered.origin,
     out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out denied jsonb, out crossed jsonb)
 language plpgsql volatile
@@ -2852,8 +2852,8 @@ begin
 end
 $$;
 
--- What a wallet has now: units that can be drawn (less than 0: overdrawn), and those that are held; and its lots that have some of either, in the
--- order in which they are drawn. What is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.
+-- The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the lots that have some of either, in the
+-- order in which they are drawn. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.
 create function metered.wallet_balance(of_scope text,
     out now timestamptz, out seq bigint, out units bigint, out held bigint, out lots json)
 language plpgsql stable
@@ -2898,7 +2898,7 @@ $$;
 -- anchor too. All are counted from the anchor, so that the 31st is the last day of a shorter month,
 -- and the 31st again in a longer one.
 --
--- Where a clock is set forward past a start, the period starts as if it had not been; where a clock is set back, at the
+-- Where a clock is set forward past a start, the period starts as if it had not been. Where a clock is set back, at the
 -- first time that it shows the start. Only hours are added to a timestamptz: days would be those of
 -- the session's time zone.
 create function metered.period_at(p metered.period, t timestamptz) returns timestamptz[]
@@ -3370,7 +3370,7 @@ $$;
 -- has {"until", "net"}, a proof that it is not armed again: before that time, and while the spent and held units, less refunds, are not fewer than net. See ADR 15.
 
 -- Whether a threshold of that key is of spending alone, which ignores held units. Its kind is in upper case.
-create function metered.of_spent(key text) returns boolean
+create function metered.on_spending(key text) returns boolean
 language sql immutable
 as $$
     select ascii(key) < 97
@@ -3407,7 +3407,7 @@ begin
         foreach h in array string_to_array(l.thresholds, chr(10)) loop
             key := metered.threshold_key(h);
             was := told -> key;
-            net := spent + case when metered.of_spent(key) then 0 else held end;
+            net := spent + case when metered.on_spending(key) then 0 else held end;
             l.tell_at := least(l.tell_at, case
                 when was is null or l.win is null and not (at >= (was ->> 'from')::timestamptz and at < (was ->> 'until')::timestamptz) then split_part(h, ' ', 1)::bigint
                 when l.win is null
@@ -3462,9 +3462,9 @@ begin
             p := null;
             for h in select metered.threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
                 from unnest(string_to_array(l.thresholds, chr(10))) x loop
-                kept := case when metered.of_spent(h.key) then 0 else held[i] end;
-                adds := c.amount - case when metered.of_spent(h.key) then c.held else 0 end;
-                net := tip.spent - tip.refunded + case when metered.of_spent(h.key) then 0 else tip.held end;
+                kept := case when metered.on_spending(h.key) then 0 else held[i] end;
+                adds := c.amount - case when metered.on_spending(h.key) then c.held else 0 end;
+                net := tip.spent - tip.refunded + case when metered.on_spending(h.key) then 0 else tip.held end;
                 if told -> h.key is not null
                     and (case when l.win is null then now >= (told -> h.key ->> 'from')::timestamptz and now < (told -> h.key ->> 'until')::timestamptz else used[n] + kept > h.rearm end) then
                     continue when l.win is null or l.win = interval '0' or now < (told -> h.key ->> 'until')::timestamptz
@@ -3482,11 +3482,11 @@ begin
                 told := told || jsonb_build_object(h.key, case
                     when l.win is null then jsonb_build_object('from', p[1], 'until', p[2])
                     when l.win = interval '0' then jsonb_build_object('rearm', h.rearm)
-                    else jsonb_build_object('until', metered.told_until(tip, l.win, h.rearm - kept - adds, now), 'net', net + adds) end);
+                    else jsonb_build_object('until', metered.reported_until(tip, l.win, h.rearm - kept - adds, now), 'net', net + adds) end);
             end loop;
         end loop;
         if told <> coalesce(tip.crossed, '{}') then
-            tip.crossed := metered.kept_told(told, charges[i].limits, now, tip);
+            tip.crossed := metered.kept_reports(told, charges[i].limits, now, tip);
             tips[i] := tip;
         end if;
     end loop;
@@ -3507,7 +3507,7 @@ $$;
 
 -- The time until which a window has more than room of the units spent so far, though nothing is added. Units that due lines have spent, and that are
 -- not written yet, will be dated now or later.
-create function metered.told_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
+create function metered.reported_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 declare
@@ -3526,7 +3526,7 @@ $$;
 
 -- The thresholds that a scope remembers as reported: up to 64, or as many as the limits have, or as it has (tip). Beyond that it forgets those of a period or a window
 -- that were over a day ago, and that the limits do not have. A scope with more of them is refused: it would report a threshold twice.
-create function metered.kept_told(told jsonb, limits metered.charge_limit[], at timestamptz, tip metered.ledger) returns jsonb
+create function metered.kept_reports(told jsonb, limits metered.charge_limit[], at timestamptz, tip metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -3563,14 +3563,14 @@ declare
     held bigint := e.held - case when e.next_due <= clk then metered.overdue(e.scope, e.next_due, clk) else 0 end;
 begin
     return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x
-        where (used + case when metered.of_spent(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
+        where (used + case when metered.on_spending(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
 end
 $$;
 
 -- The reported thresholds after a clock repair. tip is the last entry before it. Windows are counted anew, since the proof was by the clock before. A
 -- period that has not begun by the new clock is forgotten: its charges count in the period of now. The reports of the period of now are looked up
 -- in the chain, at the last entry before each period that is forgotten, and at the last one by the new clock, for thresholds that the clock before made old.
-create function metered.told_by_another_clock(tip metered.ledger, clk timestamptz) returns jsonb
+create function metered.reported_after_repair(tip metered.ledger, clk timestamptz) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -3599,7 +3599,7 @@ end
 $$;
 
 -- Ends a transaction that would cross a threshold without telling.
-create function metered.untold_crossing() returns void
+create function metered.refuse_unreported() returns void
 language plpgsql
 as $$
 begin
@@ -3653,7 +3653,7 @@ begin
         select array_agg(row(9223372036854775807, l.win, l.period, t.lowest, t.lines, l.telling)::metered.charge_limit)
         from unnest(limits) l, lateral (
             select string_agg(x, chr(10)) as lines, min(split_part(x, ' ', 1)::bigint) as lowest
-            from unnest(string_to_array(l.thresholds, chr(10))) x where metered.of_spent(metered.threshold_key(x))) t
+            from unnest(string_to_array(l.thresholds, chr(10))) x where metered.on_spending(metered.threshold_key(x))) t
         where t.lines is not null) end;
 end
 $$;
@@ -3884,7 +3884,7 @@ begin
         w := metered.cross_thresholds(charges, a.used, held, at, tips);
         if w.silent then
             if mode = 'raise' then
-                perform metered.untold_crossing();
+                perform metered.refuse_unreported();
             end if;
             used := null;
             denied := '[{"crossing": true}]';
@@ -4140,8 +4140,8 @@ $$;
 -- Usage by time. The sums of a scope at the beginning and at the end of a range are those of two entries, so
 -- a range costs the two look-ups, and a series of ranges one look-up for each edge.
 
--- What the chain of a scope had summed up before each of the times, which ascend. seq is the last entry before it;
--- refunded_after, what was refunded by now of the charges after that; unsettled, what was spent from open leases
+-- The sums of a scope's chain before each of the times, which ascend. seq is the last entry before it,
+-- refunded_after has the refunds by now of the charges after that, and unsettled the spends from open leases
 -- from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage
 -- is known. STABLE, so that all its statements see one snapshot.
 create function metered.usage_at(of_scope text, times timestamptz[])
@@ -4171,7 +4171,7 @@ begin
     open := case when tip.held > 0 then metered.unsettled_spends(of_scope, times) end;
     due := case when tip.next_due <= clk then metered.due_minima(tip, times, clk) end;
     for i in 1..cardinality(times) loop
-        t := times[i] - interval '1 microsecond';       -- what happened at an edge is after it
+        t := times[i] - interval '1 microsecond';       -- an entry at an edge is after it
         unsettled := coalesce(open[i], 0);
         if tip.at <= t then
             seq := tip.seq;
@@ -4195,7 +4195,7 @@ begin
         end if;
         credited := case when tip.credited = 0 then 0 else
             coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_at.seq), 0) end;
-        -- What a purge took of refund_sum is of charges before seq.
+        -- The rows of refund_sum that a purge took are of charges before seq.
         refunded_after := case when refunded = tip.refunded then 0 when seq = 0 then tip.refunded
             else metered.refunds_after(of_scope, tip.seq, seq) end;
         return next;
@@ -4203,7 +4203,7 @@ begin
 end
 $$;
 
--- What lines that are due and not freed yet have captured of a scope before each of the times: as minima has it.
+-- The minima of lines that are due and not freed yet of a scope before each of the times: as minima has it.
 create function metered.due_minima(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
 language plpgsql stable
 as $$
@@ -4230,7 +4230,7 @@ begin
 end
 $$;
 
--- What was spent from the open leases of a scope, from each time on until the next one. It reads all of their spends.
+-- The spends from the open leases of a scope, from each time on until the next one. It reads all of their spends.
 create function metered.unsettled_spends(of_scope text, times timestamptz[]) returns bigint[]
 language plpgsql stable
 as $$
@@ -4412,7 +4412,7 @@ begin
     posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null), false);
     if posted.denied is not null then
         if posted.denied -> 0 ? 'crossing' then
-            perform metered.untold_crossing();
+            perform metered.refuse_unreported();
         end if;
         no := null;
         return;
@@ -5031,11 +5031,11 @@ end
 $$;
 
 -- The registry: which scopes were declared to exist. Charges, credits and holds look here if they
--- demand it (must_exist), under their scopes' locks. Whoever retires a scope takes its lock, too: what
--- a charge was told is so until it commits. At REPEATABLE READ and above its snapshot may be older
--- than the lock; there a lock of the row, or a write where there is none, meets what is newer.
+-- demand it (must_exist), under their scopes' locks. A retirement takes the scope's lock, too: the answer of
+-- a charge holds until it commits. At REPEATABLE READ and above its snapshot may be older
+-- than the lock. There a lock of the row, or a write where there is none, meets the newer row.
 
--- What keeps new charges from a scope that must exist: unknown, retired, or null for nothing.
+-- The reason to refuse new charges of a scope that must exist: unknown, retired, or null for nothing.
 create function metered.absence(of_scope text) returns text
 language plpgsql stable
 as $$
@@ -5047,7 +5047,7 @@ begin
 end
 $$;
 
--- A scope's row, locked; all null if there is none. It is what is committed by now, or 40001.
+-- A scope's row, locked, or all null if there is none. It is the committed one, or 40001.
 create function metered.resource_for_write(of_scope text, wait_ms int) returns metered.resources
 language plpgsql volatile
 as $$
@@ -5094,7 +5094,7 @@ begin
         and (pg_column_compression(c.note) is null or octet_length(c.note::text) <= 8192) and coalesce(cardinality(c.limits), 0) <= 16) is not true then
         perform metered.no_amount();
     end if;
-    -- Under another lock than its scope's a charge could not rely on what it has read.
+    -- Under another lock than its scope's a charge could not rely on its reads.
     if not metered.key_fits(c.key, c.scope) then
         perform metered.require(false, 'key');
     end if;
@@ -5107,7 +5107,7 @@ end
 $$;
 
 -- Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is
--- returned. changed: it did not exist before. What is returned stays so until the transaction ends.
+-- returned. changed: it did not exist before. The answer holds until the transaction ends.
 create function metered.create_scopes(scopes text[], wait_ms int)
 returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean)
 language plpgsql volatile
@@ -5157,7 +5157,7 @@ $$;
 
 -- Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never
 -- declared. Then these are all that is returned, without created_at. Takes the scopes' locks. held is
--- what open holds keep of a scope: they go on, and end as any.
+-- units of open holds of a scope: they go on, and end as any.
 create function metered.retire_scopes(scopes text[], retiring boolean, wait_ms int)
 returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean, held bigint)
 language plpgsql volatile
@@ -5196,7 +5196,7 @@ begin
         if exists (select from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode = 's' and y.fence <> all (fences)) then
             perform metered.collided();     -- it was opened meanwhile
         end if;
-        -- FOR UPDATE is what a spend with an older snapshot meets.
+        -- A spend with an older snapshot meets FOR UPDATE.
         perform from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') for update;
         update metered.leases y set ends_at = clk + interval '1 microsecond'   -- later than each spend
         where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') and y.ends_at > clk;
@@ -5211,7 +5211,7 @@ begin
     if missing then
         return;
     end if;
-    before := metered.bound_lock_wait(wait_ms);     -- whoever creates has rows, and no scope's lock
+    before := metered.bound_lock_wait(wait_ms);     -- a creator has locks of rows, and no scope's lock
     for scope in select distinct u from unnest(scopes) u order by u loop
         update metered.resources x set retired_at = case when retiring then clk end
         where x.scope = retire_scopes.scope and (x.retired_at is null) = retiring;
@@ -5255,7 +5255,7 @@ $$;
 
 -- A new next_due of a scope whose old one is since: when the first line falls due that
 -- does within 10 seconds of that or of now, whichever is later, or else the end of these.
--- What ended and would have fallen due until now is read past in any case; to look further
+-- Ended lines that would have fallen due until now are read past in any case. To look further
 -- than that could mean wading through all that was placed and ended meanwhile.
 create function metered.later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql stable
@@ -5270,10 +5270,10 @@ begin
 end
 $$;
 
--- What next_due becomes with the entry behind that of seq. held is what is held then; a
+-- next_due with the entry behind that of seq. held has the units held then. A
 -- line that is new is not looked at. It moves on where it has passed, and about once in 16
--- entries (twice where the next one is odd: a call may write two), so that whoever asks
--- what falls due first need not wade through what has ended since. That of a closed scope
+-- entries (twice where the next one is odd: a call may write two), so that a
+-- search for the first due line need not wade through lines that have ended since. That of a closed scope
 -- (see carve.sql) stays. Inlined wherever it stands.
 create function metered.due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
 returns timestamptz
@@ -5284,8 +5284,8 @@ as $$
     when next_due = '-infinity' then next_due end
 $$;
 
--- Frees what the holds still keep of their scopes, or of only_scopes, which are all locked: one
--- entry for each scope. Holds that expire free what they do not capture, at the time at which the last of them fell due. In a
+-- Frees the units that holds still keep of their scopes, or of only_scopes, which are all locked: one
+-- entry for each scope. Holds that expire free the units that they do not capture, at the time at which the last of them fell due. In a
 -- wallet each is ended by an entry of its own (settle).
 create function metered.release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
     of_hold text, origin metered.origin) returns void
@@ -5301,7 +5301,7 @@ declare
     tip    metered.ledger;
     w      record;
 begin
-    if as_kind = 'x' then   -- of wallets what is due is ended in its order
+    if as_kind = 'x' then   -- in wallets, ends are written in the order of their times
         for w in
             select l.scope, max(l.due) as due from metered.hold_lines l
             where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes)) group by l.scope order by l.scope
@@ -5320,7 +5320,7 @@ begin
         return;
     elsif minima and as_kind = 'x' then
         perform metered.capture_minima(nos, only_scopes, clk);
-        perform metered.release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of what is left
+        perform metered.release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of the others
         return;
     end if;
     update metered.hold_lines l set open = 0
@@ -5345,7 +5345,7 @@ begin
             if 0 < (select count(*) from unnest(scopes) f(scope),
                          lateral (select y.next_due, y.lots_end from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) t
                     where (f.scope = any (written)) is not true and t.lots_end is null and (t.next_due <= clk) is not true) then
-                perform metered.collided();     -- nothing is due, so somebody else wrote the next entry
+                perform metered.collided();     -- nothing is due, so another writer has made the next entry
             end if;
             perform metered.end_minima(array(select f from unnest(scopes) f where (f = any (written)) is not true), null, clk, null);
         end if;
@@ -5376,7 +5376,7 @@ begin
 end
 $$;
 
--- What the system does by itself is noted so: a caller that only needs the room of what is due
+-- The note of entries that the system makes by itself: a caller that only needs the room of due holds
 -- did not ask for its end.
 create function metered.by_system() returns metered.origin
 language sql immutable
@@ -5426,8 +5426,8 @@ begin
 end
 $$;
 
--- Ends one hold that is due, if its deadline is still the one given, frees what it
--- keeps, and says so to those who listen. status: expired; due_later, extended, or
+-- Ends one hold that is due, if its deadline is still the one given, frees its
+-- units, and notifies listeners. status is expired, due_later, extended, or
 -- the state of one that ended otherwise (captured, released), or ended (by time, and
 -- announced before): nothing was done.
 create function metered.expire_hold(of_tenant text, of_id text, issued timestamptz, of_deadline timestamptz, wait_ms int, note text, channel text,
@@ -5488,9 +5488,9 @@ end
 $$;
 
 -- Ends up to max_holds holds that are due, after the one of these due time and no,
--- and frees what they keep: those whose scopes and rows are to be had without
--- waiting. nos are these; unless they are still to be announced (keep_pending) they
--- are done with. seen is how many were due; the last of them is where to go on, if
+-- and frees their units: those whose scopes and rows are to be had without
+-- waiting. nos are these. Unless they are still to be announced (keep_pending) they
+-- are done with. seen is how many were due. The last of them is where to go on, if
 -- there may be more.
 --
 -- They have at most 2,000 scopes together, since each takes a lock of the server's
@@ -5572,7 +5572,7 @@ $$;
 -- Holds in the order in which they fall due, after the one of after_due and after_no, up to before: those
 -- that are held, and those that have ended by time and are not announced. Of a tenant, or of all (null);
 -- of scopes that begin with prefix. It looks at no more than 10,000 and returns max_rows: last_due and
--- last_no are where to go on, or null at the end. clk is what counts as now.
+-- last_no are where to go on, or null at the end. clk counts as now.
 create function metered.due_holds(of_tenant text, prefix text, after_due timestamptz, after_no bigint, before timestamptz,
     clk timestamptz, max_rows int, out holds json[], out last_due timestamptz, out last_no bigint)
 language plpgsql stable
@@ -5610,7 +5610,7 @@ begin
 end
 $$;
 
--- Marks swept holds as announced, and announces them to those who listen.
+-- Marks swept holds as announced, and notifies listeners.
 create function metered.announced(nos bigint[], channel text) returns void
 language plpgsql volatile
 security definer
@@ -5858,7 +5858,7 @@ as $$
         'now', clk, 'claim', h.claim, 'entity', h.entity, 'returned', h.returned, 'reason', reason, 'metadata', h.metadata, 'lines', lines)
 $$;
 
--- A line of a hold as JSON; open is 0 if the hold has ended, also where the line has
+-- A line of a hold as JSON. open is 0 if the hold has ended, also where the line has
 -- not been freed yet. Inlined wherever it stands.
 create function metered.line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint, at_least bigint) returns json
 language sql stable
@@ -5889,7 +5889,7 @@ begin
 end
 $$;
 
--- Keeps what a command did to a hold, or drew of a wallet, for the command's record, which is written later
+-- Keeps a command's hold, or its draw of a wallet, for the command's record, which is written later
 -- in its transaction. JSON has no record separator in it.
 create function metered.remember_hold(hold json) returns text
 language plpgsql volatile
@@ -5985,10 +5985,10 @@ begin
 end
 $$;
 
--- Notifies those who listen to the channel of a hold's transition. What is said first, every build
--- reads: more may be added, and no more. With a + behind the channel's name it is added who did it, and
--- what the hold is by now. Postgres takes less than 8,000 bytes. So the note is sent if it fits, and as
--- many lines, by scope; cut says that these are not all.
+-- Notifies the listeners of the channel of a hold's transition. Every build reads the first
+-- fields: more may be added, and none may change. With a + behind the channel's name, the actor and
+-- the present hold are added. Postgres takes less than 8,000 bytes. So the note is sent if it fits, and as
+-- many lines, by scope. cut says that these are not all.
 create function metered.announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
 language plpgsql volatile
 as $$
@@ -6023,7 +6023,7 @@ begin
 end
 $$;
 
--- Locks what a placement locks: its scopes, by key, and then the id that the caller chose.
+-- Takes the locks of a placement: its scopes, by key, and then the id that the caller chose.
 create function metered.lock_place(charges metered.new_charge[], id_key bigint, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
@@ -6036,9 +6036,9 @@ begin
 end
 $$;
 
--- What place would refuse now, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would
--- not, or where only place can tell: of what was placed before, and from an older snapshot.
--- stored is who has what is taken, if reveal.
+-- The refusal of place at this moment, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would
+-- not, or where only place can decide: of a hold that was placed before, and from an older snapshot.
+-- stored is the hold of a taken claim, if reveal.
 create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval, reveal boolean,
     out status text, out at timestamptz, out deadline timestamptz, out denied jsonb, out stored json)
 language plpgsql stable
@@ -6081,14 +6081,14 @@ begin
 end
 $$;
 
--- Places a hold of what the charges hold, and charges the rest of their amounts, all or none.
--- status: placed; same (placed before, with the same content: stored tells); conflict (with other
--- content); retired; taken (of a claim: somebody else has it, until deadline if that is not
--- null; stored is their hold, if that is to be revealed); denied.
+-- Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none.
+-- status is placed, same (placed before, with the same content, which stored has), conflict (with other
+-- content), retired, taken (of a claim: another holder has it, until deadline if that is not
+-- null, and stored is their hold, if reveal) or denied.
 --
--- If the caller chose the id, it is locked after the scopes: whoever places the same id
+-- If the caller chose the id, it is locked after the scopes: a call that places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
--- id that was made up for this call is not looked for. minimum is what is captured of its scopes when the hold expires.
+-- id that was made up for this call is not looked for. minimum has the units captured of its scopes when the hold expires.
 create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, channel text, raising boolean, reveal boolean default false, minimum metered.used_units[] default null,
     out status text, out placed_at timestamptz, out deadline timestamptz,
@@ -6248,8 +6248,8 @@ begin
 end
 $$;
 
--- What was placed before: with this id, if the caller chose it, or of this claim. status as place
--- has it, or null: nothing is in the way. state is what it is by now.
+-- The hold that was placed before: with this id, if the caller chose it, or of this claim. status as place
+-- has it, or null: none is in the way. state is its present state.
 create function metered.placed_before(hold metered.new_hold, clk timestamptz, wait_ms int,
     out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz)
 language plpgsql volatile
@@ -6295,7 +6295,7 @@ begin
     end if;
     status := coalesce(status, case when was.fingerprint = hold.fingerprint then 'same' else 'conflict' end);
     if status = 'same' or metered.one_snapshot() then
-        -- A snapshot that is too old for what the hold is by now fails here.
+        -- A snapshot that is too old for the hold's present state fails here.
         before := metered.bound_lock_wait(wait_ms);
         perform from metered.holds h where h.no = was.no for share;
         if not found then
@@ -6322,7 +6322,7 @@ begin
 end
 $$;
 
--- A hold that was just placed, with what its request charged besides.
+-- A hold that was just placed, with the other charges of its request.
 create function metered.created_json(hold json, charges metered.new_charge[], seqs bigint[], ats timestamptz[]) returns json
 language plpgsql stable
 as $$
@@ -6363,7 +6363,7 @@ $$;
 
 -- Locks holds of a tenant for a transition: the scopes of their lines, by key, and
 -- then their rows, by no. nos are in the order of ids. needs is the state that they
--- must be in, c or h, or * for either; an h must not be due. States are read under the locks, as is clk.
+-- must be in, c or h, or * for either. An h must not be due. States are read under the locks, as is clk.
 -- If one of the holds does not do, failed is its id and status says why: unknown,
 -- retired, holder (which callers must not tell from unknown) or state.
 --
@@ -6405,7 +6405,7 @@ begin
     for i in 1..cardinality(ids) loop
         select y.no, y.keys, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
         if h.no is null or of_holder <> '' and h.holder <> of_holder then
-            -- What does not exist would be retired with such an id: so is one of somebody else.
+            -- An id that does not exist would be retired with such an id, and so is another tenant's.
             status := case
                 when h.no is null then metered.missing_hold(of_tenant, ids[i], named.issued[i], wait_ms)
                 when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired'
@@ -6481,11 +6481,11 @@ begin
 end
 $$;
 
--- Captures holds, all or none: spends what they keep (used is null), or the units given for the
--- scopes of one hold; where no units are given (amount is null), what it keeps, and limits tell. refused is null, or why nothing was written.
+-- Captures holds, all or none: spends all their units (used is null), or the units given for the
+-- scopes of one hold. Where no units are given (amount is null), it spends the hold's units, and limits report. refused is null, or why nothing was written.
 --
--- Thresholds of what is spent are judged twice: first for all that is taken, so that nothing was written where nobody tells; then what is
--- covered, behind the excess.
+-- Thresholds of spending alone are judged twice: first for all units that are taken, so that nothing was written where nobody reports. Then the covered
+-- units are judged, behind the excess.
 create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
     ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[], out crossed jsonb)
@@ -6507,7 +6507,7 @@ declare
     take    bigint;
     covered bigint;
     spent   metered.charge_limit[];
-    takes   metered.new_charge[];   -- what is covered of scopes whose thresholds it concerns
+    takes   metered.new_charge[];   -- covered units of scopes with such thresholds
     watched text[];                 -- these
     scopes  text[];                 -- of used
     units   bigint[];
@@ -6518,7 +6518,7 @@ declare
     n       int;
     v       int;
     hold    json;
-    ended   boolean := false;       -- what is due before a minimum that is
+    ended   boolean := false;       -- lines that are due before a minimum that is
     unused  text;
 begin
     if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(terms.policy), octet_length(terms.entity), octet_length(origin.namespace), octet_length(origin.operation)) > 255
@@ -6559,7 +6559,7 @@ begin
         end loop;
         -- A claim's unit is spent when the claim is confirmed, and only then. If it could be
         -- spent before, and the hold then ended otherwise, nobody could have the key, nor give
-        -- it back; were it not spent, the key would be taken, and nothing given back would end
+        -- it back; Were it not spent, the key would be taken, and nothing given back would end
         -- that.
         select h.claim into own from metered.holds h where h.no = k.nos[1];
         if own is not null and not whole and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
@@ -6588,7 +6588,7 @@ begin
                     tip, k.clk, ahead);
                 if w.silent then
                     if raising then
-                        perform metered.untold_crossing();
+                        perform metered.refuse_unreported();
                     end if;
                     refused := json_build_object('status', 'denied', 'denied', json_build_array(json_build_object('crossing', true)),
                         'scopes', json_build_array(u.scope), 'units', json_build_array(covered));
@@ -6600,7 +6600,7 @@ begin
             end if;
         end loop;
     end if;
-    -- The excess first: what is kept and what is spent of it count the same.
+    -- The excess first: held units and units spent of them count the same.
     while excess is not null loop
         if terms.policy = 'allow' then
             c := metered.charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, k.nos, k.clk));
@@ -6610,7 +6610,7 @@ begin
         crossed := c.crossed;
         exit when c.denied is null;
         if c.denied -> 0 ? 'crossing' and raising then
-            perform metered.untold_crossing();
+            perform metered.refuse_unreported();
         end if;
         fitting := case when terms.policy = 'upto' and not c.denied -> 0 ? 'crossing' then metered.as_far_as_admitted(excess, c.denied) else excess end;
         if fitting = excess then
@@ -6657,7 +6657,7 @@ begin
                     if n is not null then
                         w := metered.cross_captured(takes[n], metered.last_entry(l.scope), k.clk, ahead);
                         if w.silent then
-                            perform metered.collided();     -- what was judged first has changed
+                            perform metered.collided();     -- the state that was judged first has changed
                         end if;
                         l.crossed := w.crossed;
                         crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered.crossed_at(w.crossings, array[l.seq + 1]) end;
@@ -6840,11 +6840,11 @@ begin
 end
 $$;
 
--- Giving back what was captured: in full or in part, and together with what is still held.
+-- Refunds of captured units: in full or in part, and together with the release of held ones.
 
--- Gives back what captured holds spent, all or none, as refunds of their charges: all that is left
+-- Gives back the units that captured holds spent, all or none, as refunds of their charges: all that is left
 -- of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the
--- charges that were purged; not if one is of a claim's own unit, which would stay taken. refused:
+-- charges that were purged, and not if one is of a claim's own unit, which would stay taken. refused:
 -- besides lock_holds's, returned (all was given back before), purged, left (less is left of what
 -- was captured), claim (a claim's own unit is given back with all the rest, or not at all).
 create function metered.refund_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms int,
@@ -6890,7 +6890,7 @@ begin
         return;
     end if;
     -- A refusal after the first refund takes that back, too. By a code that does not end in
-    -- 000: such a one would catch its whole class, and what refuse_hold raises with it.
+    -- 000: such a one would catch its whole class, and with it the errors of refuse_hold.
     begin
         for i in 1..cardinality(named.ids) loop
             refused := metered.refund_hold(k.nos[i], named.ids[i], used, skip_purged, k.clk, wait_ms, origin);
@@ -6912,7 +6912,7 @@ begin
 end
 $$;
 
--- Gives back what one captured hold spent; see refund_holds. Its scopes and its row are locked.
+-- Gives back the units that one captured hold spent: see refund_holds. Its scopes and its row are locked.
 create function metered.refund_hold(of_no bigint, of_id text, used metered.used_units[], skip_purged boolean,
     clk timestamptz, wait_ms int, origin metered.origin) returns json
 language plpgsql volatile
@@ -6921,7 +6921,7 @@ declare
     e      record;
     u      metered.used_units;
     own    text;
-    wanted jsonb := '{}';       -- by scope: what is still to be given back
+    wanted jsonb := '{}';       -- by scope: units still to be given back
     want   bigint;
     left_over bigint;
     answer text;
@@ -6937,7 +6937,7 @@ begin
         wanted := wanted || jsonb_build_object(u.scope, u.amount);
     end loop;
     for e in select d.scope, d.amount, d.seq, d.at, l.key, (
-                 -- Of a scope that was forgotten the number may be another's by now. Not
+                 -- The number in a scope that was forgotten may be another's by now. Not
                  -- EXISTS, which Postgres 18 answers from a hash of the whole ledger.
                  select c.seq from metered.ledger c where c.scope = d.scope and c.seq = d.seq and c.at = d.at and c.hold = of_id
              ) is not null as there
@@ -7047,7 +7047,7 @@ $$;
 -- Mints tokens, all or none, in the order of their digests, so that two calls
 -- that mint the same ones do not deadlock. Status 'exists': one of the digests
 -- is there already, and nothing was written. That is an answer and not a unique
--- violation, which would end the caller's transaction; where a snapshot is too
+-- violation, which would end the caller's transaction. Where a snapshot is too
 -- old to see the other token, ON CONFLICT raises 40001.
 create function metered.mint_tokens(minted metered.new_token[], wait_ms int,
     out status text, out minted_at timestamptz)
@@ -7093,7 +7093,7 @@ begin
 end
 $$;
 
--- Whether a token is within its bounds. What is null is caught by the table. Inlined wherever it stands.
+-- Whether a token is within its bounds. The table catches nulls. Inlined wherever it stands.
 create function metered.fits(m metered.new_token) returns boolean
 language sql stable
 as $$
@@ -7104,7 +7104,7 @@ $$;
 
 -- Looks at a token and changes nothing. Status is 'ok', or why it cannot be
 -- consumed: 'unknown', 'purpose', 'subject', 'revoked', 'used', 'expired'. The
--- other columns are null unless it is 'ok'; consumed_at always is.
+-- other columns are null unless it is 'ok', and consumed_at always is.
 create function metered.inspect_token(token_digest bytea, for_purpose text, for_subject text,
     out status text, out payload json, out uses_left int,
     out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
@@ -7141,8 +7141,8 @@ begin
 end
 $$;
 
--- Takes one use of a token, or says why not, with inspect_token's columns;
--- uses_left is what remains after this use. A refusal changes nothing. The time
+-- Takes one use of a token, or says why not, with inspect_token's columns.
+-- uses_left is the number of uses after this one. A refusal changes nothing. The time
 -- that counts is the clock's as the call begins.
 --
 -- The reason is looked up only after the update found nothing. If that finds the
@@ -7198,7 +7198,7 @@ end
 $$;
 
 -- Fails with 40001 where a token was minted since this snapshot: it is not unknown. Its insertion
--- meets the other one; the block takes it back.
+-- meets the other one. The block takes it back.
 create function metered.missing_token(token_digest bytea) returns void
 language plpgsql volatile
 as $$
@@ -7257,7 +7257,7 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of revoke_tokens' using errcode = '22023';
     end if;
-    -- Two statements, so that there is no join to plan; and an order that the key's index
+    -- Two statements, so that there is no join to plan, and an order that the key's index
     -- does not have, or all tokens would be read in it, if they were few when this was planned.
     select array_agg(o.digest) into digests from (
         select t.digest from metered.tokens t
@@ -7355,7 +7355,7 @@ $$;
 -- Claims a key for job new_id, or tells which job it was claimed for. If another
 -- transaction has claimed it and is still open, waits for that one to end, at
 -- most wait_ms since the statement began (one statement may claim many keys, in
--- the order of queue and key); then SQLSTATE 55P03. If the other one commits, a
+-- the order of queue and key). Then SQLSTATE 55P03. If the other one commits, a
 -- claimant at REPEATABLE READ or above gets 40001, as it cannot see that row.
 --
 -- Inserts before it looks: looking for a key that is not there and then adding
@@ -7453,7 +7453,7 @@ end
 $$;
 
 -- Keeps a transaction from being committed by anyone but its command's last flush. A
--- cursor WITH HOLD is run to its end by COMMIT, and this is what it runs.
+-- cursor WITH HOLD is run to its end by COMMIT, and this is its query.
 create function metered.block_commit() returns void
 language plpgsql
 as $$
@@ -7464,12 +7464,12 @@ $$;
 
 -- Begins a command, in two steps that usually come as one.
 --
--- Claiming waits for whoever holds the operation id. status: new; replay (the
--- columns up to at are its record); retired (its time is at or before the
--- horizon); future (its time is further ahead than max_future). The transaction of
+-- Claiming waits for the transaction that holds the operation id. status is new, replay (the
+-- columns up to at are its record), retired (its time is at or before the
+-- horizon) or future (its time is further ahead than max_future). The transaction of
 -- a new one is marked, guarded against COMMIT, and bounded by timeout_ms (0 leaves
 -- the session's timeouts, null all of its settings: it is the caller's). The claim
--- is an advisory lock, which writes nothing; the record's primary key is what makes
+-- is an advisory lock, which writes nothing. The record's primary key makes
 -- it exact. It comes before the scopes' locks of its command.
 --
 -- Opening spends the token, if there is one, and then looks at the charges that are given,
@@ -7527,7 +7527,7 @@ begin
         if metered.one_snapshot() then
             -- The snapshot may be older than a record whose writer let go of the id
             -- just now, or than a purge. A write meets the first and a lock the
-            -- second, with 40001; the block takes both back.
+            -- second, with 40001. The block takes both back.
             begin
                 perform set_config('lock_timeout', wait_ms::text, true);
                 insert into metered.operations (namespace, id, at, fingerprint, result)
@@ -7552,7 +7552,7 @@ begin
                     metered.shorter(current_setting('idle_in_transaction_session_timeout'), command.timeout_ms), true);
         end if;
         -- COMMIT is sent before the charges are made: if the client is gone by the time a scope
-        -- is free, let that be noticed. Postgres on Linux can; elsewhere it is tried.
+        -- is free, let that be noticed. Postgres on Linux can. Elsewhere it is tried.
         unused := set_config('metered_tx.command', command.marker, true)
             || case when command.timeout_ms is null then '' when strpos(version(), '-linux') > 0
                 then set_config('client_connection_check_interval', '100', true) end;
@@ -7591,7 +7591,7 @@ $$;
 -- Ends a command: charges, records the operation, and lets COMMIT pass. A denial
 -- raises, because COMMIT follows in the same flush. Without finishing something comes
 -- before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a
--- command that was refused, whose transaction was rolled back; the result is empty.
+-- command that was refused, whose transaction was rolled back. The result is empty.
 create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
     charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz, out periods timestamptz[], out crossed jsonb)
@@ -7735,11 +7735,11 @@ end
 $$;
 
 -- Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open.
--- The id of a session's hold is that of its operation, as a digest, and 36 characters of its own. status: as place; open (this
--- very session was opened before, and its hold is stored); replay (the operation is on record); retired and future, as begin_command;
--- running (another session is open, until deadline, as seen at placed_at); busy (so is one of another command). place says the rest.
+-- The id of a session's hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this
+-- very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them,
+-- running (another session is open, until deadline, as seen at placed_at) or busy (so is one of another command).
 --
--- The operation's lock comes first, as in a command. It is for transactions that see what was committed while they waited for it.
+-- The operation's lock comes first, as in a command. It is for transactions that see commits that came while they waited for it.
 create function metered.open_session(command metered.new_command, hold metered.new_hold, charges metered.new_charge[], ahead interval,
     wait_ms int, origin metered.origin, channel text, minimum metered.used_units[],
     out status text, out placed_at timestamptz, out deadline timestamptz,
@@ -7993,7 +7993,7 @@ declare
 begin
     a := metered.write_charges(array[c], ahead, wait_ms, row(e.namespace, e.id, null), 'answer', row(null, null, null, clk), true);
     if a.denied -> 0 ? 'crossing' then
-        perform metered.untold_crossing();
+        perform metered.refuse_unreported();
     end if;
     if a.denied is null and e.id is not null then
         insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
@@ -8338,7 +8338,7 @@ from metered.lot_moves m
     join metered.ledger l on l.scope = m.scope and l.seq = m.seq
     left join metered.lots y on y.no = m.lot;
 
-comment on function metered.keep_memory() is 'True, and makes a session on Postgres 14 faster: as it plans a statement of metered.clock(), the planner works this constant out, and nothing is left of it. That takes and frees a block of a megabyte, and so has glibc''s malloc keep up to 2 MB of free memory. Else it gives back to the kernel what is beyond 128 kB, and asks for it again up to four times in a place, a capture or a release: 15 to 19 percent of their time. See ADR 8. Later versions do that by themselves, and the block, taken at each statement that is planned, would be a third of the first call on a new connection.';
+comment on function metered.keep_memory() is 'True, and makes a session on Postgres 14 faster: as it plans a statement of metered.clock(), the planner works this constant out, and nothing is left of it. That takes and frees a block of a megabyte, and so has glibc''s malloc keep up to 2 MB of free memory. Else it gives memory beyond 128 kB back to the kernel, and asks for it again up to four times in a place, a capture or a release: 15 to 19 percent of their time. See ADR 8. Later versions do that by themselves, and the block, taken at each statement that is planned, would be a third of the first call on a new connection.';
 comment on function metered.clock() is 'The only clock. clock_timestamp(), because now() is the start of the transaction, and a slow one would write entries already outside their window.';
 comment on domain metered.units is 'The amount of an entry, never negative: nobody can make one that takes spending back. A domain, since a table''s check would be parsed anew for each statement that inserts: 6 microseconds.';
 comment on domain metered.amount is 'An amount from 1 to 2^53.';
@@ -8549,17 +8549,17 @@ comment on function metered.credit(metered.scope_name, bigint, metered.amount, b
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining has the units that can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as empty collides with it. It is a new row, so that a writer that sees it as the last entry collides, too (entry_for_write). The entries behind it begin at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
-comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are drawn or held; of a lot that is asked for whole, lapsed units are not missing. Each lot has an entry of its own, of which seq is the last. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds of limits, which are not told of (cross_lowered).';
-comment on function metered.roll_over(metered.scope_name, bigint, bigint, text, metered.amount, interval, metered.charge_limit[], int, metered.origin) is 'Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot. crossing: it ends other lots, and would cross thresholds of limits, which are not told of (cross_lowered).';
-comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are told of by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end and last_no are where to go on, if there may be more.';
-comment on function metered.told_lots(bigint[], bigint[]) is 'Marks what lapsed of lots as told: so many units of each.';
-comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status: granted; same (it was granted under the reference before, and is answered as it stands); conflict (the reference is of another lot); ended (it would have ended by now). denied, and nothing written, if the scope must exist and does not.';
-comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is what the wallet has behind it. A denial of a command''s draw raises, because COMMIT follows, and what it drew is kept for its record.';
-comment on function metered.wallet_balance(text) is 'What a wallet has now: units that can be drawn (less than 0: overdrawn), and those that are held; and its lots that have some of either, in the order in which they are drawn. What is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.';
+comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds of limits, which the caller does not report (cross_lowered).';
+comment on function metered.roll_over(metered.scope_name, bigint, bigint, text, metered.amount, interval, metered.charge_limit[], int, metered.origin) is 'Rolls up to cap units of a lot over into another one, which lasts so long from now on (0: for ever): once. status is rolled, same (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report (cross_lowered). Units beyond cap stay in the lot.';
+comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end and last_no are where to go on, if there may be more.';
+comment on function metered.told_lots(bigint[], bigint[]) is 'Marks lapsed units of lots as reported to subscribers: so many units of each.';
+comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status is granted, same (it was granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). denied, and nothing written, if the scope must exist and does not.';
+comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is the balance behind it. A denial of a command''s draw raises, because COMMIT follows, and its draws are kept for its record.';
+comment on function metered.wallet_balance(text) is 'The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the lots that have some of either, in the order in which they are drawn. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.';
 comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'The answer of charge at this moment, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage(text[], interval[], metered.period[], boolean) is 'The state of each scope, for each pair with a window. Window 0 is the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.';
-comment on function metered.usage_at(text, timestamptz[]) is 'What the chain of a scope had summed up before each of the times, which ascend. seq is the last entry before it; refunded_after, what was refunded by now of the charges after that; unsettled, what was spent from open leases from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage is known. STABLE, so that all its statements see one snapshot.';
+comment on function metered.usage_at(text, timestamptz[]) is 'The sums of a scope''s chain before each of the times, which ascend. seq is the last entry before it, refunded_after has the refunds by now of the charges after that, and unsettled the spends from open leases from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage is known. STABLE, so that all its statements see one snapshot.';
 comment on function metered.search_entries(text, bigint, bigint, boolean, int, int, metered.origin, text) is 'Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.';
 comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of the units that the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are the scope''s state before. It lasts for terms.ttl, or until the first of the limits'' periods ends: a lease that is settled later counts in the next one.';
 comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'A charge that is spent from a lease, and no command''s.';
@@ -8570,38 +8570,38 @@ comment on function metered.carve(metered.new_charge, metered.lease_terms, inter
 comment on function metered.close_child(text, text, int) is 'Closes a child of this cluster, and settles it once nothing is held of it. status is settled, open (it is closed, and units are held), closed (it was settled before) or unknown.';
 comment on function metered.receive_child(text, bigint, timestamptz, text, text, int) is 'The child''s side of units that were carved on another cluster: credits the child until ends. With units 0, or after ends, the child gets nothing, now or later: the row says so, and the scope gets no entry. status is received, late, exists (a row of this child is there) or used (the child has entries).';
 comment on function metered.settle_away(text, bigint, text, int) is 'Settles the parent''s side of units that were carved for another cluster. units is the number used there, or null for all of them. status is settled, closed (it was settled before, and spent has the units captured then) or unknown. On the child''s cluster it notes in the child''s row that the parent''s side is settled: status is noted or unknown.';
-comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is returned. changed: it did not exist before. What is returned stays so until the transaction ends.';
-comment on function metered.retire_scopes(text[], boolean, int) is 'Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never declared. Then these are all that is returned, without created_at. Takes the scopes'' locks. held is what open holds keep of a scope: they go on, and end as any.';
-comment on function metered.expire_hold(text, text, timestamptz, timestamptz, int, text, text) is 'Ends one hold that is due, if its deadline is still the one given, frees what it keeps, and says so to those who listen. status: expired; due_later, extended, or the state of one that ended otherwise (captured, released), or ended (by time, and announced before): nothing was done.';
-comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'Ends up to max_holds holds that are due, after the one of these due time and no, and frees what they keep: those whose scopes and rows are to be had without waiting. nos are these; unless they are still to be announced (keep_pending) they are done with. seen is how many were due; the last of them is where to go on, if there may be more.';
-comment on function metered.due_holds(text, text, timestamptz, bigint, timestamptz, timestamptz, int) is 'Holds in the order in which they fall due, after the one of after_due and after_no, up to before: those that are held, and those that have ended by time and are not announced. Of a tenant, or of all (null); of scopes that begin with prefix. It looks at no more than 10,000 and returns max_rows: last_due and last_no are where to go on, or null at the end. clk is what counts as now.';
-comment on function metered.announced(bigint[], text) is 'Marks swept holds as announced, and announces them to those who listen.';
+comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is returned. changed: it did not exist before. The answer holds until the transaction ends.';
+comment on function metered.retire_scopes(text[], boolean, int) is 'Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never declared. Then these are all that is returned, without created_at. Takes the scopes'' locks. held is units of open holds of a scope: they go on, and end as any.';
+comment on function metered.expire_hold(text, text, timestamptz, timestamptz, int, text, text) is 'Ends one hold that is due, if its deadline is still the one given, frees its units, and notifies listeners. status is expired, due_later, extended, or the state of one that ended otherwise (captured, released), or ended (by time, and announced before): nothing was done.';
+comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'Ends up to max_holds holds that are due, after the one of these due time and no, and frees their units: those whose scopes and rows are to be had without waiting. nos are these. Unless they are still to be announced (keep_pending) they are done with. seen is how many were due. The last of them is where to go on, if there may be more.';
+comment on function metered.due_holds(text, text, timestamptz, bigint, timestamptz, timestamptz, int) is 'Holds in the order in which they fall due, after the one of after_due and after_no, up to before: those that are held, and those that have ended by time and are not announced. Of a tenant, or of all (null); of scopes that begin with prefix. It looks at no more than 10,000 and returns max_rows: last_due and last_no are where to go on, or null at the end. clk counts as now.';
+comment on function metered.announced(bigint[], text) is 'Marks swept holds as announced, and notifies listeners.';
 comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is 'Deletes holds that ended before cutoff, with lines and history, at most max_rows of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids carry, in the same transaction, as purge_operations does.';
 comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that no.';
 comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the holds that are named, unless these are another holder''s (see lock_holds); the ids that it places, by key; then rows of holds, by no: of those that are named, and of those that are due in scopes that it may charge and could be in its way. A command that names thousands of scopes needs a larger lock table.';
-comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'What place would refuse now, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would not, or where only place can tell: of what was placed before, and from an older snapshot. stored is who has what is taken, if reveal.';
-comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean, metered.used_units[]) is 'Places a hold of what the charges hold, and charges the rest of their amounts, all or none. status: placed; same (placed before, with the same content: stored tells); conflict (with other content); retired; taken (of a claim: somebody else has it, until deadline if that is not null; stored is their hold, if that is to be revealed); denied.';
-comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends what they keep (used is null), or the units given for the scopes of one hold; where no units are given (amount is null), what it keeps, and limits tell. refused is null, or why nothing was written.';
+comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'The refusal of place at this moment, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would not, or where only place can decide: of a hold that was placed before, and from an older snapshot. stored is the hold of a taken claim, if reveal.';
+comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean, metered.used_units[]) is 'Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none. status is placed, same (placed before, with the same content, which stored has), conflict (with other content), retired, taken (of a claim: another holder has it, until deadline if that is not null, and stored is their hold, if reveal) or denied.';
+comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends all their units (used is null), or the units given for the scopes of one hold. Where no units are given (amount is null), it spends the hold''s units, and limits report. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
 comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.';
-comment on function metered.refund_holds(metered.hold_ids, metered.used_units[], boolean, int, metered.origin, text, boolean) is 'Gives back what captured holds spent, all or none, as refunds of their charges: all that is left of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the charges that were purged; not if one is of a claim''s own unit, which would stay taken. refused: besides lock_holds''s, returned (all was given back before), purged, left (less is left of what was captured), claim (a claim''s own unit is given back with all the rest, or not at all).';
+comment on function metered.refund_holds(metered.hold_ids, metered.used_units[], boolean, int, metered.origin, text, boolean) is 'Gives back the units that captured holds spent, all or none, as refunds of their charges: all that is left of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the charges that were purged, and not if one is of a claim''s own unit, which would stay taken. refused: besides lock_holds''s, returned (all was given back before), purged, left (less is left of what was captured), claim (a claim''s own unit is given back with all the rest, or not at all).';
 comment on function metered.release_captured(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none: those that are held, and those that were captured, whose spending is given back as refund_holds does.';
-comment on function metered.mint_tokens(metered.new_token[], int) is 'Mints tokens, all or none, in the order of their digests, so that two calls that mint the same ones do not deadlock. Status ''exists'': one of the digests is there already, and nothing was written. That is an answer and not a unique violation, which would end the caller''s transaction; where a snapshot is too old to see the other token, ON CONFLICT raises 40001.';
-comment on function metered.inspect_token(bytea, text, text) is 'Looks at a token and changes nothing. Status is ''ok'', or why it cannot be consumed: ''unknown'', ''purpose'', ''subject'', ''revoked'', ''used'', ''expired''. The other columns are null unless it is ''ok''; consumed_at always is.';
-comment on function metered.consume_token(bytea, text, text, int) is 'Takes one use of a token, or says why not, with inspect_token''s columns; uses_left is what remains after this use. A refusal changes nothing. The time that counts is the clock''s as the call begins.';
+comment on function metered.mint_tokens(metered.new_token[], int) is 'Mints tokens, all or none, in the order of their digests, so that two calls that mint the same ones do not deadlock. Status ''exists'': one of the digests is there already, and nothing was written. That is an answer and not a unique violation, which would end the caller''s transaction. Where a snapshot is too old to see the other token, ON CONFLICT raises 40001.';
+comment on function metered.inspect_token(bytea, text, text) is 'Looks at a token and changes nothing. Status is ''ok'', or why it cannot be consumed: ''unknown'', ''purpose'', ''subject'', ''revoked'', ''used'', ''expired''. The other columns are null unless it is ''ok'', and consumed_at always is.';
+comment on function metered.consume_token(bytea, text, text, int) is 'Takes one use of a token, or says why not, with inspect_token''s columns. uses_left is the number of uses after this one. A refusal changes nothing. The time that counts is the clock''s as the call begins.';
 comment on function metered.revoke_token(bytea, int) is 'Revokes one token. False if there was nothing left to revoke.';
 comment on function metered.revoke_tokens(text, text, int) is 'Ends every open token of a purpose and subject and returns how many of them were still good. Rows are locked in the order of their digests.';
 comment on function metered.replace_token(bigint, metered.new_token, int) is 'Revokes every token of a purpose and subject and mints another, under the advisory lock of that key. Status ''exists'' as with mint_tokens: nothing was written.';
 comment on function metered.purge_tokens(timestamptz, timestamptz, int) is 'Deletes up to max_rows tokens that ended, or expired, at cutoff or before, oldest first, and skips what another purge is deleting. Never one that lives, whatever cutoff is. after is the last of the batch before (null: from the beginning), so that no batch reads again through the index entries that the one before it left dead.';
-comment on function metered.claim_job_key(text, text, text, text, bytea, bigint, int) is 'Claims a key for job new_id, or tells which job it was claimed for. If another transaction has claimed it and is still open, waits for that one to end, at most wait_ms since the statement began (one statement may claim many keys, in the order of queue and key); then SQLSTATE 55P03. If the other one commits, a claimant at REPEATABLE READ or above gets 40001, as it cannot see that row.';
+comment on function metered.claim_job_key(text, text, text, text, bytea, bigint, int) is 'Claims a key for job new_id, or tells which job it was claimed for. If another transaction has claimed it and is still open, waits for that one to end, at most wait_ms since the statement began (one statement may claim many keys, in the order of queue and key). Then SQLSTATE 55P03. If the other one commits, a claimant at REPEATABLE READ or above gets 40001, as it cannot see that row.';
 comment on function metered.find_job_key(text, text) is 'The record of a key, or no row.';
 comment on function metered.purge_job_keys(timestamptz, timestamptz, int) is 'Forgets up to max_rows keys claimed before cutoff, oldest first, and passes over those that another purge is at. after is the last of the batch before, as in purge_tokens. Not for an application, which must not make an old key new.';
-comment on function metered.block_commit() is 'Keeps a transaction from being committed by anyone but its command''s last flush. A cursor WITH HOLD is run to its end by COMMIT, and this is what it runs.';
+comment on function metered.block_commit() is 'Keeps a transaction from being committed by anyone but its command''s last flush. A cursor WITH HOLD is run to its end by COMMIT, and this is its query.';
 comment on function metered.begin_command(boolean, boolean, metered.new_command, metered.presented_token, metered.new_charge[], interval, int) is 'Begins a command, in two steps that usually come as one.';
-comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A denial raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back; the result is empty.';
+comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A denial raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back. The result is empty.';
 comment on function metered.finish_command(text) is 'Lets the COMMIT of a command pass that was completed without finishing, if this is its transaction still.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. No further: a clock that was ahead for a while would refuse new ids for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
-comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, metered.used_units[]) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status: as place; open (this very session was opened before, and its hold is stored); replay (the operation is on record); retired and future, as begin_command; running (another session is open, until deadline, as seen at placed_at); busy (so is one of another command). place says the rest.';
+comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, metered.used_units[]) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them, running (another session is open, until deadline, as seen at placed_at) or busy (so is one of another command).';
 comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and one that is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
 comment on view metered.statement is 'The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1 ms for a thousand entries. Without a scope it reads the whole ledger, and a condition on the time alone does not help. The spends from a lease are one capture here, and rows of lease_spends_words.';
 comment on column metered.statement.scope is 'the charged scope';
@@ -8776,22 +8776,22 @@ begin
             end_named,ends_per_call,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,
             extend_holds,family,find_job_key,find_lot,finish_command,first_due,first_for_write,fits,fits_at,
             fits_origin,free_lines,free_lots,fresh,give_back,goes_on,gone_on,grant_lot,held_here,hold_as_json,
-            hold_json,inspect_token,keep_memory,kept_told,key_fits,lags,lapsing,last_entry,later_due,lease_key,
-            lease_to_settle,leased,leased_units,leaves_at,line_json,lock_all,lock_all_scopes,lock_charges,
-            lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,lots_now,minima,minima_leave,
-            mint_tokens,missing_hold,missing_lot,missing_token,named_holds,next_end,next_entry,no_amount,
-            of_spent,old_lot,one_snapshot,open_lease,open_session,open_wallet,others_fall_due,overdue,owe,
-            owed_before,own_entry,pass_ended,pay_back,period_at,periods_of,place,placed_before,purge_holds,
-            purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,raise_sequence,
-            rearmed,receive_child,recorded_events,recorded_meanwhile,refund,refund_fate,refund_hold,refund_holds,
-            refund_lots,refund_parts,refunds_after,refuse_closed,refuse_hold,refuse_stale,release_captured,
-            release_holds,release_lines,remember_hold,repair_clock,replace_token,require,resource_for_write,
-            retire_scopes,revoke_lot,revoke_token,revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,
-            settle,settle_away,settle_lease,shorter,spend,spend_range,spent_limits,spent_since,sweep_holds,
-            sweep_lots,take_back,take_lots,threshold_key,told_by_another_clock,told_lots,told_until,try_each,
-            try_keys,unbound_lock_wait,unsettled_spends,untold,untold_crossing,untold_json,usage,usage_at,
-            usage_known_from,use_lots,wallet_balance,with_absent,with_keys,without_lapsing,write_charges,
-            write_exact,write_plain,written_here}')
+            hold_json,inspect_token,keep_memory,kept_reports,key_fits,lags,lapsing,last_entry,later_due,
+            lease_key,lease_to_settle,leased,leased_units,leaves_at,line_json,lock_all,lock_all_scopes,
+            lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,lots_now,
+            minima,minima_leave,mint_tokens,missing_hold,missing_lot,missing_token,named_holds,next_end,
+            next_entry,no_amount,old_lot,on_spending,one_snapshot,open_lease,open_session,open_wallet,others_fall_due,
+            overdue,owe,owed_before,own_entry,pass_ended,pay_back,period_at,periods_of,place,placed_before,
+            purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,
+            raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,refund,refund_fate,
+            refund_hold,refund_holds,refund_lots,refund_parts,refunds_after,refuse_closed,refuse_hold,refuse_stale,
+            refuse_unreported,release_captured,release_holds,release_lines,remember_hold,repair_clock,replace_token,
+            reported_after_repair,reported_until,require,resource_for_write,retire_scopes,revoke_lot,revoke_token,
+            revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,settle,settle_away,settle_lease,
+            shorter,spend,spend_range,spent_limits,spent_since,sweep_holds,sweep_lots,take_back,take_lots,
+            threshold_key,told_lots,try_each,try_keys,unbound_lock_wait,unsettled_spends,untold,untold_json,
+            usage,usage_at,usage_known_from,use_lots,wallet_balance,with_absent,with_keys,without_lapsing,
+            write_charges,write_exact,write_plain,written_here}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

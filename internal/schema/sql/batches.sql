@@ -170,7 +170,7 @@ declare
 begin
     a := metered.write_charges(array[c], ahead, wait_ms, row(e.namespace, e.id, null), 'answer', row(null, null, null, clk), true);
     if a.denied -> 0 ? 'crossing' then
-        perform metered.untold_crossing();
+        perform metered.refuse_unreported();
     end if;
     if a.denied is null and e.id is not null then
         insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)

@@ -5,15 +5,15 @@
 --
 -- Three rules hold for all of it:
 --
---   * Whoever owns the schema owns the data. An application role needs EXECUTE
+--   * The schema's owner owns the data. An application role needs EXECUTE
 --     on the functions that it calls and SELECT on tables that it reads, nothing
 --     else (metered.GrantSQL): the functions that write are SECURITY DEFINER, so
 --     no application can change or delete a ledger entry.
 --   * Functions that an application calls fix search_path, so that no operator
---     or table of the caller's can stand in for ours; enable_seqscan = off:
+--     or table of the caller's can stand in for ours, enable_seqscan = off:
 --     PL/pgSQL caches plans, and a sequential scan cached while a table was
 --     small makes a hot scope quadratic; and plan_cache_mode = force_generic_plan:
---     a statement that compares with an array, or lets a null decide what remains
+--     a statement that compares with an array, or lets a null decide the rest
 --     of it, would be planned anew at each call, for 50 to 150 microseconds. All
 --     three together cost 5 to 8 microseconds a call (Postgres 15); inner functions
 --     inherit them. A plan is made while the table may be empty and any index
@@ -23,7 +23,7 @@
 --     can do and an application's role cannot.
 
 -- CREATE SCHEMA IF NOT EXISTS alone would not do: it demands the right to create a schema
--- even where this one is there, and who owns it may not have that.
+-- even where this one is there, and its owner may not have that.
 do $$
 begin
     if to_regnamespace('metered') is null then
@@ -35,7 +35,7 @@ $$;
 -- True, and makes a session on Postgres 14 faster: as it plans a statement of metered.clock(), the
 -- planner works this constant out, and nothing is left of it. That takes and frees a block of a
 -- megabyte, and so has glibc's malloc keep up to 2 MB of free memory. Else it
--- gives back to the kernel what is beyond 128 kB, and asks for it again up to four times in a
+-- gives memory beyond 128 kB back to the kernel, and asks for it again up to four times in a
 -- place, a capture or a release: 15 to 19 percent of their time. See ADR 8. Later versions do
 -- that by themselves, and the block, taken at each statement that is planned, would be a third of
 -- the first call on a new connection.

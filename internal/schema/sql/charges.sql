@@ -188,7 +188,7 @@ begin
         w := metered.cross_thresholds(charges, a.used, held, at, tips);
         if w.silent then
             if mode = 'raise' then
-                perform metered.untold_crossing();
+                perform metered.refuse_unreported();
             end if;
             used := null;
             denied := '[{"crossing": true}]';

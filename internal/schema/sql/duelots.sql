@@ -126,7 +126,7 @@ declare
     line    metered.hold_lines;
     pos_end timestamptz := '-infinity';     -- the lot that was ended last, behind which the next is
     pos_no  bigint := 0;
-    stop_end timestamptz;       -- the first lot that is left to others; null for none
+    stop_end timestamptz;       -- the first lot that is left to others, or null
     stop_no bigint;
     left_over bigint := units;  -- of units, in lots that go on
     ends    timestamptz;        -- when the next lot ends behind all this
@@ -224,7 +224,7 @@ begin
 end
 $$;
 
--- The lot into which a lot goes on at its end; null for none.
+-- The lot into which a lot rolls over at its end, or null.
 create function metered.gone_on(l metered.lots) returns metered.lots
 language plpgsql stable
 as $$
@@ -248,7 +248,7 @@ end
 $$;
 
 -- The ends of a wallet's due holds, and of the lots that they keep units of, as settle would write them: these lots behind that, and the lots into which one
--- goes on; how many units of them lapsed; and by how many units the wallet is still overdrawn.
+-- rolls over, how many units of them lapsed, and by how many units the wallet is still overdrawn.
 create function metered.due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
 language plpgsql stable
 as $$

@@ -24,7 +24,7 @@ $$;
 
 -- A new next_due of a scope whose old one is since: when the first line falls due that
 -- does within 10 seconds of that or of now, whichever is later, or else the end of these.
--- What ended and would have fallen due until now is read past in any case; to look further
+-- Ended lines that would have fallen due until now are read past in any case. To look further
 -- than that could mean wading through all that was placed and ended meanwhile.
 create function metered.later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql stable
@@ -39,10 +39,10 @@ begin
 end
 $$;
 
--- What next_due becomes with the entry behind that of seq. held is what is held then; a
+-- next_due with the entry behind that of seq. held has the units held then. A
 -- line that is new is not looked at. It moves on where it has passed, and about once in 16
--- entries (twice where the next one is odd: a call may write two), so that whoever asks
--- what falls due first need not wade through what has ended since. That of a closed scope
+-- entries (twice where the next one is odd: a call may write two), so that a
+-- search for the first due line need not wade through lines that have ended since. That of a closed scope
 -- (see carve.sql) stays. Inlined wherever it stands.
 create function metered.due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
 returns timestamptz
@@ -53,8 +53,8 @@ as $$
     when next_due = '-infinity' then next_due end
 $$;
 
--- Frees what the holds still keep of their scopes, or of only_scopes, which are all locked: one
--- entry for each scope. Holds that expire free what they do not capture, at the time at which the last of them fell due. In a
+-- Frees the units that holds still keep of their scopes, or of only_scopes, which are all locked: one
+-- entry for each scope. Holds that expire free the units that they do not capture, at the time at which the last of them fell due. In a
 -- wallet each is ended by an entry of its own (settle).
 create function metered.release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
     of_hold text, origin metered.origin) returns void
@@ -70,7 +70,7 @@ declare
     tip    metered.ledger;
     w      record;
 begin
-    if as_kind = 'x' then   -- of wallets what is due is ended in its order
+    if as_kind = 'x' then   -- in wallets, ends are written in the order of their times
         for w in
             select l.scope, max(l.due) as due from metered.hold_lines l
             where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes)) group by l.scope order by l.scope
@@ -89,7 +89,7 @@ begin
         return;
     elsif minima and as_kind = 'x' then
         perform metered.capture_minima(nos, only_scopes, clk);
-        perform metered.release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of what is left
+        perform metered.release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of the others
         return;
     end if;
     update metered.hold_lines l set open = 0
@@ -114,7 +114,7 @@ begin
             if 0 < (select count(*) from unnest(scopes) f(scope),
                          lateral (select y.next_due, y.lots_end from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) t
                     where (f.scope = any (written)) is not true and t.lots_end is null and (t.next_due <= clk) is not true) then
-                perform metered.collided();     -- nothing is due, so somebody else wrote the next entry
+                perform metered.collided();     -- nothing is due, so another writer has made the next entry
             end if;
             perform metered.end_minima(array(select f from unnest(scopes) f where (f = any (written)) is not true), null, clk, null);
         end if;
@@ -145,7 +145,7 @@ begin
 end
 $$;
 
--- What the system does by itself is noted so: a caller that only needs the room of what is due
+-- The note of entries that the system makes by itself: a caller that only needs the room of due holds
 -- did not ask for its end.
 create function metered.by_system() returns metered.origin
 language sql immutable
@@ -195,8 +195,8 @@ begin
 end
 $$;
 
--- Ends one hold that is due, if its deadline is still the one given, frees what it
--- keeps, and says so to those who listen. status: expired; due_later, extended, or
+-- Ends one hold that is due, if its deadline is still the one given, frees its
+-- units, and notifies listeners. status is expired, due_later, extended, or
 -- the state of one that ended otherwise (captured, released), or ended (by time, and
 -- announced before): nothing was done.
 create function metered.expire_hold(of_tenant text, of_id text, issued timestamptz, of_deadline timestamptz, wait_ms int, note text, channel text,
@@ -247,9 +247,9 @@ end
 $$;
 
 -- Ends up to max_holds holds that are due, after the one of these due time and no,
--- and frees what they keep: those whose scopes and rows are to be had without
--- waiting. nos are these; unless they are still to be announced (keep_pending) they
--- are done with. seen is how many were due; the last of them is where to go on, if
+-- and frees their units: those whose scopes and rows are to be had without
+-- waiting. nos are these. Unless they are still to be announced (keep_pending) they
+-- are done with. seen is how many were due. The last of them is where to go on, if
 -- there may be more.
 --
 -- They have at most 2,000 scopes together, since each takes a lock of the server's
@@ -323,7 +323,7 @@ $$;
 -- Holds in the order in which they fall due, after the one of after_due and after_no, up to before: those
 -- that are held, and those that have ended by time and are not announced. Of a tenant, or of all (null);
 -- of scopes that begin with prefix. It looks at no more than 10,000 and returns max_rows: last_due and
--- last_no are where to go on, or null at the end. clk is what counts as now.
+-- last_no are where to go on, or null at the end. clk counts as now.
 create function metered.due_holds(of_tenant text, prefix text, after_due timestamptz, after_no bigint, before timestamptz,
     clk timestamptz, max_rows int, out holds json[], out last_due timestamptz, out last_no bigint)
 language plpgsql stable
@@ -352,7 +352,7 @@ begin
 end
 $$;
 
--- Marks swept holds as announced, and announces them to those who listen.
+-- Marks swept holds as announced, and notifies listeners.
 create function metered.announced(nos bigint[], channel text) returns void
 language plpgsql volatile
 as $$

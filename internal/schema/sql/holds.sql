@@ -10,7 +10,7 @@ as $$
         'now', clk, 'claim', h.claim, 'entity', h.entity, 'returned', h.returned, 'reason', reason, 'metadata', h.metadata, 'lines', lines)
 $$;
 
--- A line of a hold as JSON; open is 0 if the hold has ended, also where the line has
+-- A line of a hold as JSON. open is 0 if the hold has ended, also where the line has
 -- not been freed yet. Inlined wherever it stands.
 create function metered.line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint, at_least bigint) returns json
 language sql stable
@@ -37,7 +37,7 @@ begin
 end
 $$;
 
--- Keeps what a command did to a hold, or drew of a wallet, for the command's record, which is written later
+-- Keeps a command's hold, or its draw of a wallet, for the command's record, which is written later
 -- in its transaction. JSON has no record separator in it.
 create function metered.remember_hold(hold json) returns text
 language plpgsql volatile
@@ -112,10 +112,10 @@ begin
 end
 $$;
 
--- Notifies those who listen to the channel of a hold's transition. What is said first, every build
--- reads: more may be added, and no more. With a + behind the channel's name it is added who did it, and
--- what the hold is by now. Postgres takes less than 8,000 bytes. So the note is sent if it fits, and as
--- many lines, by scope; cut says that these are not all.
+-- Notifies the listeners of the channel of a hold's transition. Every build reads the first
+-- fields: more may be added, and none may change. With a + behind the channel's name, the actor and
+-- the present hold are added. Postgres takes less than 8,000 bytes. So the note is sent if it fits, and as
+-- many lines, by scope. cut says that these are not all.
 create function metered.announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
 language plpgsql volatile
 as $$
@@ -150,7 +150,7 @@ begin
 end
 $$;
 
--- Locks what a placement locks: its scopes, by key, and then the id that the caller chose.
+-- Takes the locks of a placement: its scopes, by key, and then the id that the caller chose.
 create function metered.lock_place(charges metered.new_charge[], id_key bigint, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
@@ -163,9 +163,9 @@ begin
 end
 $$;
 
--- What place would refuse now, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would
--- not, or where only place can tell: of what was placed before, and from an older snapshot.
--- stored is who has what is taken, if reveal.
+-- The refusal of place at this moment, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would
+-- not, or where only place can decide: of a hold that was placed before, and from an older snapshot.
+-- stored is the hold of a taken claim, if reveal.
 create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval, reveal boolean,
     out status text, out at timestamptz, out deadline timestamptz, out denied jsonb, out stored json)
 language plpgsql stable
@@ -194,14 +194,14 @@ begin
 end
 $$;
 
--- Places a hold of what the charges hold, and charges the rest of their amounts, all or none.
--- status: placed; same (placed before, with the same content: stored tells); conflict (with other
--- content); retired; taken (of a claim: somebody else has it, until deadline if that is not
--- null; stored is their hold, if that is to be revealed); denied.
+-- Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none.
+-- status is placed, same (placed before, with the same content, which stored has), conflict (with other
+-- content), retired, taken (of a claim: another holder has it, until deadline if that is not
+-- null, and stored is their hold, if reveal) or denied.
 --
--- If the caller chose the id, it is locked after the scopes: whoever places the same id
+-- If the caller chose the id, it is locked after the scopes: a call that places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
--- id that was made up for this call is not looked for. minimum is what is captured of its scopes when the hold expires.
+-- id that was made up for this call is not looked for. minimum has the units captured of its scopes when the hold expires.
 create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, channel text, raising boolean, reveal boolean default false, minimum metered.used_units[] default null,
     out status text, out placed_at timestamptz, out deadline timestamptz,
@@ -339,8 +339,8 @@ begin
 end
 $$;
 
--- What was placed before: with this id, if the caller chose it, or of this claim. status as place
--- has it, or null: nothing is in the way. state is what it is by now.
+-- The hold that was placed before: with this id, if the caller chose it, or of this claim. status as place
+-- has it, or null: none is in the way. state is its present state.
 create function metered.placed_before(hold metered.new_hold, clk timestamptz, wait_ms int,
     out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz)
 language plpgsql volatile
@@ -386,7 +386,7 @@ begin
     end if;
     status := coalesce(status, case when was.fingerprint = hold.fingerprint then 'same' else 'conflict' end);
     if status = 'same' or metered.one_snapshot() then
-        -- A snapshot that is too old for what the hold is by now fails here.
+        -- A snapshot that is too old for the hold's present state fails here.
         before := metered.bound_lock_wait(wait_ms);
         perform from metered.holds h where h.no = was.no for share;
         if not found then
@@ -413,7 +413,7 @@ begin
 end
 $$;
 
--- A hold that was just placed, with what its request charged besides.
+-- A hold that was just placed, with the other charges of its request.
 create function metered.created_json(hold json, charges metered.new_charge[], seqs bigint[], ats timestamptz[]) returns json
 language plpgsql stable
 as $$

@@ -1,7 +1,7 @@
 -- Claims a key for job new_id, or tells which job it was claimed for. If another
 -- transaction has claimed it and is still open, waits for that one to end, at
 -- most wait_ms since the statement began (one statement may claim many keys, in
--- the order of queue and key); then SQLSTATE 55P03. If the other one commits, a
+-- the order of queue and key). Then SQLSTATE 55P03. If the other one commits, a
 -- claimant at REPEATABLE READ or above gets 40001, as it cannot see that row.
 --
 -- Inserts before it looks: looking for a key that is not there and then adding

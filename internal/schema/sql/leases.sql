@@ -70,7 +70,7 @@ begin
     posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null), false);
     if posted.denied is not null then
         if posted.denied -> 0 ? 'crossing' then
-            perform metered.untold_crossing();
+            perform metered.refuse_unreported();
         end if;
         no := null;
         return;

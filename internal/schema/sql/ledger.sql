@@ -420,7 +420,7 @@ begin
         e.note := nullif(note, '')::jsonb;
     end if;
     if e.crossed is not null then
-        e.crossed := metered.told_by_another_clock(metered.last_entry(of_scope), clk);
+        e.crossed := metered.reported_after_repair(metered.last_entry(of_scope), clk);
     end if;
     e.kind := 'k';
     e.amount := 0;

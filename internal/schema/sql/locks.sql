@@ -2,7 +2,7 @@
 -- waiting at most wait_ms for all of them together, or as long as a shorter
 -- lock_timeout of the session allows. Then SQLSTATE 55P03.
 -- Each lock is first tried without waiting, which nearly always succeeds and needs
--- no lock_timeout to be set; it does not overtake those who already wait. Returns
+-- no lock_timeout to be set. It does not overtake calls that already wait. Returns
 -- whether it had to wait: a function that returns something can be called by an
 -- assignment, which costs a fifth of a PERFORM.
 create function metered.lock_keys(keys bigint[], wait_ms int) returns boolean
@@ -29,7 +29,7 @@ $$;
 
 -- Bounds this transaction's waits for row locks by wait_ms each, or by a shorter
 -- lock_timeout that is set. Returns the setting as it was, for unbound_lock_wait,
--- which must follow; an error undoes it without.
+-- which must follow. An error undoes it without.
 create function metered.bound_lock_wait(wait_ms int) returns text
 language plpgsql volatile
 as $$

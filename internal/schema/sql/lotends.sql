@@ -1,4 +1,4 @@
--- How lots end: by time, by revocation, by rollover; what is told of it, and what is deleted.
+-- How lots end: by time, by revocation, by rollover. How subscribers hear of it, and how lots are deleted.
 
 -- A lot of a wallet, by its number or its reference.
 create function metered.find_lot(of_scope text, of_lot bigint, of_reference text) returns metered.lots
@@ -33,8 +33,8 @@ end
 $$;
 
 -- Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are
--- drawn or held; of a lot that is asked for whole, lapsed units are not missing. Each lot has an entry of its own, of which seq is the last. status: revoked (perhaps nothing), unknown; crossing: it would cross thresholds
--- of limits, which are not told of (cross_lowered).
+-- drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds
+-- of limits, which the caller does not report (cross_lowered).
 create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, limits metered.charge_limit[],
     wait_ms int, origin metered.origin,
     out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz, out crossed jsonb)
@@ -127,9 +127,9 @@ begin
 end
 $$;
 
--- Lets what is left of a lot go on in another one, up to cap units, which lasts so long from now on (0: for ever): once. status: rolled; same
--- (it was before, at its end or so: no and units are what was made then); empty (nothing is left); unknown. What is beyond cap stays in the lot. crossing: it ends
--- other lots, and would cross thresholds of limits, which are not told of (cross_lowered).
+-- Rolls up to cap units of a lot over into another one, which lasts so long from now on (0: for ever): once. status is rolled, same
+-- (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends
+-- other lots, and would cross thresholds of limits, which the caller does not report (cross_lowered). Units beyond cap stay in the lot.
 create function metered.roll_over(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, cap metered.amount, lasts interval,
     limits metered.charge_limit[], wait_ms int, origin metered.origin,
     out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out crossed jsonb)
@@ -184,7 +184,7 @@ begin
 end
 $$;
 
--- A lot of which something lapsed, as subscribers are told.
+-- A lot with lapsed units, as subscribers get it.
 create function metered.untold_json(l metered.lots) returns json
 language sql stable
 as $$
@@ -195,8 +195,8 @@ $$;
 -- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no
 -- more than 2,000, each of which may take a lock of the server's table. With
 -- only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are
--- told of by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
--- those of which subscribers have not been told what lapsed; unless it is still to be told (keep_untold), it is not to be any more. last_end
+-- reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
+-- those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end
 -- and last_no are where to go on, if there may be more.
 create function metered.sweep_lots(after_end timestamptz, after_no bigint, max_lots int, only_scope text, keep_untold boolean, limits metered.charge_limit[],
     wait_ms int,
@@ -275,7 +275,7 @@ begin
 end
 $$;
 
--- Marks what lapsed of lots as told: so many units of each.
+-- Marks lapsed units of lots as reported to subscribers: so many units of each.
 create function metered.told_lots(nos bigint[], units bigint[]) returns void
 language plpgsql volatile
 as $$
@@ -286,7 +286,7 @@ end
 $$;
 
 -- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
--- nothing can be: what they say is in no balance. One that another lot rolled over into stays as long as that one.
+-- nothing can be: they are in no balance. One that another lot rolled over into stays as long as that one.
 create function metered.purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
 language plpgsql volatile
 as $$

@@ -1,7 +1,7 @@
--- What ends of holds, leases and charges does to the lots of a wallet, and how credit becomes a lot.
+-- The effect of ended holds, leases and charges on the lots of a wallet, and how credit becomes a lot.
 
 -- Says of which lots the units are that an entry has just captured of a hold or a lease, which the entry opened_seq held: of those that are drawn first.
--- What it keeps of a lot that has ended is still its own.
+-- Its units of a lot that has ended are still its own.
 create function metered.capture_lots(entry metered.ledger, opened_seq bigint, units bigint) returns void
 language plpgsql volatile
 as $$
@@ -42,8 +42,8 @@ begin
 end
 $$;
 
--- Gives to the lots of a wallet what holds and leases kept of them, which the entries opened_seqs held and the entry freed has
--- just freed. What is of a lot that has ended lapses, in entries behind that one, the last of which it returns. What is overdrawn is paid back of the rest.
+-- Gives the lots of a wallet the units back that holds and leases kept of them, which the entries opened_seqs held and the entry freed has
+-- just freed. Units of a lot that has ended lapse, in entries behind that one, the last of which it returns. The rest pays an overdraft back.
 create function metered.free_lots(freed metered.ledger, opened_seqs bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -78,7 +78,7 @@ begin
 end
 $$;
 
--- The same for what one call has just freed of several wallets, in the last entry of each.
+-- The same for the units that one call has just freed of several wallets, in the last entry of each.
 create function metered.free_lines(nos bigint[], wallets text[]) returns void
 language plpgsql volatile
 as $$
@@ -125,7 +125,7 @@ language plpgsql stable
 as $$
 declare
     left_over bigint := refund.amount;
-    bare      bigint := 0;      -- what no lot covered
+    bare      bigint := 0;      -- units that no lot covered
     m         record;
 begin
     for m in
@@ -174,7 +174,7 @@ begin
 end
 $$;
 
--- Gives to the lots of a wallet what the entry refund has just given back of a charge.
+-- Gives the lots of a wallet the units back that the entry refund has just returned of a charge.
 create function metered.refund_lots(refund metered.ledger) returns void
 language plpgsql volatile
 as $$
@@ -207,7 +207,7 @@ begin
 end
 $$;
 
--- The fate of a refund that is to be written: how many units lapse at once, since their lot has ended and says so; and when the first of the other
+-- The fate of a refund that is to be written: how many units lapse at once, since their lot has ended and says so, and when the first of the other
 -- lots ends that get units of it.
 create function metered.refund_fate(refund metered.ledger, out lapses bigint, out ends timestamptz)
 language plpgsql stable
@@ -220,7 +220,7 @@ begin
 end
 $$;
 
--- What a scope has that no grant brought becomes a lot that never ends, behind the entry e. Of it, so many units are held.
+-- The credit of a scope that no grant brought becomes a lot that never ends, behind the entry e. So many of its units are held.
 create function metered.old_lot(e metered.ledger, units bigint, held bigint) returns bigint
 language plpgsql volatile
 as $$
@@ -236,7 +236,7 @@ begin
 end
 $$;
 
--- Makes a scope a wallet, whose last entry is tip: what it has, and what is held of that, is a lot.
+-- Makes a scope a wallet, whose last entry is tip: its credit, held units among it, becomes a lot.
 create function metered.open_wallet(tip metered.ledger) returns void
 language plpgsql volatile
 as $$
@@ -264,7 +264,7 @@ begin
 end
 $$;
 
--- Credits a wallet by a lot. e is as next_entry has it; the scope is a wallet from here on.
+-- Credits a wallet by a lot. e is as next_entry has it. The scope is a wallet from here on.
 create function metered.credit_lot(e metered.ledger, lot metered.new_lot, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$

@@ -1,12 +1,12 @@
--- Wallets: scopes whose credit is in lots. What a wallet has is said by its last entry, as of any scope: credited - spent +
--- refunded - held is what is left. If that is 0 or more, it is the rests of its lots; if it is less, no lot has a rest, and
--- what is missing is overdraft, which the next credit pays back.
+-- Wallets: scopes whose credit is in lots. Its last entry has its balance, as of any scope: credited - spent +
+-- refunded - held units are left. If that is 0 or more, it is the sum of the rests of its lots. If it is less, no lot has a rest, and
+-- the missing units are overdraft, which the next credit pays back.
 --
--- An entry of a wallet has lots_end, before which none of its lots ends that has a rest or is held. Whoever spends, holds or
--- credits judges, writes what is due (duelots.sql), writes the entry, and then says which lots it is of. The
+-- An entry of a wallet has lots_end, before which none of its lots ends that has a rest or is held. A call that spends, holds or
+-- credits judges, writes the ends that are due (duelots.sql), writes the entry, and then names its lots. The
 -- entry comes first: the guard lets one writer make it, so lots need no lock of their own.
 
--- What a wallet has, by its last entry. Inlined wherever it stands.
+-- The balance of a wallet, by its last entry. Inlined wherever it stands.
 create function metered.balance(t metered.ledger) returns bigint
 language sql immutable
 as $$
@@ -22,14 +22,14 @@ as $$
         extract(day from for_so_long), extract(hour from for_so_long), extract(minute from for_so_long), extract(second from for_so_long)) >= 0
 $$;
 
--- What goes on of a lot in another one at its end. Inlined wherever it stands.
+-- The units of a lot that roll over at its end. Inlined wherever it stands.
 create function metered.rolls(l metered.lots) returns bigint
 language sql stable
 as $$
     select case when l.roll_cap is not null then least(l.rest, l.roll_cap) else 0 end
 $$;
 
--- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for a charge (t), for what was
+-- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for a charge (t), for units that were
 -- overdrawn (p), for a hold (h, q) that the entry of_hold holds. nth is the number of its next move. ended is null, or the time of an entry
 -- that lags: lots that ended by then are passed over.
 create function metered.take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, ended timestamptz, inout nth int, out taken bigint)
@@ -101,8 +101,8 @@ begin
 end
 $$;
 
--- Says of which lots the units of an entry are that was just written: of a charge (t), or of a hold (h). before is what
--- the wallet had before it; what that does not cover is overdraft. It is null if the wallet lags: then what its lots have says so.
+-- Says of which lots the units of an entry are that was just written: of a charge (t), or of a hold (h). before is
+-- the balance before it, and units beyond it are overdraft. It is null if the wallet lags: then the rests of its lots decide.
 create function metered.use_lots(of_scope text, at_seq bigint, units bigint, before bigint, as_kind "char") returns void
 language plpgsql volatile
 as $$
@@ -149,7 +149,7 @@ begin
     entry.amount := lot.amount;
     entry.credited := tip.credited + lot.amount;
     entry.lots_end := least(coalesce(tip.lots_end, 'infinity'), lot.expires_at);
-    if entry.crossed is not null and of_lot is null then    -- what goes on of another lot brings nothing
+    if entry.crossed is not null and of_lot is null then    -- a rollover brings no units
         entry.crossed := metered.rearmed(entry);
     end if;
     perform metered.append(entry);
@@ -169,7 +169,7 @@ begin
 end
 $$;
 
--- The same, and pays back at once what was overdrawn.
+-- The same, and pays an overdraft back at once.
 create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
     out entry metered.ledger, out no bigint)
 language plpgsql volatile
@@ -187,7 +187,7 @@ begin
 end
 $$;
 
--- Pays back what a wallet has overdrawn, as far as its lots have a rest, in the entry that was just written: first what was spent, then what is held, the
+-- Pays the overdraft of a wallet back, as far as its lots have a rest, in the entry that was just written: first spent units, then held ones, the
 -- oldest first.
 create function metered.pay_back(entry metered.ledger, overdrawn bigint, inout nth int)
 language plpgsql volatile
@@ -256,7 +256,7 @@ begin
 end
 $$;
 
--- An entry behind tip that no caller asked for, without what says whose that was.
+-- An entry behind tip that no caller asked for, without the caller's marks.
 create function metered.own_entry(tip metered.ledger, clk timestamptz) returns metered.ledger
 language plpgsql stable
 as $$

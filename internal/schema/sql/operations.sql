@@ -1,5 +1,5 @@
 -- Keeps a transaction from being committed by anyone but its command's last flush. A
--- cursor WITH HOLD is run to its end by COMMIT, and this is what it runs.
+-- cursor WITH HOLD is run to its end by COMMIT, and this is its query.
 create function metered.block_commit() returns void
 language plpgsql
 as $$
@@ -10,12 +10,12 @@ $$;
 
 -- Begins a command, in two steps that usually come as one.
 --
--- Claiming waits for whoever holds the operation id. status: new; replay (the
--- columns up to at are its record); retired (its time is at or before the
--- horizon); future (its time is further ahead than max_future). The transaction of
+-- Claiming waits for the transaction that holds the operation id. status is new, replay (the
+-- columns up to at are its record), retired (its time is at or before the
+-- horizon) or future (its time is further ahead than max_future). The transaction of
 -- a new one is marked, guarded against COMMIT, and bounded by timeout_ms (0 leaves
 -- the session's timeouts, null all of its settings: it is the caller's). The claim
--- is an advisory lock, which writes nothing; the record's primary key is what makes
+-- is an advisory lock, which writes nothing. The record's primary key makes
 -- it exact. It comes before the scopes' locks of its command.
 --
 -- Opening spends the token, if there is one, and then looks at the charges that are given,
@@ -55,7 +55,7 @@ begin
         if metered.one_snapshot() then
             -- The snapshot may be older than a record whose writer let go of the id
             -- just now, or than a purge. A write meets the first and a lock the
-            -- second, with 40001; the block takes both back.
+            -- second, with 40001. The block takes both back.
             begin
                 perform set_config('lock_timeout', wait_ms::text, true);
                 insert into metered.operations (namespace, id, at, fingerprint, result)
@@ -80,7 +80,7 @@ begin
                     metered.shorter(current_setting('idle_in_transaction_session_timeout'), command.timeout_ms), true);
         end if;
         -- COMMIT is sent before the charges are made: if the client is gone by the time a scope
-        -- is free, let that be noticed. Postgres on Linux can; elsewhere it is tried.
+        -- is free, let that be noticed. Postgres on Linux can. Elsewhere it is tried.
         unused := set_config('metered_tx.command', command.marker, true)
             || case when command.timeout_ms is null then '' when strpos(version(), '-linux') > 0
                 then set_config('client_connection_check_interval', '100', true) end;
@@ -119,7 +119,7 @@ $$;
 -- Ends a command: charges, records the operation, and lets COMMIT pass. A denial
 -- raises, because COMMIT follows in the same flush. Without finishing something comes
 -- before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a
--- command that was refused, whose transaction was rolled back; the result is empty.
+-- command that was refused, whose transaction was rolled back. The result is empty.
 create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
     charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz, out periods timestamptz[], out crossed jsonb)

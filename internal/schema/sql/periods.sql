@@ -6,7 +6,7 @@
 -- anchor too. All are counted from the anchor, so that the 31st is the last day of a shorter month,
 -- and the 31st again in a longer one.
 --
--- Where a clock is set forward past a start, the period starts as if it had not been; where a clock is set back, at the
+-- Where a clock is set forward past a start, the period starts as if it had not been. Where a clock is set back, at the
 -- first time that it shows the start. Only hours are added to a timestamptz: days would be those of
 -- the session's time zone.
 create function metered.period_at(p metered.period, t timestamptz) returns timestamptz[]

@@ -1,9 +1,9 @@
 -- The registry: which scopes were declared to exist. Charges, credits and holds look here if they
--- demand it (must_exist), under their scopes' locks. Whoever retires a scope takes its lock, too: what
--- a charge was told is so until it commits. At REPEATABLE READ and above its snapshot may be older
--- than the lock; there a lock of the row, or a write where there is none, meets what is newer.
+-- demand it (must_exist), under their scopes' locks. A retirement takes the scope's lock, too: the answer of
+-- a charge holds until it commits. At REPEATABLE READ and above its snapshot may be older
+-- than the lock. There a lock of the row, or a write where there is none, meets the newer row.
 
--- What keeps new charges from a scope that must exist: unknown, retired, or null for nothing.
+-- The reason to refuse new charges of a scope that must exist: unknown, retired, or null for nothing.
 create function metered.absence(of_scope text) returns text
 language plpgsql stable
 as $$
@@ -15,7 +15,7 @@ begin
 end
 $$;
 
--- A scope's row, locked; all null if there is none. It is what is committed by now, or 40001.
+-- A scope's row, locked, or all null if there is none. It is the committed one, or 40001.
 create function metered.resource_for_write(of_scope text, wait_ms int) returns metered.resources
 language plpgsql volatile
 as $$
@@ -62,7 +62,7 @@ begin
         and (pg_column_compression(c.note) is null or octet_length(c.note::text) <= 8192) and coalesce(cardinality(c.limits), 0) <= 16) is not true then
         perform metered.no_amount();
     end if;
-    -- Under another lock than its scope's a charge could not rely on what it has read.
+    -- Under another lock than its scope's a charge could not rely on its reads.
     if not metered.key_fits(c.key, c.scope) then
         perform metered.require(false, 'key');
     end if;
@@ -75,7 +75,7 @@ end
 $$;
 
 -- Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is
--- returned. changed: it did not exist before. What is returned stays so until the transaction ends.
+-- returned. changed: it did not exist before. The answer holds until the transaction ends.
 create function metered.create_scopes(scopes text[], wait_ms int)
 returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean)
 language plpgsql volatile
@@ -114,7 +114,7 @@ $$;
 
 -- Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never
 -- declared. Then these are all that is returned, without created_at. Takes the scopes' locks. held is
--- what open holds keep of a scope: they go on, and end as any.
+-- units of open holds of a scope: they go on, and end as any.
 create function metered.retire_scopes(scopes text[], retiring boolean, wait_ms int)
 returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean, held bigint)
 language plpgsql volatile
@@ -142,7 +142,7 @@ begin
         if exists (select from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode = 's' and y.fence <> all (fences)) then
             perform metered.collided();     -- it was opened meanwhile
         end if;
-        -- FOR UPDATE is what a spend with an older snapshot meets.
+        -- A spend with an older snapshot meets FOR UPDATE.
         perform from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') for update;
         update metered.leases y set ends_at = clk + interval '1 microsecond'   -- later than each spend
         where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') and y.ends_at > clk;
@@ -157,7 +157,7 @@ begin
     if missing then
         return;
     end if;
-    before := metered.bound_lock_wait(wait_ms);     -- whoever creates has rows, and no scope's lock
+    before := metered.bound_lock_wait(wait_ms);     -- a creator has locks of rows, and no scope's lock
     for scope in select distinct u from unnest(scopes) u order by u loop
         update metered.resources x set retired_at = case when retiring then clk end
         where x.scope = retire_scopes.scope and (x.retired_at is null) = retiring;

@@ -1,8 +1,8 @@
--- Giving back what was captured: in full or in part, and together with what is still held.
+-- Refunds of captured units: in full or in part, and together with the release of held ones.
 
--- Gives back what captured holds spent, all or none, as refunds of their charges: all that is left
+-- Gives back the units that captured holds spent, all or none, as refunds of their charges: all that is left
 -- of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the
--- charges that were purged; not if one is of a claim's own unit, which would stay taken. refused:
+-- charges that were purged, and not if one is of a claim's own unit, which would stay taken. refused:
 -- besides lock_holds's, returned (all was given back before), purged, left (less is left of what
 -- was captured), claim (a claim's own unit is given back with all the rest, or not at all).
 create function metered.refund_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms int,
@@ -26,7 +26,7 @@ begin
         return;
     end if;
     -- A refusal after the first refund takes that back, too. By a code that does not end in
-    -- 000: such a one would catch its whole class, and what refuse_hold raises with it.
+    -- 000: such a one would catch its whole class, and with it the errors of refuse_hold.
     begin
         for i in 1..cardinality(named.ids) loop
             refused := metered.refund_hold(k.nos[i], named.ids[i], used, skip_purged, k.clk, wait_ms, origin);
@@ -48,7 +48,7 @@ begin
 end
 $$;
 
--- Gives back what one captured hold spent; see refund_holds. Its scopes and its row are locked.
+-- Gives back the units that one captured hold spent: see refund_holds. Its scopes and its row are locked.
 create function metered.refund_hold(of_no bigint, of_id text, used metered.used_units[], skip_purged boolean,
     clk timestamptz, wait_ms int, origin metered.origin) returns json
 language plpgsql volatile
@@ -57,7 +57,7 @@ declare
     e      record;
     u      metered.used_units;
     own    text;
-    wanted jsonb := '{}';       -- by scope: what is still to be given back
+    wanted jsonb := '{}';       -- by scope: units still to be given back
     want   bigint;
     left_over bigint;
     answer text;
@@ -73,7 +73,7 @@ begin
         wanted := wanted || jsonb_build_object(u.scope, u.amount);
     end loop;
     for e in select d.scope, d.amount, d.seq, d.at, l.key, (
-                 -- Of a scope that was forgotten the number may be another's by now. Not
+                 -- The number in a scope that was forgotten may be another's by now. Not
                  -- EXISTS, which Postgres 18 answers from a hash of the whole ledger.
                  select c.seq from metered.ledger c where c.scope = d.scope and c.seq = d.seq and c.at = d.at and c.hold = of_id
              ) is not null as there

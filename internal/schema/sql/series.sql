@@ -1,8 +1,8 @@
 -- Usage by time. The sums of a scope at the beginning and at the end of a range are those of two entries, so
 -- a range costs the two look-ups, and a series of ranges one look-up for each edge.
 
--- What the chain of a scope had summed up before each of the times, which ascend. seq is the last entry before it;
--- refunded_after, what was refunded by now of the charges after that; unsettled, what was spent from open leases
+-- The sums of a scope's chain before each of the times, which ascend. seq is the last entry before it,
+-- refunded_after has the refunds by now of the charges after that, and unsettled the spends from open leases
 -- from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage
 -- is known. STABLE, so that all its statements see one snapshot.
 create function metered.usage_at(of_scope text, times timestamptz[])
@@ -22,7 +22,7 @@ begin
     open := case when tip.held > 0 then metered.unsettled_spends(of_scope, times) end;
     due := case when tip.next_due <= clk then metered.due_minima(tip, times, clk) end;
     for i in 1..cardinality(times) loop
-        t := times[i] - interval '1 microsecond';       -- what happened at an edge is after it
+        t := times[i] - interval '1 microsecond';       -- an entry at an edge is after it
         unsettled := coalesce(open[i], 0);
         if tip.at <= t then
             seq := tip.seq;
@@ -46,7 +46,7 @@ begin
         end if;
         credited := case when tip.credited = 0 then 0 else
             coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_at.seq), 0) end;
-        -- What a purge took of refund_sum is of charges before seq.
+        -- The rows of refund_sum that a purge took are of charges before seq.
         refunded_after := case when refunded = tip.refunded then 0 when seq = 0 then tip.refunded
             else metered.refunds_after(of_scope, tip.seq, seq) end;
         return next;
@@ -54,7 +54,7 @@ begin
 end
 $$;
 
--- What lines that are due and not freed yet have captured of a scope before each of the times: as minima has it.
+-- The minima of lines that are due and not freed yet of a scope before each of the times: as minima has it.
 create function metered.due_minima(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
 language plpgsql stable
 as $$
@@ -81,7 +81,7 @@ begin
 end
 $$;
 
--- What was spent from the open leases of a scope, from each time on until the next one. It reads all of their spends.
+-- The spends from the open leases of a scope, from each time on until the next one. It reads all of their spends.
 create function metered.unsettled_spends(of_scope text, times timestamptz[]) returns bigint[]
 language plpgsql stable
 as $$

@@ -6,7 +6,7 @@
 -- has {"until", "net"}, a proof that it is not armed again: before that time, and while the spent and held units, less refunds, are not fewer than net. See ADR 15.
 
 -- Whether a threshold of that key is of spending alone, which ignores held units. Its kind is in upper case.
-create function metered.of_spent(key text) returns boolean
+create function metered.on_spending(key text) returns boolean
 language sql immutable
 as $$
     select ascii(key) < 97
@@ -43,7 +43,7 @@ begin
         foreach h in array string_to_array(l.thresholds, chr(10)) loop
             key := metered.threshold_key(h);
             was := told -> key;
-            net := spent + case when metered.of_spent(key) then 0 else held end;
+            net := spent + case when metered.on_spending(key) then 0 else held end;
             l.tell_at := least(l.tell_at, case
                 when was is null or l.win is null and not (at >= (was ->> 'from')::timestamptz and at < (was ->> 'until')::timestamptz) then split_part(h, ' ', 1)::bigint
                 when l.win is null
@@ -98,9 +98,9 @@ begin
             p := null;
             for h in select metered.threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
                 from unnest(string_to_array(l.thresholds, chr(10))) x loop
-                kept := case when metered.of_spent(h.key) then 0 else held[i] end;
-                adds := c.amount - case when metered.of_spent(h.key) then c.held else 0 end;
-                net := tip.spent - tip.refunded + case when metered.of_spent(h.key) then 0 else tip.held end;
+                kept := case when metered.on_spending(h.key) then 0 else held[i] end;
+                adds := c.amount - case when metered.on_spending(h.key) then c.held else 0 end;
+                net := tip.spent - tip.refunded + case when metered.on_spending(h.key) then 0 else tip.held end;
                 if told -> h.key is not null
                     and (case when l.win is null then now >= (told -> h.key ->> 'from')::timestamptz and now < (told -> h.key ->> 'until')::timestamptz else used[n] + kept > h.rearm end) then
                     continue when l.win is null or l.win = interval '0' or now < (told -> h.key ->> 'until')::timestamptz
@@ -118,11 +118,11 @@ begin
                 told := told || jsonb_build_object(h.key, case
                     when l.win is null then jsonb_build_object('from', p[1], 'until', p[2])
                     when l.win = interval '0' then jsonb_build_object('rearm', h.rearm)
-                    else jsonb_build_object('until', metered.told_until(tip, l.win, h.rearm - kept - adds, now), 'net', net + adds) end);
+                    else jsonb_build_object('until', metered.reported_until(tip, l.win, h.rearm - kept - adds, now), 'net', net + adds) end);
             end loop;
         end loop;
         if told <> coalesce(tip.crossed, '{}') then
-            tip.crossed := metered.kept_told(told, charges[i].limits, now, tip);
+            tip.crossed := metered.kept_reports(told, charges[i].limits, now, tip);
             tips[i] := tip;
         end if;
     end loop;
@@ -143,7 +143,7 @@ $$;
 
 -- The time until which a window has more than room of the units spent so far, though nothing is added. Units that due lines have spent, and that are
 -- not written yet, will be dated now or later.
-create function metered.told_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
+create function metered.reported_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 declare
@@ -162,7 +162,7 @@ $$;
 
 -- The thresholds that a scope remembers as reported: up to 64, or as many as the limits have, or as it has (tip). Beyond that it forgets those of a period or a window
 -- that were over a day ago, and that the limits do not have. A scope with more of them is refused: it would report a threshold twice.
-create function metered.kept_told(told jsonb, limits metered.charge_limit[], at timestamptz, tip metered.ledger) returns jsonb
+create function metered.kept_reports(told jsonb, limits metered.charge_limit[], at timestamptz, tip metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -199,14 +199,14 @@ declare
     held bigint := e.held - case when e.next_due <= clk then metered.overdue(e.scope, e.next_due, clk) else 0 end;
 begin
     return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x
-        where (used + case when metered.of_spent(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
+        where (used + case when metered.on_spending(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
 end
 $$;
 
 -- The reported thresholds after a clock repair. tip is the last entry before it. Windows are counted anew, since the proof was by the clock before. A
 -- period that has not begun by the new clock is forgotten: its charges count in the period of now. The reports of the period of now are looked up
 -- in the chain, at the last entry before each period that is forgotten, and at the last one by the new clock, for thresholds that the clock before made old.
-create function metered.told_by_another_clock(tip metered.ledger, clk timestamptz) returns jsonb
+create function metered.reported_after_repair(tip metered.ledger, clk timestamptz) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -235,7 +235,7 @@ end
 $$;
 
 -- Ends a transaction that would cross a threshold without telling.
-create function metered.untold_crossing() returns void
+create function metered.refuse_unreported() returns void
 language plpgsql
 as $$
 begin
@@ -289,7 +289,7 @@ begin
         select array_agg(row(9223372036854775807, l.win, l.period, t.lowest, t.lines, l.telling)::metered.charge_limit)
         from unnest(limits) l, lateral (
             select string_agg(x, chr(10)) as lines, min(split_part(x, ' ', 1)::bigint) as lowest
-            from unnest(string_to_array(l.thresholds, chr(10))) x where metered.of_spent(metered.threshold_key(x))) t
+            from unnest(string_to_array(l.thresholds, chr(10))) x where metered.on_spending(metered.threshold_key(x))) t
         where t.lines is not null) end;
 end
 $$;

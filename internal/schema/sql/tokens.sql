@@ -1,7 +1,7 @@
 -- Mints tokens, all or none, in the order of their digests, so that two calls
 -- that mint the same ones do not deadlock. Status 'exists': one of the digests
 -- is there already, and nothing was written. That is an answer and not a unique
--- violation, which would end the caller's transaction; where a snapshot is too
+-- violation, which would end the caller's transaction. Where a snapshot is too
 -- old to see the other token, ON CONFLICT raises 40001.
 create function metered.mint_tokens(minted metered.new_token[], wait_ms int,
     out status text, out minted_at timestamptz)
@@ -36,7 +36,7 @@ begin
 end
 $$;
 
--- Whether a token is within its bounds. What is null is caught by the table. Inlined wherever it stands.
+-- Whether a token is within its bounds. The table catches nulls. Inlined wherever it stands.
 create function metered.fits(m metered.new_token) returns boolean
 language sql stable
 as $$
@@ -47,7 +47,7 @@ $$;
 
 -- Looks at a token and changes nothing. Status is 'ok', or why it cannot be
 -- consumed: 'unknown', 'purpose', 'subject', 'revoked', 'used', 'expired'. The
--- other columns are null unless it is 'ok'; consumed_at always is.
+-- other columns are null unless it is 'ok', and consumed_at always is.
 create function metered.inspect_token(token_digest bytea, for_purpose text, for_subject text,
     out status text, out payload json, out uses_left int,
     out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
@@ -75,8 +75,8 @@ begin
 end
 $$;
 
--- Takes one use of a token, or says why not, with inspect_token's columns;
--- uses_left is what remains after this use. A refusal changes nothing. The time
+-- Takes one use of a token, or says why not, with inspect_token's columns.
+-- uses_left is the number of uses after this one. A refusal changes nothing. The time
 -- that counts is the clock's as the call begins.
 --
 -- The reason is looked up only after the update found nothing. If that finds the
@@ -122,7 +122,7 @@ end
 $$;
 
 -- Fails with 40001 where a token was minted since this snapshot: it is not unknown. Its insertion
--- meets the other one; the block takes it back.
+-- meets the other one. The block takes it back.
 create function metered.missing_token(token_digest bytea) returns void
 language plpgsql volatile
 as $$
@@ -164,7 +164,7 @@ declare
     digests bytea[];
     total   bigint;
 begin
-    -- Two statements, so that there is no join to plan; and an order that the key's index
+    -- Two statements, so that there is no join to plan, and an order that the key's index
     -- does not have, or all tokens would be read in it, if they were few when this was planned.
     select array_agg(o.digest) into digests from (
         select t.digest from metered.tokens t

@@ -26,7 +26,7 @@ $$;
 
 -- Locks holds of a tenant for a transition: the scopes of their lines, by key, and
 -- then their rows, by no. nos are in the order of ids. needs is the state that they
--- must be in, c or h, or * for either; an h must not be due. States are read under the locks, as is clk.
+-- must be in, c or h, or * for either. An h must not be due. States are read under the locks, as is clk.
 -- If one of the holds does not do, failed is its id and status says why: unknown,
 -- retired, holder (which callers must not tell from unknown) or state.
 --
@@ -68,7 +68,7 @@ begin
     for i in 1..cardinality(ids) loop
         select y.no, y.keys, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
         if h.no is null or of_holder <> '' and h.holder <> of_holder then
-            -- What does not exist would be retired with such an id: so is one of somebody else.
+            -- An id that does not exist would be retired with such an id, and so is another tenant's.
             status := case
                 when h.no is null then metered.missing_hold(of_tenant, ids[i], named.issued[i], wait_ms)
                 when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired'
@@ -144,11 +144,11 @@ begin
 end
 $$;
 
--- Captures holds, all or none: spends what they keep (used is null), or the units given for the
--- scopes of one hold; where no units are given (amount is null), what it keeps, and limits tell. refused is null, or why nothing was written.
+-- Captures holds, all or none: spends all their units (used is null), or the units given for the
+-- scopes of one hold. Where no units are given (amount is null), it spends the hold's units, and limits report. refused is null, or why nothing was written.
 --
--- Thresholds of what is spent are judged twice: first for all that is taken, so that nothing was written where nobody tells; then what is
--- covered, behind the excess.
+-- Thresholds of spending alone are judged twice: first for all units that are taken, so that nothing was written where nobody reports. Then the covered
+-- units are judged, behind the excess.
 create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
     ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[], out crossed jsonb)
@@ -166,7 +166,7 @@ declare
     take    bigint;
     covered bigint;
     spent   metered.charge_limit[];
-    takes   metered.new_charge[];   -- what is covered of scopes whose thresholds it concerns
+    takes   metered.new_charge[];   -- covered units of scopes with such thresholds
     watched text[];                 -- these
     scopes  text[];                 -- of used
     units   bigint[];
@@ -177,7 +177,7 @@ declare
     n       int;
     v       int;
     hold    json;
-    ended   boolean := false;       -- what is due before a minimum that is
+    ended   boolean := false;       -- lines that are due before a minimum that is
     unused  text;
 begin
     if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'allow') and (used is null or cardinality(named.ids) = 1)
@@ -200,7 +200,7 @@ begin
         end loop;
         -- A claim's unit is spent when the claim is confirmed, and only then. If it could be
         -- spent before, and the hold then ended otherwise, nobody could have the key, nor give
-        -- it back; were it not spent, the key would be taken, and nothing given back would end
+        -- it back; Were it not spent, the key would be taken, and nothing given back would end
         -- that.
         select h.claim into own from metered.holds h where h.no = k.nos[1];
         if own is not null and not whole and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
@@ -229,7 +229,7 @@ begin
                     tip, k.clk, ahead);
                 if w.silent then
                     if raising then
-                        perform metered.untold_crossing();
+                        perform metered.refuse_unreported();
                     end if;
                     refused := json_build_object('status', 'denied', 'denied', json_build_array(json_build_object('crossing', true)),
                         'scopes', json_build_array(u.scope), 'units', json_build_array(covered));
@@ -241,7 +241,7 @@ begin
             end if;
         end loop;
     end if;
-    -- The excess first: what is kept and what is spent of it count the same.
+    -- The excess first: held units and units spent of them count the same.
     while excess is not null loop
         if terms.policy = 'allow' then
             c := metered.charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, k.nos, k.clk));
@@ -251,7 +251,7 @@ begin
         crossed := c.crossed;
         exit when c.denied is null;
         if c.denied -> 0 ? 'crossing' and raising then
-            perform metered.untold_crossing();
+            perform metered.refuse_unreported();
         end if;
         fitting := case when terms.policy = 'upto' and not c.denied -> 0 ? 'crossing' then metered.as_far_as_admitted(excess, c.denied) else excess end;
         if fitting = excess then
@@ -298,7 +298,7 @@ begin
                     if n is not null then
                         w := metered.cross_captured(takes[n], metered.last_entry(l.scope), k.clk, ahead);
                         if w.silent then
-                            perform metered.collided();     -- what was judged first has changed
+                            perform metered.collided();     -- the state that was judged first has changed
                         end if;
                         l.crossed := w.crossed;
                         crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered.crossed_at(w.crossings, array[l.seq + 1]) end;

@@ -1,7 +1,7 @@
--- What applications call for wallets. See lots.sql.
+-- The functions of wallets that applications call. See lots.sql.
 
--- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status: granted; same (it was granted under the
--- reference before, and is answered as it stands); conflict (the reference is of another lot); ended (it would have ended by now). denied, and nothing
+-- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status is granted, same (it was granted under the
+-- reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). denied, and nothing
 -- written, if the scope must exist and does not.
 create function metered.grant_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, must_exist boolean, wait_ms int, origin metered.origin,
     out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out denied jsonb)
@@ -57,8 +57,8 @@ end
 $$;
 
 -- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of
--- which lots they are, and overdrawn how many are of none. left is what the wallet has behind it. A denial of a command's draw raises, because COMMIT
--- follows, and what it drew is kept for its record.
+-- which lots they are, and overdrawn how many are of none. left is the balance behind it. A denial of a command's draw raises, because COMMIT
+-- follows, and its draws are kept for its record.
 create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int, origin metered.origin,
     out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out denied jsonb, out crossed jsonb)
 language plpgsql volatile
@@ -116,8 +116,8 @@ begin
 end
 $$;
 
--- What a wallet has now: units that can be drawn (less than 0: overdrawn), and those that are held; and its lots that have some of either, in the
--- order in which they are drawn. What is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.
+-- The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the lots that have some of either, in the
+-- order in which they are drawn. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.
 create function metered.wallet_balance(of_scope text,
     out now timestamptz, out seq bigint, out units bigint, out held bigint, out lots json)
 language plpgsql stable
