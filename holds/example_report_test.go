@@ -51,15 +51,13 @@ func Example_resources() {
 	ledger, err := budget.New(budget.Config{})
 	check(err)
 	book := exampleBook(holds.Config{})
-	gpu := holds.Line{Scope: "gpu/14", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		for _, key := range []holds.Key{{Type: "email", Value: "ann@example.com"}, {Type: "email", Value: "ben@example.com"}, {Type: "name", Value: "ann"}} {
 			if _, err := book.Claim(ctx, tx, holds.Claim{Key: key, Holder: "ann", TTL: time.Hour}); err != nil {
 				return err
 			}
 		}
-		_, err := book.Place(ctx, tx, holds.Request{ID: "run", TTL: time.Hour, Lines: []holds.Line{gpu}})
-		return err
+		return nil
 	}))
 
 	var claims int
@@ -68,17 +66,22 @@ func Example_resources() {
 		where starts_with(claim, 'claim/email%2F') and state in ('held', 'captured')`).Scan(&claims))
 	fmt.Println("active claims of the type email:", claims)
 
-	usage, err := ledger.Usage(ctx, pool, budget.Query{Scope: gpu.Scope})
-	check(err)
-	switch u := usage[0]; {
-	case u.Held > 0:
-		fmt.Println("reserved, version", u.Seq)
-	case u.Used > 0:
-		fmt.Println("confirmed, version", u.Seq)
-	default:
-		fmt.Println("available, version", u.Seq)
+	for _, value := range []string{"ann@example.com", "cyd@example.com"} {
+		scope, err := holds.Key{Type: "email", Value: value}.Scope("")
+		check(err)
+		usage, err := ledger.Usage(ctx, pool, budget.Query{Scope: scope})
+		check(err)
+		switch u := usage[0]; {
+		case u.Held > 0:
+			fmt.Println(value, "is reserved, version", u.Seq)
+		case u.Used > 0:
+			fmt.Println(value, "is confirmed, version", u.Seq)
+		default:
+			fmt.Println(value, "is available, version", u.Seq)
+		}
 	}
 	// Output:
 	// active claims of the type email: 2
-	// reserved, version 1
+	// ann@example.com is reserved, version 1
+	// cyd@example.com is available, version 0
 }
