@@ -177,8 +177,8 @@ func (k *kit) askOn(ctx context.Context, scope string) error {
 }
 
 // amongHolds compares a call on a scope with many holds and one on a scope with ten, a fresh one in each turn. With
-// ended, all of the many but ten were released after a snapshot was taken that is still open, so that nothing can
-// clean up after them: the last 500 one by one, as in production.
+// ended, all of the many but ten were released, the last 500 one by one, as in production. An open snapshot is older
+// than that, so that nothing can clean up after them.
 func amongHolds(ctx context.Context, b *bench, ended bool, call func(k *kit, ctx context.Context, scope string) error) (samples, error) {
 	many := b.pick(100_000, 10_000)
 	if ended {

@@ -21,8 +21,8 @@ const (
 )
 
 // live keeps open pages up to date. One goroutine reads for any number of viewers, and only while there are some.
-// Each message is the whole content: a missed one does not matter once the next one comes, and a slow browser gets
-// the newest and not those in between.
+// Each message is the whole content, so a missed one does not matter once the next one comes. A slow browser gets the
+// newest and not those in between.
 type live struct {
 	refresh    time.Duration
 	maxViewers int

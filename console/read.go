@@ -18,8 +18,8 @@ var errCrowded = errors.New("console: too many reads at once")
 
 // read calls fn with a transaction that cannot write. All its reads are of one moment.
 //
-// The end of a request does not end its reads: pgx would close the connection, and each browser that goes on to the
-// next page would cost the pool one. The server ends them, after Config.Timeout a statement.
+// The end of a request does not end its reads. If it did, pgx would close the connection: each browser that goes on
+// to the next page would cost the pool one. The server ends them, after Config.Timeout a statement.
 func (h *Handler) read(ctx context.Context, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	waiting := time.NewTimer(h.cfg.Timeout)
 	defer waiting.Stop()

@@ -24,7 +24,7 @@ type Line struct {
 	Amount    int64          // in units of yours, 1 to budget.MaxAmount, from 0 in a Capture
 	Limits    []budget.Limit // must all admit the amount beside spending and open holds. budget.Lifetime makes a capacity
 	MustExist bool           // as in budget.Charge. Not for a Capture
-	// AtLeast is the least part of Amount that is spent if the hold expires: at its due time, swept or not, the
+	// AtLeast is the least part of Amount that is spent if the hold expires. At its due time, swept or not, the
 	// ledger charges AtLeast less the units captured before. Release frees it. Not for a Capture. Defaults to 0.
 	AtLeast int64
 }
@@ -62,7 +62,7 @@ from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::inte
 // Place reserves the amounts of all lines and makes all charges, in one round trip. Holds that are due count as free,
 // and Place ends those whose room it needs.
 //
-// A repeated request (same ID, tenant, holder, scopes, amounts and metadata) reserves nothing and returns the first
+// A repeated request (same ID, tenant, holder, scopes, amounts and metadata) reserves nothing. It returns the first
 // hold with Created = false, and a *StateError if that hold has ended. An ID with other content is ErrConflict.
 //
 // It locks the scopes, the ID if the caller chose it, and the rows of holds that are due. At REPEATABLE READ and

@@ -56,7 +56,7 @@ type idempotent struct {
 type flight struct{ tenant, key string }
 
 // Idempotent returns a middleware that carries out a request with an Idempotency-Key once, after
-// draft-ietf-httpapi-idempotency-key-header-07: the handler runs in a metered command, and its answer is the
+// draft-ietf-httpapi-idempotency-key-header-07. The handler runs in a metered command, and its answer is the
 // command's recorded result. A repetition gets that answer again, byte for byte, until its record is purged.
 //
 // The key is the id of the command, so a UUIDv7 is refused rather than carried out again after a purge. The command's

@@ -114,7 +114,7 @@ func TestIdempotent_HostileKeysAre400(t *testing.T) {
 
 	quoted := s.post("body", `"k"`)
 	require.Equal(t, 201, quoted.status)
-	require.Equal(t, quoted, s.post("body", "k"), "the key is what is between the quotes")
+	require.Equal(t, quoted, s.post("body", "k"), "the key is the text between the quotes")
 	require.Equal(t, 1, s.orders())
 	require.Empty(t, s.told())
 }

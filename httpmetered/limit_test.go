@@ -86,7 +86,7 @@ func TestLimit_AdmitsExactlyAndShowsUnitsLeft(t *testing.T) {
 		require.Equal(t, 418, ask("ben", 2).status, way)
 		r = ask("ben", 1)
 		require.Equal(t, 429, r.status, way)
-		require.Contains(t, r.body, `"violated-policies":["everyone"]`, "and ben keeps what is his")
+		require.Contains(t, r.body, `"violated-policies":["everyone"]`, "and ben keeps his units")
 
 		require.Equal(t, 401, ask("nobody", 1).status)
 		require.Equal(t, 500, ask("", 1).status, "all clients would be one")
@@ -188,7 +188,7 @@ func TestLimit_RefusesUnusableArguments(t *testing.T) {
 	}
 	cfg := httpmetered.LimitConfig{Kind: "k", Shared: named}
 	_, err = httpmetered.Limit(pool, ledger, cfg)
-	require.NoError(t, err, "what is of all clients needs no key")
+	require.NoError(t, err, "limits of all clients need no key")
 	_, err = httpmetered.Limit(nil, ledger, cfg)
 	require.ErrorIs(t, err, httpmetered.ErrArgument)
 	_, err = httpmetered.Limit(pool, nil, cfg)

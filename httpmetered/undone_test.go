@@ -39,7 +39,7 @@ func TestIdempotent_AnAnswerOf400AndMoreUndoesTheCommand(t *testing.T) {
 	}
 	require.Zero(t, s.orders())
 	require.Zero(t, s.records())
-	require.Empty(t, s.told(), "the handler knows what it answers")
+	require.Empty(t, s.told(), "the handler knows its answer")
 }
 
 func TestIdempotent_CommitBelow500RecordsRefusalsOfTheHandler(t *testing.T) {
@@ -112,7 +112,7 @@ func TestIdempotent_AnAnswerThatCannotBeRecordedIsNotCommitted(t *testing.T) {
 		before := len(s.told())
 		r := s.post("body", `"`+name+`"`)
 		require.Equal(t, 500, r.status, name)
-		require.JSONEq(t, `{"title":"Internal Server Error","status":500}`, r.body, "nothing of what was written gets out")
+		require.JSONEq(t, `{"title":"Internal Server Error","status":500}`, r.body, "no byte of its answer gets out")
 		require.Empty(t, r.header.Values("Set-Cookie"))
 		require.Len(t, s.told(), before+1, name)
 	}

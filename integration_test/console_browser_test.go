@@ -223,7 +223,7 @@ func TestConsole_PhoneDarkKeyboardAndLive(t *testing.T) {
 	// By keyboard: skip to the content, and on to a scope.
 	phone.do(chromedp.Navigate(at("")), chromedp.KeyEvent(kb.Tab))
 	require.Equal(t, "#main", phone.focused())
-	require.GreaterOrEqual(t, eval[float64](phone, `document.activeElement.getBoundingClientRect().top`), 0.0, "what has the focus is seen")
+	require.GreaterOrEqual(t, eval[float64](phone, `document.activeElement.getBoundingClientRect().top`), 0.0, "the focus is on the screen")
 	phone.do(chromedp.KeyEvent(kb.Enter))
 	require.Equal(t, "main", phone.focused())
 	for range 3 { // the table, and its first links

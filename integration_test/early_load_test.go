@@ -163,7 +163,7 @@ func (s *system) whole() {
 	require.NoError(t, err)
 	require.Empty(t, report.Differences)
 	for what, sql := range map[string]string{
-		"rows whose writer had seen what is gone": `select count(*) from links l
+		"rows of writers that had seen a lost row": `select count(*) from links l
 			where l.after is not null and not exists (select from links p where p.id = l.after)`,
 		"rows without an entry": `select count(*) from links l
 			where 1 <> (select count(*) from metered.ledger e where e.note->>'reason' = l.id)`,

@@ -216,7 +216,7 @@ func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error
 	sending := ledger.Sending{WaitMS: int32(p.wait / time.Millisecond)}
 	if err = p.call(within, p.db, scan, p.sql.direct, call.Call.Args(sending)...); errors.Is(err, ledger.ErrCrossing) {
 		sending.Telling = true
-		err = p.told(within, p.db, scan, func(ctx context.Context, tx pgx.Tx) error { return tellCrossings(ctx, p.ledger, tx, receipt.Crossed) },
+		err = p.crossing(within, p.db, scan, func(ctx context.Context, tx pgx.Tx) error { return tellCrossings(ctx, p.ledger, tx, receipt.Crossed) },
 			p.sql.direct, call.Call.Args(sending)...)
 	}
 	span.End(err)

@@ -17,8 +17,8 @@ import (
 
 // Charge is budget.Ledger.Charge, spending from leases where there are any: such entries have Lease, and neither Seq
 // nor Standings. A spend counts for everybody at once, as held. A lease that another process has settled costs one
-// more round trip. The denial of a single charge by a window or a period without holds is remembered, for the same
-// amount and 2 seconds at most, and repeated without asking, even after a refund.
+// more round trip. If a window or a period without holds refuses a single charge, the refusal is remembered for 2
+// seconds at most. It answers charges of the same amount, even after a refund.
 func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) (budget.Receipt, error) {
 	if err := p.usable(); err != nil {
 		return budget.Receipt{}, err

@@ -22,7 +22,7 @@
 // is shorter, and is repeated if they go on.
 //
 // Near the end of a budget slices would keep units from others. So a slice is at most a part of the available units
-// (Rule.Share), charges that no slice serves go to the ledger directly, and a charge that is refused for want of
+// (Rule.Share), and charges that no slice serves go to the ledger directly. A charge that is refused for want of
 // leased units recalls them from all processes.
 //
 // The ledger serves charges that a lease cannot: with Limit.MaxFrom, larger than a slice, or of scopes that are

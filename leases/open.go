@@ -82,7 +82,7 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 		return []any{ledger.Charges(ledger.Telling(call.Charges, telling)), terms.String(), call.Tolerance, int32(p.wait / time.Millisecond)}
 	}
 	if err = p.call(ctx, p.own, scan, p.sql.open, args(false)...); sqlstate.Of(err) == sqlstate.Crossing {
-		err = p.told(ctx, p.own, scan, func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) }, p.sql.open, args(true)...)
+		err = p.crossing(ctx, p.own, scan, func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) }, p.sql.open, args(true)...)
 	}
 	if known := call.Failed(err); err != nil && fault.Code(known) != "" {
 		return nil, known
@@ -133,8 +133,8 @@ func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) er
 	}
 }
 
-// told makes a call that crosses a threshold, and tells of that before it commits.
-func (p *Pool) told(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) error, cross func(context.Context, pgx.Tx) error, sql string, args ...any) error {
+// crossing makes a call that crosses a threshold, and reports the crossing before it commits.
+func (p *Pool) crossing(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) error, cross func(context.Context, pgx.Tx) error, sql string, args ...any) error {
 	return retried(ctx, db, func(tx pgx.Tx) error {
 		if err := scan(tx.QueryRow(ctx, sql, args...)); err != nil {
 			return err

@@ -67,9 +67,9 @@ type scope struct {
 }
 
 type ending struct {
-	slot  *slot
-	slice *slice
-	told  bool // the observer was
+	slot     *slot
+	slice    *slice
+	reported bool // to the observer
 }
 
 // find returns the slot of a charge, or nil if no rule is for it.

@@ -51,15 +51,15 @@ func (p *Pool) settleEnded(ctx context.Context) error {
 				later = append(later, e)
 				continue
 			}
-			if !e.told { // here, where no slot is locked
-				e.told = true
+			if !e.reported { // here, where no slot is locked
+				e.reported = true
 				p.observer.Event(ctx, observe.Event{Kind: observe.LeaseEnded, N: e.slice.granted})
 			}
-			told := &e.slice.total
+			total := &e.slice.total
 			if !e.slot.memory {
-				told = nil
+				total = nil
 			}
-			if _, err := p.settle(ctx, e.slice.no, told, e.slot); err != nil {
+			if _, err := p.settle(ctx, e.slice.no, total, e.slot); err != nil {
 				all, later = errors.Join(all, err), append(later, e)
 			}
 		}
@@ -68,7 +68,7 @@ func (p *Pool) settleEnded(ctx context.Context) error {
 
 // settle settles a lease, and reports whether it did. of has the limits whose thresholds it reports, nil for a lease
 // of another process.
-func (p *Pool) settle(ctx context.Context, no int64, told *int64, of *slot) (settled bool, err error) {
+func (p *Pool) settle(ctx context.Context, no int64, total *int64, of *slot) (settled bool, err error) {
 	var status string
 	var granted, spent *int64
 	var crossed []byte
@@ -76,14 +76,14 @@ func (p *Pool) settle(ctx context.Context, no int64, told *int64, of *slot) (set
 	defer func() { span.End(err) }()
 	scan := func(row pgx.Row) error { return row.Scan(&status, &granted, &spent, &crossed) }
 	args := func(charges, tolerance any) []any {
-		return []any{no, p.cfg.Owner, told, int32(min(p.wait, settleWait) / time.Millisecond), charges, tolerance}
+		return []any{no, p.cfg.Owner, total, int32(min(p.wait, settleWait) / time.Millisecond), charges, tolerance}
 	}
 	if of == nil || !slices.ContainsFunc(of.limits, func(l budget.Limit) bool { tells, _ := tellsSpent(l); return tells }) {
 		err = p.call(ctx, p.own, scan, p.sql.settle, args(nil, nil)...)
 	} else if call, invalid := prepare(p.ledger, budget.Charge{Scope: of.scope, Amount: 1, Limits: of.limits}); invalid != nil {
 		err = invalid
 	} else if err = p.call(ctx, p.own, scan, p.sql.settle, args(ledger.Charges(call.Charges), call.Tolerance)...); err == nil && status == "crossing" {
-		err = p.told(ctx, p.own, scan, func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) },
+		err = p.crossing(ctx, p.own, scan, func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) },
 			p.sql.settle, args(ledger.Charges(ledger.Telling(call.Charges, true)), call.Tolerance)...)
 		if refused := (*budget.CrossingError)(nil); errors.As(err, &refused) {
 			p.report(failed("settle a lease", err)) // the spent units must not be lost for that: the next charge reports the threshold

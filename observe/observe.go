@@ -3,8 +3,8 @@
 // alone. Holds and leases use their ledger's. Module otelmetered is one for OpenTelemetry.
 //
 // An Observer is called in the goroutine that does the work, which waits for it. So it should only count, and send
-// from elsewhere. While it is called in Do, a command may have claimed its id and spent its token, but has no scope
-// locked, unless it asks limits of the database (budget.Limit.MaxFrom) or has subscribers. A call in a transaction of
+// from elsewhere. While it is called in Do, a command may have claimed its id and spent its token, but it has locked
+// no scope, except with subscribers or limits asked of the database (budget.Limit.MaxFrom). A call in a transaction of
 // the caller's has the locks of that transaction.
 //
 // An Observer that panics changes nothing: the panic is recovered, the first one is written to slog.Default, and the

@@ -218,7 +218,7 @@ func watchedFor(t *testing.T) (expressions []string) {
 	for _, group := range rules.Groups {
 		for _, r := range group.Rules {
 			if strings.Contains(string(page), "\n## Alerts\n") {
-				require.Contains(t, string(page), "\n### "+r.Alert+"\n", "what to do about it")
+				require.Contains(t, string(page), "\n### "+r.Alert+"\n", "each alert has a remedy")
 			}
 			require.Equal(t, "docs/operations.md#"+strings.ToLower(r.Alert), r.Annotations["runbook"])
 			require.NotEmpty(t, r.Annotations["summary"], r.Alert)

@@ -28,8 +28,8 @@ var tables = map[string]string{
 const tablesTimeout = 5 * time.Second
 
 // WatchTables measures the rows of the tables of a schema, "" for "metered", as Postgres estimated them when it last
-// analysed them: metered.table.rows, by one query for each collection. One process of all should do it. The returned
-// function ends it.
+// analysed them. The metric is metered.table.rows, with one query for each collection. One process of all should do
+// it. The returned function ends it.
 func (o *Observer) WatchTables(pool *pgxpool.Pool, schema string) (stop func() error, err error) {
 	if pool == nil {
 		return nil, errors.New("otelmetered: pool is nil")

@@ -1,5 +1,5 @@
-// Package replica reads from a physical replica what was committed on its primary, and never an older state: a write
-// notes the end of the log, and a read waits until the replica has come so far.
+// Package replica reads commits of a primary from a physical replica, and never an older state. A write notes the end
+// of the log, and a read waits until the replica has come so far.
 package replica
 
 import (
@@ -51,8 +51,8 @@ func (l *LSN) UnmarshalText(text []byte) (err error) {
 }
 
 // The insert position is where the next record will begin. If the last one filled its page to the end, that is behind
-// the header of the next page, where no record ends: a standby would reach it only after the next write. So it is put
-// back to the page's beginning. The header is 24 bytes, and 40 at the beginning of a segment.
+// the header of the next page. No record ends there, so a standby would reach it only after the next write. So it is
+// put back to the page's beginning. The header is 24 bytes, and 40 at the beginning of a segment.
 const commitSQL = `
 select case when (l.lsn - '0/0') % pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size'))::numeric = 40::numeric then l.lsn - 40::numeric
             when (l.lsn - '0/0') % pg_catalog.current_setting('wal_block_size')::numeric = 24::numeric then l.lsn - 24::numeric

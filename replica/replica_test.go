@@ -106,7 +106,7 @@ func TestReadAt_AReplicaIsNeverSilentlyBehind(t *testing.T) {
 	pos := r.place("h2")
 	require.Greater(t, pos, before)
 	_, err := r.book.Get(t.Context(), r.replica, "", "h2", "ann")
-	require.ErrorIs(t, err, holds.ErrUnknown, "what a replica says by itself")
+	require.ErrorIs(t, err, holds.ErrUnknown, "a replica without a wait")
 
 	called := false
 	err = r.readAt(pos, 300*time.Millisecond, func(context.Context, *pgx.Conn) error {
@@ -122,7 +122,7 @@ func TestReadAt_AReplicaIsNeverSilentlyBehind(t *testing.T) {
 	require.GreaterOrEqual(t, stale.Reached, before)
 	require.Less(t, stale.Reached, pos)
 	require.GreaterOrEqual(t, stale.Waited, 300*time.Millisecond)
-	require.NoError(t, r.readAt(before, time.Millisecond, noRead), "what it has can be read at once")
+	require.NoError(t, r.readAt(before, time.Millisecond, noRead), "an earlier position can be read at once")
 
 	resumed := make(chan error, 1)
 	time.AfterFunc(200*time.Millisecond, func() {
@@ -253,7 +253,7 @@ func TestReadLSN_IsBehindEarlierReads(t *testing.T) {
 		}, time.Minute, time.Millisecond)
 		stale, err := replica.ReadLSN(ctx, r.replica)
 		require.NoError(t, err)
-		require.Less(t, stale, lsn, "what the replica shows is older")
+		require.Less(t, stale, lsn, "the replica's state is older")
 		require.NoError(t, r.readAt(stale, time.Millisecond, noRead))
 		require.ErrorIs(t, r.readAt(lsn, 50*time.Millisecond, noRead), replica.ErrStale)
 		r.replay("pg_wal_replay_resume")

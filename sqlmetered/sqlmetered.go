@@ -89,8 +89,8 @@ func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.T
 // nil: it is committed. metered.ErrCommitUnknown: the answer was lost, or the context of BeginTx ended before it
 // came. Run the transaction again with the same command then, which is a replay if it was committed. sql.ErrTxDone:
 // tx had ended before, with either outcome. Any other error: it is not committed. That is metered.ErrTxFailed after a
-// failed statement, an error of Postgres (a deferred constraint, or 40001, which is worth another run:
-// metered.Retryable), or that of the context of BeginTx if COMMIT was not sent.
+// failed statement, the error of the context of BeginTx if COMMIT was not sent, or an error of Postgres: a deferred
+// constraint, or 40001, which is worth another run (metered.Retryable).
 //
 // The context of a request ends when its client leaves, even while COMMIT is under way. Begin with
 // context.WithoutCancel(r.Context()), and a timeout, to learn the outcome.

@@ -43,9 +43,9 @@ type run struct {
 	scope string // of its budget. Its calls' ids are its own, too
 }
 
-// work begins a run with a part of the user's budget, and ends it when f returns, even if ctx is cancelled by then:
-// units that it has not used are the user's again. If the same id is begun again while it is open, after a crash, the
-// run goes on with the units that it has left.
+// work begins a run with a part of the user's budget, and ends it when f returns, even if ctx is cancelled by then.
+// Its unused units are the user's again. If the same id is begun again while it is open, after a crash, the run goes
+// on with the units that it has left.
 //
 // Nobody ends the run of a killed process. sweep ends it after so long.
 func (o *office) work(ctx context.Context, user, id string, units int64, after time.Duration, f func(context.Context, *run) error) (leases.Lease, error) {

@@ -109,7 +109,7 @@ func TestCompletion_AClientThatHangsUpPaysForTheGeneratedTokens(t *testing.T) {
 	f.requireSettled()
 
 	again := f.ask(f.bases[0], "key-of-ann", "cut", "How is a stream metered?", 0)
-	require.Equal(t, h.Generation, again.Generation, "the client can have what it paid for")
+	require.Equal(t, h.Generation, again.Generation, "the client gets its paid answer again")
 	require.Equal(t, "cancelled", again.Finish)
 	require.EqualValues(t, counted.Completion, len(strings.Fields(again.Text)))
 	require.Len(t, f.model.ids(), 1)

@@ -41,7 +41,7 @@ func TestCredit_IsGrantedOnceDrawnInOrderAndLapses(t *testing.T) {
 	h := f.ask(f.bases[0], "key-of-ann", "", "How is a stream metered?", 0)
 	require.Equal(t, "stop", h.Finish)
 	b := balance()
-	require.Equal(t, []int64{1*dollar - h.Cost, 1 * dollar, 6 * dollar}, []int64{b.Lots[0].Units, b.Lots[1].Units, b.Lots[2].Units}, "what is given goes first")
+	require.Equal(t, []int64{1*dollar - h.Cost, 1 * dollar, 6 * dollar}, []int64{b.Lots[0].Units, b.Lots[1].Units, b.Lots[2].Units}, "given credit goes first")
 	clock.Set(soon)
 	require.Equal(t, int64(1*dollar), balance().Units, "at its end a lot has ended, swept or not")
 	again := f.ask(f.bases[0], "key-of-ann", "", "How is a stream metered?", 0)

@@ -116,7 +116,7 @@ func TestGateways_CutKilledAndRestartedTheModelTheLedgerAndTheInvoiceAgree(t *te
 	for _, row := range settled {
 		byGeneration[row.Generation] = row
 		counted, _ := f.model.counted(row.Generation)
-		require.Equal(t, counted, row.Usage, "what is billed is what the model counted")
+		require.Equal(t, counted, row.Usage, "the bill is the model's count")
 		total += prices["large"].of(counted)
 		tokens += counted.Prompt + counted.Completion
 	}
@@ -126,7 +126,7 @@ func TestGateways_CutKilledAndRestartedTheModelTheLedgerAndTheInvoiceAgree(t *te
 		row, ok := settled[id(i)]
 		switch {
 		case h.Finish != "":
-			require.Equal(t, completion{Generation: h.Generation, Finish: h.Finish, Usage: h.Usage, Cost: h.Cost}, row, "what the client was told")
+			require.Equal(t, completion{Generation: h.Generation, Finish: h.Finish, Usage: h.Usage, Cost: h.Cost}, row, "as the client heard")
 			require.EqualValues(t, h.Usage.Completion, len(strings.Fields(h.Text)))
 		case ok:
 			cut++
@@ -158,7 +158,7 @@ func TestGateways_CutKilledAndRestartedTheModelTheLedgerAndTheInvoiceAgree(t *te
 	require.Equal(t, []int64{granted - total, 0, 0}, []int64{balance.Units, balance.Held, balance.Overdrawn})
 	a := rec.next()
 	require.Equal(t, []string{"acme", "credit", "low"}, []string{a.Account, a.Limit, a.Threshold})
-	require.Equal(t, 1, f.alerts(), "whatever was refused, cut off, killed or tried again")
+	require.Equal(t, 1, f.alerts(), "in spite of refusals, cuts, kills and retries")
 	var opened, rate int64
 	require.NoError(t, pool.QueryRow(t.Context(), `select count(*) from metered.holds`).Scan(&opened))
 	for _, user := range []string{"search/ann", "search/ben", "ads/eve"} {

@@ -10,7 +10,7 @@ import (
 )
 
 // model is a stand-in for the server of a language model. It streams words, a token each, and counts them. The
-// gateway names a generation by X-Request-Id, and can cancel it: its stream then ends as any other does, with an
+// gateway names a generation by X-Request-Id, and can cancel it. Its stream then ends as any other does, with an
 // event that has the final count.
 //
 //	POST /v1/chat/completions

@@ -18,7 +18,7 @@ import (
 var errModel = &httpmetered.Problem{Status: http.StatusBadGateway, Detail: "the model does not answer"}
 
 // relay has the model generate, and passes its stream on. When the client hangs up or does not read, or the session
-// ends, it stops the model, and reads on to the event with the final count: so the model's own count is settled. If
+// ends, it stops the model, and reads on to the event with the final count. So the model's own count is settled. If
 // the model breaks off, its last count is. An error means that nothing was generated.
 func (g *gateway) relay(session context.Context, w http.ResponseWriter, r *http.Request, request chat) (completion, error) {
 	ctx, end := context.WithCancel(context.WithoutCancel(session))

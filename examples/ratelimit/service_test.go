@@ -141,7 +141,7 @@ func TestService_AdmitsExactlyTheLimitInEveryWindow(t *testing.T) {
 		want = min(want, model.room(now, "", l.All))
 
 		before := model
-		shown := map[string][]int64{} // what the answers say is left of "minute"
+		shown := map[string][]int64{} // units left of "minute" by the answers
 		for i, a := range r.atOnce(asking) {
 			switch a.status {
 			case http.StatusNotFound:
@@ -163,7 +163,7 @@ func TestService_AdmitsExactlyTheLimitInEveryWindow(t *testing.T) {
 			slices.Sort(left)
 			slices.Reverse(left)
 			for i, n := range left {
-				require.Equal(t, room-int64(i)-1, n, "what is left after each")
+				require.Equal(t, room-int64(i)-1, n, "units left after each")
 			}
 		}
 	}
@@ -289,7 +289,7 @@ func TestService_ShadowModeCountsAndRefusesNothing(t *testing.T) {
 	enforcing, err := newService(r.pool, r.s.limits, false)
 	require.NoError(t, err)
 	_, _, err = enforcing.redeem(t.Context(), "new", "192.0.2.1/32", "GUESS")
-	require.ErrorIs(t, err, budget.ErrExceeded, "on what shadow mode has charged")
+	require.ErrorIs(t, err, budget.ErrExceeded, "the charges of shadow mode count")
 	r.verify()
 }
 

@@ -121,9 +121,9 @@ func (e *hallEvent) nextChange() time.Duration {
 }
 
 // An event is sold and changed under a lock of its own, shared by all who sell. It is taken before the reads that
-// depend on it, with a statement of its own, so that the next one sees the commits that it waited for, and before the
-// locks of the library's scopes. It is no row lock: those who share a row let each other past the one who waits to
-// change it, so that in a rush nobody could close the sale. Advisory locks are granted in turn.
+// depend on it, and before the locks of the library's scopes. It has a statement of its own, so that the next one
+// sees the commits that it waited for. It is no row lock: those who share a row let each other past the one who waits
+// to change it. In a rush nobody could close the sale. Advisory locks are granted in turn.
 const (
 	sellingSQL  = `select pg_advisory_xact_lock_shared($1, hashtext($2))`
 	changingSQL = `select pg_advisory_xact_lock($1, hashtext($2))`

@@ -150,7 +150,7 @@ func TestHoldTime_EndsWithTheSaleOnlyIfTheEventSaysSo(t *testing.T) {
 	require.Equal(t, "sale_closed", ben.checkout("", long.hold()).code(), "held before the event said so, and held still")
 	require.Equal(t, http.StatusOK, office.checkout("", own.hold()).status)
 	h.setSale(map[string]any{"closes": closes})
-	require.Equal(t, http.StatusOK, ben.checkout("", long.hold()).status, "what is held when the sale closes can be paid for")
+	require.Equal(t, http.StatusOK, ben.checkout("", long.hold()).status, "seats held when the sale closes can be paid for")
 	h.settled(paid)
 	h.verify()
 }

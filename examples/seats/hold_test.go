@@ -141,7 +141,7 @@ func TestHold_TheEleventhWithinFiveMinutesIsLetInWhenItSaid(t *testing.T) {
 	require.Equal(t, "285", a.header.Get("Retry-After"))
 	require.Equal(t, before, h.written())
 	require.Equal(t, []string{"too_many_holds"}, h.refusals())
-	require.Equal(t, http.StatusOK, ben.hold(h.seats[3]).status, "what one has is no new one")
+	require.Equal(t, http.StatusOK, ben.hold(h.seats[3]).status, "one's own seat is not a new one")
 
 	clock.Advance(285*time.Second - time.Microsecond)
 	require.Equal(t, http.StatusTooManyRequests, ben.hold(h.seats[10]).status)

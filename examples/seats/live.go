@@ -11,8 +11,8 @@ import (
 // pace is the shortest time between two readings of a map.
 const pace = 100 * time.Millisecond
 
-// live keeps the maps that somebody is looking at up to date. Each message to a browser is a whole map: a missed one
-// does not matter once the next one comes, and a slow browser gets the newest and not the ones in between.
+// live keeps the maps that somebody is looking at up to date. Each message to a browser is a whole map, so a missed
+// one does not matter once the next one comes. A slow browser gets the newest and not the ones in between.
 type live struct {
 	refresh time.Duration
 	read    func(ctx context.Context, org, event string) (*hallMap, error)

@@ -8,9 +8,9 @@
 // Any number of processes serve one database. Each may end at any time, and none knows anything that the database
 // does not.
 //
-// Read hold.go, the command behind a click, checkout.go, which pays for held seats, event.go, when it is for sale,
-// block.go, and projection.go and live.go, from the library's transitions to the browsers. README.md lists the
-// guarantees. main.go runs it on the database of DATABASE_URL or on a throwaway Postgres.
+// Read hold.go, the command behind a click, and checkout.go, which pays for held seats. event.go and block.go decide
+// which seats are for sale. projection.go and live.go lead from the library's transitions to the browsers. README.md
+// lists the guarantees. main.go runs it on the database of DATABASE_URL or on a throwaway Postgres.
 package main
 
 import (

@@ -32,8 +32,8 @@ type changes struct {
 	Reason     string          `json:"reason,omitempty"`
 }
 
-// project writes a transition into the copy that the map is read from, and into the audit table: in the transaction
-// of the transition, so that neither is without the other.
+// project writes a transition into the copy that the map is read from, and into the audit table. Both are in the
+// transaction of the transition, so that neither is without the other.
 func project(ctx context.Context, tx pgx.Tx, t holds.Transition) error {
 	h := t.Hold
 	if h.Claim == nil || h.Claim.Type != "seat" {

@@ -95,7 +95,7 @@ func TestSource_IsValidatedAndPartOfTheRequest(t *testing.T) {
 	require.Equal(t, "operation_conflict", hold("web").code())
 	a := office.holdBy(h.seats[5], "web")
 	require.Equal(t, http.StatusConflict, a.status)
-	require.Equal(t, "hold_conflict", a.code(), "what one holds already goes by other rules")
+	require.Equal(t, "hold_conflict", a.code(), "a seat held already goes by other rules")
 	h.verify()
 }
 

@@ -25,7 +25,7 @@ var errNotRunning = errors.New("holdjobs: the job is not running any more")
 var errChanged = errors.New("holdjobs: the job was changed at the same time")
 
 // settle captures the cost and completes the job in one transaction. It retries until the attempt's time is up, since
-// the work cannot be done again. It also retries after a COMMIT with an unknown outcome: if that one succeeded, the
+// the work cannot be done again. It also retries after a COMMIT with an unknown outcome. If that one succeeded, the
 // hold is captured and the job completed, and River ignores the result of this attempt.
 func (w *worker[T]) settle(ctx context.Context, job *river.Job[T], cost Cost) error {
 	return retry(ctx, func() (bool, error) { return w.settleOnce(ctx, job, cost) })

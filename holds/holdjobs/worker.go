@@ -65,8 +65,8 @@ type Cost struct {
 	// Nothing says that the job used nothing: nothing is charged and the hold is released.
 	Nothing bool
 	// Over is the policy for a line beyond the estimate. With holds.OverRefused a job that costs more than its
-	// estimate fails at each attempt, to its last. So hold an estimate that the cost cannot exceed, or use
-	// holds.OverAllowed, since the cost is incurred, or holds.OverIfFits, which charges the excess where the line's
+	// estimate fails at each attempt, to its last. So hold an estimate that the cost cannot exceed, or use another
+	// policy: the cost is incurred. holds.OverAllowed charges the excess, holds.OverIfFits only where the line's
 	// limits have room for it. Defaults to holds.OverRefused.
 	Over holds.Over
 	// Entity is linked to the hold. Defaults to none.
@@ -103,8 +103,8 @@ type Options struct {
 	// Margin is how much longer than an attempt and the pause after it the hold lasts. It has to cover the time that
 	// the job then waits in its queue. Defaults to 1m.
 	//
-	// With the defaults, a job whose worker was killed ends cancelled: River gives it to another worker after
-	// river.Config.RescueStuckJobsAfter, 1h, and its hold has expired by then. To have it tried again, set
+	// With the defaults, a job whose worker was killed ends cancelled. River gives it to another worker after
+	// river.Config.RescueStuckJobsAfter, 1h, when its hold has expired. To have it tried again, set
 	// RescueStuckJobsAfter lower, and Margin to half a minute more than that.
 	Margin time.Duration
 }

@@ -95,8 +95,8 @@ const maxHot = 200
 // candidates is how many scopes may be the hottest.
 const candidates = 1000
 
-// candidatesSQL are the scopes that occur most in the newest records, each of which has an index entry, and in the
-// last pages of the ledger, which are read by their address.
+// candidatesSQL are the scopes that occur most in the newest records and in the last pages of the ledger. The records
+// have an index, the pages are read by their address.
 const candidatesSQL = `
 select c.scope
 from (select u.scope from (

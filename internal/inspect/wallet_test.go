@@ -50,7 +50,7 @@ func TestWallet_HasUnitsLotsAndTheNextEnd(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, d.Lots)
 		w := d.Wallet
-		require.Equal(t, []int64{135, 30, 0, 130}, []int64{w.Units, w.Held, w.Overdrawn, w.NextUnits}, "the gift is held, and 20 of what was paid first")
+		require.Equal(t, []int64{135, 30, 0, 130}, []int64{w.Units, w.Held, w.Overdrawn, w.NextUnits}, "the gift is held, and 20 units of the first payment")
 		require.Equal(t, w.Now.Add(48*time.Hour), w.NextEnd)
 		require.Equal(t, []inspect.CategoryRest{{Category: "paid", Units: 135, Held: 20}, {Category: "promotional", Held: 10}}, w.Categories)
 		none, err := r.Scope(ctx, "org/none")
@@ -195,7 +195,7 @@ func TestScope_SaysWhichThresholdsWereReached(t *testing.T) {
 		require.Equal(t, []inspect.Told{
 			{Name: "credit/low", Of: "lifetime", Rearm: &back}, {Name: "credit/spent", Of: "lifetime", Spent: true, Rearm: &back}, {Name: "hourly/half", Of: "window", Spent: true},
 			{Name: "plan/80 %", Of: "period", Until: nine.Truncate(24*time.Hour).AddDate(0, 0, 1)},
-		}, d.Told, "a period that is over is told of anew")
+		}, d.Told, "a new period reports again")
 	})
 	clock.Advance(24 * time.Hour)
 	reached("org/a")

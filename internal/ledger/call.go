@@ -10,8 +10,8 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 )
 
-// Locks are the locks of a call, in this order: its scopes, and those of its holds, then the ids of holds that it
-// places, then the rows of its holds, and of due holds in scopes that it may charge.
+// Locks are the locks of a call. Their order is: its scopes and those of its holds, the ids of holds that it places,
+// the rows of its holds and of due holds in scopes that it may charge.
 type Locks struct {
 	Scopes []string // that it may charge
 	Keys   []int64  // of the locks of scopes. None for a capture, whose scopes are its hold's

@@ -52,7 +52,7 @@ func TestListener_TooManyBytesMakeWayForANoticeThatSaysSo(t *testing.T) {
 	require.True(t, ok)
 	l.hear(long)
 	l.hear(long)
-	require.Len(t, l.queued, 4, "what was taken does not count")
+	require.Len(t, l.queued, 4, "a taken notice does not count")
 	l.hear("x")
 	l.hear("after it")
 	require.Equal(t, []string{"missed", "after it"}, l.all())

@@ -1,7 +1,7 @@
 // Package pgserver starts a throwaway Postgres for tests, examples and benchmarks.
 //
-// It uses, in this order: the server that the environment variable DATABASE_URL names, which is used and left alone,
-// server binaries on this machine, or binaries downloaded once and cached. From binaries, [Start] makes a new cluster
+// It uses the server of the environment variable DATABASE_URL, which it leaves as it is. Without one it uses server
+// binaries on this machine, or else binaries downloaded once and cached. From binaries, [Start] makes a new cluster
 // in a private directory, reached through a socket in it. A watchdog process owns the cluster. When this process ends
 // in any way, the watchdog removes the cluster's processes and files: there is nothing to clean up after a panic or a
 // kill.

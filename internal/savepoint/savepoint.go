@@ -13,8 +13,8 @@ import (
 const undoTimeout = 5 * time.Second
 
 // In runs fn in a savepoint of tx. Its error, its panic and the end of ctx meanwhile undo its writes, and leave tx as
-// usable as it was. If fn ended the savepoint or left the connection in use, that is impossible and the connection is
-// closed: the caller must not commit writes of a failed fn.
+// usable as it was. If fn ended the savepoint or left the connection in use, it closes the connection: the caller
+// must not commit writes of a failed fn.
 func In[T any](ctx context.Context, tx pgx.Tx, pkg string, fn func(pgx.Tx) (T, error)) (result T, err error) {
 	sub, err := tx.Begin(ctx)
 	if err != nil {

@@ -29,7 +29,7 @@ func TestStatements_AreWholeAndOfAKindThatAnUpgradeKnows(t *testing.T) {
 	var text strings.Builder
 	for _, s := range all {
 		text.WriteString(s.text)
-		require.NotEmpty(t, s.verb, "what is to become of this in an upgrade?\n%s", s.text)
+		require.NotEmpty(t, s.verb, "an upgrade has no rule for this:\n%s", s.text)
 		if slices.Contains([]string{"create function", "create type", "create domain", "create view"}, s.verb) {
 			require.NotEmpty(t, s.name, s.text)
 		}
