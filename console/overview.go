@@ -25,20 +25,21 @@ const (
 )
 
 type overview struct {
-	O       inspect.Overview
-	Hot     inspect.HotList
-	Hottest []inspect.Hot // those shown
-	Denials inspect.DenialList
-	Denied  int64
-	Rate    float64 // entries a second, of all scopes in Hot
-	Units   float64
-	RateCut bool // there may be more scopes than those in Hot
-	Latency *latency
-	Latest  []inspect.Operation
-	Curve   *plotted // of the hottest scope with a limit that is known; nil for none
-	OfScope string   // whose it is
-	Nearly  []nearly
-	Ending  []inspect.Ending
+	O         inspect.Overview
+	Hot       inspect.HotList
+	Hottest   []inspect.Hot // those shown
+	Denials   inspect.DenialList
+	Denied    int64
+	Rate      float64 // entries a second, of all scopes in Hot
+	Units     float64
+	RateCut   bool // there may be more scopes than those in Hot
+	Latency   *latency
+	Latest    []inspect.Operation
+	Curve     *plotted // of the hottest scope with a limit that is known; nil for none
+	OfScope   string   // whose it is
+	Nearly    []nearly // limits of which little is left
+	LowCredit []nearly // and prepaid credit
+	Ending    []inspect.Ending
 }
 
 // nearly is a limit of a busy scope with little room left.
@@ -47,43 +48,74 @@ type nearly struct {
 	standing
 }
 
-// nearlyOut looks at the limits of scopes that the program knows, and returns those of which most is used, the fullest first.
-func (h *Handler) nearlyOut(ctx context.Context, in *inspect.Reader, scopes []inspect.Hot) (list []nearly, err error) {
+// nearlyOut looks at the limits of scopes that the program knows, and returns those of which most is used, the fullest first:
+// those of wallets and other prepaid credit apart.
+func (h *Handler) nearlyOut(ctx context.Context, in *inspect.Reader, scopes []string) (limited, credit []nearly, err error) {
 	if h.cfg.Limits == nil {
-		return nil, nil
+		return nil, nil, nil
 	}
-	for _, s := range scopes {
-		limits := h.cfg.Limits(s.Scope)
-		limits = limits[:min(len(limits), budget.MaxLimits)]
-		if s.Scope == "" || len(limits) == 0 {
-			continue
+	var found []nearly
+	for _, scope := range scopes {
+		limits := h.cfg.Limits(scope)
+		for _, l := range limits[:min(len(limits), budget.MaxLimits)] {
+			found = append(found, nearly{scope, standing{ExplainedLimit: inspect.ExplainedLimit{Limit: l}}})
 		}
-		var queries []budget.Query
-		for _, l := range limits {
-			queries = append(queries, budget.Query{Scope: s.Scope, Window: l.Window, Period: l.Period})
+	}
+	for batch := range slices.Chunk(found, budget.MaxQueries) {
+		if err := usagesOf(ctx, in, batch); err != nil {
+			return nil, nil, err
 		}
-		usages, err := in.Ledger.Usage(ctx, in.DB, queries...)
+	}
+	slices.SortStableFunc(found, func(a, b nearly) int { return cmp.Compare(b.Share(), a.Share()) })
+	for _, n := range found {
 		switch {
-		case errors.Is(err, budget.ErrWindowPurged):
-			continue
-		case err != nil:
-			return nil, err
-		}
-		for i, l := range limits {
-			u := usages[i]
-			n := nearly{s.Scope, standing{ExplainedLimit: inspect.ExplainedLimit{
-				Limit: l, Used: u.Used, Held: u.Held, Leased: u.Leased, Available: u.Available(l.Max),
-			}}}
-			if l.Prepaid {
-				n.credited = u.Credited
-			}
-			if float64(n.Counts()) >= n.Low() {
-				list = append(list, n)
-			}
+		case n.Purged || float64(n.Counts()) < n.Low():
+		case n.Limit.Prepaid:
+			credit = append(credit, n)
+		default:
+			limited = append(limited, n)
 		}
 	}
-	slices.SortStableFunc(list, func(a, b nearly) int { return cmp.Compare(b.Share(), a.Share()) })
-	return list[:min(nearlyShown, len(list))], nil
+	return limited[:min(nearlyShown, len(limited))], credit[:min(nearlyShown, len(credit))], nil
+}
+
+// usagesOf reads the usages of limits in one statement. If the usage of one is not known, it reads each apart.
+func usagesOf(ctx context.Context, in *inspect.Reader, list []nearly) error {
+	queries := make([]budget.Query, len(list))
+	for i, n := range list {
+		queries[i] = budget.Query{Scope: n.Scope, Window: n.Limit.Window, Period: n.Limit.Period}
+	}
+	usages, err := in.Usages(ctx, queries...)
+	if errors.Is(err, budget.ErrWindowPurged) && len(list) > 1 {
+		for i := range list {
+			if err := usagesOf(ctx, in, list[i:i+1]); err != nil {
+				return err
+			}
+		}
+		return nil
+	}
+	for i, u := range usages {
+		n := &list[i]
+		if n.Used, n.Held, n.Leased, n.Available = u.Used, u.Held, u.Leased, u.Available(n.Limit.Max); n.Limit.Prepaid {
+			n.credited = u.Credited
+		}
+	}
+	if errors.Is(err, budget.ErrWindowPurged) {
+		list[0].Purged, err = true, nil
+	}
+	return err
+}
+
+// lookedAt are the scopes whose limits the overview looks at: hot ones, and those that refused commands.
+func (o overview) lookedAt() (names []string) {
+	for _, s := range o.Hot.Scopes[:min(nearlyLooked, len(o.Hot.Scopes))] {
+		names = append(names, s.Scope)
+	}
+	for _, d := range o.Denials.Denials {
+		names = append(names, d.Scope)
+	}
+	slices.Sort(names)
+	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == "" })
 }
 
 // latency is how long commands took, from the time that their ids carry until they were recorded. Those without a name
@@ -138,7 +170,7 @@ func (h *Handler) overview(ctx context.Context, in *inspect.Reader, _ url.Values
 	}
 	o.RateCut = len(o.Hot.Scopes) == hotLooked
 	o.Hottest = o.Hot.Scopes[:min(hotShown, len(o.Hot.Scopes))]
-	if o.Nearly, err = h.nearlyOut(ctx, in, o.Hot.Scopes[:min(nearlyLooked, len(o.Hot.Scopes))]); err != nil {
+	if o.Nearly, o.LowCredit, err = h.nearlyOut(ctx, in, o.lookedAt()); err != nil {
 		return page{}, err
 	}
 	if err := h.curve(ctx, in, &o); err != nil {

@@ -106,6 +106,28 @@ func TestUsage_PlotsTheSumsOfEntries(t *testing.T) {
 	require.Contains(t, text(byID(t, page, "stands")), "not known")
 }
 
+// The overview leaves a limit out whose usage a purge has made unknown, and shows those beside it. So does a denial of before.
+func TestOverview_AfterAPurge(t *testing.T) {
+	t.Parallel()
+	short, long := budget.PerWindow(100, 20*time.Minute).Named("short"), budget.PerWindow(1000, 24*time.Hour).Named("long")
+	w := newWorld(t, console.Config{Limits: func(string) []budget.Limit { return []budget.Limit{long, short} }}, "")
+	clock := pgtest.SetClock(t, w.pool, pgtest.Tomorrow(9))
+	for range 40 {
+		w.charge("s", 2)
+	}
+	require.Error(t, w.order("too much", "s", 50, short))
+	clock.Advance(2 * time.Hour)
+	for range 40 {
+		w.charge("s", 2)
+	}
+	_, err := w.client.Budget.Purge(t.Context(), w.pool, budget.PurgeOptions{OlderThan: time.Hour})
+	require.NoError(t, err)
+	nearly := text(byID(t, w.see(""), "nearly"))
+	require.Contains(t, nearly, "s short 80 0 100 20")
+	require.NotContains(t, nearly, "long")
+	require.Contains(t, text(byID(t, w.see("operation", "namespace", "shop", "id", "too much"), "refusals")), "s short 50 18 80")
+}
+
 // Holds are bars from where they begin to where they end, in the colours of their states.
 func TestUsage_DrawsHolds(t *testing.T) {
 	t.Parallel()

@@ -90,6 +90,7 @@ func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 		return err
 	}))
 	require.Contains(t, tile(t, w.see("scope", "scope", "user/ann"), "To draw"), "−5 it is overdrawn; the next credit pays that back; 0 held")
+	require.Contains(t, text(byID(t, w.see(""), "low")), "user/ann credit ")
 	scope := w.see("scope", "scope", "user/ann", "amount", "6", "limits", "wallet=10/credit")
 	require.Contains(t, text(byID(t, scope, "limits")), "A charge of 6 would be refused now.")
 }

@@ -120,6 +120,15 @@ func (r *Reader) apart(ctx context.Context, f func(DB) error) error {
 	return f(r.DB)
 }
 
+// Usages is Ledger.Usage, behind a savepoint: a transaction around it stays usable if it fails.
+func (r *Reader) Usages(ctx context.Context, queries ...budget.Query) (usages []budget.Usage, err error) {
+	err = r.apart(ctx, func(db DB) (err error) {
+		usages, err = r.Ledger.Usage(ctx, db, queries...)
+		return err
+	})
+	return usages, err
+}
+
 // explained is how many holds, and how many leases, an Explanation shows.
 const explained = 20
 
@@ -143,11 +152,7 @@ select coalesce((
 
 func (r *Reader) explainLimit(ctx context.Context, scope string, l budget.Limit, now time.Time) (ExplainedLimit, error) {
 	out := ExplainedLimit{Limit: l}
-	var usages []budget.Usage
-	err := r.apart(ctx, func(db DB) (err error) {
-		usages, err = r.Ledger.Usage(ctx, db, budget.Query{Scope: scope, Window: l.Window, Period: l.Period})
-		return err
-	})
+	usages, err := r.Usages(ctx, budget.Query{Scope: scope, Window: l.Window, Period: l.Period})
 	switch {
 	case errors.Is(err, budget.ErrWindowPurged):
 		out.Purged = true
