@@ -29,40 +29,40 @@ import (
 
 // Config configures a Client. The zero value works, without jobs and without derived secrets.
 type Config struct {
-	Schema      string                // the schema that Migrate created; defaults to "metered"
-	River       *river.Client[pgx.Tx] // for Tx.Enqueue; keys need jobs.Plugin() in it; defaults to none (ErrNoRiver)
-	TokenPrefix string                // begins the text of tokens; defaults to tokens.DefaultPrefix
+	Schema      string                // the schema that Migrate created. Defaults to "metered"
+	River       *river.Client[pgx.Tx] // for Tx.Enqueue; keys need jobs.Plugin() in it. Defaults to none (ErrNoRiver)
+	TokenPrefix string                // begins the text of tokens. Defaults to tokens.DefaultPrefix
 	// SecretKey is the key of Client.Secret, at least tokens.MinKeyLen bytes. Defaults to none: Secret then fails.
 	SecretKey      []byte
-	LockTimeout    time.Duration // bounds each wait for locks, as ctx's deadline does, 1ms to 1h; defaults to 5s
-	ClockTolerance time.Duration // as in budget.Config; defaults to 1m
+	LockTimeout    time.Duration // bounds each wait for locks, as ctx's deadline does, 1ms to 1h. Defaults to 5s
+	ClockTolerance time.Duration // as in budget.Config. Defaults to 1m
 	MustExist      bool          // as in budget.Config: only scopes that were created are charged, credited or held
 	RequireActor   bool          // as in budget.Config and holds.Config: each write has a Note with an Actor
-	NoStandings    bool          // as in budget.Config: receipts do not say what limits stand at, which is faster
+	NoStandings    bool          // as in budget.Config: receipts have no standings of limits, which is faster
 	EarlyLook      bool          // sets Command.EarlyLook for every command
-	MaxFuture      time.Duration // how far the time of an id or an event may be ahead of the database's clock, up to 24h; defaults to 5m
-	MaxLateness    time.Duration // as in budget.Config: how long ago an event may have occurred; defaults to 35 days
-	MaxAttempts    int           // how often Do runs a command that fails with 40001 or 40P01, 1 to 100; defaults to 10
-	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h; defaults to 30s
+	MaxFuture      time.Duration // how far the time of an id or an event may be ahead of the database's clock, up to 24h. Defaults to 5m
+	MaxLateness    time.Duration // as in budget.Config: how long ago an event may have occurred. Defaults to 35 days
+	MaxAttempts    int           // how often Do runs a command that fails with 40001 or 40P01, 1 to 100. Defaults to 10
+	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h. Defaults to 30s
 	Holds          holds.Config  // of Client.Holds; subscribers cost a round trip while the locks are held
 	// NotifyJobs and NotifyChargesFrom send committed commands to Client.Listen, at no round trip: the jobs that
 	// Tx.Enqueue made, and charges (Command.Charges, Tx.Charge) of so many units and more. NotifyJobs sends the jobs of
-	// Client.Jobs as well, for a round trip of each call (jobs.Config.Notify). Whoever may connect to the database can
+	// Client.Jobs as well, for a round trip of each call (jobs.Config.Notify). Every role that may connect to the database can
 	// listen, whatever its grants. Default to nothing. Refusals are OnDenial's.
 	NotifyJobs        bool
 	NotifyChargesFrom int64
 	// Leases spends the charges of its Rules' scopes from leases, without their locks (package leases). Limits are kept all
-	// the same. What is spent so has no Standings in the receipt. Sticky charges are not. Defaults to none.
+	// the same. Units spent so have no Standings in the receipt. Sticky charges are not. Defaults to none.
 	Leases *leases.Pool
-	// OnThreshold is told of the thresholds that charges and holds cross (budget.Limit.Tell), before the transaction commits that
-	// crosses them: tx is that of the command. It enqueues a job, or writes rows. A command that crosses one runs again, once, to
-	// tell of it. Defaults to none: limits with thresholds are refused.
+	// OnThreshold is called with the thresholds that charges and holds cross (budget.Limit.Tell), before the transaction that
+	// crosses them commits: tx is that of the command. It enqueues a job, or writes rows. A command that crosses one runs again, once, to
+	// report it. Defaults to none: limits with thresholds are refused.
 	OnThreshold budget.OnThreshold
-	// Observer is told of all that the Client and its pieces do: for metrics and traces (packages observe, otelmetered).
+	// Observer gets an event for each call of the Client and its pieces: for metrics and traces (packages observe, otelmetered).
 	// That of Leases is its own, in its Config.Ledger. Defaults to none.
 	Observer observe.Observer
-	// OnDenial is called for every refused command, in Do's goroutine, after its transaction has ended; in DoTx after
-	// the savepoint was rolled back. It is for audit records; to count, see Observer. Defaults to none.
+	// OnDenial is called for every refused command, in Do's goroutine, after its transaction has ended, and in DoTx after
+	// the savepoint was rolled back. It is for audit records. To count refusals, see Observer. Defaults to none.
 	OnDenial func(context.Context, Denial)
 }
 
@@ -206,8 +206,8 @@ func (c *Client) Secret(namespace, operationID, label string) (tokens.Secret, er
 
 // RunTx runs fn in a transaction of the Client's pool, for the pieces alone and for DoTx. After SQLSTATE 40001 or 40P01
 // it runs fn again, up to Config.MaxAttempts times, as Do does. So fn must have no effect outside tx, and must not
-// end it (ErrTxControl; what it committed stays). If fn returns an error, the transaction is rolled back, and RunTx
-// returns that error. Its own errors: those of Postgres; ErrSerialization; ErrCommitUnknown; ErrTxFailed; ErrNested
+// end it (ErrTxControl, and its commits stay). If fn returns an error, the transaction is rolled back, and RunTx
+// returns that error. Its own errors: those of Postgres, ErrSerialization, ErrCommitUnknown, ErrTxFailed, ErrNested
 // inside a command.
 func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(c.made(), notNil("fn", fn)); err != nil {
@@ -229,7 +229,7 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 		return err
 	}
 	defer conn.Release()
-	defer func() { // also on a panic; after COMMIT it does nothing
+	defer func() { // also on a panic. After COMMIT it does nothing
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
 		defer cancel()
 		_ = tx.Rollback(ctx)
@@ -238,7 +238,7 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 		return err
 	}
 	if err := ctx.Err(); err != nil {
-		return err // else it could not be told whether COMMIT was sent
+		return err // else nobody could know whether COMMIT was sent
 	}
 	err = tx.Commit(ctx)
 	switch {

@@ -34,21 +34,21 @@ const (
 	maxResultBytes = 1 << 20 // of the result as JSON
 )
 
-// Command declares what a call is about. Only ID is required.
+// Command declares a call. Only ID is required.
 type Command struct {
 	// ID is the operation's id, 1 to 255 bytes of UTF-8: the same ID in the same Namespace is carried out once.
-	// A UUIDv7 carries its time (see IssuedAt), in any common spelling; two spellings are two IDs. Another ID looks
+	// A UUIDv7 carries its time (see IssuedAt), in any common spelling. Two spellings are two IDs. Another ID looks
 	// new again when its record is purged, unless IssuedAt is set.
 	ID string
 	// Namespace keeps the ids of tenants apart, up to 255 bytes. If clients choose IDs, it must be the user or
 	// tenant that is signed in: in a common namespace one client can get another's result. Defaults to "".
 	Namespace string
-	Name      string // says what the command is, up to 255 bytes; the same ID with another name is a conflict
-	// Input is what the command depends on, as JSON of up to 1 MiB. The same ID with other input is a conflict. Only
+	Name      string // the kind of command, up to 255 bytes. The same ID with another name is a conflict
+	// Input is the command's own argument, as JSON of up to 1 MiB. The same ID with other input is a conflict. Only
 	// its SHA-256 is stored. A function that charges, credits, refunds or calls holds needs one. Defaults to none.
 	Input any
 	// IssuedAt is when the client issued the command, the same in each repetition. An operation that carries a time
-	// (here, or in a UUIDv7, whose time wins) is ErrRetired, instead of running again, if it is not newer than what
+	// (here, or in a UUIDv7, whose time wins) is ErrRetired, instead of running again, if it is not newer than the records that
 	// was purged. Defaults to none.
 	IssuedAt time.Time
 	// Charges are made last, all or none: a refusal undoes what the function wrote. An early look, at no round trip,
@@ -60,7 +60,7 @@ type Command struct {
 	// bare command. Defaults to Config.EarlyLook.
 	EarlyLook bool
 	// Holds and Claims are placed with the charges, as Tx.Place and Tx.Claim do, and looked at early, at no round trip.
-	// What they reserve is part of the fingerprint: the same ID for another seat is a conflict. Tx.Placed has the ids.
+	// The reserved scopes and units are part of the fingerprint: the same ID for another seat is a conflict. Tx.Placed has the ids.
 	// A hold that the function makes room for belongs in Tx.Place.
 	Holds  []holds.Request
 	Claims []holds.Claim
@@ -69,8 +69,8 @@ type Command struct {
 	// ErrTooManyAttempts. To count failures alone, let the function refund Tx.Sticky last (Tx.RefundCharge). Their
 	// entries do not name the operation. Not in DoTx. Defaults to none.
 	Sticky    []budget.Charge
-	Token     *Redeem        // is spent by the command, unless it is a replay; defaults to none
-	Isolation pgx.TxIsoLevel // of the transaction; defaults to READ COMMITTED, the fastest on a hot scope; not in DoTx
+	Token     *Redeem        // is spent by the command, unless it is a replay. Defaults to none
+	Isolation pgx.TxIsoLevel // of the transaction. Defaults to READ COMMITTED, the fastest on a hot scope. Not in DoTx
 	// EarlyRelease releases the locks before the commit is durable, for a hot scope where a commit takes long. Do still
 	// returns when it is durable. The price: a reader, or a refused command, may see state that a crash undoes (see
 	// docs/model.md). Not for sticky charges, nor in DoTx. Defaults to false.
@@ -105,7 +105,7 @@ func (r Redeem) LogValue() slog.Value { return slog.StringValue(r.redacted()) }
 
 func (r Redeem) MarshalJSON() ([]byte, error) { return json.Marshal(r.redacted()) }
 
-// operation is a validated command, and what came of it.
+// operation is a validated command, with its outcome.
 type operation struct {
 	command.Operation
 	client  *Client
@@ -300,7 +300,7 @@ func (op *operation) takeSticky(ctx context.Context) error {
 	return nil
 }
 
-// taken is what op charged for Command.Sticky, if there is an op.
+// taken has the charges that op made for Command.Sticky, if there is an op.
 func (op *operation) taken() budget.Receipt {
 	if op == nil {
 		return budget.Receipt{}
@@ -308,7 +308,7 @@ func (op *operation) taken() budget.Receipt {
 	return op.sticky
 }
 
-// deny tells Config.OnDenial of err if it is a refusal, and returns err.
+// deny calls Config.OnDenial with err if it is a refusal, and returns err.
 func (c *Client) deny(ctx context.Context, cmd Command, op *operation, err error) error {
 	c.refusals.Add(time.Now(), err)
 	if c.cfg.OnDenial != nil && fault.Refused(err) {

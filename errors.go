@@ -11,11 +11,11 @@ import (
 
 // Refused before any SQL, or by the set-up.
 var (
-	ErrArgument      error = errArgument          // every refused argument; the error is an *ArgumentError
-	ErrSchemaVersion error = migrate.ErrVersion   // the schema is too new for this build, or lacks what it calls
+	ErrArgument      error = errArgument          // every refused argument: the error is an *ArgumentError
+	ErrSchemaVersion error = migrate.ErrVersion   // the schema is too new for this build, or lacks a function that it calls
 	ErrNotMigrated   error = fault.ErrNotMigrated // the schema, or a part of it, is missing or older
 	ErrSchemaDiffers error = migrate.ErrDiffers   // the schema differs from its version as the text says
-	ErrNotGranted    error = fault.ErrNotGranted  // the role has not been given what the call needs
+	ErrNotGranted    error = fault.ErrNotGranted  // the role lacks a grant that the call needs
 )
 
 var errArgument = fault.New("invalid_argument", "metered: invalid argument")
@@ -23,16 +23,16 @@ var errArgument = fault.New("invalid_argument", "metered: invalid argument")
 // Answers to an operation id. Nothing was done.
 var (
 	ErrConflict         error = command.ErrConflict // the id was used before, for another command
-	ErrRetired          error = command.ErrRetired  // the id's time is not after what was purged: perhaps it ran before
+	ErrRetired          error = command.ErrRetired  // the id's time is not after the purged records: perhaps it ran before
 	ErrFuture           error = command.ErrFuture   // the id's time is further ahead of the clock than Config.MaxFuture
 	ErrUnknownOperation error = fault.New("operation_unknown", "metered: no such operation")
 )
 
 // Failures of a command. Except after ErrIndefinite and ErrCommitUnknown, the call committed nothing.
 var (
-	ErrBusy          error = fault.ErrBusy          // a lock was not free within the lock timeout; try again later
-	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01, in all attempts; in DoTx run tx again
-	ErrTimeout       error = command.ErrTimeout     // the server gave up at the deadline; also context.DeadlineExceeded
+	ErrBusy          error = fault.ErrBusy          // a lock was not free within the lock timeout: try again later
+	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01, in all attempts. In DoTx run tx again
+	ErrTimeout       error = command.ErrTimeout     // the server gave up at the deadline. It is also context.DeadlineExceeded
 	ErrTxControl     error = guardtx.ErrControl     // the function, a subscriber or Cost.Write tried to end the transaction
 	ErrTxDone        error = guardtx.ErrDone        // the transaction was used after the function had returned
 	ErrNested        error = command.ErrNested      // a command began in another's function or subscriber, with its context or tx
@@ -42,14 +42,14 @@ var (
 	// the caller's transaction had failed before.
 	ErrTxFailed error = guardtx.ErrFailed
 	// ErrResult: the result cannot be written as JSON or read back, is not UTF-8, or is larger than 1 MiB. In a replay:
-	// the recorded result does not fit the type; Lookup has it.
+	// the recorded result does not fit the type: Lookup has it.
 	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
 	// ErrSticky: taking the sticky charges failed, not by a denial. They may have been taken. The function did not run.
 	ErrSticky error = fault.New("sticky_failed", "metered: the sticky charges could not be taken")
 	// ErrTooManyAttempts: the budget refused Command.Sticky (HTTP 429), not Command.Charges (402). The error is also a
 	// *budget.ExceededError and budget.ErrExceeded, whose Code it has.
 	ErrTooManyAttempts = fault.ErrTooManyAttempts
-	// ErrCommitUnknown: the answer to the COMMIT of Client.RunTx was lost. Nobody can tell whether it took effect.
+	// ErrCommitUnknown: the answer to the COMMIT of Client.RunTx was lost. Nobody can know whether it took effect.
 	ErrCommitUnknown error = fault.New("commit_unknown", "metered: the answer to COMMIT was lost")
 )
 
@@ -86,9 +86,9 @@ func misuse(field, format string, args ...any) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// Code returns the stable code of err, for metrics and other programs; "" for nil and for errors that are not this
+// Code returns the stable code of err, for metrics and other programs, or "" for nil and for errors that are not this
 // library's. An error has the same code in every package: budget.ErrBusy is metered.ErrBusy.
-// docs/http.md says what a client does. Most errors of a connection have none: ask Retryable.
+// docs/http.md says how a client reacts. Most errors of a connection have none: ask Retryable.
 //
 //	refused         budget_exceeded token_invalid operation_conflict operation_retired operation_future
 //	try again       busy timeout stale_read serialization
@@ -110,11 +110,11 @@ func Code(err error) string { return fault.Code(err) }
 
 // Retryable reports whether the same call may succeed later though nothing else is changed: a 503 over HTTP.
 //
-// True: ErrBusy; timeouts; serialization failures and deadlocks; lost or refused connections; a server that starts,
-// shuts down or is short of something (SQLSTATE classes 08, 53, 57P, with exceptions); replica.ErrStale; ErrIndefinite,
+// True: ErrBusy, timeouts, serialization failures and deadlocks, lost or refused connections, a server that starts,
+// shuts down or is short of something (SQLSTATE classes 08, 53, 57P, with exceptions), replica.ErrStale, ErrIndefinite,
 // with the same command. For ErrSticky the error below it decides.
 //
-// False: nil; refusals, which say themselves if waiting helps; arguments, conflicts and the set-up; a cancelled call;
+// False: nil, refusals, which say themselves if waiting helps, arguments, conflicts and the set-up, a cancelled call,
 // and the function's own errors. A function that reads another server should wrap its *net.OpError or
 // io.ErrUnexpectedEOF as text, or it counts as the database's.
 func Retryable(err error) bool { return fault.Retryable(err) }

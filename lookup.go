@@ -88,7 +88,7 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 // drawnPrefix begins a draw among the holds of a record: the function draw of the schema writes it.
 const drawnPrefix = `{"drawn"`
 
-// recorded is what the record of an operation says of its charges, holds and draws.
+// recorded has the charges, holds and draws of an operation's record.
 func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, draws []wallet.Drawn, err error) {
 	for i, scope := range rec.Scopes {
 		receipt.Entries = append(receipt.Entries, budget.Posted{Scope: scope, Amount: rec.Amounts[i], Seq: rec.Seqs[i], At: rec.Ats[i]})
@@ -117,9 +117,9 @@ type PurgeOptions struct {
 	// OlderThan is how long an operation is remembered, 1s to a century: longer than any client may wait before it
 	// repeats a call. Required.
 	OlderThan time.Duration
-	Batch     int                 // how many records one transaction deletes, 1 to 10,000; defaults to 1,000
-	Progress  func(deleted int64) // called after each batch with the number so far; defaults to none
-	DryRun    bool                // counts what would be deleted now, and deletes nothing; needs SELECT on the table; defaults to false
+	Batch     int                 // how many records one transaction deletes, 1 to 10,000. Defaults to 1,000
+	Progress  func(deleted int64) // called after each batch with the number so far. Defaults to none
+	DryRun    bool                // counts the rows that would be deleted now, and deletes none. It needs SELECT on the table. Defaults to false
 }
 
 const purgeableSQL = `
@@ -129,9 +129,9 @@ where o.at < cutoff.at and coalesce(o.issued_at, o.at) < cutoff.at`
 const purgeSQL = `select deleted, last from metered.purge_operations($1, metered.clock() - $2::interval, $3, $4)`
 
 // PurgeOperations deletes records that were issued and completed longer ago than OlderThan, and returns how many. An id
-// with a time at or before the latest deleted one is ErrRetired from then on; an id without a time looks new again.
+// with a time at or before the latest deleted one is ErrRetired from then on. An id without a time looks new again.
 //
-// It owns its transactions: what is deleted stays deleted if it fails. Any number may run at once; they wait for each
+// It owns its transactions: deleted rows stay deleted if it fails. Any number may run at once. They wait for each
 // other for at most Config.LockTimeout (ErrBusy). It needs the schema's owner or GrantMaintenanceSQL's grants.
 func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(c.made(), notNil("pool", pool)); err != nil {
@@ -151,7 +151,7 @@ func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts P
 	return deleted, nil
 }
 
-// refusal is an error that fault.Refused reports, as it is recorded. One field tells its type.
+// refusal is an error that fault.Refused reports, as it is recorded. One field has its type.
 type refusal struct {
 	Code          string                     `json:"code"`
 	Text          string                     `json:"text"`
@@ -180,7 +180,7 @@ func refusalJSON(err error) string {
 	case errors.As(err, &unknown):
 		r.Unknown = unknown.Reason()
 	}
-	if r.Taken != nil { // who repeats the call may not know by whom: that is for a call with Claim.Reveal
+	if r.Taken != nil { // a repeated call may not learn the holder: that is for a call with Claim.Reveal
 		taken := *r.Taken
 		taken.By, r.Taken = nil, &taken
 	}

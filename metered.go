@@ -3,7 +3,7 @@
 //
 //	out, err := metered.Do(ctx, client, metered.Command{
 //	    ID:        requestID,                     // the same id never runs twice
-//	    Namespace: user,                          // whose id it is: who is signed in
+//	    Namespace: user,                          // whose id it is: the user who is signed in
 //	    Name:      "upload",
 //	    Input:     input,
 //	    Token:     &metered.Redeem{Purpose: "upload", Subject: user, Presented: token},
@@ -13,11 +13,11 @@
 //	    return stored, nil
 //	})
 //
-// Most programs want [Do], which owns its transaction; [DoTx] runs the same command inside one of yours. [Open] is for
+// Most programs want [Do], which owns its transaction. [DoTx] runs the same command inside one of yours. [Open] is for
 // work whose cost is known at its end: a stream, an agent's call. Prepaid credit that expires is package wallet. It and
 // budget, holds, leases, tokens and jobs also work alone. docs/model.md shows a command on one page.
 //
-// Limits can have thresholds: Config.OnThreshold is told of the charge that crosses one, before it commits.
+// Limits can have thresholds: Config.OnThreshold gets the charge that crosses one, before it commits.
 //
 // Charges are made last, in the flush that carries COMMIT. So a command can be refused after its function has run: the
 // function must have no effect outside the transaction.
@@ -48,47 +48,47 @@ import (
 // NewID returns a UUIDv7 for Command.ID. Make it at the client, and send it again with each repetition.
 func NewID() string { return uuidv7.New() }
 
-// Func is what a command does: its writes, through tx, and its result, which is stored as JSON (else ErrResult). It
+// Func is the body of a command: its writes, through tx, and its result, which is stored as JSON (else ErrResult). It
 // may be called several times, and must have no effect outside the transaction.
 //
-// Do inside it, with its ctx or one made from it, is ErrNested; so it is with context.WithoutCancel. Work that goes on
+// Do inside it, with its ctx or one made from it, is ErrNested, also with context.WithoutCancel. Work that goes on
 // after the command needs a context from elsewhere.
 type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 
-// Outcome is what came of a committed command. On error every field except Sticky is zero; of a refusal on record also
+// Outcome is the answer of a committed command. On error every field except Sticky is zero, and of a refusal on record also
 // Replayed and At are set.
 type Outcome[R any] struct {
-	Result R               `json:"result"` // what the function returned, as it comes back from JSON
+	Result R               `json:"result"` // the function's result, as it comes back from JSON
 	Raw    json.RawMessage `json:"-"`      // that JSON, the same bytes for each replay
 	// Replayed is true if this is the record of an earlier call, or of this one after the answer to COMMIT was lost.
 	Replayed bool           `json:"replayed"`
-	Receipt  budget.Receipt `json:"receipt"` // what was charged, without sticky charges; in a replay without standings
-	// Sticky is what this call charged for Command.Sticky, also on error. It is empty if the charges were refused, are
+	Receipt  budget.Receipt `json:"receipt"` // the charges, without sticky ones. A replay has no standings
+	// Sticky has the charges of this call for Command.Sticky, also on error. It is empty if the charges were refused, are
 	// not known to be taken (ErrSticky), or if this call found the record of another.
 	Sticky budget.Receipt `json:"sticky,omitzero"`
-	// Holds are the holds of the calls of Tx, in their order, each as it was after its call; the same in a replay.
+	// Holds are the holds of the calls of Tx, in their order, each as it was after its call, also in a replay.
 	Holds []holds.Hold   `json:"holds,omitempty"`
-	Draws []wallet.Drawn `json:"draws,omitempty"` // by the calls of Tx.Draw, in their order; the same in a replay
+	Draws []wallet.Drawn `json:"draws,omitempty"` // by the calls of Tx.Draw, in their order, also in a replay
 	At    time.Time      `json:"at"`              // when the command was completed, by the database's clock
-	LSN   replica.LSN    `json:"lsn,omitzero"`    // behind the commit, if Command.LSN is set; 0 if the server did not say
+	LSN   replica.LSN    `json:"lsn,omitzero"`    // behind the commit, if Command.LSN is set, or 0 if the server did not say
 }
 
 // Do runs a command as one unit: it claims the operation id, spends the token, calls fn (which may be nil) with the
 // transaction, makes the charges, records the result and commits. If a part fails, nothing is left, except sticky
 // charges.
 //
-// Idempotency: a command that committed under the same ID and Namespace gets its first result, without running again;
+// Idempotency: a command that committed under the same ID and Namespace gets its first result, without running again.
 // its token must be presented, but may be spent. Concurrent calls with one id wait for each other. A refused command
-// leaves no record, unless RecordRefusal asks for one; a failed one leaves none.
+// leaves no record, unless RecordRefusal asks for one. A failed one leaves none.
 //
-// Retries: SQLSTATE 40001 and 40P01, up to Config.MaxAttempts attempts; and a COMMIT whose answer was lost, until
+// Retries: SQLSTATE 40001 and 40P01, up to Config.MaxAttempts attempts, and a COMMIT whose answer was lost, until
 // ctx's deadline or Config.ResolveTimeout.
 //
-// Locks: the operation id and the token's row from the beginning; whatever fn locks; and in the last flush the scopes,
+// Locks: the operation id and the token's row from the beginning, those of fn, and in the last flush the scopes,
 // new ids of holds and rows of holds, in one order. ctx's deadline also bounds the server's waits.
 //
-// Errors: *ArgumentError before any SQL; refusals (see Denial); ErrConflict, ErrRetired, ErrFuture; those of the
-// section "Failures of a command"; ErrNotMigrated, ErrSchemaVersion; fn's own; errors of Postgres; *IndefiniteError. A
+// Errors: *ArgumentError before any SQL, refusals (see Denial), ErrConflict, ErrRetired, ErrFuture, those of the
+// section "Failures of a command", ErrNotMigrated, ErrSchemaVersion, fn's own, errors of Postgres, *IndefiniteError. A
 // panic in fn rolls back and goes on. On error the Outcome is as its comment says.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := c.made(); err != nil {
@@ -101,7 +101,7 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 }
 
 // DoTx runs a command inside the caller's transaction, behind a savepoint: if it is refused or fails, tx is as before,
-// and usable. It takes effect with the caller's commit; a rollback takes its record back too.
+// and usable. It takes effect with the caller's commit. A rollback takes its record back too.
 //
 // The scopes stay locked until tx ends: make it the last thing. A second command in tx, or one after a charge, can
 // deadlock (40P01). Nothing is retried, and no timeout is set: after 40001 or 40P01 the caller retries tx

@@ -16,27 +16,27 @@ import (
 //go:generate go test ./internal/schema -run Catalog -update
 
 // SchemaVersion is the version of the schema that this release creates and needs. It also works on the version after
-// it, as long as that one has what it calls.
+// it, as long as that one has the functions that it calls.
 const SchemaVersion = schema.Version
 
-// MigrateOptions says what Migrate creates. The zero value creates the schema "metered" and nothing else.
+// MigrateOptions are the options of Migrate. The zero value creates the schema "metered" and nothing else.
 type MigrateOptions struct {
-	Schema string // the name of the schema to create; defaults to "metered"
+	Schema string // the name of the schema to create. Defaults to "metered"
 	// DropPrevious drops the functions and types that only the build before this one calls (MigrateReport.Previous).
 	// Set it when no process of that build runs any more. Defaults to false: the next upgrade drops them.
 	DropPrevious bool
-	River        bool   // bring River's own tables to the latest version that this build of River knows; defaults to false
-	RiverSchema  string // where River's tables go; defaults to the connection's search_path, as with River itself
-	// OnWait is told what Migrate waits for, before each new attempt to get a lock. Defaults to none.
+	River        bool   // bring River's own tables to the latest version that this build of River knows. Defaults to false
+	RiverSchema  string // where River's tables go. Defaults to the connection's search_path, as with River itself
+	// OnWait is called before each new attempt to get a lock, with the reason of the wait. Defaults to none.
 	OnWait func(ctx context.Context, what string)
 }
 
-// MigrateReport is what Migrate did.
+// MigrateReport is the report of Migrate.
 type MigrateReport struct {
 	// From and To are the schema's versions before and after. From is 0 if there was no schema. Both are
 	// SchemaVersion + 1 if the schema is newer than this build.
 	From, To int
-	// Repaired is what was not as it should be in a schema of this version, and is now: functions and types were
+	// Repaired has the differences in a schema of this version that Migrate mended: functions and types were
 	// created again, or taken from everybody.
 	Repaired []SchemaDifference
 	Dropped  []string // functions and types of earlier versions that were dropped
@@ -47,18 +47,18 @@ type MigrateReport struct {
 
 // Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and repairs functions of this
 // version that are missing or differ. Any number of processes may call it at once, at every start: they queue on an
-// advisory lock. It changes the schema in one transaction; River's migrations follow, each in one of its own. It needs
+// advisory lock. It changes the schema in one transaction. River's migrations follow, each in one of its own. It needs
 // one connection of pool, and works through a pooler in transaction mode.
 //
-// Processes and roles of the version before can go on: what only they call stays. A schema that is newer by one version
+// Processes and roles of the version before can go on: functions that only they call stay. A schema that is newer by one version
 // is left as it is, without an error. docs/operations.md shows a rolling deploy.
 //
-// It waits for a lock for a second at a time, so that nobody queues behind it for longer. Then it tells OnWait and
+// It waits for a lock for a second at a time, so that nobody queues behind it for longer. Then it calls OnWait and
 // tries again, until ctx is done (ErrBusy): give ctx a deadline.
 //
 // The role that creates the schema owns it. It needs no right to create schemas if it owns an empty one of that name.
 // An upgrade needs the owner, or a member of it. Other errors: ErrSchemaVersion if the schema is newer by more than one
-// version, or lacks what this build calls; ErrSchemaDiffers if tables or the version are not as they should be, with nothing
+// version, or lacks a function that this build calls, and ErrSchemaDiffers if tables or the version are not as they should be, with nothing
 // changed.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (MigrateReport, error) {
 	n, err := parseSchema("MigrateOptions.Schema", opts.Schema)
@@ -73,21 +73,21 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (Migr
 	}, err
 }
 
-// SchemaReport is what Validate found.
+// SchemaReport is the report of Validate.
 type SchemaReport struct {
 	Version int // of the schema, 0 if there is none
-	// Differences are what is not as this build needs it. If Version is newer than SchemaVersion, these are only such
+	// Differences are the objects that are not as this build needs them. If Version is newer than SchemaVersion, these are only such
 	// that make calls of this build fail.
 	Differences []SchemaDifference
-	Previous    []string // as in MigrateReport; they are no difference
+	Previous    []string // as in MigrateReport: they are no difference
 }
 
 // SchemaDifference is one object of the schema that is not as it should be.
 type SchemaDifference struct {
 	Object  string `json:"object"`         // "function clock()", "column ledger.seq", "index holds_due"
-	Problem string `json:"problem"`        // what is wrong
-	Want    string `json:"want,omitempty"` // what it should be, of a function's body a hash; it may be empty
-	Have    string `json:"have,omitempty"` // what it is
+	Problem string `json:"problem"`        // the fault
+	Want    string `json:"want,omitempty"` // as it should be, of a function's body a hash. It may be empty
+	Have    string `json:"have,omitempty"` // as it is
 }
 
 func (d SchemaDifference) String() string { return migrate.Difference(d).String() }
@@ -101,8 +101,8 @@ func differences(all []migrate.Difference) (wrong []SchemaDifference) {
 
 func (r SchemaReport) OK() bool { return r.Err() == nil }
 
-// Err is nil if the schema is what this build needs. Otherwise it is ErrNotMigrated: there is no schema, or an older
-// one; ErrSchemaVersion: it is newer, and lacks what this build calls; or ErrSchemaDiffers: it is of this version, and
+// Err is nil if this build can use the schema. Otherwise it is ErrNotMigrated: there is no schema, or an older
+// one. Or ErrSchemaVersion: it is newer, and lacks a function that this build calls. Or ErrSchemaDiffers: it is of this version, and
 // has Differences, or it says another version than it has.
 func (r SchemaReport) Err() error {
 	var wrong []migrate.Difference
@@ -112,12 +112,12 @@ func (r SchemaReport) Err() error {
 	return migrate.Err(SchemaVersion, r.Version, wrong)
 }
 
-// Validate compares what is installed in the schema ("" means "metered") with what this build needs: tables, columns,
+// Validate compares the schema ("" means "metered") with the one that this build needs: tables, columns,
 // indexes, constraints, types and functions, their owners, and that nothing can be executed by everybody. Other
 // objects, comments, and columns, indexes and triggers that somebody added, are no difference.
 //
-// It changes nothing; every role may call it that GrantSQL was run for. An error means that it could not be found out
-// what is there: see SchemaReport.Err. docs/operations.md says what to do about differences.
+// It changes nothing. Every role may call it that GrantSQL was run for. An error means that the schema could not be
+// read: see SchemaReport.Err. docs/operations.md says how to mend differences.
 func Validate(ctx context.Context, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }, schemaName string) (SchemaReport, error) {
@@ -140,20 +140,20 @@ const (
 	Atlas         MigrationTool = "atlas"          // versioned migrations of atlasgo.io
 )
 
-// SchemaSQLOptions says what SchemaSQL renders. The zero value is the whole schema.
+// SchemaSQLOptions are the options of SchemaSQL. The zero value is the whole schema.
 type SchemaSQLOptions struct {
-	Schema string // 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor "pg_"; defaults to "metered"
+	Schema string // 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor "pg_". Defaults to "metered"
 	// From is the version that is installed. Defaults to 0, none: the whole schema. With an earlier version it is the
 	// upgrade to SchemaVersion. With SchemaVersion all functions are created again, as a repair does.
 	From int
 	// DropPrevious is that of MigrateOptions. With From = SchemaVersion nothing else is rendered: it is the migration
 	// that follows when no process of the build before runs any more.
 	DropPrevious bool
-	Tool         MigrationTool // what the text is for; defaults to PlainSQL
+	Tool         MigrationTool // the tool that runs the text. Defaults to PlainSQL
 }
 
-// SchemaSQL renders what Migrate does as a file of a migration tool's: the whole schema, or the upgrade from an earlier
-// version to SchemaVersion. Each release that changes SchemaVersion then is a file more, rendered by the new build;
+// SchemaSQL renders Migrate's statements as a file of a migration tool's: the whole schema, or the upgrade from an earlier
+// version to SchemaVersion. Each release that changes SchemaVersion then is a file more, rendered by the new build.
 // earlier files stay good. Run it in one transaction, as the role that owns the data or is to own it, with a
 // lock_timeout, for the reason that Migrate has. It sets the session's search_path and puts it back at its end. The text is ASCII. Anything else than the options allow is an
 // *ArgumentError. See docs/operations.md.
@@ -172,20 +172,20 @@ func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 }
 
 // GrantSQL renders the grants under which an application can make every call of this library but those of
-// GrantMaintenanceSQL: EXECUTE on the functions that it calls and SELECT on what it reads, but no INSERT, UPDATE or
+// GrantMaintenanceSQL: EXECUTE on the functions that it calls and SELECT on the tables that it reads, but no INSERT, UPDATE or
 // DELETE. The functions run with their owner's rights, and none of them changes or deletes a ledger entry, or makes one
-// that takes spending back or breaks its scope's chain. The application is trusted with what it passes: limits, notes
+// that takes spending back or breaks its scope's chain. The application is trusted with its arguments: limits, notes
 // and operation ids.
 //
-// Run it as the schema's owner, after Migrate or SchemaSQL; role must exist. An upgrade gives the roles of the version
-// before what they need. The text also takes the functions from everybody (PUBLIC), who has them after a restore of a
-// dump without privileges, and says so by NOTICE. docs/operations.md says what River's tables need.
+// Run it as the schema's owner, after Migrate or SchemaSQL. role must exist. An upgrade gives the roles of the version
+// before the grants that they need. The text also takes the functions from PUBLIC, which has them after a restore of a
+// dump without privileges, and says so by NOTICE. docs/operations.md has the grants for River's tables.
 func GrantSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Application)
 }
 
-// GrantMaintenanceSQL renders the grants for what deletes or repairs: the five Purge calls and
-// budget.Ledger.RepairClock. They are for a role of its own, which a scheduled job uses; a role may also be given both
+// GrantMaintenanceSQL renders the grants of maintenance: the five Purge calls and
+// budget.Ledger.RepairClock. They are for a role of its own, which a scheduled job uses. A role may also be given both
 // sets of grants.
 func GrantMaintenanceSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Maintenance)
@@ -193,8 +193,8 @@ func GrantMaintenanceSQL(schemaName, role string) (string, error) {
 
 // GrantReportingSQL renders the grants under which a role can read reports, and nothing else: the views, and the tables
 // that budget.Ledger.Usage, Entries and Check, and holds.Book.Get, List, Due and History read. It sees scopes, amounts, notes,
-// and what a caller put into a hold's metadata. It sees neither digests and payloads of tokens, nor results and fingerprints
-// of operations, and it cannot write, lock a row, or wait for one. What River's jobs are is not in this schema: grant select on
+// and the metadata of holds. It sees neither digests and payloads of tokens, nor results and fingerprints
+// of operations, and it cannot write, lock a row, or wait for one. River's jobs are not in this schema: grant select on
 // river_job beside it, to see them.
 func GrantReportingSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Reporting)

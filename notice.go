@@ -18,11 +18,11 @@ import (
 	"github.com/pgmetered/metered/jobs"
 )
 
-// Notice is what a committed command did, or jobs that Client.Jobs enqueued without one, or that some may have been missed.
+// Notice tells a listener of a committed command, of jobs that Client.Jobs enqueued without one, or that notices may have been missed.
 type Notice struct {
 	Missed    bool             `json:"missed,omitempty"` // the rest is then empty
 	Namespace string           `json:"namespace,omitempty"`
-	ID        string           `json:"id,omitempty"` // of the command; "" for jobs that were enqueued in a transaction without one
+	ID        string           `json:"id,omitempty"` // of the command, or "" for jobs that were enqueued in a transaction without one
 	Name      string           `json:"name,omitempty"`
 	Charges   []budget.Charged `json:"charges,omitempty"`
 	Jobs      []jobs.Enqueued  `json:"jobs,omitempty"`
@@ -48,7 +48,7 @@ func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.List
 	}, handle)
 }
 
-// channel is where commands are told.
+// channel is the channel of notices.
 func (c *Client) channel() string { return listen.Commands(c.schema.String()) }
 
 func checkChannel(field, channel string) error {
@@ -83,7 +83,7 @@ const maxPayload = 5_300
 
 const notifySQL = `select pg_catalog.pg_notify($1, $2::text || ']}')`
 
-// notifyJobsSQL tells of those jobs that are there: not of what a savepoint took back.
+// notifyJobsSQL notifies of those jobs that are there: not of jobs that a savepoint took back.
 const notifyJobsSQL = `
 select pg_catalog.pg_notify($1, $2::text || coalesce(pg_catalog.string_agg(j.said, ',' order by j.n), '') || ']}')
 from unnest($3::bigint[], $4::text[]) with ordinality j(id, said, n)
@@ -102,7 +102,7 @@ func notifyJobs(client *river.Client[pgx.Tx]) string {
 // maxJobIDs is how many jobs the record of an operation names.
 const maxJobIDs = 1000
 
-// enqueued takes note of a job, for the record, and if it is to be told.
+// enqueued takes note of a job, for the record and the notice.
 func (t *Tx) enqueued(r jobs.Result) {
 	if r.Created && len(t.jobIDs) < maxJobIDs {
 		t.jobIDs = append(t.jobIDs, r.JobID)
@@ -112,28 +112,28 @@ func (t *Tx) enqueued(r jobs.Result) {
 	}
 }
 
-// large are the charges to be told of.
-func (t *Tx) large() (large []told) {
+// large are the charges of the notice.
+func (t *Tx) large() (large []noticed) {
 	from := t.client.cfg.NotifyChargesFrom
 	if from == 0 || t.charged == nil {
 		return nil
 	}
 	for _, c := range t.charged.Charges {
 		if c.Amount >= from {
-			large = append(large, told{Scope: c.Scope, Amount: c.Amount, Note: json.RawMessage(c.Note)})
+			large = append(large, noticed{Scope: c.Scope, Amount: c.Amount, Note: json.RawMessage(c.Note)})
 		}
 	}
 	return large
 }
 
-// told is a budget.Charged whose note is encoded already.
-type told struct {
+// noticed is a budget.Charged whose note is encoded already.
+type noticed struct {
 	Scope  string          `json:"scope"`
 	Amount int64           `json:"amount"`
 	Note   json.RawMessage `json:"note,omitempty"`
 }
 
-// notice is the statement that tells what the command did, or nil. It takes no lock, so it comes before those that do.
+// notice is the statement that notifies of the command, or nil. It takes no lock, so it comes before those that do.
 func (t *Tx) notice() *command.Statement {
 	charges := t.large()
 	if len(charges)+len(t.jobs) == 0 {

@@ -11,7 +11,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// ended tells the observer what became of a command. op is nil if it was refused before any SQL.
+// ended reports the end of a command to the observer. op is nil if it was refused before any SQL.
 func (c *Client) ended(ctx context.Context, span observed.Span, op *operation, lent, returned bool, err error) {
 	if c.observer == nil {
 		return
@@ -27,7 +27,7 @@ func (c *Client) ended(ctx context.Context, span observed.Span, op *operation, l
 	case observe.Committed, observe.Open:
 		op.tell(ctx, lent)
 	case observe.Refused:
-		if op == nil || op.rec.Refusal == nil && op.own(err) { // else it was told before
+		if op == nil || op.rec.Refusal == nil && op.own(err) { // else it was reported before
 			tellRefused(ctx, c.observer, err)
 			if op != nil && !op.stickyRefused {
 				tellDenied(ctx, c.observer, err)
@@ -57,7 +57,7 @@ func outcomeOf(op *operation, lent bool, err error) observe.Outcome {
 	return observe.Failed
 }
 
-// tell tells the observer what a command did, once that is done.
+// tell reports the steps of a command to the observer, once they are done.
 func (op *operation) tell(ctx context.Context, lent bool) {
 	if op.Token.Digest != nil {
 		op.client.observer.Event(ctx, observe.Event{Kind: observe.TokenConsumed, Pending: lent})

@@ -27,8 +27,8 @@ const DefaultTTL = time.Minute
 // Reservation declares a session: work whose cost is known at its end. ID and Lines are required.
 type Reservation struct {
 	// ID, Namespace, Name, Input and IssuedAt are as in Command: Settle is the command of that ID. The fingerprint has Name,
-	// Input, IssuedAt and Holder. What it costs is the server's estimate, so that a repetition is the same command when prices
-	// have changed; without Input it says what is asked for: then Metadata, and the scopes and amounts of Lines and Charges
+	// Input, IssuedAt and Holder. The cost is the server's estimate, so that a repetition is the same command when prices
+	// have changed. Without Input the estimate is part of the command: then Metadata, and the scopes and amounts of Lines and Charges
 	// are in the fingerprint, too.
 	ID        string
 	Namespace string // also the hold's tenant
@@ -36,7 +36,7 @@ type Reservation struct {
 	Input     any
 	IssuedAt  time.Time
 
-	// Lines are the estimate: what is held of each scope until Settle says what was used. Wallets are scopes, too.
+	// Lines are the estimate: the units that are held of each scope until Settle. Wallets are scopes, too.
 	Lines []holds.Line
 	// Charges are spent by Open, all or none, with the hold: rates, a fee for each try. They stay, whatever becomes of the
 	// session, and a session that is opened anew is charged again. Defaults to none.
@@ -49,20 +49,20 @@ type Reservation struct {
 	// the deadline, and settles within the grace. Defaults to a quarter of TTL.
 	Grace time.Duration
 
-	// OpenTimeout bounds Open, its waits for locks and connections among it, and not the session. What does not fit is an error as
+	// OpenTimeout bounds Open, its waits for locks and connections among it, and not the session. A line that does not fit is an error as
 	// with a ctx that ends: ErrTimeout, ErrBusy, or *IndefiniteError. Defaults to no bound but ctx, and Config.LockTimeout.
 	OpenTimeout time.Duration
 
 	Holder   string // as in holds.Request, like the next two
 	Metadata json.RawMessage
-	Note     budget.Note // also of what Settle and Cancel write, unless these say another; defaults to none
+	Note     budget.Note // also of the entries of Settle and Cancel, unless these have another. Defaults to none
 
 	Isolation    pgx.TxIsoLevel // of Settle, as in Command, like the next two
 	EarlyRelease bool
 	LSN          bool
 }
 
-// settling is what the command of a session has that no other has.
+// settling has the fields of a session's command that no other has.
 type settling struct {
 	fingerprint []byte
 	capture     *holdsCall // nil where only the record is asked for
@@ -72,7 +72,7 @@ type settling struct {
 // errPurged is the error of asking for a record that was there, and is not any more.
 var errPurged = errors.New("metered: the record was purged meanwhile")
 
-// Open reserves what work may cost, and returns a session that keeps the reservation while the work goes on:
+// Open reserves the greatest cost of some work, and returns a session that keeps the reservation while the work goes on:
 //
 //	s, err := metered.Open[Usage](ctx, client, metered.Reservation{ID: key, Namespace: user, Lines: estimate})
 //	if err != nil { … }
@@ -80,17 +80,17 @@ var errPurged = errors.New("metered: the record was purged meanwhile")
 //	… the work, with s.Context() …
 //	out, err := s.Settle(ctx, metered.Used{Lines: actual}, fn)
 //
-// The same ID again is answered by what became of it. Settled: the session is Finished, with the recorded Outcome, and
+// The answer to the same ID again depends on its state. Settled: the session is Finished, with the recorded Outcome, and
 // nothing is reserved. Open in another process, or in this one: *RunningError, with when to look again. Abandoned, which is
-// cancelled, or past its deadline and grace: it is opened anew, by exactly one of those who try. Another command's: ErrConflict.
+// cancelled, or past its deadline and grace: it is opened anew, by exactly one of the callers. Another command's: ErrConflict.
 //
 // It is one round trip, in a transaction of its own at READ COMMITTED. Locks: the operation id, then the scopes. Errors:
-// *ArgumentError, *holds.TTLError before any SQL; *budget.ExceededError and *budget.ScopeError, which reserve and charge nothing;
-// *RunningError, ErrConflict, ErrRetired, ErrFuture; *IndefiniteError, where the answer to COMMIT was lost and not found out
-// in time; those of a failed command; ErrNested inside a command.
+// *ArgumentError, *holds.TTLError before any SQL, *budget.ExceededError and *budget.ScopeError, which reserve and charge nothing,
+// *RunningError, ErrConflict, ErrRetired, ErrFuture, *IndefiniteError, where the answer to COMMIT was lost and not found out
+// in time, those of a failed command, and ErrNested inside a command.
 //
 // The session's context is made from ctx, whose end is that of the work, too. Reservation.OpenTimeout bounds Open alone.
-// If ctx ends before Open returns, it returns an error. What it reserved, or may have, is released in the background, at once,
+// If ctx ends before Open returns, it returns an error. Its reservation, if there is one, is released in the background, at once,
 // or as soon as Postgres can be reached. Its Charges stay.
 func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], error) {
 	if err := c.made(); err != nil {
@@ -184,7 +184,7 @@ func (c *Client) reserve(ctx context.Context, r Reservation) (_ *session, err er
 	return s, nil
 }
 
-// forsake releases what Open has placed for a caller that is gone. placed is nil, or makes sure that it is placed, after a
+// forsake releases the hold of an Open whose caller is gone. placed is nil, or makes sure that it is placed, after a
 // COMMIT whose answer was lost: the server may still carry that out, and a hold that is there is not placed again.
 func (s *session) forsake(ctx context.Context, placed func(ctx context.Context, until time.Time) error) {
 	until := time.Now().Add(s.r.TTL + s.r.Grace) // when it is due in any case
@@ -197,7 +197,7 @@ func (s *session) forsake(ctx context.Context, placed func(ctx context.Context, 
 	_ = s.release(ctx, "the caller of Open has left", until)
 }
 
-// request is what a session places.
+// request is the hold of a session.
 func (s *session) request() holds.Request {
 	r := &s.r
 	return holds.Request{
@@ -218,7 +218,7 @@ func (s *session) prepare() (*holdsCall, *command.Operation, error) {
 		Namespace: r.Namespace, ID: r.ID, Name: r.Name,
 		Key: lockkey.OfOperation(s.client.schema.String(), r.Namespace, r.ID),
 	}
-	// What Settle will declare is refused now.
+	// The arguments that Settle will send are checked now.
 	if _, err := s.client.prepare(s.command(nil), nil); err != nil {
 		return nil, nil, renamed(err, "Command", "Reservation")
 	}
@@ -252,7 +252,7 @@ func renamed(err error, from, to string) error {
 	return err
 }
 
-// command is that of Settle, with what it captures.
+// command is that of Settle, with its capture.
 func (s *session) command(capture *holdsCall) Command {
 	r := &s.r
 	return Command{
@@ -262,7 +262,7 @@ func (s *session) command(capture *holdsCall) Command {
 	}
 }
 
-// refused is what an answer of open_session means.
+// refused is the error for an answer of open_session.
 func (s *session) refused(status string, at, due *time.Time) error {
 	switch status {
 	case "replay":

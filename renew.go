@@ -11,7 +11,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// start begins to renew the session's hold. The work may end, by ctx, before what it came to is settled.
+// start begins to renew the session's hold. The work may end, by ctx, before it is settled.
 func (s *session) start(ctx context.Context) {
 	s.ctx, s.cancel = context.WithCancelCause(ctx)
 	s.done = make(chan struct{})
@@ -22,7 +22,7 @@ func (s *session) start(ctx context.Context) {
 
 // renewals renews the hold whenever about a third of its TTL is over, and sooner after an error, until the session
 // ends. The jitter keeps sessions that were opened at once from being renewed at once. A hold that cannot be renewed is
-// told to the work: at the deadline, since it can still be settled within its grace; or at once if it has ended.
+// passed to the work: at the deadline, since it can still be settled within its grace, or at once if it has ended.
 func (s *session) renewals(ctx context.Context) {
 	defer close(s.done)
 	ttl := s.r.TTL
@@ -113,7 +113,7 @@ func (s *session) due() time.Time {
 	return s.hold.Due
 }
 
-// settling reports whether a Settle or Cancel goes on, which may be what has ended the hold.
+// settling reports whether a Settle or Cancel goes on, which may have ended the hold.
 func (s *session) settling() bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()

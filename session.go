@@ -20,8 +20,8 @@ import (
 
 // Answers of sessions. Nothing was done.
 var (
-	ErrRunning  error = errRunning // another session of the operation is open; the error is a *RunningError
-	ErrLost     error = errLost    // the session's hold has ended otherwise; the error is a *LostError
+	ErrRunning  error = errRunning // another session of the operation is open: the error is a *RunningError
+	ErrLost     error = errLost    // the session's hold has ended otherwise: the error is a *LostError
 	ErrFinished error = fault.New("session_finished", "metered: the operation is on record, and not to be done again")
 	// ErrNotRenewed is the cause of a session's context that ends at the hold's deadline, since the hold could not be extended: at its
 	// ceiling, or since Postgres could not be reached. Settle works for Reservation.Grace. The error is a *RenewalError.
@@ -50,7 +50,7 @@ func (e *RunningError) Unwrap() error { return errRunning }
 // Code returns the stable code.
 func (e *RunningError) Code() string { return errRunning.Code() }
 
-// RetryAfterSeconds is RetryAfter rounded up; always ok.
+// RetryAfterSeconds is RetryAfter rounded up. It is always ok.
 func (e *RunningError) RetryAfterSeconds() (seconds int64, ok bool) {
 	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
 }
@@ -59,14 +59,14 @@ func (e *RunningError) RetryAfterSeconds() (seconds int64, ok bool) {
 // settled by a session that was opened later.
 type LostError struct {
 	ID    string // of the operation
-	Cause error  // a *holds.StateError, with the hold as it stands; or holds.ErrUnknown or ErrRetired, after a purge
+	Cause error  // a *holds.StateError, with the present hold, or holds.ErrUnknown or ErrRetired, after a purge
 }
 
 func (e *LostError) Error() string {
 	return fmt.Sprintf("%v: operation %q: %v", errLost, e.ID, e.Cause)
 }
 
-// Unwrap returns ErrLost alone: what became of a hold is no refusal of a command.
+// Unwrap returns ErrLost alone: the end of a hold is no refusal of a command.
 func (e *LostError) Unwrap() error { return errLost }
 
 // Code returns the stable code.
@@ -76,7 +76,7 @@ func (e *LostError) Code() string { return errLost.Code() }
 type RenewalError struct {
 	ID    string    // of the operation
 	Due   time.Time // by the database's clock: until then the session can be settled
-	Cause error     // of the last try; a *holds.CeilingError at the hold's ceiling
+	Cause error     // of the last try: a *holds.CeilingError at the hold's ceiling
 }
 
 func (e *RenewalError) Error() string {
@@ -96,7 +96,7 @@ type Session[R any] struct {
 	out      Outcome[R]
 }
 
-// session is what a Session is without the type of its result.
+// session is a Session without the type of its result.
 type session struct {
 	client      *Client
 	r           Reservation
@@ -115,15 +115,15 @@ type session struct {
 	settles  int // are going on
 }
 
-// Context is for the work. It is made from Open's, and ends at Settle, Cancel and Close; when the session is lost
-// (*LostError); and at the hold's deadline if it could not be renewed (*RenewalError): context.Cause says which. That of a
+// Context is for the work. It is made from Open's, and ends at Settle, Cancel and Close, when the session is lost
+// (*LostError), and at the hold's deadline if it could not be renewed (*RenewalError): context.Cause has the reason. That of a
 // finished session has ended (ErrFinished).
 func (s *Session[R]) Context() context.Context { return s.s.ctx }
 
 // Finished reports whether the operation is on record: the work must not be done again. Outcome is its answer.
 func (s *Session[R]) Finished() bool { return s.finished }
 
-// Outcome is what is on record of a finished session; else it is zero.
+// Outcome is the recorded answer of a finished session, else zero.
 func (s *Session[R]) Outcome() Outcome[R] { return s.out }
 
 // Hold is the session's hold as it was last seen: placed, or renewed. That of a finished session is in its Outcome.
@@ -133,31 +133,31 @@ func (s *Session[R]) Hold() holds.Hold {
 	return s.s.hold
 }
 
-// Used says what the work of a session came to. Either All or Lines is required.
+// Used is the usage of a session's work. Either All or Lines is required.
 type Used struct {
-	// Lines are what was used, by scope; a scope that is left out was not used. One without Limits has those of the
-	// Reservation, which OverIfFits and OverUpTo read: a larger one is an overdraft that is bounded. Limits tell of thresholds
-	// (holds.Capture), with All, too; one by budget.MaxFrom that is not named here does not.
+	// Lines are the used units, by scope. A scope that is left out was not used. One without Limits has those of the
+	// Reservation, which OverIfFits and OverUpTo read: a larger one is an overdraft that is bounded. Limits report thresholds
+	// (holds.Capture), with All, too. One by budget.MaxFrom that is not named here does not.
 	Lines  []holds.Line
 	All    bool        // all that is held was used
-	Over   holds.Over  // says what happens if a Line is more than is held; defaults to holds.OverRefused
-	Entity string      // is linked to the hold, as in holds.Capture; defaults to none
+	Over   holds.Over  // the rule for a Line beyond the held units. Defaults to holds.OverRefused
+	Entity string      // is linked to the hold, as in holds.Capture. Defaults to none
 	Note   budget.Note // defaults to that of the Reservation
 }
 
-// Settle captures what was used, frees the rest, calls fn (which may be nil) for the caller's writes, records the result, and
-// commits: all or nothing. It is the command of the session's ID, so what Do says of functions, retries, outcomes and errors
-// holds here too. The same again, in whatever process, is answered by the record; with other amounts it is ErrConflict, which says
+// Settle captures the used units, frees the rest, calls fn (which may be nil) for the caller's writes, records the result, and
+// commits: all or nothing. It is the command of the session's ID, so the rules of Do on functions, retries, outcomes and errors
+// hold here too. The same again, in any process, is answered by the record. With other amounts it is ErrConflict, which says
 // both.
 //
 // ctx must not be that of a request whose client is gone: context.WithTimeout(context.WithoutCancel(r.Context()), …).
 //
-// Errors that pass (Retryable: Postgres is away, say) are tried again until ctx ends, or until what was held when Settle was called
+// Errors that pass (Retryable: Postgres is away, say) are tried again until ctx ends, or until the hold of the time of the call
 // has fallen due, TTL and Grace later at most. So fn may be called again.
 //
 // After an error the hold is as before, and renewed: settle again, otherwise perhaps, or Cancel. *holds.ExcessError: more was
-// used than is held, and Over is OverRefused; *budget.ExceededError: it does not fit. *LostError: the session's hold has ended,
-// and nothing is written, whoever settled the operation since.
+// used than is held, and Over is OverRefused. *budget.ExceededError: it does not fit. *LostError: the session's hold has ended,
+// and nothing is written, also if the operation was settled since.
 func (s *Session[R]) Settle(ctx context.Context, used Used, fn Func[R]) (Outcome[R], error) {
 	h := s.s
 	if s.finished {
@@ -202,7 +202,7 @@ func (s *Session[R]) Settle(ctx context.Context, used Used, fn Func[R]) (Outcome
 	return out, nil
 }
 
-// agrees is a conflict if used is not what was settled, which the first of the recorded holds says. OverUpTo may have taken
+// agrees is a conflict if used differs from the settled units, which the first of the recorded holds has. OverUpTo may have taken
 // less than was used.
 func (s *session) agrees(used Used, recorded []holds.Hold) error {
 	if len(recorded) == 0 {
@@ -227,7 +227,7 @@ func (s *session) agrees(used Used, recorded []holds.Hold) error {
 
 var errSettled = errors.New("the operation was settled by another session")
 
-// capture is what a session captures.
+// capture is the capture of a session.
 func (s *session) capture(used Used) holds.Capture {
 	lines := slices.Clone(used.Lines)
 	fitting := used.Over == holds.OverIfFits || used.Over == holds.OverUpTo
@@ -247,9 +247,9 @@ func (s *session) capture(used Used) holds.Capture {
 	}
 }
 
-// Cancel frees what is held; nothing of it is charged. The operation is not recorded: the same ID can be opened anew. reason
+// Cancel frees the held units and charges none of them. The operation is not recorded: the same ID can be opened anew. reason
 // is the hold's from then on. A second call does nothing. *LostError if the session was settled, or has lost its hold.
-// Errors that pass are tried again, as by Settle; after *IndefiniteError, which says that the answer to COMMIT was lost, call
+// Errors that pass are tried again, as by Settle. After *IndefiniteError, which says that the answer to COMMIT was lost, call
 // it again. As for Settle, ctx must not be that of a request whose client is gone.
 func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	if s.finished {
@@ -269,7 +269,7 @@ func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	return err
 }
 
-// until is when what is held now is due: till then errors that pass are tried again.
+// until is when the present hold is due: till then errors that pass are tried again.
 func (s *session) until() time.Time { return time.Now().Add(s.left() + s.r.Grace) }
 
 // release releases the session's hold, again after errors that pass, until then. A hold that was released before is no error.
@@ -298,7 +298,7 @@ func (s *session) release(ctx context.Context, reason string, until time.Time) (
 	return err
 }
 
-// Close ends the session's renewals and its context. What is neither settled nor cancelled is left as by a process that died:
+// Close ends the session's renewals and its context. A session that is neither settled nor cancelled is left as by a process that died:
 // its units are free when its hold falls due. It sends nothing. Defer it.
 func (s *Session[R]) Close() { s.s.end(nil, sessionAbandoned) }
 
@@ -310,7 +310,7 @@ func (s *session) lost(err error) error {
 	return err
 }
 
-// own has the errors of a call told from those of other holds in a command.
+// own marks the errors of a call, so that they differ from those of other holds in a command.
 func (s *session) own(call *holdsCall) {
 	scan := call.Scan
 	call.Scan = func(row pgx.Row) ([]holds.Hold, error) {
@@ -319,7 +319,7 @@ func (s *session) own(call *holdsCall) {
 	}
 }
 
-// settle takes note that the session is about to end, so that it is not told that it is lost. The function that it returns
+// settle takes note that the session is about to end, so that it is not reported as lost. The function that it returns
 // takes that back.
 func (s *session) settle() (over func()) {
 	s.mu.Lock()
@@ -332,7 +332,7 @@ func (s *session) settle() (over func()) {
 	}
 }
 
-// What observers are told of a session.
+// The reports of a session to observers.
 const (
 	sessionOpened     = "opened"
 	sessionRenewed    = "renewed"
@@ -355,7 +355,7 @@ func (s *session) end(cause error, as string) {
 	}
 }
 
-// close ends the session, and tells what it ended as, if it has not ended before.
+// close ends the session, and reports how, if it has not ended before.
 func (s *session) close(cause error, as string) {
 	if s.closed(cause) {
 		s.tell(as)

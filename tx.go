@@ -29,24 +29,24 @@ import (
 // belong to the command. It is not for use by several goroutines at once, and is dead once the function returns
 // (ErrTxDone).
 //
-// Commit, Rollback and such statements are ErrTxControl; savepoints (Begin) work. Send no statements over Conn.
+// Commit, Rollback and such statements are ErrTxControl. Savepoints (Begin) work. Send no statements over Conn.
 //
-// Charge, Credit and RefundCharge are the calls of budget.Ledger; Place, Claim, Capture, Release, Extend and Refund
-// those of holds.Book; Draw is that of wallet.Book. They are made in the last flush, all or none: credits and refunds first, then
-// holds, then draws, then charges. Nothing is sent before. A refusal is the error of Do; a call's own error is an *ArgumentError or ErrTxDone.
+// Charge, Credit and RefundCharge are the calls of budget.Ledger. Place, Claim, Capture, Release, Extend and Refund
+// those of holds.Book. Draw is that of wallet.Book. They are made in the last flush, all or none: credits and refunds first, then
+// holds, then draws, then charges. Nothing is sent before. A refusal is the error of Do. A call's own error is an *ArgumentError or ErrTxDone.
 // They are not part of the fingerprint, so they need a Command.Input that decides them.
 //
 // A capacity that the function reads can be lowered before the scope is locked: let budget.Limit.MaxFrom read it then.
 type Tx struct {
 	guarded
 
-	Grant  *tokens.Grant  // what the command's token granted; nil without Command.Token
-	Sticky budget.Receipt // what Command.Sticky charged, whatever the function returns
-	// Placed are the ids of Command.Holds and Claims, in this order, which are placed after the function. A holder who
+	Grant  *tokens.Grant  // the grant of the command's token, or nil without Command.Token
+	Sticky budget.Receipt // the charges of Command.Sticky, which stay on any error
+	// Placed are the ids of Command.Holds and Claims, in this order, which are placed after the function. A holder that
 	// has a claim already keeps it under its first id, which Outcome.Holds has.
 	Placed []string
 
-	over    *atomic.Bool // the function has returned; nil for the zero value, which was never begun
+	over    *atomic.Bool // the function has returned. Nil for the zero value, which was never begun
 	client  *Client
 	op      *operation
 	charges []budget.Charge
@@ -57,7 +57,7 @@ type Tx struct {
 	kinds   []string     // of these steps, one for each of done
 	draws   []command.Step
 	drawn   []wallet.Drawn  // by the steps of draws
-	jobs    []jobs.Enqueued // made, and to be told
+	jobs    []jobs.Enqueued // made, for the notice
 	jobIDs  []int64         // made: the first maxJobIDs
 }
 
@@ -115,7 +115,7 @@ func (t *Tx) open() error {
 // dead reports whether the function has returned.
 func (t *Tx) dead() bool { return t.over == nil || t.over.Load() }
 
-// held takes note of what a step of a kind did to holds.
+// held takes note of the holds of a step of a kind.
 func (t *Tx) held(kind string) func([]holds.Hold) {
 	return func(holds []holds.Hold) {
 		t.done = append(t.done, holds...)
@@ -166,7 +166,7 @@ func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, e
 	return nil
 }
 
-// Draw draws from wallets. Outcome.Draws says how much, and of which lots; a replay says the same. A draw of a whole amount can
+// Draw draws from wallets. Outcome.Draws has the units and their lots, also in a replay. A draw of a whole amount can
 // also be a charge, in Charge or Command.Charges (wallet.Book.Charge): that is judged with the other charges, and is in Outcome.Receipt.
 func (t *Tx) Draw(book *wallet.Book, draws ...wallet.Draw) error {
 	if err := cmp.Or(t.open(), notNil("book", book)); err != nil {
@@ -207,7 +207,7 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 	return t.client.Secret(t.op.Namespace, t.op.ID, label)
 }
 
-// Place returns the hold's id; the hold is in Outcome.Holds. cleanup, if not nil, enqueues the hold's cleanup job now
+// Place returns the hold's id. The hold is in Outcome.Holds. cleanup, if not nil, enqueues the hold's cleanup job now
 // (holdjobs.Cleanup), with the errors of Enqueue. A TTL out of bounds is a *holds.TTLError.
 func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return placeHold(t.client.Holds, r) })
@@ -274,7 +274,7 @@ type (
 	holdsCall  = ledger.Call[[]holds.Hold]
 )
 
-// What the packages lend that a command is made of.
+// Functions that the packages lend for commands.
 var (
 	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*chargeCall, error))
 	tellsSpent     = lend.TellsSpent.(func(budget.Limit) (tells, known bool))

@@ -19,11 +19,11 @@ import (
 //
 //	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return metered.Warm(ctx, conn, "") }
 //
-// A pool goes on connecting when the caller that waits has left, so the next caller finds the connection warm; MinConns and
+// A pool goes on connecting when the caller that waits has left, so the next caller finds the connection warm. MinConns and
 // MinIdleConns connect before anybody waits.
 //
 // Warm opens, renews and settles a session, and runs a command with a charge and a hold, in a transaction that it rolls
-// back; their scopes are nobody else's. It prepares statements as the connection's default mode says. An empty schema means
+// back. Their scopes are nobody else's. It prepares statements as the connection's default mode says. An empty schema means
 // "metered". Errors: *ArgumentError, and those of a connection that is of no use any more. Where the schema is missing, or
 // not granted, Warm does nothing: the calls say so themselves.
 func Warm(ctx context.Context, conn *pgx.Conn, schema string) error {
