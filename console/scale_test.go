@@ -64,7 +64,7 @@ func TestScale_PagesReadLittleOfMuch(t *testing.T) {
 	_, err := w.pool.Exec(t.Context(), "analyze metered.ledger, metered.operations, metered.holds")
 	require.NoError(t, err)
 
-	const statements, fetched = 80, 6000
+	const statements, fetched = 40, 6000
 	for name, most := range map[string]int64{
 		"":                           40_000, // it looks for hot scopes in the newest records
 		"scopes":                     fetched,
