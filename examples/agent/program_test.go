@@ -1,10 +1,7 @@
 package main
 
 import (
-	"regexp"
 	"testing"
-
-	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/examples/internal/exampletest"
 )
@@ -13,17 +10,14 @@ import (
 func TestAgent(t *testing.T) {
 	t.Parallel()
 	program := exampletest.Build(t)
-	printed := program.Output()
-	for _, line := range []string{
+	program.Prints(
 		`agent-1: 25 calls made, 15 refused`,
 		`agent-2 used 50 of 250`,
 		`summary: replayed: true`,
 		`run 43: refused, 400 of the month are free`,
 		`ann: 320 used this month, 680 left`,
 		`ann: 335 used this month, 665 left`,
-		`verified \d+ entries: 0 differences`,
-	} {
-		require.Regexp(t, regexp.MustCompile(`(?m)^`+line+`$`), printed)
-	}
+		`entries: 0 differences`,
+	)
 	program.LeavesNoDatabase(`metered\_agent\_%`)
 }

@@ -47,6 +47,15 @@ func (p *Program) Command(args ...string) *exec.Cmd {
 	return cmd
 }
 
+// Prints runs it, and checks that the output of the run, which must succeed, has the texts.
+func (p *Program) Prints(texts ...string) {
+	p.t.Helper()
+	printed := p.Output()
+	for _, text := range texts {
+		require.Contains(p.t, printed, text)
+	}
+}
+
 // Output runs it, and returns the output of a run that must succeed.
 func (p *Program) Output(args ...string) string {
 	p.t.Helper()
