@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// claim is what the database said about a key.
+// claim is the database's answer about a key.
 type claim struct {
 	id           int64
 	created      bool

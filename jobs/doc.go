@@ -15,6 +15,6 @@
 // discarded or cleaned up, so a command that is retried a week later would run its job again. For "no two of these at
 // once" use them, without a key.
 //
-// An application needs what metered.GrantSQL gives, and select, insert and update on river_job and usage on
+// An application needs the grants of metered.GrantSQL, and select, insert and update on river_job and usage on
 // river_job_id_seq. See docs/operations.md for how long to keep keys.
 package jobs

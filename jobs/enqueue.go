@@ -21,13 +21,13 @@ import (
 // Created false. The args are compared as JSON: a field added to their type makes old keys conflict, unless it is
 // omitted when empty.
 //
-// Locks: the key's row, until tx ends. Others with this key wait for at most Config.LockTimeout; after tx's commit
+// Locks: the key's row, until tx ends. Others with this key wait for at most Config.LockTimeout. After tx's commit
 // they return its job, above READ COMMITTED with one retry (SQLSTATE 40001). Keys enqueued in different orders can
-// deadlock (40P01); EnqueueMany sorts them.
+// deadlock (40P01). EnqueueMany sorts them.
 //
 // Errors: ErrArgument before any SQL (also for args that jsonb cannot hold) and ErrConflict leave tx usable. Every
 // other error aborts it, so that no key commits without its job: ErrBusy, ErrPlugin, errors of River, of hooks and of
-// Postgres. One round trip without a key, two with a new one, one with a known one; Config.Notify adds one for a new job.
+// Postgres. One round trip without a key, two with a new one, one with a known one. Config.Notify adds one for a new job.
 func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *Options) (Result, error) {
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
 		return Result{}, err
@@ -44,7 +44,7 @@ func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, o
 }
 
 // EnqueueMany is Enqueue for 1 to 10,000 jobs, in as many round trips as one job takes. Results are in the order of
-// items; a key that is there twice makes one job. Rollback, idempotency and locks are those of Enqueue; one
+// items. A key that is there twice makes one job. Rollback, idempotency and locks are those of Enqueue. One
 // Config.LockTimeout bounds all waits. After an error other than ErrArgument tx is aborted, unless no key was new.
 func (e *Enqueuer) EnqueueMany(ctx context.Context, tx pgx.Tx, items []Item) ([]Result, error) {
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
@@ -114,7 +114,7 @@ func (e *Enqueuer) enqueueAll(ctx context.Context, tx pgx.Tx, all []*prepared) (
 	return e.insertNew(ctx, tx, all, claims)
 }
 
-// tell tells the observer what was enqueued.
+// tell reports enqueued jobs to the observer.
 func (e *Enqueuer) tell(ctx context.Context, span observed.Span, results []Result, err error) {
 	ids, created := make([]int64, len(results)), int64(0)
 	for i, r := range results {

@@ -8,8 +8,8 @@ import (
 
 // Errors of calls. Enqueue and EnqueueMany say which of them abort the transaction.
 var (
-	ErrArgument      error = errArgument            // every refused argument; the error is an *ArgumentError, and no SQL ran
-	ErrConflict      error = errConflict            // the key was used before for another job; the error is a *ConflictError
+	ErrArgument      error = errArgument            // every refused argument: the error is an *ArgumentError, and no SQL ran
+	ErrConflict      error = errConflict            // the key was used before for another job: the error is a *ConflictError
 	ErrBusy          error = fault.ErrBusy          // another transaction has had the key for all of Config.LockTimeout
 	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
 	ErrNotMigrated   error = fault.ErrNotMigrated   // a table or function of this library or of River is missing
@@ -37,7 +37,7 @@ func invalid(field, format string, args ...any) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// What can differ between the first use of a key and a later one.
+// The differences between the first use of a key and a later one.
 const (
 	DiffersKind   = "kind"
 	DiffersTenant = "tenant"

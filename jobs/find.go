@@ -12,7 +12,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// Record is what is remembered of a key.
+// Record is the record of a key.
 type Record struct {
 	Queue     string    `json:"queue"`
 	Key       string    `json:"key"`
@@ -26,7 +26,7 @@ const findSQL = `
 select queue, key, job_id, kind, tenant, created_at
 from metered.find_job_key($1, $2)`
 
-// Find returns what is remembered of a key; queue "" means "default". It takes no lock. Errors: ErrArgument,
+// Find returns the record of a key. queue "" means "default". It takes no lock. Errors: ErrArgument,
 // ErrNotFound. To make sure that a job exists, call Enqueue.
 func (e *Enqueuer) Find(ctx context.Context, db Querier, queue, key string) (Record, error) {
 	if err := cmp.Or(e.made(), notNil("db", db)); err != nil {

@@ -27,14 +27,14 @@ const (
 
 // Config configures an Enqueuer. The zero value suits most programs.
 type Config struct {
-	Schema string // the schema that metered.Migrate made; River's is the client's; defaults to "metered"
+	Schema string // the schema that metered.Migrate made. River's is the client's. Defaults to "metered"
 	// LockTimeout bounds how long a call waits for transactions that claimed the same keys, 1ms to 1h. A shorter
 	// lock_timeout, statement_timeout or deadline counts too. Defaults to 5s.
 	LockTimeout time.Duration
-	// Notify sends each job that a call makes to metered.Client.Listen, with the commit, for one more round trip. Whoever
+	// Notify sends each job that a call makes to metered.Client.Listen, with the commit, for one more round trip. Every role that
 	// may connect to the database can listen. Defaults to false. metered.Config.NotifyJobs sets it for Client.Jobs.
 	Notify   bool
-	Observer observe.Observer // is told of the Enqueuer's calls; defaults to none
+	Observer observe.Observer // gets an event for each call. Defaults to none
 }
 
 // Enqueuer enqueues jobs through a River client. It is safe for concurrent use.

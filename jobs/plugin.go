@@ -18,7 +18,7 @@ var (
 	_ rivertype.HookInsertBegin = (*plugin)(nil)
 )
 
-// ident is what a key is unique by.
+// ident identifies a key.
 type ident struct{ queue, key string }
 
 // claimed holds the ids of one call's keys, in the context of River's insert.

@@ -74,7 +74,7 @@ var (
 )
 
 // resolve follows River's precedence (option, then the args' own, then default) for
-// what must be known before the key is claimed. The queue is then passed on, so
+// the fields that must be known before the key is claimed. The queue is then passed on, so
 // that River cannot come to another.
 func (p *prepared) resolve(at string) error {
 	var own river.InsertOpts
@@ -120,7 +120,7 @@ func isUnique(o river.UniqueOpts) bool {
 // storable reports whether Postgres takes s as text.
 func storable(s string) bool { return utf8.ValidString(s) && !strings.Contains(s, "\x00") }
 
-// differs reports what differs between p and the first use of its key, or "".
+// differs reports the difference between p and the first use of its key, or "".
 func (p *prepared) differs(first claim) string {
 	switch {
 	case p.kind != first.kind:

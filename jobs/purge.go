@@ -16,9 +16,9 @@ type PurgeOptions struct {
 	// OlderThan is the age above which a key is forgotten, 1s to a century: longer than any caller may retry, and than
 	// any job is scheduled ahead. Required.
 	OlderThan time.Duration
-	Batch     int                 // how many keys one transaction forgets, 1 to 10,000; defaults to 1,000
-	Progress  func(deleted int64) // is called after each batch with the number so far; defaults to none
-	DryRun    bool                // counts what would be deleted now, and deletes nothing; needs SELECT on the table; defaults to false
+	Batch     int                 // how many keys one transaction forgets, 1 to 10,000. Defaults to 1,000
+	Progress  func(deleted int64) // is called after each batch with the number so far. Defaults to none
+	DryRun    bool                // counts the rows that would be deleted now, and deletes none. It needs SELECT on the table. Defaults to false
 }
 
 const purgeableSQL = `
@@ -30,7 +30,7 @@ const purgeSQL = `select deleted, last from metered.purge_job_keys($1, metered.c
 // Purge forgets keys older than opts.OlderThan, oldest first, and returns how many. A forgotten key looks new: its
 // next Enqueue makes another job. Jobs are left alone.
 //
-// It owns its transactions, one per batch: what is done stays done if it fails or ctx ends. Any number may run at
+// It owns its transactions, one per batch: finished batches stay if it fails or ctx ends. Any number may run at
 // once. It needs the schema's owner or a role with the maintenance grants.
 func (e *Enqueuer) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(e.made(), notNil("pool", pool)); err != nil {

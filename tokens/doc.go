@@ -1,5 +1,5 @@
 // Package tokens keeps one-time grants in Postgres: secrets that are minted for a purpose and a subject, and consumed
-// at most once, inside the transaction that does what they grant.
+// at most once, inside the transaction that acts on their grant.
 //
 //	store, err := tokens.New(tokens.Config{Prefix: "acme_upload"})
 //	minted, err := store.Mint(ctx, tx, tokens.Mint{Purpose: "upload", Subject: user, Payload: asset, TTL: time.Hour})
@@ -13,12 +13,12 @@
 //	acme_upload_9mzR0q…7dQ2uVfZ3k
 //	└ prefix ──┘└ 43 ─────┘└ 6 ─┘  32 secret bytes and a CRC-32 (IEEE), in base 62
 //
-// The checksum refuses mistyped text without a query. The answer to every bad token is the same [ErrInvalid];
+// The checksum refuses mistyped text without a query. The answer to every bad token is the same [ErrInvalid]:
 // [InvalidError.Reason] tells your logs more. A wrong purpose or subject does not use a token up.
 //
 // Consumers of one token queue on its row, and exactly one commits the last use. At READ COMMITTED the others get
-// ErrInvalid; at higher levels SQLSTATE 40001, then ErrInvalid. A token is good while clock < ExpiresAt, by the
+// ErrInvalid. At higher levels SQLSTATE 40001, then ErrInvalid. A token is good while clock < ExpiresAt, by the
 // database's clock when Consume begins. Mail scanners follow links: call Inspect on GET, and Consume on POST.
 //
-// Every call may fail with ErrArgument before any SQL, and with errors of Postgres; writes also with ErrBusy.
+// Every call may fail with ErrArgument before any SQL, and with errors of Postgres. Writes also fail with ErrBusy.
 package tokens

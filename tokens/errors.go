@@ -11,7 +11,7 @@ import (
 
 // Refusals. They leave the transaction usable, and nothing written.
 var (
-	ErrArgument error = errArgument // every refused argument; the error is an *ArgumentError, and no SQL ran
+	ErrArgument error = errArgument // every refused argument: the error is an *ArgumentError, and no SQL ran
 	// ErrInvalid is the one answer for a bad token: malformed, unknown, used, expired, revoked, or of another purpose
 	// or subject. The error is an *InvalidError.
 	ErrInvalid error = fault.New("token_invalid", "tokens: the token is not valid")
@@ -21,7 +21,7 @@ var (
 
 // Failures of the moment or of the set-up. They abort the transaction.
 var (
-	ErrBusy          error = fault.ErrBusy          // a lock was not free within the lock timeout; try again
+	ErrBusy          error = fault.ErrBusy          // a lock was not free within the lock timeout: try again
 	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
 	ErrNotMigrated   error = fault.ErrNotMigrated   // the schema is missing or incomplete
 	ErrNotGranted    error = fault.ErrNotGranted    // the role lacks a right that the call needs
@@ -39,12 +39,12 @@ func invalid(field, format string, args ...any) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// Reason says why a token was refused. It is for your logs and metrics, not for whoever presented the token.
+// Reason says why a token was refused. It is for your logs and metrics, not for the client that presented the token.
 type Reason string
 
 // The reasons, in the order in which they are looked for.
 const (
-	ReasonMalformed Reason = "malformed" // not a token of this store's prefix, or mistyped; no query was made
+	ReasonMalformed Reason = "malformed" // not a token of this store's prefix, or mistyped: no query was made
 	ReasonUnknown   Reason = "unknown"   // never minted, or purged
 	ReasonPurpose   Reason = "purpose"   // minted for another purpose
 	ReasonSubject   Reason = "subject"   // minted for another subject

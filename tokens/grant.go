@@ -9,13 +9,13 @@ import (
 	"github.com/pgmetered/metered/internal/lend"
 )
 
-// Info is what a good token grants.
+// Info is the grant of a good token.
 type Info struct {
 	Digest    Digest          `json:"digest"` // identifies the token, for audit records
 	Purpose   string          `json:"purpose"`
 	Subject   string          `json:"subject"`
-	Payload   json.RawMessage `json:"payload,omitempty"` // what Mint was given, as JSON; nil if it was given none
-	UsesLeft  int             `json:"uses_left"`         // how often it can still be consumed; in a Grant, after this use
+	Payload   json.RawMessage `json:"payload,omitempty"` // the payload of Mint, as JSON, or nil
+	UsesLeft  int             `json:"uses_left"`         // how often it can still be consumed, in a Grant after this use
 	MintedAt  time.Time       `json:"minted_at"`
 	ExpiresAt time.Time       `json:"expires_at"`
 }
@@ -42,7 +42,7 @@ func init() {
 	lend.Present, lend.Grant, lend.Refuse, lend.TellRefused = (*Store).present, granted, refuse, tellRefused
 }
 
-// present checks what a client presented, without a query. A malformed token is
+// present checks the text that a client presented, without a query. A malformed token is
 // ErrInvalid, a bad purpose or subject ErrArgument.
 func (s *Store) present(purpose, subject, text string) (ledger.PresentedToken, error) {
 	if err := checkPurpose("purpose", purpose); err != nil {
@@ -59,7 +59,7 @@ func (s *Store) present(purpose, subject, text string) (ledger.PresentedToken, e
 	return ledger.PresentedToken{Digest: digest[:], Purpose: purpose, Subject: subject}, nil
 }
 
-// granted is what consume_token granted to p, or ErrInvalid with its reason.
+// granted is the grant of consume_token to p, or ErrInvalid with its reason.
 func granted(p ledger.PresentedToken, r ledger.TokenRow) (Grant, error) {
 	info, err := informed(p, r)
 	if err != nil {
@@ -71,7 +71,7 @@ func granted(p ledger.PresentedToken, r ledger.TokenRow) (Grant, error) {
 	return Grant{Info: info, ConsumedAt: r.ConsumedAt.UTC()}, nil
 }
 
-// What the functions answer, apart from the reasons for a refusal.
+// The answers of the functions, apart from the reasons for a refusal.
 const (
 	statusOK     = "ok"
 	statusExists = "exists"

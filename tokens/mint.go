@@ -14,15 +14,15 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Mint says what a token grants, to whom, for how long.
+// Mint describes a token: its grant, its subject, its life.
 type Mint struct {
-	Purpose string // the kind of grant, such as "upload": 1 to 128 bytes of UTF-8; required
-	Subject string // whom or what it is for, presented with the token: 1 to 512 bytes of UTF-8; required
+	Purpose string // the kind of grant, such as "upload": 1 to 128 bytes of UTF-8. Required
+	Subject string // the user or thing that it is for, presented with the token: 1 to 512 bytes of UTF-8. Required
 	// Payload comes back with the grant, as JSON of at most 8 KiB (a json.RawMessage byte for byte). It is stored in
 	// the clear. Defaults to none.
 	Payload any
-	TTL     time.Duration // how long the token is good, 1 s to 400 days, cut to microseconds; defaults to 1 h
-	Uses    int           // how often it can be consumed, 1 to 1,000,000; uses queue on its row; defaults to 1
+	TTL     time.Duration // how long the token is good, 1 s to 400 days, cut to microseconds. Defaults to 1 h
+	Uses    int           // how often it can be consumed, 1 to 1,000,000. Uses queue on its row. Defaults to 1
 	// Secret is from NewSecret or Derive, for a command that must return the same token again. Defaults to 32 bytes of
 	// crypto/rand.
 	Secret Secret
@@ -36,7 +36,7 @@ type Minted struct {
 	Subject   string    `json:"subject"`
 	Uses      int       `json:"uses"`
 	MintedAt  time.Time `json:"minted_at"`          // by the database's clock
-	ExpiresAt time.Time `json:"expires_at"`         // MintedAt + TTL, to the microsecond; no longer good at that time
+	ExpiresAt time.Time `json:"expires_at"`         // MintedAt + TTL, to the microsecond. It is not good at that time any more
 	Replaced  int64     `json:"replaced,omitempty"` // how many live tokens Replace revoked
 }
 
@@ -44,7 +44,7 @@ type Minted struct {
 // rollback the token is unknown: hand it out after the commit.
 //
 // With a random secret each call mints another token. With a Secret a second call is ErrExists, and Store.Token has the
-// text; after a purge the secret can be minted again. It takes no lock, except against others who mint the same secret.
+// text. After a purge the secret can be minted again. It takes no lock, except against calls that mint the same secret.
 // Errors: ErrArgument, ErrExists, ErrBusy, SQLSTATE 40001.
 func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	minted, err := s.prepare("Mint", m)
@@ -146,7 +146,7 @@ func (s *Store) prepare(field string, m Mint) (prepared, error) {
 			Purpose: m.Purpose, Subject: m.Subject, Uses: m.Uses,
 		},
 		payload: payload,
-		ttl:     m.TTL.Truncate(time.Microsecond), // what Postgres keeps
+		ttl:     m.TTL.Truncate(time.Microsecond), // as Postgres keeps it
 	}, nil
 }
 

@@ -20,7 +20,7 @@ func newSecret(b [SecretLen]byte) Secret {
 }
 
 // NewSecret makes a Secret of b: exactly 32 bytes, which you have from a cryptographic source. A longer secret, or a text, is a
-// key for Derive. What is plainly not random is ErrArgument: fewer than 12 distinct bytes, or steps between neighbours, or
+// key for Derive. Bytes that are plainly not random are ErrArgument: fewer than 12 distinct bytes, or steps between neighbours, or
 // printable ASCII only.
 func NewSecret(b []byte) (Secret, error) {
 	switch {
@@ -38,7 +38,7 @@ func NewSecret(b []byte) (Secret, error) {
 // ("a", "bc") differ. It is for commands that must return the same token when they run again: make the parts from the
 // operation's namespace and id, and the token's place. Keep the key like the database's password.
 //
-// The key is 32 to 1024 random bytes (see NewSecret); the parts are 1 to 16, together at most 4096 bytes. Anything
+// The key is 32 to 1024 random bytes (see NewSecret). The parts are 1 to 16, together at most 4096 bytes. Anything
 // else is ErrArgument.
 func Derive(key []byte, parts ...string) (Secret, error) {
 	if len(key) < MinKeyLen || len(key) > MaxKeyLen {
@@ -83,7 +83,7 @@ func drawSecret() [SecretLen]byte {
 	}
 }
 
-// minDistinct is far below what 32 random bytes have, 30 on average: fewer than
+// minDistinct is far below the 30 distinct bytes that 32 random ones have on average: fewer than
 // 12 come up once in 10^23. Hexadecimal keys of 64 digits pass.
 const minDistinct = 12
 

@@ -39,17 +39,17 @@ const (
 	DefaultOlderThan   = 30 * 24 * time.Hour // how long Purge keeps tokens that have ended
 )
 
-// Config says where a Store keeps its tokens and what they look like. The zero value works.
+// Config has the place of a Store's tokens and their form. The zero value works.
 type Config struct {
-	Schema string // the schema that metered.Migrate made; defaults to "metered"
+	Schema string // the schema that metered.Migrate made. Defaults to "metered"
 	// Prefix begins the tokens: 1 to 32 of A-Z, a-z, 0-9 and _, starting with a letter and not ending with _. Choose
 	// one per product, and register it with scanners of leaked secrets. Tokens of another prefix are refused: keep a
 	// second Store while old ones are in use. Defaults to "metered".
 	Prefix string
-	// LockTimeout bounds the wait for each lock, 1 ms to 1 hour; then it is ErrBusy. A shorter lock_timeout of the
+	// LockTimeout bounds the wait for each lock, 1 ms to 1 hour. Then it is ErrBusy. A shorter lock_timeout of the
 	// transaction counts too. Defaults to 5 s.
 	LockTimeout time.Duration
-	Observer    observe.Observer // is told of the Store's calls; defaults to none
+	Observer    observe.Observer // gets an event for each call. Defaults to none
 }
 
 // Store mints and consumes tokens of one prefix in one schema. It is safe for concurrent use.

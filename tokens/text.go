@@ -13,7 +13,7 @@ const (
 )
 
 // Parse reads a token's text, exactly as Reveal returned it, without a query. Text that is no token of this prefix is
-// ErrInvalid with ReasonMalformed. Consume and Inspect parse for themselves; Parse is for Digest and Revoke.
+// ErrInvalid with ReasonMalformed. Consume and Inspect parse for themselves. Parse is for Digest and Revoke.
 func (s *Store) Parse(text string) (Token, error) {
 	if err := s.made(); err != nil {
 		return Token{}, err
@@ -49,7 +49,7 @@ func (s *Store) encode(secret [SecretLen]byte) Token {
 }
 
 // checksum is the CRC-32 (IEEE) of the text before it, prefix and all. It detects
-// every change within four neighbouring characters, for certain; a hash cut to
+// every change within four neighbouring characters, for certain. A hash cut to
 // the same length would do so nearly always.
 func checksum(text string) string {
 	sum := crc32.ChecksumIEEE([]byte(text))

@@ -10,7 +10,7 @@ import (
 	"log/slog"
 )
 
-// Token is a secret that grants something to whoever presents it. Printed, logged or encoded it is redacted:
+// Token is a secret that grants something to the client that presents it. Printed, logged or encoded it is redacted:
 // "acme_upload_REDACTED". Reveal is the only way to its text, which is behind a func, because fmt prints unexported
 // fields without asking their methods. Compare Tokens with Equal, not ==. The zero Token is no token.
 type Token struct{ reveal func() string }
@@ -53,7 +53,7 @@ func (t Token) MarshalJSON() ([]byte, error) { return json.Marshal(t.String()) }
 func (t Token) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
 
 // Digest is the SHA-256 of a token's text, the key of its row: in psql sha256('…'). It does not give the token away, so
-// use it in logs and for Revoke. As text it is 64 hexadecimal digits; reading anything else is ErrArgument.
+// use it in logs and for Revoke. As text it is 64 hexadecimal digits. Reading anything else is ErrArgument.
 type Digest [sha256.Size]byte
 
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
