@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -265,6 +266,21 @@ func TestParse_LimitsDurationsAndTimes(t *testing.T) {
 		require.NoError(t, err)
 		require.True(t, at.Equal(time.Date(2026, 11, 23, 0, 0, 0, 0, time.UTC)), text)
 	}
+}
+
+// A limit behind the beginning of names is of those scopes alone. A scope that no limit names has none.
+func TestParse_LimitsOfSomeScopes(t *testing.T) {
+	t.Parallel()
+	var l scopeLimits
+	for _, text := range []string{"org/* a minute=300/1m", "org/* 20000/1d", "wallet/* prepaid"} {
+		require.NoError(t, l.Set(text))
+	}
+	require.Error(t, l.Set("org/* x"))
+	require.Equal(t, []budget.Limit{budget.PerWindow(300, time.Minute).Named("a minute"), budget.PerWindow(20_000, 24*time.Hour)}, l[:3].of("org/acme"))
+	require.Equal(t, []budget.Limit{budget.Prepaid()}, l[:3].of("wallet/1"))
+	require.Empty(t, l.of("api/calls"))
+	require.NoError(t, l.Set("7/1h"))
+	require.Len(t, l.of("api/calls"), 1, "a limit without a pattern is of all scopes")
 }
 
 // A scope without entries used nothing, or its name is mistyped: nobody may take the one for the other.
