@@ -7,18 +7,18 @@ import (
 	"time"
 )
 
-// Balance is what a wallet has.
+// Balance is the balance of a wallet, with its lots.
 type Balance struct {
 	Wallet    string    `json:"wallet"`
 	Now       time.Time `json:"now"`       // when, by the database's clock
-	Seq       int64     `json:"seq"`       // the last entry of the ledger that it is read from; 0 for none
-	Units     int64     `json:"units"`     // what can be drawn, but for Config.Overdraft; less than 0 if it is overdrawn
-	Held      int64     `json:"held"`      // what open holds and leases keep
+	Seq       int64     `json:"seq"`       // the last entry of the ledger that it is read from, or 0
+	Units     int64     `json:"units"`     // units that can be drawn, Config.Overdraft aside, or less than 0 if it is overdrawn
+	Held      int64     `json:"held"`      // units of open holds and leases
 	Overdrawn int64     `json:"overdrawn"` // -Units, if that is more than 0
 	Lots      []Lot     `json:"lots"`      // that have something, in the order in which they are drawn
 }
 
-// Lot is what is in a lot.
+// Lot is a lot with units left, or held.
 type Lot struct {
 	Lot       int64     `json:"lot"` // its number
 	Reference string    `json:"reference,omitempty"`
@@ -33,8 +33,8 @@ type Lot struct {
 
 const balanceSQL = `select now, seq, units, held, lots from metered.wallet_balance($1::text)`
 
-// Balance is what a wallet has now. What is due has ended, whether that is written down or not. On a replica it is as of what the
-// replica has, by its clock.
+// Balance returns the present balance of a wallet. Lots and holds that are due have ended, written down or not. On a replica it is the
+// replica's balance, by its clock.
 func (b *Book) Balance(ctx context.Context, db Querier, wallet string) (Balance, error) {
 	if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
 		return Balance{}, err
@@ -68,7 +68,7 @@ func (b *Book) Balance(ctx context.Context, db Querier, wallet string) (Balance,
 	return r, nil
 }
 
-// Of is what the lots of a category have.
+// Of returns the units in the lots of a category.
 func (b Balance) Of(category string) (units int64) {
 	for _, l := range b.Lots {
 		if l.Category == category {
@@ -78,7 +78,7 @@ func (b Balance) Of(category string) (units int64) {
 	return units
 }
 
-// Expiring is what lapses before a time, unless it is drawn until then.
+// Expiring returns the units that lapse before a time, unless they are drawn until then.
 func (b Balance) Expiring(before time.Time) (units int64) {
 	for _, l := range b.Lots {
 		if !l.Expires.IsZero() && l.Expires.Before(before) {

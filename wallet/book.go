@@ -18,18 +18,18 @@ import (
 
 // Config configures a Book. The zero value is ready for use.
 type Config struct {
-	// Overdraft is how far draws may go below what there is, 0 to budget.MaxLimit. A wallet that was never granted anything has it
+	// Overdraft is how far draws may go below zero, 0 to budget.MaxLimit. A wallet that was never granted anything has it
 	// too, a mistyped one among them: budget.Config.MustExist guards against that. Defaults to 0: not at all.
 	Overdraft int64
 	// Priorities are those of lots by category, for grants that name none: lower is drawn first. Defaults to 0 for every category.
 	Priorities  map[string]int
-	LateRefunds Late // sets Grant.LateRefunds, where that is 0; defaults to DefaultLateRefunds
-	// Thresholds are of what can be drawn, for budget.Config.OnThreshold: Left is so many units, Overdraft among them (none: nothing
-	// is left), and Used so many below zero. Draws, charges and lines of the Book tell, and so do Expire, ExpireWallet, Revoke and
-	// Rollover of what they take back, each once. With Spent, what is held is left: the capture of a line tells, and not the hold. A lot that
-	// ends in passing, in a grant, a refund or behind a hold, is told of by the next of these. Defaults to none.
+	LateRefunds Late // sets Grant.LateRefunds, where that is 0. Defaults to DefaultLateRefunds
+	// Thresholds are levels of the units that can be drawn, for budget.Config.OnThreshold. Left counts units, Overdraft among them (0: no
+	// unit is left), and Used counts units below zero. Draws, charges and lines of the Book report a level, once, and so do Expire, ExpireWallet,
+	// Revoke and Rollover for the units that they take back. With Spent, held units count as available: the capture of a line reports, and not
+	// the hold. The next of these calls reports a level that a lot crosses which ends in a grant, a refund or behind a hold. Defaults to none.
 	Thresholds []budget.Threshold
-	// Subscribers are told of what lapses, in order (Expire). A Book that sweeps needs them. Defaults to none.
+	// Subscribers get each breakage, in order (Expire). A Book that sweeps needs them. Defaults to none.
 	Subscribers []Subscriber
 }
 
@@ -64,7 +64,7 @@ type Querier = budget.Querier
 
 func init() { lend.Draw = (*Book).prepareDraw }
 
-// What package budget lends.
+// Functions that package budget lends.
 var (
 	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
 	tellDenied     = lend.TellDenied.(func(context.Context, *observed.To, error))
@@ -113,17 +113,17 @@ func New(l *budget.Ledger, cfg Config) (*Book, error) {
 	return b, nil
 }
 
-// priced is a charge of the wallet, for its checks, and for its thresholds as they are sent and told of.
+// priced is a charge of the wallet, for its checks, and for its thresholds as they are sent and reported.
 func (b *Book) priced(wallet string, note budget.Note) (*ledger.ChargeCall[budget.Receipt], error) {
 	charge := b.Charge(wallet, 1)
 	charge.Note = note
 	return prepareCharges(b.ledger, charge)
 }
 
-// someone is the actor of what is not written.
+// someone is the actor of a charge that is only checked.
 var someone = budget.Note{Actor: "-"}
 
-// Limit is that of a draw, named "credit": what was credited, and Config.Overdraft beyond that, with Config.Thresholds.
+// Limit is that of a draw, named "credit": the credited units, and Config.Overdraft beyond them, with Config.Thresholds.
 func (b *Book) Limit() budget.Limit { return b.limit }
 
 // Charge is a draw of a wallet as a charge: for metered.Command.Charges, Tx.Charge, or with other scopes in one call of budget.Ledger.Charge.

@@ -23,21 +23,21 @@ type Draw struct {
 	// UpTo takes as much of Amount as there is, Config.Overdraft included. Where that is nothing, the draw is denied as any other.
 	// Defaults to false: all or none.
 	UpTo bool
-	Note budget.Note // is stored with the entry; defaults to none
+	Note budget.Note // is stored with the entry. Defaults to none
 }
 
-// Drawn is what was drawn.
+// Drawn is the answer of Draw.
 type Drawn struct {
 	Wallet    string    `json:"wallet"`
 	Seq       int64     `json:"seq"` // with Wallet it names the draw, for Refund
 	At        time.Time `json:"at"`  // by the database's clock
 	Amount    int64     `json:"amount"`
 	Lots      []Part    `json:"lots,omitempty"` // of which lots, in the order in which they were drawn
-	Overdrawn int64     `json:"overdrawn"`      // of Amount, what no lot covers
-	Left      int64     `json:"left"`           // what the wallet has now; less than 0 if it is overdrawn
+	Overdrawn int64     `json:"overdrawn"`      // units of Amount that no lot covers
+	Left      int64     `json:"left"`           // the balance now, less than 0 if it is overdrawn
 }
 
-// Part is what was drawn of one lot.
+// Part is the part of a draw from one lot.
 type Part struct {
 	Lot       int64  `json:"lot"`
 	Reference string `json:"reference,omitempty"` // of its Grant
@@ -50,7 +50,7 @@ select coalesce(seq, 0), coalesce(at, 'epoch'), coalesce(amount, 0), lots, coale
 from metered.draw(($1::metered.new_charge[])[1], $2::bool, $3::interval, $4::int, $5::metered.origin)`
 
 // Draw takes units from a wallet: from as few lots as it needs, in their order. Where there is too little it is denied with
-// *budget.ExceededError, which says what is available, and nothing is written.
+// *budget.ExceededError, which has the available units, and nothing is written.
 func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err error) {
 	call, err := b.prepareDraw(d)
 	if err = cmp.Or(err, notNil("tx", tx)); err != nil {
@@ -65,7 +65,7 @@ func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err er
 	if !errors.Is(err, ledger.ErrCrossing) {
 		return drawn, err
 	}
-	// Nothing was written. Again, with what is told of it.
+	// Nothing was written. Again, and the call reports the thresholds.
 	return savepoint.In(ctx, tx, "wallet", func(sub pgx.Tx) (Drawn, error) {
 		drawn, err := call.Scan(sub.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: b.waitMS(), Telling: true})...))
 		return drawn, errors.Join(err, call.Cross(ctx, sub))
@@ -114,7 +114,7 @@ func (b *Book) begin(ctx context.Context, name string) (context.Context, observe
 	return b.observer.Start(ctx, observe.Op{Work: observe.Call, Name: name})
 }
 
-// tellLots tells the observer what a call did to a lot, in the caller's transaction.
+// tellLots reports a call on a lot to the observer, in the caller's transaction.
 func (b *Book) tellLots(ctx context.Context, what string) {
 	b.observer.Event(ctx, observe.Event{Kind: observe.Lots, Name: what, Pending: true})
 }

@@ -11,11 +11,11 @@ import (
 
 // Answers. They wrote nothing and leave the transaction usable, as does *budget.ExceededError.
 var (
-	// ErrConflict: the reference is of another grant of the wallet. Do not repeat it: look what was granted.
+	// ErrConflict: the reference is of another grant of the wallet. Do not repeat it: look up the grant.
 	ErrConflict   error = fault.New("wallet_conflict", "wallet: the reference was used for another grant")
 	ErrExpired    error = fault.New("wallet_expired", "wallet: the lot would have ended by now, by the database's clock")
 	ErrUnknownLot error = fault.New("wallet_unknown_lot", "wallet: the wallet has no such lot")
-	ErrArgument   error = errArgument // every refused argument; the error is an *ArgumentError
+	ErrArgument   error = errArgument // every refused argument: the error is an *ArgumentError
 )
 
 var errArgument = fault.New("invalid_argument", "wallet: invalid argument")

@@ -24,7 +24,7 @@ const (
 	MaxBatch     = 2_000 // each lot may take a lock of the server's table
 )
 
-// Breakage is what lapsed of a lot.
+// Breakage is the lapse of units of a lot.
 type Breakage struct {
 	Wallet    string    `json:"wallet"`
 	Lot       int64     `json:"lot"`
@@ -33,26 +33,26 @@ type Breakage struct {
 	Granted   int64     `json:"granted"` // units that the lot was granted with
 	GrantedAt time.Time `json:"granted_at"`
 	Expires   time.Time `json:"expires_at"` // when the lot ended
-	Amount    int64     `json:"amount"`     // units that lapsed, and were not told before
+	Amount    int64     `json:"amount"`     // units that lapsed, and that no subscriber has heard of
 	Seq       int64     `json:"seq"`        // the last entry of the lot
 }
 
-// Subscriber is told of each breakage, in the transaction of the sweep and a savepoint. What it writes through tx commits with it. An error
-// takes back what it wrote alone: the lot has ended, and is told again by the next sweep. A panic takes back the batch. It does not end tx.
+// Subscriber is called with each breakage, in the transaction of the sweep and a savepoint. Its writes through tx commit with it. An error
+// takes back these writes alone: the lot has ended, and the next sweep calls again. A panic takes back the batch. It does not end tx.
 type Subscriber func(ctx context.Context, tx pgx.Tx, b Breakage) error
 
 // ExpireOptions says how Expire works. The zero value ends all lots that are due.
 type ExpireOptions struct {
-	Batch    int                // how many lots one transaction ends, 1 to MaxBatch; defaults to DefaultBatch
-	Max      int                // ends the pass after so many batches; defaults to 0, all
-	Progress func(ExpireReport) // is called after each batch, once it is committed; defaults to none
+	Batch    int                // how many lots one transaction ends, 1 to MaxBatch. Defaults to DefaultBatch
+	Max      int                // ends the pass after so many batches. Defaults to 0, all
+	Progress func(ExpireReport) // is called after each batch, once it is committed. Defaults to none
 }
 
-// ExpireReport says what a pass did.
+// ExpireReport is the report of a pass.
 type ExpireReport struct {
 	Ended   int `json:"ended"`   // lots that lapsed or rolled over in this pass
-	Told    int `json:"told"`    // breakages of which Subscribers were told, whoever ended the lot
-	Failed  int `json:"failed"`  // of which one failed, and wallets whose OnThreshold did: they are told again
+	Told    int `json:"told"`    // breakages that Subscribers got, of lots that others ended, too
+	Failed  int `json:"failed"`  // breakages of which one Subscriber failed, and wallets whose OnThreshold did: the next pass tries again
 	Busy    int `json:"busy"`    // lots of wallets in use, left for the next pass
 	Batches int `json:"batches"` // transactions
 }
@@ -63,11 +63,11 @@ from metered.sweep_lots($1::timestamptz, $2::bigint, $3::int, $4::text, $5::bool
 
 const toldSQL = `select metered.told_lots($1::bigint[], $2::bigint[])`
 
-// Expire is one pass of the sweeper: it ends the lots that are due, writes what lapses, and tells Config.Subscribers of it; also of what lapsed
-// since the last pass, when somebody drew. It is not needed for a lot to end. Run it every few minutes; any number may run
+// Expire is one pass of the sweeper: it ends the lots that are due, writes breakage, and calls Config.Subscribers with it, also with breakage that draws
+// wrote since the last pass. It is not needed for a lot to end. Run it every few minutes. Any number may run
 // at once, and nobody waits for one longer than for a batch. It owns its transactions. On error, or when ctx ends, the batches
-// before stay done and are reported. Errors of subscribers stop nothing; they are joined and returned at the end. A Book without
-// Subscribers marks breakage as told.
+// before stay done and are reported. Errors of subscribers stop nothing. They are joined and returned at the end. A Book without
+// Subscribers marks breakage as announced.
 func (b *Book) Expire(ctx context.Context, pool *pgxpool.Pool, opts ExpireOptions) (ExpireReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return ExpireReport{}, err
@@ -88,7 +88,7 @@ func (b *Book) Expire(ctx context.Context, pool *pgxpool.Pool, opts ExpireOption
 }
 
 // ExpireWallet ends the lots of one wallet that are due: for a job at a lot's end. It waits for the wallet's lock. Errors of subscribers
-// and of OnThreshold are joined and returned, with the report: commit all the same to keep what was done.
+// and of OnThreshold are joined and returned, with the report: commit all the same to keep the ends.
 func (b *Book) ExpireWallet(ctx context.Context, tx pgx.Tx, wallet string) (ExpireReport, error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkWallet("wallet", wallet)); err != nil {
 		return ExpireReport{}, err
@@ -148,7 +148,7 @@ func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool, opts ExpireOption
 // next is where the next batch begins.
 func (s *sweeper) next() { s.end, s.no = *s.done.end, s.done.no }
 
-// add adds the batch to the report, and tells the observer. pending: it is in the caller's transaction.
+// add adds the batch to the report, and reports it to the observer. pending: it is in the caller's transaction.
 func (s *sweeper) add(ctx context.Context, pending bool) {
 	s.report.Batches++
 	s.report.Ended += s.done.Ended
@@ -171,7 +171,7 @@ select (extract(epoch from c.now - l.expires_at) * 1e6)::bigint
 from (select metered.clock() as now offset 0) c, lateral (
     select y.expires_at from metered.lots y where (y.open or y.untold > 0) and y.expires_at <= c.now order by y.expires_at, y.no limit 1) l`
 
-// tellLag tells the observer how late the oldest lot is that is due. The look is for the observer alone: without one it is not
+// tellLag reports to the observer how late the oldest lot is that is due. The look is for the observer alone: without one it is not
 // made, and if it fails the sweep goes on.
 func (b *Book) tellLag(ctx context.Context, pool *pgxpool.Pool) {
 	if b.observer == nil {
@@ -202,7 +202,7 @@ func (s *sweeper) sweep(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// pass ends lots, and tells of them. Wallets that would cross thresholds are left to a pass of each, which is telling: they are named.
+// pass ends lots, and reports them. Wallets that would cross thresholds are left to a pass of each, which reports: they are named.
 func (s *sweeper) pass(ctx context.Context, tx pgx.Tx, only *string, telling bool) (crossing []string, err error) {
 	b, subscribed := s.book, len(s.book.cfg.Subscribers) > 0
 	wallet := "-"
@@ -235,7 +235,7 @@ func (s *sweeper) pass(ctx context.Context, tx pgx.Tx, only *string, telling boo
 	return crossing, s.tell(ctx, tx, untold)
 }
 
-// tell tells of what lapsed.
+// tell reports breakage.
 func (s *sweeper) tell(ctx context.Context, tx pgx.Tx, untold [][]byte) error {
 	b, subscribed := s.book, len(s.book.cfg.Subscribers) > 0
 	if len(untold) == 0 {
@@ -272,7 +272,7 @@ func (s *sweeper) tell(ctx context.Context, tx pgx.Tx, untold [][]byte) error {
 
 var errSwallowed = errors.New("wallet: a statement of the subscriber failed, and it returned no error")
 
-// tell tells the subscribers of a breakage. The first error of one is returned as a *SubscriberError.
+// tell calls the subscribers with a breakage. The first error of one is returned as a *SubscriberError.
 func (b *Book) tell(ctx context.Context, tx pgx.Tx, lapsed Breakage) error {
 	lapsed.GrantedAt, lapsed.Expires = lapsed.GrantedAt.UTC(), lapsed.Expires.UTC()
 	for _, subscriber := range b.cfg.Subscribers {

@@ -23,8 +23,8 @@ type Grant struct {
 	// Either, or none: the lot never ends.
 	Expires  time.Time
 	For      time.Duration
-	Category string // such as "paid" or "promotional", up to MaxReferenceBytes; defaults to ""
-	// Priority is what is drawn first: the lower one, an int32. Defaults to that of the Category (Config.Priorities).
+	Category string // such as "paid" or "promotional", up to MaxReferenceBytes. Defaults to ""
+	// Priority is an int32. The lot of the lower one is drawn first. Defaults to that of the Category (Config.Priorities).
 	Priority *int
 	// Reference makes the grant idempotent: the same grant to the wallet under the same reference (in all fields but Note) is made
 	// once, until a purge has taken its lot. Another one is ErrConflict. So make Expires of the payment's time, or use For:
@@ -35,8 +35,8 @@ type Grant struct {
 	// does not roll over again. The call that ends the lot does it, so no sweep can be too early. Defaults to 0: none.
 	RollCap     int64
 	RollFor     time.Duration
-	LateRefunds Late        // where a refund to the lot goes after the lot's end; defaults to Config.LateRefunds
-	Note        budget.Note // is stored with the entry; defaults to none
+	LateRefunds Late        // where a refund to the lot goes after the lot's end. Defaults to Config.LateRefunds
+	Note        budget.Note // is stored with the entry. Defaults to none
 }
 
 // Granted is a lot that was granted.
@@ -52,7 +52,7 @@ const grantSQL = `
 select coalesce(status, ''), coalesce(no, 0), coalesce(seq, 0), coalesce(at, 'epoch'), expires_at, denied
 from metered.grant_lot($1::text, $2::bigint, $3::metered.new_lot, $4::bool, $5::int, $6::metered.origin)`
 
-// Grant adds a lot to a wallet. What the wallet had overdrawn is paid back at once. Errors: ErrConflict, ErrExpired,
+// Grant adds a lot to a wallet. It pays an overdraft back at once. Errors: ErrConflict, ErrExpired,
 // and of a scope that must exist, or is closed, *budget.ScopeError.
 func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
@@ -94,7 +94,7 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 	return granted, nil
 }
 
-// lot validates a grant, and turns it into what is sent.
+// lot validates a grant, and turns it into the lot that is sent.
 func (b *Book) lot(g Grant) (ledger.Lot, error) {
 	if err := cmp.Or(checkWallet("Grant.Wallet", g.Wallet), checkAmount("Grant.Amount", g.Amount),
 		fault.Text(errArgument, "Grant.Category", g.Category, MaxReferenceBytes),
@@ -150,7 +150,7 @@ func (b *Book) lot(g Grant) (ledger.Lot, error) {
 	return lot, nil
 }
 
-// fingerprint is the version 1 of what a repetition must have in common: what was asked for, whatever the defaults are by now. The
+// fingerprint is version 1 of the fields that a repetition must have in common: those of the Grant, without defaults. The
 // note is not part of it.
 func (g Grant) fingerprint() []byte {
 	expires := ""

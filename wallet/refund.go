@@ -9,8 +9,8 @@ import (
 )
 
 // Refund gives back part or all of a draw: it is budget.Ledger.Refund, with the draw's Wallet and Seq. The units go to the lots that
-// they were drawn of, the last one first; of a lot that has ended, as its Grant.LateRefunds says: into a new lot, or they lapse. However many ask for it, no more is
-// given back than was drawn: a dispute after a refund is *budget.RefundExceedsError. What a hold captured is given back with holds.Book.Refund,
+// they were drawn of, the last one first. Of a lot that has ended they go as its Grant.LateRefunds says: into a new lot, or they lapse. However often it is called, no more is
+// given back than was drawn: a dispute after a refund is *budget.RefundExceedsError. Captured units of a hold are given back with holds.Book.Refund,
 // by the same rules.
 func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r budget.Refund) (budget.Posted, error) {
 	if err := b.made(); err != nil {

@@ -19,24 +19,24 @@ type Revoke struct {
 	Wallet    string
 	Lot       int64  // which lot: its number,
 	Reference string // or the reference of its grant
-	Amount    int64  // how many units, up to budget.MaxAmount; defaults to 0: all of the lot
+	Amount    int64  // how many units, up to budget.MaxAmount. Defaults to 0: all of the lot
 	Note      budget.Note
 }
 
-// Revoked is what was taken back.
+// Revoked is the answer of Revoke.
 type Revoked struct {
 	Lot     int64 `json:"lot"`
 	Amount  int64 `json:"amount"`  // units that were there to be taken back
-	Missing int64 `json:"missing"` // units that were not. Of a lot as a whole, units that are drawn or held
-	Seq     int64 `json:"seq"`     // the last entry of the ledger, of which each lot has one; 0 if nothing was there
+	Missing int64 `json:"missing"` // units that could not be taken back. Of a lot as a whole, units that are drawn or held
+	Seq     int64 `json:"seq"`     // the last entry of the ledger, of which each lot has one, or 0 if no unit was taken
 }
 
 const revokeSQL = `
 select status, coalesce(no, 0), coalesce(revoked, 0), coalesce(missing, 0), coalesce(seq, 0), crossed
 from metered.revoke_lot($1::text, $2::bigint, $3::bigint, $4::text, $5::bigint, (($6::metered.new_charge[])[1]).limits, $7::int, $8::metered.origin)`
 
-// Revoke takes back units of a lot, and of those that it went on in, as far as they are neither drawn nor held, and says what is missing. What
-// has lapsed is not. It can be repeated: all of a lot is taken back once. Errors: ErrUnknownLot.
+// Revoke takes back units of a lot, and of those that it rolled over into, as far as they are neither drawn nor held, and says how many are missing. Lapsed
+// units are not missing. It can be repeated: all of a lot is taken back once. Errors: ErrUnknownLot.
 func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Revoked{}, err
@@ -71,19 +71,19 @@ func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked
 	return revoked, named.known(status)
 }
 
-// Rollover lets what is left of a lot go on in another one, before the lot ends. For what is left at its end, say Grant.RollCap.
+// Rollover moves the units that are left in a lot into another one, before the lot ends. For units left at its end see Grant.RollCap.
 type Rollover struct {
 	Wallet    string
 	Lot       int64         // which lot: its number,
 	Reference string        // or the reference of its grant
-	Cap       int64         // how many units at most, up to budget.MaxAmount; what is beyond that stays in the lot until its end
-	For       time.Duration // how long the new lot lasts from now on; defaults to 0: it never ends
+	Cap       int64         // how many units at most, up to budget.MaxAmount. More units stay in the lot until its end
+	For       time.Duration // how long the new lot lasts from now on. Defaults to 0: it never ends
 	Note      budget.Note
 }
 
 // Rolled is the lot into which another one was rolled over.
 type Rolled struct {
-	Lot      int64     `json:"lot"` // its number; 0 if nothing was left
+	Lot      int64     `json:"lot"` // its number, or 0 if no unit was left
 	Amount   int64     `json:"amount"`
 	Seq      int64     `json:"seq"`
 	At       time.Time `json:"at,omitzero"`
@@ -95,7 +95,7 @@ const rolloverSQL = `
 select status, coalesce(no, 0), coalesce(units, 0), coalesce(seq, 0), at, expires_at, crossed
 from metered.roll_over($1::text, $2::bigint, $3::bigint, $4::text, $5::bigint, $6::interval, (($7::metered.new_charge[])[1]).limits, $8::int, $9::metered.origin)`
 
-// Rollover is done once for a lot: a second call answers what the first one did, or what was done at the lot's end. Errors: ErrUnknownLot.
+// Rollover is done once for a lot: a second call gets the answer of the first one, or the rollover at the lot's end. Errors: ErrUnknownLot.
 func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Rolled, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkAmount("Rollover.Cap", r.Cap)); err != nil {
 		return Rolled{}, err
@@ -128,7 +128,7 @@ func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Roll
 	return rolled, named.known(status)
 }
 
-// namedLot is how a lot is named, and who names it.
+// namedLot is a lot by its number or reference, with the origin of the call.
 type namedLot struct {
 	wallet         string
 	key            int64
@@ -158,7 +158,7 @@ func (b *Book) named(call, wallet string, lot int64, reference string, note budg
 	return n, nil
 }
 
-// lower makes a call that may lower the wallet. Where that crosses thresholds it wrote nothing, and is made again, with what is told of it.
+// lower makes a call that may lower the wallet. Where that crosses thresholds it wrote nothing, and is made again, as one that reports.
 func (n namedLot) lower(ctx context.Context, tx pgx.Tx, status *string, call func(tx pgx.Tx, charges string) (crossed []byte, err error)) error {
 	if _, err := call(tx, ledger.Charges(n.charge.Charges)); err != nil || *status != "crossing" {
 		return err

@@ -10,25 +10,25 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// Line is an entry of a wallet, with what it did to the lots.
+// Line is an entry of a wallet, with its effect on the lots.
 type Line struct {
 	budget.Entry
-	Balance int64  `json:"balance"` // what the wallet had behind the entry: Credited - Spent + Refunded - Held
+	Balance int64  `json:"balance"` // the balance behind the entry: Credited - Spent + Refunded - Held
 	Lots    []Move `json:"lots,omitempty"`
 }
 
-// Does is what a Move does.
+// Does is the kind of a Move.
 type Does string
 
-// What entries do to lots.
+// Kinds of moves.
 const (
 	Credited  Does = "credited"  // the lot is new
 	Taken     Does = "taken"     // by a charge
-	PaidBack  Does = "paid back" // taken, for what was overdrawn before
+	PaidBack  Does = "paid back" // taken for an earlier overdraft
 	GivenBack Does = "given back"
 	Held      Does = "held"
-	HeldAfter Does = "held after" // for what was held before, and overdrawn
-	Captured  Does = "captured"   // of what was held
+	HeldAfter Does = "held after" // taken for overdrawn units of an earlier hold
+	Captured  Does = "captured"   // of held units
 	Freed     Does = "freed"
 	Lapsed    Does = "lapsed"
 	Withdrawn Does = "revoked"
@@ -39,9 +39,9 @@ var does = map[string]Does{
 	"d": Credited, "t": Taken, "p": PaidBack, "g": GivenBack, "h": Held, "q": HeldAfter, "u": Captured, "f": Freed, "e": Lapsed, "v": Withdrawn, "o": RolledOn,
 }
 
-// Move is what an entry did to a lot.
+// Move is the effect of an entry on a lot.
 type Move struct {
-	Lot       int64  `json:"lot"` // its number; 0 of what no lot covers
+	Lot       int64  `json:"lot"` // its number, or 0 for units that no lot covers
 	Reference string `json:"reference,omitempty"`
 	Category  string `json:"category,omitempty"`
 	Does      Does   `json:"does"`
@@ -57,9 +57,9 @@ order by m.seq, m.nth`
 // statementPage is how many entries are read between two looks at their moves.
 const statementPage = 200
 
-// Statement is what happened to a wallet: the entries that opts says (see budget.Ledger.Entries), with the running balance and the
-// lots. The opening balance of a range is that of the last line before it: To its beginning, NewestFirst, Max 1. It reads pages;
-// what is written meanwhile may be among the later ones. On error it yields that last.
+// Statement is the history of a wallet: the entries that opts selects (see budget.Ledger.Entries), with the running balance and the
+// lots. The opening balance of a range is that of the last line before it: To its beginning, NewestFirst, Max 1. It reads pages.
+// Entries that are written meanwhile may be among the later ones. On error it yields that last.
 func (b *Book) Statement(ctx context.Context, db Querier, wallet string, opts budget.EntriesOptions) iter.Seq2[Line, error] {
 	return func(yield func(Line, error) bool) {
 		if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
@@ -95,7 +95,7 @@ func (b *Book) Statement(ctx context.Context, db Querier, wallet string, opts bu
 	}
 }
 
-// moves adds to a page of entries what they did to lots.
+// moves adds their effects on lots to a page of entries.
 func (b *Book) moves(ctx context.Context, db Querier, wallet string, page []Line) error {
 	first, last := page[0].Seq, page[len(page)-1].Seq
 	rows, err := db.Query(ctx, b.sql.moves, wallet, min(first, last), max(first, last))
