@@ -21,15 +21,15 @@ import (
 // Result is the answer to one charge of a batch.
 type Result struct {
 	Posted Posted // the entry, if Err is nil
-	// Err is why the charge was not made: *ExceededError, *ScopeError, ErrClock, ErrOverflow, ErrWindowPurged, ErrTimeZone or ErrThresholds; of an
-	// event also ErrConflict, ErrRetired, ErrFuture or ErrLate.
+	// Err is why the charge was not made: *ExceededError, *ScopeError, ErrClock, ErrOverflow, ErrWindowPurged, ErrTimeZone or ErrThresholds. For
+	// an event, it may also be ErrConflict, ErrRetired, ErrFuture or ErrLate.
 	Err     error
-	Crossed []Crossing // the thresholds that the charge crossed; Config.OnThreshold was told of them
+	Crossed []Crossing // the thresholds that the charge crossed, as Config.OnThreshold received them
 }
 
 // ChargeEach makes up to MaxBatch charges, each on its own, in one round trip: one that is refused does not keep
 // another from being made. Results are in the order of the charges. Charges of one scope are judged in the order given,
-// and have an entry each; what is let in counts for the next.
+// and have an entry each: an admitted charge counts for the next.
 //
 // It locks all scopes, in the order of their keys, until tx ends. Each lock takes a place in the server's lock table,
 // which by default has room for some 6,400 of all sessions (max_locks_per_transaction times max_connections): raise
@@ -59,7 +59,7 @@ func (l *Ledger) eachIn(ctx context.Context, tx pgx.Tx, asks []*asked) ([]Result
 	return savepoint.In(ctx, tx, "budget", func(sub pgx.Tx) ([]Result, error) { return l.eachTold(ctx, sub, asks, false) })
 }
 
-// eachTold makes charges, and tells of the thresholds that they cross.
+// eachTold makes charges, and reports the thresholds that they cross.
 func (l *Ledger) eachTold(ctx context.Context, tx pgx.Tx, asks []*asked, skipBusy bool) ([]Result, error) {
 	results, err := l.eachOnce(ctx, tx, asks, skipBusy, true)
 	for i := 0; err == nil && i < len(results); i++ {

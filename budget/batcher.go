@@ -16,7 +16,7 @@ import (
 
 // BatcherConfig configures a Batcher. The zero value is ready for use.
 type BatcherConfig struct {
-	MaxBatch int // how many charges one transaction makes at most, 1 to MaxBatch; defaults to 512
+	MaxBatch int // how many charges one transaction makes at most, 1 to MaxBatch. Defaults to 512
 	// Lanes is how many batches may be in flight, each on a connection, 1 to 64. A scope is always in the same lane, so
 	// lanes do not wait for each other. Defaults to 2.
 	Lanes int
@@ -37,7 +37,7 @@ type Batcher struct {
 	cfg    BatcherConfig
 
 	mu      sync.Mutex
-	lanes   []*lane // the last one is for what others lock
+	lanes   []*lane // the last one is for scopes that others lock
 	closed  bool
 	running sync.WaitGroup // of lanes
 }
@@ -125,10 +125,10 @@ type call struct {
 	*asked
 	result Result
 	done   chan struct{} // closed when there is a result
-	lost   error         // of a commit whose outcome is open; set while taken
-	to     *observed.To  // which was told of lost
-	taken  bool          // by a batch; guarded by Batcher.mu
-	gone   bool          // its caller has left before; guarded by Batcher.mu
+	lost   error         // of a commit whose outcome is open, set while taken
+	to     *observed.To  // which received lost
+	taken  bool          // by a batch, guarded by Batcher.mu
+	gone   bool          // its caller has left before, guarded by Batcher.mu
 }
 
 func (b *Batcher) submit(ctx context.Context, a *asked) (Posted, error) {

@@ -9,9 +9,9 @@ import (
 // Bucket(15 * time.Minute), in whole microseconds, counted from the range's beginning.
 //
 // The others follow the clock of a place. A day begins at midnight there, so it may have 23 or 25 hours. If that
-// midnight is skipped (daylight saving begins), the day begins right after what was skipped; a day that is skipped whole
+// midnight is skipped (daylight saving begins), the day begins right after the skipped time. A day that is skipped whole
 // has no bucket. If midnight comes twice, the day begins at the first. Weeks begin on Monday, months on the 1st. An hour that
-// comes twice is two buckets; where the clock is set by half an hour, an hour may have 30 or 90 minutes.
+// comes twice is two buckets. Where the clock is set by half an hour, an hour may have 30 or 90 minutes.
 type Bucket time.Duration
 
 const (
@@ -40,7 +40,7 @@ func ParseBucket(text string) (Bucket, error) {
 	return Bucket(d), nil
 }
 
-// String is what ParseBucket reads.
+// String returns the text that ParseBucket reads.
 func (b Bucket) String() string {
 	if name, ok := bucketNames[b]; ok {
 		return name
@@ -60,7 +60,7 @@ func (b Bucket) check() error {
 	return nil
 }
 
-// edges are where the buckets of a range begin, and where the last one ends: from, what lies between, to.
+// edges are where the buckets of a range begin, and where the last one ends: from, the edges between, to.
 func (b Bucket) edges(ctx context.Context, from, to time.Time, loc *time.Location) ([]time.Time, error) {
 	edges := []time.Time{from}
 	next := b.walk(from, loc)
@@ -81,7 +81,7 @@ func (b Bucket) edges(ctx context.Context, from, to time.Time, loc *time.Locatio
 	}
 }
 
-// walk returns what finds one edge after the other. Edges ascend; the first may be before from, and one may come twice.
+// walk returns a function that finds one edge after the other. Edges ascend. The first may be before from, and one may come twice.
 func (b Bucket) walk(from time.Time, loc *time.Location) (next func() time.Time) {
 	from = from.In(loc)
 	edge := from
@@ -129,7 +129,7 @@ func firstAt(wall time.Time, loc *time.Location) time.Time {
 		_, offset := period.Zone()
 		at := wall.Add(-time.Duration(offset) * time.Second).In(loc)
 		if at.Before(begins) {
-			at = begins // what it would have shown was skipped
+			at = begins // the clock skipped the hour that it would have shown
 		}
 		if ends.IsZero() || at.Before(ends) {
 			return at

@@ -25,42 +25,42 @@ const (
 
 // Charge is an amount to take from a scope, if all of its Limits admit it.
 type Charge struct {
-	Scope     string  // what is charged, 1 to MaxScopeBytes bytes of UTF-8
+	Scope     string  // the scope to charge, 1 to MaxScopeBytes bytes of UTF-8
 	Amount    int64   // in units of yours, from 1 to MaxAmount
-	Limits    []Limit // must all be kept, up to MaxLimits; without any the charge is only recorded
-	Note      Note    // is stored with the entry; defaults to none
-	MustExist bool    // refuses a scope never created, or retired (*ScopeError); defaults to Config.MustExist
+	Limits    []Limit // must all be kept, up to MaxLimits. Without any, the charge is only recorded
+	Note      Note    // is stored with the entry. Defaults to none
+	MustExist bool    // refuses a scope never created, or retired (*ScopeError). Defaults to Config.MustExist
 	// NoStandings leaves Posted.Standings out. If no charge of a call asks for them, a window with room to spare is
-	// decided without looking up what it holds: faster, and as exact (docs/model.md). Check has them
+	// decided without a sum over its entries: faster, and as exact (docs/model.md). Check has them
 	// in any case, and a refusal has all its numbers. Defaults to Config.NoStandings.
 	NoStandings bool
 }
 
-// Receipt is what a call charged, in the order in which scopes first appear.
+// Receipt lists the entries of a call, in the order in which scopes first appear.
 type Receipt struct {
 	Entries []Posted `json:"entries"`
-	// Crossed are the thresholds that the call crossed. Config.OnThreshold was told of them.
+	// Crossed are the thresholds that the call crossed. Config.OnThreshold received them.
 	Crossed []Crossing `json:"crossed,omitempty"`
 }
 
 // Posted is one entry of a Receipt.
 type Posted struct {
 	Scope     string     `json:"scope"`
-	Seq       int64      `json:"seq"`             // with Scope it names the entry, for Refund; 0 of what was spent from a lease
+	Seq       int64      `json:"seq"`             // with Scope it names the entry, for Refund. 0 for units that were spent from a lease
 	Lease     int64      `json:"lease,omitempty"` // the lease that it was spent from (package leases), without Standings
 	Amount    int64      `json:"amount"`
 	At        time.Time  `json:"at"`                  // by the database's clock
-	Standings []Standing `json:"standings,omitempty"` // the scope's limits after the charge; none if not asked for
-	Replayed  bool       `json:"replayed,omitempty"`  // of an event: it was counted before, by this entry; without Standings
+	Standings []Standing `json:"standings,omitempty"` // the scope's limits after the charge, unless NoStandings left them out
+	Replayed  bool       `json:"replayed,omitempty"`  // of an event: it was counted before, by this entry, and has no Standings
 }
 
-// Standing is what a limit stands at.
+// Standing is the state of a limit after a charge or at a check.
 type Standing struct {
 	Limit     Limit `json:"limit"`
-	Used      int64 `json:"used"`      // counts against the limit, holds aside; negative while there is credit
-	Held      int64 `json:"held"`      // what open holds and leases keep of the scope
+	Used      int64 `json:"used"`      // counts against the limit, without holds. Negative while there is credit
+	Held      int64 `json:"held"`      // units of the scope that open holds and leases keep
 	Available int64 `json:"available"` // the largest amount that the limit still admits, >= 0
-	// The period of a limit by period that the charge is in; zero for others.
+	// The period of a limit by period that the charge is in. Zero for others.
 	PeriodStart time.Time `json:"period_start,omitzero"` // its first moment
 	PeriodEnd   time.Time `json:"period_end,omitzero"`   // the first moment of the next
 }
@@ -93,7 +93,7 @@ func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (r Re
 	if !errors.Is(err, ledger.ErrCrossing) {
 		return r, err
 	}
-	// Nothing was written. Again, with what is told of it.
+	// Nothing was written. Again, with the thresholds that are reported.
 	return savepoint.In(ctx, tx, "budget", func(sub pgx.Tx) (Receipt, error) {
 		r, err := call.Scan(sub.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: true})...))
 		if err == nil {
@@ -107,7 +107,7 @@ const checkSQL = `
 select used, held, denied, periods
 from metered.check_charge($1::metered.new_charge[], $2::interval)`
 
-// Check tells what Charge would answer now, without a lock or a write, on a replica too. Only a charge is
+// Check returns the answer that Charge would give now, without a lock or a write, on a replica too. Only a charge is
 // authoritative. It returns the entries that would be made, without Seq and At, or the errors of Charge, except
 // ErrBusy, ErrOverflow and those of a transaction's end.
 func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Receipt, error) {
@@ -132,7 +132,7 @@ func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Rece
 	return call.Receipt(a)
 }
 
-// Charged is a charge that was made, as a metered.Notice tells it.
+// Charged is a charge that was made, as a metered.Notice carries it.
 type Charged struct {
 	Scope  string `json:"scope"`
 	Amount int64  `json:"amount"`

@@ -9,12 +9,12 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ClockRepair says what RepairClock did.
+// ClockRepair is the report of RepairClock.
 type ClockRepair struct {
 	Repaired bool          `json:"repaired"` // false if the scope was not ahead of the clock
 	Seq      int64         `json:"seq"`      // the new entry's
 	At       time.Time     `json:"at"`       // the new entry's
-	Ahead    time.Duration `json:"-"`        // how far the last entry was ahead of the clock; in JSON "ahead_us"
+	Ahead    time.Duration `json:"-"`        // how far the last entry was ahead of the clock, in JSON "ahead_us"
 }
 
 // ScopeAhead is a scope whose last entry is ahead of the database's clock.

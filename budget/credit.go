@@ -13,9 +13,9 @@ import (
 
 // Credit is an amount to add to a scope: a top-up, prepaid money.
 type Credit struct {
-	Scope     string // what is credited, 1 to MaxScopeBytes bytes of UTF-8
+	Scope     string // the scope to credit, 1 to MaxScopeBytes bytes of UTF-8
 	Amount    int64  // in units of yours, from 1 to MaxAmount
-	Note      Note   // is stored with the entry; defaults to none
+	Note      Note   // is stored with the entry. Defaults to none
 	MustExist bool   // as in Charge
 }
 

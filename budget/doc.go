@@ -12,8 +12,8 @@
 // Many charges that do not depend on each other go in one call of Ledger.ChargeEach. Usage events that may be delivered twice
 // are counted once by Ledger.Ingest. A Batcher commits the charges of many goroutines together.
 //
-// Ledger.Usage tells what a scope stands at, UsageBetween and Series what it used in a range of time: the invoice of a month by
-// day. Entries lists what happened, and SearchEntries looks for it.
+// Ledger.Usage reads the use of a scope now, UsageBetween and Series its use in a range of time: the invoice of a month by
+// day. Entries lists its entries, and SearchEntries finds some of them.
 //
 // A scope is a name of yours. It needs no creation, so a mistyped name is another scope: Scopes and MustExist guard
 // against that. A scope's ledger is a chain of entries that never change. Limits come with each call and are stored
@@ -21,17 +21,17 @@
 //
 //			used inside the window or period + held + amount <= limit
 //
-//	  - A charge counts while it is younger than the window, by the database's clock; a refund, at its charge's time.
+//	  - A charge counts while it is younger than the window, by the database's clock. A refund counts at its charge's time.
 //	  - In a period (PerDay, PerMonth, PerPeriod and the like) it counts from the period's first moment until before its end.
 //	  - A credit counts for lifetime limits only. Held units count everywhere until they are captured or freed.
 //
-// A limit can have thresholds (Limit.Tell): "80 % used", "credit below 500". The charge that reaches one tells
+// A limit can have thresholds (Limit.Tell): "80 % used", "credit below 500". The charge that reaches one calls
 // Config.OnThreshold in its own transaction, once in each period, or until use has gone back (Threshold).
 //
 // Rolling the transaction back takes its writes back. Calls but Ingest are not idempotent: a second one writes again (a
 // command, metered.Do, remembers). A write holds an advisory lock on each of its scopes until the transaction ends, so charge
 // last. One call takes its locks in the order of their keys. Two calls in one transaction can deadlock (SQLSTATE 40P01)
-// with two in another: use one call, Ledger.Lock, or a command. All isolation levels are correct; READ COMMITTED is the
+// with two in another: use one call, Ledger.Lock, or a command. All isolation levels are correct. READ COMMITTED is the
 // fastest (docs/operations.md).
 //
 // Every call may fail with an *ArgumentError, before any SQL. Every write may fail with ErrBusy, ErrOverflow, SQLSTATE

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Kind is what an entry does.
+// Kind says which change an entry makes.
 type Kind string
 
 const (
@@ -19,14 +19,14 @@ const (
 	KindRefund      Kind = "refund"
 	KindClockRepair Kind = "clock repair"
 	KindHold        Kind = "hold"    // units are held
-	KindCapture     Kind = "capture" // what was held is spent
+	KindCapture     Kind = "capture" // units of a hold are spent
 	KindRelease     Kind = "release" // a hold was given up
 	KindExpire      Kind = "expire"  // a hold's time was over
 	KindClose       Kind = "close"   // the scope was carved from another, and nothing new is let in (package leases)
 	// Of a wallet's credit (package wallet), by which Credited goes down.
-	KindLapse    Kind = "lapse"     // what was left of a lot at its end: breakage
+	KindLapse    Kind = "lapse"     // units of a lot that were left at its end: breakage
 	KindRevoke   Kind = "revoke"    // credit was taken back
-	KindRollOver Kind = "roll over" // what was left of a lot goes on in another one, as the credit behind this entry
+	KindRollOver Kind = "roll over" // units that a lot had left go on in another lot, as the credit behind this entry
 )
 
 // kinds are the kinds as the ledger stores them.
@@ -42,28 +42,28 @@ type Entry struct {
 	Seq       int64     `json:"seq"` // 1, 2, 3, … per scope
 	Kind      Kind      `json:"kind"`
 	Amount    int64     `json:"amount"` // 0 for a clock repair and a close
-	At        time.Time `json:"at"`     // by the database's clock; never decreases along Seq within an Epoch
+	At        time.Time `json:"at"`     // by the database's clock, never decreasing along Seq within an Epoch
 	Epoch     int       `json:"epoch"`  // clock repairs so far
 	Spent     int64     `json:"spent"`
 	Refunded  int64     `json:"refunded"`
 	Credited  int64     `json:"credited"`
 	Held      int64     `json:"held"`
-	HoldDue   time.Time `json:"hold_due,omitzero"`   // no open hold of the scope falls due before it; zero without one
+	HoldDue   time.Time `json:"hold_due,omitzero"`   // no open hold of the scope falls due before it. Zero without one
 	Ref       int64     `json:"ref,omitempty"`       // the number of the charge that a refund refunds, else 0
-	Hold      string    `json:"hold,omitempty"`      // the hold that the entry is about; "" for none or several
-	Namespace string    `json:"namespace,omitempty"` // with Operation: the command that made it; "" for sticky charges
+	Hold      string    `json:"hold,omitempty"`      // the hold that the entry is about, "" for none or several
+	Namespace string    `json:"namespace,omitempty"` // with Operation: the command that made it. "" for sticky charges
 	Operation string    `json:"operation,omitempty"`
 	Note      Note      `json:"note,omitzero"`
-	// OccurredAt is when the event happened that the entry counts; zero if it had no time of its own.
+	// OccurredAt is when the event happened that the entry counts. Zero if it had no time of its own.
 	OccurredAt time.Time `json:"occurred_at,omitzero"`
 }
 
 // EntriesOptions selects entries. The zero value selects all, oldest first.
 type EntriesOptions struct {
-	NewestFirst bool  // reads from the end; defaults to false
+	NewestFirst bool  // reads from the end. Defaults to false
 	After       int64 // skips entries up to this number: pass the last Seq seen to go on
-	Before      int64 // does the same for NewestFirst: it skips entries from this number on; defaults to 0, none
-	Max         int   // ends the iteration after so many entries; defaults to 0, all
+	Before      int64 // does the same for NewestFirst: it skips entries from this number on. Defaults to 0, none
+	Max         int   // ends the iteration after so many entries. Defaults to 0, all
 	// From and To restrict it to the entries of a range of time, which begins at From and ends before To (UsageBetween has
 	// the same entries). Looking up where that is takes one more round trip. It is a *PurgedError if that was purged. Both
 	// default to the zero time, no restriction.
@@ -135,7 +135,7 @@ func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts Ent
 	}
 }
 
-// between is what opts leaves of a chain: the entries after one number, and before another.
+// between is the part of a chain that opts selects: the entries after one number, and before another.
 func (l *Ledger) between(ctx context.Context, db Querier, scope string, opts EntriesOptions) (after, before int64, err error) {
 	if err := cmp.Or(l.made(), notNil("db", db), checkScope("scope", scope)); err != nil {
 		return 0, 0, err
@@ -177,7 +177,7 @@ func (l *Ledger) between(ctx context.Context, db Querier, scope string, opts Ent
 	return after, before, nil
 }
 
-// scanEntry reads an entry, and what follows it in the row.
+// scanEntry reads an entry, and the columns behind it into more.
 func scanEntry(row pgx.CollectableRow, more ...any) (Entry, error) {
 	var e Entry
 	var kind string
@@ -191,7 +191,7 @@ func scanEntry(row pgx.CollectableRow, more ...any) (Entry, error) {
 		return Entry{}, err
 	}
 	e.Kind, e.At = kinds[kind], time.UnixMicro(at).UTC()
-	e.OccurredAt, _ = time.Parse(time.RFC3339Nano, occurred) // zero for what Ingest did not write
+	e.OccurredAt, _ = time.Parse(time.RFC3339Nano, occurred) // zero for an entry that Ingest did not write
 	if due != nil {
 		e.HoldDue = time.UnixMicro(*due).UTC()
 	}

@@ -17,15 +17,15 @@ import (
 // Errors of calls. They abort the transaction, except the first five: a charge leaves it usable. A credit or a refund of
 // a closed scope aborts it.
 var (
-	ErrArgument      error = errArgument            // every refused argument; the error is an *ArgumentError
-	ErrExceeded      error = errExceeded            // a limit refuses; the error is an *ExceededError
-	ErrScopeUnknown  error = errScopeUnknown        // a scope that must exist was never created; the error is a *ScopeError
-	ErrScopeRetired  error = errScopeRetired        // a scope that must exist was retired; the error is a *ScopeError
-	ErrScopeClosed   error = errScopeClosed         // a scope was carved from another and is closed; the error is a *ScopeError
-	ErrBusy          error = fault.ErrBusy          // a scope's lock was not free within the lock timeout; try again later
+	ErrArgument      error = errArgument            // every refused argument. The error is an *ArgumentError
+	ErrExceeded      error = errExceeded            // a limit refuses. The error is an *ExceededError
+	ErrScopeUnknown  error = errScopeUnknown        // a scope that must exist was never created. The error is a *ScopeError
+	ErrScopeRetired  error = errScopeRetired        // a scope that must exist was retired. The error is a *ScopeError
+	ErrScopeClosed   error = errScopeClosed         // a scope was carved from another and is closed. The error is a *ScopeError
+	ErrBusy          error = fault.ErrBusy          // a scope's lock was not free within the lock timeout. Try again later
 	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
 	ErrNotMigrated   error = fault.ErrNotMigrated   // the schema's tables or functions are missing
-	ErrNotGranted    error = fault.ErrNotGranted    // the role has not been given what the call needs
+	ErrNotGranted    error = fault.ErrNotGranted    // the role lacks a right that the call needs
 	ErrClock         error = errClock               // the last entry is too far ahead of the clock (Config.ClockTolerance): a *ClockError
 	ErrOverflow      error = fault.New("budget_overflow", "budget: total would overflow")
 	ErrWindowPurged  error = errWindowPurged                                                                 // an answer by time is a *PurgedError
@@ -54,7 +54,7 @@ var (
 var (
 	ErrUnknownEntry  error = fault.New("budget_unknown_entry", "budget: no such entry")
 	ErrEntryPurged   error = fault.New("budget_entry_purged", "budget: the charge was purged")
-	ErrNotCharge     error = fault.New("budget_not_charge", "budget: the entry is not a charge") // nor what a hold captured
+	ErrNotCharge     error = fault.New("budget_not_charge", "budget: the entry is not a charge") // nor a capture of a hold
 	ErrRefundExceeds error = fault.New("budget_refund_exceeds", "budget: refund exceeds what is left of the charge")
 )
 
@@ -83,18 +83,18 @@ const Never = time.Duration(math.MaxInt64)
 type Refusal struct {
 	Scope     string `json:"scope"`
 	Limit     Limit  `json:"limit"`
-	Used      int64  `json:"used"`               // charges less refunds, for a lifetime less credits too; without holds
-	Held      int64  `json:"held"`               // what other open holds keep of the scope
-	OwnHeld   int64  `json:"own_held,omitempty"` // what the transaction's own holds keep; RetryAfter does not wait for them
-	Leased    int64  `json:"leased,omitempty"`   // what open leases keep of the scope (package leases)
+	Used      int64  `json:"used"`               // charges less refunds, for a lifetime less credits too, without holds
+	Held      int64  `json:"held"`               // units of the scope that other open holds keep
+	OwnHeld   int64  `json:"own_held,omitempty"` // units that the transaction's own holds keep, and RetryAfter does not wait for
+	Leased    int64  `json:"leased,omitempty"`   // units of the scope that open leases keep (package leases)
 	Requested int64  `json:"requested"`          // the amount of all charges of the call on this scope
 	Available int64  `json:"available"`          // the largest amount that this limit would have admitted, >= 0
-	// RetryAfter is how long until Requested would fit if nothing else happens; Never if waiting cannot help. If open
-	// holds stand in the way, it is the earliest possible time; of leases, when the last one ends. Of a limit by period it is the
-	// period's end, unless holds that are open then leave no room. In JSON it is "retry_after_us", null for Never.
+	// RetryAfter is how long until Requested would fit if nothing else happens, and Never if waiting cannot help. If open
+	// holds stand in the way, it is the earliest possible time. With leases in the way, it is the end of the last one. For a limit by
+	// period it is the period's end, unless holds that are open then leave no room. In JSON it is "retry_after_us", null for Never.
 	RetryAfter time.Duration `json:"-"`
-	HoldDue    time.Duration `json:"-"` // until an open hold of the scope may fall due, if Held > 0; JSON "hold_due_us"
-	// The period of a limit by period that refused; zero for others.
+	HoldDue    time.Duration `json:"-"` // until an open hold of the scope may fall due, if Held > 0. In JSON "hold_due_us"
+	// The period of a limit by period that refused. Zero for others.
 	PeriodStart time.Time `json:"period_start,omitzero"` // its first moment
 	PeriodEnd   time.Time `json:"period_end,omitzero"`   // the first moment of the next
 }
@@ -140,7 +140,7 @@ func (e *ExceededError) Unwrap() error { return errExceeded }
 
 func (e *ExceededError) Code() string { return errExceeded.Code() }
 
-// RetryAfter is the longest RetryAfter of the Refusals; it may be Never.
+// RetryAfter is the longest RetryAfter of the Refusals. It may be Never.
 func (e *ExceededError) RetryAfter() time.Duration {
 	var longest time.Duration
 	for _, r := range e.Refusals {
@@ -149,7 +149,7 @@ func (e *ExceededError) RetryAfter() time.Duration {
 	return longest
 }
 
-// RetryAfterSeconds is RetryAfter rounded up, for HTTP; not ok for Never.
+// RetryAfterSeconds is RetryAfter rounded up, for HTTP, and not ok for Never.
 func (e *ExceededError) RetryAfterSeconds() (seconds int64, ok bool) {
 	after := e.RetryAfter()
 	if after == Never {

@@ -22,7 +22,7 @@ type Event struct {
 	// ID is the event's id, 1 to 255 bytes of UTF-8, chosen where it happened: each delivery has the same. Events and
 	// commands share the ids of a Namespace. A UUIDv7 carries its time.
 	ID        string
-	Namespace string // keeps the ids of tenants or sources apart, up to 255 bytes; defaults to ""
+	Namespace string // keeps the ids of tenants or sources apart, up to 255 bytes. Defaults to ""
 	// OccurredAt is when it happened, the same in each delivery, in microseconds. Older than Config.MaxLateness it is
 	// ErrLate, and ErrFuture if it is ahead by more than Config.MaxFuture. It is stored with the entry
 	// (Entry.OccurredAt). Windows and periods count the event when it was recorded, by the database's clock. Defaults to none.
@@ -37,7 +37,7 @@ const maxIDBytes = 255
 // one call is judged once, as it comes first.
 //
 // Records are kept until metered.Client.PurgeOperations deletes them. From then on an event that carries a time (in a
-// UUIDv7, or else OccurredAt) is ErrRetired if it is not newer than what was deleted; one without looks new again.
+// UUIDv7, or else OccurredAt) is ErrRetired if it is not newer than the last deleted record. An event without a time looks new again.
 //
 // It locks the ids, in the order of their keys, before the scopes: two locks for an event (see ChargeEach).
 func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...Event) ([]Result, error) {
@@ -118,7 +118,7 @@ func (l *Ledger) askEvent(e *Event) (*asked, error) {
 	return a, nil
 }
 
-// fingerprint is a version byte and the SHA-256 of what an event is: its scope, amount and time. A command's begins with a
+// fingerprint is a version byte and the SHA-256 of an event's content: its scope, amount and time. A command's begins with a
 // length, which is never negative, so that no event has that of a command.
 func (e *Event) fingerprint() []byte {
 	const version = 1

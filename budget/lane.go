@@ -16,7 +16,7 @@ import (
 // lane commits batches one after the other. Its fields are guarded by Batcher.mu.
 type lane struct {
 	batcher *Batcher
-	waits   bool // for locks of others: what the other lanes found busy comes here
+	waits   bool // for locks of others: scopes that the other lanes found busy come here
 	queue   []*call
 	running bool
 }
@@ -44,7 +44,7 @@ func (l *lane) run() {
 	}
 }
 
-// take is the next batch; nil ends the run.
+// take returns the next batch, or nil to end the run.
 func (l *lane) take() []*call {
 	b := l.batcher
 	b.mu.Lock()
@@ -58,7 +58,7 @@ func (l *lane) take() []*call {
 		}
 	}
 	if l.queue = l.queue[n:]; len(l.queue) == 0 {
-		l.queue = nil // or what it grew to would stay
+		l.queue = nil // or its largest size would stay
 	}
 	l.running = batch != nil
 	return batch
@@ -88,7 +88,7 @@ func (l *lane) commit(ctx context.Context, batch []*call, wait bool) {
 			l.pass(batch)
 			return
 		case busy && wait:
-			wait = false // what is free by now is charged; the rest is busy
+			wait = false // scopes that are free by now are charged, and the rest is busy
 		case splits(err) && len(batch) > 1:
 			l.commit(ctx, batch[:len(batch)/2], wait)
 			l.commit(ctx, batch[len(batch)/2:], wait)
@@ -108,7 +108,7 @@ func (l *lane) commit(ctx context.Context, batch []*call, wait bool) {
 }
 
 // splits reports whether halves of a batch may get through that as a whole does not: a charge that the server cannot
-// store, a time zone that it does not know, too many locks, or a threshold that could not be told of.
+// store, a time zone that it does not know, too many locks, or a threshold that could not be reported.
 func splits(err error) bool {
 	state := sqlstate.Of(err)
 	if untold := (*CrossingError)(nil); errors.As(err, &untold) {
@@ -138,7 +138,7 @@ func (l *lane) send(ctx context.Context, batch []*call, skipBusy bool) (results 
 	return results, err
 }
 
-// tellSent tells the observer what a transaction did.
+// tellSent reports a transaction to the observer.
 func (l *lane) tellSent(ctx context.Context, span observed.Span, results []Result, err error) {
 	var made int64
 	for _, r := range results {
@@ -150,7 +150,7 @@ func (l *lane) tellSent(ctx context.Context, span observed.Span, results []Resul
 	span.With(observe.End{Err: err, Rows: made})
 }
 
-// tellLost tells it of the calls whose COMMIT is lost, and was not before: the charges among them are not looked for.
+// tellLost reports the calls whose COMMIT is newly lost: nobody looks for the charges among them.
 func (l *lane) tellLost(ctx context.Context, batch []*call) {
 	to := l.batcher.ledger.observer
 	if to == nil {
@@ -208,7 +208,7 @@ func failAll(batch []*call, err error) {
 
 func (c *call) finish(r Result) {
 	if c.lost != nil && errors.Is(r.Err, ErrBusy) {
-		r.Err = c.lost // the lost transaction may be who locks
+		r.Err = c.lost // the lost transaction may have the lock
 	}
 	if c.lost != nil {
 		c.to.Resolved(context.Background(), c.became(r))
@@ -217,7 +217,7 @@ func (c *call) finish(r Result) {
 	close(c.done)
 }
 
-// became is what became of a lost COMMIT, by the answer that was found.
+// became is the outcome of a lost COMMIT, by the answer that was found.
 func (c *call) became(r Result) string {
 	switch {
 	case errors.Is(r.Err, ErrCommitUnknown):

@@ -17,23 +17,23 @@ import (
 
 // Config configures a Ledger. The zero value is ready for use.
 type Config struct {
-	Schema string // the schema that metered.Migrate created; defaults to "metered"
-	// LockTimeout bounds how long a write waits for all its locks, 1ms to 1h; then it is ErrBusy. A shorter
+	Schema string // the schema that metered.Migrate created. Defaults to "metered"
+	// LockTimeout bounds how long a write waits for all its locks, 1ms to 1h. Then it is ErrBusy. A shorter
 	// lock_timeout, statement_timeout or deadline counts too. Defaults to 5s.
 	LockTimeout time.Duration
 	// ClockTolerance is how far a last entry may be ahead of the database's clock, 1µs to 24h, before charges with
 	// windows are ErrClock. A charge within it gets the last entry's time. Defaults to 1m.
 	ClockTolerance time.Duration
-	MustExist      bool // sets it for every charge, credit, hold and claim; defaults to false: a new scope begins at 0
-	NoStandings    bool // sets it for every charge; defaults to false: receipts say what each limit stands at
-	RequireActor   bool // refuses each write whose Note has no Actor; defaults to false
-	// MaxLateness is how long ago an event may have occurred, 1s to 10 years; then it is ErrLate. Defaults to 35 days.
+	MustExist      bool // sets it for every charge, credit, hold and claim. Defaults to false: a new scope begins at 0
+	NoStandings    bool // sets it for every charge. Defaults to false: receipts have each limit's Standing
+	RequireActor   bool // refuses each write whose Note has no Actor. Defaults to false
+	// MaxLateness is how long ago an event may have occurred, 1s to 10 years. Then it is ErrLate. Defaults to 35 days.
 	MaxLateness time.Duration
-	MaxFuture   time.Duration // how far an event's time may be ahead of the database's clock, 1µs to 24h; defaults to 5m
-	// OnThreshold is told of the thresholds that charges and holds cross (Limit.Tell), those of the Books and lease Pools
+	MaxFuture   time.Duration // how far an event's time may be ahead of the database's clock, 1µs to 24h. Defaults to 5m
+	// OnThreshold receives the thresholds that charges and holds cross (Limit.Tell), those of the Books and lease Pools
 	// on the Ledger too, in the transaction of the call and a savepoint. Defaults to none: limits with thresholds are refused.
 	OnThreshold OnThreshold
-	// Observer is told of the Ledger's calls, and of those of the Books and lease Pools on it. Defaults to none.
+	// Observer sees the Ledger's calls, and those of the Books and lease Pools on it. Defaults to none.
 	Observer observe.Observer
 }
 
@@ -109,7 +109,7 @@ func New(cfg Config) (*Ledger, error) {
 }
 
 // LockKey is the key of a scope's advisory lock. In pg_locks it is a row of this database whose locktype is advisory and whose
-// objsubid is 1; classid is the key's upper half and objid its lower half.
+// objsubid is 1, classid is the key's upper half and objid its lower half.
 func (l *Ledger) LockKey(scope string) int64 { return lockkey.Of(l.space, scope) }
 
 // made refuses the zero Ledger, which has no schema.

@@ -22,11 +22,11 @@ type Limit struct {
 	Window   time.Duration // how far back charges count, in microseconds up to MaxWindow
 	Period   Period        // charges of the current period count
 	Lifetime bool          // all charges of the scope count
-	Prepaid  bool          // as Lifetime; a denial asks for more credit
-	Name     string        // yours, to tell limits apart in a Refusal, a Standing or a metric: one of a few; defaults to ""
+	Prepaid  bool          // as Lifetime, but a denial asks for more credit
+	Name     string        // yours, to tell limits apart in a Refusal, a Standing or a metric: one of a few. Defaults to ""
 
-	query      *query                       // what Max is to be; nil if it is that
-	thresholds unique.Handle[thresholdList] // of Tell; zero for none
+	query      *query                       // reads Max from the database, nil if Max is set
+	thresholds unique.Handle[thresholdList] // of Tell, zero for none
 }
 
 type query struct {
@@ -43,7 +43,7 @@ func Lifetime(max int64) Limit { return Limit{Max: max, Lifetime: true} }
 // Prepaid lets only credited units be spent. Over HTTP its denial is a 402.
 func Prepaid() Limit { return CreditLine(0) }
 
-// CreditLine is Prepaid that may go max units below what was credited.
+// CreditLine is Prepaid that may go max units below its credit.
 func CreditLine(max int64) Limit { return Limit{Max: max, Prepaid: true} }
 
 // Reach is how far back the limit counts at most, for PurgeOptions.OlderThan: its window, or the longest of its periods and up
@@ -70,8 +70,8 @@ func (l Limit) Named(name string) Limit {
 
 // MaxFrom returns the same limit with the Max that a query answers: one row of one integer from 0 to MaxLimit, else
 // ErrLimitQuery. Charge, Place, Claim and commands run it after they have locked the scopes, at one round trip for all
-// queries of a call. So a capacity counts that was lowered while the call waited; a capacity read before would let too
-// many in. At REPEATABLE READ and SERIALIZABLE the query must lock what it reads (FOR SHARE): a row that changed since
+// queries of a call. So a capacity counts that was lowered while the call waited. A capacity read before would let too
+// many in. At REPEATABLE READ and SERIALIZABLE the query must lock the rows that it reads (FOR SHARE): a row that changed since
 // the snapshot is 40001 then. The early look of a command leaves the limit out. Not for Capture.
 func (l Limit) MaxFrom(sql string, args ...any) Limit {
 	l.Max, l.query = 0, &query{sql, slices.Clone(args)}

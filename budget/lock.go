@@ -12,7 +12,7 @@ const lockSQL = `select metered.lock_scopes($1::text[], $2::int)`
 
 // Lock takes the locks of up to MaxScopes scopes, as Charge does, until tx ends. Call it before several calls in tx
 // that lock scopes, such as a credit and a charge: they cannot deadlock then. (Placements of holds still can: see
-// package holds.) At READ COMMITTED, what you read after it is current if whoever changes that takes the same locks: a
+// package holds.) At READ COMMITTED, a row that you read after it is current if its writers take the same locks: a
 // capacity in your own tables, for example (Limit.MaxFrom reads one in the call).
 func (l *Ledger) Lock(ctx context.Context, tx pgx.Tx, scopes ...string) error {
 	if err := cmp.Or(l.made(), notNil("tx", tx)); err != nil {

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Note says who or what caused an entry. All fields are optional, opaque to the ledger and at most 255 bytes of UTF-8.
+// Note names the cause of an entry. All fields are optional, opaque to the ledger and at most 255 bytes of UTF-8.
 type Note struct {
 	Actor       string `json:"actor,omitempty"`
 	Tenant      string `json:"tenant,omitempty"`

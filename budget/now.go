@@ -19,7 +19,7 @@ import (
 const maxAttempts = 10
 
 // ChargeNow makes one charge in a transaction of its own, in one round trip: a rate limiter whose answer is exact and
-// durable. If it returns nil the charge is committed; on *ExceededError or *ScopeError nothing was written. It runs
+// durable. If it returns nil the charge is committed. On *ExceededError or *ScopeError nothing was written. It runs
 // again after SQLSTATE 40001 or 40P01. On ErrCommitUnknown the connection was lost, or ctx ended, before the answer
 // came: the charge may be committed or not. Limit.MaxFrom is refused.
 //
@@ -77,7 +77,7 @@ func (l *Ledger) alone(ctx context.Context, pool *pgxpool.Pool, run func(*pgx.Co
 	}
 	defer conn.Release()
 	if err := ctx.Err(); err != nil {
-		return pause.Ended(ctx) // else it could not be told whether it was sent
+		return pause.Ended(ctx) // else nobody could say whether it was sent
 	}
 	if err := run(conn.Conn()); err != nil {
 		return outcome(conn.Conn(), err)
@@ -85,8 +85,8 @@ func (l *Ledger) alone(ctx context.Context, pool *pgxpool.Pool, run func(*pgx.Co
 	return nil
 }
 
-// told runs what crosses a threshold in a transaction of its own, in which that is told before it commits. Its errors are those of
-// alone; one of run takes it back.
+// told runs a call that crosses a threshold in a transaction of its own, which reports the crossing before it commits. Its errors are
+// those of alone. An error of run rolls the transaction back.
 func (l *Ledger) told(ctx context.Context, pool *pgxpool.Pool, run func(pgx.Tx) error) error {
 	conn, err := l.observer.Acquire(ctx, pool)
 	if err != nil {
@@ -97,13 +97,13 @@ func (l *Ledger) told(ctx context.Context, pool *pgxpool.Pool, run func(pgx.Tx) 
 	if err != nil {
 		return fmt.Errorf("budget: begin: %w", err)
 	}
-	defer func() { // also on a panic; after COMMIT it does nothing
+	defer func() { // also on a panic. After COMMIT it does nothing
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 		defer cancel()
 		_ = tx.Rollback(ctx)
 	}()
 	if err = run(tx); err == nil {
-		err = ctx.Err() // else it could not be told whether COMMIT was sent
+		err = ctx.Err() // else nobody could say whether COMMIT was sent
 	}
 	if err != nil {
 		return err

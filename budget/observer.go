@@ -9,18 +9,18 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// begin tells the observer that a call begins.
+// begin reports the beginning of a call to the observer.
 func (l *Ledger) begin(ctx context.Context, name string) (context.Context, observed.Span) {
 	return l.observer.Start(ctx, observe.Op{Work: observe.Call, Name: name})
 }
 
-// ended tells it that one which charges has ended.
+// ended reports the end of a call that charges.
 func (l *Ledger) ended(ctx context.Context, span observed.Span, err error) {
 	tellDenied(ctx, l.observer, err)
 	span.End(err)
 }
 
-// tellDenied tells which limits err names as those that refused.
+// tellDenied reports the limits that err names as those that refused.
 func tellDenied(ctx context.Context, to *observed.To, err error) {
 	if to == nil || err == nil {
 		return
@@ -47,7 +47,7 @@ func (l *Ledger) observedEach(ctx context.Context, name string, each func(contex
 	return results, err
 }
 
-// tellResults tells of the denials in a batch.
+// tellResults reports the denials in a batch.
 func (l *Ledger) tellResults(ctx context.Context, results []Result) {
 	if l.observer == nil {
 		return
@@ -57,7 +57,7 @@ func (l *Ledger) tellResults(ctx context.Context, results []Result) {
 	}
 }
 
-// word is what an observer is told a limit is called.
+// word is the name of a limit for an observer.
 func (l Limit) word() string {
 	switch {
 	case l.Name != "":

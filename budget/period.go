@@ -20,20 +20,20 @@ const (
 	Year  Unit = "year"
 )
 
-// every is what comes after one period, as an interval of Postgres.
+// every is the length of one period, as an interval of Postgres.
 var every = map[Unit]string{Day: "P1D", Week: "P7D", Month: "P1M", Year: "P1Y"}
 
-// Period is what a limit by period counts in. PerDay, PerWeek, PerMonth, PerYear and PerPeriod make one. Two are the
+// Period is the calendar or length by which a limit by period counts. PerDay, PerWeek, PerMonth, PerYear and PerPeriod make one. Two are the
 // same period if they are ==. The zero value is none.
 //
 // Periods follow each other without a gap, before the anchor too, and each begins where the one before ends: its first
 // moment belongs to it, and its last one does not. The database decides which one is now, by its clock and its time zone data.
 type Period struct {
-	Unit   Unit          // of the calendar in Zone; "" for a fixed Length
-	Length time.Duration `json:"-"` // of a period without a Unit, in microseconds up to MaxWindow; in JSON "period_us"
-	Zone   string        // the IANA name of the time zone, as the server knows it; only with a Unit
+	Unit   Unit          // of the calendar in Zone, "" for a fixed Length
+	Length time.Duration `json:"-"` // of a period without a Unit, in microseconds up to MaxWindow. In JSON "period_us"
+	Zone   string        // the IANA name of the time zone, as the server knows it. Only with a Unit
 	// Anchor is where one of the periods begins, in UTC and whole microseconds. Without one, a Unit begins at midnight, on
-	// Monday, on the 1st, or on the 1st of January; a Length needs one.
+	// Monday, on the 1st, or on the 1st of January. A Length needs one.
 	Anchor time.Time
 }
 
@@ -85,7 +85,7 @@ func anchored(at time.Time) time.Time {
 // IsZero reports whether it is no period.
 func (p Period) IsZero() bool { return p == Period{} }
 
-// String says what it is, for people.
+// String describes the period, for people.
 func (p Period) String() string {
 	if p.Unit == "" {
 		return p.Length.String()
@@ -136,7 +136,7 @@ func (p Period) sent() ledger.Period {
 // MarshalJSON writes it as a Limit does.
 func (p Period) MarshalJSON() ([]byte, error) { return json.Marshal(p.json()) }
 
-// UnmarshalJSON reads what MarshalJSON wrote.
+// UnmarshalJSON reads the output of MarshalJSON.
 func (p *Period) UnmarshalJSON(text []byte) (err error) {
 	var in periodJSON
 	if err := json.Unmarshal(text, &in); err != nil {
@@ -158,7 +158,7 @@ func (p Period) json() periodJSON {
 	return periodJSON{p.Unit, p.Length.Microseconds(), p.Zone, p.Anchor}
 }
 
-// period is what the JSON says, which may be none.
+// period is the JSON's period, which may be none.
 func (j periodJSON) period() (Period, error) {
 	if j.PeriodUS < 0 || j.PeriodUS > MaxWindow.Microseconds() {
 		return Period{}, invalid("period_us", "%d is not from 1 to %d", j.PeriodUS, MaxWindow.Microseconds())

@@ -8,7 +8,7 @@ import (
 // At is the period that t is in, as the database has it: its first moment, and the first moment of the next one, in UTC. It reads the
 // time zone data of the program, so a server with other data may differ where the rules of a zone changed lately.
 //
-// It says when to renew credit by period, and what a part of a period costs:
+// It says when to renew credit by period, and the price of a part of a period:
 //
 //	start, end, err := plan.Period.At(joined)
 //	part := price * int64(end.Sub(joined)/time.Second) / int64(end.Sub(start)/time.Second)
@@ -59,7 +59,7 @@ func (p Period) At(t time.Time) (start, end time.Time, err error) {
 	}
 }
 
-// shownAt is what a clock of the place shows, as a time in UTC.
+// shownAt is the reading of a clock of the place, as a time in UTC.
 func shownAt(t time.Time, loc *time.Location) time.Time {
 	_, offset := t.In(loc).Zone()
 	return t.UTC().Add(time.Duration(offset) * time.Second)

@@ -100,7 +100,7 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 func (m *merged) ask(i, j int) *ledger.Query {
 	limit := &m.limits[i][j]
 	q := limit.query
-	limit.query = nil // what is answered to the caller has the number
+	limit.query = nil // the answer to the caller has the number
 	set := func(most int64) { limit.Max, m.charges[i].Limits[j] = most, limit.sentWith(most) }
 	return &ledger.Query{
 		SQL: q.sql, Args: q.args, Forget: func() { set(MaxLimit) },
@@ -200,7 +200,7 @@ func (m *merged) scan(row pgx.Row) (Receipt, error) {
 }
 
 // failed turns an error of Postgres into that of Ledger.Charge: *ExceededError or *ScopeError where
-// the function write_charges of the schema was told to raise its denial.
+// the caller asked the function write_charges of the schema to raise its denial.
 func (m *merged) failed(err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && pgErr.Code == sqlstate.Exceeded {
@@ -303,7 +303,7 @@ func (m *merged) exceeded(denied []byte) error {
 // limitAt returns the n-th limit of the call and the scope it belongs to.
 func (m *merged) limitAt(n int) (scope int, limit Limit) {
 	for m.charges[scope].Lease != nil || n >= len(m.limits[scope]) {
-		if m.charges[scope].Lease == nil { // what is spent from a lease is sent without limits
+		if m.charges[scope].Lease == nil { // units of a lease are sent without limits
 			n -= len(m.limits[scope])
 		}
 		scope++
@@ -325,7 +325,7 @@ func do[E any](ctx context.Context, tx pgx.Tx, l *Ledger, name string, prepare f
 	return call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS()})...))
 }
 
-// available is what a limit still admits. Where a scope has so much credit that it would
+// available is the amount that a limit still admits. Where a scope has so much credit that it would
 // overflow, it is as much as an int64 can say.
 func available(limit, used, held int64) int64 {
 	if used < 0 && limit > math.MaxInt64+used {

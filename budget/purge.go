@@ -14,21 +14,21 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// PurgeOptions says what to purge.
+// PurgeOptions selects the entries to purge.
 type PurgeOptions struct {
-	OlderThan time.Duration // the age from which entries may go, 1µs to MaxWindow; at least the longest window in use, and Limit.Reach of periods
-	Scope     string        // restricts the purge to one scope; defaults to all
-	Batch     int           // how many entries one transaction deletes, 16 to 100,000; defaults to 5,000
+	OlderThan time.Duration // the age from which entries may go, 1µs to MaxWindow: at least the longest window in use, and Limit.Reach of periods
+	Scope     string        // restricts the purge to one scope. Defaults to all
+	Batch     int           // how many entries one transaction deletes, 16 to 100,000. Defaults to 5,000
 	// Forget reports whether an idle scope may be deleted whole, as if nobody had ever charged it. Report true only if
 	// all its limits have a Limit.Reach up to OlderThan, no lifetimes, and no older charge of it is refunded (numbers begin at 1 again).
 	// Scopes with credit, a wallet's debt, an open hold or an active claim stay anyway. Defaults to none.
 	Forget   func(scope string) bool
 	Progress func(PurgeReport) // is called after each transaction, in the goroutine of the call
-	// DryRun counts what would be deleted now, without a lock, in READ ONLY transactions. Not with Forget. Defaults to false.
+	// DryRun counts the entries that would be deleted now, without a lock, in READ ONLY transactions. Not with Forget. Defaults to false.
 	DryRun bool
 }
 
-// PurgeReport says what a purge did so far.
+// PurgeReport counts the work of a purge so far.
 type PurgeReport struct {
 	Scopes    int   `json:"scopes"`    // scopes looked at
 	Entries   int64 `json:"entries"`   // entries deleted
@@ -68,11 +68,11 @@ with recursive s as (
 select scope from s where scope is not null limit $2`
 
 // Purge deletes entries older than OlderThan. Of each scope it keeps entry 1 and up to 16 others that are older, or
-// nothing if PurgeOptions.Forget says so. Windows up to OlderThan stay exact, as do periods that began within it; what reaches back
+// nothing if PurgeOptions.Forget says so. Windows up to OlderThan stay exact, as do periods that began within it. A limit that reaches back
 // further is ErrWindowPurged from then on, never counted too low, and a refund of a deleted charge ErrEntryPurged. Sums stay.
 //
-// It owns its transactions, and each holds one scope's lock; a busy scope is passed over and counted. What is deleted
-// stays deleted if it fails or ctx ends: the report says how far it came. Any number may run at once. It needs the
+// It owns its transactions, and each holds one scope's lock. A busy scope is passed over and counted. Deleted entries
+// stay deleted if it fails or ctx ends: the report says how far it came. Any number may run at once. It needs the
 // schema's owner or a role with GrantMaintenanceSQL's grants.
 func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (PurgeReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
@@ -150,7 +150,7 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 	return nil
 }
 
-// countScope adds to the report what purgeScope would delete.
+// countScope adds to the report the entries that purgeScope would delete.
 func (l *Ledger) countScope(ctx context.Context, pool *pgxpool.Pool, scope string, opts PurgeOptions, report *PurgeReport) error {
 	var entries int64
 	err := readOnly(ctx, pool, func(tx pgx.Tx) error {

@@ -17,12 +17,12 @@ import (
 type Refund struct {
 	Scope  string // with Seq it names the charge, as its Posted does
 	Seq    int64
-	Amount int64 // in units of yours, from 1 to what is left of the charge; either this or All is required
-	All    bool  // gives back all that is left of the charge, which must be something; the Posted says how much it was
-	Note   Note  // is stored with the entry; defaults to none
+	Amount int64 // in units of yours, from 1 to the rest of the charge. Either this or All is required
+	All    bool  // gives back the rest of the charge, at least 1. The Posted says how much it was
+	Note   Note  // is stored with the entry. Defaults to none
 }
 
-// RefundExceedsError says what could still be refunded. Requested is 0 if all of it was, and nothing is left.
+// RefundExceedsError says how much could still be refunded. Requested is 0 if the refund was of All, and nothing is left.
 type RefundExceedsError struct{ Requested, Remaining int64 }
 
 func (e *RefundExceedsError) Error() string {

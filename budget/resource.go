@@ -22,8 +22,8 @@ type Resource struct {
 	Scope     string    `json:"scope"`
 	CreatedAt time.Time `json:"created_at"`
 	RetiredAt time.Time `json:"retired_at,omitzero"` // zero if it is not
-	Changed   bool      `json:"changed,omitempty"`   // by this call; false: it was so before
-	Held      int64     `json:"held,omitempty"`      // by open holds; told by Retire and Restore
+	Changed   bool      `json:"changed,omitempty"`   // by this call. False: it was so before
+	Held      int64     `json:"held,omitempty"`      // by open holds, as Retire and Restore report it
 }
 
 // Times are in microseconds: as text they would be in the session's DateStyle.
@@ -33,8 +33,8 @@ select scope, coalesce((extract(epoch from created_at) * 1e6)::bigint, 0), (extr
 const createSQL = resourceSQL + `changed, 0
 from metered.create_scopes($1::text[], $2::int)`
 
-// Create declares that up to MaxResources scopes exist. It answers in the order of their names; Resource.Changed marks
-// the new ones. Nobody can retire them before tx ends; a Retire that waits has
+// Create declares that up to MaxResources scopes exist. It answers in the order of their names. Resource.Changed marks
+// the new ones. Nobody can retire them before tx ends. A Retire that waits has
 // their locks, so a charge of them that follows in tx can deadlock with it (40P01). If one was retired it is a *ScopeError, and nothing is created:
 // only Restore undoes a retirement.
 func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
@@ -52,7 +52,7 @@ func (l *Ledger) Retire(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Res
 	return l.declare(ctx, tx, "retire", scopes)
 }
 
-// Restore undoes Retire. What was spent counts as before.
+// Restore undoes Retire. Spent units count as before.
 func (l *Ledger) Restore(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "restore", scopes)
 }
@@ -172,7 +172,7 @@ func (e *ScopeError) Unwrap() (kinds []error) {
 
 func (e *ScopeError) Code() string { return fault.Code(e) }
 
-// absentScopes decodes what with_absent in schema.sql wrote.
+// absentScopes decodes the detail that with_absent in schema.sql wrote.
 func absentScopes(denied []byte) error {
 	var rows []struct{ Scope, Absent string }
 	if err := json.Unmarshal(denied, &rows); err != nil {

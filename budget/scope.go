@@ -21,7 +21,7 @@ func ScopeKey(kind, key, slot string) string {
 	return scope
 }
 
-// SplitScope is the inverse of ScopeKey; *ArgumentError for any other scope.
+// SplitScope is the inverse of ScopeKey, and *ArgumentError for any other scope.
 func SplitScope(scope string) (kind, key, slot string, err error) {
 	if err := checkScope("scope", scope); err != nil {
 		return "", "", "", err
@@ -51,7 +51,7 @@ func checkScope(field, scope string) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// checkText refuses what Postgres cannot store as text, or is too long.
+// checkText refuses a text that Postgres cannot store, or that is too long.
 func checkText(field, text string, maxBytes int) error {
 	return fault.Text(errArgument, field, text, maxBytes)
 }

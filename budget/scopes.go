@@ -18,15 +18,15 @@ import (
 //	ledger.Charge(ctx, tx, Seats.Charge(Seat{7, "21A"}, 1)) // the scope "seat/7/21A"
 //
 // K is a string, an integer, a bool, a time.Time, a [16]byte (written as a UUID), a type with MarshalText and UnmarshalText,
-// or a struct of these; the time of a booking is a field. Check refuses every other type, pointers and slices among them.
+// or a struct of these. The time of a booking is a field. Check refuses every other type, pointers and slices among them.
 // Different keys have different scopes. With a K for each kind the compiler keeps kinds apart.
 type Scopes[K comparable] struct {
-	Kind      string  // the first part of each scope, not "claim"; required
+	Kind      string  // the first part of each scope, not "claim". Required
 	Limits    []Limit // of each charge
 	MustExist bool    // as in Charge
 }
 
-// Check says what is wrong: a wrong declaration has "" for each scope.
+// Check names the mistake: a wrong declaration has "" for each scope.
 func (s Scopes[K]) Check() error {
 	if err := checkScope("Scopes.Kind", s.Kind); err != nil {
 		return err
@@ -49,7 +49,7 @@ func (s Scopes[K]) Check() error {
 // claimKind is the kind of the scopes of claims.
 const claimKind = "claim"
 
-// Prefix is what the scopes of this kind begin with, and no others.
+// Prefix is the beginning of the scopes of this kind, and of no others.
 func (s Scopes[K]) Prefix() string { return escape.Replace(s.Kind) + "/" }
 
 // Scope is the scope of a key. It is "" if a text in the key is empty. Calls refuse that, and a scope that is too long.
@@ -70,7 +70,7 @@ func (s Scopes[K]) Scope(key K) string {
 	return string(b)
 }
 
-// Parse is the inverse of Scope; *ArgumentError for a scope of another kind.
+// Parse is the inverse of Scope, and *ArgumentError for a scope of another kind.
 func (s Scopes[K]) Parse(scope string) (K, error) {
 	var key, none K
 	if err := checkScope("scope", scope); err != nil {
@@ -186,7 +186,7 @@ func appendTexts(b []byte, v reflect.Value) ([]byte, bool) {
 	return b, ok
 }
 
-// takeKey sets v to what the first of the parts say, and takes these away.
+// takeKey sets v from the first of the parts, and takes these away.
 func takeKey(parts *[]string, v reflect.Value) bool {
 	if v.Kind() == reflect.Struct && !isText(v.Type()) {
 		ok := true
@@ -241,7 +241,7 @@ func appendUUID(b []byte, v reflect.Value) []byte {
 	return b
 }
 
-// appendEscaped appends what escape makes of a text.
+// appendEscaped appends an escaped text.
 func appendEscaped(b []byte, text string) []byte {
 	for i := range len(text) {
 		switch text[i] {

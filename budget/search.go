@@ -17,19 +17,19 @@ const (
 
 // EntrySearch says which entries of a scope are looked for. A field that is left out matches every entry.
 type EntrySearch struct {
-	// EntriesOptions say where to look, and in which order. Max is how many entries are found, up to MaxFound; it
+	// EntriesOptions say where to look, and in which order. Max is how many entries are found, up to MaxFound. It
 	// defaults to 100.
 	EntriesOptions
 	Note      Note   // entries whose notes have the same texts, in those of its fields that are not ""
 	Operation string // entries of the command or event with this id
-	Namespace string // of Operation; defaults to "", which is a namespace, too
+	Namespace string // of Operation. Defaults to "", which is a namespace, too
 	// Name is that of the command that made the entry (metered.Command.Name). It is on record until
 	// metered.Client.PurgeOperations deletes the operation.
 	Name string
-	Look int // how many entries are looked at, up to MaxSearch; defaults to 10,000
+	Look int // how many entries are looked at, up to MaxSearch. Defaults to 10,000
 }
 
-// EntriesFound is what a search found, in the order in which it looked.
+// EntriesFound is the answer of a search, in the order in which it looked.
 type EntriesFound struct {
 	Entries []Entry `json:"entries"`
 	// Next is the number of the last entry that was looked at, if there may be more: to go on, pass it as After, or
@@ -42,7 +42,7 @@ select ` + entryColumns + `, matched, more
 from (select (f.entry).*, f.matched, f.more from metered.search_entries($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::int,
     row($7::text, $8::text, $9::text::jsonb), $10::text) f) x`
 
-// SearchEntries looks for entries of a scope by what they say. There is no index for that: it scans the scope's entries, up
+// SearchEntries looks for entries of a scope by their fields. There is no index for that: it scans the scope's entries, up
 // to Look of them in one statement, and says where to go on. A range of time (From, To) leaves it less to scan.
 func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, search EntrySearch) (EntriesFound, error) {
 	if err := search.check(); err != nil {

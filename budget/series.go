@@ -9,9 +9,10 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// RangeUsage is what a scope used in a range of time, which begins at From and ends before To. An entry is in the range of
-// its Entry.At, by the database's clock. So what a hold keeps counts when it is captured, and its minimum (holds.Line.AtLeast) when the hold falls due; an event, when it was
-// recorded and not when it occurred; and an entry that a wrong clock dated ahead, no later than at the clock repair.
+// RangeUsage is the use of a scope in a range of time, which begins at From and ends before To. An entry is in the range of
+// its Entry.At, by the database's clock. So held units
+// count when they are captured, and a hold's minimum (holds.Line.AtLeast) when it falls due. An event counts when it was recorded and
+// not when it occurred. An entry that a wrong clock dated ahead counts at the clock repair at the latest.
 type RangeUsage struct {
 	From     time.Time `json:"from"`
 	To       time.Time `json:"to"`
@@ -23,29 +24,29 @@ type RangeUsage struct {
 	// RefundsMade are the refunds that were made in the range, whenever their charges were. It stays when the
 	// range is over.
 	RefundsMade int64 `json:"refunds_made"`
-	// Unsettled is what was spent in the range from leases that are still open (package leases). No Charged has it yet: it
-	// counts in the range in which its lease is settled. What leases in memory spent is not known before.
+	// Unsettled is the units that were spent in the range from leases that are still open (package leases). No Charged has them
+	// yet: they count in the range in which their lease is settled. Spends from leases in memory are not known before.
 	Unsettled int64 `json:"unsettled,omitempty"`
 }
 
-// Used is what was used of the range, as windows count it: Charged less RefundedOfCharged.
+// Used is the use of the range, as windows count it: Charged less RefundedOfCharged.
 func (u RangeUsage) Used() int64 { return u.Charged - u.RefundedOfCharged }
 
-// Billed is what to bill for the range if refunds are given back when they are made: Charged less RefundsMade. It may be
-// negative. What is billed for all ranges adds up to what was used.
+// Billed is the amount to bill for the range if refunds are given back when they are made: Charged less RefundsMade. It may be
+// negative. The bills of all ranges add up to the use.
 func (u RangeUsage) Billed() int64 { return u.Charged - u.RefundsMade }
 
 const usageAtSQL = `
 select seq, spent, refunded, credited, refunded_after, unsettled, (extract(epoch from known_from) * 1e6)::bigint
 from metered.usage_at($1::text, $2::timestamptz[])`
 
-// UsageBetween tells what a scope used in the range that begins at from and ends before to, exactly to the microsecond. It
+// UsageBetween returns the use of a scope in the range that begins at from and ends before to, exactly to the microsecond. It
 // takes two look-ups, however many entries there are, in one statement: one snapshot and no lock, on a replica too. The zero
 // from is before all entries. A scope that was never charged has used nothing, and so has one that PurgeOptions.Forget deleted.
 //
 // If a purge took entries that the answer needs, it is a *PurgedError, which leaves the transaction usable.
 //
-// A range that is over may still gain what was charged in it and is not committed yet. To miss nothing, call Lock in
+// A range that is over may still gain charges that were made in it and are not committed yet. To miss nothing, call Lock in
 // the same transaction first, at READ COMMITTED.
 func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, from, to time.Time) (RangeUsage, error) {
 	from, to, err := l.checkRange(db, scope, from, to)
@@ -94,7 +95,7 @@ func (l *Ledger) checkRange(db Querier, scope string, from, to time.Time) (time.
 
 func upToMicro(t time.Time) time.Time { return t.Add(time.Microsecond - 1).Truncate(time.Microsecond) }
 
-// checkTime refuses what Postgres cannot be asked.
+// checkTime refuses a time that Postgres does not have.
 func checkTime(field string, t time.Time) error {
 	if year := t.UTC().Year(); year < 1 || year > 9999 {
 		return invalid(field, "the year %d is not from 1 to 9999", year)
@@ -102,7 +103,7 @@ func checkTime(field string, t time.Time) error {
 	return nil
 }
 
-// sums are what a chain had summed up before some time.
+// sums are the running sums of a chain before some time.
 type sums struct{ seq, spent, refunded, credited, refundedAfter, unsettled int64 }
 
 // sumsAt asks for the sums before each of up to MaxBuckets + 1 times, which ascend, from one snapshot.

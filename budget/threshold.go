@@ -25,29 +25,29 @@ const (
 	MaxThresholdNameBytes = 64 // of Threshold.Name, and of the Limit.Name of a limit with thresholds, in UTF-8
 )
 
-// Threshold is a level of use at which somebody wants to be told: "80 % used", "credit below 500", "limit reached".
-// Limit.Tell gives a limit its thresholds. The charge that reaches the level tells Config.OnThreshold, in its own
-// transaction and before that commits. What a limit has used includes open holds, as the limit counts them, unless Spent is set.
+// Threshold is a level of use that somebody wants to hear about: "80 % used", "credit below 500", "limit reached".
+// Limit.Tell gives a limit its thresholds. The charge that reaches the level calls Config.OnThreshold, in its own
+// transaction and before that commits. The use of a limit includes open holds, as the limit counts them, unless Spent is set.
 //
-// It is told once in each period of a limit by period. Of a window or a lifetime it is told once until it is armed again, which it is
-// when use has gone back by Rearm. A charge, hold or capture that carries the threshold sees that before it adds its
-// own; of a lifetime, so do credits and refunds. Units that leave a window leave no entry: if use goes back and rises again with
+// A crossing is reported once in each period of a limit by period. For a window or a lifetime it is reported once until the threshold
+// is armed again, which happens when use has gone back by Rearm. A charge, hold or capture that carries the threshold sees that before it adds its
+// own. For a lifetime, so do credits and refunds. Units that leave a window leave no entry: if use goes back and rises again with
 // nothing in between that carries the threshold, nobody sees it.
 //
-// What was told is remembered with the scope by the name of the threshold and its limit's Name, or else the kind of the limit,
-// and not by Max: a plan that changes in mid-period does not tell again what it told. A threshold of another name is another one.
+// The scope remembers a report by the name of the threshold and its limit's Name, or else the kind of the limit,
+// and not by Max: a plan that changes in mid-period repeats no report. A threshold of another name is another one.
 type Threshold struct {
-	Name string `json:"name"` // what is told, 1 to MaxThresholdNameBytes bytes; one of each name in the limits of a scope
+	Name string `json:"name"` // the name in reports, 1 to MaxThresholdNameBytes bytes. Unique in the limits of a scope
 	// The level, one of these. Without any it is reached when nothing is left.
-	Percent int64 `json:"percent,omitempty"` // so much of Max is used, from 1 to 100; not for limits of credit
+	Percent int64 `json:"percent,omitempty"` // so much of Max is used, from 1 to 100. Not for limits of credit
 	Used    int64 `json:"used,omitempty"`    // so many units are used, from 1 to MaxLimit
 	Left    int64 `json:"left,omitempty"`    // no more than so many are left (Standing.Available), from 1 to MaxLimit
-	// Spent leaves out what open holds and leases keep: the level is of what is spent, or of what is left with all of them free. It is told, too, by
-	// captures that carry the limit (holds.Capture, metered.Session.Settle), and not by the hold before. What is spent without a
-	// limit (a hold that expires, a lease that is settled) is told by the next charge, hold or capture that carries it. Defaults to
-	// false: what is held counts, and captures tell only of what they charge beyond it.
+	// Spent ignores the units that open holds and leases keep: the level counts spent units, or the rest as if nothing were held. Captures
+	// that carry the limit report it too (holds.Capture, metered.Session.Settle), and the hold before does not. After units are spent without a
+	// limit (a hold expires, a lease is settled), the next charge, hold or capture that carries it reports. Defaults to
+	// false: held units count, and a capture reports only for units beyond its hold.
 	Spent bool `json:"spent,omitempty"`
-	// Rearm is how far use must go back from the level before it can be told again, in percent of a Percent, and else
+	// Rearm is how far use must go back from the level before it is reported again, in percent of a Percent, and else
 	// in units: from 1 to MaxLimit. Of a Percent it is no more than that. Not for a period. Defaults to a tenth of the level's number, at least 1.
 	Rearm int64 `json:"rearm,omitempty"`
 }
@@ -62,15 +62,15 @@ type Crossing struct {
 	At        time.Time `json:"at"`  // when, by the database's clock
 	Limit     Limit     `json:"limit"`
 	Threshold Threshold `json:"threshold"`
-	Used      int64     `json:"used"`      // what counts then, holds aside; less than 0 while there is credit
-	Held      int64     `json:"held"`      // what open holds and leases keep then; told by a capture, the rest that it frees among it
-	Available int64     `json:"available"` // what is left
-	// The period of a limit by period; zero for others.
+	Used      int64     `json:"used"`      // units that count then, without holds. Less than 0 while there is credit
+	Held      int64     `json:"held"`      // units that open holds and leases keep then. In a capture's report, with the rest that it frees
+	Available int64     `json:"available"` // units that are left
+	// The period of a limit by period. Zero for others.
 	PeriodStart time.Time `json:"period_start,omitzero"` // its first moment
 	PeriodEnd   time.Time `json:"period_end,omitzero"`   // the first moment of the next
 }
 
-// OnThreshold is told of a crossing. What it writes through tx commits or rolls back with the charge; it has no other effect. To
+// OnThreshold receives a crossing. Its writes through tx commit or roll back with the charge. It should have no other effect. To
 // act outside exactly once, it enqueues a job through tx (jobs.Enqueuer). Its error takes the charge back, and is a
 // *CrossingError. A statement that may fail belongs in a savepoint (tx.Begin). It closes its rows and does not end tx.
 type OnThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
@@ -89,7 +89,7 @@ func (e *CrossingError) Unwrap() error { return e.Err }
 
 // Tell returns the same limit with thresholds, up to MaxThresholds, in place of those that it had. A scope remembers up to
 // MaxScopeThresholds of all its limits as reported: a charge that would reach one more is ErrThresholds. The Ledger needs
-// Config.OnThreshold, or charges with the limit are an *ArgumentError: what nobody hears of is no alert.
+// Config.OnThreshold, or charges with the limit are an *ArgumentError: a threshold without a listener is no alert.
 func (l Limit) Tell(thresholds ...Threshold) Limit {
 	if len(thresholds) == 0 {
 		l.thresholds = unique.Handle[thresholdList]{}
@@ -106,7 +106,7 @@ func (l Limit) Tell(thresholds ...Threshold) Limit {
 // tooMany is longer than a name may be.
 const tooMany = "\x00more than MaxThresholds\x00"
 
-// Thresholds are those of Tell; nil for none.
+// Thresholds are those of Tell, nil for none.
 func (l Limit) Thresholds() []Threshold {
 	if !l.tells() {
 		return nil
@@ -124,10 +124,10 @@ func (l Limit) tells() bool { return l.thresholds != unique.Handle[thresholdList
 // sentThresholds are the thresholds of a limit as they are sent.
 type sentThresholds struct {
 	err    error    // why they are refused
-	keys   []string // what each is remembered by
+	keys   []string // the key of each in the ledger
 	text   string
 	tellAt *int64 // the lowest level
-	spent  bool   // some are of what is spent alone
+	spent  bool   // some count spent units alone
 }
 
 // sentCache has them by limit: to make them for each charge would take longer than all else in it.
@@ -138,7 +138,7 @@ var sentCache struct {
 
 const maxSentCache = 10_000
 
-// sentThresholds returns those of a limit that tells.
+// sentThresholds returns those of a limit that has some.
 func (l Limit) sentThresholds() *sentThresholds {
 	l.query = nil
 	if sent, ok := sentCache.Load(l); ok {
@@ -240,7 +240,7 @@ func (t Threshold) levels(most int64) (level, rearm int64) {
 	return level, level - back
 }
 
-// thresholdKey is what a threshold is remembered by.
+// thresholdKey is the key of a threshold in the ledger.
 func (l Limit) thresholdKey(t Threshold) string {
 	kind := "l"
 	switch {
@@ -272,7 +272,7 @@ func checkKeys(limits []Limit) error {
 	return nil
 }
 
-// cross tells OnThreshold of what a call crossed.
+// cross passes the crossings of a call to OnThreshold.
 func (m *merged) cross(ctx context.Context, tx pgx.Tx, crossed []byte) error {
 	crossings, err := m.crossings(crossed)
 	if err != nil {
@@ -297,7 +297,7 @@ func (l *Ledger) tellCrossings(ctx context.Context, tx pgx.Tx, crossings []Cross
 
 var errSwallowed = errors.New("budget: a statement of OnThreshold failed, and it returned no error")
 
-// crossings reads what cross_thresholds (internal/schema/sql/thresholds.sql) wrote.
+// crossings reads the array that cross_thresholds (internal/schema/sql/thresholds.sql) wrote.
 func (m *merged) crossings(crossed []byte) ([]Crossing, error) {
 	if len(crossed) == 0 {
 		return nil, nil

@@ -11,27 +11,27 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Query asks what a scope has used.
+// Query asks for the use of a scope.
 type Query struct {
 	Scope  string        // the scope to look at
-	Window time.Duration // how far back charges count, as Limit.Window; defaults to 0: the lifetime
+	Window time.Duration // how far back charges count, as Limit.Window. Defaults to 0: the lifetime
 	Period Period        // in which charges count, as Limit.Period, in place of a Window
 }
 
-// Usage is what a scope stands at. In JSON its window is written as that of a Limit; a lifetime as "lifetime":true.
+// Usage is the use of a scope. JSON writes its window as that of a Limit, and a lifetime as "lifetime":true.
 type Usage struct {
 	Query `json:"-"`
-	// Used is what counts in this window or period, without holds. For a lifetime it is Spent - Refunded - Credited: less than 0
-	// while there is credit left, as in a wallet, of which Available(0) is what can be spent.
+	// Used is the units that count in this window or period, without holds. For a lifetime it is Spent - Refunded - Credited: less than 0
+	// while there is credit left, as in a wallet, of which Available(0) can be spent.
 	Used     int64         `json:"used"`
-	Held     int64         `json:"held"`             // what open holds keep of the scope
-	Leased   int64         `json:"leased,omitempty"` // what open leases keep and have not spent; what they spent is Used
-	HoldDue  time.Duration `json:"-"`                // how long until an open hold may fall due, if Held > 0; in JSON "hold_due_us"
+	Held     int64         `json:"held"`             // units of the scope that open holds keep
+	Leased   int64         `json:"leased,omitempty"` // units that open leases keep and have not spent. Their spends are in Used
+	HoldDue  time.Duration `json:"-"`                // how long until an open hold may fall due, if Held > 0. In JSON "hold_due_us"
 	Spent    int64         `json:"spent"`            // over the scope's lifetime, as are Refunded and Credited
 	Refunded int64         `json:"refunded"`
 	Credited int64         `json:"credited"`
 	Seq      int64         `json:"seq"` // the number of the scope's last entry, 0 if it has none
-	// The Query's Period as it is now; zero without one.
+	// The Query's Period as it is now, zero without one.
 	PeriodStart time.Time `json:"period_start,omitzero"` // its first moment
 	PeriodEnd   time.Time `json:"period_end,omitzero"`   // the first moment of the next
 }
@@ -44,7 +44,7 @@ const usageSQL = `
 select used, held, spent, refunded, credited, seq, due_us, leased, starts_at, ends_at
 from metered.usage($1::text[], $2::interval[], $3::metered.period[], true)`
 
-// Usage tells what each scope stands at, in the order asked, in one round trip and from one snapshot, without a lock,
+// Usage returns the use of each scope, in the order asked, in one round trip and from one snapshot, without a lock,
 // on a replica too. It may be ErrWindowPurged or ErrTimeZone.
 func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usage, error) {
 	if err := cmp.Or(l.made(), notNil("db", db)); err != nil {

@@ -10,20 +10,20 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// VerifyOptions says what to verify. The zero value verifies all scopes.
+// VerifyOptions selects the scopes to verify. The zero value verifies all.
 type VerifyOptions struct {
-	Scope          string             // restricts the check to one scope; defaults to all
-	After          string             // skips the scopes up to this one: VerifyReport.Last, to go on; defaults to none
-	MaxDifferences int                // ends the check after so many differences, at least 1; defaults to 1,000
+	Scope          string             // restricts the check to one scope. Defaults to all
+	After          string             // skips the scopes up to this one: VerifyReport.Last, to go on. Defaults to none
+	MaxDifferences int                // ends the check after so many differences, at least 1. Defaults to 1,000
 	Progress       func(VerifyReport) // is called for each scope and each 10,000 entries, in the goroutine of the call
 }
 
-// VerifyReport says what a check found so far.
+// VerifyReport is the findings of a check so far.
 type VerifyReport struct {
 	Scopes      int          `json:"scopes"`
 	Entries     int64        `json:"entries"`
 	Differences []Difference `json:"differences,omitempty"`
-	Last        string       `json:"last,omitempty"` // the last scope that was checked to its end; "" for none
+	Last        string       `json:"last,omitempty"` // the last scope that was checked to its end, "" for none
 }
 
 func (r VerifyReport) OK() bool { return len(r.Differences) == 0 }
@@ -31,12 +31,12 @@ func (r VerifyReport) OK() bool { return len(r.Differences) == 0 }
 // Difference is one value of the ledger that does not follow from the entries.
 type Difference struct {
 	Scope string `json:"scope"`
-	Seq   int64  `json:"seq"` // the entry that is wrong; for a sum of refunds, the first charge of its block
-	// Field is what is wrong: "seq", "spent", "refunds", "refund sum of level 0", … It is "amount" where the
+	Seq   int64  `json:"seq"` // the wrong entry. For a sum of refunds, the first charge of its block
+	// Field is the wrong field: "seq", "spent", "refunds", "refund sum of level 0", … It is "amount" where the
 	// entry's sums and all since agree on the amount Want: the amount was edited, or the sums while the entry was the last one.
 	Field string `json:"field"`
-	Got   string `json:"got"`  // what is there
-	Want  string `json:"want"` // what should be there
+	Got   string `json:"got"`  // the stored value
+	Want  string `json:"want"` // the right value
 }
 
 func (d Difference) String() string {
@@ -77,7 +77,7 @@ group by c.seq, c.kind, c.amount
 having sum(r.amount) > case when c.kind in ('c', 'u') then c.amount else 0 end
 order by c.seq`
 
-// heldSQL is what the open lines of holds, and open leases, keep of a scope. A line that keeps less than
+// heldSQL sums the units of a scope that the open lines of holds, and open leases, keep. A line that keeps less than
 // nothing, or of which less than nothing was captured, counts as a difference of its own. Beside that, the sum kept of the open leases.
 const heldSQL = `
 select coalesce(sum(l.open), 0)::bigint,
@@ -86,7 +86,7 @@ select coalesce(sum(l.open), 0)::bigint,
     count(*) filter (where l.open < 0 or l.captured < 0 or l.amount < 1)
 from metered.hold_lines l where l.scope = $1 and (l.open <> 0 or l.captured < 0)`
 
-// leasesSQL finds leases that captured something else than what was spent of them, or more than they held. A purge
+// leasesSQL finds leases that captured another amount than was spent of them, or more than they held. A purge
 // takes spends before their lease, oldest lease first, so the oldest one may have lost some.
 const leasesSQL = `
 select l.no, l.opened_seq, l.spent, coalesce(s.units, 0)::bigint, l.granted
@@ -120,10 +120,10 @@ order by l.no`
 const beginVerifySQL = `begin isolation level repeatable read, read only; set local search_path = pg_catalog, pg_temp`
 
 // Verify recomputes each entry from the entry before it, anchors from the entries behind them, the sums of refunds from
-// the refunds, what is held from the open lines of holds and from open leases, what leases captured from their spends, and a
-// wallet's lots from what its entries did to them; it reports every difference. After a purge it begins with the first entry kept. It cannot notice that a chain's last
+// the refunds, the held units from the open lines of holds and from open leases, the captures of leases from their spends, and a
+// wallet's lots from its entries. It reports every difference. After a purge it begins with the first entry kept. It cannot notice that a chain's last
 // entries are missing. Each scope is read in one REPEATABLE READ, READ ONLY transaction,
-// without a lock, on a replica too. If ctx ends, it returns what it found with the error. Differences are no error.
+// without a lock, on a replica too. If ctx ends, it returns its findings with the error. Differences are no error.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return VerifyReport{}, err
@@ -209,7 +209,7 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 			} else {
 				v.entry(prev, e)
 			}
-			// Of a closed scope only what was held before ends, and is captured. Its lots end, and one may go on in another: a credit behind its rollover.
+			// In a closed scope, only earlier holds end and are captured. Its lots end, and one may go on in another: a credit behind its rollover.
 			goesOn := e.Kind == KindCredit && prev.Kind == KindRollOver && prev.Amount == e.Amount
 			if closed && (e.Kind == KindHold || e.Kind == KindCredit && !goesOn || e.Kind == KindRefund || e.Kind == KindClose || e.Kind == KindCharge && e.Hold == "") {
 				v.differs(e, "kind", e.Kind, "one that ends what was held: the scope is closed")
@@ -365,7 +365,7 @@ func (v *verification) add(all []Difference) {
 
 func distance(a, b int64) int64 { return max(a-b, b-a) }
 
-// held compares what the last entry says is held with the lines of holds and with open leases, and these with their sum.
+// held compares the held units of the last entry with the lines of holds and with open leases, and these with their sum.
 func (v *verification) held(ctx context.Context, tx pgx.Tx, last Entry) error {
 	var open, leased, sum, wrong int64
 	if err := tx.QueryRow(ctx, v.ledger.sql.held, pgx.QueryExecModeExec, last.Scope).Scan(&open, &leased, &sum, &wrong); err != nil {
@@ -383,7 +383,7 @@ func (v *verification) held(ctx context.Context, tx pgx.Tx, last Entry) error {
 	return nil
 }
 
-// leases compares what leases captured with their spends, or with what their child spent.
+// leases compares the captures of leases with their spends, or with the spends of their child.
 func (v *verification) leases(ctx context.Context, tx pgx.Tx, scope, sql string) error {
 	rows, err := tx.Query(ctx, sql, pgx.QueryExecModeExec, scope)
 	if err != nil {

@@ -6,9 +6,9 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// lotsSQL finds what is wrong with the lots of a wallet, from entry $2 on: each lot adds up, and to what the entries did to it; the
-// lots add up to the last entry; what holds keep of lots is what they hold; each entry says of which lots it is, and drew none that had
-// ended; and what was given back of a charge's lots is what was refunded.
+// lotsSQL finds differences in the lots of a wallet, from entry $2 on. Each lot equals the sum of its entries. The lots add up to the
+// last entry. Holds keep the same units of lots as of the scope. Each entry names its lots, and drew none that had ended. The units given
+// back to a charge's lots are the units refunded.
 const lotsSQL = `
 with tip as (
     select * from metered.ledger y where y.scope = $1 order by y.seq desc limit 1
@@ -96,8 +96,8 @@ from (select m.seq, sum(m.back) as back, bool_or(m.back not between 0 and m.amou
     left join metered.refund_sum r on r.scope = $1 and r.level = 0 and r.block = m.seq
 where m.back <> coalesce(r.amount, 0) or m.wrong`
 
-// carriedSQL finds entries, from $2 on, that lost what each entry carries on from the one before: that the scope has lots, and which
-// thresholds were told, which what is freed leaves as it is, and what is credited or refunded only arms again.
+// carriedSQL finds entries, from $2 on, that lost a field that they should have copied from the entry before: lots_end, or the
+// thresholds already reported. A release or an expiry leaves these as they are. A credit or a refund only arms some again.
 const carriedSQL = `
 select e.seq, 'lots_end', 'none', 'one, as before'
 from (select y.seq, y.lots_end, lag(y.lots_end) over (order by y.seq) as before from metered.ledger y where y.scope = $1 and y.seq >= $2) e
@@ -110,7 +110,7 @@ where not e.first and (e.kind in ('l', 'x', 'z') and e.crossed is distinct from 
     or e.kind in ('d', 'r') and not coalesce(e.before, '{}') @> coalesce(e.crossed, '{}'))
 order by 1`
 
-// lots checks the lots of a wallet, and what entries carry on.
+// lots checks the lots of a wallet, and the fields that entries copy.
 func (v *verification) lots(ctx context.Context, tx pgx.Tx, scope string, first int64) error {
 	for _, sql := range []string{v.ledger.sql.lots, v.ledger.sql.carried} {
 		rows, err := tx.Query(ctx, sql, pgx.QueryExecModeExec, scope, first)
