@@ -50,6 +50,8 @@ func TestFaults_AServerThatIsRestartedLosesNothingAndHoldsNothingTwice(t *testin
 	pool, err := pgxpool.NewWithConfig(t.Context(), poolConfig)
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
+	_, err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true})
+	require.NoError(t, err)
 	h := openOn(t, pool, 2, quiet)
 	people := h.people(h.org, 10)
 	messages := people[0].watch()
