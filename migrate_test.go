@@ -282,7 +282,7 @@ func TestSchema_OddNamesAndSearchPaths(t *testing.T) {
 				c, err := metered.New(pool, metered.Config{Schema: name})
 				require.NoError(t, err)
 				var key, hold int64
-				require.NoError(t, pool.QueryRow(t.Context(), `select "`+name+`".scope_key('ä"\,'), "`+name+`".lock_key('metered/hold/`+name+`', convert_to('t','UTF8') || '\x00' || convert_to('id','UTF8'))`).Scan(&key, &hold))
+				require.NoError(t, pool.QueryRow(t.Context(), `select "`+name+`"._scope_key('ä"\,'), "`+name+`"._lock_key('metered/hold/`+name+`', convert_to('t','UTF8') || '\x00' || convert_to('id','UTF8'))`).Scan(&key, &hold))
 				require.Equal(t, c.Budget.LockKey(`ä"\,`), key)
 				require.Equal(t, lockkey.Of("metered/hold/"+name, "t\x00id"), hold)
 				out, err := metered.Do(t.Context(), c, metered.Command{ID: "1", Input: 1, Name: "n", Charges: []budget.Charge{{Scope: `ä"\,{}()null`, Amount: 1, Limits: []budget.Limit{budget.Lifetime(3)}}}},

@@ -125,7 +125,7 @@ insert into metered.refund_sum (scope, level, block, amount)
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold)
 	select g, 1, metered.clock() - interval '30 min' + g * interval '1 ms', 0, 0, 0, g, 0, 'h', 'held', metered.clock() + interval '1 h', 'old ' || g from generate_series(1, 20000) g;
 insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
-	select metered.clock(), metered.clock() + interval '1 h', metered.clock() + interval '1 h', metered.clock() + interval '1 h', 1, 'h', '', 'old ' || g, 'ann', '', array[metered.scope_key('held')]
+	select metered.clock(), metered.clock() + interval '1 h', metered.clock() + interval '1 h', metered.clock() + interval '1 h', 1, 'h', '', 'old ' || g, 'ann', '', array[metered._scope_key('held')]
 	from generate_series(1, 20000) g;
 insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq) select h.no, h.keys[1], 1, 1, h.due, 'held', 1 from metered.holds h;
 insert into metered.hold_events (hold, at, deadline, version, kind) select h.no, h.placed_at, h.deadline, 1, 'h' from metered.holds h;

@@ -65,7 +65,7 @@ func TestRestore_GivesAWorkingLedger(t *testing.T) {
 	const openLease = `select no from metered.open_lease(row('leased', null, 10, 0, '{}', null, null, null, null)::metered.new_charge,
 		row('rows', 'me', 1, 1, '1 h', null)::metered.lease_terms, '1 min', 1000)`
 	lease := queryRow[int64](t, pool, openLease)
-	_, err = pool.Exec(ctx, `select metered.charge_leased(array[row('leased', metered.lease_key($1), 3, 0, '{}', null, null, $1, 0)::metered.new_charge], '1 min', 1000, null, 'raise', true)`, lease)
+	_, err = pool.Exec(ctx, `select metered.charge_leased(array[row('leased', metered._lease_key($1), 3, 0, '{}', null, null, $1, 0)::metered.new_charge], '1 min', 1000, null, 'raise', true)`, lease)
 	require.NoError(t, err)
 
 	other := restored(t, pool)

@@ -50,9 +50,9 @@ func TestGrantSQL_AllowsEveryCallAndNoChangeOfALedgerEntry(t *testing.T) {
 		`delete from metered.operations`, `update metered.tokens set used = 0`, `select * from metered.tokens`,
 		`create or replace function metered.clock() returns timestamptz language sql as 'select now()'`,
 		`select metered.purge_scope('s', 1, now(), 0, 16, 1, true)`, `select metered.repair_clock('s', 1, 1, '')`,
-		`select metered.append(l) from metered.ledger l`,
-		`select metered.write_charges(array[('s', 1, 1, 0, '{}', null, null, null, null)]::metered.new_charge[], '1 minute', 1000, null, 'answer', (null, null, null, now() - interval '1 day'), true)`,
-		`select metered.write_charges(array[('s', 1, 1, 1, '{}', null, null, null, null)]::metered.new_charge[], '1 minute', 1000, null, 'answer', ('no hold', '1 day', null, null), true)`, `select * from metered.ledger for update`,
+		`select metered._append(l) from metered.ledger l`,
+		`select metered._write_charges(array[('s', 1, 1, 0, '{}', null, null, null, null)]::metered.new_charge[], '1 minute', 1000, null, 'answer', (null, null, null, now() - interval '1 day'), true)`,
+		`select metered._write_charges(array[('s', 1, 1, 1, '{}', null, null, null, null)]::metered.new_charge[], '1 minute', 1000, null, 'answer', ('no hold', '1 day', null, null), true)`, `select * from metered.ledger for update`,
 	} {
 		_, err := app.Exec(ctx, sql)
 		require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), "%s: %v", sql, err)

@@ -702,7 +702,7 @@ insert into metered.operations_horizon (at) values ('-infinity');
 -- no lock_timeout to be set. It does not overtake calls that already wait. Returns
 -- whether it had to wait: a function that returns something can be called by an
 -- assignment, which costs a fifth of a PERFORM.
-create function metered.lock_keys(keys bigint[], wait_ms int) returns boolean
+create function metered._lock_keys(keys bigint[], wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 declare
@@ -725,9 +725,9 @@ end
 $$;
 
 -- Bounds this transaction's waits for row locks by wait_ms each, or by a shorter
--- lock_timeout that is set. Returns the setting as it was, for unbound_lock_wait,
+-- lock_timeout that is set. Returns the setting as it was, for _unbound_lock_wait,
 -- which must follow. An error undoes it without.
-create function metered.bound_lock_wait(wait_ms int) returns text
+create function metered._bound_lock_wait(wait_ms int) returns text
 language plpgsql volatile
 as $$
 declare
@@ -744,13 +744,13 @@ $$;
 
 -- The shorter one of a timeout, as a setting has it, and of so many milliseconds. Inlined
 -- wherever it stands.
-create function metered.shorter(before text, ms int) returns text
+create function metered._shorter(before text, ms int) returns text
 language sql stable
 as $$
     select case when before = '0' or before::interval > ms * interval '1 ms' then ms::text else before end
 $$;
 
-create function metered.unbound_lock_wait(before text) returns text
+create function metered._unbound_lock_wait(before text) returns text
 language plpgsql volatile
 as $$
 begin
@@ -759,8 +759,8 @@ end
 $$;
 
 -- Takes these locks, in the order given, as far as none has to be waited for, and says
--- whether it has them all. try_keys is inlined: for one key it costs no call.
-create function metered.try_each(keys bigint[]) returns boolean
+-- whether it has them all. _try_keys is inlined: for one key it costs no call.
+create function metered._try_each(keys bigint[]) returns boolean
 language plpgsql volatile
 as $$
 declare
@@ -775,35 +775,35 @@ begin
 end
 $$;
 
-create function metered.try_keys(keys bigint[]) returns boolean
+create function metered._try_keys(keys bigint[]) returns boolean
 language sql volatile
 as $$
-    select case when cardinality(keys) = 1 then pg_try_advisory_xact_lock(keys[1]) else metered.try_each(keys) end
+    select case when cardinality(keys) = 1 then pg_try_advisory_xact_lock(keys[1]) else metered._try_each(keys) end
 $$;
 
 -- The key of a lock: the first 8 bytes of the SHA-256 of a space, a zero byte and a name. Go
 -- derives the same one.
-create function metered.lock_key(space bytea, name bytea) returns bigint
+create function metered._lock_key(space bytea, name bytea) returns bigint
 language sql stable
 as $$
     select ('x' || encode(substr(sha256(space || '\x00'::bytea || name), 1, 8), 'hex'))::bit(64)::bigint
 $$;
 
-create function metered.scope_key(of_scope text) returns bigint
+create function metered._scope_key(of_scope text) returns bigint
 language sql stable
 as $$
-    select metered.lock_key('metered/scope/metered', convert_to(of_scope, 'UTF8'))
+    select metered._lock_key('metered/scope/metered', convert_to(of_scope, 'UTF8'))
 $$;
 
 -- Whether key is that of the scope's lock: cheaper than to derive it.
-create function metered.key_fits(key bigint, of_scope text) returns boolean
+create function metered._key_fits(key bigint, of_scope text) returns boolean
 language sql stable
 as $$
     select int8send(key) = substr(sha256('metered/scope/metered'::bytea || '\x00'::bytea || convert_to(of_scope, 'UTF8')), 1, 8)
 $$;
 
 -- Whether an origin is within its bounds. Inlined wherever it stands.
-create function metered.fits_origin(o metered.origin) returns boolean
+create function metered._fits_origin(o metered.origin) returns boolean
 language sql stable
 as $$
     select coalesce(octet_length(o.namespace) <= 255 and octet_length(o.operation) <= 255, true)
@@ -812,7 +812,7 @@ $$;
 
 -- Refuses a call of a function with an argument that is out of bounds. Go never makes one. Where
 -- a command waits for the answer it is called behind an IF, which costs a fifth of a PERFORM.
-create function metered.require(holds boolean, what text) returns void
+create function metered._require(holds boolean, what text) returns void
 language plpgsql
 as $$
 begin
@@ -823,12 +823,12 @@ end
 $$;
 
 -- The locks of several scopes, in the one order in which everybody takes them.
-create function metered.lock_all_scopes(scopes text[], keys bigint[], wait_ms int) returns boolean
+create function metered._lock_all_scopes(scopes text[], keys bigint[], wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 begin
-    return metered.lock_keys(array(
-        select distinct coalesce(s.key, metered.scope_key(s.scope)) from unnest(scopes, keys) s(scope, key) order by 1), wait_ms);
+    return metered._lock_keys(array(
+        select distinct coalesce(s.key, metered._scope_key(s.scope)) from unnest(scopes, keys) s(scope, key) order by 1), wait_ms);
 end
 $$;
 
@@ -846,20 +846,20 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of lock_scopes' using errcode = '22023';
     end if;
-    perform metered.require(cardinality(scopes) <= 64, 'scopes');
-    perform metered.lock_all_scopes(scopes, null, wait_ms);
+    perform metered._require(cardinality(scopes) <= 64, 'scopes');
+    perform metered._lock_all_scopes(scopes, null, wait_ms);
 end
 $$;
 
 -- Whether this transaction's statements all read from one snapshot. Inlined wherever it stands.
-create function metered.one_snapshot() returns boolean
+create function metered._one_snapshot() returns boolean
 language sql stable
 as $$
     select current_setting('transaction_isolation') in ('repeatable read', 'serializable')
 $$;
 
 -- The state of a scope without entries: everything 0, before all time.
-create function metered.fresh(of_scope text) returns metered.ledger
+create function metered._fresh(of_scope text) returns metered.ledger
 language plpgsql immutable
 as $$
 declare
@@ -878,7 +878,7 @@ end
 $$;
 
 -- The last entry of a scope, for a reader.
-create function metered.last_entry(of_scope text) returns metered.ledger
+create function metered._last_entry(of_scope text) returns metered.ledger
 language plpgsql stable
 as $$
 declare
@@ -886,7 +886,7 @@ declare
 begin
     select * into tip from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1;
     if not found then
-        return metered.fresh(of_scope);
+        return metered._fresh(of_scope);
     end if;
     return tip;
 end
@@ -894,7 +894,7 @@ $$;
 
 -- Tells a writer that its view of a scope is stale. As a serialization failure,
 -- because callers' retry loops retry that.
-create function metered.collided() returns void
+create function metered._collided() returns void
 language plpgsql
 as $$
 begin
@@ -908,7 +908,7 @@ $$;
 -- too, would no longer collide. That holds for entry 1 as well, since a purge puts
 -- a new copy of it in the old one's place. At READ COMMITTED deleted entries are
 -- passed over instead, until none is left. Hence the second look.
-create function metered.entry_for_write(of_scope text) returns metered.ledger
+create function metered._entry_for_write(of_scope text) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -917,7 +917,7 @@ begin
     select * into tip from metered.ledger l
     where l.scope = of_scope order by l.seq desc limit 1 for key share;
     if not found then
-        return metered.first_for_write(of_scope);
+        return metered._first_for_write(of_scope);
     end if;
     return tip;
 end
@@ -925,14 +925,14 @@ $$;
 
 -- The beginning of a scope, for a writer that found no last entry. If it has entries
 -- after all, the writer has a stale view of it.
-create function metered.first_for_write(of_scope text) returns metered.ledger
+create function metered._first_for_write(of_scope text) returns metered.ledger
 language plpgsql volatile
 as $$
 begin
     if exists (select from metered.ledger l where l.scope = of_scope) then
-        perform metered.collided();
+        perform metered._collided();
     end if;
-    return metered.fresh(of_scope);
+    return metered._fresh(of_scope);
 end
 $$;
 
@@ -940,13 +940,13 @@ $$;
 -- if the chain begins after t, null if a purge took the answer away. Entries of an
 -- earlier epoch count as made no later than the repair that ended it: that
 -- follows from looking in the newest epoch first.
-create function metered.base(of_scope text, tip_seq bigint, tip_epoch int, t timestamptz,
+create function metered._base(of_scope text, tip_seq bigint, tip_epoch int, t timestamptz,
     out seq bigint, out spent bigint, out refunded bigint)
 language plpgsql stable
 as $$
 begin
     for e in reverse tip_epoch..0 loop
-        select b.seq, b.spent, b.refunded into base.seq, base.spent, base.refunded
+        select b.seq, b.spent, b.refunded into _base.seq, _base.spent, _base.refunded
         from (select l.seq from metered.ledger l
               where l.scope = of_scope and l.epoch = e and l.at <= t
                 and (l.seq & 15 = 1 or l.kind = 'k')
@@ -957,13 +957,13 @@ begin
               order by l.seq desc limit 1) b;
         exit when found;
     end loop;
-    if base.seq > 1 then
+    if _base.seq > 1 then
         return;
     end if;
     -- A purge keeps entry 1 and then takes whole blocks of 16, entry 2 first.
     if tip_seq > 16 and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
         seq := null;
-    elsif base.seq is null then
+    elsif _base.seq is null then
         seq := 0;
         spent := 0;
         refunded := 0;
@@ -973,7 +973,7 @@ $$;
 
 -- Refunds of the charges after entry after_seq, in the chain that ends with
 -- tip_seq.
-create function metered.refunds_after(of_scope text, tip_seq bigint, after_seq bigint) returns bigint
+create function metered._refunds_after(of_scope text, tip_seq bigint, after_seq bigint) returns bigint
 language plpgsql stable
 as $$
 declare
@@ -996,39 +996,39 @@ $$;
 
 -- The units that a scope, whose last entry is tip, was charged after t, less the refunds of these
 -- charges (used), and the base from which they are counted.
-create function metered.spent_since(tip metered.ledger, t timestamptz,
+create function metered._spent_since(tip metered.ledger, t timestamptz,
     out used bigint, out base_seq bigint, out base_spent bigint)
 language plpgsql stable
 as $$
 declare
     b record;
 begin
-    b := metered.base(tip.scope, tip.seq, tip.epoch, t);
+    b := metered._base(tip.scope, tip.seq, tip.epoch, t);
     if b.seq is null then
         raise exception 'the window reaches behind what is retained'
             using errcode = 'MT002', detail = tip.scope;
     end if;
     base_seq := b.seq;
     base_spent := b.spent;
-    used := tip.spent - b.spent - case when b.refunded = tip.refunded then 0 else metered.refunds_after(tip.scope, tip.seq, b.seq) end;
+    used := tip.spent - b.spent - case when b.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, b.seq) end;
 end
 $$;
 
 -- Begins an entry after the scope's last one, under its lock.
-create function metered.next_entry(of_scope text, key bigint, wait_ms int, origin metered.origin) returns metered.ledger
+create function metered._next_entry(of_scope text, key bigint, wait_ms int, origin metered.origin) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
     e metered.ledger;
 begin
-    if not metered.fits_origin(origin) then
-        perform metered.require(false, 'origin');
+    if not metered._fits_origin(origin) then
+        perform metered._require(false, 'origin');
     end if;
     if key is null then
-        key := metered.scope_key(of_scope);
+        key := metered._scope_key(of_scope);
     end if;
-    perform metered.lock_keys(array[key], wait_ms);
-    e := metered.entry_for_write(of_scope);
+    perform metered._lock_keys(array[key], wait_ms);
+    e := metered._entry_for_write(of_scope);
     e.seq := e.seq + 1;
     e.at := greatest(metered.clock(), e.at);
     e.ref := null;
@@ -1041,7 +1041,7 @@ end
 $$;
 
 -- Refuses an amount that makes no entry.
-create function metered.no_amount() returns void
+create function metered._no_amount() returns void
 language plpgsql
 as $$
 begin
@@ -1051,16 +1051,16 @@ $$;
 
 -- Appends an entry. ON CONFLICT, because a plain unique violation is one that callers'
 -- retry loops do not retry.
-create function metered.append(e metered.ledger) returns void
+create function metered._append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
 begin
     if e.amount < 1 and e.kind not in ('k', 'z') then
-        perform metered.no_amount();
+        perform metered._no_amount();
     end if;
     insert into metered.ledger values (e.*) on conflict do nothing;
     if not found then
-        perform metered.collided();
+        perform metered._collided();
     end if;
 end
 $$;
@@ -1077,7 +1077,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
+    e metered.ledger := metered._next_entry(of_scope, key, wait_ms, origin);
 begin
     if wait_ms > 3600000
         or greatest(octet_length(origin.namespace), octet_length(origin.operation)) > 255
@@ -1085,9 +1085,9 @@ begin
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of credit' using errcode = '22023';
     end if;
-    perform metered.refuse_closed(e);
+    perform metered._refuse_closed(e);
     if must_exist then
-        denied := metered.admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
+        denied := metered._admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
         if denied is not null then
             if raising then
                 raise exception 'the scope does not exist' using errcode = 'MT001', detail = denied;
@@ -1096,14 +1096,14 @@ begin
         end if;
     end if;
     if e.lots_end is null then
-        e := metered.after_minima(e, wait_ms);
+        e := metered._after_minima(e, wait_ms);
         e.kind := 'd';
         e.amount := units;
         e.credited := e.credited + units;
-        e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
-        perform metered.append(e);
+        e.crossed := case when e.crossed is not null then metered._rearmed(e) end;
+        perform metered._append(e);
     else
-        e := (metered.credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c', wait_ms)).entry;
+        e := (metered._credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c', wait_ms)).entry;
     end if;
     seq := e.seq;
     at := e.at;
@@ -1124,7 +1124,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
+    e      metered.ledger := metered._next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
     stays  metered.ledger;  -- e, less the units that lapse at once
     fate   record;
@@ -1136,10 +1136,10 @@ begin
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of refund' using errcode = '22023';
     end if;
-    if not metered.key_fits(key, of_scope) or units = 0 then
-        perform metered.require(false, 'refund');
+    if not metered._key_fits(key, of_scope) or units = 0 then
+        perform metered._require(false, 'refund');
     end if;
-    perform metered.refuse_closed(e);
+    perform metered._refuse_closed(e);
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
     if e.seq <= charge_seq then
         status := 'missing';
@@ -1156,9 +1156,9 @@ begin
         status := case when amount > remaining or remaining = 0 then 'excess' end;
     end if;
     if status is not null then
-        if metered.one_snapshot() then
+        if metered._one_snapshot() then
             e.seq := e.seq - 1;
-            perform metered.refuse_stale(array[e]);
+            perform metered._refuse_stale(array[e]);
         end if;
         if raising then
             raise exception 'the charge cannot be refunded' using errcode = 'MT008',
@@ -1166,25 +1166,25 @@ begin
         end if;
         return;
     end if;
-    e := metered.after_minima(e, wait_ms);
-    e := metered.after_due(e, 0, wait_ms);
+    e := metered._after_minima(e, wait_ms);
+    e := metered._after_due(e, 0, wait_ms);
     e.kind := 'r';
     e.amount := refund.amount;
     e.ref := charge_seq;
     e.refunded := e.refunded + refund.amount;
     if e.lots_end is not null then
-        fate := metered.refund_fate(e);
+        fate := metered._refund_fate(e);
         lapses := fate.lapses;
         e.lots_end := least(e.lots_end, fate.ends);
     end if;
     if e.crossed is not null then
         stays := e;
         stays.refunded := e.refunded - lapses;
-        e.crossed := metered.rearmed(stays);
+        e.crossed := metered._rearmed(stays);
     end if;
-    perform metered.append(e);
+    perform metered._append(e);
     if e.lots_end is not null then
-        perform metered.refund_lots(e);
+        perform metered._refund_lots(e);
     end if;
     insert into metered.refund_sum as r (scope, level, block, amount)
     select of_scope, lv, charge_seq >> (4 * lv), refund.amount
@@ -1200,7 +1200,7 @@ $$;
 -- Deletes entries of one scope that no window ending at or after cutoff needs,
 -- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that
 -- a writer that sees the scope as empty collides with it. It is a new row, so that a writer that
--- sees it as the last entry collides, too (entry_for_write). The entries behind it begin at a multiple of
+-- sees it as the last entry collides, too (_entry_for_write). The entries behind it begin at a multiple of
 -- 16, plus one, which the time index holds.
 -- upto is the last seq deleted or passed over, for the next call to begin after:
 -- scanning from the front again would wade through the rows deleted before.
@@ -1231,18 +1231,18 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of purge_scope' using errcode = '22023';
     end if;
-    perform metered.require(metered.key_fits(key, of_scope), 'key');
-    perform metered.require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
+    perform metered._require(metered._key_fits(key, of_scope), 'key');
+    perform metered._require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
     -- A purge takes a prefix of the chain: entries before after_seq are gone, or the scope was
     -- forgotten meanwhile, and has begun anew.
     if exists (select from metered.ledger l where l.scope = of_scope and l.seq in (2, after_seq) and l.seq <= after_seq and l.seq > 1) then
         after_seq := 0;
     end if;
     cutoff := least(cutoff, metered.clock());
-    perform metered.lock_keys(array[key], wait_ms);
-    tip := metered.last_entry(of_scope);
+    perform metered._lock_keys(array[key], wait_ms);
+    tip := metered._last_entry(of_scope);
     forgotten := false;
-    keep := coalesce((metered.base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
+    keep := coalesce((metered._base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
     keep := greatest(1, ((keep - 1) & ~15) + 1);
     upto := greatest(after_seq, 1);
     done := keep - 1 <= upto + max_rows;
@@ -1253,7 +1253,7 @@ begin
     get diagnostics deleted = row_count;
     if deleted > 0 then
         delete from metered.ledger l where l.scope = of_scope and l.seq = 1 returning l.* into first;
-        perform metered.append(first);
+        perform metered._append(first);
     end if;
     for lv in 0..15 loop
         exit when keep >> (4 * lv) = 0;
@@ -1262,11 +1262,11 @@ begin
           and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
     end loop;
     if tip.lots_end is not null and keep > 1 then
-        perform metered.purge_lots(of_scope, upto, keep);
+        perform metered._purge_lots(of_scope, upto, keep);
     end if;
     upto := greatest(upto, keep - 1);
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
-        and (tip.lots_end is null or metered.debt(tip) = 0) and not exists (
+        and (tip.lots_end is null or metered._debt(tip) = 0) and not exists (
         select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
         select from metered.lots l where l.scope = of_scope and l.untold > 0) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
@@ -1277,7 +1277,7 @@ begin
         delete from metered.lot_moves m where m.scope = of_scope;
         delete from metered.lots l where l.scope = of_scope;
         tip.seq := tip.seq + 1;
-        perform metered.append(tip);
+        perform metered._append(tip);
         delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;
         forgotten := true;
     end if;
@@ -1305,20 +1305,20 @@ begin
         or octet_length(note) > 8192 then
         raise exception 'out of bounds: an argument of repair_clock' using errcode = '22023';
     end if;
-    perform metered.require(metered.key_fits(key, of_scope), 'key');
-    e := metered.next_entry(of_scope, key, wait_ms, row(null, null, nullif(note, '')::jsonb));
+    perform metered._require(metered._key_fits(key, of_scope), 'key');
+    e := metered._next_entry(of_scope, key, wait_ms, row(null, null, nullif(note, '')::jsonb));
     clk := metered.clock();
     ahead := greatest(e.at - clk, interval '0');
     if e.at <= clk then
         return;
-    elsif metered.lags(e) then  -- by the clock that was wrong, all of them have ended
+    elsif metered._lags(e) then  -- by the clock that was wrong, all of them have ended
         e.seq := e.seq - 1;
-        e := metered.settle(e, clk, null, 0, wait_ms);
+        e := metered._settle(e, clk, null, 0, wait_ms);
         e.seq := e.seq + 1;
         e.note := nullif(note, '')::jsonb;
     end if;
     if e.crossed is not null then
-        e.crossed := metered.reported_after_repair(metered.last_entry(of_scope), clk);
+        e.crossed := metered._reported_after_repair(metered._last_entry(of_scope), clk);
     end if;
     e.kind := 'k';
     e.amount := 0;
@@ -1326,8 +1326,8 @@ begin
     e.at := clk;
     e.anchor_at := null;        -- it is of the clock before
     e.anchor_spent := null;
-    e.lots_end := case when e.lots_end is not null then metered.next_end(of_scope, clk) end;    -- lots that are held may end again
-    perform metered.append(e);
+    e.lots_end := case when e.lots_end is not null then metered._next_end(of_scope, clk) end;    -- lots that are held may end again
+    perform metered._append(e);
     seq := e.seq;
     at := e.at;
 end
@@ -1342,7 +1342,7 @@ $$;
 -- entry comes first: the guard lets one writer make it, so lots need no lock of their own.
 
 -- The balance of a wallet, by its last entry. Inlined wherever it stands.
-create function metered.balance(t metered.ledger) returns bigint
+create function metered._balance(t metered.ledger) returns bigint
 language sql immutable
 as $$
     select t.credited - t.spent + t.refunded - t.held
@@ -1350,7 +1350,7 @@ $$;
 
 -- Whether a time is later by that, or the same if it is 0: none of its parts is negative, as in a month less 30 days. Inlined
 -- wherever it stands.
-create function metered.goes_on(for_so_long interval) returns boolean
+create function metered._goes_on(for_so_long interval) returns boolean
 language sql immutable
 as $$
     select for_so_long between interval '0' and interval '36525 days' and least(extract(year from for_so_long), extract(month from for_so_long),
@@ -1358,7 +1358,7 @@ as $$
 $$;
 
 -- The units of a lot that roll over at its end. Inlined wherever it stands.
-create function metered.rolls(l metered.lots) returns bigint
+create function metered._rolls(l metered.lots) returns bigint
 language sql stable
 as $$
     select case when l.roll_cap is not null then least(l.rest, l.roll_cap) else 0 end
@@ -1367,7 +1367,7 @@ $$;
 -- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for a charge (t), for units that were
 -- overdrawn (p), for a hold (h, q) that the entry of_hold holds. nth is the number of its next move. ended is null, or the time of an entry
 -- that lags: lots that ended by then are passed over.
-create function metered.take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, ended timestamptz, inout nth int, out taken bigint)
+create function metered._take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, ended timestamptz, inout nth int, out taken bigint)
 language plpgsql volatile
 as $$
 declare
@@ -1379,7 +1379,7 @@ begin
     taken := 0;
     while taken < units loop
         if ended is not null then
-            m := metered.pass_ended(of_scope, first, ends, after, ended);
+            m := metered._pass_ended(of_scope, first, ends, after, ended);
             first := m.priority;
             ends := m.ends;
             after := m.after;
@@ -1397,7 +1397,7 @@ begin
             returning f.no, f.priority, f.expires_at, f.part
         ), i as (
             insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
-            select of_scope, at_seq, take_lots.nth, u.no, as_kind, u.part from u
+            select of_scope, at_seq, _take_lots.nth, u.no, as_kind, u.part from u
         )
         select u.no, u.part, u.priority, u.expires_at into m from u;
         exit when m.no is null;
@@ -1415,7 +1415,7 @@ end
 $$;
 
 -- Behind which place in the order of lots the next one is that has not ended: null, if none has not. It reads two of each priority.
-create function metered.pass_ended(of_scope text, from_priority int, from_end timestamptz, from_no bigint, ended timestamptz,
+create function metered._pass_ended(of_scope text, from_priority int, from_end timestamptz, from_no bigint, ended timestamptz,
     out priority int, out ends timestamptz, out after bigint)
 language plpgsql stable
 as $$
@@ -1424,10 +1424,10 @@ begin
     ends := greatest(from_end, ended);
     after := case when from_end > ended then from_no else 9223372036854775807 end;
     loop
-        perform from metered.lots y where y.scope = of_scope and y.open and y.priority = pass_ended.priority and (y.expires_at, y.no) > (ends, after)
+        perform from metered.lots y where y.scope = of_scope and y.open and y.priority = _pass_ended.priority and (y.expires_at, y.no) > (ends, after)
         order by y.priority, y.expires_at, y.no limit 1;
         exit when found;
-        priority := (select y.priority from metered.lots y where y.scope = of_scope and y.open and y.priority > pass_ended.priority
+        priority := (select y.priority from metered.lots y where y.scope = of_scope and y.open and y.priority > _pass_ended.priority
             order by y.priority, y.expires_at, y.no limit 1);
         exit when priority is null;
         ends := ended;
@@ -1438,7 +1438,7 @@ $$;
 
 -- Says of which lots the units of an entry are that was just written: of a charge (t), or of a hold (h). before is
 -- the balance before it, and units beyond it are overdraft. It is null if the wallet lags: then the rests of its lots decide.
-create function metered.use_lots(of_scope text, at_seq bigint, units bigint, before bigint, as_kind "char") returns void
+create function metered._use_lots(of_scope text, at_seq bigint, units bigint, before bigint, as_kind "char") returns void
 language plpgsql volatile
 as $$
 declare
@@ -1450,11 +1450,11 @@ begin
     if before is null then
         ended := (select e.at from metered.ledger e where e.scope = of_scope and e.seq = at_seq);
     end if;
-    got := metered.take_lots(of_scope, at_seq, covered, as_kind, held_by, ended, 1);
+    got := metered._take_lots(of_scope, at_seq, covered, as_kind, held_by, ended, 1);
     if before is null then
         covered := got.taken;
         if covered < units and held_by is null then
-            perform metered.owe(of_scope, units - covered);
+            perform metered._owe(of_scope, units - covered);
         end if;
     end if;
     if got.taken < covered then
@@ -1471,7 +1471,7 @@ $$;
 
 -- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. as_no is the number of the
 -- lot, if one was set aside for it.
-create function metered.append_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
+create function metered._append_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
     out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
@@ -1485,9 +1485,9 @@ begin
     entry.credited := tip.credited + lot.amount;
     entry.lots_end := least(coalesce(tip.lots_end, 'infinity'), lot.expires_at);
     if entry.crossed is not null and of_lot is null then    -- a rollover brings no units
-        entry.crossed := metered.rearmed(entry);
+        entry.crossed := metered._rearmed(entry);
     end if;
-    perform metered.append(entry);
+    perform metered._append(entry);
     insert into metered.lots (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
         priority, origin, open, scope, category, reference, fingerprint)
     overriding system value
@@ -1496,53 +1496,53 @@ begin
         case when lot.roll_for = interval '0' then 'infinity' else lot.expires_at + lot.roll_for end, lot.late, of_lot,
         lot.priority, as_origin, true, tip.scope, lot.category, lot.reference, lot.fingerprint)
     on conflict do nothing
-    returning lots.no into append_lot.no;
-    if append_lot.no is null then
-        perform metered.collided();
+    returning lots.no into _append_lot.no;
+    if _append_lot.no is null then
+        perform metered._collided();
     end if;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, append_lot.no, 'd', lot.amount);
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, _append_lot.no, 'd', lot.amount);
 end
 $$;
 
 -- The same, and pays an overdraft back at once.
-create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
+create function metered._add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
     out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
-    debt bigint := metered.debt(tip);
+    debt bigint := metered._debt(tip);
     made record;
 begin
-    made := metered.append_lot(tip, lot, as_origin, of_lot, as_no);
+    made := metered._append_lot(tip, lot, as_origin, of_lot, as_no);
     entry := made.entry;
     no := made.no;
     if debt > 0 then
-        perform metered.pay_back(entry, debt, 2);
+        perform metered._pay_back(entry, debt, 2);
     end if;
 end
 $$;
 
 -- Pays the overdraft of a wallet back, as far as its lots have a rest, in the entry that was just written: first spent units, then held ones, the
 -- oldest first.
-create function metered.pay_back(entry metered.ledger, overdrawn bigint, inout nth int)
+create function metered._pay_back(entry metered.ledger, overdrawn bigint, inout nth int)
 language plpgsql volatile
 as $$
 declare
     spent bigint := overdrawn - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = entry.scope and k.lot = 0 and k.seq > 0);
-    ended timestamptz := case when metered.lags(entry) then entry.at end;
+    ended timestamptz := case when metered._lags(entry) then entry.at end;
     got   record;
     k     record;
 begin
-    got := metered.take_lots(entry.scope, entry.seq, spent, 'p', null, ended, nth);
+    got := metered._take_lots(entry.scope, entry.seq, spent, 'p', null, ended, nth);
     nth := got.nth;
     if ended is not null and got.taken > 0 then
-        perform metered.owe(entry.scope, -got.taken);
+        perform metered._owe(entry.scope, -got.taken);
     end if;
     if got.taken < spent or spent = overdrawn then
         return;
     end if;
     for k in select y.seq, y.amount from metered.lot_holds y where y.scope = entry.scope and y.lot = 0 and y.seq > 0 order by y.seq loop
-        got := metered.take_lots(entry.scope, entry.seq, k.amount, 'q', k.seq, ended, nth);
+        got := metered._take_lots(entry.scope, entry.seq, k.amount, 'q', k.seq, ended, nth);
         nth := got.nth;
         update metered.lot_holds y set amount = y.amount - got.taken where y.scope = entry.scope and y.seq = k.seq and y.lot = 0;
         exit when got.taken < k.amount;
@@ -1553,7 +1553,7 @@ $$;
 
 -- Takes back units of a lot that has them as its rest: they lapsed (e), are revoked (v) or roll over (o). Appends the entry
 -- behind tip, and returns it.
-create function metered.take_back(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
+create function metered._take_back(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -1563,7 +1563,7 @@ begin
     entry.kind := as_kind;
     entry.amount := units;
     entry.credited := tip.credited - units;
-    perform metered.append(entry);
+    perform metered._append(entry);
     update metered.lots y set rest = y.rest - units, open = y.rest > units, last_seq = entry.seq,
         lapsed = y.lapsed + case when as_kind = 'e' then units else 0 end, untold = y.untold + case when as_kind = 'e' then units else 0 end,
         revoked = y.revoked + case when as_kind = 'v' then units else 0 end, rolled = y.rolled + case when as_kind = 'o' then units else 0 end
@@ -1574,15 +1574,15 @@ end
 $$;
 
 -- Lets units of a lot go on in another one until ends: because the first one ends, or is asked to.
-create function metered.roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_no bigint, out entry metered.ledger, out no bigint)
+create function metered._roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_no bigint, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
     made record;
 begin
-    entry := metered.take_back(tip, l.no, units, 'o');
+    entry := metered._take_back(tip, l.no, units, 'o');
     update metered.lots y set roll_cap = null where y.no = l.no;
-    made := metered.add_lot(entry, row(units, ends, null, l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'r', l.no, as_no);
+    made := metered._add_lot(entry, row(units, ends, null, l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'r', l.no, as_no);
     entry := made.entry;
     no := made.no;
     if as_no is not null and entry.at > l.expires_at then
@@ -1592,7 +1592,7 @@ end
 $$;
 
 -- An entry behind tip that no caller asked for, without the caller's marks.
-create function metered.own_entry(tip metered.ledger, clk timestamptz) returns metered.ledger
+create function metered._own_entry(tip metered.ledger, clk timestamptz) returns metered.ledger
 language plpgsql stable
 as $$
 begin
@@ -1601,47 +1601,47 @@ begin
     tip.hold := null;
     tip.namespace := null;
     tip.operation := null;
-    tip.note := (metered.by_system()).note;
+    tip.note := (metered._by_system()).note;
     return tip;
 end
 $$;
 
 -- Ends that come by time alone: of lots, and of holds in a wallet. They happen in the order of their times, whenever they are written. At the same
 -- instant lots end before holds, and each by number. A writer of a wallet first writes the ends that are due (settle), under the
--- wallet's lock. A reader counts them the same (due_lots, lapsing). So no answer depends on a sweep.
+-- wallet's lock. A reader counts them the same (_due_lots, lapsing). So no answer depends on a sweep.
 --
 -- Nobody draws a lot that has ended, and its lapse changes no other lot. So a call writes the ends of the first few lots, and leaves the
 -- others to later calls. Then lots_end of its entry is not later than the entry: the wallet lags. The balance of an entry that lags contains
 -- units of lots that have ended. Overdraft is then in lot_holds: of holds as ever, and spent units under seq 0.
 
 -- How many ends of lots one call writes at most, of those that it could leave to later calls. Inlined wherever it stands.
-create function metered.ends_per_call() returns int
+create function metered._ends_per_call() returns int
 language sql immutable
 as $$
     select 32
 $$;
 
 -- Whether lots have ended by the time of an entry, and their ends are not written. Inlined wherever it stands.
-create function metered.lags(e metered.ledger) returns boolean
+create function metered._lags(e metered.ledger) returns boolean
 language sql immutable
 as $$
     select coalesce(e.lots_end <= e.at, false)
 $$;
 
 -- How many units a wallet is overdrawn by, as of its last entry.
-create function metered.debt(tip metered.ledger) returns bigint
+create function metered._debt(tip metered.ledger) returns bigint
 language plpgsql stable
 as $$
 begin
-    if metered.lags(tip) then
+    if metered._lags(tip) then
         return (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = tip.scope and k.lot = 0);
     end if;
-    return greatest(0, -metered.balance(tip));
+    return greatest(0, -metered._balance(tip));
 end
 $$;
 
 -- Notes units that a wallet which lags has spent beyond its lots, or (less than 0) that were paid back.
-create function metered.owe(of_scope text, units bigint) returns void
+create function metered._owe(of_scope text, units bigint) returns void
 language plpgsql volatile
 as $$
 begin
@@ -1652,7 +1652,7 @@ end
 $$;
 
 -- When the next lot of a wallet ends, of those that have a rest or are held: infinity, if none does.
-create function metered.next_end(of_scope text, clk timestamptz) returns timestamptz
+create function metered._next_end(of_scope text, clk timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 begin
@@ -1664,18 +1664,18 @@ end
 $$;
 
 -- Ends a lot, at its time: some of its rest goes on, and the rest lapses. Appends the entries behind tip, and returns the last one.
-create function metered.end_lot(tip metered.ledger, l metered.lots) returns metered.ledger
+create function metered._end_lot(tip metered.ledger, l metered.lots) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger := metered.own_entry(tip, l.expires_at);
-    n bigint := metered.rolls(l);
+    e metered.ledger := metered._own_entry(tip, l.expires_at);
+    n bigint := metered._rolls(l);
 begin
     if n > 0 then
-        e := (metered.roll_lot(e, l, n, l.roll_end, l.roll_no)).entry;
+        e := (metered._roll_lot(e, l, n, l.roll_end, l.roll_no)).entry;
     end if;
     if l.rest > n then
-        e := metered.take_back(e, l.no, l.rest - n, 'e');
+        e := metered._take_back(e, l.no, l.rest - n, 'e');
     end if;
     return e;
 end
@@ -1683,11 +1683,11 @@ $$;
 
 -- Ends a line of a hold that is due, at its time: it captures its minimum, and gives back the other units. Appends the entries behind tip, and
 -- returns the last one.
-create function metered.end_line(tip metered.ledger, l metered.hold_lines, of_id text, clk timestamptz) returns metered.ledger
+create function metered._end_line(tip metered.ledger, l metered.hold_lines, of_id text, clk timestamptz) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    e       metered.ledger := metered.own_entry(tip, l.due);
+    e       metered.ledger := metered._own_entry(tip, l.due);
     minimum bigint := least(l.open, greatest(0, l.at_least - l.captured));
 begin
     update metered.hold_lines y set captured = y.captured + minimum, open = 0 where y.hold = l.hold and y.scope = l.scope;
@@ -1698,10 +1698,10 @@ begin
         e.amount := minimum;
         e.spent := e.spent + minimum;
         e.held := e.held - minimum;
-        e.next_due := metered.due_after(e.scope, e.seq, e.held, e.next_due, clk);
+        e.next_due := metered._due_after(e.scope, e.seq, e.held, e.next_due, clk);
         e.seq := e.seq + 1;
-        perform metered.append(e);
-        perform metered.capture_lots(e, l.opened_seq, minimum);
+        perform metered._append(e);
+        perform metered._capture_lots(e, l.opened_seq, minimum);
         e.namespace := null;
         e.operation := null;
     end if;
@@ -1709,10 +1709,10 @@ begin
         e.kind := 'x';
         e.amount := l.open - minimum;
         e.held := e.held - e.amount;
-        e.next_due := metered.due_after(e.scope, e.seq, e.held, e.next_due, clk);
+        e.next_due := metered._due_after(e.scope, e.seq, e.held, e.next_due, clk);
         e.seq := e.seq + 1;
-        perform metered.append(e);
-        e := metered.free_lots(e, array[l.opened_seq]);
+        perform metered._append(e);
+        e := metered._free_lots(e, array[l.opened_seq]);
     end if;
     return e;
 end
@@ -1721,11 +1721,11 @@ $$;
 -- Writes the ends that are due in a wallet by clk, in their order: of holds, whose rows it locks, and of lots. It ends the first max_lots lots (null: all), and
 -- beyond them lots of due holds, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry behind that, with a
 -- new lots_end, without the caller, operation and note of tip.
-create function metered.settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint, wait_ms int) returns metered.ledger
+create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    e       metered.ledger := metered.own_entry(tip, tip.at);
+    e       metered.ledger := metered._own_entry(tip, tip.at);
     until   timestamptz := greatest(clk, tip.at);
     nos     bigint[];           -- holds that are due
     named   bigint[] := '{}';   -- lots that must be ended, and of no hold that is due
@@ -1741,14 +1741,14 @@ declare
     before  text;
 begin
     if tip.next_due <= clk then
-        before := metered.bound_lock_wait(wait_ms);
+        before := metered._bound_lock_wait(wait_ms);
         select array_agg(y.no) into nos from (
             select h.no from metered.holds h
             where h.no = any (array(select x.hold from metered.hold_lines x where x.scope = tip.scope and x.open > 0 and x.due >= tip.next_due and x.due <= clk))
               and (h.due <= clk) is true order by h.no for no key update) y;
-        before := metered.unbound_lock_wait(before);
+        before := metered._unbound_lock_wait(before);
         if nos is not null then
-            perform metered.expire_rows(nos, clk, (metered.by_system()).note);
+            perform metered._expire_rows(nos, clk, (metered._by_system()).note);
         end if;
     end if;
     select y.expires_at, y.no into stop_end, stop_no from metered.lots y
@@ -1764,10 +1764,10 @@ begin
         loop
             exit when left_over <= 0;
             named := named || l.no;
-            left_over := left_over - metered.rolls(l);
+            left_over := left_over - metered._rolls(l);
         end loop;
     end if;
-    ends := coalesce(stop_end, metered.next_end(tip.scope, until));
+    ends := coalesce(stop_end, metered._next_end(tip.scope, until));
     e.lots_end := ends;
     for due in
         select x.hold, x.due, h.id, x.line from (
@@ -1785,8 +1785,8 @@ begin
             where stop_end is null or (y.expires_at, y.no) < (stop_end, stop_no) or y.no = any (named)
             order by y.expires_at, y.no limit 1;
             exit when l.no is null;
-            e := metered.end_lot(e, l);
-            if metered.rolls(l) > 0 and l.roll_end > until then
+            e := metered._end_lot(e, l);
+            if metered._rolls(l) > 0 and l.roll_end > until then
                 ends := least(ends, l.roll_end);
             end if;
             e.lots_end := ends;
@@ -1798,18 +1798,18 @@ begin
         end loop;
         if due.hold is not null then
             line := due.line;
-            e := metered.end_line(e, line, due.id, clk);
+            e := metered._end_line(e, line, due.id, clk);
         end if;
     end loop;
-    if metered.lags(tip) and e.lots_end > until then
+    if metered._lags(tip) and e.lots_end > until then
         delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
     end if;
     return e;
 end
 $$;
 
--- The same for an entry that is to be written: e is the result of next_entry.
-create function metered.after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
+-- The same for an entry that is to be written: e is the result of _next_entry.
+create function metered._after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -1818,7 +1818,7 @@ begin
     if e.lots_end <= e.at or e.lots_end is not null and e.next_due <= e.at then
         tip.seq := e.seq - 1;
         tip.at := (select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq);
-        tip := metered.settle(tip, least(e.at, metered.clock()), metered.ends_per_call(), units, wait_ms);
+        tip := metered._settle(tip, least(e.at, metered.clock()), metered._ends_per_call(), units, wait_ms);
         e.seq := tip.seq + 1;
         e.at := greatest(e.at, tip.at);
         e.spent := tip.spent;
@@ -1833,17 +1833,17 @@ end
 $$;
 
 -- The lot into which a lot rolls over at its end, or null.
-create function metered.gone_on(l metered.lots) returns metered.lots
+create function metered._gone_on(l metered.lots) returns metered.lots
 language plpgsql stable
 as $$
 declare
     child metered.lots;
 begin
-    if metered.rolls(l) > 0 then
+    if metered._rolls(l) > 0 then
         child.no := l.roll_no;
         child.granted_at := l.expires_at;
         child.expires_at := l.roll_end;
-        child.amount := metered.rolls(l);
+        child.amount := metered._rolls(l);
         child.rest := child.amount;
         child.held := 0;
         child.from_lot := l.no;
@@ -1857,7 +1857,7 @@ $$;
 
 -- The ends of a wallet's due holds, and of the lots that they keep units of, as settle would write them: these lots behind that, and the lots into which one
 -- rolls over, how many units of them lapsed, and by how many units the wallet is still overdrawn.
-create function metered.due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
+create function metered._due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
 language plpgsql stable
 as $$
 declare
@@ -1872,7 +1872,7 @@ declare
     part   bigint;
     units  bigint;
 begin
-    debt := metered.debt(tip);
+    debt := metered._debt(tip);
     lapsed := 0;
     lots := '{}';
     if not coalesce(tip.next_due <= clk, false) then
@@ -1917,7 +1917,7 @@ begin
         j := 1;
         while j <= cardinality(lots) loop
             if lots[j].rest > 0 and lots[j].expires_at <= due.due then
-                child := metered.gone_on(lots[j]);
+                child := metered._gone_on(lots[j]);
                 lapsed := lapsed + lots[j].rest - coalesce(child.rest, 0);
                 lots[j].rest := 0;
                 lots[j].roll_cap := null;
@@ -1950,7 +1950,7 @@ begin
             end if;
         end loop;
         continue when spent + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0) = 0;
-        -- As pay_back does it.
+        -- As _pay_back does it.
         for k in select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0
             order by lots[x.j].priority, lots[x.j].expires_at, lots[x.j].no
         loop
@@ -1974,7 +1974,7 @@ $$;
 
 -- Units of a wallet that have lapsed by now, unwritten: so much too high is its last entry's balance, with the units that due holds free. It reads no more ended
 -- lots than a call writes. If there are more, it adds up the lots that have not ended.
-create function metered.lapsing(tip metered.ledger, clk timestamptz) returns bigint
+create function metered._lapsing(tip metered.ledger, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
 declare
@@ -1983,34 +1983,34 @@ declare
     nos   bigint[];
     few   record;
 begin
-    d := metered.due_lots(tip, clk);
+    d := metered._due_lots(tip, clk);
     if (tip.lots_end <= until) is not true then
         return d.lapsed;
     end if;
     nos := array(select x.no from unnest(d.lots) x);
-    select count(*) as n, sum(x.rest - case when x.roll_end > until then metered.rolls(x) else 0 end) as units into few
+    select count(*) as n, sum(x.rest - case when x.roll_end > until then metered._rolls(x) else 0 end) as units into few
     from (select y.* from metered.lots y where y.scope = tip.scope and y.open and y.expires_at <= until and y.no <> all (nos)
-          order by y.expires_at, y.no limit metered.ends_per_call() + 1) x;
-    if few.n <= metered.ends_per_call() then
+          order by y.expires_at, y.no limit metered._ends_per_call() + 1) x;
+    if few.n <= metered._ends_per_call() then
         return d.lapsed + coalesce(few.units, 0);
     end if;
-    return metered.balance(tip) + case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) - metered.minima(tip, null, clk) else 0 end
+    return metered._balance(tip) + case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) - metered._minima(tip, null, clk) else 0 end
         + d.debt - (select coalesce(sum(x.rest), 0) from unnest(d.lots) x)
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
             where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
-        - (select coalesce(sum(x.units), 0) from (select metered.rolls(y) as units from metered.lots y
+        - (select coalesce(sum(x.units), 0) from (select metered._rolls(y) as units from metered.lots y
             where y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until and y.no <> all (nos)
             order by y.priority, y.roll_end, y.roll_no) x);
 end
 $$;
 
 -- The lots of a wallet that have a rest or are held, as they are behind all ends that are due. With of_nos, these lots and those that they go on in.
-create function metered.lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[]) returns setof metered.lots
+create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[]) returns setof metered.lots
 language plpgsql stable
 as $$
 declare
     until timestamptz := greatest(clk, tip.at);
-    due   metered.lots[] := (metered.due_lots(tip, clk)).lots;
+    due   metered.lots[] := (metered._due_lots(tip, clk)).lots;
     l     metered.lots;
 begin
     foreach l in array due loop
@@ -2034,7 +2034,7 @@ begin
                 select y.* into l from metered.lots y where y.no = l.no;
                 l.held := 0;
             end if;
-            l := metered.gone_on(l);
+            l := metered._gone_on(l);
         end loop;
         if l.rest > 0 or l.held > 0 then
             return next l;
@@ -2044,7 +2044,7 @@ end
 $$;
 
 -- The last entries of scopes as if all lapses that are due in wallets were written.
-create function metered.without_lapsing(tips metered.ledger[], clk timestamptz) returns metered.ledger[]
+create function metered._without_lapsing(tips metered.ledger[], clk timestamptz) returns metered.ledger[]
 language plpgsql stable
 as $$
 declare
@@ -2054,7 +2054,7 @@ begin
     foreach tip in array tips loop
         i := i + 1;
         if tip.lots_end is not null then
-            tip.credited := tip.credited - metered.lapsing(tip, clk);
+            tip.credited := tip.credited - metered._lapsing(tip, clk);
             tips[i] := tip;
         end if;
     end loop;
@@ -2066,7 +2066,7 @@ $$;
 
 -- Says of which lots the units are that an entry has just captured of a hold or a lease, which the entry opened_seq held: of those that are drawn first.
 -- Its units of a lot that has ended are still its own.
-create function metered.capture_lots(entry metered.ledger, opened_seq bigint, units bigint) returns void
+create function metered._capture_lots(entry metered.ledger, opened_seq bigint, units bigint) returns void
 language plpgsql volatile
 as $$
 declare
@@ -2088,8 +2088,8 @@ begin
         end if;
         update metered.lots y set held = y.held - part, drawn = y.drawn + part, last_seq = entry.seq where y.no = k.lot;
         insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (entry.scope, entry.seq, nth, k.lot, 'u', part);
-        if k.lot = 0 and metered.lags(entry) then
-            perform metered.owe(entry.scope, part);
+        if k.lot = 0 and metered._lags(entry) then
+            perform metered._owe(entry.scope, part);
         end if;
         units := units - part;
         nth := nth + 1;
@@ -2098,21 +2098,21 @@ end
 $$;
 
 -- By how many units a wallet was overdrawn before an entry that freed or gave back units, and has moved no lots yet.
-create function metered.owed_before(entry metered.ledger) returns bigint
+create function metered._owed_before(entry metered.ledger) returns bigint
 language plpgsql stable
 as $$
 begin
-    return case when metered.lags(entry) then metered.debt(entry) else greatest(0, entry.amount - metered.balance(entry)) end;
+    return case when metered._lags(entry) then metered._debt(entry) else greatest(0, entry.amount - metered._balance(entry)) end;
 end
 $$;
 
 -- Gives the lots of a wallet the units back that holds and leases kept of them, which the entries opened_seqs held and the entry freed has
 -- just freed. Units of a lot that has ended lapse, in entries behind that one, the last of which it returns. The rest pays an overdraft back.
-create function metered.free_lots(freed metered.ledger, opened_seqs bigint[]) returns metered.ledger
+create function metered._free_lots(freed metered.ledger, opened_seqs bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    over bigint := metered.owed_before(freed);
+    over bigint := metered._owed_before(freed);
     k    record;
     l    metered.lots;
     tip  metered.ledger := freed;
@@ -2132,32 +2132,32 @@ begin
         update metered.lots y set held = y.held - k.amount, rest = y.rest + k.amount, open = true, last_seq = freed.seq
         where y.no = k.lot returning * into l;
         if l.expires_at <= freed.at then
-            tip := metered.take_back(metered.own_entry(tip, freed.at), k.lot, k.amount, 'e');
+            tip := metered._take_back(metered._own_entry(tip, freed.at), k.lot, k.amount, 'e');
         end if;
     end loop;
     if over > 0 then
-        perform metered.pay_back(freed, over, nth);
+        perform metered._pay_back(freed, over, nth);
     end if;
     return tip;
 end
 $$;
 
 -- The same for the units that one call has just freed of several wallets, in the last entry of each.
-create function metered.free_lines(nos bigint[], wallets text[]) returns void
+create function metered._free_lines(nos bigint[], wallets text[]) returns void
 language plpgsql volatile
 as $$
 declare
     s text;
 begin
     foreach s in array wallets loop
-        perform metered.free_lots(metered.entry_for_write(s), array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = s));
+        perform metered._free_lots(metered._entry_for_write(s), array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = s));
     end loop;
 end
 $$;
 
 -- Gives units of a refund, which was just written, back to a lot. Of one that has ended they go into a new lot, or lapse, as that lot
--- says, and pay nothing back: refund_lots does that, when it has given all. tip is the last entry by then.
-create function metered.give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int)
+-- says, and pay nothing back: _refund_lots does that, when it has given all. tip is the last entry by then.
+create function metered._give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int)
 language plpgsql volatile
 as $$
 declare
@@ -2170,12 +2170,12 @@ begin
     if l.expires_at > refund.at then
         return;
     end if;
-    tip := metered.own_entry(tip, refund.at);
+    tip := metered._own_entry(tip, refund.at);
     if l.late is null then
-        tip := metered.take_back(tip, of_lot, units, 'e');
+        tip := metered._take_back(tip, of_lot, units, 'e');
     else
-        tip := metered.take_back(tip, of_lot, units, 'o');
-        tip := (metered.append_lot(tip, row(units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
+        tip := metered._take_back(tip, of_lot, units, 'o');
+        tip := (metered._append_lot(tip, row(units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
             l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'l', of_lot, null)).entry;
     end if;
 end
@@ -2184,7 +2184,7 @@ $$;
 -- The moves that a refund gives back, before or behind its entry: those of its charge, the last one first. Units that no lot covered first lower the
 -- overdraft (from_seq null, lot 0), and then come from lots that have paid overdraft back, the last one first. The rest is of no lot (null): it was charged
 -- before the scope had lots.
-create function metered.refund_parts(refund metered.ledger) returns table (from_seq bigint, from_nth int, lot bigint, units bigint)
+create function metered._refund_parts(refund metered.ledger) returns table (from_seq bigint, from_nth int, lot bigint, units bigint)
 language plpgsql stable
 as $$
 declare
@@ -2211,7 +2211,7 @@ begin
     end if;
     from_seq := null;
     lot := 0;
-    units := least(bare, metered.owed_before(refund)
+    units := least(bare, metered._owed_before(refund)
         - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0));
     if units > 0 then
         bare := bare - units;
@@ -2239,53 +2239,53 @@ end
 $$;
 
 -- Gives the lots of a wallet the units back that the entry refund has just returned of a charge.
-create function metered.refund_lots(refund metered.ledger) returns void
+create function metered._refund_lots(refund metered.ledger) returns void
 language plpgsql volatile
 as $$
 declare
-    over bigint := metered.owed_before(refund);
+    over bigint := metered._owed_before(refund);
     last bigint;
     m    record;
     g    record;
 begin
     select refund as tip, 1 as nth into g;
-    for m in select * from metered.refund_parts(refund) loop
+    for m in select * from metered._refund_parts(refund) loop
         update metered.lot_moves y set back = y.back + m.units where y.scope = refund.scope and y.seq = m.from_seq and y.nth = m.from_nth;
         if m.lot is null then
-            perform metered.old_lot(refund, m.units, 0);
+            perform metered._old_lot(refund, m.units, 0);
         elsif m.lot > 0 then
-            g := metered.give_back(refund, m.lot, m.units, g.tip, g.nth);
+            g := metered._give_back(refund, m.lot, m.units, g.tip, g.nth);
         elsif m.from_seq is null then
             insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, g.nth, 0, 'g', m.units);
             g.nth := g.nth + 1;
             over := over - m.units;
-            if metered.lags(refund) then
-                perform metered.owe(refund.scope, -m.units);
+            if metered._lags(refund) then
+                perform metered._owe(refund.scope, -m.units);
             end if;
         end if;
     end loop;
     if over > 0 then    -- in the entry of the last lot that was made
         last := (select max(y.seq) from metered.ledger y where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
-        perform metered.pay_back(e, over, case when last is null then g.nth else 2 end) from metered.ledger e where e.scope = refund.scope and e.seq = coalesce(last, refund.seq);
+        perform metered._pay_back(e, over, case when last is null then g.nth else 2 end) from metered.ledger e where e.scope = refund.scope and e.seq = coalesce(last, refund.seq);
     end if;
 end
 $$;
 
 -- The fate of a refund that is to be written: how many units lapse at once, since their lot has ended and says so, and when the first of the other
 -- lots ends that get units of it.
-create function metered.refund_fate(refund metered.ledger, out lapses bigint, out ends timestamptz)
+create function metered._refund_fate(refund metered.ledger, out lapses bigint, out ends timestamptz)
 language plpgsql stable
 as $$
 begin
     select coalesce(sum(p.units) filter (where l.expires_at <= refund.at and l.late is null), 0), min(l.expires_at) filter (where l.expires_at > refund.at)
     into lapses, ends
     -- A join without the limit can be one that reads all lots.
-    from metered.refund_parts(refund) p, lateral (select x.expires_at, x.late from metered.lots x where x.no = p.lot limit 1) l;
+    from metered._refund_parts(refund) p, lateral (select x.expires_at, x.late from metered.lots x where x.no = p.lot limit 1) l;
 end
 $$;
 
 -- The credit of a scope that no grant brought becomes a lot that never ends, behind the entry e. So many of its units are held.
-create function metered.old_lot(e metered.ledger, units bigint, held bigint) returns bigint
+create function metered._old_lot(e metered.ledger, units bigint, held bigint) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -2293,7 +2293,7 @@ declare
 begin
     if units > 0 then
         insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category)
-        values (e.at, 'infinity', e.seq, e.seq, units, units - old_lot.held, old_lot.held, 0, 'c', units > old_lot.held, e.scope, '')
+        values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, e.scope, '')
         returning no into made;
     end if;
     return made;
@@ -2301,13 +2301,13 @@ end
 $$;
 
 -- Makes a scope a wallet, whose last entry is tip: its credit, held units among it, becomes a lot.
-create function metered.open_wallet(tip metered.ledger) returns void
+create function metered._open_wallet(tip metered.ledger) returns void
 language plpgsql volatile
 as $$
 declare
-    covered bigint := greatest(0, metered.balance(tip) + tip.held);
+    covered bigint := greatest(0, metered._balance(tip) + tip.held);
     held    bigint := least(tip.held, covered);
-    made    bigint := metered.old_lot(tip, covered, held);
+    made    bigint := metered._old_lot(tip, covered, held);
     k       record;
     part    bigint;
 begin
@@ -2328,8 +2328,8 @@ begin
 end
 $$;
 
--- Credits a wallet by a lot. e is as next_entry has it. The scope is a wallet from here on.
-create function metered.credit_lot(e metered.ledger, lot metered.new_lot, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
+-- Credits a wallet by a lot. e is as _next_entry has it. The scope is a wallet from here on.
+create function metered._credit_lot(e metered.ledger, lot metered.new_lot, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
@@ -2337,13 +2337,13 @@ declare
 begin
     if e.lots_end is null then
         e.seq := e.seq - 1;
-        perform metered.open_wallet(e);
+        perform metered._open_wallet(e);
         e.seq := e.seq + 1;
         e.lots_end := 'infinity';
     end if;
-    e := metered.after_due(e, 0, wait_ms);
+    e := metered._after_due(e, 0, wait_ms);
     e.seq := e.seq - 1;
-    made := metered.add_lot(e, lot, as_origin, null, null);
+    made := metered._add_lot(e, lot, as_origin, null, null);
     entry := made.entry;
     no := made.no;
 end
@@ -2352,7 +2352,7 @@ $$;
 -- How lots end: by time, by revocation, by rollover. How subscribers hear of it, and how lots are deleted.
 
 -- A lot of a wallet, by its number or its reference.
-create function metered.find_lot(of_scope text, of_lot bigint, of_reference text) returns metered.lots
+create function metered._find_lot(of_scope text, of_lot bigint, of_reference text) returns metered.lots
 language plpgsql stable
 as $$
 declare
@@ -2368,7 +2368,7 @@ end
 $$;
 
 -- A lot, and all lots that its units went on in, by number.
-create function metered.family(of_no bigint) returns bigint[]
+create function metered._family(of_no bigint) returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -2385,7 +2385,7 @@ $$;
 
 -- Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are
 -- drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds
--- of limits, which the caller does not report (cross_lowered).
+-- of limits, which the caller does not report (_cross_lowered).
 create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, limits metered.charge_limit[],
     wait_ms int, origin metered.origin,
     out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz, out crossed jsonb)
@@ -2413,62 +2413,62 @@ begin
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of revoke_lot' using errcode = '22023';
     end if;
-    perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and coalesce(units between 1 and 9007199254740992, true), 'revoke');
-    e := metered.next_entry(of_scope, key, wait_ms, origin);
-    l := metered.find_lot(of_scope, of_lot, of_reference);
+    e := metered._next_entry(of_scope, key, wait_ms, origin);
+    l := metered._find_lot(of_scope, of_lot, of_reference);
     if l.no is null then
-        status := metered.missing_lot(e);
+        status := metered._missing_lot(e);
         return;
     end if;
     no := l.no;
     was := e.seq;
-    part := (select coalesce(sum(y.rest), 0) from metered.lots_now(metered.last_entry(of_scope), least(e.at, metered.clock()), metered.family(no)) y);
-    w := metered.cross_lowered(e, least(coalesce(units, part), part), limits, least(e.at, metered.clock()));
+    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(e.at, metered.clock()), metered._family(no)) y);
+    w := metered._cross_lowered(e, least(coalesce(units, part), part), limits, least(e.at, metered.clock()));
     if w.silent then
         status := 'crossing';
         return;
     end if;
     e.crossed := w.crossed;
-    e := metered.after_due(e, 0, wait_ms);
-    e := metered.end_named(e, metered.family(no));
-    nos := metered.family(no);
+    e := metered._after_due(e, 0, wait_ms);
+    e := metered._end_named(e, metered._family(no));
+    nos := metered._family(no);
     revoked := 0;
     for l in select y.* from metered.lots y where y.no = any (nos) and y.open and y.rest > 0 order by y.no loop
         part := least(units - revoked, l.rest);
         exit when part = 0;
         e.seq := e.seq - 1;
-        e := metered.take_back(e, l.no, coalesce(part, l.rest), 'v');
+        e := metered._take_back(e, l.no, coalesce(part, l.rest), 'v');
         revoked := revoked + e.amount;
         seq := e.seq;
         at := e.at;
         e.seq := e.seq + 1;
     end loop;
     missing := coalesce(units - revoked, (select sum(y.drawn + y.held) from metered.lots y where y.no = any (nos)));
-    if seq is null and metered.one_snapshot() then
-        status := metered.missing_lot(e);   -- nothing was there, as of this snapshot
+    if seq is null and metered._one_snapshot() then
+        status := metered._missing_lot(e);   -- nothing was there, as of this snapshot
     end if;
     status := 'revoked';
-    crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
+    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
 end
 $$;
 
--- Writes the ends of some lots that are due, where the wallet lags and has left them. e is the result of next_entry.
-create function metered.end_named(e metered.ledger, nos bigint[]) returns metered.ledger
+-- Writes the ends of some lots that are due, where the wallet lags and has left them. e is the result of _next_entry.
+create function metered._end_named(e metered.ledger, nos bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
     tip metered.ledger := e;
     l   metered.lots;
 begin
-    if not metered.lags(e) then
+    if not metered._lags(e) then
         return e;
     end if;
     tip.seq := e.seq - 1;
     loop
         select y.* into l from metered.lots y where y.no = any (nos) and y.open and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
         exit when l.no is null;
-        tip := metered.end_lot(tip, l);
+        tip := metered._end_lot(tip, l);
         nos := nos || l.roll_no;
     end loop;
     e.seq := tip.seq + 1;
@@ -2479,14 +2479,14 @@ end
 $$;
 
 -- Why there is no such lot: none was granted. Where the snapshot may be older than one that was, this fails with 40001. e is as
--- next_entry has it.
-create function metered.missing_lot(e metered.ledger) returns text
+-- _next_entry has it.
+create function metered._missing_lot(e metered.ledger) returns text
 language plpgsql volatile
 as $$
 begin
-    if metered.one_snapshot() then
+    if metered._one_snapshot() then
         e.seq := e.seq - 1;
-        perform metered.refuse_stale(array[e]);
+        perform metered._refuse_stale(array[e]);
     end if;
     return 'unknown';
 end
@@ -2494,7 +2494,7 @@ $$;
 
 -- Rolls up to cap units of a lot over into another one, which lasts so long from now on (0: for ever): once. status is rolled, same
 -- (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends
--- other lots, and would cross thresholds of limits, which the caller does not report (cross_lowered). Units beyond cap stay in the lot.
+-- other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.
 create function metered.roll_over(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, cap metered.amount, lasts interval,
     limits metered.charge_limit[], wait_ms int, origin metered.origin,
     out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out crossed jsonb)
@@ -2521,24 +2521,24 @@ begin
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of roll_over' using errcode = '22023';
     end if;
-    perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
-        and metered.goes_on(lasts), 'roll_over');
-    e := metered.next_entry(of_scope, key, wait_ms, origin);
-    l := metered.find_lot(of_scope, of_lot, of_reference);
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+        and metered._goes_on(lasts), 'roll_over');
+    e := metered._next_entry(of_scope, key, wait_ms, origin);
+    l := metered._find_lot(of_scope, of_lot, of_reference);
     if l.no is null then
-        status := metered.missing_lot(e);
+        status := metered._missing_lot(e);
         return;
     end if;
     was := e.seq;
-    w := metered.cross_lowered(e, 0, limits, least(e.at, metered.clock()));
+    w := metered._cross_lowered(e, 0, limits, least(e.at, metered.clock()));
     if w.silent then
         status := 'crossing';
         return;
     end if;
     e.crossed := w.crossed;
-    e := metered.end_named(metered.after_due(e, 0, wait_ms), array[l.no]);
-    crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
-    l := metered.find_lot(of_scope, l.no, null);
+    e := metered._end_named(metered._after_due(e, 0, wait_ms), array[l.no]);
+    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
+    l := metered._find_lot(of_scope, l.no, null);
     select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
     into status, no, units, seq, at, expires_at
     from metered.lots y where y.from_lot = l.no and y.origin = 'r';
@@ -2547,24 +2547,24 @@ begin
     end if;
     units := least(cap, l.rest);
     if units = 0 then
-        status := metered.missing_lot(e);
+        status := metered._missing_lot(e);
         status := 'empty';
         return;
     end if;
-    perform metered.refuse_closed(e);
+    perform metered._refuse_closed(e);
     e.seq := e.seq - 1;
     expires_at := case when lasts > interval '0' then e.at + lasts end;
-    made := metered.roll_lot(e, l, units, coalesce(expires_at, 'infinity'), null);
+    made := metered._roll_lot(e, l, units, coalesce(expires_at, 'infinity'), null);
     status := 'rolled';
     no := made.no;
     seq := (made.entry).seq;
-    crossed := coalesce(crossed, metered.crossed_at(w.crossings, array[seq]));
+    crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
     at := (made.entry).at;
 end
 $$;
 
 -- A lot with lapsed units, as subscribers get it.
-create function metered.untold_json(l metered.lots) returns json
+create function metered._untold_json(l metered.lots) returns json
 language sql stable
 as $$
     select json_build_object('wallet', l.scope, 'lot', l.no, 'reference', l.reference, 'category', l.category, 'granted', l.amount,
@@ -2604,11 +2604,11 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of sweep_lots' using errcode = '22023';
     end if;
-    perform metered.require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
+    perform metered._require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
     max_lots := least(max_lots, 2000);
     ended := 0;
     if only_scope is not null then
-        perform metered.lock_keys(array[metered.scope_key(only_scope)], wait_ms);
+        perform metered._lock_keys(array[metered._scope_key(only_scope)], wait_ms);
         clk := metered.clock();
         locked := array[only_scope];
         select array_agg(d.no order by d.expires_at, d.no) into due
@@ -2628,7 +2628,7 @@ begin
               where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
               order by y.expires_at, y.no limit max_lots) d;
         for s in
-            select x.scope, metered.scope_key(x.scope) as key
+            select x.scope, metered._scope_key(x.scope) as key
             from (select distinct y.scope from metered.lots y where y.no = any (due)) x order by 2
         loop
             if pg_try_advisory_xact_lock(s.key) then
@@ -2642,8 +2642,8 @@ begin
         select y.scope, max(y.expires_at) as last_end, count(*)::int as lots, array_agg(y.no) as nos from metered.lots y
         where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked) group by y.scope order by y.scope
     loop
-        tip := metered.entry_for_write(s.scope);
-        w := metered.cross_lowered(tip, 0, limits, clk);
+        tip := metered._entry_for_write(s.scope);
+        w := metered._cross_lowered(tip, 0, limits, clk);
         if w.silent then
             crossing := crossing || s.scope;
             locked := array_remove(locked, s.scope);
@@ -2651,15 +2651,15 @@ begin
         end if;
         e := tip;
         e.crossed := w.crossed;
-        e := metered.settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
+        e := metered._settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
         ended := ended + (select count(*) from metered.lots y where y.no = any (s.nos) and not y.open);
         due := due || array(select y.no from metered.lots y where y.from_lot = any (s.nos) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
         if e.seq > tip.seq and w.crossings is not null then
-            crossed := coalesce(crossed, '[]') || metered.crossed_at(w.crossings, array[e.seq]);
+            crossed := coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[e.seq]);
         end if;
     end loop;
     if keep_untold then
-        untold := array(select metered.untold_json(y) from metered.lots y
+        untold := array(select metered._untold_json(y) from metered.lots y
             where y.no = any (due) and y.scope = any (locked) and y.untold > 0 order by y.expires_at, y.no);
     else
         update metered.lots y set untold = 0 where y.no = any (due) and y.scope = any (locked) and y.untold > 0;
@@ -2684,14 +2684,14 @@ begin
         or cardinality(units) > 10000 then
         raise exception 'out of bounds: an argument of told_lots' using errcode = '22023';
     end if;
-    perform metered.require(cardinality(nos) <= 10000 and cardinality(units) = cardinality(nos), 'nos');
+    perform metered._require(cardinality(nos) <= 10000 and cardinality(units) = cardinality(nos), 'nos');
     update metered.lots y set untold = greatest(0, least(y.untold, y.untold - t.units)) from unnest(nos, units) t(no, units) where y.no = t.no;
 end
 $$;
 
 -- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
 -- nothing can be: they are in no balance. One that another lot rolled over into stays as long as that one.
-create function metered.purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
+create function metered._purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
 language plpgsql volatile
 as $$
 begin
@@ -2732,15 +2732,15 @@ begin
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of grant_lot' using errcode = '22023';
     end if;
-    perform metered.require(coalesce(metered.key_fits(key, of_scope), true), 'key');
-    perform metered.require(lot.amount between 1 and 9007199254740992 and octet_length(lot.category) <= 255 and lot.priority is not null
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true), 'key');
+    perform metered._require(lot.amount between 1 and 9007199254740992 and octet_length(lot.category) <= 255 and lot.priority is not null
         and coalesce(octet_length(lot.reference) between 1 and 255, true) and (lot.reference is null) = (lot.fingerprint is null)
         and coalesce(octet_length(lot.fingerprint) = 33, true) and (lot.lasts is null or lot.expires_at is null)
         and coalesce(lot.lasts > interval '0' and lot.lasts <= interval '36525 days', true)
         and coalesce(lot.expires_at > '-infinity' and lot.expires_at < '9000-01-01 00:00:00+00', true)
         and (lot.roll_cap is null) = (lot.roll_for is null) and coalesce(lot.roll_cap between 1 and 9007199254740992, true)
-        and coalesce(metered.goes_on(lot.roll_for), true) and coalesce(metered.goes_on(lot.late), true), 'lot');
-    e := metered.next_entry(of_scope, key, wait_ms, origin);
+        and coalesce(metered._goes_on(lot.roll_for), true) and coalesce(metered._goes_on(lot.late), true), 'lot');
+    e := metered._next_entry(of_scope, key, wait_ms, origin);
     if lot.reference is not null then
         select * into was from metered.lots y where y.scope = of_scope and y.reference = lot.reference;
         if found then
@@ -2752,22 +2752,22 @@ begin
             return;
         end if;
     end if;
-    perform metered.refuse_closed(e);
+    perform metered._refuse_closed(e);
     if must_exist then
-        denied := metered.admit(row(of_scope, key, lot.amount, 0, null, null, true, null, null), null, false, wait_ms);
+        denied := metered._admit(row(of_scope, key, lot.amount, 0, null, null, true, null, null), null, false, wait_ms);
         if denied is not null then
             return;
         end if;
     end if;
     lot.expires_at := coalesce(e.at + lot.lasts, lot.expires_at, 'infinity');
     if lot.expires_at <= e.at then
-        status := metered.missing_lot(e);   -- it was not granted before, as of now
+        status := metered._missing_lot(e);   -- it was not granted before, as of now
         status := 'ended';
         at := e.at;
         return;
     end if;
-    e := metered.after_minima(e, wait_ms);
-    made := metered.credit_lot(e, lot, 'g', wait_ms);
+    e := metered._after_minima(e, wait_ms);
+    made := metered._credit_lot(e, lot, 'g', wait_ms);
     status := 'granted';
     no := made.no;
     seq := (made.entry).seq;
@@ -2808,18 +2808,18 @@ begin
         raise exception 'out of bounds: an argument of draw' using errcode = '22023';
     end if;
     if (charge.held = 0 and charge.lease is null and charge.amount between 1 and 9007199254740992 and up_to is not null) is not true then
-        perform metered.require(false, 'draw');
+        perform metered._require(false, 'draw');
     end if;
     if charge.key is null then
-        charge.key := metered.scope_key(charge.scope);
+        charge.key := metered._scope_key(charge.scope);
     end if;
     if up_to then
-        perform metered.lock_keys(array[charge.key], wait_ms);
-        tip := metered.last_entry(charge.scope);
+        perform metered._lock_keys(array[charge.key], wait_ms);
+        tip := metered._last_entry(charge.scope);
         amount := charge.amount;
         charge.amount := 1;
         terms.at := metered.clock();
-        looked := metered.check_now(array[charge], array[tip], terms.at, ahead);
+        looked := metered._check_now(array[charge], array[tip], terms.at, ahead);
         foreach l in array charge.limits loop
             i := i + 1;
             if looked.used[i] > l.max - looked.held[1] - amount then     -- a great credit makes no number too large
@@ -2828,7 +2828,7 @@ begin
         end loop;
         charge.amount := greatest(1, amount);   -- 1 is refused where there is none
     end if;
-    posted := metered.write_charges(array[charge], ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, terms, false);
+    posted := metered._write_charges(array[charge], ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, terms, false);
     amount := charge.amount;
     denied := posted.denied;
     if denied is not null then
@@ -2838,7 +2838,7 @@ begin
     seq := posted.seqs[1];
     at := posted.ats[1];
     -- Aggregates inside lateral leave the planner no join to choose.
-    select e.credited - e.spent + e.refunded - e.held - case when metered.lags(e) then metered.lapsing(e, e.at) else 0 end, m.lots into left_over, lots
+    select e.credited - e.spent + e.refunded - e.held - case when metered._lags(e) then metered._lapsing(e, e.at) else 0 end, m.lots into left_over, lots
     from metered.ledger e, lateral (
         select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) as lots
         from metered.lot_moves x, lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y
@@ -2846,7 +2846,7 @@ begin
     where e.scope = charge.scope and e.seq = draw.seq;
     overdrawn := greatest(0, least(amount, -left_over));
     if origin.operation is not null then
-        perform metered.remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object('wallet', charge.scope, 'seq', seq, 'at', at,
+        perform metered._remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object('wallet', charge.scope, 'seq', seq, 'at', at,
             'amount', amount, 'lots', lots, 'overdrawn', overdrawn, 'left', left_over))));
     end if;
 end
@@ -2866,7 +2866,7 @@ set enable_sort = off
 set jit = off
 as $$
 declare
-    tip metered.ledger := metered.last_entry(of_scope);
+    tip metered.ledger := metered._last_entry(of_scope);
     clk timestamptz := metered.clock();
     due bigint;     -- held, and due
 begin
@@ -2875,10 +2875,10 @@ begin
     end if;
     now := greatest(clk, tip.at);
     seq := tip.seq;
-    due := case when tip.next_due <= clk then metered.overdue(of_scope, tip.next_due, clk) else 0 end;
+    due := case when tip.next_due <= clk then metered._overdue(of_scope, tip.next_due, clk) else 0 end;
     held := tip.held - due;
-    units := metered.balance(tip) + due - case when tip.next_due <= clk then metered.minima(tip, null, clk) else 0 end
-        - case when tip.lots_end is not null then metered.lapsing(tip, clk) else 0 end;
+    units := metered._balance(tip) + due - case when tip.next_due <= clk then metered._minima(tip, null, clk) else 0 end
+        - case when tip.lots_end is not null then metered._lapsing(tip, clk) else 0 end;
     if tip.lots_end is null then
         return;
     end if;
@@ -2886,7 +2886,7 @@ begin
         select json_agg(json_build_object('lot', x.no, 'reference', x.reference, 'category', x.category, 'priority', x.priority,
             'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held)
             order by x.priority, x.expires_at, x.no)
-        from metered.lots_now(tip, clk, null) x);
+        from metered._lots_now(tip, clk, null) x);
 end
 $$;
 
@@ -2901,7 +2901,7 @@ $$;
 -- Where a clock is set forward past a start, the period starts as if it had not been. Where a clock is set back, at the
 -- first time that it shows the start. Only hours are added to a timestamptz: days would be those of
 -- the session's time zone.
-create function metered.period_at(p metered.period, t timestamptz) returns timestamptz[]
+create function metered._period_at(p metered.period, t timestamptz) returns timestamptz[]
 language plpgsql stable
 as $$
 declare
@@ -2920,7 +2920,7 @@ begin
     if p.zone is null then
         length := extract(epoch from p.every) * 1000000;
         if (length > 0 and isfinite(p.anchor)) is not true then
-            perform metered.require(false, 'period');
+            perform metered._require(false, 'period');
         end if;
         into_it := (extract(epoch from t) - extract(epoch from p.anchor)) * 1000000;
         into_it := (into_it % length + length) % length;
@@ -2929,7 +2929,7 @@ begin
     end if;
     if ((months > 0 and days = 0 or months = 0 and days > 0) and p.every = make_interval(months => months, days => days)) is not true
         or isfinite(p.anchor) is false then
-        perform metered.require(false, 'period');
+        perform metered._require(false, 'period');
     end if;
     begin
         shown := t at time zone p.zone;
@@ -2961,7 +2961,7 @@ $$;
 
 -- The periods that charges of scopes whose last entries are tips are judged in: two times for each
 -- limit by period, in the order of the limits. Null without any.
-create function metered.periods_of(charges metered.new_charge[], tips metered.ledger[], clk timestamptz) returns timestamptz[]
+create function metered._periods_of(charges metered.new_charge[], tips metered.ledger[], clk timestamptz) returns timestamptz[]
 language plpgsql stable
 as $$
 declare
@@ -2971,7 +2971,7 @@ begin
     for i in 1..cardinality(charges) loop
         foreach l in array charges[i].limits loop
             if l.win is null then
-                periods := periods || metered.period_at(l.period, greatest(clk, tips[i].at));
+                periods := periods || metered._period_at(l.period, greatest(clk, tips[i].at));
             end if;
         end loop;
     end loop;
@@ -2980,7 +2980,7 @@ end
 $$;
 
 -- The time at which so much of a window's spending (used, counted from the base, as
--- spent_since has them) has left it that no more than room remains, if nothing else
+-- _spent_since has them) has left it that no more than room remains, if nothing else
 -- changes. Spending only leaves, entry by entry, so it is the leaving of the first
 -- entry that is enough.
 --
@@ -2988,7 +2988,7 @@ $$;
 -- if they were. A probe that does not halve the rest is followed by one that does.
 -- The refunds of the charges after an entry are dear to sum, and lie between the
 -- sums at both ends of where the answer is: most probes are decided by these.
-create function metered.leaves_at(tip metered.ledger, base_seq bigint, base_spent bigint, used bigint, win interval, room bigint) returns timestamptz
+create function metered._leaves_at(tip metered.ledger, base_seq bigint, base_spent bigint, used bigint, win interval, room bigint) returns timestamptz
 language plpgsql stable
 as $$
 declare
@@ -3014,7 +3014,7 @@ begin
         excess := tip.spent - l.spent - room;
         later := most - (most - fewest) * (step::float8 / span);
         if excess > fewest and excess <= most then
-            later := case when l.refunded = tip.refunded then 0 else metered.refunds_after(tip.scope, tip.seq, too_few + step) end;
+            later := case when l.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, too_few + step) end;
             if excess <= later then
                 fewest := later;
             else
@@ -3045,7 +3045,7 @@ $$;
 
 -- Whether this transaction wrote the row of that xmin, in a savepoint of it or outside. The row
 -- is visible, so a transaction that is in progress can only be this one.
-create function metered.written_here(row_xmin xid) returns boolean
+create function metered._written_here(row_xmin xid) returns boolean
 language plpgsql stable
 as $$
 declare
@@ -3064,7 +3064,7 @@ $$;
 -- How many units of a scope are held by this very transaction, or by the holds of_nos, which
 -- it is about to capture. They go when it is rolled back, so no refusal may wait for their end. leased are those of them that are on leases.
 -- A writer has locked the scope, so its last entries are those of its transaction.
-create function metered.held_here(tip metered.ledger, of_nos bigint[], out units bigint, out leased bigint)
+create function metered._held_here(tip metered.ledger, of_nos bigint[], out units bigint, out leased bigint)
 language plpgsql stable
 as $$
 declare
@@ -3078,11 +3078,11 @@ begin
         for back in 0..tip.seq loop
             select l.kind, l.hold, l.amount, l.xmin into e
             from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
-            exit when not found or not metered.written_here(e.xmin);
+            exit when not found or not metered._written_here(e.xmin);
             if e.kind = 'h' and group_ended then
                 -- The entry does not say how many of these units had ended. Nearly never.
                 units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
-                    where l.scope = tip.scope and l.open > 0 and metered.written_here(l.xmin) and metered.written_here((
+                    where l.scope = tip.scope and l.open > 0 and metered._written_here(l.xmin) and metered._written_here((
                         select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
                 leased := 0;
                 exit;
@@ -3102,7 +3102,7 @@ begin
     end if;
     if of_nos is not null then
         units := units + (select coalesce(sum(l.open), 0) from metered.hold_lines l
-            where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0 and metered.written_here((
+            where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0 and metered._written_here((
                 select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)) is not true);
     end if;
     units := least(tip.held, units);
@@ -3110,7 +3110,7 @@ end
 $$;
 
 -- When the first unit that others hold of a scope falls due.
-create function metered.others_fall_due(tip metered.ledger, of_nos bigint[], clk timestamptz) returns timestamptz
+create function metered._others_fall_due(tip metered.ledger, of_nos bigint[], clk timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 declare
@@ -3124,7 +3124,7 @@ begin
         order by y.due limit 1 offset skipped;
         exit when not found;
         -- A line that was written here is of a hold that was placed, or only extended, here.
-        if (l.hold = any (of_nos)) is not true and (mine and metered.written_here(l.xmin) and metered.written_here((
+        if (l.hold = any (of_nos)) is not true and (mine and metered._written_here(l.xmin) and metered._written_here((
             select e.xmin from metered.hold_events e where e.hold = l.hold and e.version = 1))) is not true then
             return l.due;
         end if;
@@ -3143,7 +3143,7 @@ $$;
 --
 -- A caller that has looked at some limits passes its results: used as far as it got, and where
 -- the count of the last one began.
-create function metered.check_limits(charges metered.new_charge[], tips metered.ledger[], held bigint[],
+create function metered._check_limits(charges metered.new_charge[], tips metered.ledger[], held bigint[],
     clk timestamptz, ahead interval, of_nos bigint[], known metered.counted,
     inout used bigint[], out denied jsonb)
 language plpgsql stable
@@ -3175,7 +3175,7 @@ declare
 begin
     foreach t in array tips loop
         if t.next_due = '-infinity' then
-            denied := metered.with_absent(denied, t.scope, 'closed');
+            denied := metered._with_absent(denied, t.scope, 'closed');
         end if;
     end loop;
     if denied is not null then
@@ -3188,7 +3188,7 @@ begin
             n := n + 1;
             continue when n < known.nth;
             u := used[n];
-            p := case when l.win is null then metered.period_at(l.period, greatest(clk, t.at)) end;
+            p := case when l.win is null then metered._period_at(l.period, greatest(clk, t.at)) end;
             since := null;
             least_due := 0;
             if u is not null then
@@ -3204,32 +3204,32 @@ begin
                 since := coalesce(greatest(clk, t.at) - l.win, p[1] - interval '0.000001');
                 u := 0;
                 if t.at > since then
-                    w := metered.spent_since(t, since);
+                    w := metered._spent_since(t, since);
                     u := w.used;
                     base_seq := w.base_seq;
                     base_spent := w.base_spent;
                 end if;
             end if;
             if t.next_due <= clk then
-                least_due := metered.minima(t, since, clk);
+                least_due := metered._minima(t, since, clk);
                 u := u + least_due;
             end if;
             used[n] := u;
             continue when u <= l.max - held[i] - c.amount;
             own := 0;
             if held[i] > 0 then
-                w := metered.held_here(t, of_nos);
+                w := metered._held_here(t, of_nos);
                 own := w.units;
             end if;
             falls := null;
             leased := 0;
             leases_end := null;
             if held[i] > own then
-                lease := metered.leased_units(c.scope, w.leased);
+                lease := metered._leased_units(c.scope, w.leased);
                 leased := lease.units;
                 leases_end := lease.ends_at;
                 if held[i] > own + leased then
-                    falls := metered.others_fall_due(t, of_nos, clk);
+                    falls := metered._others_fall_due(t, of_nos, clk);
                 end if;
                 if leased > 0 then
                     -- One that has ended waits for its settlement: pools look every 2 seconds.
@@ -3240,10 +3240,10 @@ begin
             retry := null;
             room := l.max - held[i] - c.amount;
             if l.win > interval '0' and room >= 0 and least_due = 0 then
-                retry := metered.leaves_at(t, base_seq, base_spent, u, l.win, room);
+                retry := metered._leaves_at(t, base_seq, base_spent, u, l.win, room);
             elsif l.win > interval '0' and room >= 0 then
-                m := metered.minima_leave(t, l, '-infinity', clk + interval '1 microsecond', clk, of_nos);
-                retry := metered.fits_at(t, l, room, u - least_due, base_seq, base_spent, clk, m.units, m.leave);
+                m := metered._minima_leave(t, l, '-infinity', clk + interval '1 microsecond', clk, of_nos);
+                retry := metered._fits_at(t, l, room, u - least_due, base_seq, base_spent, clk, m.units, m.leave);
             end if;
             -- The end of holds can make room, sooner or at all: but for their minima, until these have left.
             room := l.max - own - c.amount;
@@ -3253,20 +3253,20 @@ begin
                 spent := 0;
             end if;
             if room >= 0 and falls < coalesce(retry, 'infinity') and falls < coalesce(p[2], 'infinity') then
-                m := metered.minima_leave(t, l, '-infinity', 'infinity', clk, of_nos);
-                first := metered.fits_at(t, l, room, spent, base_seq, base_spent, falls, m.units, m.leave);
+                m := metered._minima_leave(t, l, '-infinity', 'infinity', clk, of_nos);
+                first := metered._fits_at(t, l, room, spent, base_seq, base_spent, falls, m.units, m.leave);
                 retry := least(retry, case when p is null or first < p[2] then first end);
             end if;
             if l.win is null and room >= 0 and retry is null then
                 -- At the period's end only units held by then are left, and minima of that very moment.
-                m := metered.minima_leave(t, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
+                m := metered._minima_leave(t, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
                 still := t.held - case when leases_end <= p[2] then leased else 0 end
-                    - case when t.next_due <= p[2] then metered.overdue(t.scope, t.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
+                    - case when t.next_due <= p[2] then metered._overdue(t.scope, t.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
                 retry := p[2];
                 if greatest(still, own) > l.max - c.amount then
-                    m := metered.minima_leave(t, l, p[2], 'infinity', clk, of_nos);
-                    retry := metered.fits_at(t, l, room, 0, 0, 0,
-                        coalesce(metered.first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
+                    m := metered._minima_leave(t, l, p[2], 'infinity', clk, of_nos);
+                    retry := metered._fits_at(t, l, room, 0, 0, 0,
+                        coalesce(metered._first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
                 end if;
             end if;
             denied := coalesce(denied, '[]') || jsonb_build_object(
@@ -3282,7 +3282,7 @@ $$;
 -- Fails with 40001 unless these are still the last entries of their scopes. It is for a snapshot
 -- that may be older than the last commit: there, a refusal must not be final. The
 -- scopes are locked. An entry meets the rows that the snapshot does not see, and the block takes it back.
-create function metered.refuse_stale(tips metered.ledger[]) returns void
+create function metered._refuse_stale(tips metered.ledger[]) returns void
 language plpgsql volatile
 as $$
 declare
@@ -3294,7 +3294,7 @@ begin
         tip.amount := 1;
         tip.at := coalesce(nullif(tip.at, '-infinity'), metered.clock());
         tip.kind := 'c';
-        perform metered.append(tip);
+        perform metered._append(tip);
     end loop;
     raise exception using errcode = 'MT100';
 exception when sqlstate 'MT100' then
@@ -3304,7 +3304,7 @@ $$;
 
 -- Checks a charge that meets holds which are due, and, if it is let in, ends those of
 -- them that are in its way. stand are the last entries after that.
-create function metered.expire_and_check(charges metered.new_charge[], tips metered.ledger[], clk timestamptz,
+create function metered._expire_and_check(charges metered.new_charge[], tips metered.ledger[], clk timestamptz,
     ahead interval, wait_ms int, of_nos bigint[],
     out stand metered.ledger[], out used bigint[], out held bigint[], out denied jsonb)
 language plpgsql volatile
@@ -3321,19 +3321,19 @@ declare
 begin
     -- Under another lock than its scope's a charge could not rely on its reads.
     foreach c in array charges loop
-        if not metered.key_fits(c.key, c.scope) then
-            perform metered.require(false, 'key');
+        if not metered._key_fits(c.key, c.scope) then
+            perform metered._require(false, 'key');
         end if;
     end loop;
     foreach tip in array tips loop
         scopes := scopes || tip.scope;
         due := due || tip.next_due;
         kept := kept || tip.held;
-        held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
+        held := held || tip.held - case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
     stand := tips;
-    tips := metered.without_lapsing(tips, clk);     -- a bound, where not all is ended that is due
-    verdict := metered.check_limits(charges, tips, held, clk, ahead, of_nos, null, null);
+    tips := metered._without_lapsing(tips, clk);     -- a bound, where not all is ended that is due
+    verdict := metered._check_limits(charges, tips, held, clk, ahead, of_nos, null, null);
     used := verdict.used;
     denied := verdict.denied;
     if denied is not null or kept = held then
@@ -3345,16 +3345,16 @@ begin
     -- takes is found first, since rows of holds must be locked all at once, in order.
     loop
         for i in 1..cardinality(scopes) loop
-            remain[i] := kept[i] - case when due[i] <= clk then metered.overdue(scopes[i], due[i], clk, max_lines) else 0 end;
+            remain[i] := kept[i] - case when due[i] <= clk then metered._overdue(scopes[i], due[i], clk, max_lines) else 0 end;
         end loop;
-        exit when remain = held or (metered.check_limits(charges, tips, remain, clk, ahead, of_nos, null, null)).denied is null;
+        exit when remain = held or (metered._check_limits(charges, tips, remain, clk, ahead, of_nos, null, null)).denied is null;
         max_lines := 2 * max_lines;
     end loop;
-    perform metered.expire_due(scopes, due, clk, max_lines, wait_ms);
+    perform metered._expire_due(scopes, due, clk, max_lines, wait_ms);
     for i in 1..cardinality(scopes) loop
-        tip := metered.entry_for_write(scopes[i]);
+        tip := metered._entry_for_write(scopes[i]);
         if tip.held > remain[i] then
-            perform metered.collided();
+            perform metered._collided();
         end if;
         stand[i] := tip;
     end loop;
@@ -3370,14 +3370,14 @@ $$;
 -- has {"until", "net"}, a proof that it is not armed again: before that time, and while the spent and held units, less refunds, are not fewer than net. See ADR 15.
 
 -- Whether a threshold of that key is of spending alone, which ignores held units. Its kind is in upper case.
-create function metered.on_spending(key text) returns boolean
+create function metered._on_spending(key text) returns boolean
 language sql immutable
 as $$
     select ascii(key) < 97
 $$;
 
 -- The key in a line of a limit's thresholds.
-create function metered.threshold_key(line text) returns text
+create function metered._threshold_key(line text) returns text
 language sql immutable
 as $$
     select substr(line, length(split_part(line, ' ', 1)) + length(split_part(line, ' ', 2)) + 3)
@@ -3385,7 +3385,7 @@ $$;
 
 -- The limits, with tell_at as the lowest level that is not reported yet, or null. Where one may be armed again, it
 -- is so low that no charge passes it without a count. told is not null, and spent is less refunds.
-create function metered.untold(limits metered.charge_limit[], told jsonb, spent bigint, held bigint, credited bigint, at timestamptz)
+create function metered._untold(limits metered.charge_limit[], told jsonb, spent bigint, held bigint, credited bigint, at timestamptz)
 returns metered.charge_limit[]
 language plpgsql stable
 as $$
@@ -3401,13 +3401,13 @@ begin
         n := n + 1;
         continue when l.thresholds is null;
         if octet_length(l.thresholds) > 1536 then
-            perform metered.require(false, 'thresholds');
+            perform metered._require(false, 'thresholds');
         end if;
         l.tell_at := null;
         foreach h in array string_to_array(l.thresholds, chr(10)) loop
-            key := metered.threshold_key(h);
+            key := metered._threshold_key(h);
             was := told -> key;
-            net := spent + case when metered.on_spending(key) then 0 else held end;
+            net := spent + case when metered._on_spending(key) then 0 else held end;
             l.tell_at := least(l.tell_at, case
                 when was is null or l.win is null and not (at >= (was ->> 'from')::timestamptz and at < (was ->> 'until')::timestamptz) then split_part(h, ' ', 1)::bigint
                 when l.win is null
@@ -3428,7 +3428,7 @@ $$;
 --
 -- A threshold is armed again when use has gone back to rearm or less, before the charge adds its own, and one of a period when the period has ended.
 -- used is null for limits that were decided without a count: they reach nothing, and arm nothing.
-create function metered.cross_thresholds(charges metered.new_charge[], used bigint[], held bigint[], at timestamptz,
+create function metered._cross_thresholds(charges metered.new_charge[], used bigint[], held bigint[], at timestamptz,
     inout tips metered.ledger[], out crossings jsonb, out silent boolean)
 language plpgsql stable
 as $$
@@ -3457,20 +3457,20 @@ begin
             n := n + 1;
             continue when l.thresholds is null or used[n] is null;
             if octet_length(l.thresholds) > 1536 then
-                perform metered.require(false, 'thresholds');
+                perform metered._require(false, 'thresholds');
             end if;
             p := null;
-            for h in select metered.threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
+            for h in select metered._threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
                 from unnest(string_to_array(l.thresholds, chr(10))) x loop
-                kept := case when metered.on_spending(h.key) then 0 else held[i] end;
-                adds := c.amount - case when metered.on_spending(h.key) then c.held else 0 end;
-                net := tip.spent - tip.refunded + case when metered.on_spending(h.key) then 0 else tip.held end;
+                kept := case when metered._on_spending(h.key) then 0 else held[i] end;
+                adds := c.amount - case when metered._on_spending(h.key) then c.held else 0 end;
+                net := tip.spent - tip.refunded + case when metered._on_spending(h.key) then 0 else tip.held end;
                 if told -> h.key is not null
                     and (case when l.win is null then now >= (told -> h.key ->> 'from')::timestamptz and now < (told -> h.key ->> 'until')::timestamptz else used[n] + kept > h.rearm end) then
                     continue when l.win is null or l.win = interval '0' or now < (told -> h.key ->> 'until')::timestamptz
                         and net >= (told -> h.key ->> 'net')::bigint;
                 elsif used[n] + kept + adds >= h.level then
-                    p := case when l.win is null then coalesce(p, metered.period_at(l.period, now)) end;
+                    p := case when l.win is null then coalesce(p, metered._period_at(l.period, now)) end;
                     found := found || jsonb_build_object('scope', c.scope, 'key', h.key, 'nth', i, 'at', now,
                         'used', used[n] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
                     silent := silent or l.telling is not true;
@@ -3482,11 +3482,11 @@ begin
                 told := told || jsonb_build_object(h.key, case
                     when l.win is null then jsonb_build_object('from', p[1], 'until', p[2])
                     when l.win = interval '0' then jsonb_build_object('rearm', h.rearm)
-                    else jsonb_build_object('until', metered.reported_until(tip, l.win, h.rearm - kept - adds, now), 'net', net + adds) end);
+                    else jsonb_build_object('until', metered._reported_until(tip, l.win, h.rearm - kept - adds, now), 'net', net + adds) end);
             end loop;
         end loop;
         if told <> coalesce(tip.crossed, '{}') then
-            tip.crossed := metered.kept_reports(told, charges[i].limits, now, tip);
+            tip.crossed := metered._kept_reports(told, charges[i].limits, now, tip);
             tips[i] := tip;
         end if;
     end loop;
@@ -3497,7 +3497,7 @@ end
 $$;
 
 -- The crossings, each with the entry of its charge (seq).
-create function metered.crossed_at(crossings jsonb, seqs bigint[]) returns jsonb
+create function metered._crossed_at(crossings jsonb, seqs bigint[]) returns jsonb
 language plpgsql immutable
 as $$
 begin
@@ -3507,7 +3507,7 @@ $$;
 
 -- The time until which a window has more than room of the units spent so far, though nothing is added. Units that due lines have spent, and that are
 -- not written yet, will be dated now or later.
-create function metered.reported_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
+create function metered._reported_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 declare
@@ -3516,17 +3516,17 @@ begin
     if room < 0 or tip.at <= now - win then
         return now + win;
     end if;
-    w := metered.spent_since(tip, now - win);
+    w := metered._spent_since(tip, now - win);
     if w.used <= room then
         return now + win;
     end if;
-    return metered.leaves_at(tip, w.base_seq, w.base_spent, w.used, win, room);
+    return metered._leaves_at(tip, w.base_seq, w.base_spent, w.used, win, room);
 end
 $$;
 
 -- The thresholds that a scope remembers as reported: up to 64, or as many as the limits have, or as it has (tip). Beyond that it forgets those of a period or a window
 -- that were over a day ago, and that the limits do not have. A scope with more of them is refused: it would report a threshold twice.
-create function metered.kept_reports(told jsonb, limits metered.charge_limit[], at timestamptz, tip metered.ledger) returns jsonb
+create function metered._kept_reports(told jsonb, limits metered.charge_limit[], at timestamptz, tip metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -3537,7 +3537,7 @@ begin
     if (select count(*) from jsonb_object_keys(told)) <= 64 then
         return nullif(told, '{}');
     end if;
-    own := array(select metered.threshold_key(x) from unnest(limits) l, lateral unnest(string_to_array(l.thresholds, chr(10))) x);
+    own := array(select metered._threshold_key(x) from unnest(limits) l, lateral unnest(string_to_array(l.thresholds, chr(10))) x);
     most := greatest(64, cardinality(own), (select count(*) from jsonb_object_keys(tip.crossed)));
     kept := (
         select jsonb_object_agg(y.key, y.value)
@@ -3552,25 +3552,25 @@ $$;
 
 -- The reported thresholds that stay reported when an entry lowers the use of a lifetime: credit, or a refund. e is that entry, not written yet. Holds
 -- are due by the clock, which may have been set back since the entry before.
-create function metered.rearmed(e metered.ledger) returns jsonb
+create function metered._rearmed(e metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
     clk  timestamptz := least(e.at, metered.clock());
     used bigint := e.spent - e.refunded - e.credited
-        + case when e.next_due <= clk then metered.minima(e, null, clk) else 0 end
-        + case when e.lots_end is not null then metered.lapsing(e, clk) else 0 end;
-    held bigint := e.held - case when e.next_due <= clk then metered.overdue(e.scope, e.next_due, clk) else 0 end;
+        + case when e.next_due <= clk then metered._minima(e, null, clk) else 0 end
+        + case when e.lots_end is not null then metered._lapsing(e, clk) else 0 end;
+    held bigint := e.held - case when e.next_due <= clk then metered._overdue(e.scope, e.next_due, clk) else 0 end;
 begin
     return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x
-        where (used + case when metered.on_spending(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
+        where (used + case when metered._on_spending(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
 end
 $$;
 
 -- The reported thresholds after a clock repair. tip is the last entry before it. Windows are counted anew, since the proof was by the clock before. A
 -- period that has not begun by the new clock is forgotten: its charges count in the period of now. The reports of the period of now are looked up
 -- in the chain, at the last entry before each period that is forgotten, and at the last one by the new clock, for thresholds that the clock before made old.
-create function metered.reported_after_repair(tip metered.ledger, clk timestamptz) returns jsonb
+create function metered._reported_after_repair(tip metered.ledger, clk timestamptz) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -3582,14 +3582,14 @@ begin
         select e.key, e.value
         from (select coalesce((
                 select jsonb_object_agg(o.key, o.value)
-                from metered.base(tip.scope, tip.seq, tip.epoch, clk) b
+                from metered._base(tip.scope, tip.seq, tip.epoch, clk) b
                 join metered.ledger y on y.scope = tip.scope and y.seq = b.seq, lateral jsonb_each(y.crossed) o
                 where o.value ? 'from'), '{}') || tip.crossed as all_of) a, lateral jsonb_each(a.all_of) e
     loop
         was := case when x.value ? 'net' then x.value || jsonb_build_object('until', clk) else x.value end;
         while (was ->> 'from')::timestamptz > clk loop
             was := (select y.crossed -> x.key
-                from metered.base(tip.scope, tip.seq, tip.epoch, (was ->> 'from')::timestamptz - interval '0.000001') b
+                from metered._base(tip.scope, tip.seq, tip.epoch, (was ->> 'from')::timestamptz - interval '0.000001') b
                 join metered.ledger y on y.scope = tip.scope and y.seq = b.seq);
         end loop;
         told := told || case when was is not null then jsonb_build_object(x.key, was) else '{}' end;
@@ -3599,7 +3599,7 @@ end
 $$;
 
 -- Ends a transaction that would cross a threshold without telling.
-create function metered.refuse_unreported() returns void
+create function metered._refuse_unreported() returns void
 language plpgsql
 as $$
 begin
@@ -3609,7 +3609,7 @@ $$;
 
 -- The thresholds that are crossed without a charge: by the end of lots, and by revoked units. e is the scope's last entry, with its lots
 -- that are due. The caller appends the next entry with crossed, and reports crossings. silent: it did not say that it will.
-create function metered.cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
+create function metered._cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
 as $$
@@ -3621,13 +3621,13 @@ begin
     crossed := e.crossed;
     silent := false;
     if cardinality(lifetimes) > 0 then
-        e.credited := e.credited - units - metered.lapsing(e, clk);
+        e.credited := e.credited - units - metered._lapsing(e, clk);
         if e.next_due <= clk then
-            held := held - metered.overdue(e.scope, e.next_due, clk);
-            e.spent := e.spent + metered.minima(e, null, clk);
+            held := held - metered._overdue(e.scope, e.next_due, clk);
+            e.spent := e.spent + metered._minima(e, null, clk);
         end if;
         begin
-            w := metered.cross_thresholds(array[row(e.scope, null, 0, 0, lifetimes, null, null, null, null)::metered.new_charge],
+            w := metered._cross_thresholds(array[row(e.scope, null, 0, 0, lifetimes, null, null, null, null)::metered.new_charge],
                 array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
             crossed := (w.tips[1]).crossed;
             crossings := w.crossings;
@@ -3639,7 +3639,7 @@ end
 $$;
 
 -- The limits with thresholds of spending alone, with these alone, and so that they refuse nothing. Null for none.
-create function metered.spent_limits(limits metered.charge_limit[]) returns metered.charge_limit[]
+create function metered._spent_limits(limits metered.charge_limit[]) returns metered.charge_limit[]
 language plpgsql immutable
 as $$
 declare
@@ -3653,15 +3653,15 @@ begin
         select array_agg(row(9223372036854775807, l.win, l.period, t.lowest, t.lines, l.telling)::metered.charge_limit)
         from unnest(limits) l, lateral (
             select string_agg(x, chr(10)) as lines, min(split_part(x, ' ', 1)::bigint) as lowest
-            from unnest(string_to_array(l.thresholds, chr(10))) x where metered.on_spending(metered.threshold_key(x))) t
+            from unnest(string_to_array(l.thresholds, chr(10))) x where metered._on_spending(metered._threshold_key(x))) t
         where t.lines is not null) end;
 end
 $$;
 
 -- The thresholds that a capture crosses, by held units, which the take has as a negative number, and by the units that it spends besides (its amount).
--- tip is the scope's last entry, and the limits are spent_limits. A limit that is decided by a bound, as in write_charges, is not counted. Where the use of
+-- tip is the scope's last entry, and the limits are _spent_limits. A limit that is decided by a bound, as in _write_charges, is not counted. Where the use of
 -- a limit is unknown, its thresholds are not reported.
-create function metered.cross_captured(take metered.new_charge, tip metered.ledger, clk timestamptz, ahead interval,
+create function metered._cross_captured(take metered.new_charge, tip metered.ledger, clk timestamptz, ahead interval,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
 as $$
@@ -3675,16 +3675,16 @@ begin
     crossed := tip.crossed;
     silent := false;
     if crossed is not null then
-        untold := metered.untold(untold, crossed, tip.spent - tip.refunded, tip.held, tip.credited, clk);
+        untold := metered._untold(untold, crossed, tip.spent - tip.refunded, tip.held, tip.credited, clk);
     end if;
     foreach l in array untold loop
         counted := coalesce(counted, false) or coalesce(tip.spent - case when l.win = interval '0' then tip.refunded + tip.credited
-            when tip.anchor_at < coalesce(clk - l.win + interval '0.000001', (metered.period_at(l.period, clk))[1]) then tip.anchor_spent
+            when tip.anchor_at < coalesce(clk - l.win + interval '0.000001', (metered._period_at(l.period, clk))[1]) then tip.anchor_spent
             else 0 end + take.amount - take.held >= l.tell_at, false);
     end loop;
     if counted then
-        a := metered.check_now(array[take], array[tip], clk, ahead);
-        w := metered.cross_thresholds(array[take], a.used, a.held, clk, array[tip]);
+        a := metered._check_now(array[take], array[tip], clk, ahead);
+        w := metered._cross_thresholds(array[take], a.used, a.held, clk, array[tip]);
         crossed := (w.tips[1]).crossed;
         crossings := w.crossings;
         silent := w.silent;
@@ -3701,7 +3701,7 @@ $$;
 -- finds its statements prepared.
 --
 -- Most charges are let in while nothing is due. That case is decided here. All others
--- are left to check_limits or expire_and_check, and only check_limits refuses. The cost of a
+-- are left to _check_limits or _expire_and_check, and only _check_limits refuses. The cost of a
 -- statement of PL/pgSQL in a transaction that runs it once is mostly its preparation,
 -- so there are few, and one charge alone is written without arrays of its state.
 --
@@ -3709,7 +3709,7 @@ $$;
 -- is decided by a bound where that is enough: the units spent since the anchor of the last entry,
 -- or ever. The anchor is older than the window's beginning, and refunds only lower the use.
 -- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 4.
-create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
+create function metered._write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz,
     out periods timestamptz[], out crossed jsonb)
@@ -3739,7 +3739,7 @@ begin
     if hold.at is null then
         -- One lock needs no order.
         if not look and (cardinality(charges) > 1 or pg_try_advisory_xact_lock(charges[1].key) is not true) then
-            perform metered.lock_charges(charges, wait_ms);
+            perform metered._lock_charges(charges, wait_ms);
         end if;
         at := metered.clock();  -- after the lock: a wait must not date the entry back
     else
@@ -3750,23 +3750,23 @@ begin
         if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
             and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null and cardinality(c.limits) <= 16
             and c.must_exist is not true) is not true then
-            absent := metered.admit(c, absent, look, wait_ms);
+            absent := metered._admit(c, absent, look, wait_ms);
             plain := plain and absent is null;
         end if;
         if look then
             select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1;
         else
-            -- entry_for_write, without the call where there is an entry.
+            -- _entry_for_write, without the call where there is an entry.
             select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1 for key share;
         end if;
         if not found then
-            tip := case when look then metered.fresh(c.scope) else metered.first_for_write(c.scope) end;
+            tip := case when look then metered._fresh(c.scope) else metered._first_for_write(c.scope) end;
         end if;
         if tip.at > at or tip.next_due <= at or tip.lots_end <= at or tip.crossed is not null then
             plain := plain and (tip.at > at or tip.next_due <= at or tip.lots_end <= at) is not true;
             due := due or tip.next_due <= at or tip.lots_end <= greatest(at, tip.at);
             if tip.crossed is not null then
-                c.limits := metered.untold(c.limits, tip.crossed, tip.spent - tip.refunded, tip.held, tip.credited, at);
+                c.limits := metered._untold(c.limits, tip.crossed, tip.spent - tip.refunded, tip.held, tip.credited, at);
             end if;
         end if;
         foreach l in array c.limits loop
@@ -3782,13 +3782,13 @@ begin
             else
                 if since is null then   -- a limit by period. The bound is tried twice, since a period is dear to find
                     continue when standing is not true and tip.spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
-                    p := metered.period_at(l.period, at);
+                    p := metered._period_at(l.period, at);
                     since := p[1] - interval '0.000001';
                     continue when standing is not true and tip.anchor_at <= since
                         and tip.spent - tip.anchor_spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
                     periods := periods || p;
                 end if;
-                -- spent_since where the base is in the newest epoch, or all that was ever
+                -- _spent_since where the base is in the newest epoch, or all that was ever
                 -- spent is inside: base_seq is 0 if entry 2 says that nothing was purged.
                 select coalesce(b.seq, (select 0 from metered.ledger y where y.scope = c.scope and y.seq = 2)),
                     coalesce(b.spent, 0), coalesce(b.refunded, 0) into base_seq, base_spent, base_refunded
@@ -3804,9 +3804,9 @@ begin
                           order by y.seq desc limit 1) z) b on true;
                 if base_seq > 1 or tip.epoch = 0 and (base_seq = 0 or base_seq is null and tip.seq <= 16) then
                     u := tip.spent - base_spent - case when base_refunded = tip.refunded then 0
-                        else metered.refunds_after(c.scope, tip.seq, coalesce(base_seq, 0)) end;
+                        else metered._refunds_after(c.scope, tip.seq, coalesce(base_seq, 0)) end;
                 else
-                    w := metered.spent_since(tip, since);
+                    w := metered._spent_since(tip, since);
                     base_seq := w.base_seq;
                     base_spent := w.base_spent;
                     u := w.used;
@@ -3822,19 +3822,19 @@ begin
         if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
             -- One charge, which is let in: the loops below for one.
             if tip.held > 0 then
-                tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
+                tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
             end if;
             insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
                 epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-            values (tip.seq + 1, c.amount, write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held,
+            values (tip.seq + 1, c.amount, _write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held,
                 tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
                 tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
             on conflict do nothing
             returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
             if seqs is null then
-                perform metered.collided();
+                perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered.use_lots(c.scope, tip.seq + 1, c.amount, metered.balance(tip), 't');
+                perform metered._use_lots(c.scope, tip.seq + 1, c.amount, metered._balance(tip), 't');
             end if;
             return;
         end if;
@@ -3854,25 +3854,25 @@ begin
             return;
         end if;
         -- A refusal, or an error of the clock, must rest on all that is committed by now.
-        if metered.one_snapshot() then
+        if metered._one_snapshot() then
             if look then
-                perform metered.lock_charges(charges, wait_ms);
+                perform metered._lock_charges(charges, wait_ms);
             end if;
-            perform metered.refuse_stale(tips);
+            perform metered._refuse_stale(tips);
         end if;
         if look then
-            a := metered.check_now(charges, tips, at, ahead);
+            a := metered._check_now(charges, tips, at, ahead);
         elsif due then
-            a := metered.expire_and_check(charges, tips, at, ahead, wait_ms, hold.nos);
+            a := metered._expire_and_check(charges, tips, at, ahead, wait_ms, hold.nos);
             tips := a.stand;
             held := a.held;
         else
             -- The last limit of which something is known is the first that may refuse.
-            a := metered.check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
+            a := metered._check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
         end if;
         denied := a.denied;
         used := case when standing then a.used end;
-        periods := case when standing and denied is null then metered.periods_of(charges, tips, at) end;
+        periods := case when standing and denied is null then metered._periods_of(charges, tips, at) end;
         if denied is not null then
             if mode = 'raise' then
                 raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
@@ -3881,10 +3881,10 @@ begin
         elsif look then
             return;
         end if;
-        w := metered.cross_thresholds(charges, a.used, held, at, tips);
+        w := metered._cross_thresholds(charges, a.used, held, at, tips);
         if w.silent then
             if mode = 'raise' then
-                perform metered.refuse_unreported();
+                perform metered._refuse_unreported();
             end if;
             used := null;
             denied := '[{"crossing": true}]';
@@ -3900,10 +3900,10 @@ begin
         i := i + 1;
         tip := tips[i];
         if tip.lots_end <= greatest(at, tip.at) then
-            tip := metered.settle(tip, at, metered.ends_per_call(), c.amount, wait_ms);
+            tip := metered._settle(tip, at, metered._ends_per_call(), c.amount, wait_ms);
         end if;
         if tip.held > 0 then
-            tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
+            tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
         end if;
         tip.at := greatest(at, tip.at);
         units := c.amount - c.held;
@@ -3918,9 +3918,9 @@ begin
                 tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
             on conflict do nothing;
             if not found then
-                perform metered.collided();
+                perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered.use_lots(c.scope, tip.seq, c.held, case when not metered.lags(tip) then metered.balance(tip) + c.held end, 'h');
+                perform metered._use_lots(c.scope, tip.seq, c.held, case when not metered._lags(tip) then metered._balance(tip) + c.held end, 'h');
             end if;
         elsif c.held <> 0 then
             raise exception 'a charge holds nothing: place a hold' using errcode = '22023';
@@ -3934,26 +3934,26 @@ begin
                 tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
             on conflict do nothing;
             if not found then
-                perform metered.collided();
+                perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered.use_lots(c.scope, tip.seq, units, case when not metered.lags(tip) then metered.balance(tip) end, 't');
+                perform metered._use_lots(c.scope, tip.seq, units, case when not metered._lags(tip) then metered._balance(tip) end, 't');
             end if;
         end if;
         seqs[i] := tip.seq;
         ats[i] := tip.at;
     end loop;
     if crossed is not null then
-        crossed := metered.crossed_at(crossed, seqs);
+        crossed := metered._crossed_at(crossed, seqs);
     end if;
 end
 $$;
 
 -- The locks of the charges' scopes, in order.
-create function metered.lock_charges(charges metered.new_charge[], wait_ms int) returns boolean
+create function metered._lock_charges(charges metered.new_charge[], wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 begin
-    return metered.lock_all_scopes(array(select c.scope from unnest(charges) c), array(select c.key from unnest(charges) c), wait_ms);
+    return metered._lock_all_scopes(array(select c.scope from unnest(charges) c), array(select c.key from unnest(charges) c), wait_ms);
 end
 $$;
 
@@ -3974,13 +3974,13 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of charge' using errcode = '22023';
     end if;
-    return metered.write_charges(charges, ahead, wait_ms, null, 'answer', null, standing);
+    return metered._write_charges(charges, ahead, wait_ms, null, 'answer', null, standing);
 end
 $$;
 
 -- Makes charges of costs that were incurred, whatever their limits. They only report thresholds. Where the use of a limit is
 -- unknown, its thresholds are not reported.
-create function metered.charge_anyway(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin,
+create function metered._charge_anyway(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin,
     hold metered.hold_terms) returns metered.charged
 language plpgsql volatile
 as $$
@@ -3995,7 +3995,7 @@ begin
     end loop;
     if tells then
         begin
-            posted := metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
+            posted := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
             if (posted.denied -> 0 ? 'limit') is not true then
                 return posted;
             end if;
@@ -4005,12 +4005,12 @@ begin
             charges[i].limits := '{}';
         end loop;
     end if;
-    return metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
+    return metered._write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
 end
 $$;
 
--- The answer of check_limits for charges if due holds are free, without ending them.
-create function metered.check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
+-- The answer of _check_limits for charges if due holds are free, without ending them.
+create function metered._check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
     out used bigint[], out held bigint[], out denied jsonb)
 language plpgsql stable
 as $$
@@ -4019,10 +4019,10 @@ declare
     verdict record;
 begin
     foreach tip in array tips loop
-        held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
+        held := held || tip.held - case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
-    tips := metered.without_lapsing(tips, clk);
-    verdict := metered.check_limits(charges, tips, held, clk, ahead, null, null, null);
+    tips := metered._without_lapsing(tips, clk);
+    verdict := metered._check_limits(charges, tips, held, clk, ahead, null, null, null);
     used := verdict.used;
     denied := verdict.denied;
 end
@@ -4051,19 +4051,19 @@ begin
         raise exception 'out of bounds: an argument of check_charge' using errcode = '22023';
     end if;
     foreach c in array charges loop
-        tips := tips || metered.last_entry(c.scope);
+        tips := tips || metered._last_entry(c.scope);
         if c.must_exist then
-            denied := metered.with_absent(denied, c.scope, metered.absence(c.scope));
+            denied := metered._with_absent(denied, c.scope, metered._absence(c.scope));
         end if;
     end loop;
     if denied is not null then
         return;
     end if;
-    a := metered.check_now(charges, tips, clk, ahead);
+    a := metered._check_now(charges, tips, clk, ahead);
     used := a.used;
     held := a.held;
     denied := a.denied;
-    periods := metered.periods_of(charges, tips, clk);
+    periods := metered._periods_of(charges, tips, clk);
 end
 $$;
 
@@ -4099,9 +4099,9 @@ begin
         raise exception 'out of bounds: an argument of usage' using errcode = '22023';
     end if;
     for i in 1..cardinality(scopes) loop
-        tip := metered.last_entry(scopes[i]);
-        tip.credited := tip.credited - case when tip.lots_end is not null then metered.lapsing(tip, clk) else 0 end;
-        p := case when windows[i] is null then metered.period_at(periods[i], greatest(clk, tip.at)) end;
+        tip := metered._last_entry(scopes[i]);
+        tip.credited := tip.credited - case when tip.lots_end is not null then metered._lapsing(tip, clk) else 0 end;
+        p := case when windows[i] is null then metered._period_at(periods[i], greatest(clk, tip.at)) end;
         starts_at := p[1];
         ends_at := p[2];
         since := coalesce(greatest(clk, tip.at) - windows[i], starts_at - interval '0.000001');
@@ -4110,28 +4110,28 @@ begin
         elsif tip.at <= since then
             used := 0;
         else
-            used := (metered.spent_since(tip, since)).used;
+            used := (metered._spent_since(tip, since)).used;
         end if;
         held := tip.held;
         spent := tip.spent;
         if tip.next_due <= clk then
-            held := held - metered.overdue(scopes[i], tip.next_due, clk);
-            used := used + metered.minima(tip, case when windows[i] is distinct from interval '0' then since end, clk);
-            spent := spent + metered.minima(tip, null, clk);
+            held := held - metered._overdue(scopes[i], tip.next_due, clk);
+            used := used + metered._minima(tip, case when windows[i] is distinct from interval '0' then since end, clk);
+            spent := spent + metered._minima(tip, null, clk);
         end if;
         refunded := tip.refunded;
         credited := tip.credited;
         seq := tip.seq;
         leased := 0;
         if held > 0 and with_leases then    -- spends of leases count, before they are in the chain
-            l := metered.leased(scopes[i]);
+            l := metered._leased(scopes[i]);
             leased := l.unspent;
             held := held - l.unspent - l.spent;
             used := used + l.spent;
             spent := spent + l.spent;
         end if;
         due_us := case when held > 0 then
-            extract(epoch from metered.first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
+            extract(epoch from metered._first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
         return next;
     end loop;
 end
@@ -4154,7 +4154,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    tip  metered.ledger := metered.last_entry(of_scope);
+    tip  metered.ledger := metered._last_entry(of_scope);
     clk  timestamptz := metered.clock();
     open bigint[];
     due  bigint[];
@@ -4166,10 +4166,10 @@ begin
         or cardinality(times) > 2001 then
         raise exception 'out of bounds: an argument of usage_at' using errcode = '22023';
     end if;
-    perform metered.require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
+    perform metered._require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
         and array_position(times, null) is null, 'times');
-    open := case when tip.held > 0 then metered.unsettled_spends(of_scope, times) end;
-    due := case when tip.next_due <= clk then metered.due_minima(tip, times, clk) end;
+    open := case when tip.held > 0 then metered._unsettled_spends(of_scope, times) end;
+    due := case when tip.next_due <= clk then metered._due_minima(tip, times, clk) end;
     for i in 1..cardinality(times) loop
         t := times[i] - interval '1 microsecond';       -- an entry at an edge is after it
         unsettled := coalesce(open[i], 0);
@@ -4183,13 +4183,13 @@ begin
             continue;
         end if;
         select b.seq, b.spent, b.refunded into seq, spent, refunded
-        from metered.base(of_scope, tip.seq, tip.epoch, t) b;
+        from metered._base(of_scope, tip.seq, tip.epoch, t) b;
         if seq is null and tip.epoch = 0 and (select l.at > t from metered.ledger l where l.scope = of_scope and l.seq = 1) then
             seq := 0;       -- before the scope began: a purge leaves entry 1, which says when that was
             spent := 0;
             refunded := 0;
         elsif seq is null then
-            known_from := metered.usage_known_from(tip);
+            known_from := metered._usage_known_from(tip);
             return next;
             return;
         end if;
@@ -4197,14 +4197,14 @@ begin
             coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_at.seq), 0) end;
         -- The rows of refund_sum that a purge took are of charges before seq.
         refunded_after := case when refunded = tip.refunded then 0 when seq = 0 then tip.refunded
-            else metered.refunds_after(of_scope, tip.seq, seq) end;
+            else metered._refunds_after(of_scope, tip.seq, seq) end;
         return next;
     end loop;
 end
 $$;
 
 -- The minima of lines that are due and not freed yet of a scope before each of the times: as minima has it.
-create function metered.due_minima(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
+create function metered._due_minima(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -4231,7 +4231,7 @@ end
 $$;
 
 -- The spends from the open leases of a scope, from each time on until the next one. It reads all of their spends.
-create function metered.unsettled_spends(of_scope text, times timestamptz[]) returns bigint[]
+create function metered._unsettled_spends(of_scope text, times timestamptz[]) returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -4254,7 +4254,7 @@ $$;
 
 -- Since when the usage of a scope is known, of which a purge took entries: after the first of those that it left. That
 -- one counts no later than the clock repairs that follow it.
-create function metered.usage_known_from(tip metered.ledger) returns timestamptz
+create function metered._usage_known_from(tip metered.ledger) returns timestamptz
 language plpgsql stable
 as $$
 declare
@@ -4292,7 +4292,7 @@ begin
         or pg_column_compression(made_by.note) is not null and octet_length(made_by.note::text) > 8192 then
         raise exception 'out of bounds: an argument of search_entries' using errcode = '22023';
     end if;
-    perform metered.require(look between 1 and 100000 and most between 1 and 1000 and backwards is not null, 'search');
+    perform metered._require(look between 1 and 100000 and most between 1 and 1000 and backwards is not null, 'search');
     if backwards then
         select min(x.seq), count(*) >= look into stop, more
         from (select l.seq from metered.ledger l
@@ -4336,10 +4336,10 @@ $$;
 -- scope's lock never waits for a lease's.
 
 -- The key of the lock that keeps others from spending while a lease is settled.
-create function metered.lease_key(of_no bigint) returns bigint
+create function metered._lease_key(of_no bigint) returns bigint
 language sql stable
 as $$
-    select metered.lock_key('metered/lease/metered', convert_to(of_no::text, 'UTF8'))
+    select metered._lock_key('metered/lease/metered', convert_to(of_no::text, 'UTF8'))
 $$;
 
 -- Opens a lease of up to charge.amount units, as much as one part in terms.share of the units that the limits
@@ -4376,18 +4376,18 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of open_lease' using errcode = '22023';
     end if;
-    perform metered.require(terms.mode in ('rows', 'memory') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
+    perform metered._require(terms.mode in ('rows', 'memory') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
         and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255, 'lease');
     if charge.key is null then
-        charge.key := metered.scope_key(charge.scope);
+        charge.key := metered._scope_key(charge.scope);
     end if;
-    perform metered.require(metered.key_fits(charge.key, charge.scope), 'key');
-    perform metered.lock_keys(array[charge.key], wait_ms);
+    perform metered._require(metered._key_fits(charge.key, charge.scope), 'key');
+    perform metered._lock_keys(array[charge.key], wait_ms);
     granted := 0;
     if cardinality(charge.limits) > 0 then
-        tip := metered.last_entry(charge.scope);
+        tip := metered._last_entry(charge.scope);
         charge.amount := terms.least;
-        looked := metered.check_now(array[charge], array[tip], metered.clock(), ahead);
+        looked := metered._check_now(array[charge], array[tip], metered.clock(), ahead);
         foreach l in array charge.limits loop
             i := i + 1;
             -- After large credits the units left may be beyond 64 bits. A lease has at most 2^53 units.
@@ -4397,41 +4397,41 @@ begin
         held := looked.held[1];
         wanted := least(wanted, room / terms.share);
         if looked.denied is not null or wanted < terms.least then
-            if metered.one_snapshot() then
-                perform metered.refuse_stale(array[tip]);
+            if metered._one_snapshot() then
+                perform metered._refuse_stale(array[tip]);
             end if;
             return;
         end if;
     end if;
     no := nextval(pg_get_serial_sequence('metered.leases', 'no'));
-    fence := metered.lease_key(no);
+    fence := metered._lease_key(no);
     charge.amount := wanted;
     charge.held := wanted;
     charge.note := jsonb_build_object('actor', terms.owner);
     -- The hold never falls due: a lease is settled, and not freed.
-    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null), false);
+    posted := metered._write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null), false);
     if posted.denied is not null then
         if posted.denied -> 0 ? 'crossing' then
-            perform metered.refuse_unreported();
+            perform metered._refuse_unreported();
         end if;
         no := null;
         return;
     end if;
     granted := wanted;
     crossed := posted.crossed;
-    periods := metered.periods_of(array[charge], array[tip], posted.at);
+    periods := metered._periods_of(array[charge], array[tip], posted.at);
     ends := least(posted.at + terms.ttl, (select min(p.at) from unnest(periods) with ordinality p(at, n) where p.n % 2 = 0));
     lasts_us := extract(epoch from ends - posted.at) * 1000000;
     insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner)
     overriding system value
     values (open_lease.no, posted.at, ends, wanted, open_lease.fence, posted.seqs[1],
         case terms.mode when 'rows' then 's' else 'm' end, charge.scope, terms.owner);
-    perform metered.add_leased(charge.scope, wanted);
+    perform metered._add_leased(charge.scope, wanted);
 end
 $$;
 
 -- Counts a lease that was opened, or that is settled (its units are negative then), among the open ones of its scope, whose lock is held.
-create function metered.add_leased(of_scope text, units bigint) returns void
+create function metered._add_leased(of_scope text, units bigint) returns void
 language plpgsql volatile
 as $$
 begin
@@ -4445,7 +4445,7 @@ $$;
 
 -- Spends units of a lease from an offset on, and returns when, or null if it cannot be spent from: it is closed, or
 -- a unit of the range was spent (lease_spends_apart).
-create function metered.spend_range(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, origin metered.origin)
+create function metered._spend_range(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, origin metered.origin)
 returns timestamptz
 language plpgsql volatile
 as $$
@@ -4454,12 +4454,12 @@ declare
 begin
     if pg_try_advisory_xact_lock_shared(of_fence) then
         clk := metered.clock();
-        if metered.one_snapshot() then
+        if metered._one_snapshot() then
             -- The snapshot may be older than the end of the lease. A lock of the row meets the newer version, with 40001:
             -- the settler has locked the row FOR UPDATE. Or it is older than the beginning.
             perform from metered.leases l where l.no = of_lease for key share;
             if not found then
-                perform metered.collided();
+                perform metered._collided();
             end if;
         end if;
         insert into metered.lease_spends (lease, at_offset, amount, at, namespace, operation, note)
@@ -4491,11 +4491,11 @@ begin
         or pg_column_compression(note) is not null and octet_length(note::text) > 8192 then
         raise exception 'out of bounds: an argument of spend' using errcode = '22023';
     end if;
-    return metered.spend_range(of_lease, of_fence, from_offset, units, of_scope, row(null, null, note));
+    return metered._spend_range(of_lease, of_fence, from_offset, units, of_scope, row(null, null, note));
 end
 $$;
 
--- Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that
+-- Makes charges of which some are spent from leases, all or none, as _write_charges does. A lease that
 -- cannot be spent from (it is closed, or the range was spent) denies, and nothing is written then.
 create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text, standing boolean) returns metered.charged
 language plpgsql volatile
@@ -4523,15 +4523,15 @@ begin
         raise exception 'out of bounds: an argument of charge_leased' using errcode = '22023';
     end if;
     if (cardinality(charges) between 1 and 64 and mode in ('answer', 'raise')) is not true then
-        perform metered.require(false, 'charges');
+        perform metered._require(false, 'charges');
     end if;
     foreach c in array charges loop
         if c.lease is null then
             chain := chain || c;
         elsif (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null) is not true then
-            perform metered.no_amount();
+            perform metered._no_amount();
         else
-            answer.at := metered.spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.namespace, origin.operation, c.note));
+            answer.at := metered._spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.namespace, origin.operation, c.note));
             if answer.at is null then
                 answer.denied := jsonb_build_array(jsonb_build_object('lease', c.lease));
                 exit;
@@ -4540,7 +4540,7 @@ begin
         end if;
     end loop;
     if answer.denied is null and chain <> '{}' then
-        posted := metered.write_charges(chain, ahead, wait_ms, origin, mode, null, standing);
+        posted := metered._write_charges(chain, ahead, wait_ms, origin, mode, null, standing);
         answer.denied := posted.denied;
     end if;
     if answer.denied is not null then
@@ -4598,8 +4598,8 @@ begin
         or pg_column_size(limits) > 1400 and not metered._fits(limits) then
         raise exception 'out of bounds: an argument of settle_lease' using errcode = '22023';
     end if;
-    perform metered.require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
-    l := metered.lease_to_settle(of_no, wait_ms);
+    perform metered._require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
+    l := metered._lease_to_settle(of_no, wait_ms);
     granted := l.granted;
     status := case
         when l.no is null or l.mode not in ('s', 'm') then 'unknown'
@@ -4614,7 +4614,7 @@ begin
     else
         spent := case when l.owner = of_owner and told <= l.granted then told else l.granted end;
     end if;
-    c := metered.close_lease(l, spent, of_owner, wait_ms, last, metered.spent_limits(limits), ahead);
+    c := metered._close_lease(l, spent, of_owner, wait_ms, last, metered._spent_limits(limits), ahead);
     status := case when c.silent then 'crossing' else 'settled' end;
     crossed := c.crossed;
 end
@@ -4622,54 +4622,54 @@ $$;
 
 -- A lease, with its lock exclusive and its row locked. All its spends are seen only by a
 -- statement with a snapshot of its own.
-create function metered.lease_to_settle(of_no bigint, wait_ms int) returns metered.leases
+create function metered._lease_to_settle(of_no bigint, wait_ms int) returns metered.leases
 language plpgsql volatile
 as $$
 declare
     l      metered.leases;
     before text;
 begin
-    if metered.one_snapshot() then
+    if metered._one_snapshot() then
         raise exception 'a lease is settled at READ COMMITTED' using errcode = '25001';
     end if;
-    perform metered.lock_keys(array[metered.lease_key(of_no)], wait_ms);
-    before := metered.bound_lock_wait(wait_ms);
+    perform metered._lock_keys(array[metered._lease_key(of_no)], wait_ms);
+    before := metered._bound_lock_wait(wait_ms);
     select * into l from metered.leases y where y.no = of_no for update;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     return l;
 end
 $$;
 
 -- Writes the end of a lease of which so many units were spent, under its scope's lock. More than was
 -- granted is never spent; were it, it would be charged. It is dated no earlier than last, the last spend: the
--- clock may have been set back since. limits are spent_limits, of which it may cross some. silent: nothing was written, since
+-- clock may have been set back since. limits are _spent_limits, of which it may cross some. silent: nothing was written, since
 -- nobody would tell.
-create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz,
+create function metered._close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz,
     limits metered.charge_limit[], ahead interval, out crossed jsonb, out silent boolean)
 language plpgsql volatile
 as $$
 declare
-    tip    metered.ledger := metered.next_entry(l.scope, null, wait_ms, row(null, null, jsonb_build_object('actor', by_whom)));
+    tip    metered.ledger := metered._next_entry(l.scope, null, wait_ms, row(null, null, jsonb_build_object('actor', by_whom)));
     before bigint;
     clk    timestamptz := metered.clock();
     amount bigint;
     w      record;
 begin
     silent := false;
-    tip := metered.after_minima(tip, wait_ms);
+    tip := metered._after_minima(tip, wait_ms);
     if limits is not null and units > 0 then
         amount := least(units, l.granted);
-        w := metered.cross_captured(row(l.scope, null, units - amount, -amount, limits, null, null, null, null)::metered.new_charge,
-            metered.last_entry(l.scope), greatest(clk, last), ahead);
+        w := metered._cross_captured(row(l.scope, null, units - amount, -amount, limits, null, null, null, null)::metered.new_charge,
+            metered._last_entry(l.scope), greatest(clk, last), ahead);
         silent := w.silent;
         if silent then
             return;
         end if;
         tip.crossed := w.crossed;
-        crossed := metered.crossed_at(w.crossings, array[tip.seq]);
+        crossed := metered._crossed_at(w.crossings, array[tip.seq]);
     end if;
     tip.at := greatest(tip.at, last);
-    tip := metered.after_due(tip, greatest(0, units - l.granted), wait_ms);
+    tip := metered._after_due(tip, greatest(0, units - l.granted), wait_ms);
     before := tip.seq - 1;
     tip.hold := 'lease/' || l.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
@@ -4679,31 +4679,31 @@ begin
         tip.amount := amount;
         tip.spent := tip.spent + case when tip.kind in ('u', 'c') then amount else 0 end;
         tip.held := tip.held - case when tip.kind in ('u', 'l') then amount else 0 end;
-        tip.next_due := metered.due_after(l.scope, before, tip.held, tip.next_due, clk);
-        perform metered.append(tip);
+        tip.next_due := metered._due_after(l.scope, before, tip.held, tip.next_due, clk);
+        perform metered._append(tip);
         before := tip.seq;
         continue when tip.lots_end is null;
         case tip.kind
-            when 'u' then perform metered.capture_lots(tip, l.opened_seq, amount);
-            when 'c' then perform metered.use_lots(l.scope, tip.seq, amount, case when not metered.lags(tip) then metered.balance(tip) + amount end, 't');
-            else perform metered.free_lots(tip, array[l.opened_seq]);
+            when 'u' then perform metered._capture_lots(tip, l.opened_seq, amount);
+            when 'c' then perform metered._use_lots(l.scope, tip.seq, amount, case when not metered._lags(tip) then metered._balance(tip) + amount end, 't');
+            else perform metered._free_lots(tip, array[l.opened_seq]);
         end case;
     end loop;
     update metered.leases y set settled_at = tip.at, spent = units, settled_by = by_whom, settled_seq = tip.seq where y.no = l.no;
-    perform metered.add_leased(l.scope, -l.granted);
+    perform metered._add_leased(l.scope, -l.granted);
 end
 $$;
 
 -- The units that open leases hold of a scope, and when the last of them ends, by one row each, however many leases are open. own are units of
 -- leases that this transaction has opened: they do not count.
-create function metered.leased_units(of_scope text, own bigint, out units bigint, out ends_at timestamptz)
+create function metered._leased_units(of_scope text, own bigint, out units bigint, out ends_at timestamptz)
 language plpgsql stable
 as $$
 begin
     units := coalesce((select s.granted from metered.lease_sum s where s.scope = of_scope), 0) - own;
     if units > 0 then
-        select y.ends_at into leased_units.ends_at from metered.leases y
-        where y.scope = of_scope and y.settled_at is null and y.mode <> 'g' and (own = 0 or not metered.written_here(y.xmin))
+        select y.ends_at into _leased_units.ends_at from metered.leases y
+        where y.scope = of_scope and y.settled_at is null and y.mode <> 'g' and (own = 0 or not metered._written_here(y.xmin))
         order by y.ends_at desc limit 1;
     end if;
 end
@@ -4711,7 +4711,7 @@ $$;
 
 -- The open leases of a scope: unspent units, spends that are not settled yet, and when the last lease ends. It reads all of them and their
 -- spends, so nothing under the scope's lock asks it.
-create function metered.leased(of_scope text, out unspent bigint, out spent bigint, out ends_at timestamptz)
+create function metered._leased(of_scope text, out unspent bigint, out spent bigint, out ends_at timestamptz)
 language plpgsql stable
 as $$
 begin
@@ -4744,7 +4744,7 @@ begin
     if max_rows > 10000 then
         raise exception 'out of bounds: an argument of purge_leases' using errcode = '22023';
     end if;
-    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    perform metered._require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
     deleted := 0;
     for l in
@@ -4773,8 +4773,8 @@ $$;
 -- of it counts as held at the parent.
 --
 -- A closed scope has -infinity as its last entry's next_due, which every later entry keeps. So the path
--- of a charge that is let in comes to check_limits, which refuses it. Credit and refund ask
--- refuse_closed. Units that were held before may still end, or be captured, and the settlement waits for them.
+-- of a charge that is let in comes to _check_limits, which refuses it. Credit and refund ask
+-- _refuse_closed. Units that were held before may still end, or be captured, and the settlement waits for them.
 --
 -- Parent and child are locked by key, and then the lease's row. Nobody else locks the row of a carved
 -- lease that is open, so the lock of spenders is not needed.
@@ -4784,28 +4784,28 @@ $$;
 -- message with the units used, until the parent's side is known to be settled (home_at) and its time is over.
 
 -- Refuses a new entry in a closed scope. e is its last entry, or one that is to follow it.
-create function metered.refuse_closed(e metered.ledger) returns void
+create function metered._refuse_closed(e metered.ledger) returns void
 language plpgsql stable
 as $$
 begin
     if e.next_due = '-infinity' then
-        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered.with_absent(null, e.scope, 'closed');
+        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered._with_absent(null, e.scope, 'closed');
     end if;
 end
 $$;
 
 -- Closes a scope whose lock is held, unless it is.
-create function metered.close_scope(of_scope text, note jsonb) returns void
+create function metered._close_scope(of_scope text, note jsonb) returns void
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger := metered.entry_for_write(of_scope);
+    e metered.ledger := metered._entry_for_write(of_scope);
 begin
     if e.next_due = '-infinity' then
         return;
     end if;
     if e.lots_end is not null then
-        e := metered.settle(e, metered.clock(), metered.ends_per_call(), 0, null);
+        e := metered._settle(e, metered.clock(), metered._ends_per_call(), 0, null);
     end if;
     e.seq := e.seq + 1;
     e.amount := 0;
@@ -4816,8 +4816,8 @@ begin
     e.hold := null;
     e.namespace := null;
     e.operation := null;
-    e.note := close_scope.note;
-    perform metered.append(e);
+    e.note := _close_scope.note;
+    perform metered._append(e);
 end
 $$;
 
@@ -4850,17 +4850,17 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of carve' using errcode = '22023';
     end if;
-    perform metered.require(terms.mode in ('carved', 'away') and octet_length(terms.child) between 1 and 255 and (away or terms.child <> charge.scope)
+    perform metered._require(terms.mode in ('carved', 'away') and octet_length(terms.child) between 1 and 255 and (away or terms.child <> charge.scope)
         and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255
-        and metered.key_fits(charge.key, charge.scope), 'carve');
-    perform metered.lock_all_scopes(array[charge.scope, case when not away then terms.child else charge.scope end], null, wait_ms);
+        and metered._key_fits(charge.key, charge.scope), 'carve');
+    perform metered._lock_all_scopes(array[charge.scope, case when not away then terms.child else charge.scope end], null, wait_ms);
     select * into lease from metered.leases y where y.child = terms.child and y.mode <> 'g' and (y.mode = 'r') = away;
     if found then
         status := case when lease.scope = charge.scope and lease.granted = charge.amount then 'exists' else 'conflict' end;
         return;
     end if;
     if not away then
-        tip := metered.entry_for_write(terms.child);
+        tip := metered._entry_for_write(terms.child);
         if tip.seq > 0 or exists (select from metered.leases y where y.child = terms.child and y.mode = 'g') then
             status := 'used';
             return;
@@ -4868,7 +4868,7 @@ begin
     end if;
     own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
     charge.held := charge.amount;
-    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || own, interval '36500 days', null, null), false);
+    posted := metered._write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || own, interval '36500 days', null, null), false);
     if posted.denied is not null then
         status := 'denied';
         denied := posted.denied;
@@ -4878,13 +4878,13 @@ begin
     overriding system value
     values (own, posted.at, least(posted.at + terms.ttl, (
             select y.ends_at from metered.leases y where y.child = charge.scope and y.mode in ('c', 'g') and y.settled_at is null)),
-        charge.amount, metered.lease_key(own), posted.seqs[1], as_mode, charge.scope, terms.owner, terms.child)
+        charge.amount, metered._lease_key(own), posted.seqs[1], as_mode, charge.scope, terms.owner, terms.child)
     on conflict do nothing
     returning * into lease;
     if not found then
-        perform metered.collided();     -- of another parent, at the same time
+        perform metered._collided();     -- of another parent, at the same time
     end if;
-    perform metered.add_leased(charge.scope, charge.amount);
+    perform metered._add_leased(charge.scope, charge.amount);
     if not away then
         perform metered.credit(terms.child, null, charge.amount, false, wait_ms, row(null, null, charge.note), true);
     end if;
@@ -4911,30 +4911,30 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of close_child' using errcode = '22023';
     end if;
-    perform metered.require(octet_length(by_whom) between 1 and 255, 'close_child');
+    perform metered._require(octet_length(by_whom) between 1 and 255, 'close_child');
     select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
     if not found then
         status := 'unknown';
         return;
     end if;
-    perform metered.lock_all_scopes(array[lease.scope, of_child], null, wait_ms);
+    perform metered._lock_all_scopes(array[lease.scope, of_child], null, wait_ms);
     select * into lease from metered.leases y where y.no = lease.no for update;
     clk := metered.clock();
     status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' end;
     if status is not null then
         return;
     end if;
-    if metered.overdue(of_child, '-infinity', clk) > 0 then
-        perform metered.expire_due(array[of_child], array['-infinity']::timestamptz[], clk, null, wait_ms);
+    if metered._overdue(of_child, '-infinity', clk) > 0 then
+        perform metered._expire_due(array[of_child], array['-infinity']::timestamptz[], clk, null, wait_ms);
     end if;
-    perform metered.close_scope(of_child, jsonb_build_object('actor', by_whom));
-    tip := metered.entry_for_write(of_child);
+    perform metered._close_scope(of_child, jsonb_build_object('actor', by_whom));
+    tip := metered._entry_for_write(of_child);
     held := tip.held;
     status := 'open';
     if held = 0 then
         status := 'settled';
         if lease.mode = 'c' then
-            perform metered.close_lease(lease, tip.spent - tip.refunded, by_whom, wait_ms, null, null, null);
+            perform metered._close_lease(lease, tip.spent - tip.refunded, by_whom, wait_ms, null, null, null);
         else
             update metered.leases y set settled_at = tip.at, spent = tip.spent - tip.refunded, settled_by = by_whom, settled_seq = tip.seq where y.no = lease.no;
         end if;
@@ -4965,15 +4965,15 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of receive_child' using errcode = '22023';
     end if;
-    perform metered.require(octet_length(of_child) between 1 and 255 and octet_length(by_whom) between 1 and 255
+    perform metered._require(octet_length(of_child) between 1 and 255 and octet_length(by_whom) between 1 and 255
         and units between 0 and 9007199254740992 and ends is not null, 'receive_child');
-    perform metered.lock_all_scopes(array[of_child], null, wait_ms);
+    perform metered._lock_all_scopes(array[of_child], null, wait_ms);
     select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
     if found then
         status := case when lease.mode = 'g' then 'exists' else 'used' end;
         return;
     end if;
-    tip := metered.entry_for_write(of_child);
+    tip := metered._entry_for_write(of_child);
     if tip.seq > 0 then
         status := 'used';
         return;
@@ -4987,12 +4987,12 @@ begin
     insert into metered.leases (no, opened_at, ends_at, settled_at, granted, spent, fence, opened_seq, settled_seq, mode, scope, owner, settled_by, child)
     overriding system value
     values (own, clk, case when units = 0 then clk + interval '3660 days' else ends end, case when status = 'late' then clk end, case when status = 'late' then 0 else units end,
-        case when status = 'late' then 0 end, metered.lease_key(own), 1, case when status = 'late' then 1 end, 'g', of_child, by_whom,
+        case when status = 'late' then 0 end, metered._lease_key(own), 1, case when status = 'late' then 1 end, 'g', of_child, by_whom,
         case when status = 'late' then by_whom end, of_child)
     on conflict do nothing
     returning * into lease;
     if not found then
-        perform metered.collided();
+        perform metered._collided();
     end if;
 end
 $$;
@@ -5013,18 +5013,18 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of settle_away' using errcode = '22023';
     end if;
-    perform metered.require(octet_length(by_whom) between 1 and 255 and coalesce(units between 0 and 9007199254740992, true), 'settle_away');
+    perform metered._require(octet_length(by_whom) between 1 and 255 and coalesce(units between 0 and 9007199254740992, true), 'settle_away');
     update metered.leases y set home_at = metered.clock() where y.child = of_child and y.mode = 'g' and y.settled_at is not null and y.home_at is null;
     select * into lease from metered.leases y where y.child = of_child and (y.mode = 'r' or y.home_at is not null) order by y.mode = 'r' desc limit 1;
     status := case when lease.no is null then 'unknown' when lease.mode = 'g' then 'noted' end;
     if status is not null then
         return;
     end if;
-    perform metered.lock_all_scopes(array[lease.scope], null, wait_ms);
+    perform metered._lock_all_scopes(array[lease.scope], null, wait_ms);
     select * into lease from metered.leases y where y.no = lease.no for update;
     status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' else 'settled' end;
     if status = 'settled' then
-        perform metered.close_lease(lease, coalesce(units, lease.granted), by_whom, wait_ms, null, null, null);
+        perform metered._close_lease(lease, coalesce(units, lease.granted), by_whom, wait_ms, null, null, null);
         select * into lease from metered.leases y where y.no = lease.no;
     end if;
 end
@@ -5036,7 +5036,7 @@ $$;
 -- than the lock. There a lock of the row, or a write where there is none, meets the newer row.
 
 -- The reason to refuse new charges of a scope that must exist: unknown, retired, or null for nothing.
-create function metered.absence(of_scope text) returns text
+create function metered._absence(of_scope text) returns text
 language plpgsql stable
 as $$
 declare
@@ -5048,15 +5048,15 @@ end
 $$;
 
 -- A scope's row, locked, or all null if there is none. It is the committed one, or 40001.
-create function metered.resource_for_write(of_scope text, wait_ms int) returns metered.resources
+create function metered._resource_for_write(of_scope text, wait_ms int) returns metered.resources
 language plpgsql volatile
 as $$
 declare
-    before text := metered.bound_lock_wait(wait_ms);
+    before text := metered._bound_lock_wait(wait_ms);
     r      metered.resources;
 begin
     select * into r from metered.resources x where x.scope = of_scope for share;
-    if not found and metered.one_snapshot() then
+    if not found and metered._one_snapshot() then
         begin   -- taken back by the block
             insert into metered.resources (created_at, scope) values (metered.clock(), of_scope) on conflict do nothing;
             raise exception using errcode = 'MT100';
@@ -5064,13 +5064,13 @@ begin
             null;
         end;
     end if;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     return r;
 end
 $$;
 
 -- A denial with a scope that does not exist, if it does not.
-create function metered.with_absent(denied jsonb, of_scope text, absence text) returns jsonb
+create function metered._with_absent(denied jsonb, of_scope text, absence text) returns jsonb
 language plpgsql immutable
 as $$
 begin
@@ -5083,7 +5083,7 @@ $$;
 
 -- Looks closer at a charge that is out of bounds, or of a scope that must exist. denied as it was, with
 -- this scope if it does not exist. looking: the scope is not locked.
-create function metered.admit(c metered.new_charge, denied jsonb, looking boolean, wait_ms int) returns jsonb
+create function metered._admit(c metered.new_charge, denied jsonb, looking boolean, wait_ms int) returns jsonb
 language plpgsql volatile
 as $$
 declare
@@ -5092,17 +5092,17 @@ begin
     if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
         and coalesce(pg_column_size(c.note), 0) <= 8192
         and (pg_column_compression(c.note) is null or octet_length(c.note::text) <= 8192) and coalesce(cardinality(c.limits), 0) <= 16) is not true then
-        perform metered.no_amount();
+        perform metered._no_amount();
     end if;
     -- Under another lock than its scope's a charge could not rely on its reads.
-    if not metered.key_fits(c.key, c.scope) then
-        perform metered.require(false, 'key');
+    if not metered._key_fits(c.key, c.scope) then
+        perform metered._require(false, 'key');
     end if;
-    absence := metered.absence(c.scope);
-    if metered.one_snapshot() and (absence is not null or not looking) then
-        perform metered.resource_for_write(c.scope, wait_ms);
+    absence := metered._absence(c.scope);
+    if metered._one_snapshot() and (absence is not null or not looking) then
+        perform metered._resource_for_write(c.scope, wait_ms);
     end if;
-    return metered.with_absent(denied, c.scope, absence);
+    return metered._with_absent(denied, c.scope, absence);
 end
 $$;
 
@@ -5117,7 +5117,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    before  text := metered.bound_lock_wait(wait_ms);
+    before  text := metered._bound_lock_wait(wait_ms);
     clk     timestamptz := metered.clock();
     s       text;
     r       metered.resources;
@@ -5132,7 +5132,7 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of create_scopes' using errcode = '22023';
     end if;
-    perform metered.require(cardinality(scopes) between 1 and 1000
+    perform metered._require(cardinality(scopes) between 1 and 1000
         and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
     begin
         for s in select distinct u from unnest(scopes) u order by u loop   -- in order: two creators do not deadlock
@@ -5148,7 +5148,7 @@ begin
     exception when sqlstate 'MT100' then
         null;
     end;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     return query select u.scope, u.created_at, u.retired_at, m.made
         from unnest(found_rows) with ordinality u(created_at, retired_at, scope, n) join unnest(made) with ordinality m(made, n) on m.n = u.n
         where not refused or u.retired_at is not null order by u.n;
@@ -5181,20 +5181,20 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of retire_scopes' using errcode = '22023';
     end if;
-    perform metered.require(retiring is not null and cardinality(scopes) between 1 and 64
+    perform metered._require(retiring is not null and cardinality(scopes) between 1 and 64
         and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
     if retiring then
         -- A spend from a lease takes no lock of its scope, so the leases end with the scope. A lease's lock comes before its scope's.
         fences := array(select y.fence from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode = 's');
         if fences <> '{}' then
-            perform metered.lock_keys(fences, wait_ms);
+            perform metered._lock_keys(fences, wait_ms);
         end if;
     end if;
-    perform metered.lock_all_scopes(scopes, null, wait_ms);
+    perform metered._lock_all_scopes(scopes, null, wait_ms);
     clk := metered.clock();
     if retiring then
         if exists (select from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode = 's' and y.fence <> all (fences)) then
-            perform metered.collided();     -- it was opened meanwhile
+            perform metered._collided();     -- it was opened meanwhile
         end if;
         -- A spend with an older snapshot meets FOR UPDATE.
         perform from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') for update;
@@ -5202,7 +5202,7 @@ begin
         where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') and y.ends_at > clk;
     end if;
     for scope in select distinct u from unnest(scopes) u order by u loop
-        r := metered.resource_for_write(scope, wait_ms);
+        r := metered._resource_for_write(scope, wait_ms);
         if r.scope is null then
             missing := true;
             return next;
@@ -5211,27 +5211,27 @@ begin
     if missing then
         return;
     end if;
-    before := metered.bound_lock_wait(wait_ms);     -- a creator has locks of rows, and no scope's lock
+    before := metered._bound_lock_wait(wait_ms);     -- a creator has locks of rows, and no scope's lock
     for scope in select distinct u from unnest(scopes) u order by u loop
         update metered.resources x set retired_at = case when retiring then clk end
         where x.scope = retire_scopes.scope and (x.retired_at is null) = retiring;
         changed := found;
         select x.created_at, x.retired_at into retire_scopes.created_at, retire_scopes.retired_at
         from metered.resources x where x.scope = retire_scopes.scope;
-        tip := metered.entry_for_write(scope);
-        if metered.one_snapshot() then
-            perform metered.refuse_stale(array[tip]);
+        tip := metered._entry_for_write(scope);
+        if metered._one_snapshot() then
+            perform metered._refuse_stale(array[tip]);
         end if;
-        held := tip.held - case when tip.next_due <= clk then metered.overdue(scope, tip.next_due, clk) else 0 end;
+        held := tip.held - case when tip.next_due <= clk then metered._overdue(scope, tip.next_due, clk) else 0 end;
         return next;
     end loop;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
 end
 $$;
 
 -- How many units of a scope are still held by lines that are due and not freed yet: by
 -- all such lines, or by the first max_lines. since is a time before which none is due.
-create function metered.overdue(of_scope text, since timestamptz, clk timestamptz, max_lines int default null) returns bigint
+create function metered._overdue(of_scope text, since timestamptz, clk timestamptz, max_lines int default null) returns bigint
 language plpgsql stable
 as $$
 begin
@@ -5243,7 +5243,7 @@ end
 $$;
 
 -- When the first line that is not due falls due.
-create function metered.first_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
+create function metered._first_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 begin
@@ -5257,7 +5257,7 @@ $$;
 -- does within 10 seconds of that or of now, whichever is later, or else the end of these.
 -- Ended lines that would have fallen due until now are read past in any case. To look further
 -- than that could mean wading through all that was placed and ended meanwhile.
-create function metered.later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
+create function metered._later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 declare
@@ -5275,19 +5275,19 @@ $$;
 -- entries (twice where the next one is odd: a call may write two), so that a
 -- search for the first due line need not wade through lines that have ended since. That of a closed scope
 -- (see carve.sql) stays. Inlined wherever it stands.
-create function metered.due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
+create function metered._due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
 returns timestamptz
 language sql stable
 as $$
     select case when held > 0 then
-        case when next_due > '-infinity' and (next_due <= clk or seq & 15 < 2) then metered.later_due(of_scope, next_due, clk) else next_due end
+        case when next_due > '-infinity' and (next_due <= clk or seq & 15 < 2) then metered._later_due(of_scope, next_due, clk) else next_due end
     when next_due = '-infinity' then next_due end
 $$;
 
 -- Frees the units that holds still keep of their scopes, or of only_scopes, which are all locked: one
 -- entry for each scope. Holds that expire free the units that they do not capture, at the time at which the last of them fell due. In a
 -- wallet each is ended by an entry of its own (settle).
-create function metered.release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
+create function metered._release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
     of_hold text, origin metered.origin) returns void
 language plpgsql volatile
 as $$
@@ -5306,9 +5306,9 @@ begin
             select l.scope, max(l.due) as due from metered.hold_lines l
             where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes)) group by l.scope order by l.scope
         loop
-            tip := metered.entry_for_write(w.scope);
+            tip := metered._entry_for_write(w.scope);
             if tip.lots_end is not null then
-                tip := metered.settle(tip, least(w.due, clk), metered.ends_per_call(), 0, null);
+                tip := metered._settle(tip, least(w.due, clk), metered._ends_per_call(), 0, null);
             end if;
         end loop;
     end if;
@@ -5319,8 +5319,8 @@ begin
     if scopes is null then
         return;
     elsif minima and as_kind = 'x' then
-        perform metered.capture_minima(nos, only_scopes, clk);
-        perform metered.release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of the others
+        perform metered._capture_minima(nos, only_scopes, clk);
+        perform metered._release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of the others
         return;
     end if;
     update metered.hold_lines l set open = 0
@@ -5329,7 +5329,7 @@ begin
     insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
         epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
     select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
-        t.epoch, as_kind, f.scope, metered.due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
+        t.epoch, as_kind, f.scope, metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
         of_hold, origin.namespace, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
     from unnest(scopes, sums, dues) f(scope, units, due),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
@@ -5338,38 +5338,38 @@ begin
     returning y.scope, y.lots_end is not null as wallet)
     select array_agg(m.scope), array_agg(m.scope) filter (where m.wallet) into written, wallets from made m;
     if wallets is not null then
-        perform metered.free_lines(nos, wallets);
+        perform metered._free_lines(nos, wallets);
     end if;
     if coalesce(cardinality(written), 0) < cardinality(scopes) then
         if as_kind <> 'x' then
             if 0 < (select count(*) from unnest(scopes) f(scope),
                          lateral (select y.next_due, y.lots_end from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) t
                     where (f.scope = any (written)) is not true and t.lots_end is null and (t.next_due <= clk) is not true) then
-                perform metered.collided();     -- nothing is due, so another writer has made the next entry
+                perform metered._collided();     -- nothing is due, so another writer has made the next entry
             end if;
-            perform metered.end_minima(array(select f from unnest(scopes) f where (f = any (written)) is not true), null, clk, null);
+            perform metered._end_minima(array(select f from unnest(scopes) f where (f = any (written)) is not true), null, clk, null);
         end if;
         for i in 1..cardinality(scopes) loop    -- in which something is due before
             continue when scopes[i] = any (written);
-            tip := metered.entry_for_write(scopes[i]);
+            tip := metered._entry_for_write(scopes[i]);
             if tip.lots_end is not null and (tip.lots_end <= greatest(clk, tip.at) or tip.next_due <= clk) then
-                tip := metered.settle(tip, clk, metered.ends_per_call(), 0, null);
+                tip := metered._settle(tip, clk, metered._ends_per_call(), 0, null);
             elsif as_kind = 'x' or tip.lots_end is not null then
-                perform metered.collided();
+                perform metered._collided();
             end if;
-            tip := metered.own_entry(tip, clk);
+            tip := metered._own_entry(tip, clk);
             tip.kind := as_kind;
             tip.amount := sums[i];
             tip.held := tip.held - sums[i];
-            tip.next_due := metered.due_after(tip.scope, tip.seq, tip.held, tip.next_due, clk);
+            tip.next_due := metered._due_after(tip.scope, tip.seq, tip.held, tip.next_due, clk);
             tip.seq := tip.seq + 1;
             tip.hold := of_hold;
             tip.namespace := origin.namespace;
             tip.operation := origin.operation;
             tip.note := origin.note;
-            perform metered.append(tip);
+            perform metered._append(tip);
             if tip.lots_end is not null then
-                perform metered.free_lines(nos, array[scopes[i]]);
+                perform metered._free_lines(nos, array[scopes[i]]);
             end if;
         end loop;
     end if;
@@ -5378,7 +5378,7 @@ $$;
 
 -- The note of entries that the system makes by itself: a caller that only needs the room of due holds
 -- did not ask for its end.
-create function metered.by_system() returns metered.origin
+create function metered._by_system() returns metered.origin
 language sql immutable
 as $$
     select row(null, null, '{"actor": "system"}')::metered.origin
@@ -5386,7 +5386,7 @@ $$;
 
 -- Ends those of the holds that are due and have not ended. Their rows are locked,
 -- in order.
-create function metered.expire_rows(nos bigint[], clk timestamptz, note jsonb) returns void
+create function metered._expire_rows(nos bigint[], clk timestamptz, note jsonb) returns void
 language plpgsql volatile
 as $$
 begin
@@ -5395,13 +5395,13 @@ begin
         where h.no = any (nos) and h.state = 'h' and h.due <= clk
         returning h.no, h.version)
     insert into metered.hold_events (hold, at, version, kind, note)
-    select e.no, clk, e.version, 'x', expire_rows.note from ended e;
+    select e.no, clk, e.version, 'x', _expire_rows.note from ended e;
 end
 $$;
 
 -- Frees up to max_lines lines that are due of each of the scopes, and all of a wallet's, which are locked
 -- and none of whose lines is due before "since".
-create function metered.expire_due(scopes text[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
+create function metered._expire_due(scopes text[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
 language plpgsql volatile
 as $$
 declare
@@ -5412,17 +5412,17 @@ begin
     from unnest(scopes, since) s(scope, since),
          lateral (select l.hold from metered.hold_lines l
           where l.scope = s.scope and l.open > 0 and l.due >= s.since and l.due <= clk
-          order by l.due limit case when (metered.last_entry(s.scope)).lots_end is null then max_lines end) d;
+          order by l.due limit case when (metered._last_entry(s.scope)).lots_end is null then max_lines end) d;
     if nos is null then
-        perform metered.collided(); -- the caller saw some: not with this snapshot
+        perform metered._collided(); -- the caller saw some: not with this snapshot
     end if;
-    before := metered.bound_lock_wait(wait_ms);
+    before := metered._bound_lock_wait(wait_ms);
     -- A caller that holds another lock than the scope's may find that a hold was extended meanwhile.
     select array_agg(y.no) into nos from (
         select h.no from metered.holds h where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y;
-    before := metered.unbound_lock_wait(before);
-    perform metered.expire_rows(nos, clk, (metered.by_system()).note);
-    perform metered.release_lines(nos, scopes, 'x', clk, null, metered.by_system());
+    before := metered._unbound_lock_wait(before);
+    perform metered._expire_rows(nos, clk, (metered._by_system()).note);
+    perform metered._release_lines(nos, scopes, 'x', clk, null, metered._by_system());
 end
 $$;
 
@@ -5454,13 +5454,13 @@ begin
     end if;
     select y.no, y.keys into of_no, keys from metered.holds y where y.tenant = of_tenant and y.id = of_id;
     if not found then
-        status := metered.missing_hold(of_tenant, of_id, issued, wait_ms);
+        status := metered._missing_hold(of_tenant, of_id, issued, wait_ms);
         return;
     end if;
-    perform metered.lock_keys(keys, wait_ms);
-    before := metered.bound_lock_wait(wait_ms);
+    perform metered._lock_keys(keys, wait_ms);
+    before := metered._bound_lock_wait(wait_ms);
     select y.state, y.due, y.deadline, y.pending into h from metered.holds y where y.no = of_no for no key update;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     if h.state is null then     -- purged while this waited
         status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         return;
@@ -5474,12 +5474,12 @@ begin
         when h.state = 'h' and h.due > clk then 'due_later' end;
     if status is null then
         origin := row(null, null, nullif(note, '')::jsonb);
-        perform metered.expire_rows(array[of_no], clk, origin.note);
-        perform metered.end_minima_of(array[of_no], clk, wait_ms);
-        perform metered.release_lines(array[of_no], null, 'x', clk, of_id, origin);
+        perform metered._expire_rows(array[of_no], clk, origin.note);
+        perform metered._end_minima_of(array[of_no], clk, wait_ms);
+        perform metered._release_lines(array[of_no], null, 'x', clk, of_id, origin);
         update metered.holds y set pending = false where y.no = of_no returning y.version into h;
         if channel is not null then
-            perform metered.announce(channel, of_tenant, of_id, h.version, 'expired');
+            perform metered._announce(channel, of_tenant, of_id, h.version, 'expired');
         end if;
         status := 'expired';
     end if;
@@ -5515,7 +5515,7 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of sweep_holds' using errcode = '22023';
     end if;
-    perform metered.require(max_holds between 1 and 10000 and keep_pending is not null, 'sweep_holds');
+    perform metered._require(max_holds between 1 and 10000 and keep_pending is not null, 'sweep_holds');
     select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),
         count(*) filter (where d.locks <= 2000), max(d.due) filter (where d.locks <= 2000),
         count(*) = max_holds or coalesce(bool_or(d.locks > 2000), false)
@@ -5560,8 +5560,8 @@ begin
     if due_nos = '{}' then
         return;
     end if;
-    perform metered.expire_rows(due_nos, clk, (metered.by_system()).note);
-    perform metered.release_lines(due_nos, null, 'x', clk, null, metered.by_system());
+    perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
+    perform metered._release_lines(due_nos, null, 'x', clk, null, metered._by_system());
     nos := due_nos;
     if not keep_pending then
         perform metered.announced(nos, channel);
@@ -5625,12 +5625,12 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of announced' using errcode = '22023';
     end if;
-    perform metered.require(cardinality(nos) <= 10000, 'nos');
+    perform metered._require(cardinality(nos) <= 10000, 'nos');
     -- Not one that still keeps units, which a purge would lose.
     update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x'
         and 0 = (select count(*) from metered.hold_lines l where l.hold = h.no and l.open <> 0);
     if channel is not null then
-        perform metered.announce(channel, h.tenant, h.id, h.version, 'expired')
+        perform metered._announce(channel, h.tenant, h.id, h.version, 'expired')
         from metered.holds h where h.no = any (nos) order by h.no;
     end if;
 end
@@ -5654,16 +5654,16 @@ as $$
 declare
     nos    bigint[];
     latest timestamptz;
-    before text := metered.bound_lock_wait(wait_ms);
+    before text := metered._bound_lock_wait(wait_ms);
 begin
     if max_rows > 10000
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of purge_holds' using errcode = '22023';
     end if;
-    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    perform metered._require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
     perform from metered.holds_horizon z where z.one for no key update;     -- before rows of holds, as place does
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     select array_agg(d.no), max(d.ended_at), max(d.issued_at) into nos, last, latest from (
         select h.no, h.ended_at, h.issued_at from metered.holds h
         where h.ended_at is not null and (h.claim is null or h.state <> 'c' or h.returned)
@@ -5684,7 +5684,7 @@ $$;
 
 -- How many units of a scope its lines capture when they expire: those that are due and not freed yet, by clk. They are
 -- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, the units that count after since.
-create function metered.minima(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
+create function metered._minima(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
 begin
@@ -5697,7 +5697,7 @@ $$;
 
 -- The minima of a scope's open lines that fall due from since on and before until, but for the holds of_nos: units, and when these leave the
 -- window or the period of a limit, in that order. They leave no lifetime. Null if there are none.
-create function metered.minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
+create function metered._minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
     out units bigint[], out leave timestamptz[])
 language plpgsql stable
 as $$
@@ -5705,7 +5705,7 @@ begin
     select array_agg(x.units order by x.leaves), array_agg(x.leaves order by x.leaves) into units, leave
     from (select sum(y.at_least - y.captured)::bigint as units, case
               when l.win > interval '0' then greatest(y.due, tip.at) + l.win
-              when l.win is null then (metered.period_at(l.period, greatest(y.due, tip.at)))[2]
+              when l.win is null then (metered._period_at(l.period, greatest(y.due, tip.at)))[2]
               else 'infinity' end as leaves
           from metered.hold_lines y
           where y.scope = tip.scope and y.open > 0 and y.at_least > 0 and y.at_least > y.captured
@@ -5716,8 +5716,8 @@ end
 $$;
 
 -- The first time from since on at which charges and minima leave room enough in a window, if nothing else changes, or null for never. used has
--- the charged units, counted from the base as spent_since has it. They leave the window by age, and minima leave as minima_leave has it.
-create function metered.fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base_seq bigint, base_spent bigint,
+-- the charged units, counted from the base as _spent_since has it. They leave the window by age, and minima leave as _minima_leave has it.
+create function metered._fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base_seq bigint, base_spent bigint,
     since timestamptz, units bigint[], leave timestamptz[]) returns timestamptz
 language plpgsql stable
 as $$
@@ -5745,7 +5745,7 @@ begin
     while gone - few > 1 loop
         half := (gone + few) / 2;
         free := case when used <= room - stays[half + 1] then '-infinity'
-            when l.win > interval '0' then metered.leaves_at(tip, base_seq, base_spent, used, l.win, room - stays[half + 1])
+            when l.win > interval '0' then metered._leaves_at(tip, base_seq, base_spent, used, l.win, room - stays[half + 1])
             else 'infinity' end;
         first := greatest(since, case when half > 0 then leave[half] end);
         best := least(best, greatest(first, free));
@@ -5761,7 +5761,7 @@ $$;
 
 -- Captures the minima of holds that expire, in their scopes or in only_scopes, which are all locked and no wallets: an entry for each
 -- line, of the time at which it fell due, or of its scope's last entry if that is later.
-create function metered.capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
+create function metered._capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
 language plpgsql volatile
 as $$
 declare
@@ -5776,15 +5776,15 @@ begin
         where y.hold = any (nos) and y.open <> 0 and y.at_least > y.captured and (only_scopes is null or y.scope = any (only_scopes))
         order by y.scope, y.due, y.hold
     loop
-        tip := metered.entry_for_write(l.scope);
+        tip := metered._entry_for_write(l.scope);
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
             epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
         values (tip.seq + 1, l.units, greatest(tip.at, least(l.due, clk)), tip.spent + l.units, tip.refunded, tip.credited, tip.held - l.units,
-            tip.epoch, 'u', l.scope, metered.due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk),
-            l.id, l.namespace, l.operation, (metered.by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            tip.epoch, 'u', l.scope, metered._due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk),
+            l.id, l.namespace, l.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
         on conflict do nothing;
         if not found then
-            perform metered.collided();
+            perform metered._collided();
         end if;
         update metered.hold_lines y set captured = y.captured + l.units, open = y.open - l.units
         where y.hold = l.hold and y.scope = l.scope;
@@ -5794,7 +5794,7 @@ $$;
 
 -- Ends holds that are due, up to 500 of each of the scopes in which one of them has a minimum. It runs before an entry is written, behind
 -- which the minimum would count later. The scopes are locked. The hold of_others_than is no reason to end others.
-create function metered.end_minima(scopes text[], of_others_than bigint, clk timestamptz, wait_ms int) returns boolean
+create function metered._end_minima(scopes text[], of_others_than bigint, clk timestamptz, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 declare
@@ -5810,30 +5810,30 @@ begin
     if scopes is null then
         return false;
     end if;
-    perform metered.expire_due(scopes, since, clk, 500, wait_ms);
+    perform metered._expire_due(scopes, since, clk, 500, wait_ms);
     return true;
 end
 $$;
 
 -- The same for holds' scopes, whose rows are locked too.
-create function metered.end_minima_of(nos bigint[], clk timestamptz, wait_ms int) returns boolean
+create function metered._end_minima_of(nos bigint[], clk timestamptz, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 begin
-    return metered.end_minima(array(select distinct l.scope from metered.hold_lines l where l.hold = any (nos) and l.open <> 0), nos[1], clk, wait_ms);
+    return metered._end_minima(array(select distinct l.scope from metered.hold_lines l where l.hold = any (nos) and l.open <> 0), nos[1], clk, wait_ms);
 end
 $$;
 
--- The same for an entry that is to be written: e is as next_entry has it. Lots end holds that are due by themselves.
-create function metered.after_minima(e metered.ledger, wait_ms int) returns metered.ledger
+-- The same for an entry that is to be written: e is as _next_entry has it. Lots end holds that are due by themselves.
+create function metered._after_minima(e metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
     tip metered.ledger;
 begin
     if e.next_due <= e.at and e.lots_end is null then
-        if metered.end_minima(array[e.scope], null, least(e.at, metered.clock()), wait_ms) then
-            tip := metered.entry_for_write(e.scope);
+        if metered._end_minima(array[e.scope], null, least(e.at, metered.clock()), wait_ms) then
+            tip := metered._entry_for_write(e.scope);
             e.seq := tip.seq + 1;
             e.at := greatest(e.at, tip.at);
             e.spent := tip.spent;
@@ -5848,7 +5848,7 @@ $$;
 
 -- A hold as JSON. One that is due has expired, whether that is written down or not. reason is
 -- that of its release or return. A ceiling of infinity is none. Inlined wherever it stands.
-create function metered.hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
+create function metered._hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
 language sql stable
 as $$
     select json_build_object('tenant', h.tenant, 'id', h.id, 'holder', h.holder,
@@ -5860,7 +5860,7 @@ $$;
 
 -- A line of a hold as JSON. open is 0 if the hold has ended, also where the line has
 -- not been freed yet. Inlined wherever it stands.
-create function metered.line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint, at_least bigint) returns json
+create function metered._line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint, at_least bigint) returns json
 language sql stable
 as $$
     select case when at_least > 0
@@ -5878,8 +5878,8 @@ set plan_cache_mode = force_generic_plan
 as $$
 begin
     return (
-        select metered.hold_as_json(h, (
-            select json_agg(metered.line_json(l.scope, l.amount,
+        select metered._hold_as_json(h, (
+            select json_agg(metered._line_json(l.scope, l.amount,
                 case when h.state = 'x' or h.state = 'h' and h.due <= clk then greatest(l.captured, l.at_least) else l.captured end,
                 case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded, l.at_least) order by l.scope)
             from metered.hold_lines l where l.hold = h.no), clk,
@@ -5891,7 +5891,7 @@ $$;
 
 -- Keeps a command's hold, or its draw of a wallet, for the command's record, which is written later
 -- in its transaction. JSON has no record separator in it.
-create function metered.remember_hold(hold json) returns text
+create function metered._remember_hold(hold json) returns text
 language plpgsql volatile
 as $$
 begin
@@ -5902,7 +5902,7 @@ $$;
 
 -- Takes the locks of a command that does several things to scopes and holds, in the one
 -- order: all scopes, by key, with those of the holds that are named, unless these are
--- another holder's (see lock_holds); the ids that it places, by key; then rows of holds, by
+-- another holder's (see _lock_holds); the ids that it places, by key; then rows of holds, by
 -- no: of those that are named, and of those that are due in scopes that it may charge and
 -- could be in its way. A command that names thousands of scopes needs a larger lock table.
 --
@@ -5940,22 +5940,22 @@ begin
         raise exception 'out of bounds: an argument of lock_all' using errcode = '22023';
     end if;
     if (cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000 and cardinality(named) < 1000) is not true then
-        perform metered.require(false, 'locks');
+        perform metered._require(false, 'locks');
     end if;
-    nos := metered.named_holds(named);
+    nos := metered._named_holds(named);
     if nos is not null then
         select array_agg(k.key order by k.key) into keys
         from (select unnest(h.keys) from metered.holds h where h.no = any (nos) union select unnest(keys)) k(key);
     end if;
-    perform metered.lock_keys(keys || id_keys, wait_ms);
+    perform metered._lock_keys(keys || id_keys, wait_ms);
     if cardinality(named) > 0 then
-        there := metered.named_holds(named);
+        there := metered._named_holds(named);
         if not coalesce(there, '{}') <@ coalesce(nos, '{}') then
             raise exception 'could not serialize access: a hold was placed meanwhile' using errcode = '40001';
         end if;
     end if;
     clk := metered.clock();
-    -- As many as expire_due would take at first. If it comes to need more, or another one
+    -- As many as _expire_due would take at first. If it comes to need more, or another one
     -- falls due before it looks, that one is locked out of order.
     select array_agg(d.hold) into due
     from unnest(scopes) s(scope),
@@ -5965,15 +5965,15 @@ begin
           order by l.due limit 500) d;
     nos := nos || due;
     if nos is not null then
-        before := metered.bound_lock_wait(wait_ms);
+        before := metered._bound_lock_wait(wait_ms);
         perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
-        before := metered.unbound_lock_wait(before);
+        before := metered._unbound_lock_wait(before);
     end if;
 end
 $$;
 
 -- The holds that are named, but for those of another holder.
-create function metered.named_holds(named metered.hold_ids[]) returns bigint[]
+create function metered._named_holds(named metered.hold_ids[]) returns bigint[]
 language plpgsql volatile
 as $$
 begin
@@ -5989,7 +5989,7 @@ $$;
 -- fields: more may be added, and none may change. With a + behind the channel's name, the actor and
 -- the present hold are added. Postgres takes less than 8,000 bytes. So the note is sent if it fits, and as
 -- many lines, by scope. cut says that these are not all.
-create function metered.announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
+create function metered._announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
 language plpgsql volatile
 as $$
 declare
@@ -6014,7 +6014,7 @@ begin
         end if;
         select coalesce(string_agg(x.line, ', ' order by x.scope) filter (where x.bytes < 7900), '') as sent, bool_or(x.bytes >= 7900) as cut into l
         from (select y.scope, j.line, octet_length(said) + sum(octet_length(j.line) + 2) over (order by y.scope) as bytes
-              from metered.hold_lines y, lateral (select metered.line_json(y.scope, y.amount, y.captured,
+              from metered.hold_lines y, lateral (select metered._line_json(y.scope, y.amount, y.captured,
                   case when h.state = 'h' then y.open else 0 end, y.refunded, y.at_least)::text) j(line)
               where y.hold = h.no) x;
         said := left(said, -1) || ', "lines" : [' || l.sent || ']' || case when cut or l.cut then ', "cut" : true}' else '}' end;
@@ -6024,7 +6024,7 @@ end
 $$;
 
 -- Takes the locks of a placement: its scopes, by key, and then the id that the caller chose.
-create function metered.lock_place(charges metered.new_charge[], id_key bigint, wait_ms int) returns boolean
+create function metered._lock_place(charges metered.new_charge[], id_key bigint, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 begin
@@ -6032,7 +6032,7 @@ begin
        and (id_key is null or pg_try_advisory_xact_lock(id_key)) then
         return false;
     end if;
-    return metered.lock_charges(charges, wait_ms) or id_key is not null and metered.lock_keys(array[id_key], wait_ms);
+    return metered._lock_charges(charges, wait_ms) or id_key is not null and metered._lock_keys(array[id_key], wait_ms);
 end
 $$;
 
@@ -6060,7 +6060,7 @@ begin
         or pg_column_size(charges) > 1400 and not metered._fits(charges) then
         raise exception 'out of bounds: an argument of look_place' using errcode = '22023';
     end if;
-    if coalesce(current_setting('metered_tx.command', true), '') = '' or metered.one_snapshot() or hold.chosen and exists (select from metered.holds h where h.tenant = hold.tenant and h.id = hold.id) then
+    if coalesce(current_setting('metered_tx.command', true), '') = '' or metered._one_snapshot() or hold.chosen and exists (select from metered.holds h where h.tenant = hold.tenant and h.id = hold.id) then
         return;
     end if;
     if hold.claim is not null then
@@ -6133,10 +6133,10 @@ begin
     foreach charge in array charges loop
         if charge.held > 0 then
             if charge.key is null then
-                charge.key := metered.scope_key(charge.scope);
-                charges := metered.with_keys(charges);
-            elsif not metered.key_fits(charge.key, charge.scope) then
-                perform metered.require(false, 'key');
+                charge.key := metered._scope_key(charge.scope);
+                charges := metered._with_keys(charges);
+            elsif not metered._key_fits(charge.key, charge.scope) then
+                perform metered._require(false, 'key');
             end if;
             line_keys := line_keys || charge.key;
             lines := lines || jsonb_build_object('scope', charge.scope, 'amount', charge.held, 'captured', 0, 'open', charge.held);
@@ -6146,16 +6146,16 @@ begin
     if (claimed and line_keys <> '{}' and hold.ttl > interval '0' and hold.grace >= interval '0' and hold.ttl <= coalesce(hold.lifetime, interval '3660 days')
         and hold.grace <= interval '3660 days' and coalesce(hold.lifetime <= interval '3660 days', true)
         and hold.tenant is not null and hold.id <> '' and hold.holder is not null and octet_length(hold.fingerprint) = 33) is not true then
-        perform metered.require(false, 'hold');
+        perform metered._require(false, 'hold');
     end if;
     if cardinality(line_keys) > 1 then
         line_keys := array(select distinct k from unnest(line_keys) k order by k);
     end if;
     if hold.chosen or hold.claim is not null then
-        unused := metered.lock_place(charges, case when hold.chosen then coalesce(hold.key, metered.lock_key('metered/hold/metered',
+        unused := metered._lock_place(charges, case when hold.chosen then coalesce(hold.key, metered._lock_key('metered/hold/metered',
             convert_to(hold.tenant, 'UTF8') || '\x00'::bytea || convert_to(hold.id, 'UTF8'))) end, wait_ms);
-        clk := metered.clock();     -- else write_charges does both
-        was := metered.placed_before(hold, clk, wait_ms);
+        clk := metered.clock();     -- else _write_charges does both
+        was := metered._placed_before(hold, clk, wait_ms);
         status := was.status;
         deadline := was.deadline;
         placed_at := was.at;
@@ -6163,9 +6163,9 @@ begin
     if status = 'same' then
         stored := metered.hold_json(was.no, clk);
         if raising and was.state <> 'h' then
-            perform metered.refuse_hold(true, json_build_object('status', 'state', 'id', hold.id, 'state', was.state, 'hold', stored));
+            perform metered._refuse_hold(true, json_build_object('status', 'state', 'id', hold.id, 'state', was.state, 'hold', stored));
         end if;
-        unused := case when origin.operation is not null then metered.remember_hold(stored) end;
+        unused := case when origin.operation is not null then metered._remember_hold(stored) end;
     end if;
     if status is not null then
         if status = 'taken' and reveal then
@@ -6177,7 +6177,7 @@ begin
         end if;
         return;
     end if;
-    c := metered.write_charges(charges, ahead, wait_ms, origin, case when raising then 'raise' else 'answer' end,
+    c := metered._write_charges(charges, ahead, wait_ms, origin, case when raising then 'raise' else 'answer' end,
         row(hold.id, due_in, null, clk), false);
     seqs := c.seqs;
     ats := c.ats;
@@ -6191,7 +6191,7 @@ begin
     deadline := placed_at + hold.ttl;
     -- A month less 30 days is more than nothing, and can lead back.
     if (deadline > placed_at and placed_at + due_in >= deadline and coalesce(deadline <= placed_at + hold.lifetime, true)) is not true then
-        perform metered.require(false, 'ttl');
+        perform metered._require(false, 'ttl');
     end if;
     loop
         insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
@@ -6201,8 +6201,8 @@ begin
         on conflict do nothing
         returning no into new_no;
         exit when new_no is not null;
-        if not metered.raise_sequence() then
-            perform metered.collided();     -- this view is older than one that was placed
+        if not metered._raise_sequence() then
+            perform metered._collided();     -- this view is older than one that was placed
         end if;
     end loop;
     if cardinality(charges) = 1 then
@@ -6218,7 +6218,7 @@ begin
         from unnest(minimum) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
         get diagnostics changed = row_count;
         if changed <> cardinality(minimum) then
-            perform metered.require(false, 'minimum');
+            perform metered._require(false, 'minimum');
         end if;
         lines := (select jsonb_agg(case when u.amount is null then x.line else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
             from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(minimum) u on u.scope = x.line ->> 'scope');
@@ -6229,28 +6229,28 @@ begin
             'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines),
         origin.note, origin.namespace, origin.operation);
     if channel is not null then
-        perform metered.announce(channel, hold.tenant, hold.id, 1, 'placed');
+        perform metered._announce(channel, hold.tenant, hold.id, 1, 'placed');
     end if;
     if origin.operation is not null then
-        unused := metered.remember_hold(metered.created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
+        unused := metered._remember_hold(metered._created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
     end if;
     status := 'placed';
 end
 $$;
 
 -- The charges with the keys of their scopes' locks, where these were left to be derived.
-create function metered.with_keys(charges metered.new_charge[]) returns metered.new_charge[]
+create function metered._with_keys(charges metered.new_charge[]) returns metered.new_charge[]
 language plpgsql stable
 as $$
 begin
-    return array(select row(c.scope, coalesce(c.key, metered.scope_key(c.scope)), c.amount, c.held, c.limits, c.note, c.must_exist, null, null)::metered.new_charge
+    return array(select row(c.scope, coalesce(c.key, metered._scope_key(c.scope)), c.amount, c.held, c.limits, c.note, c.must_exist, null, null)::metered.new_charge
         from unnest(charges) with ordinality c(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) order by c.n);
 end
 $$;
 
 -- The hold that was placed before: with this id, if the caller chose it, or of this claim. status as place
 -- has it, or null: none is in the way. state is its present state.
-create function metered.placed_before(hold metered.new_hold, clk timestamptz, wait_ms int,
+create function metered._placed_before(hold metered.new_hold, clk timestamptz, wait_ms int,
     out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz)
 language plpgsql volatile
 as $$
@@ -6267,13 +6267,13 @@ begin
     end if;
     no := was.no;
     if no is null then
-        if hold.chosen and hold.issued_at is not null and metered.one_snapshot() then
+        if hold.chosen and hold.issued_at is not null and metered._one_snapshot() then
             -- It may have been placed and purged since this snapshot, with which the
             -- horizon has moved: then this fails with 40001, as a lock of a row does
             -- that was updated since. FOR KEY SHARE would not.
-            before := metered.bound_lock_wait(wait_ms);
+            before := metered._bound_lock_wait(wait_ms);
             perform from metered.holds_horizon z where z.one for share;
-            before := metered.unbound_lock_wait(before);
+            before := metered._unbound_lock_wait(before);
         end if;
         if hold.chosen and hold.issued_at <= (select z.at from metered.holds_horizon z where z.one) then
             status := 'retired';
@@ -6294,21 +6294,21 @@ begin
         end if;
     end if;
     status := coalesce(status, case when was.fingerprint = hold.fingerprint then 'same' else 'conflict' end);
-    if status = 'same' or metered.one_snapshot() then
+    if status = 'same' or metered._one_snapshot() then
         -- A snapshot that is too old for the hold's present state fails here.
-        before := metered.bound_lock_wait(wait_ms);
+        before := metered._bound_lock_wait(wait_ms);
         perform from metered.holds h where h.no = was.no for share;
         if not found then
-            perform metered.collided();
+            perform metered._collided();
         end if;
-        before := metered.unbound_lock_wait(before);
+        before := metered._unbound_lock_wait(before);
     end if;
 end
 $$;
 
 -- Moves the sequence of holds.no on, if it has fallen behind, as it has on a server that was
 -- switched to by logical replication. False if the number that was tried last was free.
-create function metered.raise_sequence() returns boolean
+create function metered._raise_sequence() returns boolean
 language plpgsql volatile
 as $$
 declare
@@ -6323,7 +6323,7 @@ end
 $$;
 
 -- A hold that was just placed, with the other charges of its request.
-create function metered.created_json(hold json, charges metered.new_charge[], seqs bigint[], ats timestamptz[]) returns json
+create function metered._created_json(hold json, charges metered.new_charge[], seqs bigint[], ats timestamptz[]) returns json
 language plpgsql stable
 as $$
 begin
@@ -6339,16 +6339,16 @@ $$;
 -- older than one that was placed since, its insertion fails with 40001. The block takes it back.
 -- So a caller that names a holder may learn that somebody has placed the id since its snapshot, and
 -- no more: tried again, another's hold is as unknown as none.
-create function metered.missing_hold(of_tenant text, of_id text, issued timestamptz, wait_ms int) returns text
+create function metered._missing_hold(of_tenant text, of_id text, issued timestamptz, wait_ms int) returns text
 language plpgsql volatile
 as $$
 begin
     if issued <= (select z.at from metered.holds_horizon z where z.one) then
         return 'retired';
     end if;
-    if metered.one_snapshot() then
+    if metered._one_snapshot() then
         begin
-            perform metered.bound_lock_wait(wait_ms);
+            perform metered._bound_lock_wait(wait_ms);
             insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
             values ('epoch', 'epoch', 'epoch', 'epoch', 0, 'x', of_tenant, of_id, '', '', '{}')
             on conflict do nothing;
@@ -6369,7 +6369,7 @@ $$;
 --
 -- Whose a hold is never changes, and is looked at before anything is locked: locks, a wait
 -- for one, or a 40001 would tell another's hold from none.
-create function metered.lock_holds(named metered.hold_ids, needs "char", wait_ms int,
+create function metered._lock_holds(named metered.hold_ids, needs "char", wait_ms int,
     out nos bigint[], out keys bigint[], out clk timestamptz, out status text, out failed text, out stands "char", out failed_no bigint)
 language plpgsql volatile
 as $$
@@ -6389,7 +6389,7 @@ begin
     if cardinality(ids) = 1 then
         select y.no, y.keys, y.state, y.due into h from metered.holds y
         where y.tenant = of_tenant and y.id = ids[1]
-          and case when of_holder = '' or y.holder = of_holder then metered.try_keys(y.keys) end
+          and case when of_holder = '' or y.holder = of_holder then metered._try_keys(y.keys) end
         for no key update skip locked;
         if found then
             clk := metered.clock();     -- after the lock
@@ -6400,14 +6400,14 @@ begin
             end if;
         end if;
     end if;
-    perform metered.require(array_lower(ids, 1) = 1 and cardinality(ids) <= 100 and cardinality(ids) = (select count(distinct id) from unnest(ids) id), 'ids');
+    perform metered._require(array_lower(ids, 1) = 1 and cardinality(ids) <= 100 and cardinality(ids) = (select count(distinct id) from unnest(ids) id), 'ids');
     keys := '{}';
     for i in 1..cardinality(ids) loop
         select y.no, y.keys, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
         if h.no is null or of_holder <> '' and h.holder <> of_holder then
             -- An id that does not exist would be retired with such an id, and so is another tenant's.
             status := case
-                when h.no is null then metered.missing_hold(of_tenant, ids[i], named.issued[i], wait_ms)
+                when h.no is null then metered._missing_hold(of_tenant, ids[i], named.issued[i], wait_ms)
                 when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired'
                 else 'holder' end;
             failed := ids[i];
@@ -6417,10 +6417,10 @@ begin
         keys := keys || h.keys;
     end loop;
     select coalesce(array_agg(k.key order by k.key), '{}') into keys from (select distinct unnest(keys)) k(key);
-    waited := metered.lock_keys(keys, wait_ms);
-    before := metered.bound_lock_wait(wait_ms);
+    waited := metered._lock_keys(keys, wait_ms);
+    before := metered._bound_lock_wait(wait_ms);
     perform from metered.holds y where y.no = any (seen) order by y.no for no key update;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     clk := metered.clock();     -- after the lock
     for i in 1..cardinality(ids) loop
         -- One that took the id of one purged while this waited is not locked: it comes too late.
@@ -6445,7 +6445,7 @@ $$;
 
 -- Answers a refused transition, or raises the answer. json, since a hold may be in it
 -- whose metadata is none to jsonb: \u0000, half a surrogate pair, 1e200000.
-create function metered.refuse_hold(raising boolean, answer json) returns json
+create function metered._refuse_hold(raising boolean, answer json) returns json
 language plpgsql
 as $$
 begin
@@ -6457,7 +6457,7 @@ end
 $$;
 
 -- Charges that were denied, as far as each of their limits admits them: null if none does at all.
-create function metered.as_far_as_admitted(charges metered.new_charge[], denied jsonb) returns metered.new_charge[]
+create function metered._as_far_as_admitted(charges metered.new_charge[], denied jsonb) returns metered.new_charge[]
 language plpgsql immutable
 as $$
 declare
@@ -6541,18 +6541,18 @@ begin
     end if;
     if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'allow') and (used is null or cardinality(named.ids) = 1)
         or not terms.closing and used is not null) is not true then
-        perform metered.require(false, 'terms');
+        perform metered._require(false, 'terms');
     end if;
-    k := metered.lock_holds(named, 'h', wait_ms);
+    k := metered._lock_holds(named, 'h', wait_ms);
     if k.status is not null then
-        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
     if used is not null then
         foreach u in array used loop
             if (whole and u.amount is null or not whole and u.amount between 0 and 9007199254740992) is not true or u.scope = any (scopes) then
-                perform metered.require(false, 'used');
+                perform metered._require(false, 'used');
             end if;
             scopes := scopes || u.scope::text;
             units := units || u.amount::bigint;
@@ -6563,17 +6563,17 @@ begin
         -- that.
         select h.claim into own from metered.holds h where h.no = k.nos[1];
         if own is not null and not whole and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
-            refused := metered.refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
+            refused := metered._refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
                 'id', named.ids[1], 'scope', own));
             return;
         end if;
         foreach u in array used loop
             select y.open into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = u.scope;
             if l.open is null then
-                refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', u.scope));
+                refused := metered._refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', u.scope));
                 return;
             elsif u.amount > l.open and terms.policy = 'refuse' then
-                refused := metered.refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
+                refused := metered._refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
                     'scope', u.scope, 'requested', u.amount, 'open', l.open));
                 return;
             elsif u.amount > l.open then
@@ -6581,14 +6581,14 @@ begin
                     u.limits, origin.note, null, null, null)::metered.new_charge;
             end if;
             covered := least(u.amount, l.open);
-            spent := case when cardinality(u.limits) > 0 and covered > 0 then metered.spent_limits(u.limits) end;
+            spent := case when cardinality(u.limits) > 0 and covered > 0 then metered._spent_limits(u.limits) end;
             if spent is not null then
-                tip := metered.last_entry(u.scope);
-                w := metered.cross_captured(row(u.scope, null, coalesce(u.amount, covered) - covered, -covered, spent, null, null, null, null)::metered.new_charge,
+                tip := metered._last_entry(u.scope);
+                w := metered._cross_captured(row(u.scope, null, coalesce(u.amount, covered) - covered, -covered, spent, null, null, null, null)::metered.new_charge,
                     tip, k.clk, ahead);
                 if w.silent then
                     if raising then
-                        perform metered.refuse_unreported();
+                        perform metered._refuse_unreported();
                     end if;
                     refused := json_build_object('status', 'denied', 'denied', json_build_array(json_build_object('crossing', true)),
                         'scopes', json_build_array(u.scope), 'units', json_build_array(covered));
@@ -6603,18 +6603,18 @@ begin
     -- The excess first: held units and units spent of them count the same.
     while excess is not null loop
         if terms.policy = 'allow' then
-            c := metered.charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, k.nos, k.clk));
+            c := metered._charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, k.nos, k.clk));
         else
-            c := metered.write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
+            c := metered._write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
         end if;
         crossed := c.crossed;
         exit when c.denied is null;
         if c.denied -> 0 ? 'crossing' and raising then
-            perform metered.refuse_unreported();
+            perform metered._refuse_unreported();
         end if;
-        fitting := case when terms.policy = 'upto' and not c.denied -> 0 ? 'crossing' then metered.as_far_as_admitted(excess, c.denied) else excess end;
+        fitting := case when terms.policy = 'upto' and not c.denied -> 0 ? 'crossing' then metered._as_far_as_admitted(excess, c.denied) else excess end;
         if fitting = excess then
-            refused := metered.refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
+            refused := metered._refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
                 'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
             return;
         end if;
@@ -6640,13 +6640,13 @@ begin
             covered := least(take, l.open);
             if covered > 0 or terms.closing and l.open > 0 then
                 if l.seq is null then
-                    perform metered.collided();
+                    perform metered._collided();
                 end if;
                 if l.next_due <= k.clk and l.lots_end is null then
-                    ended := ended or metered.end_minima_of(k.nos, k.clk, wait_ms) is not null;
-                    tip := metered.entry_for_write(l.scope);
+                    ended := ended or metered._end_minima_of(k.nos, k.clk, wait_ms) is not null;
+                    tip := metered._entry_for_write(l.scope);
                 elsif l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
-                    tip := metered.settle(metered.entry_for_write(l.scope), k.clk, metered.ends_per_call(), 0, wait_ms);
+                    tip := metered._settle(metered._entry_for_write(l.scope), k.clk, metered._ends_per_call(), 0, wait_ms);
                 end if;
                 if tip.scope = l.scope and tip.seq >= l.seq then
                     select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end
@@ -6655,24 +6655,24 @@ begin
                 if covered > 0 then
                     n := array_position(watched, l.scope);
                     if n is not null then
-                        w := metered.cross_captured(takes[n], metered.last_entry(l.scope), k.clk, ahead);
+                        w := metered._cross_captured(takes[n], metered._last_entry(l.scope), k.clk, ahead);
                         if w.silent then
-                            perform metered.collided();     -- the state that was judged first has changed
+                            perform metered._collided();     -- the state that was judged first has changed
                         end if;
                         l.crossed := w.crossed;
-                        crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered.crossed_at(w.crossings, array[l.seq + 1]) end;
+                        crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[l.seq + 1]) end;
                     end if;
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                         epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
                     values (l.seq + 1, covered, greatest(k.clk, l.at),
                         l.spent + covered, l.refunded, l.credited, l.held - covered,
-                        l.epoch, 'u', l.scope, metered.due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk),
+                        l.epoch, 'u', l.scope, metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk),
                         named.ids[i], origin.namespace, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
                     on conflict do nothing;
                     if not found then
-                        perform metered.collided();
+                        perform metered._collided();
                     elsif l.lots_end is not null then
-                        perform metered.capture_lots(metered.last_entry(l.scope), l.opened_seq, covered);
+                        perform metered._capture_lots(metered._last_entry(l.scope), l.opened_seq, covered);
                     end if;
                     detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered,
                         'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
@@ -6682,13 +6682,13 @@ begin
                         epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
                     values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at),
                         l.spent + covered, l.refunded, l.credited, l.held - l.open,
-                        l.epoch, 'l', l.scope, metered.due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk),
+                        l.epoch, 'l', l.scope, metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk),
                         named.ids[i], origin.namespace, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
                     on conflict do nothing;
                     if not found then
-                        perform metered.collided();
+                        perform metered._collided();
                     elsif l.lots_end is not null then
-                        perform metered.free_lots(metered.entry_for_write(l.scope), array[l.opened_seq]);
+                        perform metered._free_lots(metered._entry_for_write(l.scope), array[l.opened_seq]);
                     end if;
                 end if;
             end if;
@@ -6696,7 +6696,7 @@ begin
                 n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) where x.scope = l.scope);
                 detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered, 'seq', c.seqs[n], 'at', c.ats[n], 'excess', true);
             end if;
-            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back, l.at_least);
+            lines := lines || metered._line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back, l.at_least);
             if take > 0 or terms.closing and l.open > 0 then
                 update metered.hold_lines y set captured = y.captured + take, open = case when terms.closing then 0 else y.open - covered end
                 where y.hold = k.nos[i] and y.scope = l.scope;
@@ -6705,15 +6705,15 @@ begin
         update metered.holds h set version = h.version + 1, entity = coalesce(terms.entity, h.entity),
             state = case when terms.closing then 'c' else 'h' end::"char", ended_at = case when terms.closing then k.clk end, pending = not terms.closing
         where h.no = k.nos[i]
-        returning h.version, metered.hold_as_json(h, array_to_json(lines), k.clk, null) into v, hold;
+        returning h.version, metered._hold_as_json(h, array_to_json(lines), k.clk, null) into v, hold;
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, entity, detail, note, namespace, operation)
         values (k.nos[i], k.clk, v, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
             origin.note, origin.namespace, origin.operation);
         if channel is not null then
-            perform metered.announce(channel, named.tenant, named.ids[i], v, case when terms.closing then 'captured' else 'captured_part' end);
+            perform metered._announce(channel, named.tenant, named.ids[i], v, case when terms.closing then 'captured' else 'captured_part' end);
         end if;
-        unused := case when origin.operation is not null then metered.remember_hold(hold) end;
+        unused := case when origin.operation is not null then metered._remember_hold(hold) end;
     end loop;
 end
 $$;
@@ -6747,26 +6747,26 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of release_holds' using errcode = '22023';
     end if;
-    k := metered.lock_holds(named, 'h', wait_ms);
+    k := metered._lock_holds(named, 'h', wait_ms);
     if k.status is not null then
-        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
-    perform metered.release_lines(k.nos, null, 'l', k.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
+    perform metered._release_lines(k.nos, null, 'l', k.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
     for i in 1..cardinality(named.ids) loop
         update metered.holds h set version = h.version + 1, state = 'r', ended_at = k.clk, pending = false
         where h.no = k.nos[i]
-        returning h.version, metered.hold_as_json(h, (
-            select json_agg(metered.line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope)
+        returning h.version, metered._hold_as_json(h, (
+            select json_agg(metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope)
             from metered.hold_lines l where l.hold = h.no), k.clk, origin.note ->> 'reason') into v, hold;
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)
         values (k.nos[i], k.clk, v, 'r', origin.note, origin.namespace, origin.operation);
         if channel is not null then
-            perform metered.announce(channel, named.tenant, named.ids[i], v, 'released');
+            perform metered._announce(channel, named.tenant, named.ids[i], v, 'released');
         end if;
-        unused := case when origin.operation is not null then metered.remember_hold(hold) end;
+        unused := case when origin.operation is not null then metered._remember_hold(hold) end;
     end loop;
 end
 $$;
@@ -6802,23 +6802,23 @@ begin
         raise exception 'out of bounds: an argument of extend_holds' using errcode = '22023';
     end if;
     if (by > interval '0' and by <= interval '3660 days') is not true then
-        perform metered.require(false, 'by');
+        perform metered._require(false, 'by');
     end if;
-    k := metered.lock_holds(named, 'h', wait_ms);
+    k := metered._lock_holds(named, 'h', wait_ms);
     if k.status is not null then
-        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
     for i in 1..cardinality(named.ids) loop
         select y.deadline, y.due, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling into h from metered.holds y where y.no = k.nos[i];
         if h.deadline <= k.clk then     -- in its grace, which is for captures
-            refused := metered.refuse_hold(raising, json_build_object('status', 'state', 'id', named.ids[i], 'state', 'x',
+            refused := metered._refuse_hold(raising, json_build_object('status', 'state', 'id', named.ids[i], 'state', 'x',
                 'hold', metered.hold_json(k.nos[i], k.clk)));
         elsif h.deadline + by <= h.deadline or h.due + by < h.deadline + by then    -- a month can be shorter than 30 days
-            perform metered.require(false, 'by');
+            perform metered._require(false, 'by');
         elsif h.deadline + by > h.ceiling then
-            refused := metered.refuse_hold(raising, json_build_object('status', 'ceiling', 'id', named.ids[i],
+            refused := metered._refuse_hold(raising, json_build_object('status', 'ceiling', 'id', named.ids[i],
                 'left_us', (extract(epoch from h.ceiling - h.deadline) * 1000000)::bigint));
         end if;
         if refused is not null then
@@ -6832,10 +6832,10 @@ begin
         insert into metered.hold_events (hold, at, deadline, version, kind, note, namespace, operation)
         values (k.nos[i], k.clk, h.deadline, h.version, 'e', origin.note, origin.namespace, origin.operation);
         if channel is not null then
-            perform metered.announce(channel, named.tenant, named.ids[i], h.version, 'extended');
+            perform metered._announce(channel, named.tenant, named.ids[i], h.version, 'extended');
         end if;
         holds[i] := metered.hold_json(k.nos[i], k.clk);
-        unused := case when origin.operation is not null then metered.remember_hold(holds[i]) end;
+        unused := case when origin.operation is not null then metered._remember_hold(holds[i]) end;
     end loop;
 end
 $$;
@@ -6845,7 +6845,7 @@ $$;
 -- Gives back the units that captured holds spent, all or none, as refunds of their charges: all that is left
 -- of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the
 -- charges that were purged, and not if one is of a claim's own unit, which would stay taken. refused:
--- besides lock_holds's, returned (all was given back before), purged, left (less is left of what
+-- besides _lock_holds's, returned (all was given back before), purged, left (less is left of what
 -- was captured), claim (a claim's own unit is given back with all the rest, or not at all).
 create function metered.refund_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms int,
     origin metered.origin, channel text, raising boolean,
@@ -6878,33 +6878,33 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of refund_holds' using errcode = '22023';
     end if;
-    perform metered.require(skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
-    k := metered.lock_holds(named, 'c', wait_ms);
+    perform metered._require(skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
+    k := metered._lock_holds(named, 'c', wait_ms);
     if k.status is null and exists (select from metered.holds h where h.no = any (k.nos) and h.returned) then
         select 'returned', h.id, h.no into k.status, k.failed, k.failed_no
         from metered.holds h where h.no = any (k.nos) and h.returned order by h.no limit 1;
     end if;
     if k.status is not null then
-        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
     -- A refusal after the first refund takes that back, too. By a code that does not end in
-    -- 000: such a one would catch its whole class, and with it the errors of refuse_hold.
+    -- 000: such a one would catch its whole class, and with it the errors of _refuse_hold.
     begin
         for i in 1..cardinality(named.ids) loop
-            refused := metered.refund_hold(k.nos[i], named.ids[i], used, skip_purged, k.clk, wait_ms, origin);
+            refused := metered._refund_hold(k.nos[i], named.ids[i], used, skip_purged, k.clk, wait_ms, origin);
             if refused is not null then
-                refused := metered.refuse_hold(raising, refused);
+                refused := metered._refuse_hold(raising, refused);
                 raise exception using errcode = 'MT100';
             end if;
             holds[i] := metered.hold_json(k.nos[i], k.clk);
             if channel is not null then
                 -- Not out of the JSON, in which the caller's may be that no operator reads.
-                perform metered.announce(channel, h.tenant, h.id, h.version, case when h.returned then 'returned' else 'returned_part' end)
+                perform metered._announce(channel, h.tenant, h.id, h.version, case when h.returned then 'returned' else 'returned_part' end)
                 from metered.holds h where h.no = k.nos[i];
             end if;
-            unused := case when origin.operation is not null then metered.remember_hold(holds[i]) end;
+            unused := case when origin.operation is not null then metered._remember_hold(holds[i]) end;
         end loop;
     exception when sqlstate 'MT100' then
         holds := null;
@@ -6913,7 +6913,7 @@ end
 $$;
 
 -- Gives back the units that one captured hold spent: see refund_holds. Its scopes and its row are locked.
-create function metered.refund_hold(of_no bigint, of_id text, used metered.used_units[], skip_purged boolean,
+create function metered._refund_hold(of_no bigint, of_id text, used metered.used_units[], skip_purged boolean,
     clk timestamptz, wait_ms int, origin metered.origin) returns json
 language plpgsql volatile
 as $$
@@ -6933,7 +6933,7 @@ declare
 begin
     select h.claim into own from metered.holds h where h.no = of_no;
     foreach u in array coalesce(used, '{}') loop
-        perform metered.require(u.amount between 1 and 9007199254740992 and not wanted ? u.scope, 'used');
+        perform metered._require(u.amount between 1 and 9007199254740992 and not wanted ? u.scope, 'used');
         wanted := wanted || jsonb_build_object(u.scope, u.amount);
     end loop;
     for e in select d.scope, d.amount, d.seq, d.at, l.key, (
@@ -7018,9 +7018,9 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of release_captured' using errcode = '22023';
     end if;
-    k := metered.lock_holds(named, '*', wait_ms);
+    k := metered._lock_holds(named, '*', wait_ms);
     if k.status is not null then
-        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
@@ -7033,7 +7033,7 @@ begin
                 r := metered.release_holds(one, wait_ms, origin, channel, false);
             end if;
             if r.refused is not null then
-                refused := metered.refuse_hold(raising, r.refused);
+                refused := metered._refuse_hold(raising, r.refused);
                 raise exception using errcode = 'MT100';
             end if;
             holds := holds || r.holds;
@@ -7058,7 +7058,7 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    before  text := metered.bound_lock_wait(wait_ms);
+    before  text := metered._bound_lock_wait(wait_ms);
     fresh   bytea[];
     one     metered.new_token;
 begin
@@ -7070,8 +7070,8 @@ begin
         raise exception 'out of bounds: an argument of mint_tokens' using errcode = '22023';
     end if;
     foreach one in array minted loop
-        if metered.fits(one) is not true or cardinality(minted) > 1000 then
-            perform metered.require(false, 'tokens');
+        if metered._token_fits(one) is not true or cardinality(minted) > 1000 then
+            perform metered._require(false, 'tokens');
         end if;
     end loop;
     mint_tokens.minted_at := metered.clock();
@@ -7089,12 +7089,12 @@ begin
     else
         status := 'ok';
     end if;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
 end
 $$;
 
 -- Whether a token is within its bounds. The table catches nulls. Inlined wherever it stands.
-create function metered.fits(m metered.new_token) returns boolean
+create function metered._token_fits(m metered.new_token) returns boolean
 language sql stable
 as $$
     select m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
@@ -7169,7 +7169,7 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of consume_token' using errcode = '22023';
     end if;
-    if bounds then  -- bound_lock_wait, without the call
+    if bounds then  -- _bound_lock_wait, without the call
         unused := set_config('lock_timeout', wait_ms::text, true);
     end if;
     for attempt in 1..3 loop
@@ -7184,8 +7184,8 @@ begin
         if not found then
             status := (metered.inspect_token(token_digest, for_purpose, for_subject)).status;
             continue when status = 'ok';
-            if status = 'unknown' and metered.one_snapshot() then
-                perform metered.missing_token(token_digest);
+            if status = 'unknown' and metered._one_snapshot() then
+                perform metered._missing_token(token_digest);
             end if;
         end if;
         if bounds then
@@ -7199,7 +7199,7 @@ $$;
 
 -- Fails with 40001 where a token was minted since this snapshot: it is not unknown. Its insertion
 -- meets the other one. The block takes it back.
-create function metered.missing_token(token_digest bytea) returns void
+create function metered._missing_token(token_digest bytea) returns void
 language plpgsql volatile
 as $$
 begin
@@ -7221,7 +7221,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     now_at  timestamptz := metered.clock();
-    before  text := metered.bound_lock_wait(wait_ms);
+    before  text := metered._bound_lock_wait(wait_ms);
     was     boolean;
 begin
     if octet_length(token_digest) > 33
@@ -7232,7 +7232,7 @@ begin
     set revoked = true, ended_at = now_at
     where t.digest = token_digest and (t.ended_at is null and t.expires_at > now_at) is true;     -- as in consume_token
     was := found;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     return was;
 end
 $$;
@@ -7248,7 +7248,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     now_at  timestamptz := metered.clock();
-    before  text := metered.bound_lock_wait(wait_ms);
+    before  text := metered._bound_lock_wait(wait_ms);
     digests bytea[];
     total   bigint;
 begin
@@ -7269,7 +7269,7 @@ begin
         where t.digest = any (digests)
         returning t.revoked)
     select count(*) filter (where e.revoked) into total from ended e;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     return total;
 end
 $$;
@@ -7296,9 +7296,9 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of replace_token' using errcode = '22023';
     end if;
-    perform metered.require(metered.fits(token), 'token');
-    perform metered.lock_keys(array[key], wait_ms);
-    before := metered.bound_lock_wait(wait_ms);
+    perform metered._require(metered._token_fits(token), 'token');
+    perform metered._lock_keys(array[key], wait_ms);
+    before := metered._bound_lock_wait(wait_ms);
     if exists (select from metered.tokens t where t.digest = token.digest) then
         status := 'exists';
     else
@@ -7314,7 +7314,7 @@ begin
         end if;
         status := 'ok';
     end if;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
 end
 $$;
 
@@ -7338,7 +7338,7 @@ begin
     if max_rows > 10000 then
         raise exception 'out of bounds: an argument of purge_tokens' using errcode = '22023';
     end if;
-    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    perform metered._require(max_rows between 1 and 10000, 'max_rows');
     with gone as (
         delete from metered.tokens t
         where t.digest = any (array(
@@ -7435,7 +7435,7 @@ begin
     if max_rows > 10000 then
         raise exception 'out of bounds: an argument of purge_job_keys' using errcode = '22023';
     end if;
-    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    perform metered._require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
     with gone as (
         -- By row address, so that there is no join to plan: these rows are never
@@ -7512,7 +7512,7 @@ begin
             raise exception 'a command is already begun in this transaction' using errcode = 'MT006';
         end if;
         if not pg_try_advisory_xact_lock(command.key) then
-            perform metered.lock_keys(array[command.key], wait_ms);
+            perform metered._lock_keys(array[command.key], wait_ms);
         end if;
         -- Both of one snapshot: a purge moves the horizon in the transaction that deletes.
         select (select h.at from metered.operations_horizon h where h.one),
@@ -7524,7 +7524,7 @@ begin
             status := 'replay';
             return;
         end if;
-        if metered.one_snapshot() then
+        if metered._one_snapshot() then
             -- The snapshot may be older than a record whose writer let go of the id
             -- just now, or than a purge. A write meets the first and a lock the
             -- second, with 40001. The block takes both back.
@@ -7546,10 +7546,10 @@ begin
             return;
         end if;
         if command.timeout_ms > 0 then
-            unused := set_config('statement_timeout', metered.shorter(current_setting('statement_timeout'), command.timeout_ms), true)
-                || set_config('lock_timeout', metered.shorter(current_setting('lock_timeout'), command.timeout_ms), true)
+            unused := set_config('statement_timeout', metered._shorter(current_setting('statement_timeout'), command.timeout_ms), true)
+                || set_config('lock_timeout', metered._shorter(current_setting('lock_timeout'), command.timeout_ms), true)
                 || set_config('idle_in_transaction_session_timeout',
-                    metered.shorter(current_setting('idle_in_transaction_session_timeout'), command.timeout_ms), true);
+                    metered._shorter(current_setting('idle_in_transaction_session_timeout'), command.timeout_ms), true);
         end if;
         -- COMMIT is sent before the charges are made: if the client is gone by the time a scope
         -- is free, let that be noticed. Postgres on Linux can. Elsewhere it is tried.
@@ -7582,7 +7582,7 @@ begin
         end if;
     end if;
     if cardinality(charges) > 0 then
-        t := metered.write_charges(charges, ahead, wait_ms, null, 'look', null, false);
+        t := metered._write_charges(charges, ahead, wait_ms, null, 'look', null, false);
         denied := t.denied;
     end if;
 end
@@ -7631,9 +7631,9 @@ begin
         if command.leased and cardinality(charges) = 1 then     -- charge_leased, without its arrays
             charge := charges[1];
             if pg_column_size(charge.note) > 8192 or pg_column_compression(charge.note) is not null then
-                perform metered.no_amount();
+                perform metered._no_amount();
             end if;
-            at := metered.spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(command.namespace, command.id, charge.note));
+            at := metered._spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(command.namespace, command.id, charge.note));
             if at is null then
                 raise exception 'a lease is closed' using errcode = 'MT009', detail = jsonb_build_array(jsonb_build_object('lease', charge.lease));
             end if;
@@ -7641,7 +7641,7 @@ begin
         elsif command.leased then
             c := metered.charge_leased(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', command.standing);
         else
-            c := metered.write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null, command.standing);
+            c := metered._write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null, command.standing);
         end if;
         seqs := c.seqs;
         ats := c.ats;
@@ -7709,13 +7709,13 @@ set enable_sort = off
 as $$
 declare
     latest timestamptz;
-    before text := metered.bound_lock_wait(wait_ms);
+    before text := metered._bound_lock_wait(wait_ms);
 begin
     if max_rows > 10000
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of purge_operations' using errcode = '22023';
     end if;
-    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    perform metered._require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
     with gone as (
         -- By row address, so that there is no join to plan: these rows are never
@@ -7730,7 +7730,7 @@ begin
     if latest is not null then
         update metered.operations_horizon h set at = latest where h.one and h.at < latest;
     end if;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
 end
 $$;
 
@@ -7779,11 +7779,11 @@ begin
         or pg_column_size(minimum) > 1400 and not metered._fits(minimum) then
         raise exception 'out of bounds: an argument of open_session' using errcode = '22023';
     end if;
-    if (not hold.chosen and hold.claim is null and octet_length(ids) >= 32 and not metered.one_snapshot()) is not true then
-        perform metered.require(false, 'session');
+    if (not hold.chosen and hold.claim is null and octet_length(ids) >= 32 and not metered._one_snapshot()) is not true then
+        perform metered._require(false, 'session');
     end if;
     if not pg_try_advisory_xact_lock(command.key) then
-        perform metered.lock_keys(array[command.key], wait_ms);
+        perform metered._lock_keys(array[command.key], wait_ms);
     end if;
     select (select z.at from metered.operations_horizon z where z.one),
         (select o.at from metered.operations o where o.namespace = command.namespace and o.id = command.id)
@@ -7825,12 +7825,12 @@ $$;
 --
 -- The cost of a call is mostly the set-up of its statements, so one statement makes the entries of all
 -- charges that are plain: they fit, nothing is due, and the clock is right. A scope of which one charge
--- is not plain is left to write_charges, charge by charge, so that only check_limits refuses. The
+-- is not plain is left to _write_charges, charge by charge, so that only _check_limits refuses. The
 -- guard is the same for both: the primary key, and FOR KEY SHARE on the last entry.
 
 -- Takes locks in the order of their keys, and returns those that it did not get: none, unless they are
 -- not to be waited for (skip_busy).
-create function metered.lock_each(keys bigint[], wait_ms int, skip_busy boolean) returns bigint[]
+create function metered._lock_each(keys bigint[], wait_ms int, skip_busy boolean) returns bigint[]
 language plpgsql volatile
 as $$
 declare
@@ -7840,14 +7840,14 @@ begin
         return (select array_agg(k.key) from (select distinct x.key from unnest(keys) x(key) order by 1) k
                 where not pg_try_advisory_xact_lock(k.key));
     end if;
-    waited := metered.lock_keys(array(select distinct x.key from unnest(keys) x(key) order by 1), wait_ms);
+    waited := metered._lock_keys(array(select distinct x.key from unnest(keys) x(key) order by 1), wait_ms);
     return null;
 end
 $$;
 
 -- The records of events, whose ids are locked: replay (with the entry that was made), conflict
 -- (another event has the id), or nothing.
-create function metered.recorded_events(events metered.new_event[], busy bigint[], wait_ms int,
+create function metered._recorded_events(events metered.new_event[], busy bigint[], wait_ms int,
     out statuses text[], out answers metered.each_answer[])
 language plpgsql volatile
 as $$
@@ -7862,7 +7862,7 @@ begin
           -- limit, or the planner may join by a hash of the whole table, made while it was empty.
           left join lateral (select x.id, x.fingerprint, x.seqs, x.ats from metered.operations x
               where x.namespace = e.namespace and x.id = e.id limit 1) o on true) r;
-    if metered.one_snapshot() then
+    if metered._one_snapshot() then
         -- As in begin_command: the snapshot may be older than a record, or than a purge.
         begin
             perform set_config('lock_timeout', wait_ms::text, true);
@@ -7881,7 +7881,7 @@ $$;
 
 -- Writes those of the charges that are plain, with the records of their events. exact are the
 -- others that have no status, by their numbers. The scopes are locked.
-create function metered.write_plain(charges metered.new_charge[], events metered.new_event[], statuses text[], clk timestamptz,
+create function metered._write_plain(charges metered.new_charge[], events metered.new_event[], statuses text[], clk timestamptz,
     out answers metered.each_answer[], out exact int[])
 language plpgsql volatile
 as $$
@@ -7914,7 +7914,7 @@ begin
                 coalesce(y.refunded, 0) as refunded, coalesce(y.credited, 0) as credited, coalesce(y.held, 0) as held,
                 coalesce(y.epoch, 0::smallint) as epoch, y.next_due, y.anchor_at, y.anchor_spent, y.lots_end, y.crossed,
                 y.seq is null or y.at <= clk and y.lots_end is null and (y.next_due <= clk) is not true as fresh) t
-        -- The units that count against each limit: as in write_charges, where they are sure.
+        -- The units that count against each limit: as in _write_charges, where they are sure.
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,
                 array_agg(x.period order by x.ordinality) filter (where x.period is not null) as periods,
@@ -7929,8 +7929,8 @@ begin
                             then t.spent - coalesce(b.spent, 0)
                     end as used
                   from (select y.ordinality, y.max, y.tell_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
-                        from (select z.ordinality, z.max, z.tell_at, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
-                              from unnest(case when t.crossed is null then a.limits else metered.untold(a.limits, t.crossed,
+                        from (select z.ordinality, z.max, z.tell_at, z.win, case when z.win is null then metered._period_at(z.period, clk) end as period
+                              from unnest(case when t.crossed is null then a.limits else metered._untold(a.limits, t.crossed,
                                   t.spent + a.before - t.refunded, t.held, t.credited, clk) end) with ordinality z
                               offset 0) y) l    -- or a period would be worked out wherever it is mentioned
                   left join lateral (
@@ -7948,7 +7948,7 @@ begin
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
             epoch, kind, scope, next_due, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
         select j.seq + j.place, j.amount, clk, j.spent + j.before + j.amount, j.refunded, j.credited, j.held, j.epoch, 'c', j.scope,
-            case when j.held > 0 then metered.due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end,
+            case when j.held > 0 then metered._due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end,
             j.namespace, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed
         from judged j where j.plain
         on conflict do nothing
@@ -7967,15 +7967,15 @@ begin
     into answers, exact, entries, made, records, kept
     from judged j;
     if made < entries then
-        perform metered.collided();
+        perform metered._collided();
     elsif kept < records then
-        perform metered.recorded_meanwhile();
+        perform metered._recorded_meanwhile();
     end if;
 end
 $$;
 
 -- Tells a writer of a record that another one was faster.
-create function metered.recorded_meanwhile() returns void
+create function metered._recorded_meanwhile() returns void
 language plpgsql
 as $$
 begin
@@ -7984,23 +7984,23 @@ end
 $$;
 
 -- Writes one charge, whose scope is locked, with the record of its event, or says why it is refused.
-create function metered.write_exact(c metered.new_charge, e metered.new_event, nth int, ahead interval, wait_ms int, clk timestamptz)
+create function metered._write_exact(c metered.new_charge, e metered.new_event, nth int, ahead interval, wait_ms int, clk timestamptz)
 returns metered.each_answer
 language plpgsql volatile
 as $$
 declare
     a record;
 begin
-    a := metered.write_charges(array[c], ahead, wait_ms, row(e.namespace, e.id, null), 'answer', row(null, null, null, clk), true);
+    a := metered._write_charges(array[c], ahead, wait_ms, row(e.namespace, e.id, null), 'answer', row(null, null, null, clk), true);
     if a.denied -> 0 ? 'crossing' then
-        perform metered.refuse_unreported();
+        perform metered._refuse_unreported();
     end if;
     if a.denied is null and e.id is not null then
         insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
         values (e.namespace, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
         on conflict do nothing;
         if not found then
-            perform metered.recorded_meanwhile();
+            perform metered._recorded_meanwhile();
         end if;
     end if;
     return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.denied, null, a.periods, a.crossed)::metered.each_answer;
@@ -8053,20 +8053,20 @@ begin
     end if;
     if (n between 1 and 1000 and array_ndims(charges) = 1 and array_lower(charges, 1) = 1
         and (events is null or cardinality(events) = n and array_ndims(events) = 1 and array_lower(events, 1) = 1)) is not true then
-        perform metered.require(false, 'charges');
+        perform metered._require(false, 'charges');
     end if;
     if events is not null then
         if not (select coalesce(bool_and(e.id is null or octet_length(e.id) between 1 and 255 and (octet_length(e.namespace) <= 255) is true
             and (octet_length(e.fingerprint) = 33) is true), true) from unnest(events) e) then
-            perform metered.require(false, 'events');
+            perform metered._require(false, 'events');
         end if;
-        busy := metered.lock_each(array(select e.id_key from unnest(events) e where e.id_key is not null), wait_ms, skip_busy);
-        p := metered.recorded_events(events, busy, wait_ms);
+        busy := metered._lock_each(array(select e.id_key from unnest(events) e where e.id_key is not null), wait_ms, skip_busy);
+        p := metered._recorded_events(events, busy, wait_ms);
         statuses := p.statuses;
         return query select * from unnest(p.answers);
     end if;
-    busy := metered.lock_each(array(
-        select coalesce(c.key, metered.scope_key(c.scope))
+    busy := metered._lock_each(array(
+        select coalesce(c.key, metered._scope_key(c.scope))
         from rows from (unnest(charges), unnest(statuses)) c where c.unnest is null), wait_ms, skip_busy);
     clk := metered.clock();     -- after the locks: a wait must not date the entries back
     if busy is not null then
@@ -8083,23 +8083,23 @@ begin
                 when e.occurred_at < clk - late then 'late' end)
             from rows from (unnest(events), unnest(statuses)) with ordinality e order by e.ordinality);
     end if;
-    if n = 1 then   -- for one charge write_charges is faster
+    if n = 1 then   -- for one charge _write_charges is faster
         exact := array(select 1 where statuses[1] is null);
     else
-        p := metered.write_plain(charges, events, statuses, clk);
+        p := metered._write_plain(charges, events, statuses, clk);
         return query select * from unnest(p.answers);
         exact := p.exact;
     end if;
     begin
         foreach i in array coalesce(exact, '{}') loop
-            answers[i] := metered.write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
+            answers[i] := metered._write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
         end loop;
     exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' or numeric_value_out_of_range then
         -- Once more, each in a block of its own, which costs a subtransaction.
         answers := null;
         foreach i in array exact loop
             begin
-                answers[i] := metered.write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
+                answers[i] := metered._write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
             exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' or numeric_value_out_of_range then
                 get stacked diagnostics state = returned_sqlstate, detail = pg_exception_detail;
                 answers[i] := row(i, null, null, null, null, to_jsonb(detail), state, null, null)::metered.each_answer;
@@ -8547,10 +8547,10 @@ comment on column metered.operations_horizon.one is 'there is one row';
 comment on function metered.lock_scopes(text[], int) is 'Takes the locks of scopes for a caller that then reads, charges or credits.';
 comment on function metered.credit(metered.scope_name, bigint, metered.amount, boolean, int, metered.origin, boolean) is 'Adds credit to a scope: it counts for lifetimes, and for no window. denied, and nothing written, if the scope must exist and does not (see admit). With raising that is SQLSTATE MT001 instead.';
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining has the units that can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
-comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as empty collides with it. It is a new row, so that a writer that sees it as the last entry collides, too (entry_for_write). The entries behind it begin at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
+comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as empty collides with it. It is a new row, so that a writer that sees it as the last entry collides, too (_entry_for_write). The entries behind it begin at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
-comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds of limits, which the caller does not report (cross_lowered).';
-comment on function metered.roll_over(metered.scope_name, bigint, bigint, text, metered.amount, interval, metered.charge_limit[], int, metered.origin) is 'Rolls up to cap units of a lot over into another one, which lasts so long from now on (0: for ever): once. status is rolled, same (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report (cross_lowered). Units beyond cap stay in the lot.';
+comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds of limits, which the caller does not report (_cross_lowered).';
+comment on function metered.roll_over(metered.scope_name, bigint, bigint, text, metered.amount, interval, metered.charge_limit[], int, metered.origin) is 'Rolls up to cap units of a lot over into another one, which lasts so long from now on (0: for ever): once. status is rolled, same (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.';
 comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end and last_no are where to go on, if there may be more.';
 comment on function metered.told_lots(bigint[], bigint[]) is 'Marks lapsed units of lots as reported to subscribers: so many units of each.';
 comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status is granted, same (it was granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). denied, and nothing written, if the scope must exist and does not.';
@@ -8563,7 +8563,7 @@ comment on function metered.usage_at(text, timestamptz[]) is 'The sums of a scop
 comment on function metered.search_entries(text, bigint, bigint, boolean, int, int, metered.origin, text) is 'Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.';
 comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of the units that the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are the scope''s state before. It lasts for terms.ttl, or until the first of the limits'' periods ends: a lease that is settled later counts in the next one.';
 comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'A charge that is spent from a lease, and no command''s.';
-comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies, and nothing is written then.';
+comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as _write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies, and nothing is written then.';
 comment on function metered.settle_lease(bigint, text, bigint, int, metered.charge_limit[], interval) is 'Settles a lease: captures its spent units, and frees the rest. status is settled, closed (it was settled before, and spent has the units captured then), early (only its owner may, before it ends) or unknown. of_owner is the caller. told has the units that the owner of a lease in memory used. Without it all of them were. crossing: it would cross thresholds of spending alone, which limits has and nobody reports.';
 comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before. The child''s side of another cluster''s units stays until the parent''s side is known to be settled, and its time was over before cutoff: until then a message can ask for the units that the child used.';
 comment on function metered.carve(metered.new_charge, metered.lease_terms, interval, int) is 'Carves charge.amount units, judged by the charge''s limits as a hold, for the child of terms, which has no entries yet. status is carved, exists (it was carved before, equally), conflict (it was carved otherwise), used (the child has entries) or denied. A child of a child ends no later than that one.';
@@ -8578,13 +8578,13 @@ comment on function metered.due_holds(text, text, timestamptz, bigint, timestamp
 comment on function metered.announced(bigint[], text) is 'Marks swept holds as announced, and notifies listeners.';
 comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is 'Deletes holds that ended before cutoff, with lines and history, at most max_rows of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids carry, in the same transaction, as purge_operations does.';
 comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that no.';
-comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the holds that are named, unless these are another holder''s (see lock_holds); the ids that it places, by key; then rows of holds, by no: of those that are named, and of those that are due in scopes that it may charge and could be in its way. A command that names thousands of scopes needs a larger lock table.';
+comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the holds that are named, unless these are another holder''s (see _lock_holds); the ids that it places, by key; then rows of holds, by no: of those that are named, and of those that are due in scopes that it may charge and could be in its way. A command that names thousands of scopes needs a larger lock table.';
 comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'The refusal of place at this moment, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would not, or where only place can decide: of a hold that was placed before, and from an older snapshot. stored is the hold of a taken claim, if reveal.';
 comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean, metered.used_units[]) is 'Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none. status is placed, same (placed before, with the same content, which stored has), conflict (with other content), retired, taken (of a claim: another holder has it, until deadline if that is not null, and stored is their hold, if reveal) or denied.';
 comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends all their units (used is null), or the units given for the scopes of one hold. Where no units are given (amount is null), it spends the hold''s units, and limits report. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
 comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.';
-comment on function metered.refund_holds(metered.hold_ids, metered.used_units[], boolean, int, metered.origin, text, boolean) is 'Gives back the units that captured holds spent, all or none, as refunds of their charges: all that is left of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the charges that were purged, and not if one is of a claim''s own unit, which would stay taken. refused: besides lock_holds''s, returned (all was given back before), purged, left (less is left of what was captured), claim (a claim''s own unit is given back with all the rest, or not at all).';
+comment on function metered.refund_holds(metered.hold_ids, metered.used_units[], boolean, int, metered.origin, text, boolean) is 'Gives back the units that captured holds spent, all or none, as refunds of their charges: all that is left of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the charges that were purged, and not if one is of a claim''s own unit, which would stay taken. refused: besides _lock_holds''s, returned (all was given back before), purged, left (less is left of what was captured), claim (a claim''s own unit is given back with all the rest, or not at all).';
 comment on function metered.release_captured(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none: those that are held, and those that were captured, whose spending is given back as refund_holds does.';
 comment on function metered.mint_tokens(metered.new_token[], int) is 'Mints tokens, all or none, in the order of their digests, so that two calls that mint the same ones do not deadlock. Status ''exists'': one of the digests is there already, and nothing was written. That is an answer and not a unique violation, which would end the caller''s transaction. Where a snapshot is too old to see the other token, ON CONFLICT raises 40001.';
 comment on function metered.inspect_token(bytea, text, text) is 'Looks at a token and changes nothing. Status is ''ok'', or why it cannot be consumed: ''unknown'', ''purpose'', ''subject'', ''revoked'', ''used'', ''expired''. The other columns are null unless it is ''ok'', and consumed_at always is.';
@@ -8767,31 +8767,32 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_fits,absence,add_leased,add_lot,admit,after_due,after_minima,announce,announced,append,append_lot,
-            as_far_as_admitted,balance,base,begin_command,block_commit,bound_lock_wait,by_system,capture_holds,
-            capture_lots,capture_minima,carve,charge,charge_anyway,charge_each,charge_leased,check_charge,
-            check_limits,check_now,claim_job_key,clock,close_child,close_lease,close_scope,collided,complete_command,
-            consume_token,create_scopes,created_json,credit,credit_lot,cross_captured,cross_lowered,cross_thresholds,
-            crossed_at,debt,draw,due_after,due_holds,due_lots,due_minima,end_line,end_lot,end_minima,end_minima_of,
-            end_named,ends_per_call,entry_for_write,expire_and_check,expire_due,expire_hold,expire_rows,
-            extend_holds,family,find_job_key,find_lot,finish_command,first_due,first_for_write,fits,fits_at,
-            fits_origin,free_lines,free_lots,fresh,give_back,goes_on,gone_on,grant_lot,held_here,hold_as_json,
-            hold_json,inspect_token,keep_memory,kept_reports,key_fits,lags,lapsing,last_entry,later_due,
-            lease_key,lease_to_settle,leased,leased_units,leaves_at,line_json,lock_all,lock_all_scopes,
-            lock_charges,lock_each,lock_holds,lock_key,lock_keys,lock_place,lock_scopes,look_place,lots_now,
-            minima,minima_leave,mint_tokens,missing_hold,missing_lot,missing_token,named_holds,next_end,
-            next_entry,no_amount,old_lot,on_spending,one_snapshot,open_lease,open_session,open_wallet,others_fall_due,
-            overdue,owe,owed_before,own_entry,pass_ended,pay_back,period_at,periods_of,place,placed_before,
-            purge_holds,purge_job_keys,purge_leases,purge_lots,purge_operations,purge_scope,purge_tokens,
-            raise_sequence,rearmed,receive_child,recorded_events,recorded_meanwhile,refund,refund_fate,
-            refund_hold,refund_holds,refund_lots,refund_parts,refunds_after,refuse_closed,refuse_hold,refuse_stale,
-            refuse_unreported,release_captured,release_holds,release_lines,remember_hold,repair_clock,replace_token,
-            reported_after_repair,reported_until,require,resource_for_write,retire_scopes,revoke_lot,revoke_token,
-            revoke_tokens,roll_lot,roll_over,rolls,scope_key,search_entries,settle,settle_away,settle_lease,
-            shorter,spend,spend_range,spent_limits,spent_since,sweep_holds,sweep_lots,take_back,take_lots,
-            threshold_key,told_lots,try_each,try_keys,unbound_lock_wait,unsettled_spends,untold,untold_json,
-            usage,usage_at,usage_known_from,use_lots,wallet_balance,with_absent,with_keys,without_lapsing,
-            write_charges,write_exact,write_plain,written_here}')
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_after_due,_after_minima,_announce,_append,_append_lot,
+            _as_far_as_admitted,_balance,_base,_bound_lock_wait,_by_system,_capture_lots,_capture_minima,
+            _charge_anyway,_check_limits,_check_now,_close_lease,_close_scope,_collided,_created_json,_credit_lot,
+            _cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_due_after,_due_lots,_due_minima,
+            _end_line,_end_lot,_end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,_expire_and_check,
+            _expire_due,_expire_rows,_family,_find_lot,_first_due,_first_for_write,_fits,_fits_at,_fits_origin,
+            _free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_held_here,_hold_as_json,_kept_reports,
+            _key_fits,_lags,_lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,
+            _leaves_at,_line_json,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,
+            _lock_place,_lots_now,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_named_holds,
+            _next_end,_next_entry,_no_amount,_old_lot,_on_spending,_one_snapshot,_open_wallet,_others_fall_due,
+            _overdue,_owe,_owed_before,_own_entry,_pass_ended,_pay_back,_period_at,_periods_of,_placed_before,
+            _purge_lots,_raise_sequence,_rearmed,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,
+            _refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_stale,_refuse_unreported,
+            _release_lines,_remember_hold,_reported_after_repair,_reported_until,_require,_resource_for_write,
+            _roll_lot,_rolls,_scope_key,_settle,_shorter,_spend_range,_spent_limits,_spent_since,_take_back,
+            _take_lots,_threshold_key,_token_fits,_try_each,_try_keys,_unbound_lock_wait,_unsettled_spends,
+            _untold,_untold_json,_usage_known_from,_use_lots,_with_absent,_with_keys,_without_lapsing,_write_charges,
+            _write_exact,_write_plain,_written_here,announced,begin_command,block_commit,capture_holds,
+            carve,charge,charge_each,charge_leased,check_charge,claim_job_key,clock,close_child,complete_command,
+            consume_token,create_scopes,credit,draw,due_holds,expire_hold,extend_holds,find_job_key,finish_command,
+            grant_lot,hold_json,inspect_token,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,open_lease,
+            open_session,place,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
+            receive_child,refund,refund_holds,release_captured,release_holds,repair_clock,replace_token,
+            retire_scopes,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,settle_away,settle_lease,
+            spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

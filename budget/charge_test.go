@@ -209,7 +209,7 @@ func TestCharge_RaisedDenialIsTheSameError(t *testing.T) {
 	call, err := prepareCharges(l, budget.Charge{Scope: "a", Amount: 5, Limits: []budget.Limit{budget.Lifetime(4).Named("four")}})
 	require.NoError(t, err)
 	_, returned := call.Call.Scan(pool.QueryRow(ctx, call.Call.SQL, call.Call.Args(ledger.Sending{WaitMS: 5000})...))
-	_, err = pool.Exec(ctx, `select metered.write_charges($1::metered.new_charge[], $2::interval, $3::int, null, 'raise', null, $4)`, call.Call.Args(ledger.Sending{WaitMS: 5000})...)
+	_, err = pool.Exec(ctx, `select metered._write_charges($1::metered.new_charge[], $2::interval, $3::int, null, 'raise', null, $4)`, call.Call.Args(ledger.Sending{WaitMS: 5000})...)
 	require.Equal(t, sqlstate.Exceeded, code(err))
 	raised := call.Failed(err)
 	require.ErrorIs(t, raised, budget.ErrExceeded)

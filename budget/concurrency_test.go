@@ -250,7 +250,7 @@ func TestCharge_WaitingForAPurgedEntryIsASerializationFailure(t *testing.T) {
 			first := begin(t, pool, pgx.ReadCommitted)
 			chargeMany(t, first, l, scope, 64)
 			clock.Advance(time.Hour)
-			_, err := first.Exec(ctx, `select metered.purge_scope($1, metered.scope_key($1), metered.clock(), 0, 5000, 1000, false)`, scope)
+			_, err := first.Exec(ctx, `select metered.purge_scope($1, metered._scope_key($1), metered.clock(), 0, 5000, 1000, false)`, scope)
 			require.NoError(t, err)
 			late := []<-chan error{
 				pgtest.Going(func() error {

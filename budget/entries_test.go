@@ -27,7 +27,7 @@ func TestEntries_SayEverythingAboutEachEntry(t *testing.T) {
 	clock.Advance(-2 * time.Second)
 	_, err = repairClock(ctx, pool, l, "a")
 	require.NoError(t, err)
-	execute(t, pool, `select metered.write_charges(array[('a', null, 3, 0, '{}', null, null, null, null)]::metered.new_charge[], '1 min', 1, ('shop', 'order 7', null), 'answer', null, true)`)
+	execute(t, pool, `select metered._write_charges(array[('a', null, 3, 0, '{}', null, null, null, null)]::metered.new_charge[], '1 min', 1, ('shop', 'order 7', null), 'answer', null, true)`)
 	execute(t, pool, `update metered.ledger set held = 4, next_due = $1 where seq = 5`, start)
 
 	var got []budget.Entry

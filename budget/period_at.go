@@ -33,7 +33,7 @@ func (p Period) At(t time.Time) (start, end time.Time, err error) {
 	if err != nil {
 		return start, end, fmt.Errorf("%w: %w", ErrTimeZone, err)
 	}
-	// As period_at in SQL has it: from a period that starts later, back to the one that has begun.
+	// As _period_at in SQL has it: from a period that starts later, back to the one that has begun.
 	shown, origin := shownAt(t, loc), time.Date(1, 1, 1, 0, 0, 0, 0, time.UTC)
 	if !p.Anchor.IsZero() {
 		origin = shownAt(p.Anchor, loc)

@@ -79,7 +79,7 @@ func TestPeriodAt_IsTheDatabasesOwn(t *testing.T) {
 		}
 	}
 	rows, err = pool.Query(ctx, `select p[1], p[2] from unnest($1::interval[], $2::timestamptz[], $3::text[], $4::timestamptz[]) with ordinality x(every, anchor, zone, at, n),
-		lateral (select metered.period_at(row(x.every, x.anchor, x.zone)::metered.period, x.at) as p) y order by n`, everies, anchors, names2, times)
+		lateral (select metered._period_at(row(x.every, x.anchor, x.zone)::metered.period, x.at) as p) y order by n`, everies, anchors, names2, times)
 	require.NoError(t, err)
 	n := 0
 	var start, end time.Time

@@ -200,7 +200,7 @@ func (m *merged) scan(row pgx.Row) (Receipt, error) {
 }
 
 // failed turns an error of Postgres into that of Ledger.Charge: *ExceededError or *ScopeError where
-// the caller asked the function write_charges of the schema to raise its denial.
+// the caller asked the function _write_charges of the schema to raise its denial.
 func (m *merged) failed(err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && pgErr.Code == sqlstate.Exceeded {
@@ -251,7 +251,7 @@ func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
 	return r, err
 }
 
-// exceeded makes the error of a denial, which check_limits (internal/schema/sql/limits.sql) or admit wrote as JSON. All ways
+// exceeded makes the error of a denial, which _check_limits (internal/schema/sql/limits.sql) or _admit wrote as JSON. All ways
 // of a denial lead here.
 func (m *merged) exceeded(denied []byte) error {
 	var rows []struct {

@@ -172,7 +172,7 @@ func (e *ScopeError) Unwrap() (kinds []error) {
 
 func (e *ScopeError) Code() string { return fault.Code(e) }
 
-// absentScopes decodes the detail that with_absent in schema.sql wrote.
+// absentScopes decodes the detail that _with_absent in schema.sql wrote.
 func absentScopes(denied []byte) error {
 	var rows []struct{ Scope, Absent string }
 	if err := json.Unmarshal(denied, &rows); err != nil {

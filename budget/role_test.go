@@ -56,9 +56,9 @@ func TestRole_ApplicationCanMakeEveryCallButChangeNoEntry(t *testing.T) {
 	requireVerified(t, app, l)
 
 	for _, sql := range []string{
-		`select metered.write_plain(null, null, null, now() - interval '1 day')`,
-		`select metered.write_exact(null, null, 1, '1 minute', 1000, now() - interval '1 day')`,
-		`select metered.recorded_events(null, null, 1)`,
+		`select metered._write_plain(null, null, null, now() - interval '1 day')`,
+		`select metered._write_exact(null, null, 1, '1 minute', 1000, now() - interval '1 day')`,
+		`select metered._recorded_events(null, null, 1)`,
 		`insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
 			values (23, 1, now(), 21, 1, 3, 0, 0, 'c', 'a')`,
 		`update metered.ledger set amount = 0`,
@@ -68,7 +68,7 @@ func TestRole_ApplicationCanMakeEveryCallButChangeNoEntry(t *testing.T) {
 		`update metered.refund_sum set amount = 0`,
 		`delete from metered.refund_sum`,
 		`select * from metered.ledger for key share`,
-		`select metered.append(l) from metered.ledger l`,
+		`select metered._append(l) from metered.ledger l`,
 		`create or replace function metered.clock() returns timestamptz language sql as 'select now()'`,
 		`create table metered.mine ()`,
 	} {

@@ -339,11 +339,11 @@ func TestSeries_APlainListFindsEachBreak(t *testing.T) {
 	for name, change := range map[string][3]string{
 		"an edge belongs to the range before": {"usage_at", "times[i] - interval '1 microsecond'", "times[i]"},
 		"an edge is a microsecond early":      {"usage_at", "interval '1 microsecond'", "interval '2 microseconds'"},
-		"refunds by their own time":           {"usage_at", `metered.refunds_after(of_scope, tip.seq, seq)`, "tip.refunded - refunded"},
+		"refunds by their own time":           {"usage_at", `metered._refunds_after(of_scope, tip.seq, seq)`, "tip.refunded - refunded"},
 		"no credit":                           {"usage_at", "tip.credited = 0", "true"},
 		"what is purged is 0":                 {"usage_at", "tip.epoch = 0 and (select l.at > t", "(select true"},
-		"known a microsecond earlier":         {"usage_known_from", "since + interval '1 microsecond'", "since"},
-		"spends of leases count at once":      {"unsettled_spends", "y.settled_at is null", "true"},
+		"known a microsecond earlier":         {"_usage_known_from", "since + interval '1 microsecond'", "since"},
+		"spends of leases count at once":      {"_unsettled_spends", "y.settled_at is null", "true"},
 		"spends of leases do not count":       {"usage_at", "tip.held > 0", "false"},
 	} {
 		t.Run(name, func(t *testing.T) {

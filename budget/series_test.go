@@ -215,9 +215,9 @@ func TestSeries_IsOfOneSnapshot(t *testing.T) {
 				require.NoError(t, refund(ctx, pool, l, "a", posted.Seq, 1))
 			}
 			execute(t, pool, `alter function metered.usage_at `+volatility)
-			execute(t, pool, `alter function metered.refunds_after `+volatility)
+			execute(t, pool, `alter function metered._refunds_after `+volatility)
 			execute(t, pool, `do $$ begin
-				execute regexp_replace(pg_get_functiondef('metered.refunds_after'::regproc), '\mbegin\M',
+				execute regexp_replace(pg_get_functiondef('metered._refunds_after'::regproc), '\mbegin\M',
 					'begin perform pg_advisory_lock(4711); perform pg_advisory_unlock(4711);');
 			end $$`)
 			stop := begin(t, pool, "")

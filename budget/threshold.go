@@ -297,7 +297,7 @@ func (l *Ledger) tellCrossings(ctx context.Context, tx pgx.Tx, crossings []Cross
 
 var errSwallowed = errors.New("budget: a statement of OnThreshold failed, and it returned no error")
 
-// crossings reads the array that cross_thresholds (internal/schema/sql/thresholds.sql) wrote.
+// crossings reads the array that _cross_thresholds (internal/schema/sql/thresholds.sql) wrote.
 func (m *merged) crossings(crossed []byte) ([]Crossing, error) {
 	if len(crossed) == 0 {
 		return nil, nil

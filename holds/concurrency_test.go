@@ -38,7 +38,7 @@ func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
 				t.Parallel()
 				f := setUp(t, holds.Config{})
 				if !locks { // the guard alone must do
-					execute(t, f.pool, `create or replace function metered.lock_keys(keys bigint[], wait_ms int) returns boolean
+					execute(t, f.pool, `create or replace function metered._lock_keys(keys bigint[], wait_ms int) returns boolean
 						language plpgsql volatile as 'begin return false; end'`)
 				}
 				const workers, each, limit = 8, 12, 40

@@ -162,7 +162,7 @@ func TestPlans_WhatFallsDueFirstIsFoundAtOnce(t *testing.T) {
 	denied, err := placeHold(f.book, holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
 	require.NoError(t, err)
 	for round := range 7 { // until plans are made
-		all := buffers(t, conn, `select metered.first_due('room', $1, metered.clock())`, first)
+		all := buffers(t, conn, `select metered._first_due('room', $1, metered.clock())`, first)
 		usage := buffers(t, conn, `select * from metered.usage('{room}', '{0}', null, true)`)
 		refusal := buffers(t, conn, strings.TrimSpace(denied.SQL), denied.Args(ledger.Sending{WaitMS: 5000})...)
 		if round == 6 {

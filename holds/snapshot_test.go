@@ -211,7 +211,7 @@ func TestTransitions_WithoutTheirLocksAreSerializationFailures(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	ctx := t.Context()
-	execute(t, f.pool, `create or replace function metered.lock_keys(keys bigint[], wait_ms int) returns boolean
+	execute(t, f.pool, `create or replace function metered._lock_keys(keys bigint[], wait_ms int) returns boolean
 		language plpgsql volatile as 'begin return false; end'`)
 	place := func(tx pgx.Tx, id, scope string) error {
 		_, err := f.book.Place(ctx, tx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity(scope, 2, 9)}})

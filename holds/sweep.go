@@ -279,5 +279,5 @@ func (s *sweeper) announce(ctx context.Context, tx pgx.Tx, nos []int64) (told in
 	return len(accepted), refusals, err
 }
 
-// sweeperNote is the note of what sweep_holds and expire_due in schema.sql record.
+// sweeperNote is the note of what sweep_holds and _expire_due in schema.sql record.
 var sweeperNote = budget.Note{Actor: System}

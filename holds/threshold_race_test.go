@@ -134,7 +134,7 @@ func TestSpent_WhatReachesNothingCountsNothing(t *testing.T) {
 		require.NoError(t, err)
 		counted := func() (n int) { // by this session, and not reported yet
 			require.NoError(t, tx.QueryRow(t.Context(), `select coalesce(sum(calls), 0) from pg_stat_xact_user_functions
-				where funcname in ('check_limits', 'spent_since', 'cross_thresholds')`).Scan(&n))
+				where funcname in ('_check_limits', '_spent_since', '_cross_thresholds')`).Scan(&n))
 			return n
 		}
 		before := counted()

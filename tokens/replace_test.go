@@ -84,7 +84,7 @@ func TestReplace_RolledBackLeavesTheOldToken(t *testing.T) {
 
 // With the lock taken away the unique index still holds: the lock only makes
 // callers queue instead of fail.
-const noLocksSQL = `create or replace function metered.lock_keys(keys bigint[], wait_ms int) returns boolean
+const noLocksSQL = `create or replace function metered._lock_keys(keys bigint[], wait_ms int) returns boolean
 language plpgsql as 'begin return false; end'`
 
 func TestReplace_RacingCallersLeaveOneLiveToken(t *testing.T) {

@@ -104,8 +104,8 @@ func TestRole_ApplicationCanMakeEveryCallAndNothingElse(t *testing.T) {
 	for _, sql := range []string{
 		"update metered.lots set rest = 100", "delete from metered.lots", "delete from metered.lot_moves", "update metered.lot_holds set amount = 1",
 		"insert into metered.lot_moves (scope, seq, nth, lot, amount, kind) values ('ann', 99, 1, 1, 1, 't')",
-		"select metered.take_lots('ann', 1, 1, 't', null, null, 1)", "select metered.take_back(metered.last_entry('ann'), 1, 1, 'v')",
-		"select metered.settle(metered.last_entry('ann'), now(), 1, 0, 1)", "select metered.purge_lots('ann', 0, 100)", "select nextval(pg_get_serial_sequence('metered.lots', 'no'))",
+		"select metered._take_lots('ann', 1, 1, 't', null, null, 1)", "select metered._take_back(metered._last_entry('ann'), 1, 1, 'v')",
+		"select metered._settle(metered._last_entry('ann'), now(), 1, 0, 1)", "select metered._purge_lots('ann', 0, 100)", "select nextval(pg_get_serial_sequence('metered.lots', 'no'))",
 	} {
 		_, err := f.pool.Exec(t.Context(), sql)
 		require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), sql)

@@ -30,7 +30,7 @@ func (f *fixture) sweeps() {
 // endsPerCall sets how many ends of lots one call writes at most that it could leave to others.
 func (f *fixture) endsPerCall(n int) {
 	f.Helper()
-	_, err := f.pool.Exec(f.Context(), fmt.Sprintf("create or replace function metered.ends_per_call() returns int language sql immutable as 'select %d'", n))
+	_, err := f.pool.Exec(f.Context(), fmt.Sprintf("create or replace function metered._ends_per_call() returns int language sql immutable as 'select %d'", n))
 	require.NoError(f, err)
 }
 

@@ -2,12 +2,12 @@
 --
 -- The cost of a call is mostly the set-up of its statements, so one statement makes the entries of all
 -- charges that are plain: they fit, nothing is due, and the clock is right. A scope of which one charge
--- is not plain is left to write_charges, charge by charge, so that only check_limits refuses. The
+-- is not plain is left to _write_charges, charge by charge, so that only _check_limits refuses. The
 -- guard is the same for both: the primary key, and FOR KEY SHARE on the last entry.
 
 -- Takes locks in the order of their keys, and returns those that it did not get: none, unless they are
 -- not to be waited for (skip_busy).
-create function metered.lock_each(keys bigint[], wait_ms int, skip_busy boolean) returns bigint[]
+create function metered._lock_each(keys bigint[], wait_ms int, skip_busy boolean) returns bigint[]
 language plpgsql volatile
 as $$
 declare
@@ -17,14 +17,14 @@ begin
         return (select array_agg(k.key) from (select distinct x.key from unnest(keys) x(key) order by 1) k
                 where not pg_try_advisory_xact_lock(k.key));
     end if;
-    waited := metered.lock_keys(array(select distinct x.key from unnest(keys) x(key) order by 1), wait_ms);
+    waited := metered._lock_keys(array(select distinct x.key from unnest(keys) x(key) order by 1), wait_ms);
     return null;
 end
 $$;
 
 -- The records of events, whose ids are locked: replay (with the entry that was made), conflict
 -- (another event has the id), or nothing.
-create function metered.recorded_events(events metered.new_event[], busy bigint[], wait_ms int,
+create function metered._recorded_events(events metered.new_event[], busy bigint[], wait_ms int,
     out statuses text[], out answers metered.each_answer[])
 language plpgsql volatile
 as $$
@@ -39,7 +39,7 @@ begin
           -- limit, or the planner may join by a hash of the whole table, made while it was empty.
           left join lateral (select x.id, x.fingerprint, x.seqs, x.ats from metered.operations x
               where x.namespace = e.namespace and x.id = e.id limit 1) o on true) r;
-    if metered.one_snapshot() then
+    if metered._one_snapshot() then
         -- As in begin_command: the snapshot may be older than a record, or than a purge.
         begin
             perform set_config('lock_timeout', wait_ms::text, true);
@@ -58,7 +58,7 @@ $$;
 
 -- Writes those of the charges that are plain, with the records of their events. exact are the
 -- others that have no status, by their numbers. The scopes are locked.
-create function metered.write_plain(charges metered.new_charge[], events metered.new_event[], statuses text[], clk timestamptz,
+create function metered._write_plain(charges metered.new_charge[], events metered.new_event[], statuses text[], clk timestamptz,
     out answers metered.each_answer[], out exact int[])
 language plpgsql volatile
 as $$
@@ -91,7 +91,7 @@ begin
                 coalesce(y.refunded, 0) as refunded, coalesce(y.credited, 0) as credited, coalesce(y.held, 0) as held,
                 coalesce(y.epoch, 0::smallint) as epoch, y.next_due, y.anchor_at, y.anchor_spent, y.lots_end, y.crossed,
                 y.seq is null or y.at <= clk and y.lots_end is null and (y.next_due <= clk) is not true as fresh) t
-        -- The units that count against each limit: as in write_charges, where they are sure.
+        -- The units that count against each limit: as in _write_charges, where they are sure.
         cross join lateral (
             select array_agg(x.used + a.before order by x.ordinality) as used,
                 array_agg(x.period order by x.ordinality) filter (where x.period is not null) as periods,
@@ -106,8 +106,8 @@ begin
                             then t.spent - coalesce(b.spent, 0)
                     end as used
                   from (select y.ordinality, y.max, y.tell_at, y.period, coalesce(clk - y.win, y.period[1] - interval '0.000001') as since
-                        from (select z.ordinality, z.max, z.tell_at, z.win, case when z.win is null then metered.period_at(z.period, clk) end as period
-                              from unnest(case when t.crossed is null then a.limits else metered.untold(a.limits, t.crossed,
+                        from (select z.ordinality, z.max, z.tell_at, z.win, case when z.win is null then metered._period_at(z.period, clk) end as period
+                              from unnest(case when t.crossed is null then a.limits else metered._untold(a.limits, t.crossed,
                                   t.spent + a.before - t.refunded, t.held, t.credited, clk) end) with ordinality z
                               offset 0) y) l    -- or a period would be worked out wherever it is mentioned
                   left join lateral (
@@ -125,7 +125,7 @@ begin
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
             epoch, kind, scope, next_due, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
         select j.seq + j.place, j.amount, clk, j.spent + j.before + j.amount, j.refunded, j.credited, j.held, j.epoch, 'c', j.scope,
-            case when j.held > 0 then metered.due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end,
+            case when j.held > 0 then metered._due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end,
             j.namespace, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed
         from judged j where j.plain
         on conflict do nothing
@@ -144,15 +144,15 @@ begin
     into answers, exact, entries, made, records, kept
     from judged j;
     if made < entries then
-        perform metered.collided();
+        perform metered._collided();
     elsif kept < records then
-        perform metered.recorded_meanwhile();
+        perform metered._recorded_meanwhile();
     end if;
 end
 $$;
 
 -- Tells a writer of a record that another one was faster.
-create function metered.recorded_meanwhile() returns void
+create function metered._recorded_meanwhile() returns void
 language plpgsql
 as $$
 begin
@@ -161,23 +161,23 @@ end
 $$;
 
 -- Writes one charge, whose scope is locked, with the record of its event, or says why it is refused.
-create function metered.write_exact(c metered.new_charge, e metered.new_event, nth int, ahead interval, wait_ms int, clk timestamptz)
+create function metered._write_exact(c metered.new_charge, e metered.new_event, nth int, ahead interval, wait_ms int, clk timestamptz)
 returns metered.each_answer
 language plpgsql volatile
 as $$
 declare
     a record;
 begin
-    a := metered.write_charges(array[c], ahead, wait_ms, row(e.namespace, e.id, null), 'answer', row(null, null, null, clk), true);
+    a := metered._write_charges(array[c], ahead, wait_ms, row(e.namespace, e.id, null), 'answer', row(null, null, null, clk), true);
     if a.denied -> 0 ? 'crossing' then
-        perform metered.refuse_unreported();
+        perform metered._refuse_unreported();
     end if;
     if a.denied is null and e.id is not null then
         insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
         values (e.namespace, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
         on conflict do nothing;
         if not found then
-            perform metered.recorded_meanwhile();
+            perform metered._recorded_meanwhile();
         end if;
     end if;
     return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.denied, null, a.periods, a.crossed)::metered.each_answer;
@@ -214,20 +214,20 @@ declare
 begin
     if (n between 1 and 1000 and array_ndims(charges) = 1 and array_lower(charges, 1) = 1
         and (events is null or cardinality(events) = n and array_ndims(events) = 1 and array_lower(events, 1) = 1)) is not true then
-        perform metered.require(false, 'charges');
+        perform metered._require(false, 'charges');
     end if;
     if events is not null then
         if not (select coalesce(bool_and(e.id is null or octet_length(e.id) between 1 and 255 and (octet_length(e.namespace) <= 255) is true
             and (octet_length(e.fingerprint) = 33) is true), true) from unnest(events) e) then
-            perform metered.require(false, 'events');
+            perform metered._require(false, 'events');
         end if;
-        busy := metered.lock_each(array(select e.id_key from unnest(events) e where e.id_key is not null), wait_ms, skip_busy);
-        p := metered.recorded_events(events, busy, wait_ms);
+        busy := metered._lock_each(array(select e.id_key from unnest(events) e where e.id_key is not null), wait_ms, skip_busy);
+        p := metered._recorded_events(events, busy, wait_ms);
         statuses := p.statuses;
         return query select * from unnest(p.answers);
     end if;
-    busy := metered.lock_each(array(
-        select coalesce(c.key, metered.scope_key(c.scope))
+    busy := metered._lock_each(array(
+        select coalesce(c.key, metered._scope_key(c.scope))
         from rows from (unnest(charges), unnest(statuses)) c where c.unnest is null), wait_ms, skip_busy);
     clk := metered.clock();     -- after the locks: a wait must not date the entries back
     if busy is not null then
@@ -244,23 +244,23 @@ begin
                 when e.occurred_at < clk - late then 'late' end)
             from rows from (unnest(events), unnest(statuses)) with ordinality e order by e.ordinality);
     end if;
-    if n = 1 then   -- for one charge write_charges is faster
+    if n = 1 then   -- for one charge _write_charges is faster
         exact := array(select 1 where statuses[1] is null);
     else
-        p := metered.write_plain(charges, events, statuses, clk);
+        p := metered._write_plain(charges, events, statuses, clk);
         return query select * from unnest(p.answers);
         exact := p.exact;
     end if;
     begin
         foreach i in array coalesce(exact, '{}') loop
-            answers[i] := metered.write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
+            answers[i] := metered._write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
         end loop;
     exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' or numeric_value_out_of_range then
         -- Once more, each in a block of its own, which costs a subtransaction.
         answers := null;
         foreach i in array exact loop
             begin
-                answers[i] := metered.write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
+                answers[i] := metered._write_exact(charges[i], events[i], i, ahead, wait_ms, clk);
             exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' or numeric_value_out_of_range then
                 get stacked diagnostics state = returned_sqlstate, detail = pg_exception_detail;
                 answers[i] := row(i, null, null, null, null, to_jsonb(detail), state, null, null)::metered.each_answer;

@@ -3,8 +3,8 @@
 -- of it counts as held at the parent.
 --
 -- A closed scope has -infinity as its last entry's next_due, which every later entry keeps. So the path
--- of a charge that is let in comes to check_limits, which refuses it. Credit and refund ask
--- refuse_closed. Units that were held before may still end, or be captured, and the settlement waits for them.
+-- of a charge that is let in comes to _check_limits, which refuses it. Credit and refund ask
+-- _refuse_closed. Units that were held before may still end, or be captured, and the settlement waits for them.
 --
 -- Parent and child are locked by key, and then the lease's row. Nobody else locks the row of a carved
 -- lease that is open, so the lock of spenders is not needed.
@@ -14,28 +14,28 @@
 -- message with the units used, until the parent's side is known to be settled (home_at) and its time is over.
 
 -- Refuses a new entry in a closed scope. e is its last entry, or one that is to follow it.
-create function metered.refuse_closed(e metered.ledger) returns void
+create function metered._refuse_closed(e metered.ledger) returns void
 language plpgsql stable
 as $$
 begin
     if e.next_due = '-infinity' then
-        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered.with_absent(null, e.scope, 'closed');
+        raise exception 'the scope is closed' using errcode = 'MT001', detail = metered._with_absent(null, e.scope, 'closed');
     end if;
 end
 $$;
 
 -- Closes a scope whose lock is held, unless it is.
-create function metered.close_scope(of_scope text, note jsonb) returns void
+create function metered._close_scope(of_scope text, note jsonb) returns void
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger := metered.entry_for_write(of_scope);
+    e metered.ledger := metered._entry_for_write(of_scope);
 begin
     if e.next_due = '-infinity' then
         return;
     end if;
     if e.lots_end is not null then
-        e := metered.settle(e, metered.clock(), metered.ends_per_call(), 0, null);
+        e := metered._settle(e, metered.clock(), metered._ends_per_call(), 0, null);
     end if;
     e.seq := e.seq + 1;
     e.amount := 0;
@@ -46,8 +46,8 @@ begin
     e.hold := null;
     e.namespace := null;
     e.operation := null;
-    e.note := close_scope.note;
-    perform metered.append(e);
+    e.note := _close_scope.note;
+    perform metered._append(e);
 end
 $$;
 
@@ -65,17 +65,17 @@ declare
     posted metered.charged;
     own    bigint;
 begin
-    perform metered.require(terms.mode in ('carved', 'away') and octet_length(terms.child) between 1 and 255 and (away or terms.child <> charge.scope)
+    perform metered._require(terms.mode in ('carved', 'away') and octet_length(terms.child) between 1 and 255 and (away or terms.child <> charge.scope)
         and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255
-        and metered.key_fits(charge.key, charge.scope), 'carve');
-    perform metered.lock_all_scopes(array[charge.scope, case when not away then terms.child else charge.scope end], null, wait_ms);
+        and metered._key_fits(charge.key, charge.scope), 'carve');
+    perform metered._lock_all_scopes(array[charge.scope, case when not away then terms.child else charge.scope end], null, wait_ms);
     select * into lease from metered.leases y where y.child = terms.child and y.mode <> 'g' and (y.mode = 'r') = away;
     if found then
         status := case when lease.scope = charge.scope and lease.granted = charge.amount then 'exists' else 'conflict' end;
         return;
     end if;
     if not away then
-        tip := metered.entry_for_write(terms.child);
+        tip := metered._entry_for_write(terms.child);
         if tip.seq > 0 or exists (select from metered.leases y where y.child = terms.child and y.mode = 'g') then
             status := 'used';
             return;
@@ -83,7 +83,7 @@ begin
     end if;
     own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
     charge.held := charge.amount;
-    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || own, interval '36500 days', null, null), false);
+    posted := metered._write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || own, interval '36500 days', null, null), false);
     if posted.denied is not null then
         status := 'denied';
         denied := posted.denied;
@@ -93,13 +93,13 @@ begin
     overriding system value
     values (own, posted.at, least(posted.at + terms.ttl, (
             select y.ends_at from metered.leases y where y.child = charge.scope and y.mode in ('c', 'g') and y.settled_at is null)),
-        charge.amount, metered.lease_key(own), posted.seqs[1], as_mode, charge.scope, terms.owner, terms.child)
+        charge.amount, metered._lease_key(own), posted.seqs[1], as_mode, charge.scope, terms.owner, terms.child)
     on conflict do nothing
     returning * into lease;
     if not found then
-        perform metered.collided();     -- of another parent, at the same time
+        perform metered._collided();     -- of another parent, at the same time
     end if;
-    perform metered.add_leased(charge.scope, charge.amount);
+    perform metered._add_leased(charge.scope, charge.amount);
     if not away then
         perform metered.credit(terms.child, null, charge.amount, false, wait_ms, row(null, null, charge.note), true);
     end if;
@@ -118,30 +118,30 @@ declare
     tip  metered.ledger;
     clk  timestamptz;
 begin
-    perform metered.require(octet_length(by_whom) between 1 and 255, 'close_child');
+    perform metered._require(octet_length(by_whom) between 1 and 255, 'close_child');
     select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
     if not found then
         status := 'unknown';
         return;
     end if;
-    perform metered.lock_all_scopes(array[lease.scope, of_child], null, wait_ms);
+    perform metered._lock_all_scopes(array[lease.scope, of_child], null, wait_ms);
     select * into lease from metered.leases y where y.no = lease.no for update;
     clk := metered.clock();
     status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' end;
     if status is not null then
         return;
     end if;
-    if metered.overdue(of_child, '-infinity', clk) > 0 then
-        perform metered.expire_due(array[of_child], array['-infinity']::timestamptz[], clk, null, wait_ms);
+    if metered._overdue(of_child, '-infinity', clk) > 0 then
+        perform metered._expire_due(array[of_child], array['-infinity']::timestamptz[], clk, null, wait_ms);
     end if;
-    perform metered.close_scope(of_child, jsonb_build_object('actor', by_whom));
-    tip := metered.entry_for_write(of_child);
+    perform metered._close_scope(of_child, jsonb_build_object('actor', by_whom));
+    tip := metered._entry_for_write(of_child);
     held := tip.held;
     status := 'open';
     if held = 0 then
         status := 'settled';
         if lease.mode = 'c' then
-            perform metered.close_lease(lease, tip.spent - tip.refunded, by_whom, wait_ms, null, null, null);
+            perform metered._close_lease(lease, tip.spent - tip.refunded, by_whom, wait_ms, null, null, null);
         else
             update metered.leases y set settled_at = tip.at, spent = tip.spent - tip.refunded, settled_by = by_whom, settled_seq = tip.seq where y.no = lease.no;
         end if;
@@ -163,15 +163,15 @@ declare
     own  bigint;
     json jsonb := nullif(note, '')::jsonb;
 begin
-    perform metered.require(octet_length(of_child) between 1 and 255 and octet_length(by_whom) between 1 and 255
+    perform metered._require(octet_length(of_child) between 1 and 255 and octet_length(by_whom) between 1 and 255
         and units between 0 and 9007199254740992 and ends is not null, 'receive_child');
-    perform metered.lock_all_scopes(array[of_child], null, wait_ms);
+    perform metered._lock_all_scopes(array[of_child], null, wait_ms);
     select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
     if found then
         status := case when lease.mode = 'g' then 'exists' else 'used' end;
         return;
     end if;
-    tip := metered.entry_for_write(of_child);
+    tip := metered._entry_for_write(of_child);
     if tip.seq > 0 then
         status := 'used';
         return;
@@ -185,12 +185,12 @@ begin
     insert into metered.leases (no, opened_at, ends_at, settled_at, granted, spent, fence, opened_seq, settled_seq, mode, scope, owner, settled_by, child)
     overriding system value
     values (own, clk, case when units = 0 then clk + interval '3660 days' else ends end, case when status = 'late' then clk end, case when status = 'late' then 0 else units end,
-        case when status = 'late' then 0 end, metered.lease_key(own), 1, case when status = 'late' then 1 end, 'g', of_child, by_whom,
+        case when status = 'late' then 0 end, metered._lease_key(own), 1, case when status = 'late' then 1 end, 'g', of_child, by_whom,
         case when status = 'late' then by_whom end, of_child)
     on conflict do nothing
     returning * into lease;
     if not found then
-        perform metered.collided();
+        perform metered._collided();
     end if;
 end
 $$;
@@ -203,18 +203,18 @@ create function metered.settle_away(of_child text, units bigint, by_whom text, w
 language plpgsql volatile
 as $$
 begin
-    perform metered.require(octet_length(by_whom) between 1 and 255 and coalesce(units between 0 and 9007199254740992, true), 'settle_away');
+    perform metered._require(octet_length(by_whom) between 1 and 255 and coalesce(units between 0 and 9007199254740992, true), 'settle_away');
     update metered.leases y set home_at = metered.clock() where y.child = of_child and y.mode = 'g' and y.settled_at is not null and y.home_at is null;
     select * into lease from metered.leases y where y.child = of_child and (y.mode = 'r' or y.home_at is not null) order by y.mode = 'r' desc limit 1;
     status := case when lease.no is null then 'unknown' when lease.mode = 'g' then 'noted' end;
     if status is not null then
         return;
     end if;
-    perform metered.lock_all_scopes(array[lease.scope], null, wait_ms);
+    perform metered._lock_all_scopes(array[lease.scope], null, wait_ms);
     select * into lease from metered.leases y where y.no = lease.no for update;
     status := case when lease.no is null then 'unknown' when lease.settled_at is not null then 'closed' else 'settled' end;
     if status = 'settled' then
-        perform metered.close_lease(lease, coalesce(units, lease.granted), by_whom, wait_ms, null, null, null);
+        perform metered._close_lease(lease, coalesce(units, lease.granted), by_whom, wait_ms, null, null, null);
         select * into lease from metered.leases y where y.no = lease.no;
     end if;
 end

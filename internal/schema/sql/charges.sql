@@ -5,7 +5,7 @@
 -- finds its statements prepared.
 --
 -- Most charges are let in while nothing is due. That case is decided here. All others
--- are left to check_limits or expire_and_check, and only check_limits refuses. The cost of a
+-- are left to _check_limits or _expire_and_check, and only _check_limits refuses. The cost of a
 -- statement of PL/pgSQL in a transaction that runs it once is mostly its preparation,
 -- so there are few, and one charge alone is written without arrays of its state.
 --
@@ -13,7 +13,7 @@
 -- is decided by a bound where that is enough: the units spent since the anchor of the last entry,
 -- or ever. The anchor is older than the window's beginning, and refunds only lower the use.
 -- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 4.
-create function metered.write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
+create function metered._write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz,
     out periods timestamptz[], out crossed jsonb)
@@ -43,7 +43,7 @@ begin
     if hold.at is null then
         -- One lock needs no order.
         if not look and (cardinality(charges) > 1 or pg_try_advisory_xact_lock(charges[1].key) is not true) then
-            perform metered.lock_charges(charges, wait_ms);
+            perform metered._lock_charges(charges, wait_ms);
         end if;
         at := metered.clock();  -- after the lock: a wait must not date the entry back
     else
@@ -54,23 +54,23 @@ begin
         if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
             and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null and cardinality(c.limits) <= 16
             and c.must_exist is not true) is not true then
-            absent := metered.admit(c, absent, look, wait_ms);
+            absent := metered._admit(c, absent, look, wait_ms);
             plain := plain and absent is null;
         end if;
         if look then
             select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1;
         else
-            -- entry_for_write, without the call where there is an entry.
+            -- _entry_for_write, without the call where there is an entry.
             select * into tip from metered.ledger y where y.scope = c.scope order by y.seq desc limit 1 for key share;
         end if;
         if not found then
-            tip := case when look then metered.fresh(c.scope) else metered.first_for_write(c.scope) end;
+            tip := case when look then metered._fresh(c.scope) else metered._first_for_write(c.scope) end;
         end if;
         if tip.at > at or tip.next_due <= at or tip.lots_end <= at or tip.crossed is not null then
             plain := plain and (tip.at > at or tip.next_due <= at or tip.lots_end <= at) is not true;
             due := due or tip.next_due <= at or tip.lots_end <= greatest(at, tip.at);
             if tip.crossed is not null then
-                c.limits := metered.untold(c.limits, tip.crossed, tip.spent - tip.refunded, tip.held, tip.credited, at);
+                c.limits := metered._untold(c.limits, tip.crossed, tip.spent - tip.refunded, tip.held, tip.credited, at);
             end if;
         end if;
         foreach l in array c.limits loop
@@ -86,13 +86,13 @@ begin
             else
                 if since is null then   -- a limit by period. The bound is tried twice, since a period is dear to find
                     continue when standing is not true and tip.spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
-                    p := metered.period_at(l.period, at);
+                    p := metered._period_at(l.period, at);
                     since := p[1] - interval '0.000001';
                     continue when standing is not true and tip.anchor_at <= since
                         and tip.spent - tip.anchor_spent <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
                     periods := periods || p;
                 end if;
-                -- spent_since where the base is in the newest epoch, or all that was ever
+                -- _spent_since where the base is in the newest epoch, or all that was ever
                 -- spent is inside: base_seq is 0 if entry 2 says that nothing was purged.
                 select coalesce(b.seq, (select 0 from metered.ledger y where y.scope = c.scope and y.seq = 2)),
                     coalesce(b.spent, 0), coalesce(b.refunded, 0) into base_seq, base_spent, base_refunded
@@ -108,9 +108,9 @@ begin
                           order by y.seq desc limit 1) z) b on true;
                 if base_seq > 1 or tip.epoch = 0 and (base_seq = 0 or base_seq is null and tip.seq <= 16) then
                     u := tip.spent - base_spent - case when base_refunded = tip.refunded then 0
-                        else metered.refunds_after(c.scope, tip.seq, coalesce(base_seq, 0)) end;
+                        else metered._refunds_after(c.scope, tip.seq, coalesce(base_seq, 0)) end;
                 else
-                    w := metered.spent_since(tip, since);
+                    w := metered._spent_since(tip, since);
                     base_seq := w.base_seq;
                     base_spent := w.base_spent;
                     u := w.used;
@@ -126,19 +126,19 @@ begin
         if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
             -- One charge, which is let in: the loops below for one.
             if tip.held > 0 then
-                tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
+                tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
             end if;
             insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
                 epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-            values (tip.seq + 1, c.amount, write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held,
+            values (tip.seq + 1, c.amount, _write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held,
                 tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
                 tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
             on conflict do nothing
             returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
             if seqs is null then
-                perform metered.collided();
+                perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered.use_lots(c.scope, tip.seq + 1, c.amount, metered.balance(tip), 't');
+                perform metered._use_lots(c.scope, tip.seq + 1, c.amount, metered._balance(tip), 't');
             end if;
             return;
         end if;
@@ -158,25 +158,25 @@ begin
             return;
         end if;
         -- A refusal, or an error of the clock, must rest on all that is committed by now.
-        if metered.one_snapshot() then
+        if metered._one_snapshot() then
             if look then
-                perform metered.lock_charges(charges, wait_ms);
+                perform metered._lock_charges(charges, wait_ms);
             end if;
-            perform metered.refuse_stale(tips);
+            perform metered._refuse_stale(tips);
         end if;
         if look then
-            a := metered.check_now(charges, tips, at, ahead);
+            a := metered._check_now(charges, tips, at, ahead);
         elsif due then
-            a := metered.expire_and_check(charges, tips, at, ahead, wait_ms, hold.nos);
+            a := metered._expire_and_check(charges, tips, at, ahead, wait_ms, hold.nos);
             tips := a.stand;
             held := a.held;
         else
             -- The last limit of which something is known is the first that may refuse.
-            a := metered.check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
+            a := metered._check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
         end if;
         denied := a.denied;
         used := case when standing then a.used end;
-        periods := case when standing and denied is null then metered.periods_of(charges, tips, at) end;
+        periods := case when standing and denied is null then metered._periods_of(charges, tips, at) end;
         if denied is not null then
             if mode = 'raise' then
                 raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
@@ -185,10 +185,10 @@ begin
         elsif look then
             return;
         end if;
-        w := metered.cross_thresholds(charges, a.used, held, at, tips);
+        w := metered._cross_thresholds(charges, a.used, held, at, tips);
         if w.silent then
             if mode = 'raise' then
-                perform metered.refuse_unreported();
+                perform metered._refuse_unreported();
             end if;
             used := null;
             denied := '[{"crossing": true}]';
@@ -204,10 +204,10 @@ begin
         i := i + 1;
         tip := tips[i];
         if tip.lots_end <= greatest(at, tip.at) then
-            tip := metered.settle(tip, at, metered.ends_per_call(), c.amount, wait_ms);
+            tip := metered._settle(tip, at, metered._ends_per_call(), c.amount, wait_ms);
         end if;
         if tip.held > 0 then
-            tip.next_due := metered.due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
+            tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
         end if;
         tip.at := greatest(at, tip.at);
         units := c.amount - c.held;
@@ -222,9 +222,9 @@ begin
                 tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
             on conflict do nothing;
             if not found then
-                perform metered.collided();
+                perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered.use_lots(c.scope, tip.seq, c.held, case when not metered.lags(tip) then metered.balance(tip) + c.held end, 'h');
+                perform metered._use_lots(c.scope, tip.seq, c.held, case when not metered._lags(tip) then metered._balance(tip) + c.held end, 'h');
             end if;
         elsif c.held <> 0 then
             raise exception 'a charge holds nothing: place a hold' using errcode = '22023';
@@ -238,26 +238,26 @@ begin
                 tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
             on conflict do nothing;
             if not found then
-                perform metered.collided();
+                perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered.use_lots(c.scope, tip.seq, units, case when not metered.lags(tip) then metered.balance(tip) end, 't');
+                perform metered._use_lots(c.scope, tip.seq, units, case when not metered._lags(tip) then metered._balance(tip) end, 't');
             end if;
         end if;
         seqs[i] := tip.seq;
         ats[i] := tip.at;
     end loop;
     if crossed is not null then
-        crossed := metered.crossed_at(crossed, seqs);
+        crossed := metered._crossed_at(crossed, seqs);
     end if;
 end
 $$;
 
 -- The locks of the charges' scopes, in order.
-create function metered.lock_charges(charges metered.new_charge[], wait_ms int) returns boolean
+create function metered._lock_charges(charges metered.new_charge[], wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 begin
-    return metered.lock_all_scopes(array(select c.scope from unnest(charges) c), array(select c.key from unnest(charges) c), wait_ms);
+    return metered._lock_all_scopes(array(select c.scope from unnest(charges) c), array(select c.key from unnest(charges) c), wait_ms);
 end
 $$;
 
@@ -267,13 +267,13 @@ create function metered.charge(charges metered.new_charge[], ahead interval, wai
 language plpgsql volatile
 as $$
 begin
-    return metered.write_charges(charges, ahead, wait_ms, null, 'answer', null, standing);
+    return metered._write_charges(charges, ahead, wait_ms, null, 'answer', null, standing);
 end
 $$;
 
 -- Makes charges of costs that were incurred, whatever their limits. They only report thresholds. Where the use of a limit is
 -- unknown, its thresholds are not reported.
-create function metered.charge_anyway(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin,
+create function metered._charge_anyway(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin,
     hold metered.hold_terms) returns metered.charged
 language plpgsql volatile
 as $$
@@ -288,7 +288,7 @@ begin
     end loop;
     if tells then
         begin
-            posted := metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
+            posted := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
             if (posted.denied -> 0 ? 'limit') is not true then
                 return posted;
             end if;
@@ -298,12 +298,12 @@ begin
             charges[i].limits := '{}';
         end loop;
     end if;
-    return metered.write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
+    return metered._write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
 end
 $$;
 
--- The answer of check_limits for charges if due holds are free, without ending them.
-create function metered.check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
+-- The answer of _check_limits for charges if due holds are free, without ending them.
+create function metered._check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
     out used bigint[], out held bigint[], out denied jsonb)
 language plpgsql stable
 as $$
@@ -312,10 +312,10 @@ declare
     verdict record;
 begin
     foreach tip in array tips loop
-        held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
+        held := held || tip.held - case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
-    tips := metered.without_lapsing(tips, clk);
-    verdict := metered.check_limits(charges, tips, held, clk, ahead, null, null, null);
+    tips := metered._without_lapsing(tips, clk);
+    verdict := metered._check_limits(charges, tips, held, clk, ahead, null, null, null);
     used := verdict.used;
     denied := verdict.denied;
 end
@@ -334,19 +334,19 @@ declare
     a    record;
 begin
     foreach c in array charges loop
-        tips := tips || metered.last_entry(c.scope);
+        tips := tips || metered._last_entry(c.scope);
         if c.must_exist then
-            denied := metered.with_absent(denied, c.scope, metered.absence(c.scope));
+            denied := metered._with_absent(denied, c.scope, metered._absence(c.scope));
         end if;
     end loop;
     if denied is not null then
         return;
     end if;
-    a := metered.check_now(charges, tips, clk, ahead);
+    a := metered._check_now(charges, tips, clk, ahead);
     used := a.used;
     held := a.held;
     denied := a.denied;
-    periods := metered.periods_of(charges, tips, clk);
+    periods := metered._periods_of(charges, tips, clk);
 end
 $$;
 
@@ -365,9 +365,9 @@ declare
     p     timestamptz[];
 begin
     for i in 1..cardinality(scopes) loop
-        tip := metered.last_entry(scopes[i]);
-        tip.credited := tip.credited - case when tip.lots_end is not null then metered.lapsing(tip, clk) else 0 end;
-        p := case when windows[i] is null then metered.period_at(periods[i], greatest(clk, tip.at)) end;
+        tip := metered._last_entry(scopes[i]);
+        tip.credited := tip.credited - case when tip.lots_end is not null then metered._lapsing(tip, clk) else 0 end;
+        p := case when windows[i] is null then metered._period_at(periods[i], greatest(clk, tip.at)) end;
         starts_at := p[1];
         ends_at := p[2];
         since := coalesce(greatest(clk, tip.at) - windows[i], starts_at - interval '0.000001');
@@ -376,28 +376,28 @@ begin
         elsif tip.at <= since then
             used := 0;
         else
-            used := (metered.spent_since(tip, since)).used;
+            used := (metered._spent_since(tip, since)).used;
         end if;
         held := tip.held;
         spent := tip.spent;
         if tip.next_due <= clk then
-            held := held - metered.overdue(scopes[i], tip.next_due, clk);
-            used := used + metered.minima(tip, case when windows[i] is distinct from interval '0' then since end, clk);
-            spent := spent + metered.minima(tip, null, clk);
+            held := held - metered._overdue(scopes[i], tip.next_due, clk);
+            used := used + metered._minima(tip, case when windows[i] is distinct from interval '0' then since end, clk);
+            spent := spent + metered._minima(tip, null, clk);
         end if;
         refunded := tip.refunded;
         credited := tip.credited;
         seq := tip.seq;
         leased := 0;
         if held > 0 and with_leases then    -- spends of leases count, before they are in the chain
-            l := metered.leased(scopes[i]);
+            l := metered._leased(scopes[i]);
             leased := l.unspent;
             held := held - l.unspent - l.spent;
             used := used + l.spent;
             spent := spent + l.spent;
         end if;
         due_us := case when held > 0 then
-            extract(epoch from metered.first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
+            extract(epoch from metered._first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
         return next;
     end loop;
 end

@@ -1,39 +1,39 @@
 -- Ends that come by time alone: of lots, and of holds in a wallet. They happen in the order of their times, whenever they are written. At the same
 -- instant lots end before holds, and each by number. A writer of a wallet first writes the ends that are due (settle), under the
--- wallet's lock. A reader counts them the same (due_lots, lapsing). So no answer depends on a sweep.
+-- wallet's lock. A reader counts them the same (_due_lots, lapsing). So no answer depends on a sweep.
 --
 -- Nobody draws a lot that has ended, and its lapse changes no other lot. So a call writes the ends of the first few lots, and leaves the
 -- others to later calls. Then lots_end of its entry is not later than the entry: the wallet lags. The balance of an entry that lags contains
 -- units of lots that have ended. Overdraft is then in lot_holds: of holds as ever, and spent units under seq 0.
 
 -- How many ends of lots one call writes at most, of those that it could leave to later calls. Inlined wherever it stands.
-create function metered.ends_per_call() returns int
+create function metered._ends_per_call() returns int
 language sql immutable
 as $$
     select 32
 $$;
 
 -- Whether lots have ended by the time of an entry, and their ends are not written. Inlined wherever it stands.
-create function metered.lags(e metered.ledger) returns boolean
+create function metered._lags(e metered.ledger) returns boolean
 language sql immutable
 as $$
     select coalesce(e.lots_end <= e.at, false)
 $$;
 
 -- How many units a wallet is overdrawn by, as of its last entry.
-create function metered.debt(tip metered.ledger) returns bigint
+create function metered._debt(tip metered.ledger) returns bigint
 language plpgsql stable
 as $$
 begin
-    if metered.lags(tip) then
+    if metered._lags(tip) then
         return (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = tip.scope and k.lot = 0);
     end if;
-    return greatest(0, -metered.balance(tip));
+    return greatest(0, -metered._balance(tip));
 end
 $$;
 
 -- Notes units that a wallet which lags has spent beyond its lots, or (less than 0) that were paid back.
-create function metered.owe(of_scope text, units bigint) returns void
+create function metered._owe(of_scope text, units bigint) returns void
 language plpgsql volatile
 as $$
 begin
@@ -44,7 +44,7 @@ end
 $$;
 
 -- When the next lot of a wallet ends, of those that have a rest or are held: infinity, if none does.
-create function metered.next_end(of_scope text, clk timestamptz) returns timestamptz
+create function metered._next_end(of_scope text, clk timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 begin
@@ -56,18 +56,18 @@ end
 $$;
 
 -- Ends a lot, at its time: some of its rest goes on, and the rest lapses. Appends the entries behind tip, and returns the last one.
-create function metered.end_lot(tip metered.ledger, l metered.lots) returns metered.ledger
+create function metered._end_lot(tip metered.ledger, l metered.lots) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger := metered.own_entry(tip, l.expires_at);
-    n bigint := metered.rolls(l);
+    e metered.ledger := metered._own_entry(tip, l.expires_at);
+    n bigint := metered._rolls(l);
 begin
     if n > 0 then
-        e := (metered.roll_lot(e, l, n, l.roll_end, l.roll_no)).entry;
+        e := (metered._roll_lot(e, l, n, l.roll_end, l.roll_no)).entry;
     end if;
     if l.rest > n then
-        e := metered.take_back(e, l.no, l.rest - n, 'e');
+        e := metered._take_back(e, l.no, l.rest - n, 'e');
     end if;
     return e;
 end
@@ -75,11 +75,11 @@ $$;
 
 -- Ends a line of a hold that is due, at its time: it captures its minimum, and gives back the other units. Appends the entries behind tip, and
 -- returns the last one.
-create function metered.end_line(tip metered.ledger, l metered.hold_lines, of_id text, clk timestamptz) returns metered.ledger
+create function metered._end_line(tip metered.ledger, l metered.hold_lines, of_id text, clk timestamptz) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    e       metered.ledger := metered.own_entry(tip, l.due);
+    e       metered.ledger := metered._own_entry(tip, l.due);
     minimum bigint := least(l.open, greatest(0, l.at_least - l.captured));
 begin
     update metered.hold_lines y set captured = y.captured + minimum, open = 0 where y.hold = l.hold and y.scope = l.scope;
@@ -90,10 +90,10 @@ begin
         e.amount := minimum;
         e.spent := e.spent + minimum;
         e.held := e.held - minimum;
-        e.next_due := metered.due_after(e.scope, e.seq, e.held, e.next_due, clk);
+        e.next_due := metered._due_after(e.scope, e.seq, e.held, e.next_due, clk);
         e.seq := e.seq + 1;
-        perform metered.append(e);
-        perform metered.capture_lots(e, l.opened_seq, minimum);
+        perform metered._append(e);
+        perform metered._capture_lots(e, l.opened_seq, minimum);
         e.namespace := null;
         e.operation := null;
     end if;
@@ -101,10 +101,10 @@ begin
         e.kind := 'x';
         e.amount := l.open - minimum;
         e.held := e.held - e.amount;
-        e.next_due := metered.due_after(e.scope, e.seq, e.held, e.next_due, clk);
+        e.next_due := metered._due_after(e.scope, e.seq, e.held, e.next_due, clk);
         e.seq := e.seq + 1;
-        perform metered.append(e);
-        e := metered.free_lots(e, array[l.opened_seq]);
+        perform metered._append(e);
+        e := metered._free_lots(e, array[l.opened_seq]);
     end if;
     return e;
 end
@@ -113,11 +113,11 @@ $$;
 -- Writes the ends that are due in a wallet by clk, in their order: of holds, whose rows it locks, and of lots. It ends the first max_lots lots (null: all), and
 -- beyond them lots of due holds, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry behind that, with a
 -- new lots_end, without the caller, operation and note of tip.
-create function metered.settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint, wait_ms int) returns metered.ledger
+create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    e       metered.ledger := metered.own_entry(tip, tip.at);
+    e       metered.ledger := metered._own_entry(tip, tip.at);
     until   timestamptz := greatest(clk, tip.at);
     nos     bigint[];           -- holds that are due
     named   bigint[] := '{}';   -- lots that must be ended, and of no hold that is due
@@ -133,14 +133,14 @@ declare
     before  text;
 begin
     if tip.next_due <= clk then
-        before := metered.bound_lock_wait(wait_ms);
+        before := metered._bound_lock_wait(wait_ms);
         select array_agg(y.no) into nos from (
             select h.no from metered.holds h
             where h.no = any (array(select x.hold from metered.hold_lines x where x.scope = tip.scope and x.open > 0 and x.due >= tip.next_due and x.due <= clk))
               and (h.due <= clk) is true order by h.no for no key update) y;
-        before := metered.unbound_lock_wait(before);
+        before := metered._unbound_lock_wait(before);
         if nos is not null then
-            perform metered.expire_rows(nos, clk, (metered.by_system()).note);
+            perform metered._expire_rows(nos, clk, (metered._by_system()).note);
         end if;
     end if;
     select y.expires_at, y.no into stop_end, stop_no from metered.lots y
@@ -156,10 +156,10 @@ begin
         loop
             exit when left_over <= 0;
             named := named || l.no;
-            left_over := left_over - metered.rolls(l);
+            left_over := left_over - metered._rolls(l);
         end loop;
     end if;
-    ends := coalesce(stop_end, metered.next_end(tip.scope, until));
+    ends := coalesce(stop_end, metered._next_end(tip.scope, until));
     e.lots_end := ends;
     for due in
         select x.hold, x.due, h.id, x.line from (
@@ -177,8 +177,8 @@ begin
             where stop_end is null or (y.expires_at, y.no) < (stop_end, stop_no) or y.no = any (named)
             order by y.expires_at, y.no limit 1;
             exit when l.no is null;
-            e := metered.end_lot(e, l);
-            if metered.rolls(l) > 0 and l.roll_end > until then
+            e := metered._end_lot(e, l);
+            if metered._rolls(l) > 0 and l.roll_end > until then
                 ends := least(ends, l.roll_end);
             end if;
             e.lots_end := ends;
@@ -190,18 +190,18 @@ begin
         end loop;
         if due.hold is not null then
             line := due.line;
-            e := metered.end_line(e, line, due.id, clk);
+            e := metered._end_line(e, line, due.id, clk);
         end if;
     end loop;
-    if metered.lags(tip) and e.lots_end > until then
+    if metered._lags(tip) and e.lots_end > until then
         delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
     end if;
     return e;
 end
 $$;
 
--- The same for an entry that is to be written: e is the result of next_entry.
-create function metered.after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
+-- The same for an entry that is to be written: e is the result of _next_entry.
+create function metered._after_due(e metered.ledger, units bigint, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -210,7 +210,7 @@ begin
     if e.lots_end <= e.at or e.lots_end is not null and e.next_due <= e.at then
         tip.seq := e.seq - 1;
         tip.at := (select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq);
-        tip := metered.settle(tip, least(e.at, metered.clock()), metered.ends_per_call(), units, wait_ms);
+        tip := metered._settle(tip, least(e.at, metered.clock()), metered._ends_per_call(), units, wait_ms);
         e.seq := tip.seq + 1;
         e.at := greatest(e.at, tip.at);
         e.spent := tip.spent;
@@ -225,17 +225,17 @@ end
 $$;
 
 -- The lot into which a lot rolls over at its end, or null.
-create function metered.gone_on(l metered.lots) returns metered.lots
+create function metered._gone_on(l metered.lots) returns metered.lots
 language plpgsql stable
 as $$
 declare
     child metered.lots;
 begin
-    if metered.rolls(l) > 0 then
+    if metered._rolls(l) > 0 then
         child.no := l.roll_no;
         child.granted_at := l.expires_at;
         child.expires_at := l.roll_end;
-        child.amount := metered.rolls(l);
+        child.amount := metered._rolls(l);
         child.rest := child.amount;
         child.held := 0;
         child.from_lot := l.no;
@@ -249,7 +249,7 @@ $$;
 
 -- The ends of a wallet's due holds, and of the lots that they keep units of, as settle would write them: these lots behind that, and the lots into which one
 -- rolls over, how many units of them lapsed, and by how many units the wallet is still overdrawn.
-create function metered.due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
+create function metered._due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
 language plpgsql stable
 as $$
 declare
@@ -264,7 +264,7 @@ declare
     part   bigint;
     units  bigint;
 begin
-    debt := metered.debt(tip);
+    debt := metered._debt(tip);
     lapsed := 0;
     lots := '{}';
     if not coalesce(tip.next_due <= clk, false) then
@@ -309,7 +309,7 @@ begin
         j := 1;
         while j <= cardinality(lots) loop
             if lots[j].rest > 0 and lots[j].expires_at <= due.due then
-                child := metered.gone_on(lots[j]);
+                child := metered._gone_on(lots[j]);
                 lapsed := lapsed + lots[j].rest - coalesce(child.rest, 0);
                 lots[j].rest := 0;
                 lots[j].roll_cap := null;
@@ -342,7 +342,7 @@ begin
             end if;
         end loop;
         continue when spent + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0) = 0;
-        -- As pay_back does it.
+        -- As _pay_back does it.
         for k in select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0
             order by lots[x.j].priority, lots[x.j].expires_at, lots[x.j].no
         loop
@@ -366,7 +366,7 @@ $$;
 
 -- Units of a wallet that have lapsed by now, unwritten: so much too high is its last entry's balance, with the units that due holds free. It reads no more ended
 -- lots than a call writes. If there are more, it adds up the lots that have not ended.
-create function metered.lapsing(tip metered.ledger, clk timestamptz) returns bigint
+create function metered._lapsing(tip metered.ledger, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
 declare
@@ -375,34 +375,34 @@ declare
     nos   bigint[];
     few   record;
 begin
-    d := metered.due_lots(tip, clk);
+    d := metered._due_lots(tip, clk);
     if (tip.lots_end <= until) is not true then
         return d.lapsed;
     end if;
     nos := array(select x.no from unnest(d.lots) x);
-    select count(*) as n, sum(x.rest - case when x.roll_end > until then metered.rolls(x) else 0 end) as units into few
+    select count(*) as n, sum(x.rest - case when x.roll_end > until then metered._rolls(x) else 0 end) as units into few
     from (select y.* from metered.lots y where y.scope = tip.scope and y.open and y.expires_at <= until and y.no <> all (nos)
-          order by y.expires_at, y.no limit metered.ends_per_call() + 1) x;
-    if few.n <= metered.ends_per_call() then
+          order by y.expires_at, y.no limit metered._ends_per_call() + 1) x;
+    if few.n <= metered._ends_per_call() then
         return d.lapsed + coalesce(few.units, 0);
     end if;
-    return metered.balance(tip) + case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) - metered.minima(tip, null, clk) else 0 end
+    return metered._balance(tip) + case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) - metered._minima(tip, null, clk) else 0 end
         + d.debt - (select coalesce(sum(x.rest), 0) from unnest(d.lots) x)
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
             where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
-        - (select coalesce(sum(x.units), 0) from (select metered.rolls(y) as units from metered.lots y
+        - (select coalesce(sum(x.units), 0) from (select metered._rolls(y) as units from metered.lots y
             where y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until and y.no <> all (nos)
             order by y.priority, y.roll_end, y.roll_no) x);
 end
 $$;
 
 -- The lots of a wallet that have a rest or are held, as they are behind all ends that are due. With of_nos, these lots and those that they go on in.
-create function metered.lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[]) returns setof metered.lots
+create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[]) returns setof metered.lots
 language plpgsql stable
 as $$
 declare
     until timestamptz := greatest(clk, tip.at);
-    due   metered.lots[] := (metered.due_lots(tip, clk)).lots;
+    due   metered.lots[] := (metered._due_lots(tip, clk)).lots;
     l     metered.lots;
 begin
     foreach l in array due loop
@@ -426,7 +426,7 @@ begin
                 select y.* into l from metered.lots y where y.no = l.no;
                 l.held := 0;
             end if;
-            l := metered.gone_on(l);
+            l := metered._gone_on(l);
         end loop;
         if l.rest > 0 or l.held > 0 then
             return next l;
@@ -436,7 +436,7 @@ end
 $$;
 
 -- The last entries of scopes as if all lapses that are due in wallets were written.
-create function metered.without_lapsing(tips metered.ledger[], clk timestamptz) returns metered.ledger[]
+create function metered._without_lapsing(tips metered.ledger[], clk timestamptz) returns metered.ledger[]
 language plpgsql stable
 as $$
 declare
@@ -446,7 +446,7 @@ begin
     foreach tip in array tips loop
         i := i + 1;
         if tip.lots_end is not null then
-            tip.credited := tip.credited - metered.lapsing(tip, clk);
+            tip.credited := tip.credited - metered._lapsing(tip, clk);
             tips[i] := tip;
         end if;
     end loop;

@@ -1,6 +1,6 @@
 -- How many units of a scope are still held by lines that are due and not freed yet: by
 -- all such lines, or by the first max_lines. since is a time before which none is due.
-create function metered.overdue(of_scope text, since timestamptz, clk timestamptz, max_lines int default null) returns bigint
+create function metered._overdue(of_scope text, since timestamptz, clk timestamptz, max_lines int default null) returns bigint
 language plpgsql stable
 as $$
 begin
@@ -12,7 +12,7 @@ end
 $$;
 
 -- When the first line that is not due falls due.
-create function metered.first_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
+create function metered._first_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 begin
@@ -26,7 +26,7 @@ $$;
 -- does within 10 seconds of that or of now, whichever is later, or else the end of these.
 -- Ended lines that would have fallen due until now are read past in any case. To look further
 -- than that could mean wading through all that was placed and ended meanwhile.
-create function metered.later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
+create function metered._later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 declare
@@ -44,19 +44,19 @@ $$;
 -- entries (twice where the next one is odd: a call may write two), so that a
 -- search for the first due line need not wade through lines that have ended since. That of a closed scope
 -- (see carve.sql) stays. Inlined wherever it stands.
-create function metered.due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
+create function metered._due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
 returns timestamptz
 language sql stable
 as $$
     select case when held > 0 then
-        case when next_due > '-infinity' and (next_due <= clk or seq & 15 < 2) then metered.later_due(of_scope, next_due, clk) else next_due end
+        case when next_due > '-infinity' and (next_due <= clk or seq & 15 < 2) then metered._later_due(of_scope, next_due, clk) else next_due end
     when next_due = '-infinity' then next_due end
 $$;
 
 -- Frees the units that holds still keep of their scopes, or of only_scopes, which are all locked: one
 -- entry for each scope. Holds that expire free the units that they do not capture, at the time at which the last of them fell due. In a
 -- wallet each is ended by an entry of its own (settle).
-create function metered.release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
+create function metered._release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
     of_hold text, origin metered.origin) returns void
 language plpgsql volatile
 as $$
@@ -75,9 +75,9 @@ begin
             select l.scope, max(l.due) as due from metered.hold_lines l
             where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes)) group by l.scope order by l.scope
         loop
-            tip := metered.entry_for_write(w.scope);
+            tip := metered._entry_for_write(w.scope);
             if tip.lots_end is not null then
-                tip := metered.settle(tip, least(w.due, clk), metered.ends_per_call(), 0, null);
+                tip := metered._settle(tip, least(w.due, clk), metered._ends_per_call(), 0, null);
             end if;
         end loop;
     end if;
@@ -88,8 +88,8 @@ begin
     if scopes is null then
         return;
     elsif minima and as_kind = 'x' then
-        perform metered.capture_minima(nos, only_scopes, clk);
-        perform metered.release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of the others
+        perform metered._capture_minima(nos, only_scopes, clk);
+        perform metered._release_lines(nos, only_scopes, as_kind, clk, of_hold, origin);   -- of the others
         return;
     end if;
     update metered.hold_lines l set open = 0
@@ -98,7 +98,7 @@ begin
     insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
         epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
     select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
-        t.epoch, as_kind, f.scope, metered.due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
+        t.epoch, as_kind, f.scope, metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
         of_hold, origin.namespace, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
     from unnest(scopes, sums, dues) f(scope, units, due),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
@@ -107,38 +107,38 @@ begin
     returning y.scope, y.lots_end is not null as wallet)
     select array_agg(m.scope), array_agg(m.scope) filter (where m.wallet) into written, wallets from made m;
     if wallets is not null then
-        perform metered.free_lines(nos, wallets);
+        perform metered._free_lines(nos, wallets);
     end if;
     if coalesce(cardinality(written), 0) < cardinality(scopes) then
         if as_kind <> 'x' then
             if 0 < (select count(*) from unnest(scopes) f(scope),
                          lateral (select y.next_due, y.lots_end from metered.ledger y where y.scope = f.scope order by y.seq desc limit 1) t
                     where (f.scope = any (written)) is not true and t.lots_end is null and (t.next_due <= clk) is not true) then
-                perform metered.collided();     -- nothing is due, so another writer has made the next entry
+                perform metered._collided();     -- nothing is due, so another writer has made the next entry
             end if;
-            perform metered.end_minima(array(select f from unnest(scopes) f where (f = any (written)) is not true), null, clk, null);
+            perform metered._end_minima(array(select f from unnest(scopes) f where (f = any (written)) is not true), null, clk, null);
         end if;
         for i in 1..cardinality(scopes) loop    -- in which something is due before
             continue when scopes[i] = any (written);
-            tip := metered.entry_for_write(scopes[i]);
+            tip := metered._entry_for_write(scopes[i]);
             if tip.lots_end is not null and (tip.lots_end <= greatest(clk, tip.at) or tip.next_due <= clk) then
-                tip := metered.settle(tip, clk, metered.ends_per_call(), 0, null);
+                tip := metered._settle(tip, clk, metered._ends_per_call(), 0, null);
             elsif as_kind = 'x' or tip.lots_end is not null then
-                perform metered.collided();
+                perform metered._collided();
             end if;
-            tip := metered.own_entry(tip, clk);
+            tip := metered._own_entry(tip, clk);
             tip.kind := as_kind;
             tip.amount := sums[i];
             tip.held := tip.held - sums[i];
-            tip.next_due := metered.due_after(tip.scope, tip.seq, tip.held, tip.next_due, clk);
+            tip.next_due := metered._due_after(tip.scope, tip.seq, tip.held, tip.next_due, clk);
             tip.seq := tip.seq + 1;
             tip.hold := of_hold;
             tip.namespace := origin.namespace;
             tip.operation := origin.operation;
             tip.note := origin.note;
-            perform metered.append(tip);
+            perform metered._append(tip);
             if tip.lots_end is not null then
-                perform metered.free_lines(nos, array[scopes[i]]);
+                perform metered._free_lines(nos, array[scopes[i]]);
             end if;
         end loop;
     end if;
@@ -147,7 +147,7 @@ $$;
 
 -- The note of entries that the system makes by itself: a caller that only needs the room of due holds
 -- did not ask for its end.
-create function metered.by_system() returns metered.origin
+create function metered._by_system() returns metered.origin
 language sql immutable
 as $$
     select row(null, null, '{"actor": "system"}')::metered.origin
@@ -155,7 +155,7 @@ $$;
 
 -- Ends those of the holds that are due and have not ended. Their rows are locked,
 -- in order.
-create function metered.expire_rows(nos bigint[], clk timestamptz, note jsonb) returns void
+create function metered._expire_rows(nos bigint[], clk timestamptz, note jsonb) returns void
 language plpgsql volatile
 as $$
 begin
@@ -164,13 +164,13 @@ begin
         where h.no = any (nos) and h.state = 'h' and h.due <= clk
         returning h.no, h.version)
     insert into metered.hold_events (hold, at, version, kind, note)
-    select e.no, clk, e.version, 'x', expire_rows.note from ended e;
+    select e.no, clk, e.version, 'x', _expire_rows.note from ended e;
 end
 $$;
 
 -- Frees up to max_lines lines that are due of each of the scopes, and all of a wallet's, which are locked
 -- and none of whose lines is due before "since".
-create function metered.expire_due(scopes text[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
+create function metered._expire_due(scopes text[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
 language plpgsql volatile
 as $$
 declare
@@ -181,17 +181,17 @@ begin
     from unnest(scopes, since) s(scope, since),
          lateral (select l.hold from metered.hold_lines l
           where l.scope = s.scope and l.open > 0 and l.due >= s.since and l.due <= clk
-          order by l.due limit case when (metered.last_entry(s.scope)).lots_end is null then max_lines end) d;
+          order by l.due limit case when (metered._last_entry(s.scope)).lots_end is null then max_lines end) d;
     if nos is null then
-        perform metered.collided(); -- the caller saw some: not with this snapshot
+        perform metered._collided(); -- the caller saw some: not with this snapshot
     end if;
-    before := metered.bound_lock_wait(wait_ms);
+    before := metered._bound_lock_wait(wait_ms);
     -- A caller that holds another lock than the scope's may find that a hold was extended meanwhile.
     select array_agg(y.no) into nos from (
         select h.no from metered.holds h where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y;
-    before := metered.unbound_lock_wait(before);
-    perform metered.expire_rows(nos, clk, (metered.by_system()).note);
-    perform metered.release_lines(nos, scopes, 'x', clk, null, metered.by_system());
+    before := metered._unbound_lock_wait(before);
+    perform metered._expire_rows(nos, clk, (metered._by_system()).note);
+    perform metered._release_lines(nos, scopes, 'x', clk, null, metered._by_system());
 end
 $$;
 
@@ -213,13 +213,13 @@ declare
 begin
     select y.no, y.keys into of_no, keys from metered.holds y where y.tenant = of_tenant and y.id = of_id;
     if not found then
-        status := metered.missing_hold(of_tenant, of_id, issued, wait_ms);
+        status := metered._missing_hold(of_tenant, of_id, issued, wait_ms);
         return;
     end if;
-    perform metered.lock_keys(keys, wait_ms);
-    before := metered.bound_lock_wait(wait_ms);
+    perform metered._lock_keys(keys, wait_ms);
+    before := metered._bound_lock_wait(wait_ms);
     select y.state, y.due, y.deadline, y.pending into h from metered.holds y where y.no = of_no for no key update;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     if h.state is null then     -- purged while this waited
         status := case when issued <= (select z.at from metered.holds_horizon z where z.one) then 'retired' else 'unknown' end;
         return;
@@ -233,12 +233,12 @@ begin
         when h.state = 'h' and h.due > clk then 'due_later' end;
     if status is null then
         origin := row(null, null, nullif(note, '')::jsonb);
-        perform metered.expire_rows(array[of_no], clk, origin.note);
-        perform metered.end_minima_of(array[of_no], clk, wait_ms);
-        perform metered.release_lines(array[of_no], null, 'x', clk, of_id, origin);
+        perform metered._expire_rows(array[of_no], clk, origin.note);
+        perform metered._end_minima_of(array[of_no], clk, wait_ms);
+        perform metered._release_lines(array[of_no], null, 'x', clk, of_id, origin);
         update metered.holds y set pending = false where y.no = of_no returning y.version into h;
         if channel is not null then
-            perform metered.announce(channel, of_tenant, of_id, h.version, 'expired');
+            perform metered._announce(channel, of_tenant, of_id, h.version, 'expired');
         end if;
         status := 'expired';
     end if;
@@ -266,7 +266,7 @@ declare
     locked  bigint[] := '{}';
     k       bigint;
 begin
-    perform metered.require(max_holds between 1 and 10000 and keep_pending is not null, 'sweep_holds');
+    perform metered._require(max_holds between 1 and 10000 and keep_pending is not null, 'sweep_holds');
     select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),
         count(*) filter (where d.locks <= 2000), max(d.due) filter (where d.locks <= 2000),
         count(*) = max_holds or coalesce(bool_or(d.locks > 2000), false)
@@ -311,8 +311,8 @@ begin
     if due_nos = '{}' then
         return;
     end if;
-    perform metered.expire_rows(due_nos, clk, (metered.by_system()).note);
-    perform metered.release_lines(due_nos, null, 'x', clk, null, metered.by_system());
+    perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
+    perform metered._release_lines(due_nos, null, 'x', clk, null, metered._by_system());
     nos := due_nos;
     if not keep_pending then
         perform metered.announced(nos, channel);
@@ -357,12 +357,12 @@ create function metered.announced(nos bigint[], channel text) returns void
 language plpgsql volatile
 as $$
 begin
-    perform metered.require(cardinality(nos) <= 10000, 'nos');
+    perform metered._require(cardinality(nos) <= 10000, 'nos');
     -- Not one that still keeps units, which a purge would lose.
     update metered.holds h set pending = false where h.no = any (nos) and h.state = 'x'
         and 0 = (select count(*) from metered.hold_lines l where l.hold = h.no and l.open <> 0);
     if channel is not null then
-        perform metered.announce(channel, h.tenant, h.id, h.version, 'expired')
+        perform metered._announce(channel, h.tenant, h.id, h.version, 'expired')
         from metered.holds h where h.no = any (nos) order by h.no;
     end if;
 end
@@ -380,12 +380,12 @@ as $$
 declare
     nos    bigint[];
     latest timestamptz;
-    before text := metered.bound_lock_wait(wait_ms);
+    before text := metered._bound_lock_wait(wait_ms);
 begin
-    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    perform metered._require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
     perform from metered.holds_horizon z where z.one for no key update;     -- before rows of holds, as place does
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     select array_agg(d.no), max(d.ended_at), max(d.issued_at) into nos, last, latest from (
         select h.no, h.ended_at, h.issued_at from metered.holds h
         where h.ended_at is not null and (h.claim is null or h.state <> 'c' or h.returned)

@@ -1,6 +1,6 @@
 -- A hold as JSON. One that is due has expired, whether that is written down or not. reason is
 -- that of its release or return. A ceiling of infinity is none. Inlined wherever it stands.
-create function metered.hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
+create function metered._hold_as_json(h metered.holds, lines json, clk timestamptz, reason text) returns json
 language sql stable
 as $$
     select json_build_object('tenant', h.tenant, 'id', h.id, 'holder', h.holder,
@@ -12,7 +12,7 @@ $$;
 
 -- A line of a hold as JSON. open is 0 if the hold has ended, also where the line has
 -- not been freed yet. Inlined wherever it stands.
-create function metered.line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint, at_least bigint) returns json
+create function metered._line_json(of_scope text, amount bigint, captured bigint, open bigint, refunded bigint, at_least bigint) returns json
 language sql stable
 as $$
     select case when at_least > 0
@@ -26,8 +26,8 @@ language plpgsql stable
 as $$
 begin
     return (
-        select metered.hold_as_json(h, (
-            select json_agg(metered.line_json(l.scope, l.amount,
+        select metered._hold_as_json(h, (
+            select json_agg(metered._line_json(l.scope, l.amount,
                 case when h.state = 'x' or h.state = 'h' and h.due <= clk then greatest(l.captured, l.at_least) else l.captured end,
                 case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded, l.at_least) order by l.scope)
             from metered.hold_lines l where l.hold = h.no), clk,
@@ -39,7 +39,7 @@ $$;
 
 -- Keeps a command's hold, or its draw of a wallet, for the command's record, which is written later
 -- in its transaction. JSON has no record separator in it.
-create function metered.remember_hold(hold json) returns text
+create function metered._remember_hold(hold json) returns text
 language plpgsql volatile
 as $$
 begin
@@ -50,7 +50,7 @@ $$;
 
 -- Takes the locks of a command that does several things to scopes and holds, in the one
 -- order: all scopes, by key, with those of the holds that are named, unless these are
--- another holder's (see lock_holds); the ids that it places, by key; then rows of holds, by
+-- another holder's (see _lock_holds); the ids that it places, by key; then rows of holds, by
 -- no: of those that are named, and of those that are due in scopes that it may charge and
 -- could be in its way. A command that names thousands of scopes needs a larger lock table.
 --
@@ -67,22 +67,22 @@ declare
     before text;
 begin
     if (cardinality(keys) + cardinality(id_keys) + cardinality(scopes) < 10000 and cardinality(named) < 1000) is not true then
-        perform metered.require(false, 'locks');
+        perform metered._require(false, 'locks');
     end if;
-    nos := metered.named_holds(named);
+    nos := metered._named_holds(named);
     if nos is not null then
         select array_agg(k.key order by k.key) into keys
         from (select unnest(h.keys) from metered.holds h where h.no = any (nos) union select unnest(keys)) k(key);
     end if;
-    perform metered.lock_keys(keys || id_keys, wait_ms);
+    perform metered._lock_keys(keys || id_keys, wait_ms);
     if cardinality(named) > 0 then
-        there := metered.named_holds(named);
+        there := metered._named_holds(named);
         if not coalesce(there, '{}') <@ coalesce(nos, '{}') then
             raise exception 'could not serialize access: a hold was placed meanwhile' using errcode = '40001';
         end if;
     end if;
     clk := metered.clock();
-    -- As many as expire_due would take at first. If it comes to need more, or another one
+    -- As many as _expire_due would take at first. If it comes to need more, or another one
     -- falls due before it looks, that one is locked out of order.
     select array_agg(d.hold) into due
     from unnest(scopes) s(scope),
@@ -92,15 +92,15 @@ begin
           order by l.due limit 500) d;
     nos := nos || due;
     if nos is not null then
-        before := metered.bound_lock_wait(wait_ms);
+        before := metered._bound_lock_wait(wait_ms);
         perform from metered.holds h where h.no = any (nos) order by h.no for no key update;
-        before := metered.unbound_lock_wait(before);
+        before := metered._unbound_lock_wait(before);
     end if;
 end
 $$;
 
 -- The holds that are named, but for those of another holder.
-create function metered.named_holds(named metered.hold_ids[]) returns bigint[]
+create function metered._named_holds(named metered.hold_ids[]) returns bigint[]
 language plpgsql volatile
 as $$
 begin
@@ -116,7 +116,7 @@ $$;
 -- fields: more may be added, and none may change. With a + behind the channel's name, the actor and
 -- the present hold are added. Postgres takes less than 8,000 bytes. So the note is sent if it fits, and as
 -- many lines, by scope. cut says that these are not all.
-create function metered.announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
+create function metered._announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
 language plpgsql volatile
 as $$
 declare
@@ -141,7 +141,7 @@ begin
         end if;
         select coalesce(string_agg(x.line, ', ' order by x.scope) filter (where x.bytes < 7900), '') as sent, bool_or(x.bytes >= 7900) as cut into l
         from (select y.scope, j.line, octet_length(said) + sum(octet_length(j.line) + 2) over (order by y.scope) as bytes
-              from metered.hold_lines y, lateral (select metered.line_json(y.scope, y.amount, y.captured,
+              from metered.hold_lines y, lateral (select metered._line_json(y.scope, y.amount, y.captured,
                   case when h.state = 'h' then y.open else 0 end, y.refunded, y.at_least)::text) j(line)
               where y.hold = h.no) x;
         said := left(said, -1) || ', "lines" : [' || l.sent || ']' || case when cut or l.cut then ', "cut" : true}' else '}' end;
@@ -151,7 +151,7 @@ end
 $$;
 
 -- Takes the locks of a placement: its scopes, by key, and then the id that the caller chose.
-create function metered.lock_place(charges metered.new_charge[], id_key bigint, wait_ms int) returns boolean
+create function metered._lock_place(charges metered.new_charge[], id_key bigint, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 begin
@@ -159,7 +159,7 @@ begin
        and (id_key is null or pg_try_advisory_xact_lock(id_key)) then
         return false;
     end if;
-    return metered.lock_charges(charges, wait_ms) or id_key is not null and metered.lock_keys(array[id_key], wait_ms);
+    return metered._lock_charges(charges, wait_ms) or id_key is not null and metered._lock_keys(array[id_key], wait_ms);
 end
 $$;
 
@@ -173,7 +173,7 @@ as $$
 declare
     was record;
 begin
-    if coalesce(current_setting('metered_tx.command', true), '') = '' or metered.one_snapshot() or hold.chosen and exists (select from metered.holds h where h.tenant = hold.tenant and h.id = hold.id) then
+    if coalesce(current_setting('metered_tx.command', true), '') = '' or metered._one_snapshot() or hold.chosen and exists (select from metered.holds h where h.tenant = hold.tenant and h.id = hold.id) then
         return;
     end if;
     if hold.claim is not null then
@@ -224,10 +224,10 @@ begin
     foreach charge in array charges loop
         if charge.held > 0 then
             if charge.key is null then
-                charge.key := metered.scope_key(charge.scope);
-                charges := metered.with_keys(charges);
-            elsif not metered.key_fits(charge.key, charge.scope) then
-                perform metered.require(false, 'key');
+                charge.key := metered._scope_key(charge.scope);
+                charges := metered._with_keys(charges);
+            elsif not metered._key_fits(charge.key, charge.scope) then
+                perform metered._require(false, 'key');
             end if;
             line_keys := line_keys || charge.key;
             lines := lines || jsonb_build_object('scope', charge.scope, 'amount', charge.held, 'captured', 0, 'open', charge.held);
@@ -237,16 +237,16 @@ begin
     if (claimed and line_keys <> '{}' and hold.ttl > interval '0' and hold.grace >= interval '0' and hold.ttl <= coalesce(hold.lifetime, interval '3660 days')
         and hold.grace <= interval '3660 days' and coalesce(hold.lifetime <= interval '3660 days', true)
         and hold.tenant is not null and hold.id <> '' and hold.holder is not null and octet_length(hold.fingerprint) = 33) is not true then
-        perform metered.require(false, 'hold');
+        perform metered._require(false, 'hold');
     end if;
     if cardinality(line_keys) > 1 then
         line_keys := array(select distinct k from unnest(line_keys) k order by k);
     end if;
     if hold.chosen or hold.claim is not null then
-        unused := metered.lock_place(charges, case when hold.chosen then coalesce(hold.key, metered.lock_key('metered/hold/metered',
+        unused := metered._lock_place(charges, case when hold.chosen then coalesce(hold.key, metered._lock_key('metered/hold/metered',
             convert_to(hold.tenant, 'UTF8') || '\x00'::bytea || convert_to(hold.id, 'UTF8'))) end, wait_ms);
-        clk := metered.clock();     -- else write_charges does both
-        was := metered.placed_before(hold, clk, wait_ms);
+        clk := metered.clock();     -- else _write_charges does both
+        was := metered._placed_before(hold, clk, wait_ms);
         status := was.status;
         deadline := was.deadline;
         placed_at := was.at;
@@ -254,9 +254,9 @@ begin
     if status = 'same' then
         stored := metered.hold_json(was.no, clk);
         if raising and was.state <> 'h' then
-            perform metered.refuse_hold(true, json_build_object('status', 'state', 'id', hold.id, 'state', was.state, 'hold', stored));
+            perform metered._refuse_hold(true, json_build_object('status', 'state', 'id', hold.id, 'state', was.state, 'hold', stored));
         end if;
-        unused := case when origin.operation is not null then metered.remember_hold(stored) end;
+        unused := case when origin.operation is not null then metered._remember_hold(stored) end;
     end if;
     if status is not null then
         if status = 'taken' and reveal then
@@ -268,7 +268,7 @@ begin
         end if;
         return;
     end if;
-    c := metered.write_charges(charges, ahead, wait_ms, origin, case when raising then 'raise' else 'answer' end,
+    c := metered._write_charges(charges, ahead, wait_ms, origin, case when raising then 'raise' else 'answer' end,
         row(hold.id, due_in, null, clk), false);
     seqs := c.seqs;
     ats := c.ats;
@@ -282,7 +282,7 @@ begin
     deadline := placed_at + hold.ttl;
     -- A month less 30 days is more than nothing, and can lead back.
     if (deadline > placed_at and placed_at + due_in >= deadline and coalesce(deadline <= placed_at + hold.lifetime, true)) is not true then
-        perform metered.require(false, 'ttl');
+        perform metered._require(false, 'ttl');
     end if;
     loop
         insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
@@ -292,8 +292,8 @@ begin
         on conflict do nothing
         returning no into new_no;
         exit when new_no is not null;
-        if not metered.raise_sequence() then
-            perform metered.collided();     -- this view is older than one that was placed
+        if not metered._raise_sequence() then
+            perform metered._collided();     -- this view is older than one that was placed
         end if;
     end loop;
     if cardinality(charges) = 1 then
@@ -309,7 +309,7 @@ begin
         from unnest(minimum) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
         get diagnostics changed = row_count;
         if changed <> cardinality(minimum) then
-            perform metered.require(false, 'minimum');
+            perform metered._require(false, 'minimum');
         end if;
         lines := (select jsonb_agg(case when u.amount is null then x.line else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
             from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(minimum) u on u.scope = x.line ->> 'scope');
@@ -320,28 +320,28 @@ begin
             'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines),
         origin.note, origin.namespace, origin.operation);
     if channel is not null then
-        perform metered.announce(channel, hold.tenant, hold.id, 1, 'placed');
+        perform metered._announce(channel, hold.tenant, hold.id, 1, 'placed');
     end if;
     if origin.operation is not null then
-        unused := metered.remember_hold(metered.created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
+        unused := metered._remember_hold(metered._created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
     end if;
     status := 'placed';
 end
 $$;
 
 -- The charges with the keys of their scopes' locks, where these were left to be derived.
-create function metered.with_keys(charges metered.new_charge[]) returns metered.new_charge[]
+create function metered._with_keys(charges metered.new_charge[]) returns metered.new_charge[]
 language plpgsql stable
 as $$
 begin
-    return array(select row(c.scope, coalesce(c.key, metered.scope_key(c.scope)), c.amount, c.held, c.limits, c.note, c.must_exist, null, null)::metered.new_charge
+    return array(select row(c.scope, coalesce(c.key, metered._scope_key(c.scope)), c.amount, c.held, c.limits, c.note, c.must_exist, null, null)::metered.new_charge
         from unnest(charges) with ordinality c(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) order by c.n);
 end
 $$;
 
 -- The hold that was placed before: with this id, if the caller chose it, or of this claim. status as place
 -- has it, or null: none is in the way. state is its present state.
-create function metered.placed_before(hold metered.new_hold, clk timestamptz, wait_ms int,
+create function metered._placed_before(hold metered.new_hold, clk timestamptz, wait_ms int,
     out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz)
 language plpgsql volatile
 as $$
@@ -358,13 +358,13 @@ begin
     end if;
     no := was.no;
     if no is null then
-        if hold.chosen and hold.issued_at is not null and metered.one_snapshot() then
+        if hold.chosen and hold.issued_at is not null and metered._one_snapshot() then
             -- It may have been placed and purged since this snapshot, with which the
             -- horizon has moved: then this fails with 40001, as a lock of a row does
             -- that was updated since. FOR KEY SHARE would not.
-            before := metered.bound_lock_wait(wait_ms);
+            before := metered._bound_lock_wait(wait_ms);
             perform from metered.holds_horizon z where z.one for share;
-            before := metered.unbound_lock_wait(before);
+            before := metered._unbound_lock_wait(before);
         end if;
         if hold.chosen and hold.issued_at <= (select z.at from metered.holds_horizon z where z.one) then
             status := 'retired';
@@ -385,21 +385,21 @@ begin
         end if;
     end if;
     status := coalesce(status, case when was.fingerprint = hold.fingerprint then 'same' else 'conflict' end);
-    if status = 'same' or metered.one_snapshot() then
+    if status = 'same' or metered._one_snapshot() then
         -- A snapshot that is too old for the hold's present state fails here.
-        before := metered.bound_lock_wait(wait_ms);
+        before := metered._bound_lock_wait(wait_ms);
         perform from metered.holds h where h.no = was.no for share;
         if not found then
-            perform metered.collided();
+            perform metered._collided();
         end if;
-        before := metered.unbound_lock_wait(before);
+        before := metered._unbound_lock_wait(before);
     end if;
 end
 $$;
 
 -- Moves the sequence of holds.no on, if it has fallen behind, as it has on a server that was
 -- switched to by logical replication. False if the number that was tried last was free.
-create function metered.raise_sequence() returns boolean
+create function metered._raise_sequence() returns boolean
 language plpgsql volatile
 as $$
 declare
@@ -414,7 +414,7 @@ end
 $$;
 
 -- A hold that was just placed, with the other charges of its request.
-create function metered.created_json(hold json, charges metered.new_charge[], seqs bigint[], ats timestamptz[]) returns json
+create function metered._created_json(hold json, charges metered.new_charge[], seqs bigint[], ats timestamptz[]) returns json
 language plpgsql stable
 as $$
 begin

@@ -57,7 +57,7 @@ create function metered.purge_job_keys(after timestamptz, cutoff timestamptz, ma
 language plpgsql volatile
 as $$
 begin
-    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    perform metered._require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
     with gone as (
         -- By row address, so that there is no join to plan: these rows are never

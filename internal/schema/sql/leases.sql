@@ -9,10 +9,10 @@
 -- scope's lock never waits for a lease's.
 
 -- The key of the lock that keeps others from spending while a lease is settled.
-create function metered.lease_key(of_no bigint) returns bigint
+create function metered._lease_key(of_no bigint) returns bigint
 language sql stable
 as $$
-    select metered.lock_key('metered/lease/metered', convert_to(of_no::text, 'UTF8'))
+    select metered._lock_key('metered/lease/metered', convert_to(of_no::text, 'UTF8'))
 $$;
 
 -- Opens a lease of up to charge.amount units, as much as one part in terms.share of the units that the limits
@@ -34,18 +34,18 @@ declare
     ends   timestamptz;
     i      int := 0;
 begin
-    perform metered.require(terms.mode in ('rows', 'memory') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
+    perform metered._require(terms.mode in ('rows', 'memory') and terms.share between 1 and 1000000 and terms.least between 1 and charge.amount
         and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255, 'lease');
     if charge.key is null then
-        charge.key := metered.scope_key(charge.scope);
+        charge.key := metered._scope_key(charge.scope);
     end if;
-    perform metered.require(metered.key_fits(charge.key, charge.scope), 'key');
-    perform metered.lock_keys(array[charge.key], wait_ms);
+    perform metered._require(metered._key_fits(charge.key, charge.scope), 'key');
+    perform metered._lock_keys(array[charge.key], wait_ms);
     granted := 0;
     if cardinality(charge.limits) > 0 then
-        tip := metered.last_entry(charge.scope);
+        tip := metered._last_entry(charge.scope);
         charge.amount := terms.least;
-        looked := metered.check_now(array[charge], array[tip], metered.clock(), ahead);
+        looked := metered._check_now(array[charge], array[tip], metered.clock(), ahead);
         foreach l in array charge.limits loop
             i := i + 1;
             -- After large credits the units left may be beyond 64 bits. A lease has at most 2^53 units.
@@ -55,41 +55,41 @@ begin
         held := looked.held[1];
         wanted := least(wanted, room / terms.share);
         if looked.denied is not null or wanted < terms.least then
-            if metered.one_snapshot() then
-                perform metered.refuse_stale(array[tip]);
+            if metered._one_snapshot() then
+                perform metered._refuse_stale(array[tip]);
             end if;
             return;
         end if;
     end if;
     no := nextval(pg_get_serial_sequence('metered.leases', 'no'));
-    fence := metered.lease_key(no);
+    fence := metered._lease_key(no);
     charge.amount := wanted;
     charge.held := wanted;
     charge.note := jsonb_build_object('actor', terms.owner);
     -- The hold never falls due: a lease is settled, and not freed.
-    posted := metered.write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null), false);
+    posted := metered._write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null), false);
     if posted.denied is not null then
         if posted.denied -> 0 ? 'crossing' then
-            perform metered.refuse_unreported();
+            perform metered._refuse_unreported();
         end if;
         no := null;
         return;
     end if;
     granted := wanted;
     crossed := posted.crossed;
-    periods := metered.periods_of(array[charge], array[tip], posted.at);
+    periods := metered._periods_of(array[charge], array[tip], posted.at);
     ends := least(posted.at + terms.ttl, (select min(p.at) from unnest(periods) with ordinality p(at, n) where p.n % 2 = 0));
     lasts_us := extract(epoch from ends - posted.at) * 1000000;
     insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner)
     overriding system value
     values (open_lease.no, posted.at, ends, wanted, open_lease.fence, posted.seqs[1],
         case terms.mode when 'rows' then 's' else 'm' end, charge.scope, terms.owner);
-    perform metered.add_leased(charge.scope, wanted);
+    perform metered._add_leased(charge.scope, wanted);
 end
 $$;
 
 -- Counts a lease that was opened, or that is settled (its units are negative then), among the open ones of its scope, whose lock is held.
-create function metered.add_leased(of_scope text, units bigint) returns void
+create function metered._add_leased(of_scope text, units bigint) returns void
 language plpgsql volatile
 as $$
 begin
@@ -103,7 +103,7 @@ $$;
 
 -- Spends units of a lease from an offset on, and returns when, or null if it cannot be spent from: it is closed, or
 -- a unit of the range was spent (lease_spends_apart).
-create function metered.spend_range(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, origin metered.origin)
+create function metered._spend_range(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, origin metered.origin)
 returns timestamptz
 language plpgsql volatile
 as $$
@@ -112,12 +112,12 @@ declare
 begin
     if pg_try_advisory_xact_lock_shared(of_fence) then
         clk := metered.clock();
-        if metered.one_snapshot() then
+        if metered._one_snapshot() then
             -- The snapshot may be older than the end of the lease. A lock of the row meets the newer version, with 40001:
             -- the settler has locked the row FOR UPDATE. Or it is older than the beginning.
             perform from metered.leases l where l.no = of_lease for key share;
             if not found then
-                perform metered.collided();
+                perform metered._collided();
             end if;
         end if;
         insert into metered.lease_spends (lease, at_offset, amount, at, namespace, operation, note)
@@ -140,11 +140,11 @@ returns timestamptz
 language plpgsql volatile
 as $$
 begin
-    return metered.spend_range(of_lease, of_fence, from_offset, units, of_scope, row(null, null, note));
+    return metered._spend_range(of_lease, of_fence, from_offset, units, of_scope, row(null, null, note));
 end
 $$;
 
--- Makes charges of which some are spent from leases, all or none, as write_charges does. A lease that
+-- Makes charges of which some are spent from leases, all or none, as _write_charges does. A lease that
 -- cannot be spent from (it is closed, or the range was spent) denies, and nothing is written then.
 create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text, standing boolean) returns metered.charged
 language plpgsql volatile
@@ -158,15 +158,15 @@ declare
     n      int := 0;    -- of the chain's
 begin
     if (cardinality(charges) between 1 and 64 and mode in ('answer', 'raise')) is not true then
-        perform metered.require(false, 'charges');
+        perform metered._require(false, 'charges');
     end if;
     foreach c in array charges loop
         if c.lease is null then
             chain := chain || c;
         elsif (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null) is not true then
-            perform metered.no_amount();
+            perform metered._no_amount();
         else
-            answer.at := metered.spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.namespace, origin.operation, c.note));
+            answer.at := metered._spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.namespace, origin.operation, c.note));
             if answer.at is null then
                 answer.denied := jsonb_build_array(jsonb_build_object('lease', c.lease));
                 exit;
@@ -175,7 +175,7 @@ begin
         end if;
     end loop;
     if answer.denied is null and chain <> '{}' then
-        posted := metered.write_charges(chain, ahead, wait_ms, origin, mode, null, standing);
+        posted := metered._write_charges(chain, ahead, wait_ms, origin, mode, null, standing);
         answer.denied := posted.denied;
     end if;
     if answer.denied is not null then
@@ -221,8 +221,8 @@ declare
     last timestamptz;
     c    record;
 begin
-    perform metered.require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
-    l := metered.lease_to_settle(of_no, wait_ms);
+    perform metered._require(octet_length(of_owner) between 1 and 255 and coalesce(told >= 0, true), 'settle');
+    l := metered._lease_to_settle(of_no, wait_ms);
     granted := l.granted;
     status := case
         when l.no is null or l.mode not in ('s', 'm') then 'unknown'
@@ -237,7 +237,7 @@ begin
     else
         spent := case when l.owner = of_owner and told <= l.granted then told else l.granted end;
     end if;
-    c := metered.close_lease(l, spent, of_owner, wait_ms, last, metered.spent_limits(limits), ahead);
+    c := metered._close_lease(l, spent, of_owner, wait_ms, last, metered._spent_limits(limits), ahead);
     status := case when c.silent then 'crossing' else 'settled' end;
     crossed := c.crossed;
 end
@@ -245,54 +245,54 @@ $$;
 
 -- A lease, with its lock exclusive and its row locked. All its spends are seen only by a
 -- statement with a snapshot of its own.
-create function metered.lease_to_settle(of_no bigint, wait_ms int) returns metered.leases
+create function metered._lease_to_settle(of_no bigint, wait_ms int) returns metered.leases
 language plpgsql volatile
 as $$
 declare
     l      metered.leases;
     before text;
 begin
-    if metered.one_snapshot() then
+    if metered._one_snapshot() then
         raise exception 'a lease is settled at READ COMMITTED' using errcode = '25001';
     end if;
-    perform metered.lock_keys(array[metered.lease_key(of_no)], wait_ms);
-    before := metered.bound_lock_wait(wait_ms);
+    perform metered._lock_keys(array[metered._lease_key(of_no)], wait_ms);
+    before := metered._bound_lock_wait(wait_ms);
     select * into l from metered.leases y where y.no = of_no for update;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     return l;
 end
 $$;
 
 -- Writes the end of a lease of which so many units were spent, under its scope's lock. More than was
 -- granted is never spent; were it, it would be charged. It is dated no earlier than last, the last spend: the
--- clock may have been set back since. limits are spent_limits, of which it may cross some. silent: nothing was written, since
+-- clock may have been set back since. limits are _spent_limits, of which it may cross some. silent: nothing was written, since
 -- nobody would tell.
-create function metered.close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz,
+create function metered._close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz,
     limits metered.charge_limit[], ahead interval, out crossed jsonb, out silent boolean)
 language plpgsql volatile
 as $$
 declare
-    tip    metered.ledger := metered.next_entry(l.scope, null, wait_ms, row(null, null, jsonb_build_object('actor', by_whom)));
+    tip    metered.ledger := metered._next_entry(l.scope, null, wait_ms, row(null, null, jsonb_build_object('actor', by_whom)));
     before bigint;
     clk    timestamptz := metered.clock();
     amount bigint;
     w      record;
 begin
     silent := false;
-    tip := metered.after_minima(tip, wait_ms);
+    tip := metered._after_minima(tip, wait_ms);
     if limits is not null and units > 0 then
         amount := least(units, l.granted);
-        w := metered.cross_captured(row(l.scope, null, units - amount, -amount, limits, null, null, null, null)::metered.new_charge,
-            metered.last_entry(l.scope), greatest(clk, last), ahead);
+        w := metered._cross_captured(row(l.scope, null, units - amount, -amount, limits, null, null, null, null)::metered.new_charge,
+            metered._last_entry(l.scope), greatest(clk, last), ahead);
         silent := w.silent;
         if silent then
             return;
         end if;
         tip.crossed := w.crossed;
-        crossed := metered.crossed_at(w.crossings, array[tip.seq]);
+        crossed := metered._crossed_at(w.crossings, array[tip.seq]);
     end if;
     tip.at := greatest(tip.at, last);
-    tip := metered.after_due(tip, greatest(0, units - l.granted), wait_ms);
+    tip := metered._after_due(tip, greatest(0, units - l.granted), wait_ms);
     before := tip.seq - 1;
     tip.hold := 'lease/' || l.no;
     foreach tip.kind in array array['u', 'c', 'l']::"char"[] loop
@@ -302,31 +302,31 @@ begin
         tip.amount := amount;
         tip.spent := tip.spent + case when tip.kind in ('u', 'c') then amount else 0 end;
         tip.held := tip.held - case when tip.kind in ('u', 'l') then amount else 0 end;
-        tip.next_due := metered.due_after(l.scope, before, tip.held, tip.next_due, clk);
-        perform metered.append(tip);
+        tip.next_due := metered._due_after(l.scope, before, tip.held, tip.next_due, clk);
+        perform metered._append(tip);
         before := tip.seq;
         continue when tip.lots_end is null;
         case tip.kind
-            when 'u' then perform metered.capture_lots(tip, l.opened_seq, amount);
-            when 'c' then perform metered.use_lots(l.scope, tip.seq, amount, case when not metered.lags(tip) then metered.balance(tip) + amount end, 't');
-            else perform metered.free_lots(tip, array[l.opened_seq]);
+            when 'u' then perform metered._capture_lots(tip, l.opened_seq, amount);
+            when 'c' then perform metered._use_lots(l.scope, tip.seq, amount, case when not metered._lags(tip) then metered._balance(tip) + amount end, 't');
+            else perform metered._free_lots(tip, array[l.opened_seq]);
         end case;
     end loop;
     update metered.leases y set settled_at = tip.at, spent = units, settled_by = by_whom, settled_seq = tip.seq where y.no = l.no;
-    perform metered.add_leased(l.scope, -l.granted);
+    perform metered._add_leased(l.scope, -l.granted);
 end
 $$;
 
 -- The units that open leases hold of a scope, and when the last of them ends, by one row each, however many leases are open. own are units of
 -- leases that this transaction has opened: they do not count.
-create function metered.leased_units(of_scope text, own bigint, out units bigint, out ends_at timestamptz)
+create function metered._leased_units(of_scope text, own bigint, out units bigint, out ends_at timestamptz)
 language plpgsql stable
 as $$
 begin
     units := coalesce((select s.granted from metered.lease_sum s where s.scope = of_scope), 0) - own;
     if units > 0 then
-        select y.ends_at into leased_units.ends_at from metered.leases y
-        where y.scope = of_scope and y.settled_at is null and y.mode <> 'g' and (own = 0 or not metered.written_here(y.xmin))
+        select y.ends_at into _leased_units.ends_at from metered.leases y
+        where y.scope = of_scope and y.settled_at is null and y.mode <> 'g' and (own = 0 or not metered._written_here(y.xmin))
         order by y.ends_at desc limit 1;
     end if;
 end
@@ -334,7 +334,7 @@ $$;
 
 -- The open leases of a scope: unspent units, spends that are not settled yet, and when the last lease ends. It reads all of them and their
 -- spends, so nothing under the scope's lock asks it.
-create function metered.leased(of_scope text, out unspent bigint, out spent bigint, out ends_at timestamptz)
+create function metered._leased(of_scope text, out unspent bigint, out spent bigint, out ends_at timestamptz)
 language plpgsql stable
 as $$
 begin
@@ -358,7 +358,7 @@ declare
     left_over bigint := max_rows;
     n    bigint;
 begin
-    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    perform metered._require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
     deleted := 0;
     for l in

@@ -1,5 +1,5 @@
 -- The state of a scope without entries: everything 0, before all time.
-create function metered.fresh(of_scope text) returns metered.ledger
+create function metered._fresh(of_scope text) returns metered.ledger
 language plpgsql immutable
 as $$
 declare
@@ -18,7 +18,7 @@ end
 $$;
 
 -- The last entry of a scope, for a reader.
-create function metered.last_entry(of_scope text) returns metered.ledger
+create function metered._last_entry(of_scope text) returns metered.ledger
 language plpgsql stable
 as $$
 declare
@@ -26,7 +26,7 @@ declare
 begin
     select * into tip from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1;
     if not found then
-        return metered.fresh(of_scope);
+        return metered._fresh(of_scope);
     end if;
     return tip;
 end
@@ -34,7 +34,7 @@ $$;
 
 -- Tells a writer that its view of a scope is stale. As a serialization failure,
 -- because callers' retry loops retry that.
-create function metered.collided() returns void
+create function metered._collided() returns void
 language plpgsql
 as $$
 begin
@@ -48,7 +48,7 @@ $$;
 -- too, would no longer collide. That holds for entry 1 as well, since a purge puts
 -- a new copy of it in the old one's place. At READ COMMITTED deleted entries are
 -- passed over instead, until none is left. Hence the second look.
-create function metered.entry_for_write(of_scope text) returns metered.ledger
+create function metered._entry_for_write(of_scope text) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -57,7 +57,7 @@ begin
     select * into tip from metered.ledger l
     where l.scope = of_scope order by l.seq desc limit 1 for key share;
     if not found then
-        return metered.first_for_write(of_scope);
+        return metered._first_for_write(of_scope);
     end if;
     return tip;
 end
@@ -65,14 +65,14 @@ $$;
 
 -- The beginning of a scope, for a writer that found no last entry. If it has entries
 -- after all, the writer has a stale view of it.
-create function metered.first_for_write(of_scope text) returns metered.ledger
+create function metered._first_for_write(of_scope text) returns metered.ledger
 language plpgsql volatile
 as $$
 begin
     if exists (select from metered.ledger l where l.scope = of_scope) then
-        perform metered.collided();
+        perform metered._collided();
     end if;
-    return metered.fresh(of_scope);
+    return metered._fresh(of_scope);
 end
 $$;
 
@@ -80,13 +80,13 @@ $$;
 -- if the chain begins after t, null if a purge took the answer away. Entries of an
 -- earlier epoch count as made no later than the repair that ended it: that
 -- follows from looking in the newest epoch first.
-create function metered.base(of_scope text, tip_seq bigint, tip_epoch int, t timestamptz,
+create function metered._base(of_scope text, tip_seq bigint, tip_epoch int, t timestamptz,
     out seq bigint, out spent bigint, out refunded bigint)
 language plpgsql stable
 as $$
 begin
     for e in reverse tip_epoch..0 loop
-        select b.seq, b.spent, b.refunded into base.seq, base.spent, base.refunded
+        select b.seq, b.spent, b.refunded into _base.seq, _base.spent, _base.refunded
         from (select l.seq from metered.ledger l
               where l.scope = of_scope and l.epoch = e and l.at <= t
                 and (l.seq & 15 = 1 or l.kind = 'k')
@@ -97,13 +97,13 @@ begin
               order by l.seq desc limit 1) b;
         exit when found;
     end loop;
-    if base.seq > 1 then
+    if _base.seq > 1 then
         return;
     end if;
     -- A purge keeps entry 1 and then takes whole blocks of 16, entry 2 first.
     if tip_seq > 16 and not exists (select from metered.ledger l where l.scope = of_scope and l.seq = 2) then
         seq := null;
-    elsif base.seq is null then
+    elsif _base.seq is null then
         seq := 0;
         spent := 0;
         refunded := 0;
@@ -113,7 +113,7 @@ $$;
 
 -- Refunds of the charges after entry after_seq, in the chain that ends with
 -- tip_seq.
-create function metered.refunds_after(of_scope text, tip_seq bigint, after_seq bigint) returns bigint
+create function metered._refunds_after(of_scope text, tip_seq bigint, after_seq bigint) returns bigint
 language plpgsql stable
 as $$
 declare
@@ -136,39 +136,39 @@ $$;
 
 -- The units that a scope, whose last entry is tip, was charged after t, less the refunds of these
 -- charges (used), and the base from which they are counted.
-create function metered.spent_since(tip metered.ledger, t timestamptz,
+create function metered._spent_since(tip metered.ledger, t timestamptz,
     out used bigint, out base_seq bigint, out base_spent bigint)
 language plpgsql stable
 as $$
 declare
     b record;
 begin
-    b := metered.base(tip.scope, tip.seq, tip.epoch, t);
+    b := metered._base(tip.scope, tip.seq, tip.epoch, t);
     if b.seq is null then
         raise exception 'the window reaches behind what is retained'
             using errcode = 'MT002', detail = tip.scope;
     end if;
     base_seq := b.seq;
     base_spent := b.spent;
-    used := tip.spent - b.spent - case when b.refunded = tip.refunded then 0 else metered.refunds_after(tip.scope, tip.seq, b.seq) end;
+    used := tip.spent - b.spent - case when b.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, b.seq) end;
 end
 $$;
 
 -- Begins an entry after the scope's last one, under its lock.
-create function metered.next_entry(of_scope text, key bigint, wait_ms int, origin metered.origin) returns metered.ledger
+create function metered._next_entry(of_scope text, key bigint, wait_ms int, origin metered.origin) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
     e metered.ledger;
 begin
-    if not metered.fits_origin(origin) then
-        perform metered.require(false, 'origin');
+    if not metered._fits_origin(origin) then
+        perform metered._require(false, 'origin');
     end if;
     if key is null then
-        key := metered.scope_key(of_scope);
+        key := metered._scope_key(of_scope);
     end if;
-    perform metered.lock_keys(array[key], wait_ms);
-    e := metered.entry_for_write(of_scope);
+    perform metered._lock_keys(array[key], wait_ms);
+    e := metered._entry_for_write(of_scope);
     e.seq := e.seq + 1;
     e.at := greatest(metered.clock(), e.at);
     e.ref := null;
@@ -181,7 +181,7 @@ end
 $$;
 
 -- Refuses an amount that makes no entry.
-create function metered.no_amount() returns void
+create function metered._no_amount() returns void
 language plpgsql
 as $$
 begin
@@ -191,16 +191,16 @@ $$;
 
 -- Appends an entry. ON CONFLICT, because a plain unique violation is one that callers'
 -- retry loops do not retry.
-create function metered.append(e metered.ledger) returns void
+create function metered._append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
 begin
     if e.amount < 1 and e.kind not in ('k', 'z') then
-        perform metered.no_amount();
+        perform metered._no_amount();
     end if;
     insert into metered.ledger values (e.*) on conflict do nothing;
     if not found then
-        perform metered.collided();
+        perform metered._collided();
     end if;
 end
 $$;
@@ -213,11 +213,11 @@ create function metered.credit(of_scope metered.scope_name, key bigint, units me
 language plpgsql volatile
 as $$
 declare
-    e metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
+    e metered.ledger := metered._next_entry(of_scope, key, wait_ms, origin);
 begin
-    perform metered.refuse_closed(e);
+    perform metered._refuse_closed(e);
     if must_exist then
-        denied := metered.admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
+        denied := metered._admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
         if denied is not null then
             if raising then
                 raise exception 'the scope does not exist' using errcode = 'MT001', detail = denied;
@@ -226,14 +226,14 @@ begin
         end if;
     end if;
     if e.lots_end is null then
-        e := metered.after_minima(e, wait_ms);
+        e := metered._after_minima(e, wait_ms);
         e.kind := 'd';
         e.amount := units;
         e.credited := e.credited + units;
-        e.crossed := case when e.crossed is not null then metered.rearmed(e) end;
-        perform metered.append(e);
+        e.crossed := case when e.crossed is not null then metered._rearmed(e) end;
+        perform metered._append(e);
     else
-        e := (metered.credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c', wait_ms)).entry;
+        e := (metered._credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c', wait_ms)).entry;
     end if;
     seq := e.seq;
     at := e.at;
@@ -250,16 +250,16 @@ create function metered.refund(of_scope metered.scope_name, key bigint, charge_s
 language plpgsql volatile
 as $$
 declare
-    e      metered.ledger := metered.next_entry(of_scope, key, wait_ms, origin);
+    e      metered.ledger := metered._next_entry(of_scope, key, wait_ms, origin);
     charge metered.ledger;
     stays  metered.ledger;  -- e, less the units that lapse at once
     fate   record;
     lapses bigint := 0;
 begin
-    if not metered.key_fits(key, of_scope) or units = 0 then
-        perform metered.require(false, 'refund');
+    if not metered._key_fits(key, of_scope) or units = 0 then
+        perform metered._require(false, 'refund');
     end if;
-    perform metered.refuse_closed(e);
+    perform metered._refuse_closed(e);
     select * into charge from metered.ledger l where l.scope = of_scope and l.seq = charge_seq;
     if e.seq <= charge_seq then
         status := 'missing';
@@ -276,9 +276,9 @@ begin
         status := case when amount > remaining or remaining = 0 then 'excess' end;
     end if;
     if status is not null then
-        if metered.one_snapshot() then
+        if metered._one_snapshot() then
             e.seq := e.seq - 1;
-            perform metered.refuse_stale(array[e]);
+            perform metered._refuse_stale(array[e]);
         end if;
         if raising then
             raise exception 'the charge cannot be refunded' using errcode = 'MT008',
@@ -286,25 +286,25 @@ begin
         end if;
         return;
     end if;
-    e := metered.after_minima(e, wait_ms);
-    e := metered.after_due(e, 0, wait_ms);
+    e := metered._after_minima(e, wait_ms);
+    e := metered._after_due(e, 0, wait_ms);
     e.kind := 'r';
     e.amount := refund.amount;
     e.ref := charge_seq;
     e.refunded := e.refunded + refund.amount;
     if e.lots_end is not null then
-        fate := metered.refund_fate(e);
+        fate := metered._refund_fate(e);
         lapses := fate.lapses;
         e.lots_end := least(e.lots_end, fate.ends);
     end if;
     if e.crossed is not null then
         stays := e;
         stays.refunded := e.refunded - lapses;
-        e.crossed := metered.rearmed(stays);
+        e.crossed := metered._rearmed(stays);
     end if;
-    perform metered.append(e);
+    perform metered._append(e);
     if e.lots_end is not null then
-        perform metered.refund_lots(e);
+        perform metered._refund_lots(e);
     end if;
     insert into metered.refund_sum as r (scope, level, block, amount)
     select of_scope, lv, charge_seq >> (4 * lv), refund.amount
@@ -320,7 +320,7 @@ $$;
 -- Deletes entries of one scope that no window ending at or after cutoff needs,
 -- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that
 -- a writer that sees the scope as empty collides with it. It is a new row, so that a writer that
--- sees it as the last entry collides, too (entry_for_write). The entries behind it begin at a multiple of
+-- sees it as the last entry collides, too (_entry_for_write). The entries behind it begin at a multiple of
 -- 16, plus one, which the time index holds.
 -- upto is the last seq deleted or passed over, for the next call to begin after:
 -- scanning from the front again would wade through the rows deleted before.
@@ -342,18 +342,18 @@ declare
     keep  bigint;   -- the first entry to stay
     rest  bigint;
 begin
-    perform metered.require(metered.key_fits(key, of_scope), 'key');
-    perform metered.require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
+    perform metered._require(metered._key_fits(key, of_scope), 'key');
+    perform metered._require(after_seq >= 0 and max_rows between 16 and 100000 and wait_ms > 0 and cutoff is not null and forgetting is not null, 'purge_scope');
     -- A purge takes a prefix of the chain: entries before after_seq are gone, or the scope was
     -- forgotten meanwhile, and has begun anew.
     if exists (select from metered.ledger l where l.scope = of_scope and l.seq in (2, after_seq) and l.seq <= after_seq and l.seq > 1) then
         after_seq := 0;
     end if;
     cutoff := least(cutoff, metered.clock());
-    perform metered.lock_keys(array[key], wait_ms);
-    tip := metered.last_entry(of_scope);
+    perform metered._lock_keys(array[key], wait_ms);
+    tip := metered._last_entry(of_scope);
     forgotten := false;
-    keep := coalesce((metered.base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
+    keep := coalesce((metered._base(of_scope, tip.seq, tip.epoch, cutoff)).seq, 0);
     keep := greatest(1, ((keep - 1) & ~15) + 1);
     upto := greatest(after_seq, 1);
     done := keep - 1 <= upto + max_rows;
@@ -364,7 +364,7 @@ begin
     get diagnostics deleted = row_count;
     if deleted > 0 then
         delete from metered.ledger l where l.scope = of_scope and l.seq = 1 returning l.* into first;
-        perform metered.append(first);
+        perform metered._append(first);
     end if;
     for lv in 0..15 loop
         exit when keep >> (4 * lv) = 0;
@@ -373,11 +373,11 @@ begin
           and r.block >= upto >> (4 * lv) and r.block < keep >> (4 * lv);
     end loop;
     if tip.lots_end is not null and keep > 1 then
-        perform metered.purge_lots(of_scope, upto, keep);
+        perform metered._purge_lots(of_scope, upto, keep);
     end if;
     upto := greatest(upto, keep - 1);
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
-        and (tip.lots_end is null or metered.debt(tip) = 0) and not exists (
+        and (tip.lots_end is null or metered._debt(tip) = 0) and not exists (
         select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
         select from metered.lots l where l.scope = of_scope and l.untold > 0) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
@@ -388,7 +388,7 @@ begin
         delete from metered.lot_moves m where m.scope = of_scope;
         delete from metered.lots l where l.scope = of_scope;
         tip.seq := tip.seq + 1;
-        perform metered.append(tip);
+        perform metered._append(tip);
         delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;
         forgotten := true;
     end if;
@@ -407,20 +407,20 @@ declare
     e   metered.ledger;
     clk timestamptz;
 begin
-    perform metered.require(metered.key_fits(key, of_scope), 'key');
-    e := metered.next_entry(of_scope, key, wait_ms, row(null, null, nullif(note, '')::jsonb));
+    perform metered._require(metered._key_fits(key, of_scope), 'key');
+    e := metered._next_entry(of_scope, key, wait_ms, row(null, null, nullif(note, '')::jsonb));
     clk := metered.clock();
     ahead := greatest(e.at - clk, interval '0');
     if e.at <= clk then
         return;
-    elsif metered.lags(e) then  -- by the clock that was wrong, all of them have ended
+    elsif metered._lags(e) then  -- by the clock that was wrong, all of them have ended
         e.seq := e.seq - 1;
-        e := metered.settle(e, clk, null, 0, wait_ms);
+        e := metered._settle(e, clk, null, 0, wait_ms);
         e.seq := e.seq + 1;
         e.note := nullif(note, '')::jsonb;
     end if;
     if e.crossed is not null then
-        e.crossed := metered.reported_after_repair(metered.last_entry(of_scope), clk);
+        e.crossed := metered._reported_after_repair(metered._last_entry(of_scope), clk);
     end if;
     e.kind := 'k';
     e.amount := 0;
@@ -428,8 +428,8 @@ begin
     e.at := clk;
     e.anchor_at := null;        -- it is of the clock before
     e.anchor_spent := null;
-    e.lots_end := case when e.lots_end is not null then metered.next_end(of_scope, clk) end;    -- lots that are held may end again
-    perform metered.append(e);
+    e.lots_end := case when e.lots_end is not null then metered._next_end(of_scope, clk) end;    -- lots that are held may end again
+    perform metered._append(e);
     seq := e.seq;
     at := e.at;
 end

@@ -1,5 +1,5 @@
 -- The time at which so much of a window's spending (used, counted from the base, as
--- spent_since has them) has left it that no more than room remains, if nothing else
+-- _spent_since has them) has left it that no more than room remains, if nothing else
 -- changes. Spending only leaves, entry by entry, so it is the leaving of the first
 -- entry that is enough.
 --
@@ -7,7 +7,7 @@
 -- if they were. A probe that does not halve the rest is followed by one that does.
 -- The refunds of the charges after an entry are dear to sum, and lie between the
 -- sums at both ends of where the answer is: most probes are decided by these.
-create function metered.leaves_at(tip metered.ledger, base_seq bigint, base_spent bigint, used bigint, win interval, room bigint) returns timestamptz
+create function metered._leaves_at(tip metered.ledger, base_seq bigint, base_spent bigint, used bigint, win interval, room bigint) returns timestamptz
 language plpgsql stable
 as $$
 declare
@@ -33,7 +33,7 @@ begin
         excess := tip.spent - l.spent - room;
         later := most - (most - fewest) * (step::float8 / span);
         if excess > fewest and excess <= most then
-            later := case when l.refunded = tip.refunded then 0 else metered.refunds_after(tip.scope, tip.seq, too_few + step) end;
+            later := case when l.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, too_few + step) end;
             if excess <= later then
                 fewest := later;
             else
@@ -64,7 +64,7 @@ $$;
 
 -- Whether this transaction wrote the row of that xmin, in a savepoint of it or outside. The row
 -- is visible, so a transaction that is in progress can only be this one.
-create function metered.written_here(row_xmin xid) returns boolean
+create function metered._written_here(row_xmin xid) returns boolean
 language plpgsql stable
 as $$
 declare
@@ -83,7 +83,7 @@ $$;
 -- How many units of a scope are held by this very transaction, or by the holds of_nos, which
 -- it is about to capture. They go when it is rolled back, so no refusal may wait for their end. leased are those of them that are on leases.
 -- A writer has locked the scope, so its last entries are those of its transaction.
-create function metered.held_here(tip metered.ledger, of_nos bigint[], out units bigint, out leased bigint)
+create function metered._held_here(tip metered.ledger, of_nos bigint[], out units bigint, out leased bigint)
 language plpgsql stable
 as $$
 declare
@@ -97,11 +97,11 @@ begin
         for back in 0..tip.seq loop
             select l.kind, l.hold, l.amount, l.xmin into e
             from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
-            exit when not found or not metered.written_here(e.xmin);
+            exit when not found or not metered._written_here(e.xmin);
             if e.kind = 'h' and group_ended then
                 -- The entry does not say how many of these units had ended. Nearly never.
                 units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
-                    where l.scope = tip.scope and l.open > 0 and metered.written_here(l.xmin) and metered.written_here((
+                    where l.scope = tip.scope and l.open > 0 and metered._written_here(l.xmin) and metered._written_here((
                         select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
                 leased := 0;
                 exit;
@@ -121,7 +121,7 @@ begin
     end if;
     if of_nos is not null then
         units := units + (select coalesce(sum(l.open), 0) from metered.hold_lines l
-            where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0 and metered.written_here((
+            where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0 and metered._written_here((
                 select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)) is not true);
     end if;
     units := least(tip.held, units);
@@ -129,7 +129,7 @@ end
 $$;
 
 -- When the first unit that others hold of a scope falls due.
-create function metered.others_fall_due(tip metered.ledger, of_nos bigint[], clk timestamptz) returns timestamptz
+create function metered._others_fall_due(tip metered.ledger, of_nos bigint[], clk timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 declare
@@ -143,7 +143,7 @@ begin
         order by y.due limit 1 offset skipped;
         exit when not found;
         -- A line that was written here is of a hold that was placed, or only extended, here.
-        if (l.hold = any (of_nos)) is not true and (mine and metered.written_here(l.xmin) and metered.written_here((
+        if (l.hold = any (of_nos)) is not true and (mine and metered._written_here(l.xmin) and metered._written_here((
             select e.xmin from metered.hold_events e where e.hold = l.hold and e.version = 1))) is not true then
             return l.due;
         end if;
@@ -162,7 +162,7 @@ $$;
 --
 -- A caller that has looked at some limits passes its results: used as far as it got, and where
 -- the count of the last one began.
-create function metered.check_limits(charges metered.new_charge[], tips metered.ledger[], held bigint[],
+create function metered._check_limits(charges metered.new_charge[], tips metered.ledger[], held bigint[],
     clk timestamptz, ahead interval, of_nos bigint[], known metered.counted,
     inout used bigint[], out denied jsonb)
 language plpgsql stable
@@ -194,7 +194,7 @@ declare
 begin
     foreach t in array tips loop
         if t.next_due = '-infinity' then
-            denied := metered.with_absent(denied, t.scope, 'closed');
+            denied := metered._with_absent(denied, t.scope, 'closed');
         end if;
     end loop;
     if denied is not null then
@@ -207,7 +207,7 @@ begin
             n := n + 1;
             continue when n < known.nth;
             u := used[n];
-            p := case when l.win is null then metered.period_at(l.period, greatest(clk, t.at)) end;
+            p := case when l.win is null then metered._period_at(l.period, greatest(clk, t.at)) end;
             since := null;
             least_due := 0;
             if u is not null then
@@ -223,32 +223,32 @@ begin
                 since := coalesce(greatest(clk, t.at) - l.win, p[1] - interval '0.000001');
                 u := 0;
                 if t.at > since then
-                    w := metered.spent_since(t, since);
+                    w := metered._spent_since(t, since);
                     u := w.used;
                     base_seq := w.base_seq;
                     base_spent := w.base_spent;
                 end if;
             end if;
             if t.next_due <= clk then
-                least_due := metered.minima(t, since, clk);
+                least_due := metered._minima(t, since, clk);
                 u := u + least_due;
             end if;
             used[n] := u;
             continue when u <= l.max - held[i] - c.amount;
             own := 0;
             if held[i] > 0 then
-                w := metered.held_here(t, of_nos);
+                w := metered._held_here(t, of_nos);
                 own := w.units;
             end if;
             falls := null;
             leased := 0;
             leases_end := null;
             if held[i] > own then
-                lease := metered.leased_units(c.scope, w.leased);
+                lease := metered._leased_units(c.scope, w.leased);
                 leased := lease.units;
                 leases_end := lease.ends_at;
                 if held[i] > own + leased then
-                    falls := metered.others_fall_due(t, of_nos, clk);
+                    falls := metered._others_fall_due(t, of_nos, clk);
                 end if;
                 if leased > 0 then
                     -- One that has ended waits for its settlement: pools look every 2 seconds.
@@ -259,10 +259,10 @@ begin
             retry := null;
             room := l.max - held[i] - c.amount;
             if l.win > interval '0' and room >= 0 and least_due = 0 then
-                retry := metered.leaves_at(t, base_seq, base_spent, u, l.win, room);
+                retry := metered._leaves_at(t, base_seq, base_spent, u, l.win, room);
             elsif l.win > interval '0' and room >= 0 then
-                m := metered.minima_leave(t, l, '-infinity', clk + interval '1 microsecond', clk, of_nos);
-                retry := metered.fits_at(t, l, room, u - least_due, base_seq, base_spent, clk, m.units, m.leave);
+                m := metered._minima_leave(t, l, '-infinity', clk + interval '1 microsecond', clk, of_nos);
+                retry := metered._fits_at(t, l, room, u - least_due, base_seq, base_spent, clk, m.units, m.leave);
             end if;
             -- The end of holds can make room, sooner or at all: but for their minima, until these have left.
             room := l.max - own - c.amount;
@@ -272,20 +272,20 @@ begin
                 spent := 0;
             end if;
             if room >= 0 and falls < coalesce(retry, 'infinity') and falls < coalesce(p[2], 'infinity') then
-                m := metered.minima_leave(t, l, '-infinity', 'infinity', clk, of_nos);
-                first := metered.fits_at(t, l, room, spent, base_seq, base_spent, falls, m.units, m.leave);
+                m := metered._minima_leave(t, l, '-infinity', 'infinity', clk, of_nos);
+                first := metered._fits_at(t, l, room, spent, base_seq, base_spent, falls, m.units, m.leave);
                 retry := least(retry, case when p is null or first < p[2] then first end);
             end if;
             if l.win is null and room >= 0 and retry is null then
                 -- At the period's end only units held by then are left, and minima of that very moment.
-                m := metered.minima_leave(t, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
+                m := metered._minima_leave(t, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
                 still := t.held - case when leases_end <= p[2] then leased else 0 end
-                    - case when t.next_due <= p[2] then metered.overdue(t.scope, t.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
+                    - case when t.next_due <= p[2] then metered._overdue(t.scope, t.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
                 retry := p[2];
                 if greatest(still, own) > l.max - c.amount then
-                    m := metered.minima_leave(t, l, p[2], 'infinity', clk, of_nos);
-                    retry := metered.fits_at(t, l, room, 0, 0, 0,
-                        coalesce(metered.first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
+                    m := metered._minima_leave(t, l, p[2], 'infinity', clk, of_nos);
+                    retry := metered._fits_at(t, l, room, 0, 0, 0,
+                        coalesce(metered._first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
                 end if;
             end if;
             denied := coalesce(denied, '[]') || jsonb_build_object(
@@ -301,7 +301,7 @@ $$;
 -- Fails with 40001 unless these are still the last entries of their scopes. It is for a snapshot
 -- that may be older than the last commit: there, a refusal must not be final. The
 -- scopes are locked. An entry meets the rows that the snapshot does not see, and the block takes it back.
-create function metered.refuse_stale(tips metered.ledger[]) returns void
+create function metered._refuse_stale(tips metered.ledger[]) returns void
 language plpgsql volatile
 as $$
 declare
@@ -313,7 +313,7 @@ begin
         tip.amount := 1;
         tip.at := coalesce(nullif(tip.at, '-infinity'), metered.clock());
         tip.kind := 'c';
-        perform metered.append(tip);
+        perform metered._append(tip);
     end loop;
     raise exception using errcode = 'MT100';
 exception when sqlstate 'MT100' then
@@ -323,7 +323,7 @@ $$;
 
 -- Checks a charge that meets holds which are due, and, if it is let in, ends those of
 -- them that are in its way. stand are the last entries after that.
-create function metered.expire_and_check(charges metered.new_charge[], tips metered.ledger[], clk timestamptz,
+create function metered._expire_and_check(charges metered.new_charge[], tips metered.ledger[], clk timestamptz,
     ahead interval, wait_ms int, of_nos bigint[],
     out stand metered.ledger[], out used bigint[], out held bigint[], out denied jsonb)
 language plpgsql volatile
@@ -340,19 +340,19 @@ declare
 begin
     -- Under another lock than its scope's a charge could not rely on its reads.
     foreach c in array charges loop
-        if not metered.key_fits(c.key, c.scope) then
-            perform metered.require(false, 'key');
+        if not metered._key_fits(c.key, c.scope) then
+            perform metered._require(false, 'key');
         end if;
     end loop;
     foreach tip in array tips loop
         scopes := scopes || tip.scope;
         due := due || tip.next_due;
         kept := kept || tip.held;
-        held := held || tip.held - case when tip.next_due <= clk then metered.overdue(tip.scope, tip.next_due, clk) else 0 end;
+        held := held || tip.held - case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
     stand := tips;
-    tips := metered.without_lapsing(tips, clk);     -- a bound, where not all is ended that is due
-    verdict := metered.check_limits(charges, tips, held, clk, ahead, of_nos, null, null);
+    tips := metered._without_lapsing(tips, clk);     -- a bound, where not all is ended that is due
+    verdict := metered._check_limits(charges, tips, held, clk, ahead, of_nos, null, null);
     used := verdict.used;
     denied := verdict.denied;
     if denied is not null or kept = held then
@@ -364,16 +364,16 @@ begin
     -- takes is found first, since rows of holds must be locked all at once, in order.
     loop
         for i in 1..cardinality(scopes) loop
-            remain[i] := kept[i] - case when due[i] <= clk then metered.overdue(scopes[i], due[i], clk, max_lines) else 0 end;
+            remain[i] := kept[i] - case when due[i] <= clk then metered._overdue(scopes[i], due[i], clk, max_lines) else 0 end;
         end loop;
-        exit when remain = held or (metered.check_limits(charges, tips, remain, clk, ahead, of_nos, null, null)).denied is null;
+        exit when remain = held or (metered._check_limits(charges, tips, remain, clk, ahead, of_nos, null, null)).denied is null;
         max_lines := 2 * max_lines;
     end loop;
-    perform metered.expire_due(scopes, due, clk, max_lines, wait_ms);
+    perform metered._expire_due(scopes, due, clk, max_lines, wait_ms);
     for i in 1..cardinality(scopes) loop
-        tip := metered.entry_for_write(scopes[i]);
+        tip := metered._entry_for_write(scopes[i]);
         if tip.held > remain[i] then
-            perform metered.collided();
+            perform metered._collided();
         end if;
         stand[i] := tip;
     end loop;

@@ -5,7 +5,7 @@
 -- no lock_timeout to be set. It does not overtake calls that already wait. Returns
 -- whether it had to wait: a function that returns something can be called by an
 -- assignment, which costs a fifth of a PERFORM.
-create function metered.lock_keys(keys bigint[], wait_ms int) returns boolean
+create function metered._lock_keys(keys bigint[], wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 declare
@@ -28,9 +28,9 @@ end
 $$;
 
 -- Bounds this transaction's waits for row locks by wait_ms each, or by a shorter
--- lock_timeout that is set. Returns the setting as it was, for unbound_lock_wait,
+-- lock_timeout that is set. Returns the setting as it was, for _unbound_lock_wait,
 -- which must follow. An error undoes it without.
-create function metered.bound_lock_wait(wait_ms int) returns text
+create function metered._bound_lock_wait(wait_ms int) returns text
 language plpgsql volatile
 as $$
 declare
@@ -47,13 +47,13 @@ $$;
 
 -- The shorter one of a timeout, as a setting has it, and of so many milliseconds. Inlined
 -- wherever it stands.
-create function metered.shorter(before text, ms int) returns text
+create function metered._shorter(before text, ms int) returns text
 language sql stable
 as $$
     select case when before = '0' or before::interval > ms * interval '1 ms' then ms::text else before end
 $$;
 
-create function metered.unbound_lock_wait(before text) returns text
+create function metered._unbound_lock_wait(before text) returns text
 language plpgsql volatile
 as $$
 begin
@@ -62,8 +62,8 @@ end
 $$;
 
 -- Takes these locks, in the order given, as far as none has to be waited for, and says
--- whether it has them all. try_keys is inlined: for one key it costs no call.
-create function metered.try_each(keys bigint[]) returns boolean
+-- whether it has them all. _try_keys is inlined: for one key it costs no call.
+create function metered._try_each(keys bigint[]) returns boolean
 language plpgsql volatile
 as $$
 declare
@@ -78,35 +78,35 @@ begin
 end
 $$;
 
-create function metered.try_keys(keys bigint[]) returns boolean
+create function metered._try_keys(keys bigint[]) returns boolean
 language sql volatile
 as $$
-    select case when cardinality(keys) = 1 then pg_try_advisory_xact_lock(keys[1]) else metered.try_each(keys) end
+    select case when cardinality(keys) = 1 then pg_try_advisory_xact_lock(keys[1]) else metered._try_each(keys) end
 $$;
 
 -- The key of a lock: the first 8 bytes of the SHA-256 of a space, a zero byte and a name. Go
 -- derives the same one.
-create function metered.lock_key(space bytea, name bytea) returns bigint
+create function metered._lock_key(space bytea, name bytea) returns bigint
 language sql stable
 as $$
     select ('x' || encode(substr(sha256(space || '\x00'::bytea || name), 1, 8), 'hex'))::bit(64)::bigint
 $$;
 
-create function metered.scope_key(of_scope text) returns bigint
+create function metered._scope_key(of_scope text) returns bigint
 language sql stable
 as $$
-    select metered.lock_key('metered/scope/metered', convert_to(of_scope, 'UTF8'))
+    select metered._lock_key('metered/scope/metered', convert_to(of_scope, 'UTF8'))
 $$;
 
 -- Whether key is that of the scope's lock: cheaper than to derive it.
-create function metered.key_fits(key bigint, of_scope text) returns boolean
+create function metered._key_fits(key bigint, of_scope text) returns boolean
 language sql stable
 as $$
     select int8send(key) = substr(sha256('metered/scope/metered'::bytea || '\x00'::bytea || convert_to(of_scope, 'UTF8')), 1, 8)
 $$;
 
 -- Whether an origin is within its bounds. Inlined wherever it stands.
-create function metered.fits_origin(o metered.origin) returns boolean
+create function metered._fits_origin(o metered.origin) returns boolean
 language sql stable
 as $$
     select coalesce(octet_length(o.namespace) <= 255 and octet_length(o.operation) <= 255, true)
@@ -115,7 +115,7 @@ $$;
 
 -- Refuses a call of a function with an argument that is out of bounds. Go never makes one. Where
 -- a command waits for the answer it is called behind an IF, which costs a fifth of a PERFORM.
-create function metered.require(holds boolean, what text) returns void
+create function metered._require(holds boolean, what text) returns void
 language plpgsql
 as $$
 begin
@@ -126,12 +126,12 @@ end
 $$;
 
 -- The locks of several scopes, in the one order in which everybody takes them.
-create function metered.lock_all_scopes(scopes text[], keys bigint[], wait_ms int) returns boolean
+create function metered._lock_all_scopes(scopes text[], keys bigint[], wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 begin
-    return metered.lock_keys(array(
-        select distinct coalesce(s.key, metered.scope_key(s.scope)) from unnest(scopes, keys) s(scope, key) order by 1), wait_ms);
+    return metered._lock_keys(array(
+        select distinct coalesce(s.key, metered._scope_key(s.scope)) from unnest(scopes, keys) s(scope, key) order by 1), wait_ms);
 end
 $$;
 
@@ -140,13 +140,13 @@ create function metered.lock_scopes(scopes text[], wait_ms int) returns void
 language plpgsql volatile
 as $$
 begin
-    perform metered.require(cardinality(scopes) <= 64, 'scopes');
-    perform metered.lock_all_scopes(scopes, null, wait_ms);
+    perform metered._require(cardinality(scopes) <= 64, 'scopes');
+    perform metered._lock_all_scopes(scopes, null, wait_ms);
 end
 $$;
 
 -- Whether this transaction's statements all read from one snapshot. Inlined wherever it stands.
-create function metered.one_snapshot() returns boolean
+create function metered._one_snapshot() returns boolean
 language sql stable
 as $$
     select current_setting('transaction_isolation') in ('repeatable read', 'serializable')

@@ -1,7 +1,7 @@
 -- How lots end: by time, by revocation, by rollover. How subscribers hear of it, and how lots are deleted.
 
 -- A lot of a wallet, by its number or its reference.
-create function metered.find_lot(of_scope text, of_lot bigint, of_reference text) returns metered.lots
+create function metered._find_lot(of_scope text, of_lot bigint, of_reference text) returns metered.lots
 language plpgsql stable
 as $$
 declare
@@ -17,7 +17,7 @@ end
 $$;
 
 -- A lot, and all lots that its units went on in, by number.
-create function metered.family(of_no bigint) returns bigint[]
+create function metered._family(of_no bigint) returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -34,7 +34,7 @@ $$;
 
 -- Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are
 -- drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds
--- of limits, which the caller does not report (cross_lowered).
+-- of limits, which the caller does not report (_cross_lowered).
 create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint, limits metered.charge_limit[],
     wait_ms int, origin metered.origin,
     out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz, out crossed jsonb)
@@ -48,62 +48,62 @@ declare
     was  bigint;
     part bigint;
 begin
-    perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and coalesce(units between 1 and 9007199254740992, true), 'revoke');
-    e := metered.next_entry(of_scope, key, wait_ms, origin);
-    l := metered.find_lot(of_scope, of_lot, of_reference);
+    e := metered._next_entry(of_scope, key, wait_ms, origin);
+    l := metered._find_lot(of_scope, of_lot, of_reference);
     if l.no is null then
-        status := metered.missing_lot(e);
+        status := metered._missing_lot(e);
         return;
     end if;
     no := l.no;
     was := e.seq;
-    part := (select coalesce(sum(y.rest), 0) from metered.lots_now(metered.last_entry(of_scope), least(e.at, metered.clock()), metered.family(no)) y);
-    w := metered.cross_lowered(e, least(coalesce(units, part), part), limits, least(e.at, metered.clock()));
+    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(e.at, metered.clock()), metered._family(no)) y);
+    w := metered._cross_lowered(e, least(coalesce(units, part), part), limits, least(e.at, metered.clock()));
     if w.silent then
         status := 'crossing';
         return;
     end if;
     e.crossed := w.crossed;
-    e := metered.after_due(e, 0, wait_ms);
-    e := metered.end_named(e, metered.family(no));
-    nos := metered.family(no);
+    e := metered._after_due(e, 0, wait_ms);
+    e := metered._end_named(e, metered._family(no));
+    nos := metered._family(no);
     revoked := 0;
     for l in select y.* from metered.lots y where y.no = any (nos) and y.open and y.rest > 0 order by y.no loop
         part := least(units - revoked, l.rest);
         exit when part = 0;
         e.seq := e.seq - 1;
-        e := metered.take_back(e, l.no, coalesce(part, l.rest), 'v');
+        e := metered._take_back(e, l.no, coalesce(part, l.rest), 'v');
         revoked := revoked + e.amount;
         seq := e.seq;
         at := e.at;
         e.seq := e.seq + 1;
     end loop;
     missing := coalesce(units - revoked, (select sum(y.drawn + y.held) from metered.lots y where y.no = any (nos)));
-    if seq is null and metered.one_snapshot() then
-        status := metered.missing_lot(e);   -- nothing was there, as of this snapshot
+    if seq is null and metered._one_snapshot() then
+        status := metered._missing_lot(e);   -- nothing was there, as of this snapshot
     end if;
     status := 'revoked';
-    crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
+    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
 end
 $$;
 
--- Writes the ends of some lots that are due, where the wallet lags and has left them. e is the result of next_entry.
-create function metered.end_named(e metered.ledger, nos bigint[]) returns metered.ledger
+-- Writes the ends of some lots that are due, where the wallet lags and has left them. e is the result of _next_entry.
+create function metered._end_named(e metered.ledger, nos bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
     tip metered.ledger := e;
     l   metered.lots;
 begin
-    if not metered.lags(e) then
+    if not metered._lags(e) then
         return e;
     end if;
     tip.seq := e.seq - 1;
     loop
         select y.* into l from metered.lots y where y.no = any (nos) and y.open and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
         exit when l.no is null;
-        tip := metered.end_lot(tip, l);
+        tip := metered._end_lot(tip, l);
         nos := nos || l.roll_no;
     end loop;
     e.seq := tip.seq + 1;
@@ -114,14 +114,14 @@ end
 $$;
 
 -- Why there is no such lot: none was granted. Where the snapshot may be older than one that was, this fails with 40001. e is as
--- next_entry has it.
-create function metered.missing_lot(e metered.ledger) returns text
+-- _next_entry has it.
+create function metered._missing_lot(e metered.ledger) returns text
 language plpgsql volatile
 as $$
 begin
-    if metered.one_snapshot() then
+    if metered._one_snapshot() then
         e.seq := e.seq - 1;
-        perform metered.refuse_stale(array[e]);
+        perform metered._refuse_stale(array[e]);
     end if;
     return 'unknown';
 end
@@ -129,7 +129,7 @@ $$;
 
 -- Rolls up to cap units of a lot over into another one, which lasts so long from now on (0: for ever): once. status is rolled, same
 -- (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends
--- other lots, and would cross thresholds of limits, which the caller does not report (cross_lowered). Units beyond cap stay in the lot.
+-- other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.
 create function metered.roll_over(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, cap metered.amount, lasts interval,
     limits metered.charge_limit[], wait_ms int, origin metered.origin,
     out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out crossed jsonb)
@@ -142,24 +142,24 @@ declare
     w    record;
     was  bigint;
 begin
-    perform metered.require(coalesce(metered.key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
-        and metered.goes_on(lasts), 'roll_over');
-    e := metered.next_entry(of_scope, key, wait_ms, origin);
-    l := metered.find_lot(of_scope, of_lot, of_reference);
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+        and metered._goes_on(lasts), 'roll_over');
+    e := metered._next_entry(of_scope, key, wait_ms, origin);
+    l := metered._find_lot(of_scope, of_lot, of_reference);
     if l.no is null then
-        status := metered.missing_lot(e);
+        status := metered._missing_lot(e);
         return;
     end if;
     was := e.seq;
-    w := metered.cross_lowered(e, 0, limits, least(e.at, metered.clock()));
+    w := metered._cross_lowered(e, 0, limits, least(e.at, metered.clock()));
     if w.silent then
         status := 'crossing';
         return;
     end if;
     e.crossed := w.crossed;
-    e := metered.end_named(metered.after_due(e, 0, wait_ms), array[l.no]);
-    crossed := case when e.seq > was then metered.crossed_at(w.crossings, array[e.seq - 1]) end;
-    l := metered.find_lot(of_scope, l.no, null);
+    e := metered._end_named(metered._after_due(e, 0, wait_ms), array[l.no]);
+    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
+    l := metered._find_lot(of_scope, l.no, null);
     select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
     into status, no, units, seq, at, expires_at
     from metered.lots y where y.from_lot = l.no and y.origin = 'r';
@@ -168,24 +168,24 @@ begin
     end if;
     units := least(cap, l.rest);
     if units = 0 then
-        status := metered.missing_lot(e);
+        status := metered._missing_lot(e);
         status := 'empty';
         return;
     end if;
-    perform metered.refuse_closed(e);
+    perform metered._refuse_closed(e);
     e.seq := e.seq - 1;
     expires_at := case when lasts > interval '0' then e.at + lasts end;
-    made := metered.roll_lot(e, l, units, coalesce(expires_at, 'infinity'), null);
+    made := metered._roll_lot(e, l, units, coalesce(expires_at, 'infinity'), null);
     status := 'rolled';
     no := made.no;
     seq := (made.entry).seq;
-    crossed := coalesce(crossed, metered.crossed_at(w.crossings, array[seq]));
+    crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
     at := (made.entry).at;
 end
 $$;
 
 -- A lot with lapsed units, as subscribers get it.
-create function metered.untold_json(l metered.lots) returns json
+create function metered._untold_json(l metered.lots) returns json
 language sql stable
 as $$
     select json_build_object('wallet', l.scope, 'lot', l.no, 'reference', l.reference, 'category', l.category, 'granted', l.amount,
@@ -212,11 +212,11 @@ declare
     e      metered.ledger;
     w      record;
 begin
-    perform metered.require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
+    perform metered._require(max_lots between 1 and 10000 and keep_untold is not null and coalesce(octet_length(only_scope) between 1 and 255, true), 'sweep_lots');
     max_lots := least(max_lots, 2000);
     ended := 0;
     if only_scope is not null then
-        perform metered.lock_keys(array[metered.scope_key(only_scope)], wait_ms);
+        perform metered._lock_keys(array[metered._scope_key(only_scope)], wait_ms);
         clk := metered.clock();
         locked := array[only_scope];
         select array_agg(d.no order by d.expires_at, d.no) into due
@@ -236,7 +236,7 @@ begin
               where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
               order by y.expires_at, y.no limit max_lots) d;
         for s in
-            select x.scope, metered.scope_key(x.scope) as key
+            select x.scope, metered._scope_key(x.scope) as key
             from (select distinct y.scope from metered.lots y where y.no = any (due)) x order by 2
         loop
             if pg_try_advisory_xact_lock(s.key) then
@@ -250,8 +250,8 @@ begin
         select y.scope, max(y.expires_at) as last_end, count(*)::int as lots, array_agg(y.no) as nos from metered.lots y
         where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked) group by y.scope order by y.scope
     loop
-        tip := metered.entry_for_write(s.scope);
-        w := metered.cross_lowered(tip, 0, limits, clk);
+        tip := metered._entry_for_write(s.scope);
+        w := metered._cross_lowered(tip, 0, limits, clk);
         if w.silent then
             crossing := crossing || s.scope;
             locked := array_remove(locked, s.scope);
@@ -259,15 +259,15 @@ begin
         end if;
         e := tip;
         e.crossed := w.crossed;
-        e := metered.settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
+        e := metered._settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
         ended := ended + (select count(*) from metered.lots y where y.no = any (s.nos) and not y.open);
         due := due || array(select y.no from metered.lots y where y.from_lot = any (s.nos) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
         if e.seq > tip.seq and w.crossings is not null then
-            crossed := coalesce(crossed, '[]') || metered.crossed_at(w.crossings, array[e.seq]);
+            crossed := coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[e.seq]);
         end if;
     end loop;
     if keep_untold then
-        untold := array(select metered.untold_json(y) from metered.lots y
+        untold := array(select metered._untold_json(y) from metered.lots y
             where y.no = any (due) and y.scope = any (locked) and y.untold > 0 order by y.expires_at, y.no);
     else
         update metered.lots y set untold = 0 where y.no = any (due) and y.scope = any (locked) and y.untold > 0;
@@ -280,14 +280,14 @@ create function metered.told_lots(nos bigint[], units bigint[]) returns void
 language plpgsql volatile
 as $$
 begin
-    perform metered.require(cardinality(nos) <= 10000 and cardinality(units) = cardinality(nos), 'nos');
+    perform metered._require(cardinality(nos) <= 10000 and cardinality(units) = cardinality(nos), 'nos');
     update metered.lots y set untold = greatest(0, least(y.untold, y.untold - t.units)) from unnest(nos, units) t(no, units) where y.no = t.no;
 end
 $$;
 
 -- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
 -- nothing can be: they are in no balance. One that another lot rolled over into stays as long as that one.
-create function metered.purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
+create function metered._purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
 language plpgsql volatile
 as $$
 begin

@@ -2,7 +2,7 @@
 
 -- Says of which lots the units are that an entry has just captured of a hold or a lease, which the entry opened_seq held: of those that are drawn first.
 -- Its units of a lot that has ended are still its own.
-create function metered.capture_lots(entry metered.ledger, opened_seq bigint, units bigint) returns void
+create function metered._capture_lots(entry metered.ledger, opened_seq bigint, units bigint) returns void
 language plpgsql volatile
 as $$
 declare
@@ -24,8 +24,8 @@ begin
         end if;
         update metered.lots y set held = y.held - part, drawn = y.drawn + part, last_seq = entry.seq where y.no = k.lot;
         insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (entry.scope, entry.seq, nth, k.lot, 'u', part);
-        if k.lot = 0 and metered.lags(entry) then
-            perform metered.owe(entry.scope, part);
+        if k.lot = 0 and metered._lags(entry) then
+            perform metered._owe(entry.scope, part);
         end if;
         units := units - part;
         nth := nth + 1;
@@ -34,21 +34,21 @@ end
 $$;
 
 -- By how many units a wallet was overdrawn before an entry that freed or gave back units, and has moved no lots yet.
-create function metered.owed_before(entry metered.ledger) returns bigint
+create function metered._owed_before(entry metered.ledger) returns bigint
 language plpgsql stable
 as $$
 begin
-    return case when metered.lags(entry) then metered.debt(entry) else greatest(0, entry.amount - metered.balance(entry)) end;
+    return case when metered._lags(entry) then metered._debt(entry) else greatest(0, entry.amount - metered._balance(entry)) end;
 end
 $$;
 
 -- Gives the lots of a wallet the units back that holds and leases kept of them, which the entries opened_seqs held and the entry freed has
 -- just freed. Units of a lot that has ended lapse, in entries behind that one, the last of which it returns. The rest pays an overdraft back.
-create function metered.free_lots(freed metered.ledger, opened_seqs bigint[]) returns metered.ledger
+create function metered._free_lots(freed metered.ledger, opened_seqs bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
-    over bigint := metered.owed_before(freed);
+    over bigint := metered._owed_before(freed);
     k    record;
     l    metered.lots;
     tip  metered.ledger := freed;
@@ -68,32 +68,32 @@ begin
         update metered.lots y set held = y.held - k.amount, rest = y.rest + k.amount, open = true, last_seq = freed.seq
         where y.no = k.lot returning * into l;
         if l.expires_at <= freed.at then
-            tip := metered.take_back(metered.own_entry(tip, freed.at), k.lot, k.amount, 'e');
+            tip := metered._take_back(metered._own_entry(tip, freed.at), k.lot, k.amount, 'e');
         end if;
     end loop;
     if over > 0 then
-        perform metered.pay_back(freed, over, nth);
+        perform metered._pay_back(freed, over, nth);
     end if;
     return tip;
 end
 $$;
 
 -- The same for the units that one call has just freed of several wallets, in the last entry of each.
-create function metered.free_lines(nos bigint[], wallets text[]) returns void
+create function metered._free_lines(nos bigint[], wallets text[]) returns void
 language plpgsql volatile
 as $$
 declare
     s text;
 begin
     foreach s in array wallets loop
-        perform metered.free_lots(metered.entry_for_write(s), array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = s));
+        perform metered._free_lots(metered._entry_for_write(s), array(select l.opened_seq from metered.hold_lines l where l.hold = any (nos) and l.scope = s));
     end loop;
 end
 $$;
 
 -- Gives units of a refund, which was just written, back to a lot. Of one that has ended they go into a new lot, or lapse, as that lot
--- says, and pay nothing back: refund_lots does that, when it has given all. tip is the last entry by then.
-create function metered.give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int)
+-- says, and pay nothing back: _refund_lots does that, when it has given all. tip is the last entry by then.
+create function metered._give_back(refund metered.ledger, of_lot bigint, units bigint, inout tip metered.ledger, inout nth int)
 language plpgsql volatile
 as $$
 declare
@@ -106,12 +106,12 @@ begin
     if l.expires_at > refund.at then
         return;
     end if;
-    tip := metered.own_entry(tip, refund.at);
+    tip := metered._own_entry(tip, refund.at);
     if l.late is null then
-        tip := metered.take_back(tip, of_lot, units, 'e');
+        tip := metered._take_back(tip, of_lot, units, 'e');
     else
-        tip := metered.take_back(tip, of_lot, units, 'o');
-        tip := (metered.append_lot(tip, row(units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
+        tip := metered._take_back(tip, of_lot, units, 'o');
+        tip := (metered._append_lot(tip, row(units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
             l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'l', of_lot, null)).entry;
     end if;
 end
@@ -120,7 +120,7 @@ $$;
 -- The moves that a refund gives back, before or behind its entry: those of its charge, the last one first. Units that no lot covered first lower the
 -- overdraft (from_seq null, lot 0), and then come from lots that have paid overdraft back, the last one first. The rest is of no lot (null): it was charged
 -- before the scope had lots.
-create function metered.refund_parts(refund metered.ledger) returns table (from_seq bigint, from_nth int, lot bigint, units bigint)
+create function metered._refund_parts(refund metered.ledger) returns table (from_seq bigint, from_nth int, lot bigint, units bigint)
 language plpgsql stable
 as $$
 declare
@@ -147,7 +147,7 @@ begin
     end if;
     from_seq := null;
     lot := 0;
-    units := least(bare, metered.owed_before(refund)
+    units := least(bare, metered._owed_before(refund)
         - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0));
     if units > 0 then
         bare := bare - units;
@@ -175,53 +175,53 @@ end
 $$;
 
 -- Gives the lots of a wallet the units back that the entry refund has just returned of a charge.
-create function metered.refund_lots(refund metered.ledger) returns void
+create function metered._refund_lots(refund metered.ledger) returns void
 language plpgsql volatile
 as $$
 declare
-    over bigint := metered.owed_before(refund);
+    over bigint := metered._owed_before(refund);
     last bigint;
     m    record;
     g    record;
 begin
     select refund as tip, 1 as nth into g;
-    for m in select * from metered.refund_parts(refund) loop
+    for m in select * from metered._refund_parts(refund) loop
         update metered.lot_moves y set back = y.back + m.units where y.scope = refund.scope and y.seq = m.from_seq and y.nth = m.from_nth;
         if m.lot is null then
-            perform metered.old_lot(refund, m.units, 0);
+            perform metered._old_lot(refund, m.units, 0);
         elsif m.lot > 0 then
-            g := metered.give_back(refund, m.lot, m.units, g.tip, g.nth);
+            g := metered._give_back(refund, m.lot, m.units, g.tip, g.nth);
         elsif m.from_seq is null then
             insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, g.nth, 0, 'g', m.units);
             g.nth := g.nth + 1;
             over := over - m.units;
-            if metered.lags(refund) then
-                perform metered.owe(refund.scope, -m.units);
+            if metered._lags(refund) then
+                perform metered._owe(refund.scope, -m.units);
             end if;
         end if;
     end loop;
     if over > 0 then    -- in the entry of the last lot that was made
         last := (select max(y.seq) from metered.ledger y where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
-        perform metered.pay_back(e, over, case when last is null then g.nth else 2 end) from metered.ledger e where e.scope = refund.scope and e.seq = coalesce(last, refund.seq);
+        perform metered._pay_back(e, over, case when last is null then g.nth else 2 end) from metered.ledger e where e.scope = refund.scope and e.seq = coalesce(last, refund.seq);
     end if;
 end
 $$;
 
 -- The fate of a refund that is to be written: how many units lapse at once, since their lot has ended and says so, and when the first of the other
 -- lots ends that get units of it.
-create function metered.refund_fate(refund metered.ledger, out lapses bigint, out ends timestamptz)
+create function metered._refund_fate(refund metered.ledger, out lapses bigint, out ends timestamptz)
 language plpgsql stable
 as $$
 begin
     select coalesce(sum(p.units) filter (where l.expires_at <= refund.at and l.late is null), 0), min(l.expires_at) filter (where l.expires_at > refund.at)
     into lapses, ends
     -- A join without the limit can be one that reads all lots.
-    from metered.refund_parts(refund) p, lateral (select x.expires_at, x.late from metered.lots x where x.no = p.lot limit 1) l;
+    from metered._refund_parts(refund) p, lateral (select x.expires_at, x.late from metered.lots x where x.no = p.lot limit 1) l;
 end
 $$;
 
 -- The credit of a scope that no grant brought becomes a lot that never ends, behind the entry e. So many of its units are held.
-create function metered.old_lot(e metered.ledger, units bigint, held bigint) returns bigint
+create function metered._old_lot(e metered.ledger, units bigint, held bigint) returns bigint
 language plpgsql volatile
 as $$
 declare
@@ -229,7 +229,7 @@ declare
 begin
     if units > 0 then
         insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category)
-        values (e.at, 'infinity', e.seq, e.seq, units, units - old_lot.held, old_lot.held, 0, 'c', units > old_lot.held, e.scope, '')
+        values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, e.scope, '')
         returning no into made;
     end if;
     return made;
@@ -237,13 +237,13 @@ end
 $$;
 
 -- Makes a scope a wallet, whose last entry is tip: its credit, held units among it, becomes a lot.
-create function metered.open_wallet(tip metered.ledger) returns void
+create function metered._open_wallet(tip metered.ledger) returns void
 language plpgsql volatile
 as $$
 declare
-    covered bigint := greatest(0, metered.balance(tip) + tip.held);
+    covered bigint := greatest(0, metered._balance(tip) + tip.held);
     held    bigint := least(tip.held, covered);
-    made    bigint := metered.old_lot(tip, covered, held);
+    made    bigint := metered._old_lot(tip, covered, held);
     k       record;
     part    bigint;
 begin
@@ -264,8 +264,8 @@ begin
 end
 $$;
 
--- Credits a wallet by a lot. e is as next_entry has it. The scope is a wallet from here on.
-create function metered.credit_lot(e metered.ledger, lot metered.new_lot, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
+-- Credits a wallet by a lot. e is as _next_entry has it. The scope is a wallet from here on.
+create function metered._credit_lot(e metered.ledger, lot metered.new_lot, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
@@ -273,13 +273,13 @@ declare
 begin
     if e.lots_end is null then
         e.seq := e.seq - 1;
-        perform metered.open_wallet(e);
+        perform metered._open_wallet(e);
         e.seq := e.seq + 1;
         e.lots_end := 'infinity';
     end if;
-    e := metered.after_due(e, 0, wait_ms);
+    e := metered._after_due(e, 0, wait_ms);
     e.seq := e.seq - 1;
-    made := metered.add_lot(e, lot, as_origin, null, null);
+    made := metered._add_lot(e, lot, as_origin, null, null);
     entry := made.entry;
     no := made.no;
 end

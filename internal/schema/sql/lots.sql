@@ -7,7 +7,7 @@
 -- entry comes first: the guard lets one writer make it, so lots need no lock of their own.
 
 -- The balance of a wallet, by its last entry. Inlined wherever it stands.
-create function metered.balance(t metered.ledger) returns bigint
+create function metered._balance(t metered.ledger) returns bigint
 language sql immutable
 as $$
     select t.credited - t.spent + t.refunded - t.held
@@ -15,7 +15,7 @@ $$;
 
 -- Whether a time is later by that, or the same if it is 0: none of its parts is negative, as in a month less 30 days. Inlined
 -- wherever it stands.
-create function metered.goes_on(for_so_long interval) returns boolean
+create function metered._goes_on(for_so_long interval) returns boolean
 language sql immutable
 as $$
     select for_so_long between interval '0' and interval '36525 days' and least(extract(year from for_so_long), extract(month from for_so_long),
@@ -23,7 +23,7 @@ as $$
 $$;
 
 -- The units of a lot that roll over at its end. Inlined wherever it stands.
-create function metered.rolls(l metered.lots) returns bigint
+create function metered._rolls(l metered.lots) returns bigint
 language sql stable
 as $$
     select case when l.roll_cap is not null then least(l.rest, l.roll_cap) else 0 end
@@ -32,7 +32,7 @@ $$;
 -- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for a charge (t), for units that were
 -- overdrawn (p), for a hold (h, q) that the entry of_hold holds. nth is the number of its next move. ended is null, or the time of an entry
 -- that lags: lots that ended by then are passed over.
-create function metered.take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, ended timestamptz, inout nth int, out taken bigint)
+create function metered._take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, ended timestamptz, inout nth int, out taken bigint)
 language plpgsql volatile
 as $$
 declare
@@ -44,7 +44,7 @@ begin
     taken := 0;
     while taken < units loop
         if ended is not null then
-            m := metered.pass_ended(of_scope, first, ends, after, ended);
+            m := metered._pass_ended(of_scope, first, ends, after, ended);
             first := m.priority;
             ends := m.ends;
             after := m.after;
@@ -62,7 +62,7 @@ begin
             returning f.no, f.priority, f.expires_at, f.part
         ), i as (
             insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
-            select of_scope, at_seq, take_lots.nth, u.no, as_kind, u.part from u
+            select of_scope, at_seq, _take_lots.nth, u.no, as_kind, u.part from u
         )
         select u.no, u.part, u.priority, u.expires_at into m from u;
         exit when m.no is null;
@@ -80,7 +80,7 @@ end
 $$;
 
 -- Behind which place in the order of lots the next one is that has not ended: null, if none has not. It reads two of each priority.
-create function metered.pass_ended(of_scope text, from_priority int, from_end timestamptz, from_no bigint, ended timestamptz,
+create function metered._pass_ended(of_scope text, from_priority int, from_end timestamptz, from_no bigint, ended timestamptz,
     out priority int, out ends timestamptz, out after bigint)
 language plpgsql stable
 as $$
@@ -89,10 +89,10 @@ begin
     ends := greatest(from_end, ended);
     after := case when from_end > ended then from_no else 9223372036854775807 end;
     loop
-        perform from metered.lots y where y.scope = of_scope and y.open and y.priority = pass_ended.priority and (y.expires_at, y.no) > (ends, after)
+        perform from metered.lots y where y.scope = of_scope and y.open and y.priority = _pass_ended.priority and (y.expires_at, y.no) > (ends, after)
         order by y.priority, y.expires_at, y.no limit 1;
         exit when found;
-        priority := (select y.priority from metered.lots y where y.scope = of_scope and y.open and y.priority > pass_ended.priority
+        priority := (select y.priority from metered.lots y where y.scope = of_scope and y.open and y.priority > _pass_ended.priority
             order by y.priority, y.expires_at, y.no limit 1);
         exit when priority is null;
         ends := ended;
@@ -103,7 +103,7 @@ $$;
 
 -- Says of which lots the units of an entry are that was just written: of a charge (t), or of a hold (h). before is
 -- the balance before it, and units beyond it are overdraft. It is null if the wallet lags: then the rests of its lots decide.
-create function metered.use_lots(of_scope text, at_seq bigint, units bigint, before bigint, as_kind "char") returns void
+create function metered._use_lots(of_scope text, at_seq bigint, units bigint, before bigint, as_kind "char") returns void
 language plpgsql volatile
 as $$
 declare
@@ -115,11 +115,11 @@ begin
     if before is null then
         ended := (select e.at from metered.ledger e where e.scope = of_scope and e.seq = at_seq);
     end if;
-    got := metered.take_lots(of_scope, at_seq, covered, as_kind, held_by, ended, 1);
+    got := metered._take_lots(of_scope, at_seq, covered, as_kind, held_by, ended, 1);
     if before is null then
         covered := got.taken;
         if covered < units and held_by is null then
-            perform metered.owe(of_scope, units - covered);
+            perform metered._owe(of_scope, units - covered);
         end if;
     end if;
     if got.taken < covered then
@@ -136,7 +136,7 @@ $$;
 
 -- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. as_no is the number of the
 -- lot, if one was set aside for it.
-create function metered.append_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
+create function metered._append_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
     out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
@@ -150,9 +150,9 @@ begin
     entry.credited := tip.credited + lot.amount;
     entry.lots_end := least(coalesce(tip.lots_end, 'infinity'), lot.expires_at);
     if entry.crossed is not null and of_lot is null then    -- a rollover brings no units
-        entry.crossed := metered.rearmed(entry);
+        entry.crossed := metered._rearmed(entry);
     end if;
-    perform metered.append(entry);
+    perform metered._append(entry);
     insert into metered.lots (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
         priority, origin, open, scope, category, reference, fingerprint)
     overriding system value
@@ -161,53 +161,53 @@ begin
         case when lot.roll_for = interval '0' then 'infinity' else lot.expires_at + lot.roll_for end, lot.late, of_lot,
         lot.priority, as_origin, true, tip.scope, lot.category, lot.reference, lot.fingerprint)
     on conflict do nothing
-    returning lots.no into append_lot.no;
-    if append_lot.no is null then
-        perform metered.collided();
+    returning lots.no into _append_lot.no;
+    if _append_lot.no is null then
+        perform metered._collided();
     end if;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, append_lot.no, 'd', lot.amount);
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, _append_lot.no, 'd', lot.amount);
 end
 $$;
 
 -- The same, and pays an overdraft back at once.
-create function metered.add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
+create function metered._add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
     out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
-    debt bigint := metered.debt(tip);
+    debt bigint := metered._debt(tip);
     made record;
 begin
-    made := metered.append_lot(tip, lot, as_origin, of_lot, as_no);
+    made := metered._append_lot(tip, lot, as_origin, of_lot, as_no);
     entry := made.entry;
     no := made.no;
     if debt > 0 then
-        perform metered.pay_back(entry, debt, 2);
+        perform metered._pay_back(entry, debt, 2);
     end if;
 end
 $$;
 
 -- Pays the overdraft of a wallet back, as far as its lots have a rest, in the entry that was just written: first spent units, then held ones, the
 -- oldest first.
-create function metered.pay_back(entry metered.ledger, overdrawn bigint, inout nth int)
+create function metered._pay_back(entry metered.ledger, overdrawn bigint, inout nth int)
 language plpgsql volatile
 as $$
 declare
     spent bigint := overdrawn - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = entry.scope and k.lot = 0 and k.seq > 0);
-    ended timestamptz := case when metered.lags(entry) then entry.at end;
+    ended timestamptz := case when metered._lags(entry) then entry.at end;
     got   record;
     k     record;
 begin
-    got := metered.take_lots(entry.scope, entry.seq, spent, 'p', null, ended, nth);
+    got := metered._take_lots(entry.scope, entry.seq, spent, 'p', null, ended, nth);
     nth := got.nth;
     if ended is not null and got.taken > 0 then
-        perform metered.owe(entry.scope, -got.taken);
+        perform metered._owe(entry.scope, -got.taken);
     end if;
     if got.taken < spent or spent = overdrawn then
         return;
     end if;
     for k in select y.seq, y.amount from metered.lot_holds y where y.scope = entry.scope and y.lot = 0 and y.seq > 0 order by y.seq loop
-        got := metered.take_lots(entry.scope, entry.seq, k.amount, 'q', k.seq, ended, nth);
+        got := metered._take_lots(entry.scope, entry.seq, k.amount, 'q', k.seq, ended, nth);
         nth := got.nth;
         update metered.lot_holds y set amount = y.amount - got.taken where y.scope = entry.scope and y.seq = k.seq and y.lot = 0;
         exit when got.taken < k.amount;
@@ -218,7 +218,7 @@ $$;
 
 -- Takes back units of a lot that has them as its rest: they lapsed (e), are revoked (v) or roll over (o). Appends the entry
 -- behind tip, and returns it.
-create function metered.take_back(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
+create function metered._take_back(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
 language plpgsql volatile
 as $$
 declare
@@ -228,7 +228,7 @@ begin
     entry.kind := as_kind;
     entry.amount := units;
     entry.credited := tip.credited - units;
-    perform metered.append(entry);
+    perform metered._append(entry);
     update metered.lots y set rest = y.rest - units, open = y.rest > units, last_seq = entry.seq,
         lapsed = y.lapsed + case when as_kind = 'e' then units else 0 end, untold = y.untold + case when as_kind = 'e' then units else 0 end,
         revoked = y.revoked + case when as_kind = 'v' then units else 0 end, rolled = y.rolled + case when as_kind = 'o' then units else 0 end
@@ -239,15 +239,15 @@ end
 $$;
 
 -- Lets units of a lot go on in another one until ends: because the first one ends, or is asked to.
-create function metered.roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_no bigint, out entry metered.ledger, out no bigint)
+create function metered._roll_lot(tip metered.ledger, l metered.lots, units bigint, ends timestamptz, as_no bigint, out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
 declare
     made record;
 begin
-    entry := metered.take_back(tip, l.no, units, 'o');
+    entry := metered._take_back(tip, l.no, units, 'o');
     update metered.lots y set roll_cap = null where y.no = l.no;
-    made := metered.add_lot(entry, row(units, ends, null, l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'r', l.no, as_no);
+    made := metered._add_lot(entry, row(units, ends, null, l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'r', l.no, as_no);
     entry := made.entry;
     no := made.no;
     if as_no is not null and entry.at > l.expires_at then
@@ -257,7 +257,7 @@ end
 $$;
 
 -- An entry behind tip that no caller asked for, without the caller's marks.
-create function metered.own_entry(tip metered.ledger, clk timestamptz) returns metered.ledger
+create function metered._own_entry(tip metered.ledger, clk timestamptz) returns metered.ledger
 language plpgsql stable
 as $$
 begin
@@ -266,7 +266,7 @@ begin
     tip.hold := null;
     tip.namespace := null;
     tip.operation := null;
-    tip.note := (metered.by_system()).note;
+    tip.note := (metered._by_system()).note;
     return tip;
 end
 $$;

@@ -3,7 +3,7 @@
 
 -- How many units of a scope its lines capture when they expire: those that are due and not freed yet, by clk. They are
 -- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, the units that count after since.
-create function metered.minima(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
+create function metered._minima(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
 begin
@@ -16,7 +16,7 @@ $$;
 
 -- The minima of a scope's open lines that fall due from since on and before until, but for the holds of_nos: units, and when these leave the
 -- window or the period of a limit, in that order. They leave no lifetime. Null if there are none.
-create function metered.minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
+create function metered._minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
     out units bigint[], out leave timestamptz[])
 language plpgsql stable
 as $$
@@ -24,7 +24,7 @@ begin
     select array_agg(x.units order by x.leaves), array_agg(x.leaves order by x.leaves) into units, leave
     from (select sum(y.at_least - y.captured)::bigint as units, case
               when l.win > interval '0' then greatest(y.due, tip.at) + l.win
-              when l.win is null then (metered.period_at(l.period, greatest(y.due, tip.at)))[2]
+              when l.win is null then (metered._period_at(l.period, greatest(y.due, tip.at)))[2]
               else 'infinity' end as leaves
           from metered.hold_lines y
           where y.scope = tip.scope and y.open > 0 and y.at_least > 0 and y.at_least > y.captured
@@ -35,8 +35,8 @@ end
 $$;
 
 -- The first time from since on at which charges and minima leave room enough in a window, if nothing else changes, or null for never. used has
--- the charged units, counted from the base as spent_since has it. They leave the window by age, and minima leave as minima_leave has it.
-create function metered.fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base_seq bigint, base_spent bigint,
+-- the charged units, counted from the base as _spent_since has it. They leave the window by age, and minima leave as _minima_leave has it.
+create function metered._fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base_seq bigint, base_spent bigint,
     since timestamptz, units bigint[], leave timestamptz[]) returns timestamptz
 language plpgsql stable
 as $$
@@ -64,7 +64,7 @@ begin
     while gone - few > 1 loop
         half := (gone + few) / 2;
         free := case when used <= room - stays[half + 1] then '-infinity'
-            when l.win > interval '0' then metered.leaves_at(tip, base_seq, base_spent, used, l.win, room - stays[half + 1])
+            when l.win > interval '0' then metered._leaves_at(tip, base_seq, base_spent, used, l.win, room - stays[half + 1])
             else 'infinity' end;
         first := greatest(since, case when half > 0 then leave[half] end);
         best := least(best, greatest(first, free));
@@ -80,7 +80,7 @@ $$;
 
 -- Captures the minima of holds that expire, in their scopes or in only_scopes, which are all locked and no wallets: an entry for each
 -- line, of the time at which it fell due, or of its scope's last entry if that is later.
-create function metered.capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
+create function metered._capture_minima(nos bigint[], only_scopes text[], clk timestamptz) returns void
 language plpgsql volatile
 as $$
 declare
@@ -95,15 +95,15 @@ begin
         where y.hold = any (nos) and y.open <> 0 and y.at_least > y.captured and (only_scopes is null or y.scope = any (only_scopes))
         order by y.scope, y.due, y.hold
     loop
-        tip := metered.entry_for_write(l.scope);
+        tip := metered._entry_for_write(l.scope);
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
             epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
         values (tip.seq + 1, l.units, greatest(tip.at, least(l.due, clk)), tip.spent + l.units, tip.refunded, tip.credited, tip.held - l.units,
-            tip.epoch, 'u', l.scope, metered.due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk),
-            l.id, l.namespace, l.operation, (metered.by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            tip.epoch, 'u', l.scope, metered._due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk),
+            l.id, l.namespace, l.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
         on conflict do nothing;
         if not found then
-            perform metered.collided();
+            perform metered._collided();
         end if;
         update metered.hold_lines y set captured = y.captured + l.units, open = y.open - l.units
         where y.hold = l.hold and y.scope = l.scope;
@@ -113,7 +113,7 @@ $$;
 
 -- Ends holds that are due, up to 500 of each of the scopes in which one of them has a minimum. It runs before an entry is written, behind
 -- which the minimum would count later. The scopes are locked. The hold of_others_than is no reason to end others.
-create function metered.end_minima(scopes text[], of_others_than bigint, clk timestamptz, wait_ms int) returns boolean
+create function metered._end_minima(scopes text[], of_others_than bigint, clk timestamptz, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 declare
@@ -129,30 +129,30 @@ begin
     if scopes is null then
         return false;
     end if;
-    perform metered.expire_due(scopes, since, clk, 500, wait_ms);
+    perform metered._expire_due(scopes, since, clk, 500, wait_ms);
     return true;
 end
 $$;
 
 -- The same for holds' scopes, whose rows are locked too.
-create function metered.end_minima_of(nos bigint[], clk timestamptz, wait_ms int) returns boolean
+create function metered._end_minima_of(nos bigint[], clk timestamptz, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 begin
-    return metered.end_minima(array(select distinct l.scope from metered.hold_lines l where l.hold = any (nos) and l.open <> 0), nos[1], clk, wait_ms);
+    return metered._end_minima(array(select distinct l.scope from metered.hold_lines l where l.hold = any (nos) and l.open <> 0), nos[1], clk, wait_ms);
 end
 $$;
 
--- The same for an entry that is to be written: e is as next_entry has it. Lots end holds that are due by themselves.
-create function metered.after_minima(e metered.ledger, wait_ms int) returns metered.ledger
+-- The same for an entry that is to be written: e is as _next_entry has it. Lots end holds that are due by themselves.
+create function metered._after_minima(e metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
 declare
     tip metered.ledger;
 begin
     if e.next_due <= e.at and e.lots_end is null then
-        if metered.end_minima(array[e.scope], null, least(e.at, metered.clock()), wait_ms) then
-            tip := metered.entry_for_write(e.scope);
+        if metered._end_minima(array[e.scope], null, least(e.at, metered.clock()), wait_ms) then
+            tip := metered._entry_for_write(e.scope);
             e.seq := tip.seq + 1;
             e.at := greatest(e.at, tip.at);
             e.spent := tip.spent;

@@ -40,7 +40,7 @@ begin
             raise exception 'a command is already begun in this transaction' using errcode = 'MT006';
         end if;
         if not pg_try_advisory_xact_lock(command.key) then
-            perform metered.lock_keys(array[command.key], wait_ms);
+            perform metered._lock_keys(array[command.key], wait_ms);
         end if;
         -- Both of one snapshot: a purge moves the horizon in the transaction that deletes.
         select (select h.at from metered.operations_horizon h where h.one),
@@ -52,7 +52,7 @@ begin
             status := 'replay';
             return;
         end if;
-        if metered.one_snapshot() then
+        if metered._one_snapshot() then
             -- The snapshot may be older than a record whose writer let go of the id
             -- just now, or than a purge. A write meets the first and a lock the
             -- second, with 40001. The block takes both back.
@@ -74,10 +74,10 @@ begin
             return;
         end if;
         if command.timeout_ms > 0 then
-            unused := set_config('statement_timeout', metered.shorter(current_setting('statement_timeout'), command.timeout_ms), true)
-                || set_config('lock_timeout', metered.shorter(current_setting('lock_timeout'), command.timeout_ms), true)
+            unused := set_config('statement_timeout', metered._shorter(current_setting('statement_timeout'), command.timeout_ms), true)
+                || set_config('lock_timeout', metered._shorter(current_setting('lock_timeout'), command.timeout_ms), true)
                 || set_config('idle_in_transaction_session_timeout',
-                    metered.shorter(current_setting('idle_in_transaction_session_timeout'), command.timeout_ms), true);
+                    metered._shorter(current_setting('idle_in_transaction_session_timeout'), command.timeout_ms), true);
         end if;
         -- COMMIT is sent before the charges are made: if the client is gone by the time a scope
         -- is free, let that be noticed. Postgres on Linux can. Elsewhere it is tried.
@@ -110,7 +110,7 @@ begin
         end if;
     end if;
     if cardinality(charges) > 0 then
-        t := metered.write_charges(charges, ahead, wait_ms, null, 'look', null, false);
+        t := metered._write_charges(charges, ahead, wait_ms, null, 'look', null, false);
         denied := t.denied;
     end if;
 end
@@ -141,9 +141,9 @@ begin
         if command.leased and cardinality(charges) = 1 then     -- charge_leased, without its arrays
             charge := charges[1];
             if pg_column_size(charge.note) > 8192 or pg_column_compression(charge.note) is not null then
-                perform metered.no_amount();
+                perform metered._no_amount();
             end if;
-            at := metered.spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(command.namespace, command.id, charge.note));
+            at := metered._spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(command.namespace, command.id, charge.note));
             if at is null then
                 raise exception 'a lease is closed' using errcode = 'MT009', detail = jsonb_build_array(jsonb_build_object('lease', charge.lease));
             end if;
@@ -151,7 +151,7 @@ begin
         elsif command.leased then
             c := metered.charge_leased(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', command.standing);
         else
-            c := metered.write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null, command.standing);
+            c := metered._write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null, command.standing);
         end if;
         seqs := c.seqs;
         ats := c.ats;
@@ -208,9 +208,9 @@ language plpgsql volatile
 as $$
 declare
     latest timestamptz;
-    before text := metered.bound_lock_wait(wait_ms);
+    before text := metered._bound_lock_wait(wait_ms);
 begin
-    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    perform metered._require(max_rows between 1 and 10000, 'max_rows');
     cutoff := least(cutoff, metered.clock());
     with gone as (
         -- By row address, so that there is no join to plan: these rows are never
@@ -225,6 +225,6 @@ begin
     if latest is not null then
         update metered.operations_horizon h set at = latest where h.one and h.at < latest;
     end if;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
 end
 $$;

@@ -9,7 +9,7 @@
 -- Where a clock is set forward past a start, the period starts as if it had not been. Where a clock is set back, at the
 -- first time that it shows the start. Only hours are added to a timestamptz: days would be those of
 -- the session's time zone.
-create function metered.period_at(p metered.period, t timestamptz) returns timestamptz[]
+create function metered._period_at(p metered.period, t timestamptz) returns timestamptz[]
 language plpgsql stable
 as $$
 declare
@@ -28,7 +28,7 @@ begin
     if p.zone is null then
         length := extract(epoch from p.every) * 1000000;
         if (length > 0 and isfinite(p.anchor)) is not true then
-            perform metered.require(false, 'period');
+            perform metered._require(false, 'period');
         end if;
         into_it := (extract(epoch from t) - extract(epoch from p.anchor)) * 1000000;
         into_it := (into_it % length + length) % length;
@@ -37,7 +37,7 @@ begin
     end if;
     if ((months > 0 and days = 0 or months = 0 and days > 0) and p.every = make_interval(months => months, days => days)) is not true
         or isfinite(p.anchor) is false then
-        perform metered.require(false, 'period');
+        perform metered._require(false, 'period');
     end if;
     begin
         shown := t at time zone p.zone;
@@ -69,7 +69,7 @@ $$;
 
 -- The periods that charges of scopes whose last entries are tips are judged in: two times for each
 -- limit by period, in the order of the limits. Null without any.
-create function metered.periods_of(charges metered.new_charge[], tips metered.ledger[], clk timestamptz) returns timestamptz[]
+create function metered._periods_of(charges metered.new_charge[], tips metered.ledger[], clk timestamptz) returns timestamptz[]
 language plpgsql stable
 as $$
 declare
@@ -79,7 +79,7 @@ begin
     for i in 1..cardinality(charges) loop
         foreach l in array charges[i].limits loop
             if l.win is null then
-                periods := periods || metered.period_at(l.period, greatest(clk, tips[i].at));
+                periods := periods || metered._period_at(l.period, greatest(clk, tips[i].at));
             end if;
         end loop;
     end loop;

@@ -4,7 +4,7 @@
 -- than the lock. There a lock of the row, or a write where there is none, meets the newer row.
 
 -- The reason to refuse new charges of a scope that must exist: unknown, retired, or null for nothing.
-create function metered.absence(of_scope text) returns text
+create function metered._absence(of_scope text) returns text
 language plpgsql stable
 as $$
 declare
@@ -16,15 +16,15 @@ end
 $$;
 
 -- A scope's row, locked, or all null if there is none. It is the committed one, or 40001.
-create function metered.resource_for_write(of_scope text, wait_ms int) returns metered.resources
+create function metered._resource_for_write(of_scope text, wait_ms int) returns metered.resources
 language plpgsql volatile
 as $$
 declare
-    before text := metered.bound_lock_wait(wait_ms);
+    before text := metered._bound_lock_wait(wait_ms);
     r      metered.resources;
 begin
     select * into r from metered.resources x where x.scope = of_scope for share;
-    if not found and metered.one_snapshot() then
+    if not found and metered._one_snapshot() then
         begin   -- taken back by the block
             insert into metered.resources (created_at, scope) values (metered.clock(), of_scope) on conflict do nothing;
             raise exception using errcode = 'MT100';
@@ -32,13 +32,13 @@ begin
             null;
         end;
     end if;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     return r;
 end
 $$;
 
 -- A denial with a scope that does not exist, if it does not.
-create function metered.with_absent(denied jsonb, of_scope text, absence text) returns jsonb
+create function metered._with_absent(denied jsonb, of_scope text, absence text) returns jsonb
 language plpgsql immutable
 as $$
 begin
@@ -51,7 +51,7 @@ $$;
 
 -- Looks closer at a charge that is out of bounds, or of a scope that must exist. denied as it was, with
 -- this scope if it does not exist. looking: the scope is not locked.
-create function metered.admit(c metered.new_charge, denied jsonb, looking boolean, wait_ms int) returns jsonb
+create function metered._admit(c metered.new_charge, denied jsonb, looking boolean, wait_ms int) returns jsonb
 language plpgsql volatile
 as $$
 declare
@@ -60,17 +60,17 @@ begin
     if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
         and coalesce(pg_column_size(c.note), 0) <= 8192
         and (pg_column_compression(c.note) is null or octet_length(c.note::text) <= 8192) and coalesce(cardinality(c.limits), 0) <= 16) is not true then
-        perform metered.no_amount();
+        perform metered._no_amount();
     end if;
     -- Under another lock than its scope's a charge could not rely on its reads.
-    if not metered.key_fits(c.key, c.scope) then
-        perform metered.require(false, 'key');
+    if not metered._key_fits(c.key, c.scope) then
+        perform metered._require(false, 'key');
     end if;
-    absence := metered.absence(c.scope);
-    if metered.one_snapshot() and (absence is not null or not looking) then
-        perform metered.resource_for_write(c.scope, wait_ms);
+    absence := metered._absence(c.scope);
+    if metered._one_snapshot() and (absence is not null or not looking) then
+        perform metered._resource_for_write(c.scope, wait_ms);
     end if;
-    return metered.with_absent(denied, c.scope, absence);
+    return metered._with_absent(denied, c.scope, absence);
 end
 $$;
 
@@ -81,7 +81,7 @@ returns table (scope text, created_at timestamptz, retired_at timestamptz, chang
 language plpgsql volatile
 as $$
 declare
-    before  text := metered.bound_lock_wait(wait_ms);
+    before  text := metered._bound_lock_wait(wait_ms);
     clk     timestamptz := metered.clock();
     s       text;
     r       metered.resources;
@@ -89,7 +89,7 @@ declare
     found_rows metered.resources[];
     refused boolean := false;
 begin
-    perform metered.require(cardinality(scopes) between 1 and 1000
+    perform metered._require(cardinality(scopes) between 1 and 1000
         and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
     begin
         for s in select distinct u from unnest(scopes) u order by u loop   -- in order: two creators do not deadlock
@@ -105,7 +105,7 @@ begin
     exception when sqlstate 'MT100' then
         null;
     end;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     return query select u.scope, u.created_at, u.retired_at, m.made
         from unnest(found_rows) with ordinality u(created_at, retired_at, scope, n) join unnest(made) with ordinality m(made, n) on m.n = u.n
         where not refused or u.retired_at is not null order by u.n;
@@ -127,20 +127,20 @@ declare
     fences  bigint[];
     missing boolean := false;
 begin
-    perform metered.require(retiring is not null and cardinality(scopes) between 1 and 64
+    perform metered._require(retiring is not null and cardinality(scopes) between 1 and 64
         and cardinality(scopes) = (select count(*) from unnest(scopes) u where octet_length(u) between 1 and 255), 'scopes');
     if retiring then
         -- A spend from a lease takes no lock of its scope, so the leases end with the scope. A lease's lock comes before its scope's.
         fences := array(select y.fence from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode = 's');
         if fences <> '{}' then
-            perform metered.lock_keys(fences, wait_ms);
+            perform metered._lock_keys(fences, wait_ms);
         end if;
     end if;
-    perform metered.lock_all_scopes(scopes, null, wait_ms);
+    perform metered._lock_all_scopes(scopes, null, wait_ms);
     clk := metered.clock();
     if retiring then
         if exists (select from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode = 's' and y.fence <> all (fences)) then
-            perform metered.collided();     -- it was opened meanwhile
+            perform metered._collided();     -- it was opened meanwhile
         end if;
         -- A spend with an older snapshot meets FOR UPDATE.
         perform from metered.leases y where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') for update;
@@ -148,7 +148,7 @@ begin
         where y.scope = any (scopes) and y.settled_at is null and y.mode in ('s', 'm') and y.ends_at > clk;
     end if;
     for scope in select distinct u from unnest(scopes) u order by u loop
-        r := metered.resource_for_write(scope, wait_ms);
+        r := metered._resource_for_write(scope, wait_ms);
         if r.scope is null then
             missing := true;
             return next;
@@ -157,20 +157,20 @@ begin
     if missing then
         return;
     end if;
-    before := metered.bound_lock_wait(wait_ms);     -- a creator has locks of rows, and no scope's lock
+    before := metered._bound_lock_wait(wait_ms);     -- a creator has locks of rows, and no scope's lock
     for scope in select distinct u from unnest(scopes) u order by u loop
         update metered.resources x set retired_at = case when retiring then clk end
         where x.scope = retire_scopes.scope and (x.retired_at is null) = retiring;
         changed := found;
         select x.created_at, x.retired_at into retire_scopes.created_at, retire_scopes.retired_at
         from metered.resources x where x.scope = retire_scopes.scope;
-        tip := metered.entry_for_write(scope);
-        if metered.one_snapshot() then
-            perform metered.refuse_stale(array[tip]);
+        tip := metered._entry_for_write(scope);
+        if metered._one_snapshot() then
+            perform metered._refuse_stale(array[tip]);
         end if;
-        held := tip.held - case when tip.next_due <= clk then metered.overdue(scope, tip.next_due, clk) else 0 end;
+        held := tip.held - case when tip.next_due <= clk then metered._overdue(scope, tip.next_due, clk) else 0 end;
         return next;
     end loop;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
 end
 $$;

@@ -3,7 +3,7 @@
 -- Gives back the units that captured holds spent, all or none, as refunds of their charges: all that is left
 -- of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the
 -- charges that were purged, and not if one is of a claim's own unit, which would stay taken. refused:
--- besides lock_holds's, returned (all was given back before), purged, left (less is left of what
+-- besides _lock_holds's, returned (all was given back before), purged, left (less is left of what
 -- was captured), claim (a claim's own unit is given back with all the rest, or not at all).
 create function metered.refund_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms int,
     origin metered.origin, channel text, raising boolean,
@@ -14,33 +14,33 @@ declare
     k      record;
     unused text;
 begin
-    perform metered.require(skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
-    k := metered.lock_holds(named, 'c', wait_ms);
+    perform metered._require(skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
+    k := metered._lock_holds(named, 'c', wait_ms);
     if k.status is null and exists (select from metered.holds h where h.no = any (k.nos) and h.returned) then
         select 'returned', h.id, h.no into k.status, k.failed, k.failed_no
         from metered.holds h where h.no = any (k.nos) and h.returned order by h.no limit 1;
     end if;
     if k.status is not null then
-        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
     -- A refusal after the first refund takes that back, too. By a code that does not end in
-    -- 000: such a one would catch its whole class, and with it the errors of refuse_hold.
+    -- 000: such a one would catch its whole class, and with it the errors of _refuse_hold.
     begin
         for i in 1..cardinality(named.ids) loop
-            refused := metered.refund_hold(k.nos[i], named.ids[i], used, skip_purged, k.clk, wait_ms, origin);
+            refused := metered._refund_hold(k.nos[i], named.ids[i], used, skip_purged, k.clk, wait_ms, origin);
             if refused is not null then
-                refused := metered.refuse_hold(raising, refused);
+                refused := metered._refuse_hold(raising, refused);
                 raise exception using errcode = 'MT100';
             end if;
             holds[i] := metered.hold_json(k.nos[i], k.clk);
             if channel is not null then
                 -- Not out of the JSON, in which the caller's may be that no operator reads.
-                perform metered.announce(channel, h.tenant, h.id, h.version, case when h.returned then 'returned' else 'returned_part' end)
+                perform metered._announce(channel, h.tenant, h.id, h.version, case when h.returned then 'returned' else 'returned_part' end)
                 from metered.holds h where h.no = k.nos[i];
             end if;
-            unused := case when origin.operation is not null then metered.remember_hold(holds[i]) end;
+            unused := case when origin.operation is not null then metered._remember_hold(holds[i]) end;
         end loop;
     exception when sqlstate 'MT100' then
         holds := null;
@@ -49,7 +49,7 @@ end
 $$;
 
 -- Gives back the units that one captured hold spent: see refund_holds. Its scopes and its row are locked.
-create function metered.refund_hold(of_no bigint, of_id text, used metered.used_units[], skip_purged boolean,
+create function metered._refund_hold(of_no bigint, of_id text, used metered.used_units[], skip_purged boolean,
     clk timestamptz, wait_ms int, origin metered.origin) returns json
 language plpgsql volatile
 as $$
@@ -69,7 +69,7 @@ declare
 begin
     select h.claim into own from metered.holds h where h.no = of_no;
     foreach u in array coalesce(used, '{}') loop
-        perform metered.require(u.amount between 1 and 9007199254740992 and not wanted ? u.scope, 'used');
+        perform metered._require(u.amount between 1 and 9007199254740992 and not wanted ? u.scope, 'used');
         wanted := wanted || jsonb_build_object(u.scope, u.amount);
     end loop;
     for e in select d.scope, d.amount, d.seq, d.at, l.key, (
@@ -136,9 +136,9 @@ declare
     one metered.hold_ids;
     r   record;
 begin
-    k := metered.lock_holds(named, '*', wait_ms);
+    k := metered._lock_holds(named, '*', wait_ms);
     if k.status is not null then
-        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
@@ -151,7 +151,7 @@ begin
                 r := metered.release_holds(one, wait_ms, origin, channel, false);
             end if;
             if r.refused is not null then
-                refused := metered.refuse_hold(raising, r.refused);
+                refused := metered._refuse_hold(raising, r.refused);
                 raise exception using errcode = 'MT100';
             end if;
             holds := holds || r.holds;

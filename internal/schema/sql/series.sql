@@ -11,16 +11,16 @@ returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refun
 language plpgsql stable
 as $$
 declare
-    tip  metered.ledger := metered.last_entry(of_scope);
+    tip  metered.ledger := metered._last_entry(of_scope);
     clk  timestamptz := metered.clock();
     open bigint[];
     due  bigint[];
     t    timestamptz;
 begin
-    perform metered.require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
+    perform metered._require(cardinality(times) between 1 and 2001 and array_ndims(times) = 1 and array_lower(times, 1) = 1
         and array_position(times, null) is null, 'times');
-    open := case when tip.held > 0 then metered.unsettled_spends(of_scope, times) end;
-    due := case when tip.next_due <= clk then metered.due_minima(tip, times, clk) end;
+    open := case when tip.held > 0 then metered._unsettled_spends(of_scope, times) end;
+    due := case when tip.next_due <= clk then metered._due_minima(tip, times, clk) end;
     for i in 1..cardinality(times) loop
         t := times[i] - interval '1 microsecond';       -- an entry at an edge is after it
         unsettled := coalesce(open[i], 0);
@@ -34,13 +34,13 @@ begin
             continue;
         end if;
         select b.seq, b.spent, b.refunded into seq, spent, refunded
-        from metered.base(of_scope, tip.seq, tip.epoch, t) b;
+        from metered._base(of_scope, tip.seq, tip.epoch, t) b;
         if seq is null and tip.epoch = 0 and (select l.at > t from metered.ledger l where l.scope = of_scope and l.seq = 1) then
             seq := 0;       -- before the scope began: a purge leaves entry 1, which says when that was
             spent := 0;
             refunded := 0;
         elsif seq is null then
-            known_from := metered.usage_known_from(tip);
+            known_from := metered._usage_known_from(tip);
             return next;
             return;
         end if;
@@ -48,14 +48,14 @@ begin
             coalesce((select l.credited from metered.ledger l where l.scope = of_scope and l.seq = usage_at.seq), 0) end;
         -- The rows of refund_sum that a purge took are of charges before seq.
         refunded_after := case when refunded = tip.refunded then 0 when seq = 0 then tip.refunded
-            else metered.refunds_after(of_scope, tip.seq, seq) end;
+            else metered._refunds_after(of_scope, tip.seq, seq) end;
         return next;
     end loop;
 end
 $$;
 
 -- The minima of lines that are due and not freed yet of a scope before each of the times: as minima has it.
-create function metered.due_minima(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
+create function metered._due_minima(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -82,7 +82,7 @@ end
 $$;
 
 -- The spends from the open leases of a scope, from each time on until the next one. It reads all of their spends.
-create function metered.unsettled_spends(of_scope text, times timestamptz[]) returns bigint[]
+create function metered._unsettled_spends(of_scope text, times timestamptz[]) returns bigint[]
 language plpgsql stable
 as $$
 declare
@@ -105,7 +105,7 @@ $$;
 
 -- Since when the usage of a scope is known, of which a purge took entries: after the first of those that it left. That
 -- one counts no later than the clock repairs that follow it.
-create function metered.usage_known_from(tip metered.ledger) returns timestamptz
+create function metered._usage_known_from(tip metered.ledger) returns timestamptz
 language plpgsql stable
 as $$
 declare
@@ -132,7 +132,7 @@ as $$
 declare
     stop bigint;    -- the last entry to be read
 begin
-    perform metered.require(look between 1 and 100000 and most between 1 and 1000 and backwards is not null, 'search');
+    perform metered._require(look between 1 and 100000 and most between 1 and 1000 and backwards is not null, 'search');
     if backwards then
         select min(x.seq), count(*) >= look into stop, more
         from (select l.seq from metered.ledger l

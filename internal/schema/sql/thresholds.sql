@@ -6,14 +6,14 @@
 -- has {"until", "net"}, a proof that it is not armed again: before that time, and while the spent and held units, less refunds, are not fewer than net. See ADR 15.
 
 -- Whether a threshold of that key is of spending alone, which ignores held units. Its kind is in upper case.
-create function metered.on_spending(key text) returns boolean
+create function metered._on_spending(key text) returns boolean
 language sql immutable
 as $$
     select ascii(key) < 97
 $$;
 
 -- The key in a line of a limit's thresholds.
-create function metered.threshold_key(line text) returns text
+create function metered._threshold_key(line text) returns text
 language sql immutable
 as $$
     select substr(line, length(split_part(line, ' ', 1)) + length(split_part(line, ' ', 2)) + 3)
@@ -21,7 +21,7 @@ $$;
 
 -- The limits, with tell_at as the lowest level that is not reported yet, or null. Where one may be armed again, it
 -- is so low that no charge passes it without a count. told is not null, and spent is less refunds.
-create function metered.untold(limits metered.charge_limit[], told jsonb, spent bigint, held bigint, credited bigint, at timestamptz)
+create function metered._untold(limits metered.charge_limit[], told jsonb, spent bigint, held bigint, credited bigint, at timestamptz)
 returns metered.charge_limit[]
 language plpgsql stable
 as $$
@@ -37,13 +37,13 @@ begin
         n := n + 1;
         continue when l.thresholds is null;
         if octet_length(l.thresholds) > 1536 then
-            perform metered.require(false, 'thresholds');
+            perform metered._require(false, 'thresholds');
         end if;
         l.tell_at := null;
         foreach h in array string_to_array(l.thresholds, chr(10)) loop
-            key := metered.threshold_key(h);
+            key := metered._threshold_key(h);
             was := told -> key;
-            net := spent + case when metered.on_spending(key) then 0 else held end;
+            net := spent + case when metered._on_spending(key) then 0 else held end;
             l.tell_at := least(l.tell_at, case
                 when was is null or l.win is null and not (at >= (was ->> 'from')::timestamptz and at < (was ->> 'until')::timestamptz) then split_part(h, ' ', 1)::bigint
                 when l.win is null
@@ -64,7 +64,7 @@ $$;
 --
 -- A threshold is armed again when use has gone back to rearm or less, before the charge adds its own, and one of a period when the period has ended.
 -- used is null for limits that were decided without a count: they reach nothing, and arm nothing.
-create function metered.cross_thresholds(charges metered.new_charge[], used bigint[], held bigint[], at timestamptz,
+create function metered._cross_thresholds(charges metered.new_charge[], used bigint[], held bigint[], at timestamptz,
     inout tips metered.ledger[], out crossings jsonb, out silent boolean)
 language plpgsql stable
 as $$
@@ -93,20 +93,20 @@ begin
             n := n + 1;
             continue when l.thresholds is null or used[n] is null;
             if octet_length(l.thresholds) > 1536 then
-                perform metered.require(false, 'thresholds');
+                perform metered._require(false, 'thresholds');
             end if;
             p := null;
-            for h in select metered.threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
+            for h in select metered._threshold_key(x) as key, split_part(x, ' ', 1)::bigint as level, split_part(x, ' ', 2)::bigint as rearm
                 from unnest(string_to_array(l.thresholds, chr(10))) x loop
-                kept := case when metered.on_spending(h.key) then 0 else held[i] end;
-                adds := c.amount - case when metered.on_spending(h.key) then c.held else 0 end;
-                net := tip.spent - tip.refunded + case when metered.on_spending(h.key) then 0 else tip.held end;
+                kept := case when metered._on_spending(h.key) then 0 else held[i] end;
+                adds := c.amount - case when metered._on_spending(h.key) then c.held else 0 end;
+                net := tip.spent - tip.refunded + case when metered._on_spending(h.key) then 0 else tip.held end;
                 if told -> h.key is not null
                     and (case when l.win is null then now >= (told -> h.key ->> 'from')::timestamptz and now < (told -> h.key ->> 'until')::timestamptz else used[n] + kept > h.rearm end) then
                     continue when l.win is null or l.win = interval '0' or now < (told -> h.key ->> 'until')::timestamptz
                         and net >= (told -> h.key ->> 'net')::bigint;
                 elsif used[n] + kept + adds >= h.level then
-                    p := case when l.win is null then coalesce(p, metered.period_at(l.period, now)) end;
+                    p := case when l.win is null then coalesce(p, metered._period_at(l.period, now)) end;
                     found := found || jsonb_build_object('scope', c.scope, 'key', h.key, 'nth', i, 'at', now,
                         'used', used[n] + c.amount - c.held, 'held', held[i] + c.held, 'period', p);
                     silent := silent or l.telling is not true;
@@ -118,11 +118,11 @@ begin
                 told := told || jsonb_build_object(h.key, case
                     when l.win is null then jsonb_build_object('from', p[1], 'until', p[2])
                     when l.win = interval '0' then jsonb_build_object('rearm', h.rearm)
-                    else jsonb_build_object('until', metered.reported_until(tip, l.win, h.rearm - kept - adds, now), 'net', net + adds) end);
+                    else jsonb_build_object('until', metered._reported_until(tip, l.win, h.rearm - kept - adds, now), 'net', net + adds) end);
             end loop;
         end loop;
         if told <> coalesce(tip.crossed, '{}') then
-            tip.crossed := metered.kept_reports(told, charges[i].limits, now, tip);
+            tip.crossed := metered._kept_reports(told, charges[i].limits, now, tip);
             tips[i] := tip;
         end if;
     end loop;
@@ -133,7 +133,7 @@ end
 $$;
 
 -- The crossings, each with the entry of its charge (seq).
-create function metered.crossed_at(crossings jsonb, seqs bigint[]) returns jsonb
+create function metered._crossed_at(crossings jsonb, seqs bigint[]) returns jsonb
 language plpgsql immutable
 as $$
 begin
@@ -143,7 +143,7 @@ $$;
 
 -- The time until which a window has more than room of the units spent so far, though nothing is added. Units that due lines have spent, and that are
 -- not written yet, will be dated now or later.
-create function metered.reported_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
+create function metered._reported_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
 language plpgsql stable
 as $$
 declare
@@ -152,17 +152,17 @@ begin
     if room < 0 or tip.at <= now - win then
         return now + win;
     end if;
-    w := metered.spent_since(tip, now - win);
+    w := metered._spent_since(tip, now - win);
     if w.used <= room then
         return now + win;
     end if;
-    return metered.leaves_at(tip, w.base_seq, w.base_spent, w.used, win, room);
+    return metered._leaves_at(tip, w.base_seq, w.base_spent, w.used, win, room);
 end
 $$;
 
 -- The thresholds that a scope remembers as reported: up to 64, or as many as the limits have, or as it has (tip). Beyond that it forgets those of a period or a window
 -- that were over a day ago, and that the limits do not have. A scope with more of them is refused: it would report a threshold twice.
-create function metered.kept_reports(told jsonb, limits metered.charge_limit[], at timestamptz, tip metered.ledger) returns jsonb
+create function metered._kept_reports(told jsonb, limits metered.charge_limit[], at timestamptz, tip metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -173,7 +173,7 @@ begin
     if (select count(*) from jsonb_object_keys(told)) <= 64 then
         return nullif(told, '{}');
     end if;
-    own := array(select metered.threshold_key(x) from unnest(limits) l, lateral unnest(string_to_array(l.thresholds, chr(10))) x);
+    own := array(select metered._threshold_key(x) from unnest(limits) l, lateral unnest(string_to_array(l.thresholds, chr(10))) x);
     most := greatest(64, cardinality(own), (select count(*) from jsonb_object_keys(tip.crossed)));
     kept := (
         select jsonb_object_agg(y.key, y.value)
@@ -188,25 +188,25 @@ $$;
 
 -- The reported thresholds that stay reported when an entry lowers the use of a lifetime: credit, or a refund. e is that entry, not written yet. Holds
 -- are due by the clock, which may have been set back since the entry before.
-create function metered.rearmed(e metered.ledger) returns jsonb
+create function metered._rearmed(e metered.ledger) returns jsonb
 language plpgsql stable
 as $$
 declare
     clk  timestamptz := least(e.at, metered.clock());
     used bigint := e.spent - e.refunded - e.credited
-        + case when e.next_due <= clk then metered.minima(e, null, clk) else 0 end
-        + case when e.lots_end is not null then metered.lapsing(e, clk) else 0 end;
-    held bigint := e.held - case when e.next_due <= clk then metered.overdue(e.scope, e.next_due, clk) else 0 end;
+        + case when e.next_due <= clk then metered._minima(e, null, clk) else 0 end
+        + case when e.lots_end is not null then metered._lapsing(e, clk) else 0 end;
+    held bigint := e.held - case when e.next_due <= clk then metered._overdue(e.scope, e.next_due, clk) else 0 end;
 begin
     return (select jsonb_object_agg(x.key, x.value) from jsonb_each(e.crossed) x
-        where (used + case when metered.on_spending(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
+        where (used + case when metered._on_spending(x.key) then 0 else held end <= (x.value ->> 'rearm')::bigint) is not true);
 end
 $$;
 
 -- The reported thresholds after a clock repair. tip is the last entry before it. Windows are counted anew, since the proof was by the clock before. A
 -- period that has not begun by the new clock is forgotten: its charges count in the period of now. The reports of the period of now are looked up
 -- in the chain, at the last entry before each period that is forgotten, and at the last one by the new clock, for thresholds that the clock before made old.
-create function metered.reported_after_repair(tip metered.ledger, clk timestamptz) returns jsonb
+create function metered._reported_after_repair(tip metered.ledger, clk timestamptz) returns jsonb
 language plpgsql stable
 as $$
 declare
@@ -218,14 +218,14 @@ begin
         select e.key, e.value
         from (select coalesce((
                 select jsonb_object_agg(o.key, o.value)
-                from metered.base(tip.scope, tip.seq, tip.epoch, clk) b
+                from metered._base(tip.scope, tip.seq, tip.epoch, clk) b
                 join metered.ledger y on y.scope = tip.scope and y.seq = b.seq, lateral jsonb_each(y.crossed) o
                 where o.value ? 'from'), '{}') || tip.crossed as all_of) a, lateral jsonb_each(a.all_of) e
     loop
         was := case when x.value ? 'net' then x.value || jsonb_build_object('until', clk) else x.value end;
         while (was ->> 'from')::timestamptz > clk loop
             was := (select y.crossed -> x.key
-                from metered.base(tip.scope, tip.seq, tip.epoch, (was ->> 'from')::timestamptz - interval '0.000001') b
+                from metered._base(tip.scope, tip.seq, tip.epoch, (was ->> 'from')::timestamptz - interval '0.000001') b
                 join metered.ledger y on y.scope = tip.scope and y.seq = b.seq);
         end loop;
         told := told || case when was is not null then jsonb_build_object(x.key, was) else '{}' end;
@@ -235,7 +235,7 @@ end
 $$;
 
 -- Ends a transaction that would cross a threshold without telling.
-create function metered.refuse_unreported() returns void
+create function metered._refuse_unreported() returns void
 language plpgsql
 as $$
 begin
@@ -245,7 +245,7 @@ $$;
 
 -- The thresholds that are crossed without a charge: by the end of lots, and by revoked units. e is the scope's last entry, with its lots
 -- that are due. The caller appends the next entry with crossed, and reports crossings. silent: it did not say that it will.
-create function metered.cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
+create function metered._cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
 as $$
@@ -257,13 +257,13 @@ begin
     crossed := e.crossed;
     silent := false;
     if cardinality(lifetimes) > 0 then
-        e.credited := e.credited - units - metered.lapsing(e, clk);
+        e.credited := e.credited - units - metered._lapsing(e, clk);
         if e.next_due <= clk then
-            held := held - metered.overdue(e.scope, e.next_due, clk);
-            e.spent := e.spent + metered.minima(e, null, clk);
+            held := held - metered._overdue(e.scope, e.next_due, clk);
+            e.spent := e.spent + metered._minima(e, null, clk);
         end if;
         begin
-            w := metered.cross_thresholds(array[row(e.scope, null, 0, 0, lifetimes, null, null, null, null)::metered.new_charge],
+            w := metered._cross_thresholds(array[row(e.scope, null, 0, 0, lifetimes, null, null, null, null)::metered.new_charge],
                 array_fill(e.spent - e.refunded - e.credited, array[cardinality(lifetimes)]), array[held], clk, array[e]);
             crossed := (w.tips[1]).crossed;
             crossings := w.crossings;
@@ -275,7 +275,7 @@ end
 $$;
 
 -- The limits with thresholds of spending alone, with these alone, and so that they refuse nothing. Null for none.
-create function metered.spent_limits(limits metered.charge_limit[]) returns metered.charge_limit[]
+create function metered._spent_limits(limits metered.charge_limit[]) returns metered.charge_limit[]
 language plpgsql immutable
 as $$
 declare
@@ -289,15 +289,15 @@ begin
         select array_agg(row(9223372036854775807, l.win, l.period, t.lowest, t.lines, l.telling)::metered.charge_limit)
         from unnest(limits) l, lateral (
             select string_agg(x, chr(10)) as lines, min(split_part(x, ' ', 1)::bigint) as lowest
-            from unnest(string_to_array(l.thresholds, chr(10))) x where metered.on_spending(metered.threshold_key(x))) t
+            from unnest(string_to_array(l.thresholds, chr(10))) x where metered._on_spending(metered._threshold_key(x))) t
         where t.lines is not null) end;
 end
 $$;
 
 -- The thresholds that a capture crosses, by held units, which the take has as a negative number, and by the units that it spends besides (its amount).
--- tip is the scope's last entry, and the limits are spent_limits. A limit that is decided by a bound, as in write_charges, is not counted. Where the use of
+-- tip is the scope's last entry, and the limits are _spent_limits. A limit that is decided by a bound, as in _write_charges, is not counted. Where the use of
 -- a limit is unknown, its thresholds are not reported.
-create function metered.cross_captured(take metered.new_charge, tip metered.ledger, clk timestamptz, ahead interval,
+create function metered._cross_captured(take metered.new_charge, tip metered.ledger, clk timestamptz, ahead interval,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
 as $$
@@ -311,16 +311,16 @@ begin
     crossed := tip.crossed;
     silent := false;
     if crossed is not null then
-        untold := metered.untold(untold, crossed, tip.spent - tip.refunded, tip.held, tip.credited, clk);
+        untold := metered._untold(untold, crossed, tip.spent - tip.refunded, tip.held, tip.credited, clk);
     end if;
     foreach l in array untold loop
         counted := coalesce(counted, false) or coalesce(tip.spent - case when l.win = interval '0' then tip.refunded + tip.credited
-            when tip.anchor_at < coalesce(clk - l.win + interval '0.000001', (metered.period_at(l.period, clk))[1]) then tip.anchor_spent
+            when tip.anchor_at < coalesce(clk - l.win + interval '0.000001', (metered._period_at(l.period, clk))[1]) then tip.anchor_spent
             else 0 end + take.amount - take.held >= l.tell_at, false);
     end loop;
     if counted then
-        a := metered.check_now(array[take], array[tip], clk, ahead);
-        w := metered.cross_thresholds(array[take], a.used, a.held, clk, array[tip]);
+        a := metered._check_now(array[take], array[tip], clk, ahead);
+        w := metered._cross_thresholds(array[take], a.used, a.held, clk, array[tip]);
         crossed := (w.tips[1]).crossed;
         crossings := w.crossings;
         silent := w.silent;

@@ -8,13 +8,13 @@ create function metered.mint_tokens(minted metered.new_token[], wait_ms int,
 language plpgsql volatile
 as $$
 declare
-    before  text := metered.bound_lock_wait(wait_ms);
+    before  text := metered._bound_lock_wait(wait_ms);
     fresh   bytea[];
     one     metered.new_token;
 begin
     foreach one in array minted loop
-        if metered.fits(one) is not true or cardinality(minted) > 1000 then
-            perform metered.require(false, 'tokens');
+        if metered._token_fits(one) is not true or cardinality(minted) > 1000 then
+            perform metered._require(false, 'tokens');
         end if;
     end loop;
     mint_tokens.minted_at := metered.clock();
@@ -32,12 +32,12 @@ begin
     else
         status := 'ok';
     end if;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
 end
 $$;
 
 -- Whether a token is within its bounds. The table catches nulls. Inlined wherever it stands.
-create function metered.fits(m metered.new_token) returns boolean
+create function metered._token_fits(m metered.new_token) returns boolean
 language sql stable
 as $$
     select m.ttl between interval '1 s' and interval '9600:00:00' and m.uses between 1 and 1000000
@@ -93,7 +93,7 @@ declare
     bounds  boolean := wait_ms is not null and (before = '0' or before::interval > wait_ms * interval '1 ms');
     unused  text;
 begin
-    if bounds then  -- bound_lock_wait, without the call
+    if bounds then  -- _bound_lock_wait, without the call
         unused := set_config('lock_timeout', wait_ms::text, true);
     end if;
     for attempt in 1..3 loop
@@ -108,8 +108,8 @@ begin
         if not found then
             status := (metered.inspect_token(token_digest, for_purpose, for_subject)).status;
             continue when status = 'ok';
-            if status = 'unknown' and metered.one_snapshot() then
-                perform metered.missing_token(token_digest);
+            if status = 'unknown' and metered._one_snapshot() then
+                perform metered._missing_token(token_digest);
             end if;
         end if;
         if bounds then
@@ -123,7 +123,7 @@ $$;
 
 -- Fails with 40001 where a token was minted since this snapshot: it is not unknown. Its insertion
 -- meets the other one. The block takes it back.
-create function metered.missing_token(token_digest bytea) returns void
+create function metered._missing_token(token_digest bytea) returns void
 language plpgsql volatile
 as $$
 begin
@@ -141,14 +141,14 @@ language plpgsql volatile
 as $$
 declare
     now_at  timestamptz := metered.clock();
-    before  text := metered.bound_lock_wait(wait_ms);
+    before  text := metered._bound_lock_wait(wait_ms);
     was     boolean;
 begin
     update metered.tokens t
     set revoked = true, ended_at = now_at
     where t.digest = token_digest and (t.ended_at is null and t.expires_at > now_at) is true;     -- as in consume_token
     was := found;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     return was;
 end
 $$;
@@ -160,7 +160,7 @@ language plpgsql volatile
 as $$
 declare
     now_at  timestamptz := metered.clock();
-    before  text := metered.bound_lock_wait(wait_ms);
+    before  text := metered._bound_lock_wait(wait_ms);
     digests bytea[];
     total   bigint;
 begin
@@ -176,7 +176,7 @@ begin
         where t.digest = any (digests)
         returning t.revoked)
     select count(*) filter (where e.revoked) into total from ended e;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     return total;
 end
 $$;
@@ -190,9 +190,9 @@ as $$
 declare
     before  text;
 begin
-    perform metered.require(metered.fits(token), 'token');
-    perform metered.lock_keys(array[key], wait_ms);
-    before := metered.bound_lock_wait(wait_ms);
+    perform metered._require(metered._token_fits(token), 'token');
+    perform metered._lock_keys(array[key], wait_ms);
+    before := metered._bound_lock_wait(wait_ms);
     if exists (select from metered.tokens t where t.digest = token.digest) then
         status := 'exists';
     else
@@ -208,7 +208,7 @@ begin
         end if;
         status := 'ok';
     end if;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
 end
 $$;
 
@@ -223,7 +223,7 @@ as $$
 declare
     ended timestamptz := least(coalesce(cutoff, '-infinity'), metered.clock());
 begin
-    perform metered.require(max_rows between 1 and 10000, 'max_rows');
+    perform metered._require(max_rows between 1 and 10000, 'max_rows');
     with gone as (
         delete from metered.tokens t
         where t.digest = any (array(

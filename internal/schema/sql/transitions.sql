@@ -2,16 +2,16 @@
 -- older than one that was placed since, its insertion fails with 40001. The block takes it back.
 -- So a caller that names a holder may learn that somebody has placed the id since its snapshot, and
 -- no more: tried again, another's hold is as unknown as none.
-create function metered.missing_hold(of_tenant text, of_id text, issued timestamptz, wait_ms int) returns text
+create function metered._missing_hold(of_tenant text, of_id text, issued timestamptz, wait_ms int) returns text
 language plpgsql volatile
 as $$
 begin
     if issued <= (select z.at from metered.holds_horizon z where z.one) then
         return 'retired';
     end if;
-    if metered.one_snapshot() then
+    if metered._one_snapshot() then
         begin
-            perform metered.bound_lock_wait(wait_ms);
+            perform metered._bound_lock_wait(wait_ms);
             insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
             values ('epoch', 'epoch', 'epoch', 'epoch', 0, 'x', of_tenant, of_id, '', '', '{}')
             on conflict do nothing;
@@ -32,7 +32,7 @@ $$;
 --
 -- Whose a hold is never changes, and is looked at before anything is locked: locks, a wait
 -- for one, or a 40001 would tell another's hold from none.
-create function metered.lock_holds(named metered.hold_ids, needs "char", wait_ms int,
+create function metered._lock_holds(named metered.hold_ids, needs "char", wait_ms int,
     out nos bigint[], out keys bigint[], out clk timestamptz, out status text, out failed text, out stands "char", out failed_no bigint)
 language plpgsql volatile
 as $$
@@ -52,7 +52,7 @@ begin
     if cardinality(ids) = 1 then
         select y.no, y.keys, y.state, y.due into h from metered.holds y
         where y.tenant = of_tenant and y.id = ids[1]
-          and case when of_holder = '' or y.holder = of_holder then metered.try_keys(y.keys) end
+          and case when of_holder = '' or y.holder = of_holder then metered._try_keys(y.keys) end
         for no key update skip locked;
         if found then
             clk := metered.clock();     -- after the lock
@@ -63,14 +63,14 @@ begin
             end if;
         end if;
     end if;
-    perform metered.require(array_lower(ids, 1) = 1 and cardinality(ids) <= 100 and cardinality(ids) = (select count(distinct id) from unnest(ids) id), 'ids');
+    perform metered._require(array_lower(ids, 1) = 1 and cardinality(ids) <= 100 and cardinality(ids) = (select count(distinct id) from unnest(ids) id), 'ids');
     keys := '{}';
     for i in 1..cardinality(ids) loop
         select y.no, y.keys, y.holder into h from metered.holds y where y.tenant = of_tenant and y.id = ids[i];
         if h.no is null or of_holder <> '' and h.holder <> of_holder then
             -- An id that does not exist would be retired with such an id, and so is another tenant's.
             status := case
-                when h.no is null then metered.missing_hold(of_tenant, ids[i], named.issued[i], wait_ms)
+                when h.no is null then metered._missing_hold(of_tenant, ids[i], named.issued[i], wait_ms)
                 when named.issued[i] <= (select z.at from metered.holds_horizon z where z.one) then 'retired'
                 else 'holder' end;
             failed := ids[i];
@@ -80,10 +80,10 @@ begin
         keys := keys || h.keys;
     end loop;
     select coalesce(array_agg(k.key order by k.key), '{}') into keys from (select distinct unnest(keys)) k(key);
-    waited := metered.lock_keys(keys, wait_ms);
-    before := metered.bound_lock_wait(wait_ms);
+    waited := metered._lock_keys(keys, wait_ms);
+    before := metered._bound_lock_wait(wait_ms);
     perform from metered.holds y where y.no = any (seen) order by y.no for no key update;
-    before := metered.unbound_lock_wait(before);
+    before := metered._unbound_lock_wait(before);
     clk := metered.clock();     -- after the lock
     for i in 1..cardinality(ids) loop
         -- One that took the id of one purged while this waited is not locked: it comes too late.
@@ -108,7 +108,7 @@ $$;
 
 -- Answers a refused transition, or raises the answer. json, since a hold may be in it
 -- whose metadata is none to jsonb: \u0000, half a surrogate pair, 1e200000.
-create function metered.refuse_hold(raising boolean, answer json) returns json
+create function metered._refuse_hold(raising boolean, answer json) returns json
 language plpgsql
 as $$
 begin
@@ -120,7 +120,7 @@ end
 $$;
 
 -- Charges that were denied, as far as each of their limits admits them: null if none does at all.
-create function metered.as_far_as_admitted(charges metered.new_charge[], denied jsonb) returns metered.new_charge[]
+create function metered._as_far_as_admitted(charges metered.new_charge[], denied jsonb) returns metered.new_charge[]
 language plpgsql immutable
 as $$
 declare
@@ -182,18 +182,18 @@ declare
 begin
     if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'allow') and (used is null or cardinality(named.ids) = 1)
         or not terms.closing and used is not null) is not true then
-        perform metered.require(false, 'terms');
+        perform metered._require(false, 'terms');
     end if;
-    k := metered.lock_holds(named, 'h', wait_ms);
+    k := metered._lock_holds(named, 'h', wait_ms);
     if k.status is not null then
-        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
     if used is not null then
         foreach u in array used loop
             if (whole and u.amount is null or not whole and u.amount between 0 and 9007199254740992) is not true or u.scope = any (scopes) then
-                perform metered.require(false, 'used');
+                perform metered._require(false, 'used');
             end if;
             scopes := scopes || u.scope::text;
             units := units || u.amount::bigint;
@@ -204,17 +204,17 @@ begin
         -- that.
         select h.claim into own from metered.holds h where h.no = k.nos[1];
         if own is not null and not whole and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then
-            refused := metered.refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
+            refused := metered._refuse_hold(raising, json_build_object('status', case when terms.closing then 'unconfirmed' else 'claim' end,
                 'id', named.ids[1], 'scope', own));
             return;
         end if;
         foreach u in array used loop
             select y.open into l from metered.hold_lines y where y.hold = k.nos[1] and y.scope = u.scope;
             if l.open is null then
-                refused := metered.refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', u.scope));
+                refused := metered._refuse_hold(raising, json_build_object('status', 'line', 'id', named.ids[1], 'scope', u.scope));
                 return;
             elsif u.amount > l.open and terms.policy = 'refuse' then
-                refused := metered.refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
+                refused := metered._refuse_hold(raising, json_build_object('status', 'excess', 'id', named.ids[1],
                     'scope', u.scope, 'requested', u.amount, 'open', l.open));
                 return;
             elsif u.amount > l.open then
@@ -222,14 +222,14 @@ begin
                     u.limits, origin.note, null, null, null)::metered.new_charge;
             end if;
             covered := least(u.amount, l.open);
-            spent := case when cardinality(u.limits) > 0 and covered > 0 then metered.spent_limits(u.limits) end;
+            spent := case when cardinality(u.limits) > 0 and covered > 0 then metered._spent_limits(u.limits) end;
             if spent is not null then
-                tip := metered.last_entry(u.scope);
-                w := metered.cross_captured(row(u.scope, null, coalesce(u.amount, covered) - covered, -covered, spent, null, null, null, null)::metered.new_charge,
+                tip := metered._last_entry(u.scope);
+                w := metered._cross_captured(row(u.scope, null, coalesce(u.amount, covered) - covered, -covered, spent, null, null, null, null)::metered.new_charge,
                     tip, k.clk, ahead);
                 if w.silent then
                     if raising then
-                        perform metered.refuse_unreported();
+                        perform metered._refuse_unreported();
                     end if;
                     refused := json_build_object('status', 'denied', 'denied', json_build_array(json_build_object('crossing', true)),
                         'scopes', json_build_array(u.scope), 'units', json_build_array(covered));
@@ -244,18 +244,18 @@ begin
     -- The excess first: held units and units spent of them count the same.
     while excess is not null loop
         if terms.policy = 'allow' then
-            c := metered.charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, k.nos, k.clk));
+            c := metered._charge_anyway(excess, ahead, wait_ms, origin, row(named.ids[1], null, k.nos, k.clk));
         else
-            c := metered.write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
+            c := metered._write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
         end if;
         crossed := c.crossed;
         exit when c.denied is null;
         if c.denied -> 0 ? 'crossing' and raising then
-            perform metered.refuse_unreported();
+            perform metered._refuse_unreported();
         end if;
-        fitting := case when terms.policy = 'upto' and not c.denied -> 0 ? 'crossing' then metered.as_far_as_admitted(excess, c.denied) else excess end;
+        fitting := case when terms.policy = 'upto' and not c.denied -> 0 ? 'crossing' then metered._as_far_as_admitted(excess, c.denied) else excess end;
         if fitting = excess then
-            refused := metered.refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
+            refused := metered._refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
                 'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
             return;
         end if;
@@ -281,13 +281,13 @@ begin
             covered := least(take, l.open);
             if covered > 0 or terms.closing and l.open > 0 then
                 if l.seq is null then
-                    perform metered.collided();
+                    perform metered._collided();
                 end if;
                 if l.next_due <= k.clk and l.lots_end is null then
-                    ended := ended or metered.end_minima_of(k.nos, k.clk, wait_ms) is not null;
-                    tip := metered.entry_for_write(l.scope);
+                    ended := ended or metered._end_minima_of(k.nos, k.clk, wait_ms) is not null;
+                    tip := metered._entry_for_write(l.scope);
                 elsif l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
-                    tip := metered.settle(metered.entry_for_write(l.scope), k.clk, metered.ends_per_call(), 0, wait_ms);
+                    tip := metered._settle(metered._entry_for_write(l.scope), k.clk, metered._ends_per_call(), 0, wait_ms);
                 end if;
                 if tip.scope = l.scope and tip.seq >= l.seq then
                     select tip.seq, tip.at, tip.spent, tip.credited, tip.held, tip.next_due, tip.lots_end
@@ -296,24 +296,24 @@ begin
                 if covered > 0 then
                     n := array_position(watched, l.scope);
                     if n is not null then
-                        w := metered.cross_captured(takes[n], metered.last_entry(l.scope), k.clk, ahead);
+                        w := metered._cross_captured(takes[n], metered._last_entry(l.scope), k.clk, ahead);
                         if w.silent then
-                            perform metered.collided();     -- the state that was judged first has changed
+                            perform metered._collided();     -- the state that was judged first has changed
                         end if;
                         l.crossed := w.crossed;
-                        crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered.crossed_at(w.crossings, array[l.seq + 1]) end;
+                        crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[l.seq + 1]) end;
                     end if;
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
                         epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
                     values (l.seq + 1, covered, greatest(k.clk, l.at),
                         l.spent + covered, l.refunded, l.credited, l.held - covered,
-                        l.epoch, 'u', l.scope, metered.due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk),
+                        l.epoch, 'u', l.scope, metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk),
                         named.ids[i], origin.namespace, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
                     on conflict do nothing;
                     if not found then
-                        perform metered.collided();
+                        perform metered._collided();
                     elsif l.lots_end is not null then
-                        perform metered.capture_lots(metered.last_entry(l.scope), l.opened_seq, covered);
+                        perform metered._capture_lots(metered._last_entry(l.scope), l.opened_seq, covered);
                     end if;
                     detail := detail || jsonb_build_object('scope', l.scope, 'amount', covered,
                         'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
@@ -323,13 +323,13 @@ begin
                         epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
                     values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at),
                         l.spent + covered, l.refunded, l.credited, l.held - l.open,
-                        l.epoch, 'l', l.scope, metered.due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk),
+                        l.epoch, 'l', l.scope, metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk),
                         named.ids[i], origin.namespace, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
                     on conflict do nothing;
                     if not found then
-                        perform metered.collided();
+                        perform metered._collided();
                     elsif l.lots_end is not null then
-                        perform metered.free_lots(metered.entry_for_write(l.scope), array[l.opened_seq]);
+                        perform metered._free_lots(metered._entry_for_write(l.scope), array[l.opened_seq]);
                     end if;
                 end if;
             end if;
@@ -337,7 +337,7 @@ begin
                 n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) where x.scope = l.scope);
                 detail := detail || jsonb_build_object('scope', l.scope, 'amount', take - covered, 'seq', c.seqs[n], 'at', c.ats[n], 'excess', true);
             end if;
-            lines := lines || metered.line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back, l.at_least);
+            lines := lines || metered._line_json(l.scope, l.amount, l.captured + take, case when terms.closing then 0 else l.open - covered end, l.given_back, l.at_least);
             if take > 0 or terms.closing and l.open > 0 then
                 update metered.hold_lines y set captured = y.captured + take, open = case when terms.closing then 0 else y.open - covered end
                 where y.hold = k.nos[i] and y.scope = l.scope;
@@ -346,15 +346,15 @@ begin
         update metered.holds h set version = h.version + 1, entity = coalesce(terms.entity, h.entity),
             state = case when terms.closing then 'c' else 'h' end::"char", ended_at = case when terms.closing then k.clk end, pending = not terms.closing
         where h.no = k.nos[i]
-        returning h.version, metered.hold_as_json(h, array_to_json(lines), k.clk, null) into v, hold;
+        returning h.version, metered._hold_as_json(h, array_to_json(lines), k.clk, null) into v, hold;
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, entity, detail, note, namespace, operation)
         values (k.nos[i], k.clk, v, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
             origin.note, origin.namespace, origin.operation);
         if channel is not null then
-            perform metered.announce(channel, named.tenant, named.ids[i], v, case when terms.closing then 'captured' else 'captured_part' end);
+            perform metered._announce(channel, named.tenant, named.ids[i], v, case when terms.closing then 'captured' else 'captured_part' end);
         end if;
-        unused := case when origin.operation is not null then metered.remember_hold(hold) end;
+        unused := case when origin.operation is not null then metered._remember_hold(hold) end;
     end loop;
 end
 $$;
@@ -370,26 +370,26 @@ declare
     hold   json;
     unused text;
 begin
-    k := metered.lock_holds(named, 'h', wait_ms);
+    k := metered._lock_holds(named, 'h', wait_ms);
     if k.status is not null then
-        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
-    perform metered.release_lines(k.nos, null, 'l', k.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
+    perform metered._release_lines(k.nos, null, 'l', k.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
     for i in 1..cardinality(named.ids) loop
         update metered.holds h set version = h.version + 1, state = 'r', ended_at = k.clk, pending = false
         where h.no = k.nos[i]
-        returning h.version, metered.hold_as_json(h, (
-            select json_agg(metered.line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope)
+        returning h.version, metered._hold_as_json(h, (
+            select json_agg(metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope)
             from metered.hold_lines l where l.hold = h.no), k.clk, origin.note ->> 'reason') into v, hold;
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)
         values (k.nos[i], k.clk, v, 'r', origin.note, origin.namespace, origin.operation);
         if channel is not null then
-            perform metered.announce(channel, named.tenant, named.ids[i], v, 'released');
+            perform metered._announce(channel, named.tenant, named.ids[i], v, 'released');
         end if;
-        unused := case when origin.operation is not null then metered.remember_hold(hold) end;
+        unused := case when origin.operation is not null then metered._remember_hold(hold) end;
     end loop;
 end
 $$;
@@ -407,23 +407,23 @@ declare
     unused text;
 begin
     if (by > interval '0' and by <= interval '3660 days') is not true then
-        perform metered.require(false, 'by');
+        perform metered._require(false, 'by');
     end if;
-    k := metered.lock_holds(named, 'h', wait_ms);
+    k := metered._lock_holds(named, 'h', wait_ms);
     if k.status is not null then
-        refused := metered.refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
+        refused := metered._refuse_hold(raising, json_build_object('status', k.status, 'id', k.failed, 'state', k.stands,
             'hold', metered.hold_json(k.failed_no, k.clk)));
         return;
     end if;
     for i in 1..cardinality(named.ids) loop
         select y.deadline, y.due, least(y.ceiling, '9980-01-01 00:00:00+00') as ceiling into h from metered.holds y where y.no = k.nos[i];
         if h.deadline <= k.clk then     -- in its grace, which is for captures
-            refused := metered.refuse_hold(raising, json_build_object('status', 'state', 'id', named.ids[i], 'state', 'x',
+            refused := metered._refuse_hold(raising, json_build_object('status', 'state', 'id', named.ids[i], 'state', 'x',
                 'hold', metered.hold_json(k.nos[i], k.clk)));
         elsif h.deadline + by <= h.deadline or h.due + by < h.deadline + by then    -- a month can be shorter than 30 days
-            perform metered.require(false, 'by');
+            perform metered._require(false, 'by');
         elsif h.deadline + by > h.ceiling then
-            refused := metered.refuse_hold(raising, json_build_object('status', 'ceiling', 'id', named.ids[i],
+            refused := metered._refuse_hold(raising, json_build_object('status', 'ceiling', 'id', named.ids[i],
                 'left_us', (extract(epoch from h.ceiling - h.deadline) * 1000000)::bigint));
         end if;
         if refused is not null then
@@ -437,10 +437,10 @@ begin
         insert into metered.hold_events (hold, at, deadline, version, kind, note, namespace, operation)
         values (k.nos[i], k.clk, h.deadline, h.version, 'e', origin.note, origin.namespace, origin.operation);
         if channel is not null then
-            perform metered.announce(channel, named.tenant, named.ids[i], h.version, 'extended');
+            perform metered._announce(channel, named.tenant, named.ids[i], h.version, 'extended');
         end if;
         holds[i] := metered.hold_json(k.nos[i], k.clk);
-        unused := case when origin.operation is not null then metered.remember_hold(holds[i]) end;
+        unused := case when origin.operation is not null then metered._remember_hold(holds[i]) end;
     end loop;
 end
 $$;

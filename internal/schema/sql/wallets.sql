@@ -12,15 +12,15 @@ declare
     was  metered.lots;
     made record;
 begin
-    perform metered.require(coalesce(metered.key_fits(key, of_scope), true), 'key');
-    perform metered.require(lot.amount between 1 and 9007199254740992 and octet_length(lot.category) <= 255 and lot.priority is not null
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true), 'key');
+    perform metered._require(lot.amount between 1 and 9007199254740992 and octet_length(lot.category) <= 255 and lot.priority is not null
         and coalesce(octet_length(lot.reference) between 1 and 255, true) and (lot.reference is null) = (lot.fingerprint is null)
         and coalesce(octet_length(lot.fingerprint) = 33, true) and (lot.lasts is null or lot.expires_at is null)
         and coalesce(lot.lasts > interval '0' and lot.lasts <= interval '36525 days', true)
         and coalesce(lot.expires_at > '-infinity' and lot.expires_at < '9000-01-01 00:00:00+00', true)
         and (lot.roll_cap is null) = (lot.roll_for is null) and coalesce(lot.roll_cap between 1 and 9007199254740992, true)
-        and coalesce(metered.goes_on(lot.roll_for), true) and coalesce(metered.goes_on(lot.late), true), 'lot');
-    e := metered.next_entry(of_scope, key, wait_ms, origin);
+        and coalesce(metered._goes_on(lot.roll_for), true) and coalesce(metered._goes_on(lot.late), true), 'lot');
+    e := metered._next_entry(of_scope, key, wait_ms, origin);
     if lot.reference is not null then
         select * into was from metered.lots y where y.scope = of_scope and y.reference = lot.reference;
         if found then
@@ -32,22 +32,22 @@ begin
             return;
         end if;
     end if;
-    perform metered.refuse_closed(e);
+    perform metered._refuse_closed(e);
     if must_exist then
-        denied := metered.admit(row(of_scope, key, lot.amount, 0, null, null, true, null, null), null, false, wait_ms);
+        denied := metered._admit(row(of_scope, key, lot.amount, 0, null, null, true, null, null), null, false, wait_ms);
         if denied is not null then
             return;
         end if;
     end if;
     lot.expires_at := coalesce(e.at + lot.lasts, lot.expires_at, 'infinity');
     if lot.expires_at <= e.at then
-        status := metered.missing_lot(e);   -- it was not granted before, as of now
+        status := metered._missing_lot(e);   -- it was not granted before, as of now
         status := 'ended';
         at := e.at;
         return;
     end if;
-    e := metered.after_minima(e, wait_ms);
-    made := metered.credit_lot(e, lot, 'g', wait_ms);
+    e := metered._after_minima(e, wait_ms);
+    made := metered._credit_lot(e, lot, 'g', wait_ms);
     status := 'granted';
     no := made.no;
     seq := (made.entry).seq;
@@ -72,18 +72,18 @@ declare
     i      int := 0;
 begin
     if (charge.held = 0 and charge.lease is null and charge.amount between 1 and 9007199254740992 and up_to is not null) is not true then
-        perform metered.require(false, 'draw');
+        perform metered._require(false, 'draw');
     end if;
     if charge.key is null then
-        charge.key := metered.scope_key(charge.scope);
+        charge.key := metered._scope_key(charge.scope);
     end if;
     if up_to then
-        perform metered.lock_keys(array[charge.key], wait_ms);
-        tip := metered.last_entry(charge.scope);
+        perform metered._lock_keys(array[charge.key], wait_ms);
+        tip := metered._last_entry(charge.scope);
         amount := charge.amount;
         charge.amount := 1;
         terms.at := metered.clock();
-        looked := metered.check_now(array[charge], array[tip], terms.at, ahead);
+        looked := metered._check_now(array[charge], array[tip], terms.at, ahead);
         foreach l in array charge.limits loop
             i := i + 1;
             if looked.used[i] > l.max - looked.held[1] - amount then     -- a great credit makes no number too large
@@ -92,7 +92,7 @@ begin
         end loop;
         charge.amount := greatest(1, amount);   -- 1 is refused where there is none
     end if;
-    posted := metered.write_charges(array[charge], ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, terms, false);
+    posted := metered._write_charges(array[charge], ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, terms, false);
     amount := charge.amount;
     denied := posted.denied;
     if denied is not null then
@@ -102,7 +102,7 @@ begin
     seq := posted.seqs[1];
     at := posted.ats[1];
     -- Aggregates inside lateral leave the planner no join to choose.
-    select e.credited - e.spent + e.refunded - e.held - case when metered.lags(e) then metered.lapsing(e, e.at) else 0 end, m.lots into left_over, lots
+    select e.credited - e.spent + e.refunded - e.held - case when metered._lags(e) then metered._lapsing(e, e.at) else 0 end, m.lots into left_over, lots
     from metered.ledger e, lateral (
         select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) as lots
         from metered.lot_moves x, lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y
@@ -110,7 +110,7 @@ begin
     where e.scope = charge.scope and e.seq = draw.seq;
     overdrawn := greatest(0, least(amount, -left_over));
     if origin.operation is not null then
-        perform metered.remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object('wallet', charge.scope, 'seq', seq, 'at', at,
+        perform metered._remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object('wallet', charge.scope, 'seq', seq, 'at', at,
             'amount', amount, 'lots', lots, 'overdrawn', overdrawn, 'left', left_over))));
     end if;
 end
@@ -123,16 +123,16 @@ create function metered.wallet_balance(of_scope text,
 language plpgsql stable
 as $$
 declare
-    tip metered.ledger := metered.last_entry(of_scope);
+    tip metered.ledger := metered._last_entry(of_scope);
     clk timestamptz := metered.clock();
     due bigint;     -- held, and due
 begin
     now := greatest(clk, tip.at);
     seq := tip.seq;
-    due := case when tip.next_due <= clk then metered.overdue(of_scope, tip.next_due, clk) else 0 end;
+    due := case when tip.next_due <= clk then metered._overdue(of_scope, tip.next_due, clk) else 0 end;
     held := tip.held - due;
-    units := metered.balance(tip) + due - case when tip.next_due <= clk then metered.minima(tip, null, clk) else 0 end
-        - case when tip.lots_end is not null then metered.lapsing(tip, clk) else 0 end;
+    units := metered._balance(tip) + due - case when tip.next_due <= clk then metered._minima(tip, null, clk) else 0 end
+        - case when tip.lots_end is not null then metered._lapsing(tip, clk) else 0 end;
     if tip.lots_end is null then
         return;
     end if;
@@ -140,6 +140,6 @@ begin
         select json_agg(json_build_object('lot', x.no, 'reference', x.reference, 'category', x.category, 'priority', x.priority,
             'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held)
             order by x.priority, x.expires_at, x.no)
-        from metered.lots_now(tip, clk, null) x);
+        from metered._lots_now(tip, clk, null) x);
 end
 $$;
