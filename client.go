@@ -129,8 +129,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 		}
 	}
 	cfg.SecretKey = bytes.Clone(cfg.SecretKey)
-	if cfg.Leases != nil && leaseSchema(cfg.Leases) != name {
-		return nil, invalid("Config.Leases", "is of schema %q, want %q", leaseSchema(cfg.Leases), name)
+	if cfg.Leases != nil && inLeases.Schema(cfg.Leases) != name {
+		return nil, invalid("Config.Leases", "is of schema %q, want %q", inLeases.Schema(cfg.Leases), name)
 	}
 	c := &Client{pool: pool, cfg: cfg, observer: observed.New(cfg.Observer), schema: name, check: migrate.NewCheck(schema.Current(), name), sql: statements{
 		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL), purgeable: name.SQL(purgeableSQL), notify: notifyJobs(cfg.River),

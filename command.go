@@ -151,13 +151,13 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 	}
 	var err error
 	if len(cmd.Charges) > 0 {
-		if op.charges, err = prepareCharges(c.Budget, cmd.Charges...); err != nil {
+		if op.charges, err = inBudget.Charges(c.Budget, cmd.Charges...); err != nil {
 			return nil, fmt.Errorf("metered: Command.Charges: %w", err)
 		}
 		if cmd.EarlyLook || c.cfg.EarlyLook || c.refusals.Seen(time.Now(), cmd.Charges) {
 			op.Charges = &op.charges.Charging
 			if pool := c.cfg.Leases; pool != nil {
-				op.Looking = func() { leaseLook(pool, op.Charges, cmd.Charges) }
+				op.Looking = func() { inLeases.Look(pool, op.Charges, cmd.Charges) }
 			}
 		}
 	}
@@ -165,7 +165,7 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 		return nil, err
 	}
 	if len(cmd.Sticky) > 0 {
-		if _, err = prepareCharges(c.Budget, cmd.Sticky...); err != nil {
+		if _, err = inBudget.Charges(c.Budget, cmd.Sticky...); err != nil {
 			return nil, fmt.Errorf("metered: Command.Sticky: %w", err)
 		}
 		if !c.engine.TakesFirst() {
@@ -174,12 +174,12 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 		op.First = op.takeSticky
 	}
 	if cmd.Token != nil {
-		if op.Token, err = presentToken(c.Tokens, cmd.Token.Purpose, cmd.Token.Subject, cmd.Token.Presented); err != nil {
+		if op.Token, err = inTokens.Present(c.Tokens, cmd.Token.Purpose, cmd.Token.Subject, cmd.Token.Presented); err != nil {
 			return nil, err
 		}
 	}
 	op.Granted = func(row ledger.TokenRow) error {
-		grant, err := grantOf(op.Token, row)
+		grant, err := inTokens.Grant(op.Token, row)
 		op.grant = &grant
 		return err
 	}
@@ -203,13 +203,13 @@ func (op *operation) place() error {
 		return nil
 	}
 	for i, r := range op.cmd.Holds {
-		call, err := placeHold(op.client.Holds, r)
+		call, err := inHolds.Place(op.client.Holds, r)
 		if err := add("Holds", i, call, err); err != nil {
 			return err
 		}
 	}
 	for i, c := range op.cmd.Claims {
-		call, err := claimHold(op.client.Holds, c)
+		call, err := inHolds.Claim(op.client.Holds, c)
 		if err := add("Claims", i, call, err); err != nil {
 			return err
 		}
@@ -226,7 +226,7 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 	}
 	denied := err
 	if leases := op.client.cfg.Leases; leases != nil && err != nil {
-		leaseRefused(leases, err)
+		inLeases.Learn(leases, err)
 	}
 	if op.cmd.RecordRefusal && op.own(err) {
 		if op.rec, err = op.record(ctx, denied); err != nil {

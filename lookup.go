@@ -16,7 +16,6 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
-	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/tokens"
@@ -103,7 +102,7 @@ func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, dra
 			draws = append(draws, one.Drawn)
 			continue
 		}
-		h, err := decodeHold([]byte(raw))
+		h, err := inHolds.Decode([]byte(raw))
 		if err != nil {
 			return budget.Receipt{}, nil, nil, err
 		}
@@ -218,14 +217,9 @@ func (r *refusal) err() error {
 	case r.Ceiling != nil:
 		return r.Ceiling
 	case r.Token != "":
-		return refuseToken(r.Token)
+		return inTokens.Refuse(r.Token)
 	case r.Unknown != "":
-		return unknownHold(r.Unknown)
+		return inHolds.Unknown(r.Unknown)
 	}
 	return fault.New(r.Code, r.Text) // which errors.Is finds by its code
 }
-
-var (
-	refuseToken = lend.Refuse.(func(tokens.Reason) error)
-	unknownHold = lend.UnknownHold.(func(holds.Reason) error)
-)

@@ -28,9 +28,9 @@ func (c *Client) ended(ctx context.Context, span observed.Span, op *operation, l
 		op.tell(ctx, lent)
 	case observe.Refused:
 		if op == nil || op.rec.Refusal == nil && op.own(err) { // else it was reported before
-			tellRefused(ctx, c.observer, err)
+			inTokens.TellRefused(ctx, c.observer, err)
 			if op != nil && !op.stickyRefused {
-				tellDenied(ctx, c.observer, err)
+				inBudget.TellDenied(ctx, c.observer, err)
 			}
 		}
 	}
@@ -63,6 +63,6 @@ func (op *operation) tell(ctx context.Context, lent bool) {
 		op.client.observer.Event(ctx, observe.Event{Kind: observe.TokenConsumed, Pending: lent})
 	}
 	for i, kind := range op.tx.kinds {
-		tellHolds(ctx, op.client.observer, kind, []holds.Hold{op.tx.done[i]}, lent)
+		inHolds.Tell(ctx, op.client.observer, kind, []holds.Hold{op.tx.done[i]}, lent)
 	}
 }

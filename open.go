@@ -170,9 +170,9 @@ func (c *Client) reserve(ctx context.Context, r Reservation) (_ *session, err er
 		return s, err
 	case err != nil:
 		if c.cfg.Leases != nil {
-			leaseRefused(c.cfg.Leases, err)
+			inLeases.Learn(c.cfg.Leases, err)
 		}
-		tellDenied(ctx, c.observer, err)
+		inBudget.TellDenied(ctx, c.observer, err)
 		denied := s.command(nil)
 		denied.Charges, denied.Holds = s.r.Charges, []holds.Request{s.request()}
 		return nil, c.deny(ctx, denied, nil, err)
@@ -180,7 +180,7 @@ func (c *Client) reserve(ctx context.Context, r Reservation) (_ *session, err er
 		return nil, &LostError{ID: r.ID, Cause: &holds.StateError{ID: s.hold.ID, State: s.hold.State, Hold: s.hold}}
 	}
 	s.id, s.deadline = s.hold.ID, began.Add(s.hold.Remaining())
-	tellHolds(ctx, c.observer, call.Kind, []holds.Hold{s.hold}, false)
+	inHolds.Tell(ctx, c.observer, call.Kind, []holds.Hold{s.hold}, false)
 	return s, nil
 }
 
@@ -222,7 +222,7 @@ func (s *session) prepare() (*holdsCall, *command.Operation, error) {
 	if _, err := s.client.prepare(s.command(nil), nil); err != nil {
 		return nil, nil, renamed(err, "Command", "Reservation")
 	}
-	call, err := openHold(s.client.Holds, s.request(), &ledger.Opening{
+	call, err := inHolds.Open(s.client.Holds, s.request(), &ledger.Opening{
 		Operation: r.ID,
 		Command: func() string {
 			sent := ledger.Command{Namespace: r.Namespace, ID: r.ID, Key: op.Key, IssuedAt: issuedAt(s.command(nil)), MaxFuture: s.client.cfg.MaxFuture}

@@ -166,7 +166,7 @@ func (s *Session[R]) Settle(ctx context.Context, used Used, fn Func[R]) (Outcome
 		}
 		return s.out, nil
 	}
-	call, err := captureHolds(h.client.Holds, h.capture(used))
+	call, err := inHolds.Capture(h.client.Holds, h.capture(used))
 	if err != nil {
 		return Outcome[R]{}, renamed(err, "Capture", "Used")
 	}
@@ -232,9 +232,9 @@ func (s *session) capture(used Used) holds.Capture {
 	lines := slices.Clone(used.Lines)
 	fitting := used.Over == holds.OverIfFits || used.Over == holds.OverUpTo
 	for _, l := range s.r.Lines {
-		limits := slices.DeleteFunc(slices.Clone(l.Limits), func(l budget.Limit) bool { _, known := tellsSpent(l); return !known && !fitting })
+		limits := slices.DeleteFunc(slices.Clone(l.Limits), func(l budget.Limit) bool { _, known := inBudget.TellsSpent(l); return !known && !fitting })
 		at := slices.IndexFunc(lines, func(of holds.Line) bool { return of.Scope == l.Scope })
-		tells := slices.ContainsFunc(limits, func(l budget.Limit) bool { tells, _ := tellsSpent(l); return tells })
+		tells := slices.ContainsFunc(limits, func(l budget.Limit) bool { tells, _ := inBudget.TellsSpent(l); return tells })
 		if at < 0 && used.All && tells {
 			lines = append(lines, holds.Line{Scope: l.Scope, Limits: limits})
 		} else if at >= 0 && lines[at].Limits == nil {
@@ -278,7 +278,7 @@ func (s *session) release(ctx context.Context, reason string, until time.Time) (
 	note.Reason = cmp.Or(reason, note.Reason)
 	ctx, span := c.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "holds.release"})
 	defer func() { span.End(err) }()
-	call, err := releaseHolds(c.Holds, holds.Release{Tenant: s.r.Namespace, IDs: []string{s.id}, Holder: s.r.Holder, Note: note})
+	call, err := inHolds.Release(c.Holds, holds.Release{Tenant: s.r.Namespace, IDs: []string{s.id}, Holder: s.r.Holder, Note: note})
 	if err != nil {
 		return err
 	}
@@ -293,7 +293,7 @@ func (s *session) release(ctx context.Context, reason string, until time.Time) (
 	case errors.As(err, &state) && state.State == holds.Released:
 		return nil
 	case err == nil:
-		tellHolds(ctx, c.observer, call.Kind, released, false)
+		inHolds.Tell(ctx, c.observer, call.Kind, released, false)
 	}
 	return err
 }

@@ -17,8 +17,6 @@ import (
 	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
-	"github.com/pgmetered/metered/internal/observed"
-	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/tokens"
@@ -93,7 +91,7 @@ func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, 
 	if tx.charged != nil {
 		end.Charges = &tx.charged.Charging
 		if pool := op.client.cfg.Leases; pool != nil {
-			lease(ctx, pool, end.Charges, tx.charges)
+			inLeases.Lease(ctx, pool, end.Charges, tx.charges)
 		}
 	}
 	return end, nil
@@ -131,7 +129,7 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 		return err
 	}
 	all := append(slices.Clone(t.charges), charges...)
-	call, err := prepareCharges(t.client.Budget, all...)
+	call, err := inBudget.Charges(t.client.Budget, all...)
 	if err != nil {
 		return err
 	}
@@ -142,12 +140,12 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 // Credit adds credit that the command's holds and charges can spend. With a charge of another scope it is a transfer
 // that cannot deadlock with others. It is not in Outcome.Receipt.
 func (t *Tx) Credit(credits ...budget.Credit) error {
-	return prepareEntries(t, prepareCredit, credits)
+	return prepareEntries(t, inBudget.Credit, credits)
 }
 
 // RefundCharge is budget.Ledger.Refund. It is not in Outcome.Receipt.
 func (t *Tx) RefundCharge(refunds ...budget.Refund) error {
-	return prepareEntries(t, prepareRefund, refunds)
+	return prepareEntries(t, inBudget.Refund, refunds)
 }
 
 func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, error), entries []E) error {
@@ -174,7 +172,7 @@ func (t *Tx) Draw(book *wallet.Book, draws ...wallet.Draw) error {
 	}
 	all := slices.Clone(t.draws)
 	for _, d := range draws {
-		p, err := prepareDraw(book, d)
+		p, err := inWallet.Draw(book, d)
 		if err != nil {
 			return err
 		}
@@ -210,13 +208,13 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 // Place returns the hold's id. The hold is in Outcome.Holds. cleanup, if not nil, enqueues the hold's cleanup job now
 // (holdjobs.Cleanup), with the errors of Enqueue. A TTL out of bounds is a *holds.TTLError.
 func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *holdjobs.Cleanup) (id string, err error) {
-	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return placeHold(t.client.Holds, r) })
+	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return inHolds.Place(t.client.Holds, r) })
 }
 
 // Claim is as Place. If the holder has the key already, Outcome.Holds has that claim, with another id than the one
 // returned.
 func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *holdjobs.Cleanup) (id string, err error) {
-	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holdsCall, error) { return claimHold(t.client.Holds, c) })
+	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holdsCall, error) { return inHolds.Claim(t.client.Holds, c) })
 }
 
 func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string, ttl time.Duration, prepare func() (*holdsCall, error)) (string, error) {
@@ -241,19 +239,19 @@ func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string
 }
 
 func (t *Tx) Capture(c holds.Capture) error {
-	return end(t, captureHolds, c)
+	return end(t, inHolds.Capture, c)
 }
 
 func (t *Tx) Release(r holds.Release) error {
-	return end(t, releaseHolds, r)
+	return end(t, inHolds.Release, r)
 }
 
 func (t *Tx) Extend(e holds.Extend) error {
-	return end(t, extendHolds, e)
+	return end(t, inHolds.Extend, e)
 }
 
 func (t *Tx) Refund(r holds.Refund) error {
-	return end(t, refundHolds, r)
+	return end(t, inHolds.Refund, r)
 }
 
 func end[E any](t *Tx, prepare func(*holds.Book, E) (*holdsCall, error), e E) error {
@@ -274,32 +272,11 @@ type (
 	holdsCall  = ledger.Call[[]holds.Hold]
 )
 
-// Functions that the packages lend for commands.
+// Functions that the packages lend.
 var (
-	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*chargeCall, error))
-	tellsSpent     = lend.TellsSpent.(func(budget.Limit) (tells, known bool))
-	prepareCredit  = lend.Credit.(func(*budget.Ledger, budget.Credit) (*entryCall, error))
-	tellDenied     = lend.TellDenied.(func(context.Context, *observed.To, error))
-	prepareRefund  = lend.Refund.(func(*budget.Ledger, budget.Refund) (*entryCall, error))
-
-	prepareDraw = lend.Draw.(func(*wallet.Book, wallet.Draw) (*ledger.Call[wallet.Drawn], error))
-
-	placeHold    = lend.PlaceHold.(func(*holds.Book, holds.Request) (*holdsCall, error))
-	openHold     = lend.OpenHold.(func(*holds.Book, holds.Request, *ledger.Opening) (*holdsCall, error))
-	claimHold    = lend.ClaimHold.(func(*holds.Book, holds.Claim) (*holdsCall, error))
-	captureHolds = lend.CaptureHolds.(func(*holds.Book, holds.Capture) (*holdsCall, error))
-	releaseHolds = lend.ReleaseHolds.(func(*holds.Book, holds.Release) (*holdsCall, error))
-	extendHolds  = lend.ExtendHolds.(func(*holds.Book, holds.Extend) (*holdsCall, error))
-	refundHolds  = lend.RefundHolds.(func(*holds.Book, holds.Refund) (*holdsCall, error))
-	tellHolds    = lend.TellHolds.(func(context.Context, *observed.To, string, []holds.Hold, bool))
-	decodeHold   = lend.DecodeHold.(func([]byte) (holds.Hold, error))
-
-	lease        = lend.Lease.(func(context.Context, *leases.Pool, *ledger.Charging, []budget.Charge))
-	leaseLook    = lend.LeaseLook.(func(*leases.Pool, *ledger.Charging, []budget.Charge))
-	leaseSchema  = lend.LeaseSchema.(func(*leases.Pool) schema.Name)
-	leaseRefused = lend.LeaseRefused.(func(*leases.Pool, error))
-
-	presentToken = lend.Present.(func(store *tokens.Store, purpose, subject, text string) (ledger.PresentedToken, error))
-	tellRefused  = lend.TellRefused.(func(context.Context, *observed.To, error))
-	grantOf      = lend.Grant.(func(ledger.PresentedToken, ledger.TokenRow) (tokens.Grant, error))
+	inBudget = budget.Internals(lend.Key{})
+	inHolds  = holds.Internals(lend.Key{})
+	inLeases = leases.Internals(lend.Key{})
+	inTokens = tokens.Internals(lend.Key{})
+	inWallet = wallet.Internals(lend.Key{})
 )

@@ -72,7 +72,7 @@ func (c *Client) warm(ctx context.Context, tx pgx.Tx) error {
 	if _, err := c.Holds.Extend(ctx, tx, holds.Extend{Tenant: s.r.Namespace, IDs: []string{s.id}, By: time.Second}); err != nil {
 		return nil
 	}
-	capture, err := captureHolds(c.Holds, s.capture(Used{All: true}))
+	capture, err := inHolds.Capture(c.Holds, s.capture(Used{All: true}))
 	if err != nil {
 		return err
 	}

@@ -70,7 +70,7 @@ func refund(ctx context.Context, pool *pgxpool.Pool, l *budget.Ledger, scope str
 }
 
 // prepareCharges is what the package lends to its siblings.
-var prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
+var prepareCharges = budget.Internals(lend.Key{}).Charges
 
 // chargeMany appends n charges of one unit in one round trip per hundred.
 func chargeMany(t testing.TB, db interface {

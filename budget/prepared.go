@@ -21,20 +21,51 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-func init() {
-	lend.Charges, lend.Credit, lend.Refund = (*Ledger).prepare, (*Ledger).prepareCredit, (*Ledger).prepareRefund
-	lend.LedgerSettings = func(l *Ledger) (schema.Name, time.Duration, bool) { return l.schema, l.wait, l.actor }
-	lend.LedgerObserver = func(l *Ledger) *observed.To { return l.observer }
-	lend.TellDenied = tellDenied
-	lend.TellCrossings = func(ctx context.Context, l *Ledger, tx pgx.Tx, all []Crossing) error {
-		return l.tellCrossings(ctx, tx, all)
-	}
-	lend.TellsSpent = func(l Limit) (tells, known bool) {
-		return l.tells() && l.sentThresholds().spent, l.query == nil
-	}
-	lend.LedgerFailed = failed
-	lend.NoteJSON = Note.json
+// Internals is for the other packages of this module: nobody else can import lend.Key.
+func Internals(lend.Key) internals { return internals{} }
+
+// internals are lent to holds, wallet, leases and metered.
+type internals struct{}
+
+// Charges prepares Ledger.Charge.
+func (internals) Charges(l *Ledger, charges ...Charge) (*ledger.ChargeCall[Receipt], error) {
+	return l.prepare(charges...)
 }
+
+// Credit prepares Ledger.Credit.
+func (internals) Credit(l *Ledger, c Credit) (*ledger.Call[Posted], error) { return l.prepareCredit(c) }
+
+// Refund prepares Ledger.Refund.
+func (internals) Refund(l *Ledger, r Refund) (*ledger.Call[Posted], error) { return l.prepareRefund(r) }
+
+// Settings are the ledger's schema, its timeout for locks, and whether each write names an actor.
+func (internals) Settings(l *Ledger) (name schema.Name, wait time.Duration, actor bool) {
+	return l.schema, l.wait, l.actor
+}
+
+// Observer is the ledger's, or nil.
+func (internals) Observer(l *Ledger) *observed.To { return l.observer }
+
+// TellDenied reports the limits that refused, if err is their refusal.
+func (internals) TellDenied(ctx context.Context, to *observed.To, err error) {
+	tellDenied(ctx, to, err)
+}
+
+// TellCrossings calls Config.OnThreshold.
+func (internals) TellCrossings(ctx context.Context, l *Ledger, tx pgx.Tx, all []Crossing) error {
+	return l.tellCrossings(ctx, tx, all)
+}
+
+// TellsSpent reports whether a limit has thresholds on spending alone, and whether its Max is known.
+func (internals) TellsSpent(l Limit) (tells, known bool) {
+	return l.tells() && l.sentThresholds().spent, l.query == nil
+}
+
+// Failed maps an error of a statement to that of Ledger.Charge.
+func (internals) Failed(doing string, err error) error { return failed(doing, err) }
+
+// NoteJSON is a note as it is stored.
+func (internals) NoteJSON(n Note) string { return n.json() }
 
 // merged are the charges of a call, one for each distinct scope.
 type merged struct {

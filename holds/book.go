@@ -92,7 +92,7 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 	if err := notNil("ledger", ledger); err != nil {
 		return nil, err
 	}
-	name, wait, actor := ledgerSettings(ledger)
+	name, wait, actor := inBudget.Settings(ledger)
 	if wait == 0 {
 		return nil, invalid("ledger", "was not made by New")
 	}
@@ -126,7 +126,7 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 			return nil, invalid(index("Config.Subscribers", i, ""), "is nil")
 		}
 	}
-	b := &Book{ledger: ledger, cfg: cfg, schema: name, wait: wait, sql: render(name), observer: ledgerObserver(ledger)}
+	b := &Book{ledger: ledger, cfg: cfg, schema: name, wait: wait, sql: render(name), observer: inBudget.Observer(ledger)}
 	if b.channel() != nil && len(b.Channel()) > listen.MaxNameBytes {
 		return nil, invalid("Config.Notify", "the channel %q is longer than the 63 bytes of a name: use a shorter schema", b.Channel())
 	}

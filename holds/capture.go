@@ -127,7 +127,7 @@ func (b *Book) prepareCapture(c Capture) (*call, error) {
 			return priced.Cross(ctx, tx, crossed)
 		},
 		Args: func(s ledger.Sending) []any {
-			return []any{ids.String(), ledger.AllUsed(ledger.TellingUsed(used, s.Telling)), terms.String(), tolerance, s.WaitMS, s.Origin(noteJSON(c.Note)), b.channel(), s.Raising}
+			return []any{ids.String(), ledger.AllUsed(ledger.TellingUsed(used, s.Telling)), terms.String(), tolerance, s.WaitMS, s.Origin(inBudget.NoteJSON(c.Note)), b.channel(), s.Raising}
 		},
 		Scan: func(row pgx.Row) ([]Hold, error) {
 			all, err := scan(row)
@@ -159,7 +159,7 @@ func (b *Book) used(c Capture) (used []ledger.Used, tolerance any, err error) {
 			return nil, nil, invalid(index("Capture.Lines", i, ".Amount"), "%d is negative", line.Amount)
 		}
 		// The budget's own checks. A capture may be of 0 units, a charge may not.
-		priced, err := prepareCharges(b.ledger, budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits, Note: c.Note})
+		priced, err := inBudget.Charges(b.ledger, budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits, Note: c.Note})
 		if err != nil {
 			return nil, nil, renamed(err, "Capture.Lines", func(int) string { return index("Capture.Lines", i, "") })
 		}
@@ -186,7 +186,7 @@ func (b *Book) captureFailed(c Capture, err error) error {
 	case state == sqlstate.HoldRefused && errors.As(err, &pgErr):
 		return b.captureRefused(c, []byte(pgErr.Detail))
 	case sqlstate.OfBudget(state):
-		return ledgerFailed("capture", err) // the budget's own words for it
+		return inBudget.Failed("capture", err) // the budget's own words for it
 	}
 	return failed("capture", err)
 }
@@ -200,7 +200,7 @@ func (b *Book) crossings(c Capture, crossed []byte) (*charging, error) {
 	for i, line := range c.Lines {
 		charges[i] = budget.Charge{Scope: line.Scope, Amount: max(line.Amount, 1), Limits: line.Limits, Note: c.Note}
 	}
-	return prepareCharges(b.ledger, charges...)
+	return inBudget.Charges(b.ledger, charges...)
 }
 
 // captureRefused decodes why a capture was refused. A denial is that of the excess.
@@ -219,7 +219,7 @@ func (b *Book) captureRefused(c Capture, answer []byte) error {
 		at := slices.IndexFunc(c.Lines, func(l Line) bool { return l.Scope == scope })
 		charges[i] = budget.Charge{Scope: scope, Amount: a.Units[i], Limits: c.Lines[at].Limits, Note: c.Note}
 	}
-	priced, err := prepareCharges(b.ledger, charges...)
+	priced, err := inBudget.Charges(b.ledger, charges...)
 	if err != nil {
 		return err
 	}

@@ -206,7 +206,7 @@ func failed(doing string, err error) error {
 		return refused([]byte(pgErr.Detail))
 	}
 	if sqlstate.Of(err) == sqlstate.Exceeded { // a closed scope
-		return ledgerFailed(doing, err)
+		return inBudget.Failed(doing, err)
 	}
 	return fault.Failed("holds", doing, err)
 }

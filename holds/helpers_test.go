@@ -20,13 +20,13 @@ type holdsCall = ledger.Call[[]holds.Hold]
 
 // What the packages lend to their siblings.
 var (
-	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
-	placeHold      = lend.PlaceHold.(func(*holds.Book, holds.Request) (*holdsCall, error))
-	claimHold      = lend.ClaimHold.(func(*holds.Book, holds.Claim) (*holdsCall, error))
-	captureHolds   = lend.CaptureHolds.(func(*holds.Book, holds.Capture) (*holdsCall, error))
-	releaseHolds   = lend.ReleaseHolds.(func(*holds.Book, holds.Release) (*holdsCall, error))
-	extendHolds    = lend.ExtendHolds.(func(*holds.Book, holds.Extend) (*holdsCall, error))
-	refundHolds    = lend.RefundHolds.(func(*holds.Book, holds.Refund) (*holdsCall, error))
+	prepareCharges = budget.Internals(lend.Key{}).Charges
+	placeHold      = holds.Internals(lend.Key{}).Place
+	claimHold      = holds.Internals(lend.Key{}).Claim
+	captureHolds   = holds.Internals(lend.Key{}).Capture
+	releaseHolds   = holds.Internals(lend.Key{}).Release
+	extendHolds    = holds.Internals(lend.Key{}).Extend
+	refundHolds    = holds.Internals(lend.Key{}).Refund
 )
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)

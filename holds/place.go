@@ -117,7 +117,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 			Looked:   func(row pgx.Row) (refusal, err error) { return looked(priced, r.key, row) },
 		},
 		Args: func(s ledger.Sending) []any {
-			return []any{hold.String(), ledger.Charges(ledger.Telling(charges, s.Telling)), priced.Tolerance, s.WaitMS, s.Origin(noteJSON(r.Note)), b.channel(), s.Raising, r.reveal, ledger.AllUsed(least)}
+			return []any{hold.String(), ledger.Charges(ledger.Telling(charges, s.Telling)), priced.Tolerance, s.WaitMS, s.Origin(inBudget.NoteJSON(r.Note)), b.channel(), s.Raising, r.reveal, ledger.AllUsed(least)}
 		},
 		Scan: func(row pgx.Row) ([]Hold, error) { return b.scanPlaced(priced, r, row, &crossed) },
 	}, nil
@@ -180,7 +180,7 @@ func (b *Book) check(r *Request) (*charging, error) {
 		}
 		charges = append(charges, c)
 	}
-	priced, err := prepareCharges(b.ledger, charges...)
+	priced, err := inBudget.Charges(b.ledger, charges...)
 	return priced, renamed(err, "Request.Lines", func(i int) string {
 		switch lines := len(r.Lines); {
 		case i >= lines:

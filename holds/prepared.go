@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 
@@ -17,26 +16,57 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-func init() {
-	lend.PlaceHold, lend.ClaimHold, lend.CaptureHolds = (*Book).preparePlace, (*Book).prepareClaim, (*Book).prepareCapture
-	lend.ReleaseHolds, lend.ExtendHolds, lend.RefundHolds = (*Book).prepareRelease, (*Book).prepareExtend, (*Book).prepareRefund
-	lend.OpenHold = (*Book).prepareOpen
-	lend.BookSchema = func(b *Book) schema.Name { return b.schema }
-	lend.UnknownHold = unknown
-	lend.AnyHolder = (*Book).anyHolder
-	lend.TellHolds = tellHolds
-	lend.DecodeHold = func(raw []byte) (h Hold, err error) { err = h.decode(raw); return h, err }
+// Internals is for the other packages of this module: nobody else can import lend.Key.
+func Internals(lend.Key) internals { return internals{} }
+
+// internals are lent to holdjobs and metered.
+type internals struct{}
+
+// Place prepares Book.Place.
+func (internals) Place(b *Book, r Request) (*ledger.Call[[]Hold], error) { return b.preparePlace(r) }
+
+// Open prepares the hold of a session.
+func (internals) Open(b *Book, r Request, o *ledger.Opening) (*ledger.Call[[]Hold], error) {
+	return b.prepareOpen(r, o)
 }
 
-// Internals that package budget lends.
-var (
-	ledgerSettings = lend.LedgerSettings.(func(*budget.Ledger) (schema.Name, time.Duration, bool))
-	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*charging, error))
-	noteJSON       = lend.NoteJSON.(func(budget.Note) string)
-	ledgerObserver = lend.LedgerObserver.(func(*budget.Ledger) *observed.To)
-	tellDenied     = lend.TellDenied.(func(context.Context, *observed.To, error))
-	ledgerFailed   = lend.LedgerFailed.(func(doing string, err error) error)
-)
+// Claim prepares Book.Claim.
+func (internals) Claim(b *Book, c Claim) (*ledger.Call[[]Hold], error) { return b.prepareClaim(c) }
+
+// Capture prepares Book.Capture.
+func (internals) Capture(b *Book, c Capture) (*ledger.Call[[]Hold], error) {
+	return b.prepareCapture(c)
+}
+
+// Release prepares Book.Release.
+func (internals) Release(b *Book, r Release) (*ledger.Call[[]Hold], error) {
+	return b.prepareRelease(r)
+}
+
+// Extend prepares Book.Extend.
+func (internals) Extend(b *Book, e Extend) (*ledger.Call[[]Hold], error) { return b.prepareExtend(e) }
+
+// Refund prepares Book.Refund.
+func (internals) Refund(b *Book, r Refund) (*ledger.Call[[]Hold], error) { return b.prepareRefund(r) }
+
+// Schema is the zero Name for a Book that New has not made.
+func (internals) Schema(b *Book) schema.Name { return b.schema }
+
+// AnyHolder is b without Config.RequireHolder.
+func (internals) AnyHolder(b *Book) *Book { return b.anyHolder() }
+
+// Tell passes the transitions of a call of a kind to the observer.
+func (internals) Tell(ctx context.Context, to *observed.To, kind string, all []Hold, pending bool) {
+	tellHolds(ctx, to, kind, all, pending)
+}
+
+// Decode reads a hold as it is recorded.
+func (internals) Decode(raw []byte) (h Hold, err error) { err = h.decode(raw); return h, err }
+
+// Unknown is the *UnknownError of a reason.
+func (internals) Unknown(r Reason) error { return unknown(r) }
+
+var inBudget = budget.Internals(lend.Key{})
 
 type charging = ledger.ChargeCall[budget.Receipt]
 
@@ -130,7 +160,7 @@ func do[E any](ctx context.Context, tx pgx.Tx, b *Book, name string, prepare fun
 		if err == nil {
 			tellHolds(ctx, b.observer, c.Kind, holds, true)
 		}
-		tellDenied(ctx, b.observer, err)
+		inBudget.TellDenied(ctx, b.observer, err)
 		span.End(err)
 	}()
 	sending := ledger.Sending{WaitMS: b.waitMS(), Telling: c.Tell != nil}

@@ -148,7 +148,7 @@ func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, 
 	return &call{
 		SQL: sql, Locks: ledger.Locks{Holds: &named}, Kind: string(kind), Tell: b.teller(kind, note),
 		Args: func(s ledger.Sending) []any {
-			return slices.Concat([]any{named.String()}, terms, []any{s.WaitMS, s.Origin(noteJSON(note)), b.channel(), s.Raising})
+			return slices.Concat([]any{named.String()}, terms, []any{s.WaitMS, s.Origin(inBudget.NoteJSON(note)), b.channel(), s.Raising})
 		},
 		Scan: scanner(func(err error) error { return failed(string(kind), err) }, refused, nil),
 	}, nil

@@ -76,7 +76,7 @@ func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (Hold, ExpireSta
 func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, status ExpireStatus, err error) {
 	var raw []byte
 	var text string
-	err = tx.QueryRow(ctx, b.sql.expire, e.Tenant, e.ID, issuedAt(e.ID), e.Deadline, b.waitMS(), noteJSON(e.Note), b.channel()).Scan(&text, &raw)
+	err = tx.QueryRow(ctx, b.sql.expire, e.Tenant, e.ID, issuedAt(e.ID), e.Deadline, b.waitMS(), inBudget.NoteJSON(e.Note), b.channel()).Scan(&text, &raw)
 	switch {
 	case err != nil:
 		return Hold{}, "", failed("expire", err)

@@ -68,7 +68,7 @@ func (p *Pool) Allow(ctx context.Context, charges ...budget.Charge) error {
 		return p.direct(ctx, direct, amounts)
 	}()
 	if err != nil {
-		tellDenied(ctx, p.observer, err)
+		inBudget.TellDenied(ctx, p.observer, err)
 		for i, from := range taken {
 			if from != nil {
 				from.give(charges[i].Amount)
@@ -167,7 +167,7 @@ func (l Limiter) AllowN(ctx context.Context, n int64) error {
 		return nil
 	}
 	err := l.slow(ctx, n)
-	tellDenied(ctx, l.pool.observer, err)
+	inBudget.TellDenied(ctx, l.pool.observer, err)
 	return err
 }
 
@@ -203,7 +203,7 @@ func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error
 	for i, s := range slots {
 		charges[i] = budget.Charge{Scope: s.scope, Amount: amounts[i], Limits: s.limits, MustExist: s.exist, Note: p.note()}
 	}
-	call, err := prepare(p.ledger, charges...)
+	call, err := inBudget.Charges(p.ledger, charges...)
 	if err != nil {
 		return err
 	}
@@ -216,7 +216,9 @@ func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error
 	sending := ledger.Sending{WaitMS: int32(p.wait / time.Millisecond)}
 	if err = p.call(within, p.db, scan, p.sql.direct, call.Call.Args(sending)...); errors.Is(err, ledger.ErrCrossing) {
 		sending.Telling = true
-		err = p.crossing(within, p.db, scan, func(ctx context.Context, tx pgx.Tx) error { return tellCrossings(ctx, p.ledger, tx, receipt.Crossed) },
+		err = p.crossing(within, p.db, scan, func(ctx context.Context, tx pgx.Tx) error {
+			return inBudget.TellCrossings(ctx, p.ledger, tx, receipt.Crossed)
+		},
 			p.sql.direct, call.Call.Args(sending)...)
 	}
 	span.End(err)

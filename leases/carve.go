@@ -14,7 +14,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
-	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -62,7 +61,7 @@ func NewCarver(l *budget.Ledger) (*Carver, error) {
 	if err := notNil("ledger", l); err != nil {
 		return nil, err
 	}
-	name, wait, _ := settings(l)
+	name, wait, _ := inBudget.Settings(l)
 	if err := fault.Made(errArgument, "ledger", name != schema.Name{}); err != nil {
 		return nil, err
 	}
@@ -98,7 +97,7 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 	case g.Child == g.From.Scope && !g.Away:
 		return Lease{}, invalid("Carving.Child", "is the parent itself")
 	}
-	call, err := prepare(c.ledger, g.From)
+	call, err := inBudget.Charges(c.ledger, g.From)
 	if err != nil {
 		return Lease{}, err
 	}
@@ -177,7 +176,7 @@ func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, r Received) (Lease, err
 	if r.Amount < 0 || r.Amount > budget.MaxAmount {
 		return Lease{}, invalid("Received.Amount", "%d is not from 0 to %d", r.Amount, int64(budget.MaxAmount))
 	}
-	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.receive, r.Child, r.Amount, r.EndsAt, c.by(r.Note), noteJSON(r.Note), c.wait))
+	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.receive, r.Child, r.Amount, r.EndsAt, c.by(r.Note), inBudget.NoteJSON(r.Note), c.wait))
 	if err == nil && status == "used" {
 		return Lease{}, of(ErrChildUsed, r.Child)
 	}
@@ -288,14 +287,9 @@ func (c *Carver) checkNote(note budget.Note) error {
 	if err := c.made(); err != nil {
 		return err
 	}
-	_, err := prepareCredit(c.ledger, budget.Credit{Scope: "-", Amount: 1, Note: note})
+	_, err := inBudget.Credit(c.ledger, budget.Credit{Scope: "-", Amount: 1, Note: note})
 	return err
 }
-
-var (
-	prepareCredit = lend.Credit.(func(*budget.Ledger, budget.Credit) (*ledger.Call[budget.Posted], error))
-	noteJSON      = lend.NoteJSON.(func(budget.Note) string)
-)
 
 // carveStatements are the SQL of a Carver, rendered for one schema.
 type carveStatements struct{ carve, close, receive, settle, due, get string }

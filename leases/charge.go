@@ -30,7 +30,7 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 		return p.one(ctx, tx, charges[0])
 	}
 	for range maxTries {
-		call, err := prepare(p.ledger, charges...)
+		call, err := inBudget.Charges(p.ledger, charges...)
 		if err != nil {
 			return budget.Receipt{}, err
 		}
@@ -45,14 +45,14 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 			receipt, err = savepoint.In(ctx, tx, "leases", func(sub pgx.Tx) (budget.Receipt, error) {
 				receipt, err := send(sub, true)
 				if err == nil {
-					err = tellCrossings(ctx, p.ledger, sub, receipt.Crossed)
+					err = inBudget.TellCrossings(ctx, p.ledger, sub, receipt.Crossed)
 				}
 				return receipt, err
 			})
 		}
 		if !p.dropped(err) {
 			p.learn(err)
-			tellDenied(ctx, p.observer, err)
+			inBudget.TellDenied(ctx, p.observer, err)
 			return receipt, err
 		}
 	}
@@ -74,7 +74,7 @@ func (p *Pool) one(ctx context.Context, tx pgx.Tx, c budget.Charge) (budget.Rece
 			// The ledger decides where a credit or a release may have ended a denial: this transaction may have made
 			// it.
 			if err := s.refusal(c.Amount, true); err != nil {
-				tellDenied(ctx, p.observer, err)
+				inBudget.TellDenied(ctx, p.observer, err)
 				return budget.Receipt{}, err
 			}
 			break
@@ -157,15 +157,26 @@ func (p *Pool) look(c *ledger.Charging, charges []budget.Charge) {
 	}
 }
 
-func init() {
-	lend.LeaseLook = (*Pool).look
-	lend.Lease = func(ctx context.Context, p *Pool, c *ledger.Charging, charges []budget.Charge) {
-		c.Closed = p.drop
-		p.lease(ctx, c, charges)
-	}
-	lend.LeaseSchema = func(p *Pool) schema.Name { return p.schema }
-	lend.LeaseRefused = (*Pool).learn
+// Internals is for the other packages of this module: nobody else can import lend.Key.
+func Internals(lend.Key) internals { return internals{} }
+
+// internals are lent to metered.
+type internals struct{}
+
+// Lease spends charges from leases, as far as there are any.
+func (internals) Lease(ctx context.Context, p *Pool, c *ledger.Charging, charges []budget.Charge) {
+	c.Closed = p.drop
+	p.lease(ctx, c, charges)
 }
+
+// Look leaves charges with leased units out of a command's first look.
+func (internals) Look(p *Pool, c *ledger.Charging, charges []budget.Charge) { p.look(c, charges) }
+
+// Schema is where the pool's leases are.
+func (internals) Schema(p *Pool) schema.Name { return p.schema }
+
+// Learn reads a refusal: leased units may be recalled for it.
+func (internals) Learn(p *Pool, err error) { p.learn(err) }
 
 // dropped gives the lease back of which err says that it is closed, and reports whether it says so.
 func (p *Pool) dropped(err error) bool {

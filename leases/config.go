@@ -14,8 +14,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/lend"
-	"github.com/pgmetered/metered/internal/observed"
-	"github.com/pgmetered/metered/internal/schema"
 )
 
 // Errors of this package, beside those of package budget.
@@ -136,8 +134,8 @@ func New(db *pgxpool.Pool, cfg Config) (*Pool, error) {
 	if p.own, err = pgxpool.NewWithConfig(context.Background(), own); err != nil {
 		return nil, invalid("db", "%s", err)
 	}
-	p.schema, p.wait, _ = settings(ledger)
-	p.observer = ledgerObserver(ledger)
+	p.schema, p.wait, _ = inBudget.Settings(ledger)
+	p.observer = inBudget.Observer(ledger)
 	p.sql = render(p.schema)
 	if p.carver, err = NewCarver(ledger); err != nil {
 		return nil, err
@@ -160,11 +158,7 @@ func owner() string {
 	return strings.ToValidUTF8(host, "?") + "/" + fmt.Sprint(os.Getpid()) + "/" + hex.EncodeToString(b[:])
 }
 
-var (
-	settings       = lend.LedgerSettings.(func(*budget.Ledger) (schema.Name, time.Duration, bool))
-	ledgerObserver = lend.LedgerObserver.(func(*budget.Ledger) *observed.To)
-	tellDenied     = lend.TellDenied.(func(context.Context, *observed.To, error))
-)
+var inBudget = budget.Internals(lend.Key{})
 
 func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)

@@ -13,7 +13,6 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/leases"
@@ -38,7 +37,7 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-var prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
+var prepareCharges = budget.Internals(lend.Key{}).Charges
 
 // use is what was used of the scope, once: a charge, a capture, or a spend from a lease.
 type use struct {

@@ -10,7 +10,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
-	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/observe"
@@ -46,12 +45,6 @@ func render(n schema.Name) statements {
 	}
 }
 
-var tellsSpent = lend.TellsSpent.(func(budget.Limit) (tells, known bool))
-
-var tellCrossings = lend.TellCrossings.(func(context.Context, *budget.Ledger, pgx.Tx, []budget.Crossing) error)
-
-var prepare = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
-
 // open opens a lease for a slot, or returns nil without an error if too few units are left.
 func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 	ctx, span := p.observer.Start(ctx, observe.Op{Work: observe.Lease, Name: "open"})
@@ -64,7 +57,7 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 		mode = "memory"
 	}
 	terms := ledger.LeaseTerms{Mode: mode, Owner: p.cfg.Owner, Least: s.rule.Least, Share: s.rule.Share, TTL: s.rule.TTL}
-	call, err := prepare(p.ledger, budget.Charge{Scope: s.scope, Amount: size, Limits: s.limits, MustExist: s.exist, Note: p.note()})
+	call, err := inBudget.Charges(p.ledger, budget.Charge{Scope: s.scope, Amount: size, Limits: s.limits, MustExist: s.exist, Note: p.note()})
 	if err != nil {
 		return nil, err
 	}

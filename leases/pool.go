@@ -102,7 +102,7 @@ func (p *Pool) add(slots *sync.Map, c *budget.Charge, rule *Rule, memory bool) (
 	if memory {
 		checked.Note = p.note()
 	}
-	call, err := prepare(p.ledger, checked)
+	call, err := inBudget.Charges(p.ledger, checked)
 	if err != nil {
 		return nil, err
 	}

@@ -78,9 +78,9 @@ func (p *Pool) settle(ctx context.Context, no int64, total *int64, of *slot) (se
 	args := func(charges, tolerance any) []any {
 		return []any{no, p.cfg.Owner, total, int32(min(p.wait, settleWait) / time.Millisecond), charges, tolerance}
 	}
-	if of == nil || !slices.ContainsFunc(of.limits, func(l budget.Limit) bool { tells, _ := tellsSpent(l); return tells }) {
+	if of == nil || !slices.ContainsFunc(of.limits, func(l budget.Limit) bool { tells, _ := inBudget.TellsSpent(l); return tells }) {
 		err = p.call(ctx, p.own, scan, p.sql.settle, args(nil, nil)...)
-	} else if call, invalid := prepare(p.ledger, budget.Charge{Scope: of.scope, Amount: 1, Limits: of.limits}); invalid != nil {
+	} else if call, invalid := inBudget.Charges(p.ledger, budget.Charge{Scope: of.scope, Amount: 1, Limits: of.limits}); invalid != nil {
 		err = invalid
 	} else if err = p.call(ctx, p.own, scan, p.sql.settle, args(ledger.Charges(call.Charges), call.Tolerance)...); err == nil && status == "crossing" {
 		err = p.crossing(ctx, p.own, scan, func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) },

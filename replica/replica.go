@@ -15,10 +15,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/internal/fault"
-	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/ledger"
 )
-
-func init() { lend.CommitLSN, lend.ScanLSN = commitSQL, scanLSN }
 
 // LSN is a position in the write-ahead log of a primary: later commits have greater ones. As text, and in JSON for a
 // cookie or a header, it has the form of pg_lsn, such as "16/B374D848".
@@ -50,15 +48,6 @@ func (l *LSN) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// The insert position is where the next record will begin. If the last one filled its page to the end, that is behind
-// the header of the next page. No record ends there, so a standby would reach it only after the next write. So it is
-// put back to the page's beginning. The header is 24 bytes, and 40 at the beginning of a segment.
-const commitSQL = `
-select case when (l.lsn - '0/0') % pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size'))::numeric = 40::numeric then l.lsn - 40::numeric
-            when (l.lsn - '0/0') % pg_catalog.current_setting('wal_block_size')::numeric = 24::numeric then l.lsn - 24::numeric
-            else l.lsn end::text
-from pg_catalog.pg_current_wal_insert_lsn() l(lsn)`
-
 // CommitLSN returns an LSN behind all commits on the primary so far. Call it after a commit, on the same server:
 // ReadAt with it reads that commit from a replica. It costs a round trip, which metered.Command.LSN saves.
 //
@@ -73,11 +62,11 @@ func CommitLSN(ctx context.Context, db Querier) (LSN, error) {
 	if _, ok := db.(pgx.Tx); ok {
 		return 0, invalid("db", "is a transaction, whose commit is yet to come")
 	}
-	return scanLSN(db.QueryRow(ctx, commitSQL))
+	return scanLSN(db.QueryRow(ctx, ledger.EndSQL))
 }
 
 const readSQL = `
-select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()::text else (` + commitSQL + `) end`
+select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()::text else (` + ledger.EndSQL + `) end`
 
 // ReadLSN returns an LSN behind all earlier reads from db, such as a recorded operation (metered.Client.Lookup) or
 // the history of a hold, for ReadAt on another server. It is the end of the log now, not the place of that record: a

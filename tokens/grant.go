@@ -1,12 +1,14 @@
 package tokens
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"time"
 
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/observed"
 )
 
 // Info is the grant of a good token.
@@ -38,8 +40,28 @@ type Grant struct {
 	ConsumedAt time.Time `json:"consumed_at"` // by the database's clock
 }
 
-func init() {
-	lend.Present, lend.Grant, lend.Refuse, lend.TellRefused = (*Store).present, granted, refuse, tellRefused
+// Internals is for the other packages of this module: nobody else can import lend.Key.
+func Internals(lend.Key) internals { return internals{} }
+
+// internals are lent to metered.
+type internals struct{}
+
+// Present checks the text that a client presented, without a query.
+func (internals) Present(s *Store, purpose, subject, text string) (ledger.PresentedToken, error) {
+	return s.present(purpose, subject, text)
+}
+
+// Grant is the grant of consume_token to p, or ErrInvalid with its reason.
+func (internals) Grant(p ledger.PresentedToken, r ledger.TokenRow) (Grant, error) {
+	return granted(p, r)
+}
+
+// Refuse is the *InvalidError of a reason.
+func (internals) Refuse(r Reason) error { return refuse(r) }
+
+// TellRefused reports why a token was refused, if err says that it was.
+func (internals) TellRefused(ctx context.Context, to *observed.To, err error) {
+	tellRefused(ctx, to, err)
 }
 
 // present checks the text that a client presented, without a query. A malformed token is

@@ -43,8 +43,8 @@ func TestInspect_TellsWhatConsumeWouldAndConsumesNothing(t *testing.T) {
 
 // What the package lends to its siblings.
 var (
-	present = lend.Present.(func(store *tokens.Store, purpose, subject, text string) (ledger.PresentedToken, error))
-	granted = lend.Grant.(func(ledger.PresentedToken, ledger.TokenRow) (tokens.Grant, error))
+	present = tokens.Internals(lend.Key{}).Present
+	granted = tokens.Internals(lend.Key{}).Grant
 )
 
 func TestPresented_LetsOtherSQLConsume(t *testing.T) {

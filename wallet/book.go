@@ -1,7 +1,6 @@
 package wallet
 
 import (
-	"context"
 	"errors"
 	"slices"
 	"strings"
@@ -62,23 +61,23 @@ type Book struct {
 // Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
 type Querier = budget.Querier
 
-func init() { lend.Draw = (*Book).prepareDraw }
+// Internals is for the other packages of this module: nobody else can import lend.Key.
+func Internals(lend.Key) internals { return internals{} }
 
-// Functions that package budget lends.
-var (
-	prepareCharges = lend.Charges.(func(*budget.Ledger, ...budget.Charge) (*ledger.ChargeCall[budget.Receipt], error))
-	tellDenied     = lend.TellDenied.(func(context.Context, *observed.To, error))
-	ledgerSettings = lend.LedgerSettings.(func(*budget.Ledger) (schema.Name, time.Duration, bool))
-	ledgerObserver = lend.LedgerObserver.(func(*budget.Ledger) *observed.To)
-	ledgerFailed   = lend.LedgerFailed.(func(string, error) error)
-)
+// internals are lent to metered.
+type internals struct{}
+
+// Draw prepares Book.Draw.
+func (internals) Draw(b *Book, d Draw) (*ledger.Call[Drawn], error) { return b.prepareDraw(d) }
+
+var inBudget = budget.Internals(lend.Key{})
 
 // New returns a Book on the ledger, with its schema and its timeout for locks, or an *ArgumentError. It does not touch the database.
 func New(l *budget.Ledger, cfg Config) (*Book, error) {
 	if err := notNil("ledger", l); err != nil {
 		return nil, err
 	}
-	name, wait, _ := ledgerSettings(l)
+	name, wait, _ := inBudget.Settings(l)
 	if wait == 0 {
 		return nil, invalid("ledger", "was not made by New")
 	}
@@ -99,7 +98,7 @@ func New(l *budget.Ledger, cfg Config) (*Book, error) {
 		priorities[category] = p
 	}
 	cfg.Priorities, cfg.Subscribers = priorities, slices.Clone(cfg.Subscribers)
-	b := &Book{ledger: l, cfg: cfg, schema: name, wait: wait, sql: render(name), observer: ledgerObserver(l)}
+	b := &Book{ledger: l, cfg: cfg, schema: name, wait: wait, sql: render(name), observer: inBudget.Observer(l)}
 	b.limit = budget.CreditLine(cfg.Overdraft).Named("credit").Tell(cfg.Thresholds...)
 	b.cfg.Thresholds = b.limit.Thresholds()
 	_, err := b.priced("-", someone)
@@ -117,7 +116,7 @@ func New(l *budget.Ledger, cfg Config) (*Book, error) {
 func (b *Book) priced(wallet string, note budget.Note) (*ledger.ChargeCall[budget.Receipt], error) {
 	charge := b.Charge(wallet, 1)
 	charge.Note = note
-	return prepareCharges(b.ledger, charge)
+	return inBudget.Charges(b.ledger, charge)
 }
 
 // someone is the actor of a charge that is only checked.

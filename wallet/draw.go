@@ -58,7 +58,7 @@ func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err er
 	}
 	ctx, span := b.begin(ctx, "wallet.draw")
 	defer func() {
-		tellDenied(ctx, b.observer, err)
+		inBudget.TellDenied(ctx, b.observer, err)
 		span.End(err)
 	}()
 	drawn, err = call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: b.waitMS()})...))
@@ -79,7 +79,7 @@ func (b *Book) prepareDraw(d Draw) (*ledger.Call[Drawn], error) {
 	}
 	charge := b.Charge(d.Wallet, d.Amount)
 	charge.Note = d.Note
-	call, err := prepareCharges(b.ledger, charge)
+	call, err := inBudget.Charges(b.ledger, charge)
 	if err != nil {
 		return nil, err
 	}

@@ -33,7 +33,7 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 func failed(doing string, err error) error {
 	switch sqlstate.Of(err) {
 	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange:
-		return ledgerFailed(doing, err)
+		return inBudget.Failed(doing, err)
 	}
 	return fault.Failed("wallet", doing, err)
 }

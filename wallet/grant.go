@@ -62,7 +62,7 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 	if err != nil {
 		return Granted{}, err
 	}
-	call, err := prepareCharges(b.ledger, budget.Charge{Scope: g.Wallet, Amount: g.Amount, Note: g.Note})
+	call, err := inBudget.Charges(b.ledger, budget.Charge{Scope: g.Wallet, Amount: g.Amount, Note: g.Note})
 	if err != nil {
 		return Granted{}, err
 	}

@@ -16,7 +16,6 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/lend"
-	"github.com/pgmetered/metered/internal/schema"
 )
 
 // errNotRunning means that River took the job away from its worker: as stuck, or because somebody deleted it.
@@ -73,18 +72,14 @@ func (w *worker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[T], 
 	return ofHold(err)
 }
 
-// Internals that package holds lends.
-var (
-	bookSchema = lend.BookSchema.(func(*holds.Book) schema.Name)
-	anyHolder  = lend.AnyHolder.(func(*holds.Book) *holds.Book)
-)
+var inHolds = holds.Internals(lend.Key{})
 
 // guardSQL makes COMMIT fail until the cursor is closed, as a command's guard does.
 const guardSQL = `declare metered_write cursor with hold for select metered.block_commit()`
 
 // write calls Cost.Write with a transaction that it cannot end: its writes and the cost are committed together.
 func (w *worker[T]) write(ctx context.Context, tx pgx.Tx, cost Cost) error {
-	if _, err := tx.Exec(ctx, bookSchema(w.book).SQL(guardSQL)); err != nil {
+	if _, err := tx.Exec(ctx, inHolds.Schema(w.book).SQL(guardSQL)); err != nil {
 		return fault.Failed("holdjobs", "write", err)
 	}
 	done := new(atomic.Bool)

@@ -40,7 +40,7 @@ func made(pool *pgxpool.Pool, book *holds.Book) error {
 	if err := cmp.Or(notNil("pool", pool), notNil("book", book)); err != nil {
 		return err
 	}
-	return fault.Made(errArgument, "book", bookSchema(book) != schema.Name{})
+	return fault.Made(errArgument, "book", inHolds.Schema(book) != schema.Name{})
 }
 
 // Args are the args of a job whose cost is held: they name the hold.
@@ -124,7 +124,7 @@ type Options struct {
 //
 // Locks: what Write locks and the job's row, then the hold's scopes, each time until COMMIT.
 func NewWorker[T Args](pool *pgxpool.Pool, book *holds.Book, work Work[T], opts Options) river.Worker[T] {
-	return &worker[T]{pool: pool, book: anyHolder(book), work: work, opts: Options{
+	return &worker[T]{pool: pool, book: inHolds.AnyHolder(book), work: work, opts: Options{
 		Timeout:    cmp.Or(max(opts.Timeout, 0), time.Minute),
 		RetryAfter: cmp.Or(max(opts.RetryAfter, 0), 30*time.Second),
 		Margin:     cmp.Or(max(opts.Margin, 0), time.Minute),

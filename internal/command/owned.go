@@ -11,7 +11,7 @@ import (
 
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/guardtx"
-	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/replica"
 )
 
@@ -23,8 +23,6 @@ type owned struct {
 	tag  pgconn.CommandTag // of COMMIT
 	lsn  replica.LSN
 }
-
-var scanLSN = lend.ScanLSN.(func(pgx.Row) (replica.LSN, error))
 
 func (o *owned) first(f *flush) {
 	f.batch.BeginTx(pgx.TxOptions{IsoLevel: o.op.Isolation})
@@ -69,7 +67,7 @@ func (o *owned) early(f *flush) {
 func (o *owned) end(batch *pgx.Batch) {
 	batch.Queue("commit")
 	if o.op.LSN {
-		batch.Queue(lend.CommitLSN)
+		batch.Queue(ledger.EndSQL)
 	}
 	if o.op.EarlyRelease {
 		batch.Queue(barrierSQL)
@@ -86,7 +84,10 @@ func (o *owned) ended(results pgx.BatchResults) (foreign bool, err error) {
 		return true, err
 	}
 	if o.op.LSN {
-		o.lsn, err = scanLSN(results.QueryRow())
+		var text string
+		if err = results.QueryRow().Scan(&text); err == nil {
+			o.lsn, err = replica.ParseLSN(text)
+		}
 	}
 	if !o.op.EarlyRelease {
 		return true, nil

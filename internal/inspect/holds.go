@@ -97,7 +97,7 @@ var sessionID = regexp.MustCompile(strings.Trim(sessionIDs, "'"))
 const holdsEndSQL = `
 select coalesce((select h.no from metered.holds h where h.no < $1 order by h.no desc offset $2::bigint - 1 limit 1), 0)`
 
-var decodeHold = lend.DecodeHold.(func([]byte) (holds.Hold, error))
+var decodeHold = holds.Internals(lend.Key{}).Decode
 
 // holds runs a query that returns holds, and where the last of them stands.
 func (r *Reader) holds(ctx context.Context, sql string, args ...any) (list []holds.Hold, due time.Time, no int64, err error) {
