@@ -49,7 +49,8 @@ type cluster struct {
 var shared = sync.OnceValues(func() (*cluster, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 	defer cancel()
-	server, err := pgserver.Start(ctx, pgserver.Options{})
+	// Some tests switch locks off, and each deadlock then lasts until Postgres looks for it, by default after a second.
+	server, err := pgserver.Start(ctx, pgserver.Options{Settings: map[string]string{"deadlock_timeout": "100ms"}})
 	if err != nil {
 		return nil, err
 	}
