@@ -1,6 +1,21 @@
 package pgtest
 
-import "os"
+import (
+	"flag"
+	"os"
+	"runtime"
+	"testing"
+)
+
+// Tests of a database wait more than they compute, so at least eight run at once. The flag -parallel says otherwise.
+func init() {
+	testing.Init()
+	if runtime.GOMAXPROCS(0) < 8 {
+		if err := flag.Set("test.parallel", "8"); err != nil {
+			panic(err)
+		}
+	}
+}
 
 // Long is true where tests that search at random or run for a time do so at full size: with METERED_LONG set, as `make long`
 // sets it.
