@@ -149,12 +149,10 @@ func (c *Client) reserve(ctx context.Context, r Reservation) (_ *session, err er
 	began := time.Now()
 	step := command.Judged(call, &refusal, func(all []holds.Hold) { s.hold = all[0] })
 	place := func(ctx context.Context) error {
-		err := c.engine.Once(ctx, op, step)
-		if err == nil && errors.Is(refusal, ledger.ErrCrossing) {
-			op.Telling = true // nothing was written
-			err = c.engine.Once(ctx, op, step)
-		}
-		return cmp.Or(err, refusal)
+		return ledger.Silently(func(telling bool) error {
+			op.Telling = op.Telling || telling
+			return cmp.Or(c.engine.Once(ctx, op, step), refusal)
+		})
 	}
 	err = place(ctx)
 	c.check.Doubt(err)

@@ -56,16 +56,13 @@ func (l *Ledger) eachIn(ctx context.Context, tx pgx.Tx, asks []*asked) ([]Result
 	if !slices.ContainsFunc(asks, func(a *asked) bool { return slices.ContainsFunc(a.limits, Limit.tells) }) {
 		return l.eachOnce(ctx, tx, asks, false, false)
 	}
-	return savepoint.In(ctx, tx, "budget", func(sub pgx.Tx) ([]Result, error) { return l.eachTold(ctx, sub, asks, false) })
-}
-
-// eachTold makes charges, and reports the thresholds that they cross.
-func (l *Ledger) eachTold(ctx context.Context, tx pgx.Tx, asks []*asked, skipBusy bool) ([]Result, error) {
-	results, err := l.eachOnce(ctx, tx, asks, skipBusy, true)
-	for i := 0; err == nil && i < len(results); i++ {
-		err = l.tellCrossings(ctx, tx, results[i].Crossed)
-	}
-	return results, err
+	return savepoint.In(ctx, tx, "budget", func(sub pgx.Tx) ([]Result, error) {
+		results, err := l.eachOnce(ctx, sub, asks, false, true)
+		for i := 0; err == nil && i < len(results); i++ {
+			err = l.tellCrossings(ctx, sub, results[i].Crossed)
+		}
+		return results, err
+	})
 }
 
 func checkBatch(field string, n int) error {

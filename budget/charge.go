@@ -2,13 +2,11 @@ package budget
 
 import (
 	"context"
-	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/internal/ledger"
-	"github.com/pgmetered/metered/internal/savepoint"
 )
 
 // Bounds of a call.
@@ -89,15 +87,10 @@ func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (r Re
 			return Receipt{}, err
 		}
 	}
-	r, err = call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS()})...))
-	if !errors.Is(err, ledger.ErrCrossing) {
-		return r, err
-	}
-	// Nothing was written. Again, with the thresholds that are reported.
-	return savepoint.In(ctx, tx, "budget", func(sub pgx.Tx) (Receipt, error) {
-		r, err := call.Scan(sub.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: true})...))
+	return ledger.SilentlyIn(ctx, tx, "budget", func(tx pgx.Tx, telling bool) (Receipt, error) {
+		r, err := call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: telling})...))
 		if err == nil {
-			err = l.tellCrossings(ctx, sub, r.Crossed)
+			err = l.tellCrossings(ctx, tx, r.Crossed)
 		}
 		return r, err
 	})

@@ -5,8 +5,6 @@ import (
 	"context"
 	"errors"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -125,16 +123,13 @@ func (l *lane) send(ctx context.Context, batch []*call, skipBusy bool) (results 
 		asks[i] = c.asked
 	}
 	b := l.batcher
-	err = b.ledger.alone(ctx, b.pool, func(conn *pgx.Conn) error {
-		results, err = b.ledger.eachOnce(ctx, conn, asks, skipBusy, false)
-		return err
+	err = b.ledger.alone(ctx, b.pool, func(db Querier, telling bool) (crossed []Crossing, err error) {
+		results, err = b.ledger.eachOnce(ctx, db, asks, skipBusy, telling)
+		for _, r := range results {
+			crossed = append(crossed, r.Crossed...)
+		}
+		return crossed, err
 	})
-	if sqlstate.Of(err) == sqlstate.Crossing {
-		err = b.ledger.told(ctx, b.pool, func(tx pgx.Tx) error {
-			results, err = b.ledger.eachTold(ctx, tx, asks, skipBusy)
-			return err
-		})
-	}
 	return results, err
 }
 

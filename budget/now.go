@@ -43,18 +43,10 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 	call := prepared.Call
 	for n := 1; ; n++ {
 		var r Receipt
-		err := l.alone(ctx, pool, func(conn *pgx.Conn) (err error) {
-			r, err = call.Scan(conn.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS()})...))
-			return err
+		err := l.alone(ctx, pool, func(db Querier, telling bool) (crossed []Crossing, err error) {
+			r, err = call.Scan(db.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: telling})...))
+			return r.Crossed, err
 		})
-		if errors.Is(err, ledger.ErrCrossing) {
-			err = l.told(ctx, pool, func(tx pgx.Tx) (err error) {
-				if r, err = call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: true})...)); err == nil {
-					err = l.tellCrossings(ctx, tx, r.Crossed)
-				}
-				return err
-			})
-		}
 		if err == nil {
 			return r.Entries[0], nil
 		}
@@ -68,9 +60,25 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 	}
 }
 
-// alone runs one statement in a transaction of its own: the server commits it. An error that leaves open whether it did
-// is ErrCommitUnknown.
-func (l *Ledger) alone(ctx context.Context, pool *pgxpool.Pool, run func(*pgx.Conn) error) error {
+// alone runs one statement in a transaction of its own, which the server commits. If the statement crosses thresholds,
+// it runs in one that reports them before it commits. An error that leaves open whether it committed is
+// ErrCommitUnknown.
+func (l *Ledger) alone(ctx context.Context, pool *pgxpool.Pool, run func(db Querier, telling bool) ([]Crossing, error)) error {
+	return ledger.Silently(func(telling bool) error {
+		if !telling {
+			return l.silent(ctx, pool, func(conn *pgx.Conn) error { _, err := run(conn, false); return err })
+		}
+		return l.told(ctx, pool, func(tx pgx.Tx) error {
+			crossed, err := run(tx, true)
+			if err == nil {
+				err = l.tellCrossings(ctx, tx, crossed)
+			}
+			return err
+		})
+	})
+}
+
+func (l *Ledger) silent(ctx context.Context, pool *pgxpool.Pool, run func(*pgx.Conn) error) error {
 	conn, err := l.observer.Acquire(ctx, pool)
 	if err != nil {
 		return fmt.Errorf("budget: connect: %w", err)
@@ -85,8 +93,7 @@ func (l *Ledger) alone(ctx context.Context, pool *pgxpool.Pool, run func(*pgx.Co
 	return nil
 }
 
-// told runs a call that crosses a threshold in a transaction of its own, which reports the crossing before it commits. Its errors are
-// those of alone. An error of run rolls the transaction back.
+// told rolls back after an error of run.
 func (l *Ledger) told(ctx context.Context, pool *pgxpool.Pool, run func(pgx.Tx) error) error {
 	conn, err := l.observer.Acquire(ctx, pool)
 	if err != nil {

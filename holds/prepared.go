@@ -163,30 +163,24 @@ func do[E any](ctx context.Context, tx pgx.Tx, b *Book, name string, prepare fun
 		inBudget.TellDenied(ctx, b.observer, err)
 		span.End(err)
 	}()
-	sending := ledger.Sending{WaitMS: b.waitMS(), Telling: c.Tell != nil}
-	send := func(tx pgx.Tx) ([]Hold, error) {
+	send := func(tx pgx.Tx, telling bool) ([]Hold, error) {
 		if len(c.Queries) > 0 {
 			lock := ledger.LockAllArgs(b.waitMS(), c.Locks)
 			if err := ledger.Ask(ctx, tx, b.sql.lockAll, lock, c.Queries, func(err error) error { return failed("place", err) }); err != nil {
 				return nil, err
 			}
 		}
-		return c.Scan(tx.QueryRow(ctx, c.SQL, c.Args(sending)...))
-	}
-	if c.Tell == nil {
-		if holds, err = send(tx); !errors.Is(err, ledger.ErrCrossing) {
-			return holds, err
-		}
-		sending.Telling = true // nothing was written
-	}
-	return savepoint.In(ctx, tx, "holds", func(sub pgx.Tx) ([]Hold, error) {
-		holds, err := send(sub)
+		holds, err := c.Scan(tx.QueryRow(ctx, c.SQL, c.Args(ledger.Sending{WaitMS: b.waitMS(), Telling: telling})...))
 		if err == nil && c.Tell != nil {
-			err = c.Tell(ctx, sub, holds)
+			err = c.Tell(ctx, tx, holds)
 		}
 		if err == nil && c.Cross != nil {
-			err = c.Cross(ctx, sub)
+			err = c.Cross(ctx, tx)
 		}
 		return holds, err
-	})
+	}
+	if c.Tell != nil {
+		return savepoint.In(ctx, tx, "holds", func(sub pgx.Tx) ([]Hold, error) { return send(sub, true) })
+	}
+	return ledger.SilentlyIn(ctx, tx, "holds", send)
 }

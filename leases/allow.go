@@ -213,14 +213,10 @@ func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error
 		receipt, err = call.Call.Scan(row)
 		return err
 	}
-	sending := ledger.Sending{WaitMS: int32(p.wait / time.Millisecond)}
-	if err = p.call(within, p.db, scan, p.sql.direct, call.Call.Args(sending)...); errors.Is(err, ledger.ErrCrossing) {
-		sending.Telling = true
-		err = p.crossing(within, p.db, scan, func(ctx context.Context, tx pgx.Tx) error {
-			return inBudget.TellCrossings(ctx, p.ledger, tx, receipt.Crossed)
-		},
-			p.sql.direct, call.Call.Args(sending)...)
+	args := func(telling bool) []any {
+		return call.Call.Args(ledger.Sending{WaitMS: int32(p.wait / time.Millisecond), Telling: telling})
 	}
+	err = p.silently(within, p.db, p.sql.direct, args, scan, func(tx pgx.Tx) error { return inBudget.TellCrossings(within, p.ledger, tx, receipt.Crossed) })
 	span.End(err)
 	var denied *budget.ExceededError
 	switch {

@@ -14,7 +14,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
-	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
@@ -108,7 +107,7 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 	if g.Away {
 		terms.Mode = "away"
 	}
-	send := func(tx pgx.Tx, telling bool) (Lease, error) {
+	return ledger.SilentlyIn(ctx, tx, "leases", func(tx pgx.Tx, telling bool) (Lease, error) {
 		var denied, crossed []byte
 		charges := ledger.Charges(ledger.Telling(call.Charges, telling))
 		l, status, err := c.scan(tx.QueryRow(ctx, c.sql.carve, charges, terms.String(), call.Tolerance, c.wait), &denied, &crossed)
@@ -123,12 +122,7 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 			return Lease{}, of(ErrChildUsed, g.Child)
 		}
 		return l, call.Cross(ctx, tx, crossed)
-	}
-	l, err := send(tx, false)
-	if errors.Is(err, ledger.ErrCrossing) {
-		return savepoint.In(ctx, tx, "leases", func(sub pgx.Tx) (Lease, error) { return send(sub, true) })
-	}
-	return l, err
+	})
 }
 
 // Close closes a child: from tx's commit on it refuses every charge, hold, credit and refund (budget.ErrScopeClosed).

@@ -11,7 +11,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
-	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/internal/schema"
 )
 
@@ -37,19 +36,13 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 		if !p.lease(ctx, &call.Charging, charges) {
 			break
 		}
-		send := func(tx pgx.Tx, telling bool) (budget.Receipt, error) {
-			return call.Call.Scan(tx.QueryRow(ctx, p.sql.charge, ledger.Charges(ledger.Telling(call.Charges, telling)), call.Tolerance, int32(p.wait/time.Millisecond), call.Standing))
-		}
-		receipt, err := send(tx, false)
-		if errors.Is(err, ledger.ErrCrossing) {
-			receipt, err = savepoint.In(ctx, tx, "leases", func(sub pgx.Tx) (budget.Receipt, error) {
-				receipt, err := send(sub, true)
-				if err == nil {
-					err = inBudget.TellCrossings(ctx, p.ledger, sub, receipt.Crossed)
-				}
-				return receipt, err
-			})
-		}
+		receipt, err := ledger.SilentlyIn(ctx, tx, "leases", func(tx pgx.Tx, telling bool) (budget.Receipt, error) {
+			receipt, err := call.Call.Scan(tx.QueryRow(ctx, p.sql.charge, ledger.Charges(ledger.Telling(call.Charges, telling)), call.Tolerance, int32(p.wait/time.Millisecond), call.Standing))
+			if err == nil {
+				err = inBudget.TellCrossings(ctx, p.ledger, tx, receipt.Crossed)
+			}
+			return receipt, err
+		})
 		if !p.dropped(err) {
 			p.learn(err)
 			inBudget.TellDenied(ctx, p.observer, err)

@@ -74,9 +74,7 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 	args := func(telling bool) []any {
 		return []any{ledger.Charges(ledger.Telling(call.Charges, telling)), terms.String(), call.Tolerance, int32(p.wait / time.Millisecond)}
 	}
-	if err = p.call(ctx, p.own, scan, p.sql.open, args(false)...); sqlstate.Of(err) == sqlstate.Crossing {
-		err = p.crossing(ctx, p.own, scan, func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) }, p.sql.open, args(true)...)
-	}
+	err = p.silently(ctx, p.own, p.sql.open, args, scan, func(tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) })
 	if known := call.Failed(err); err != nil && fault.Code(known) != "" {
 		return nil, known
 	}
@@ -126,12 +124,17 @@ func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) er
 	}
 }
 
-// crossing makes a call that crosses a threshold, and reports the crossing before it commits.
-func (p *Pool) crossing(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) error, cross func(context.Context, pgx.Tx) error, sql string, args ...any) error {
-	return retried(ctx, db, func(tx pgx.Tx) error {
-		if err := scan(tx.QueryRow(ctx, sql, args...)); err != nil {
-			return err
+// silently makes a call in a transaction of its own. If it crosses thresholds, cross reports them before it commits.
+func (p *Pool) silently(ctx context.Context, db *pgxpool.Pool, sql string, args func(telling bool) []any, scan func(pgx.Row) error, cross func(pgx.Tx) error) error {
+	return ledger.Silently(func(telling bool) error {
+		if !telling {
+			return p.call(ctx, db, scan, sql, args(false)...)
 		}
-		return cross(ctx, tx)
+		return retried(ctx, db, func(tx pgx.Tx) error {
+			if err := scan(tx.QueryRow(ctx, sql, args(true)...)); err != nil {
+				return err
+			}
+			return cross(tx)
+		})
 	})
 }

@@ -74,7 +74,12 @@ func (p *Pool) settle(ctx context.Context, no int64, total *int64, of *slot) (se
 	var crossed []byte
 	ctx, span := p.observer.Start(ctx, observe.Op{Work: observe.Lease, Name: "settle"})
 	defer func() { span.End(err) }()
-	scan := func(row pgx.Row) error { return row.Scan(&status, &granted, &spent, &crossed) }
+	scan := func(row pgx.Row) error {
+		if err := row.Scan(&status, &granted, &spent, &crossed); err != nil || status != "crossing" {
+			return err
+		}
+		return ledger.ErrCrossing
+	}
 	args := func(charges, tolerance any) []any {
 		return []any{no, p.cfg.Owner, total, int32(min(p.wait, settleWait) / time.Millisecond), charges, tolerance}
 	}
@@ -82,9 +87,10 @@ func (p *Pool) settle(ctx context.Context, no int64, total *int64, of *slot) (se
 		err = p.call(ctx, p.own, scan, p.sql.settle, args(nil, nil)...)
 	} else if call, invalid := inBudget.Charges(p.ledger, budget.Charge{Scope: of.scope, Amount: 1, Limits: of.limits}); invalid != nil {
 		err = invalid
-	} else if err = p.call(ctx, p.own, scan, p.sql.settle, args(ledger.Charges(call.Charges), call.Tolerance)...); err == nil && status == "crossing" {
-		err = p.crossing(ctx, p.own, scan, func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) },
-			p.sql.settle, args(ledger.Charges(ledger.Telling(call.Charges, true)), call.Tolerance)...)
+	} else {
+		err = p.silently(ctx, p.own, p.sql.settle, func(telling bool) []any {
+			return args(ledger.Charges(ledger.Telling(call.Charges, telling)), call.Tolerance)
+		}, scan, func(tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) })
 		if refused := (*budget.CrossingError)(nil); errors.As(err, &refused) {
 			p.report(failed("settle a lease", err)) // the spent units must not be lost for that: the next charge reports the threshold
 			err = p.call(ctx, p.own, scan, p.sql.settle, args(nil, nil)...)

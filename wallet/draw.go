@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
-	"errors"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -12,7 +11,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/observed"
-	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -61,14 +59,12 @@ func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err er
 		inBudget.TellDenied(ctx, b.observer, err)
 		span.End(err)
 	}()
-	drawn, err = call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: b.waitMS()})...))
-	if !errors.Is(err, ledger.ErrCrossing) {
+	return ledger.SilentlyIn(ctx, tx, "wallet", func(tx pgx.Tx, telling bool) (Drawn, error) {
+		drawn, err := call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: b.waitMS(), Telling: telling})...))
+		if err == nil {
+			err = call.Cross(ctx, tx)
+		}
 		return drawn, err
-	}
-	// Nothing was written. Again, and the call reports the thresholds.
-	return savepoint.In(ctx, tx, "wallet", func(sub pgx.Tx) (Drawn, error) {
-		drawn, err := call.Scan(sub.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: b.waitMS(), Telling: true})...))
-		return drawn, errors.Join(err, call.Cross(ctx, sub))
 	})
 }
 

@@ -11,7 +11,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
-	"github.com/pgmetered/metered/internal/savepoint"
 )
 
 // Revoke takes credit back: a payment that bounced.
@@ -160,15 +159,16 @@ func (b *Book) named(call, wallet string, lot int64, reference string, note budg
 
 // lower makes a call that may lower the wallet. Where that crosses thresholds it wrote nothing, and is made again, as one that reports.
 func (n namedLot) lower(ctx context.Context, tx pgx.Tx, status *string, call func(tx pgx.Tx, charges string) (crossed []byte, err error)) error {
-	if _, err := call(tx, ledger.Charges(n.charge.Charges)); err != nil || *status != "crossing" {
-		return err
-	}
-	_, err := savepoint.In(ctx, tx, "wallet", func(sub pgx.Tx) (any, error) {
-		crossed, err := call(sub, ledger.Charges(ledger.Telling(n.charge.Charges, true)))
-		if err != nil {
-			return nil, err
+	_, err := ledger.SilentlyIn(ctx, tx, "wallet", func(tx pgx.Tx, telling bool) (_ struct{}, err error) {
+		crossed, err := call(tx, ledger.Charges(ledger.Telling(n.charge.Charges, telling)))
+		switch {
+		case err != nil:
+		case *status == "crossing":
+			err = ledger.ErrCrossing
+		default:
+			err = n.charge.Cross(ctx, tx, crossed)
 		}
-		return nil, n.charge.Cross(ctx, sub, crossed)
+		return struct{}{}, err
 	})
 	return err
 }

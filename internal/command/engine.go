@@ -207,7 +207,8 @@ func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context
 			ended++
 			n--
 			continue
-		case op.tells(a.err):
+		case !op.Telling && ledger.Crossing(a.err): // COMMIT was in the flush of the charge that crosses it
+			op.Telling = true
 			n--
 			continue
 		case lost != nil: // not through to the answer yet: try on
@@ -327,21 +328,14 @@ func (e *Engine) DoTx(ctx context.Context, tx pgx.Tx, op *Operation) (Record, er
 	if err := e.cfg.Usable(ctx, tx); err != nil {
 		return Record{}, cmp.Or((&lent{}).aborted(err), err)
 	}
-	a := e.attempt(ctx, op, &lent{bare: tx}, new(bool))
-	if op.tells(a.err) {
-		a = e.attempt(ctx, op, &lent{bare: tx}, new(bool))
-	}
-	return a.rec, a.err
-}
-
-// tells reports whether err says that a threshold was met in an attempt that tells of none. The next one tells: COMMIT was
-// in the flush of the charge that met it.
-func (op *Operation) tells(err error) bool {
-	if op.Telling || sqlstate.Of(err) != sqlstate.Crossing {
-		return false
-	}
-	op.Telling = true
-	return true
+	var rec Record
+	err := ledger.Silently(func(telling bool) error {
+		op.Telling = op.Telling || telling
+		a := e.attempt(ctx, op, &lent{bare: tx}, new(bool))
+		rec = a.rec
+		return a.err
+	})
+	return rec, err
 }
 
 // lsnTimeout bounds asking for the LSN after the commit.

@@ -2,7 +2,6 @@ package ledger
 
 import (
 	"context"
-	"errors"
 	"slices"
 	"time"
 
@@ -26,9 +25,6 @@ type Sending struct {
 	Raising              bool   // a refusal is an error of Postgres, and not a row that leaves the transaction usable
 	Telling              bool   // thresholds are reported. Otherwise a crossing is ErrCrossing
 }
-
-// ErrCrossing is the error of a call that would cross a threshold, and was not sent with Telling. It did nothing.
-var ErrCrossing = errors.New("a threshold is crossed")
 
 // Origin encodes the sender, with a note as JSON.
 func (s Sending) Origin(note string) string {
