@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -229,27 +228,5 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 		return err
 	}
 	defer conn.Release()
-	defer func() { // also on a panic. After COMMIT it does nothing
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 5*time.Second)
-		defer cancel()
-		_ = tx.Rollback(ctx)
-	}()
-	if err := fn(ctx, tx); err != nil {
-		return err
-	}
-	if err := ctx.Err(); err != nil {
-		return err // else nobody could know whether COMMIT was sent
-	}
-	err = tx.Commit(ctx)
-	switch {
-	case err == nil:
-		return nil
-	case errors.Is(err, pgx.ErrTxCommitRollback):
-		return fmt.Errorf("%w: %w", ErrTxFailed, err)
-	case errors.Is(err, pgx.ErrTxClosed):
-		return fmt.Errorf("%w: %w", ErrTxControl, err)
-	case commit.Of(conn.Conn().PgConn(), "", err) == commit.NotCommitted:
-		return fmt.Errorf("metered: commit: %w", err)
-	}
-	return fmt.Errorf("%w: %w", ErrCommitUnknown, err)
+	return commit.Run(ctx, tx, "metered", ErrCommitUnknown, func(tx pgx.Tx) error { return fn(ctx, tx) })
 }

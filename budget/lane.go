@@ -66,17 +66,17 @@ func (l *lane) take() []*call {
 // waits.
 func (l *lane) commit(ctx context.Context, batch []*call, wait bool) {
 	lost := false
-	for n := 1; ; n++ {
+	err := pause.Loop("budget", func(n int) (again context.Context, err error) {
 		results, err := l.send(ctx, batch, !wait)
 		if err == nil {
 			l.answer(batch, results)
-			return
+			return nil, nil
 		}
 		if errors.Is(err, ErrCommitUnknown) {
 			l.tellLost(ctx, batch)
 			// Events can be asked for again: their ids wait for the lost transaction to end.
 			if batch = loseAll(batch, err); len(batch) == 0 {
-				return
+				return nil, nil
 			}
 			lost = true
 		}
@@ -84,24 +84,23 @@ func (l *lane) commit(ctx context.Context, batch []*call, wait bool) {
 		switch {
 		case busy && !l.waits:
 			l.pass(batch)
-			return
+			return nil, nil
 		case busy && wait:
 			wait = false // scopes that are free by now are charged, and the rest is busy
 		case splits(err) && len(batch) > 1:
 			l.commit(ctx, batch[:len(batch)/2], wait)
 			l.commit(ctx, batch[len(batch)/2:], wait)
-			return
+			return nil, nil
 		case !lost && (!sqlstate.Collided(err) || n >= maxAttempts):
-			failAll(batch, err)
-			return
+			return nil, err
 		}
 		if sqlstate.Collided(err) {
 			l.batcher.ledger.observer.Retried(ctx, err)
 		}
-		if pause.Before(ctx, n) != nil {
-			failAll(batch, err)
-			return
-		}
+		return ctx, err
+	})
+	if err != nil {
+		failAll(batch, err)
 	}
 }
 

@@ -3,16 +3,14 @@ package budget
 import (
 	"cmp"
 	"context"
-	"errors"
 	"fmt"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pause"
-	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // maxAttempts is how often a transaction of this package's own is tried that fails with 40001 or 40P01.
@@ -41,23 +39,17 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 		l.ended(ctx, span, err)
 	}()
 	call := prepared.Call
-	for n := 1; ; n++ {
-		var r Receipt
-		err := l.alone(ctx, pool, func(db Querier, telling bool) (crossed []Crossing, err error) {
+	var r Receipt
+	err = pause.Collided(ctx, l.observer, "budget", maxAttempts, func() error {
+		return l.alone(ctx, pool, func(db Querier, telling bool) (crossed []Crossing, err error) {
 			r, err = call.Scan(db.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS(), Telling: telling})...))
 			return r.Crossed, err
 		})
-		if err == nil {
-			return r.Entries[0], nil
-		}
-		if !sqlstate.Collided(err) || n == maxAttempts {
-			return Posted{}, err
-		}
-		l.observer.Retried(ctx, err)
-		if stopped := pause.Before(ctx, n); stopped != nil {
-			return Posted{}, fmt.Errorf("budget: %w, while retrying: %w", stopped, err)
-		}
+	})
+	if err != nil {
+		return Posted{}, err
 	}
+	return r.Entries[0], nil
 }
 
 // alone runs one statement in a transaction of its own, which the server commits. If the statement crosses thresholds,
@@ -93,7 +85,6 @@ func (l *Ledger) silent(ctx context.Context, pool *pgxpool.Pool, run func(*pgx.C
 	return nil
 }
 
-// told rolls back after an error of run.
 func (l *Ledger) told(ctx context.Context, pool *pgxpool.Pool, run func(pgx.Tx) error) error {
 	conn, err := l.observer.Acquire(ctx, pool)
 	if err != nil {
@@ -104,22 +95,5 @@ func (l *Ledger) told(ctx context.Context, pool *pgxpool.Pool, run func(pgx.Tx) 
 	if err != nil {
 		return fmt.Errorf("budget: begin: %w", err)
 	}
-	defer func() { // also on a panic. After COMMIT it does nothing
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
-		defer cancel()
-		_ = tx.Rollback(ctx)
-	}()
-	if err = run(tx); err == nil {
-		err = ctx.Err() // else nobody could say whether COMMIT was sent
-	}
-	if err != nil {
-		return err
-	}
-	if err = tx.Commit(ctx); err != nil && !errors.Is(err, pgx.ErrTxCommitRollback) {
-		return outcome(conn.Conn(), err)
-	}
-	return err
+	return commit.Run(ctx, tx, "budget", ErrCommitUnknown, run)
 }
-
-// undoTimeout bounds a rollback, which must also work when ctx is done.
-const undoTimeout = 5 * time.Second

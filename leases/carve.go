@@ -14,8 +14,9 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/schema"
-	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
 // Errors of carving. They leave the transaction usable, and nothing written.
@@ -243,7 +244,7 @@ func (c *Carver) sweep(ctx context.Context, db *pgxpool.Pool, report *SettleRepo
 		}
 		for _, child := range children {
 			var status string
-			err := retried(ctx, db, func(tx pgx.Tx) (err error) {
+			err := retried(ctx, inBudget.Observer(c.ledger), db, func(tx pgx.Tx) (err error) {
 				_, status, err = c.close(ctx, tx, child, c.owner)
 				return err
 			})
@@ -322,11 +323,8 @@ func (c *Carver) scan(row pgx.Row, more ...any) (l Lease, status string, err err
 }
 
 // retried runs f in a transaction at READ COMMITTED, again where it met others.
-func retried(ctx context.Context, db *pgxpool.Pool, f func(pgx.Tx) error) error {
-	for n := 1; ; n++ {
-		err := pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
-		if !sqlstate.Collided(err) || n == maxTries {
-			return err
-		}
-	}
+func retried(ctx context.Context, to *observed.To, db *pgxpool.Pool, f func(pgx.Tx) error) error {
+	return pause.Collided(ctx, to, "leases", maxTries, func() error {
+		return pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
+	})
 }

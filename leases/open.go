@@ -10,8 +10,8 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/schema"
-	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -104,7 +104,7 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 
 // call makes a call in a transaction of its own at READ COMMITTED, in one round trip, again where it met others.
 func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) error, sql string, args ...any) error {
-	for n := 1; ; n++ {
+	return pause.Collided(ctx, p.observer, "leases", maxTries, func() error {
 		batch := &pgx.Batch{}
 		batch.Queue("begin isolation level read committed")
 		batch.Queue(sql, args...)
@@ -117,11 +117,8 @@ func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) er
 		if closing := results.Close(); err == nil {
 			err = closing
 		}
-		if !sqlstate.Collided(err) || n == maxTries {
-			return err
-		}
-		p.observer.Retried(ctx, err)
-	}
+		return err
+	})
 }
 
 // silently makes a call in a transaction of its own. If it crosses thresholds, cross reports them before it commits.
@@ -130,7 +127,7 @@ func (p *Pool) silently(ctx context.Context, db *pgxpool.Pool, sql string, args 
 		if !telling {
 			return p.call(ctx, db, scan, sql, args(false)...)
 		}
-		return retried(ctx, db, func(tx pgx.Tx) error {
+		return retried(ctx, p.observer, db, func(tx pgx.Tx) error {
 			if err := scan(tx.QueryRow(ctx, sql, args(true)...)); err != nil {
 				return err
 			}

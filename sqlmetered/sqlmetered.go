@@ -102,14 +102,10 @@ func Commit(tx *sql.Tx) error {
 	switch {
 	case err == nil, errors.Is(err, sql.ErrTxDone):
 		return err
-	case errors.Is(err, pgx.ErrTxCommitRollback):
-		return fmt.Errorf("%w: %w", metered.ErrTxFailed, err)
-	case commit.Of(nil, "", err) == commit.NotCommitted:
-		return fmt.Errorf("sqlmetered: commit: %w", err)
 	case (err == context.Canceled || err == context.DeadlineExceeded) && !errors.Is(tx.Rollback(), sql.ErrTxDone):
 		return err // database/sql found the context of BeginTx done, and left the transaction open: COMMIT was not sent
 	}
-	return fmt.Errorf("%w: %w", metered.ErrCommitUnknown, err)
+	return commit.Failed(nil, "sqlmetered", metered.ErrCommitUnknown, err)
 }
 
 // marker is the statement that a tracer shows. Sent to a server, it does nothing.

@@ -2,6 +2,7 @@ package holdjobs_test
 
 import (
 	"context"
+	"fmt"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -74,6 +75,25 @@ func TestHeldWorker_ALostConnectionWhileCapturingIsMadeUpFor(t *testing.T) {
 				require.True(t, struck.Load(), statement)
 				require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, owner, c, job), "%s: %s", what, statement)
 				require.Equal(t, int64(1), runs.Load(), "%s: %s", what, statement)
+			})
+		}
+	}
+}
+
+// A pooler that lost its server answers COMMIT by an ERROR, whether it took effect or not: the work is not done again, and
+// its cost is charged once.
+func TestHeldWorker_AnAnswerToCommitThatLeavesItOpenIsMadeUpFor(t *testing.T) {
+	t.Parallel()
+	for _, code := range []string{"08006", "58030", "XX000"} {
+		for _, committed := range []bool{false, true} {
+			t.Run(fmt.Sprint(code, committed), func(t *testing.T) {
+				t.Parallel()
+				owner, c, job, runs, _ := settlingJob(t, "commit", func(_ *pgtest.Wire, _ *pgxpool.Pool, f *pgtest.Flush) {
+					f.AnswerInDoubt(code, committed)
+				})
+				awaitJob(t, owner, job, "completed")
+				require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: 7, Rows: 1}, booksOf(t, owner, c, job))
+				require.Equal(t, int64(1), runs.Load())
 			})
 		}
 	}

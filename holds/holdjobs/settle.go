@@ -13,6 +13,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/lend"
@@ -20,6 +21,8 @@ import (
 
 // errNotRunning means that River took the job away from its worker: as stuck, or because somebody deleted it.
 var errNotRunning = errors.New("holdjobs: the job is not running any more")
+
+var errUnknown = errors.New("holdjobs: the answer to COMMIT was lost")
 
 var errChanged = errors.New("holdjobs: the job was changed at the same time")
 
@@ -33,13 +36,14 @@ func (w *worker[T]) settle(ctx context.Context, job *river.Job[T], cost Cost) er
 func (w *worker[T]) settleOnce(ctx context.Context, job *river.Job[T], cost Cost) (again bool, err error) {
 	lost := true
 	err = w.pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error {
-		err := pgx.BeginTxFunc(ctx, conn, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-			return w.settleIn(ctx, tx, job, cost)
-		})
-		lost = conn.Conn().IsClosed()
-		return err
+		defer func() { lost = conn.Conn().IsClosed() }()
+		tx, err := conn.BeginTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted})
+		if err != nil {
+			return err
+		}
+		return commit.Run(ctx, tx, "holdjobs", errUnknown, func(tx pgx.Tx) error { return w.settleIn(ctx, tx, job, cost) })
 	})
-	return err != nil && (lost || inTheWay(err) || errors.Is(err, errChanged)), err
+	return err != nil && (lost || inTheWay(err) || errors.Is(err, errChanged) || errors.Is(err, errUnknown)), err
 }
 
 // settleIn takes the scopes' locks last, for the shortest time.

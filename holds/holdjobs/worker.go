@@ -203,15 +203,13 @@ func ofHold(err error) error {
 
 // retry calls f until it says not to do so again, or ctx is done.
 func retry(ctx context.Context, f func() (again bool, err error)) error {
-	for n := 1; ; n++ {
+	return pause.Loop("holdjobs", func(int) (context.Context, error) {
 		again, err := f()
 		if !again {
-			return err
+			return nil, err
 		}
-		if ended := pause.Before(ctx, n); ended != nil {
-			return fmt.Errorf("%w, while retrying: %w", ended, err)
-		}
-	}
+		return ctx, err
+	})
 }
 
 // inTheWay reports whether err was caused by other transactions, and will pass.

@@ -284,24 +284,22 @@ func (a *attempt) over(ctx context.Context, conn *pgxpool.Conn) {
 
 // Again makes tries until one does not collide, up to MaxAttempts.
 func (e *Engine) Again(ctx context.Context, try func() error) error {
-	var turn func()
-	for n := 1; ; n++ {
+	over := func() {}
+	defer func() { over() }()
+	return pause.Loop("metered", func(n int) (again context.Context, _ error) {
 		err := try()
 		switch {
 		case !sqlstate.Collided(err):
-			return err
+			return nil, err
 		case n == e.cfg.MaxAttempts:
-			return gaveUp(n, err)
+			return nil, gaveUp(n, err)
 		}
 		e.cfg.Observer.Retried(ctx, err)
-		if turn == nil {
-			turn = e.turns.take(ctx, 0, e.cfg.LockTimeout)
-			defer turn()
+		if n == 1 {
+			over = e.turns.take(ctx, 0, e.cfg.LockTimeout)
 		}
-		if stopped := pause.Before(ctx, n); stopped != nil {
-			return fmt.Errorf("metered: %w, while retrying: %w", stopped, err)
-		}
-	}
+		return ctx, err
+	})
 }
 
 // Begin begins a transaction on a connection of the pool, on another one where that had ended before.

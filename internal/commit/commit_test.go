@@ -17,18 +17,9 @@ import (
 	"github.com/pgmetered/metered/sqlmetered"
 )
 
-// answered is a fault by which COMMIT is answered by an ERROR and ReadyForQuery, after the server carried it out or never
-// saw it. The connection ends behind that.
+// answered is a fault by which COMMIT is answered by an ERROR and ReadyForQuery.
 func answered(code string, committed bool) func(*pgtest.Flush, func()) {
-	return func(f *pgtest.Flush, _ func()) {
-		f.Deliver = func() {
-			if committed {
-				f.Ask()
-			}
-			f.Close()
-			f.Conn.Answer = append(pgtest.ErrorResponse("ERROR", code, "no"), 'Z', 0, 0, 0, 5, 'I')
-		}
-	}
+	return func(f *pgtest.Flush, _ func()) { f.AnswerInDoubt(code, committed) }
 }
 
 // Each call that commits reports the outcome of COMMIT correctly: committed, not committed, or unknown.

@@ -292,6 +292,18 @@ func (f *Flush) AnswerWith(answer []byte) {
 	}
 }
 
+// AnswerInDoubt answers the flush, a COMMIT, by an ERROR and ReadyForQuery, after the server carried it out or never saw
+// it. The connection ends behind that.
+func (f *Flush) AnswerInDoubt(code string, committed bool) {
+	f.Deliver = func() {
+		if committed {
+			f.Ask()
+		}
+		f.Close()
+		f.Conn.Answer = append(ErrorResponse("ERROR", code, "no"), 'Z', 0, 0, 0, 5, 'I')
+	}
+}
+
 // ErrorResponse is a message of the server's.
 func ErrorResponse(severity, code, text string) []byte {
 	body := []byte("S" + severity + "\x00V" + severity + "\x00C" + code + "\x00M" + text + "\x00\x00")
