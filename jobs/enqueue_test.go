@@ -101,7 +101,7 @@ func TestEnqueue_KeyUsedForSomethingElseIsAConflict(t *testing.T) {
 	f.requireCounts(4, 1)
 }
 
-func TestEnqueue_OptionsAreNotPartOfWhatAKeyStandsFor(t *testing.T) {
+func TestEnqueue_OptionsAreNotComparedUnderAKey(t *testing.T) {
 	t.Parallel()
 	f := open(t)
 	first := f.mustEnqueue(process{"a"}, key("k"))
@@ -290,7 +290,7 @@ func TestEnqueue_FollowsTheSchemasOfRiverAndOfTheLibrary(t *testing.T) {
 	f.requireCounts(0, 0)
 }
 
-func TestFind_TellsWhatIsRemembered(t *testing.T) {
+func TestFind_ReturnsTheRememberedJob(t *testing.T) {
 	t.Parallel()
 	f := open(t)
 	now := time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC)
@@ -310,12 +310,12 @@ func TestFind_TellsWhatIsRemembered(t *testing.T) {
 // noSQL panics on any use.
 type noSQL struct{ pgx.Tx }
 
-// kinded has the kind that it is told to have.
+// kinded has its own text as its kind.
 type kinded string
 
 func (k kinded) Kind() string { return string(k) }
 
-// raw encodes as it is told to.
+// raw is its own JSON.
 type raw string
 
 func (raw) Kind() string                   { return "raw" }
@@ -405,7 +405,7 @@ func TestEnqueue_BadInputIsRefusedBeforeAnySQL(t *testing.T) {
 	requireInvalid(t, err, "Items")
 }
 
-func TestEnqueue_TakesWhatIsJustWithinBounds(t *testing.T) {
+func TestEnqueue_AcceptsItemsJustWithinBounds(t *testing.T) {
 	t.Parallel()
 	f := open(t)
 	longest := &jobs.Options{

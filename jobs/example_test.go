@@ -20,7 +20,7 @@ type ProcessAsset struct {
 func (ProcessAsset) Kind() string { return "process_asset" }
 
 // A job is enqueued once for its key, by the transaction that makes it necessary,
-// and a worker reads whom it is for.
+// and a worker reads its tenant.
 func Example() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()

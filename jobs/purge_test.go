@@ -90,7 +90,7 @@ func TestPurge_SeveralAtOnceForgetEachKeyOnce(t *testing.T) {
 	f.requireCounts(1007, 7)
 }
 
-func TestPurge_CancelledKeepsWhatIsDone(t *testing.T) {
+func TestPurge_CancelledKeepsFinishedBatches(t *testing.T) {
 	t.Parallel()
 	f := open(t)
 	clock := pgtest.SetClock(t, f.pool, time.Date(2026, 3, 1, 12, 0, 0, 0, time.UTC))
@@ -143,7 +143,7 @@ func TestPurge_EnqueueOfAKeyBeingForgottenWaitsAndMakesANewJob(t *testing.T) {
 	f.requireCounts(2, 1)
 }
 
-// A key may be found taken and then, when the function looks whose it is, be gone.
+// An enqueue can find a key taken, and a purge can delete it before the enqueue reads the job behind it.
 func TestPurge_InTheMiddleOfAnEnqueueIsNotAnError(t *testing.T) {
 	t.Parallel()
 	f := open(t)

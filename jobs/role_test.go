@@ -14,12 +14,12 @@ import (
 	"github.com/pgmetered/metered/jobs"
 )
 
-// What River's insert needs, and no more.
+// The privileges that River's insert needs, and no more.
 const riverGrantSQL = `
 grant select, insert, update on river_job to $role;
 grant usage on sequence river_job_id_seq to $role`
 
-// as returns a fixture whose connections have a new role with these grants, and River's.
+// as returns a fixture that connects as a new role with these grants, and River's.
 func (f *fixture) as(grants func(schema, role string) (string, error)) *fixture {
 	f.t.Helper()
 	pool := pgtest.AsRole(f.t, f.pool, grants, riverGrantSQL)

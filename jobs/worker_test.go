@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/jobs"
 )
 
-func TestEnqueue_RealWorkersRunWhatWasEnqueued(t *testing.T) {
+func TestEnqueue_RealWorkersRunTheEnqueuedJobs(t *testing.T) {
 	t.Parallel()
 	type seen struct {
 		id                 int64

@@ -17,7 +17,7 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-func TestConsume_ReturnsWhatWasMintedOnce(t *testing.T) {
+func TestConsume_ReturnsTheMintedGrantOnce(t *testing.T) {
 	t.Parallel()
 	pool, store := pgtest.Open(t), newStore(t)
 	clock := pgtest.SetClock(t, pool, noon)
@@ -205,7 +205,7 @@ func TestConsume_ATokenMintedMeanwhileIsConsumedOrRetryable(t *testing.T) {
 	require.Equal(t, token.Digest(), grant.Digest)
 }
 
-func TestConsume_WaitsForACompetitorAtMostAsLongAsToldTo(t *testing.T) {
+func TestConsume_WaitsForACompetitorAtMostTheLockTimeout(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	store := must(tokens.New(tokens.Config{Prefix: "acme_upload", LockTimeout: 20 * time.Millisecond}))
@@ -286,7 +286,7 @@ func race(n int, f func(i int)) {
 }
 
 // testRace lets 64 consumers race for a token and requires that exactly so many
-// commit as it has uses, and that the others are told that it is used.
+// commit as it has uses, and that the others get the answer that it is used.
 func testRace(t *testing.T, uses int, levelOf func(i int) pgx.TxIsoLevel) {
 	pool := pgtest.OpenWith(t, pgtest.Options{MaxConns: 32})
 	store := newStore(t)
@@ -372,8 +372,7 @@ func waitForLock(t *testing.T, pool *pgxpool.Pool) {
 	}, 10*time.Second, time.Millisecond)
 }
 
-// The loser waits on the winner's row. What it then hears is the truth about the
-// token, or that it must try again.
+// The loser waits on the winner's row. Then it gets the truth about the token, or an error that says to try again.
 func TestConsume_TheLoserOfARaceHearsTheTruth(t *testing.T) {
 	t.Parallel()
 	for _, level := range isolationLevels {
@@ -520,7 +519,7 @@ func TestRevoke_RolledBackLeavesTheTokenGood(t *testing.T) {
 	require.NoError(t, err)
 }
 
-func TestRevokeSubject_EndsWhatIsLiveAndCountsIt(t *testing.T) {
+func TestRevokeSubject_EndsAndCountsLiveTokens(t *testing.T) {
 	t.Parallel()
 	pool, store := pgtest.Open(t), newStore(t)
 	clock := pgtest.SetClock(t, pool, noon)
@@ -594,7 +593,7 @@ func TestRevokeSubject_ManyAtOnceDoNotDeadlock(t *testing.T) {
 	}
 }
 
-func TestRevoke_WaitsForAConsumerAtMostAsLongAsToldTo(t *testing.T) {
+func TestRevoke_WaitsForAConsumerAtMostTheLockTimeout(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	store := must(tokens.New(tokens.Config{Prefix: "acme_upload", LockTimeout: 20 * time.Millisecond}))

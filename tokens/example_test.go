@@ -29,7 +29,7 @@ func Example() {
 		return err
 	}))
 	fmt.Println("logged:", minted.Token)
-	presented := minted.Token.Reveal() // what ada gets by mail
+	presented := minted.Token.Reveal() // the text that ada gets by mail
 
 	// GET: mail scanners do that too.
 	info, err := store.Inspect(ctx, pool, "upload", "ada", presented)
@@ -194,8 +194,8 @@ func ExampleNewSecret() {
 	// after: 1 use left
 }
 
-// A token got into a log that others can read. Its prefix finds it, its checksum tells it from other words, and it is
-// revoked.
+// A token got into a log that others can read. Its prefix finds it, its checksum sets it apart from other words, and it
+// is revoked.
 func ExampleStore_Revoke() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()

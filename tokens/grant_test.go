@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-func TestInspect_TellsWhatConsumeWouldAndConsumesNothing(t *testing.T) {
+func TestInspect_AnswersAsConsumeWouldAndConsumesNothing(t *testing.T) {
 	t.Parallel()
 	pool, store := pgtest.Open(t), newStore(t)
 	pgtest.SetClock(t, pool, noon)
@@ -41,7 +41,7 @@ func TestInspect_TellsWhatConsumeWouldAndConsumesNothing(t *testing.T) {
 	requireInvalid(t, err, tokens.ReasonUsed)
 }
 
-// What the package lends to its siblings.
+// Steps that the package lends to its siblings.
 var (
 	present = tokens.Internals(lend.Key{}).Present
 	granted = tokens.Internals(lend.Key{}).Grant

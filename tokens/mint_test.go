@@ -226,7 +226,7 @@ func TestMintMany_KeepsTheOrderAndMintsAllInOneRoundTrip(t *testing.T) {
 	}
 }
 
-// counted counts queries; any other statement panics.
+// counted counts queries. Any other statement panics.
 type counted struct {
 	pgx.Tx
 	n int
@@ -237,7 +237,7 @@ func (c *counted) QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 	return c.Tx.QueryRow(ctx, sql, args...)
 }
 
-func TestMint_WaitsForTheSameSecretAtMostAsLongAsToldTo(t *testing.T) {
+func TestMint_WaitsForTheSameSecretAtMostTheLockTimeout(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	store := must(tokens.New(tokens.Config{Prefix: "acme_upload", LockTimeout: 20 * time.Millisecond}))

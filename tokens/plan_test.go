@@ -12,8 +12,8 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-// Plans that were made while there were no tokens, or few, whatever the statistics said, are
-// right for many tokens of one subject: each call reads the tokens that it is about.
+// A plan made while there were no tokens, or few, is right for many tokens of one subject, with or without statistics:
+// each call reads only the tokens that it names.
 func TestPlans_AreRightFromTheFirstTokenOn(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)

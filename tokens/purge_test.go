@@ -39,7 +39,7 @@ func countTokens(t *testing.T, pool *pgxpool.Pool) (n int) {
 	return n
 }
 
-func TestPurge_DeletesWhatEndedARetentionAgo(t *testing.T) {
+func TestPurge_DeletesTokensThatEndedARetentionAgo(t *testing.T) {
 	t.Parallel()
 	pool, store := pgtest.Open(t), newStore(t)
 	clock := pgtest.SetClock(t, pool, noon)
@@ -80,7 +80,8 @@ func TestPurge_DeletesWhatEndedARetentionAgo(t *testing.T) {
 	require.EqualValues(t, 1, purge(clock.Now().Add(time.Microsecond), 0), "the default retention")
 }
 
-// What a revocation ended ended then, and what had expired before it when it expired.
+// Retention counts from the revocation for a token that the revocation ended, and from the expiry for a token that had
+// expired before.
 func TestPurge_CountsFromTheEndThatASubjectsRevocationMakes(t *testing.T) {
 	t.Parallel()
 	pool, store := pgtest.Open(t), newStore(t)
@@ -105,7 +106,7 @@ func TestPurge_CountsFromTheEndThatASubjectsRevocationMakes(t *testing.T) {
 	}
 }
 
-func TestPurge_NeverDeletesALiveTokenWhateverTheFunctionIsTold(t *testing.T) {
+func TestPurge_NeverDeletesALiveTokenWhateverTheArguments(t *testing.T) {
 	t.Parallel()
 	pool, store := pgtest.Open(t), newStore(t)
 	mintOf(t, pool, store, 10, time.Minute)
@@ -155,7 +156,7 @@ func TestPurge_GoesOnWhereTheLastBatchEnded(t *testing.T) {
 	require.Equal(t, noon.Add(4*time.Second), lastEnd)
 }
 
-func TestPurge_StopsWhenItsContextEndsAndKeepsWhatIsDone(t *testing.T) {
+func TestPurge_StopsWhenItsContextEndsAndKeepsFinishedBatches(t *testing.T) {
 	t.Parallel()
 	pool, store := pgtest.Open(t), newStore(t)
 	clock := pgtest.SetClock(t, pool, noon)

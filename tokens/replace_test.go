@@ -191,7 +191,7 @@ func TestReplace_RacingConsumersNeverUseAReplacedToken(t *testing.T) {
 	require.EqualValues(t, 1+8*10, used+gone+live, "each token had one end")
 }
 
-func TestReplace_WaitsAtMostAsLongAsToldTo(t *testing.T) {
+func TestReplace_WaitsAtMostTheLockTimeout(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	store := must(tokens.New(tokens.Config{Prefix: "acme_upload", LockTimeout: 20 * time.Millisecond}))

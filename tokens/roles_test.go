@@ -62,8 +62,8 @@ func TestRoles_AnApplicationNeedsNothingButExecute(t *testing.T) {
 	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
 }
 
-// Whoever calls the functions past the library is told why, and nothing of what is in a
-// token that is not for him, or is no longer good.
+// A role that calls the functions past the library gets the reason of the refusal, and nothing from a token that has
+// another subject, or is no longer good.
 func TestRoles_ARefusalShowsNothingOfTheToken(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)

@@ -30,7 +30,7 @@ func plainlyNotRandom() map[string][]byte {
 	}
 }
 
-func TestNewSecret_RefusesWhatIsNotASecret(t *testing.T) {
+func TestNewSecret_RefusesBadSecrets(t *testing.T) {
 	t.Parallel()
 	good := testKey
 	bad := map[string][]byte{

@@ -30,7 +30,7 @@ func newStore(t testing.TB) *tokens.Store {
 	return store
 }
 
-// inTx commits what f does, unless it fails.
+// inTx commits the work of f, unless f fails.
 func inTx(pool *pgxpool.Pool, f func(pgx.Tx) error) error {
 	return pgx.BeginFunc(ctx, pool, f)
 }
@@ -134,7 +134,7 @@ func TestNew_AcceptsTheBounds(t *testing.T) {
 	require.Equal(t, "metered", store.Prefix())
 }
 
-// badNames are what no purpose or subject may be.
+// badNames are refused as purposes and subjects.
 func badNames(maxLen int) map[string]string {
 	return map[string]string{
 		"empty":     "",

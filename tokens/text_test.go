@@ -25,8 +25,7 @@ func rawSecret(t testing.TB, text string) []byte {
 	return n.FillBytes(make([]byte, 32))
 }
 
-// withChecksum is a text that has its checksum, whatever else is wrong with it,
-// made without the package.
+// withChecksum adds the right checksum to a text, without the package: anything else may be wrong with the text.
 func withChecksum(text string) string {
 	sum, out := crc32.ChecksumIEEE([]byte(text)), ""
 	for range 6 {
@@ -128,7 +127,7 @@ func sequence(step int) *big.Int {
 	return new(big.Int).SetBytes(b)
 }
 
-func TestParse_RefusesWhatIsNoToken(t *testing.T) {
+func TestParse_RefusesMalformedTokens(t *testing.T) {
 	t.Parallel()
 	for why, text := range malformed(t) {
 		t.Run(why, func(t *testing.T) {
