@@ -19,7 +19,7 @@ type way struct {
 	make func(*kit) contender
 }
 
-// A comparison is only fair among contenders that leave the same rows. Those of a group are compared with its first.
+// A comparison is only fair among contenders that leave the same rows. Each of a group is compared with its first.
 func TestContenders_WriteTheSameRows(t *testing.T) {
 	t.Parallel()
 	server, err := pgserver.Start(t.Context(), pgserver.Options{})

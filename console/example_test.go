@@ -31,7 +31,8 @@ func Example() {
 
 	page, err := console.New(pool, console.Config{
 		Title: "Budgets",
-		// Limits come with each call. Whoever knows those of a scope tells the page, for its plots and meters.
+		// Limits come with each call. A program that knows the limits of a scope gives them to the page, for its plots
+		// and meters.
 		Limits: func(scope string) []budget.Limit {
 			return []budget.Limit{budget.PerWindow(1000, time.Hour).Named("hourly")}
 		},

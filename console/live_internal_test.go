@@ -61,7 +61,7 @@ func TestLive_OneReaderHoweverManyLook(t *testing.T) {
 	require.Zero(t, seen)
 	require.Zero(t, topics)
 
-	// It begins again with the next viewer, who gets the news.
+	// Reading begins again with the next viewer, and that viewer gets the news.
 	m, leave, ok := l.look("a", counted(&n))
 	require.True(t, ok)
 	require.Equal(t, fmt.Sprint(read+1), string(<-m))
@@ -88,7 +88,7 @@ func TestLive_SendsNewsAndFailures(t *testing.T) {
 	fails.Store(true)
 	require.Equal(t, string(stale), string(<-m))
 	fails.Store(false)
-	pgtest.WaitFor(t, "what is good again", func() bool { return string(<-m) == "the same" })
+	pgtest.WaitFor(t, "the section is good again", func() bool { return string(<-m) == "the same" })
 	leave()
 }
 
@@ -130,7 +130,7 @@ func TestLive_EndsWithTheLastViewer(t *testing.T) {
 	other, leave, _ := l.look("b", counted(&others))
 	defer leave()
 	require.Equal(t, "1", string(<-other))
-	require.Equal(t, int64(2), n.Load(), "what was read is not read again for that")
+	require.Equal(t, int64(2), n.Load(), "topic a is not read again for a viewer of topic b")
 }
 
 func TestEvent_KeepsLines(t *testing.T) {

@@ -106,7 +106,8 @@ func TestUsage_PlotsTheSumsOfEntries(t *testing.T) {
 	require.Contains(t, text(byID(t, page, "stands")), "not known")
 }
 
-// The overview leaves a limit out whose usage a purge has made unknown, and shows those beside it. So does a denial of before.
+// After a purge the usage of a limit can be unknown. The overview leaves that limit out and shows the others, and so
+// does a refusal from before the purge.
 func TestOverview_AfterAPurge(t *testing.T) {
 	t.Parallel()
 	short, long := budget.PerWindow(100, 20*time.Minute).Named("short"), budget.PerWindow(1000, 24*time.Hour).Named("long")

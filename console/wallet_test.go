@@ -58,7 +58,8 @@ func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 	require.Contains(t, text(w.see("scopes")), "user/ann wallet")
 	require.NotContains(t, text(w.see("")), "Lots to sweep")
 
-	// Who is nearly out, which credit ends, and which scopes are wallets, or have reached a threshold.
+	// The overview lists scopes that are nearly used up, and credit that ends soon. The list of scopes shows only
+	// wallets, or only scopes that reached a threshold.
 	require.NoError(t, pgx.BeginFunc(t.Context(), w.pool, func(tx pgx.Tx) error {
 		_, err := w.client.Budget.Charge(t.Context(), tx, budget.Charge{Scope: "seats", Amount: 8})
 		return err

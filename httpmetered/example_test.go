@@ -86,7 +86,7 @@ func ExampleIdempotent() {
 	//  tea 400 application/problem+json
 }
 
-// address tells clients apart that are not signed in. Behind a proxy it is the one that the proxy vouches for.
+// address is the key of a client that is not signed in. Behind a proxy, take the address that the proxy vouches for.
 func address(r *http.Request) (string, error) {
 	host, _, err := net.SplitHostPort(r.RemoteAddr)
 	return host, err

@@ -18,7 +18,7 @@ import (
 	"github.com/pgmetered/metered/leases"
 )
 
-// byHeader tells clients apart.
+// byHeader takes the Authorization header as a client's key.
 func byHeader(r *http.Request) (string, error) {
 	if who := r.Header.Get("Authorization"); who != "nobody" {
 		return who, nil
@@ -153,7 +153,7 @@ func TestLimit_ADatabaseThatIsAwayLetsNobodyInWithoutFailOpen(t *testing.T) {
 	}
 }
 
-// Whoever keeps a scope locked is not let in by that.
+// A client that keeps a scope locked does not get in by it.
 func TestLimit_FailOpenIsNotForADatabaseThatIsBusy(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)

@@ -168,7 +168,7 @@ func (w *watched) ticket(minute int) {
 	}))
 }
 
-// The page in a browser: on a phone, in the dark, by keyboard, and live; under the policy, which the browser enforces.
+// The page in a browser: on a phone, in the dark, by keyboard, and live. The browser enforces the content policy.
 func TestConsole_PhoneDarkKeyboardAndLive(t *testing.T) {
 	t.Parallel()
 	binary := chromium()

@@ -29,8 +29,7 @@ func stall(t *testing.T, s *system, pidSQL string) {
 	require.NoError(t, syscall.Kill(pid, syscall.SIGSTOP))
 }
 
-// begin starts the load of a round; end returns when it has ended, which it does when
-// the server is gone.
+// begin starts the load of a round. The load ends when the server is gone, and then end returns.
 func (s *system) begin(round int, mixed bool) (l *earlyLoad, end func()) {
 	l = &earlyLoad{system: s, round: round, mixed: mixed, answered: map[string][]error{}}
 	done := make(chan struct{})
@@ -41,12 +40,11 @@ func (s *system) begin(round int, mixed bool) (l *earlyLoad, end func()) {
 	return l, func() { l.stop.Store(true); <-done }
 }
 
-// kill -9 of every process of the server, many times, while the disk is slow: all that
-// was acknowledged is there, and what is there hangs together.
+// kill -9 of every process of the server, many times, while the disk is slow: every acknowledged commit is there, and
+// all rows agree with each other.
 //
-// What such a kill loses is what the server had in memory and not yet given to the
-// system. The log writer, which would empty that in the background, is stopped, so
-// that only those who wait for the log write it.
+// Such a kill loses the log that the server had in memory and had not yet given to the system. The log writer would
+// empty that memory in the background, so it is stopped: only sessions that wait for the log write it.
 func TestEarlyRelease_AcknowledgedCommitsSurviveKills(t *testing.T) {
 	t.Parallel()
 	settings := map[string]string{

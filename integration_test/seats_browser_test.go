@@ -170,7 +170,7 @@ func (p *page) noSideways() {
 	require.False(p.t, eval[bool](p, `document.documentElement.scrollWidth > window.innerWidth`), "%s has to scroll sideways", p.name)
 }
 
-// Two users in browsers of their own, one of them on a phone, each at another process; and the box office.
+// Two users in browsers of their own, one of them on a phone, each at another process, and the box office.
 func TestSeatsPage_TwoBrowsersSeeEachOther(t *testing.T) {
 	t.Parallel()
 	binary := chromium()
@@ -260,7 +260,7 @@ func TestSeatsPage_TwoBrowsersSeeEachOther(t *testing.T) {
 	}
 	ben.shot("map")
 	ben.noSideways()
-	// A seat whose release is under way is not paid for.
+	// While its release is under way, a seat is not paid for.
 	eval[bool](ben, `document.querySelector("#holds li:nth-child(2) button").click(), document.querySelector("#pay").click(), true`)
 	ben.do(chromedp.WaitVisible(chromedp.CSS("#bought")))
 	cleo.seesSeat(5, "available")

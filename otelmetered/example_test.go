@@ -23,7 +23,7 @@ import (
 	"github.com/pgmetered/metered/otelmetered"
 )
 
-// A program whose metrics Prometheus reads, and whose spans go where OpenTelemetry's global provider sends them.
+// Prometheus reads the metrics of this program, and its spans go where OpenTelemetry's global provider sends them.
 func Example() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()

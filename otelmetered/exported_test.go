@@ -47,7 +47,7 @@ func add(to map[string]map[string]bool, key, value string) {
 	to[key][value] = true
 }
 
-// table reads rows of the README whose first cell is code: the code of each cell.
+// table reads the rows of the README that begin with code, and returns the code of each cell.
 func table(t *testing.T, heading string) (rows [][][]string) {
 	t.Helper()
 	text, err := os.ReadFile("README.md")

@@ -35,7 +35,7 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-// watched is an observer whose metrics are exported as a program's would be.
+// watched is an observer that exports its metrics as a program would.
 type watched struct {
 	*testing.T
 	*otelmetered.Observer
@@ -64,7 +64,7 @@ func (w *watched) scrape() string {
 	return answer.Body.String()
 }
 
-// value is the value of a sample whose labels, in any order, are among its own.
+// value is the sum of the samples that have all these labels, in any order.
 func (w *watched) value(name string, labels ...string) (sum float64, found bool) {
 	w.T.Helper()
 	families, err := w.registry.Gather()

@@ -304,7 +304,7 @@ func TestReadAt_EndsWithItsTimeOrItsContext(t *testing.T) {
 	stale(replica.ReadAt(ctx, r.replica, pos+1<<40, replica.Options{Timeout: time.Hour}, noRead), true)
 	stale(r.readAt(pos+1<<40, 10*time.Millisecond, noRead), true)
 
-	// A pool whose only connection is taken, and then one that does not answer.
+	// First a pool that has its only connection taken, and then a server that does not answer.
 	config := r.replica.Config()
 	config.MaxConns = 1
 	single, err := pgxpool.NewWithConfig(t.Context(), config)

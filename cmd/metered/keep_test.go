@@ -140,9 +140,9 @@ func TestSweepAndPurge_DoAsTheirDryRun(t *testing.T) {
 	keeper.exits(exitUsage, "purge", "--older-than", "soon")
 }
 
-// onStatement makes a pool tell of each statement that it sends.
-func onStatement(tell func(sql string, args []any)) func(*pgxpool.Config) {
-	return func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = statements(tell) }
+// onStatement makes a pool report each statement that it sends.
+func onStatement(report func(sql string, args []any)) func(*pgxpool.Config) {
+	return func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = statements(report) }
 }
 
 type statements func(sql string, args []any)

@@ -184,7 +184,7 @@ func TestRequest_HasADeadline(t *testing.T) {
 	tx, err := f.pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer tx.Rollback(context.Background())
-	_, err = tx.Exec(t.Context(), `lock table tasks`) // and whoever has it does not come back
+	_, err = tx.Exec(t.Context(), `lock table tasks`) // and its holder does not come back
 	require.NoError(t, err)
 	f.timeout = 100 * time.Millisecond
 	require.Equal(t, http.StatusServiceUnavailable, f.ann.submit(bounded(t), "key", 89).Status)

@@ -183,7 +183,7 @@ func TestAudit_TakesAnyAgentAndSource(t *testing.T) {
 		require.Equal(t, want, got[0].Agent)
 		require.Equal(t, obj{"source": "\ufffd\u2028'\\ufffd"}, got[0].Changes)
 	}
-	// Whoever is not signed in cannot fill the table.
+	// A caller that is not signed in cannot fill the table.
 	from := one[int64](h, lastRecord)
 	nobody := *ben
 	nobody.cookie = &http.Cookie{Name: sessionCookie, Value: "x"}

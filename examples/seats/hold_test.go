@@ -29,7 +29,7 @@ func TestHold_AFreeSeatIsHeldWithAllThatGoesWithIt(t *testing.T) {
 		"held_until": noon.Add(5 * time.Minute).Format(time.RFC3339), "held_until_unix": float64(noon.Add(5 * time.Minute).Unix()),
 		"expires_in_seconds": 300.0,
 	}, a.body)
-	// The seat, the block and the user each have their entry. Of every other row there is one.
+	// The seat, the block and the user each have their entry. Every other table has one row.
 	require.Equal(t, written{Holds: 1, Events: 1, Entries: 3, Jobs: 1, Operations: 1, Audit: 1}, h.written())
 	require.Equal(t, int64(1), h.charged(ben.user))
 	require.Equal(t, 1, one[int](h, `select count(distinct x.xmin::text)::int from (select xmin from metered.holds union all select xmin from metered.hold_events

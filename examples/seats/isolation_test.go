@@ -148,7 +148,7 @@ func TestRequests_WithoutSessionOrWithMalformedIDsDoNotReachTheDatabase(t *testi
 	require.Equal(t, before+int64(written)+1, statements.n.Load())
 	require.Len(t, h.refusals(), written+1)
 
-	// A session of somebody who has gone, and one from another site's page.
+	// The session of a deleted user, and a request from another site's page.
 	h.exec(`delete from hall.users where id = $1`, ben.user)
 	require.Equal(t, http.StatusUnauthorized, ben.hold(h.seats[1]).status)
 	request, err := http.NewRequest(http.MethodPost, h.bases[0]+h.admin.seatPath(h.seats[1], "hold"), nil)

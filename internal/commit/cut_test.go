@@ -22,7 +22,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// set is the ground of a kind of call: a client whose connections are cut, and the database beside it.
+// set is a client whose connections are cut, and the database beside it.
 type set struct {
 	*testing.T
 	owner, pool *pgxpool.Pool
