@@ -38,7 +38,7 @@ func (f *fixture) warmAllow(p *leases.Pool, c budget.Charge) (allowed int64) {
 }
 
 // Without Postgres Allow goes on as long as its slices last, then refuses with ErrUnavailable, and goes on when Postgres
-// is back. What it let in is told at the end.
+// is back. At the end the units that it let in are in the ledger.
 func TestAllow_WithoutPostgresGoesOnAsLongAsItsSlicesLast(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
@@ -98,7 +98,7 @@ func TestAllow_EndsWithItsContext(t *testing.T) {
 	require.Zero(t, f.usage("hot").Spent)
 }
 
-// Of several charges all are spent or none, wherever each comes from.
+// Several charges are spent all or none, from leases and from the ledger alike.
 func TestAllow_SeveralAreAllOrNone(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
@@ -199,8 +199,8 @@ func TestAllow_ARememberedRefusalEndsWithACredit(t *testing.T) {
 	require.GreaterOrEqual(t, time.Since(refused), 150*time.Millisecond, "from memory until then")
 }
 
-// What is refused for want of units that another process leases gets them soon, of each scope; what it is told
-// meanwhile is that they are leased, and when the last lease ends.
+// Units that another process leases come soon to a charge that needs them, in each scope. Until then its refusal says
+// that they are leased, and when the last lease ends.
 func TestRecall_UnitsOfOtherProcessesComeSoon(t *testing.T) {
 	t.Parallel()
 	for _, use := range []string{"charge", "allow"} {
@@ -370,7 +370,7 @@ func TestCharge_RepeatsARefusalByAWindow(t *testing.T) {
 	}
 	require.True(t, len(w.Sent()) == 0 || time.Since(asked) > time.Second)
 
-	// Of credit, the ledger is asked: this very transaction may have made room.
+	// Credit is asked from the ledger: this very transaction may have made room.
 	c := budget.Charge{Scope: "credit", Amount: 1, Limits: []budget.Limit{budget.Prepaid()}}
 	_, err = p.Charge(t.Context(), tx, c)
 	require.ErrorIs(t, err, budget.ErrExceeded)

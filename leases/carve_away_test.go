@@ -44,7 +44,7 @@ func (r *relay) receive(amount int64, ends time.Time) {
 	}
 }
 
-// acts are what can happen next, by name.
+// acts are the steps that can come next, by name.
 func (r *relay) acts() map[string]func() {
 	f := r.away
 	return map[string]func(){

@@ -154,7 +154,7 @@ func TestCarve_LeasesOfTheChildEndBeforeItIsSettled(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, l.SettledAt)
 	r, err := f.spend(p, pgx.ReadCommitted, charge(5, budget.Prepaid()))
-	require.NoError(t, err, "what was leased can be spent")
+	require.NoError(t, err, "the leased units can be spent")
 	require.NotZero(t, r.Entries[0].Lease)
 	require.NoError(t, p.Close(t.Context()))
 	l, err = f.close(pgx.ReadCommitted, "hot")
@@ -163,7 +163,7 @@ func TestCarve_LeasesOfTheChildEndBeforeItIsSettled(t *testing.T) {
 	f.stands("user", spent+5, 0, 0)
 }
 
-// What a child charged in spite of its credit is captured, and shows.
+// Units that a child charged beyond its credit are captured too, and show.
 func TestCarve_AChildThatChargesMoreThanItHasIsCapturedInFull(t *testing.T) {
 	t.Parallel()
 	f := carver(t, 1_000)
@@ -204,7 +204,8 @@ func TestCarve_APurgeForgetsAChildThatIsSettled(t *testing.T) {
 	f.stands("user", 30, 0, 0)
 }
 
-// Verify tells when a child spent something else than was captured for it, and when something was let in after its end.
+// Verify reports a child that spent another number of units than were captured for it, and a charge that was let in
+// after its end.
 func TestVerify_KnowsChildren(t *testing.T) {
 	t.Parallel()
 	f := carver(t, 1_000)
@@ -241,7 +242,7 @@ func TestCarver_NilIsRefused(t *testing.T) {
 	niltest.Func(t, "NewCarver", leases.NewCarver, f.ledger)
 }
 
-func TestCarver_RefusesWhatIsOutOfBounds(t *testing.T) {
+func TestCarver_RefusesArgumentsOutOfBounds(t *testing.T) {
 	t.Parallel()
 	f := carver(t, 0)
 	strict, err := budget.New(budget.Config{RequireActor: true})

@@ -83,7 +83,7 @@ func (f *carving) hold(id, scope string, amount int64, ttl time.Duration) error 
 	})
 }
 
-// stands checks what a scope has spent, what holds and what leases keep of it, and the whole ledger.
+// stands checks the units of a scope that are spent, held and leased, and the whole ledger.
 func (f *carving) stands(scope string, spent, held, leased int64) {
 	f.Helper()
 	u := f.usage(scope)
@@ -98,7 +98,7 @@ func (f *carving) verified() {
 	require.Empty(f, report.Differences)
 }
 
-func TestCarve_WhatTheChildChargesIsCapturedAtTheParent(t *testing.T) {
+func TestCarve_TheChildsChargesAreCapturedAtTheParent(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels {
 		f := carver(t, 1_000)

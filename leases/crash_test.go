@@ -27,7 +27,7 @@ var childRule = leases.Rule{TTL: 2 * time.Second, Idle: 2 * time.Second, Share: 
 
 const childMax = 100_000
 
-// serve does what it is told by lines, and answers each with one.
+// serve reads commands, a line each, runs them, and answers each with a line.
 func serve(conn string) {
 	ctx := context.Background()
 	db, err := pgxpool.New(ctx, conn)
@@ -92,7 +92,7 @@ func (f *fixture) child() *child {
 	return c
 }
 
-// tell has the child do something, and returns its lease, or -1 and what went wrong.
+// tell sends the child a command, and returns its lease, or -1 and the error.
 func (c *child) tell(what string) (lease int64, failed string) {
 	_, _ = io.WriteString(c.in, what+"\n")
 	if !c.out.Scan() {
@@ -128,7 +128,7 @@ func (f *fixture) settleAll(p *leases.Pool) {
 
 // A process is stopped, its lease ends and others settle it, and the process goes on: it believes to have the slice, and
 // spends nothing of it. All in all never more is spent than there is.
-func TestStopped_AProcessDoesNotSpendWhatOthersSettled(t *testing.T) {
+func TestStopped_AProcessDoesNotSpendFromALeaseThatOthersSettled(t *testing.T) {
 	t.Parallel()
 	for _, what := range []string{"spend", "allow"} {
 		t.Run(what, func(t *testing.T) {
@@ -146,7 +146,7 @@ func TestStopped_AProcessDoesNotSpendWhatOthersSettled(t *testing.T) {
 				require.LessOrEqual(t, done, settled)
 				require.LessOrEqual(t, settled, done+slice)
 			}
-			// Whatever is free is spent meanwhile: what the child let in beside would be too much.
+			// All free units are spent meanwhile: one more that the child lets in would exceed the limit.
 			_, err := f.spend(other, pgx.ReadCommitted, charge(childMax-settled, budget.Lifetime(childMax)))
 			require.NoError(t, err)
 			require.NoError(t, c.Process.Signal(syscall.SIGCONT))
@@ -162,7 +162,7 @@ func TestStopped_AProcessDoesNotSpendWhatOthersSettled(t *testing.T) {
 }
 
 // A process is killed with a spend that has not committed. Nothing else is lost.
-func TestKilled_OnlyWhatCommittedIsSpent(t *testing.T) {
+func TestKilled_OnlyCommittedSpendsCount(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
 	c, other := f.child(), f.pool(leases.Rule{})
@@ -199,8 +199,8 @@ func TestKilled_AllowLosesAtMostTheSlices(t *testing.T) {
 	require.LessOrEqual(t, spent, done+granted)
 }
 
-// The process, its connection or its server is lost at each statement. Of what is in rows, exactly what committed counts,
-// once others have settled.
+// The process, its connection or its server is lost at each statement. Once others have settled, leases in rows count
+// exactly the committed spends.
 func TestLost_AtEachStatementNothingIsLost(t *testing.T) {
 	t.Parallel()
 	lose := func(_ *testing.T, _ *fixture, x *pgtest.Flush) { x.Lose() }

@@ -14,8 +14,8 @@ import (
 	"github.com/pgmetered/metered/leases"
 )
 
-// An agent's run gets part of its user's budget, and gives part of that to a step. What a step does not use is free for the
-// run again, and what the run does not use for the user.
+// An agent's run gets part of its user's budget, and gives part of that to a step. Units that a step does not use are
+// free for the run again, and units that the run does not use are free for the user.
 func ExampleCarver_Carve() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
@@ -127,7 +127,7 @@ func ExampleCarver_Receive() {
 	fmt.Println("run/42 used", settled.Spent, "of", settled.Granted)
 
 	carve("run/43")
-	// … and its cluster burns down. Nobody knows what it used, so it counts as all.
+	// … and its cluster burns down. Nobody knows how many units it used, so all of them count.
 	lost := step(home, func(tx pgx.Tx) (leases.Lease, error) {
 		return carver.WriteOff(ctx, tx, "run/43", budget.Note{Actor: "ann@ops", Reason: "region lost"})
 	})

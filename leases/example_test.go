@@ -36,7 +36,7 @@ func ExamplePool_Charge() {
 			log.Fatal(err)
 		}
 	}
-	if err := pool.Close(ctx); err != nil { // gives back what is not spent
+	if err := pool.Close(ctx); err != nil { // gives back unspent units
 		log.Fatal(err)
 	}
 	ledger, _ := budget.New(budget.Config{})
@@ -66,7 +66,7 @@ func ExamplePool_Allow() {
 	// false
 }
 
-// The statement of a hot budget: its leases have each spend, and the ledger what was charged without a lease.
+// The statement of a hot budget: its leases have each spend, and the ledger has each charge without a lease.
 func ExamplePool_History() {
 	ctx := context.Background()
 	db, done := exampleDatabase()
@@ -129,7 +129,7 @@ func ExamplePool_History() {
 	// in all: 500 500
 }
 
-// Answers tell clients where they stand with limits that are decided from memory.
+// Limits that are decided from memory still say in each answer how much is left.
 func ExamplePool_Receipt() {
 	ctx := context.Background()
 	db, done := exampleDatabase()
@@ -163,8 +163,8 @@ func ExamplePool_Receipt() {
 	// ben 200 "searches";r=2;t=60
 }
 
-// All requests of a process share what an upstream service lets through: a Limiter saves looking for the limit each time, and says
-// how much of it is left.
+// All requests of a process share the limit of an upstream service: a Limiter saves looking for the limit each time,
+// and says how much of it is left.
 func ExampleLimiter_Receipt() {
 	ctx := context.Background()
 	db, done := exampleDatabase()

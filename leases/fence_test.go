@@ -47,7 +47,7 @@ func (l held) spend(ctx context.Context, db budget.Querier, offset, amount int64
 	return err
 }
 
-// settle settles l in the name of who, and returns what it captured.
+// settle settles l in the name of a caller, and returns the units that it captured.
 func (l held) settle(ctx context.Context, db interface {
 	QueryRow(context.Context, string, ...any) pgx.Row
 }, who string, wait time.Duration) (status string, spent int64, err error) {
@@ -67,9 +67,9 @@ func (f *fixture) begin(level pgx.TxIsoLevel) pgx.Tx {
 	return tx
 }
 
-// Spends race with settlements by other connections. What each settlement captures is what committed, whatever was
+// Spends race with settlements by other connections. Each settlement captures the committed spends, and none that was
 // rolled back, to a savepoint or whole.
-func TestFence_ASettlementCapturesWhatCommitted(t *testing.T) {
+func TestFence_ASettlementCapturesCommittedSpends(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels {
 		t.Run(string(level), func(t *testing.T) {
@@ -141,8 +141,8 @@ func TestFence_ASettlementCapturesWhatCommitted(t *testing.T) {
 
 var errUndone = errors.New("undone")
 
-// commit spends in a transaction of its own. Of five ways one rolls it back, one does so to a savepoint and spends nothing,
-// one does so and spends the next range, and one spends behind a savepoint.
+// commit spends in a transaction of its own. The five ways: it commits, it rolls back, it rolls back to a savepoint and
+// spends nothing, it does so and spends the next range, it spends behind a savepoint.
 func (f *fixture) commit(level pgx.TxIsoLevel, l held, offset, amount int64, way int) error {
 	ctx := context.Background()
 	return pgx.BeginTxFunc(ctx, f.db, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
@@ -169,7 +169,7 @@ func (f *fixture) commit(level pgx.TxIsoLevel, l held, offset, amount int64, way
 			return err
 		}
 		if way == 2 {
-			return l.spend(ctx, tx, offset, amount) // what was rolled back may be spent
+			return l.spend(ctx, tx, offset, amount) // a range that was rolled back may be spent
 		}
 		if _, err := tx.Exec(ctx, `select 2`); err != nil {
 			return err
@@ -178,8 +178,8 @@ func (f *fixture) commit(level pgx.TxIsoLevel, l held, offset, amount int64, way
 	})
 }
 
-// A spend that has not committed makes the settler wait; one that waits sends new spends elsewhere at once.
-func TestFence_WhoSpendsIsWaitedForAndWhoComesIsNot(t *testing.T) {
+// A spend that has not committed makes the settler wait. While the settler waits, new spends are sent elsewhere at once.
+func TestFence_OpenSpendsAreWaitedForAndNewOnesRefused(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels {
 		f := setUp(t)
@@ -200,7 +200,7 @@ func TestFence_WhoSpendsIsWaitedForAndWhoComesIsNot(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
 		defer cancel()
 		require.ErrorIs(t, l.spend(ctx, f.db, 20, 1), errRefused)
-		require.NoError(t, l.spend(ctx, tx, 7, 5), "who has begun to spend goes on")
+		require.NoError(t, l.spend(ctx, tx, 7, 5), "a transaction that has begun to spend goes on")
 		require.NoError(t, tx.Commit(t.Context()))
 		require.NoError(t, <-settled)
 		require.ErrorIs(t, l.spend(ctx, f.db, 40, 1), errRefused)

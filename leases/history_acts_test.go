@@ -168,7 +168,7 @@ func (h *history) spendWith(direct *budget.Charge) {
 	}
 }
 
-// settle ends a lease, by its owner or a stranger, who can at the end.
+// settle ends a lease, by its owner, or by a stranger, which works only after the lease's end.
 func (h *history) settle() {
 	l := h.lease("")
 	if l == nil {
@@ -179,7 +179,7 @@ func (h *history) settle() {
 	captured := l.spent
 	if l.mode == "memory" {
 		if captured = l.granted; who == owner && rapid.Bool().Draw(h.T, "tells") {
-			captured = int64(rapid.IntRange(0, int(l.granted)).Draw(h.T, "told"))
+			captured = int64(rapid.IntRange(0, int(l.granted)).Draw(h.T, "reported"))
 			told = &captured
 		}
 	}
@@ -248,7 +248,7 @@ func (h *history) endHold() {
 	delete(h.holds, id)
 }
 
-// refund takes back part of an entry. Of a lease the newest spends are taken back first.
+// refund takes back part of an entry. A lease's newest spends are taken back first.
 func (h *history) refund() {
 	var of []*use
 	for _, u := range h.uses {

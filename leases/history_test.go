@@ -39,12 +39,12 @@ func TestMain(m *testing.M) {
 
 var prepareCharges = budget.Internals(lend.Key{}).Charges
 
-// use is what was used of the scope, once: a charge, a capture, or a spend from a lease.
+// use is one use of the scope: a charge, a capture, or a spend from a lease.
 type use struct {
 	amount  int64
 	at      time.Time
-	counted time.Time // what the ledger has it at: of a spend, when its lease was settled; zero until then
-	seq     int64     // the entry, of what can be refunded; of spends that of their lease
+	counted time.Time // the entry's time: for a spend, when its lease was settled. Zero until then
+	seq     int64     // the entry that a refund names: for a spend, its lease's
 	lease   int64
 }
 
@@ -56,7 +56,7 @@ type modelLease struct {
 	spent int64
 }
 
-// history is a scope whose every charge, hold and lease has the same limits, and what is known of it.
+// history is a scope in which every charge, hold and lease has the same limits, and the model's state of it.
 type history struct {
 	*rapid.T
 	*fixture
@@ -79,9 +79,9 @@ type history struct {
 
 var historyScope, historySpends atomic.Int64
 
-// Random histories of charges, leases, holds, refunds, credits, purges and clocks, at three levels: what is used in any
-// window is never more than the limit, each unit at the time at which it was used; Usage is right at each step; and
-// Verify finds nothing.
+// Random histories of charges, leases, holds, refunds, credits, purges and clocks, at three levels. Use in any window
+// never exceeds the limit, each unit taken at the time at which it was used. Usage is right at each step, and Verify
+// finds nothing.
 func TestHistories_NeverExceedALimitInAnyWindow(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
@@ -110,7 +110,7 @@ func TestHistories_NeverExceedALimitInAnyWindow(t *testing.T) {
 	require.Greater(t, historySpends.Load(), int64(10))
 }
 
-// check compares what Usage says of each window.
+// check compares Usage of each window with the model.
 func (h *history) check() {
 	var queries []budget.Query
 	for _, l := range h.limits {

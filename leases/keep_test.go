@@ -57,8 +57,8 @@ func TestGrants_AreEnoughForAPool(t *testing.T) {
 	require.NoError(t, k.Close(t.Context()))
 }
 
-// A purge takes what was settled that long ago, spends first, in batches; never what is open. What was captured stays, and
-// Verify finds nothing at any point.
+// A purge deletes leases that were settled that long ago, spends first, in batches, and never an open lease. Captured
+// units stay, and Verify finds nothing at any point.
 func TestPurge_TakesSettledLeasesWithTheirSpends(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
@@ -104,8 +104,8 @@ func TestPurge_TakesSettledLeasesWithTheirSpends(t *testing.T) {
 	require.Equal(t, int64(5*21+5), f.settled("hot"))
 }
 
-// Verify tells of a spend that was not captured, of one that is gone, and of a lease that is held no more.
-func TestVerify_TellsWhatIsWrongWithLeases(t *testing.T) {
+// Verify reports a spend that was not captured, a spend that is gone, and a lease that is held no more.
+func TestVerify_ReportsLeasesAtOddsWithTheLedger(t *testing.T) {
 	t.Parallel()
 	for what, sql := range map[string]string{
 		"a spend after the end":  `insert into metered.lease_spends (lease, at_offset, amount, at) select no, 90, 1, now() from metered.leases where spent > 0`,
@@ -134,8 +134,8 @@ func TestVerify_TellsWhatIsWrongWithLeases(t *testing.T) {
 	}
 }
 
-// No call reads a table from its beginning to its end, nor more of it the longer the history is, whatever the statistics
-// say when its plans are made.
+// No call reads a table from its beginning to its end, and none reads more of it because the history is long, with
+// whatever statistics its plans are made.
 func TestPlans_OfLeasesReadNoWholeTable(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -224,7 +224,7 @@ func TestPlans_OfLeasesReadNoWholeTable(t *testing.T) {
 	}
 }
 
-// After Close no goroutine is left, whatever was going on.
+// Close leaves no goroutine, even in the middle of work.
 func TestClose_LeavesNoGoroutine(t *testing.T) {
 	f := setUp(t)
 	running := func() string {

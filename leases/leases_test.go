@@ -80,7 +80,7 @@ func (f *fixture) usage(scope string) budget.Usage {
 	return u[0]
 }
 
-// settled closes the pools and returns what the scope has spent, all of it in the chain.
+// settled closes the pools and returns the units that the scope has spent, all of them in the chain.
 func (f *fixture) settled(scope string, pools ...*leases.Pool) int64 {
 	for _, p := range pools {
 		require.NoError(f, p.Close(f.Context()))
@@ -139,7 +139,7 @@ func TestCharge_ARollbackTakesASpendBack(t *testing.T) {
 	require.Equal(t, spent, f.settled("hot", p))
 }
 
-// Whatever is committed is in the chain at the end, and never more than the limit, at each level, with several processes.
+// With several processes, at each level, every committed unit is in the chain at the end, and never more than the limit.
 func TestCharge_IsExactUnderConcurrency(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -209,7 +209,7 @@ func TestCharge_NearTheEndIsExact(t *testing.T) {
 		case err == nil:
 			spent++
 		case errors.As(err, &denied):
-			require.Positive(t, denied.Refusals[0].Leased, "refused only for want of what is leased: %v", err)
+			require.Positive(t, denied.Refusals[0].Leased, "refused only because units are leased: %v", err)
 			require.Less(t, denied.RetryAfter(), 11*time.Second)
 			time.Sleep(5 * time.Millisecond)
 		default:

@@ -13,8 +13,8 @@ import (
 	"github.com/pgmetered/metered/leases"
 )
 
-// A lease ends with the period in which it was opened. What was spent of it counts in that period while it is open, and is held in
-// the next until it is settled: there it counts again, so that neither lets too many in.
+// A lease ends with the period in which it was opened. While it is open, its spends count in that period. In the next
+// period they are held until it is settled, so they count again there: neither period lets too many in.
 func TestPeriods_ALeaseOverTheEndNeverLetsTooManyIn(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)

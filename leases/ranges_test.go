@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// Who believes to own a lease spends a range of it, and nobody spends it again, nor more than there is.
+// A caller that names a lease spends a range of it. Nobody spends that range again, nor more than the lease has.
 func TestRanges_AreSpentOnceAndWithinTheSlice(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
@@ -28,7 +28,7 @@ func TestRanges_AreSpentOnceAndWithinTheSlice(t *testing.T) {
 	require.NoError(t, l.spend(ctx, f.db, 0, 10))
 	require.NoError(t, l.spend(ctx, f.db, 20, 80))
 
-	// A refused range takes back what the call has spent, and nothing else of its transaction.
+	// A refused range takes back the spends of its own call, and nothing else of its transaction.
 	k := f.open("rows", 100, time.Minute)
 	tx := f.begin(pgx.ReadCommitted)
 	require.NoError(t, k.spend(ctx, tx, 0, 5))
@@ -67,8 +67,8 @@ func TestRanges_AreSpentByTheLeasesOwnKeyOnly(t *testing.T) {
 	}
 }
 
-// Two sessions that both count from the same state, as clones of a machine do, or an intruder with the role of the application: of
-// ranges that share a unit one is spent, whichever session does not see what the other has spent.
+// Two sessions that both count from the same state, as clones of a machine do, or an intruder with the role of the
+// application. When their ranges share a unit, one is spent, though neither session sees the other's spend.
 func TestRanges_OfTwoSessionsAtATimeAreSpentOnce(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels {
@@ -138,7 +138,7 @@ func TestRanges_OfTwoSessionsAtATimeAreSpentOnce(t *testing.T) {
 }
 
 // Verify says which it is: more was spent than the lease was granted, or something else was captured than was spent.
-func TestVerify_SaysWhatIsWrongWithALease(t *testing.T) {
+func TestVerify_NamesTheLeaseTheUnitsAndTheirBound(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
 	ctx := t.Context()
@@ -172,7 +172,7 @@ func TestVerify_SaysWhatIsWrongWithALease(t *testing.T) {
 	}
 }
 
-// A call that is refused takes back what it has spent itself, however its charges are laid out.
+// A refused call takes back its own spends and no others, in whatever order its charges come.
 func TestRanges_OfOthersAreNeverTakenBack(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
@@ -206,7 +206,8 @@ func TestRanges_OfOthersAreNeverTakenBack(t *testing.T) {
 	require.Equal(t, int64(60), f.usage("hot").Used)
 }
 
-// What the owner of a lease in memory says it used is taken up to what was granted; what anybody else says is not taken.
+// The owner of a lease in memory says how many units it used: that number counts, up to the units granted. A stranger's
+// number does not count.
 func TestSettle_OfMemoryTakesTheOwnersWordUpToTheGrant(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -233,8 +234,8 @@ func TestSettle_OfMemoryTakesTheOwnersWordUpToTheGrant(t *testing.T) {
 	}
 }
 
-// What a lease captures is dated no earlier than its spends, so that they do not leave a window early: a clock that was
-// set back in between makes no room.
+// A lease's capture is dated no earlier than its spends, so that they do not leave a window early: a clock that was set
+// back in between makes no room.
 func TestSettle_IsDatedNoEarlierThanTheSpends(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
@@ -257,7 +258,7 @@ func TestSettle_IsDatedNoEarlierThanTheSpends(t *testing.T) {
 	require.Equal(t, int64(100), f.settled("hot"))
 }
 
-// A lease that is past its end by the database's clock is not spent from, whatever its owner believes; nor is it freed.
+// By the database's clock the lease is past its end: its owner cannot spend from it any more, and it is not freed either.
 func TestSettle_AnEndedLeaseIsSettledByAnybodyAndNotFreed(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
@@ -294,8 +295,8 @@ func TestSettle_AnEndedLeaseIsSettledByAnybodyAndNotFreed(t *testing.T) {
 	require.Equal(t, int64(106), f.settled("hot"))
 }
 
-// A slice is at most the share of what is left, and none if that is less than the least; what holds and leases keep is
-// not left.
+// A slice is at most the share of what is left, and none if that is less than the least. Held and leased units are not
+// left.
 func TestOpen_TakesNoMoreThanItsShare(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)

@@ -26,8 +26,8 @@ func TestSlice_EndsByEitherClock(t *testing.T) {
 	}
 }
 
-// What was taken and given back is there again, until the slice is sealed; then it counts as used.
-func TestSlice_SealedCountsWhatWasTaken(t *testing.T) {
+// Units that were taken and given back are there again. Once the slice is sealed, they count as used.
+func TestSlice_SealedCountsTakenUnits(t *testing.T) {
 	s := &slice{granted: 10, ends: time.Now().Add(time.Minute), endsWall: time.Now().Add(time.Minute).UnixNano()}
 	for _, want := range []int64{0, 4} {
 		offset, ok := s.take(4)

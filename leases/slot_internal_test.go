@@ -10,7 +10,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// A refusal is remembered for seconds, whatever its retry time, and for the amount that was asked.
+// A refusal is remembered for seconds, however far its retry time, and for the amount that was asked.
 func TestSlot_ARefusalIsRememberedForSecondsAndForItsAmount(t *testing.T) {
 	t.Parallel()
 	month := budget.PerMonth(10, time.UTC, time.Time{})

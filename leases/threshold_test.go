@@ -16,8 +16,8 @@ import (
 	"github.com/pgmetered/metered/leases"
 )
 
-// A lease counts whole when it is opened: that tells, and what is spent of it does not tell again.
-func TestThreshold_IsToldByLeasesAndCarvings(t *testing.T) {
+// A lease counts whole when it is opened. Opening it reports the threshold, and spends from it do not report it again.
+func TestThreshold_IsReportedByLeasesAndCarvings(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
 	_, err := f.db.Exec(t.Context(), `create table told (scope text, name text)`)
@@ -67,9 +67,9 @@ func TestThreshold_IsToldByLeasesAndCarvings(t *testing.T) {
 	}
 }
 
-// A lease holds its units, which a threshold of what is spent leaves out. Whoever settles its own lease tells of what was spent
-// of it; of those of others, and of carvings, the next that carries the threshold does.
-func TestThreshold_OfWhatIsSpentIsToldWhenALeaseIsSettled(t *testing.T) {
+// A lease holds its units, and a threshold on spending alone ignores held units. A pool that settles its own lease
+// reports the threshold. For leases of others, and for carvings, the next call that carries the threshold reports it.
+func TestThreshold_OnSpendingIsReportedWhenALeaseIsSettled(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
 	_, err := f.db.Exec(t.Context(), `create table told (scope text, name text, used bigint, held bigint, seq bigint)`)
@@ -107,7 +107,7 @@ func TestThreshold_OfWhatIsSpentIsToldWhenALeaseIsSettled(t *testing.T) {
 		_, err := f.spend(p, pgx.ReadCommitted, charge(5, limit))
 		require.NoError(t, err)
 	}
-	require.Empty(t, told(), "nobody who spends from a lease locks the scope")
+	require.Empty(t, told(), "spends from a lease do not lock the scope")
 	require.NoError(t, p.Close(t.Context()))
 	used := pgtest.Value[int64](t, f.db, `select spent from metered.ledger where scope = 'hot' order by seq desc limit 1`)
 	require.Greater(t, used, int64(20))
@@ -118,9 +118,9 @@ func TestThreshold_OfWhatIsSpentIsToldWhenALeaseIsSettled(t *testing.T) {
 	late := budget.Lifetime(1000).Tell(budget.Threshold{Name: "150", Used: 150, Spent: true})
 	warm := f.warmAllow(p, budget.Charge{Scope: "other", Amount: 1, Limits: []budget.Limit{late}})
 	require.NoError(t, p.Allow(t.Context(), budget.Charge{Scope: "other", Amount: 150, Limits: []budget.Limit{late}}))
-	require.NoError(t, p.Close(t.Context()), "what cannot be told is settled")
+	require.NoError(t, p.Close(t.Context()), "the lease is settled although the report fails")
 	require.Empty(t, told())
-	require.Equal(t, warm+150, f.usage("other").Used, "as what was used")
+	require.Equal(t, warm+150, f.usage("other").Used, "the settled units count as used")
 	fail.Store(false)
 
 	ledger, err := budget.New(cfg)
@@ -134,7 +134,7 @@ func TestThreshold_OfWhatIsSpentIsToldWhenALeaseIsSettled(t *testing.T) {
 		return ledger.Charge(t.Context(), tx, budget.Charge{Scope: "other", Amount: 1, Limits: []budget.Limit{late}})
 	})
 	require.NoError(t, err)
-	require.Equal(t, []string{fmt.Sprintf("other 150: %d used, 0 held, by c", warm+151)}, told(), "the next charge told of it")
+	require.Equal(t, []string{fmt.Sprintf("other 150: %d used, 0 held, by c", warm+151)}, told(), "the next charge reported it")
 
 	carver, err := leases.NewCarver(ledger)
 	require.NoError(t, err)

@@ -48,7 +48,7 @@ func TestClusters_OneBudgetServesTwo(t *testing.T) {
 	})
 }
 
-// A child that nobody closes is closed at its end, by a job; the hold in it is waited for.
+// A child that nobody closes is closed at its end, by a job, and the job waits for the hold in it.
 func TestClusters_ADeadlineEndsAChild(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1_000)
@@ -128,7 +128,7 @@ func TestClusters_ACutNetwork(t *testing.T) {
 	w.addsUp()
 	require.Zero(t, pgtest.Value[int](t, w.away.local, `select count(*) from metered.ledger where scope = 'c' and kind = 'd'`))
 
-	t.Log("the cluster is written off: what it tells later changes nothing")
+	t.Log("the cluster is written off: its later messages change nothing")
 	w.carve("d", 100, time.Hour)
 	w.credited("d")
 	w.charge("d", 1, 10)

@@ -157,7 +157,7 @@ func (w *world) settled(child string) (l leases.Lease) {
 	return l
 }
 
-// childSide is what there is of a child on its cluster.
+// childSide is the state of a child on its own cluster.
 type childSide struct {
 	Scope          string
 	Used, Credited int64
@@ -173,8 +173,8 @@ from metered.ledger l order by scope, seq desc`
 const parentSQL = `
 select l.child, l.granted, coalesce(l.spent, 0), l.settled_at is not null from metered.leases l where l.mode = 'r'`
 
-// addsUp checks both sides against each other: what was used away counts at home, once, and nothing was used that home
-// did not give. The child's side is read first: what is used then counts at home already.
+// addsUp checks both sides against each other: units used away count at home, once, and no unit was used that home did
+// not give. The child's side is read first: units that it has used by then count at home already.
 func (w *world) addsUp() {
 	w.Helper()
 	ctx := context.Background()
@@ -230,7 +230,7 @@ func (w *world) addsUp() {
 	}
 }
 
-// rescue gives jobs whose worker's connection was lost to another one, as River's rescuer does after a while.
+// rescue gives the jobs of a worker that lost its connection to another one, as River's rescuer does after a while.
 func (s *site) rescue(ctx context.Context) error {
 	_, err := s.local.Exec(ctx, `update river_job set state = 'available' where state = 'running'`)
 	return err
