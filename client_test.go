@@ -229,8 +229,8 @@ func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 		{metered.Command{ID: long}, "Command.ID", metered.ErrArgument},
 		{metered.Command{ID: "a\xff"}, "Command.ID", metered.ErrArgument},
 		{metered.Command{ID: "a\x00"}, "Command.ID", metered.ErrArgument},
-		{metered.Command{ID: "a", Namespace: long}, "Command.Namespace", metered.ErrArgument},
-		{metered.Command{ID: "a", Namespace: "\x00"}, "Command.Namespace", metered.ErrArgument},
+		{metered.Command{ID: "a", Tenant: long}, "Command.Tenant", metered.ErrArgument},
+		{metered.Command{ID: "a", Tenant: "\x00"}, "Command.Tenant", metered.ErrArgument},
 		{metered.Command{ID: "a", Name: long}, "Command.Name", metered.ErrArgument},
 		{metered.Command{ID: "a", Name: "\xc3"}, "Command.Name", metered.ErrArgument},
 		{metered.Command{ID: "a", Input: make(chan int)}, "Command.Input", metered.ErrArgument},
@@ -274,7 +274,7 @@ func TestDo_WhatIsJustWithinBoundsIsTaken(t *testing.T) {
 		cmd metered.Command
 		err error
 	}{
-		{metered.Command{ID: longest, Namespace: longest, Name: longest, Input: make([]byte, 1<<20)}, nil},
+		{metered.Command{ID: longest, Tenant: longest, Name: longest, Input: make([]byte, 1<<20)}, nil},
 		{metered.Command{ID: "a", IssuedAt: first}, nil},
 		{metered.Command{ID: "b", IssuedAt: last}, metered.ErrFuture},
 		{metered.Command{ID: metered.NewID(), IssuedAt: last}, nil}, // the time in the id is what counts
@@ -400,7 +400,7 @@ func TestSecret_AReplayCanShowTheTokenThatTheCommandMinted(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{SecretKey: secretKey})
 	ctx := t.Context()
-	cmd := metered.Command{Namespace: "ns", ID: "op"}
+	cmd := metered.Command{Tenant: "ns", ID: "op"}
 	var minted string
 	invite := func(ctx context.Context, tx *metered.Tx) (map[string]string, error) {
 		secret, err := tx.Secret("invitation")
@@ -433,7 +433,7 @@ func TestSecret_AReplayCanShowTheTokenThatTheCommandMinted(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, minted, shown.Reveal())
 
-	// No other operation, namespace, label or key gives it.
+	// No other operation, tenant, label or key gives it.
 	seen := map[string]bool{minted: true}
 	for _, parts := range [][3]string{{"ns", "op", ""}, {"ns", "op", "x"}, {"", "op", "invitation"}, {"ns", "op2", "invitation"}, {"nso", "p", "invitation"}} {
 		secret, err := c.Secret(parts[0], parts[1], parts[2])

@@ -30,21 +30,21 @@ import (
 
 // Bounds of a command.
 const (
-	maxIDBytes     = 255     // of Command.ID, Namespace and Name each
+	maxIDBytes     = 255     // of Command.ID, Tenant and Name each
 	maxInputBytes  = 1 << 20 // of Command.Input as JSON
 	maxResultBytes = 1 << 20 // of the result as JSON
 )
 
 // Command declares a call. Only ID is required.
 type Command struct {
-	// ID is the operation's id, 1 to 255 bytes of UTF-8: the same ID in the same Namespace is carried out once.
+	// ID is the operation's id, 1 to 255 bytes of UTF-8: the same ID of the same Tenant is carried out once.
 	// A UUIDv7 carries its time (see IssuedAt), in any common spelling. Two spellings are two IDs. Another ID looks
 	// new again when its record is purged, unless IssuedAt is set.
 	ID string
-	// Namespace keeps the ids of tenants apart, up to 255 bytes. If clients choose IDs, it must be the user or
-	// tenant that is signed in: in a common namespace one client can get another's result. Defaults to "".
-	Namespace string
-	Name      string // the kind of command, up to 255 bytes. The same ID with another name is a conflict
+	// Tenant owns the ID, up to 255 bytes: another tenant's equal ID is another operation. If clients choose IDs, it must be
+	// the user or account that is signed in: with a Tenant in common one client can get another's result. Defaults to "".
+	Tenant string
+	Name   string // the kind of command, up to 255 bytes. The same ID with another name is a conflict
 	// Input is the command's own argument, as JSON of up to 1 MiB. The same ID with other input is a conflict. Only
 	// its SHA-256 is stored. A function that charges, credits, refunds or calls holds needs one. Defaults to none.
 	Input any
@@ -126,14 +126,14 @@ type operation struct {
 }
 
 func (c *Client) prepare(cmd Command, do work) (*operation, error) {
-	if err := checkID(cmd.Namespace, cmd.ID); err != nil {
+	if err := checkID(cmd.Tenant, cmd.ID); err != nil {
 		return nil, err
 	}
 	if err := checkText("Command.Name", cmd.Name); err != nil {
 		return nil, err
 	}
 	op := &operation{client: c, cmd: cmd, do: do, Operation: command.Operation{
-		Namespace: cmd.Namespace, ID: cmd.ID, Name: cmd.Name, IssuedAt: issuedAt(cmd),
+		Tenant: cmd.Tenant, ID: cmd.ID, Name: cmd.Name, IssuedAt: issuedAt(cmd),
 		Isolation: cmd.Isolation, EarlyRelease: cmd.EarlyRelease, LSN: cmd.LSN,
 	}}
 	op.Function = op.attempt
@@ -190,7 +190,7 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 	if cmd.settling != nil {
 		op.Fingerprint, op.Until = cmd.settling.fingerprint, cmd.settling.until
 	}
-	op.Key = lockkey.OfOperation(c.schema.String(), cmd.Namespace, cmd.ID)
+	op.Key = lockkey.OfOperation(c.schema.String(), cmd.Tenant, cmd.ID)
 	return op, nil
 }
 
@@ -238,7 +238,7 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 	}
 	switch lost := (*command.Indefinite)(nil); {
 	case errors.As(err, &lost):
-		return &IndefiniteError{Namespace: op.Namespace, ID: op.ID, cause: lost.Cause}
+		return &IndefiniteError{Tenant: op.Tenant, ID: op.ID, cause: lost.Cause}
 	case err != nil:
 		return err
 	case op.rec.Refusal != nil:
@@ -402,14 +402,14 @@ func encodeInput(input any) ([]byte, error) {
 	return b, nil
 }
 
-func checkID(namespace, id string) error {
+func checkID(tenant, id string) error {
 	if id == "" {
 		return invalid("Command.ID", "is empty")
 	}
 	if err := checkText("Command.ID", id); err != nil {
 		return err
 	}
-	return checkText("Command.Namespace", namespace)
+	return checkText("Command.Tenant", tenant)
 }
 
 func checkText(field, text string) error { return fault.Text(errArgument, field, text, maxIDBytes) }

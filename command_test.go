@@ -250,8 +250,8 @@ func TestDo_ARecordThatAppearsMeanwhileTakesTheCommandBack(t *testing.T) {
 			runs := 0
 			out, err := do(tx, c, metered.Command{ID: "op"}, func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
 				runs++
-				_, err := pool.Exec(ctx, `insert into metered.operations (namespace, id, at, fingerprint, result)
-					select namespace, 'op', at, fingerprint, result from metered.operations where id = 'model'`)
+				_, err := pool.Exec(ctx, `insert into metered.operations (tenant, id, at, fingerprint, result)
+					select tenant, 'op', at, fingerprint, result from metered.operations where id = 'model'`)
 				require.NoError(t, err)
 				return upload("own")(ctx, tx)
 			})
@@ -387,7 +387,7 @@ func TestLookup_ReturnsTheRecord(t *testing.T) {
 	_, err := c.Lookup(ctx, pool, "ns", "op")
 	require.ErrorIs(t, err, metered.ErrUnknownOperation)
 	issued := time.Now().Truncate(time.Microsecond)
-	cmd := metered.Command{Namespace: "ns", ID: "op", IssuedAt: issued, Charges: []budget.Charge{charge("s", 3, 10)}}
+	cmd := metered.Command{Tenant: "ns", ID: "op", IssuedAt: issued, Charges: []budget.Charge{charge("s", 3, 10)}}
 	out, err := metered.Do(ctx, c, cmd, func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
 		_, err := c.Lookup(ctx, pool, "ns", "op") // does not wait
 		require.ErrorIs(t, err, metered.ErrUnknownOperation)
@@ -400,7 +400,7 @@ func TestLookup_ReturnsTheRecord(t *testing.T) {
 	require.True(t, op.At.Equal(out.At))
 	require.True(t, op.IssuedAt.Equal(issued))
 	require.Equal(t, out.Receipt.Entries[0].Seq, op.Receipt.Entries[0].Seq)
-	require.Equal(t, "ns", op.Namespace)
+	require.Equal(t, "ns", op.Tenant)
 	_, err = c.Lookup(ctx, pool, "", "op")
 	require.ErrorIs(t, err, metered.ErrUnknownOperation)
 

@@ -110,7 +110,7 @@ func TestDo_CreditsAndRefundsAreTheCommands(t *testing.T) {
 			pool, c := setUp(t, metered.Config{})
 			ctx := t.Context()
 			do := func(id string, fn metered.Func[uploaded], charges ...budget.Charge) (out metered.Outcome[uploaded], err error) {
-				cmd := metered.Command{Input: 1, Namespace: "bank", ID: id, Charges: charges}
+				cmd := metered.Command{Input: 1, Tenant: "bank", ID: id, Charges: charges}
 				if own {
 					return metered.Do(ctx, c, cmd, fn)
 				}
@@ -182,7 +182,7 @@ func TestDo_CreditsAndRefundsAreTheCommands(t *testing.T) {
 				last = e
 			}
 			require.Equal(t, []any{int64(4), budget.KindRefund, int64(3), "bank", "refund", "broken"},
-				[]any{last.Seq, last.Kind, last.Ref, last.Namespace, last.Operation, last.Note.Reason})
+				[]any{last.Seq, last.Kind, last.Ref, last.OperationTenant, last.Operation, last.Note.Reason})
 		})
 	}
 }

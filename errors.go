@@ -58,13 +58,13 @@ var errIndefinite = fault.New("indefinite", "metered: the outcome is not known")
 // IndefiniteError says that COMMIT may or may not have taken effect, or is not known to be durable. Call again with
 // the same command.
 type IndefiniteError struct {
-	Namespace, ID string // of the operation
+	Tenant, ID string // of the operation
 
 	cause error
 }
 
 func (e *IndefiniteError) Error() string {
-	return fmt.Sprintf("%v: operation %q in namespace %q: %v", errIndefinite, e.ID, e.Namespace, e.cause)
+	return fmt.Sprintf("%v: operation %q of tenant %q: %v", errIndefinite, e.ID, e.Tenant, e.cause)
 }
 
 func (e *IndefiniteError) Unwrap() []error { return []error{errIndefinite, e.cause} }

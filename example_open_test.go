@@ -19,7 +19,7 @@ type transcript struct {
 // reserve is what a film of unknown length may cost.
 func reserve(id string) metered.Reservation {
 	return metered.Reservation{
-		ID: id, Namespace: "ann", Name: "transcribe", Input: "film.mp4",
+		ID: id, Tenant: "ann", Name: "transcribe", Input: "film.mp4",
 		Lines: []holds.Line{{Scope: "seconds/ann", Amount: 600, Limits: []budget.Limit{budget.Lifetime(1000)}}},
 	}
 }

@@ -63,11 +63,11 @@ func Example() {
 	// Redeeming it charges the organisation, stores the upload and enqueues a job.
 	upload := func(operation string, size int64) (metered.Outcome[int64], error) {
 		return metered.Do(ctx, client, metered.Command{
-			ID:        operation, // chosen by whoever asks: the same id never runs twice
-			Namespace: "ann",     // whose ids they are: who is signed in, never what the client says
-			Name:      "upload",
-			Input:     size,
-			Token:     &metered.Redeem{Purpose: "upload", Subject: "ann", Presented: grant.Token.Reveal()},
+			ID:     operation, // chosen by whoever asks: the same id never runs twice
+			Tenant: "ann",     // the owner of the id: the signed-in user, whatever the client says
+			Name:   "upload",
+			Input:  size,
+			Token:  &metered.Redeem{Purpose: "upload", Subject: "ann", Presented: grant.Token.Reveal()},
 			Charges: []budget.Charge{{Scope: "org/acme", Amount: size, Limits: []budget.Limit{
 				budget.PerWindow(1_000, time.Hour),
 				budget.PerWindow(5_000, 24*time.Hour),
@@ -196,7 +196,7 @@ func ExampleTx_Claim() {
 	client, err := metered.New(pool, metered.Config{})
 	check(err)
 	claim := func(request, visitor string) (metered.Outcome[any], error) {
-		return metered.Do(ctx, client, metered.Command{ID: request, Namespace: visitor, Name: "claim", Input: "ann"},
+		return metered.Do(ctx, client, metered.Command{ID: request, Tenant: visitor, Name: "claim", Input: "ann"},
 			func(ctx context.Context, tx *metered.Tx) (any, error) {
 				_, err := tx.Claim(ctx, holds.Claim{
 					Key: holds.Key{Type: "user name", Value: "ann"}, Holder: visitor, TTL: 10 * time.Minute,
@@ -215,7 +215,7 @@ func ExampleTx_Claim() {
 		seconds, ok := taken.RetryAfterSeconds()
 		fmt.Println("taken, may be free within 10 minutes:", ok && seconds <= 600)
 	}
-	_, err = metered.Do(ctx, client, metered.Command{ID: "request-2", Input: 1, Namespace: "visitor-1", Name: "confirm"},
+	_, err = metered.Do(ctx, client, metered.Command{ID: "request-2", Input: 1, Tenant: "visitor-1", Name: "confirm"},
 		func(_ context.Context, tx *metered.Tx) (any, error) {
 			// The user's row would be written here, through tx.
 			return nil, tx.Capture(holds.Capture{IDs: []string{claimed.ID}, All: true, Holder: "visitor-1", Entity: "user/1"})
@@ -265,14 +265,14 @@ func ExampleClient_Lookup() {
 	client, err := metered.New(pool, metered.Config{})
 	check(err)
 	_, err = metered.Do(ctx, client, metered.Command{
-		ID: "request-1", Namespace: "ann", Charges: []budget.Charge{{Scope: "org/acme", Amount: 800}},
+		ID: "request-1", Tenant: "ann", Charges: []budget.Charge{{Scope: "org/acme", Amount: 800}},
 	}, func(context.Context, *metered.Tx) (string, error) { return "upload 1", nil })
 	check(err)
 
 	op, err := client.Lookup(ctx, pool, "ann", "request-1")
 	check(err)
 	fmt.Println(string(op.Result), op.Receipt.Entries[0].Scope, op.Receipt.Entries[0].Amount)
-	_, err = client.Lookup(ctx, pool, "ben", "request-1") // ids are a namespace's own
+	_, err = client.Lookup(ctx, pool, "ben", "request-1") // ids are a tenant's own
 	fmt.Println(metered.Code(err))
 	// Output:
 	// "upload 1" org/acme 800

@@ -37,7 +37,7 @@ func ExampleTx_Refund() {
 		if err != nil {
 			return err
 		}
-		_, err = metered.Do(ctx, client, metered.Command{ID: request, Namespace: "support", Name: "refund", Input: operation},
+		_, err = metered.Do(ctx, client, metered.Command{ID: request, Tenant: "support", Name: "refund", Input: operation},
 			func(_ context.Context, tx *metered.Tx) (any, error) {
 				for _, charged := range op.Receipt.Entries {
 					if err := tx.RefundCharge(budget.Refund{Scope: charged.Scope, Seq: charged.Seq, All: true}); err != nil {
@@ -72,12 +72,12 @@ func ExampleTx_Extend() {
 	defer done()
 	client, err := metered.New(pool, metered.Config{})
 	check(err)
-	_, err = metered.Do(ctx, client, metered.Command{ID: "table-7", Namespace: "ann", Holds: []holds.Request{{
+	_, err = metered.Do(ctx, client, metered.Command{ID: "table-7", Tenant: "ann", Holds: []holds.Request{{
 		ID: "table-7", TTL: 10 * time.Minute, Lines: []holds.Line{{Scope: "table/7", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}},
 	}}}, func(context.Context, *metered.Tx) (any, error) { return nil, nil })
 	check(err)
 	longer := func(request string) {
-		out, err := metered.Do(ctx, client, metered.Command{ID: request, Namespace: "ann", Name: "longer", Input: "table-7"},
+		out, err := metered.Do(ctx, client, metered.Command{ID: request, Tenant: "ann", Name: "longer", Input: "table-7"},
 			func(_ context.Context, tx *metered.Tx) (any, error) {
 				return nil, errors.Join(
 					tx.Charge(budget.Charge{Scope: "extensions/ann", Amount: 1, Limits: []budget.Limit{budget.PerDay(1, time.UTC, time.Time{})}}),
@@ -105,7 +105,7 @@ func ExampleTx_Secret() {
 	client, err := metered.New(pool, metered.Config{SecretKey: key, TokenPrefix: "acme_invite"})
 	check(err)
 	invite := func(request string) (tokens.Token, error) {
-		_, err := metered.Do(ctx, client, metered.Command{ID: request, Namespace: "ann", Name: "invite", Input: "bob@example.com"},
+		_, err := metered.Do(ctx, client, metered.Command{ID: request, Tenant: "ann", Name: "invite", Input: "bob@example.com"},
 			func(ctx context.Context, tx *metered.Tx) (any, error) {
 				secret, err := tx.Secret("invitation")
 				if err != nil {

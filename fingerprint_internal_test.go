@@ -38,7 +38,7 @@ func TestFingerprint_Golden(t *testing.T) {
 		want  string
 	}{
 		{Command{ID: "a"}, nil, "0117b0761f87b081d5cf10757ccc89f12be355c70e2e29df288b65b30710dcbcd1"},
-		{Command{ID: "b", Namespace: "ns"}, nil, "0117b0761f87b081d5cf10757ccc89f12be355c70e2e29df288b65b30710dcbcd1"},
+		{Command{ID: "b", Tenant: "ns"}, nil, "0117b0761f87b081d5cf10757ccc89f12be355c70e2e29df288b65b30710dcbcd1"},
 		{Command{Name: "upload", Input: map[string]any{"b": 1, "a": "é"}}, nil, "016125c203fc193849b70e59ea5411beb9fb95194bcbcc9801be4edcab09f34458"},
 		{Command{Input: []byte(`{"a":"é","b":1}`)}, nil, "0175195f30769f12eac1157e43942963e95bb6e124b501edf5deb7266b532d09a4"},
 		{Command{IssuedAt: at}, nil, "01871651a6da4ee7d2cc2df425f8757704bb92fb2ae40ddc34684b7119350518de"},

@@ -37,7 +37,7 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	ctx := t.Context()
 	r := holds.Request{ID: "h1", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}
-	cmd := metered.Command{ID: "op1", Input: 1, Namespace: "acme", Charges: []budget.Charge{{Scope: "user/ann", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}
+	cmd := metered.Command{ID: "op1", Input: 1, Tenant: "acme", Charges: []budget.Charge{{Scope: "user/ann", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}
 	out, err := metered.Do(ctx, c, cmd, placing(r))
 	require.NoError(t, err)
 	require.Equal(t, "h1", out.Result)
@@ -55,7 +55,7 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 	history, err := c.Holds.History(ctx, pool, "", "h1", "")
 	require.NoError(t, err)
 	require.Equal(t, "op1", history[0].Operation)
-	require.Equal(t, "acme", history[0].Namespace)
+	require.Equal(t, "acme", history[0].Tenant)
 
 	// A refusal of the charge takes the hold back, and one of the hold the charge.
 	other := r

@@ -217,8 +217,8 @@ func (h *hostile) check(purged bool) {
 		"resources out of bounds":           `select count(*) from metered.resources where octet_length(scope) not between 1 and 255 or retired_at < created_at or created_at > metered.clock()`,
 		"tokens used too often":             `select count(*) from metered.tokens where used > uses or expires_at > minted_at + interval '400 days'`,
 		"horizons in the future":            `select count(*) from (select at from metered.holds_horizon union all select at from metered.operations_horizon) z where at > metered.clock()`,
-		"events that were counted twice":    `select count(*) from (select 1 from metered.ledger l join metered.operations o on o.namespace = l.namespace and o.id = l.operation where o.result = 'null' group by o.namespace, o.id having count(*) > 1) e`,
-		"ids of events beyond the bounds":   `select count(*) from metered.operations where octet_length(id) > 255 or octet_length(namespace) > 255 or octet_length(fingerprint) <> 33`,
+		"events that were counted twice":    `select count(*) from (select 1 from metered.ledger l join metered.operations o on o.tenant = l.operation_tenant and o.id = l.operation where o.result = 'null' group by o.tenant, o.id having count(*) > 1) e`,
+		"ids of events beyond the bounds":   `select count(*) from metered.operations where octet_length(id) > 255 or octet_length(tenant) > 255 or octet_length(fingerprint) <> 33`,
 		"notes and names beyond the bounds": `select count(*) from metered.ledger where octet_length(scope) > 255 or octet_length(note::text) > 16384`,
 	} {
 		require.Zero(h, count(h.T, h.owner, "("+sql+") x(n) where n > 0"), what)
@@ -357,7 +357,7 @@ var tameValues = map[string][]string{
 	"issued": {"null"}, "issued_at": {"null"}, "holder": {"''"}, "chosen": {"false", "true"}, "claim": {"null"}, "fingerprint": {"decode(repeat('01', 33), 'hex')"},
 	"of_fingerprint": {"decode(repeat('01', 33), 'hex')"}, "ttl": {"'1 min'", "'10 min'"}, "grace": {"'0'", "'1 min'"}, "lifetime": {"'1 h'"}, "metadata": {"null", "'{}'"},
 	"closing": {"true", "false"}, "policy": {"'refuse'", "'fit'", "'allow'"}, "entity": {"null", "'x'"}, "by": {"'1 s'"}, "skip_purged": {"false", "true"},
-	"namespace": {"''"}, "operation": {"null", "'op'"}, "max_future": {"'1 min'"}, "timeout_ms": {"0", "null"}, "marker": {"'m'"}, "of_result": {"'\\x31'"},
+	"operation": {"null", "'op'"}, "max_future": {"'1 min'"}, "timeout_ms": {"0", "null"}, "marker": {"'m'"}, "of_result": {"'\\x31'"},
 	"of_deadline": {"metered.clock()"}, "cutoff": {"metered.clock()", "metered.clock() - interval '1 h'"}, "after_seq": {"0"}, "max_rows": {"16", "100"}, "forgetting": {"false", "true"},
 	"after": {"null"}, "after_due": {"'-infinity'"}, "after_no": {"0"}, "max_holds": {"10"}, "keep_pending": {"false", "true"}, "nos": {"'{1,2,3}'"},
 	"digest": {"sha256(gen_random_uuid()::text::bytea)"}, "token_digest": {"sha256('x')"}, "purpose": {"'p'"}, "subject": {"'s'"}, "payload": {"null"}, "uses": {"1", "3"},

@@ -24,32 +24,32 @@ import (
 
 // Operation is the record of a command that committed, or of one that was refused (Command.RecordRefusal).
 type Operation struct {
-	Namespace string          `json:"namespace,omitempty"`
-	ID        string          `json:"id"`
-	Name      string          `json:"name,omitempty"` // Command.Name
-	Result    json.RawMessage `json:"result"`
-	Receipt   budget.Receipt  `json:"receipt"`            // without standings
-	Holds     []holds.Hold    `json:"holds,omitempty"`    // as they were when it was completed
-	Draws     []wallet.Drawn  `json:"draws,omitempty"`    // by Tx.Draw
-	At        time.Time       `json:"at"`                 // when it was completed, by the database's clock
-	IssuedAt  time.Time       `json:"issued_at,omitzero"` // zero if the id carried no time
-	Refusal   error           `json:"-"`                  // nil if it committed
-	Code      string          `json:"code,omitempty"`     // that of Refusal
-	Jobs      []int64         `json:"jobs,omitempty"`     // the first 1,000 of River's jobs that Tx.Enqueue made, by id
+	Tenant   string          `json:"tenant,omitempty"`
+	ID       string          `json:"id"`
+	Name     string          `json:"name,omitempty"` // Command.Name
+	Result   json.RawMessage `json:"result"`
+	Receipt  budget.Receipt  `json:"receipt"`            // without standings
+	Holds    []holds.Hold    `json:"holds,omitempty"`    // as they were when it was completed
+	Draws    []wallet.Drawn  `json:"draws,omitempty"`    // by Tx.Draw
+	At       time.Time       `json:"at"`                 // when it was completed, by the database's clock
+	IssuedAt time.Time       `json:"issued_at,omitzero"` // zero if the id carried no time
+	Refusal  error           `json:"-"`                  // nil if it committed
+	Code     string          `json:"code,omitempty"`     // that of Refusal
+	Jobs     []int64         `json:"jobs,omitempty"`     // the first 1,000 of River's jobs that Tx.Enqueue made, by id
 }
 
 const lookupSQL = `
 select result, scopes, amounts, seqs, ats, holds, at, issued_at, refusal, coalesce(name, ''), jobs
 from metered.operations
-where namespace = $1 and id = $2`
+where tenant = $1 and id = $2`
 
 // Lookup returns the record of an operation, or ErrUnknownOperation if it has not committed or was purged. It waits for
 // nobody, so a record with EarlyRelease may not be durable yet.
-func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id string) (Operation, error) {
+func (c *Client) Lookup(ctx context.Context, db budget.Querier, tenant, id string) (Operation, error) {
 	if err := cmp.Or(c.made(), notNil("db", db)); err != nil {
 		return Operation{}, err
 	}
-	if err := checkID(namespace, id); err != nil {
+	if err := checkID(tenant, id); err != nil {
 		return Operation{}, err
 	}
 	var at schema.DB = c.pool
@@ -61,11 +61,11 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, namespace, id st
 	}
 	var rec command.Record
 	var issued *time.Time
-	op := Operation{Namespace: namespace, ID: id}
-	err := db.QueryRow(ctx, c.sql.lookup, namespace, id).
+	op := Operation{Tenant: tenant, ID: id}
+	err := db.QueryRow(ctx, c.sql.lookup, tenant, id).
 		Scan(&rec.Result, &rec.Scopes, &rec.Amounts, &rec.Seqs, &rec.Ats, &rec.Holds, &rec.At, &issued, &rec.Refusal, &op.Name, &op.Jobs)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Operation{}, fmt.Errorf("%w: %q in namespace %q", ErrUnknownOperation, id, namespace)
+		return Operation{}, fmt.Errorf("%w: %q of tenant %q", ErrUnknownOperation, id, tenant)
 	}
 	if err != nil {
 		return Operation{}, fault.Failed("metered", "look up", err)

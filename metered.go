@@ -3,7 +3,7 @@
 //
 //	out, err := metered.Do(ctx, client, metered.Command{
 //	    ID:        requestID,                     // the same id never runs twice
-//	    Namespace: user,                          // whose id it is: the user who is signed in
+//	    Tenant: user,                          // whose id it is: the user who is signed in
 //	    Name:      "upload",
 //	    Input:     input,
 //	    Token:     &metered.Redeem{Purpose: "upload", Subject: user, Presented: token},
@@ -92,7 +92,7 @@ type Outcome[R any] struct {
 // transaction, makes the charges, records the result and commits. If a part fails, nothing is left, except sticky
 // charges.
 //
-// Idempotency: a command that committed under the same ID and Namespace gets its first result, without running again.
+// Idempotency: a command that committed under the same ID and Tenant gets its first result, without running again.
 // its token must be presented, but may be spent. Concurrent calls with one id wait for each other. A refused command
 // leaves no record, unless RecordRefusal asks for one. A failed one leaves none.
 //
@@ -144,7 +144,7 @@ func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func
 // run runs a command in tx, or in a transaction of its own if that is nil.
 func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (out Outcome[R], err error) {
 	var op *operation
-	ctx, span := c.observer.Start(ctx, observe.Op{Work: observe.Command, Name: cmd.Name, Namespace: cmd.Namespace, ID: cmd.ID})
+	ctx, span := c.observer.Start(ctx, observe.Op{Work: observe.Command, Name: cmd.Name, Tenant: cmd.Tenant, ID: cmd.ID})
 	returned := false // else the function panics
 	defer func() { c.ended(ctx, span, op, tx != nil, returned, err) }()
 	op, err = c.prepare(cmd, encoded(fn, &out.Result))
@@ -372,14 +372,14 @@ func orDefault(d, def time.Duration) time.Duration {
 
 // Secret derives the secret of a token that the operation mints, the same for the same operation and label, so that a
 // replay can show the token without it being stored. Without Config.SecretKey it is an *ArgumentError.
-func (c *Client) Secret(namespace, operationID, label string) (tokens.Secret, error) {
+func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error) {
 	if err := c.made(); err != nil {
 		return tokens.Secret{}, err
 	}
 	if len(c.cfg.SecretKey) == 0 {
 		return tokens.Secret{}, misuse("Config.SecretKey", "is needed to derive a secret")
 	}
-	return tokens.Derive(c.cfg.SecretKey, namespace, operationID, label)
+	return tokens.Derive(c.cfg.SecretKey, tenant, operationID, label)
 }
 
 // RunTx runs fn in a transaction of the Client's pool, for the pieces alone and for DoTx. After SQLSTATE 40001 or 40P01
@@ -455,24 +455,24 @@ func (c *Client) warm(ctx context.Context, tx pgx.Tx) error {
 		return []holds.Line{{Scope: "metered/warm/" + of + id, Amount: 1, Limits: []budget.Limit{budget.PerDay(9, time.UTC, time.Time{})}}}
 	}
 	charges := []budget.Charge{{Scope: "metered/warm/rate" + id, Amount: 1, Limits: []budget.Limit{budget.PerWindow(9, time.Minute), budget.Lifetime(9)}}}
-	s := &session{client: c, r: Reservation{ID: id, Namespace: "metered/warm", Lines: line("session"), Charges: charges}}
+	s := &session{client: c, r: Reservation{ID: id, Tenant: "metered/warm", Lines: line("session"), Charges: charges}}
 	open, _, err := s.prepare()
 	if err != nil {
 		return err
 	}
-	opened, err := open.Scan(tx.QueryRow(ctx, open.SQL, open.Args(ledger.Sending{WaitMS: 1, Namespace: s.r.Namespace, Operation: id})...))
+	opened, err := open.Scan(tx.QueryRow(ctx, open.SQL, open.Args(ledger.Sending{WaitMS: 1, Tenant: s.r.Tenant, Operation: id})...))
 	if err != nil {
 		return nil
 	}
 	s.id = opened[0].ID
-	if _, err := c.Holds.Extend(ctx, tx, holds.Extend{Tenant: s.r.Namespace, IDs: []string{s.id}, By: time.Second}); err != nil {
+	if _, err := c.Holds.Extend(ctx, tx, holds.Extend{Tenant: s.r.Tenant, IDs: []string{s.id}, By: time.Second}); err != nil {
 		return nil
 	}
 	capture, err := inHolds.Capture(c.Holds, s.capture(Used{All: true}))
 	if err != nil {
 		return err
 	}
-	whole := Command{ID: NewID(), Namespace: s.r.Namespace, Charges: charges, Holds: []holds.Request{{Lines: line("hold"), TTL: time.Minute}}}
+	whole := Command{ID: NewID(), Tenant: s.r.Tenant, Charges: charges, Holds: []holds.Request{{Lines: line("hold"), TTL: time.Minute}}}
 	for _, cmd := range []Command{s.command(capture), whole} {
 		op, err := c.prepare(cmd, func(context.Context, *Tx) ([]byte, error) { return []byte("null"), nil })
 		if err != nil {

@@ -64,7 +64,7 @@ func TestListen_HearsOfJobsAndLargeChargesOfWhatCommitted(t *testing.T) {
 	c := newClient(t, pgtest.AsRole(t, owner, metered.GrantSQL, riverGrantSQL), metered.Config{NotifyJobs: true, NotifyChargesFrom: 100})
 	next := hearing(t, owner, c)
 	note := budget.Note{Actor: "ann", Reason: odd}
-	cmd := metered.Command{ID: odd, Input: 1, Namespace: odd, Name: "buy", Charges: []budget.Charge{
+	cmd := metered.Command{ID: odd, Input: 1, Tenant: odd, Name: "buy", Charges: []budget.Charge{
 		{Scope: "small", Amount: 99}, {Scope: odd, Amount: 100, Note: note}}}
 	var made []jobs.Result
 	fn := func(ctx context.Context, tx *metered.Tx) (any, error) {
@@ -82,7 +82,7 @@ func TestListen_HearsOfJobsAndLargeChargesOfWhatCommitted(t *testing.T) {
 	require.NoError(t, err)
 	require.Len(t, out.Receipt.Entries, 3)
 	require.False(t, made[2].Created)
-	want := metered.Notice{Namespace: odd, ID: odd, Name: "buy",
+	want := metered.Notice{Tenant: odd, ID: odd, Name: "buy",
 		Charges: []budget.Charged{{Scope: odd, Amount: 100, Note: note}, {Scope: "parts", Amount: 100}},
 		Jobs: []jobs.Enqueued{{ID: made[0].JobID, Queue: "default", Kind: "process"},
 			{ID: made[1].JobID, Queue: "default", Kind: "process", Key: odd, Tenant: odd}}}
@@ -241,7 +241,7 @@ func TestListen_ANoticeIsCutToWhatFits(t *testing.T) {
 	pool, c := setUp(t, metered.Config{NotifyJobs: true, NotifyChargesFrom: 100})
 	next := hearing(t, pool, c)
 	long := func(s string) string { return strings.Repeat("\x01", 255-len(s)) + s }
-	cmd := metered.Command{ID: long("id"), Input: 1, Namespace: long("namespace"), Name: long("name")}
+	cmd := metered.Command{ID: long("id"), Input: 1, Tenant: long("tenant"), Name: long("name")}
 	note := budget.Note{Actor: long("a"), Tenant: long("t"), Correlation: long("c"), Reason: long("r")}
 	for i := range 64 {
 		cmd.Charges = append(cmd.Charges, budget.Charge{Scope: long(fmt.Sprint(i)), Amount: 100, Note: note})
@@ -253,9 +253,9 @@ func TestListen_ANoticeIsCutToWhatFits(t *testing.T) {
 	require.NoError(t, err)
 	n, ok := next()
 	require.True(t, ok)
-	require.Equal(t, metered.Notice{Namespace: long("namespace"), ID: long("id"), Name: long("name"), Cut: true,
+	require.Equal(t, metered.Notice{Tenant: long("tenant"), ID: long("id"), Name: long("name"), Cut: true,
 		Charges: []budget.Charged{}, Jobs: []jobs.Enqueued{}}, n)
-	rest, err := c.Lookup(t.Context(), pool, n.Namespace, n.ID)
+	rest, err := c.Lookup(t.Context(), pool, n.Tenant, n.ID)
 	require.NoError(t, err)
 	require.Len(t, rest.Receipt.Entries, 64)
 
@@ -302,7 +302,7 @@ func TestListen_ANoticeFitsInEveryEncoding(t *testing.T) {
 	c := newClient(t, pool, metered.Config{NotifyJobs: true, NotifyChargesFrom: 100, Holds: holds.Config{NotifyContent: true}})
 	next := hearing(t, pool, c)
 	text := strings.Repeat("ë", 83) // 249 bytes there
-	cmd := metered.Command{ID: text, Input: 1, Namespace: text, Name: text}
+	cmd := metered.Command{ID: text, Input: 1, Tenant: text, Name: text}
 	for i := range 64 {
 		cmd.Charges = append(cmd.Charges, budget.Charge{Scope: fmt.Sprint(text, i), Amount: 100})
 	}
@@ -408,9 +408,9 @@ func TestListen_WhatItCannotReadIsACommandMissed(t *testing.T) {
 
 func TestNotice_ReadsBackFromItsJSON(t *testing.T) {
 	t.Parallel()
-	n := metered.Notice{Namespace: "n", ID: "i", Name: "x", Charges: []budget.Charged{{Scope: "s", Amount: 1}},
+	n := metered.Notice{Tenant: "n", ID: "i", Name: "x", Charges: []budget.Charged{{Scope: "s", Amount: 1}},
 		Jobs: []jobs.Enqueued{{ID: 1, Queue: "q", Kind: "k"}}}
 	b, err := json.Marshal(n)
 	require.NoError(t, err)
-	require.JSONEq(t, `{"namespace":"n","id":"i","name":"x","charges":[{"scope":"s","amount":1}],"jobs":[{"id":1,"queue":"q","kind":"k"}]}`, string(b))
+	require.JSONEq(t, `{"tenant":"n","id":"i","name":"x","charges":[{"scope":"s","amount":1}],"jobs":[{"id":1,"queue":"q","kind":"k"}]}`, string(b))
 }

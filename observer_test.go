@@ -31,12 +31,12 @@ func TestObserver_HearsOfACommandAndItsParts(t *testing.T) {
 	var r pgtest.Recorder
 	pool, c := setUp(t, metered.Config{Observer: &r})
 	cmd := whole(t, pool, c, "op")
-	cmd.Name, cmd.Namespace = "upload", "ann"
+	cmd.Name, cmd.Tenant = "upload", "ann"
 	r.Forget()
 	_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
 	require.NoError(t, err)
 	done := only(t, &r, observe.Command)
-	require.Equal(t, observe.Op{Work: observe.Command, Name: "upload", Namespace: "ann", ID: "op"}, done.Op)
+	require.Equal(t, observe.Op{Work: observe.Command, Name: "upload", Tenant: "ann", ID: "op"}, done.Op)
 	require.Equal(t, observe.End{Outcome: observe.Committed, Attempts: 1, RoundTrips: 2}, done.End)
 	require.Equal(t, []string{observe.FlushBegin, observe.FlushComplete}, r.Names(t, observe.Flush))
 	for _, work := range []observe.Work{observe.Flush, observe.Function, observe.Connect} {

@@ -22,7 +22,7 @@ type usage struct {
 // stream reserves 100 of user's 1000 tokens, and charges a request.
 func stream(id string) metered.Reservation {
 	return metered.Reservation{
-		ID: id, Namespace: "acme", Name: "chat", Input: "hello",
+		ID: id, Tenant: "acme", Name: "chat", Input: "hello",
 		Lines:   []holds.Line{{Scope: "tokens", Amount: 100, Limits: []budget.Limit{budget.Lifetime(1000)}}},
 		Charges: []budget.Charge{{Scope: "requests", Amount: 1}},
 	}

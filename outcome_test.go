@@ -102,7 +102,7 @@ func TestDo_AnOutcomeThatStaysUnknownIsIndefinite(t *testing.T) {
 			t.Run(what+", "+by, func(t *testing.T) {
 				t.Parallel()
 				owner, w, c, cmd := onWire(t, metered.Config{ResolveTimeout: 100 * time.Millisecond}, nil)
-				cmd.Namespace = "ns"
+				cmd.Tenant = "ns"
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				if by == "deadline" {
@@ -124,7 +124,7 @@ func TestDo_AnOutcomeThatStaysUnknownIsIndefinite(t *testing.T) {
 				var indefinite *metered.IndefiniteError
 				require.ErrorAs(t, err, &indefinite)
 				require.ErrorIs(t, err, metered.ErrIndefinite)
-				require.Equal(t, "ns", indefinite.Namespace)
+				require.Equal(t, "ns", indefinite.Tenant)
 				require.Equal(t, "op", indefinite.ID)
 				require.Equal(t, "indefinite", metered.Code(err))
 				require.Equal(t, int64(1), runs.Load())

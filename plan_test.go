@@ -73,7 +73,7 @@ func TestPurgeOperations_ReadsWhatItDeletes(t *testing.T) {
 					require.NoError(t, err)
 				}
 				record := func(n int, name, age string) {
-					exec(`insert into metered.operations (namespace, id, at, fingerprint, result)
+					exec(`insert into metered.operations (tenant, id, at, fingerprint, result)
 						select '', $2 || g, now() - $3::interval + g * interval '1 us', '', '' from generate_series(1, $1::int) g`, n, name, age)
 				}
 				purge := func(after *time.Time) (deleted int64, last *time.Time) {
@@ -133,7 +133,7 @@ insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subjec
 	select sha256(g::text::bytea), metered.clock(), metered.clock() + interval '1 h', 1, 'p', 's' || g from generate_series(1, 20000) g;
 insert into metered.job_keys (job_id, created_at, queue, key, kind, tenant, digest)
 	select g, metered.clock() - interval '1 h', 'default', 'old ' || g, 'k', '', '' from generate_series(1, 20000) g;
-insert into metered.operations (at, namespace, id, fingerprint, result)
+insert into metered.operations (at, tenant, id, fingerprint, result)
 	select metered.clock() - interval '1 h', '', 'old ' || g, '', '1' from generate_series(1, 20000) g`
 
 // Postgres compiles a statement whose plan looks expensive (jit, on by default), for 10 to 50 ms

@@ -219,11 +219,11 @@ func TestDo_TheIDWithAnotherCommandIsAConflict(t *testing.T) {
 	}
 }
 
-func TestDo_NamespacesKeepIDsApart(t *testing.T) {
+func TestDo_TenantsKeepIDsApart(t *testing.T) {
 	t.Parallel()
 	_, c := setUp(t, metered.Config{})
 	for i, cmd := range []metered.Command{
-		{Namespace: "", ID: "ab"}, {Namespace: "a", ID: "b"}, {Namespace: "ab", ID: "ab"}, {Namespace: "b", ID: "a"}, {Namespace: "a", ID: "B"},
+		{Tenant: "", ID: "ab"}, {Tenant: "a", ID: "b"}, {Tenant: "ab", ID: "ab"}, {Tenant: "b", ID: "a"}, {Tenant: "a", ID: "B"},
 	} {
 		name := string(rune('a' + i))
 		out, err := metered.Do(t.Context(), c, cmd, upload(name))
@@ -401,7 +401,7 @@ func TestDo_ADuplicateWaitsNoLongerThanTheLockTimeout(t *testing.T) {
 				require.ErrorIs(t, err, metered.ErrBusy)
 				require.Equal(t, "busy", metered.Code(err))
 				other := cmd
-				other.Namespace = "x"
+				other.Tenant = "x"
 				_, err = metered.Do(ctx, c, other, upload("b")) // another operation does not wait
 				require.NoError(t, err)
 				return upload("a")(inside, tx)

@@ -206,7 +206,7 @@ func TestOperation_HasTheNameAndTheJobs(t *testing.T) {
 	require.NoError(t, err)
 	require.True(t, queryRow[bool](t, pool, "select name is null and jobs is null from metered.operations where id = 'nameless'"))
 	// A record of the build before has neither.
-	execute(t, pool, `insert into metered.operations (namespace, id, at, fingerprint, result) values ('', 'old', now(), '', '{}')`)
+	execute(t, pool, `insert into metered.operations (tenant, id, at, fingerprint, result) values ('', 'old', now(), '', '{}')`)
 	op, err = c.Lookup(ctx, pool, "", "old")
 	require.NoError(t, err)
 	require.Empty(t, op.Name)
@@ -257,7 +257,7 @@ func TestViews_AreReadByIndexes(t *testing.T) {
 	ctx := t.Context()
 	pool := pgtest.Open(t)
 	execute(t, pool, bigTablesSQL)
-	execute(t, pool, `insert into metered.operations (namespace, id, at, fingerprint, result) select '', 'o' || g, now(), '', '' from generate_series(1, 20000) g`)
+	execute(t, pool, `insert into metered.operations (tenant, id, at, fingerprint, result) select '', 'o' || g, now(), '', '' from generate_series(1, 20000) g`)
 	for _, table := range []string{"ledger", "holds", "hold_lines", "hold_events", "operations"} {
 		_, err := pool.Exec(ctx, "vacuum analyze metered."+table)
 		require.NoError(t, err)
@@ -269,7 +269,7 @@ func TestViews_AreReadByIndexes(t *testing.T) {
 		`select * from metered.holds_words where tenant = '' and id = 'old 7'`:                                 "holds_tenant_id_key",
 		`select * from metered.holds_words order by no desc limit 10`:                                          "holds_pkey",
 		`select * from metered.hold_events_words where tenant = '' and id = 'old 7'`:                           "hold_events_pkey",
-		`select * from metered.operations_words where namespace = '' and id = 'o7'`:                            "operations_pkey",
+		`select * from metered.operations_words where tenant = '' and id = 'o7'`:                               "operations_pkey",
 		`select * from metered.operations_words where at > now() - interval '1 min' order by at desc limit 10`: "operations_at",
 	} {
 		rows, err := pool.Query(ctx, "explain "+sql, pgx.QueryExecModeExec)

@@ -171,7 +171,7 @@ func TestPurgeOperations_TheHorizonIsTheLatestTimePurged(t *testing.T) {
 
 	// One that began before the horizon moved past its time ends all the same: the
 	// horizon is not moved back to it.
-	_, err := pool.Exec(t.Context(), `insert into metered.operations (namespace, id, at, issued_at, fingerprint, result)
+	_, err := pool.Exec(t.Context(), `insert into metered.operations (tenant, id, at, issued_at, fingerprint, result)
 		values ('', 'late', $1, $2, '', '')`, clock.Now(), monday)
 	require.NoError(t, err)
 	clock.Advance(2 * time.Hour)
@@ -254,7 +254,7 @@ func TestPurgeOperations_InBatches(t *testing.T) {
 	pgtest.OnEachVersion(t)
 	pool, c := setUp(t, metered.Config{})
 	ctx := t.Context()
-	_, err := pool.Exec(ctx, `insert into metered.operations (namespace, id, at, fingerprint, result)
+	_, err := pool.Exec(ctx, `insert into metered.operations (tenant, id, at, fingerprint, result)
 		select '', i, now() - interval '1 hour' - i * interval '1 s', '', '' from generate_series(1, 25) i`)
 	require.NoError(t, err)
 	var progress []int64

@@ -101,7 +101,7 @@ create type metered.new_charge as (
 create type metered.lease_terms as (mode text, owner text, least bigint, share int, ttl interval, child text);
 
 -- The origin of an entry or a transition: the command, if it is one, and a note.
-create type metered.origin as (namespace text, operation text, note jsonb);
+create type metered.origin as (tenant text, operation text, note jsonb);
 
 -- A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then
 -- it is derived. claim is the claimed scope, if it is a claim. lifetime is how long
@@ -134,7 +134,7 @@ create type metered.capture_terms as (closing boolean, policy text, entity text)
 -- settings, since the transaction is the caller's. standing: its receipt has the standing of its limits. leased: some of its
 -- charges are spent from leases. name is the command's name, and jobs are those that it made: both are for the record.
 create type metered.new_command as (
-    namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, standing boolean, leased boolean,
+    tenant text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, standing boolean, leased boolean,
     name text, jobs bigint[]);
 
 -- A token as it was presented.
@@ -152,7 +152,7 @@ create type metered.charged as (
 -- A usage event, whose charge stands at the same place of another array. id is null for a charge without
 -- one. id_key is that of the id's lock. issued_at is the time that the id carries, or occurred_at.
 create type metered.new_event as (
-    namespace text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz, occurred_at timestamptz);
+    tenant text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz, occurred_at timestamptz);
 
 -- The answer of charge_each to one charge: its number in the call, its entry, the units that count against each limit
 -- before it, the held units, the limits' periods, and the thresholds that it crosses, or else the reason of its denial.
@@ -312,7 +312,7 @@ declare
     x metered.new_event;
 begin
     foreach x in array all_of loop
-        if greatest(octet_length(x.namespace), octet_length(x.id)) > 255
+        if greatest(octet_length(x.tenant), octet_length(x.id)) > 255
             or octet_length(x.fingerprint) > 33 then
             return false;
         end if;
@@ -350,7 +350,7 @@ create table metered.ledger (
     next_due  timestamptz,            -- no open hold falls due before this, or -infinity: the scope is closed
     ref       bigint,                 -- of a refund: the seq of its charge
     hold      text,                   -- the hold's id, where the entry is about one alone
-    namespace text,                   -- of the operation
+    operation_tenant text,            -- of the operation
     operation text,                     -- the operation's id, where a command made the entry
     note      jsonb,                  -- actor, tenant, correlation, reason
     anchor_at timestamptz,            -- some time in the past, for which anchor_spent is known, or null
@@ -434,7 +434,7 @@ create table metered.lease_spends (
     at_offset bigint      not null,     -- where its range begins, from 0 on
     amount    bigint      not null,     -- how long it is
     at        timestamptz not null,     -- when
-    namespace text,                     -- of the operation
+    operation_tenant text,              -- of the operation
     operation text,                     -- the operation's id, where a command spent it
     note      jsonb,                    -- actor, tenant, correlation, reason
     primary key (lease, at_offset),
@@ -604,7 +604,7 @@ create table metered.hold_events (
     entity    text,                     -- the entity that a capture linked
     detail    jsonb,                    -- a place's constants, a capture's lines, or the units given back, with (b) those that were not
     note      jsonb,                    -- actor, tenant, correlation, reason
-    namespace text,                     -- of the operation
+    operation_tenant text,              -- of the operation
     operation text,                     -- the operation's id, where a command did it
     primary key (hold, version)
 );
@@ -668,7 +668,7 @@ create index job_keys_age on metered.job_keys (created_at);
 create table metered.operations (
     at          timestamptz not null,   -- when the command was completed
     issued_at   timestamptz,            -- the time that the id carries, if it does
-    namespace   text collate "C" not null, -- keeps the ids of tenants apart
+    tenant      text collate "C" not null, -- keeps the ids of tenants apart
     id          text collate "C" not null, -- chosen by the caller
     fingerprint bytea       not null,   -- a version byte and a SHA-256
     result      bytea       not null,   -- JSON, byte for byte as it was returned
@@ -680,7 +680,7 @@ create table metered.operations (
     refusal     json,                   -- the reason of a refusal, whose result is empty
     name        text collate "C",       -- the command's name, or null
     jobs        bigint[],               -- the ids of River's jobs that it made
-    primary key (namespace, id)
+    primary key (tenant, id)
 );
 
 create index operations_at on metered.operations (at);
@@ -806,7 +806,7 @@ $$;
 create function metered._fits_origin(o metered.origin) returns boolean
 language sql stable
 as $$
-    select coalesce(octet_length(o.namespace) <= 255 and octet_length(o.operation) <= 255, true)
+    select coalesce(octet_length(o.tenant) <= 255 and octet_length(o.operation) <= 255, true)
         and coalesce(pg_column_size(o.note) <= 8192, true)
 $$;
 
@@ -1033,7 +1033,7 @@ begin
     e.at := greatest(metered.clock(), e.at);
     e.ref := null;
     e.hold := null;
-    e.namespace := origin.namespace;
+    e.operation_tenant := origin.tenant;
     e.operation := origin.operation;
     e.note := origin.note;
     return e;
@@ -1080,7 +1080,7 @@ declare
     e metered.ledger := metered._next_entry(of_scope, key, wait_ms, origin);
 begin
     if wait_ms > 3600000
-        or greatest(octet_length(origin.namespace), octet_length(origin.operation)) > 255
+        or greatest(octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or pg_column_size(origin.note) > 8196
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of credit' using errcode = '22023';
@@ -1131,7 +1131,7 @@ declare
     lapses bigint := 0;
 begin
     if wait_ms > 3600000
-        or greatest(octet_length(origin.namespace), octet_length(origin.operation)) > 255
+        or greatest(octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or pg_column_size(origin.note) > 8196
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of refund' using errcode = '22023';
@@ -1599,7 +1599,7 @@ begin
     tip.at := greatest(clk, tip.at);
     tip.ref := null;
     tip.hold := null;
-    tip.namespace := null;
+    tip.operation_tenant := null;
     tip.operation := null;
     tip.note := (metered._by_system()).note;
     return tip;
@@ -1693,7 +1693,7 @@ begin
     update metered.hold_lines y set captured = y.captured + minimum, open = 0 where y.hold = l.hold and y.scope = l.scope;
     e.hold := of_id;
     if minimum > 0 then
-        select v.namespace, v.operation into e.namespace, e.operation from metered.hold_events v where v.hold = l.hold and v.version = 1;
+        select v.operation_tenant, v.operation into e.operation_tenant, e.operation from metered.hold_events v where v.hold = l.hold and v.version = 1;
         e.kind := 'u';
         e.amount := minimum;
         e.spent := e.spent + minimum;
@@ -1702,7 +1702,7 @@ begin
         e.seq := e.seq + 1;
         perform metered._append(e);
         perform metered._capture_lots(e, l.opened_seq, minimum);
-        e.namespace := null;
+        e.operation_tenant := null;
         e.operation := null;
     end if;
     if l.open > minimum then
@@ -2403,7 +2403,7 @@ declare
     was  bigint;
     part bigint;
 begin
-    if greatest(octet_length(of_reference), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+    if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
         or array_ndims(limits) <> 1
         or cardinality(limits) > 16
@@ -2511,7 +2511,7 @@ declare
     w    record;
     was  bigint;
 begin
-    if greatest(octet_length(of_reference), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+    if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
         or array_ndims(limits) <> 1
         or cardinality(limits) > 16
@@ -2725,7 +2725,7 @@ declare
     was  metered.lots;
     made record;
 begin
-    if greatest(octet_length(lot.category), octet_length(lot.reference), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+    if greatest(octet_length(lot.category), octet_length(lot.reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or octet_length(lot.fingerprint) > 33
         or wait_ms > 3600000
         or pg_column_size(origin.note) > 8196
@@ -2795,7 +2795,7 @@ declare
     l      metered.charge_limit;
     i      int := 0;
 begin
-    if greatest(octet_length(charge.scope), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+    if greatest(octet_length(charge.scope), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(charge.limits, 1) <> 1
         or array_ndims(charge.limits) <> 1
         or cardinality(charge.limits) > 16
@@ -3825,9 +3825,9 @@ begin
                 tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
             end if;
             insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+                epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
             values (tip.seq + 1, c.amount, _write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
+                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note,
                 tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
             on conflict do nothing
             returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
@@ -3912,9 +3912,9 @@ begin
             tip.held := tip.held + c.held;
             tip.next_due := least(tip.next_due, at + hold.due_in);
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+                epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
             values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
+                tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note,
                 tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
             on conflict do nothing;
             if not found then
@@ -3928,9 +3928,9 @@ begin
         if units > 0 then
             tip.seq := tip.seq + 1;
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+                epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
             values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
+                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note,
                 tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
             on conflict do nothing;
             if not found then
@@ -4285,7 +4285,7 @@ as $$
 declare
     stop bigint;    -- the last entry to be read
 begin
-    if greatest(octet_length(of_scope), octet_length(made_by.namespace), octet_length(made_by.operation), octet_length(named)) > 255
+    if greatest(octet_length(of_scope), octet_length(made_by.tenant), octet_length(made_by.operation), octet_length(named)) > 255
         or look > 100000
         or most > 1000
         or pg_column_size(made_by.note) > 8196
@@ -4301,9 +4301,9 @@ begin
         select l, m.ok, search_entries.more
         from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
                 and (made_by.operation is null
-                    or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+                    or l.operation = made_by.operation and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))
                 and (named is null
-                    or named = (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation)),
+                    or named = (select o.name from metered.operations o where o.tenant = l.operation_tenant and o.id = l.operation)),
             false) as ok) m
         where l.scope = of_scope and l.seq >= stop and l.seq < before_seq and (m.ok or l.seq = stop)
         order by l.seq desc limit most + 1;
@@ -4315,9 +4315,9 @@ begin
         select l, m.ok, search_entries.more
         from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
                 and (made_by.operation is null
-                    or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+                    or l.operation = made_by.operation and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))
                 and (named is null
-                    or named = (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation)),
+                    or named = (select o.name from metered.operations o where o.tenant = l.operation_tenant and o.id = l.operation)),
             false) as ok) m
         where l.scope = of_scope and l.seq > after_seq and l.seq <= stop and (m.ok or l.seq = stop)
         order by l.seq limit most + 1;
@@ -4462,8 +4462,8 @@ begin
                 perform metered._collided();
             end if;
         end if;
-        insert into metered.lease_spends (lease, at_offset, amount, at, namespace, operation, note)
-        select l.no, from_offset, units, clk, origin.namespace, origin.operation, origin.note
+        insert into metered.lease_spends (lease, at_offset, amount, at, operation_tenant, operation, note)
+        select l.no, from_offset, units, clk, origin.tenant, origin.operation, origin.note
         from metered.leases l
         where l.no = of_lease and l.fence = of_fence and l.scope = of_scope and l.mode = 's' and l.settled_at is null and l.ends_at > clk
           and from_offset between 0 and l.granted - units and units > 0
@@ -4517,7 +4517,7 @@ begin
         or cardinality(charges) > 64
         or pg_column_size(charges) > 1400 and not metered._fits(charges)
         or wait_ms > 3600000
-        or greatest(octet_length(origin.namespace), octet_length(origin.operation), octet_length(mode)) > 255
+        or greatest(octet_length(origin.tenant), octet_length(origin.operation), octet_length(mode)) > 255
         or pg_column_size(origin.note) > 8196
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of charge_leased' using errcode = '22023';
@@ -4531,7 +4531,7 @@ begin
         elsif (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null) is not true then
             perform metered._no_amount();
         else
-            answer.at := metered._spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.namespace, origin.operation, c.note));
+            answer.at := metered._spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.tenant, origin.operation, c.note));
             if answer.at is null then
                 answer.denied := jsonb_build_array(jsonb_build_object('lease', c.lease));
                 exit;
@@ -4814,7 +4814,7 @@ begin
     e.next_due := '-infinity';
     e.ref := null;
     e.hold := null;
-    e.namespace := null;
+    e.operation_tenant := null;
     e.operation := null;
     e.note := _close_scope.note;
     perform metered._append(e);
@@ -5327,10 +5327,10 @@ begin
     where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
     with made as (
     insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
-        epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+        epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
     select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
         t.epoch, as_kind, f.scope, metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
-        of_hold, origin.namespace, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
+        of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
     from unnest(scopes, sums, dues) f(scope, units, due),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     where (t.lots_end <= greatest(clk, t.at) or t.next_due <= clk and (t.lots_end is not null or as_kind <> 'x')) is not true
@@ -5364,7 +5364,7 @@ begin
             tip.next_due := metered._due_after(tip.scope, tip.seq, tip.held, tip.next_due, clk);
             tip.seq := tip.seq + 1;
             tip.hold := of_hold;
-            tip.namespace := origin.namespace;
+            tip.operation_tenant := origin.tenant;
             tip.operation := origin.operation;
             tip.note := origin.note;
             perform metered._append(tip);
@@ -5769,19 +5769,19 @@ declare
     tip metered.ledger;
 begin
     for l in
-        select y.hold, y.scope, y.due, y.opened_seq, least(y.open, y.at_least - y.captured) as units, h.id, e.namespace, e.operation
+        select y.hold, y.scope, y.due, y.opened_seq, least(y.open, y.at_least - y.captured) as units, h.id, e.operation_tenant, e.operation
         from metered.hold_lines y,
              lateral (select x.id from metered.holds x where x.no = y.hold) h,
-             lateral (select x.namespace, x.operation from metered.hold_events x where x.hold = y.hold and x.version = 1) e
+             lateral (select x.operation_tenant, x.operation from metered.hold_events x where x.hold = y.hold and x.version = 1) e
         where y.hold = any (nos) and y.open <> 0 and y.at_least > y.captured and (only_scopes is null or y.scope = any (only_scopes))
         order by y.scope, y.due, y.hold
     loop
         tip := metered._entry_for_write(l.scope);
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-            epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+            epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
         values (tip.seq + 1, l.units, greatest(tip.at, least(l.due, clk)), tip.spent + l.units, tip.refunded, tip.credited, tip.held - l.units,
             tip.epoch, 'u', l.scope, metered._due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk),
-            l.id, l.namespace, l.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            l.id, l.operation_tenant, l.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
         on conflict do nothing;
         if not found then
             perform metered._collided();
@@ -6112,7 +6112,7 @@ declare
     charge metered.new_charge;
     changed int;
 begin
-    if greatest(octet_length(hold.tenant), octet_length(hold.id), octet_length(hold.holder), octet_length(hold.claim), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+    if greatest(octet_length(hold.tenant), octet_length(hold.id), octet_length(hold.holder), octet_length(hold.claim), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or octet_length(hold.fingerprint) > 33
         or pg_column_size(hold.metadata) > 65540
         or pg_column_compression(hold.metadata) is not null and octet_length(hold.metadata::text) > 65536
@@ -6223,11 +6223,11 @@ begin
         lines := (select jsonb_agg(case when u.amount is null then x.line else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
             from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(minimum) u on u.scope = x.line ->> 'scope');
     end if;
-    insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
+    insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
     values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_build_object(
             'tenant', hold.tenant, 'holder', hold.holder, 'claim', coalesce(hold.claim, ''), 'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint,
             'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines),
-        origin.note, origin.namespace, origin.operation);
+        origin.note, origin.tenant, origin.operation);
     if channel is not null then
         perform metered._announce(channel, hold.tenant, hold.id, 1, 'placed');
     end if;
@@ -6521,7 +6521,7 @@ declare
     ended   boolean := false;       -- lines that are due before a minimum that is
     unused  text;
 begin
-    if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(terms.policy), octet_length(terms.entity), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+    if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(terms.policy), octet_length(terms.entity), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(named.ids, 1) <> 1
         or array_ndims(named.ids) <> 1
         or cardinality(named.ids) > 100
@@ -6663,11 +6663,11 @@ begin
                         crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[l.seq + 1]) end;
                     end if;
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                        epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+                        epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
                     values (l.seq + 1, covered, greatest(k.clk, l.at),
                         l.spent + covered, l.refunded, l.credited, l.held - covered,
                         l.epoch, 'u', l.scope, metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk),
-                        named.ids[i], origin.namespace, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
+                        named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
@@ -6679,11 +6679,11 @@ begin
                 end if;
                 if terms.closing and covered < l.open then
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                        epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+                        epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
                     values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at),
                         l.spent + covered, l.refunded, l.credited, l.held - l.open,
                         l.epoch, 'l', l.scope, metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk),
-                        named.ids[i], origin.namespace, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
+                        named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
@@ -6707,9 +6707,9 @@ begin
         where h.no = k.nos[i]
         returning h.version, metered._hold_as_json(h, array_to_json(lines), k.clk, null) into v, hold;
         holds[i] := hold;
-        insert into metered.hold_events (hold, at, version, kind, entity, detail, note, namespace, operation)
+        insert into metered.hold_events (hold, at, version, kind, entity, detail, note, operation_tenant, operation)
         values (k.nos[i], k.clk, v, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
-            origin.note, origin.namespace, origin.operation);
+            origin.note, origin.tenant, origin.operation);
         if channel is not null then
             perform metered._announce(channel, named.tenant, named.ids[i], v, case when terms.closing then 'captured' else 'captured_part' end);
         end if;
@@ -6733,7 +6733,7 @@ declare
     hold   json;
     unused text;
 begin
-    if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+    if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(named.ids, 1) <> 1
         or array_ndims(named.ids) <> 1
         or cardinality(named.ids) > 100
@@ -6761,8 +6761,8 @@ begin
             select json_agg(metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope)
             from metered.hold_lines l where l.hold = h.no), k.clk, origin.note ->> 'reason') into v, hold;
         holds[i] := hold;
-        insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)
-        values (k.nos[i], k.clk, v, 'r', origin.note, origin.namespace, origin.operation);
+        insert into metered.hold_events (hold, at, version, kind, note, operation_tenant, operation)
+        values (k.nos[i], k.clk, v, 'r', origin.note, origin.tenant, origin.operation);
         if channel is not null then
             perform metered._announce(channel, named.tenant, named.ids[i], v, 'released');
         end if;
@@ -6787,7 +6787,7 @@ declare
     h      record;
     unused text;
 begin
-    if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+    if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(named.ids, 1) <> 1
         or array_ndims(named.ids) <> 1
         or cardinality(named.ids) > 100
@@ -6829,8 +6829,8 @@ begin
         update metered.holds y set version = y.version + 1, deadline = y.deadline + by, due = y.due + by
         where y.no = k.nos[i] returning y.version, y.deadline, y.due into h;
         update metered.hold_lines l set due = h.due where l.hold = k.nos[i];
-        insert into metered.hold_events (hold, at, deadline, version, kind, note, namespace, operation)
-        values (k.nos[i], k.clk, h.deadline, h.version, 'e', origin.note, origin.namespace, origin.operation);
+        insert into metered.hold_events (hold, at, deadline, version, kind, note, operation_tenant, operation)
+        values (k.nos[i], k.clk, h.deadline, h.version, 'e', origin.note, origin.tenant, origin.operation);
         if channel is not null then
             perform metered._announce(channel, named.tenant, named.ids[i], h.version, 'extended');
         end if;
@@ -6860,7 +6860,7 @@ declare
     k      record;
     unused text;
 begin
-    if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+    if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(named.ids, 1) <> 1
         or array_ndims(named.ids) <> 1
         or cardinality(named.ids) > 100
@@ -6982,9 +6982,9 @@ begin
         else l.refunded + coalesce((select sum(x.amount) from jsonb_to_recordset(given) x(scope text, amount bigint) where x.scope = l.scope), 0) end
     where l.hold = of_no;
     update metered.holds h set version = h.version + 1, returned = whole where h.no = of_no returning h.version into v;
-    insert into metered.hold_events (hold, at, version, kind, detail, note, namespace, operation)
+    insert into metered.hold_events (hold, at, version, kind, detail, note, operation_tenant, operation)
     values (of_no, clk, v, case when whole then 'b' else 'g' end, case when whole then kept else given end,
-        origin.note, origin.namespace, origin.operation);
+        origin.note, origin.tenant, origin.operation);
     return null;
 end
 $$;
@@ -7004,7 +7004,7 @@ declare
     one metered.hold_ids;
     r   record;
 begin
-    if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+    if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(named.ids, 1) <> 1
         or array_ndims(named.ids) <> 1
         or cardinality(named.ids) > 100
@@ -7493,7 +7493,7 @@ declare
     unused  text;   -- set_config in an assignment is cheaper than in perform, by far
     t       record; -- and so is a function than as a table
 begin
-    if greatest(octet_length(command.namespace), octet_length(command.id), octet_length(command.marker), octet_length(command.name)) > 255
+    if greatest(octet_length(command.tenant), octet_length(command.id), octet_length(command.marker), octet_length(command.name)) > 255
         or array_lower(command.jobs, 1) <> 1
         or array_ndims(command.jobs) <> 1
         or cardinality(command.jobs) > 1000
@@ -7519,7 +7519,7 @@ begin
             o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at, o.refusal
         into horizon, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refusal
         from (values (1)) one left join lateral (
-            select * from metered.operations y where y.namespace = command.namespace and y.id = command.id limit 1) o on true;
+            select * from metered.operations y where y.tenant = command.tenant and y.id = command.id limit 1) o on true;
         if at is not null then
             status := 'replay';
             return;
@@ -7530,8 +7530,8 @@ begin
             -- second, with 40001. The block takes both back.
             begin
                 perform set_config('lock_timeout', wait_ms::text, true);
-                insert into metered.operations (namespace, id, at, fingerprint, result)
-                values (command.namespace, command.id, 'infinity', '', '') on conflict do nothing;
+                insert into metered.operations (tenant, id, at, fingerprint, result)
+                values (command.tenant, command.id, 'infinity', '', '') on conflict do nothing;
                 perform from metered.operations_horizon h where h.one for share;
                 raise exception using errcode = 'MT100';
             exception when sqlstate 'MT100' then
@@ -7609,7 +7609,7 @@ declare
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
     unused  text;
 begin
-    if greatest(octet_length(command.namespace), octet_length(command.id), octet_length(command.marker), octet_length(command.name)) > 255
+    if greatest(octet_length(command.tenant), octet_length(command.id), octet_length(command.marker), octet_length(command.name)) > 255
         or array_lower(command.jobs, 1) <> 1
         or array_ndims(command.jobs) <> 1
         or cardinality(command.jobs) > 1000
@@ -7633,15 +7633,15 @@ begin
             if pg_column_size(charge.note) > 8192 or pg_column_compression(charge.note) is not null then
                 perform metered._no_amount();
             end if;
-            at := metered._spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(command.namespace, command.id, charge.note));
+            at := metered._spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(command.tenant, command.id, charge.note));
             if at is null then
                 raise exception 'a lease is closed' using errcode = 'MT009', detail = jsonb_build_array(jsonb_build_object('lease', charge.lease));
             end if;
             c := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at, null::timestamptz[], null::jsonb)::metered.charged;
         elsif command.leased then
-            c := metered.charge_leased(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', command.standing);
+            c := metered.charge_leased(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', command.standing);
         else
-            c := metered._write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null, command.standing);
+            c := metered._write_charges(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', null, command.standing);
         end if;
         seqs := c.seqs;
         ats := c.ats;
@@ -7656,8 +7656,8 @@ begin
             amounts := array(select x.amount from unnest(charges) x);
         end if;
     end if;
-    insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, refusal, name, jobs)
-    values (command.namespace, command.id, of_fingerprint, command.issued_at, metered.clock(), of_result,
+    insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, refusal, name, jobs)
+    values (command.tenant, command.id, of_fingerprint, command.issued_at, metered.clock(), of_result,
         scopes, amounts, complete_command.seqs, complete_command.ats,
         string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), of_refusal, command.name, command.jobs)
     on conflict do nothing
@@ -7758,7 +7758,7 @@ declare
     was     record;
     p       record;
 begin
-    if greatest(octet_length(command.namespace), octet_length(command.id), octet_length(command.marker), octet_length(command.name), octet_length(hold.tenant), octet_length(hold.id), octet_length(hold.holder), octet_length(hold.claim), octet_length(origin.namespace), octet_length(origin.operation)) > 255
+    if greatest(octet_length(command.tenant), octet_length(command.id), octet_length(command.marker), octet_length(command.name), octet_length(hold.tenant), octet_length(hold.id), octet_length(hold.holder), octet_length(hold.claim), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(command.jobs, 1) <> 1
         or array_ndims(command.jobs) <> 1
         or cardinality(command.jobs) > 1000
@@ -7786,7 +7786,7 @@ begin
         perform metered._lock_keys(array[command.key], wait_ms);
     end if;
     select (select z.at from metered.operations_horizon z where z.one),
-        (select o.at from metered.operations o where o.namespace = command.namespace and o.id = command.id)
+        (select o.at from metered.operations o where o.tenant = command.tenant and o.id = command.id)
     into horizon, done;
     clk := metered.clock();
     status := case when done is not null then 'replay'
@@ -7861,15 +7861,15 @@ begin
           from unnest(events) with ordinality e
           -- limit, or the planner may join by a hash of the whole table, made while it was empty.
           left join lateral (select x.id, x.fingerprint, x.seqs, x.ats from metered.operations x
-              where x.namespace = e.namespace and x.id = e.id limit 1) o on true) r;
+              where x.tenant = e.tenant and x.id = e.id limit 1) o on true) r;
     if metered._one_snapshot() then
         -- As in begin_command: the snapshot may be older than a record, or than a purge.
         begin
             perform set_config('lock_timeout', wait_ms::text, true);
-            insert into metered.operations (namespace, id, at, fingerprint, result)
-            select e.namespace, e.id, 'infinity', '', ''
+            insert into metered.operations (tenant, id, at, fingerprint, result)
+            select e.tenant, e.id, 'infinity', '', ''
             from rows from (unnest(events), unnest(statuses)) e where e.id is not null and e.unnest is null
-            order by e.namespace, e.id on conflict do nothing;
+            order by e.tenant, e.id on conflict do nothing;
             perform from metered.operations_horizon h where h.one for share;
             raise exception using errcode = 'MT100';
         exception when sqlstate 'MT100' then
@@ -7893,7 +7893,7 @@ declare
 begin
     -- before has the units that the batch charges the scope ahead of a charge. They count for it.
     with asked as (
-        select c.ordinality::int as nth, c.scope, c.amount, c.limits, c.note, c.namespace, c.id, c.fingerprint, c.issued_at,
+        select c.ordinality::int as nth, c.scope, c.amount, c.limits, c.note, c.tenant, c.id, c.fingerprint, c.issued_at,
             row_number() over w as place, (sum(c.amount) over w)::bigint - c.amount as before,
             (c.amount between 1 and 9007199254740992 and c.held = 0 and octet_length(c.scope) between 1 and 255
                 and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null and cardinality(c.limits) <= 16
@@ -7946,16 +7946,16 @@ begin
                   offset 0) x) u        -- or the use would be worked out twice
     ), entries as (
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-            epoch, kind, scope, next_due, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+            epoch, kind, scope, next_due, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
         select j.seq + j.place, j.amount, clk, j.spent + j.before + j.amount, j.refunded, j.credited, j.held, j.epoch, 'c', j.scope,
             case when j.held > 0 then metered._due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end,
-            j.namespace, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed
+            j.tenant, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed
         from judged j where j.plain
         on conflict do nothing
         returning 1
     ), records as (
-        insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
-        select j.namespace, j.id, j.fingerprint, j.issued_at, clk, 'null', array[j.scope], array[j.amount], array[j.seq + j.place], array[clk]
+        insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
+        select j.tenant, j.id, j.fingerprint, j.issued_at, clk, 'null', array[j.scope], array[j.amount], array[j.seq + j.place], array[clk]
         from judged j where j.plain and j.id is not null
         on conflict do nothing
         returning 1
@@ -7991,13 +7991,13 @@ as $$
 declare
     a record;
 begin
-    a := metered._write_charges(array[c], ahead, wait_ms, row(e.namespace, e.id, null), 'answer', row(null, null, null, clk), true);
+    a := metered._write_charges(array[c], ahead, wait_ms, row(e.tenant, e.id, null), 'answer', row(null, null, null, clk), true);
     if a.denied -> 0 ? 'crossing' then
         perform metered._refuse_unreported();
     end if;
     if a.denied is null and e.id is not null then
-        insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
-        values (e.namespace, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
+        insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
+        values (e.tenant, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
         on conflict do nothing;
         if not found then
             perform metered._recorded_meanwhile();
@@ -8056,7 +8056,7 @@ begin
         perform metered._require(false, 'charges');
     end if;
     if events is not null then
-        if not (select coalesce(bool_and(e.id is null or octet_length(e.id) between 1 and 255 and (octet_length(e.namespace) <= 255) is true
+        if not (select coalesce(bool_and(e.id is null or octet_length(e.id) between 1 and 255 and (octet_length(e.tenant) <= 255) is true
             and (octet_length(e.fingerprint) = 33) is true), true) from unnest(events) e) then
             perform metered._require(false, 'events');
         end if;
@@ -8140,7 +8140,7 @@ select l.scope,                                 -- the charged scope
     l.credited,                                 -- credits so far, less revoked and lapsed units
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
-    l.namespace,                                -- of the operation
+    l.operation_tenant,                         -- of the operation
     l.operation,                                -- the operation's id
     l.note ->> 'actor' as actor,                -- the person or process that made it
     l.note ->> 'tenant' as tenant,              -- for whom
@@ -8213,7 +8213,7 @@ select h.tenant,                                -- of the hold
     e.entity,                                   -- the entity that a capture linked
     e.detail,                                   -- more about it
     e.note,                                     -- actor, tenant, correlation, reason
-    e.namespace,                                -- of the operation
+    e.operation_tenant,                         -- of the operation
     e.operation                                 -- the operation's id
 from metered.hold_events e join metered.holds h on h.no = e.hold;
 
@@ -8241,7 +8241,7 @@ select s.lease,                                 -- leases_words.no
     s.at_offset,                                -- where its range begins in the lease
     s.amount,                                   -- units
     s.at,                                       -- when
-    s.namespace,                                -- of the operation
+    s.operation_tenant,                         -- of the operation
     s.operation,                                -- the operation's id, where a command spent it
     s.note ->> 'actor' as actor,                -- the person or process that spent it
     s.note ->> 'tenant' as tenant,              -- for whom
@@ -8250,10 +8250,10 @@ select s.lease,                                 -- leases_words.no
 from metered.lease_spends s;
 
 -- Commands that committed, recorded refusals, and usage events. Without the
--- input, of which only a hash is stored, and without the result. By namespace and id, or by the time at, it reads
+-- input, of which only a hash is stored, and without the result. By tenant and id, or by the time at, it reads
 -- an index. Everything else reads all records.
 create view metered.operations_words as
-select o.namespace,                             -- keeps the ids of tenants apart
+select o.tenant,                                -- keeps the ids of tenants apart
     o.id,                                       -- chosen by the caller
     o.name,                                     -- the command's name, or null of a usage event
     case when o.refusal is null then 'committed' else 'refused' end as state, -- the state
@@ -8330,7 +8330,7 @@ select m.scope,                                 -- the wallet
     m.back as given_back,                       -- of what was drawn, what refunds gave back
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
-    l.namespace,                                -- of the operation
+    l.operation_tenant,                         -- of the operation
     l.operation,                                -- the operation's id
     l.note ->> 'actor' as actor,                -- who made the entry
     l.note ->> 'reason' as reason               -- why
@@ -8379,7 +8379,7 @@ comment on column metered.ledger.scope is 'the charged scope';
 comment on column metered.ledger.next_due is 'no open hold falls due before this, or -infinity: the scope is closed';
 comment on column metered.ledger.ref is 'of a refund: the seq of its charge';
 comment on column metered.ledger.hold is 'the hold''s id, where the entry is about one alone';
-comment on column metered.ledger.namespace is 'of the operation';
+comment on column metered.ledger.operation_tenant is 'of the operation';
 comment on column metered.ledger.operation is 'the operation''s id, where a command made the entry';
 comment on column metered.ledger.note is 'actor, tenant, correlation, reason';
 comment on column metered.ledger.anchor_at is 'some time in the past, for which anchor_spent is known, or null';
@@ -8419,7 +8419,7 @@ comment on column metered.lease_spends.lease is 'leases.no';
 comment on column metered.lease_spends.at_offset is 'where its range begins, from 0 on';
 comment on column metered.lease_spends.amount is 'how long it is';
 comment on column metered.lease_spends.at is 'when';
-comment on column metered.lease_spends.namespace is 'of the operation';
+comment on column metered.lease_spends.operation_tenant is 'of the operation';
 comment on column metered.lease_spends.operation is 'the operation''s id, where a command spent it';
 comment on column metered.lease_spends.note is 'actor, tenant, correlation, reason';
 comment on table metered.holds is 'Reservations. The units that a hold keeps of a scope are in the ledger (held) and in its line. This row says who holds them, until when, and how the hold ended.';
@@ -8501,7 +8501,7 @@ comment on column metered.hold_events.kind is 'h placed, p captured in part, c c
 comment on column metered.hold_events.entity is 'the entity that a capture linked';
 comment on column metered.hold_events.detail is 'a place''s constants, a capture''s lines, or the units given back, with (b) those that were not';
 comment on column metered.hold_events.note is 'actor, tenant, correlation, reason';
-comment on column metered.hold_events.namespace is 'of the operation';
+comment on column metered.hold_events.operation_tenant is 'of the operation';
 comment on column metered.hold_events.operation is 'the operation''s id, where a command did it';
 comment on table metered.holds_horizon is 'The latest time of an id whose hold was purged. Never decreases.';
 comment on column metered.holds_horizon.at is 'ids of this time and before are retired';
@@ -8529,7 +8529,7 @@ comment on column metered.job_keys.digest is 'of kind and args, its first byte t
 comment on table metered.operations is 'Commands that committed, by the caller''s id: written with the command''s own writes, so that a record exists exactly where they do. An event of charge_each has one, too, with the result null and one scope. Its issued_at is the time of the id, or else when it occurred. Refusals, too, where the caller asked for the refusal to be remembered.';
 comment on column metered.operations.at is 'when the command was completed';
 comment on column metered.operations.issued_at is 'the time that the id carries, if it does';
-comment on column metered.operations.namespace is 'keeps the ids of tenants apart';
+comment on column metered.operations.tenant is 'keeps the ids of tenants apart';
 comment on column metered.operations.id is 'chosen by the caller';
 comment on column metered.operations.fingerprint is 'a version byte and a SHA-256';
 comment on column metered.operations.result is 'JSON, byte for byte as it was returned';
@@ -8617,7 +8617,7 @@ comment on column metered.statement.refunded is 'refunds so far';
 comment on column metered.statement.credited is 'credits so far, less revoked and lapsed units';
 comment on column metered.statement.refunds_seq is 'of a refund: the number of its charge';
 comment on column metered.statement.hold is 'the hold''s id, where the entry is about one alone';
-comment on column metered.statement.namespace is 'of the operation';
+comment on column metered.statement.operation_tenant is 'of the operation';
 comment on column metered.statement.operation is 'the operation''s id';
 comment on column metered.statement.actor is 'the person or process that made it';
 comment on column metered.statement.tenant is 'for whom';
@@ -8667,7 +8667,7 @@ comment on column metered.hold_events_words.deadline is 'the new one, of a place
 comment on column metered.hold_events_words.entity is 'the entity that a capture linked';
 comment on column metered.hold_events_words.detail is 'more about it';
 comment on column metered.hold_events_words.note is 'actor, tenant, correlation, reason';
-comment on column metered.hold_events_words.namespace is 'of the operation';
+comment on column metered.hold_events_words.operation_tenant is 'of the operation';
 comment on column metered.hold_events_words.operation is 'the operation''s id';
 comment on view metered.leases_words is 'Leases, with words. By no, or by scope, it reads an index. Everything else reads all leases.';
 comment on column metered.leases_words.no is 'the number of the lease';
@@ -8689,14 +8689,14 @@ comment on column metered.lease_spends_words.lease is 'leases_words.no';
 comment on column metered.lease_spends_words.at_offset is 'where its range begins in the lease';
 comment on column metered.lease_spends_words.amount is 'units';
 comment on column metered.lease_spends_words.at is 'when';
-comment on column metered.lease_spends_words.namespace is 'of the operation';
+comment on column metered.lease_spends_words.operation_tenant is 'of the operation';
 comment on column metered.lease_spends_words.operation is 'the operation''s id, where a command spent it';
 comment on column metered.lease_spends_words.actor is 'the person or process that spent it';
 comment on column metered.lease_spends_words.tenant is 'for whom';
 comment on column metered.lease_spends_words.correlation is 'the request or case that it belongs to';
 comment on column metered.lease_spends_words.reason is 'why';
-comment on view metered.operations_words is 'Commands that committed, recorded refusals, and usage events. Without the input, of which only a hash is stored, and without the result. By namespace and id, or by the time at, it reads an index. Everything else reads all records.';
-comment on column metered.operations_words.namespace is 'keeps the ids of tenants apart';
+comment on view metered.operations_words is 'Commands that committed, recorded refusals, and usage events. Without the input, of which only a hash is stored, and without the result. By tenant and id, or by the time at, it reads an index. Everything else reads all records.';
+comment on column metered.operations_words.tenant is 'keeps the ids of tenants apart';
 comment on column metered.operations_words.id is 'chosen by the caller';
 comment on column metered.operations_words.name is 'the command''s name, or null of a usage event';
 comment on column metered.operations_words.state is 'the state';
@@ -8755,7 +8755,7 @@ comment on column metered.lots_statement.change is 'of the lot''s rest';
 comment on column metered.lots_statement.given_back is 'of what was drawn, what refunds gave back';
 comment on column metered.lots_statement.refunds_seq is 'of a refund: the number of its charge';
 comment on column metered.lots_statement.hold is 'the hold''s id, where the entry is about one alone';
-comment on column metered.lots_statement.namespace is 'of the operation';
+comment on column metered.lots_statement.operation_tenant is 'of the operation';
 comment on column metered.lots_statement.operation is 'the operation''s id';
 comment on column metered.lots_statement.actor is 'who made the entry';
 comment on column metered.lots_statement.reason is 'why';

@@ -29,15 +29,15 @@ const DefaultTTL = time.Minute
 
 // Reservation declares a session: work whose cost is known at its end. ID and Lines are required.
 type Reservation struct {
-	// ID, Namespace, Name, Input and IssuedAt are as in Command: Settle is the command of that ID. The fingerprint has Name,
+	// ID, Tenant, Name, Input and IssuedAt are as in Command: Settle is the command of that ID. The fingerprint has Name,
 	// Input, IssuedAt and Holder. The cost is the server's estimate, so that a repetition is the same command when prices
 	// have changed. Without Input the estimate is part of the command: then Metadata, and the scopes and amounts of Lines and Charges
 	// are in the fingerprint, too.
-	ID        string
-	Namespace string // also the hold's tenant
-	Name      string
-	Input     any
-	IssuedAt  time.Time
+	ID       string
+	Tenant   string // also the hold's tenant
+	Name     string
+	Input    any
+	IssuedAt time.Time
 
 	// Lines are the estimate: the units that are held of each scope until Settle. Wallets are scopes, too.
 	Lines []holds.Line
@@ -77,7 +77,7 @@ var errPurged = errors.New("metered: the record was purged meanwhile")
 
 // Open reserves the greatest cost of some work, and returns a session that keeps the reservation while the work goes on:
 //
-//	s, err := metered.Open[Usage](ctx, client, metered.Reservation{ID: key, Namespace: user, Lines: estimate})
+//	s, err := metered.Open[Usage](ctx, client, metered.Reservation{ID: key, Tenant: user, Lines: estimate})
 //	if err != nil { … }
 //	defer s.Close()
 //	… the work, with s.Context() …
@@ -166,7 +166,7 @@ func (c *Client) reserve(ctx context.Context, r Reservation) (_ *session, err er
 			op.Until = until
 			return place(ctx)
 		})
-		return nil, &IndefiniteError{Namespace: r.Namespace, ID: r.ID, cause: lost.Cause}
+		return nil, &IndefiniteError{Tenant: r.Tenant, ID: r.ID, cause: lost.Cause}
 	case errors.Is(err, errRecorded):
 		return s, err
 	case err != nil:
@@ -202,7 +202,7 @@ func (s *session) forsake(ctx context.Context, placed func(ctx context.Context, 
 func (s *session) request() holds.Request {
 	r := &s.r
 	return holds.Request{
-		Tenant: r.Namespace, Holder: r.Holder, Lines: r.Lines, Charges: r.Charges, TTL: r.TTL, Grace: r.Grace, Metadata: r.Metadata, Note: r.Note,
+		Tenant: r.Tenant, Holder: r.Holder, Lines: r.Lines, Charges: r.Charges, TTL: r.TTL, Grace: r.Grace, Metadata: r.Metadata, Note: r.Note,
 	}
 }
 
@@ -216,8 +216,8 @@ func (s *session) prepare() (*holdsCall, *command.Operation, error) {
 	r.Grace = cmp.Or(r.Grace, (r.TTL / 4).Truncate(time.Microsecond))
 	r.Lines, r.Charges = slices.Clone(r.Lines), slices.Clone(r.Charges)
 	op := &command.Operation{
-		Namespace: r.Namespace, ID: r.ID, Name: r.Name,
-		Key: lockkey.OfOperation(s.client.schema.String(), r.Namespace, r.ID),
+		Tenant: r.Tenant, ID: r.ID, Name: r.Name,
+		Key: lockkey.OfOperation(s.client.schema.String(), r.Tenant, r.ID),
 	}
 	// The arguments that Settle will send are checked now.
 	if _, err := s.client.prepare(s.command(nil), nil); err != nil {
@@ -226,7 +226,7 @@ func (s *session) prepare() (*holdsCall, *command.Operation, error) {
 	call, err := inHolds.Open(s.client.Holds, s.request(), &ledger.Opening{
 		Operation: r.ID,
 		Command: func() string {
-			sent := ledger.Command{Namespace: r.Namespace, ID: r.ID, Key: op.Key, IssuedAt: issuedAt(s.command(nil)), MaxFuture: s.client.cfg.MaxFuture}
+			sent := ledger.Command{Tenant: r.Tenant, ID: r.ID, Key: op.Key, IssuedAt: issuedAt(s.command(nil)), MaxFuture: s.client.cfg.MaxFuture}
 			return sent.String()
 		},
 		Fingerprint: func(placing []byte) []byte {
@@ -257,7 +257,7 @@ func renamed(err error, from, to string) error {
 func (s *session) command(capture *holdsCall) Command {
 	r := &s.r
 	return Command{
-		ID: r.ID, Namespace: r.Namespace, Name: r.Name, Input: r.Input, IssuedAt: r.IssuedAt,
+		ID: r.ID, Tenant: r.Tenant, Name: r.Name, Input: r.Input, IssuedAt: r.IssuedAt,
 		Isolation: r.Isolation, EarlyRelease: r.EarlyRelease, LSN: r.LSN,
 		settling: &settling{fingerprint: s.fingerprint, capture: capture},
 	}
@@ -273,9 +273,9 @@ func (s *session) refused(status string, at, due *time.Time) error {
 	case "future":
 		return ErrFuture
 	case "busy":
-		return fmt.Errorf("%w: %q in namespace %q", ErrConflict, s.r.ID, s.r.Namespace)
+		return fmt.Errorf("%w: %q of tenant %q", ErrConflict, s.r.ID, s.r.Tenant)
 	case "running":
-		return &RunningError{Namespace: s.r.Namespace, ID: s.r.ID, Until: due.UTC(), RetryAfter: due.Sub(*at)}
+		return &RunningError{Tenant: s.r.Tenant, ID: s.r.ID, Until: due.UTC(), RetryAfter: due.Sub(*at)}
 	}
 	return fmt.Errorf("metered: the schema answers %q, which this build does not know", status)
 }
@@ -298,13 +298,13 @@ var (
 
 // RunningError says until when the session that is open is held, unless it is renewed.
 type RunningError struct {
-	Namespace, ID string        // of the operation
-	Until         time.Time     // by the database's clock: then its units are free, and the operation can be opened anew
-	RetryAfter    time.Duration // until then
+	Tenant, ID string        // of the operation
+	Until      time.Time     // by the database's clock: then its units are free, and the operation can be opened anew
+	RetryAfter time.Duration // until then
 }
 
 func (e *RunningError) Error() string {
-	return fmt.Sprintf("%v: operation %q in namespace %q, for another %v unless it is renewed", errRunning, e.ID, e.Namespace, e.RetryAfter)
+	return fmt.Sprintf("%v: operation %q of tenant %q, for another %v unless it is renewed", errRunning, e.ID, e.Tenant, e.RetryAfter)
 }
 
 func (e *RunningError) Unwrap() error { return errRunning }
@@ -480,8 +480,8 @@ func (s *session) agrees(used Used, recorded []holds.Hold) error {
 		}
 		cut := used.Over == holds.OverUpTo && l.Amount <= l.Captured && l.Captured < amount
 		if amount != l.Captured && !cut {
-			return fmt.Errorf("%w: operation %q in namespace %q was settled with %d units of scope %q, and now with %d",
-				ErrConflict, s.r.ID, s.r.Namespace, l.Captured, l.Scope, amount)
+			return fmt.Errorf("%w: operation %q of tenant %q was settled with %d units of scope %q, and now with %d",
+				ErrConflict, s.r.ID, s.r.Tenant, l.Captured, l.Scope, amount)
 		}
 	}
 	return nil
@@ -504,7 +504,7 @@ func (s *session) capture(used Used) holds.Capture {
 		}
 	}
 	return holds.Capture{
-		Tenant: s.r.Namespace, IDs: []string{s.id}, Holder: s.r.Holder, All: used.All, Lines: lines, Over: used.Over,
+		Tenant: s.r.Tenant, IDs: []string{s.id}, Holder: s.r.Holder, All: used.All, Lines: lines, Over: used.Over,
 		Entity: used.Entity, Note: cmp.Or(used.Note, s.r.Note),
 	}
 }
@@ -540,18 +540,18 @@ func (s *session) release(ctx context.Context, reason string, until time.Time) (
 	note.Reason = cmp.Or(reason, note.Reason)
 	ctx, span := c.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "holds.release"})
 	defer func() { span.End(err) }()
-	call, err := inHolds.Release(c.Holds, holds.Release{Tenant: s.r.Namespace, IDs: []string{s.id}, Holder: s.r.Holder, Note: note})
+	call, err := inHolds.Release(c.Holds, holds.Release{Tenant: s.r.Tenant, IDs: []string{s.id}, Holder: s.r.Holder, Note: note})
 	if err != nil {
 		return err
 	}
 	var refusal error
 	var released []holds.Hold
 	step := command.Judged(call, &refusal, func(all []holds.Hold) { released = all })
-	err = c.engine.Once(ctx, &command.Operation{Namespace: s.r.Namespace, ID: s.r.ID, Until: until}, step)
+	err = c.engine.Once(ctx, &command.Operation{Tenant: s.r.Tenant, ID: s.r.ID, Until: until}, step)
 	lost, state := (*command.Indefinite)(nil), (*holds.StateError)(nil)
 	switch err = cmp.Or(err, refusal); {
 	case errors.As(err, &lost):
-		return &IndefiniteError{Namespace: s.r.Namespace, ID: s.r.ID, cause: lost.Cause}
+		return &IndefiniteError{Tenant: s.r.Tenant, ID: s.r.ID, cause: lost.Cause}
 	case errors.As(err, &state) && state.State == holds.Released:
 		return nil
 	case err == nil:
@@ -692,7 +692,7 @@ func (s *session) renew(ctx context.Context) error {
 	var h holds.Hold
 	err := s.client.RunTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) (err error) {
 		book := s.client.Holds
-		if h, err = book.Get(ctx, tx, s.r.Namespace, s.id, s.r.Holder); err != nil {
+		if h, err = book.Get(ctx, tx, s.r.Tenant, s.id, s.r.Holder); err != nil {
 			return err
 		}
 		by := s.r.TTL - h.Remaining()
@@ -707,7 +707,7 @@ func (s *session) renew(ctx context.Context) error {
 		case by <= 0:
 			return nil
 		}
-		all, err := book.Extend(ctx, tx, holds.Extend{Tenant: s.r.Namespace, IDs: []string{s.id}, Holder: s.r.Holder, By: by, Note: s.r.Note})
+		all, err := book.Extend(ctx, tx, holds.Extend{Tenant: s.r.Tenant, IDs: []string{s.id}, Holder: s.r.Holder, By: by, Note: s.r.Note})
 		if err == nil {
 			h = all[0]
 		}

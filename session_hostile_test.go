@@ -30,7 +30,7 @@ func TestSession_WhoseIDACommandTookCanBeCancelled(t *testing.T) {
 		s, err := metered.Open[usage](t.Context(), c, stream(id))
 		require.NoError(t, err)
 		defer s.Close()
-		_, err = metered.Do(t.Context(), c, metered.Command{ID: id, Namespace: "acme", Name: "chat", Input: "hello"}, says(7))
+		_, err = metered.Do(t.Context(), c, metered.Command{ID: id, Tenant: "acme", Name: "chat", Input: "hello"}, says(7))
 		require.NoError(t, err)
 		_, err = s.Settle(t.Context(), tokensUsed(3), says(3))
 		require.ErrorIs(t, err, metered.ErrConflict)
@@ -45,7 +45,7 @@ func TestSession_WhoseIDACommandTookCanBeCancelled(t *testing.T) {
 	open[1].Close()
 	clock.Set(open[1].Hold().Due)
 	require.Equal(t, [2]int64{0, 0}, stands(t, owner, c, "tokens"))
-	out, err := metered.Do(t.Context(), c, metered.Command{ID: "1", Namespace: "acme", Name: "chat", Input: "hello"}, says(8))
+	out, err := metered.Do(t.Context(), c, metered.Command{ID: "1", Tenant: "acme", Name: "chat", Input: "hello"}, says(8))
 	require.NoError(t, err)
 	require.Equal(t, usage{7}, out.Result)
 }

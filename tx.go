@@ -207,7 +207,7 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 	if t.client == nil {
 		return tokens.Secret{}, ErrTxDone
 	}
-	return t.client.Secret(t.op.Namespace, t.op.ID, label)
+	return t.client.Secret(t.op.Tenant, t.op.ID, label)
 }
 
 // Place returns the hold's id. The hold is in Outcome.Holds. cleanup, if not nil, enqueues the hold's cleanup job now
@@ -288,13 +288,13 @@ var (
 
 // Notice tells a listener of a committed command, of jobs that Client.Jobs enqueued without one, or that notices may have been missed.
 type Notice struct {
-	Missed    bool             `json:"missed,omitempty"` // the rest is then empty
-	Namespace string           `json:"namespace,omitempty"`
-	ID        string           `json:"id,omitempty"` // of the command, or "" for jobs that were enqueued in a transaction without one
-	Name      string           `json:"name,omitempty"`
-	Charges   []budget.Charged `json:"charges,omitempty"`
-	Jobs      []jobs.Enqueued  `json:"jobs,omitempty"`
-	Cut       bool             `json:"cut,omitempty"` // some did not fit: Client.Lookup has all charges
+	Missed  bool             `json:"missed,omitempty"` // the rest is then empty
+	Tenant  string           `json:"tenant,omitempty"`
+	ID      string           `json:"id,omitempty"` // of the command, or "" for jobs that were enqueued in a transaction without one
+	Name    string           `json:"name,omitempty"`
+	Charges []budget.Charged `json:"charges,omitempty"`
+	Jobs    []jobs.Enqueued  `json:"jobs,omitempty"`
+	Cut     bool             `json:"cut,omitempty"` // some did not fit: Client.Lookup has all charges
 }
 
 // Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, as holds.Book.Listen does with those of holds.
@@ -408,7 +408,7 @@ func (t *Tx) notice() *command.Statement {
 		return nil
 	}
 	// Texts cannot fail.
-	head, _ := json.Marshal(Notice{Namespace: t.op.Namespace, ID: t.op.ID, Name: t.op.cmd.Name})
+	head, _ := json.Marshal(Notice{Tenant: t.op.Tenant, ID: t.op.ID, Name: t.op.cmd.Name})
 	room, cut := maxPayload-len(head)-len(`,"cut":true,"charges":[],"jobs":[]`), false
 	fits := func(item any) (string, bool) {
 		b, _ := json.Marshal(item)

@@ -13,7 +13,7 @@ import (
 // read: they take as many bytes as true ones.
 const (
 	floorChargeSQL = `
-insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, namespace, operation)
+insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, operation_tenant, operation)
 values (nextval('metered.bench_seq'), 1, clock_timestamp(), 1, 0, 0, 0, 0, 'c', $1, $2, $3)`
 	lockSQL = `select pg_advisory_xact_lock($1)`
 )

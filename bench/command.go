@@ -23,7 +23,7 @@ const (
 	floorTokenSQL = `
 update metered.tokens set used = used + 1, ended_at = clock_timestamp() where digest = $1 returning payload`
 	floorOperationSQL = `
-insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, name, jobs, scopes, amounts, seqs, ats)
+insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, name, jobs, scopes, amounts, seqs, ats)
 values ($1, $2, $3, clock_timestamp(), clock_timestamp(), $4, 'work', array[$6::bigint],
     array[$5::text], array[1], array[currval('metered.bench_seq')], array[clock_timestamp()])`
 )

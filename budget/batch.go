@@ -160,7 +160,7 @@ func (a *asked) result(row *eachRow) Result {
 	posted := Posted{Scope: a.charge.Scope, Amount: a.charge.Amount, Seq: row.seq, At: row.at, Replayed: row.status == "replay"}
 	switch kind := statusErrors[row.status]; {
 	case kind != nil && a.event != nil:
-		return Result{Err: fmt.Errorf("%w: event %q in namespace %q", kind, a.event.ID, a.event.Namespace)}
+		return Result{Err: fmt.Errorf("%w: event %q of tenant %q", kind, a.event.ID, a.event.Tenant)}
 	case kind != nil:
 		return Result{Err: fmt.Errorf("%w: scope %q", kind, a.charge.Scope)}
 	case posted.Replayed:

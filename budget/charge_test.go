@@ -155,7 +155,7 @@ func TestCharge_HeldUnitsCountAgainstEveryLimit(t *testing.T) {
 	ctx := t.Context()
 	pool, l, clock := open(t)
 	mustCharge(t, pool, l, "a", 2)
-	execute(t, pool, `update metered.ledger set held = 5, next_due = $1, hold = 'h', namespace = 'n', operation = 'o'`, start.Add(time.Minute))
+	execute(t, pool, `update metered.ledger set held = 5, next_due = $1, hold = 'h', operation_tenant = 'n', operation = 'o'`, start.Add(time.Minute))
 	execute(t, pool, `insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq) values (1, 0, 5, 5, $1, 'a', 1)`, start.Add(time.Minute))
 	clock.Advance(time.Second)
 	hourly, brief, total := budget.Limit{Max: 10, Window: time.Hour}, budget.Limit{Max: 10, Window: 10 * time.Second}, budget.Lifetime(10)
@@ -198,7 +198,7 @@ func TestCharge_HeldUnitsCountAgainstEveryLimit(t *testing.T) {
 	require.Equal(t, []int64{5, int64(due)}, []int64{u.Held, int64(u.HoldDue)}, "every entry carries them on")
 	for e, err := range l.Entries(ctx, pool, "a", budget.EntriesOptions{After: 1}) {
 		require.NoError(t, err)
-		require.Equal(t, []any{"", "", "", e.Kind == budget.KindRefund}, []any{e.Hold, e.Namespace, e.Operation, e.Ref != 0}, "and nothing else")
+		require.Equal(t, []any{"", "", "", e.Kind == budget.KindRefund}, []any{e.Hold, e.OperationTenant, e.Operation, e.Ref != 0}, "and nothing else")
 	}
 }
 

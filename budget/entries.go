@@ -38,22 +38,22 @@ var kinds = map[string]Kind{
 
 // Entry is one entry of a scope's chain, with the scope's sums after it.
 type Entry struct {
-	Scope     string    `json:"scope"`
-	Seq       int64     `json:"seq"` // 1, 2, 3, … per scope
-	Kind      Kind      `json:"kind"`
-	Amount    int64     `json:"amount"` // 0 for a clock repair and a close
-	At        time.Time `json:"at"`     // by the database's clock, never decreasing along Seq within an Epoch
-	Epoch     int       `json:"epoch"`  // clock repairs so far
-	Spent     int64     `json:"spent"`
-	Refunded  int64     `json:"refunded"`
-	Credited  int64     `json:"credited"`
-	Held      int64     `json:"held"`
-	HoldDue   time.Time `json:"hold_due,omitzero"`   // no open hold of the scope falls due before it. Zero without one
-	Ref       int64     `json:"ref,omitempty"`       // the number of the charge that a refund refunds, else 0
-	Hold      string    `json:"hold,omitempty"`      // the hold that the entry is about, "" for none or several
-	Namespace string    `json:"namespace,omitempty"` // with Operation: the command that made it. "" for sticky charges
-	Operation string    `json:"operation,omitempty"`
-	Note      Note      `json:"note,omitzero"`
+	Scope           string    `json:"scope"`
+	Seq             int64     `json:"seq"` // 1, 2, 3, … per scope
+	Kind            Kind      `json:"kind"`
+	Amount          int64     `json:"amount"` // 0 for a clock repair and a close
+	At              time.Time `json:"at"`     // by the database's clock, never decreasing along Seq within an Epoch
+	Epoch           int       `json:"epoch"`  // clock repairs so far
+	Spent           int64     `json:"spent"`
+	Refunded        int64     `json:"refunded"`
+	Credited        int64     `json:"credited"`
+	Held            int64     `json:"held"`
+	HoldDue         time.Time `json:"hold_due,omitzero"`          // no open hold of the scope falls due before it. Zero without one
+	Ref             int64     `json:"ref,omitempty"`              // the number of the charge that a refund refunds, else 0
+	Hold            string    `json:"hold,omitempty"`             // the hold that the entry is about, "" for none or several
+	OperationTenant string    `json:"operation_tenant,omitempty"` // with Operation: the command that made it. "" for sticky charges
+	Operation       string    `json:"operation,omitempty"`
+	Note            Note      `json:"note,omitzero"`
 	// OccurredAt is when the event happened that the entry counts. Zero if it had no time of its own.
 	OccurredAt time.Time `json:"occurred_at,omitzero"`
 }
@@ -74,7 +74,7 @@ const entriesPage = 500
 
 // Times are in microseconds: as text they would be in the session's DateStyle.
 const entryColumns = `scope, seq, kind::text, amount, (extract(epoch from at) * 1e6)::bigint, epoch, spent, refunded, credited, held,
-    (extract(epoch from nullif(next_due, '-infinity')) * 1e6)::bigint, coalesce(ref, 0), coalesce(hold, ''), coalesce(namespace, ''), coalesce(operation, ''),
+    (extract(epoch from nullif(next_due, '-infinity')) * 1e6)::bigint, coalesce(ref, 0), coalesce(hold, ''), coalesce(operation_tenant, ''), coalesce(operation, ''),
     coalesce(note ->> 'actor'::text, ''), coalesce(note ->> 'tenant'::text, ''), coalesce(note ->> 'correlation'::text, ''), coalesce(note ->> 'reason'::text, ''),
     coalesce(note ->> 'occurred_at'::text, '')`
 
@@ -185,7 +185,7 @@ func scanEntry(row pgx.CollectableRow, more ...any) (Entry, error) {
 	var due *int64
 	var occurred string
 	err := row.Scan(append([]any{&e.Scope, &e.Seq, &kind, &e.Amount, &at, &e.Epoch, &e.Spent, &e.Refunded, &e.Credited, &e.Held,
-		&due, &e.Ref, &e.Hold, &e.Namespace, &e.Operation,
+		&due, &e.Ref, &e.Hold, &e.OperationTenant, &e.Operation,
 		&e.Note.Actor, &e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason, &occurred}, more...)...)
 	if err != nil {
 		return Entry{}, err

@@ -44,7 +44,7 @@ func TestEntries_SayEverythingAboutEachEntry(t *testing.T) {
 		{Scope: "a", Seq: 4, Kind: budget.KindClockRepair, At: start.Add(-time.Second), Epoch: 1, Spent: 5, Refunded: 2, Credited: 7,
 			Note: budget.Note{Actor: "operator"}},
 		{Scope: "a", Seq: 5, Kind: budget.KindCharge, Amount: 3, At: start.Add(-time.Second), Epoch: 1, Spent: 8, Refunded: 2, Credited: 7,
-			Held: 4, HoldDue: start, Namespace: "shop", Operation: "order 7"},
+			Held: 4, HoldDue: start, OperationTenant: "shop", Operation: "order 7"},
 	}, got)
 }
 

@@ -20,9 +20,9 @@ import (
 type Event struct {
 	Charge
 	// ID is the event's id, 1 to 255 bytes of UTF-8, chosen where it happened: each delivery has the same. Events and
-	// commands share the ids of a Namespace. A UUIDv7 carries its time.
-	ID        string
-	Namespace string // keeps the ids of tenants or sources apart, up to 255 bytes. Defaults to ""
+	// commands share the ids of a Tenant. A UUIDv7 carries its time.
+	ID     string
+	Tenant string // owns the ID: a tenant or a source, up to 255 bytes. Defaults to ""
 	// OccurredAt is when it happened, the same in each delivery, in microseconds. Older than Config.MaxLateness it is
 	// ErrLate, and ErrFuture if it is ahead by more than Config.MaxFuture. It is stored with the entry
 	// (Entry.OccurredAt). Windows and periods count the event when it was recorded, by the database's clock. Defaults to none.
@@ -56,18 +56,18 @@ func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...Event) ([]Resu
 
 // eachOnce is each for charges among which an event may be several times.
 func (l *Ledger) eachOnce(ctx context.Context, db Querier, asks []*asked, skipBusy, telling bool) ([]Result, error) {
-	type id struct{ namespace, id string }
+	type id struct{ tenant, id string }
 	first := make(map[id]int) // in distinct
 	place := make([]int, len(asks))
 	distinct := make([]*asked, 0, len(asks))
 	for i, a := range asks {
 		place[i] = len(distinct)
 		if a.event != nil {
-			if j, seen := first[id{a.event.Namespace, a.event.ID}]; seen {
+			if j, seen := first[id{a.event.Tenant, a.event.ID}]; seen {
 				place[i] = j
 				continue
 			}
-			first[id{a.event.Namespace, a.event.ID}] = len(distinct)
+			first[id{a.event.Tenant, a.event.ID}] = len(distinct)
 		}
 		distinct = append(distinct, a)
 	}
@@ -93,7 +93,7 @@ func (l *Ledger) askEvent(e *Event) (*asked, error) {
 	if e.ID == "" {
 		return nil, invalid(".ID", "is empty")
 	}
-	if err := cmp.Or(checkText(".ID", e.ID, maxIDBytes), checkText(".Namespace", e.Namespace, maxIDBytes)); err != nil {
+	if err := cmp.Or(checkText(".ID", e.ID, maxIDBytes), checkText(".Tenant", e.Tenant, maxIDBytes)); err != nil {
 		return nil, err
 	}
 	if at := e.OccurredAt; !at.IsZero() && (at.Year() < 1 || at.Year() > 9999) {
@@ -104,7 +104,7 @@ func (l *Ledger) askEvent(e *Event) (*asked, error) {
 		return nil, err
 	}
 	a.event = &ledger.Event{
-		Namespace: e.Namespace, ID: e.ID, Key: lockkey.OfOperation(l.schema.String(), e.Namespace, e.ID),
+		Tenant: e.Tenant, ID: e.ID, Key: lockkey.OfOperation(l.schema.String(), e.Tenant, e.ID),
 		Fingerprint: e.fingerprint(), IssuedAt: uuidv7.Time(e.ID),
 	}
 	if !e.OccurredAt.IsZero() {

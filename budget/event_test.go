@@ -68,13 +68,13 @@ func TestIngest_AnIDStandsForOneContent(t *testing.T) {
 	_, err := ingest(t.Context(), pool, l, event("e", "a", 5), event("n", "a", 1))
 	require.NoError(t, err)
 	other := event("e", "a", 5)
-	other.Namespace = "acme"
+	other.Tenant = "acme"
 	results, err := ingest(t.Context(), pool, l, event("e", "b", 5), event("n", "a", 2), other)
 	require.NoError(t, err)
 	require.ErrorIs(t, results[0].Err, budget.ErrConflict)
 	require.ErrorIs(t, results[0].Err, metered.ErrConflict)
 	require.ErrorIs(t, results[1].Err, budget.ErrConflict)
-	require.NoError(t, results[2].Err, "another namespace's id")
+	require.NoError(t, results[2].Err, "another tenant's id")
 	results, err = ingest(t.Context(), pool, l, occurred)
 	require.NoError(t, err)
 	require.ErrorIs(t, results[0].Err, budget.ErrConflict)
@@ -185,12 +185,12 @@ func TestIngest_RefusesArgumentsBeforeAnySQL(t *testing.T) {
 	pool, l, _ := open(t)
 	old := event("e", "a", 1)
 	old.OccurredAt = time.Date(12000, 1, 1, 0, 0, 0, 0, time.UTC)
-	namespace := event("e", "a", 1)
-	namespace.Namespace = strings.Repeat("x", 256)
+	tenant := event("e", "a", 1)
+	tenant.Tenant = strings.Repeat("x", 256)
 	for field, events := range map[string][]budget.Event{
 		"events":               nil,
 		"events[1].ID":         {event("e", "a", 1), event("", "a", 1)},
-		"events[0].Namespace":  {namespace},
+		"events[0].Tenant":     {tenant},
 		"events[0].OccurredAt": {old},
 		"events[0].Amount":     {event("e", "a", 0)},
 	} {

@@ -20,9 +20,9 @@ type EntrySearch struct {
 	// EntriesOptions say where to look, and in which order. Max is how many entries are found, up to MaxFound. It
 	// defaults to 100.
 	EntriesOptions
-	Note      Note   // entries whose notes have the same texts, in those of its fields that are not ""
-	Operation string // entries of the command or event with this id
-	Namespace string // of Operation. Defaults to "", which is a namespace, too
+	Note            Note   // entries whose notes have the same texts, in those of its fields that are not ""
+	Operation       string // entries of the command or event with this id
+	OperationTenant string // of Operation. Defaults to "", which is a tenant, too
 	// Name is that of the command that made the entry (metered.Command.Name). It is on record until
 	// metered.Client.PurgeOperations deletes the operation.
 	Name string
@@ -54,7 +54,7 @@ func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, se
 		return EntriesFound{}, err
 	}
 	rows, err := db.Query(ctx, l.sql.search, scope, after, before, search.NewestFirst, look, most,
-		search.Namespace, orNull(search.Operation), orNull(search.Note.json()), orNull(search.Name))
+		search.OperationTenant, orNull(search.Operation), orNull(search.Note.json()), orNull(search.Name))
 	if err != nil {
 		return EntriesFound{}, failed("search", err)
 	}
@@ -92,7 +92,7 @@ func orNull(text string) *string {
 func (s *EntrySearch) check() error {
 	for _, f := range []struct{ name, text string }{
 		{"Note.Actor", s.Note.Actor}, {"Note.Tenant", s.Note.Tenant}, {"Note.Correlation", s.Note.Correlation}, {"Note.Reason", s.Note.Reason},
-		{"Operation", s.Operation}, {"Namespace", s.Namespace}, {"Name", s.Name},
+		{"Operation", s.Operation}, {"OperationTenant", s.OperationTenant}, {"Name", s.Name},
 	} {
 		if err := checkText("EntrySearch."+f.name, f.text, maxIDBytes); err != nil {
 			return err

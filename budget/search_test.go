@@ -82,7 +82,7 @@ func TestSearchEntries_ByNoteAndOperation(t *testing.T) {
 		case i%10 == 9: // no note
 			mustCharge(t, pool, l, "a", 1)
 		case i%2 == 0:
-			_, err = metered.Do[any](ctx, client, metered.Command{Namespace: "acme", ID: fmt.Sprint("o", i), Name: fmt.Sprint("import ", i%4), Charges: []budget.Charge{c}}, nil)
+			_, err = metered.Do[any](ctx, client, metered.Command{Tenant: "acme", ID: fmt.Sprint("o", i), Name: fmt.Sprint("import ", i%4), Charges: []budget.Charge{c}}, nil)
 		default:
 			err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { _, err := l.Charge(ctx, tx, c); return err })
 		}
@@ -126,7 +126,7 @@ func TestSearchEntries_ByNoteAndOperation(t *testing.T) {
 		{budget.EntrySearch{Note: budget.Note{Actor: "user 0"}}, func(e budget.Entry) bool { return e.Note.Actor == "user 0" }},
 		{budget.EntrySearch{Note: budget.Note{Actor: "user 1", Reason: "reason 2"}},
 			func(e budget.Entry) bool { return e.Note == budget.Note{Actor: "user 1", Reason: "reason 2"} }},
-		{budget.EntrySearch{Namespace: "acme", Operation: "o4"}, func(e budget.Entry) bool { return e.Operation == "o4" }},
+		{budget.EntrySearch{OperationTenant: "acme", Operation: "o4"}, func(e budget.Entry) bool { return e.Operation == "o4" }},
 		{budget.EntrySearch{Operation: "e"}, func(e budget.Entry) bool { return e.Operation == "e" }},
 		{budget.EntrySearch{Name: "import 2"}, func(e budget.Entry) bool { return e.Operation != "" && e.Operation != "e" && (e.Seq-1)%4 == 2 }},
 		{budget.EntrySearch{Name: "import 0", Note: budget.Note{Actor: "user 2"}},
@@ -172,7 +172,7 @@ func TestSearchEntries_ByNoteAndOperation(t *testing.T) {
 			}
 		}
 	}
-	for _, nothing := range []budget.EntrySearch{{Operation: "o4"}, {Namespace: "acme", Operation: "e"}, {Name: "import"}, {Note: budget.Note{Tenant: "user 0"}}} {
+	for _, nothing := range []budget.EntrySearch{{Operation: "o4"}, {OperationTenant: "acme", Operation: "e"}, {Name: "import"}, {Note: budget.Note{Tenant: "user 0"}}} {
 		require.Empty(t, search(nothing).Entries, "%+v", nothing)
 	}
 	byTime := budget.EntrySearch{Note: budget.Note{Actor: "user 0"}}
@@ -205,9 +205,9 @@ func TestPlans_ASearchReadsWhatItLooksAt(t *testing.T) {
 			look(s)
 		}
 	}
-	execute(t, pool, `insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, namespace, operation)
+	execute(t, pool, `insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, operation_tenant, operation)
 		select g, 1, now(), g, 0, 0, 0, 0, 'c', 'a', '', 'o' || g from generate_series(1, 20000) g`)
-	execute(t, pool, `insert into metered.operations (at, namespace, id, fingerprint, result, name)
+	execute(t, pool, `insert into metered.operations (at, tenant, id, fingerprint, result, name)
 		select now(), '', 'o' || g, '', '', 'import' from generate_series(1, 20000) g`)
 	for _, newest := range []bool{false, true} {
 		for i, s := range searches {

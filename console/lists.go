@@ -60,6 +60,6 @@ func (h *Handler) hold(ctx context.Context, in *inspect.Reader, q url.Values) (p
 }
 
 func (h *Handler) operation(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
-	d, err := in.Operation(ctx, q.Get("namespace"), q.Get("id"))
+	d, err := in.Operation(ctx, q.Get("tenant"), q.Get("id"))
 	return page{Title: "Operation " + printable(d.ID), Active: "Operations", Now: d.Now, Data: d}, err
 }

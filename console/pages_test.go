@@ -148,7 +148,7 @@ func TestPages_AreLinkedAndShowTheirData(t *testing.T) {
 	require.Contains(t, tile(t, scope, "Used"), "101")
 	require.Contains(t, text(byID(t, scope, "entries")), "an <em>order</em>")
 	require.Contains(t, text(byID(t, scope, "holds")), "held")
-	operation := w.see("operation", "namespace", "shop", "id", "too much")
+	operation := w.see("operation", "tenant", "shop", "id", "too much")
 	require.Contains(t, text(operation), "refused")
 	overview := w.see("")
 	require.Contains(t, text(byID(t, overview, "denials")), "hourly <b>")
@@ -214,12 +214,12 @@ func TestPages_ADenialLeadsToItsCause(t *testing.T) {
 	}
 	overview := w.see("")
 	require.Contains(t, text(byID(t, overview, "denials")), hostile[0]+" hourly <b> budget_exceeded order 1")
-	operation := follow(overview, "denials", "operation?namespace=shop&id=second")
+	operation := follow(overview, "denials", "operation?tenant=shop&id=second")
 	checkPage(t, "a refused operation", operation)
 	require.Contains(t, text(byID(t, operation, "refusals")), hostile[0]+" hourly <b> 60 46 50 2 and 2 by itself 0 up to 2 "+hostile[0]+" 90 / lifetime 60 36 50 2 and 2 by itself 0 up to 2")
 	entries := follow(operation, "refusals", "scope?scope="+url.QueryEscape(hostile[0])+"&before=3")
 	require.Contains(t, text(byID(t, entries, "entries")), "Made by 2 ", "entry 3 was made later")
-	require.Contains(t, text(byID(t, w.see("operation", "namespace", "shop", "id", "third"), "refusals")), "other 1 / lifetime 600 0 0 0 and 2 by itself 0 none")
+	require.Contains(t, text(byID(t, w.see("operation", "tenant", "shop", "id", "third"), "refusals")), "other 1 / lifetime 600 0 0 0 and 2 by itself 0 none")
 	require.Contains(t, text(w.see("operations", "state", "refused")), "refused by "+hostile[0]+" and 1 more")
 }
 

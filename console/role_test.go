@@ -20,7 +20,7 @@ func TestRole_JobsAreShownIfTheyMayBeRead(t *testing.T) {
 	for grant, want := range map[string]string{"": "Only their numbers are known", "grant select on river_job to $role": "process available default"} {
 		w := newWorld(t, console.Config{RiverUI: "https://river.example/ui/"}, grant)
 		require.NoError(t, w.order("o", "s", 5))
-		page := w.see("operation", "namespace", "shop", "id", "o")
+		page := w.see("operation", "tenant", "shop", "id", "o")
 		require.Contains(t, text(page), want)
 		var links []string
 		for _, a := range all(page, "a") {
@@ -46,7 +46,7 @@ func TestRole_EveryStatementIsInAReadOnlyTransaction(t *testing.T) {
 	require.NoError(t, err)
 	w.page = page
 	server := w.serve(page)
-	for _, name := range []string{"", "scopes", "scope?scope=s&amount=1&limits=1/1h", "holds", "leases", "operations", "operation?namespace=shop&id=o", "usage.svg?scope=s&limit=1/1h", "holds.svg?scope=s", "hold?tenant=acme&id=x"} {
+	for _, name := range []string{"", "scopes", "scope?scope=s&amount=1&limits=1/1h", "holds", "leases", "operations", "operation?tenant=shop&id=o", "usage.svg?scope=s&limit=1/1h", "holds.svg?scope=s", "hold?tenant=acme&id=x"} {
 		response, _ := w.get(server + name)
 		require.NotEqual(t, http.StatusInternalServerError, response.StatusCode, name)
 	}

@@ -75,12 +75,12 @@ func TestScale_PagesReadLittleOfMuch(t *testing.T) {
 		"scope?scope=crowd%2F05000&amount=5&limits=6000/1h": fetched,
 		"scope?scope=crowd%2F05000&before=2500":             fetched,
 		"usage.svg?scope=crowd%2F05000&limit=1000/1h":       fetched,
-		"holds":                               fetched,
-		"holds?scope=crowd%2F05000":           fetched,
-		"operations":                          fetched,
-		"operations?name=order":               25_000, // it looks at the newest 10,000, twice
-		"operation?namespace=shop&id=order+1": fetched,
-		"leases":                              fetched,
+		"holds":                            fetched,
+		"holds?scope=crowd%2F05000":        fetched,
+		"operations":                       fetched,
+		"operations?name=order":            25_000, // it looks at the newest 10,000, twice
+		"operation?tenant=shop&id=order+1": fetched,
+		"leases":                           fetched,
 	} {
 		before, asked := w.readSoFar(), w.queries.n.Load()
 		began := time.Now()

@@ -126,7 +126,7 @@ func TestOverview_AfterAPurge(t *testing.T) {
 	nearly := text(byID(t, w.see(""), "nearly"))
 	require.Contains(t, nearly, "s short 80 0 100 20")
 	require.NotContains(t, nearly, "long")
-	require.Contains(t, text(byID(t, w.see("operation", "namespace", "shop", "id", "too much"), "refusals")), "s short 50 18 80")
+	require.Contains(t, text(byID(t, w.see("operation", "tenant", "shop", "id", "too much"), "refusals")), "s short 50 18 80")
 }
 
 // Holds are bars from where they begin to where they end, in the colours of their states.

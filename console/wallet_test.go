@@ -36,7 +36,7 @@ func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 		_, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "user/ann", Amount: 4})
 		return err
 	}))
-	s, err := metered.Open[any](t.Context(), w.client, metered.Reservation{ID: "stream", Namespace: "ann", TTL: 50 * time.Minute, Grace: time.Nanosecond * 1000,
+	s, err := metered.Open[any](t.Context(), w.client, metered.Reservation{ID: "stream", Tenant: "ann", TTL: 50 * time.Minute, Grace: time.Nanosecond * 1000,
 		Lines: []holds.Line{book.Line("user/ann", 10)}})
 	require.NoError(t, err)
 	defer s.Close()

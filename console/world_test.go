@@ -192,7 +192,7 @@ func (process) Kind() string { return "process" }
 // order is a command with a charge, a hold and a job.
 func (w *world) order(id, scope string, amount int64, limits ...budget.Limit) error {
 	_, err := metered.Do(w.t.Context(), w.client, metered.Command{
-		Namespace: "shop", ID: id, Name: "order", Input: id, RecordRefusal: true,
+		Tenant: "shop", ID: id, Name: "order", Input: id, RecordRefusal: true,
 		Charges: []budget.Charge{{Scope: scope, Amount: amount, Limits: limits, Note: budget.Note{Actor: "user:ann", Reason: "an <em>order</em>"}}},
 		Holds: []holds.Request{{
 			Tenant: "acme", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 2}},

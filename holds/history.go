@@ -36,20 +36,20 @@ var kinds = map[string]EventKind{
 // Event is one transition of a hold, recorded in the transaction that made it. Its JSON is for reading: Rebuild needs
 // the result of History.
 type Event struct {
-	Tenant    string          `json:"tenant,omitempty"`
-	ID        string          `json:"id"`
-	Version   int             `json:"version"` // 1, 2, 3, …
-	Kind      EventKind       `json:"kind"`
-	At        time.Time       `json:"at"`                  // an expiry's: when it was recorded
-	Deadline  time.Time       `json:"deadline,omitzero"`   // the new one, of a placement or an extension
-	Metadata  json.RawMessage `json:"metadata,omitempty"`  // Request.Metadata, of a placement
-	Entity    string          `json:"entity,omitempty"`    // Capture.Entity
-	Captures  []budget.Posted `json:"captures,omitempty"`  // the ledger's entries of a capture, whose At may be later
-	Refunds   []budget.Posted `json:"refunds,omitempty"`   // parts of charges that a Refund of Lines gave back
-	Skipped   []budget.Posted `json:"skipped,omitempty"`   // purged charges that a Refund left spent
-	Namespace string          `json:"namespace,omitempty"` // with Operation: the command that made it, if one did
-	Operation string          `json:"operation,omitempty"`
-	Note      budget.Note     `json:"note,omitzero"`
+	Tenant          string          `json:"tenant,omitempty"`
+	ID              string          `json:"id"`
+	Version         int             `json:"version"` // 1, 2, 3, …
+	Kind            EventKind       `json:"kind"`
+	At              time.Time       `json:"at"`                         // an expiry's: when it was recorded
+	Deadline        time.Time       `json:"deadline,omitzero"`          // the new one, of a placement or an extension
+	Metadata        json.RawMessage `json:"metadata,omitempty"`         // Request.Metadata, of a placement
+	Entity          string          `json:"entity,omitempty"`           // Capture.Entity
+	Captures        []budget.Posted `json:"captures,omitempty"`         // the ledger's entries of a capture, whose At may be later
+	Refunds         []budget.Posted `json:"refunds,omitempty"`          // parts of charges that a Refund of Lines gave back
+	Skipped         []budget.Posted `json:"skipped,omitempty"`          // purged charges that a Refund left spent
+	OperationTenant string          `json:"operation_tenant,omitempty"` // with Operation: the command that made it, if one did
+	Operation       string          `json:"operation,omitempty"`
+	Note            budget.Note     `json:"note,omitzero"`
 
 	placed *placed
 }
@@ -57,7 +57,7 @@ type Event struct {
 const historySQL = `
 select e.version, e.kind::text, e.at, e.deadline, coalesce(e.entity, ''), e.detail, coalesce(e.note ->> 'actor'::text, ''), coalesce(e.note ->> 'tenant'::text, ''),
     coalesce(e.note ->> 'correlation'::text, ''), coalesce(e.note ->> 'reason'::text, ''),
-    coalesce(e.namespace, ''), coalesce(e.operation, ''),
+    coalesce(e.operation_tenant, ''), coalesce(e.operation, ''),
     case when e.version = 1 then (select h.metadata::text from metered.holds h where h.no = e.hold) end
 from metered.hold_events e
 where e.hold = (select h.no from metered.holds h where h.tenant = $1 and h.id = $2 and ($3 = '' or h.holder = $3))
@@ -102,7 +102,7 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 	var detail []byte
 	var metadata *string
 	err := row.Scan(&e.Version, &kind, &e.At, &deadline, &e.Entity, &detail, &e.Note.Actor, &e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason,
-		&e.Namespace, &e.Operation, &metadata)
+		&e.OperationTenant, &e.Operation, &metadata)
 	if err != nil {
 		return err
 	}

@@ -222,7 +222,7 @@ func TestWrite_AnswersErrorsWithoutACode(t *testing.T) {
 func TestWrite_NamesTheOperationOfAnUnknownOutcome(t *testing.T) {
 	t.Parallel()
 	w := httptest.NewRecorder()
-	require.Equal(t, 503, httpmetered.Write(w, fmt.Errorf("order: %w", &metered.IndefiniteError{Namespace: "secret", ID: "op-1"})))
+	require.Equal(t, 503, httpmetered.Write(w, fmt.Errorf("order: %w", &metered.IndefiniteError{Tenant: "secret", ID: "op-1"})))
 	require.JSONEq(t, `{"title":"Service Unavailable","status":503,"code":"indefinite","retry_after_seconds":1,"operation":"op-1"}`, w.Body.String())
 }
 

@@ -26,12 +26,12 @@ const (
 
 // IdempotentConfig configures Idempotent. Only Tenant is required.
 type IdempotentConfig struct {
-	// Tenant names the client of a request: the signed-in user, as Command.Namespace. One tenant's keys mean nothing
+	// Tenant names the client of a request: the signed-in user, as Command.Tenant. One tenant's keys mean nothing
 	// to another. An error is answered as Write does, a *Problem as it is, "" as 500. Tenant must not read the body.
-	// Ids that the server makes belong in another namespace.
+	// Ids that the server makes need another tenant.
 	Tenant func(*http.Request) (string, error)
 	// Command returns the request's command: charges, a token, RecordRefusal and so on. Idempotent sets its ID,
-	// Namespace and Input, and a missing Name: the request's pattern, or its method, "other" for one that net/http
+	// Tenant and Input, and a missing Name: the request's pattern, or its method, "other" for one that net/http
 	// does not name. An error is answered as that of Tenant. Defaults to an empty command.
 	Command func(r *http.Request, body []byte) (metered.Command, error)
 	// Optional lets requests without a key through, each as a command with an id of its own. Defaults to false: 400.
@@ -175,7 +175,7 @@ func (m *idempotent) run(w http.ResponseWriter, r *http.Request, next http.Handl
 		}
 	}
 	digest := sha256.Sum256(body)
-	cmd.ID, cmd.Namespace, cmd.Name = key, tenant, cmp.Or(cmd.Name, r.Pattern, methodName(r.Method))
+	cmd.ID, cmd.Tenant, cmd.Name = key, tenant, cmp.Or(cmd.Name, r.Pattern, methodName(r.Method))
 	cmd.Input = [...]string{r.Method, r.URL.RequestURI(), hex.EncodeToString(digest[:])}
 	return m.do(r, cmd, body, next)
 }
@@ -198,7 +198,7 @@ func unread(err error) error {
 }
 
 func (m *idempotent) do(r *http.Request, cmd metered.Command, body []byte, next http.Handler) (metered.Outcome[answer], error) {
-	this := flight{cmd.Namespace, cmd.ID}
+	this := flight{cmd.Tenant, cmd.ID}
 	if _, flying := m.flying.LoadOrStore(this, true); flying { // which keeps repetitions from holding connections
 		return metered.Outcome[answer]{}, ErrInFlight
 	}

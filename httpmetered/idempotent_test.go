@@ -50,7 +50,7 @@ func TestIdempotent_AReplayIsTheFirstAnswerByteForByte(t *testing.T) {
 	require.Empty(t, s.told())
 
 	var result string // which people read
-	require.NoError(t, s.pool.QueryRow(t.Context(), `select convert_from(result, 'utf8') from metered.operations where id = 'unsniffed' and namespace = 'ann'`).Scan(&result))
+	require.NoError(t, s.pool.QueryRow(t.Context(), `select convert_from(result, 'utf8') from metered.operations where id = 'unsniffed' and tenant = 'ann'`).Scan(&result))
 	require.JSONEq(t, `{"status": 200, "header": {"Content-Type": null}, "text": "<html>"}`, result)
 }
 
@@ -92,7 +92,7 @@ func TestIdempotent_AnotherTenantsKeyIsAnotherKey(t *testing.T) {
 	require.JSONEq(t, `{"title":"Unauthorized","status":401,"detail":"who are you?"}`, nobody.body)
 	nameless, err := s.send(t.Context(), "POST", "/orders/book", "", "body", "k")
 	require.NoError(t, err)
-	require.Equal(t, 500, nameless.status, "a namespace in common would give one client another's answer")
+	require.Equal(t, 500, nameless.status, "a tenant in common would give one client another's answer")
 	require.Equal(t, 2, s.orders())
 }
 

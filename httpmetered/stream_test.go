@@ -28,7 +28,7 @@ func TestStream_AClientThatHangsUpPaysForTheStreamedPart(t *testing.T) {
 	var sent atomic.Int64
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		s, err := metered.Open[int64](r.Context(), client, metered.Reservation{
-			ID: "key", Namespace: "ann", Lines: []holds.Line{{Scope: "lines", Amount: 1_000_000}}})
+			ID: "key", Tenant: "ann", Lines: []holds.Line{{Scope: "lines", Amount: 1_000_000}}})
 		if err != nil {
 			httpmetered.Write(w, err)
 			return

@@ -124,7 +124,7 @@ func (w *watched) morning(hours int) {
 		issued := w.clock.Now()
 		w.clock.Advance(time.Duration(9+i*i%23) * time.Millisecond)
 		_, err := metered.Do(ctx, w.client, metered.Command{
-			Namespace: "acme", ID: fmt.Sprintf("render-%04d", 1200+i), Name: []string{"render", "upload", "export"}[i%3], Input: i, IssuedAt: issued,
+			Tenant: "acme", ID: fmt.Sprintf("render-%04d", 1200+i), Name: []string{"render", "upload", "export"}[i%3], Input: i, IssuedAt: issued,
 			RecordRefusal: true,
 			Charges:       []budget.Charge{{Scope: "org/acme/requests", Amount: int64(1 + i%4*(i%5)*30), Limits: requestLimits("/requests"), Note: budget.Note{Actor: "user:ann"}}},
 		}, func(ctx context.Context, tx *metered.Tx) (int, error) {
@@ -273,7 +273,7 @@ func TestConsole_PhoneDarkKeyboardAndLive(t *testing.T) {
 		for name, address := range map[string]string{
 			"overview": at(""), "scope": at("scope?scope=org/hooli/requests&amount=700"), "acme": at("scope?scope=org/acme/requests"),
 			"timeline": at("scope?scope=org/acme/requests#holds"), "scopes": at("scopes"), "holds": at("holds"), "hold": at("hold?tenant=acme&id=order-0307"),
-			"operations": at("operations"), "operation": at("operation?namespace=acme&id=render-1201"), "missing": at("missing"),
+			"operations": at("operations"), "operation": at("operation?tenant=acme&id=render-1201"), "missing": at("missing"),
 		} {
 			desk.do(chromedp.Navigate(address), chromedp.Sleep(time.Second))
 			desk.shot(name)

@@ -69,17 +69,17 @@ func (p *Pool) History(ctx context.Context, db budget.Querier, scope string) ite
 
 // Spend is a spend from a lease, in a transaction that committed.
 type Spend struct {
-	Lease     int64       `json:"lease"`
-	Offset    int64       `json:"offset"` // where it begins in the lease
-	Amount    int64       `json:"amount"`
-	At        time.Time   `json:"at"` // by the database's clock
-	Namespace string      `json:"namespace,omitempty"`
-	Operation string      `json:"operation,omitempty"` // the command that spent it
-	Note      budget.Note `json:"note,omitzero"`
+	Lease           int64       `json:"lease"`
+	Offset          int64       `json:"offset"` // where it begins in the lease
+	Amount          int64       `json:"amount"`
+	At              time.Time   `json:"at"` // by the database's clock
+	OperationTenant string      `json:"operation_tenant,omitempty"`
+	Operation       string      `json:"operation,omitempty"` // the command that spent it
+	Note            budget.Note `json:"note,omitzero"`
 }
 
 const spendsSQL = `
-select s.lease, s.at_offset, s.amount, s.at, coalesce(s.namespace, ''), coalesce(s.operation, ''),
+select s.lease, s.at_offset, s.amount, s.at, coalesce(s.operation_tenant, ''), coalesce(s.operation, ''),
     coalesce(s.note ->> 'actor'::text, ''), coalesce(s.note ->> 'tenant'::text, ''), coalesce(s.note ->> 'correlation'::text, ''), coalesce(s.note ->> 'reason'::text, '')
 from metered.lease_spends s where s.lease = $1 and s.at_offset > $2 order by s.at_offset limit $3`
 
@@ -92,7 +92,7 @@ func (p *Pool) Spends(ctx context.Context, db budget.Querier, lease int64) iter.
 			return
 		}
 		pages(ctx, db, p.sql.spends, lease, -1, yield, func(row pgx.CollectableRow) (s Spend, at int64, err error) {
-			err = row.Scan(&s.Lease, &s.Offset, &s.Amount, &s.At, &s.Namespace, &s.Operation, &s.Note.Actor, &s.Note.Tenant, &s.Note.Correlation, &s.Note.Reason)
+			err = row.Scan(&s.Lease, &s.Offset, &s.Amount, &s.At, &s.OperationTenant, &s.Operation, &s.Note.Actor, &s.Note.Tenant, &s.Note.Correlation, &s.Note.Reason)
 			return s, s.Offset, err
 		})
 	}

@@ -11,7 +11,7 @@
 // call goes on. Without an Observer nothing is called, measured or allocated.
 //
 // Names are the program's own words (of commands, limits, queues) or the library's. An Observer never gets scopes,
-// subjects, keys and amounts of customers, except in Op.ID and Op.Namespace, which are for traces and not for labels.
+// subjects, keys and amounts of customers, except in Op.ID and Op.Tenant, which are for traces and not for labels.
 package observe
 
 import (
@@ -62,7 +62,7 @@ type Op struct {
 	Work Work
 	Name string // as of Work, and bounded, as far as the program's own names are
 
-	Namespace, ID string // of a Command: unbounded, and perhaps personal
+	Tenant, ID string // of a Command: unbounded, and perhaps personal
 }
 
 // Outcome is the outcome of a Command.

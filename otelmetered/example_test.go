@@ -53,7 +53,7 @@ func Example() {
 
 	for i := range 3 {
 		_, err := metered.Do(ctx, client, metered.Command{
-			ID: fmt.Sprint("request-", i), Name: "upload", Namespace: "ann",
+			ID: fmt.Sprint("request-", i), Name: "upload", Tenant: "ann",
 			Charges: []budget.Charge{{Scope: "org/acme", Amount: 40, Limits: []budget.Limit{budget.PerWindow(100, time.Hour).Named("hourly")}}},
 		}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 			_, err := tx.Exec(ctx, "select 1") // your own writes

@@ -22,7 +22,7 @@ type Config struct {
 	// MaxNames bounds the names of commands, of limits and of kinds of jobs, each, 1 to 1,000. Further ones are
 	// "other", and counted in metered.labels.overflow. Defaults to 100.
 	MaxNames int
-	// NoIDs leaves the ids and namespaces of operations out of spans, where they are personal. Defaults to false.
+	// NoIDs leaves the ids and tenants of operations out of spans, where they are personal. Defaults to false.
 	NoIDs bool
 }
 

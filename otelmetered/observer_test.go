@@ -150,7 +150,7 @@ func (s *service) mint() string {
 // upload is a command that does all that a command can do.
 func (s *service) upload(ctx context.Context, id, token string) error {
 	_, err := metered.Do(ctx, s.client, metered.Command{
-		ID: id, Name: "upload", Namespace: "ann", Input: 1, Token: &metered.Redeem{Purpose: "upload", Subject: "ann", Presented: token},
+		ID: id, Name: "upload", Tenant: "ann", Input: 1, Token: &metered.Redeem{Purpose: "upload", Subject: "ann", Presented: token},
 		Charges: []budget.Charge{{Scope: "org", Amount: 6, Limits: []budget.Limit{budget.PerWindow(10, time.Hour).Named("hourly")}}},
 		Holds:   []holds.Request{{Lines: []holds.Line{{Scope: "disk", Amount: 1}}, TTL: time.Second}},
 	}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
@@ -199,7 +199,7 @@ func TestObserver_TracesACommandAndItsJob(t *testing.T) {
 	}
 	require.Equal(t, id(insert), id(process))
 	command := attribute.NewSet(by["metered.command upload"].Attributes()...)
-	for key, want := range map[attribute.Key]string{"metered.operation.id": "op", "metered.operation.namespace": "ann", "metered.outcome": "committed"} {
+	for key, want := range map[attribute.Key]string{"metered.operation.id": "op", "metered.operation.tenant": "ann", "metered.outcome": "committed"} {
 		got, _ := command.Value(key)
 		require.Equal(t, want, got.AsString())
 	}
@@ -216,7 +216,7 @@ func TestObserver_HasNoMoreLabelsThanItsBound(t *testing.T) {
 	w := watch(t, otelmetered.Config{MaxNames: 5, NoIDs: true})
 	for i := range 1000 {
 		name := fmt.Sprint("customer ", i)
-		ctx, end := w.Start(t.Context(), observe.Op{Work: observe.Command, Name: name, ID: name, Namespace: name})
+		ctx, end := w.Start(t.Context(), observe.Op{Work: observe.Command, Name: name, ID: name, Tenant: name})
 		w.Event(ctx, observe.Event{Kind: observe.Denied, Name: name, N: 1})
 		w.Event(ctx, observe.Event{Kind: observe.Threshold, Name: "customer 0", N: 1, Pending: true})
 		_, enqueued := w.Start(ctx, observe.Op{Work: observe.Enqueue, Name: name})
@@ -235,7 +235,7 @@ func TestObserver_HasNoMoreLabelsThanItsBound(t *testing.T) {
 	for _, span := range w.spans.Ended() {
 		names[span.Name()] = true
 		for _, a := range span.Attributes() {
-			require.NotContains(t, []attribute.Key{"metered.operation.id", "metered.operation.namespace"}, a.Key, "NoIDs")
+			require.NotContains(t, []attribute.Key{"metered.operation.id", "metered.operation.tenant"}, a.Key, "NoIDs")
 		}
 	}
 	require.Len(t, names, 12, "names of spans, too")

@@ -17,7 +17,7 @@ import (
 // Attributes of spans that are no labels: they are not bounded.
 const (
 	attributeID         = attribute.Key("metered.operation.id")
-	attributeNamespace  = attribute.Key("metered.operation.namespace")
+	attributeTenant     = attribute.Key("metered.operation.tenant")
 	attributeAttempts   = attribute.Key("metered.attempts")
 	attributeRoundTrips = attribute.Key("metered.round_trips")
 	attributeRows       = attribute.Key("metered.rows")
@@ -81,7 +81,7 @@ func (o *Observer) begun(op observe.Op) (all []attribute.KeyValue) {
 	if op.Work == observe.Command {
 		all = append(all, labelCommand.String(op.Name))
 		if !o.noIDs {
-			all = append(all, attributeID.String(op.ID), attributeNamespace.String(op.Namespace))
+			all = append(all, attributeID.String(op.ID), attributeTenant.String(op.Tenant))
 		}
 	}
 	return all

@@ -31,7 +31,7 @@ func (s *service) work() {
 	require.NoError(t, s.upload(ctx, "a", token), "a replay")
 	require.ErrorIs(t, s.upload(ctx, "b", token), tokens.ErrInvalid)
 	require.ErrorIs(t, s.upload(ctx, "b", s.mint()), budget.ErrExceeded)
-	_, err = metered.Do[any](ctx, s.client, metered.Command{ID: "a", Namespace: "ann", Name: "upload"}, nil)
+	_, err = metered.Do[any](ctx, s.client, metered.Command{ID: "a", Tenant: "ann", Name: "upload"}, nil)
 	require.ErrorIs(t, err, metered.ErrConflict)
 
 	runs := 0

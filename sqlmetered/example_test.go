@@ -35,7 +35,7 @@ func Example() {
 			return false, err
 		}
 		out, err := sqlmetered.DoTx[any](ctx, client, tx, metered.Command{
-			ID: id, Namespace: "user/ann", Name: "save", Input: title,
+			ID: id, Tenant: "user/ann", Name: "save", Input: title,
 			Charges: []budget.Charge{{Scope: "documents/ann", Amount: 1, Limits: []budget.Limit{{Name: "daily", Max: 1, Window: 24 * time.Hour}}}},
 		}, nil)
 		if err != nil || out.Replayed { // saved before: the insert is rolled back

@@ -36,7 +36,7 @@ func NewSecret(b []byte) (Secret, error) {
 
 // Derive returns the Secret that belongs to key and parts, always the same: an HMAC-SHA-256 in which ("ab", "c") and
 // ("a", "bc") differ. It is for commands that must return the same token when they run again: make the parts from the
-// operation's namespace and id, and the token's place. Keep the key like the database's password.
+// operation's tenant and id, and the token's place. Keep the key like the database's password.
 //
 // The key is 32 to 1024 random bytes (see NewSecret). The parts are 1 to 16, together at most 4096 bytes. Anything
 // else is ErrArgument.

@@ -144,16 +144,16 @@ func TestOperation_ShowsItsOutcome(t *testing.T) {
 	t.Parallel()
 	pool, _ := shop(t)
 	l := as(t, pool, metered.GrantReportingSQL)
-	o := l.object("operation", "order-42", "--namespace", "shop")
+	o := l.object("operation", "order-42", "--tenant", "shop")
 	require.Equal(t, "committed", o["state"])
 	require.Equal(t, "order", o["name"])
 	require.Equal(t, 5.0, o["charges"].([]any)[0].(map[string]any)["amount"])
-	require.Contains(t, l.ok("operation", "order-42", "--namespace", "shop"), "Of its jobs only the ids are known", "it may not read River's table")
-	require.Contains(t, cli(t, pool).ok("operation", "order-42", "--namespace", "shop"), "ship")
-	refused := l.object("operation", "order-43", "--namespace", "shop")
+	require.Contains(t, l.ok("operation", "order-42", "--tenant", "shop"), "Of its jobs only the ids are known", "it may not read River's table")
+	require.Contains(t, cli(t, pool).ok("operation", "order-42", "--tenant", "shop"), "ship")
+	refused := l.object("operation", "order-43", "--tenant", "shop")
 	require.Equal(t, "refused", refused["state"])
 	require.Equal(t, "budget_exceeded", refused["code"])
-	require.Contains(t, l.exits(exitUnknown, "operation", "order-42").err, "--namespace")
+	require.Contains(t, l.exits(exitUnknown, "operation", "order-42").err, "--tenant")
 }
 
 func TestExplain_SaysWhichLimitRefusesAndWhen(t *testing.T) {
@@ -231,7 +231,7 @@ func TestJSON_IsPrintedByEachCommand(t *testing.T) {
 	for _, args := range [][]string{
 		{"migrate"}, {"migrate", "status"}, {"migrate", "up"}, {"migrate", "validate"}, {"migrate", "sql"}, {"grant", "maintenance", "x"},
 		{"verify"}, {"sweep"}, {"purge", "--older-than", "400d"}, {"top", "--count", "1"}, {"usage", "org/acme"}, {"series", "org/acme"}, {"entries", "org/acme"},
-		{"statement", "org/acme"}, {"holds"}, {"hold", "seat-1"}, {"operation", "order-42", "--namespace", "shop"}, {"explain", "a", "1"},
+		{"statement", "org/acme"}, {"holds"}, {"hold", "seat-1"}, {"operation", "order-42", "--tenant", "shop"}, {"explain", "a", "1"},
 		{"wallet", "user/ann"}, {"lots", "user/ann"}, {"statement", "user/ann", "--by-lot"}, {"holds", "--sessions"},
 	} {
 		require.NotEmpty(t, l.objects(args...), "%v", args)

@@ -71,12 +71,12 @@ func about(e budget.Entry) string {
 		all = append(all, "hold "+e.Hold)
 	}
 	if e.Operation != "" {
-		all = append(all, "operation "+named(e.Namespace, e.Operation))
+		all = append(all, "operation "+named(e.OperationTenant, e.Operation))
 	}
 	return dash(strings.Join(all, ", "))
 }
 
-// named is an id in its namespace or tenant.
+// named is an id in its tenant.
 func named(space, id string) string {
 	if space == "" {
 		return id

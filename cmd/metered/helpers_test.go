@@ -167,7 +167,7 @@ func shop(t testing.TB) (*pgxpool.Pool, *metered.Client) {
 		t.Helper()
 		require.NoError(t, pgx.BeginFunc(ctx, pool, f))
 	}
-	order := metered.Command{ID: "order-42", Namespace: "shop", Name: "order", Input: 42,
+	order := metered.Command{ID: "order-42", Tenant: "shop", Name: "order", Input: 42,
 		Charges: []budget.Charge{{Scope: "org/acme", Amount: 5, Limits: []budget.Limit{hourly}, Note: budget.Note{Actor: "ann", Reason: "first"}}}}
 	_, err := metered.Do(ctx, c, order, func(ctx context.Context, tx *metered.Tx) (string, error) {
 		_, err := tx.Enqueue(ctx, shipArgs{"42"}, &jobs.Options{Key: "ship-42"})

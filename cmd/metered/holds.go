@@ -205,7 +205,7 @@ func (a *app) printHold(d inspect.HoldDetail) error {
 	for _, event := range d.History {
 		operation := "-"
 		if event.Operation != "" {
-			operation = named(event.Namespace, event.Operation)
+			operation = named(event.OperationTenant, event.Operation)
 		}
 		e.row(event.Version, event.At, event.Kind, event.Deadline, operation, noteText(event.Note))
 	}

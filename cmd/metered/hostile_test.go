@@ -25,7 +25,7 @@ func TestReading_IsReadOnly(t *testing.T) {
 	for _, args := range [][]string{
 		{"migrate"}, {"migrate", "validate"}, {"verify"}, {"purge", "--older-than", "1s", "--dry-run"}, {"repair-clock"}, {"top", "--count", "1"},
 		{"usage", "org/acme"}, {"series", "org/acme"}, {"entries", "org/acme"}, {"statement", "org/acme"}, {"holds"}, {"holds", "--by-due"},
-		{"holds", "--holder", "bob"}, {"hold", "seat-1"}, {"operation", "order-42", "--namespace", "shop"}, {"explain", "org/acme", "1"},
+		{"holds", "--holder", "bob"}, {"hold", "seat-1"}, {"operation", "order-42", "--tenant", "shop"}, {"explain", "org/acme", "1"},
 	} {
 		l := cli(t, pool)
 		var mu sync.Mutex

@@ -189,7 +189,7 @@ func (l *load) command(ctx context.Context) error {
 	name := names[rand.IntN(len(names))]
 	amount := 1 + rand.Int64N(12)
 	out, err := metered.Do(ctx, l.client, metered.Command{
-		ID: metered.NewID(), Namespace: "demo", Name: name, Input: amount, RecordRefusal: true,
+		ID: metered.NewID(), Tenant: "demo", Name: name, Input: amount, RecordRefusal: true,
 		Charges: []budget.Charge{{Scope: org(), Amount: amount, Limits: orgLimits, Note: budget.Note{Actor: fmt.Sprintf("user-%d", rand.IntN(50))}}},
 	}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
 		if name != "render" {
@@ -306,7 +306,7 @@ func (l *load) grant(ctx context.Context) error {
 
 func (l *load) draw(ctx context.Context) error {
 	_, err := metered.Do[int](ctx, l.client, metered.Command{
-		ID: metered.NewID(), Namespace: "demo", Name: "image", RecordRefusal: true,
+		ID: metered.NewID(), Tenant: "demo", Name: "image", RecordRefusal: true,
 		Charges: []budget.Charge{l.wallet.Charge(someWallet(), 1+rand.Int64N(15))},
 	}, nil)
 	return err
@@ -315,7 +315,7 @@ func (l *load) draw(ctx context.Context) error {
 // session reserves units of a wallet, works for some seconds, and settles the units that the work took.
 func (l *load) session(ctx context.Context) error {
 	s, err := metered.Open[int](ctx, l.client, metered.Reservation{
-		ID: metered.NewID(), Namespace: "demo", Name: "transcribe", TTL: time.Minute,
+		ID: metered.NewID(), Tenant: "demo", Name: "transcribe", TTL: time.Minute,
 		Lines: []holds.Line{l.wallet.Line(someWallet(), 20)},
 	})
 	if err != nil {

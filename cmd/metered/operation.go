@@ -12,17 +12,17 @@ import (
 )
 
 func (a *app) operationCmd() *cobra.Command {
-	var namespace, river string
+	var tenant, river string
 	c := &cobra.Command{
 		Use:   "operation ID",
 		Short: "Show the outcome of an operation, and its charges",
 		Long: `Operation shows the outcome of a command or a usage event: whether it committed or was refused, its charges, the
 holds that it placed or ended, and its jobs. A refusal is on record only if the command has RecordRefusal. An operation
-that is not on record has not committed, or was purged, or is of another namespace: it exits with 5.`,
-		Example: "  metered operation order-42 --namespace shop",
+that is not on record has not committed, or was purged, or is of another tenant: it exits with 5.`,
+		Example: "  metered operation order-42 --tenant shop",
 		Args:    cobra.ExactArgs(1),
 	}
-	c.Flags().StringVar(&namespace, "namespace", "", "the namespace of the operation")
+	c.Flags().StringVar(&tenant, "tenant", "", "the tenant of the operation")
 	c.Flags().StringVar(&river, "river-schema", "", "where River's tables are; defaults to the search_path")
 	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		return a.read(ctx, func(tx pgx.Tx) error {
@@ -30,10 +30,10 @@ that is not on record has not committed, or was purged, or is of another namespa
 			if err != nil {
 				return err
 			}
-			d, err := r.WithRiver(river).Operation(ctx, namespace, args[0])
+			d, err := r.WithRiver(river).Operation(ctx, tenant, args[0])
 			switch {
-			case errors.Is(err, inspect.ErrUnknown) && namespace == "":
-				return fmt.Errorf("%w; if it has a namespace, give it with --namespace", err)
+			case errors.Is(err, inspect.ErrUnknown) && tenant == "":
+				return fmt.Errorf("%w; if it has a tenant, give it with --tenant", err)
 			case err != nil:
 				return err
 			case a.json:
@@ -46,7 +46,7 @@ that is not on record has not committed, or was purged, or is of another namespa
 
 func (a *app) printOperation(d inspect.OperationDetail) error {
 	t := a.table()
-	t.row("operation", named(d.Namespace, d.ID))
+	t.row("operation", named(d.Tenant, d.ID))
 	t.row("name", dash(d.Name))
 	t.row("state", d.State)
 	t.row("at", d.At)

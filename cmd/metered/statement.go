@@ -143,7 +143,7 @@ func signed(e budget.Entry) string {
 	return strconv.FormatInt(e.Amount, 10)
 }
 
-var csvHead = []string{"scope", "entry", "at", "kind", "amount", "change", "used", "held", "refunds_entry", "hold", "namespace",
+var csvHead = []string{"scope", "entry", "at", "kind", "amount", "change", "used", "held", "refunds_entry", "hold", "operation_tenant",
 	"operation", "actor", "tenant", "correlation", "reason", "occurred_at"}
 
 func csvRow(e budget.Entry) []string {
@@ -156,7 +156,7 @@ func csvRow(e budget.Entry) []string {
 		occurred = e.OccurredAt.UTC().Format(time.RFC3339Nano)
 	}
 	return []string{e.Scope, number(e.Seq), e.At.UTC().Format(time.RFC3339Nano), string(e.Kind), number(e.Amount), number(change(e)),
-		number(used(e)), number(e.Held), ref, e.Hold, e.Namespace, e.Operation, e.Note.Actor, e.Note.Tenant, e.Note.Correlation,
+		number(used(e)), number(e.Held), ref, e.Hold, e.OperationTenant, e.Operation, e.Note.Actor, e.Note.Tenant, e.Note.Correlation,
 		e.Note.Reason, occurred}
 }
 

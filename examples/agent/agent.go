@@ -109,7 +109,7 @@ func (r *run) end(ctx context.Context) (lease leases.Lease, err error) {
 // be captured even after the run's end.
 func (r *run) call(ctx context.Context, id, tool string, units int64) (left int64, replayed bool, err error) {
 	out, err := metered.Do(ctx, r.client, metered.Command{
-		ID: id, Namespace: r.scope, Name: tool,
+		ID: id, Tenant: r.scope, Name: tool,
 		Charges: []budget.Charge{{Scope: r.scope, Amount: units, Limits: []budget.Limit{budget.Prepaid()}}},
 	}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 		_, err := tx.Exec(ctx, `insert into calls (run, id, tool, units) values ($1, $2, $3, $4)`, r.scope, id, tool, units)

@@ -22,7 +22,7 @@ var errNoRender = errors.New("no such render")
 // refunds, follows.
 func (s *service) render(ctx context.Context, id, account string, units int64) (replayed bool, err error) {
 	out, err := metered.Do(ctx, s.metered, metered.Command{
-		ID: id, Namespace: "renders/" + account, Name: "render", Input: units,
+		ID: id, Tenant: "renders/" + account, Name: "render", Input: units,
 	}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 		a, err := find(ctx, tx, accountSQL, account) // the plan as it is by now
 		if err != nil {

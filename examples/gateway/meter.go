@@ -51,7 +51,7 @@ func (g *gateway) complete(w http.ResponseWriter, r *http.Request) error {
 // open holds a request's largest use of every level, or returns the refusal of a limit.
 func (g *gateway) open(ctx context.Context, c *caller, id string, request chat) (*metered.Session[completion], error) {
 	return metered.Open[completion](ctx, g.metered, metered.Reservation{
-		ID: id, Namespace: c.key(), Name: "chat", Input: request, TTL: g.cfg.ttl, OpenTimeout: openTimeout,
+		ID: id, Tenant: c.key(), Name: "chat", Input: request, TTL: g.cfg.ttl, OpenTimeout: openTimeout,
 		Lines: c.lines(prices[request.Model], request.atMost()), Charges: c.requests(), Note: budget.Note{Actor: c.key()},
 	})
 }

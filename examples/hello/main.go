@@ -39,8 +39,8 @@ func main() {
 	// The client sends request-1 twice, and then request-2.
 	for _, request := range []string{"request-1", "request-1", "request-2"} {
 		out, err := metered.Do(ctx, client, metered.Command{
-			ID:        request, // the same id runs once
-			Namespace: "ann",   // the owner of the id: the signed-in user
+			ID:     request, // the same id runs once
+			Tenant: "ann",   // the owner of the id: the signed-in user
 			Charges: []budget.Charge{{
 				Scope: "org/acme", Amount: 600, Limits: []budget.Limit{budget.PerWindow(1_000, time.Hour)},
 			}},

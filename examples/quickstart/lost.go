@@ -102,7 +102,7 @@ func (s *story) executedOnce(ctx context.Context, u upload, out metered.Outcome[
 		if err != nil {
 			return err
 		}
-		if e.Namespace == u.Account && e.Operation == u.Operation {
+		if e.OperationTenant == u.Account && e.Operation == u.Operation {
 			seqs = append(seqs, e.Seq)
 		}
 	}

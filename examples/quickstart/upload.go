@@ -109,7 +109,7 @@ func (a *app) upload(ctx context.Context, u upload) (metered.Outcome[stored], er
 	scope := scopeOf(u.Account)
 	input := fmt.Sprintf("%s %x", u.Name, sha256.Sum256(u.Content)) // the same id with another file is a conflict
 	return metered.Do(ctx, a.metered, metered.Command{
-		ID: u.Operation, Namespace: u.Account, Name: "upload", Input: input,
+		ID: u.Operation, Tenant: u.Account, Name: "upload", Input: input,
 		Token: &metered.Redeem{Purpose: purpose, Subject: u.Account, Presented: u.Token},
 		Charges: []budget.Charge{{
 			Scope: scope, Amount: cost(len(u.Content)), Limits: a.plans[u.Account].limits(), Note: budget.Note{Reason: u.Name},

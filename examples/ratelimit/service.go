@@ -115,7 +115,7 @@ returning cents`
 // request that succeeded.
 func (s *service) redeem(ctx context.Context, id, client, code string) (v voucher, tried budget.Receipt, err error) {
 	out, err := metered.Do(ctx, s.metered, metered.Command{
-		ID: id, Namespace: client, Name: "redeem", Input: code, Sticky: s.attempt(client),
+		ID: id, Tenant: client, Name: "redeem", Input: code, Sticky: s.attempt(client),
 	}, func(ctx context.Context, tx *metered.Tx) (v voucher, err error) {
 		err = tx.QueryRow(ctx, redeemSQL, code, client).Scan(&v.Cents)
 		if errors.Is(err, pgx.ErrNoRows) {

@@ -66,7 +66,7 @@ where s.id = $1 and e.id = $2 and e.org = $3`
 // change carries out a command on a seat of one's organisation.
 func (a *app) change(w http.ResponseWriter, r *request, do func(context.Context, *metered.Tx) error) error {
 	_, err := metered.Do(r.Context(), a.metered, metered.Command{
-		ID: r.operation, Namespace: r.who.namespace(), Name: r.action, Input: []string{r.event, r.seat},
+		ID: r.operation, Tenant: r.who.tenant(), Name: r.action, Input: []string{r.event, r.seat},
 	}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 		var found bool
 		if err := noRows(tx.QueryRow(ctx, ownSeatSQL, r.seat, r.event, r.who.Org).Scan(&found)); err != nil {

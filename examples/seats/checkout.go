@@ -76,7 +76,7 @@ where e.id = $1 and e.org = $2 and s.hold = any ($3) and s.holder = $4`
 // while.
 func (a *app) checkout(ctx context.Context, r *request, ids []string) (order, error) {
 	o := order{Holds: ids}
-	_, err := a.metered.Lookup(ctx, a.pool, r.who.namespace(), r.operation)
+	_, err := a.metered.Lookup(ctx, a.pool, r.who.tenant(), r.operation)
 	if replay := err == nil; !replay {
 		if !errors.Is(err, metered.ErrUnknownOperation) {
 			return order{}, err
@@ -93,7 +93,7 @@ func (a *app) checkout(ctx context.Context, r *request, ids []string) (order, er
 		}
 	}
 	out, err := metered.Do(ctx, a.metered, metered.Command{
-		ID: r.operation, Namespace: r.who.namespace(), Name: "checkout", Input: append([]string{r.event}, ids...),
+		ID: r.operation, Tenant: r.who.tenant(), Name: "checkout", Input: append([]string{r.event}, ids...),
 	}, func(ctx context.Context, tx *metered.Tx) (order, error) { return a.sell(ctx, tx, r, o) })
 	if o.Payment != "" && (err == nil && out.Result.Payment != o.Payment || err != nil && definite(err)) {
 		a.giveBack(ctx, o.Payment)

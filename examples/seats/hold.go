@@ -75,7 +75,7 @@ where s.id = $1 and e.id = $2 and e.org = $3`
 func (a *app) hold(ctx context.Context, r *request, via string) (metered.Outcome[place], error) {
 	by := sources[via]
 	return metered.Do(ctx, a.metered, metered.Command{
-		ID: r.operation, Namespace: r.who.namespace(), Name: "hold", Input: []string{r.event, r.seat, via}, EarlyRelease: true,
+		ID: r.operation, Tenant: r.who.tenant(), Name: "hold", Input: []string{r.event, r.seat, via}, EarlyRelease: true,
 	}, func(ctx context.Context, tx *metered.Tx) (p place, err error) {
 		var e hallEvent
 		var block string
@@ -162,7 +162,7 @@ func (a *app) whyTaken(ctx context.Context, r *request) error {
 // serveCancel gives a hold up.
 func (a *app) serveCancel(w http.ResponseWriter, r *request) error {
 	_, err := metered.Do(r.Context(), a.metered, metered.Command{
-		ID: r.operation, Namespace: r.who.namespace(), Name: "cancel", Input: r.hold, EarlyRelease: true,
+		ID: r.operation, Tenant: r.who.tenant(), Name: "cancel", Input: r.hold, EarlyRelease: true,
 	}, func(_ context.Context, tx *metered.Tx) (any, error) {
 		return nil, tx.Release(holds.Release{Tenant: r.who.Org, IDs: []string{r.hold}, Holder: r.who.User, Note: r.note("cancelled")})
 	})

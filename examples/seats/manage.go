@@ -98,7 +98,7 @@ func (a *app) serveSale(w http.ResponseWriter, r *request) error {
 // values before and after. A repeated request does not undo a later change by another one.
 func (a *app) set(w http.ResponseWriter, r *request, do func(context.Context, pgx.Tx) (was any, err error)) error {
 	_, err := metered.Do(r.Context(), a.metered, metered.Command{
-		ID: r.operation, Namespace: r.who.namespace(), Name: r.action, Input: []any{r.event, r.block, r.asked},
+		ID: r.operation, Tenant: r.who.tenant(), Name: r.action, Input: []any{r.event, r.block, r.asked},
 	}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 		if err := changing(ctx, tx, r.who.Org, r.event); err != nil {
 			return nil, err

@@ -31,8 +31,8 @@ const (
 	sessionFor    = 12 * time.Hour
 )
 
-// namespace keeps the operation ids of users apart.
-func (s session) namespace() string { return s.Org + "/" + s.User }
+// tenant owns the user's operation ids.
+func (s session) tenant() string { return s.Org + "/" + s.User }
 
 var encoding = base64.RawURLEncoding
 

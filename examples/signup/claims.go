@@ -116,7 +116,7 @@ func (s *signup) confirm(ctx context.Context, visitor, claim, name string) (user
 		return user{}, errName
 	}
 	out, err := metered.Do(ctx, s.metered, metered.Command{
-		ID: claim, Namespace: visitor, Name: "confirm", Input: name,
+		ID: claim, Tenant: visitor, Name: "confirm", Input: name,
 	}, func(ctx context.Context, tx *metered.Tx) (u user, err error) {
 		h, err := s.metered.Holds.Get(ctx, tx, "", claim, visitor)
 		if err != nil {

@@ -48,7 +48,7 @@ func ExampleNewWorker() {
 	defer unsubscribe()
 	check(riverClient.Start(ctx))
 
-	_, err = metered.Do(ctx, client, metered.Command{ID: "request-1", Namespace: "ann", Name: "transcribe", Input: "recording.wav"},
+	_, err = metered.Do(ctx, client, metered.Command{ID: "request-1", Tenant: "ann", Name: "transcribe", Input: "recording.wav"},
 		func(ctx context.Context, tx *metered.Tx) (any, error) {
 			id, err := tx.Place(ctx, holds.Request{
 				TTL:   10 * time.Minute, // for the wait in the queue

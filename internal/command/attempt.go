@@ -85,7 +85,7 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, take
 			return a
 		}
 		if string(b.fingerprint) != string(op.Fingerprint) {
-			a.err = fmt.Errorf("%w: %q in namespace %q", ErrConflict, op.ID, op.Namespace)
+			a.err = fmt.Errorf("%w: %q of tenant %q", ErrConflict, op.ID, op.Tenant)
 			return a
 		}
 		a.rec = b.rec

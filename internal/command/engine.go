@@ -64,11 +64,11 @@ func (e *Engine) Inside(ctx context.Context) bool { return ctx.Value(inside{e}) 
 
 // Operation is a validated command.
 type Operation struct {
-	Namespace, ID string
-	Name          string
-	Key           int64 // of the claim's advisory lock
-	IssuedAt      *time.Time
-	Fingerprint   []byte
+	Tenant, ID  string
+	Name        string
+	Key         int64 // of the claim's advisory lock
+	IssuedAt    *time.Time
+	Fingerprint []byte
 
 	Token   ledger.PresentedToken           // without a digest there is none
 	Granted func(row ledger.TokenRow) error // judges what became of the token
@@ -113,7 +113,7 @@ func (op *Operation) forget() {
 // Refused is op as one that was refused, with the reason as JSON: it records that, unless there is a record by now.
 func (op *Operation) Refused(reason string) *Operation {
 	return &Operation{
-		Namespace: op.Namespace, ID: op.ID, Name: op.Name, Key: op.Key, IssuedAt: op.IssuedAt, Fingerprint: op.Fingerprint, Isolation: pgx.ReadCommitted,
+		Tenant: op.Tenant, ID: op.ID, Name: op.Name, Key: op.Key, IssuedAt: op.IssuedAt, Fingerprint: op.Fingerprint, Isolation: pgx.ReadCommitted,
 		Function: func(context.Context, pgx.Tx) (Ending, error) { return Ending{Result: []byte{}, Refusal: &reason}, nil },
 	}
 }
@@ -370,6 +370,6 @@ func (e *Engine) timeouts(ctx context.Context) (wait, statement int32) {
 // sent is op as its first and its last statement name it.
 func (e *Engine) sent(op *Operation, marker string) ledger.Command {
 	return ledger.Command{
-		Namespace: op.Namespace, ID: op.ID, Key: op.Key, IssuedAt: op.IssuedAt, MaxFuture: e.cfg.MaxFuture, Marker: marker,
+		Tenant: op.Tenant, ID: op.ID, Key: op.Key, IssuedAt: op.IssuedAt, MaxFuture: e.cfg.MaxFuture, Marker: marker,
 	}
 }

@@ -61,7 +61,7 @@ func (e *Engine) step(ctx context.Context, o *owned, op *Operation, step Step, b
 		f = &flush{}
 	}
 	telling := op.Telling || step.tell != nil
-	f.row(step.read, step.sql, step.args(ledger.Sending{WaitMS: wait, Namespace: op.Namespace, Operation: op.ID, Telling: telling})...)
+	f.row(step.read, step.sql, step.args(ledger.Sending{WaitMS: wait, Tenant: op.Tenant, Operation: op.ID, Telling: telling})...)
 	if telling {
 		if err := o.flush(ctx, f); err != nil {
 			return false, failed("open", err)

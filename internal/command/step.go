@@ -78,7 +78,7 @@ func (e *Engine) queue(ctx context.Context, f *flush, op *Operation, end Ending,
 	if all := end.locks(); len(all) > 1 && !locked {
 		f.exec(e.sql.lockAll, ledger.LockAllArgs(wait, all...)...)
 	}
-	sending := ledger.Sending{WaitMS: wait, Namespace: op.Namespace, Operation: op.ID, Raising: true, Telling: telling}
+	sending := ledger.Sending{WaitMS: wait, Tenant: op.Tenant, Operation: op.ID, Raising: true, Telling: telling}
 	for _, s := range end.Steps {
 		f.row(s.read, s.sql, s.args(sending)...)
 	}

@@ -19,9 +19,9 @@ type Denial struct {
 	Name  string    `json:"name,omitempty"`  // of the commands
 	Count int64     `json:"count"`
 	Last  time.Time `json:"last"`
-	// Namespace and ID name the newest of these operations.
-	Namespace string `json:"namespace,omitempty"`
-	ID        string `json:"id"`
+	// Tenant and ID name the newest of these operations.
+	Tenant string `json:"tenant,omitempty"`
+	ID     string `json:"id"`
 }
 
 // DenialList is the refusals on record.
@@ -57,7 +57,7 @@ func (r *Reader) Denials(ctx context.Context, within time.Duration, limit int) (
 	list.Whole = list.Looked < MaxLooked
 	list.Denials, err = collect(ctx, r, denialsSQL, func(row pgx.CollectableRow) (d Denial, err error) {
 		var limit []byte
-		if err := row.Scan(&d.Code, &d.Name, &limit, &d.Scope, &d.Count, &d.Last, &d.Namespace, &d.ID); err != nil {
+		if err := row.Scan(&d.Code, &d.Name, &limit, &d.Scope, &d.Count, &d.Last, &d.Tenant, &d.ID); err != nil {
 			return d, err
 		}
 		d.Last = d.Last.UTC()
@@ -93,8 +93,8 @@ select count(*) from (select from metered.operations_words o where o.at > $1 ord
 // A denial by several limits counts for each of them.
 const denialsSQL = `
 select x.refusal_code, coalesce(x.name, ''), l.this::text, coalesce(l.scope, ''), count(*), pg_catalog.max(x.at),
-    (pg_catalog.array_agg(x.namespace order by x.at desc, x.id))[1], (pg_catalog.array_agg(x.id order by x.at desc, x.id))[1]
-from (select o.at, o.namespace, o.id, o.name, o.refusal_code, o.refusal_limits
+    (pg_catalog.array_agg(x.tenant order by x.at desc, x.id))[1], (pg_catalog.array_agg(x.id order by x.at desc, x.id))[1]
+from (select o.at, o.tenant, o.id, o.name, o.refusal_code, o.refusal_limits
       from metered.operations_words o where o.at > $1 order by o.at desc limit $2) x
     left join lateral (
         select (e.refusal -> 'limit'::text)::jsonb as this, e.refusal ->> 'scope'::text as scope from pg_catalog.json_array_elements(

@@ -212,7 +212,7 @@ func TestScopes_ListsByPrefixInPages(t *testing.T) {
 func TestOperations_HaveTheirOutcomes(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
-	require.NoError(t, f.do(metered.Command{ID: "op", Namespace: "ann", Name: "upload", Input: 1, Charges: []budget.Charge{{Scope: "org/a", Amount: 5}}},
+	require.NoError(t, f.do(metered.Command{ID: "op", Tenant: "ann", Name: "upload", Input: 1, Charges: []budget.Charge{{Scope: "org/a", Amount: 5}}},
 		func(ctx context.Context, tx *metered.Tx) (any, error) {
 			for _, key := range []string{"k", ""} {
 				if _, err := tx.Enqueue(ctx, resize{}, &jobs.Options{Key: key, Tenant: "ann"}); err != nil {
@@ -231,7 +231,7 @@ func TestOperations_HaveTheirOutcomes(t *testing.T) {
 	f.read(func(ctx context.Context, r *inspect.Reader) {
 		d, err := r.Operation(ctx, "ann", "op")
 		require.NoError(t, err)
-		require.Equal(t, []any{"upload", inspect.Committed, "ann", "op"}, []any{d.Name, d.State, d.Namespace, d.ID})
+		require.Equal(t, []any{"upload", inspect.Committed, "ann", "op"}, []any{d.Name, d.State, d.Tenant, d.ID})
 		require.Len(t, d.Charges, 1)
 		require.Equal(t, []any{"org/a", int64(5), int64(1)}, []any{d.Charges[0].Scope, d.Charges[0].Amount, d.Charges[0].Seq})
 		require.Equal(t, []inspect.HoldRef{{Tenant: "ann", ID: "h", State: "held"}}, d.Holds)
@@ -260,8 +260,8 @@ func TestOperations_HaveTheirOutcomes(t *testing.T) {
 		require.Equal(t, []string{"again", "no2", "no1", "no0", "op"}, ids(inspect.OperationFilter{Limit: 2}))
 		require.Equal(t, []string{"no2", "no1", "no0"}, ids(inspect.OperationFilter{State: inspect.Refused, Limit: 1}))
 		require.Equal(t, []string{"again", "op"}, ids(inspect.OperationFilter{Name: "upload"}))
-		namespace := "ann"
-		require.Equal(t, []string{"op"}, ids(inspect.OperationFilter{Namespace: &namespace}))
+		tenant := "ann"
+		require.Equal(t, []string{"op"}, ids(inspect.OperationFilter{Tenant: &tenant}))
 		require.Equal(t, []string{"op"}, ids(inspect.OperationFilter{Before: d.At.Add(time.Microsecond)}))
 		require.Equal(t, []string{"again", "no2", "no1", "no0"}, ids(inspect.OperationFilter{Since: d.At.Add(time.Microsecond)}))
 		_, err = r.Operations(ctx, inspect.OperationFilter{After: "?"})

@@ -25,18 +25,18 @@ const (
 // Operation is the record of an operation, without its input, which nobody stores, and its result, which only
 // metered.Client.Lookup reads.
 type Operation struct {
-	Namespace string           `json:"namespace,omitempty"`
-	ID        string           `json:"id"`
-	Name      string           `json:"name,omitempty"` // metered.Command.Name, "" also if an older build recorded it
-	State     OperationState   `json:"state"`
-	At        time.Time        `json:"at"`                 // when it was completed
-	IssuedAt  time.Time        `json:"issued_at,omitzero"` // the time that the id carries
-	Charges   []budget.Posted  `json:"charges,omitempty"`  // without Standings
-	Code      string           `json:"code,omitempty"`     // of the refusal, as metered.Code has it
-	Refusal   string           `json:"refusal,omitempty"`  // its text
-	Refusals  []budget.Refusal `json:"refusals,omitempty"` // each limit that refused, with its scope
-	Holds     []HoldRef        `json:"holds,omitempty"`    // placed, captured, released or refunded
-	JobIDs    []int64          `json:"job_ids,omitempty"`  // of River, made by Tx.Enqueue
+	Tenant   string           `json:"tenant,omitempty"`
+	ID       string           `json:"id"`
+	Name     string           `json:"name,omitempty"` // metered.Command.Name, "" also if an older build recorded it
+	State    OperationState   `json:"state"`
+	At       time.Time        `json:"at"`                 // when it was completed
+	IssuedAt time.Time        `json:"issued_at,omitzero"` // the time that the id carries
+	Charges  []budget.Posted  `json:"charges,omitempty"`  // without Standings
+	Code     string           `json:"code,omitempty"`     // of the refusal, as metered.Code has it
+	Refusal  string           `json:"refusal,omitempty"`  // its text
+	Refusals []budget.Refusal `json:"refusals,omitempty"` // each limit that refused, with its scope
+	Holds    []HoldRef        `json:"holds,omitempty"`    // placed, captured, released or refunded
+	JobIDs   []int64          `json:"job_ids,omitempty"`  // of River, made by Tx.Enqueue
 }
 
 // HoldRef names a hold, with its state when the operation was completed.
@@ -48,13 +48,13 @@ type HoldRef struct {
 
 // OperationFilter selects operations. A zero field selects all. An operation must match every other field.
 type OperationFilter struct {
-	Namespace *string // nil: all of them
-	Name      string
-	State     OperationState
-	Since     time.Time // completed at this time or later
-	Before    time.Time // completed before
-	After     string    // continues a list: OperationList.Next of the page before
-	Limit     int       // the size of a page, 1 to MaxPage. Defaults to DefaultPage
+	Tenant *string // nil: all of them
+	Name   string
+	State  OperationState
+	Since  time.Time // completed at this time or later
+	Before time.Time // completed before
+	After  string    // continues a list: OperationList.Next of the page before
+	Limit  int       // the size of a page, 1 to MaxPage. Defaults to DefaultPage
 }
 
 // OperationList is a page of operations, newest first.
@@ -82,18 +82,18 @@ func (r *Reader) Operations(ctx context.Context, f OperationFilter) (OperationLi
 		}
 	}
 	list, err := collect(ctx, r, operationsSQL, scanOperation,
-		from.At, from.Namespace, from.ID, f.Since, MaxLooked, f.Namespace, f.Name, f.State, limit)
+		from.At, from.Tenant, from.ID, f.Since, MaxLooked, f.Tenant, f.Name, f.State, limit)
 	if err != nil {
 		return OperationList{}, failed("operations", err)
 	}
 	page := OperationList{Operations: list}
 	if len(list) == limit {
 		last := list[limit-1]
-		page.Next = operationCursor{last.At, last.Namespace, last.ID}.String()
+		page.Next = operationCursor{last.At, last.Tenant, last.ID}.String()
 		return page, nil
 	}
 	var end operationCursor
-	err = r.row(ctx, operationsEndSQL, from.At, from.Namespace, from.ID, f.Since, MaxLooked).Scan(&end.At, &end.Namespace, &end.ID)
+	err = r.row(ctx, operationsEndSQL, from.At, from.Tenant, from.ID, f.Since, MaxLooked).Scan(&end.At, &end.Tenant, &end.ID)
 	switch {
 	case err == nil:
 		page.Next = end.String()
@@ -107,9 +107,9 @@ var endOfTime = time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC)
 
 // operationCursor is the last operation that was looked at.
 type operationCursor struct {
-	At        time.Time
-	Namespace string
-	ID        string
+	At     time.Time
+	Tenant string
+	ID     string
 }
 
 func (c operationCursor) String() string {
@@ -119,7 +119,7 @@ func (c operationCursor) String() string {
 
 func (c *operationCursor) parse(text string) error {
 	b, err := base64.RawURLEncoding.DecodeString(text)
-	if err != nil || json.Unmarshal(b, c) != nil || checkText("", c.Namespace) != nil || checkText("", c.ID) != nil {
+	if err != nil || json.Unmarshal(b, c) != nil || checkText("", c.Tenant) != nil || checkText("", c.ID) != nil {
 		return invalid("OperationFilter.After", "is not an OperationList.Next")
 	}
 	return nil
@@ -128,23 +128,23 @@ func (c *operationCursor) parse(text string) error {
 // newestOperations are those after a cursor, newest first, by the index of their times.
 const newestOperations = `
     from metered.operations_words o
-    where o.at <= $1 and (o.at < $1 or (o.namespace, o.id) < ($2, $3)) and o.at >= $4
-    order by o.at desc, o.namespace desc, o.id desc`
+    where o.at <= $1 and (o.at < $1 or (o.tenant, o.id) < ($2, $3)) and o.at >= $4
+    order by o.at desc, o.tenant desc, o.id desc`
 
 const operationColumns = `
-    d.namespace, d.id, coalesce(d.name, ''), d.state, d.at, d.issued_at, d.scopes, d.amounts, d.seqs, d.ats,
+    d.tenant, d.id, coalesce(d.name, ''), d.state, d.at, d.issued_at, d.scopes, d.amounts, d.seqs, d.ats,
     coalesce(d.refusal_code, ''), coalesce(d.refusal_text, ''),
     case when pg_catalog.json_typeof(d.refusal_limits) = 'array' then d.refusal_limits end, d.holds, d.jobs`
 
 // Only operations that match pay for the columns that are dear to read.
 const operationsSQL = `
 select` + operationColumns + `
-from (select o.namespace, o.id, o.name, o.state` + newestOperations + ` limit $5) x,
-    lateral (select * from metered.operations_words y where y.namespace = x.namespace and y.id = x.id limit 1) d
-where ($6::text is null or x.namespace = $6) and ($7 = '' or x.name = $7) and ($8::text = '' or x.state = $8)
+from (select o.tenant, o.id, o.name, o.state` + newestOperations + ` limit $5) x,
+    lateral (select * from metered.operations_words y where y.tenant = x.tenant and y.id = x.id limit 1) d
+where ($6::text is null or x.tenant = $6) and ($7 = '' or x.name = $7) and ($8::text = '' or x.state = $8)
 limit $9`
 
-const operationsEndSQL = `select o.at, o.namespace, o.id` + newestOperations + ` offset $5::bigint - 1 limit 1`
+const operationsEndSQL = `select o.at, o.tenant, o.id` + newestOperations + ` offset $5::bigint - 1 limit 1`
 
 func scanOperation(row pgx.CollectableRow) (o Operation, err error) {
 	var issued *time.Time
@@ -152,7 +152,7 @@ func scanOperation(row pgx.CollectableRow) (o Operation, err error) {
 	var amounts, seqs []int64
 	var ats []time.Time
 	var refusals, refs []byte
-	err = row.Scan(&o.Namespace, &o.ID, &o.Name, &o.State, &o.At, &issued, &scopes, &amounts, &seqs, &ats, &o.Code, &o.Refusal, &refusals, &refs, &o.JobIDs)
+	err = row.Scan(&o.Tenant, &o.ID, &o.Name, &o.State, &o.At, &issued, &scopes, &amounts, &seqs, &ats, &o.Code, &o.Refusal, &refusals, &refs, &o.JobIDs)
 	if err != nil {
 		return o, err
 	}
@@ -183,8 +183,8 @@ type OperationDetail struct {
 const refusalsMet = 10
 
 // Operation returns the record of an operation with its jobs, or ErrUnknown.
-func (r *Reader) Operation(ctx context.Context, namespace, id string) (OperationDetail, error) {
-	if err := cmp.Or(checkText("namespace", namespace), checkText("id", id)); err != nil {
+func (r *Reader) Operation(ctx context.Context, tenant, id string) (OperationDetail, error) {
+	if err := cmp.Or(checkText("tenant", tenant), checkText("id", id)); err != nil {
 		return OperationDetail{}, err
 	}
 	var d OperationDetail
@@ -192,12 +192,12 @@ func (r *Reader) Operation(ctx context.Context, namespace, id string) (Operation
 	if d.Now, err = r.now(ctx); err != nil {
 		return OperationDetail{}, err
 	}
-	found, err := collect(ctx, r, operationSQL, scanOperation, namespace, id)
+	found, err := collect(ctx, r, operationSQL, scanOperation, tenant, id)
 	switch {
 	case err != nil:
 		return OperationDetail{}, failed("operation", err)
 	case len(found) == 0:
-		return OperationDetail{}, fmt.Errorf("%w: operation %q in namespace %q is not on record", ErrUnknown, id, namespace)
+		return OperationDetail{}, fmt.Errorf("%w: operation %q of tenant %q is not on record", ErrUnknown, id, tenant)
 	}
 	d.Operation = found[0]
 	for _, refusal := range d.Refusals[:min(refusalsMet, len(d.Refusals))] {
@@ -224,4 +224,4 @@ func (r *Reader) lastBy(ctx context.Context, scope string, at time.Time) (int64,
 
 const operationSQL = `
 select` + operationColumns + `
-from metered.operations_words d where d.namespace = $1 and d.id = $2`
+from metered.operations_words d where d.tenant = $1 and d.id = $2`

@@ -26,13 +26,13 @@ var (
 // bigSQL fills every table: a third of the entries is of one scope, the rest of $scopes others. Most holds and leases
 // have ended, and one operation in a thousand was refused.
 const bigSQL = `
-insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, namespace, operation)
+insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, operation_tenant, operation)
     select g, 2, now() - interval '1 h' + g * (interval '1 h' / ($entries / 3)), 2 * g, 0, 0, 0, 0, 'c'::"char", 'hot', '', 'op' || g
     from generate_series(1, $entries / 3) g;
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due)
     select q, 1, now() - interval '1 day' + q * interval '1 min', q, 0, 0, 1, 0, 'c', 'org/' || s, now() + interval '1 h'
     from generate_series(1, $scopes) s, generate_series(1, $entries / $scopes * 2 / 3) q;
-insert into metered.operations (namespace, id, at, fingerprint, result, scopes, amounts, seqs, ats, name, jobs, refusal)
+insert into metered.operations (tenant, id, at, fingerprint, result, scopes, amounts, seqs, ats, name, jobs, refusal)
     select 'ns' || g % 7, 'op' || g, now() - interval '1 h' + g * (interval '1 h' / ($entries / 10)), '', '{}', array['hot'], array[2], array[g], array[now()],
         'upload', array[g], case when g % 1000 = 0 then '{"code":"budget_exceeded","text":"no","exceeded":{"refusals":[{"limit":{"name":"burst","max":9,"window_us":1000000}}]}}'::json end
     from generate_series(1, $entries / 10) g;
@@ -82,7 +82,7 @@ type call struct {
 
 // calls are all that a Reader answers, on the tables of bigSQL.
 func calls(since time.Time) []call {
-	tenant, namespace := "t3", "ns3"
+	tenant, owner := "t3", "ns3"
 	does := func(f func(ctx context.Context, r *inspect.Reader) (int, error)) func(context.Context, *inspect.Reader) error {
 		return func(ctx context.Context, r *inspect.Reader) error {
 			n, err := f(ctx, r)
@@ -161,7 +161,7 @@ func calls(since time.Time) []call {
 		{"leases out", leased(inspect.LeaseFilter{State: inspect.LeaseOut})},
 		{"leases ended of a scope", leased(inspect.LeaseFilter{State: inspect.LeaseEnded, Scope: "org/3"})},
 		{"operations", done(inspect.OperationFilter{})},
-		{"operations of a namespace, refused", done(inspect.OperationFilter{Namespace: &namespace, State: inspect.Refused, Since: since})},
+		{"operations of a tenant, refused", done(inspect.OperationFilter{Tenant: &owner, State: inspect.Refused, Since: since})},
 		{"operations of no name", done(inspect.OperationFilter{Name: "none"})},
 		{"operation", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
 			o, err := r.Operation(ctx, "ns3", "op3")

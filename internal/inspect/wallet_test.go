@@ -116,7 +116,7 @@ func TestSessions_DifferFromOtherHolds(t *testing.T) {
 		_, err := f.client.Holds.Place(t.Context(), tx, holds.Request{ID: "session_of_mine", TTL: time.Minute, Lines: []holds.Line{{Scope: "org/a", Amount: 1}}})
 		return err
 	})
-	s, err := metered.Open[any](t.Context(), f.client, metered.Reservation{ID: "stream", Namespace: "ann", TTL: time.Hour,
+	s, err := metered.Open[any](t.Context(), f.client, metered.Reservation{ID: "stream", Tenant: "ann", TTL: time.Hour,
 		Lines: []holds.Line{{Scope: "org/a", Amount: 5, Limits: []budget.Limit{budget.Lifetime(100)}}}})
 	require.NoError(t, err)
 	defer s.Close()

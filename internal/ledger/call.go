@@ -20,15 +20,15 @@ type Locks struct {
 
 // Sending says how a call is sent.
 type Sending struct {
-	WaitMS               int32  // the longest wait for its locks
-	Namespace, Operation string // of its command, both empty for none
-	Raising              bool   // a refusal is an error of Postgres, and not a row that leaves the transaction usable
-	Telling              bool   // thresholds are reported. Otherwise a crossing is ErrCrossing
+	WaitMS            int32  // the longest wait for its locks
+	Tenant, Operation string // of its command, both empty for none
+	Raising           bool   // a refusal is an error of Postgres, and not a row that leaves the transaction usable
+	Telling           bool   // thresholds are reported. Otherwise a crossing is ErrCrossing
 }
 
 // Origin encodes the sender, with a note as JSON.
 func (s Sending) Origin(note string) string {
-	return Origin{Namespace: s.Namespace, Operation: s.Operation, Note: note}.String()
+	return Origin{Tenant: s.Tenant, Operation: s.Operation, Note: note}.String()
 }
 
 // Call is a validated call whose answer is an R. It has copies of its arguments.

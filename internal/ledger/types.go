@@ -172,7 +172,7 @@ func Charges(of []Charge) string {
 
 // Event is metered.new_event.
 type Event struct {
-	Namespace, ID        string
+	Tenant, ID           string
 	Key                  int64 // of the lock of the id
 	Fingerprint          []byte
 	IssuedAt, OccurredAt *time.Time
@@ -180,7 +180,7 @@ type Event struct {
 
 // String is the event as text.
 func (e *Event) String() string {
-	return composite(text(e.Namespace), text(e.ID), number(e.Key), bytes(e.Fingerprint), moment(e.IssuedAt), moment(e.OccurredAt))
+	return composite(text(e.Tenant), text(e.ID), number(e.Key), bytes(e.Fingerprint), moment(e.IssuedAt), moment(e.OccurredAt))
 }
 
 // Events is an array of metered.new_event, with a null for each nil, or null if all are nil.
@@ -198,14 +198,14 @@ func Events(of []*Event) any {
 }
 
 // Origin is metered.origin: the command, if it is one, and a note as JSON.
-type Origin struct{ Namespace, Operation, Note string }
+type Origin struct{ Tenant, Operation, Note string }
 
 // String is the origin as text.
 func (o Origin) String() string {
 	if o.Operation == "" {
 		return composite("", "", textOrNull(o.Note))
 	}
-	return composite(text(o.Namespace), text(o.Operation), textOrNull(o.Note))
+	return composite(text(o.Tenant), text(o.Operation), textOrNull(o.Note))
 }
 
 // HoldIDs is metered.hold_ids: holds of a tenant, and their required holder ("" for any).
@@ -305,16 +305,16 @@ func (c Capture) String() string {
 
 // Command is metered.new_command.
 type Command struct {
-	Namespace, ID string
-	Key           int64
-	IssuedAt      *time.Time
-	MaxFuture     time.Duration
-	TimeoutMS     *int32 // 0 leaves the session's timeouts, nil all its settings
-	Marker        string
-	Standing      bool // the receipt has the standing of each limit
-	Leased        bool // some of its charges are spent from leases
-	Name          string
-	Jobs          []int64 // made by the command, for the record
+	Tenant, ID string
+	Key        int64
+	IssuedAt   *time.Time
+	MaxFuture  time.Duration
+	TimeoutMS  *int32 // 0 leaves the session's timeouts, nil all its settings
+	Marker     string
+	Standing   bool // the receipt has the standing of each limit
+	Leased     bool // some of its charges are spent from leases
+	Name       string
+	Jobs       []int64 // made by the command, for the record
 }
 
 // String is the command as text.
@@ -323,7 +323,7 @@ func (c Command) String() string {
 	if c.TimeoutMS != nil {
 		timeout = number(int64(*c.TimeoutMS))
 	}
-	return composite(text(c.Namespace), text(c.ID), number(c.Key), moment(c.IssuedAt), interval(c.MaxFuture), timeout, text(c.Marker),
+	return composite(text(c.Tenant), text(c.ID), number(c.Key), moment(c.IssuedAt), interval(c.MaxFuture), timeout, text(c.Marker),
 		boolean(c.Standing), boolean(c.Leased), textOrNull(c.Name), numbersOrNull(c.Jobs))
 }
 

@@ -19,9 +19,9 @@ func Of(space, name string) int64 {
 	return int64(binary.BigEndian.Uint64(h.Sum(sum[:0])))
 }
 
-// OfOperation is the key of an operation's id, in a schema. Namespace and id cannot run into each other.
-func OfOperation(schema, namespace, id string) int64 {
-	b := binary.BigEndian.AppendUint64(nil, uint64(len(namespace)))
-	b = binary.BigEndian.AppendUint64(append(b, namespace...), uint64(len(id)))
+// OfOperation is the key of an operation's id, in a schema. Tenant and id cannot run into each other.
+func OfOperation(schema, tenant, id string) int64 {
+	b := binary.BigEndian.AppendUint64(nil, uint64(len(tenant)))
+	b = binary.BigEndian.AppendUint64(append(b, tenant...), uint64(len(id)))
 	return Of("metered/operation/"+schema, string(append(b, id...)))
 }

@@ -103,7 +103,7 @@ type Carving struct {
 	TTL  time.Duration // after which the child is closed, 1ms to leases.MaxCarveTTL. Required
 }
 
-// The namespaces of the steps' operations. The id is the child.
+// The tenants that own the ids of the steps' operations. The id is the child.
 const (
 	carveStep    = "metered/carve"
 	creditStep   = "metered/carve/credit"
@@ -196,7 +196,7 @@ func (c *Clusters) WriteOff(ctx context.Context, l Link, note budget.Note) (leas
 
 // do runs a step.
 func do(ctx context.Context, on *cluster, step, child string, input any, f metered.Func[leases.Lease]) (leases.Lease, error) {
-	out, err := metered.Do(ctx, on.client, metered.Command{ID: child, Namespace: step, Name: step, Input: input}, f)
+	out, err := metered.Do(ctx, on.client, metered.Command{ID: child, Tenant: step, Name: step, Input: input}, f)
 	return out.Result, err
 }
 

@@ -38,15 +38,15 @@ begin
           from unnest(events) with ordinality e
           -- limit, or the planner may join by a hash of the whole table, made while it was empty.
           left join lateral (select x.id, x.fingerprint, x.seqs, x.ats from metered.operations x
-              where x.namespace = e.namespace and x.id = e.id limit 1) o on true) r;
+              where x.tenant = e.tenant and x.id = e.id limit 1) o on true) r;
     if metered._one_snapshot() then
         -- As in begin_command: the snapshot may be older than a record, or than a purge.
         begin
             perform set_config('lock_timeout', wait_ms::text, true);
-            insert into metered.operations (namespace, id, at, fingerprint, result)
-            select e.namespace, e.id, 'infinity', '', ''
+            insert into metered.operations (tenant, id, at, fingerprint, result)
+            select e.tenant, e.id, 'infinity', '', ''
             from rows from (unnest(events), unnest(statuses)) e where e.id is not null and e.unnest is null
-            order by e.namespace, e.id on conflict do nothing;
+            order by e.tenant, e.id on conflict do nothing;
             perform from metered.operations_horizon h where h.one for share;
             raise exception using errcode = 'MT100';
         exception when sqlstate 'MT100' then
@@ -70,7 +70,7 @@ declare
 begin
     -- before has the units that the batch charges the scope ahead of a charge. They count for it.
     with asked as (
-        select c.ordinality::int as nth, c.scope, c.amount, c.limits, c.note, c.namespace, c.id, c.fingerprint, c.issued_at,
+        select c.ordinality::int as nth, c.scope, c.amount, c.limits, c.note, c.tenant, c.id, c.fingerprint, c.issued_at,
             row_number() over w as place, (sum(c.amount) over w)::bigint - c.amount as before,
             (c.amount between 1 and 9007199254740992 and c.held = 0 and octet_length(c.scope) between 1 and 255
                 and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null and cardinality(c.limits) <= 16
@@ -123,16 +123,16 @@ begin
                   offset 0) x) u        -- or the use would be worked out twice
     ), entries as (
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-            epoch, kind, scope, next_due, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+            epoch, kind, scope, next_due, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
         select j.seq + j.place, j.amount, clk, j.spent + j.before + j.amount, j.refunded, j.credited, j.held, j.epoch, 'c', j.scope,
             case when j.held > 0 then metered._due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end,
-            j.namespace, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed
+            j.tenant, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed
         from judged j where j.plain
         on conflict do nothing
         returning 1
     ), records as (
-        insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
-        select j.namespace, j.id, j.fingerprint, j.issued_at, clk, 'null', array[j.scope], array[j.amount], array[j.seq + j.place], array[clk]
+        insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
+        select j.tenant, j.id, j.fingerprint, j.issued_at, clk, 'null', array[j.scope], array[j.amount], array[j.seq + j.place], array[clk]
         from judged j where j.plain and j.id is not null
         on conflict do nothing
         returning 1
@@ -168,13 +168,13 @@ as $$
 declare
     a record;
 begin
-    a := metered._write_charges(array[c], ahead, wait_ms, row(e.namespace, e.id, null), 'answer', row(null, null, null, clk), true);
+    a := metered._write_charges(array[c], ahead, wait_ms, row(e.tenant, e.id, null), 'answer', row(null, null, null, clk), true);
     if a.denied -> 0 ? 'crossing' then
         perform metered._refuse_unreported();
     end if;
     if a.denied is null and e.id is not null then
-        insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
-        values (e.namespace, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
+        insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
+        values (e.tenant, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
         on conflict do nothing;
         if not found then
             perform metered._recorded_meanwhile();
@@ -217,7 +217,7 @@ begin
         perform metered._require(false, 'charges');
     end if;
     if events is not null then
-        if not (select coalesce(bool_and(e.id is null or octet_length(e.id) between 1 and 255 and (octet_length(e.namespace) <= 255) is true
+        if not (select coalesce(bool_and(e.id is null or octet_length(e.id) between 1 and 255 and (octet_length(e.tenant) <= 255) is true
             and (octet_length(e.fingerprint) = 33) is true), true) from unnest(events) e) then
             perform metered._require(false, 'events');
         end if;

@@ -44,7 +44,7 @@ begin
     e.next_due := '-infinity';
     e.ref := null;
     e.hold := null;
-    e.namespace := null;
+    e.operation_tenant := null;
     e.operation := null;
     e.note := _close_scope.note;
     perform metered._append(e);

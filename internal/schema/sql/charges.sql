@@ -129,9 +129,9 @@ begin
                 tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
             end if;
             insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+                epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
             values (tip.seq + 1, c.amount, _write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
+                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note,
                 tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
             on conflict do nothing
             returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
@@ -216,9 +216,9 @@ begin
             tip.held := tip.held + c.held;
             tip.next_due := least(tip.next_due, at + hold.due_in);
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+                epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
             values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
+                tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note,
                 tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
             on conflict do nothing;
             if not found then
@@ -232,9 +232,9 @@ begin
         if units > 0 then
             tip.seq := tip.seq + 1;
             insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+                epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
             values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.namespace, origin.operation, c.note,
+                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note,
                 tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
             on conflict do nothing;
             if not found then

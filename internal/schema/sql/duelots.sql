@@ -85,7 +85,7 @@ begin
     update metered.hold_lines y set captured = y.captured + minimum, open = 0 where y.hold = l.hold and y.scope = l.scope;
     e.hold := of_id;
     if minimum > 0 then
-        select v.namespace, v.operation into e.namespace, e.operation from metered.hold_events v where v.hold = l.hold and v.version = 1;
+        select v.operation_tenant, v.operation into e.operation_tenant, e.operation from metered.hold_events v where v.hold = l.hold and v.version = 1;
         e.kind := 'u';
         e.amount := minimum;
         e.spent := e.spent + minimum;
@@ -94,7 +94,7 @@ begin
         e.seq := e.seq + 1;
         perform metered._append(e);
         perform metered._capture_lots(e, l.opened_seq, minimum);
-        e.namespace := null;
+        e.operation_tenant := null;
         e.operation := null;
     end if;
     if l.open > minimum then

@@ -96,10 +96,10 @@ begin
     where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
     with made as (
     insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
-        epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+        epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
     select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
         t.epoch, as_kind, f.scope, metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
-        of_hold, origin.namespace, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
+        of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
     from unnest(scopes, sums, dues) f(scope, units, due),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     where (t.lots_end <= greatest(clk, t.at) or t.next_due <= clk and (t.lots_end is not null or as_kind <> 'x')) is not true
@@ -133,7 +133,7 @@ begin
             tip.next_due := metered._due_after(tip.scope, tip.seq, tip.held, tip.next_due, clk);
             tip.seq := tip.seq + 1;
             tip.hold := of_hold;
-            tip.namespace := origin.namespace;
+            tip.operation_tenant := origin.tenant;
             tip.operation := origin.operation;
             tip.note := origin.note;
             perform metered._append(tip);

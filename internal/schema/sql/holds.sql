@@ -314,11 +314,11 @@ begin
         lines := (select jsonb_agg(case when u.amount is null then x.line else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
             from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(minimum) u on u.scope = x.line ->> 'scope');
     end if;
-    insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, namespace, operation)
+    insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
     values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_build_object(
             'tenant', hold.tenant, 'holder', hold.holder, 'claim', coalesce(hold.claim, ''), 'grace_us', (extract(epoch from hold.grace) * 1000000)::bigint,
             'lifetime_us', (extract(epoch from hold.lifetime) * 1000000)::bigint, 'lines', lines),
-        origin.note, origin.namespace, origin.operation);
+        origin.note, origin.tenant, origin.operation);
     if channel is not null then
         perform metered._announce(channel, hold.tenant, hold.id, 1, 'placed');
     end if;

@@ -120,8 +120,8 @@ begin
                 perform metered._collided();
             end if;
         end if;
-        insert into metered.lease_spends (lease, at_offset, amount, at, namespace, operation, note)
-        select l.no, from_offset, units, clk, origin.namespace, origin.operation, origin.note
+        insert into metered.lease_spends (lease, at_offset, amount, at, operation_tenant, operation, note)
+        select l.no, from_offset, units, clk, origin.tenant, origin.operation, origin.note
         from metered.leases l
         where l.no = of_lease and l.fence = of_fence and l.scope = of_scope and l.mode = 's' and l.settled_at is null and l.ends_at > clk
           and from_offset between 0 and l.granted - units and units > 0
@@ -166,7 +166,7 @@ begin
         elsif (c.amount between 1 and 9007199254740992 and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null) is not true then
             perform metered._no_amount();
         else
-            answer.at := metered._spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.namespace, origin.operation, c.note));
+            answer.at := metered._spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.tenant, origin.operation, c.note));
             if answer.at is null then
                 answer.denied := jsonb_build_array(jsonb_build_object('lease', c.lease));
                 exit;

@@ -173,7 +173,7 @@ begin
     e.at := greatest(metered.clock(), e.at);
     e.ref := null;
     e.hold := null;
-    e.namespace := origin.namespace;
+    e.operation_tenant := origin.tenant;
     e.operation := origin.operation;
     e.note := origin.note;
     return e;

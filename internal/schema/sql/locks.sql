@@ -109,7 +109,7 @@ $$;
 create function metered._fits_origin(o metered.origin) returns boolean
 language sql stable
 as $$
-    select coalesce(octet_length(o.namespace) <= 255 and octet_length(o.operation) <= 255, true)
+    select coalesce(octet_length(o.tenant) <= 255 and octet_length(o.operation) <= 255, true)
         and coalesce(pg_column_size(o.note) <= 8192, true)
 $$;
 

@@ -264,7 +264,7 @@ begin
     tip.at := greatest(clk, tip.at);
     tip.ref := null;
     tip.hold := null;
-    tip.namespace := null;
+    tip.operation_tenant := null;
     tip.operation := null;
     tip.note := (metered._by_system()).note;
     return tip;

@@ -88,19 +88,19 @@ declare
     tip metered.ledger;
 begin
     for l in
-        select y.hold, y.scope, y.due, y.opened_seq, least(y.open, y.at_least - y.captured) as units, h.id, e.namespace, e.operation
+        select y.hold, y.scope, y.due, y.opened_seq, least(y.open, y.at_least - y.captured) as units, h.id, e.operation_tenant, e.operation
         from metered.hold_lines y,
              lateral (select x.id from metered.holds x where x.no = y.hold) h,
-             lateral (select x.namespace, x.operation from metered.hold_events x where x.hold = y.hold and x.version = 1) e
+             lateral (select x.operation_tenant, x.operation from metered.hold_events x where x.hold = y.hold and x.version = 1) e
         where y.hold = any (nos) and y.open <> 0 and y.at_least > y.captured and (only_scopes is null or y.scope = any (only_scopes))
         order by y.scope, y.due, y.hold
     loop
         tip := metered._entry_for_write(l.scope);
         insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-            epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+            epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
         values (tip.seq + 1, l.units, greatest(tip.at, least(l.due, clk)), tip.spent + l.units, tip.refunded, tip.credited, tip.held - l.units,
             tip.epoch, 'u', l.scope, metered._due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk),
-            l.id, l.namespace, l.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            l.id, l.operation_tenant, l.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
         on conflict do nothing;
         if not found then
             perform metered._collided();

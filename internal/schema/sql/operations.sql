@@ -47,7 +47,7 @@ begin
             o.fingerprint, o.result, o.scopes, o.amounts, o.seqs, o.ats, o.holds, o.at, o.refusal
         into horizon, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refusal
         from (values (1)) one left join lateral (
-            select * from metered.operations y where y.namespace = command.namespace and y.id = command.id limit 1) o on true;
+            select * from metered.operations y where y.tenant = command.tenant and y.id = command.id limit 1) o on true;
         if at is not null then
             status := 'replay';
             return;
@@ -58,8 +58,8 @@ begin
             -- second, with 40001. The block takes both back.
             begin
                 perform set_config('lock_timeout', wait_ms::text, true);
-                insert into metered.operations (namespace, id, at, fingerprint, result)
-                values (command.namespace, command.id, 'infinity', '', '') on conflict do nothing;
+                insert into metered.operations (tenant, id, at, fingerprint, result)
+                values (command.tenant, command.id, 'infinity', '', '') on conflict do nothing;
                 perform from metered.operations_horizon h where h.one for share;
                 raise exception using errcode = 'MT100';
             exception when sqlstate 'MT100' then
@@ -143,15 +143,15 @@ begin
             if pg_column_size(charge.note) > 8192 or pg_column_compression(charge.note) is not null then
                 perform metered._no_amount();
             end if;
-            at := metered._spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(command.namespace, command.id, charge.note));
+            at := metered._spend_range(charge.lease, charge.key, charge.lease_offset, charge.amount, charge.scope, row(command.tenant, command.id, charge.note));
             if at is null then
                 raise exception 'a lease is closed' using errcode = 'MT009', detail = jsonb_build_array(jsonb_build_object('lease', charge.lease));
             end if;
             c := row(array[0]::bigint[], array[at], null::bigint[], array[0]::bigint[], null::jsonb, at, null::timestamptz[], null::jsonb)::metered.charged;
         elsif command.leased then
-            c := metered.charge_leased(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', command.standing);
+            c := metered.charge_leased(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', command.standing);
         else
-            c := metered._write_charges(charges, ahead, wait_ms, row(command.namespace, command.id, null), 'raise', null, command.standing);
+            c := metered._write_charges(charges, ahead, wait_ms, row(command.tenant, command.id, null), 'raise', null, command.standing);
         end if;
         seqs := c.seqs;
         ats := c.ats;
@@ -166,8 +166,8 @@ begin
             amounts := array(select x.amount from unnest(charges) x);
         end if;
     end if;
-    insert into metered.operations (namespace, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, refusal, name, jobs)
-    values (command.namespace, command.id, of_fingerprint, command.issued_at, metered.clock(), of_result,
+    insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats, holds, refusal, name, jobs)
+    values (command.tenant, command.id, of_fingerprint, command.issued_at, metered.clock(), of_result,
         scopes, amounts, complete_command.seqs, complete_command.ats,
         string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), of_refusal, command.name, command.jobs)
     on conflict do nothing

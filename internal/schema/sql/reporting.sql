@@ -26,7 +26,7 @@ select l.scope,                                 -- the charged scope
     l.credited,                                 -- credits so far, less revoked and lapsed units
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
-    l.namespace,                                -- of the operation
+    l.operation_tenant,                         -- of the operation
     l.operation,                                -- the operation's id
     l.note ->> 'actor' as actor,                -- the person or process that made it
     l.note ->> 'tenant' as tenant,              -- for whom
@@ -99,7 +99,7 @@ select h.tenant,                                -- of the hold
     e.entity,                                   -- the entity that a capture linked
     e.detail,                                   -- more about it
     e.note,                                     -- actor, tenant, correlation, reason
-    e.namespace,                                -- of the operation
+    e.operation_tenant,                         -- of the operation
     e.operation                                 -- the operation's id
 from metered.hold_events e join metered.holds h on h.no = e.hold;
 
@@ -127,7 +127,7 @@ select s.lease,                                 -- leases_words.no
     s.at_offset,                                -- where its range begins in the lease
     s.amount,                                   -- units
     s.at,                                       -- when
-    s.namespace,                                -- of the operation
+    s.operation_tenant,                         -- of the operation
     s.operation,                                -- the operation's id, where a command spent it
     s.note ->> 'actor' as actor,                -- the person or process that spent it
     s.note ->> 'tenant' as tenant,              -- for whom
@@ -136,10 +136,10 @@ select s.lease,                                 -- leases_words.no
 from metered.lease_spends s;
 
 -- Commands that committed, recorded refusals, and usage events. Without the
--- input, of which only a hash is stored, and without the result. By namespace and id, or by the time at, it reads
+-- input, of which only a hash is stored, and without the result. By tenant and id, or by the time at, it reads
 -- an index. Everything else reads all records.
 create view metered.operations_words as
-select o.namespace,                             -- keeps the ids of tenants apart
+select o.tenant,                                -- keeps the ids of tenants apart
     o.id,                                       -- chosen by the caller
     o.name,                                     -- the command's name, or null of a usage event
     case when o.refusal is null then 'committed' else 'refused' end as state, -- the state
@@ -216,7 +216,7 @@ select m.scope,                                 -- the wallet
     m.back as given_back,                       -- of what was drawn, what refunds gave back
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
-    l.namespace,                                -- of the operation
+    l.operation_tenant,                         -- of the operation
     l.operation,                                -- the operation's id
     l.note ->> 'actor' as actor,                -- who made the entry
     l.note ->> 'reason' as reason               -- why

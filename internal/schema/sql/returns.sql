@@ -118,9 +118,9 @@ begin
         else l.refunded + coalesce((select sum(x.amount) from jsonb_to_recordset(given) x(scope text, amount bigint) where x.scope = l.scope), 0) end
     where l.hold = of_no;
     update metered.holds h set version = h.version + 1, returned = whole where h.no = of_no returning h.version into v;
-    insert into metered.hold_events (hold, at, version, kind, detail, note, namespace, operation)
+    insert into metered.hold_events (hold, at, version, kind, detail, note, operation_tenant, operation)
     values (of_no, clk, v, case when whole then 'b' else 'g' end, case when whole then kept else given end,
-        origin.note, origin.namespace, origin.operation);
+        origin.note, origin.tenant, origin.operation);
     return null;
 end
 $$;

@@ -141,9 +141,9 @@ begin
         select l, m.ok, search_entries.more
         from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
                 and (made_by.operation is null
-                    or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+                    or l.operation = made_by.operation and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))
                 and (named is null
-                    or named = (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation)),
+                    or named = (select o.name from metered.operations o where o.tenant = l.operation_tenant and o.id = l.operation)),
             false) as ok) m
         where l.scope = of_scope and l.seq >= stop and l.seq < before_seq and (m.ok or l.seq = stop)
         order by l.seq desc limit most + 1;
@@ -155,9 +155,9 @@ begin
         select l, m.ok, search_entries.more
         from metered.ledger l, lateral (select coalesce((made_by.note is null or l.note @> made_by.note)
                 and (made_by.operation is null
-                    or l.operation = made_by.operation and coalesce(l.namespace, '') = coalesce(made_by.namespace, ''))
+                    or l.operation = made_by.operation and coalesce(l.operation_tenant, '') = coalesce(made_by.tenant, ''))
                 and (named is null
-                    or named = (select o.name from metered.operations o where o.namespace = l.namespace and o.id = l.operation)),
+                    or named = (select o.name from metered.operations o where o.tenant = l.operation_tenant and o.id = l.operation)),
             false) as ok) m
         where l.scope = of_scope and l.seq > after_seq and l.seq <= stop and (m.ok or l.seq = stop)
         order by l.seq limit most + 1;

@@ -25,7 +25,7 @@ begin
         perform metered._lock_keys(array[command.key], wait_ms);
     end if;
     select (select z.at from metered.operations_horizon z where z.one),
-        (select o.at from metered.operations o where o.namespace = command.namespace and o.id = command.id)
+        (select o.at from metered.operations o where o.tenant = command.tenant and o.id = command.id)
     into horizon, done;
     clk := metered.clock();
     status := case when done is not null then 'replay'

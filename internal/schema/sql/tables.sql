@@ -27,7 +27,7 @@ create table metered.ledger (
     next_due  timestamptz,            -- no open hold falls due before this, or -infinity: the scope is closed
     ref       bigint,                 -- of a refund: the seq of its charge
     hold      text,                   -- the hold's id, where the entry is about one alone
-    namespace text,                   -- of the operation
+    operation_tenant text,            -- of the operation
     operation text,                     -- the operation's id, where a command made the entry
     note      jsonb,                  -- actor, tenant, correlation, reason
     anchor_at timestamptz,            -- some time in the past, for which anchor_spent is known, or null
@@ -111,7 +111,7 @@ create table metered.lease_spends (
     at_offset bigint      not null,     -- where its range begins, from 0 on
     amount    bigint      not null,     -- how long it is
     at        timestamptz not null,     -- when
-    namespace text,                     -- of the operation
+    operation_tenant text,              -- of the operation
     operation text,                     -- the operation's id, where a command spent it
     note      jsonb,                    -- actor, tenant, correlation, reason
     primary key (lease, at_offset),
@@ -281,7 +281,7 @@ create table metered.hold_events (
     entity    text,                     -- the entity that a capture linked
     detail    jsonb,                    -- a place's constants, a capture's lines, or the units given back, with (b) those that were not
     note      jsonb,                    -- actor, tenant, correlation, reason
-    namespace text,                     -- of the operation
+    operation_tenant text,              -- of the operation
     operation text,                     -- the operation's id, where a command did it
     primary key (hold, version)
 );
@@ -345,7 +345,7 @@ create index job_keys_age on metered.job_keys (created_at);
 create table metered.operations (
     at          timestamptz not null,   -- when the command was completed
     issued_at   timestamptz,            -- the time that the id carries, if it does
-    namespace   text collate "C" not null, -- keeps the ids of tenants apart
+    tenant      text collate "C" not null, -- keeps the ids of tenants apart
     id          text collate "C" not null, -- chosen by the caller
     fingerprint bytea       not null,   -- a version byte and a SHA-256
     result      bytea       not null,   -- JSON, byte for byte as it was returned
@@ -357,7 +357,7 @@ create table metered.operations (
     refusal     json,                   -- the reason of a refusal, whose result is empty
     name        text collate "C",       -- the command's name, or null
     jobs        bigint[],               -- the ids of River's jobs that it made
-    primary key (namespace, id)
+    primary key (tenant, id)
 );
 
 create index operations_at on metered.operations (at);

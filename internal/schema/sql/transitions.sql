@@ -304,11 +304,11 @@ begin
                         crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[l.seq + 1]) end;
                     end if;
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                        epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+                        epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
                     values (l.seq + 1, covered, greatest(k.clk, l.at),
                         l.spent + covered, l.refunded, l.credited, l.held - covered,
                         l.epoch, 'u', l.scope, metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk),
-                        named.ids[i], origin.namespace, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
+                        named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
@@ -320,11 +320,11 @@ begin
                 end if;
                 if terms.closing and covered < l.open then
                     insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                        epoch, kind, scope, next_due, hold, namespace, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+                        epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
                     values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at),
                         l.spent + covered, l.refunded, l.credited, l.held - l.open,
                         l.epoch, 'l', l.scope, metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk),
-                        named.ids[i], origin.namespace, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
+                        named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
@@ -348,9 +348,9 @@ begin
         where h.no = k.nos[i]
         returning h.version, metered._hold_as_json(h, array_to_json(lines), k.clk, null) into v, hold;
         holds[i] := hold;
-        insert into metered.hold_events (hold, at, version, kind, entity, detail, note, namespace, operation)
+        insert into metered.hold_events (hold, at, version, kind, entity, detail, note, operation_tenant, operation)
         values (k.nos[i], k.clk, v, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
-            origin.note, origin.namespace, origin.operation);
+            origin.note, origin.tenant, origin.operation);
         if channel is not null then
             perform metered._announce(channel, named.tenant, named.ids[i], v, case when terms.closing then 'captured' else 'captured_part' end);
         end if;
@@ -384,8 +384,8 @@ begin
             select json_agg(metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope)
             from metered.hold_lines l where l.hold = h.no), k.clk, origin.note ->> 'reason') into v, hold;
         holds[i] := hold;
-        insert into metered.hold_events (hold, at, version, kind, note, namespace, operation)
-        values (k.nos[i], k.clk, v, 'r', origin.note, origin.namespace, origin.operation);
+        insert into metered.hold_events (hold, at, version, kind, note, operation_tenant, operation)
+        values (k.nos[i], k.clk, v, 'r', origin.note, origin.tenant, origin.operation);
         if channel is not null then
             perform metered._announce(channel, named.tenant, named.ids[i], v, 'released');
         end if;
@@ -434,8 +434,8 @@ begin
         update metered.holds y set version = y.version + 1, deadline = y.deadline + by, due = y.due + by
         where y.no = k.nos[i] returning y.version, y.deadline, y.due into h;
         update metered.hold_lines l set due = h.due where l.hold = k.nos[i];
-        insert into metered.hold_events (hold, at, deadline, version, kind, note, namespace, operation)
-        values (k.nos[i], k.clk, h.deadline, h.version, 'e', origin.note, origin.namespace, origin.operation);
+        insert into metered.hold_events (hold, at, deadline, version, kind, note, operation_tenant, operation)
+        values (k.nos[i], k.clk, h.deadline, h.version, 'e', origin.note, origin.tenant, origin.operation);
         if channel is not null then
             perform metered._announce(channel, named.tenant, named.ids[i], h.version, 'extended');
         end if;

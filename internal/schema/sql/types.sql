@@ -41,7 +41,7 @@ create type metered.new_charge as (
 create type metered.lease_terms as (mode text, owner text, least bigint, share int, ttl interval, child text);
 
 -- The origin of an entry or a transition: the command, if it is one, and a note.
-create type metered.origin as (namespace text, operation text, note jsonb);
+create type metered.origin as (tenant text, operation text, note jsonb);
 
 -- A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then
 -- it is derived. claim is the claimed scope, if it is a claim. lifetime is how long
@@ -74,7 +74,7 @@ create type metered.capture_terms as (closing boolean, policy text, entity text)
 -- settings, since the transaction is the caller's. standing: its receipt has the standing of its limits. leased: some of its
 -- charges are spent from leases. name is the command's name, and jobs are those that it made: both are for the record.
 create type metered.new_command as (
-    namespace text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, standing boolean, leased boolean,
+    tenant text, id text, key bigint, issued_at timestamptz, max_future interval, timeout_ms int, marker text, standing boolean, leased boolean,
     name text, jobs bigint[]);
 
 -- A token as it was presented.
@@ -92,7 +92,7 @@ create type metered.charged as (
 -- A usage event, whose charge stands at the same place of another array. id is null for a charge without
 -- one. id_key is that of the id's lock. issued_at is the time that the id carries, or occurred_at.
 create type metered.new_event as (
-    namespace text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz, occurred_at timestamptz);
+    tenant text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz, occurred_at timestamptz);
 
 -- The answer of charge_each to one charge: its number in the call, its entry, the units that count against each limit
 -- before it, the held units, the limits' periods, and the thresholds that it crosses, or else the reason of its denial.
