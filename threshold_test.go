@@ -25,7 +25,7 @@ func tellTo(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
 	return err
 }
 
-func setUpTelling(t *testing.T, cfg metered.Config) (*pgxpool.Pool, *metered.Client) {
+func setUpReporting(t *testing.T, cfg metered.Config) (*pgxpool.Pool, *metered.Client) {
 	t.Helper()
 	pool := pgtest.Open(t)
 	_, err := pool.Exec(t.Context(), `create table uploads (name text primary key);
@@ -53,7 +53,7 @@ func telling(scope string, amount int64) budget.Charge {
 
 func TestThreshold_IsToldByTheCommandThatCrossesIt(t *testing.T) {
 	t.Parallel()
-	pool, c := setUpTelling(t, metered.Config{})
+	pool, c := setUpReporting(t, metered.Config{})
 	for _, iso := range isolationLevels {
 		scope := string(iso)
 		runs := 0
@@ -84,7 +84,7 @@ func TestThreshold_IsToldByTheCommandThatCrossesIt(t *testing.T) {
 func TestThreshold_IsToldByWhateverACommandDoesAtItsEnd(t *testing.T) {
 	t.Parallel()
 	var r pgtest.Recorder
-	pool, c := setUpTelling(t, metered.Config{Observer: &r})
+	pool, c := setUpReporting(t, metered.Config{Observer: &r})
 	stock := telling("", 1).Limits
 	place := func(id, scope string, amount int64) error {
 		_, err := metered.Do(t.Context(), c, metered.Command{ID: id, Holds: []holds.Request{
@@ -135,7 +135,7 @@ func TestThreshold_IsToldByWhateverACommandDoesAtItsEnd(t *testing.T) {
 func TestThreshold_ThatCannotBeToldIsNotCrossed(t *testing.T) {
 	t.Parallel()
 	veto := errors.New("veto")
-	pool, c := setUpTelling(t, metered.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
+	pool, c := setUpReporting(t, metered.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
 		require.ErrorIs(t, tx.Commit(ctx), metered.ErrTxControl)
 		return errors.Join(tellTo(ctx, tx, crossing), veto)
 	}})
@@ -172,7 +172,7 @@ var spentOf = budget.Lifetime(100).Tell(budget.Threshold{Name: "80% spent", Perc
 // Sessions reserve much: what is told is what is settled, with the limits of the reservation.
 func TestThreshold_OfWhatIsSpentIsToldBySettle(t *testing.T) {
 	t.Parallel()
-	pool, c := setUpTelling(t, metered.Config{})
+	pool, c := setUpReporting(t, metered.Config{})
 	for _, iso := range isolationLevels {
 		for name, used := range map[string]metered.Used{
 			"lines": {Lines: []holds.Line{{Amount: 80}}}, "beyond": {Lines: []holds.Line{{Amount: 92}}, Over: holds.OverAllowed},
@@ -220,7 +220,7 @@ func TestThreshold_ThatCannotBeToldIsNotSettled(t *testing.T) {
 	t.Parallel()
 	var veto atomic.Bool
 	veto.Store(true)
-	pool, c := setUpTelling(t, metered.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
+	pool, c := setUpReporting(t, metered.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
 		err := tellTo(ctx, tx, crossing)
 		if veto.Load() {
 			err = errors.Join(err, errOwn)
@@ -244,7 +244,7 @@ func TestThreshold_ThatCannotBeToldIsNotSettled(t *testing.T) {
 func TestThreshold_ConcurrentSessionsTellOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	pool, c := setUpTelling(t, metered.Config{MaxAttempts: 50})
+	pool, c := setUpReporting(t, metered.Config{MaxAttempts: 50})
 	limit := budget.PerWindow(1000, time.Hour).Tell(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "40", Used: 40, Spent: true})
 	require.NoError(t, pgtest.InParallel(6, func(worker int) error {
 		for n := range 8 {

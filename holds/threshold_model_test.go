@@ -364,7 +364,7 @@ func (h *tellings) thresholds(l budget.Limit) budget.Limit {
 func TestThresholds_AgreeWithTheModel(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	f := setUpTelling(t)
+	f := setUpReporting(t)
 	var h *tellings
 	f.tellInto(func(_ context.Context, _ pgx.Tx, c budget.Crossing) error {
 		h.heard = append(h.heard, fmt.Sprintf("%s/%s: %d, %d", c.Limit.Name, c.Threshold.Name, c.Used, c.Held))

@@ -20,7 +20,7 @@ import (
 // What OnThreshold refuses is not captured; what is rolled back was not told.
 func TestSpent_IsToldWithTheCaptureOrNot(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t)
+	f := setUpReporting(t)
 	veto := false
 	f.tellInto(func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
 		err := tellTo(ctx, tx, c)
@@ -61,7 +61,7 @@ func TestSpent_ConcurrentCapturesTellOnce(t *testing.T) {
 	for _, level := range isolations {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			f := setUpTelling(t)
+			f := setUpReporting(t)
 			limits := []budget.Limit{
 				budget.Lifetime(1000).Named("stock").Tell(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "40", Used: 40, Spent: true}),
 				budget.PerWindow(1000, time.Hour).Tell(budget.Threshold{Name: "30", Used: 30, Spent: true}, budget.Threshold{Name: "held", Used: 70}),
@@ -118,7 +118,7 @@ func TestSpent_ConcurrentCapturesTellOnce(t *testing.T) {
 // A capture that reaches nothing counts nothing. A charge does where what is held reaches it: that is in its bound.
 func TestSpent_WhatReachesNothingCountsNothing(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t)
+	f := setUpReporting(t)
 	limits := []budget.Limit{budget.PerMonth(1000, time.UTC, time.Time{}).Tell(spent80...), budget.PerWindow(1000, time.Hour).Tell(spent80...), budget.Lifetime(2130).Tell(spent80...)}
 	for range 3 {
 		_, err := f.charge(budget.Charge{Scope: "a", Amount: 300, Limits: limits, NoStandings: true})

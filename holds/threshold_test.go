@@ -14,8 +14,8 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// setUpTelling is setUp, with a ledger whose thresholds are told into a table.
-func setUpTelling(t *testing.T) *fixture {
+// setUpReporting is setUp, with a ledger whose thresholds are told into a table.
+func setUpReporting(t *testing.T) *fixture {
 	t.Helper()
 	f := setUp(t, holds.Config{})
 	_, err := f.pool.Exec(t.Context(), `create table told (n bigint generated always as identity, scope text, name text, seq bigint, used bigint, held bigint)`)
@@ -68,7 +68,7 @@ func lineOf(scope string, amount int64, limits ...budget.Limit) []holds.Line {
 // A threshold of what is spent is told by the capture that reaches it, and not by the hold.
 func TestSpent_IsToldByTheCapture(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t)
+	f := setUpReporting(t)
 	for scope, limit := range spentLimits() {
 		both := limit.Tell(append([]budget.Threshold{{Name: "held too", Percent: 80}}, spent80...)...)
 		id := f.mustPlace(holds.Request{Lines: lineOf(scope, 90, both)})
@@ -103,7 +103,7 @@ func TestSpent_IsToldByTheCapture(t *testing.T) {
 // What a capture takes of what is held, and beyond it, reaches a threshold once, whatever the policy.
 func TestSpent_IsToldOnceByCoveredAndExcess(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t)
+	f := setUpReporting(t)
 	limit := budget.Lifetime(100).Tell(spent80...)
 	for _, over := range []holds.Over{holds.OverIfFits, holds.OverUpTo, holds.OverAllowed} {
 		for _, held := range []int64{10, 75, 79} {
@@ -137,7 +137,7 @@ func TestSpent_IsToldOnceByCoveredAndExcess(t *testing.T) {
 
 func TestSpent_OfACaptureOfAll(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t)
+	f := setUpReporting(t)
 	limit := budget.Lifetime(100).Tell(spent80...)
 	for scope, lines := range map[string][]holds.Line{"named": lineOf("named", 0, limit), "unnamed": nil} {
 		h := f.mustPlace(holds.Request{Lines: append(lineOf(scope, 85), lineOf(scope+"/2", 3)...)})
@@ -177,7 +177,7 @@ func TestSpent_OfACaptureOfAll(t *testing.T) {
 // What is held neither reaches a threshold of what is spent, nor arms one; what is given back does.
 func TestSpent_IsArmedByWhatIsGivenBack(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t)
+	f := setUpReporting(t)
 	limit := budget.Lifetime(120).Tell(budget.Threshold{Name: "80", Used: 80, Spent: true})
 	held := f.mustPlace(holds.Request{Lines: lineOf("a", 20, limit)})
 	_, err := f.charge(budget.Charge{Scope: "a", Amount: 80, Limits: []budget.Limit{limit}})
@@ -242,7 +242,7 @@ func TestSpent_OfWhatExpiresWithAMinimumIsToldByTheNext(t *testing.T) {
 	for scope, limit := range spentLimits() {
 		t.Run(scope, func(t *testing.T) {
 			t.Parallel()
-			f := setUpTelling(t)
+			f := setUpReporting(t)
 			for _, swept := range []bool{true, false} {
 				for _, by := range []string{"charge", "hold", "capture"} {
 					scope := fmt.Sprint(scope, swept, by)
@@ -281,7 +281,7 @@ func TestSpent_OfWhatExpiresWithAMinimumIsToldByTheNext(t *testing.T) {
 // What is refunded does not arm a threshold that a hold with a minimum keeps, though that is due and not swept.
 func TestThresholds_AreNotArmedWhereAMinimumIsDue(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t)
+	f := setUpReporting(t)
 	for _, spent := range []bool{false, true} {
 		scope := fmt.Sprint(spent)
 		limit := budget.Lifetime(100).Tell(budget.Threshold{Name: "80", Percent: 80, Spent: spent})
@@ -308,7 +308,7 @@ func TestThresholds_AreNotArmedWhereAMinimumIsDue(t *testing.T) {
 // A credit behind an entry that is ahead of the clock arms nothing by the end of a hold that is not due by the clock.
 func TestThresholds_AreNotArmedByAHoldThatIsDueByALaterEntryAlone(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t)
+	f := setUpReporting(t)
 	limit := budget.CreditLine(100).Tell(budget.Threshold{Name: "50", Used: 50, Rearm: 20})
 	long := f.mustPlace(holds.Request{TTL: time.Hour, Lines: lineOf("a", 5, limit)})
 	f.mustPlace(holds.Request{TTL: time.Minute, Lines: lineOf("a", 60, limit)})
@@ -330,7 +330,7 @@ func TestThresholds_AreNotArmedByAHoldThatIsDueByALaterEntryAlone(t *testing.T) 
 // can remember them.
 func TestThresholds_NeverRefuseACostThatWasIncurred(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t)
+	f := setUpReporting(t)
 	allowed := func(scope string, held, amount int64, limit budget.Limit) error {
 		h := f.mustPlace(holds.Request{Lines: lineOf(scope, held)})
 		_, err := f.capture(holds.Capture{IDs: []string{h.ID}, Over: holds.OverAllowed, Lines: lineOf(scope, amount, limit)})

@@ -141,8 +141,8 @@ func TestFence_ASettlementCapturesCommittedSpends(t *testing.T) {
 
 var errUndone = errors.New("undone")
 
-// commit spends in a transaction of its own. The five ways: it commits, it rolls back, it rolls back to a savepoint and
-// spends nothing, it does so and spends the next range, it spends behind a savepoint.
+// commit spends in a transaction of its own. The ways: 0 spends, 1 spends behind a savepoint, 2 rolls back to the
+// savepoint and spends the range again, 3 rolls back to the savepoint and then fails, 4 spends and then fails.
 func (f *fixture) commit(level pgx.TxIsoLevel, l held, offset, amount int64, way int) error {
 	ctx := context.Background()
 	return pgx.BeginTxFunc(ctx, f.db, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {

@@ -53,7 +53,7 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 		_, _ = conn.Exec(context.Background(), "reset statement_timeout")
 		conn.Release()
 	}()
-	_, err = conn.Exec(ctx, "set statement_timeout = '20s'") // 1,000 times what a call takes: a busy machine passes, a linear call does not
+	_, err = conn.Exec(ctx, "set statement_timeout = '20s'") // 1,000 times a call's usual time: a busy machine passes, a linear call does not
 	require.NoError(t, err)
 	reads := map[string]map[string]int64{"few": {}, "many": {}}
 	open := func(name string) (n int64) {
@@ -108,7 +108,7 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 			_, err = f.book.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: 10, Reference: "payment"})
 			return err
 		}},
-		{"refund of what was overdrawn", func(tx pgx.Tx, name string) (err error) {
+		{"refund of overdraft", func(tx pgx.Tx, name string) (err error) {
 			_, err = f.book.Refund(ctx, tx, budget.Refund{Scope: name, Seq: drawn[name], Amount: 2})
 			return err
 		}},

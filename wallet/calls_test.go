@@ -38,7 +38,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	niltest.Func(t, "New", wallet.New, ledger, wallet.Config{})
 }
 
-func TestCalls_WhatIsOutOfBoundsIsRefusedBeforeAnySQL(t *testing.T) {
+func TestCalls_ArgumentsOutOfBoundsAreRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
 	ledger, err := budget.New(budget.Config{RequireActor: true})
 	require.NoError(t, err)

@@ -109,7 +109,7 @@ func TestOverdraft_IsPaidBackByTheNextGrant(t *testing.T) {
 	require.EqualValues(t, -4, f.balance().Units)
 	f.grant(wallet.Grant{Amount: 20, Reference: "third"})
 	require.Equal(t, map[string]int64{"third": 16}, f.left())
-	// What is refunded of what was overdrawn goes to the lots that paid it back, the last one first.
+	// Refunded units that were overdrawn go to the lots that paid the overdraft back, the last one first.
 	f.refund(d.Seq, 5)
 	require.Equal(t, map[string]int64{"third": 20, "second": 1}, f.left())
 	f.refund(d.Seq, 7)
@@ -151,7 +151,7 @@ func TestCharge_KeepsTheLimitsThatItNames(t *testing.T) {
 	require.NoError(t, charge(mistyped))
 }
 
-func TestWallet_BeginsWithWhatTheScopeHas(t *testing.T) {
+func TestWallet_BeginsWithTheUnitsOfTheScope(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
 	_, err := f.ledger.ChargeNow(t.Context(), f.pool, budget.Charge{Scope: "ann", Amount: 4})
@@ -162,7 +162,7 @@ func TestWallet_BeginsWithWhatTheScopeHas(t *testing.T) {
 	require.Equal(t, map[string]int64{"a": 9}, f.left())
 }
 
-// A batch charges wallets beside other scopes; each charge is judged by what those before it left.
+// A batch charges wallets beside other scopes. Each charge is judged behind the charges before it.
 func TestBatch_SpendsLots(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
@@ -186,7 +186,7 @@ func TestBatch_SpendsLots(t *testing.T) {
 	require.Equal(t, []budget.Kind{budget.KindLapse, budget.KindCharge, budget.KindCharge}, kinds)
 }
 
-// A clock that was ahead, and was repaired: what ended by it has ended.
+// A clock was ahead, and is repaired: lots that ended by it have ended.
 func TestLot_EndsByTheEntrysTimeWhereTheClockIsBehind(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})

@@ -60,8 +60,9 @@ func TestRefund_ToALotThatHasEndedFollowsItsPolicy(t *testing.T) {
 	}
 }
 
-// What comes back late goes on in a new lot, which pays what is overdrawn when all has come back: first what is owed for the draw itself.
-func TestRefund_OfALotThatHasEndedPaysWhatHoldsHaveOverdrawn(t *testing.T) {
+// Units that come back late go on in a new lot. When all have come back, it pays the overdraft, first that of the draw
+// itself.
+func TestRefund_OfALotThatHasEndedPaysTheOverdraftOfHolds(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 10, LateRefunds: wallet.Forever})
 	f.grant(wallet.Grant{Amount: 1, For: time.Hour})
@@ -96,7 +97,7 @@ func TestRefund_AndADisputeOfTheSameDrawTakeOnce(t *testing.T) {
 	f.has(10)
 }
 
-func TestRevoke_TakesWhatIsThereAndSaysWhatIsMissing(t *testing.T) {
+func TestRevoke_TakesTheUnitsLeftAndCountsTheMissing(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
 	g := f.grant(wallet.Grant{Amount: 20, Reference: "bounced"})
@@ -174,10 +175,10 @@ func TestRollover_BeforeTheEndByCall(t *testing.T) {
 	require.Equal(t, r.Lot, again.Lot)
 	f.has(10)
 	f.clock.Set(noon.Add(day))
-	f.has(4) // what was beyond the cap has lapsed, and rolls over no more
+	f.has(4) // units beyond the cap have lapsed, and roll over no more
 }
 
-func TestExpire_TellsOfEachBreakageOnce(t *testing.T) {
+func TestExpire_AnnouncesEachBreakageOnce(t *testing.T) {
 	t.Parallel()
 	var told []wallet.Breakage
 	fail := map[string]bool{"b": true}
@@ -197,7 +198,7 @@ func TestExpire_TellsOfEachBreakageOnce(t *testing.T) {
 	_, err = f.tryDraw(wallet.Draw{Wallet: "wdrawn", Amount: 10})
 	require.NoError(t, err)
 	f.clock.Set(noon.Add(time.Hour))
-	// That one ends by a grant, and is told by the sweep.
+	// A grant ends this lot, and the sweep announces it.
 	f.grant(wallet.Grant{Wallet: "wd", Amount: 1})
 	// A wallet in use is left for the next pass.
 	busy, err := f.pool.Begin(t.Context())
@@ -255,7 +256,7 @@ func TestPurge_ChangesNoBalance(t *testing.T) {
 	}
 	f.place("r", 5, 300*day)
 	f.clock.Advance(100 * day)
-	_, err := f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{}) // what was not told is kept
+	_, err := f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{}) // a lapse that was not announced is kept
 	require.NoError(t, err)
 	before := f.balance()
 	_, err = f.ledger.Purge(t.Context(), f.pool, budget.PurgeOptions{OlderThan: 50 * day})

@@ -12,7 +12,8 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// A customer leaves the monthly plan: half of what is left of the month stays for a year. Asked for again, it is the same lot.
+// A customer leaves the monthly plan: half of the units left of the month stay for a year. Asked for again, it is the
+// same lot.
 func ExampleBook_Rollover() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
@@ -49,8 +50,8 @@ func ExampleBook_Rollover() {
 	// 100 of them 50 for a month
 }
 
-// A charge of several scopes takes credit of a wallet and counts against a rate, or neither. A job for the lot's end writes what lapses; here
-// it comes too early, and does nothing.
+// A charge of several scopes takes credit of a wallet and counts against a rate, or neither. A job for the lot's end
+// writes the lapse. Here it comes too early, and does nothing.
 func ExampleBook_ExpireWallet() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()

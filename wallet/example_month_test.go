@@ -12,8 +12,8 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// What a plan includes ends with the calendar month, in the customer's time zone. Up to 100 units of what is left go on until the end
-// of the next one. The customer's statement of December, with what there was before and after.
+// A plan's units end with the calendar month, in the customer's time zone. Up to 100 units that are left go on until
+// the end of the next month. The customer's statement of December has the balance before and after.
 func ExampleBook_Statement_month() {
 	ctx := context.Background()
 	berlin, err := time.LoadLocation("Europe/Berlin")

@@ -11,7 +11,8 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// A plan with credit for each month: whoever draws first in a month grants it. The month in which it was bought has a part of it.
+// A plan with credit for each month: the first draw of a month grants it. The month in which it was bought has a part
+// of it.
 func Example_period() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
@@ -52,7 +53,7 @@ func Example_period() {
 		fmt.Println("left:", drawn.Left)
 	}
 
-	// What a plan that is bought in the middle of April has in April, before anything is granted.
+	// A plan is bought in the middle of April: its credit for April, computed before anything is granted.
 	bought := time.Date(2026, 4, 16, 0, 0, 0, 0, time.UTC)
 	start, end, err := plan.Period.At(bought)
 	check(err)

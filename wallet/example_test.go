@@ -73,7 +73,7 @@ func Example() {
 	// there is 850
 }
 
-// A month's credit, of which up to 100 units go on in the next month; a payment that bounced; and a customer's statement.
+// A month's credit, of which up to 100 units go on in the next month, a payment that bounced, and a customer's statement.
 func ExampleBook_Statement() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
@@ -116,7 +116,8 @@ func ExampleBook_Statement() {
 	// 0 units in 0 lots; expiring: 0
 }
 
-// The sweeper: every few minutes, in as many processes as you like. Its subscriber tells the books of what lapsed, in the same transaction.
+// The sweeper: every few minutes, in as many processes as you like. Its subscriber books each lapse, in the same
+// transaction.
 func ExampleBook_Expire() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()

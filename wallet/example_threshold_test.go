@@ -10,8 +10,8 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// Low credit is told once, in the transaction of the draw that reaches the level, and again when a grant has come in between. What can be
-// drawn includes the overdraft. The last draw but one takes as much as there is.
+// Low credit is reported once, in the transaction of the draw that reaches the level, and again when a grant has come
+// in between. Available units include the overdraft. The last draw but one takes all available units.
 func ExampleConfig_thresholds() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()

@@ -100,7 +100,7 @@ func (f *fixture) balance() wallet.Balance {
 	return b
 }
 
-// left is what each lot has that has something, by its reference.
+// left has the units of each lot that has any, by its reference.
 func (f *fixture) left() map[string]int64 {
 	f.Helper()
 	all := map[string]int64{}

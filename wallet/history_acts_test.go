@@ -15,7 +15,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// acts counts what histories did, to see that it is tested at all.
+// acts counts the acts of all histories, to see that each kind is tested at all.
 type acts struct {
 	mu sync.Mutex
 	n  map[string]int
@@ -176,7 +176,7 @@ func (h *history) draw() {
 	require.Equal(h.T, want, drawn)
 }
 
-// draw of the model notes what a refund needs.
+// draw of the model notes the parts that a refund needs.
 func (m *model) draw(amount int64) []mPart {
 	parts := m.spend(amount)
 	m.serial++

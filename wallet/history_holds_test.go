@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// Acts on holds, and what the model makes of them.
+// Acts on holds, and the same acts on the model.
 
 func (h *history) reserve() {
 	h.ids++
@@ -81,7 +81,7 @@ func (m *model) end(i int, captured int64, now time.Time) error {
 	return nil
 }
 
-// capture spends what a hold keeps.
+// capture spends units of a hold.
 func (m *model) capture(hold *mHold, units int64) {
 	if units == 0 {
 		return

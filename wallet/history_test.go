@@ -39,21 +39,22 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Random histories of a wallet agree with the model in every answer, and in what each lot has behind it, at three isolation
-// levels, with steps of the clock in both directions and transactions that are rolled back. At the end every unit of every
-// lot was drawn, has lapsed, was revoked, went on, or is there.
+// Random histories of a wallet agree with the model in every answer, and in the units of each lot after it, at three
+// isolation levels, with steps of the clock in both directions and transactions that are rolled back. At the end every
+// unit of every lot was drawn, has lapsed, was revoked, went on, or is there.
 func TestWallets_AgreeWithTheModel(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	f := setUp(t, wallet.Config{})
 	rapid.Check(t, func(rt *rapid.T) { newHistory(rt, f).run() })
 	t.Logf("%v", seenActs.n)
-	for _, kind := range []string{"draw", "grant", "reserve", "refund", "lapsed", "denied"} { // what no run of so many histories lacks
+	for _, kind := range []string{"draw", "grant", "reserve", "refund", "lapsed", "denied"} { // every run of so many histories has these
 		require.Positive(t, seenActs.count(kind), "no history had it: %s", kind)
 	}
 }
 
-// The same where each call leaves all but one of the lots that have ended to the calls behind it: in every answer, and in what each lot has in the end.
+// The same where each call leaves all but one of the lots that have ended to the calls behind it: in every answer, and
+// in the units of each lot at the end.
 func TestWallets_AgreeWithTheModelBehindABacklog(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -82,7 +83,7 @@ type history struct {
 	lags  bool    // lots that have ended may not be written
 	ids   int
 	lates wallet.Late
-	told  int64 // what subscribers were told has lapsed, unless that was rolled back
+	told  int64 // lapsed units that subscribers got, unless that was rolled back
 	least int64 // how far below zero it may be: captures can allow more than the overdraft
 }
 
@@ -127,7 +128,7 @@ func (h *history) run() {
 	h.set(mLater(h.now, h.m.last).Add(time.Hour))
 	h.sweep()
 	h.check()
-	h.checkTold()
+	h.checkAnnounced()
 	for _, l := range h.m.lots {
 		if l.lapsed > 0 {
 			seenActs.add("lapsed")
@@ -141,8 +142,8 @@ func (h *history) run() {
 	require.Empty(h.T, report.Differences)
 }
 
-// try makes one call in a transaction of its own, and sometimes rolls it back. The model is changed by what is to be
-// done if the call was let in.
+// try makes one call in a transaction of its own, and sometimes rolls it back. If the call was let in, want changes the
+// model.
 func try[R any](h *history, call func(ctx context.Context, tx pgx.Tx) (R, error), want func(*model) error) (r R, err error) {
 	after := h.m.clone()
 	wantErr := want(after)
@@ -179,7 +180,8 @@ func try[R any](h *history, call func(ctx context.Context, tx pgx.Tx) (R, error)
 	return r, err
 }
 
-// number finds the numbers of the lots: they are numbered in the order in which they are granted, with what goes on of each behind it.
+// number finds the numbers of the lots: they are numbered in the order in which they are granted, and each is followed
+// by the lot that it rolls over into.
 func (h *history) number() {
 	rows, err := h.f.pool.Query(h.Context(), `select no from metered.lots where scope = $1 union select roll_no from metered.lots where scope = $1 and roll_no is not null order by no`, h.scope)
 	require.NoError(h.T, err)
@@ -214,7 +216,7 @@ func (h *history) check() {
 	h.checkBalance()
 }
 
-// shelf is what lots have in common that a balance cannot tell apart before the end of one is written.
+// shelf names lots that a balance cannot separate until the end of one is written: they share all of this.
 type shelf struct {
 	category string
 	priority int
@@ -241,14 +243,14 @@ func (h *history) checkBalance() {
 			sum += l.Units
 		}
 	}
-	require.Equal(h.T, want, got, "%s: what is in the lots", h.name)
+	require.Equal(h.T, want, got, "%s: units of the lots", h.name)
 	if m.opened {
 		require.Equal(h.T, max(0, b.Units), sum, "%s: lots add up to the balance", h.name)
 	}
 	require.True(h.T, slices.IsSortedFunc(b.Lots, func(x, y wallet.Lot) int { return x.Priority - y.Priority }), h.name)
 }
 
-// checkRead finds that what a read says is there can be drawn, down to the overdraft, and no more.
+// checkRead draws as many units as a read reports, with the overdraft, and finds that one more is refused.
 func (h *history) checkRead() {
 	b, err := h.book.Balance(h.Context(), h.f.pool, h.scope)
 	require.NoError(h.T, err)
@@ -266,9 +268,9 @@ func (h *history) checkRead() {
 	require.NoError(h.T, tx.Rollback(h.Context()))
 }
 
-// checkTold has a sweep tell what no sweep has told yet: then all that lapsed was told once.
-func (h *history) checkTold() {
-	for range 2 { // the second has nothing to tell
+// checkAnnounced has a sweep announce the lapses that no sweep has announced yet: then each was announced once.
+func (h *history) checkAnnounced() {
+	for range 2 { // the second has nothing to announce
 		tx, err := h.f.pool.Begin(h.Context())
 		require.NoError(h.T, err)
 		_, err = h.book.ExpireWallet(h.Context(), tx, h.scope)

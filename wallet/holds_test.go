@@ -47,14 +47,14 @@ func TestReservation_KeepsItsLotsAfterTheirEnd(t *testing.T) {
 	require.EqualValues(t, 14, f.balance().Held)
 	f.clock.Set(noon.Add(2 * time.Hour))
 	f.has(6)
-	// What it captures is of the lot that ended first; what it gives back of the other is there again.
+	// It captures units of the lot that ended first. The units that it frees of the other lot are there again.
 	f.capture(holds.Capture{IDs: []string{"r"}, Lines: []holds.Line{{Scope: "ann", Amount: 12}}})
 	f.has(8)
 	kinds, _ := f.kinds(3)
 	require.Equal(t, []budget.Kind{budget.KindHold, budget.KindCapture, budget.KindRelease}, kinds)
 }
 
-func TestReservation_WhatItGivesBackOfAnEndedLotLapsesAtOnce(t *testing.T) {
+func TestReservation_FreedUnitsOfAnEndedLotLapseAtOnce(t *testing.T) {
 	t.Parallel()
 	for _, end := range []string{"release", "capture", "keep", "deadline", "deadline swept"} {
 		t.Run(end, func(t *testing.T) {
@@ -111,7 +111,7 @@ func TestReservation_OfOverdraftIsPaidBackToTheReservation(t *testing.T) {
 	require.Equal(t, map[string]int64{"first": 4, "second": 20}, f.left())
 }
 
-func TestReservation_ThatIsReleasedPaysBackWhatWasOverdrawn(t *testing.T) {
+func TestReservation_ThatIsReleasedPaysBackTheOverdraft(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 10})
 	f.grant(wallet.Grant{Amount: 8, Reference: "lot"})

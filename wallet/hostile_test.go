@@ -17,8 +17,9 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// However many lots of a wallet are to be told, they are told batch by batch, each with no more locks than a server has room for.
-func TestExpire_TellsOfAWalletsLotsHoweverMany(t *testing.T) {
+// A wallet can have any number of lapses to announce: they are announced in batches, each with no more locks than a
+// server has room for.
+func TestExpire_AnnouncesAWalletsLotsHoweverMany(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	o := new(pgtest.Recorder)
@@ -51,7 +52,7 @@ func TestExpire_TellsOfAWalletsLotsHoweverMany(t *testing.T) {
 	}
 }
 
-// What a charge reads grows with the lots that it draws, and not with their square.
+// A charge's reads grow with the number of lots that it draws, and not with the square.
 func TestDraw_OfManyLotsReadsEachOnce(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
@@ -77,7 +78,8 @@ func TestDraw_OfManyLotsReadsEachOnce(t *testing.T) {
 	f.has(0)
 }
 
-// A lot that ended by a clock that was ahead has not ended when that is repaired: what a hold gives back of it ends with it.
+// A lot that ended by a clock that was ahead has not ended once the clock is repaired: units that a hold frees of it
+// end with it.
 func TestLot_EndsAgainAfterAClockRepair(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
@@ -167,8 +169,8 @@ func TestGrant_OfATimeThatGoesBackIsRefused(t *testing.T) {
 	}
 }
 
-// What a child spent beyond what was carved for it is charged to its parent's lots, and not to those that have ended.
-func TestCarve_WhatAChildOverspentIsOfNoLotThatHasEnded(t *testing.T) {
+// Units that a child spent beyond its carving are charged to its parent's lots, and not to lots that have ended.
+func TestCarve_OverspentUnitsAreOfNoLotThatHasEnded(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
 	f.grant(wallet.Grant{Amount: 10, Reference: "hour", For: time.Hour})
@@ -191,8 +193,8 @@ func TestCarve_WhatAChildOverspentIsOfNoLotThatHasEnded(t *testing.T) {
 	require.Equal(t, map[string]int64{"ever": 7}, f.left())
 }
 
-// A refund pays back what is held and overdrawn, too, where some of it goes on in a new lot because its lot has ended.
-func TestRefund_PaysBackWhatIsHeldThoughPartOfItIsLate(t *testing.T) {
+// A refund also pays back held overdraft, where some of its units go on in a new lot because their lot has ended.
+func TestRefund_PaysBackHeldOverdraftThoughPartOfItIsLate(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 20, LateRefunds: wallet.Late(2 * time.Hour)})
 	f.grant(wallet.Grant{Amount: 5, Reference: "hour", For: time.Hour})

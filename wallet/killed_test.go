@@ -22,7 +22,7 @@ import (
 
 const killedChild = "METERED_WALLET_CHILD" // a connection string makes the test binary a process that is killed
 
-// killable is what a process has that may be killed. told hears of breakage and of thresholds.
+// killable is a client and its book, in a process that may be killed. Its told gets breakages and crossings.
 type killable struct {
 	client *metered.Client
 	book   *wallet.Book
@@ -44,7 +44,8 @@ func newKillable(t *testing.T, pool *pgxpool.Pool, told func(wallet string)) *ki
 	return &killable{client: c, book: book}
 }
 
-// killedActs are done to a wallet that has 30 units, and 15 of a lot that is due, of which 5 go on; and say what it has then.
+// killedActs are done to a wallet that has 30 units, and 15 of a lot that is due, of which 5 go on. left is the units
+// after it.
 var killedActs = []struct {
 	name string
 	do   func(ctx context.Context, k *killable, tx pgx.Tx, w string) error
@@ -111,13 +112,13 @@ func TestWallet_Child(t *testing.T) {
 	<-ctx.Done()
 }
 
-// crossingCommand is told of before it commits.
+// crossingCommand crosses a threshold, which is reported before it commits.
 func crossingCommand(k *killable) metered.Command {
 	return metered.Command{ID: "op", Charges: []budget.Charge{k.book.Charge("command", 33)}}
 }
 
-// A process is killed between what it does to wallets and its commit. Each wallet then stands as before, to the last row; and what the
-// process did is done by another, once.
+// A process is killed between its writes to wallets and its commit. Each wallet then stands as before, to the last row,
+// and another process does the same acts, once.
 func TestWallet_OfAProcessThatIsKilled(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
@@ -193,7 +194,7 @@ func (f *fixture) rows() (all []string) {
 	return all
 }
 
-// stands asserts what a wallet has, as Balance, its lots and the last line of its Statement say.
+// stands asserts the units of a wallet by Balance, by its lots, and by the last line of its Statement.
 func (f *fixture) stands(w string, units int64) {
 	f.Helper()
 	b, err := f.book.Balance(f.Context(), f.pool, w)

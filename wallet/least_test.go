@@ -15,8 +15,8 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// What a reservation charges when it expires is drawn of its lots, in their order, also of one that has ended meanwhile.
-func TestReservation_WhoseMinimumIsChargedDrawsItOfItsLots(t *testing.T) {
+// A reservation that expires draws its charge from its lots, in their order, also from one that has ended meanwhile.
+func TestReservation_AMinimumIsDrawnFromItsOwnLots(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
 	f.grant(wallet.Grant{Wallet: "ann", Amount: 20, Expires: f.clock.Now().Add(time.Minute)})
@@ -38,7 +38,7 @@ func TestReservation_WhoseMinimumIsChargedDrawsItOfItsLots(t *testing.T) {
 	f.verify()
 }
 
-// looks is all that is said of a wallet: by reads, by a look that takes no lock, and by what a write finds.
+// looks has every answer about a wallet: of reads, of a look that takes no lock, and of a write.
 type looks struct {
 	Units, Held, Used, HeldOfLimit, Available int64
 	Lots                                      map[string][2]int64

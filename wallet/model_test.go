@@ -8,17 +8,17 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// model is one wallet done plainly: lists of lots, draws and holds, and hardly a sum. Each answer is computed anew. A copy made
-// by clone is what a rollback goes back to.
+// model is one wallet done plainly: lists of lots, draws and holds, and hardly a sum. Each answer is computed anew. A
+// rollback goes back to a copy made by clone.
 type model struct {
 	overdraft int64     // how far below zero draws and holds may go
 	last      time.Time // of its last entry
 	opened    bool      // it has been granted a lot
-	plain     int64     // before that: what it has, holds aside
+	plain     int64     // before that: its units, holds aside
 	lots      []mLot    // in the order in which they came to be
 	draws     []mDraw
 	holds     []mHold // in the order in which they were placed
-	paid      []mPaid // what was overdrawn, and paid by a lot later
+	paid      []mPaid // overdrafts that a lot paid later
 	debt      int64   // spent, and paid by no lot
 	serial    int     // of draws and payments
 	numbers   int     // of lots
@@ -29,19 +29,19 @@ type mLot struct {
 	priority            int
 	amount              int64
 	ends                time.Time // zero: never
-	drawn, kept         int64     // spent of it; reserved by holds
+	drawn, kept         int64     // units spent of it, and reserved by holds
 	lapsed, revoked     int64
 	rolled              int64
 	rollCap             int64
 	rollFor             time.Duration
 	late                wallet.Late
 	grant               wallet.Grant
-	child               int // the number of the lot that it rolled over into, and one; 0 for none
-	from                int // the number of the lot that its units were in before, and one; 0 for none
-	no, rollNo          int // among lots that end at the same time; the one set aside for what goes on
+	child               int // 1 + the number of the lot that it rolled over into, 0 for none
+	from                int // 1 + the number of the lot that its units were in before, 0 for none
+	no, rollNo          int // its number, and the number set aside for the lot that it rolls over into
 }
 
-// mPart is what was taken of a lot; lot -1 is the overdraft.
+// mPart is units taken of a lot. Lot -1 is the overdraft.
 type mPart struct {
 	lot    int
 	amount int64
@@ -79,7 +79,7 @@ func (m *model) clone() *model {
 	return &c
 }
 
-// rest is what nobody has of a lot.
+// rest is the free units of a lot.
 func (l *mLot) rest() int64 { return l.amount - l.drawn - l.kept - l.lapsed - l.revoked - l.rolled }
 
 func (l *mLot) due(now time.Time) bool { return !l.ends.IsZero() && !l.ends.After(now) }
@@ -117,7 +117,7 @@ func (m *model) heldDebt() (units int64) {
 	return units
 }
 
-// units are what the wallet has, less than 0 if it is overdrawn.
+// units is the balance of the wallet, less than 0 if it is overdrawn.
 func (m *model) units() int64 {
 	if !m.opened {
 		units := m.plain
@@ -150,13 +150,13 @@ func (m *model) at(now time.Time) time.Time {
 	return m.last
 }
 
-// settle is what a write that is let in does first: what is due by then happens.
+// settle is the first step of a write that is let in: everything due by then happens.
 func (m *model) settle(now time.Time) time.Time {
 	m.due(now)
 	return m.at(now)
 }
 
-// due lets what is due happen, in the order of time: lots that end, and then holds.
+// due lets everything due happen, in the order of time: lots that end, and then holds.
 func (m *model) due(now time.Time) {
 	until := mLater(now, m.last)
 	for {
@@ -188,7 +188,7 @@ func (m *model) due(now time.Time) {
 	}
 }
 
-// endLot ends a lot: what goes on of it, and what lapses.
+// endLot ends a lot: some units roll over, the rest lapse.
 func (m *model) endLot(i int) {
 	l := &m.lots[i]
 	if n := min(l.rest(), l.rollCap); n > 0 {
@@ -281,7 +281,7 @@ func (m *model) keep(units int64) []mPart {
 	return parts
 }
 
-// pay pays what is overdrawn, if there is what to pay with: first what was spent, then what is held, the oldest hold first.
+// pay pays the overdraft as far as there are units: first spent units, then held ones, the oldest hold first.
 func (m *model) pay() {
 	if !m.opened {
 		return
@@ -308,7 +308,7 @@ func (m *model) pay() {
 	}
 }
 
-// split takes the first units of what a hold keeps, in the order of lots, and overdraft last.
+// split takes the first of a hold's units, in the order of lots, and overdraft last.
 func (m *model) split(h *mHold, units int64) (first []mPart) {
 	slices.SortStableFunc(h.parts, func(a, b mPart) int {
 		if a.lot < 0 || b.lot < 0 {
@@ -338,7 +338,7 @@ func (m *model) split(h *mHold, units int64) (first []mPart) {
 	return first
 }
 
-// letGo gives back what a hold keeps. Of a lot that has ended it lapses.
+// letGo gives back units of a hold. They lapse if their lot has ended.
 func (m *model) letGo(h *mHold, units int64) {
 	h.amount -= units
 	for _, p := range m.split(h, units) {
@@ -352,7 +352,7 @@ func (m *model) letGo(h *mHold, units int64) {
 	}
 }
 
-// giveBack gives units of a refund back to a lot. Of one that has ended they lapse, or go on in a new one.
+// giveBack gives units of a refund back to a lot. If it has ended, they lapse or go on in a new one.
 func (m *model) giveBack(lot int, units int64, at time.Time) {
 	l := &m.lots[lot]
 	if l.drawn -= units; !l.due(at) {
@@ -370,8 +370,8 @@ func (m *model) giveBack(lot int, units int64, at time.Time) {
 	m.add(next)
 }
 
-// refund gives units of a draw back: to its lots, the last one first. What was overdrawn is so no more; what was paid back since
-// goes back to the lot that paid; the rest becomes a lot.
+// refund gives units of a draw back to its lots, the last one first. Overdrawn units reduce the debt first. Next they
+// go to the lots that have paid the debt since, and the rest becomes a lot.
 func (m *model) refund(d *mDraw, units int64, now time.Time) {
 	at := m.settle(now)
 	d.refunded += units
@@ -410,7 +410,7 @@ func (m *model) refund(d *mDraw, units int64, now time.Time) {
 	m.pay()
 }
 
-// grant adds a lot. The first one makes the scope a wallet: what it has becomes a lot that never ends.
+// grant adds a lot. The first one makes the scope a wallet: its units become a lot that never ends.
 func (m *model) grant(l mLot, now time.Time) {
 	m.open()
 	m.settle(now)

@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-func TestObserver_IsToldOfLots(t *testing.T) {
+func TestObserver_GetsLots(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
 	o := new(pgtest.Recorder)
@@ -41,7 +41,7 @@ func TestObserver_IsToldOfLots(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.Equal(t, []string{"lots granted 1 pending", "lots granted 1 pending", "lots rolled over 1 pending", "lots revoked 1 pending"}, told(),
-		"what was granted before is not granted")
+		"a repeated grant is not a grant")
 
 	f.clock.Set(noon.Add(3 * time.Hour))
 	report, err := f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
@@ -52,7 +52,7 @@ func TestObserver_IsToldOfLots(t *testing.T) {
 	_, err = f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
 	require.NoError(t, err)
 	require.Zero(t, o.Lag())
-	require.Equal(t, []string{"lots_lag  1"}, told(), "it was told")
+	require.Equal(t, []string{"lots_lag  1"}, told(), "it was announced")
 
 	refuses := errors.New("no")
 	f.book, err = wallet.New(f.ledger, wallet.Config{Subscribers: []wallet.Subscriber{func(context.Context, pgx.Tx, wallet.Breakage) error { return refuses }}})
@@ -61,7 +61,7 @@ func TestObserver_IsToldOfLots(t *testing.T) {
 	_, err = f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
 	require.ErrorIs(t, err, refuses)
 	require.Equal(t, []string{"lots_lag  1", "lots ended 1", "lots_left failed 1"}, told())
-	// Units that nobody was told of are told by the next sweep that is heard.
+	// Units that no subscriber accepted are announced by the next sweep that succeeds.
 	f.book, err = wallet.New(f.ledger, wallet.Config{})
 	require.NoError(t, err)
 	_, err = f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})

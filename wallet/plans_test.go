@@ -40,7 +40,7 @@ func TestPlans_NoCallReadsMoreTheLongerTheHistory(t *testing.T) {
 		require.NoError(t, err)
 	}
 	n := 0
-	names := []string{"grant", "draw", "refund", "refund what was overdrawn", "place", "capture", "release", "revoke", "roll over", "expire", "balance", "statement"}
+	names := []string{"grant", "draw", "refund", "refund overdraft", "place", "capture", "release", "revoke", "roll over", "expire", "balance", "statement"}
 	calls := func() map[string]int64 {
 		reads := map[string]int64{}
 		n++
@@ -62,7 +62,7 @@ func TestPlans_NoCallReadsMoreTheLongerTheHistory(t *testing.T) {
 					}
 				case "refund":
 					_, err = book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: drawn.Seq, Amount: 2})
-				case "refund what was overdrawn":
+				case "refund overdraft":
 					_, err = book.Refund(ctx, tx, budget.Refund{Scope: "bob", Seq: over.Seq, Amount: 2})
 				case "place":
 					_, err = held.Place(ctx, tx, holds.Request{ID: id, TTL: 10 * time.Minute, Lines: []holds.Line{book.Line("ann", 5)}})
@@ -111,7 +111,8 @@ func TestPlans_NoCallReadsMoreTheLongerTheHistory(t *testing.T) {
 	}
 }
 
-// What is due in a wallet makes no plan look so dear that Postgres compiles it first, each time, for longer than all the rest takes.
+// Lots and holds that are due make no plan look so dear that Postgres compiles it each time, which takes longer than
+// the call.
 func TestPlans_NoCallIsCompiled(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -174,7 +175,7 @@ func TestPlans_NoCallIsCompiled(t *testing.T) {
 			return err
 		},
 	} {
-		tx, err := pool.Begin(t.Context()) // each meets what is due
+		tx, err := pool.Begin(t.Context()) // each meets lots that are due
 		require.NoError(t, err)
 		require.NoError(t, act(t.Context(), tx))
 		require.NoError(t, tx.Rollback(t.Context()))

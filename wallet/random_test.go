@@ -17,8 +17,8 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// Whatever is done to a wallet in whatever order: Verify finds no difference after each step, a read says what a draw then finds, and
-// what lapsed is told once, in sum.
+// Random calls on a wallet, in random order: Verify finds no difference after each step, a read and the next draw
+// agree, and the sum of announced units is the sum of lapsed units.
 func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 	t.Parallel()
 	seed := uint64(time.Now().UnixNano())

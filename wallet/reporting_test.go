@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// What a report says of each lot adds up, and its moves add up to what is left of it.
+// A report's units of each lot add up, and the lot's moves add up to the units left.
 func TestReports_SayWhereCreditWent(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 100})

@@ -14,8 +14,8 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// A transaction whose snapshot is older than what happened to the wallet gets an error that is to be tried again, and never a final answer, nor
-// units that are gone.
+// A transaction with a snapshot older than the wallet's last change gets an error that says to try again, never a final
+// answer, and never units that are gone.
 func TestSnapshot_OfBeforeGivesNoFinalAnswer(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
@@ -47,29 +47,29 @@ func TestSnapshot_OfBeforeGivesNoFinalAnswer(t *testing.T) {
 		meanwhile func(f *fixture)
 		do        func(ctx context.Context, f *fixture, tx pgx.Tx) error
 	}{
-		"draw what was granted since":           {grant("c", 20), draw(wallet.Draw{Amount: 25})},
+		"draw after a grant":                    {grant("c", 20), draw(wallet.Draw{Amount: 25})},
 		"draw as much as there is, and more is": {grant("c", 20), draw(wallet.Draw{Amount: 25, UpTo: true})},
-		"draw what another drew since":          {func(f *fixture) { f.draw(10) }, draw(wallet.Draw{Amount: 1})},
-		"draw what was swept since":             {func(f *fixture) { f.clock.Set(noon.Add(time.Hour)); f.expire() }, draw(wallet.Draw{Amount: 1})},
-		"draw what was given back since":        {func(f *fixture) { f.refund(2, 7) }, draw(wallet.Draw{Amount: 17})},
-		"draw what was released since":          {func(f *fixture) { f.release("r") }, draw(wallet.Draw{Amount: 14})},
-		"revoke what was granted since":         {grant("c", 20), revoke(wallet.Revoke{Reference: "c"})},
-		"revoke what was given back since":      {func(f *fixture) { f.refund(2, 7) }, revoke(wallet.Revoke{Reference: "empty"})},
-		"roll over what was granted since":      {grant("c", 20), rollOver("c")},
-		"roll over what was given back since":   {func(f *fixture) { f.refund(2, 7) }, rollOver("empty")},
-		"refund what was drawn since": {func(f *fixture) { f.draw(3) }, func(ctx context.Context, f *fixture, tx pgx.Tx) error {
+		"draw after a draw":                     {func(f *fixture) { f.draw(10) }, draw(wallet.Draw{Amount: 1})},
+		"draw after a sweep":                    {func(f *fixture) { f.clock.Set(noon.Add(time.Hour)); f.expire() }, draw(wallet.Draw{Amount: 1})},
+		"draw after a refund":                   {func(f *fixture) { f.refund(2, 7) }, draw(wallet.Draw{Amount: 17})},
+		"draw after a release":                  {func(f *fixture) { f.release("r") }, draw(wallet.Draw{Amount: 14})},
+		"revoke after a grant":                  {grant("c", 20), revoke(wallet.Revoke{Reference: "c"})},
+		"revoke after a refund":                 {func(f *fixture) { f.refund(2, 7) }, revoke(wallet.Revoke{Reference: "empty"})},
+		"roll over after a grant":               {grant("c", 20), rollOver("c")},
+		"roll over after a refund":              {func(f *fixture) { f.refund(2, 7) }, rollOver("empty")},
+		"refund after a draw": {func(f *fixture) { f.draw(3) }, func(ctx context.Context, f *fixture, tx pgx.Tx) error {
 			_, err := f.book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: 5, Amount: 3})
 			return err
 		}},
-		"refund what was refunded since": {func(f *fixture) { f.refund(2, 7) }, func(ctx context.Context, f *fixture, tx pgx.Tx) error {
+		"refund after a refund": {func(f *fixture) { f.refund(2, 7) }, func(ctx context.Context, f *fixture, tx pgx.Tx) error {
 			_, err := f.book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: 2, Amount: 1})
 			return err
 		}},
-		"reserve what was granted since": {grant("c", 20), func(ctx context.Context, f *fixture, tx pgx.Tx) error {
+		"reserve after a grant": {grant("c", 20), func(ctx context.Context, f *fixture, tx pgx.Tx) error {
 			_, err := f.holds.Place(ctx, tx, holds.Request{ID: "h", TTL: day, Lines: []holds.Line{f.book.Line("ann", 25)}})
 			return err
 		}},
-		"a command that draws what was granted since": {grant("c", 20), func(ctx context.Context, f *fixture, tx pgx.Tx) error {
+		"a command that draws after a grant": {grant("c", 20), func(ctx context.Context, f *fixture, tx pgx.Tx) error {
 			c, err := metered.New(f.pool, metered.Config{})
 			require.NoError(f, err)
 			_, err = metered.DoTx(ctx, c, tx, metered.Command{ID: "op", Input: 25}, func(_ context.Context, tx *metered.Tx) (int, error) {

@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-func TestStatement_SaysWhatEachEntryDidToTheLots(t *testing.T) {
+func TestStatement_HasTheMovesOfLotsOfEachEntry(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 5})
 	f.grant(wallet.Grant{Amount: 10, Reference: "a", For: time.Hour})
@@ -50,11 +50,11 @@ func TestStatement_SaysWhatEachEntryDidToTheLots(t *testing.T) {
 	require.Equal(t, []string{"9 charge 3 = 3: 3 taken b", "8 lapse 6 = 6: 6 lapsed a"}, lines(budget.EntriesOptions{NewestFirst: true, Max: 2}))
 }
 
-func TestVerify_FindsWhatIsWrongWithLots(t *testing.T) {
+func TestVerify_FindsEachDamageToLots(t *testing.T) {
 	t.Parallel()
 	cfg := low(13)
 	cfg.Overdraft = 5
-	f := setUpTelling(t, cfg, nil)
+	f := setUpReporting(t, cfg, nil)
 	f.grant(wallet.Grant{Amount: 10, Reference: "a", For: time.Hour})
 	f.grant(wallet.Grant{Amount: 10, Reference: "b"})
 	d := f.draw(12) // entry 3
@@ -62,7 +62,7 @@ func TestVerify_FindsWhatIsWrongWithLots(t *testing.T) {
 	f.place("r", 3, day)
 	f.place("s", 4, day)
 	f.clock.Set(noon.Add(time.Hour))
-	o := f.draw(11) // behind what lapsed; lots cover 10
+	o := f.draw(11) // behind the lapse, and lots cover 10
 	f.grant(wallet.Grant{Amount: 9, Reference: "c"})
 	for range 2 {
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {

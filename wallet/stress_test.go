@@ -23,7 +23,7 @@ import (
 
 const stressOverdraft = 10
 
-// stress is a wallet that many use at once, and what its users were told.
+// stress is a wallet that many use at once, and the sums of the answers that they got.
 type stress struct {
 	*testing.T
 	c      *metered.Client
@@ -41,9 +41,9 @@ type stress struct {
 
 var anyLevel = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
 
-// Many grant, draw, reserve, capture, refund, revoke and roll over at once, at each isolation level and at all of them in one wallet, while the clock
-// goes on, sweepers and purges run, and backends are killed. Afterwards each wallet has exactly what its users were told, and what lapsed
-// was told once.
+// Many grant, draw, reserve, capture, refund, revoke and roll over at once, at each isolation level and at all of them
+// in one wallet, while the clock goes on, sweepers and purges run, and backends are killed. Afterwards each wallet has
+// exactly the sum of its users' answers, and each lapse was announced once.
 func TestWallets_UnderStressAllSumsAreExact(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Open(t)
@@ -80,7 +80,7 @@ func TestWallets_UnderStressAllSumsAreExact(t *testing.T) {
 	}
 	until(3*time.Millisecond, func(context.Context) { clock.Advance(200 * time.Millisecond) })
 	var swept, purged, killed atomic.Int64
-	until(5*time.Millisecond, func(ctx context.Context) { // who is killed does not finish
+	until(5*time.Millisecond, func(ctx context.Context) { // a killed backend does not finish
 		r, _ := book.Expire(ctx, pool, wallet.ExpireOptions{Batch: 3})
 		swept.Add(int64(r.Ended))
 		_, _ = c.Holds.Sweep(ctx, pool, holds.SweepOptions{})
@@ -126,7 +126,7 @@ func TestWallets_UnderStressAllSumsAreExact(t *testing.T) {
 	}
 }
 
-// doUntilKnown runs a command until it is known what became of it.
+// doUntilKnown runs a command until its outcome is known.
 func doUntilKnown[R any](s *stress, cmd metered.Command, fn metered.Func[R]) (metered.Outcome[R], error) {
 	cmd.ID, cmd.Input = fmt.Sprint(s.name, "/", s.serial.Add(1)), 1
 	for {
@@ -238,7 +238,7 @@ func (s *stress) rollOver() {
 	s.expect(err, wallet.ErrUnknownLot)
 }
 
-// verify compares what a wallet has with what its users were told. Nothing is held, and all lots that end have ended.
+// verify compares a wallet with the sum of its users' answers. Nothing is held, and all lots that end have ended.
 func (s *stress) verify(db *pgxpool.Pool) {
 	s.Helper()
 	report, err := s.c.Budget.Verify(s.Context(), db, budget.VerifyOptions{Scope: s.name})

@@ -18,7 +18,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// sweeps ends what is due, holds and lots.
+// sweeps ends the holds and lots that are due.
 func (f *fixture) sweeps() {
 	f.Helper()
 	_, err := f.holds.Sweep(f.Context(), f.pool, holds.SweepOptions{})
@@ -44,7 +44,7 @@ func (f *fixture) placeAtLeast(id string, amount, least int64, ttl time.Duration
 }
 
 // A hold that falls due at 33 h gives its units back to a lot that ends at 39 h before that lot ends, though all of it is written at 40 h.
-func TestWallet_WhatFallsDueFirstHappensFirst(t *testing.T) {
+func TestWallet_TheFirstDueHappensFirst(t *testing.T) {
 	t.Parallel()
 	for name, swept := range map[string]bool{"swept": true, "not swept": false} {
 		t.Run(name, func(t *testing.T) {
@@ -90,7 +90,7 @@ func pgxLot(f *fixture, where string) (no int64) {
 	return no
 }
 
-// At the same instant a lot ends before a hold gives back what it keeps of it.
+// At the same instant a lot ends before a hold gives its units back.
 func TestWallet_AtTheSameInstantLotsEndFirst(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
@@ -102,8 +102,8 @@ func TestWallet_AtTheSameInstantLotsEndFirst(t *testing.T) {
 	f.has(6)
 }
 
-// What a hold that is due has set free can be taken back, and goes on.
-func TestRevoke_SeesWhatADueHoldHasSetFree(t *testing.T) {
+// Units that a due hold has set free can be revoked, and can roll over.
+func TestRevoke_TakesUnitsThatADueHoldFreed(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
 	for _, ref := range []string{"a", "b"} {
@@ -120,8 +120,8 @@ func TestRevoke_SeesWhatADueHoldHasSetFree(t *testing.T) {
 	f.has(100)
 }
 
-// A payment that bounces is taken back of whatever its units are in by now.
-func TestRevoke_FindsWhatWentOnInOtherLots(t *testing.T) {
+// A payment bounces: its units are taken back from the lots that have them by now.
+func TestRevoke_FindsUnitsThatWentOnInOtherLots(t *testing.T) {
 	t.Parallel()
 	for name, swept := range map[string]bool{"written": true, "not written": false} {
 		t.Run(name, func(t *testing.T) {
@@ -151,8 +151,9 @@ func TestRevoke_FindsWhatWentOnInOtherLots(t *testing.T) {
 	}
 }
 
-// What paid back what was overdrawn gets it again when that is refunded, in whatever order: credit that ends does not become credit that never does.
-func TestRefund_OfWhatWasOverdrawnMakesNoCreditThatNeverEnds(t *testing.T) {
+// A lot that paid overdraft back gets the units again when the draw is refunded, in either order: credit that ends does
+// not become credit that never ends.
+func TestRefund_OfOverdraftMakesNoCreditThatNeverEnds(t *testing.T) {
 	t.Parallel()
 	for name, first := range map[string]int{"the older first": 0, "the newer first": 1} {
 		t.Run(name, func(t *testing.T) {
@@ -218,7 +219,7 @@ func (h *trail) say(what string, answer any, err error) {
 	h.said = append(h.said, what+": "+string(raw))
 }
 
-// play is a random history of a wallet: what is done depends on the seed alone, and on which calls were let in.
+// play is a random history of a wallet: its acts depend only on the seed, and on which calls were let in.
 func (h *trail) play(seed uint64, swept bool) {
 	r := rand.New(rand.NewPCG(seed, 1))
 	f, ctx := h.fixture, h.Context()
@@ -312,9 +313,9 @@ func (h *trail) play(seed uint64, swept bool) {
 	}
 }
 
-// The same history has the same answers, balances and lots whether what is due is swept at each step or never, and also where calls leave ends of lots to
-// the calls behind them. And the ledgers of the first two are the same, entry by entry.
-func TestWallet_NoAnswerDependsOnWhoSwept(t *testing.T) {
+// The same history has the same answers, balances and lots whether a sweep runs at each step or never, and also where
+// calls leave ends of lots to later calls. And the ledgers of the first two are the same, entry by entry.
+func TestWallet_NoAnswerDependsOnSweeps(t *testing.T) {
 	t.Parallel()
 	const histories = 2
 	seed := uint64(time.Now().UnixNano())
@@ -351,7 +352,7 @@ func TestWallet_NoAnswerDependsOnWhoSwept(t *testing.T) {
 }
 
 // A child that was carved, and is closed, still has lots that end.
-func TestVerify_KnowsAClosedChildWhoseLotGoesOn(t *testing.T) {
+func TestVerify_KnowsAClosedChildWithALotThatGoesOn(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
 	carver, err := leases.NewCarver(f.ledger)

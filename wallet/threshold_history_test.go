@@ -15,8 +15,9 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// Over random histories, what is told is what a naive reading of balances says: low at 50 or less, armed again at 55 or more. A draw
-// looks at the balance before it, for arming; what takes credit back at the balance behind it, if it wrote anything; and so does a grant, which tells nothing.
+// Over random histories, reports agree with a naive reading of balances: low at 50 or less, armed again at 55 or more.
+// A draw is armed by the balance before it. A call that takes credit back, if it wrote anything, is armed by the
+// balance after it. So is a grant, which reports nothing.
 func TestThresholds_AreThoseOfANaiveReading(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(4) {
@@ -24,7 +25,7 @@ func TestThresholds_AreThoseOfANaiveReading(t *testing.T) {
 			t.Parallel()
 			cfg := low(50)
 			cfg.Thresholds[0].Spent = seed%2 == 1 // the same, where nothing is held
-			f, r := setUpTelling(t, cfg, nil), rand.New(rand.NewPCG(seed, 1))
+			f, r := setUpReporting(t, cfg, nil), rand.New(rand.NewPCG(seed, 1))
 			var references []string
 			armed, tellings, byEnds := true, 0, 0
 			for step := range 150 {
@@ -78,7 +79,7 @@ func TestThresholds_AreThoseOfANaiveReading(t *testing.T) {
 				}
 				require.Equal(t, want, told, "step %d, kind %d, %d units before, %d after", step, kind, before, after)
 			}
-			t.Logf("%d told, %d of them by what takes credit back", tellings, byEnds)
+			t.Logf("%d reports, %d of them by calls that take credit back", tellings, byEnds)
 			require.Positive(t, byEnds)
 			f.verify()
 		})

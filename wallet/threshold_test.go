@@ -21,8 +21,8 @@ import (
 
 var errNotNow = errors.New("not now")
 
-// setUpTelling is setUp, with a book whose thresholds are told into a table; of wallets in failing they are not.
-func setUpTelling(t *testing.T, cfg wallet.Config, failing *atomic.Value) *fixture {
+// setUpReporting is setUp, with a book that reports thresholds into a table. For a wallet in failing the report fails.
+func setUpReporting(t *testing.T, cfg wallet.Config, failing *atomic.Value) *fixture {
 	t.Helper()
 	f := setUp(t, wallet.Config{})
 	_, err := f.pool.Exec(t.Context(), `create table crossed (n bigint generated always as identity, wallet text, name text, seq bigint, left_over bigint)`)
@@ -42,7 +42,7 @@ func setUpTelling(t *testing.T, cfg wallet.Config, failing *atomic.Value) *fixtu
 	return f
 }
 
-// crossed is what was told, in order, with what was left and whether its entry is the last one; and forgets it.
+// crossed returns the reports, in order, each with the units left and whether its entry is the last one, and forgets them.
 func (f *fixture) crossed() []string {
 	f.Helper()
 	rows, err := f.pool.Query(f.Context(), `with gone as (delete from crossed returning *)
@@ -65,7 +65,7 @@ func low(left int64) wallet.Config {
 	return wallet.Config{Thresholds: []budget.Threshold{{Name: "low", Left: left}}}
 }
 
-func TestThresholds_AreToldByWhateverLowersABalance(t *testing.T) {
+func TestThresholds_AreReportedByEachCallThatLowersABalance(t *testing.T) {
 	t.Parallel()
 	for by, lower := range map[string]func(f *fixture){
 		"draw": func(f *fixture) { f.draw(60) },
@@ -113,7 +113,7 @@ func TestThresholds_AreToldByWhateverLowersABalance(t *testing.T) {
 	} {
 		t.Run(by, func(t *testing.T) {
 			t.Parallel()
-			f := setUpTelling(t, low(50), nil)
+			f := setUpReporting(t, low(50), nil)
 			f.grant(wallet.Grant{Amount: 40, Reference: "kept"})
 			f.grant(wallet.Grant{Amount: 60, Reference: "hour", For: time.Hour})
 			f.draw(1)
@@ -125,7 +125,7 @@ func TestThresholds_AreToldByWhateverLowersABalance(t *testing.T) {
 			}
 			want := fmt.Sprintf("ann low %d", left)
 			if by == "rollover of another lot" {
-				want += " behind" // by the lapse, before what rolls over
+				want += " behind" // by the lapse, before the rollover
 			}
 			require.Equal(t, []string{want}, f.crossed())
 			f.clock.Set(noon.Add(2 * time.Hour))
@@ -142,10 +142,10 @@ func TestThresholds_AreToldByWhateverLowersABalance(t *testing.T) {
 	}
 }
 
-// Left counts what can be drawn, with the overdraft; Used what is overdrawn.
+// Left counts available units, with the overdraft. Used counts overdrawn units.
 func TestThresholds_AndOverdraft(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t, wallet.Config{Overdraft: 100, Thresholds: []budget.Threshold{
+	f := setUpReporting(t, wallet.Config{Overdraft: 100, Thresholds: []budget.Threshold{
 		{Name: "150 can be drawn", Left: 150}, {Name: "none of its own", Left: 100}, {Name: "20 owed", Used: 20, Rearm: 20}, {Name: "nothing can be drawn"},
 	}}, nil)
 	require.Equal(t, "credit", f.book.Limit().Name)
@@ -164,11 +164,11 @@ func TestThresholds_AndOverdraft(t *testing.T) {
 	f.verify()
 }
 
-// A lot rolls over while another one lapses: what goes on brings nothing, and arms nothing in between.
-func TestThresholds_AreNotArmedByWhatRollsOver(t *testing.T) {
+// A lot rolls over while another one lapses: the units that go on are not new, and arm nothing in between.
+func TestThresholds_AreNotArmedByARollover(t *testing.T) {
 	t.Parallel()
 	for _, by := range []string{"sweep", "draw"} {
-		f := setUpTelling(t, low(50), nil)
+		f := setUpReporting(t, low(50), nil)
 		f.grant(wallet.Grant{Amount: 10, For: time.Hour, RollCap: 4, RollFor: day})
 		f.grant(wallet.Grant{Amount: 100, For: 2 * time.Hour})
 		f.clock.Set(noon.Add(2 * time.Hour))
@@ -184,7 +184,7 @@ func TestThresholds_AreNotArmedByWhatRollsOver(t *testing.T) {
 	}
 }
 
-// What OnThreshold refuses is not done, for that wallet alone; the next pass tells.
+// When OnThreshold fails, the sweep leaves that wallet alone, and the next pass reports it.
 func TestThresholds_AFailureLeavesTheWalletToTheNextPass(t *testing.T) {
 	t.Parallel()
 	var failing atomic.Value
@@ -195,7 +195,7 @@ func TestThresholds_AFailureLeavesTheWalletToTheNextPass(t *testing.T) {
 		told = append(told, b.Wallet)
 		return nil
 	}}
-	f := setUpTelling(t, cfg, &failing)
+	f := setUpReporting(t, cfg, &failing)
 	for _, name := range []string{"ann", "bob", "cid"} {
 		f.grant(wallet.Grant{Wallet: name, Amount: 60, For: time.Hour})
 		f.grant(wallet.Grant{Wallet: name, Amount: 40, Reference: "kept"})
@@ -221,10 +221,10 @@ func TestThresholds_AFailureLeavesTheWalletToTheNextPass(t *testing.T) {
 	f.verify()
 }
 
-// A draw of a command that crosses is run again before its COMMIT; a replay tells nothing.
-func TestThresholds_AreToldByACommandsDraw(t *testing.T) {
+// A command that crosses by a draw runs again before its COMMIT. A replay reports nothing.
+func TestThresholds_AreReportedByACommandsDraw(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t, low(50), nil)
+	f := setUpReporting(t, low(50), nil)
 	f.grant(wallet.Grant{Amount: 100})
 	c, err := metered.New(f.pool, metered.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
 		_, err := tx.Exec(ctx, `insert into crossed (wallet, name, seq, left_over) values ($1, $2, $3, $4)`, c.Scope, c.Threshold.Name, c.Seq, c.Available)
@@ -242,12 +242,12 @@ func TestThresholds_AreToldByACommandsDraw(t *testing.T) {
 	f.verify()
 }
 
-// Sweeps, revokes and draws race for one crossing: one of them tells.
-func TestThresholds_AreToldOnceWhoeverRaces(t *testing.T) {
+// Sweeps, revokes and draws race for one crossing: one of them reports it.
+func TestThresholds_AreReportedOnceInARace(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
-		f := setUpTelling(t, low(50), nil)
+		f := setUpReporting(t, low(50), nil)
 		f.grant(wallet.Grant{Amount: 60, Reference: "hour", For: time.Hour})
 		f.grant(wallet.Grant{Amount: 40, Reference: "kept"})
 		f.clock.Set(noon.Add(time.Hour))
@@ -293,10 +293,10 @@ func TestThresholds_NeedSomebodyToHearOfThem(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// What has ended and is not written down yet arms nothing: a refund looks at what can be drawn.
-func TestThresholds_AreNotArmedByWhatHasEnded(t *testing.T) {
+// A lot that has ended and is not written down yet arms nothing: a refund looks at the available units.
+func TestThresholds_AreNotArmedByAnEndedLot(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t, low(50), nil)
+	f := setUpReporting(t, low(50), nil)
 	f.grant(wallet.Grant{Amount: 30, For: time.Hour})
 	f.grant(wallet.Grant{Amount: 60, For: 2 * time.Hour})
 	f.grant(wallet.Grant{Amount: 20})
@@ -314,13 +314,13 @@ func TestThresholds_AreNotArmedByWhatHasEnded(t *testing.T) {
 	f.verify()
 }
 
-// What a refund gives to a lot that has ended, and that lets it lapse, is there for nobody: it arms nothing. What goes on in a new lot does.
+// A refund to a lot that has ended lapses and arms nothing. A refund that goes on in a new lot does arm.
 func TestThresholds_AreNotArmedByARefundThatLapses(t *testing.T) {
 	t.Parallel()
 	for late, told := range map[wallet.Late][]string{wallet.Lapse: nil, wallet.Late(2 * time.Hour): {"ann low 25"}} {
 		cfg := low(25) // of which 20 are overdraft
 		cfg.Overdraft, cfg.LateRefunds = 20, late
-		f := setUpTelling(t, cfg, nil)
+		f := setUpReporting(t, cfg, nil)
 		refund := func(d wallet.Drawn) {
 			f.refund(d.Seq, d.Amount)
 			if units := f.balance().Units; told != nil {
@@ -338,7 +338,7 @@ func TestThresholds_AreNotArmedByARefundThatLapses(t *testing.T) {
 		f.clock.Set(noon.Add(time.Hour))
 		refund(d)
 
-		// The same of what was overdrawn, and paid back by a lot that has ended since.
+		// The same for overdrawn units that a lot has paid back, and that lot has ended since.
 		d = f.draw(f.balance().Units + 15)
 		f.grant(wallet.Grant{Amount: 40, For: time.Hour})
 		f.clock.Set(noon.Add(2 * time.Hour))
@@ -348,10 +348,10 @@ func TestThresholds_AreNotArmedByARefundThatLapses(t *testing.T) {
 	}
 }
 
-// A threshold of what is spent leaves out what is held: captures, draws and the ends of lots tell.
-func TestThresholds_OfWhatIsSpent(t *testing.T) {
+// A threshold on spending alone ignores held units: captures, draws and the ends of lots report it.
+func TestThresholds_OnSpendingIgnoreHeldUnits(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t, wallet.Config{Thresholds: []budget.Threshold{{Name: "low", Left: 50}, {Name: "spent", Left: 50, Spent: true}}}, nil)
+	f := setUpReporting(t, wallet.Config{Thresholds: []budget.Threshold{{Name: "low", Left: 50}, {Name: "spent", Left: 50, Spent: true}}}, nil)
 	capture := func(wallet, id string, amount int64, keep bool) {
 		f.capture(holds.Capture{IDs: []string{id}, Keep: keep, Lines: []holds.Line{f.book.Line(wallet, amount)}})
 	}
@@ -379,7 +379,7 @@ func TestThresholds_OfWhatIsSpent(t *testing.T) {
 	require.Empty(t, f.crossed())
 	f.clock.Set(noon.Add(time.Hour))
 	f.expire()
-	require.Equal(t, []string{"bob low 40"}, f.crossed(), "75 are there, with what is held of the lot")
+	require.Equal(t, []string{"bob low 40"}, f.crossed(), "75 are there, with the held units of the lot")
 	f.release("c")
 	require.Empty(t, f.crossed())
 	capture("bob", "b", 20, false)
@@ -391,7 +391,7 @@ func TestThresholds_OfWhatIsSpent(t *testing.T) {
 	require.Empty(t, f.crossed())
 	f.clock.Set(noon.Add(2 * time.Hour))
 	capture("dan", "e", 5, true)
-	require.Equal(t, []string{"dan spent 40"}, f.crossed(), "what has ended is gone, written or not")
+	require.Equal(t, []string{"dan spent 40"}, f.crossed(), "the ended lot is gone, written or not")
 
 	f.grant(wallet.Grant{Wallet: "cid", Amount: 60, Reference: "more"})
 	f.grant(wallet.Grant{Wallet: "cid", Amount: 40})
@@ -409,10 +409,11 @@ func TestThresholds_OfWhatIsSpent(t *testing.T) {
 	require.Equal(t, []string{"cid spent 50"}, f.crossed())
 }
 
-// A hold that is due by the time of an entry, and not by the clock, which was set back, is held: no revocation and no rollover arms what was told.
+// The clock was set back. A hold that is due by the time of an entry, and not by the clock, is held: no revocation and
+// no rollover arms a reported threshold.
 func TestThresholds_AreNotArmedWhereTheClockWasSetBack(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t, low(50), nil)
+	f := setUpReporting(t, low(50), nil)
 	f.grant(wallet.Grant{Amount: 100, Reference: "all"})
 	f.place("long", 5, time.Hour)
 	f.place("short", 60, time.Minute)
@@ -438,7 +439,7 @@ func TestThresholds_AreNotArmedWhereTheClockWasSetBack(t *testing.T) {
 // A hold that is due keeps nothing, also where the end of a lot is judged before anybody has swept the hold.
 func TestThresholds_OfALotsEndCountNoHoldThatIsDue(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t, low(25), nil)
+	f := setUpReporting(t, low(25), nil)
 	f.grant(wallet.Grant{Amount: 100, Reference: "ever"})
 	f.grant(wallet.Grant{Amount: 95, Reference: "hour", For: time.Hour})
 	f.place("h", 90, 30*time.Minute)
@@ -453,7 +454,7 @@ func TestThresholds_OfALotsEndCountNoHoldThatIsDue(t *testing.T) {
 // not refused.
 func TestThresholds_ADrawBeyondTheirNumberIsRefused(t *testing.T) {
 	t.Parallel()
-	f := setUpTelling(t, low(50), nil)
+	f := setUpReporting(t, low(50), nil)
 	f.grant(wallet.Grant{Amount: 1000})
 	later := 1
 	f.grant(wallet.Grant{Amount: 60, For: time.Hour, Priority: &later})
