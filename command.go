@@ -67,7 +67,7 @@ type Command struct {
 	Claims []holds.Claim
 	// Sticky charges are taken before the command, in a transaction of their own on a second connection, and stay when
 	// it fails: for limits on attempts. They are taken once per call of Do, and not for a replay. A refusal is
-	// ErrTooManyAttempts. To count failures alone, let the function refund Tx.Sticky last (Tx.RefundCharge). Their
+	// ErrTooManyAttempts. To count failures alone, let the function refund Tx.Sticky last (Tx.Refund). Their
 	// entries do not name the operation. Not in DoTx. Defaults to none.
 	Sticky    []budget.Charge
 	Token     *Redeem        // is spent by the command, unless it is a replay. Defaults to none

@@ -96,13 +96,13 @@ func TestTx_WhatTheFunctionAsksForNeedsAnInput(t *testing.T) {
 		"Extend": func(_ context.Context, tx *metered.Tx) error {
 			return tx.Extend(holds.Extend{IDs: []string{"h"}, By: time.Second})
 		},
-		"Refund": func(_ context.Context, tx *metered.Tx) error {
-			return tx.Refund(holds.Refund{IDs: []string{"h"}, All: true})
+		"Return": func(_ context.Context, tx *metered.Tx) error {
+			return tx.Return(holds.Return{IDs: []string{"h"}, All: true})
 		},
 		"Charge": func(_ context.Context, tx *metered.Tx) error { return tx.Charge(charge("a", 1, 0)) },
 		"Credit": func(_ context.Context, tx *metered.Tx) error { return tx.Credit(budget.Credit{Scope: "a", Amount: 1}) },
-		"RefundCharge": func(_ context.Context, tx *metered.Tx) error {
-			return tx.RefundCharge(budget.Refund{Scope: "a", Seq: 1, Amount: 1})
+		"Refund": func(_ context.Context, tx *metered.Tx) error {
+			return tx.Refund(budget.Refund{Scope: "a", Seq: 1, Amount: 1})
 		},
 	} {
 		_, err := metered.Do(ctx, c, metered.Command{ID: name}, func(ctx context.Context, tx *metered.Tx) (any, error) { return nil, call(ctx, tx) })

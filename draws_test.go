@@ -175,7 +175,7 @@ func TestCommand_ADeclaredDrawIsACharge(t *testing.T) {
 
 	refund := metered.Command{ID: "refund", Input: 1}
 	_, err = metered.Do(t.Context(), c, refund, func(_ context.Context, tx *metered.Tx) (uploaded, error) {
-		return uploaded{}, tx.RefundCharge(budget.Refund{Scope: "ann", Seq: out.Receipt.Entries[0].Seq, Amount: 4})
+		return uploaded{}, tx.Refund(budget.Refund{Scope: "ann", Seq: out.Receipt.Entries[0].Seq, Amount: 4})
 	})
 	require.NoError(t, err)
 	require.Equal(t, [][3]int64{{5, 0, 0}, {1, 0, 0}}, p.lots("ann"), "the last lot first")

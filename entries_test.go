@@ -155,7 +155,7 @@ func TestDo_CreditsAndRefundsAreTheCommands(t *testing.T) {
 					if _, err := tx.Exec(ctx, `insert into uploads values ('refund')`); err != nil {
 						return uploaded{}, err
 					}
-					return uploaded{}, tx.RefundCharge(budget.Refund{Scope: "ann", Seq: seq, Amount: amount, Note: budget.Note{Reason: "broken"}})
+					return uploaded{}, tx.Refund(budget.Refund{Scope: "ann", Seq: seq, Amount: amount, Note: budget.Note{Reason: "broken"}})
 				}
 			}
 			var exceeds *budget.RefundExceedsError
@@ -198,12 +198,12 @@ func TestDo_RefundsItsOwnAttemptAtEachIsolationLevel(t *testing.T) {
 			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1, Isolation: level, Sticky: []budget.Charge{charge("attempts", 2, 5)}},
 				func(_ context.Context, tx *metered.Tx) (any, error) {
 					attempt := tx.Sticky.Entries[0]
-					return nil, tx.RefundCharge(budget.Refund{Scope: attempt.Scope, Seq: attempt.Seq, Amount: 1})
+					return nil, tx.Refund(budget.Refund{Scope: attempt.Scope, Seq: attempt.Seq, Amount: 1})
 				})
 			require.NoError(t, err)
 			require.Equal(t, int64(1), used(t, pool, c, "attempts"))
 			_, err = metered.Do(t.Context(), c, metered.Command{ID: "op2", Input: 1, Isolation: level}, func(_ context.Context, tx *metered.Tx) (any, error) {
-				return nil, tx.RefundCharge(budget.Refund{Scope: "attempts", Seq: 3, Amount: 1})
+				return nil, tx.Refund(budget.Refund{Scope: "attempts", Seq: 3, Amount: 1})
 			})
 			require.ErrorIs(t, err, budget.ErrUnknownEntry)
 			require.Equal(t, int64(2), queryRow[int64](t, pool, `select count(*) from metered.ledger`))
@@ -232,7 +232,7 @@ func TestDo_ADeniedTransferCreditsNobody(t *testing.T) {
 	require.Equal(t, int64(5), balance(t, c, pool, "ben"))
 }
 
-func TestTx_CreditAndRefundChargeCheckWhatTheyAreGiven(t *testing.T) {
+func TestTx_CreditAndRefundCheckWhatTheyAreGiven(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	var dead *metered.Tx
@@ -241,8 +241,8 @@ func TestTx_CreditAndRefundChargeCheckWhatTheyAreGiven(t *testing.T) {
 		for field, err := range map[string]error{
 			"Credit.Amount": tx.Credit(budget.Credit{Scope: "s", Amount: 1}, budget.Credit{Scope: "s"}),
 			"Credit.Scope":  tx.Credit(budget.Credit{Amount: 1}),
-			"Refund.Seq":    tx.RefundCharge(budget.Refund{Scope: "s", Amount: 1}),
-			"Refund.Scope":  tx.RefundCharge(budget.Refund{Seq: 1, Amount: 1}),
+			"Refund.Seq":    tx.Refund(budget.Refund{Scope: "s", Amount: 1}),
+			"Refund.Scope":  tx.Refund(budget.Refund{Seq: 1, Amount: 1}),
 		} {
 			var argument *budget.ArgumentError
 			require.ErrorAs(t, err, &argument)
@@ -255,7 +255,7 @@ func TestTx_CreditAndRefundChargeCheckWhatTheyAreGiven(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, usage[0].Seq, "none of a call whose last is refused")
 	require.ErrorIs(t, dead.Credit(budget.Credit{Scope: "s", Amount: 1}), metered.ErrTxDone)
-	require.ErrorIs(t, dead.RefundCharge(budget.Refund{Scope: "s", Seq: 1, Amount: 1}), metered.ErrTxDone)
+	require.ErrorIs(t, dead.Refund(budget.Refund{Scope: "s", Seq: 1, Amount: 1}), metered.ErrTxDone)
 }
 
 // waiting counts the backends that wait for a lock.

@@ -163,7 +163,7 @@ func ExampleCommand_sticky() {
 				return nil, errPassword
 			}
 			tried := tx.Sticky.Entries[0]
-			return nil, tx.RefundCharge(budget.Refund{Scope: tried.Scope, Seq: tried.Seq, Amount: tried.Amount})
+			return nil, tx.Refund(budget.Refund{Scope: tried.Scope, Seq: tried.Seq, Amount: tried.Amount})
 		})
 		switch {
 		case errors.Is(err, metered.ErrTooManyAttempts): // 429

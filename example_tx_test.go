@@ -40,12 +40,12 @@ func ExampleTx_Refund() {
 		_, err = metered.Do(ctx, client, metered.Command{ID: request, Tenant: "support", Name: "refund", Input: operation},
 			func(_ context.Context, tx *metered.Tx) (any, error) {
 				for _, charged := range op.Receipt.Entries {
-					if err := tx.RefundCharge(budget.Refund{Scope: charged.Scope, Seq: charged.Seq, All: true}); err != nil {
+					if err := tx.Refund(budget.Refund{Scope: charged.Scope, Seq: charged.Seq, All: true}); err != nil {
 						return nil, err
 					}
 				}
 				for _, hold := range op.Holds {
-					if err := tx.Refund(holds.Refund{Tenant: hold.Tenant, IDs: []string{hold.ID}, All: true}); err != nil {
+					if err := tx.Return(holds.Return{Tenant: hold.Tenant, IDs: []string{hold.ID}, All: true}); err != nil {
 						return nil, err
 					}
 				}

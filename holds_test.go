@@ -184,7 +184,7 @@ func TestDo_ExtendsAndRefunds(t *testing.T) {
 		return nil, errors.Join(
 			tx.Extend(holds.Extend{IDs: []string{"h1"}, By: time.Minute}),
 			tx.Capture(holds.Capture{IDs: []string{"h1"}, All: true}),
-			tx.Refund(holds.Refund{IDs: []string{"h1"}, All: true}))
+			tx.Return(holds.Return{IDs: []string{"h1"}, All: true}))
 	})
 	require.NoError(t, err)
 	require.Len(t, out.Holds, 3)
@@ -222,13 +222,13 @@ func TestOnDenial_HearsOfEveryRefusalOfAHold(t *testing.T) {
 	}), holds.ErrCeiling)
 	require.NoError(t, do("op3", func(tx *metered.Tx) error { return tx.Capture(holds.Capture{IDs: []string{"h"}, All: true}) }))
 	require.NoError(t, do("op4", func(tx *metered.Tx) error {
-		return tx.RefundCharge(budget.Refund{Scope: "seat", Seq: 2, Amount: 1})
+		return tx.Refund(budget.Refund{Scope: "seat", Seq: 2, Amount: 1})
 	}))
 	require.ErrorIs(t, do("op5", func(tx *metered.Tx) error {
-		return tx.Refund(holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "seat", Amount: 1}}})
+		return tx.Return(holds.Return{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "seat", Amount: 1}}})
 	}), holds.ErrExcess)
 	require.ErrorIs(t, do("op5", func(tx *metered.Tx) error {
-		return tx.RefundCharge(budget.Refund{Scope: "seat", Seq: 2, Amount: 1})
+		return tx.Refund(budget.Refund{Scope: "seat", Seq: 2, Amount: 1})
 	}), budget.ErrRefundExceeds)
 	require.Len(t, denied, len(want))
 	for i := range want {

@@ -145,14 +145,14 @@ func TestObserver_HearsOfHoldsSweepsAndPurges(t *testing.T) {
 		require.NoError(t, err)
 		_, err = c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{"a"}, All: true})
 		require.NoError(t, err)
-		_, err = c.Holds.Refund(ctx, tx, holds.Refund{IDs: []string{"a"}, All: true})
+		_, err = c.Holds.Return(ctx, tx, holds.Return{IDs: []string{"a"}, All: true})
 		require.NoError(t, err)
 		_, err = c.Holds.Release(ctx, tx, holds.Release{IDs: []string{"b"}})
 		return err
 	})
 	require.Equal(t, []string{"hold placed 1 pending", "hold placed 1 pending", "hold extended 1 pending", "hold captured in part 1 pending",
 		"hold captured 1 pending", "hold returned 1 pending", "hold released 1 pending"}, r.Told())
-	require.Equal(t, []string{"holds.place", "holds.place", "holds.place", "holds.extend", "holds.capture", "holds.capture", "holds.refund", "holds.release"},
+	require.Equal(t, []string{"holds.place", "holds.place", "holds.place", "holds.extend", "holds.capture", "holds.capture", "holds.return", "holds.release"},
 		r.Names(t, observe.Call))
 
 	for _, id := range []string{"held up", "x", "y"} {

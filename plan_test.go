@@ -211,7 +211,7 @@ func bigCalls(t *testing.T, pool *pgxpool.Pool, c *metered.Client) {
 			require.NoError(t, err)
 			_, err = c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, All: true})
 			require.NoError(t, err)
-			_, err = c.Holds.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}, All: true})
+			_, err = c.Holds.Return(ctx, tx, holds.Return{IDs: []string{h.ID}, All: true})
 			require.NoError(t, err)
 			claim, err := c.Holds.Claim(ctx, tx, holds.Claim{Key: holds.Key{Type: "k", Value: "v"}, Holder: "ann", TTL: time.Minute})
 			require.NoError(t, err)

@@ -72,7 +72,7 @@ func refusers(t *testing.T, pool *pgxpool.Pool, c *metered.Client) map[string]re
 		"sticky": {cmd: metered.Command{Sticky: []budget.Charge{charge("tries", 1, 5)}}, room: fill(t, pool, c, "tries", 5)},
 		"token":  {cmd: metered.Command{Token: redeem(unknownToken(t, c))}},
 		"refund": {fn: calls(func(tx *metered.Tx) error {
-			return tx.RefundCharge(budget.Refund{Scope: "refunded", Seq: charged.Entries[0].Seq, Amount: 6})
+			return tx.Refund(budget.Refund{Scope: "refunded", Seq: charged.Entries[0].Seq, Amount: 6})
 		})},
 		"taken": {fn: func(ctx context.Context, tx *metered.Tx) (string, error) {
 			return tx.Claim(ctx, holds.Claim{Key: holds.Key{Type: "seat", Value: "21A"}, Holder: "ben", TTL: time.Minute}, nil)

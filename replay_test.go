@@ -110,7 +110,7 @@ func TestDo_ReplayHasTheHoldsOfEveryCall(t *testing.T) {
 		return nil, errors.Join(err,
 			tx.Extend(holds.Extend{IDs: []string{"h"}, By: time.Second}),
 			tx.Capture(holds.Capture{IDs: []string{"h"}, All: true}),
-			tx.Refund(holds.Refund{IDs: []string{"h"}, All: true}),
+			tx.Return(holds.Return{IDs: []string{"h"}, All: true}),
 			tx.Release(holds.Release{IDs: []string{"other"}}))
 	}} {
 		cmd := metered.Command{ID: fmt.Sprint(i), Input: 1}
@@ -459,7 +459,7 @@ func TestDo_FailsWithARefundOfAHoldThatIsRefused(t *testing.T) {
 		return err
 	}))
 	refund := func(_ context.Context, tx *metered.Tx) (any, error) {
-		return nil, tx.Refund(holds.Refund{IDs: []string{"h1"}, Lines: []holds.Line{{Scope: "seat", Amount: 1}}})
+		return nil, tx.Return(holds.Return{IDs: []string{"h1"}, Lines: []holds.Line{{Scope: "seat", Amount: 1}}})
 	}
 	_, err = metered.Do(ctx, c, metered.Command{ID: "op2", Input: 1}, refund)
 	require.ErrorIs(t, err, holds.ErrExcess)

@@ -496,7 +496,7 @@ create table metered.hold_lines (
     open     bigint      not null,      -- counted in the scope's held
     due      timestamptz not null,      -- holds.due
     scope    text collate "C" not null, -- the scope that it holds units of
-    refunded bigint      not null default 0,    -- units of captured that refund_holds gave back
+    refunded bigint      not null default 0,    -- units of captured that return_holds gave back
     opened_seq bigint    not null,      -- the entry that holds its units
     at_least bigint      not null default 0,    -- is captured when the hold expires, as far as it was not before
     primary key (hold, scope)
@@ -6847,7 +6847,7 @@ $$;
 -- charges that were purged, and not if one is of a claim's own unit, which would stay taken. refused:
 -- besides _lock_holds's, returned (all was given back before), purged, left (less is left of what
 -- was captured), claim (a claim's own unit is given back with all the rest, or not at all).
-create function metered.refund_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms int,
+create function metered.return_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms int,
     origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
@@ -6876,7 +6876,7 @@ begin
         or pg_column_size(origin.note) > 8196
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192
         or octet_length(channel) > 64 then
-        raise exception 'out of bounds: an argument of refund_holds' using errcode = '22023';
+        raise exception 'out of bounds: an argument of return_holds' using errcode = '22023';
     end if;
     perform metered._require(skip_purged is not null and (used is null or cardinality(named.ids) = 1 and cardinality(used) > 0), 'used');
     k := metered._lock_holds(named, 'c', wait_ms);
@@ -6912,7 +6912,7 @@ begin
 end
 $$;
 
--- Gives back the units that one captured hold spent: see refund_holds. Its scopes and its row are locked.
+-- Gives back the units that one captured hold spent: see return_holds. Its scopes and its row are locked.
 create function metered._refund_hold(of_no bigint, of_id text, used metered.used_units[], skip_purged boolean,
     clk timestamptz, wait_ms int, origin metered.origin) returns json
 language plpgsql volatile
@@ -6990,7 +6990,7 @@ end
 $$;
 
 -- Releases holds, all or none: those that are held, and those that were captured, whose spending is
--- given back as refund_holds does.
+-- given back as return_holds does.
 create function metered.release_captured(named metered.hold_ids, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
@@ -7028,7 +7028,7 @@ begin
         for i in 1..cardinality(named.ids) loop     -- all is locked by now, whatever their order
             one := row(named.tenant, array[named.ids[i]], array[named.issued[i]], named.holder);
             if (select h.state from metered.holds h where h.no = k.nos[i]) = 'c' then
-                r := metered.refund_holds(one, null, false, wait_ms, origin, channel, false);
+                r := metered.return_holds(one, null, false, wait_ms, origin, channel, false);
             else
                 r := metered.release_holds(one, wait_ms, origin, channel, false);
             end if;
@@ -8450,7 +8450,7 @@ comment on column metered.hold_lines.captured is 'spent of amount';
 comment on column metered.hold_lines.open is 'counted in the scope''s held';
 comment on column metered.hold_lines.due is 'holds.due';
 comment on column metered.hold_lines.scope is 'the scope that it holds units of';
-comment on column metered.hold_lines.refunded is 'units of captured that refund_holds gave back';
+comment on column metered.hold_lines.refunded is 'units of captured that return_holds gave back';
 comment on column metered.hold_lines.opened_seq is 'the entry that holds its units';
 comment on column metered.hold_lines.at_least is 'is captured when the hold expires, as far as it was not before';
 comment on table metered.lots is 'Lots: the credit of a wallet, in parts that end. The wallet''s balance is in its ledger, as of any scope. This table says where it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry of its scope, which the guard lets one writer make.';
@@ -8584,8 +8584,8 @@ comment on function metered.place(metered.new_hold, metered.new_charge[], interv
 comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends all their units (used is null), or the units given for the scopes of one hold. Where no units are given (amount is null), it spends the hold''s units, and limits report. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
 comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.';
-comment on function metered.refund_holds(metered.hold_ids, metered.used_units[], boolean, int, metered.origin, text, boolean) is 'Gives back the units that captured holds spent, all or none, as refunds of their charges: all that is left of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the charges that were purged, and not if one is of a claim''s own unit, which would stay taken. refused: besides _lock_holds''s, returned (all was given back before), purged, left (less is left of what was captured), claim (a claim''s own unit is given back with all the rest, or not at all).';
-comment on function metered.release_captured(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none: those that are held, and those that were captured, whose spending is given back as refund_holds does.';
+comment on function metered.return_holds(metered.hold_ids, metered.used_units[], boolean, int, metered.origin, text, boolean) is 'Gives back the units that captured holds spent, all or none, as refunds of their charges: all that is left of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the charges that were purged, and not if one is of a claim''s own unit, which would stay taken. refused: besides _lock_holds''s, returned (all was given back before), purged, left (less is left of what was captured), claim (a claim''s own unit is given back with all the rest, or not at all).';
+comment on function metered.release_captured(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none: those that are held, and those that were captured, whose spending is given back as return_holds does.';
 comment on function metered.mint_tokens(metered.new_token[], int) is 'Mints tokens, all or none, in the order of their digests, so that two calls that mint the same ones do not deadlock. Status ''exists'': one of the digests is there already, and nothing was written. That is an answer and not a unique violation, which would end the caller''s transaction. Where a snapshot is too old to see the other token, ON CONFLICT raises 40001.';
 comment on function metered.inspect_token(bytea, text, text) is 'Looks at a token and changes nothing. Status is ''ok'', or why it cannot be consumed: ''unknown'', ''purpose'', ''subject'', ''revoked'', ''used'', ''expired''. The other columns are null unless it is ''ok'', and consumed_at always is.';
 comment on function metered.consume_token(bytea, text, text, int) is 'Takes one use of a token, or says why not, with inspect_token''s columns. uses_left is the number of uses after this one. A refusal changes nothing. The time that counts is the clock''s as the call begins.';
@@ -8790,8 +8790,8 @@ begin
             consume_token,create_scopes,credit,draw,due_holds,expire_hold,extend_holds,find_job_key,finish_command,
             grant_lot,hold_json,inspect_token,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,open_lease,
             open_session,place,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
-            receive_child,refund,refund_holds,release_captured,release_holds,repair_clock,replace_token,
-            retire_scopes,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,settle_away,settle_lease,
+            receive_child,refund,release_captured,release_holds,repair_clock,replace_token,retire_scopes,
+            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,settle_away,settle_lease,
             spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid

@@ -34,7 +34,7 @@ import (
 //
 // Commit, Rollback and such statements are ErrTxControl. Savepoints (Begin) work. Send no statements over Conn.
 //
-// Charge, Credit and RefundCharge are the calls of budget.Ledger. Place, Claim, Capture, Release, Extend and Refund
+// Charge, Credit and Refund are the calls of budget.Ledger. Place, Claim, Capture, Release, Extend and Return
 // those of holds.Book. Draw is that of wallet.Book. They are made in the last flush, all or none: credits and refunds first, then
 // holds, then draws, then charges. Nothing is sent before. A refusal is the error of Do. A call's own error is an *ArgumentError or ErrTxDone.
 // They are not part of the fingerprint, so they need a Command.Input that decides them.
@@ -148,8 +148,8 @@ func (t *Tx) Credit(credits ...budget.Credit) error {
 	return prepareEntries(t, inBudget.Credit, credits)
 }
 
-// RefundCharge is budget.Ledger.Refund. It is not in Outcome.Receipt.
-func (t *Tx) RefundCharge(refunds ...budget.Refund) error {
+// Refund is budget.Ledger.Refund. It is not in Outcome.Receipt.
+func (t *Tx) Refund(refunds ...budget.Refund) error {
 	return prepareEntries(t, inBudget.Refund, refunds)
 }
 
@@ -255,8 +255,8 @@ func (t *Tx) Extend(e holds.Extend) error {
 	return end(t, inHolds.Extend, e)
 }
 
-func (t *Tx) Refund(r holds.Refund) error {
-	return end(t, inHolds.Refund, r)
+func (t *Tx) Return(r holds.Return) error {
+	return end(t, inHolds.Return, r)
 }
 
 func end[E any](t *Tx, prepare func(*holds.Book, E) (*holdsCall, error), e E) error {

@@ -135,7 +135,7 @@ func (x *life) end() {
 	}
 	x.pass()
 	x.tx(func(tx pgx.Tx) error {
-		_, err := x.book.Refund(x.t.Context(), tx, holds.Refund{IDs: []string{id}, Lines: []holds.Line{{Scope: x.scope, Amount: 1}}})
+		_, err := x.book.Return(x.t.Context(), tx, holds.Return{IDs: []string{id}, Lines: []holds.Line{{Scope: x.scope, Amount: 1}}})
 		return err
 	})
 	x.log = append(x.log, happened{at: x.now, refunded: 1, refundsOf: captured})

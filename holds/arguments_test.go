@@ -93,7 +93,7 @@ func named(field string, tenant, holder string, ids []string, note budget.Note) 
 			return err
 		}},
 		{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
-			_, err := b.Refund(ctx, tx, holds.Refund{Tenant: tenant, Holder: holder, IDs: ids, Note: note, All: true})
+			_, err := b.Return(ctx, tx, holds.Return{Tenant: tenant, Holder: holder, IDs: ids, Note: note, All: true})
 			return err
 		}},
 	}
@@ -291,7 +291,7 @@ func TestPrepare_KeepsNothingOfTheCallersSlices(t *testing.T) {
 			return captureHolds(f.book, holds.Capture{IDs: ids, All: true})
 		},
 		func(ids []string) (*holdsCall, error) {
-			return refundHolds(f.book, holds.Refund{IDs: ids, All: true})
+			return returnHolds(f.book, holds.Return{IDs: ids, All: true})
 		},
 		func(ids []string) (*holdsCall, error) { return releaseHolds(f.book, holds.Release{IDs: ids}) },
 	} {
@@ -460,10 +460,10 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	request := holds.Request{Lines: []holds.Line{{Scope: "s", Amount: 1}}, TTL: time.Minute}
 	claim := holds.Claim{Key: holds.Key{Type: "seat", Value: "a"}, Holder: "ann", TTL: time.Minute}
 	capture, release := holds.Capture{IDs: []string{"a"}, All: true}, holds.Release{IDs: []string{"a"}}
-	extend, refund := holds.Extend{IDs: []string{"a"}, By: time.Minute}, holds.Refund{IDs: []string{"a"}, All: true}
+	extend, giveBack := holds.Extend{IDs: []string{"a"}, By: time.Minute}, holds.Return{IDs: []string{"a"}, All: true}
 	handle := func(context.Context, holds.Notice) error { return nil }
 	niltest.Methods(t, book, map[string][]any{
-		"Place": {tx, request}, "Claim": {tx, claim}, "Capture": {tx, capture}, "Release": {tx, release}, "Extend": {tx, extend}, "Refund": {tx, refund},
+		"Place": {tx, request}, "Claim": {tx, claim}, "Capture": {tx, capture}, "Release": {tx, release}, "Extend": {tx, extend}, "Return": {tx, giveBack},
 		"Expire": {tx, holds.Expire{ID: "a", Deadline: time.Unix(1, 0)}},
 		"Get":    {tx, "", "a", ""}, "History": {tx, "", "a", ""}, "List": {tx, holds.Filter{}}, "Due": {tx, holds.DueFilter{}},
 		"Claimed": {tx, "", claim.Key}, "ClaimedMany": {tx, "", claim.Key},

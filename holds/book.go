@@ -23,7 +23,7 @@ type Config struct {
 	// MaxTTL if that is longer.
 	MaxLifetime time.Duration
 	NoCeiling   bool // lets Extend go on to the year 9980, 10 years at a time, without MaxLifetime. Defaults to false
-	// RequireHolder refuses to place a hold without a Holder, and to capture, release, extend or refund one without
+	// RequireHolder refuses to place a hold without a Holder, and to capture, release, extend or return one without
 	// naming it. Make another Book for the program's own work. Defaults to false.
 	RequireHolder bool
 	RequireActor  bool // refuses each write whose Note has no Actor. Defaults to the ledger's setting
@@ -162,16 +162,16 @@ func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	place, look, open, lockAll, capture, release, releaseCaptured, extend, refund, expire string
-	get, claimed, claimedMany, list, claims, due, history                                 string
-	sweep, announced, purge, purgeable                                                    string
+	place, look, open, lockAll, capture, release, releaseCaptured, extend, giveBack, expire string
+	get, claimed, claimedMany, list, claims, due, history                                   string
+	sweep, announced, purge, purgeable                                                      string
 }
 
 func render(n schema.Name) statements {
 	return statements{
 		place: n.SQL(placeSQL), look: n.SQL(lookSQL), open: n.SQL(openSQL), lockAll: n.SQL(ledger.LockAllSQL), capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
 		releaseCaptured: n.SQL(releaseCapturedSQL),
-		extend:          n.SQL(extendSQL), refund: n.SQL(refundSQL), expire: n.SQL(expireSQL),
+		extend:          n.SQL(extendSQL), giveBack: n.SQL(returnSQL), expire: n.SQL(expireSQL),
 		get: n.SQL(getSQL), claimed: n.SQL(claimedSQL), claimedMany: n.SQL(claimedManySQL), list: n.SQL(listSQL),
 		claims: n.SQL(listClaimsSQL), due: n.SQL(dueSQL), history: n.SQL(historySQL),
 		sweep: n.SQL(sweepSQL), announced: n.SQL(announcedSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL),

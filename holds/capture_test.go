@@ -136,10 +136,10 @@ func (f *fixture) purgeOf(scope string) {
 }
 
 // refused tries a refund that says why it is refused, or raises it, and changes nothing.
-func (f *fixture) refused(r holds.Refund, want error) {
+func (f *fixture) refused(r holds.Return, want error) {
 	f.Helper()
 	before := f.dump()
-	p, err := refundHolds(f.book, r)
+	p, err := returnHolds(f.book, r)
 	require.NoError(f, err)
 	for _, raising := range []bool{false, true} {
 		tx := begin(f, f.pool, pgx.ReadCommitted)
@@ -163,12 +163,12 @@ func TestRefund_OfAClaimWhoseSideLineWasPurged(t *testing.T) {
 	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
 	require.NoError(t, err)
 	f.purgeOf("power")
-	f.refused(holds.Refund{IDs: []string{h.ID}, All: true}, holds.ErrNotReturnable)
+	f.refused(holds.Return{IDs: []string{h.ID}, All: true}, holds.ErrNotReturnable)
 	_, err = f.claim(holds.Claim{Key: key, Holder: "ben"})
 	require.ErrorIs(t, err, holds.ErrTaken)
 
 	hs, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}, SkipPurged: true, All: true})
+		return f.book.Return(ctx, tx, holds.Return{IDs: []string{h.ID}, SkipPurged: true, All: true})
 	})
 	require.NoError(t, err)
 	require.Equal(t, holds.Returned, hs[0].State)
@@ -176,7 +176,7 @@ func TestRefund_OfAClaimWhoseSideLineWasPurged(t *testing.T) {
 		used, _ := f.usage(scope)
 		require.Equal(t, want, used, scope)
 	}
-	f.refused(holds.Refund{IDs: []string{h.ID}, SkipPurged: true, All: true}, holds.ErrReturned)
+	f.refused(holds.Return{IDs: []string{h.ID}, SkipPurged: true, All: true}, holds.ErrReturned)
 	history, err := f.book.History(t.Context(), f.pool, "", h.ID, "")
 	require.NoError(t, err)
 	require.Equal(t, append(history[1].Captures, history[2].Captures[1]), history[3].Skipped, "both of power")
@@ -202,7 +202,7 @@ func TestRefund_NeverLeavesAClaimsOwnUnitSpent(t *testing.T) {
 	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
 	require.NoError(t, err)
 	f.purgeOf(claimScope("", key))
-	f.refused(holds.Refund{IDs: []string{h.ID}, SkipPurged: true, All: true}, holds.ErrNotReturnable)
+	f.refused(holds.Return{IDs: []string{h.ID}, SkipPurged: true, All: true}, holds.ErrNotReturnable)
 	f.verify()
 }
 
@@ -218,7 +218,7 @@ func TestRefund_NamesTheHoldThatWasReturned(t *testing.T) {
 	require.NoError(t, err)
 	_, err = do(f, refund(f, "second"))
 	require.NoError(t, err)
-	f.refused(holds.Refund{IDs: ids, All: true}, holds.ErrReturned)
+	f.refused(holds.Return{IDs: ids, All: true}, holds.ErrReturned)
 	_, err = do(f, refund(f, ids...))
 	var state *holds.StateError
 	require.ErrorAs(t, err, &state)
@@ -228,7 +228,7 @@ func TestRefund_NamesTheHoldThatWasReturned(t *testing.T) {
 	f.verify()
 }
 
-// What somebody gave back by hand is given back: Refund gives back what is left.
+// What somebody gave back by hand is given back: Return gives back what is left.
 func TestRefund_GivesBackWhatIsLeft(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
@@ -249,7 +249,7 @@ func TestRefund_GivesBackWhatIsLeft(t *testing.T) {
 		require.Zero(t, used)
 	}
 	require.Equal(t, holds.Returned, f.get("h").State)
-	f.refused(holds.Refund{IDs: []string{"h"}, All: true}, holds.ErrReturned)
+	f.refused(holds.Return{IDs: []string{"h"}, All: true}, holds.ErrReturned)
 	f.verify()
 }
 
@@ -265,13 +265,13 @@ func TestRefund_InPartsOverSeveralCaptures(t *testing.T) {
 	part := func(lines ...holds.Line) holds.Hold {
 		t.Helper()
 		h, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-			return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{"h"}, Lines: lines})
+			return f.book.Return(ctx, tx, holds.Return{IDs: []string{"h"}, Lines: lines})
 		})
 		require.NoError(t, err)
 		f.verify()
 		return h[0]
 	}
-	more := holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "b", Amount: 1}, {Scope: "a", Amount: 10}}}
+	more := holds.Return{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "b", Amount: 1}, {Scope: "a", Amount: 10}}}
 	f.refused(more, holds.ErrExcess)
 	h := part(holds.Line{Scope: "a", Amount: 4}) // 2 of the first capture, 2 of the second
 	require.NotEqual(t, holds.Returned, h.State)
@@ -288,7 +288,7 @@ func TestRefund_InPartsOverSeveralCaptures(t *testing.T) {
 	part(holds.Line{Scope: "b", Amount: 3})
 	h = part(holds.Line{Scope: "a", Amount: 5})
 	require.Equal(t, holds.Returned, h.State, "nothing is left")
-	f.refused(holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "a", Amount: 1}}}, holds.ErrReturned)
+	f.refused(holds.Return{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "a", Amount: 1}}}, holds.ErrReturned)
 }
 
 // A claim is given up whole: its key would else be free in the ledger, and taken in the book.
@@ -301,11 +301,11 @@ func TestRefund_InPartsLeavesAClaimsOwnUnit(t *testing.T) {
 	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
 	require.NoError(t, err)
 	own := holds.Line{Scope: claimScope("", key), Amount: 1}
-	f.refused(holds.Refund{IDs: []string{h.ID}, Lines: []holds.Line{own}}, holds.ErrArgument)
-	f.refused(holds.Refund{IDs: []string{h.ID}, Lines: []holds.Line{own, {Scope: "power", Amount: 3}}}, holds.ErrArgument)
+	f.refused(holds.Return{IDs: []string{h.ID}, Lines: []holds.Line{own}}, holds.ErrArgument)
+	f.refused(holds.Return{IDs: []string{h.ID}, Lines: []holds.Line{own, {Scope: "power", Amount: 3}}}, holds.ErrArgument)
 	for _, lines := range [][]holds.Line{{{Scope: "power", Amount: 3}}, {{Scope: "power", Amount: 1}, own}} {
 		_, err = do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-			return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}, Lines: lines})
+			return f.book.Return(ctx, tx, holds.Return{IDs: []string{h.ID}, Lines: lines})
 		})
 		require.NoError(t, err)
 	}
@@ -314,7 +314,7 @@ func TestRefund_InPartsLeavesAClaimsOwnUnit(t *testing.T) {
 	f.verify()
 }
 
-// A hold that ended otherwise, or not yet, keeps what was captured of it: Refund does
+// A hold that ended otherwise, or not yet, keeps what was captured of it: Return does
 // not give it back, the ledger does.
 func TestRefund_OfACaptureInPartIsTheLedgers(t *testing.T) {
 	t.Parallel()
@@ -331,7 +331,7 @@ func TestRefund_OfACaptureInPartIsTheLedgers(t *testing.T) {
 		case holds.ErrExpired:
 			f.clock.Advance(time.Minute)
 		}
-		f.refused(holds.Refund{IDs: []string{id}, SkipPurged: true, All: true}, want)
+		f.refused(holds.Return{IDs: []string{id}, SkipPurged: true, All: true}, want)
 		history, err := f.book.History(t.Context(), f.pool, "", id, "")
 		require.NoError(t, err)
 		_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {

@@ -39,7 +39,7 @@ type Claim struct {
 }
 
 // Claim places a hold of capacity 1 on a key, which has at most one active claim. A claim is active while it is held
-// and not due. A captured (confirmed) claim stays active until Refund gives it back.
+// and not due. A captured (confirmed) claim stays active until Return gives it back.
 //
 // A holder who repeats a claim that is not confirmed gets the same one (Created = false). Other lines or charges are
 // ErrConflict. Everybody else gets a *TakenError, as does the holder of a confirmed claim. Each new claim has a new

@@ -24,7 +24,7 @@ func everyWrite(f *fixture, book *holds.Book, holder string, note budget.Note) m
 	_, errs["claim"] = book.Claim(ctx, tx, holds.Claim{Key: seat("a"), Holder: "ann", TTL: time.Minute, Note: note})
 	_, errs["extend"] = book.Extend(ctx, tx, holds.Extend{IDs: ids("h"), Holder: holder, By: time.Second, Note: note})
 	_, errs["capture"] = book.Capture(ctx, tx, holds.Capture{IDs: ids("h"), Holder: holder, All: true, Note: note})
-	_, errs["refund"] = book.Refund(ctx, tx, holds.Refund{IDs: ids("captured"), Holder: holder, All: true, Note: note})
+	_, errs["refund"] = book.Return(ctx, tx, holds.Return{IDs: ids("captured"), Holder: holder, All: true, Note: note})
 	_, errs["release"] = book.Release(ctx, tx, holds.Release{IDs: ids("other"), Holder: holder, Note: note})
 	_, _, errs["expire"] = book.Expire(ctx, tx, holds.Expire{ID: "other", Deadline: noon, Note: note})
 	return errs
@@ -149,15 +149,15 @@ func TestRelease_ItsReasonIsOnTheHold(t *testing.T) {
 	hs, err := f.capture(holds.Capture{IDs: []string{"c"}, All: true, Note: note("sold")})
 	require.NoError(t, err)
 	require.Empty(t, hs[0].Reason)
-	giveBack := func(r holds.Refund) holds.Hold {
-		hs, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) { return f.book.Refund(ctx, tx, r) })
+	giveBack := func(r holds.Return) holds.Hold {
+		hs, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) { return f.book.Return(ctx, tx, r) })
 		require.NoError(t, err)
 		require.Equal(t, hs[0], f.get("c"))
 		return hs[0]
 	}
-	part := giveBack(holds.Refund{IDs: []string{"c"}, Lines: []holds.Line{{Scope: "c", Amount: 1}}, Note: note("in part")})
+	part := giveBack(holds.Return{IDs: []string{"c"}, Lines: []holds.Line{{Scope: "c", Amount: 1}}, Note: note("in part")})
 	require.Equal(t, []any{holds.Captured, ""}, []any{part.State, part.Reason})
-	whole := giveBack(holds.Refund{IDs: []string{"c"}, All: true, Note: note("event_cancelled")})
+	whole := giveBack(holds.Return{IDs: []string{"c"}, All: true, Note: note("event_cancelled")})
 	require.Equal(t, []any{holds.Returned, "event_cancelled"}, []any{whole.State, whole.Reason})
 	require.Equal(t, "payment_failed", queryRow[string](t, f.pool, `select reason from metered.holds_words where id = 'a'`))
 	f.verify()

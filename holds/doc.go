@@ -6,7 +6,7 @@
 //	          ├─── deadline ─▶ expired
 //	          └─── Extend ───▶ held, with a later deadline
 //
-// Refund gives captured units back, and makes a captured hold Returned. An ended hold is never held again. Its
+// Return gives captured units back, and makes a captured hold Returned. An ended hold is never held again. Its
 // amounts count against every limit of its scopes until Hold.Due and no longer, whether a sweeper ran or not. Sweep
 // and Expire clean up, and announce holds that ended by time.
 //

@@ -146,7 +146,7 @@ func TestExpiry_HandsNoUnitOutTwiceWhateverTheClockDoes(t *testing.T) {
 						if _, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{r.ID}, All: true}); err != nil {
 							return err
 						}
-						_, err := f.book.Refund(ctx, tx, holds.Refund{IDs: []string{r.ID}, All: true}) // for the next
+						_, err := f.book.Return(ctx, tx, holds.Return{IDs: []string{r.ID}, All: true}) // for the next
 						return err
 					})
 					switch {

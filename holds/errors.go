@@ -25,7 +25,7 @@ var (
 var (
 	ErrUnknown error = errUnknown // no such hold, or another holder's. The *UnknownError hides which
 	ErrTaken   error = errTaken   // somebody else has the claim, as a *TakenError
-	ErrExcess  error = errExcess  // a capture or refund of more units than there are, as an *ExcessError
+	ErrExcess  error = errExcess  // a capture or return of more units than there are, as an *ExcessError
 	ErrCeiling error = errCeiling // an extension beyond the hold's ceiling, as a *CeilingError
 	ErrState   error = errState   // a state that does not allow the call, as a *StateError, which is also one of the last five
 	// ErrRetired: the id's time is not after the latest that was purged.
@@ -171,7 +171,7 @@ func (e *TakenError) RetryAfterSeconds() (seconds int64, ok bool) {
 
 func (e *TakenError) Code() string { return errTaken.Code() }
 
-// ExcessError is a capture or refund of more units than are Open.
+// ExcessError is a capture or return of more units than are Open.
 type ExcessError struct {
 	ID, Scope       string
 	Requested, Open int64
@@ -259,7 +259,7 @@ func refused(answer []byte) error {
 	case "left":
 		return &ExcessError{ID: a.ID, Scope: a.Scope, Requested: a.Requested, Open: a.Open}
 	case "claim_part":
-		return invalid("Refund.Lines", "leave out the unit of the claim, of scope %q: it is given back with all the rest", a.Scope)
+		return invalid("Return.Lines", "leave out the unit of the claim, of scope %q: it is given back with all the rest", a.Scope)
 	case "ceiling":
 		return &CeilingError{ID: a.ID, Left: time.Duration(a.LeftUS) * time.Microsecond}
 	}

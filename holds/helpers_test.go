@@ -26,7 +26,7 @@ var (
 	captureHolds   = holds.Internals(lend.Key{}).Capture
 	releaseHolds   = holds.Internals(lend.Key{}).Release
 	extendHolds    = holds.Internals(lend.Key{}).Extend
-	refundHolds    = holds.Internals(lend.Key{}).Refund
+	returnHolds    = holds.Internals(lend.Key{}).Return
 )
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
@@ -212,6 +212,6 @@ func capacity(scope string, amount, limit int64) holds.Line {
 
 func refund(f *fixture, ids ...string) func(context.Context, pgx.Tx) ([]holds.Hold, error) {
 	return func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-		return f.book.Refund(ctx, tx, holds.Refund{IDs: ids, All: true})
+		return f.book.Return(ctx, tx, holds.Return{IDs: ids, All: true})
 	}
 }

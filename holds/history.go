@@ -45,8 +45,8 @@ type Event struct {
 	Metadata        json.RawMessage `json:"metadata,omitempty"`         // Request.Metadata, of a placement
 	Entity          string          `json:"entity,omitempty"`           // Capture.Entity
 	Captures        []budget.Posted `json:"captures,omitempty"`         // the ledger's entries of a capture, whose At may be later
-	Refunds         []budget.Posted `json:"refunds,omitempty"`          // parts of charges that a Refund of Lines gave back
-	Skipped         []budget.Posted `json:"skipped,omitempty"`          // purged charges that a Refund left spent
+	Refunds         []budget.Posted `json:"refunds,omitempty"`          // parts of charges that a Return of Lines gave back
+	Skipped         []budget.Posted `json:"skipped,omitempty"`          // purged charges that a Return left spent
 	OperationTenant string          `json:"operation_tenant,omitempty"` // with Operation: the command that made it, if one did
 	Operation       string          `json:"operation,omitempty"`
 	Note            budget.Note     `json:"note,omitzero"`

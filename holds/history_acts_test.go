@@ -241,10 +241,10 @@ func (h *history) extend() {
 }
 
 func (h *history) refund() {
-	r := holds.Refund{Tenant: h.tenant, IDs: h.ids(), All: true, Note: h.reason()}
+	r := holds.Return{Tenant: h.tenant, IDs: h.ids(), All: true, Note: h.reason()}
 	r.Holder = h.who(r.IDs)
 	want, wantErr := h.m.refund(h.now, r)
-	got, err := h.f.book.Refund(h.ctx(), h.tx, r)
+	got, err := h.f.book.Return(h.ctx(), h.tx, r)
 	h.compareAll(want, wantErr, got, err)
 }
 

@@ -54,7 +54,7 @@ type HeldLine struct {
 	Amount   int64  `json:"amount"`             // placed
 	Captured int64  `json:"captured"`           // charged so far, by expiry too
 	Open     int64  `json:"open"`               // still held, 0 once the hold has ended
-	Refunded int64  `json:"refunded,omitempty"` // the part of Captured that Refund gave back
+	Refunded int64  `json:"refunded,omitempty"` // the part of Captured that Return gave back
 	AtLeast  int64  `json:"at_least,omitempty"` // captured when the hold expires (Line.AtLeast)
 }
 

@@ -241,7 +241,7 @@ func TestRefusal_ShowsAHoldWithWhateverMetadataItHas(t *testing.T) {
 					return extendHolds(f.book, holds.Extend{IDs: []string{name}, By: time.Second})
 				},
 				"refund": func() (*holdsCall, error) {
-					return refundHolds(f.book, holds.Refund{IDs: []string{name}, All: true})
+					return returnHolds(f.book, holds.Return{IDs: []string{name}, All: true})
 				},
 			} {
 				p, err := prepare()

@@ -249,7 +249,7 @@ func (m *model) extend(now time.Time, e holds.Extend) ([]*mHold, error) {
 	return found, err
 }
 
-func (m *model) refund(now time.Time, r holds.Refund) ([]*mHold, error) {
+func (m *model) refund(now time.Time, r holds.Return) ([]*mHold, error) {
 	found, err := m.named(now, r.IDs, r.Holder, holds.Captured, holds.Returned)
 	for _, h := range m.holds { // in the order in which they were placed
 		if h.returned && slices.ContainsFunc(found, func(f *mHold) bool { return f.id == h.id }) {

@@ -70,10 +70,10 @@ func TestNotice_SaysWhoDidWhatToWhichScopesAndWhy(t *testing.T) {
 		return f.book.Capture(ctx, tx, holds.Capture{IDs: []string{odd}, All: true})
 	})...)
 	hears(holds.EventReturnedPart, "a bit", odd, in(func(tx pgx.Tx) ([]holds.Hold, error) {
-		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{odd}, Lines: lines(1, 3)[:1], Note: because("a bit")})
+		return f.book.Return(ctx, tx, holds.Return{IDs: []string{odd}, Lines: lines(1, 3)[:1], Note: because("a bit")})
 	})...)
 	hears(holds.EventReturned, "all", odd, in(func(tx pgx.Tx) ([]holds.Hold, error) {
-		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{odd}, All: true, Note: because("all")})
+		return f.book.Return(ctx, tx, holds.Return{IDs: []string{odd}, All: true, Note: because("all")})
 	})...)
 
 	seat, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {

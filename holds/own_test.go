@@ -240,12 +240,12 @@ func TestRefund_OfTheRestOfAPurgedChargeKeepsWhatWasGivenBack(t *testing.T) {
 	_, err := f.capture(holds.Capture{IDs: []string{"h"}, All: true})
 	require.NoError(t, err)
 	_, err = do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "power", Amount: 4}}})
+		return f.book.Return(ctx, tx, holds.Return{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "power", Amount: 4}}})
 	})
 	require.NoError(t, err)
 	f.purgeOf("power")
 	hs, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{"h"}, All: true, SkipPurged: true})
+		return f.book.Return(ctx, tx, holds.Return{IDs: []string{"h"}, All: true, SkipPurged: true})
 	})
 	require.NoError(t, err)
 	require.Equal(t, holds.Returned, hs[0].State)

@@ -127,7 +127,7 @@ func TestForget_AScopeIsKeptWhileAHoldOrAClaimOfItCounts(t *testing.T) {
 	require.ErrorIs(t, err, holds.ErrTaken)
 
 	_, err = do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{claim.ID}, All: true})
+		return f.book.Return(ctx, tx, holds.Return{IDs: []string{claim.ID}, All: true})
 	})
 	require.NoError(t, err)
 	f.clock.Advance(24 * time.Hour)
@@ -182,7 +182,7 @@ func TestForget_ACaptureThatWasForgottenIsNotRefundedFromAnother(t *testing.T) {
 	}
 	refund := func(tenant string) error {
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-			return f.book.Refund(ctx, tx, holds.Refund{Tenant: tenant, IDs: []string{"h"}, All: true})
+			return f.book.Return(ctx, tx, holds.Return{Tenant: tenant, IDs: []string{"h"}, All: true})
 		})
 		return err
 	}
@@ -211,7 +211,7 @@ func TestForget_NorFromOneOfTheSameTime(t *testing.T) {
 			require.Equal(t, 1, f.forget())
 		}
 	}
-	f.refused(holds.Refund{IDs: []string{"forgotten"}, All: true}, holds.ErrNotReturnable)
+	f.refused(holds.Return{IDs: []string{"forgotten"}, All: true}, holds.ErrNotReturnable)
 	_, err := do(f, refund(f, "there"))
 	require.NoError(t, err)
 	f.verify()

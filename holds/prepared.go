@@ -46,8 +46,8 @@ func (internals) Release(b *Book, r Release) (*ledger.Call[[]Hold], error) {
 // Extend prepares Book.Extend.
 func (internals) Extend(b *Book, e Extend) (*ledger.Call[[]Hold], error) { return b.prepareExtend(e) }
 
-// Refund prepares Book.Refund.
-func (internals) Refund(b *Book, r Refund) (*ledger.Call[[]Hold], error) { return b.prepareRefund(r) }
+// Return prepares Book.Return.
+func (internals) Return(b *Book, r Return) (*ledger.Call[[]Hold], error) { return b.prepareReturn(r) }
 
 // Schema is the zero Name for a Book that New has not made.
 func (internals) Schema(b *Book) schema.Name { return b.schema }

@@ -17,7 +17,7 @@ type Release struct {
 	Tenant string
 	IDs    []string // up to MaxHolds of one tenant
 	Holder string   // must be the holder of each hold. Defaults to "", not checked: if another releases, say so in Note
-	// Captured also releases captured holds: it gives their spending back, as Refund with All does, and they become
+	// Captured also releases captured holds: it gives their spending back, as Return with All does, and they become
 	// Returned. Defaults to false: a captured hold is a *StateError.
 	Captured bool
 	Note     budget.Note // is recorded in the history, and with the entries. Its Reason becomes Hold.Reason
@@ -49,8 +49,8 @@ func (b *Book) prepareRelease(r Release) (*call, error) {
 	return b.prepare(sql, EventReleased, r.Tenant, r.IDs, r.Holder, r.Note)
 }
 
-// Refund names captured holds to give back.
-type Refund struct {
+// Return names captured holds to give back.
+type Return struct {
 	Tenant string
 	IDs    []string // up to MaxHolds of one tenant
 	Holder string   // must be the holder of each hold. Defaults to "", not checked
@@ -62,38 +62,38 @@ type Refund struct {
 	Note       budget.Note // is recorded in the history, and with the refunds
 }
 
-const refundSQL = `
+const returnSQL = `
 select refused, holds
-from metered.refund_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bool, $4::int, $5::metered.origin, $6::text, $7::bool)`
+from metered.return_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bool, $4::int, $5::metered.origin, $6::text, $7::bool)`
 
-// Refund refunds the charges of captured holds, whole or by Lines, and frees a confirmed claim. A hold without
+// Return refunds the charges of captured holds, whole or by Lines, and frees a confirmed claim. A hold without
 // anything left is Returned. A claim's own unit goes back with all the rest or not at all. If a hold ended otherwise
 // after Capture.Keep, budget.Ledger.Refund gives its spending back.
 //
 // Errors: ErrUnknown, ErrRetired. *StateError for a hold that is not captured, or was given back. *ExcessError for
 // more than is left. ErrNotReturnable for a charge that another call refunded, or that was purged, unless SkipPurged.
-func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r Refund) ([]Hold, error) {
-	return do(ctx, tx, b, "holds.refund", (*Book).prepareRefund, r)
+func (b *Book) Return(ctx context.Context, tx pgx.Tx, r Return) ([]Hold, error) {
+	return do(ctx, tx, b, "holds.return", (*Book).prepareReturn, r)
 }
 
-// prepareRefund validates a refund as Refund does, without any SQL.
-func (b *Book) prepareRefund(r Refund) (*call, error) {
+// prepareReturn validates a return as Return does, without any SQL.
+func (b *Book) prepareReturn(r Return) (*call, error) {
 	if err := b.made(); err != nil {
 		return nil, err
 	}
 	if (len(r.Lines) > 0) == r.All {
-		return nil, invalid("Refund.Lines", "or All: either is required")
+		return nil, invalid("Return.Lines", "or All: either is required")
 	}
 	var parts []ledger.Used
 	for i, line := range r.Lines {
-		field := index("Refund.Lines", i, "")
+		field := index("Return.Lines", i, "")
 		switch {
 		case len(r.IDs) != 1:
-			return nil, invalid("Refund.Lines", "are for one hold, and IDs are %d", len(r.IDs))
+			return nil, invalid("Return.Lines", "are for one hold, and IDs are %d", len(r.IDs))
 		case line.Amount < 1 || line.Amount > budget.MaxAmount:
 			return nil, invalid(field+".Amount", "%d is not from 1 to %d", line.Amount, int64(budget.MaxAmount))
 		case len(line.Limits) > 0:
-			return nil, invalid(field+".Limits", "are not for a refund")
+			return nil, invalid(field+".Limits", "are not for a return")
 		case slices.ContainsFunc(parts, func(u ledger.Used) bool { return u.Scope == line.Scope }):
 			return nil, invalid(field+".Scope", "%q is there twice", line.Scope)
 		case line.Scope == "" || checkText(field+".Scope", line.Scope) != nil:
@@ -101,7 +101,7 @@ func (b *Book) prepareRefund(r Refund) (*call, error) {
 		}
 		parts = append(parts, ledger.Used{Scope: line.Scope, Amount: line.Amount})
 	}
-	return b.prepare(b.sql.refund, EventReturned, r.Tenant, r.IDs, r.Holder, r.Note, ledger.AllUsed(parts), r.SkipPurged)
+	return b.prepare(b.sql.giveBack, EventReturned, r.Tenant, r.IDs, r.Holder, r.Note, ledger.AllUsed(parts), r.SkipPurged)
 }
 
 // Extend names holds to keep for longer.

@@ -247,9 +247,9 @@ func TestRefund_RacesGiveBackNoMoreThanWasCaptured(t *testing.T) {
 						var err error
 						switch (n + i) % 3 {
 						case 0:
-							_, err = f.book.Refund(t.Context(), tx, holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "a", Amount: 3}}})
+							_, err = f.book.Return(t.Context(), tx, holds.Return{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "a", Amount: 3}}})
 						case 1:
-							_, err = f.book.Refund(t.Context(), tx, holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "b", Amount: 2}, {Scope: "a", Amount: 1}}})
+							_, err = f.book.Return(t.Context(), tx, holds.Return{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "b", Amount: 2}, {Scope: "a", Amount: 1}}})
 						default:
 							_, err = f.ledger.Refund(t.Context(), tx, budget.Refund{Scope: "a", Seq: 2, Amount: 1})
 						}

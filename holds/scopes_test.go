@@ -133,7 +133,7 @@ func TestRetire_OpenHoldsGoOnAndEnd(t *testing.T) {
 	require.Equal(t, holds.Expired, f.get("expired").State)
 	require.Equal(t, int64(2), f.retire("block/A").Held)
 	_, err = do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-		return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{"captured"}, All: true})
+		return f.book.Return(ctx, tx, holds.Return{IDs: []string{"captured"}, All: true})
 	})
 	require.NoError(t, err)
 	used, held := f.usage("block/A")

@@ -43,7 +43,7 @@ func TestTransitions_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 					return err
 				},
 				"refund": func(tx pgx.Tx, h holds.Hold) error {
-					_, err := f.book.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}, All: true})
+					_, err := f.book.Return(ctx, tx, holds.Return{IDs: []string{h.ID}, All: true})
 					return err
 				},
 				"expire": func(tx pgx.Tx, h holds.Hold) error {
@@ -314,7 +314,7 @@ func TestHolder_AnothersHoldIsNotToBeToldFromNone(t *testing.T) {
 			return f.book.Extend(ctx, tx, holds.Extend{IDs: []string{id}, Holder: holder, By: 100 * time.Hour})
 		},
 		"refund": func(tx pgx.Tx, id, holder string) (any, error) {
-			return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{id}, Holder: holder, All: true})
+			return f.book.Return(ctx, tx, holds.Return{IDs: []string{id}, Holder: holder, All: true})
 		},
 	}
 	for name, call := range calls {
@@ -388,7 +388,7 @@ func TestHolder_AnothersHoldIsNotLockedNorWaitedFor(t *testing.T) {
 					return f.book.Extend(ctx, tx, holds.Extend{IDs: ids, Holder: "ben", By: time.Second})
 				},
 				"refund": func(tx pgx.Tx, ids ...string) ([]holds.Hold, error) {
-					return f.book.Refund(ctx, tx, holds.Refund{IDs: ids, Holder: "ben", All: true})
+					return f.book.Return(ctx, tx, holds.Return{IDs: ids, Holder: "ben", All: true})
 				},
 			}
 			var old []pgx.Tx // from before what ann does next

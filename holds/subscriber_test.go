@@ -113,7 +113,7 @@ func TestSubscriber_HearsEachTransitionOfItsOwnCallAndCanRefuseIt(t *testing.T) 
 			return err
 		}},
 		{"h1", holds.EventReturned, []string{"returned h1 5 returned"}, func(ctx context.Context, tx pgx.Tx) error {
-			_, err := f.book.Refund(ctx, tx, holds.Refund{IDs: []string{"h1"}, All: true})
+			_, err := f.book.Return(ctx, tx, holds.Return{IDs: []string{"h1"}, All: true})
 			return err
 		}},
 		{"h4", holds.EventPlaced, []string{"placed h4 1 held"}, func(ctx context.Context, tx pgx.Tx) error {

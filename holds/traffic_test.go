@@ -79,7 +79,7 @@ func TestRefund_AfterAPurgeOfOneOfTwoCaptures(t *testing.T) {
 	require.NoError(t, err)
 	part := func(n int64) error {
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-			return f.book.Refund(ctx, tx, holds.Refund{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "power", Amount: n}}})
+			return f.book.Return(ctx, tx, holds.Return{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "power", Amount: n}}})
 		})
 		return err
 	}

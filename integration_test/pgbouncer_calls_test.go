@@ -44,8 +44,8 @@ func (b *behind) holds() {
 	b.tx("Book.Extend", func(ctx context.Context, tx pgx.Tx) error {
 		return second(book.Extend(ctx, tx, holds.Extend{IDs: ids(false), By: time.Minute}))
 	})
-	b.tx("Book.Refund", func(ctx context.Context, tx pgx.Tx) error {
-		return second(book.Refund(ctx, tx, holds.Refund{IDs: ids(true), All: true}))
+	b.tx("Book.Return", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.Return(ctx, tx, holds.Return{IDs: ids(true), All: true}))
 	})
 	h := b.placed(false)
 	b.tx("Book.Expire", func(ctx context.Context, tx pgx.Tx) error {

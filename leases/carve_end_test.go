@@ -57,7 +57,7 @@ func TestCarve_HoldsOfTheChildEndBeforeItIsSettled(t *testing.T) {
 	f.stands("user", 45, 0, 0)
 	f.stands("run", 45, 0, 0)
 	require.ErrorIs(t, f.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-		_, err := f.book.Refund(t.Context(), tx, holds.Refund{IDs: []string{"a"}, All: true})
+		_, err := f.book.Return(t.Context(), tx, holds.Return{IDs: []string{"a"}, All: true})
 		return err
 	}), budget.ErrScopeClosed)
 	require.ErrorIs(t, f.charge(pgx.ReadCommitted, "run", 1), budget.ErrScopeClosed)

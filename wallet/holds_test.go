@@ -105,7 +105,7 @@ func TestReservation_OfOverdraftIsPaidBackToTheReservation(t *testing.T) {
 	require.Equal(t, map[string]int64{"first": 4, "second": 15}, f.left())
 	f.capture(holds.Capture{IDs: []string{"b"}, All: true})
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-		return f.holds.Refund(ctx, tx, holds.Refund{IDs: []string{"b"}, All: true})
+		return f.holds.Return(ctx, tx, holds.Return{IDs: []string{"b"}, All: true})
 	})
 	require.NoError(t, err)
 	require.Equal(t, map[string]int64{"first": 4, "second": 20}, f.left())

@@ -99,7 +99,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 			id := pick(&captured)
 			what = "refund of " + id
 			_, err = do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
-				return f.holds.Refund(ctx, tx, holds.Refund{IDs: []string{id}, All: true})
+				return f.holds.Return(ctx, tx, holds.Return{IDs: []string{id}, All: true})
 			})
 		case k < 18 && grants > 0:
 			what = "revoke"

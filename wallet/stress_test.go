@@ -211,7 +211,7 @@ func (s *stress) refund() {
 	d := s.draws[rand.IntN(len(s.draws))]
 	s.mu.Unlock()
 	r := budget.Refund{Scope: s.name, Seq: d.Seq, Amount: 1 + rand.Int64N(d.Amount)}
-	_, err := doUntilKnown(s, metered.Command{}, func(_ context.Context, tx *metered.Tx) (int, error) { return 0, tx.RefundCharge(r) })
+	_, err := doUntilKnown(s, metered.Command{}, func(_ context.Context, tx *metered.Tx) (int, error) { return 0, tx.Refund(r) })
 	if s.expect(err, budget.ErrRefundExceeds, budget.ErrEntryPurged) {
 		s.refunded.Add(r.Amount)
 	}

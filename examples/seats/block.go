@@ -54,7 +54,7 @@ func (a *app) serveUnblock(w http.ResponseWriter, r *request) error {
 		if err != nil {
 			return err
 		}
-		_, err = a.metered.Holds.Refund(ctx, tx, holds.Refund{Tenant: r.who.Org, IDs: []string{h.ID}, Note: r.note("unblocked"), All: true})
+		_, err = a.metered.Holds.Return(ctx, tx, holds.Return{Tenant: r.who.Org, IDs: []string{h.ID}, Note: r.note("unblocked"), All: true})
 		return err
 	})
 }

@@ -194,7 +194,7 @@ func (a *app) claim(ctx context.Context, id string) (map[string]int64, error) {
 		if _, err := a.c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, Entity: id, All: true}); err != nil {
 			return err
 		}
-		_, err = a.c.Holds.Refund(ctx, tx, holds.Refund{IDs: []string{h.ID}, All: true})
+		_, err = a.c.Holds.Return(ctx, tx, holds.Return{IDs: []string{h.ID}, All: true})
 		return err
 	})
 	if errors.Is(err, holds.ErrTaken) {

@@ -85,7 +85,7 @@ var Functions = []Function{
 	{"release_holds", Application, write},
 	{"release_captured", Application, write},
 	{"extend_holds", Application, write},
-	{"refund_holds", Application, write},
+	{"return_holds", Application, write},
 	{"expire_hold", Application, write},
 	{"sweep_holds", Application, write},
 	{"announced", Application, write},

@@ -5,7 +5,7 @@
 -- charges that were purged, and not if one is of a claim's own unit, which would stay taken. refused:
 -- besides _lock_holds's, returned (all was given back before), purged, left (less is left of what
 -- was captured), claim (a claim's own unit is given back with all the rest, or not at all).
-create function metered.refund_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms int,
+create function metered.return_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms int,
     origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
@@ -48,7 +48,7 @@ begin
 end
 $$;
 
--- Gives back the units that one captured hold spent: see refund_holds. Its scopes and its row are locked.
+-- Gives back the units that one captured hold spent: see return_holds. Its scopes and its row are locked.
 create function metered._refund_hold(of_no bigint, of_id text, used metered.used_units[], skip_purged boolean,
     clk timestamptz, wait_ms int, origin metered.origin) returns json
 language plpgsql volatile
@@ -126,7 +126,7 @@ end
 $$;
 
 -- Releases holds, all or none: those that are held, and those that were captured, whose spending is
--- given back as refund_holds does.
+-- given back as return_holds does.
 create function metered.release_captured(named metered.hold_ids, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
 language plpgsql volatile
@@ -146,7 +146,7 @@ begin
         for i in 1..cardinality(named.ids) loop     -- all is locked by now, whatever their order
             one := row(named.tenant, array[named.ids[i]], array[named.issued[i]], named.holder);
             if (select h.state from metered.holds h where h.no = k.nos[i]) = 'c' then
-                r := metered.refund_holds(one, null, false, wait_ms, origin, channel, false);
+                r := metered.return_holds(one, null, false, wait_ms, origin, channel, false);
             else
                 r := metered.release_holds(one, wait_ms, origin, channel, false);
             end if;

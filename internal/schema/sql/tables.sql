@@ -173,7 +173,7 @@ create table metered.hold_lines (
     open     bigint      not null,      -- counted in the scope's held
     due      timestamptz not null,      -- holds.due
     scope    text collate "C" not null, -- the scope that it holds units of
-    refunded bigint      not null default 0,    -- units of captured that refund_holds gave back
+    refunded bigint      not null default 0,    -- units of captured that return_holds gave back
     opened_seq bigint    not null,      -- the entry that holds its units
     at_least bigint      not null default 0,    -- is captured when the hold expires, as far as it was not before
     primary key (hold, scope)
