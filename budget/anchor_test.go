@@ -10,7 +10,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// anchor is what the last entry of scope "a" carries.
+// anchor is the anchor in the last entry of scope "a".
 type anchor struct {
 	at    *time.Time
 	spent *int64
@@ -93,7 +93,7 @@ func TestCharge_AnAnchorServesNoWindowThatBeginsBeforeIt(t *testing.T) {
 	require.ErrorIs(t, spend(1, hour, minute), budget.ErrExceeded)
 }
 
-// What a later charge relies on goes through every kind of entry, but for a repair.
+// Every kind of entry copies the anchor that a later charge relies on, except a repair.
 func TestCharge_AnAnchorEndsWithTheClockItIsOf(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -134,7 +134,7 @@ func TestCharge_AnAnchorEndsWithTheClockItIsOf(t *testing.T) {
 	require.ErrorIs(t, spend(1), budget.ErrExceeded)
 }
 
-// A purge takes what an anchor was read from. What fits by the bound needs no entry of it.
+// A purge takes the entry that an anchor was read from. A charge that fits by the bound does not need that entry.
 func TestCharge_AnAnchorOutlivesThePurge(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

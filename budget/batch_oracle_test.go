@@ -19,7 +19,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// The oracle: in the same state, a batch answers and writes what its charges do one by one, whatever came before:
+// The oracle: in the same state, a batch has the answers and entries that its charges have one by one. Before it come
 // holds that are due, refunds, credits, purges, clocks that were set and repaired.
 func TestChargeEach_IsAsOneByOne(t *testing.T) {
 	t.Parallel()
@@ -144,7 +144,7 @@ func (o *oracle) charges() []budget.Charge {
 	return charges
 }
 
-// wrote are the entries of the last epoch of work: those that a transaction sees beyond what is committed.
+// wrote are the entries that a transaction has written and sees, beyond the committed ones.
 const wroteSQL = `select coalesce(jsonb_agg(to_jsonb(l) - 'next_due' order by l.scope, l.seq), '[]')::text from metered.ledger l
 	where l.xmin::text::bigint >= (pg_current_xact_id_if_assigned()::text::bigint & 4294967295)`
 

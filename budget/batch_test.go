@@ -64,7 +64,7 @@ func inUTC(p budget.Posted) budget.Posted {
 	return p
 }
 
-// What a call of Charge would fail with is the answer of its charge alone.
+// An error with which Charge would fail is the answer of its own charge alone.
 func TestChargeEach_AFailureIsOfItsChargeAlone(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)
@@ -131,7 +131,7 @@ func count(t testing.TB, pool *pgxpool.Pool, from string) (n int) {
 	return n
 }
 
-// At an old snapshot neither what is let in nor what is refused may rest on what it shows.
+// An old snapshot decides nothing, neither that a charge is let in nor that it is refused.
 func TestChargeEach_AnOldSnapshotIsRetried(t *testing.T) {
 	t.Parallel()
 	hour := budget.PerWindow(10, time.Hour)
@@ -143,7 +143,7 @@ func TestChargeEach_AnOldSnapshotIsRetried(t *testing.T) {
 			"a first charge": func(t *testing.T, pool *pgxpool.Pool, l *budget.Ledger, _ *pgtest.Clock) {
 				mustCharge(t, pool, l, "new", 1)
 			},
-			"a refund of what refuses": func(t *testing.T, pool *pgxpool.Pool, l *budget.Ledger, _ *pgtest.Clock) {
+			"a refund of the units that refuse": func(t *testing.T, pool *pgxpool.Pool, l *budget.Ledger, _ *pgtest.Clock) {
 				require.NoError(t, refund(t.Context(), pool, l, "full", 1, 5))
 			},
 			"a purge and a charge": func(t *testing.T, pool *pgxpool.Pool, l *budget.Ledger, clock *pgtest.Clock) {
@@ -235,7 +235,7 @@ func TestChargeEach_ConcurrentBatchesNeverExceedTheLimit(t *testing.T) {
 					u := usage(t, pool, l, fmt.Sprint("s", i), time.Hour)
 					require.Equal(t, made[i].Load(), u.Used)
 					require.LessOrEqual(t, u.Used, int64(most))
-					if rest := most - u.Used; rest > 0 { // whatever the last batches asked for
+					if rest := most - u.Used; rest > 0 { // the last batches may have asked for less
 						_, err := charge(t.Context(), pool, l, u.Scope, rest, limits...)
 						require.NoError(t, err)
 					}
@@ -277,7 +277,7 @@ func TestChargeEach_InEveryModeOfPgx(t *testing.T) {
 	}
 }
 
-// What waited for a lock is dated when it got it: it must not leave its window early.
+// A charge that waited for a lock is dated when it got the lock: it must not leave its window early.
 func TestChargeEach_IsDatedAfterItsWait(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)

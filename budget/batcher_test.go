@@ -68,8 +68,8 @@ func TestBatcher_LetsInExactlyTheLimit(t *testing.T) {
 	}
 }
 
-// Charges of one scope get the order in which they came.
-// waited is a context, and what is closed when somebody waits for its end: a Batcher's caller does once it is in the queue.
+// waited is a context, and a channel that closes when somebody waits for the context's end: a Batcher's caller does so
+// once it is in the queue.
 func waited(t *testing.T) (context.Context, <-chan struct{}) {
 	queued := make(chan struct{})
 	return watched{t.Context(), sync.OnceFunc(func() { close(queued) })}, queued
@@ -77,14 +77,15 @@ func waited(t *testing.T) (context.Context, <-chan struct{}) {
 
 type watched struct {
 	context.Context
-	told func()
+	done func()
 }
 
 func (w watched) Done() <-chan struct{} {
-	w.told()
+	w.done()
 	return w.Context.Done()
 }
 
+// Charges of one scope get the order in which they came.
 func TestBatcher_KeepsTheOrderOfAScope(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)
@@ -135,7 +136,7 @@ func TestBatcher_AnInvalidChargeNeverJoins(t *testing.T) {
 	require.ErrorIs(t, err, budget.ErrArgument)
 }
 
-// What the server cannot store fails alone, though it was not known before.
+// A charge that the server cannot store fails alone, though nobody knew before.
 func TestBatcher_AChargeThatTheServerRefusesFailsAlone(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)
@@ -195,7 +196,7 @@ func TestBatcher_ALockedScopeKeepsNoOtherWaiting(t *testing.T) {
 	require.EqualValues(t, 1, usage(t, pool, l, "hot", 0).Used)
 }
 
-// A caller that leaves before its batch began is not charged; one that leaves later is told that it may be.
+// A caller that leaves before its batch began is not charged. A caller that leaves later gets ErrCommitUnknown.
 func TestBatcher_ACallerMayLeave(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)
@@ -225,8 +226,8 @@ func TestBatcher_ACallerMayLeave(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-// After a lost commit, events are asked for again, and their answer is the truth; charges without an id are told that it
-// is not known.
+// After a lost commit the batcher looks for its events, and they get the true answer. Charges without an id get
+// ErrCommitUnknown.
 func TestBatcher_ALostCommit(t *testing.T) {
 	t.Parallel()
 	for name, lose := range map[string]struct {
@@ -294,7 +295,8 @@ func TestBatcher_ALostCommit(t *testing.T) {
 	}
 }
 
-// An event whose commit was lost is not said to be refused for want of a connection.
+// When the commit of an event is lost and there is no connection to look for it, the answer is ErrCommitUnknown, not a
+// failed connection.
 func TestBatcher_ALostCommitThatCannotBeResolved(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)
@@ -347,9 +349,9 @@ func TestBatcher_HasNoGoroutineWhenIdle(t *testing.T) {
 	})
 }
 
-// Everything at once: callers that leave, locks of others, ended backends, events delivered by several. Whatever a caller
-// was told is so.
-func TestBatcher_WhatItSaysIsSo(t *testing.T) {
+// Everything at once: callers that leave, locks of others, ended backends, events delivered by several. Every caller's
+// answer is true.
+func TestBatcher_EveryAnswerIsTrue(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)
 	tapped, wire := pgtest.Tap(t, pool, func(c *pgxpool.Config) { c.MaxConns = 8 })
@@ -362,7 +364,7 @@ func TestBatcher_WhatItSaysIsSo(t *testing.T) {
 	})
 	const scopes, most = 4, 300
 	var made, unknown [scopes]atomic.Int64
-	var told sync.Map // of events: its seq
+	var answers sync.Map // the seq of each event
 	var g errgroup.Group
 	for client := range 40 {
 		g.Go(func() error {
@@ -377,7 +379,7 @@ func TestBatcher_WhatItSaysIsSo(t *testing.T) {
 					c.Scope = fmt.Sprint("s", i%scopes)
 					posted, err = b.Ingest(ctx, budget.Event{ID: id, Charge: c})
 					if err == nil {
-						if seq, seen := told.LoadOrStore(id, posted.Seq); seen && seq != posted.Seq {
+						if seq, seen := answers.LoadOrStore(id, posted.Seq); seen && seq != posted.Seq {
 							err = fmt.Errorf("event %s has entries %v and %d", id, seq, posted.Seq)
 						}
 					}
@@ -407,7 +409,7 @@ func TestBatcher_WhatItSaysIsSo(t *testing.T) {
 		require.GreaterOrEqual(t, charges, made[i].Load())
 		require.LessOrEqual(t, charges, made[i].Load()+unknown[i].Load())
 	}
-	told.Range(func(id, seq any) bool {
+	answers.Range(func(id, seq any) bool {
 		require.Equal(t, 1, count(t, pool, fmt.Sprintf("metered.ledger where operation = '%s' and seq = %d", id, seq)))
 		return true
 	})

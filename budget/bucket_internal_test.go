@@ -21,7 +21,7 @@ func place(t testing.TB, name string) *time.Location {
 	return loc
 }
 
-// local is the first instant at which a clock shows a time; offset tells two apart.
+// local is the instant at which a clock shows a time. The offset sets two such instants apart.
 func local(t testing.TB, text string, loc *time.Location) time.Time {
 	t.Helper()
 	at, err := time.Parse("2006-01-02 15:04 -0700", text)
@@ -86,9 +86,9 @@ func TestBucket_EdgesAtChangesOfTheClock(t *testing.T) {
 	}
 }
 
-// A clock that is watched minute by minute says the same: a date begins when it is first shown, or passed; an hour,
-// whenever the clock shows a full one, or another than a minute before.
-func TestBucket_EdgesAreWhatAWatchedClockShows(t *testing.T) {
+// A clock that is watched minute by minute shows the same edges. A date begins when it is first shown, or passed. An
+// hour begins when the clock shows a full one, or another hour than a minute before.
+func TestBucket_EdgesAreThoseOfAWatchedClock(t *testing.T) {
 	t.Parallel()
 	for _, zone := range []string{
 		"Europe/Berlin", "Europe/Dublin", "America/New_York", "America/St_Johns", "America/Sao_Paulo", "America/Santiago", "America/Havana",

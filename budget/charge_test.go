@@ -78,7 +78,7 @@ func TestCharge_SeveralScopesAreChargedTogetherOrNotAtAll(t *testing.T) {
 				require.Equal(t, []budget.Refusal{
 					{Scope: "c", Limit: tight, Used: 2, Requested: 2, Available: 1, RetryAfter: time.Hour},
 				}, exceeded.Refusals)
-				return nil // commits what the denied call wrote: nothing
+				return nil // commits, and the refused call has written nothing
 			}
 			require.NoError(t, err)
 			require.Equal(t, []string{"b", "a", "c"}, []string{r.Entries[0].Scope, r.Entries[1].Scope, r.Entries[2].Scope})
@@ -137,7 +137,7 @@ func TestCharge_LimitBelowUsageRefusesAndChangesNothing(t *testing.T) {
 	mustCharge(t, pool, l, "a", 1, budget.Limit{Max: 11, Window: time.Hour})
 }
 
-func TestCharge_RetryAfterIsNeverForWhatDoesNotFitTheLimit(t *testing.T) {
+func TestCharge_RetryAfterIsNeverForAnAmountAboveTheLimit(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)
 	for _, limit := range []budget.Limit{budget.PerWindow(4, time.Hour), budget.PerWindow(0, time.Hour), budget.Lifetime(4), budget.Prepaid()} {
@@ -239,7 +239,7 @@ func TestCharge_NoteIsStoredWithEveryKindOfEntry(t *testing.T) {
 	}
 }
 
-func TestRefusal_SaysWhatHelps(t *testing.T) {
+func TestRefusal_SaysWhenToRetryOrThatCreditIsNeeded(t *testing.T) {
 	t.Parallel()
 	refusal := func(limit budget.Limit, after time.Duration) string {
 		return budget.Refusal{Scope: "a", Limit: limit, Requested: 5, Available: 2, RetryAfter: after}.String()

@@ -126,8 +126,7 @@ func race(t *testing.T, pool *pgxpool.Pool, isolation func(n int) pgx.TxIsoLevel
 	}
 }
 
-// Without the lock, whoever comes second sees the first one's entry only when it
-// collides with it.
+// Without the lock, the second writer sees the first one's entry only by colliding with it.
 func TestCharge_CollisionIsASerializationFailure(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -188,9 +187,8 @@ func TestCharge_ManyScopesInOppositeOrdersDoNotDeadlock(t *testing.T) {
 	requireVerified(t, pool, l)
 }
 
-// A transaction with an old snapshot saw the scope with so many entries; since
-// then 64 more were added, and all that can be purged was: also every entry that
-// a charge on the old state would collide with, but for entry 1.
+// A transaction with an old snapshot saw the scope with so many entries. Since then 64 more were added, and a purge
+// took all it could: also every entry that a charge on the old state would collide with, except entry 1.
 func TestCharge_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 	t.Parallel()
 	for _, iso := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {

@@ -230,7 +230,7 @@ func TestLedger_SaysThatTheSchemaIsMissing(t *testing.T) {
 }
 
 // Pages are read in a way that has times as text.
-func TestEntries_WhateverTheDateStyle(t *testing.T) {
+func TestEntries_AreTheSameInEveryDateStyle(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, _ := open(t)

@@ -132,7 +132,7 @@ func TestIngest_LateEventsAreRecordedAsSuch(t *testing.T) {
 	require.True(t, results[0].Posted.Replayed)
 }
 
-// What was purged may have been counted: an event that carries a time is refused then.
+// A purged event may have been counted: an event from before the purge, by its time, is refused.
 func TestIngest_AfterRetention(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)
@@ -315,7 +315,7 @@ func TestIngest_ConcurrentDeliveriesCountOnce(t *testing.T) {
 	}
 }
 
-// The lock of an id only makes writers queue. What keeps an id from two events is the key of its record.
+// The lock of an id only makes writers queue. The unique key of its record keeps an id from two events.
 func TestIngest_TheRecordIsTheGuard(t *testing.T) {
 	t.Parallel()
 	for _, more := range [][]budget.Event{nil, {event("other", "b", 1)}} { // alone, and in a batch

@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// The messages of a queue are charged together, each on its own: who is over the limit keeps no other waiting.
+// The messages of a queue are charged together, each on its own: a user over the limit keeps no other waiting.
 func ExampleLedger_ChargeEach() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()

@@ -11,8 +11,8 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// Would it fit, and if not, when? Check asks without charging, of limits of every kind: calendar weeks and years, periods of 30 days
-// from the purchase on, and what may be owed.
+// Would it fit, and if not, when? Check asks without charging, of limits of every kind: calendar weeks and years,
+// periods of 30 days from the purchase on, and a line of credit.
 func ExampleLedger_Check() {
 	ctx := context.Background()
 	berlin, err := time.LoadLocation("Europe/Berlin")

@@ -43,7 +43,7 @@ func ExamplePerMonth() {
 	small := budget.PerMonth(1_000, zone, since).Named("small")
 	spend(700, small)
 	spend(700, small)
-	// A larger plan in mid-month: what was used stays used.
+	// A larger plan in mid-month: used units stay used.
 	spend(700, budget.PerMonth(5_000, zone, since).Named("large"))
 	// Output:
 	// small: 300 left, until midnight in Berlin: true

@@ -55,7 +55,7 @@ func Example_plan() {
 		spend(240)
 	}
 	setClock(since.AddDate(0, 0, 27))
-	spend(240) // on the 27th of February; the second month begins on the 28th, at 9:00
+	spend(240) // on the 27th of February, before the second month begins on the 28th, at 9:00
 	for n := range 2 {
 		setClock(since.AddDate(0, 0, 28+n))
 		spend(300)
@@ -130,7 +130,7 @@ func Example_levels() {
 	// run 3 used 0 and the organisation 180
 }
 
-// A change of plan keeps what was used. Whoever wants the part of each plan in the month of the change says so in the limit.
+// A change of plan keeps the used units. In the month of the change, a limit can be the sum of a part of each plan.
 func Example_planChange() {
 	ctx := context.Background()
 	start := time.Date(2026, 4, 1, 0, 0, 0, 0, time.UTC)
@@ -170,8 +170,8 @@ func Example_planChange() {
 	// left: 999
 }
 
-// 1,000 units a month are free, what is more is paid for from credit, and what the credit does not cover is billed, up to a cap.
-// The lock makes the look and the charge one: no unit that runs beside it is counted as free twice.
+// 1,000 units a month are free, more units are paid from credit, and units that the credit does not cover are billed,
+// up to a cap. The lock makes the look and the charge one: no free unit is counted twice.
 func Example_overage() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
@@ -223,7 +223,7 @@ func Example_overage() {
 	// free: 1000 from credit: 300 to be billed: 100
 }
 
-// What a purge must keep is what the longest limit in use counts.
+// A purge must keep as long as the longest limit in use counts.
 func ExampleLimit_Reach() {
 	plan := []budget.Limit{
 		budget.PerWindow(20, time.Second), budget.PerMonth(1_000, time.UTC, time.Time{}), budget.Lifetime(5_000),

@@ -10,7 +10,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// Seat is what a seat is known by.
+// Seat is the key of a seat.
 type Seat struct {
 	Event  int64
 	Number string
@@ -75,7 +75,7 @@ func ExampleScopes() {
 	// 21B sold: false unknown: false now ours: true
 }
 
-// Stock is what there is of an article: a delivery is credited, and what was never delivered cannot be sold.
+// Stock is the units of an article in stock: a delivery is credited, and units that were never delivered cannot be sold.
 var Stock = budget.Scopes[string]{Kind: "stock", Limits: []budget.Limit{budget.Prepaid().Named("in stock")}}
 
 func ExampleScopes_Credit() {

@@ -11,8 +11,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// Bytes are charged against an hourly and a daily limit, in the transaction that
-// does what they are charged for.
+// Bytes are charged against an hourly and a daily limit, in the transaction that stores them.
 func ExampleLedger_Charge() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
@@ -208,7 +207,7 @@ func ExampleLedger_Usage() {
 	// user/bob 1h0m0s 0
 }
 
-// Charges of a scope wait, and an operator asks for whom: the key of its lock leads to the session that has it.
+// Charges of a scope wait, and an operator wants to know why: the key of its lock leads to the session that has it.
 func ExampleLedger_LockKey() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()

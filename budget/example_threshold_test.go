@@ -9,8 +9,8 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// An alert at 80 % of a plan, and one when it is used up. The alert is a row that commits with the charge which crosses the level;
-// with River it would be a job.
+// An alert at 80 % of a plan, and one when it is used up. The alert is a row that commits with the charge that crosses
+// the level. With River it would be a job.
 func ExampleLimit_Tell() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()

@@ -69,7 +69,7 @@ func refund(ctx context.Context, pool *pgxpool.Pool, l *budget.Ledger, scope str
 	})
 }
 
-// prepareCharges is what the package lends to its siblings.
+// prepareCharges is a step that the package lends to its siblings.
 var prepareCharges = budget.Internals(lend.Key{}).Charges
 
 // chargeMany appends n charges of one unit in one round trip per hundred.
@@ -161,8 +161,7 @@ func tuplesFetched(t testing.TB, conn *pgxpool.Conn, table string) (n int64) {
 	return tableStat(t, conn, table, "idx_tup_fetch")
 }
 
-// tableStat reads a column of pg_stat_user_tables after flushing what the
-// connection did itself.
+// tableStat reads a column of pg_stat_user_tables after flushing the connection's own statistics.
 func tableStat(t testing.TB, conn *pgxpool.Conn, table, column string) (n int64) {
 	t.Helper()
 	pgtest.FlushStatistics(t, conn)

@@ -144,8 +144,8 @@ func (h *history) charge() {
 	require.Equal(h, want, got)
 }
 
-// decidedByABound is for charges with a window that reaches behind what is retained. The model still has
-// what was purged: who was let in fits, and who was refused does not.
+// decidedByABound is for charges with a window that reaches behind the retained entries. The model still has the purged
+// entries: a charge that was let in fits, and a charge that was refused does not.
 func (h *history) decidedByABound(charges []budget.Charge, got budget.Receipt, err error) {
 	fits := true
 	for i, c := range charges {
@@ -155,7 +155,7 @@ func (h *history) decidedByABound(charges []budget.Charge, got budget.Receipt, e
 	}
 	switch {
 	case err == nil:
-		require.True(h, fits, "a bound lets in what the purged entries refuse")
+		require.True(h, fits, "a bound lets in a charge that the purged entries refuse")
 		for i, c := range charges {
 			h.models[i].add(h.now, budget.KindCharge, c.Amount, 0)
 			require.Equal(h, h.models[i].seq(), got.Entries[i].Seq)
@@ -167,7 +167,7 @@ func (h *history) decidedByABound(charges []budget.Charge, got budget.Receipt, e
 	}
 }
 
-// limit is one that is near to what is used, mostly.
+// limit is a limit that is mostly near to the units used.
 func (h *history) limit(m *model) budget.Limit {
 	limit := rapid.SampledFrom(h.kinds).Draw(h.T, "kind of limit")
 	used, _ := m.used(h.now, limit)
@@ -226,12 +226,12 @@ func (h *history) purge() {
 	age := rapid.SampledFrom(historyWindows[1:]).Draw(h.T, "older than")
 	batch := rapid.SampledFrom([]int{16, 17, 31, 32, 100}).Draw(h.T, "batch")
 	opts := budget.PurgeOptions{Scope: m.scope, OlderThan: age, Batch: batch, DryRun: true}
-	told, err := h.ledger.Purge(h.outer.Context(), h.pool, opts)
+	dry, err := h.ledger.Purge(h.outer.Context(), h.pool, opts)
 	require.NoError(h, err)
 	opts.DryRun = false
 	report, err := h.ledger.Purge(h.outer.Context(), h.pool, opts)
 	require.NoError(h, err)
-	require.Equal(h, told.Entries, report.Entries)
+	require.Equal(h, dry.Entries, report.Entries)
 	require.Equal(h, m.purge(h.now.Add(-age)), report.Entries)
 }
 

@@ -15,7 +15,7 @@ type model struct {
 	entries   []modelEntry // entry seq is entries[seq-1]
 	outer     testing.TB
 	spans     map[budget.Period]span
-	kept      int // after a purge, the first entry kept but for entry 1; else 1
+	kept      int // after a purge, the first entry kept besides entry 1, else 1
 }
 
 type modelEntry struct {
@@ -70,7 +70,7 @@ func (m *model) sum(kind budget.Kind) (total int64) {
 	return total
 }
 
-// chargedAfter is what was charged after since, less what was refunded of that.
+// chargedAfter is the units charged after since, less the refunds of these charges.
 func (m *model) chargedAfter(since time.Time) (total int64) {
 	counted := m.counted()
 	for i, e := range m.entries {
@@ -84,8 +84,8 @@ func (m *model) chargedAfter(since time.Time) (total int64) {
 	return total
 }
 
-// used is what counts against a limit at a time. It is not known if the window
-// begins before all entries kept by a purge.
+// used is the units that count against a limit at a time. They are not known if the window begins before all entries
+// kept by a purge.
 func (m *model) used(now time.Time, of budget.Limit) (used int64, known bool) {
 	if lifetime(of) {
 		return m.sum(budget.KindCharge) - m.sum(budget.KindRefund) - m.sum(budget.KindCredit), true
@@ -100,7 +100,7 @@ func (m *model) used(now time.Time, of budget.Limit) (used int64, known bool) {
 	return m.chargedAfter(since), true
 }
 
-// trulyUsed is what counts against a limit, also where a purge took it.
+// trulyUsed is the units that count against a limit, purged ones too.
 func (m *model) trulyUsed(now time.Time, of budget.Limit) int64 {
 	if lifetime(of) {
 		used, _ := m.used(now, of)
@@ -146,8 +146,7 @@ func (m *model) retryAfter(now time.Time, limit budget.Limit, amount int64) time
 	return best
 }
 
-// judge is the answer to a charge: what each limit stands at, who refuses, or
-// which error it is.
+// judge is the answer to a charge: the standing of each limit, the limits that refuse, or the error.
 func (m *model) judge(now time.Time, c budget.Charge) (standings []budget.Standing, refusals []budget.Refusal, err error) {
 	for _, limit := range c.Limits {
 		if !lifetime(limit) && m.last().After(now.Add(m.tolerance)) {
@@ -173,7 +172,7 @@ func (m *model) judge(now time.Time, c budget.Charge) (standings []budget.Standi
 	return standings, refusals, nil
 }
 
-// refund returns what remains of the charge before it.
+// refund returns the rest of the charge before the refund.
 func (m *model) refund(now time.Time, seq, amount int64) (remaining int64, err error) {
 	switch {
 	case seq > m.seq():

@@ -11,7 +11,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// At is what the database says, in every zone that both know, around changes of its clocks and the ends of years.
+// At agrees with the database in every zone that both know, around changes of its clocks and the ends of years.
 func TestPeriodAt_IsTheDatabasesOwn(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -21,7 +21,7 @@ func location(t testing.TB, name string) *time.Location {
 	return loc
 }
 
-// span is a period done plainly: what a calendar on the wall says, and when a clock beside it shows that.
+// span is a period done plainly: dates of a wall calendar, at the times when a clock beside it shows them.
 type span struct{ start, end time.Time }
 
 // spanOf is the period that t is in. The starts around it are found by counting from the anchor.
@@ -56,7 +56,7 @@ func spanOf(t testing.TB, p budget.Period, at time.Time) span {
 	return s
 }
 
-// shown is what a clock in loc shows at a time, as if it were UTC.
+// shown is the reading of a clock in loc at a time, as if it were UTC.
 func shown(at time.Time, loc *time.Location) time.Time {
 	y, m, d := at.In(loc).Date()
 	h, minute, s := at.In(loc).Clock()
@@ -114,8 +114,8 @@ var changes = []time.Time{
 	time.Date(2028, 2, 29, 0, 0, 0, 0, time.UTC), time.Date(2026, 4, 30, 22, 0, 0, 0, time.UTC),
 }
 
-// Which period is now is what a calendar on the wall says, whatever the session's time zone: at random times and at the edges
-// of the periods themselves, a microsecond before and after.
+// The current period is that of a wall calendar, in every time zone of the session: at random times and at the edges of
+// the periods themselves, a microsecond before and after.
 func TestPeriods_AreThoseOfTheCalendar(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)
@@ -144,7 +144,7 @@ func TestPeriods_AreThoseOfTheCalendar(t *testing.T) {
 	})
 }
 
-// anyPeriod is one whose anchor, if it has one, is near a time.
+// anyPeriod is a period with no anchor, or with an anchor near a time.
 func anyPeriod(rt *rapid.T, near time.Time) budget.Period {
 	anchor := near.Add(time.Duration(rapid.Int64Range(-3*86400, 3*86400).Draw(rt, "anchor")) * time.Second)
 	if rapid.Bool().Draw(rt, "whole hour") {
@@ -187,7 +187,7 @@ func TestPerMonth_BeginsWithItsFirstMoment(t *testing.T) {
 	require.ErrorAs(t, err, &denied)
 	require.Equal(t, budget.Never, denied.RetryAfter())
 
-	// Another plan in mid-period keeps what was used.
+	// Another plan in mid-period keeps the used units.
 	bigger := budget.PerMonth(20, berlin, time.Date(2026, 1, 31, 0, 0, 0, 0, berlin))
 	require.Equal(t, int64(11), mustCharge(t, pool, l, "org", 7, bigger).Standings[0].Used)
 
@@ -243,7 +243,7 @@ func TestPeriods_RefuseZonesWithoutAName(t *testing.T) {
 }
 
 // Two periods are the same limit only if they are equal: none swallows another in one call, and equal ones are judged once.
-func TestPeriods_AreComparedByWhatTheyAre(t *testing.T) {
+func TestPeriods_AreComparedByValue(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)
 	berlin := location(t, "Europe/Berlin")

@@ -15,7 +15,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// Whatever the isolation level, and while midnight passes, each day has exactly its units.
+// At each isolation level, and while midnight passes, each day has exactly its units.
 func TestPerDay_ConcurrentCallersNeverExceedADay(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -153,8 +153,8 @@ func TestChargeEach_JudgesPeriods(t *testing.T) {
 	requireVerified(t, pool, l)
 }
 
-// A period that began before what was purged is an error, and never counted too low.
-func TestPurge_KeepsWhatPeriodsNeed(t *testing.T) {
+// A period that began before the purge's end is an error, and never counted too low.
+func TestPurge_KeepsTheEntriesThatPeriodsNeed(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)
 	limit := budget.PerMonth(1000, time.UTC, time.Time{})

@@ -12,9 +12,8 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// PL/pgSQL keeps the plans of a connection's first calls. Made while there are no
-// entries, or few, whatever the statistics say, they must still be right for many:
-// no sequential scan, and no more index entries read the longer the chain is.
+// PL/pgSQL keeps the plans of a connection's first calls. Made while there are no entries, or few, with or without
+// statistics, they must still be right for many: no sequential scan, and no more index entries read on a longer chain.
 func TestPlans_AreRightFromTheFirstChargeOn(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -88,7 +87,7 @@ func indexReads(t *testing.T, conn *pgxpool.Conn) (n int64) {
 	return n
 }
 
-// What looks at every scope reads a few entries of each, and no table from end to end, with statistics and without.
+// Calls that look at every scope read a few entries of each, and no table from end to end, with statistics and without.
 func TestPlans_OfEveryScopeAFewEntriesAreRead(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)

@@ -127,7 +127,7 @@ func TestPurge_PassesOverABusyScope(t *testing.T) {
 	require.Equal(t, budget.PurgeReport{Scopes: 1, Entries: 31}, counts(report))
 }
 
-func TestPurge_CancelledKeepsWhatItDeletedDeleted(t *testing.T) {
+func TestPurge_CancelledKeepsFinishedBatches(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)
 	chargeMany(t, pool, l, "a", 100)
@@ -148,7 +148,7 @@ func TestPurge_CancelledKeepsWhatItDeletedDeleted(t *testing.T) {
 }
 
 // Where the database's default is another isolation level, purges that meet do not fail.
-func TestPurge_WorksWhateverTheDefaultIsolation(t *testing.T) {
+func TestPurge_WorksAtEachDefaultIsolation(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	ctx := t.Context()
@@ -215,7 +215,7 @@ func TestForget_LeavesNothingOfAScopeThatIsDone(t *testing.T) {
 	}
 }
 
-func TestForget_KeepsWhatStillCounts(t *testing.T) {
+func TestForget_KeepsScopesThatStillCount(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, clock := open(t)
@@ -233,8 +233,8 @@ func TestForget_KeepsWhatStillCounts(t *testing.T) {
 	require.Equal(t, budget.PurgeReport{Scopes: 1}, counts(report))
 }
 
-// What a transaction saw of a scope before it was forgotten, and perhaps begun anew, is
-// either what it is now or a serialization failure.
+// A transaction saw a scope before it was forgotten, and perhaps begun anew. Either it still sees the scope as it is
+// now, or it gets a serialization failure.
 func TestForget_OldSnapshotNeverGetsPastIt(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -267,8 +267,8 @@ func TestForget_OldSnapshotNeverGetsPastIt(t *testing.T) {
 	requireVerified(t, pool, l)
 }
 
-// Many charge a scope that a purge forgets whenever it can, also without the lock. In
-// no window more is let in than the limit, by the times of what committed.
+// Many charge a scope that a purge forgets whenever it can, also without the lock. No window has more units than the
+// limit, by the times of the committed entries.
 func TestForget_NoWindowEverHoldsMore(t *testing.T) {
 	t.Parallel()
 	for _, locks := range []bool{true, false} {

@@ -24,7 +24,7 @@ func TestRefund_LeavesTheWindowTogetherWithItsCharge(t *testing.T) {
 	require.NoError(t, refund(t.Context(), pool, l, "a", first.Seq, 4))
 	require.Equal(t, int64(11), usage(t, pool, l, "a", time.Hour).Used)
 	clock.Advance(time.Minute)
-	require.Equal(t, int64(5), usage(t, pool, l, "a", time.Hour).Used, "a refund of what has left hides nothing")
+	require.Equal(t, int64(5), usage(t, pool, l, "a", time.Hour).Used, "a refund of a charge that has left the window hides nothing")
 	require.Equal(t, int64(11), usage(t, pool, l, "a", 0).Used)
 }
 
@@ -65,10 +65,10 @@ func TestRefund_NeverSumsPastTheCharge(t *testing.T) {
 	requireVerified(t, pool, l)
 }
 
-// Entry 1 outlives a purge, but what was refunded of it does not. It has the time
-// of the baseline here, so that no window would tell that it is purged.
-// What is left is found under the lock: after refunds in parts, once, and not of a charge that has nothing left.
-func TestRefund_OfAllIsOfWhatIsLeft(t *testing.T) {
+// Entry 1 outlives a purge, but its refunds do not. It has the time of the baseline here, so that no window shows the
+// purge. All asks for the rest of the charge. It is found under the lock: after refunds in parts, once, and not of a
+// charge that is refunded in full.
+func TestRefund_OfAllIsOfTheRest(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, _ := open(t)
@@ -122,7 +122,7 @@ func TestRefund_OfAPurgedChargeIsRefused(t *testing.T) {
 	}
 	var sums int
 	require.NoError(t, pool.QueryRow(ctx, `select count(*) from metered.refund_sum where block << (4 * level) < 32`).Scan(&sums))
-	require.Zero(t, sums, "the sums of what was purged are gone too")
+	require.Zero(t, sums, "the sums of purged entries are gone too")
 	require.NoError(t, refund(ctx, pool, l, "a", 40, 1))
 	require.Equal(t, int64(35), usage(t, pool, l, "a", 0).Used)
 	requireVerified(t, pool, l)
@@ -252,7 +252,7 @@ func TestRefund_OfAChargeThatTheSnapshotDoesNotSeeIsRetryable(t *testing.T) {
 			require.NoError(t, err)
 			require.NoError(t, tx.Commit(ctx))
 			after := usage(t, pool, l, "a", 0)
-			require.Equal(t, []int64{4, 0, 5, 5}, []int64{before.Seq, before.Refunded, after.Seq, after.Refunded}, "what is refused leaves no entry")
+			require.Equal(t, []int64{4, 0, 5, 5}, []int64{before.Seq, before.Refunded, after.Seq, after.Refunded}, "a refused refund leaves no entry")
 			requireVerified(t, pool, l)
 		})
 	}

@@ -45,7 +45,7 @@ func requireAbsent(t testing.TB, err error, unknown, retired []string) {
 	require.NotErrorIs(t, err, budget.ErrExceeded)
 }
 
-func TestCreate_TellsWhatExistsAlreadyFromWhatIsNew(t *testing.T) {
+func TestCreate_MarksOnlyNewScopesAsChanged(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)
 	first := mustDeclare(t, pool, l, create, "seat/2", "seat/1", "seat/2")
@@ -125,16 +125,16 @@ func TestMustExist_AMistypedScopeIsUnknownAndNoFreshBudget(t *testing.T) {
 	require.Zero(t, usage(t, tx, lax, "seat/3", 0).Seq, "nothing was written")
 	require.Zero(t, usage(t, tx, lax, "seat/2", 0).Seq)
 	_, err := lax.Charge(ctx, tx, budget.Charge{Scope: "seat/3", Amount: 1}, budget.Charge{Scope: "seat/2", Amount: 1}, budget.Charge{Scope: "seat/1", Amount: 1, MustExist: true})
-	require.NoError(t, err, "what does not demand it is not looked up")
-	// A refund gives back what was charged before the scope was retired.
+	require.NoError(t, err, "a charge without MustExist looks nothing up")
+	// A refund gives back units that were charged before the scope was retired.
 	_, err = strict.Refund(ctx, tx, budget.Refund{Scope: "seat/2", Seq: 1, Amount: 1})
 	require.NoError(t, err)
 	require.NoError(t, tx.Commit(ctx))
 	requireVerified(t, pool, lax)
 }
 
-// A refusal rests on what is committed by now, whatever the snapshot says; and what a charge is told
-// holds until it commits.
+// A refusal rests on the rows committed by now, not on the snapshot. A charge's answer that a scope exists holds until
+// the charge commits.
 func TestMustExist_AnOldSnapshotDecidesNothing(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -195,7 +195,7 @@ func TestMustExist_AnOldSnapshotDecidesNothing(t *testing.T) {
 		require.NoError(t, still.Commit(ctx))
 		all, err := l.Resources(ctx, pool, budget.ResourceFilter{Prefix: name("")})
 		require.NoError(t, err)
-		require.Len(t, all, 4, "what was tried was taken back")
+		require.Len(t, all, 4, "the attempts were rolled back")
 	}
 }
 
@@ -245,8 +245,8 @@ func TestMustExist_UnderAWrongKeyNothingIsDecided(t *testing.T) {
 	}
 }
 
-// Charges, retirements and restorations race. A charge that was told that the scope exists is counted by the
-// next retirement, and none is made while the scope is retired.
+// Charges, retirements and restorations race. A charge that found the scope is counted by the next retirement, and no
+// charge is made while the scope is retired.
 func TestMustExist_RacingRetirementsAndChargesAreExact(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -322,7 +322,7 @@ func TestMustExist_RacingRetirementsAndChargesAreExact(t *testing.T) {
 			require.Equal(t, sum, usage(t, pool, l, "a", 0).Used)
 			require.Positive(t, sum)
 			require.Positive(t, denied)
-			// What was used when it was retired is what was used when it was restored.
+			// As many units were used when it was restored as when it was retired.
 			var periods, wrong int
 			require.NoError(t, pool.QueryRow(ctx, `with p as (select retired, used, lead(used) over (order by n) as later from periods)
 				select count(*), count(*) filter (where later <> used) from p where retired and later is not null`).Scan(&periods, &wrong))
@@ -389,7 +389,7 @@ func mapValues(m map[string]string) (all []string) {
 	return all
 }
 
-// Where nothing demands it, the registry is not touched, by no call; where it is, one row is read for each scope.
+// Without MustExist no call touches the registry. With it, one row is read for each scope.
 func TestMustExist_IsLookedUpOnlyWhereItIsDemanded(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -415,7 +415,7 @@ func TestMustExist_IsLookedUpOnlyWhereItIsDemanded(t *testing.T) {
 	require.Zero(t, tableStat(t, conn, "resources", "seq_scan"))
 }
 
-func TestCreate_WhatItSaysIsTrueUntilTheTransactionEnds(t *testing.T) {
+func TestCreate_HoldsUntilTheTransactionEnds(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, _ := open(t)
@@ -429,7 +429,7 @@ func TestCreate_WhatItSaysIsTrueUntilTheTransactionEnds(t *testing.T) {
 	require.NoError(t, <-retired)
 }
 
-// Whoever has created a scope keeps its row until the end, and a retirement that waits has the scope's lock.
+// A transaction that creates a scope keeps its row until the end, and a retirement that waits has the scope's lock.
 func TestRetire_WaitsForACreatorNoLongerThanForALock(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -81,7 +81,7 @@ func TestRole_ApplicationCanMakeEveryCallButChangeNoEntry(t *testing.T) {
 	require.Equal(t, sqlstate.InsufficientPrivilege, code(err))
 }
 
-// requireReads asks what scope a did, of which the first hour is 1 credit or more.
+// requireReads reads the history of scope a, which has 1 credit or more in the first hour.
 func requireReads(t *testing.T, db budget.Querier, l *budget.Ledger) {
 	t.Helper()
 	require.Positive(t, between(t, db, l, "a", start, start.Add(time.Hour)).Credited)
@@ -113,8 +113,8 @@ func TestRole_MaintenancePurgesAndRepairsOnly(t *testing.T) {
 	requireVerified(t, owner, l)
 }
 
-// What a caller puts in front of pg_catalog is not used, in any call: operators
-// that always say yes or add wrongly, functions of the same names, a type of text.
+// Objects that a caller puts in front of pg_catalog are not used, in any call: operators that always say yes or add
+// wrongly, functions of the same names, a type of text.
 func TestRole_HostileSearchPathChangesNothing(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -250,7 +250,7 @@ func TestBounds_LargestArgumentsWork(t *testing.T) {
 		require.Equal(t, int64(budget.MaxLimit-2*budget.MaxAmount), s.Available)
 	}
 
-	// So much credit that what is available would not fit into 64 bits.
+	// So much credit that the available units would not fit into 64 bits.
 	execute(t, pool, `insert into metered.ledger (scope, seq, kind, amount, at, spent, refunded, credited, held, epoch)
 		values ('rich', 1, 'd', 1, $1, 0, 0, $2, 7, 0)`, start, int64(math.MaxInt64))
 	posted = mustCharge(t, pool, l, "rich", 1, limits[0])

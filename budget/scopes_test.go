@@ -111,7 +111,7 @@ func FuzzScopes_ParseIsTheInverse(f *testing.F) {
 	})
 }
 
-func TestScopes_ParseRefusesWhatIsNotOfTheKind(t *testing.T) {
+func TestScopes_ParseRefusesOtherTexts(t *testing.T) {
 	t.Parallel()
 	seats := budget.Scopes[seat]{Kind: "seat"}
 	for _, scope := range []string{
@@ -153,7 +153,7 @@ func requireUndeclared[K comparable](t *testing.T, kind budget.Scopes[K], key K,
 	}
 }
 
-// What has no scope is refused by every call, as an empty scope.
+// Every call refuses a key without a scope, as an empty scope.
 func TestScopes_AWrongDeclarationOrKeyHasNoScope(t *testing.T) {
 	t.Parallel()
 	requireUndeclared(t, budget.Scopes[string]{}, "b", "Scopes.Kind")
@@ -179,17 +179,17 @@ func TestScopes_AWrongDeclarationOrKeyHasNoScope(t *testing.T) {
 	requireArgument(t, err, "charges[0].Scope")
 }
 
-func TestScopes_ChargesAndCreditsHaveWhatWasDeclared(t *testing.T) {
+func TestScopes_ChargesAndCreditsHaveTheKindsLimits(t *testing.T) {
 	t.Parallel()
 	seats := budget.Scopes[seat]{Kind: "seat", Limits: []budget.Limit{budget.Lifetime(1)}, MustExist: true}
 	c := seats.Charge(seat{7, "21A"}, 1)
 	require.Equal(t, budget.Charge{Scope: "seat/7/21A", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}, MustExist: true}, c)
 	c.Limits[0].Max = 99
-	require.Equal(t, int64(1), seats.Limits[0].Max, "what a caller does to a charge does nothing to the kind")
+	require.Equal(t, int64(1), seats.Limits[0].Max, "a change to a charge does not change the kind")
 	require.Equal(t, budget.Credit{Scope: "seat/7/21A", Amount: 3, MustExist: true}, seats.Credit(seat{7, "21A"}, 3))
 }
 
-// byHand is what a program would write without Scopes, the text of the seat unescaped.
+// byHand is the code of a program without Scopes, the text of the seat unescaped.
 func byHand(s seat) string { return "seat/" + strconv.FormatInt(s.Event, 10) + "/" + s.Number }
 
 func TestScopes_CostNoMoreAllocationsThanAStringByHand(t *testing.T) {

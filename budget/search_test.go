@@ -180,8 +180,8 @@ func TestSearchEntries_ByNoteAndOperation(t *testing.T) {
 	require.Equal(t, []int64{7, 13}, seqsOf(search(byTime).Entries)) // 10 has no note
 }
 
-// However many entries there are: it reads those that it looks at, and their operations where a name is asked for.
-func TestPlans_ASearchReadsWhatItLooksAt(t *testing.T) {
+// With any number of entries: it reads those that it looks at, and their operations where a name is asked for.
+func TestPlans_ASearchReadsOnlyTheEntriesThatItLooksAt(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	ctx := t.Context()

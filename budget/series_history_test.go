@@ -28,8 +28,8 @@ type happened struct {
 	lease     int64     // spent from it
 }
 
-// life drives a scope through charges, refunds, credits, late events, holds, leases and purges, in the days around a change of
-// some place's clock, and keeps a plain list of what it did.
+// life drives a scope through charges, refunds, credits, late events, holds, leases and purges, in the days around a
+// change of some place's clock, and keeps a plain list of its acts.
 type life struct {
 	*rand.Rand
 	t     testing.TB
@@ -117,7 +117,7 @@ func (x *life) place() {
 	})
 }
 
-// end captures a part of a hold, and may give some of that back later; or it releases the hold.
+// end releases a hold, or captures a part of it, some of which may be refunded later.
 func (x *life) end() {
 	if len(x.held) == 0 {
 		return
@@ -166,7 +166,7 @@ func (x *life) spend() {
 	}
 }
 
-// settle captures what was spent of a lease: all of that counts from now on.
+// settle captures the units spent of a lease: all of them count from now on.
 func (x *life) settle() {
 	for _, o := range x.leases {
 		if o.settled {
@@ -219,7 +219,7 @@ func live(t testing.TB, pool *pgxpool.Pool, l *budget.Ledger, clock *pgtest.Cloc
 	return x
 }
 
-// naive adds up what happened in a range, by what a calendar shows of the bucket that it is in.
+// naive adds up the acts in a range, each in the bucket that a calendar shows.
 func (x *life) naive(from, to time.Time, shown func(time.Time) string) map[string]budget.RangeUsage {
 	all := map[string]budget.RangeUsage{}
 	add := func(at time.Time, more budget.RangeUsage) {
@@ -255,9 +255,9 @@ var shownBy = map[budget.Bucket]func(time.Time) string{
 	budget.ByMonth: func(t time.Time) string { return t.Format("2006-01") },
 }
 
-// compare asks for series of random ranges, and returns how an answer differs from what happened.
+// compare asks for series of random ranges, and returns how an answer differs from the plain list.
 func (x *life) compare(ctx context.Context) error {
-	var first, kept time.Time // what a purge left: entry 1, and from here on
+	var first, kept time.Time // a purge left entry 1, and the entries from here on
 	var second bool
 	require.NoError(x.t, x.pool.QueryRow(ctx, `select (select at from metered.ledger where scope = $1 and seq = 1),
 		(select at from metered.ledger where scope = $1 and seq > 1 order by seq limit 1),
@@ -333,7 +333,7 @@ func TestSeries_AgreesWithAPlainList(t *testing.T) {
 	requireVerified(t, pool, l)
 }
 
-// The plain list finds what could be wrong with the look-ups.
+// The plain list finds each way to break the look-ups.
 func TestSeries_APlainListFindsEachBreak(t *testing.T) {
 	t.Parallel()
 	for name, change := range map[string][3]string{
@@ -341,7 +341,7 @@ func TestSeries_APlainListFindsEachBreak(t *testing.T) {
 		"an edge is a microsecond early":      {"usage_at", "interval '1 microsecond'", "interval '2 microseconds'"},
 		"refunds by their own time":           {"usage_at", `metered._refunds_after(of_scope, tip.seq, seq)`, "tip.refunded - refunded"},
 		"no credit":                           {"usage_at", "tip.credited = 0", "true"},
-		"what is purged is 0":                 {"usage_at", "tip.epoch = 0 and (select l.at > t", "(select true"},
+		"purged entries count as 0":           {"usage_at", "tip.epoch = 0 and (select l.at > t", "(select true"},
 		"known a microsecond earlier":         {"_usage_known_from", "since + interval '1 microsecond'", "since"},
 		"spends of leases count at once":      {"_unsettled_spends", "y.settled_at is null", "true"},
 		"spends of leases do not count":       {"usage_at", "tip.held > 0", "false"},

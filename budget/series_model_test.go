@@ -9,7 +9,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// between is what happened from a time on until before another.
+// between is the usage from a time on until before another.
 func (m *model) between(from, to time.Time) budget.RangeUsage {
 	u := budget.RangeUsage{From: from, To: to}
 	counted := m.counted()
@@ -33,7 +33,7 @@ func (m *model) between(from, to time.Time) budget.RangeUsage {
 	return u
 }
 
-// knows reports whether a purge left what tells the sums before a time.
+// knows reports whether a purge left the entries with the sums before a time.
 func (m *model) knows(t time.Time) bool {
 	repaired := false
 	for _, e := range m.entries {
@@ -67,7 +67,7 @@ func (h *history) compareSeries() {
 	if !from.Before(to) {
 		from, to = to, from.Add(time.Microsecond)
 	}
-	// What lies between two microseconds makes no difference.
+	// Nanoseconds make no difference.
 	within := func(t time.Time) time.Time { return t.Add(-time.Duration(rapid.IntRange(0, 999).Draw(h.T, "ns"))) }
 	least := to.Sub(from)/50 + time.Microsecond
 	bucket := (least + h.micros("bucket", 0, 30)).Truncate(time.Microsecond)
@@ -107,7 +107,7 @@ func (h *history) compareSeries() {
 	}
 }
 
-// requireKnown wants the error of what was purged, which names from when on there are answers.
+// requireKnown wants the error of purged entries, which names the time from which there are answers.
 func (h *history) requireKnown(m *model, known bool, err error) {
 	if known {
 		require.NoError(h, err)

@@ -87,7 +87,7 @@ func TestUsageBetween_ALateEventCountsWhenItWasRecorded(t *testing.T) {
 	require.EqualValues(t, 5, between(t, pool, l, "a", start.Add(48*time.Hour), start.Add(49*time.Hour)).Charged)
 }
 
-// What a clock that was ahead dated into the future counts when it was repaired, as in windows.
+// Entries that a clock dated into the future count at the time of its repair, as in windows.
 func TestUsageBetween_AfterAClockRepair(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)
@@ -106,7 +106,7 @@ func TestUsageBetween_AfterAClockRepair(t *testing.T) {
 	require.Zero(t, between(t, pool, l, "a", start.Add(48*time.Hour), start.Add(49*time.Hour)))
 }
 
-func TestUsageBetween_WhatLeasesSpentCountsWhenTheyAreSettled(t *testing.T) {
+func TestUsageBetween_SpendsOfLeasesCountWhenTheyAreSettled(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, clock := open(t)
@@ -142,7 +142,7 @@ func TestUsageBetween_WhatLeasesSpentCountsWhenTheyAreSettled(t *testing.T) {
 	require.Equal(t, []int64{0, 0, 0}, unsettled)
 }
 
-func TestUsageBetween_WhatWasPurgedIsAnErrorThatNamesFromWhenItIsKnown(t *testing.T) {
+func TestUsageBetween_APurgedRangeIsAnErrorThatNamesTheFirstKnownTime(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, clock := open(t)
@@ -175,7 +175,7 @@ func TestUsageBetween_WhatWasPurgedIsAnErrorThatNamesFromWhenItIsKnown(t *testin
 		between(t, tx, l, "a", purged.KnownFrom, clock.Now()).Charged)
 	_, err = l.UsageBetween(ctx, tx, "a", kept, clock.Now())
 	require.ErrorIs(t, err, budget.ErrWindowPurged)
-	// What was before the first entry is known as well: nothing. So is all since then.
+	// The time before the first entry is known as well: nothing was used. So is all since then.
 	require.Zero(t, between(t, tx, l, "a", time.Time{}, start))
 	require.Equal(t, whole, between(t, tx, l, "a", start, clock.Now()))
 	require.Zero(t, between(t, tx, l, "a", clock.Now(), clock.Now().Add(time.Hour)))
@@ -242,13 +242,13 @@ func TestSeries_IsOfOneSnapshot(t *testing.T) {
 			if volatility == "stable" {
 				require.Equal(t, want, refunded)
 			} else {
-				require.NotEqual(t, want, refunded, "what this test is to find")
+				require.NotEqual(t, want, refunded, "this test is to find it")
 			}
 		})
 	}
 }
 
-// Whoever charges has the scope's lock until it commits, so nothing of the past is missing behind the lock.
+// A charge has the scope's lock until it commits, so a reader that gets the lock misses nothing of the past.
 func TestUsageBetween_BehindTheLockNothingOfThePastIsMissing(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -17,7 +17,7 @@ import (
 func TestThreshold_ManyCrossingsOfACallTakeTimeByTheirNumber(t *testing.T) {
 	t.Parallel()
 	heard := map[string]bool{}
-	pool, l, _ := openTelling(t, budget.Config{OnThreshold: func(_ context.Context, _ pgx.Tx, c budget.Crossing) error {
+	pool, l, _ := openReporting(t, budget.Config{OnThreshold: func(_ context.Context, _ pgx.Tx, c budget.Crossing) error {
 		name := c.Scope + " " + c.Limit.Name + " " + c.Threshold.Name
 		require.False(t, heard[name], name)
 		heard[name] = true

@@ -16,21 +16,21 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// tellings drives a ledger and a model of what it tells side by side.
-type tellings struct {
+// reporting drives a ledger and a model of its reports side by side.
+type reporting struct {
 	*testing.T
 	*rand.Rand
-	conn   *pgx.Conn
-	ledger *budget.Ledger
-	clock  *pgtest.Clock
-	model  *model
-	limits []budget.Limit
-	told   map[string]time.Time // by limit, threshold and period: the period's start, or zero for what is not of a period
-	heard  []string             // by OnThreshold, of the last transaction
-	quiet  bool
-	level  pgx.TxIsoLevel
-	stats  map[string]int
-	seed   uint64
+	conn     *pgx.Conn
+	ledger   *budget.Ledger
+	clock    *pgtest.Clock
+	model    *model
+	limits   []budget.Limit
+	reported map[string]time.Time // by limit, threshold and period: the period's start, or zero without a period
+	heard    []string             // by OnThreshold, of the last transaction
+	quiet    bool
+	level    pgx.TxIsoLevel
+	stats    map[string]int
+	seed     uint64
 }
 
 func crossingName(c budget.Crossing) string {
@@ -63,8 +63,8 @@ func modelLevels(l budget.Limit, t budget.Threshold) (level, rearm int64) {
 	return level, level - back
 }
 
-// expect is what a charge tells that is let in: the model's rule.
-func (h *tellings) expect(now time.Time, amount int64, limits []budget.Limit) (want []string) {
+// expect is the reports of a charge that is let in, by the model's rule.
+func (h *reporting) expect(now time.Time, amount int64, limits []budget.Limit) (want []string) {
 	now = later(now, h.model.last())
 	for _, l := range limits {
 		used, known := h.model.used(now, l)
@@ -76,30 +76,30 @@ func (h *tellings) expect(now time.Time, amount int64, limits []budget.Limit) (w
 				begins = h.model.span(now, l.Period).start
 				key += "/" + begins.String()
 			}
-			_, told := h.told[key]
+			_, reported := h.reported[key]
 			switch {
-			case told && l.Period.IsZero() && used <= rearm:
-				told = false
+			case reported && l.Period.IsZero() && used <= rearm:
+				reported = false
 				h.stats["armed"]++
-			case told:
+			case reported:
 				h.stats["stayed"]++
 			}
-			if !told && used+amount >= level {
+			if !reported && used+amount >= level {
 				want = append(want, fmt.Sprintf("%d: %s %s: %d", h.model.seq()+1, l.Name, t.Name, used+amount))
-				told = true
+				reported = true
 			}
-			if told {
-				h.told[key] = begins
+			if reported {
+				h.reported[key] = begins
 			} else {
-				delete(h.told, key)
+				delete(h.reported, key)
 			}
 		}
 	}
 	return want
 }
 
-// lowered arms what a credit or a refund armed.
-func (h *tellings) lowered() {
+// lowered arms the thresholds that a credit or a refund armed.
+func (h *reporting) lowered() {
 	for _, l := range h.limits {
 		if !lifetime(l) {
 			continue
@@ -107,13 +107,13 @@ func (h *tellings) lowered() {
 		used, _ := h.model.used(h.clock.Now(), l)
 		for _, t := range l.Thresholds() {
 			if _, rearm := modelLevels(l, t); used <= rearm {
-				delete(h.told, l.Name+"/"+t.Name)
+				delete(h.reported, l.Name+"/"+t.Name)
 			}
 		}
 	}
 }
 
-func (h *tellings) tx(fn func(pgx.Tx)) {
+func (h *reporting) tx(fn func(pgx.Tx)) {
 	h.heard = nil
 	tx, err := h.conn.BeginTx(h.Context(), pgx.TxOptions{IsoLevel: h.level})
 	require.NoError(h, err)
@@ -121,7 +121,7 @@ func (h *tellings) tx(fn func(pgx.Tx)) {
 	require.NoError(h, tx.Commit(h.Context()))
 }
 
-func (h *tellings) charge() {
+func (h *reporting) charge() {
 	amount := h.Int64N(12) + 1
 	limits := slices.DeleteFunc(slices.Clone(h.limits), func(budget.Limit) bool { return h.IntN(4) == 0 })
 	now := h.clock.Now()
@@ -145,7 +145,7 @@ func (h *tellings) charge() {
 			require.NoError(h, err)
 			want := h.expect(now, amount, limits)
 			h.model.add(now, budget.KindCharge, amount, 0)
-			h.stats["told"] += len(want)
+			h.stats["reported"] += len(want)
 			require.Equal(h, want, append([]string(nil), h.heard[heard:]...), "seed %d, charged %d", h.seed, amount)
 			var crossed []string
 			for _, c := range r {
@@ -157,7 +157,7 @@ func (h *tellings) charge() {
 }
 
 // send makes a charge alone, or in a batch with one of another scope.
-func (h *tellings) send(tx pgx.Tx, c budget.Charge, batch bool) ([]budget.Crossing, error) {
+func (h *reporting) send(tx pgx.Tx, c budget.Charge, batch bool) ([]budget.Crossing, error) {
 	if !batch {
 		r, err := h.ledger.Charge(h.Context(), tx, c)
 		return r.Crossed, err
@@ -167,7 +167,7 @@ func (h *tellings) send(tx pgx.Tx, c budget.Charge, batch bool) ([]budget.Crossi
 	return results[1].Crossed, results[1].Err
 }
 
-func (h *tellings) credit() {
+func (h *reporting) credit() {
 	h.tx(func(tx pgx.Tx) {
 		amount := h.Int64N(30) + 1
 		_, err := h.ledger.Credit(h.Context(), tx, budget.Credit{Scope: h.model.scope, Amount: amount})
@@ -177,7 +177,7 @@ func (h *tellings) credit() {
 	})
 }
 
-func (h *tellings) refund() {
+func (h *reporting) refund() {
 	if h.model.seq() == 0 {
 		return
 	}
@@ -193,12 +193,12 @@ func (h *tellings) refund() {
 }
 
 // forget forgets periods that have not begun when the clock is repaired. Their charges count in the period of now, which may be reported already.
-func (h *tellings) forget(now time.Time) {
+func (h *reporting) forget(now time.Time) {
 	h.stats["repaired"]++
-	maps.DeleteFunc(h.told, func(_ string, begins time.Time) bool { return begins.After(now) })
+	maps.DeleteFunc(h.reported, func(_ string, begins time.Time) bool { return begins.After(now) })
 }
 
-func (h *tellings) repair() {
+func (h *reporting) repair() {
 	h.tx(func(tx pgx.Tx) {
 		if h.model.repair(h.clock.Now()) > 0 {
 			h.forget(h.clock.Now())
@@ -209,7 +209,7 @@ func (h *tellings) repair() {
 }
 
 // jump makes charges by a clock that is ahead, by some periods more each time, and repairs it.
-func (h *tellings) jump() {
+func (h *reporting) jump() {
 	at := h.clock.Now()
 	for range 1 + h.IntN(4) {
 		h.clock.Advance(time.Duration(h.IntN(400)) * time.Microsecond)
@@ -221,13 +221,13 @@ func (h *tellings) jump() {
 	h.repair()
 }
 
-func (h *tellings) purge(purge func() error) {
+func (h *reporting) purge(purge func() error) {
 	h.model.purge(h.clock.Now().Add(-time.Millisecond))
 	require.NoError(h, purge())
 }
 
 // thresholds are some for a limit.
-func (h *tellings) thresholds(l budget.Limit) budget.Limit {
+func (h *reporting) thresholds(l budget.Limit) budget.Limit {
 	var list []budget.Threshold
 	for i := range 1 + h.IntN(3) {
 		t := budget.Threshold{Name: fmt.Sprint(i), Spent: h.IntN(2) == 0} // the same, without holds
@@ -249,13 +249,14 @@ func (h *tellings) thresholds(l budget.Limit) budget.Limit {
 	return l.Tell(list...)
 }
 
-// Random histories of charges, alone and in batches, credits, refunds, purges, clocks that jump over periods and repairs tell what a plain
-// model tells. Windows and periods are microseconds long, so that their edges lie close together.
+// Random histories have the same reports as a plain model: charges, alone and in batches, credits, refunds, purges,
+// clocks that jump over periods, and repairs. Windows and periods are microseconds long, so that their edges lie close
+// together.
 func TestThreshold_AgreesWithTheModel(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	pool, _, clock := open(t)
-	var h *tellings
+	var h *reporting
 	l := newLedger(t, budget.Config{ClockTolerance: time.Hour, OnThreshold: func(_ context.Context, _ pgx.Tx, c budget.Crossing) error {
 		h.heard = append(h.heard, crossingName(c))
 		return nil
@@ -266,7 +267,7 @@ func TestThreshold_AgreesWithTheModel(t *testing.T) {
 	stats := map[string]int{}
 	for seed := range uint64(40) {
 		clock.Set(start.Add(time.Duration(seed) * time.Millisecond))
-		h = &tellings{T: t, Rand: rand.New(rand.NewPCG(seed, 39)), conn: conn.Conn(), ledger: l, clock: clock, told: map[string]time.Time{}, stats: stats, seed: seed,
+		h = &reporting{T: t, Rand: rand.New(rand.NewPCG(seed, 39)), conn: conn.Conn(), ledger: l, clock: clock, reported: map[string]time.Time{}, stats: stats, seed: seed,
 			model: &model{scope: fmt.Sprint(seed), tolerance: time.Hour, kept: 1, outer: t, spans: map[budget.Period]span{}}}
 		h.quiet, h.level = h.IntN(2) == 0, isolations[h.IntN(len(isolations))]
 		h.limits = []budget.Limit{
@@ -299,7 +300,7 @@ func TestThreshold_AgreesWithTheModel(t *testing.T) {
 		}
 	}
 	t.Log(stats)
-	for _, what := range []string{"told", "armed", "stayed", "refused", "repaired"} {
+	for _, what := range []string{"reported", "armed", "stayed", "refused", "repaired"} {
 		require.Greater(t, stats[what], 10, what)
 	}
 	requireVerified(t, pool, l)

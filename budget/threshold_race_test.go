@@ -19,20 +19,20 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// However many charge at once, at whatever level, with the lock and by the guard alone: each level is told by one of them, the one
-// that reaches it.
-func TestThreshold_ConcurrentChargesTellOnce(t *testing.T) {
+// Many charge at once, at each isolation level, with the lock and by the guard alone: each level is reported by one
+// charge, the one that reaches it.
+func TestThreshold_ConcurrentChargesReportOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	for _, locks := range []bool{true, false} {
 		t.Run(fmt.Sprintf("locks %t", locks), func(t *testing.T) {
 			t.Parallel()
 			pool := pgtest.Open(t)
-			makeTold(t, pool)
+			makeReports(t, pool)
 			if !locks {
 				withoutLocks(t, pool)
 			}
-			l := newLedger(t, budget.Config{OnThreshold: tellTo})
+			l := newLedger(t, budget.Config{OnThreshold: reportTo})
 			limit := budget.PerDay(90, time.UTC, time.Time{}).Tell(budget.Threshold{Name: "third", Used: 30}, budget.Threshold{Name: "two thirds", Used: 60}, budget.Threshold{Name: "all"})
 			if time.Until(time.Now().UTC().Truncate(24*time.Hour).Add(24*time.Hour)) < 5*time.Minute {
 				limit = budget.Lifetime(90).Tell(limit.Thresholds()...) // not over midnight
@@ -48,7 +48,7 @@ func TestThreshold_ConcurrentChargesTellOnce(t *testing.T) {
 						}
 						r, err := l.Charge(t.Context(), tx, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{limit}})
 						if err == nil && len(r.Crossed) > 0 && rolledBack.Add(1)%2 == 1 {
-							return errBack // half of those who tell
+							return errBack // half of the charges that report
 						}
 						return err
 					})
@@ -58,26 +58,26 @@ func TestThreshold_ConcurrentChargesTellOnce(t *testing.T) {
 				}
 				return nil
 			}))
-			rows, err := pool.Query(t.Context(), `select t.name, t.used, t.seq, l.spent from told t join metered.ledger l using (scope, seq) order by t.n`)
+			rows, err := pool.Query(t.Context(), `select t.name, t.used, t.seq, l.spent from reports t join metered.ledger l using (scope, seq) order by t.n`)
 			require.NoError(t, err)
-			type told struct {
+			type report struct {
 				Name             string
 				Used, Seq, Spent int64
 			}
-			all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[told])
+			all, err := pgx.CollectRows(rows, pgx.RowToStructByPos[report])
 			require.NoError(t, err)
-			require.Equal(t, []told{{"third", 30, 30, 30}, {"two thirds", 60, 60, 60}, {"all", 90, 90, 90}}, all)
+			require.Equal(t, []report{{"third", 30, 30, 30}, {"two thirds", 60, 60, 60}, {"all", 90, 90, 90}}, all)
 			require.Positive(t, rolledBack.Load())
 		})
 	}
 }
 
-// Whoever dies between the charge and its commit told nothing, and the next one does.
-func TestThreshold_TheDeadTellNothing(t *testing.T) {
+// A backend that dies between the charge and its commit has reported nothing, and the next charge reports.
+func TestThreshold_AKilledBackendReportsNothing(t *testing.T) {
 	t.Parallel()
 	kill := false
-	pool, l, _ := openTelling(t, budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
-		err := tellTo(ctx, tx, c)
+	pool, l, _ := openReporting(t, budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+		err := reportTo(ctx, tx, c)
 		if kill {
 			_, err = tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
 		}
@@ -99,17 +99,17 @@ func TestThreshold_TheDeadTellNothing(t *testing.T) {
 			require.NoError(t, tx.Rollback(t.Context()))
 		}
 		kill = false
-		require.Empty(t, told(t, pool, scope))
+		require.Empty(t, reported(t, pool, scope))
 		mustCharge(t, pool, l, scope, 4, limit)
-		require.Empty(t, told(t, pool, scope), "nothing was charged")
+		require.Empty(t, reported(t, pool, scope), "nothing was charged")
 		mustCharge(t, pool, l, scope, 1, limit)
-		require.Equal(t, []string{"half"}, told(t, pool, scope))
+		require.Equal(t, []string{"half"}, reported(t, pool, scope))
 	}
 }
 
-func TestThreshold_IsToldByEveryWayToCharge(t *testing.T) {
+func TestThreshold_IsReportedByEveryWayToCharge(t *testing.T) {
 	t.Parallel()
-	pool, l, _ := openTelling(t, budget.Config{})
+	pool, l, _ := openReporting(t, budget.Config{})
 	limit := budget.Lifetime(10).Tell(budget.Threshold{Name: "half", Percent: 50})
 	of := func(scope string, amount int64) budget.Charge {
 		return budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{limit}}
@@ -117,10 +117,10 @@ func TestThreshold_IsToldByEveryWayToCharge(t *testing.T) {
 	posted, err := l.ChargeNow(t.Context(), pool, of("now", 5))
 	require.NoError(t, err)
 	require.EqualValues(t, 1, posted.Seq)
-	require.Equal(t, []string{"half"}, told(t, pool, "now"))
+	require.Equal(t, []string{"half"}, reported(t, pool, "now"))
 	_, err = l.ChargeNow(t.Context(), pool, of("now", 1))
 	require.NoError(t, err)
-	require.Empty(t, told(t, pool, "now"))
+	require.Empty(t, reported(t, pool, "now"))
 
 	batcher, err := budget.NewBatcher(pool, l, budget.BatcherConfig{Lanes: 1})
 	require.NoError(t, err)
@@ -131,7 +131,7 @@ func TestThreshold_IsToldByEveryWayToCharge(t *testing.T) {
 		}
 		return err
 	}))
-	require.Equal(t, []string{"half"}, told(t, pool, "batcher"))
+	require.Equal(t, []string{"half"}, reported(t, pool, "batcher"))
 	event := budget.Event{Charge: of("event", 5), ID: "e"}
 	for range 2 {
 		_, err = batcher.Ingest(t.Context(), event)
@@ -141,7 +141,7 @@ func TestThreshold_IsToldByEveryWayToCharge(t *testing.T) {
 			return err
 		}))
 	}
-	require.Equal(t, []string{"half"}, told(t, pool, "event"), "a replay tells nothing")
+	require.Equal(t, []string{"half"}, reported(t, pool, "event"), "a replay reports nothing")
 
 	var results []budget.Result
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) (err error) {
@@ -151,16 +151,16 @@ func TestThreshold_IsToldByEveryWayToCharge(t *testing.T) {
 	require.Equal(t, []int{0, 1, 0, 0, 0}, []int{len(results[0].Crossed), len(results[1].Crossed), len(results[2].Crossed), len(results[3].Crossed), len(results[4].Crossed)})
 	require.EqualValues(t, 2, results[1].Crossed[0].Seq)
 	require.ErrorIs(t, results[2].Err, budget.ErrExceeded)
-	require.Equal(t, []string{"half"}, told(t, pool, "each"))
-	require.Equal(t, []string{"half"}, told(t, pool, "fits"), "where all charges of the scope fit, too")
+	require.Equal(t, []string{"half"}, reported(t, pool, "each"))
+	require.Equal(t, []string{"half"}, reported(t, pool, "fits"), "where all charges of the scope fit, too")
 	requireVerified(t, pool, l)
 }
 
-// A crossing that cannot be told takes its own charge back in a batch, and no other.
-func TestThreshold_ThatCannotBeToldFailsAlone(t *testing.T) {
+// When its report fails, a charge in a batch is taken back, and no other.
+func TestThreshold_AFailedReportTakesBackItsOwnChargeAlone(t *testing.T) {
 	t.Parallel()
-	pool, l, _ := openTelling(t, budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
-		return errors.Join(tellTo(ctx, tx, c), errVeto)
+	pool, l, _ := openReporting(t, budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+		return errors.Join(reportTo(ctx, tx, c), errVeto)
 	}})
 	limit := budget.Lifetime(10).Tell(budget.Threshold{Name: "half", Percent: 50})
 	batcher, err := budget.NewBatcher(pool, l, budget.BatcherConfig{Lanes: 1})
@@ -192,7 +192,7 @@ func TestThreshold_ThatCannotBeToldFailsAlone(t *testing.T) {
 
 func TestThreshold_ArgumentsAreChecked(t *testing.T) {
 	t.Parallel()
-	l := newLedger(t, budget.Config{OnThreshold: tellTo})
+	l := newLedger(t, budget.Config{OnThreshold: reportTo})
 	check := func(l *budget.Ledger, limits ...budget.Limit) error {
 		_, err := prepareCharges(l, budget.Charge{Scope: "a", Amount: 1, Limits: limits})
 		return err
@@ -233,18 +233,19 @@ func TestThreshold_ArgumentsAreChecked(t *testing.T) {
 	}
 }
 
-// Sessions at all isolation levels charge, credit, refund and roll back at once, while one of them moves the clock over periods, back, and repairs it.
-// Whatever order the chain has in the end, what was reported is what a plain model reports of that order, by the same entries.
+// Sessions at all isolation levels charge, credit, refund and roll back at once, while one of them moves the clock over
+// periods, back, and repairs it. In the order that the chain has in the end, a plain model has the same reports, by the
+// same entries.
 func TestThreshold_RacesAgreeWithTheModel(t *testing.T) {
 	t.Parallel()
 	for seed := range uint64(3) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
-			pool, l, clock := openTelling(t, budget.Config{ClockTolerance: time.Hour, OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
-				_, err := tx.Exec(ctx, `insert into told (seq, name) values ($1, $2)`, c.Seq, crossingName(c))
+			pool, l, clock := openReporting(t, budget.Config{ClockTolerance: time.Hour, OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+				_, err := tx.Exec(ctx, `insert into reports (seq, name) values ($1, $2)`, c.Seq, crossingName(c))
 				return err
 			}})
-			h := &tellings{T: t, Rand: rand.New(rand.NewPCG(seed, 77)), clock: clock, told: map[string]time.Time{}, stats: map[string]int{}, seed: seed,
+			h := &reporting{T: t, Rand: rand.New(rand.NewPCG(seed, 77)), clock: clock, reported: map[string]time.Time{}, stats: map[string]int{}, seed: seed,
 				model: &model{scope: "a", tolerance: time.Hour, kept: 1, outer: t, spans: map[budget.Period]span{}}}
 			h.limits = []budget.Limit{
 				h.thresholds(budget.PerWindow(100, 200*time.Microsecond)).Named("window"),
@@ -334,7 +335,7 @@ func TestThreshold_RacesAgreeWithTheModel(t *testing.T) {
 					h.lowered()
 				}
 			}
-			rows, err = pool.Query(t.Context(), `select name from told order by seq, n`)
+			rows, err = pool.Query(t.Context(), `select name from reports order by seq, n`)
 			require.NoError(t, err)
 			heard, err := pgx.CollectRows(rows, pgx.RowTo[string])
 			require.NoError(t, err)

@@ -30,7 +30,7 @@ func tampered(t *testing.T) (find func(tamper string) []string) {
 	requireVerified(t, pool, l)
 	execute(t, pool, `alter domain metered.units drop constraint units_check`)
 	return func(tamper string) (found []string) {
-		// What the owner changes is put back afterwards.
+		// The owner's changes are put back afterwards.
 		execute(t, pool, `create table saved_ledger as table metered.ledger; create table saved_sums as table metered.refund_sum`)
 		execute(t, pool, tamper)
 		report, err := l.Verify(ctx, pool, budget.VerifyOptions{})
@@ -129,7 +129,7 @@ func TestVerify_ReportsProgressAndStopsAtItsBound(t *testing.T) {
 	require.Equal(t, "a", report.Last, "not all of b was reported")
 }
 
-func TestVerify_CancelledReturnsWhatItFound(t *testing.T) {
+func TestVerify_CancelledReturnsTheDifferencesFound(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)
 	chargeMany(t, pool, l, "a", 3)
@@ -143,8 +143,8 @@ func TestVerify_CancelledReturnsWhatItFound(t *testing.T) {
 	require.Len(t, report.Differences, 2)
 }
 
-// A purge leaves nothing that looks like a difference, and what it kept is checked.
-func TestVerify_AfterAPurgeBeginsWithWhatIsKept(t *testing.T) {
+// A purge leaves nothing that looks like a difference, and the kept entries are checked.
+func TestVerify_AfterAPurgeBeginsWithTheKeptEntries(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, clock := open(t)

@@ -56,7 +56,7 @@ func TestWindow_ShortestAndLongest(t *testing.T) {
 	require.Equal(t, int64(1), usage(t, pool, l, "a", budget.MaxWindow).Used)
 }
 
-// The entry is dated after the wait, and judged by what is in the window then.
+// The entry is dated after the wait, and judged by the units in the window then.
 func TestWindow_WaitingLongerThanTheWindowDatesTheEntryAfterTheWait(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -105,7 +105,7 @@ func TestWindow_SlowTransactionDatesItsEntryWhenItCharges(t *testing.T) {
 	require.NoError(t, tx.Commit(ctx))
 }
 
-func TestWindow_BehindWhatIsRetainedIsAnError(t *testing.T) {
+func TestWindow_BehindTheRetainedEntriesIsAnError(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, clock := open(t)
@@ -136,8 +136,8 @@ func TestWindow_BehindWhatIsRetainedIsAnError(t *testing.T) {
 	}
 }
 
-// For every amount that can be too much, where charges are uneven and most of what was
-// refunded lies in one place: the search for the entry that has to leave is led astray.
+// For every amount that can be too much, where charges are uneven and most refunds lie in one place: the search for the
+// entry that has to leave is led astray.
 func TestWindow_RetryAfterIsExactWhereverTheRefundsAre(t *testing.T) {
 	t.Parallel()
 	const charges = 40
@@ -254,7 +254,7 @@ func TestClock_RepairLetsChargesPassAndNothingLeaveEarly(t *testing.T) {
 	require.WithinDuration(t, clock.Now(), r.At, 0)
 	require.Equal(t, 4*time.Hour+20*time.Minute, r.Ahead)
 
-	// What was dated into the future counts from the repair; all others as ever.
+	// Entries dated into the future count from the repair, all others from their own time.
 	require.Equal(t, int64(23), usage(t, pool, l, "a", time.Hour).Used)
 	_, err = charge(ctx, pool, l, "a", 1, hourly)
 	var exceeded *budget.ExceededError
@@ -294,8 +294,8 @@ func TestLimit_ConstructorsSayTheKind(t *testing.T) {
 	require.True(t, budget.Lifetime(9) == nine, "limits can be compared")
 }
 
-// "2 a minute" whose window was forgotten must not become "2 for life".
-func TestCharge_ALimitWithoutAWindowSaysWhatToWriteInstead(t *testing.T) {
+// "2 a minute" without its window must not become "2 for life".
+func TestCharge_ALimitWithoutAWindowSuggestsTheRightCode(t *testing.T) {
 	t.Parallel()
 	l := newLedger(t, budget.Config{})
 	for _, limit := range []budget.Limit{{Max: 2}, {Max: 2, Name: "a minute"}, budget.PerWindow(2, 0)} {

@@ -23,7 +23,7 @@ func TestSpent_IsToldWithTheCaptureOrNot(t *testing.T) {
 	f := setUpReporting(t)
 	veto := false
 	f.tellInto(func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
-		err := tellTo(ctx, tx, c)
+		err := reportTo(ctx, tx, c)
 		if veto {
 			err = errors.Join(err, errVeto)
 		}

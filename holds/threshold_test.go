@@ -20,7 +20,7 @@ func setUpReporting(t *testing.T) *fixture {
 	f := setUp(t, holds.Config{})
 	_, err := f.pool.Exec(t.Context(), `create table told (n bigint generated always as identity, scope text, name text, seq bigint, used bigint, held bigint)`)
 	require.NoError(t, err)
-	f.tellInto(tellTo)
+	f.tellInto(reportTo)
 	return f
 }
 
@@ -33,7 +33,7 @@ func (f *fixture) tellInto(tell budget.OnThreshold) {
 	require.NoError(f, err)
 }
 
-func tellTo(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+func reportTo(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
 	_, err := tx.Exec(ctx, `insert into told (scope, name, seq, used, held) values ($1, $2, $3, $4, $5)`, c.Scope, c.Threshold.Name, c.Seq, c.Used, c.Held)
 	return err
 }
