@@ -181,7 +181,7 @@ func TestCalls_RefuseWrongArgumentsBeforeAnySQL(t *testing.T) {
 	}
 }
 
-func TestPlace_TellsWhetherATTLIsTooShortOrTooLong(t *testing.T) {
+func TestPlace_SaysWhetherATTLIsTooShortOrTooLong(t *testing.T) {
 	t.Parallel()
 	ledger, err := budget.New(budget.Config{})
 	require.NoError(t, err)
@@ -214,8 +214,8 @@ func TestPlace_TellsWhetherATTLIsTooShortOrTooLong(t *testing.T) {
 	}
 }
 
-// What is just within the bounds is taken, by the database too.
-func TestPlace_TakesWhatIsWithinItsBounds(t *testing.T) {
+// Arguments just within the bounds are taken, by the database too.
+func TestPlace_TakesArgumentsJustWithinBounds(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{MaxTTL: holds.MaxMaxLifetime, Notify: true})
 	text := func(c string) string { return strings.Repeat(c, holds.MaxIDBytes) }

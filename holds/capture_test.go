@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-func TestCapture_ChargesWhatWasUsedAndFreesTheRest(t *testing.T) {
+func TestCapture_ChargesTheUsedUnitsAndFreesTheRest(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	f.mustPlace(holds.Request{ID: "h1", Lines: []holds.Line{capacity("gpu", 10, 10), capacity("disk", 5, 5)}})
@@ -81,7 +81,7 @@ func TestCapture_OfAClaimInPartLeavesItsOwnUnit(t *testing.T) {
 		}
 	}
 	h, err := f.claim(holds.Claim{Key: key, Holder: "ben"})
-	require.NoError(t, err, "whoever comes next")
+	require.NoError(t, err, "for the next caller")
 	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, Lines: []holds.Line{{Scope: h.Lines[0].Scope, Amount: 1}}})
 	require.NoError(t, err)
 	_, err = f.claim(holds.Claim{Key: key, Holder: "ann"})
@@ -150,9 +150,9 @@ func (f *fixture) refused(r holds.Return, want error) {
 	require.Equal(f, before, f.dump())
 }
 
-// A confirmed claim carries a line whose charge the ledger no longer has: that one stays
-// spent, and the key does not stay taken for it.
-func TestRefund_OfAClaimWhoseSideLineWasPurged(t *testing.T) {
+// The ledger no longer has the charge of one line of a confirmed claim: that line stays spent, and the key is free all
+// the same.
+func TestReturn_OfAClaimWithAPurgedSideLine(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	key := holds.Key{Type: "machine", Value: "7"}
@@ -228,8 +228,8 @@ func TestRefund_NamesTheHoldThatWasReturned(t *testing.T) {
 	f.verify()
 }
 
-// What somebody gave back by hand is given back: Return gives back what is left.
-func TestRefund_GivesBackWhatIsLeft(t *testing.T) {
+// Somebody has refunded part of a charge by hand: Return refunds the rest.
+func TestReturn_GivesBackTheRest(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 4, 9), capacity("b", 4, 9)}})
@@ -314,8 +314,7 @@ func TestRefund_InPartsLeavesAClaimsOwnUnit(t *testing.T) {
 	f.verify()
 }
 
-// A hold that ended otherwise, or not yet, keeps what was captured of it: Return does
-// not give it back, the ledger does.
+// A hold that ended otherwise, or not yet, keeps its captured units: the ledger refunds them, not Return.
 func TestRefund_OfACaptureInPartIsTheLedgers(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})

@@ -27,7 +27,7 @@ func (a *asking) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, 
 	return a.Querier.Query(ctx, sql, args...)
 }
 
-func TestClaimedMany_SaysOfEachKeyWhatClaimedSays(t *testing.T) {
+func TestClaimedMany_AnswersForEachKeyAsClaimedDoes(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	claim := func(tenant, name string, ttl time.Duration) holds.Hold {
@@ -163,8 +163,7 @@ func TestTaken_SaysInSecondsWhenToComeAgain(t *testing.T) {
 	require.False(t, ok)
 }
 
-// Two calls in one transaction, against two in another the other way round; and the same
-// as one call each.
+// Two calls in one transaction, against two in another the other way round, and the same as one call each.
 func TestPlace_TwoInOneTransactionCanDeadlockAndSaySo(t *testing.T) {
 	t.Parallel()
 	for what, call := range map[string]func(f *fixture, tx pgx.Tx, name string) error{

@@ -28,7 +28,7 @@ func level(name string, n int) pgx.TxIsoLevel {
 
 var levels = []string{"read committed", "repeatable read", "serializable", "mixed"}
 
-// Capacity 40, and 96 who want a unit; some give theirs back or capture it meanwhile.
+// Capacity 40, and 96 callers that want a unit. Some give theirs back or capture it meanwhile.
 func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -90,7 +90,7 @@ func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
 				require.Equal(t, captured.Load(), used)
 				require.Equal(t, placed.Load()-released.Load()-captured.Load(), held)
 				require.LessOrEqual(t, used+held, int64(limit))
-				for range int64(limit) - used - held { // what is left can be had, and not a unit more
+				for range int64(limit) - used - held { // the rest can be had, and not a unit more
 					f.mustPlace(holds.Request{Lines: []holds.Line{capacity("room", 1, limit)}})
 				}
 				_, err := f.place(holds.Request{Lines: []holds.Line{capacity("room", 1, limit)}})
@@ -106,8 +106,8 @@ func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
 	}
 }
 
-// Everybody at once, and the clock reaches the deadline meanwhile: one of them ends
-// the hold, and whoever did is who the history names.
+// Everybody at once, and the clock reaches the deadline meanwhile: one of them ends the hold, and the history names
+// that one.
 func TestEnd_OfARaceHasExactlyOneWinner(t *testing.T) {
 	t.Parallel()
 	for _, name := range levels {
@@ -207,7 +207,7 @@ func TestEnd_OfARaceHasExactlyOneWinner(t *testing.T) {
 }
 
 // Thousands of holds fall due on one scope, full until then, while many place on it
-// and sweepers run: what is let in is exactly what there is room for.
+// and sweepers run: exactly as many units are let in as there is room for.
 func TestPlace_AFloodOfDueHoldsLetsInExactlyTheCapacity(t *testing.T) {
 	t.Parallel()
 	const due, workers, amount = 3000, 6, 40

@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// everyWrite calls each method that writes with a holder and a note, and says what it made of it.
+// everyWrite calls each method that writes, with a holder and a note, and returns the error of each.
 func everyWrite(f *fixture, book *holds.Book, holder string, note budget.Note) map[string]error {
 	ctx, tx := f.Context(), begin(f, f.pool, pgx.ReadCommitted)
 	defer func() { require.NoError(f, tx.Rollback(context.Background())) }()
@@ -30,7 +30,7 @@ func everyWrite(f *fixture, book *holds.Book, holder string, note budget.Note) m
 	return errs
 }
 
-func TestConfig_CanDemandThatAHolderIsNamedAndWhoActs(t *testing.T) {
+func TestConfig_CanDemandAHolderAndAnActor(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	for _, id := range []string{"h", "other", "captured"} {
@@ -49,7 +49,7 @@ func TestConfig_CanDemandThatAHolderIsNamedAndWhoActs(t *testing.T) {
 		"capture": "Capture.Note.Actor", "refund": "Note.Actor", "release": "Note.Actor", "expire": "Expire.Note.Actor"}
 	ledger, err := budget.New(budget.Config{RequireActor: true})
 	require.NoError(t, err)
-	ofLedger, err := holds.New(ledger, holds.Config{}) // whose entries a transition writes
+	ofLedger, err := holds.New(ledger, holds.Config{}) // a transition writes entries of this ledger
 	require.NoError(t, err)
 	for _, c := range []struct {
 		book    *holds.Book
@@ -88,8 +88,8 @@ func TestConfig_CanDemandThatAHolderIsNamedAndWhoActs(t *testing.T) {
 	requireArgument(t, err, "Holder")
 }
 
-// A hold without a ceiling is extended beyond what any other could be; so it is by a book that has one, which
-// is not the hold's.
+// A hold without a ceiling is extended further than any other could be, also by a book with a ceiling, which is not the
+// hold's.
 func TestExtend_HasNoCeilingWhereConfigured(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{NoCeiling: true})
@@ -125,7 +125,7 @@ func TestExtend_HasNoCeilingWhereConfigured(t *testing.T) {
 	f.verify()
 }
 
-// Of a release or a return the hold itself says why, in every answer; not of what was said before.
+// The reason of a release or a return is on the hold, in every answer. The reasons of earlier calls are not.
 func TestRelease_ItsReasonIsOnTheHold(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
@@ -184,8 +184,8 @@ func TestSweep_SaysWhenItLooked(t *testing.T) {
 	require.Equal(t, holds.SweepReport{Expired: 3, Batches: 2, ScannedAt: at[1]}, report)
 }
 
-// From any answer, whatever came before it, and also from one that shows as over what went on by the clock of
-// the primary. What does not follow from the snapshot is an error.
+// It goes on from any answer, with any history before it, and also from one that shows a hold as ended that went on by
+// the clock of the primary. Events that do not follow from the snapshot are an error.
 func TestRebuildFrom_GoesOnFromASnapshot(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})

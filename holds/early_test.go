@@ -23,9 +23,9 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// One unit of each scope is handed on among holds of one or several, by a clock that
-// goes forward and back. Whoever gets it gets it when the last one is due, and not
-// before; from then on, whatever the clock says, the last one can do nothing more.
+// One unit of each scope is handed on among holds of one or several, by a clock that goes forward and back. The next
+// hold gets it when the last one is due, and not before. From then on the last one can do nothing more, whatever the
+// clock says.
 func TestExpiry_IsNeverEarlyAndNeverUndone(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{MinTTL: time.Millisecond})
@@ -36,8 +36,8 @@ func TestExpiry_IsNeverEarlyAndNeverUndone(t *testing.T) {
 		now := noon
 		f.clock.Set(now)
 		scopes := []string{fmt.Sprint(serial, "/a"), fmt.Sprint(serial, "/b"), fmt.Sprint(serial, "/c")}
-		has := map[string]holds.Hold{} // by scope: who was let in last
-		var lost []holds.Hold          // who lost a unit to somebody else
+		has := map[string]holds.Hold{} // by scope: the hold that was let in last
+		var lost []holds.Hold          // holds that lost a unit to another
 		taken := map[string]bool{}     // by id: some of its units are another's
 		for n := range pick("length", 8, 12, 16) {
 			switch pick("act", 0, 0, 0, 1, 1, 2, 3) {
@@ -58,7 +58,7 @@ func TestExpiry_IsNeverEarlyAndNeverUndone(t *testing.T) {
 				for _, scope := range wants {
 					if last, held := has[scope]; held {
 						lost = append(lost, last)
-						taken[last.ID] = true // it has ended, on its other scopes too; those units are free when they are due
+						taken[last.ID] = true // it has ended, on its other scopes too, where its units are free when they are due
 					}
 					has[scope] = h
 				}
@@ -73,7 +73,7 @@ func TestExpiry_IsNeverEarlyAndNeverUndone(t *testing.T) {
 				now = now.Add(-time.Duration(pick("back µs", 1, 1_000_000, 3_000_000, 30_000_000)) * time.Microsecond)
 				f.clock.Set(now)
 			case 3:
-				f.clock.Set(now) // and look: who has not lost anything is as live as the clock says
+				f.clock.Set(now) // and look: a hold that lost nothing is live until the clock reaches its time
 				for _, h := range has {
 					got := f.get(h.ID)
 					require.Equal(rt, !taken[h.ID] && now.Before(h.Due), got.State == holds.Held, h.ID)
@@ -92,7 +92,7 @@ func TestExpiry_IsNeverEarlyAndNeverUndone(t *testing.T) {
 }
 
 // neverEarly checks that no hold was ended by time before it was due, and that none lost
-// a unit while it was held: what was captured aside, a line is open as long as its hold.
+// a unit while it was held: except for captured units, a line is open as long as its hold.
 func (f *fixture) neverEarly() {
 	f.Helper()
 	require.Zero(f, queryRow[int](f, f.pool, `select count(*) from metered.hold_events e join metered.holds h on h.no = e.hold
@@ -101,9 +101,9 @@ func (f *fixture) neverEarly() {
 		where h.state = 'h' and l.captured = 0 and l.open = 0`))
 }
 
-// The same with everybody at once: two seats, one clock that is moved about, and
-// whoever captured a seat was the only one to have it between its placement and that.
-func TestExpiry_HandsNoUnitOutTwiceWhateverTheClockDoes(t *testing.T) {
+// The same with everybody at once: two seats, one clock that is moved about, and a hold that captured a seat was the
+// only one to have it from its placement until then.
+func TestExpiry_HandsNoUnitOutTwiceWhileTheClockMoves(t *testing.T) {
 	t.Parallel()
 	for _, name := range []string{"read committed", "mixed"} {
 		t.Run(name, func(t *testing.T) {
@@ -162,7 +162,7 @@ func TestExpiry_HandsNoUnitOutTwiceWhateverTheClockDoes(t *testing.T) {
 			}))
 			stop.Store(true)
 			require.NoError(t, <-moving)
-			// Of each seat: who it was placed for, and who captured it, in the chain's order.
+			// Each seat was captured by the hold that placed it, in the chain's order.
 			n := 0
 			for _, seat := range seats {
 				has := ""
@@ -267,7 +267,7 @@ func isA[T error](err error) bool {
 }
 
 // From its deadline on a hold is not extended, and until it is due it can still be captured:
-// what it keeps is nobody else's.
+// its units are nobody else's.
 func TestExpiry_GraceIsForCaptures(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})

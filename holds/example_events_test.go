@@ -58,7 +58,7 @@ func ExampleBook_Listen() {
 		case n.Kind == holds.EventPlaced:
 			held[n.ID] = true
 			fmt.Println(n.Kind, held, "by", n.Holder, n.Lines[0].Scope, n.Lines[0].Amount)
-		case n.Kind == holds.EventReleased: // or EventExpired, which a Sweep tells
+		case n.Kind == holds.EventReleased: // or EventExpired, from a Sweep
 			delete(held, n.ID)
 			fmt.Println(n.Kind, held, n.Note.Reason)
 			return enough
@@ -73,8 +73,8 @@ func ExampleBook_Listen() {
 	// enough
 }
 
-// A connection that listens for other things too hears of holds as well. A payload says no more than that something has
-// changed: for what it was, use Listen.
+// A connection that listens for other things can listen for holds as well. A payload only says that something has
+// changed. Use Listen to get the change itself.
 func ExampleBook_Channel() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
@@ -134,7 +134,7 @@ func ExampleSubscriber() {
 		return err
 	}))
 	time.Sleep(2 * time.Millisecond)
-	_, err = book.Sweep(ctx, pool, holds.SweepOptions{}) // it tells what ended by time
+	_, err = book.Sweep(ctx, pool, holds.SweepOptions{}) // announces holds that ended by time
 	check(err)
 
 	rows, err := pool.Query(ctx, `select hold, version, kind from outbox order by id`)
@@ -168,12 +168,12 @@ type SweepWorker struct {
 
 func (w *SweepWorker) Work(ctx context.Context, _ *river.Job[SweepHolds]) error {
 	report, err := w.Book.Sweep(ctx, w.Pool, holds.SweepOptions{})
-	w.Report(report) // of what was swept also if there is an error
+	w.Report(report) // also if there is an error: some holds were swept
 	return err
 }
 
 // Where River runs anyway, a periodic job sweeps: its leader enqueues one every so
-// often, whatever the number of processes.
+// often, with any number of processes.
 func ExampleBook_Sweep_river() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
@@ -289,7 +289,7 @@ func sweepCommand(databaseURL string, out io.Writer) (exitCode int) {
 	return 0
 }
 
-// placeShort places a hold whose time is over when it returns.
+// placeShort places a hold, and returns after its deadline.
 func placeShort(ctx context.Context, pool *pgxpool.Pool, book *holds.Book) {
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := book.Place(ctx, tx, holds.Request{TTL: time.Millisecond, Lines: []holds.Line{{Scope: "room", Amount: 1}}})

@@ -12,8 +12,8 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// A fitting room is held for ten minutes, and a job of your queue ends each hold when its time is over. Who asks for more time
-// gets it, up to a bound: the first job then leaves the hold alone, and the one of the new deadline ends it.
+// A fitting room is held for ten minutes, and a job of your queue ends each hold when its time is over. A client can
+// ask for more time, up to a bound: the first job then leaves the hold alone, and the job of the new deadline ends it.
 // Where the queue is River, holdjobs.NewCleanupWorker does that.
 func ExampleBook_Expire() {
 	ctx := context.Background()

@@ -11,7 +11,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// A customer disputes a bill. The history of the hold says how it stood at each moment, and who made it so.
+// A customer disputes a bill. The history of the hold has its state at each moment, and the actor of each change.
 func ExampleRebuild() {
 	ctx := context.Background()
 	noon := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
@@ -48,7 +48,7 @@ func ExampleRebuild() {
 	}
 
 	// A copy that was kept since the hold was placed catches up in the same way.
-	h, err := holds.RebuildFrom(placed, history) // what the copy has is skipped
+	h, err := holds.RebuildFrom(placed, history) // skips the events that the copy has
 	check(err)
 	fmt.Printf("the copy, from version %d to %d: %s\n", placed.Version, h.Version, h.State)
 	// Output:

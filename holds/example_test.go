@@ -61,8 +61,7 @@ func Example() {
 	// captured 2 for order/7
 }
 
-// An estimate is held, what was really used is captured as it comes, and the rest is
-// free again.
+// An estimate is held, the real usage is captured as it comes, and the rest is free again.
 func ExampleBook_Capture() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
@@ -226,7 +225,7 @@ func ExampleBook_Claim() {
 	// taken of three names: 1
 }
 
-// What a holder holds now, newest first, a page at a time.
+// The live holds of a holder, newest first, a page at a time.
 func ExampleBook_List() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()

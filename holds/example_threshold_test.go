@@ -11,7 +11,8 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// Estimates are larger than what comes of them: with Spent, "80 % used" is told by the capture that reaches it, and not by the hold.
+// Estimates are larger than the real costs: with Spent, "80 % used" is reported by the capture that reaches it, and not
+// by the hold.
 func ExampleBook_Capture_threshold() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()

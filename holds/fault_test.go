@@ -190,7 +190,7 @@ func TestFault_ABackendKilledBetweenStatementsLeavesTheOldStateOrTheNew(t *testi
 	}
 }
 
-// A backend that is killed while it waits for a lock, and one whose call is cancelled.
+// A backend is killed while it waits for a lock, or its call is cancelled.
 func TestFault_EndedWhileItWaitsItLeavesTheOldState(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})

@@ -18,7 +18,7 @@ import (
 
 type holdsCall = ledger.Call[[]holds.Hold]
 
-// What the packages lend to their siblings.
+// Steps that the packages lend to their siblings.
 var (
 	prepareCharges = budget.Internals(lend.Key{}).Charges
 	placeHold      = holds.Internals(lend.Key{}).Place
@@ -120,7 +120,7 @@ func (f *fixture) get(id string) holds.Hold {
 	return h
 }
 
-// usage is what a scope has spent and held.
+// usage is the units of a scope that are spent and held.
 func (f *fixture) usage(scope string) (used, held int64) {
 	f.Helper()
 	u, err := f.ledger.Usage(f.Context(), f.pool, budget.Query{Scope: scope})
@@ -128,8 +128,8 @@ func (f *fixture) usage(scope string) (used, held int64) {
 	return u[0].Used, u[0].Held
 }
 
-// verify checks the ledger, that what each scope holds is the sum of its open lines,
-// that each hold is what its history says, and that nothing is left of others.
+// verify checks the ledger, that the held units of each scope are the sum of its open lines, that each hold agrees with
+// its history, and that no row of a deleted hold is left.
 func (f *fixture) verify() {
 	f.Helper()
 	report, err := f.ledger.Verify(f.Context(), f.pool, budget.VerifyOptions{})

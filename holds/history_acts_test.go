@@ -32,7 +32,7 @@ func (h *history) holder() string {
 	return rapid.SampledFrom([]string{"", "ann", "ben"}).Draw(h.T, "holder")
 }
 
-// limits are some that are near to what is used and held.
+// limits are some limits near to the units used and held.
 func (h *history) limits(scope string) (limits []budget.Limit) {
 	for range rapid.SampledFrom([]int{0, 0, 1, 1, 2}).Draw(h.T, "limits") {
 		window := rapid.SampledFrom(modelWindows).Draw(h.T, "window")
@@ -84,7 +84,7 @@ func (h *history) ids() []string {
 	return ids
 }
 
-// who is the holder that a call names: mostly nobody, or the right one.
+// who is the holder that a call names: mostly none, or the right one.
 func (h *history) who(ids []string) string {
 	if hold := h.m.find(ids[0]); hold != nil && h.once("named", 3) {
 		return hold.holder
@@ -293,7 +293,7 @@ func (h *history) compareError(want, err error) {
 				requested: r.Requested, available: r.Available, due: r.HoldDue, retry: r.RetryAfter}
 			for w := range want {
 				// The model does not know which holds are the transaction's own: TestRefusal_… looks at
-				// these. One of them may be what falls due first.
+				// these. One of them may fall due first.
 				if (r.OwnHeld > 0 || h.name == "capture") && w.scope == refusal.scope && w.max == refusal.max && w.window == refusal.window {
 					refusal.due, refusal.retry = w.due, w.retry
 				}

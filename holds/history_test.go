@@ -40,11 +40,9 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// Random histories of a few scopes and holds agree with the model in every answer,
-// with steps of the clock in both directions, of one scope's alone and their repair, and
-// savepoints that are rolled back.
-// Afterwards the ledger verifies, each scope holds what its open lines keep, and each
-// hold is what its history says.
+// Random histories of a few scopes and holds agree with the model in every answer, with steps of the clock in both
+// directions, of one scope's alone and their repair, and savepoints that are rolled back. Afterwards the ledger
+// verifies, each scope holds the sum of its open lines, and each hold agrees with its history.
 func TestHolds_AgreeWithTheModel(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -92,7 +90,7 @@ func newHistory(rt *rapid.T, f *fixture, conn *pgxpool.Conn) *history {
 		h.scopes = append(h.scopes, h.tenant+"/"+name)
 	}
 	h.set(noon)
-	_, err := conn.Exec(f.Context(), "rollback") // what a failed history before it left open
+	_, err := conn.Exec(f.Context(), "rollback") // a failed history may have left a transaction open
 	require.NoError(rt, err)
 	return h
 }
@@ -127,7 +125,7 @@ func (h *history) act(name string) {
 		"advance": h.advance, "run ahead": h.runAhead, "repair": h.repair,
 		"step back": func() { h.set(h.now.Add(-h.duration("step back", 1, 5, 30, 90))) },
 	}[name]()
-	if !h.aborted && h.once("usage", 2) { // what it would have shown, the next one does
+	if !h.aborted && h.once("usage", 2) { // sometimes only: a later step shows the same
 		h.compareUsage()
 	}
 }
@@ -182,7 +180,7 @@ func (h *history) check() []holds.Hold {
 	return list.Holds
 }
 
-// checkDue compares with the model what is due, a page at a time.
+// checkDue compares the due holds with the model, a page at a time.
 func (h *history) checkDue() {
 	f := holds.DueFilter{Tenant: h.tenant, ScopePrefix: rapid.SampledFrom([]string{"", h.tenant + "/", h.scopes[1], h.scopes[2] + "x"}).Draw(h.T, "prefix"),
 		State: rapid.SampledFrom([]holds.State{"", holds.Held, holds.Expired}).Draw(h.T, "state"), Max: int(h.int("page", 1, 3))}

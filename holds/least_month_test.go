@@ -13,8 +13,8 @@ import (
 	"github.com/pgmetered/metered/leases"
 )
 
-// A minimum that fell due in November is on November's invoice: before anybody has ended its hold, and whatever is written to the
-// scope in December before somebody does.
+// A minimum that fell due in November is on November's invoice: before its hold is ended, and with any entries in the
+// scope in December before that.
 func TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{MaxTTL: 24 * time.Hour})
@@ -96,7 +96,7 @@ func TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue(t *testing.T) {
 			return err
 		}))
 	}
-	// A child whose own minimum is due before it is closed.
+	// A child has a minimum of its own that is due before it is closed.
 	f.mustPlace(holds.Request{ID: "of a child", TTL: 90 * time.Minute, Lines: []holds.Line{{Scope: "child/nothing", Amount: 10, AtLeast: 10}}})
 
 	invoiced := func(when string) {
@@ -141,9 +141,9 @@ func TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue(t *testing.T) {
 		_, err := carver.Close(ctx, tx, "child/nothing", budget.Note{})
 		return err
 	}))
-	invoiced("after what came in December")
+	invoiced("after the entries of December")
 	require.NoError(t, inTx(func(tx pgx.Tx) error { return acts["sweep beside a lock"](tx, all[0]) }))
-	require.Equal(t, int64(110+11), lastHeld(f, all[0]), "what is behind the minimum waits for it")
+	require.Equal(t, int64(110+11), lastHeld(f, all[0]), "the hold behind the minimum waits for it")
 	invoiced("after a sweep that left it")
 
 	f.clock.Advance(time.Hour)
@@ -163,7 +163,7 @@ func TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue(t *testing.T) {
 	require.Empty(t, report.Differences)
 }
 
-// lastHeld is what the last entry of a scope says is held.
+// lastHeld is the held units in the last entry of a scope.
 func lastHeld(f *fixture, scope string) int64 {
 	f.Helper()
 	for e, err := range f.ledger.Entries(context.Background(), f.pool, scope, budget.EntriesOptions{NewestFirst: true, Max: 1}) {

@@ -17,7 +17,7 @@ func TestAtLeast_LeavesItsWindowAndItsPeriod(t *testing.T) {
 	minute, day := budget.PerWindow(100, time.Minute), budget.PerDay(100, time.UTC, time.Time{}) // it is noon
 	for name, c := range map[string]struct {
 		limit    budget.Limit
-		ttl, now time.Duration // of the hold; when the charge is refused
+		ttl, now time.Duration // of the hold, and when the charge is refused
 		lines    []int64       // minima of 70 units each, one hold a minute after the other
 		charge   int64
 		amount   int64

@@ -15,7 +15,8 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// What expiry captures counts from when the hold was due, the same before and after it is written down, and in that period.
+// Units captured by expiry count from the time at which the hold was due, and in that period, the same before and after
+// the expiry is written down.
 func TestAtLeast_CountsWhenItFellDueSweptOrNot(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
@@ -77,8 +78,8 @@ func TestAtLeast_IsNotWaitedFor(t *testing.T) {
 	}
 }
 
-// Whoever comes first writes it down, once: charges that need the room, sweeps, and Expire, at each isolation level.
-func TestAtLeast_IsChargedOnceByWhoeverComesFirst(t *testing.T) {
+// The first writer writes it down, once: charges that need the room, sweeps, and Expire, at each isolation level.
+func TestAtLeast_IsChargedOnceByTheFirstWriter(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
@@ -99,7 +100,7 @@ func TestAtLeast_IsChargedOnceByWhoeverComesFirst(t *testing.T) {
 				_, err := f.book.Sweep(ctx, f.pool, holds.SweepOptions{Batch: 3})
 				return err
 			}
-			for { // the room is just what the holds leave
+			for { // the only room is the units that the holds free
 				err := pgx.BeginTxFunc(ctx, f.pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
 					_, err := f.ledger.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 5, Limits: []budget.Limit{budget.Lifetime(3*n + 20)}})
 					return err

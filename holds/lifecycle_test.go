@@ -121,9 +121,9 @@ func TestExpiry_CountsWhenDueWithoutASweeper(t *testing.T) {
 	f.verify()
 }
 
-// Whoever sees a due hold through ends it for the system, and not for whom it acts. Expire
-// is known by its note where it is what ends the hold.
-func TestHistory_NamesWhoEndedAHoldByTime(t *testing.T) {
+// A call that ends a due hold on its way does so for the system, not for its own actor. Where Expire ends the hold, the
+// event has Expire's note.
+func TestHistory_NamesTheSystemForAHoldThatEndedByTime(t *testing.T) {
 	t.Parallel()
 	var told []budget.Note
 	f := setUp(t, holds.Config{Subscribers: []holds.Subscriber{func(_ context.Context, _ pgx.Tx, tr holds.Transition) error {
@@ -213,11 +213,8 @@ func TestHistory_OfACaptureHasTheEntriesOfTheLedger(t *testing.T) {
 	f.verify()
 }
 
-// The unit of a claim is captured with its end, or else the key would stay taken, by
-// nobody, once the hold was released or had expired.
-// A claim that was captured without its unit would be taken for ever, and the unit free.
-// What is JSON to Go is not all JSON to jsonb.
-func TestRefusal_ShowsAHoldWithWhateverMetadataItHas(t *testing.T) {
+// Some JSON of Go is no JSON to jsonb.
+func TestRefusal_ShowsAHoldWithAnyMetadata(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	for name, metadata := range map[string]string{
@@ -259,7 +256,7 @@ func TestRefusal_ShowsAHoldWithWhateverMetadataItHas(t *testing.T) {
 
 // A hold of which one scope is busy is left whole for the next sweep: were it taken
 // now, nobody would free the line of that scope before somebody charges it.
-func TestSweep_LeavesAHoldWhoseScopeIsBusy(t *testing.T) {
+func TestSweep_LeavesAHoldWithABusyScope(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	f.mustPlace(holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{capacity("busy", 1, 5), capacity("idle", 1, 5)}})
@@ -325,7 +322,7 @@ func TestSweep_TakesNoMoreThan2000LocksAtATime(t *testing.T) {
 	f.sums()
 }
 
-// What a usage says is available is what can be held, and what a denial says.
+// The available units of Usage can all be held, and a refusal has the same number.
 func TestPlace_HoldsTakeFromPrepaidCredit(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})

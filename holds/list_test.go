@@ -25,8 +25,8 @@ func shown(page holds.Listed) (ids []string) {
 	return ids
 }
 
-// Each filter alone, and all of them together, select what they say, newest first.
-func TestList_ShowsWhatAllItsFiltersSelect(t *testing.T) {
+// Each filter alone, and all of them together, select the right holds, newest first.
+func TestList_ShowsTheHoldsThatAllItsFiltersSelect(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	type facts struct {
@@ -111,10 +111,9 @@ func TestList_ShowsWhatAllItsFiltersSelect(t *testing.T) {
 	require.Greater(t, found, 50)
 }
 
-// Whatever is placed and ends while somebody reads page after page: what was there at the
-// beginning is shown once, in order, and if its state is asked for, unless it ended before
-// its page.
-func TestList_PagesStayInPlaceWhateverHappensBetweenThem(t *testing.T) {
+// Holds are placed and end while somebody reads page after page: a hold that was there at the beginning is shown once,
+// in order. Only with a filter by state a hold that ended before its page is left out.
+func TestList_PagesStayInPlaceWhileHoldsComeAndEnd(t *testing.T) {
 	t.Parallel()
 	for _, state := range []holds.State{"", holds.Held} {
 		for _, size := range []int{1, 3, 4} {
@@ -312,7 +311,7 @@ func TestDue_ShowsTheEarliestFirstByTenantScopeTimeAndWhetherItIsOver(t *testing
 		}
 	}
 
-	// A sweep leaves what is not due.
+	// A sweep leaves holds that are not due.
 	_, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
 	require.NoError(t, err)
 	require.Empty(t, f.due(holds.DueFilter{State: holds.Expired, AllTenants: true}, 0))
@@ -389,8 +388,8 @@ func TestDue_APageReadsNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	}
 }
 
-// The claims of a key one after another, whoever had it and however it ended; not those of other keys and
-// tenants, nor a hold whose id looks like one.
+// The claims of a key one after another, with any holder and any end. Claims of other keys and tenants are not shown,
+// nor a hold with an id that looks like a claim's.
 func TestList_OfAClaimsKeyShowsAllThatHadIt(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
@@ -489,9 +488,9 @@ func TestList_OfAClaimsKeyReadsNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	}
 }
 
-// Who is told who has a key is told it as Claimed would, of a claim that is held and of one that is confirmed;
-// and the others what they were told before. Also where it is raised, for a command.
-func TestTaken_SaysWhoHasTheKeyWhereThatIsAskedFor(t *testing.T) {
+// With Reveal, the refusal of a taken key has the same answer as Claimed, for a held claim and for a confirmed one.
+// Without it, the refusal does not name the holder. Both hold for a raised error too, as in a command.
+func TestTaken_NamesTheHolderWithReveal(t *testing.T) {
 	t.Parallel()
 	for _, iso := range isolations {
 		f := setUp(t, holds.Config{})
@@ -530,7 +529,7 @@ func TestTaken_SaysWhoHasTheKeyWhereThatIsAskedFor(t *testing.T) {
 
 // A hold that was captured is given back by the verb that gives up one that is held, also both in one call, or
 // neither. Its state says so, and so does its history.
-func TestRelease_OfWhatWasCapturedGivesItBack(t *testing.T) {
+func TestRelease_OfACapturedHoldReturnsIt(t *testing.T) {
 	t.Parallel()
 	for _, iso := range isolations {
 		f := setUp(t, holds.Config{})
@@ -592,9 +591,9 @@ func TestRelease_OfWhatWasCapturedGivesItBack(t *testing.T) {
 	}
 }
 
-// Of captures and such releases of one hold at once, each happens at most once, and what is spent in the end is
-// what the last state says.
-func TestRelease_OfWhatIsBeingCapturedIsInOneOrder(t *testing.T) {
+// Captures and such releases of one hold race: each happens at most once, and the units spent in the end agree with the
+// last state.
+func TestRelease_AndCaptureAtOnceAreInOneOrder(t *testing.T) {
 	t.Parallel()
 	for _, iso := range isolations {
 		t.Run(string(iso), func(t *testing.T) {

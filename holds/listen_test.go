@@ -186,7 +186,7 @@ func TestListen_HearsInTheOrderOfCommitsAndNothingRolledBack(t *testing.T) {
 	l.hears(notice("early", 1, holds.EventPlaced), notice("early too", 1, holds.EventPlaced), notice("late", 1, holds.EventPlaced))
 }
 
-func TestListen_WhatItCannotReadIsSomethingMissed(t *testing.T) {
+func TestListen_AnUnreadableNoticeCountsAsMissed(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{Notify: true})
 	l := startListening(t, f.pool, holds.ListenOptions{})
@@ -285,7 +285,7 @@ func TestListen_RefusesBadArguments(t *testing.T) {
 	}
 }
 
-func TestNotify_OfASchemaWhoseNameIsTooLongForAChannelIsRefused(t *testing.T) {
+func TestNotify_IsRefusedWithASchemaNameTooLongForAChannel(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
@@ -433,7 +433,7 @@ func TestListen_AnIdleConnectionThatAnswersIsKept(t *testing.T) {
 	l.hears(notice("h1", 1, holds.EventPlaced)) // and not Missed before it
 }
 
-// counted tells of everything that is written to a connection.
+// counted reports each write to a connection.
 type counted struct {
 	net.Conn
 	wrote chan struct{}

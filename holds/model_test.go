@@ -11,8 +11,7 @@ import (
 )
 
 // model is the scopes and holds of one history done plainly: each answer is computed
-// anew from lists of charges and holds. It is a value: a copy made by clone is what a
-// savepoint goes back to.
+// anew from lists of charges and holds. It is a value: a savepoint goes back to a copy made by clone.
 type model struct {
 	scopes map[string]mScope
 	holds  []mHold
@@ -94,8 +93,7 @@ func (m *model) charge(scope string, now time.Time, amount int64) mRef {
 	return mRef{scope, len(s.charges) - 1}
 }
 
-// repair lets a scope go on that is ahead of the clock: what it was charged counts as
-// charged no later than now.
+// repair lets a scope go on that is ahead of the clock: its charges count as made no later than now.
 func (m *model) repair(scope string, now time.Time) (ahead time.Duration) {
 	s := m.scopes[scope]
 	if !s.last.After(now) {
@@ -127,7 +125,7 @@ func (m *model) used(scope string, now time.Time, window time.Duration) (used in
 	return used
 }
 
-// minima are what expiry captures, and nobody has written down.
+// minima are charges that expiry makes, and nobody has written down.
 func (m *model) minima(scope string, now time.Time) (charges []mCharge) {
 	for _, h := range m.holds {
 		for _, l := range h.lines {
@@ -139,7 +137,7 @@ func (m *model) minima(scope string, now time.Time) (charges []mCharge) {
 	return charges
 }
 
-// between is what a scope was charged from one time until another.
+// between is the units charged to a scope from one time until another.
 func (m *model) between(scope string, now, from, to time.Time) (units int64) {
 	for _, c := range append(m.minima(scope, now), m.scopes[scope].charges...) {
 		if !c.at.Before(from) && c.at.Before(to) {
@@ -149,8 +147,7 @@ func (m *model) between(scope string, now, from, to time.Time) (units int64) {
 	return units
 }
 
-// held is what open holds keep of a scope, but for what is due, and when the next of
-// them is.
+// held is the units of a scope in open holds, without due ones, and when the next of them is due.
 func (m *model) held(scope string, now time.Time) (held int64, due time.Time) {
 	for _, h := range m.holds {
 		for _, l := range h.lines {
@@ -174,7 +171,7 @@ type mRefusal struct {
 	due, retry                       time.Duration
 }
 
-// judge says who refuses charges, of distinct scopes.
+// judge returns the limits that refuse charges, of distinct scopes.
 func (m *model) judge(now time.Time, charges []budget.Charge) (refusals map[mRefusal]bool, err error) {
 	refusals = map[mRefusal]bool{}
 	for _, c := range charges {
@@ -227,8 +224,7 @@ func (m *model) retry(c budget.Charge, l budget.Limit, now time.Time, held int64
 	return best
 }
 
-// admit ends what is due on the scopes of a call that was let in, and frees what it
-// kept of those that are locked.
+// admit ends the due holds on the scopes of a call that was let in, and frees their units of the locked scopes.
 func (m *model) admit(now time.Time, scopes, locked []string) {
 	var due []*mHold
 	for i := range m.holds {
@@ -284,7 +280,7 @@ func (m *model) expire(all []*mHold, now time.Time, scopes []string) {
 	}
 }
 
-// endMinima ends what is due on those of the scopes where it captures something, ahead of an entry: but for a hold of its own.
+// endMinima ends due holds, except own, on those of the scopes where that captures units, ahead of an entry.
 func (m *model) endMinima(now time.Time, own *mHold, scopes ...string) {
 	scopes = slices.DeleteFunc(slices.Clone(scopes), func(scope string) bool {
 		return !slices.ContainsFunc(m.holds, func(h mHold) bool {

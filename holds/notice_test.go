@@ -17,8 +17,8 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// told is the notice that a transition should give: the hold after it, and what its history says.
-func (f *fixture) told(h holds.Hold, kind holds.EventKind) holds.Notice {
+// expected is the notice that a transition should give: the hold after it, and the event in its history.
+func (f *fixture) expected(h holds.Hold, kind holds.EventKind) holds.Notice {
 	f.Helper()
 	history, err := f.book.History(f.Context(), f.pool, h.Tenant, h.ID, "")
 	require.NoError(f, err)
@@ -28,7 +28,7 @@ func (f *fixture) told(h holds.Hold, kind holds.EventKind) holds.Notice {
 		At: e.At, Claim: h.Claim, State: h.State, Holder: h.Holder, Deadline: h.Deadline, Note: e.Note, Lines: h.Lines}
 }
 
-func TestNotice_SaysWhoDidWhatToWhichScopesAndWhy(t *testing.T) {
+func TestNotice_HasTheActorTheKindTheScopesAndTheReason(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{NotifyContent: true})
 	execute(t, f.pool, fmt.Sprintf(`alter database %s set timezone = 'Asia/Kathmandu'`, pgx.Identifier{f.pool.Config().ConnConfig.Database}.Sanitize()))
@@ -39,7 +39,7 @@ func TestNotice_SaysWhoDidWhatToWhichScopesAndWhy(t *testing.T) {
 		t.Helper()
 		for _, h := range hs {
 			n := l.next()
-			require.Equal(t, f.told(h, kind), n)
+			require.Equal(t, f.expected(h, kind), n)
 			require.Equal(t, why, n.Note.Reason)
 			require.Equal(t, holder, n.Holder)
 			require.NotEmpty(t, n.Lines)
@@ -103,7 +103,7 @@ func TestNotice_SaysWhoDidWhatToWhichScopesAndWhy(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []holds.HeldLine{{Scope: "cpu", Amount: 2}, {Scope: "gpu/" + odd, Amount: 1}}, swept.Lines)
 	n := l.next()
-	require.Equal(t, f.told(swept, holds.EventExpired), n)
+	require.Equal(t, f.expected(swept, holds.EventExpired), n)
 	require.Equal(t, holds.System, n.Note.Actor)
 	f.clock.Advance(time.Minute)
 	hears(holds.EventExpired, "late", "cy", in(func(tx pgx.Tx) ([]holds.Hold, error) {
@@ -112,13 +112,13 @@ func TestNotice_SaysWhoDidWhatToWhichScopesAndWhy(t *testing.T) {
 	})...)
 }
 
-// odd is a text with what JSON and SQL have a meaning for.
+// odd is a text with characters that mean something to JSON and SQL.
 const odd = "a'b\"}]+\\u0000 \\x \n\t\x01 ü 🪑 \u2028 </script>"
 
-// longest is a text of 255 bytes, of which JSON makes 1,530.
+// longest is a text of 255 bytes. In JSON it has 1,530.
 func longest(end string) string { return strings.Repeat("\x01", 255-len(end)) + end }
 
-// raw listens to what is sent, as it is sent.
+// raw listens to payloads, as they are sent.
 func (f *fixture) raw() func() []string {
 	conn, err := f.pool.Acquire(f.Context())
 	require.NoError(f, err)
@@ -126,7 +126,7 @@ func (f *fixture) raw() func() []string {
 	_, err = conn.Exec(f.Context(), `listen `+pgx.Identifier{f.book.Channel()}.Sanitize())
 	require.NoError(f, err)
 	return func() (all []string) {
-		_, err := conn.Exec(f.Context(), `select 1`) // what was committed before has come by then
+		_, err := conn.Exec(f.Context(), `select 1`) // notices of earlier commits have come by then
 		require.NoError(f, err)
 		ended, cancel := context.WithCancel(context.Background())
 		cancel()
@@ -140,7 +140,7 @@ func (f *fixture) raw() func() []string {
 	}
 }
 
-func TestNotice_OfManyLinesAndLongTextsIsCutToWhatFits(t *testing.T) {
+func TestNotice_OfManyLinesAndLongTextsIsCutToFit(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{NotifyContent: true})
 	sent := f.raw()
@@ -238,7 +238,7 @@ func TestNotice_OfARefundMindsNoMetadata(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// listen returns what was notified since, without waiting for more.
+// listen returns the notices since, without waiting for more.
 func listen(t *testing.T, f *fixture) func() []string {
 	conn, err := f.pool.Acquire(t.Context())
 	require.NoError(t, err)
@@ -264,7 +264,7 @@ func drain(conn *pgx.Conn) (payloads []string) {
 	ctx, cancel := context.WithCancel(context.Background())
 	cancel()
 	for {
-		n, err := conn.WaitForNotification(ctx) // what has arrived, and no more
+		n, err := conn.WaitForNotification(ctx) // the notices that have arrived, and no more
 		if err != nil {
 			return payloads
 		}
@@ -325,7 +325,7 @@ func arrivesWithTheCommit(t *testing.T, cfg holds.Config) {
 	require.Equal(t, []string{"placed h4 1", "extended h1 2"}, heard())
 	f.clock.Advance(time.Hour)
 	f.mustPlace(holds.Request{ID: "h5", Lines: []holds.Line{capacity("b", 1, 1)}})
-	require.Equal(t, []string{"placed h5 1"}, heard(), "ended by the way: told by the sweeper")
+	require.Equal(t, []string{"placed h5 1"}, heard(), "ended by the way: announced by the sweeper")
 	w.veto["h4"] = true
 	_, err = f.book.Sweep(ctx, f.pool, holds.SweepOptions{})
 	require.ErrorIs(t, err, errVeto)

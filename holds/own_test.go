@@ -22,8 +22,8 @@ func refusal(t *testing.T, err error) budget.Refusal {
 	return exceeded.Refusals[0]
 }
 
-// What a transaction itself holds goes when it is rolled back: no refusal names its end as the
-// time to come back, nor counts it among what others hold.
+// A transaction's own holds go when it is rolled back: no refusal names their end as the time to come back, nor counts
+// them among the units that others hold.
 func TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds(t *testing.T) {
 	t.Parallel()
 	credit := []budget.Limit{budget.Prepaid()}
@@ -142,8 +142,8 @@ func TestPlace_BehindASequenceThatLagsGoesOn(t *testing.T) {
 	f.verify()
 }
 
-// What a transaction has placed and released again is not held by it, also where one call released
-// several holds: the refusal waits for the others.
+// Holds that a transaction has placed and released again are not its own any more, also where one call released
+// several: the refusal waits for the others.
 func TestRefusal_OwnHoldsReleasedTogetherAreNoLongerHeld(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
@@ -190,7 +190,7 @@ func TestRefusal_OwnHoldsBesideOnesOfOthersThatFellDue(t *testing.T) {
 				place(c.before)
 				f.clock.Set(noon.Add(time.Minute))
 				_, err := f.ledger.Charge(ctx, tx, budget.Charge{Scope: "w", Amount: 1, Limits: []budget.Limit{budget.Lifetime(5)}})
-				require.NoError(t, err, "what is due is freed for it")
+				require.NoError(t, err, "due units are freed for it")
 				place(c.after)
 				return f.ledger.Charge(ctx, tx, budget.Charge{Scope: "w", Amount: 7, Limits: []budget.Limit{budget.Lifetime(10)}})
 			})
@@ -232,8 +232,8 @@ func TestRefusal_OwnHoldsOfTwoTenantsUnderOneID(t *testing.T) {
 	require.Equal(t, []int64{0, 4}, []int64{r.Held, r.OwnHeld})
 }
 
-// What was given back in part stays given back when the rest of its charge was purged.
-func TestRefund_OfTheRestOfAPurgedChargeKeepsWhatWasGivenBack(t *testing.T) {
+// A partial refund stays when the rest of its charge was purged.
+func TestReturn_OfTheRestOfAPurgedChargeKeepsEarlierRefunds(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("power", 10, 10), capacity("water", 3, 9)}})

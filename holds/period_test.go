@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// day is a period done plainly, and those who count in it.
+// day is a period done plainly, and the units that count in it.
 type day struct {
 	limit budget.Limit
 	span  func(at time.Time) (start, end time.Time)
@@ -25,7 +25,7 @@ type day struct {
 type spending struct {
 	at     time.Time
 	amount int64
-	seq    int64 // 0 for what was captured
+	seq    int64 // 0 for a capture
 }
 
 type held struct {
@@ -43,7 +43,7 @@ func (d *day) used(now time.Time) (used int64) {
 	return used
 }
 
-// heldAt is what is open at a time of what is open now, and when the next of it is due.
+// heldAt is the open units that are still open at a time, and when the next of them is due.
 func (d *day) heldAt(at time.Time) (units int64, next time.Time) {
 	for _, h := range d.open {
 		if h.due.After(at) {

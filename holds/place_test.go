@@ -19,7 +19,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// Who places a hold again that has ended is told how, by an answer and by an error alike.
+// Placing a hold again that has ended returns how it ended, by an answer and by an error alike.
 func TestPlace_OfAHoldThatHasEndedSaysHow(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
@@ -224,7 +224,7 @@ func TestMemory_CallsTakeNoneFromTheKernel(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	f := on(t, pgtest.Open(t), holds.Config{}, nil)                                            // with the real clock, which it is about
-	f.mustPlace(holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity("first", 1, 1)}}) // what comes once, comes elsewhere
+	f.mustPlace(holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity("first", 1, 1)}}) // the first-time work is done here
 	f.pool.Reset()
 	conn, err := f.pool.Acquire(t.Context())
 	require.NoError(t, err)

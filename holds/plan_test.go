@@ -63,8 +63,8 @@ func buffers(t *testing.T, conn *pgxpool.Conn, sql string, args ...any) int {
 	return plans[0].Plan.Hit + plans[0].Plan.Read
 }
 
-// What a call reads does not grow with the holds that are open, or that ended while a
-// long transaction keeps their rows, with plans of whenever there were few.
+// A call's reads do not grow with the number of open holds, nor of ended holds while a long transaction keeps their
+// rows, with plans made while there were few.
 func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -117,7 +117,7 @@ func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 				}
 				for name, n := range few {
 					if kind == "ended" && (name == "denied" || name == "usage") {
-						continue // they look for what falls due first, and no call ended these, which would have moved next_due
+						continue // they look for the first due hold, and no call ended these, which would have moved next_due
 					}
 					require.LessOrEqual(t, again[name], 2*n+20, name)
 					require.LessOrEqual(t, anew[name], 2*n+20, name)
@@ -127,9 +127,9 @@ func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	}
 }
 
-// Usage and refusals name when the first hold falls due, and look for it no further back
-// than the last writes did, whatever came and went while a long transaction keeps it all.
-func TestPlans_WhatFallsDueFirstIsFoundAtOnce(t *testing.T) {
+// Usage and refusals name when the first hold falls due, and look for it no further back than the last writes did, with
+// any number of ended holds that a long transaction keeps.
+func TestPlans_TheFirstDueIsFoundAtOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	f := setUp(t, holds.Config{})
@@ -218,12 +218,12 @@ func TestPlans_ABatchReadsNoMoreTheMoreThereAre(t *testing.T) {
 	}
 }
 
-// measure is what each call touches once its plans are those that are kept: the least of
-// three, since one call in about 16 moves next_due past what has ended.
+// measure is the pages that each call touches once its plans are those that are kept: the least of three, since one
+// call in about 16 moves next_due past ended holds.
 func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
 	least := map[string]int{}
 	pages := map[string]int{}
-	// The clock moves on so that each round finds next_due passed, by what it asks for.
+	// The clock moves on so that each round finds next_due passed, by its own times.
 	run := func(name string, p *holdsCall, err error) {
 		f.Helper()
 		require.NoError(f, err)

@@ -57,8 +57,7 @@ func TestRole_ApplicationCanMakeEveryCallButPurge(t *testing.T) {
 		_, err := app.pool.Exec(t.Context(), sql)
 		require.Equal(t, sqlstate.InsufficientPrivilege, code(err), "%s: %v", sql, err)
 	}
-	// To mark as announced is all that it can do to one that has ended; to one that is
-	// open, nothing.
+	// An ended hold it can mark as announced, and no more. It can do nothing to an open one.
 	execute(t, app.pool, `select metered.announced(array(select no from metered.holds where id = 'open'), null)`)
 	require.Equal(t, before, owner.dump())
 	require.Equal(t, holds.Held, app.get(open.ID).State)
@@ -81,7 +80,7 @@ func TestRole_MaintenancePurgesAndNothingElse(t *testing.T) {
 	owner.verify()
 }
 
-// What a caller puts in front of pg_catalog is not used, in any call.
+// Objects that a caller puts in front of pg_catalog are not used, in any call.
 func TestRole_HostileSearchPathChangesNothing(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -129,8 +128,8 @@ func TestRole_HostileSearchPathChangesNothing(t *testing.T) {
 	owner.verify()
 }
 
-// A hold that a charge of one of its scopes ended still keeps room of the others. Whoever says that
-// it was announced does not have it purged with that.
+// A hold that a charge of one of its scopes ended still keeps room of the others. Marking it as announced does not get
+// it purged.
 func TestRole_AnnouncingAHoldLosesNoneOfItsUnits(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -210,7 +209,7 @@ func TestRole_NoHoldEndsBeforeItBegins(t *testing.T) {
 	owner.verify()
 }
 
-// A scope whose clock was repaired since the snapshot is not refused for good.
+// A scope's clock was repaired since the snapshot: the refusal is not final.
 func TestCharge_AClockRepairedSinceTheSnapshotIsRetryable(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
@@ -268,8 +267,8 @@ func TestRefund_RacesGiveBackNoMoreThanWasCaptured(t *testing.T) {
 const wrongKeySQL = `select (metered.charge(array[row('a', 1, $1::bigint, 0, array[row(10, '0', null, null, null, null)::metered.charge_limit], null, null, null, null)::metered.new_charge],
 	'1 minute', 60000, true)).denied is null`
 
-// Lines are freed under the locks of their scopes alone. What cannot be freed keeps its room.
-func TestRole_AChargeUnderAWrongKeyDoesNotTakeTheRoomOfWhatItCannotEnd(t *testing.T) {
+// Lines are freed under the locks of their scopes alone. Units that cannot be freed keep their room.
+func TestRole_AChargeUnderAWrongKeyTakesNoRoomOfAHoldThatItCannotEnd(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	owner := setUp(t, holds.Config{})
@@ -307,7 +306,7 @@ func TestRole_AChargeUnderAWrongKeyEndsNoHoldEarly(t *testing.T) {
 
 	charged := app.chargeUnderAWrongKey(5)
 	require.NoError(t, tx.Commit(ctx))
-	<-charged // whatever it is told
+	<-charged // either answer is right
 	h := owner.get("extended")
 	require.Equal(t, holds.Held, h.State)
 	require.Equal(t, int64(5), h.Lines[0].Open)
@@ -324,9 +323,9 @@ func (f *fixture) chargeUnderAWrongKey(amount int) <-chan error {
 	return charged
 }
 
-// Without its scope's lock a charge sees a hold as due that is just being captured. What the capture
-// spends counts against the limit.
-func TestRole_AChargeUnderAWrongKeyCountsWhatIsJustCaptured(t *testing.T) {
+// Without its scope's lock a charge sees a hold as due that is just being captured. The captured units count against
+// the limit.
+func TestRole_AChargeUnderAWrongKeyCountsARacingCapture(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	owner := setUp(t, holds.Config{})
@@ -342,13 +341,13 @@ func TestRole_AChargeUnderAWrongKeyCountsWhatIsJustCaptured(t *testing.T) {
 
 	charged := app.chargeUnderAWrongKey(10)
 	require.NoError(t, tx.Commit(ctx))
-	<-charged // whatever it is told
+	<-charged // either answer is right
 	used, held := owner.usage("a")
 	require.LessOrEqual(t, used+held, int64(10))
 	owner.verify()
 }
 
-// Whoever calls the function itself cannot capture less than nothing, which would give spending back.
+// A role that calls the function itself cannot capture a negative amount, which would give spending back.
 func TestCapture_OfANegativeAmountIsRefusedByTheFunction(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})

@@ -105,7 +105,7 @@ func TestPlace_OfAScopeThatMustExistAndDoesNot(t *testing.T) {
 	f.verify()
 }
 
-// What was promised before a scope was retired is kept: its holds end as any, and Retire says how much they keep.
+// Holds from before a scope was retired are kept: they end as any, and Retire returns how much they keep.
 func TestRetire_OpenHoldsGoOnAndEnd(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
@@ -115,7 +115,7 @@ func TestRetire_OpenHoldsGoOnAndEnd(t *testing.T) {
 	}
 	f.mustPlace(holds.Request{ID: "short", TTL: time.Second, Lines: []holds.Line{{Scope: "block/A", Amount: 5}}})
 	f.clock.Advance(time.Second)
-	require.Equal(t, int64(8), f.retire("block/A").Held, "without what is due")
+	require.Equal(t, int64(8), f.retire("block/A").Held, "without due units")
 	_, err := f.place(holds.Request{Lines: []holds.Line{holds.LineOf(blocks, block{"A"}, 1)}})
 	require.ErrorIs(t, err, budget.ErrScopeRetired)
 
@@ -123,7 +123,7 @@ func TestRetire_OpenHoldsGoOnAndEnd(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.release("released")
 	require.NoError(t, err)
-	// Also beyond what is held: the cost of what was promised.
+	// Also beyond the held units: the cost of work that was promised.
 	_, err = f.capture(holds.Capture{IDs: []string{"captured"}, Lines: []holds.Line{{Scope: "block/A", Amount: 3, MustExist: true}}, Over: holds.OverAllowed})
 	require.NoError(t, err)
 	require.Equal(t, int64(4), f.retire("block/A").Held)

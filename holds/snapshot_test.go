@@ -19,8 +19,8 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// A transaction with an old snapshot saw a scope's last entry; since then others
-// came, and a purge took the one that the next would collide with.
+// A transaction with an old snapshot saw a scope's last entry. Since then others came, and a purge took the one that
+// the next would collide with.
 func TestTransitions_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 	t.Parallel()
 	for _, iso := range isolations[1:] {
@@ -182,7 +182,7 @@ func TestPlace_OfAHoldThatIsBeingPurgedIsASerializationFailure(t *testing.T) {
 	f.verify()
 }
 
-// A hold may outlive one whose id is younger: what was retired with that stays retired.
+// A hold may outlive another with a younger id: ids that were retired with that one stay retired.
 func TestPurge_OfAnOlderIDTakesNothingBack(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
@@ -205,8 +205,7 @@ func TestPurge_OfAnOlderIDTakesNothingBack(t *testing.T) {
 	f.verify()
 }
 
-// Locks are there to wait at: without them, whoever comes second to a scope, or to an id,
-// fails and is to try again.
+// Locks are there to wait at: without them, the second writer of a scope, or of an id, fails and has to try again.
 func TestTransitions_WithoutTheirLocksAreSerializationFailures(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
@@ -255,7 +254,7 @@ func TestTransitions_WithoutTheirLocksAreSerializationFailures(t *testing.T) {
 	f.verify()
 }
 
-// faces are all the ways in which an error shows itself to whoever it is given to.
+// faces are all the ways in which an error shows itself to a caller.
 func faces(err error) []string {
 	out := []string{err.Error()}
 	for _, verb := range []string{"%v", "%+v", "%#v", "%s", "%q", "%x", "%d"} {
@@ -269,9 +268,9 @@ func faces(err error) []string {
 	return out
 }
 
-// For every call, another holder's hold, in whatever state, is as unknown as one that
-// does not exist; also where its id is so old that it might have been purged.
-func TestHolder_AnothersHoldIsNotToBeToldFromNone(t *testing.T) {
+// For every call, another holder's hold, in any state, is as unknown as one that does not exist, also where its id is
+// so old that it might have been purged.
+func TestHolder_AnothersHoldLooksLikeNone(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	ctx := t.Context()
@@ -320,7 +319,7 @@ func TestHolder_AnothersHoldIsNotToBeToldFromNone(t *testing.T) {
 	for name, call := range calls {
 		for state, id := range ids {
 			unknown, wanted := "none", holds.ErrUnknown
-			if state == "old" { // what was purged may have had it
+			if state == "old" { // a purged hold may have had it
 				unknown, wanted = uuidAt(noon.Add(-40*24*time.Hour)), holds.ErrRetired
 			}
 			tx := begin(t, f.pool, pgx.ReadCommitted)
@@ -358,8 +357,8 @@ func TestHolder_AnothersHoldIsNotToBeToldFromNone(t *testing.T) {
 	f.verify()
 }
 
-// Nor by how long the answer takes, by its locks, or by an error of the moment: whose
-// hold it is is seen before anything of it is locked.
+// Nor does it show by how long the answer takes, by its locks, or by an error of the moment: the holder is checked
+// before anything of the hold is locked.
 func TestHolder_AnothersHoldIsNotLockedNorWaitedFor(t *testing.T) {
 	t.Parallel()
 	for i := range 2 * len(isolations) {
@@ -391,7 +390,7 @@ func TestHolder_AnothersHoldIsNotLockedNorWaitedFor(t *testing.T) {
 					return f.book.Return(ctx, tx, holds.Return{IDs: ids, Holder: "ben", All: true})
 				},
 			}
-			var old []pgx.Tx // from before what ann does next
+			var old []pgx.Tx // from before ann's next calls
 			for range calls {
 				tx := begin(t, f.pool, iso)
 				_, err := f.book.Get(ctx, tx, "", "none", "")
@@ -505,8 +504,8 @@ func TestHistory_OfAHoldPlacedAfterItsFirstLookIsThere(t *testing.T) {
 	require.Equal(t, holds.EventPlaced, history[0].Kind)
 }
 
-// Two that place the same id on different scopes meet at the id: the second waits, and
-// is told of the first, if that stays.
+// Two that place the same id on different scopes meet at the id: the second waits, and gets the first one's hold, if
+// that stays.
 func TestPlace_OfAnIDThatIsBeingPlacedElsewhereWaitsForTheOutcome(t *testing.T) {
 	t.Parallel()
 	for _, stays := range []bool{true, false} {
@@ -532,7 +531,7 @@ func TestPlace_OfAnIDThatIsBeingPlacedElsewhereWaitsForTheOutcome(t *testing.T) 
 	}
 }
 
-// A purge while the clock is ahead retires what it deleted, and nothing newer.
+// A purge while the clock is ahead retires the ids that it deleted, and nothing newer.
 func TestPurge_UnderAClockThatIsAheadRetiresNoNewID(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
@@ -552,9 +551,9 @@ func TestPurge_UnderAClockThatIsAheadRetiresNoNewID(t *testing.T) {
 	}
 }
 
-// An id of a client whose clock is ahead is kept until its own time is old enough: to
-// forget it earlier, all ids up to its time would have to be retired.
-func TestPurge_KeepsAnIDWhoseTimeIsYetToCome(t *testing.T) {
+// A client with a clock that is ahead makes an id: it is kept until its own time is old enough. To forget it earlier,
+// all ids up to its time would have to be retired.
+func TestPurge_KeepsAnIDWithATimeInTheFuture(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	line := []holds.Line{capacity("a", 1, 5)}
@@ -562,11 +561,11 @@ func TestPurge_KeepsAnIDWhoseTimeIsYetToCome(t *testing.T) {
 	_, err := f.release(early.ID)
 	require.NoError(t, err)
 	purge := func() int64 {
-		told, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Minute, DryRun: true})
+		dry, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Minute, DryRun: true})
 		require.NoError(t, err)
 		n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Minute})
 		require.NoError(t, err)
-		require.Equal(t, told, n)
+		require.Equal(t, dry, n)
 		return n
 	}
 	f.clock.Advance(10 * time.Minute)
@@ -578,7 +577,7 @@ func TestPurge_KeepsAnIDWhoseTimeIsYetToCome(t *testing.T) {
 	require.ErrorIs(t, err, holds.ErrRetired)
 }
 
-func TestPurge_DoesNotWaitForEverForWhoSharesTheHorizon(t *testing.T) {
+func TestPurge_DoesNotWaitForEverForASessionThatSharesTheHorizon(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	open := begin(t, f.pool, pgx.RepeatableRead)
@@ -652,15 +651,15 @@ func TestPlace_EndingManyHoldsInStepsDoesNotDeadlock(t *testing.T) {
 	require.NoError(t, wait.Commit(t.Context()))
 	require.NoError(t, <-all)
 	require.NoError(t, <-other)
-	// Let in for good: all that stood in the way has ended, whatever the clock says later.
+	// Let in for good: all holds that stood in the way have ended, and a clock that goes back does not bring them back.
 	f.clock.Set(noon)
 	_, held := f.usage("s")
 	require.Equal(t, int64(more), held)
 	f.verify()
 }
 
-// Whoever waits for the row of a hold that another transaction is ending waits no
-// longer than for a lock, or than its own setting allows, which it has back afterwards.
+// A call that waits for the row of a hold that another transaction is ending waits no longer than for a lock, or than
+// its session's own setting allows. The session has that setting back afterwards.
 func TestLockTimeout_BoundsTheWaitForAHoldsRow(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})

@@ -33,7 +33,7 @@ type stress struct {
 	placed, ended, swept, tried atomic.Int64
 }
 
-const stressCapacity = 1 << 40 // of spending; at any time, no more than 30 units of a scope are held
+const stressCapacity = 1 << 40 // of spending, while no more than 30 units of a scope are held at any time
 const stressHeld = 30
 
 func TestHolds_UnderStressThereIsNoDeadlockAndAllSumsAreExact(t *testing.T) {
@@ -56,7 +56,7 @@ func TestHolds_UnderStressThereIsNoDeadlockAndAllSumsAreExact(t *testing.T) {
 			if n%4 == 3 {
 				iso = isolations[1+n/4%2]
 			}
-			// Not cut off by ctx: what a call did is to be known.
+			// Not cut off by ctx: the outcome of each call has to be known.
 			if err := workers[w](t.Context(), iso); err != nil {
 				cancel()
 				return fmt.Errorf("worker %d: %w", w, err)
@@ -85,8 +85,7 @@ func TestHolds_UnderStressThereIsNoDeadlockAndAllSumsAreExact(t *testing.T) {
 	f.verify()
 }
 
-// run counts what fn spent if it commits, and takes a denial or another's end of a
-// hold for an answer.
+// run counts the units that fn spent if it commits. A refusal, or a hold that another has ended, is an answer too.
 func (s *stress) run(ctx context.Context, iso pgx.TxIsoLevel, fn func(tx pgx.Tx) (spent map[string]int64, err error)) (bool, error) {
 	var spent map[string]int64
 	err := s.retry.run(ctx, iso, func(tx pgx.Tx) (err error) { spent, err = fn(tx); return err })
@@ -124,7 +123,7 @@ func (s *stress) recent() (ids []string) {
 func (s *stress) place(ctx context.Context, iso pgx.TxIsoLevel) error {
 	r := holds.Request{TTL: time.Duration(1+rand.IntN(250)) * time.Millisecond}
 	for _, scope := range s.some() {
-		// What is held alone is limited: spending leaves the window at once.
+		// Only held units are limited: spending leaves the window at once.
 		r.Lines = append(r.Lines, holds.Line{Scope: scope, Amount: 1 + rand.Int64N(3),
 			Limits: []budget.Limit{budget.PerWindow(stressHeld, time.Microsecond), budget.Lifetime(stressCapacity)}})
 	}
@@ -151,7 +150,7 @@ func (s *stress) capture(ctx context.Context, iso pgx.TxIsoLevel) error {
 	}
 	c := holds.Capture{IDs: ids, All: true}
 	ended := int64(len(ids))
-	if rand.IntN(3) == 0 { // 1 unit more than is held at most, of one scope; sometimes more follows
+	if rand.IntN(3) == 0 { // at most 1 unit more than is held, of one scope, and sometimes more follows
 		h, err := s.f.book.Get(ctx, s.f.pool, "", ids[0], "")
 		if err != nil {
 			return err

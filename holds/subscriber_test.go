@@ -16,8 +16,8 @@ import (
 
 var errVeto = errors.New("veto")
 
-// witness is a subscriber that writes down what it hears, in the call's transaction,
-// and refuses what it is told to. It runs a statement that fails before it does.
+// witness is a subscriber that writes transitions down, in the call's transaction, and refuses those of the ids in
+// veto. Before it refuses it runs a statement that fails.
 type witness struct{ veto map[string]bool }
 
 func (w *witness) hear(ctx context.Context, tx pgx.Tx, t holds.Transition) error {
@@ -49,8 +49,8 @@ func subscribed(t *testing.T, cfg holds.Config) (*fixture, *witness) {
 	return f, w
 }
 
-// veto runs a call whose transition of id a subscriber refuses, in a transaction that
-// commits all the same, and returns its error.
+// vetoed runs a call in which a subscriber refuses the transition of id, in a transaction that commits all the same,
+// and returns its error.
 func (f *fixture) vetoed(w *witness, id string, call func(ctx context.Context, tx pgx.Tx) error) error {
 	f.Helper()
 	w.veto[id] = true
@@ -62,7 +62,7 @@ func (f *fixture) vetoed(w *witness, id string, call func(ctx context.Context, t
 	vetoed := call(f.Context(), tx)
 	require.NoError(f, tx.Commit(f.Context()), "the transaction is as usable as it was")
 	require.Equal(f, before, f.dump())
-	require.Equal(f, 1, queryRow[int](f, f.pool, `select count(*) from heard where kind is null`), "what was done before it stays")
+	require.Equal(f, 1, queryRow[int](f, f.pool, `select count(*) from heard where kind is null`), "the write before it stays")
 	execute(f, f.pool, `delete from heard where kind is null`)
 	return vetoed
 }
@@ -155,9 +155,9 @@ func TestSubscriber_HearsEachTransitionOfItsOwnCallAndCanRefuseIt(t *testing.T) 
 	f.verify()
 }
 
-// A placement that ends another's hold is neither told of that nor failed by it. The
-// sweeper tells it; one that is refused stops no other, and is told again.
-func TestSubscriber_OfASweepHearsWhatOthersEndedUntilItTakesIt(t *testing.T) {
+// A placement that ends another's hold does not call subscribers for it, and they cannot fail it. The sweeper announces
+// it. A refused announcement stops no other, and is made again.
+func TestSubscriber_OfASweepGetsHoldsThatOthersEndedUntilItAccepts(t *testing.T) {
 	t.Parallel()
 	f, w := subscribed(t, holds.Config{Notify: true})
 	for i := range 5 {
@@ -197,7 +197,7 @@ func TestSubscriber_OfASweepHearsWhatOthersEndedUntilItTakesIt(t *testing.T) {
 		}
 		f.verify()
 	}
-	// Nobody purges what is still to be told.
+	// A purge leaves holds that are still to be announced.
 	f.clock.Advance(time.Minute)
 	n, err := f.book.Purge(t.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
 	require.NoError(t, err)
@@ -249,7 +249,7 @@ func TestSubscriber_ThatSwallowsAFailureRefusesItsOwnTransitionOnly(t *testing.T
 
 // However a subscriber's end comes about, a transition that was not answered does not
 // stay: also where the caller goes on and commits.
-func TestSubscriber_WhoseCallEndsMeanwhileLeavesNothingOfIt(t *testing.T) {
+func TestSubscriber_OfACallThatEndsMeanwhileLeavesNothing(t *testing.T) {
 	t.Parallel()
 	var end func(ctx context.Context, tx pgx.Tx) error
 	f := setUp(t, holds.Config{Subscribers: []holds.Subscriber{func(ctx context.Context, tx pgx.Tx, _ holds.Transition) error {

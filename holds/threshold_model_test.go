@@ -17,8 +17,8 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// tellings drives a book and a naive model of what it tells of one scope side by side.
-type tellings struct {
+// reporting drives a book and a naive model of its reports on one scope side by side.
+type reporting struct {
 	*fixture
 	*rand.Rand
 	scope  string
@@ -31,7 +31,7 @@ type tellings struct {
 	credited int64
 	last     time.Time // of the last entry
 	lines    []*openLine
-	told     map[string]time.Time // by limit and threshold: the period's end, or zero
+	reported map[string]time.Time // by limit and threshold: the period's end, or zero
 }
 
 // spend is an entry that spends.
@@ -40,7 +40,7 @@ type spend struct {
 	at               time.Time
 }
 
-// openLine is the line of a hold that is open. What it captures when it is due is spent from then on.
+// openLine is the line of a hold that is open. The units that it captures when it is due are spent from then on.
 type openLine struct {
 	id                  string
 	open, captured, atl int64
@@ -49,15 +49,15 @@ type openLine struct {
 
 func (l *openLine) least() int64 { return max(0, l.atl-l.captured) }
 
-func (h *tellings) now() time.Time {
+func (h *reporting) now() time.Time {
 	if now := h.clock.Now(); now.After(h.last) {
 		return now
 	}
 	return h.last
 }
 
-// used is what counts against a limit, holds aside, and held is what is held.
-func (h *tellings) used(l budget.Limit) (used, held int64) {
+// used is the units that count against a limit, holds aside, and held is the held units.
+func (h *reporting) used(l budget.Limit) (used, held int64) {
 	since := time.Time{}
 	switch {
 	case !l.Period.IsZero():
@@ -83,8 +83,9 @@ func (h *tellings) used(l budget.Limit) (used, held int64) {
 	return used, held
 }
 
-// expect is what is told of limits by an entry that spends, and holds: the rule of thresholds, of all or of those of what is spent.
-func (h *tellings) expect(limits []budget.Limit, spends, holds int64, onlySpent bool) (want []string) {
+// expect is the reports on limits of an entry that spends, and holds: the rule of thresholds, all of them or only those
+// on spending.
+func (h *reporting) expect(limits []budget.Limit, spends, holds int64, onlySpent bool) (want []string) {
 	for _, l := range limits {
 		used, held := h.used(l)
 		for _, t := range l.Thresholds() {
@@ -97,25 +98,25 @@ func (h *tellings) expect(limits []budget.Limit, spends, holds int64, onlySpent 
 			}
 			level, rearm := levelsOf(l, t)
 			key := l.Name + "/" + t.Name
-			until, told := h.told[key]
-			if l.Period.IsZero() && told && had <= rearm {
-				told = false
+			until, reported := h.reported[key]
+			if l.Period.IsZero() && reported && had <= rearm {
+				reported = false
 				h.stats["armed"]++
-			} else if !l.Period.IsZero() && told && !h.now().Before(until) {
-				told = false
+			} else if !l.Period.IsZero() && reported && !h.now().Before(until) {
+				reported = false
 			}
-			if !told && had+adds >= level {
+			if !reported && had+adds >= level {
 				want = append(want, fmt.Sprintf("%s: %d, %d", key, used+spends, held+holds))
-				h.stats[fmt.Sprintf("told, spent %t", t.Spent)]++
-				told, until = true, time.Time{}
+				h.stats[fmt.Sprintf("reported, spent %t", t.Spent)]++
+				reported, until = true, time.Time{}
 				if !l.Period.IsZero() {
 					until = noon.Add((h.now().Sub(noon)/l.Period.Length + 1) * l.Period.Length)
 				}
 			}
-			if told {
-				h.told[key] = until
+			if reported {
+				h.reported[key] = until
 			} else if l.Period.IsZero() {
-				delete(h.told, key)
+				delete(h.reported, key)
 			}
 		}
 	}
@@ -132,7 +133,7 @@ func levelsOf(l budget.Limit, t budget.Threshold) (level, rearm int64) {
 }
 
 // lowered arms lifetimes after a credit or a refund.
-func (h *tellings) lowered() {
+func (h *reporting) lowered() {
 	for _, l := range h.limits {
 		for _, t := range l.Thresholds() {
 			had, held := h.used(l)
@@ -140,14 +141,15 @@ func (h *tellings) lowered() {
 				had += held
 			}
 			if _, rearm := levelsOf(l, t); l.Period.IsZero() && l.Window <= 0 && had <= rearm {
-				delete(h.told, l.Name+"/"+t.Name)
+				delete(h.reported, l.Name+"/"+t.Name)
 			}
 		}
 	}
 }
 
-// expire ends the lines that are due, in their order: first what they spend, and then, in one entry, what they free.
-func (h *tellings) expire() {
+// expire ends the lines that are due, in their order: first the units that they spend, and then, in one entry, the
+// units that they free.
+func (h *reporting) expire() {
 	freed := false
 	slices.SortStableFunc(h.lines, func(a, b *openLine) int { return a.due.Compare(b.due) })
 	h.lines = slices.DeleteFunc(h.lines, func(l *openLine) bool {
@@ -169,32 +171,32 @@ func (h *tellings) expire() {
 	}
 }
 
-func (h *tellings) add(units int64, at time.Time) {
+func (h *reporting) add(units int64, at time.Time) {
 	h.charges = append(h.charges, spend{amount: units, at: at})
 	h.last = at
 }
 
-// tx does something in a transaction, which tells what is wanted.
-func (h *tellings) tx(fn func(ctx context.Context, tx pgx.Tx) error) error {
+// tx runs fn in a transaction, and collects its reports.
+func (h *reporting) tx(fn func(ctx context.Context, tx pgx.Tx) error) error {
 	h.heard = nil
 	return pgx.BeginTxFunc(h.Context(), h.pool, pgx.TxOptions{IsoLevel: h.level}, func(tx pgx.Tx) error { return fn(h.Context(), tx) })
 }
 
 // some are some of the limits, so that some are left out.
-func (h *tellings) some() []budget.Limit {
+func (h *reporting) some() []budget.Limit {
 	return slices.DeleteFunc(slices.Clone(h.limits), func(budget.Limit) bool { return h.IntN(4) == 0 })
 }
 
 // fits reports whether limits admit an amount.
-func (h *tellings) fits(limits []budget.Limit, amount int64) bool {
+func (h *reporting) fits(limits []budget.Limit, amount int64) bool {
 	return !slices.ContainsFunc(limits, func(l budget.Limit) bool {
 		used, held := h.used(l)
 		return used+held+amount > l.Max
 	})
 }
 
-// admit charges and holds units. What is due is ended before it.
-func (h *tellings) admit(limits []budget.Limit, spends, held int64) []string {
+// admit charges and holds units. Due holds are ended before it.
+func (h *reporting) admit(limits []budget.Limit, spends, held int64) []string {
 	want := h.expect(limits, spends, held, false)
 	h.expire()
 	if spends > 0 {
@@ -204,7 +206,7 @@ func (h *tellings) admit(limits []budget.Limit, spends, held int64) []string {
 	return want
 }
 
-func (h *tellings) charge() {
+func (h *reporting) charge() {
 	limits, amount := h.some(), h.Int64N(12)+1
 	fits := h.fits(limits, amount)
 	err := h.tx(func(ctx context.Context, tx pgx.Tx) error {
@@ -228,7 +230,7 @@ func (h *tellings) charge() {
 	require.Equal(h, h.admit(limits, amount, 0), h.heard, h.scope)
 }
 
-func (h *tellings) placeOne() {
+func (h *reporting) placeOne() {
 	limits, amount := h.some(), h.Int64N(40)+1
 	l := &openLine{id: fmt.Sprint(h.scope, "/", h.IntN(1e9)), open: amount, atl: max(0, h.Int64N(2*amount)-amount)}
 	ttl := time.Duration(1+h.IntN(150)) * time.Second
@@ -248,7 +250,7 @@ func (h *tellings) placeOne() {
 }
 
 // captureOne captures part of a hold, or more than it has.
-func (h *tellings) captureOne() {
+func (h *reporting) captureOne() {
 	if len(h.lines) == 0 {
 		return
 	}
@@ -297,7 +299,7 @@ func (h *tellings) captureOne() {
 	}
 }
 
-func (h *tellings) releaseOne() {
+func (h *reporting) releaseOne() {
 	if len(h.lines) == 0 {
 		return
 	}
@@ -314,7 +316,7 @@ func (h *tellings) releaseOne() {
 }
 
 // giveBack credits the scope, or refunds some of a charge.
-func (h *tellings) giveBack() {
+func (h *reporting) giveBack() {
 	written := true
 	require.NoError(h, h.tx(func(ctx context.Context, tx pgx.Tx) error {
 		if len(h.charges) == 0 || h.IntN(3) == 0 {
@@ -344,7 +346,7 @@ func (h *tellings) giveBack() {
 	require.Empty(h, h.heard)
 }
 
-func (h *tellings) thresholds(l budget.Limit) budget.Limit {
+func (h *reporting) thresholds(l budget.Limit) budget.Limit {
 	var list []budget.Threshold
 	for i := range 2 + h.IntN(3) {
 		t := budget.Threshold{Name: fmt.Sprint(i), Spent: i > 0, Rearm: h.Int64N(30) + 1, Used: h.Int64N(70) + 1}
@@ -359,21 +361,22 @@ func (h *tellings) thresholds(l budget.Limit) budget.Limit {
 	return l.Tell(list...)
 }
 
-// Random histories of charges, alone and in batches, holds, captures of less and of more than is held, releases, expiries with a minimum, swept or not, credits,
-// refunds and steps of the clock tell what a plain model tells, of what is spent and of what is held too.
+// Random histories of charges, alone and in batches, holds, captures of less and of more than is held, releases,
+// expiries with a minimum, swept or not, credits, refunds and steps of the clock have the same reports as a plain
+// model, by thresholds on spending and by those on held units too.
 func TestThresholds_AgreeWithTheModel(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	f := setUpReporting(t)
-	var h *tellings
-	f.tellInto(func(_ context.Context, _ pgx.Tx, c budget.Crossing) error {
+	var h *reporting
+	f.reportInto(func(_ context.Context, _ pgx.Tx, c budget.Crossing) error {
 		h.heard = append(h.heard, fmt.Sprintf("%s/%s: %d, %d", c.Limit.Name, c.Threshold.Name, c.Used, c.Held))
 		return nil
 	})
 	stats := map[string]int{}
 	for seed := range uint64(24) {
 		f.clock.Set(noon.Add(10 * time.Minute)) // no step back leads before the first period
-		h = &tellings{fixture: f, Rand: rand.New(rand.NewPCG(seed, 40)), scope: fmt.Sprint(seed), stats: stats, told: map[string]time.Time{}, level: isolations[seed%3]}
+		h = &reporting{fixture: f, Rand: rand.New(rand.NewPCG(seed, 40)), scope: fmt.Sprint(seed), stats: stats, reported: map[string]time.Time{}, level: isolations[seed%3]}
 		h.limits = []budget.Limit{
 			h.thresholds(budget.PerWindow(100, time.Duration(40+h.IntN(120))*time.Second)).Named("window"),
 			h.thresholds(budget.PerPeriod(100, time.Duration(100+h.IntN(600))*time.Second, noon)).Named("period"),
@@ -403,7 +406,7 @@ func TestThresholds_AgreeWithTheModel(t *testing.T) {
 		}
 	}
 	t.Log(stats)
-	for _, what := range []string{"told, spent true", "told, spent false", "armed", "expired", "captured", "excess"} {
+	for _, what := range []string{"reported, spent true", "reported, spent false", "armed", "expired", "captured", "excess"} {
 		require.Greater(t, stats[what], 10, what)
 	}
 	f.verify()

@@ -17,12 +17,12 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// What OnThreshold refuses is not captured; what is rolled back was not told.
-func TestSpent_IsToldWithTheCaptureOrNot(t *testing.T) {
+// A capture that OnThreshold refuses does not happen, and a capture that is rolled back was not reported.
+func TestSpent_IsReportedWithTheCaptureOrNot(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
 	veto := false
-	f.tellInto(func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+	f.reportInto(func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
 		err := reportTo(ctx, tx, c)
 		if veto {
 			err = errors.Join(err, errVeto)
@@ -54,8 +54,9 @@ func TestSpent_IsToldWithTheCaptureOrNot(t *testing.T) {
 	f.verify()
 }
 
-// However many capture and charge at once, at whatever level: each level is told by one of them, the one that reaches it.
-func TestSpent_ConcurrentCapturesTellOnce(t *testing.T) {
+// Many capture and charge at once, at each isolation level: each threshold is reported by one of them, the one that
+// reaches it.
+func TestSpent_ConcurrentCapturesReportOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	for _, level := range isolations {
@@ -92,7 +93,7 @@ func TestSpent_ConcurrentCapturesTellOnce(t *testing.T) {
 					err = retried(func(tx pgx.Tx) error {
 						all, err := f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{fmt.Sprint(worker, "/", n)}, Over: over, Lines: lineOf("a", covered, limits...)})
 						if err == nil && len(all[0].Crossed) > 0 && backs.Add(1)%2 == 1 {
-							return errBack // half of those who tell
+							return errBack // half of the captures that report
 						}
 						return err
 					})
@@ -104,7 +105,7 @@ func TestSpent_ConcurrentCapturesTellOnce(t *testing.T) {
 			}))
 			used, held := f.usage("a")
 			require.EqualValues(t, []int64{80, 0}, []int64{used, held})
-			rows, err := f.pool.Query(t.Context(), `select format('%s %s %s', t.name, t.used, l.spent) from told t join metered.ledger l using (scope, seq) where t.name <> 'held' order by t.n`)
+			rows, err := f.pool.Query(t.Context(), `select format('%s %s %s', t.name, t.used, l.spent) from reports t join metered.ledger l using (scope, seq) where t.name <> 'held' order by t.n`)
 			require.NoError(t, err)
 			all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 			require.NoError(t, err)
@@ -115,8 +116,8 @@ func TestSpent_ConcurrentCapturesTellOnce(t *testing.T) {
 	}
 }
 
-// A capture that reaches nothing counts nothing. A charge does where what is held reaches it: that is in its bound.
-func TestSpent_WhatReachesNothingCountsNothing(t *testing.T) {
+// A capture that reaches no threshold does not count usage. A charge does where held units reach it: they are in its bound.
+func TestSpent_ACaptureBelowTheThresholdCountsNothing(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
 	limits := []budget.Limit{budget.PerMonth(1000, time.UTC, time.Time{}).Tell(spent80...), budget.PerWindow(1000, time.Hour).Tell(spent80...), budget.Lifetime(2130).Tell(spent80...)}

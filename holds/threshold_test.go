@@ -14,17 +14,17 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// setUpReporting is setUp, with a ledger whose thresholds are told into a table.
+// setUpReporting is setUp, with a ledger that reports thresholds into a table.
 func setUpReporting(t *testing.T) *fixture {
 	t.Helper()
 	f := setUp(t, holds.Config{})
-	_, err := f.pool.Exec(t.Context(), `create table told (n bigint generated always as identity, scope text, name text, seq bigint, used bigint, held bigint)`)
+	_, err := f.pool.Exec(t.Context(), `create table reports (n bigint generated always as identity, scope text, name text, seq bigint, used bigint, held bigint)`)
 	require.NoError(t, err)
-	f.tellInto(reportTo)
+	f.reportInto(reportTo)
 	return f
 }
 
-func (f *fixture) tellInto(tell budget.OnThreshold) {
+func (f *fixture) reportInto(tell budget.OnThreshold) {
 	f.Helper()
 	var err error
 	f.ledger, err = budget.New(budget.Config{OnThreshold: tell})
@@ -34,14 +34,14 @@ func (f *fixture) tellInto(tell budget.OnThreshold) {
 }
 
 func reportTo(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
-	_, err := tx.Exec(ctx, `insert into told (scope, name, seq, used, held) values ($1, $2, $3, $4, $5)`, c.Scope, c.Threshold.Name, c.Seq, c.Used, c.Held)
+	_, err := tx.Exec(ctx, `insert into reports (scope, name, seq, used, held) values ($1, $2, $3, $4, $5)`, c.Scope, c.Threshold.Name, c.Seq, c.Used, c.Held)
 	return err
 }
 
-// crossed is what was told and is committed, in order, with what the ledger says of the entry; and forgets it.
+// crossed returns the committed reports, in order, each with the ledger's entry, and forgets them.
 func (f *fixture) crossed() []string {
 	f.Helper()
-	rows, err := f.pool.Query(f.Context(), `with gone as (delete from told returning *)
+	rows, err := f.pool.Query(f.Context(), `with gone as (delete from reports returning *)
 		select format('%s %s: %s used, %s held, by %s', g.scope, g.name, g.used, g.held, l.kind) || case when l.held <> g.held then ', wrongly' else '' end
 		from gone g join metered.ledger l using (scope, seq) order by g.n`)
 	require.NoError(f, err)
@@ -50,7 +50,7 @@ func (f *fixture) crossed() []string {
 	return all
 }
 
-// spent80 are limits of 100 with a threshold of what is spent.
+// spent80 is a threshold on spending, at 80 percent.
 var spent80 = []budget.Threshold{{Name: "80", Percent: 80, Spent: true}}
 
 func spentLimits() map[string]budget.Limit {
@@ -65,8 +65,8 @@ func lineOf(scope string, amount int64, limits ...budget.Limit) []holds.Line {
 	return []holds.Line{{Scope: scope, Amount: amount, Limits: limits}}
 }
 
-// A threshold of what is spent is told by the capture that reaches it, and not by the hold.
-func TestSpent_IsToldByTheCapture(t *testing.T) {
+// A threshold on spending is reported by the capture that reaches it, and not by the hold.
+func TestSpent_IsReportedByTheCapture(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
 	for scope, limit := range spentLimits() {
@@ -100,8 +100,8 @@ func TestSpent_IsToldByTheCapture(t *testing.T) {
 	f.verify()
 }
 
-// What a capture takes of what is held, and beyond it, reaches a threshold once, whatever the policy.
-func TestSpent_IsToldOnceByCoveredAndExcess(t *testing.T) {
+// A capture takes held units and units beyond them: it reaches a threshold once, with each policy.
+func TestSpent_IsReportedOnceByCoveredAndExcess(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
 	limit := budget.Lifetime(100).Tell(spent80...)
@@ -123,7 +123,7 @@ func TestSpent_IsToldOnceByCoveredAndExcess(t *testing.T) {
 		require.Len(t, all[0].Crossed, 1)
 		require.Equal(t, []string{scope + " 80: 81 used, 4 held, by c"}, f.crossed(), "the excess reached it")
 	}
-	// As much as there is: it is judged with what was asked for, and told with what was taken.
+	// As much as there is: it is judged with the requested amount, and reported with the captured one.
 	_, err := f.charge(budget.Charge{Scope: "a", Amount: 20}, budget.Charge{Scope: "b", Amount: 20})
 	require.NoError(t, err)
 	h := f.mustPlace(holds.Request{Lines: append(lineOf("a", 5), lineOf("b", 5)...)})
@@ -174,8 +174,8 @@ func TestSpent_OfACaptureOfAll(t *testing.T) {
 	f.verify()
 }
 
-// What is held neither reaches a threshold of what is spent, nor arms one; what is given back does.
-func TestSpent_IsArmedByWhatIsGivenBack(t *testing.T) {
+// Held units neither reach a threshold on spending, nor arm one. Refunded units do arm one.
+func TestSpent_IsArmedByReturnedUnits(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
 	limit := budget.Lifetime(120).Tell(budget.Threshold{Name: "80", Used: 80, Spent: true})
@@ -217,7 +217,7 @@ func TestSpent_IsArmedByWhatIsGivenBack(t *testing.T) {
 	}
 	require.Equal(t, []string{"c 80: 81 used, 20 held, by c"}, f.crossed())
 
-	// In a window, units age; the capture sees that before it adds its own.
+	// In a window, units age: the capture sees that before it adds its own.
 	hour := budget.PerWindow(100, time.Hour).Tell(spent80...)
 	_, err = f.charge(budget.Charge{Scope: "b", Amount: 80, Limits: []budget.Limit{hour}})
 	require.NoError(t, err)
@@ -236,8 +236,9 @@ func TestSpent_IsArmedByWhatIsGivenBack(t *testing.T) {
 	f.verify()
 }
 
-// What expires with a minimum is spent by the sweeper, which knows no limits: whoever carries the threshold next tells.
-func TestSpent_OfWhatExpiresWithAMinimumIsToldByTheNext(t *testing.T) {
+// The sweeper spends the minimum of an expired hold, and knows no limits: the next call that carries the threshold
+// reports it.
+func TestSpent_AnExpiredMinimumIsReportedByTheNextCall(t *testing.T) {
 	t.Parallel()
 	for scope, limit := range spentLimits() {
 		t.Run(scope, func(t *testing.T) {
@@ -278,7 +279,7 @@ func TestSpent_OfWhatExpiresWithAMinimumIsToldByTheNext(t *testing.T) {
 	}
 }
 
-// What is refunded does not arm a threshold that a hold with a minimum keeps, though that is due and not swept.
+// A refund does not arm a threshold that is still reached with the minimum of a hold that is due and not swept.
 func TestThresholds_AreNotArmedWhereAMinimumIsDue(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
@@ -326,8 +327,8 @@ func TestThresholds_AreNotArmedByAHoldThatIsDueByALaterEntryAlone(t *testing.T) 
 	require.Empty(t, f.crossed(), "64 were used, and 65 are now")
 }
 
-// A cost that was incurred is charged whatever its limits stand at, up to the bound of totals, and its thresholds are reported as far as the scope
-// can remember them.
+// A cost that was incurred is charged at any state of its limits, up to the bound of totals, and its thresholds are
+// reported as far as the scope can remember them.
 func TestThresholds_NeverRefuseACostThatWasIncurred(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
@@ -359,7 +360,7 @@ func TestThresholds_NeverRefuseACostThatWasIncurred(t *testing.T) {
 	limit := budget.Lifetime(budget.MaxLimit).Tell(budget.Threshold{Name: "all"})
 	stand("end", math.MaxInt64-10)
 	require.ErrorIs(t, allowed("end", 5, 11, limit), budget.ErrOverflow)
-	require.NoError(t, allowed("end", 5, 10, limit), "what open holds keep besides leaves no total to report")
+	require.NoError(t, allowed("end", 5, 10, limit), "with the other open holds there is no total to report")
 
 	for n := range budget.MaxScopeThresholds {
 		name := fmt.Sprint("limit ", n)

@@ -15,7 +15,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// What Verify reads while everything moves is no difference.
+// Verify reads while everything moves, and finds no difference.
 func TestVerify_IsQuietUnderTraffic(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
@@ -61,7 +61,7 @@ func TestVerify_IsQuietUnderTraffic(t *testing.T) {
 	f.verify()
 }
 
-// Lines of a hold that were spent by several captures are given back, whatever was purged.
+// Lines of a hold that several captures spent are refunded, with any part of them purged.
 func TestRefund_AfterAPurgeOfOneOfTwoCaptures(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})

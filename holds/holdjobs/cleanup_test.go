@@ -116,7 +116,7 @@ func TestCleanup_FreesAndAnnouncesOnce(t *testing.T) {
 	s.runNow(t, s.job)
 	awaitJob(t, s.pool, s.job, "completed")
 	require.Equal(t, int64(1), s.expired.Load())
-	require.Equal(t, 1, pgtest.Value[int](t, s.pool, "select count(*) from uploads"), "what the subscriber wrote in the transaction")
+	require.Equal(t, 1, pgtest.Value[int](t, s.pool, "select count(*) from uploads"), "the subscriber's write in the transaction")
 	history, err := s.c.Holds.History(t.Context(), s.pool, "acme", "h", "")
 	require.NoError(t, err)
 	require.Equal(t, []holds.EventKind{holds.EventPlaced, holds.EventExpired}, []holds.EventKind{history[0].Kind, history[1].Kind})
@@ -130,7 +130,7 @@ func TestCleanup_FreesAndAnnouncesOnce(t *testing.T) {
 
 // Somebody else has taken the seat in the meantime, and so seen the expiry through: it is announced all the same, once,
 // and the new hold is left alone.
-func TestCleanup_AnnouncesWhatAnotherPlaceSawThrough(t *testing.T) {
+func TestCleanup_AnnouncesHoldsThatAnotherPlacementEnded(t *testing.T) {
 	t.Parallel()
 	s := reserve(t)
 	s.clock.Advance(time.Minute)
@@ -232,7 +232,7 @@ func TestCleanup_IsTriedAgainWhenASubscriberFails(t *testing.T) {
 	require.Equal(t, 1, pgtest.Value[int](t, s.pool, "select count(*) from uploads"))
 }
 
-// A job of its own queue is given up after as many attempts as it was given, and what it was to free is free.
+// A job of its own queue is given up after its number of attempts, and the units that it was to free are free.
 func TestCleanup_IsTriedAsOftenAsItSaysInItsQueue(t *testing.T) {
 	t.Parallel()
 	s := reserve(t)
@@ -267,7 +267,7 @@ func TestCleanup_IsTriedAsOftenAsItSaysInItsQueue(t *testing.T) {
 	require.Zero(t, usage[0].Held)
 }
 
-// A claim that its holder makes again keeps its id; the cleanup job of the id that was not made finds nothing.
+// A claim that its holder makes again keeps its id. The cleanup job of the id that was not made finds nothing.
 func TestCleanup_OfAClaimThatTheHolderHadAlready(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})

@@ -23,7 +23,7 @@ import (
 var settling = []string{"begin isolation", "insert into uploads", "job_input", "capture_holds", "commit"}
 
 // settlingJob submits a job, and works it through a wire. strike is called with the first flush of settling that has the
-// statement. It returns what became of the job, and of the wire.
+// statement. It returns the job, the number of its runs, and the client that works it.
 func settlingJob(t *testing.T, statement string, strike func(w *pgtest.Wire, owner *pgxpool.Pool, f *pgtest.Flush)) (owner *pgxpool.Pool, c *metered.Client, job int64, runs *atomic.Int64, client *river.Client[pgx.Tx]) {
 	t.Helper()
 	owner, c = setUp(t, metered.Config{})
@@ -44,7 +44,7 @@ func settlingJob(t *testing.T, statement string, strike func(w *pgtest.Wire, own
 			arm(0)
 		}
 		cost.Write = func(ctx context.Context, tx pgx.Tx) error {
-			arm(int32(tx.Conn().PgConn().PID())) // what follows is on this connection
+			arm(int32(tx.Conn().PgConn().PID())) // the statements that follow are on this connection
 			return own(ctx, tx)
 		}
 		return cost, err
@@ -52,8 +52,8 @@ func settlingJob(t *testing.T, statement string, strike func(w *pgtest.Wire, own
 	return owner, c, job, runs, client
 }
 
-// The backend is killed, or the connection lost, before and after each statement: the work is not done again, and what it
-// came to is charged once.
+// The backend is killed, or the connection lost, before and after each statement: the work is not done again, and its
+// cost is charged once.
 func TestHeldWorker_ALostConnectionWhileCapturingIsMadeUpFor(t *testing.T) {
 	t.Parallel()
 	for _, statement := range settling {
@@ -99,8 +99,8 @@ func TestHeldWorker_AnAnswerToCommitThatLeavesItOpenIsMadeUpFor(t *testing.T) {
 	}
 }
 
-// The process dies before and after each statement: nobody hears of it again. If the job is rescued in time it is worked
-// again, and charged once; if not the hold expires, and nothing is charged.
+// The process dies before and after each statement: nobody hears of it again. If the job is rescued in time, it is
+// worked again, and charged once. If not, the hold expires, and nothing is charged.
 func TestHeldWorker_AWorkerThatDiesChargesOnceOrNotAtAll(t *testing.T) {
 	t.Parallel()
 	for i, statement := range settling {

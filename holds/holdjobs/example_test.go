@@ -25,8 +25,8 @@ func (Transcribe) Kind() string { return "transcribe" }
 // HeldBy is for holdjobs.NewWorker.
 func (t Transcribe) HeldBy() holdjobs.Ref { return t.Hold }
 
-// The estimate is held and the job enqueued, or neither; what the job came to is captured
-// together with its end, and the rest is free.
+// The estimate is held and the job enqueued, or neither. The job's cost is captured together with its end, and the rest
+// is free.
 func ExampleNewWorker() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
@@ -41,7 +41,7 @@ func ExampleNewWorker() {
 	river.AddWorker(workers, holdjobs.NewWorker(pool, client.Holds, func(_ context.Context, job *river.Job[Transcribe]) (holdjobs.Cost, error) {
 		return holdjobs.Cost{
 			Lines: []holds.Line{{Scope: "org/acme", Amount: job.Args.Words}},
-			Over:  holds.OverAllowed, // the work is done, whatever the estimate was
+			Over:  holds.OverAllowed, // the work is done, also if it cost more than the estimate
 		}, nil
 	}, holdjobs.Options{}))
 	finished, unsubscribe := riverClient.Subscribe(river.EventKindJobCompleted)

@@ -88,7 +88,7 @@ func TestHeldWorker_TheLastFailureAndACancellationRelease(t *testing.T) {
 }
 
 // A hold in its grace is captured, as long as it is held.
-func TestHeldWorker_AJobWhoseHoldIsInItsGraceIsWorked(t *testing.T) {
+func TestHeldWorker_AJobIsWorkedInTheGraceOfItsHold(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, pool, time.Now())
@@ -109,7 +109,7 @@ func TestHeldWorker_AJobWhoseHoldIsInItsGraceIsWorked(t *testing.T) {
 
 // The workers act for the program, and say so: a book that demands holders and actors, and has no ceiling, is
 // no obstacle to them, whether the job costs something or nothing, or the hold expires.
-func TestHeldWorker_ActsForTheProgramWhateverTheBookDemands(t *testing.T) {
+func TestHeldWorker_ActsForTheProgramWithAnyBook(t *testing.T) {
 	t.Parallel()
 	for want, work := range map[holds.State]holdjobs.Work[render]{
 		holds.Captured: costs(7, holds.OverRefused),

@@ -98,7 +98,7 @@ func awaitJob(t *testing.T, pool *pgxpool.Pool, id int64, state string) {
 	}, 2*time.Minute, 5*time.Millisecond, "job is to be "+state)
 }
 
-// books is what became of a submitted job.
+// books is the state of a submitted job, and of its hold.
 type books struct {
 	Job         string
 	Hold        holds.State
@@ -141,8 +141,8 @@ func TestHeldWorker_CapturesTheActualCostWithTheJobAndItsWrites(t *testing.T) {
 	require.Regexp(t, `^job \d+, attempt 1$`, e.Note.Correlation)
 }
 
-// What a job came to reaches thresholds of what is spent: told once, with the job.
-func TestHeldWorker_TellsOfThresholds(t *testing.T) {
+// A job's cost reaches a threshold on spending: it is reported once, with the job.
+func TestHeldWorker_ReportsThresholds(t *testing.T) {
 	t.Parallel()
 	limit := budget.Lifetime(10).Tell(budget.Threshold{Name: "half", Percent: 50, Spent: true})
 	for _, cost := range []holdjobs.Cost{
@@ -213,7 +213,7 @@ func TestHeldWorker_AllOfTheEstimate(t *testing.T) {
 }
 
 // An empty Cost is no answer: neither "nothing was used" nor "all of it".
-func TestHeldWorker_ACostMustSayWhatWasUsed(t *testing.T) {
+func TestHeldWorker_ACostMustNameTheUnitsUsed(t *testing.T) {
 	t.Parallel()
 	lines := []holds.Line{room("gpu", 7, 100)}
 	for _, cost := range []holdjobs.Cost{
@@ -261,8 +261,7 @@ func TestHeldWorker_OverTheEstimate(t *testing.T) {
 	}
 }
 
-// Past the wrapper, by the bare connection: what was written and what it came to are
-// committed together or not at all.
+// Past the wrapper, by the bare connection: the job's write and its cost are committed together or not at all.
 func TestHeldWorker_WriteCannotEndTheTransactionByTheConnection(t *testing.T) {
 	t.Parallel()
 	for _, sql := range []string{"commit", "commit; begin", "rollback", "rollback; begin", "rollback and chain", "select 1/0"} {
