@@ -259,7 +259,7 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 // own reports whether err is a refusal by the command's own parts, and neither by its function nor by a subscriber.
 func (op *operation) own(err error) bool {
 	var subscriber *holds.SubscriberError
-	var crossing *budget.CrossingError
+	var crossing *fault.Listener
 	return err != nil && fault.Refused(err) && !op.Failed && !errors.As(err, &subscriber) && !errors.As(err, &crossing)
 }
 

@@ -133,7 +133,7 @@ func TestTx_ADrawThatIsRefusedLeavesNothingOfItsCommand(t *testing.T) {
 	_, err := metered.Do(t.Context(), p.c, metered.Command{ID: "op"}, p.drawing(wallet.Draw{Wallet: "ann", Amount: 1}))
 	require.ErrorIs(t, err, metered.ErrArgument, "the id would stand for any draw")
 	_, err = metered.Do(t.Context(), p.c, metered.Command{ID: "op", Input: 1}, p.drawing(wallet.Draw{Wallet: "ann"}))
-	require.ErrorIs(t, err, wallet.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 	_, err = metered.Do(t.Context(), p.c, metered.Command{ID: "op", Input: 1}, func(context.Context, *metered.Tx) (uploaded, error) {
 		return uploaded{}, (&metered.Tx{}).Draw(p.book, wallet.Draw{Wallet: "ann", Amount: 1})
 	})
@@ -274,7 +274,7 @@ func TestLeases_OfAWalletAreOfItsLots(t *testing.T) {
 		}
 	}
 	require.NoError(t, lent.Close(t.Context()))
-	_, err = p.book.Expire(t.Context(), p.pool, wallet.ExpireOptions{})
+	_, err = p.book.Sweep(t.Context(), p.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
 	lots := p.lots("hot")
 	drawn := lots[0][0]

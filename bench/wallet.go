@@ -86,7 +86,7 @@ func (w *wallets) load(ctx context.Context, b *bench) error {
 		return err
 	}
 	time.Sleep(time.Second) // until the last one has ended
-	if _, err := w.book.Expire(ctx, w.Pool, wallet.ExpireOptions{}); err != nil {
+	if _, err := w.book.Sweep(ctx, w.Pool, wallet.SweepOptions{}); err != nil {
 		return err
 	}
 	balance, err := w.book.Balance(ctx, w.Pool, manyEnded)

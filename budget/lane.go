@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -108,7 +109,7 @@ func (l *lane) commit(ctx context.Context, batch []*call, wait bool) {
 // store, a time zone that it does not know, too many locks, or a threshold that could not be reported.
 func splits(err error) bool {
 	state := sqlstate.Of(err)
-	if untold := (*CrossingError)(nil); errors.As(err, &untold) {
+	if untold := (*fault.Listener)(nil); errors.As(err, &untold) {
 		return !sqlstate.Collided(err)
 	}
 	return sqlstate.Class(state) == "22" || state == sqlstate.OutOfMemory || state == sqlstate.UnknownZone || state == sqlstate.Thresholds

@@ -14,6 +14,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/observe"
 )
@@ -71,21 +72,8 @@ type Crossing struct {
 }
 
 // OnThreshold receives a crossing. Its writes through tx commit or roll back with the charge. It should have no other effect. To
-// act outside exactly once, it enqueues a job through tx (jobs.Enqueuer). Its error takes the charge back, and is a
-// *CrossingError. A statement that may fail belongs in a savepoint (tx.Begin). It closes its rows and does not end tx.
+// act outside exactly once, it enqueues a job through tx (jobs.Enqueuer). Its error takes the charge back. A statement that may fail belongs in a savepoint (tx.Begin). It closes its rows and does not end tx.
 type OnThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
-
-// CrossingError is the error of an OnThreshold, which took the charge back.
-type CrossingError struct {
-	Crossing Crossing
-	Err      error
-}
-
-func (e *CrossingError) Error() string {
-	return fmt.Sprintf("budget: telling that scope %q crosses %q: %v", e.Crossing.Scope, e.Crossing.Threshold.Name, e.Err)
-}
-
-func (e *CrossingError) Unwrap() error { return e.Err }
 
 // Tell returns the same limit with thresholds, up to MaxThresholds, in place of those that it had. A scope remembers up to
 // MaxScopeThresholds of all its limits as reported: a charge that would reach one more is ErrThresholds. The Ledger needs
@@ -288,7 +276,7 @@ func (l *Ledger) tellCrossings(ctx context.Context, tx pgx.Tx, crossings []Cross
 			err = errSwallowed // else whatever comes next in tx would fail for it
 		}
 		if err != nil {
-			return &CrossingError{Crossing: c, Err: err}
+			return &fault.Listener{Err: err, Doing: fmt.Sprintf("budget: OnThreshold: scope %q crosses %q", c.Scope, c.Threshold.Name)}
 		}
 		l.observer.Event(ctx, observe.Event{Kind: observe.Threshold, Name: c.Limit.word() + "/" + c.Threshold.Name, N: 1, Pending: true})
 	}

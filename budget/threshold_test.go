@@ -170,7 +170,7 @@ func TestThreshold_TheReportCommitsWithTheChargeOrNot(t *testing.T) {
 	crossing.Amount = 1
 	_, err = l.Charge(t.Context(), tx, crossing)
 	require.ErrorIs(t, err, errVeto)
-	require.True(t, isA[*budget.CrossingError](err))
+	require.ErrorContains(t, err, `OnThreshold: scope "a" crosses "80%"`)
 	require.NoError(t, tx.Commit(t.Context()), "the transaction is as usable as it was")
 	require.Empty(t, reported(t, pool, "a"))
 	require.EqualValues(t, 79, usage(t, pool, l, "a", 0).Used)

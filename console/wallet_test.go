@@ -80,7 +80,7 @@ func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 	page = w.see("scope", "scope", "user/ann")
 	require.Contains(t, tile(t, page, "To draw"), "20 20 of it end in 1 h 0 min; 0 held")
 	require.Contains(t, tile(t, w.see(""), "Lots to sweep"), "1 of wallets, ended and not swept; the oldest 1 h 0 min ago")
-	_, err = book.Expire(t.Context(), w.pool, wallet.ExpireOptions{})
+	_, err = book.Sweep(t.Context(), w.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
 	page = w.see("scope", "scope", "user/ann")
 	require.Contains(t, text(byID(t, page, "lots")), "1 ended <script>alert(1)</script> 30 0 4 0 26 0 0", "units that the session kept lapse with it")

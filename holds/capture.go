@@ -60,7 +60,7 @@ from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::m
 // that the charge reached.
 //
 // Errors: ErrUnknown, before any lock. ErrRetired, *StateError, *ExcessError, *budget.ExceededError,
-// *budget.CrossingError. The database finds some *ArgumentErrors: a Line whose scope the hold does not keep, and
+// and that of an OnThreshold. The database finds some *ArgumentErrors: a Line whose scope the hold does not keep, and
 // Lines of a claim that lack its own unit, or have it beside Keep.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.capture", (*Book).prepareCapture, c)

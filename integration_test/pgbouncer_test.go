@@ -323,8 +323,8 @@ func (b *behind) wallets() {
 	b.tx("wallet.Book.Rollover", func(ctx context.Context, tx pgx.Tx) error {
 		return second(book.Rollover(ctx, tx, wallet.Rollover{Wallet: name, Lot: granted.Lot, Cap: 1, For: time.Hour}))
 	})
-	b.tx("wallet.Book.ExpireWallet", func(ctx context.Context, tx pgx.Tx) error { return second(book.ExpireWallet(ctx, tx, name)) })
-	b.try("wallet.Book.Expire", func(ctx context.Context) error { return second(book.Expire(ctx, b.pool, wallet.ExpireOptions{})) })
+	b.tx("wallet.Book.Expire", func(ctx context.Context, tx pgx.Tx) error { return second(book.Expire(ctx, tx, name)) })
+	b.try("wallet.Book.Sweep", func(ctx context.Context) error { return second(book.Sweep(ctx, b.pool, wallet.SweepOptions{})) })
 	b.try("wallet.Book.Balance", func(ctx context.Context) error { return second(book.Balance(ctx, b.pool, name)) })
 	b.try("wallet.Book.Statement", func(ctx context.Context) error {
 		for _, err := range book.Statement(ctx, b.pool, name, budget.EntriesOptions{}) {

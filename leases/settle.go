@@ -91,7 +91,7 @@ func (p *Pool) settle(ctx context.Context, no int64, total *int64, of *slot) (se
 		err = p.silently(ctx, p.own, p.sql.settle, func(telling bool) []any {
 			return args(ledger.Charges(ledger.Telling(call.Charges, telling)), call.Tolerance)
 		}, scan, func(tx pgx.Tx) error { return call.Cross(ctx, tx, crossed) })
-		if refused := (*budget.CrossingError)(nil); errors.As(err, &refused) {
+		if refused := (*fault.Listener)(nil); errors.As(err, &refused) {
 			p.report(failed("settle a lease", err)) // the spent units must not be lost for that: the next charge reports the threshold
 			err = p.call(ctx, p.own, scan, p.sql.settle, args(nil, nil)...)
 		}

@@ -40,7 +40,7 @@ const (
 	Call     Work = "call"     // a call of a piece, as "budget.charge" or "holds.place", with its round trips
 	Enqueue  Work = "enqueue"  // jobs.Enqueue or EnqueueMany. Name is the kind of the first job
 	Batch    Work = "batch"    // one transaction of a budget.Batcher. End.Rows are the charges that it made
-	Sweep    Work = "sweep"    // holds.Book.Sweep, without a Name, or wallet.Book.Expire, "lots". End.Rows are the holds announced, or the lots ended
+	Sweep    Work = "sweep"    // holds.Book.Sweep, without a Name, or wallet.Book.Sweep, "lots". End.Rows are the holds announced, or the lots ended
 	Purge    Work = "purge"    // "entries" "operations" "holds" "tokens" "job_keys" "leases". End.Rows were deleted
 	Lease    Work = "lease"    // "open" or "settle" a lease, or charge for Allow without one ("direct")
 )
@@ -120,7 +120,7 @@ const (
 	// SweepLag: Lag is the lateness of the oldest due hold when a sweep began, 0 without one.
 	SweepLag  Kind = "sweep_lag"
 	SweepLeft Kind = "sweep_left" // N holds were left for the next sweep: "skipped" (in use), "failed" (a subscriber)
-	// LotsLag and LotsLeft are the same of the sweep of lots (wallet.Book.Expire).
+	// LotsLag and LotsLeft are the same of the sweep of lots (wallet.Book.Sweep).
 	LotsLag  Kind = "lots_lag"
 	LotsLeft Kind = "lots_left"
 	Purged   Kind = "purged" // N rows of a Purge's Name are deleted, one event for each batch

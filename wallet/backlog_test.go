@@ -147,7 +147,7 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 		require.Len(t, b.Lots, 1)
 	}
 	passed := 0
-	report, err := f.book.Expire(ctx, f.pool, wallet.ExpireOptions{Batch: 500, Progress: func(wallet.ExpireReport) {
+	report, err := f.book.Sweep(ctx, f.pool, wallet.SweepOptions{Batch: 500, Progress: func(wallet.SweepReport) {
 		passed++
 		require.GreaterOrEqual(t, open("many"), left-int64(passed*500), "a batch ends no more than it says")
 	}})

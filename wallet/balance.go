@@ -5,37 +5,39 @@ import (
 	"context"
 	"encoding/json"
 	"time"
+
+	"github.com/pgmetered/metered/budget"
 )
 
 // Balance is the balance of a wallet, with its lots.
 type Balance struct {
 	Wallet    string    `json:"wallet"`
-	Now       time.Time `json:"now"`       // when, by the database's clock
-	Seq       int64     `json:"seq"`       // the last entry of the ledger that it is read from, or 0
-	Units     int64     `json:"units"`     // units that can be drawn, Config.Overdraft aside, or less than 0 if it is overdrawn
+	Now       time.Time `json:"now"`       // the time of the balance, by the database's clock
+	Seq       int64     `json:"seq"`       // the wallet's last entry of the ledger, or 0
+	Units     int64     `json:"units"`     // units that can be drawn, without Config.Overdraft. Less than 0 if the wallet is overdrawn
 	Held      int64     `json:"held"`      // units of open holds and leases
-	Overdrawn int64     `json:"overdrawn"` // -Units, if that is more than 0
-	Lots      []Lot     `json:"lots"`      // that have something, in the order in which they are drawn
+	Overdrawn int64     `json:"overdrawn"` // -Units, or 0
+	Lots      []Lot     `json:"lots"`      // lots with units left or held, in the order in which they are drawn
 }
 
 // Lot is a lot with units left, or held.
 type Lot struct {
-	Lot       int64     `json:"lot"` // its number
+	Lot       int64     `json:"lot"` // the lot's number
 	Reference string    `json:"reference,omitempty"`
 	Category  string    `json:"category,omitempty"`
 	Priority  int       `json:"priority"`
 	GrantedAt time.Time `json:"granted_at"`
-	Expires   time.Time `json:"expires_at,omitzero"` // zero if it never ends
-	Amount    int64     `json:"amount"`              // that it was granted with
-	Units     int64     `json:"units"`               // that can be drawn
-	Held      int64     `json:"held"`                // that open holds and leases keep
+	Expires   time.Time `json:"expires_at,omitzero"` // zero if the lot never ends
+	Amount    int64     `json:"amount"`              // units at the grant
+	Units     int64     `json:"units"`               // units that can be drawn
+	Held      int64     `json:"held"`                // units of open holds and leases
 }
 
 const balanceSQL = `select now, seq, units, held, lots from metered.wallet_balance($1::text)`
 
-// Balance returns the present balance of a wallet. Lots and holds that are due have ended, written down or not. On a replica it is the
-// replica's balance, by its clock.
-func (b *Book) Balance(ctx context.Context, db Querier, wallet string) (Balance, error) {
+// Balance returns the balance of a wallet now. Lots and holds that are due count as ended, written down or not. On a replica it is
+// the replica's balance, by its clock.
+func (b *Book) Balance(ctx context.Context, db budget.Querier, wallet string) (Balance, error) {
 	if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
 		return Balance{}, err
 	}
@@ -78,7 +80,7 @@ func (b Balance) Of(category string) (units int64) {
 	return units
 }
 
-// Expiring returns the units that lapse before a time, unless they are drawn until then.
+// Expiring returns the units that lapse before a time unless they are drawn first.
 func (b Balance) Expiring(before time.Time) (units int64) {
 	for _, l := range b.Lots {
 		if !l.Expires.IsZero() && l.Expires.Before(before) {

@@ -17,34 +17,30 @@ import (
 
 // Config configures a Book. The zero value is ready for use.
 type Config struct {
-	// Overdraft is how far draws may go below zero, 0 to budget.MaxLimit. A wallet that was never granted anything has it
-	// too, a mistyped one among them: budget.Config.MustExist guards against that. Defaults to 0: not at all.
-	Overdraft int64
-	// Priorities are those of lots by category, for grants that name none: lower is drawn first. Defaults to 0 for every category.
-	Priorities  map[string]int
-	LateRefunds Late // sets Grant.LateRefunds, where that is 0. Defaults to DefaultLateRefunds
-	// Thresholds are levels of the units that can be drawn, for budget.Config.OnThreshold. Left counts units, Overdraft among them (0: no
-	// unit is left), and Used counts units below zero. Draws, charges and lines of the Book report a level, once, and so do Expire, ExpireWallet,
-	// Revoke and Rollover for the units that they take back. With Spent, held units count as available: the capture of a line reports, and not
-	// the hold. The next of these calls reports a level that a lot crosses which ends in a grant, a refund or behind a hold. Defaults to none.
+	// Overdraft is how far draws may go below zero, 0 to budget.MaxLimit. Every wallet has it, also one without a grant, or with a
+	// mistyped name: budget.Config.MustExist guards against that. Defaults to 0.
+	Overdraft   int64
+	Priorities  map[string]int // the priorities of lots by category, for grants without one. Lower is drawn first. Defaults to 0
+	LateRefunds Late           // Defaults Grant.LateRefunds. Defaults to 30 days
+	// Thresholds are levels for budget.Config.OnThreshold: Left counts units that can be drawn, Overdraft among them, and Used units below
+	// zero. Each call that takes units reports a level once (docs/thresholds.md). Defaults to none.
 	Thresholds []budget.Threshold
-	// Subscribers get each breakage, in order (Expire). A Book that sweeps needs them. Defaults to none.
+	// Subscribers get each breakage, in order, from Sweep and Expire. Defaults to none.
 	Subscribers []Subscriber
 }
 
-// Late is how long the new lot lasts into which a refund to an ended lot goes: a duration up to MaxDuration, Lapse or Forever.
+// Late is the time that a new lot lasts which a refund to an ended lot makes: up to 36,525 days, or Lapse or Forever.
 type Late time.Duration
 
 const (
-	DefaultLateRefunds      = Late(30 * 24 * time.Hour)
-	Lapse              Late = -1 // there is no new lot: the refund lapses at once
-	Forever            Late = -2 // the new lot never ends
+	Lapse   Late = -1 // there is no new lot: the refund lapses at once
+	Forever Late = -2 // the new lot never ends
 )
 
-// Bounds.
 const (
-	MaxReferenceBytes = 255                    // of a reference and of a category, in UTF-8
-	MaxDuration       = 36525 * 24 * time.Hour // of Grant.For, RollFor and Late, about a century
+	defaultLateRefunds = Late(30 * 24 * time.Hour)
+	maxTextBytes       = 255                    // of a wallet, a reference and a category
+	maxDuration        = 36525 * 24 * time.Hour // of Grant.For, Grant.RollFor, Rollover.For and Late
 )
 
 // Book grants lots to wallets, and draws them. It is safe for concurrent use.
@@ -58,9 +54,6 @@ type Book struct {
 	observer *observed.To
 }
 
-// Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
-type Querier = budget.Querier
-
 // Internals is for the other packages of this module: nobody else can import lend.Key.
 func Internals(lend.Key) internals { return internals{} }
 
@@ -72,7 +65,7 @@ func (internals) Draw(b *Book, d Draw) (*ledger.Call[Drawn], error) { return b.p
 
 var inBudget = budget.Internals(lend.Key{})
 
-// New returns a Book on the ledger, with its schema and its timeout for locks, or an *ArgumentError. It does not touch the database.
+// New returns a Book on the ledger, or an *ArgumentError. It does not touch the database.
 func New(l *budget.Ledger, cfg Config) (*Book, error) {
 	if err := notNil("ledger", l); err != nil {
 		return nil, err
@@ -85,7 +78,7 @@ func New(l *budget.Ledger, cfg Config) (*Book, error) {
 		return nil, invalid("Config.Overdraft", "%d is not from 0 to %d", cfg.Overdraft, int64(budget.MaxLimit))
 	}
 	if cfg.LateRefunds == 0 {
-		cfg.LateRefunds = DefaultLateRefunds
+		cfg.LateRefunds = defaultLateRefunds
 	}
 	if err := checkLate("Config.LateRefunds", cfg.LateRefunds); err != nil {
 		return nil, err
@@ -102,7 +95,7 @@ func New(l *budget.Ledger, cfg Config) (*Book, error) {
 	b.limit = budget.CreditLine(cfg.Overdraft).Named("credit").Tell(cfg.Thresholds...)
 	b.cfg.Thresholds = b.limit.Thresholds()
 	_, err := b.priced("-", someone)
-	var argument *ArgumentError
+	var argument *fault.Argument
 	if errors.As(err, &argument) {
 		err = invalid(strings.Replace(argument.Field, "charges[0].Limits[0].Tell", "Config.Thresholds", 1), "%s", argument.Reason)
 	}
@@ -122,16 +115,16 @@ func (b *Book) priced(wallet string, note budget.Note) (*ledger.ChargeCall[budge
 // someone is the actor of a charge that is only checked.
 var someone = budget.Note{Actor: "-"}
 
-// Limit is that of a draw, named "credit": the credited units, and Config.Overdraft beyond them, with Config.Thresholds.
+// Limit is the limit of draws, named "credit": credited units and Config.Overdraft, with Config.Thresholds.
 func (b *Book) Limit() budget.Limit { return b.limit }
 
-// Charge is a draw of a wallet as a charge: for metered.Command.Charges, Tx.Charge, or with other scopes in one call of budget.Ledger.Charge.
-// It keeps Limit, and limits beside it: a plan's cap of the month. A charge that leaves Limit out is let in whatever the wallet has.
+// Charge is a draw as a charge, for commands or with other scopes in one call of budget.Ledger.Charge. It has Limit, and limits
+// beside it, such as a plan's cap of the month. A charge without Limit is admitted whatever the wallet has.
 func (b *Book) Charge(wallet string, amount int64, limits ...budget.Limit) budget.Charge {
 	return budget.Charge{Scope: wallet, Amount: amount, Limits: append([]budget.Limit{b.Limit()}, limits...)}
 }
 
-// Line is a reservation of a wallet as a line of a hold or session, with limits as in Charge.
+// Line holds units of a wallet as a line of a hold or session, with limits as in Charge.
 func (b *Book) Line(wallet string, amount int64, limits ...budget.Limit) holds.Line {
 	return holds.Line{Scope: wallet, Amount: amount, Limits: append([]budget.Limit{b.Limit()}, limits...)}
 }

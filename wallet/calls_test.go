@@ -32,7 +32,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"Grant": {tx, wallet.Grant{Wallet: "a", Amount: 1}}, "Draw": {tx, wallet.Draw{Wallet: "a", Amount: 1}},
 		"Refund": {tx, budget.Refund{Scope: "a", Seq: 1, Amount: 1}}, "Revoke": {tx, wallet.Revoke{Wallet: "a", Lot: 1}},
 		"Rollover": {tx, wallet.Rollover{Wallet: "a", Lot: 1, Cap: 1, For: time.Hour}}, "Balance": {pool, "a"},
-		"Statement": {pool, "a", budget.EntriesOptions{}}, "Expire": {pool, wallet.ExpireOptions{}}, "ExpireWallet": {tx, "a"},
+		"Statement": {pool, "a", budget.EntriesOptions{}}, "Sweep": {pool, wallet.SweepOptions{}}, "Expire": {tx, "a"},
 		"Limit": {}, "Charge": {"a", int64(1)}, "Line": {"a", int64(1)},
 	})
 	niltest.Func(t, "New", wallet.New, ledger, wallet.Config{})
@@ -46,10 +46,10 @@ func TestCalls_ArgumentsOutOfBoundsAreRefusedBeforeAnySQL(t *testing.T) {
 	require.NoError(t, err)
 	requireField := func(err error, field string) {
 		t.Helper()
-		var argument *wallet.ArgumentError
+		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument, field)
 		require.Equal(t, field, argument.Field)
-		require.ErrorIs(t, err, wallet.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 	}
 	long := strings.Repeat("x", 256)
 	good := wallet.Grant{Wallet: "a", Amount: 1, Note: budget.Note{Actor: "me"}}
@@ -74,8 +74,8 @@ func TestCalls_ArgumentsOutOfBoundsAreRefusedBeforeAnySQL(t *testing.T) {
 	requireField(err, "Revoke.Amount")
 	_, err = book.Rollover(t.Context(), noSQL{}, wallet.Rollover{Wallet: "a", Lot: 1, Cap: 1, For: -1})
 	requireField(err, "Rollover.For")
-	_, err = book.Expire(t.Context(), new(pgxpool.Pool), wallet.ExpireOptions{Batch: 10_001})
-	requireField(err, "ExpireOptions.Batch")
+	_, err = book.Sweep(t.Context(), new(pgxpool.Pool), wallet.SweepOptions{Batch: 10_001})
+	requireField(err, "SweepOptions.Batch")
 	for field, cfg := range map[string]wallet.Config{
 		"Config.Overdraft": {Overdraft: -1}, "Config.LateRefunds": {LateRefunds: -3}, "Config.Priorities": {Priorities: map[string]int{"x": math.MinInt}},
 	} {
@@ -95,7 +95,7 @@ func TestRole_ApplicationCanMakeEveryCallAndNothingElse(t *testing.T) {
 	_, err := f.revoke(wallet.Revoke{Reference: "a", Amount: 1})
 	require.NoError(t, err)
 	f.rollover(wallet.Rollover{Reference: "a", Cap: 1, For: time.Hour})
-	_, err = f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	_, err = f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
 	f.has(5)
 	for _, err := range f.book.Statement(t.Context(), f.pool, "ann", budget.EntriesOptions{}) {

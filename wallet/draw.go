@@ -17,11 +17,9 @@ import (
 // Draw is an amount to take from a wallet.
 type Draw struct {
 	Wallet string
-	Amount int64 // in units of yours, from 1 to budget.MaxAmount
-	// UpTo takes as much of Amount as there is, Config.Overdraft included. Where that is nothing, the draw is denied as any other.
-	// Defaults to false: all or none.
-	UpTo bool
-	Note budget.Note // is stored with the entry. Defaults to none
+	Amount int64       // units, 1 to budget.MaxAmount
+	UpTo   bool        // takes the units that there are, at least 1 and at most Amount, Config.Overdraft among them. Defaults to false: all or none
+	Note   budget.Note // is stored with the entry. Defaults to none
 }
 
 // Drawn is the answer of Draw.
@@ -30,25 +28,17 @@ type Drawn struct {
 	Seq       int64     `json:"seq"` // with Wallet it names the draw, for Refund
 	At        time.Time `json:"at"`  // by the database's clock
 	Amount    int64     `json:"amount"`
-	Lots      []Part    `json:"lots,omitempty"` // of which lots, in the order in which they were drawn
+	Lots      []Move    `json:"lots,omitempty"` // the units of each lot, in the order in which they were drawn, without Kind
 	Overdrawn int64     `json:"overdrawn"`      // units of Amount that no lot covers
-	Left      int64     `json:"left"`           // the balance now, less than 0 if it is overdrawn
-}
-
-// Part is the part of a draw from one lot.
-type Part struct {
-	Lot       int64  `json:"lot"`
-	Reference string `json:"reference,omitempty"` // of its Grant
-	Category  string `json:"category,omitempty"`
-	Amount    int64  `json:"amount"`
+	Left      int64     `json:"left"`           // the balance after it, less than 0 if it is overdrawn
 }
 
 const drawSQL = `
 select coalesce(seq, 0), coalesce(at, 'epoch'), coalesce(amount, 0), lots, coalesce(overdrawn, 0), coalesce(left_over, 0), denied, crossed
 from metered.draw(($1::metered.new_charge[])[1], $2::bool, $3::interval, $4::int, $5::metered.origin)`
 
-// Draw takes units from a wallet: from as few lots as it needs, in their order. Where there is too little it is denied with
-// *budget.ExceededError, which has the available units, and nothing is written.
+// Draw takes units from a wallet's lots, in their order. If there are too few, it writes nothing and returns a *budget.ExceededError,
+// which has the available units.
 func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err error) {
 	call, err := b.prepareDraw(d)
 	if err = cmp.Or(err, notNil("tx", tx)); err != nil {

@@ -2,7 +2,6 @@ package wallet_test
 
 import (
 	"context"
-	"errors"
 	"testing"
 	"time"
 
@@ -18,10 +17,10 @@ func (f *fixture) revoke(r wallet.Revoke) (wallet.Revoked, error) {
 	return do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Revoked, error) { return f.book.Revoke(ctx, tx, r) })
 }
 
-func (f *fixture) rollover(r wallet.Rollover) wallet.Rolled {
+func (f *fixture) rollover(r wallet.Rollover) wallet.Granted {
 	f.Helper()
 	r.Wallet = "ann"
-	rolled, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Rolled, error) { return f.book.Rollover(ctx, tx, r) })
+	rolled, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) { return f.book.Rollover(ctx, tx, r) })
 	require.NoError(f, err)
 	return rolled
 }
@@ -50,7 +49,7 @@ func TestRefund_ToALotThatHasEndedFollowsItsPolicy(t *testing.T) {
 			case "for ever":
 				require.Zero(t, f.balance().Lots[1].Expires)
 			case "default":
-				require.Equal(t, noon.Add(time.Hour+time.Duration(wallet.DefaultLateRefunds)), f.balance().Lots[0].Expires)
+				require.Equal(t, noon.Add(time.Hour+time.Duration(30*24*time.Hour)), f.balance().Lots[0].Expires)
 			}
 			require.Equal(t, map[string]int64{"b": 5, "": 1}, f.left())
 			f.refund(d.Seq, 4)
@@ -141,7 +140,7 @@ func TestRollover_IsDoneOnceWhoeverEndsTheLot(t *testing.T) {
 				f.draw(1)
 			case "sweep":
 				for range 2 {
-					_, err := f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+					_, err := f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 					require.NoError(t, err)
 				}
 				f.draw(1)
@@ -149,8 +148,8 @@ func TestRollover_IsDoneOnceWhoeverEndsTheLot(t *testing.T) {
 				f.grant(wallet.Grant{Amount: 1, For: day})
 				f.draw(2)
 			case "wallet":
-				_, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.ExpireReport, error) {
-					return f.book.ExpireWallet(ctx, tx, "ann")
+				_, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.SweepReport, error) {
+					return f.book.Expire(ctx, tx, "ann")
 				})
 				require.NoError(t, err)
 				f.draw(1)
@@ -185,7 +184,7 @@ func TestExpire_AnnouncesEachBreakageOnce(t *testing.T) {
 	f := setUp(t, wallet.Config{Subscribers: []wallet.Subscriber{func(ctx context.Context, tx pgx.Tx, b wallet.Breakage) error {
 		_, err := tx.Exec(ctx, "insert into told values ($1)", b.Reference)
 		if fail[b.Reference] {
-			return errors.New("not now")
+			return errNotNow
 		}
 		told = append(told, b)
 		return err
@@ -206,16 +205,15 @@ func TestExpire_AnnouncesEachBreakageOnce(t *testing.T) {
 	defer func() { _ = busy.Rollback(context.Background()) }()
 	_, err = f.book.Grant(t.Context(), busy, wallet.Grant{Wallet: "wc", Amount: 1})
 	require.NoError(t, err)
-	r, err := f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{Batch: 1})
-	var refused *wallet.SubscriberError
-	require.ErrorAs(t, err, &refused)
-	require.Equal(t, "b", refused.Breakage.Reference)
-	require.Equal(t, wallet.ExpireReport{Ended: 2, Told: 2, Failed: 1, Busy: 1, Batches: 5}, r)
+	r, err := f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{Batch: 1})
+	require.ErrorIs(t, err, errNotNow)
+	require.ErrorContains(t, err, `wallet "wb", lot `)
+	require.Equal(t, wallet.SweepReport{Ended: 2, Announced: 2, Failed: 1, Busy: 1, Batches: 5}, r)
 	require.NoError(t, busy.Rollback(context.Background()))
 	fail = nil
-	r, err = f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	r, err = f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
-	require.Equal(t, wallet.ExpireReport{Ended: 1, Told: 2, Batches: 1}, r)
+	require.Equal(t, wallet.SweepReport{Ended: 1, Announced: 2, Batches: 1}, r)
 	var names []string
 	for _, b := range told {
 		names = append(names, b.Reference)
@@ -226,9 +224,9 @@ func TestExpire_AnnouncesEachBreakageOnce(t *testing.T) {
 	var rows int
 	require.NoError(t, f.pool.QueryRow(t.Context(), "select count(*) from told").Scan(&rows))
 	require.Equal(t, 4, rows)
-	r, err = f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	r, err = f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
-	require.Equal(t, wallet.ExpireReport{Batches: 1}, r)
+	require.Equal(t, wallet.SweepReport{Batches: 1}, r)
 }
 
 func TestPurge_ForgetsNoDebt(t *testing.T) {
@@ -236,7 +234,7 @@ func TestPurge_ForgetsNoDebt(t *testing.T) {
 	f := setUp(t, wallet.Config{Overdraft: 50})
 	f.grant(wallet.Grant{Amount: 10, For: time.Hour})
 	f.clock.Advance(2 * time.Hour)
-	_, err := f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	_, err := f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
 	f.draw(20)
 	f.clock.Advance(100 * day)
@@ -256,7 +254,7 @@ func TestPurge_ChangesNoBalance(t *testing.T) {
 	}
 	f.place("r", 5, 300*day)
 	f.clock.Advance(100 * day)
-	_, err := f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{}) // a lapse that was not announced is kept
+	_, err := f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{}) // a lapse that was not announced is kept
 	require.NoError(t, err)
 	before := f.balance()
 	_, err = f.ledger.Purge(t.Context(), f.pool, budget.PurgeOptions{OlderThan: 50 * day})

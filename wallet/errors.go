@@ -9,19 +9,15 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Answers. They wrote nothing and leave the transaction usable, as does *budget.ExceededError.
+// Refusals. They wrote nothing and leave the transaction usable, as does *budget.ExceededError.
 var (
-	// ErrConflict: the reference is of another grant of the wallet. Do not repeat it: look up the grant.
+	// ErrConflict: another grant of the wallet has the reference. Look up that grant, and do not repeat this one.
 	ErrConflict   error = fault.New("wallet_conflict", "wallet: the reference was used for another grant")
 	ErrExpired    error = fault.New("wallet_expired", "wallet: the lot would have ended by now, by the database's clock")
 	ErrUnknownLot error = fault.New("wallet_unknown_lot", "wallet: the wallet has no such lot")
-	ErrArgument   error = errArgument // every refused argument: the error is an *ArgumentError
 )
 
 var errArgument = fault.New("invalid_argument", "wallet: invalid argument")
-
-// ArgumentError says why an argument was refused. Field: "Grant.Amount".
-type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
@@ -42,7 +38,7 @@ func checkWallet(field, wallet string) error {
 	if wallet == "" {
 		return invalid(field, "is empty")
 	}
-	return fault.Text(errArgument, field, wallet, budget.MaxScopeBytes)
+	return fault.Text(errArgument, field, wallet, maxTextBytes)
 }
 
 func checkAmount(field string, amount int64) error {
@@ -60,8 +56,8 @@ func checkPriority(field string, p int) error {
 }
 
 func checkDuration(field string, d time.Duration) error {
-	if d < time.Microsecond || d > MaxDuration || d%time.Microsecond != 0 {
-		return invalid(field, "%v is not from 1µs to %v in whole microseconds", d, MaxDuration)
+	if d < time.Microsecond || d > maxDuration || d%time.Microsecond != 0 {
+		return invalid(field, "%v is not from 1µs to %v in whole microseconds", d, maxDuration)
 	}
 	return nil
 }

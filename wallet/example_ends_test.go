@@ -52,7 +52,7 @@ func ExampleBook_Rollover() {
 
 // A charge of several scopes takes credit of a wallet and counts against a rate, or neither. A job for the lot's end
 // writes the lapse. Here it comes too early, and does nothing.
-func ExampleBook_ExpireWallet() {
+func ExampleBook_Expire() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
@@ -75,7 +75,7 @@ func ExampleBook_ExpireWallet() {
 		log.Fatal(err)
 	}
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		report, err := book.ExpireWallet(ctx, tx, "ann")
+		report, err := book.Expire(ctx, tx, "ann")
 		fmt.Println("ended:", report.Ended)
 		return err
 	})

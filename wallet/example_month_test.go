@@ -57,7 +57,7 @@ func ExampleBook_Statement_month() {
 		check(err)
 		var lots []string
 		for _, m := range line.Lots {
-			lots = append(lots, fmt.Sprint(m.Does, " ", m.Amount))
+			lots = append(lots, fmt.Sprint(m.Kind, " ", m.Amount))
 		}
 		fmt.Println(line.At.In(berlin).Format("2 Jan 15:04"), line.Kind, line.Amount, "balance", line.Balance, strings.Join(lots, ", "))
 		balance = line.Balance

@@ -102,7 +102,7 @@ func ExampleBook_Statement() {
 	}))
 	for line, err := range book.Statement(ctx, pool, "ben", budget.EntriesOptions{}) {
 		check(err)
-		fmt.Println(line.Kind, line.Amount, "balance", line.Balance, line.Lots[0].Does, line.Lots[0].Reference)
+		fmt.Println(line.Kind, line.Amount, "balance", line.Balance, line.Lots[0].Kind, line.Lots[0].Reference)
 	}
 	b, err := book.Balance(ctx, pool, "ben")
 	check(err)
@@ -118,7 +118,7 @@ func ExampleBook_Statement() {
 
 // The sweeper: every few minutes, in as many processes as you like. Its subscriber books each lapse, in the same
 // transaction.
-func ExampleBook_Expire() {
+func ExampleBook_Sweep() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
@@ -136,12 +136,12 @@ func ExampleBook_Expire() {
 		return err
 	}))
 	time.Sleep(10 * time.Millisecond)
-	report, err := book.Expire(ctx, pool, wallet.ExpireOptions{})
+	report, err := book.Sweep(ctx, pool, wallet.SweepOptions{})
 	check(err)
-	fmt.Println(report.Ended, "ended,", report.Told, "told")
+	fmt.Println(report.Ended, "ended,", report.Announced, "announced")
 	// Output:
 	// 10 of a second lapsed
-	// 1 ended, 1 told
+	// 1 ended, 1 announced
 }
 
 func check(err error) {

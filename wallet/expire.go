@@ -11,20 +11,19 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/observe"
 )
 
-// Bounds of ExpireOptions.Batch.
+// Bounds of SweepOptions.Batch.
 const (
-	DefaultBatch = 500
-	MaxBatch     = 2_000 // each lot may take a lock of the server's table
+	defaultBatch = 500
+	maxBatch     = 2_000 // each lot may take a lock of the server's table
 )
 
-// Breakage is the lapse of units of a lot.
+// Breakage is units of a lot that lapsed at its end.
 type Breakage struct {
 	Wallet    string    `json:"wallet"`
 	Lot       int64     `json:"lot"`
@@ -33,28 +32,28 @@ type Breakage struct {
 	Granted   int64     `json:"granted"` // units that the lot was granted with
 	GrantedAt time.Time `json:"granted_at"`
 	Expires   time.Time `json:"expires_at"` // when the lot ended
-	Amount    int64     `json:"amount"`     // units that lapsed, and that no subscriber has heard of
-	Seq       int64     `json:"seq"`        // the last entry of the lot
+	Amount    int64     `json:"amount"`     // units that lapsed since subscribers last heard of the lot
+	Seq       int64     `json:"seq"`        // the last entry about the lot
 }
 
-// Subscriber is called with each breakage, in the transaction of the sweep and a savepoint. Its writes through tx commit with it. An error
-// takes back these writes alone: the lot has ended, and the next sweep calls again. A panic takes back the batch. It does not end tx.
+// Subscriber gets each breakage in the transaction of the sweep, in a savepoint. Its writes through tx commit with the sweep. An error
+// takes back these writes alone, and the next sweep calls again. A panic takes back the batch. It must not end tx.
 type Subscriber func(ctx context.Context, tx pgx.Tx, b Breakage) error
 
-// ExpireOptions says how Expire works. The zero value ends all lots that are due.
-type ExpireOptions struct {
-	Batch    int                // how many lots one transaction ends, 1 to MaxBatch. Defaults to DefaultBatch
-	Max      int                // ends the pass after so many batches. Defaults to 0, all
-	Progress func(ExpireReport) // is called after each batch, once it is committed. Defaults to none
+// SweepOptions says how Sweep works. The zero value ends all lots that are due.
+type SweepOptions struct {
+	Batch    int               // lots that one transaction ends, 1 to 2,000. Defaults to 500
+	Max      int               // ends the sweep after so many batches. Defaults to 0, all
+	Progress func(SweepReport) // is called after each batch, once it is committed. Defaults to none
 }
 
-// ExpireReport is the report of a pass.
-type ExpireReport struct {
-	Ended   int `json:"ended"`   // lots that lapsed or rolled over in this pass
-	Told    int `json:"told"`    // breakages that Subscribers got, of lots that others ended, too
-	Failed  int `json:"failed"`  // breakages of which one Subscriber failed, and wallets whose OnThreshold did: the next pass tries again
-	Busy    int `json:"busy"`    // lots of wallets in use, left for the next pass
-	Batches int `json:"batches"` // transactions
+// SweepReport counts the work of Sweep or Expire.
+type SweepReport struct {
+	Ended     int `json:"ended"`     // lots that lapsed or rolled over
+	Announced int `json:"announced"` // breakages that Subscribers got, also of lots that other calls ended
+	Failed    int `json:"failed"`    // breakages that a Subscriber failed on, and wallets whose OnThreshold failed: left for the next sweep
+	Busy      int `json:"busy"`      // lots of wallets in use, left for the next sweep
+	Batches   int `json:"batches"`   // transactions
 }
 
 const sweepSQL = `
@@ -63,21 +62,21 @@ from metered.sweep_lots($1::timestamptz, $2::bigint, $3::int, $4::text, $5::bool
 
 const toldSQL = `select metered.told_lots($1::bigint[], $2::bigint[])`
 
-// Expire is one pass of the sweeper: it ends the lots that are due, writes breakage, and calls Config.Subscribers with it, also with breakage that draws
-// wrote since the last pass. It is not needed for a lot to end. Run it every few minutes. Any number may run
-// at once, and nobody waits for one longer than for a batch. It owns its transactions. On error, or when ctx ends, the batches
-// before stay done and are reported. Errors of subscribers stop nothing. They are joined and returned at the end. A Book without
-// Subscribers marks breakage as announced.
-func (b *Book) Expire(ctx context.Context, pool *pgxpool.Pool, opts ExpireOptions) (ExpireReport, error) {
+// Sweep writes down the ends of all lots that are due, and calls Config.Subscribers with their breakage and with that of draws
+// since the last sweep. A Book without Subscribers marks breakage as announced. Run it every few minutes: a lot ends without it, too.
+//
+// It owns its transactions. Any number of sweeps may run at once, and a caller waits for one batch at most. On error, or when ctx
+// ends, the batches before stay done and are reported. Errors of subscribers stop nothing: they are joined, and returned at the end.
+func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
-		return ExpireReport{}, err
+		return SweepReport{}, err
 	}
-	opts.Batch = cmp.Or(opts.Batch, DefaultBatch)
+	opts.Batch = cmp.Or(opts.Batch, defaultBatch)
 	switch {
-	case opts.Batch < 1 || opts.Batch > MaxBatch:
-		return ExpireReport{}, invalid("ExpireOptions.Batch", "%d is not from 1 to %d", opts.Batch, MaxBatch)
+	case opts.Batch < 1 || opts.Batch > maxBatch:
+		return SweepReport{}, invalid("SweepOptions.Batch", "%d is not from 1 to %d", opts.Batch, maxBatch)
 	case opts.Max < 0:
-		return ExpireReport{}, invalid("ExpireOptions.Max", "%d is negative", opts.Max)
+		return SweepReport{}, invalid("SweepOptions.Max", "%d is negative", opts.Max)
 	}
 	s := sweeper{book: b, end: "-infinity", batch: opts.Batch}
 	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Sweep, Name: "lots"})
@@ -87,13 +86,13 @@ func (b *Book) Expire(ctx context.Context, pool *pgxpool.Pool, opts ExpireOption
 	return s.report, err
 }
 
-// ExpireWallet ends the lots of one wallet that are due: for a job at a lot's end. It waits for the wallet's lock. Errors of subscribers
-// and of OnThreshold are joined and returned, with the report: commit all the same to keep the ends.
-func (b *Book) ExpireWallet(ctx context.Context, tx pgx.Tx, wallet string) (ExpireReport, error) {
+// Expire is Sweep for one wallet, in tx: for a job at a lot's end. It waits for the wallet's lock. Errors of subscribers and of
+// OnThreshold are joined, and returned with the report: commit all the same to keep the ends.
+func (b *Book) Expire(ctx context.Context, tx pgx.Tx, wallet string) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkWallet("wallet", wallet)); err != nil {
-		return ExpireReport{}, err
+		return SweepReport{}, err
 	}
-	s := sweeper{book: b, end: "-infinity", batch: MaxBatch, only: &wallet}
+	s := sweeper{book: b, end: "-infinity", batch: maxBatch, only: &wallet}
 	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "wallet.expire"})
 	err := s.sweep(ctx, tx)
 	for err == nil {
@@ -113,13 +112,13 @@ type sweeper struct {
 	book     *Book
 	batch    int
 	only     *string // the wallet, or nil for all
-	report   ExpireReport
+	report   SweepReport
 	refusals []error
 	end      any // of the last lot seen
 	no       int64
 
 	done struct { // by the batch that is not committed yet
-		ExpireReport
+		SweepReport
 		end      *time.Time
 		no       int64
 		more     bool
@@ -128,7 +127,7 @@ type sweeper struct {
 	}
 }
 
-func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool, opts ExpireOptions) error {
+func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) error {
 	for {
 		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { return s.sweep(ctx, tx) })
 		if err != nil {
@@ -152,7 +151,7 @@ func (s *sweeper) next() { s.end, s.no = *s.done.end, s.done.no }
 func (s *sweeper) add(ctx context.Context, pending bool) {
 	s.report.Batches++
 	s.report.Ended += s.done.Ended
-	s.report.Told += s.done.Told
+	s.report.Announced += s.done.Announced
 	s.report.Failed += s.done.Failed
 	s.report.Busy += s.done.Busy
 	s.refusals = append(s.refusals, s.done.refusals...)
@@ -185,12 +184,12 @@ func (b *Book) tellLag(ctx context.Context, pool *pgxpool.Pool) {
 }
 
 func (s *sweeper) sweep(ctx context.Context, tx pgx.Tx) error {
-	s.done.ExpireReport, s.done.refusals, s.done.lapsed = ExpireReport{}, nil, 0
+	s.done.SweepReport, s.done.refusals, s.done.lapsed = SweepReport{}, nil, 0
 	crossing, err := s.pass(ctx, tx, s.only, false)
 	for _, wallet := range crossing {
 		before := s.done
 		_, failed := savepoint.In(ctx, tx, "wallet", func(sub pgx.Tx) ([]string, error) { return s.pass(ctx, sub, &wallet, true) })
-		var refusal *budget.CrossingError
+		var refusal *fault.Listener
 		if ctx.Err() == nil && errors.As(failed, &refusal) {
 			s.done = before
 			s.done.Failed++
@@ -251,7 +250,7 @@ func (s *sweeper) tell(ctx context.Context, tx pgx.Tx, untold [][]byte) error {
 		if subscribed {
 			_, err = savepoint.In(ctx, tx, "wallet", func(sub pgx.Tx) (struct{}, error) { return struct{}{}, b.tell(ctx, sub, lapsed) })
 		}
-		var refusal *SubscriberError
+		var refusal *fault.Listener
 		switch {
 		case err == nil:
 			nos, units = append(nos, lapsed.Lot), append(units, lapsed.Amount)
@@ -264,7 +263,7 @@ func (s *sweeper) tell(ctx context.Context, tx pgx.Tx, untold [][]byte) error {
 		}
 	}
 	if subscribed {
-		s.done.Told += len(nos)
+		s.done.Announced += len(nos)
 	}
 	_, err := tx.Exec(ctx, b.sql.told, nos, units)
 	return failed("expire", err)
@@ -272,7 +271,7 @@ func (s *sweeper) tell(ctx context.Context, tx pgx.Tx, untold [][]byte) error {
 
 var errSwallowed = errors.New("wallet: a statement of the subscriber failed, and it returned no error")
 
-// tell calls the subscribers with a breakage. The first error of one is returned as a *SubscriberError.
+// tell calls the subscribers with a breakage. The first error of one is returned as a *fault.Listener.
 func (b *Book) tell(ctx context.Context, tx pgx.Tx, lapsed Breakage) error {
 	lapsed.GrantedAt, lapsed.Expires = lapsed.GrantedAt.UTC(), lapsed.Expires.UTC()
 	for _, subscriber := range b.cfg.Subscribers {
@@ -281,24 +280,8 @@ func (b *Book) tell(ctx context.Context, tx pgx.Tx, lapsed Breakage) error {
 			err = errSwallowed // else the savepoint could not be released
 		}
 		if err != nil {
-			return &SubscriberError{Breakage: lapsed, Cause: err}
+			return &fault.Listener{Err: err, Doing: fmt.Sprintf("wallet: a subscriber failed: wallet %q, lot %d", lapsed.Wallet, lapsed.Lot)}
 		}
 	}
 	return nil
 }
-
-// SubscriberError says which breakage a Subscriber did not take.
-type SubscriberError struct {
-	Breakage Breakage
-	Cause    error
-}
-
-func (e *SubscriberError) Error() string {
-	return fmt.Sprintf("wallet: a subscriber failed: wallet %q, lot %d: %v", e.Breakage.Wallet, e.Breakage.Lot, e.Cause)
-}
-
-// Unwrap returns the cause.
-func (e *SubscriberError) Unwrap() error { return e.Cause }
-
-// Code is that of the cause.
-func (e *SubscriberError) Code() string { return fault.Code(e.Cause) }

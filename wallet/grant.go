@@ -17,43 +17,37 @@ import (
 
 // Grant is a lot to be granted to a wallet.
 type Grant struct {
-	Wallet string // which wallet: any scope of the ledger, 1 to budget.MaxScopeBytes bytes of UTF-8
-	Amount int64  // in units of yours, from 1 to budget.MaxAmount
-	// Expires is when the lot ends: nothing is drawn of it from then on. For is the same from the grant on, by the database's clock.
-	// Either, or none: the lot never ends.
-	Expires  time.Time
-	For      time.Duration
-	Category string // such as "paid" or "promotional", up to MaxReferenceBytes. Defaults to ""
-	// Priority is an int32. The lot of the lower one is drawn first. Defaults to that of the Category (Config.Priorities).
-	Priority *int
-	// Reference makes the grant idempotent: the same grant to the wallet under the same reference (in all fields but Note) is made
-	// once, until a purge has taken its lot. Another one is ErrConflict. So make Expires of the payment's time, or use For:
-	// time.Now is another at the second delivery of a webhook. Defaults to none: each call grants.
-	Reference string
-	// RollCap is how many units go on in another lot at the lot's end, at most. That lot lasts RollFor longer, or never ends if
-	// RollFor is 0. With Expires at the end of a month, RollFor for the end of the next one is next.Sub(expires). The other lot
-	// does not roll over again. The call that ends the lot does it, so no sweep can be too early. Defaults to 0: none.
-	RollCap     int64
-	RollFor     time.Duration
-	LateRefunds Late        // where a refund to the lot goes after the lot's end. Defaults to Config.LateRefunds
-	Note        budget.Note // is stored with the entry. Defaults to none
+	Wallet   string        // any scope of the ledger, 1 to 255 bytes
+	Amount   int64         // units, 1 to budget.MaxAmount
+	Expires  time.Time     // the lot's end, before the year 9000. Defaults to none: the lot never ends
+	For      time.Duration // the time from the grant to the lot's end, in place of Expires, up to 36,525 days
+	Category string        // such as "paid" or "promotional", up to 255 bytes. Defaults to ""
+	Priority *int          // an int32: lower is drawn first. Defaults to that of the Category (Config.Priorities)
+	// Reference, up to 255 bytes, makes the grant idempotent until a purge takes its lot: a second grant of the wallet with equal fields
+	// returns the first lot, and with others (except Note) ErrConflict. So compute Expires from the payment's time, not from time.Now.
+	// Defaults to "": each call grants.
+	Reference   string
+	RollCap     int64         // the most units that roll over into another lot at the lot's end, once. Defaults to 0
+	RollFor     time.Duration // how much longer the other lot lasts, up to 36,525 days. Defaults to 0: it never ends
+	LateRefunds Late          // the lot for a refund after the lot's end. Defaults to Config.LateRefunds
+	Note        budget.Note   // is stored with the entry. Defaults to none
 }
 
-// Granted is a lot that was granted.
+// Granted is the lot that Grant or Rollover made.
 type Granted struct {
-	Lot      int64     `json:"lot"`                 // its number
+	Lot      int64     `json:"lot"`                 // the lot's number. 0 if Rollover found no unit
+	Amount   int64     `json:"amount"`              // units of the lot
 	Seq      int64     `json:"seq"`                 // the entry of the ledger
-	At       time.Time `json:"at"`                  // by the database's clock
-	Expires  time.Time `json:"expires_at,omitzero"` // zero if it never ends
-	Replayed bool      `json:"replayed,omitempty"`
+	At       time.Time `json:"at,omitzero"`         // by the database's clock
+	Expires  time.Time `json:"expires_at,omitzero"` // zero if the lot never ends
+	Replayed bool      `json:"replayed,omitempty"`  // an earlier call made the lot
 }
 
 const grantSQL = `
 select coalesce(status, ''), coalesce(no, 0), coalesce(seq, 0), coalesce(at, 'epoch'), expires_at, denied
 from metered.grant_lot($1::text, $2::bigint, $3::metered.new_lot, $4::bool, $5::int, $6::metered.origin)`
 
-// Grant adds a lot to a wallet. It pays an overdraft back at once. Errors: ErrConflict, ErrExpired,
-// and of a scope that must exist, or is closed, *budget.ScopeError.
+// Grant adds a lot to a wallet. The lot pays an overdraft back at once. Refusals: ErrConflict, ErrExpired, *budget.ScopeError.
 func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Granted{}, err
@@ -80,7 +74,7 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 	if expires != nil {
 		granted.Expires = expires.UTC()
 	}
-	granted.At, granted.Replayed = granted.At.UTC(), status == "same"
+	granted.Amount, granted.At, granted.Replayed = g.Amount, granted.At.UTC(), status == "same"
 	switch {
 	case len(denied) > 0:
 		return Granted{}, call.Denied(denied)
@@ -97,8 +91,8 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 // lot validates a grant, and turns it into the lot that is sent.
 func (b *Book) lot(g Grant) (ledger.Lot, error) {
 	if err := cmp.Or(checkWallet("Grant.Wallet", g.Wallet), checkAmount("Grant.Amount", g.Amount),
-		fault.Text(errArgument, "Grant.Category", g.Category, MaxReferenceBytes),
-		fault.Text(errArgument, "Grant.Reference", g.Reference, MaxReferenceBytes)); err != nil {
+		fault.Text(errArgument, "Grant.Category", g.Category, maxTextBytes),
+		fault.Text(errArgument, "Grant.Reference", g.Reference, maxTextBytes)); err != nil {
 		return ledger.Lot{}, err
 	}
 	lot := ledger.Lot{Amount: g.Amount, Expires: g.Expires, Lasts: g.For, Category: g.Category, Reference: g.Reference,

@@ -171,7 +171,7 @@ func (h *history) draw() {
 			continue
 		}
 		l := &h.m.lots[p.lot]
-		want.Lots = append(want.Lots, wallet.Part{Lot: h.nos[p.lot], Reference: l.reference, Category: l.category, Amount: p.amount})
+		want.Lots = append(want.Lots, wallet.Move{Lot: h.nos[p.lot], Reference: l.reference, Category: l.category, Amount: p.amount})
 	}
 	require.Equal(h.T, want, drawn)
 }
@@ -278,7 +278,7 @@ func (h *history) rollOver() {
 	var want int
 	var units int64
 	var before bool
-	got, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Rolled, error) { return h.book.Rollover(ctx, tx, r) }, func(m *model) error {
+	got, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) { return h.book.Rollover(ctx, tx, r) }, func(m *model) error {
 		if i < 0 {
 			return wallet.ErrUnknownLot
 		}
@@ -304,8 +304,8 @@ func (h *history) rollOver() {
 
 // expire sweeps the wallet's lots.
 func (h *history) expire() {
-	_, _ = try(h, func(ctx context.Context, tx pgx.Tx) (wallet.ExpireReport, error) {
-		return h.book.ExpireWallet(ctx, tx, h.scope)
+	_, _ = try(h, func(ctx context.Context, tx pgx.Tx) (wallet.SweepReport, error) {
+		return h.book.Expire(ctx, tx, h.scope)
 	}, func(m *model) error {
 		m.expire(h.now)
 		return nil

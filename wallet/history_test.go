@@ -273,7 +273,7 @@ func (h *history) checkAnnounced() {
 	for range 2 { // the second has nothing to announce
 		tx, err := h.f.pool.Begin(h.Context())
 		require.NoError(h.T, err)
-		_, err = h.book.ExpireWallet(h.Context(), tx, h.scope)
+		_, err = h.book.Expire(h.Context(), tx, h.scope)
 		require.NoError(h.T, err)
 		require.NoError(h.T, tx.Commit(h.Context()))
 	}

@@ -28,13 +28,13 @@ func TestExpire_AnnouncesAWalletsLotsHoweverMany(t *testing.T) {
 	book, err := wallet.New(ledger, wallet.Config{})
 	require.NoError(t, err)
 	const lots = 10_001
-	for _, sweep := range []func() (wallet.ExpireReport, error){
-		func() (wallet.ExpireReport, error) {
-			return book.Expire(t.Context(), pool, wallet.ExpireOptions{Batch: wallet.MaxBatch})
+	for _, sweep := range []func() (wallet.SweepReport, error){
+		func() (wallet.SweepReport, error) {
+			return book.Sweep(t.Context(), pool, wallet.SweepOptions{Batch: 2_000})
 		},
-		func() (r wallet.ExpireReport, err error) {
+		func() (r wallet.SweepReport, err error) {
 			err = pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-				r, err = book.ExpireWallet(t.Context(), tx, "ann")
+				r, err = book.Expire(t.Context(), tx, "ann")
 				return err
 			})
 			return r, err
@@ -46,7 +46,7 @@ func TestExpire_AnnouncesAWalletsLotsHoweverMany(t *testing.T) {
 		o.Forget()
 		r, err := sweep()
 		require.NoError(t, err)
-		require.Equal(t, 6, r.Batches, "of wallet.MaxBatch")
+		require.Equal(t, 6, r.Batches, "of 2,000 lots")
 		require.EqualValues(t, lots, o.Sum("lots_lapsed"))
 		require.Zero(t, pgtest.Value[int64](t, pool, "select count(*) from metered.lots where untold > 0"))
 	}
@@ -132,7 +132,7 @@ func TestPurge_ForgetsAClosedChildsLots(t *testing.T) {
 	})
 	require.NoError(t, err)
 	f.grant(wallet.Grant{Wallet: "run", Amount: 7, Reference: "a", For: time.Hour})
-	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Rolled, error) {
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
 		return f.book.Rollover(ctx, tx, wallet.Rollover{Wallet: "run", Reference: "a", Cap: 7, For: time.Hour})
 	})
 	require.NoError(t, err)

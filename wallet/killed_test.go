@@ -72,7 +72,7 @@ var killedActs = []struct {
 		return err
 	}, 35},
 	{"expire", func(ctx context.Context, k *killable, tx pgx.Tx, w string) error {
-		_, err := k.book.ExpireWallet(ctx, tx, w)
+		_, err := k.book.Expire(ctx, tx, w)
 		return err
 	}, 35},
 	{"reserve", func(ctx context.Context, k *killable, tx pgx.Tx, w string) error {
@@ -107,7 +107,7 @@ func TestWallet_Child(t *testing.T) {
 	})
 	go func() { _, _ = metered.Do[int](ctx, waits.client, crossingCommand(waits), nil) }()
 	fmt.Println("told", <-told)
-	go func() { _, _ = waits.book.Expire(ctx, pool, wallet.ExpireOptions{}) }()
+	go func() { _, _ = waits.book.Sweep(ctx, pool, wallet.SweepOptions{}) }()
 	fmt.Println("told", <-told)
 	<-ctx.Done()
 }
@@ -167,7 +167,7 @@ func TestWallet_OfAProcessThatIsKilled(t *testing.T) {
 	}
 	_, err = metered.Do[int](t.Context(), k.client, crossingCommand(k), nil)
 	require.NoError(t, err)
-	_, err = k.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	_, err = k.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
 	for _, act := range killedActs {
 		f.stands(act.name, act.left)

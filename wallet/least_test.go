@@ -124,7 +124,7 @@ func minimumsReadTheSame(t *testing.T, seed uint64) {
 	}
 	_, err := f.holds.Sweep(t.Context(), f.pool, holds.SweepOptions{})
 	require.NoError(t, err)
-	_, err = f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	_, err = f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
 	for w := range before {
 		require.Equal(t, before[w], f.looks(fmt.Sprint("w", w), !rolls[w]), "wallet %d", w)

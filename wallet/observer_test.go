@@ -32,7 +32,7 @@ func TestObserver_GetsLots(t *testing.T) {
 		f.grant(wallet.Grant{Amount: 10, For: time.Hour, Reference: "once"})
 	}
 	f.grant(wallet.Grant{Amount: 20, For: 2 * time.Hour, Reference: "rolled"})
-	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (r wallet.Rolled, err error) {
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (r wallet.Granted, err error) {
 		_, err = f.book.Rollover(ctx, tx, wallet.Rollover{Wallet: "ann", Reference: "rolled", Cap: 5, For: 5 * time.Hour})
 		if err == nil {
 			_, err = f.book.Revoke(ctx, tx, wallet.Revoke{Wallet: "ann", Reference: "rolled", Amount: 3})
@@ -44,12 +44,12 @@ func TestObserver_GetsLots(t *testing.T) {
 		"a repeated grant is not a grant")
 
 	f.clock.Set(noon.Add(3 * time.Hour))
-	report, err := f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	report, err := f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
-	require.Equal(t, []int{2, 0}, []int{report.Ended, report.Told})
+	require.Equal(t, []int{2, 0}, []int{report.Ended, report.Announced})
 	require.Equal(t, 2*time.Hour, o.Lag())
 	require.Equal(t, []string{"lots_lag  1", "lots ended 2", "lots_lapsed  22"}, told())
-	_, err = f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	_, err = f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
 	require.Zero(t, o.Lag())
 	require.Equal(t, []string{"lots_lag  1"}, told(), "it was announced")
@@ -58,13 +58,13 @@ func TestObserver_GetsLots(t *testing.T) {
 	f.book, err = wallet.New(f.ledger, wallet.Config{Subscribers: []wallet.Subscriber{func(context.Context, pgx.Tx, wallet.Breakage) error { return refuses }}})
 	require.NoError(t, err)
 	f.clock.Set(noon.Add(6 * time.Hour))
-	_, err = f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	_, err = f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.ErrorIs(t, err, refuses)
 	require.Equal(t, []string{"lots_lag  1", "lots ended 1", "lots_left failed 1"}, told())
 	// Units that no subscriber accepted are announced by the next sweep that succeeds.
 	f.book, err = wallet.New(f.ledger, wallet.Config{})
 	require.NoError(t, err)
-	_, err = f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	_, err = f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
 	require.Equal(t, time.Hour, o.Lag())
 	require.Equal(t, []string{"lots_lag  1", "lots_lapsed  5"}, told())

@@ -79,7 +79,7 @@ func TestPlans_NoCallReadsMoreTheLongerTheHistory(t *testing.T) {
 					_, err = book.Rollover(ctx, tx, wallet.Rollover{Wallet: "ann", Reference: id, Cap: 2, For: time.Minute})
 				case "expire":
 					clock.Advance(2 * time.Hour)
-					_, err = book.ExpireWallet(ctx, tx, "ann")
+					_, err = book.Expire(ctx, tx, "ann")
 				case "balance":
 					_, err = book.Balance(ctx, tx, "ann")
 				case "statement":
@@ -171,7 +171,7 @@ func TestPlans_NoCallIsCompiled(t *testing.T) {
 			return err
 		},
 		func(ctx context.Context, tx pgx.Tx) error {
-			_, err := f.book.ExpireWallet(ctx, tx, "ann")
+			_, err := f.book.Expire(ctx, tx, "ann")
 			return err
 		},
 	} {
@@ -185,7 +185,7 @@ func TestPlans_NoCallIsCompiled(t *testing.T) {
 	}
 	_, err = f.holds.Sweep(t.Context(), pool, holds.SweepOptions{})
 	require.NoError(t, err)
-	_, err = f.book.Expire(t.Context(), pool, wallet.ExpireOptions{})
+	_, err = f.book.Sweep(t.Context(), pool, wallet.SweepOptions{})
 	require.NoError(t, err)
 	require.Zero(t, compiled.Load())
 }

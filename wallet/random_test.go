@@ -132,7 +132,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 			what = "repair"
 			back := f.clock.Now()
 			f.clock.Advance(time.Duration(1+r.IntN(300)) * time.Minute)
-			_, err = f.book.Expire(ctx, f.pool, wallet.ExpireOptions{})
+			_, err = f.book.Sweep(ctx, f.pool, wallet.SweepOptions{})
 			require.NoError(t, err)
 			_, _ = f.tryDraw(wallet.Draw{Amount: 1})
 			f.clock.Set(back)
@@ -141,7 +141,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 			})
 		default:
 			what = "sweeps"
-			_, err = f.book.Expire(ctx, f.pool, wallet.ExpireOptions{})
+			_, err = f.book.Sweep(ctx, f.pool, wallet.SweepOptions{})
 			require.NoError(t, err)
 			_, err = f.holds.Sweep(ctx, f.pool, holds.SweepOptions{})
 		}
@@ -174,7 +174,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 	f.clock.Advance(1000 * time.Hour)
 	_, err = f.holds.Sweep(ctx, f.pool, holds.SweepOptions{})
 	require.NoError(t, err)
-	_, err = f.book.Expire(ctx, f.pool, wallet.ExpireOptions{})
+	_, err = f.book.Sweep(ctx, f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
 	var lapsed int64
 	require.NoError(t, f.pool.QueryRow(ctx, "select coalesce(sum(amount), 0)::bigint from metered.ledger where kind = 'e'").Scan(&lapsed))

@@ -8,10 +8,8 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// Refund gives back part or all of a draw: it is budget.Ledger.Refund, with the draw's Wallet and Seq. The units go to the lots that
-// they were drawn of, the last one first. Of a lot that has ended they go as its Grant.LateRefunds says: into a new lot, or they lapse. However often it is called, no more is
-// given back than was drawn: a dispute after a refund is *budget.RefundExceedsError. Captured units of a hold are given back with holds.Book.Refund,
-// by the same rules.
+// Refund gives back part or all of a draw, named by its Wallet and Seq: it is budget.Ledger.Refund. Calls together give back no more
+// than the draw took, else *budget.RefundExceedsError.
 func (b *Book) Refund(ctx context.Context, tx pgx.Tx, r budget.Refund) (budget.Posted, error) {
 	if err := b.made(); err != nil {
 		return budget.Posted{}, err

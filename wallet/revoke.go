@@ -16,26 +16,26 @@ import (
 // Revoke takes credit back: a payment that bounced.
 type Revoke struct {
 	Wallet    string
-	Lot       int64  // which lot: its number,
-	Reference string // or the reference of its grant
-	Amount    int64  // how many units, up to budget.MaxAmount. Defaults to 0: all of the lot
+	Lot       int64  // the lot's number. Either Lot or Reference
+	Reference string // the reference of the lot's grant
+	Amount    int64  // units, up to budget.MaxAmount. Defaults to 0: all of the lot
 	Note      budget.Note
 }
 
 // Revoked is the answer of Revoke.
 type Revoked struct {
 	Lot     int64 `json:"lot"`
-	Amount  int64 `json:"amount"`  // units that were there to be taken back
-	Missing int64 `json:"missing"` // units that could not be taken back. Of a lot as a whole, units that are drawn or held
-	Seq     int64 `json:"seq"`     // the last entry of the ledger, of which each lot has one, or 0 if no unit was taken
+	Amount  int64 `json:"amount"`  // units that were taken back
+	Missing int64 `json:"missing"` // units that could not be taken back. For a whole lot, its drawn and held units
+	Seq     int64 `json:"seq"`     // the last entry that was written (one for each lot), or 0
 }
 
 const revokeSQL = `
 select status, coalesce(no, 0), coalesce(revoked, 0), coalesce(missing, 0), coalesce(seq, 0), crossed
 from metered.revoke_lot($1::text, $2::bigint, $3::bigint, $4::text, $5::bigint, (($6::metered.new_charge[])[1]).limits, $7::int, $8::metered.origin)`
 
-// Revoke takes back units of a lot, and of those that it rolled over into, as far as they are neither drawn nor held, and says how many are missing. Lapsed
-// units are not missing. It can be repeated: all of a lot is taken back once. Errors: ErrUnknownLot.
+// Revoke takes back units of a lot, and of lots that it rolled over into, that are neither drawn nor held, and counts the missing ones.
+// Lapsed units are not missing. A second call for a whole lot takes nothing more. Refusal: ErrUnknownLot.
 func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Revoked{}, err
@@ -70,43 +70,33 @@ func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked
 	return revoked, named.known(status)
 }
 
-// Rollover moves the units that are left in a lot into another one, before the lot ends. For units left at its end see Grant.RollCap.
+// Rollover moves units that a lot has left into another lot before its end. Grant.RollCap does so at the end.
 type Rollover struct {
 	Wallet    string
-	Lot       int64         // which lot: its number,
-	Reference string        // or the reference of its grant
-	Cap       int64         // how many units at most, up to budget.MaxAmount. More units stay in the lot until its end
-	For       time.Duration // how long the new lot lasts from now on. Defaults to 0: it never ends
+	Lot       int64         // the lot's number. Either Lot or Reference
+	Reference string        // the reference of the lot's grant
+	Cap       int64         // the most units to move, 1 to budget.MaxAmount. The others stay in the lot
+	For       time.Duration // the time from now to the new lot's end. Defaults to 0: it never ends
 	Note      budget.Note
-}
-
-// Rolled is the lot into which another one was rolled over.
-type Rolled struct {
-	Lot      int64     `json:"lot"` // its number, or 0 if no unit was left
-	Amount   int64     `json:"amount"`
-	Seq      int64     `json:"seq"`
-	At       time.Time `json:"at,omitzero"`
-	Expires  time.Time `json:"expires_at,omitzero"` // zero if it never ends
-	Replayed bool      `json:"replayed,omitempty"`  // the lot was rolled over before: that is the answer
 }
 
 const rolloverSQL = `
 select status, coalesce(no, 0), coalesce(units, 0), coalesce(seq, 0), at, expires_at, crossed
 from metered.roll_over($1::text, $2::bigint, $3::bigint, $4::text, $5::bigint, $6::interval, (($7::metered.new_charge[])[1]).limits, $8::int, $9::metered.origin)`
 
-// Rollover is done once for a lot: a second call gets the answer of the first one, or the rollover at the lot's end. Errors: ErrUnknownLot.
-func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Rolled, err error) {
+// Rollover is done once for a lot: a second call returns the lot that the first call, or the end of the lot, made. Refusal: ErrUnknownLot.
+func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Granted, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkAmount("Rollover.Cap", r.Cap)); err != nil {
-		return Rolled{}, err
+		return Granted{}, err
 	}
 	if r.For != 0 {
 		if err := checkDuration("Rollover.For", r.For); err != nil {
-			return Rolled{}, err
+			return Granted{}, err
 		}
 	}
 	named, err := b.named("Rollover", r.Wallet, r.Lot, r.Reference, r.Note)
 	if err != nil {
-		return Rolled{}, err
+		return Granted{}, err
 	}
 	ctx, span := b.begin(ctx, "wallet.rollover")
 	defer func() { span.End(err) }()
@@ -118,7 +108,7 @@ func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Roll
 		return crossed, failed("roll over", err)
 	})
 	if err != nil {
-		return Rolled{}, err
+		return Granted{}, err
 	}
 	if status == "rolled" {
 		b.tellLots(ctx, "rolled over")
@@ -137,7 +127,7 @@ type namedLot struct {
 }
 
 func (b *Book) named(call, wallet string, lot int64, reference string, note budget.Note) (n namedLot, err error) {
-	if err := cmp.Or(checkWallet(call+".Wallet", wallet), fault.Text(errArgument, call+".Reference", reference, MaxReferenceBytes)); err != nil {
+	if err := cmp.Or(checkWallet(call+".Wallet", wallet), fault.Text(errArgument, call+".Reference", reference, maxTextBytes)); err != nil {
 		return n, err
 	}
 	n = namedLot{wallet: wallet, key: b.ledger.LockKey(wallet)}

@@ -13,39 +13,27 @@ import (
 // Line is an entry of a wallet, with its effect on the lots.
 type Line struct {
 	budget.Entry
-	Balance int64  `json:"balance"` // the balance behind the entry: Credited - Spent + Refunded - Held
+	Balance int64  `json:"balance"` // the balance after the entry: Credited - Spent + Refunded - Held
 	Lots    []Move `json:"lots,omitempty"`
 }
 
-// Does is the kind of a Move.
-type Does string
+// MoveKind says how an entry changes a lot. It is "credited" for a new lot, "taken" by a charge, "given back" by a refund, "held",
+// "captured" or "freed" by a hold, "lapsed", "revoked" or "rolled over". Units for an earlier overdraft are "paid back", and those
+// for overdrawn units of an earlier hold "held after".
+type MoveKind string
 
-// Kinds of moves.
-const (
-	Credited  Does = "credited"  // the lot is new
-	Taken     Does = "taken"     // by a charge
-	PaidBack  Does = "paid back" // taken for an earlier overdraft
-	GivenBack Does = "given back"
-	Held      Does = "held"
-	HeldAfter Does = "held after" // taken for overdrawn units of an earlier hold
-	Captured  Does = "captured"   // of held units
-	Freed     Does = "freed"
-	Lapsed    Does = "lapsed"
-	Withdrawn Does = "revoked"
-	RolledOn  Does = "rolled over"
-)
-
-var does = map[string]Does{
-	"d": Credited, "t": Taken, "p": PaidBack, "g": GivenBack, "h": Held, "q": HeldAfter, "u": Captured, "f": Freed, "e": Lapsed, "v": Withdrawn, "o": RolledOn,
+var moveKinds = map[string]MoveKind{
+	"d": "credited", "t": "taken", "p": "paid back", "g": "given back", "h": "held", "q": "held after", "u": "captured", "f": "freed",
+	"e": "lapsed", "v": "revoked", "o": "rolled over",
 }
 
 // Move is the effect of an entry on a lot.
 type Move struct {
-	Lot       int64  `json:"lot"` // its number, or 0 for units that no lot covers
-	Reference string `json:"reference,omitempty"`
-	Category  string `json:"category,omitempty"`
-	Does      Does   `json:"does"`
-	Amount    int64  `json:"amount"`
+	Lot       int64    `json:"lot"` // the lot's number, or 0 for units that no lot covers
+	Reference string   `json:"reference,omitempty"`
+	Category  string   `json:"category,omitempty"`
+	Kind      MoveKind `json:"kind,omitempty"`
+	Amount    int64    `json:"amount"`
 }
 
 const movesSQL = `
@@ -57,10 +45,10 @@ order by m.seq, m.nth`
 // statementPage is how many entries are read between two looks at their moves.
 const statementPage = 200
 
-// Statement is the history of a wallet: the entries that opts selects (see budget.Ledger.Entries), with the running balance and the
-// lots. The opening balance of a range is that of the last line before it: To its beginning, NewestFirst, Max 1. It reads pages.
-// Entries that are written meanwhile may be among the later ones. On error it yields that last.
-func (b *Book) Statement(ctx context.Context, db Querier, wallet string, opts budget.EntriesOptions) iter.Seq2[Line, error] {
+// Statement iterates over the entries of a wallet that opts selects, with the balance after each and its effect on lots. It reads pages,
+// as budget.Ledger.Entries does, and yields an error last. The opening balance of a range is that of the last line before it: To its
+// beginning, NewestFirst, Max 1.
+func (b *Book) Statement(ctx context.Context, db budget.Querier, wallet string, opts budget.EntriesOptions) iter.Seq2[Line, error] {
 	return func(yield func(Line, error) bool) {
 		if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
 			yield(Line{}, err)
@@ -96,7 +84,7 @@ func (b *Book) Statement(ctx context.Context, db Querier, wallet string, opts bu
 }
 
 // moves adds their effects on lots to a page of entries.
-func (b *Book) moves(ctx context.Context, db Querier, wallet string, page []Line) error {
+func (b *Book) moves(ctx context.Context, db budget.Querier, wallet string, page []Line) error {
 	first, last := page[0].Seq, page[len(page)-1].Seq
 	rows, err := db.Query(ctx, b.sql.moves, wallet, min(first, last), max(first, last))
 	if err != nil {
@@ -111,7 +99,7 @@ func (b *Book) moves(ctx context.Context, db Querier, wallet string, page []Line
 	var kind string
 	_, err = pgx.ForEachRow(rows, []any{&seq, &m.Lot, &m.Reference, &m.Category, &kind, &m.Amount}, func() error {
 		if line := lines[seq]; line != nil {
-			m.Does = does[kind]
+			m.Kind = moveKinds[kind]
 			line.Lots = append(line.Lots, m)
 		}
 		return nil

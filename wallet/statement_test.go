@@ -30,7 +30,7 @@ func TestStatement_HasTheMovesOfLotsOfEachEntry(t *testing.T) {
 			require.NoError(t, err)
 			text := fmt.Sprintf("%d %s %d = %d:", l.Seq, l.Kind, l.Amount, l.Balance)
 			for _, m := range l.Lots {
-				text += fmt.Sprintf(" %d %s %s", m.Amount, m.Does, m.Reference)
+				text += fmt.Sprintf(" %d %s %s", m.Amount, m.Kind, m.Reference)
 			}
 			all = append(all, text)
 		}

@@ -81,7 +81,7 @@ func TestWallets_UnderStressAllSumsAreExact(t *testing.T) {
 	until(3*time.Millisecond, func(context.Context) { clock.Advance(200 * time.Millisecond) })
 	var swept, purged, killed atomic.Int64
 	until(5*time.Millisecond, func(ctx context.Context) { // a killed backend does not finish
-		r, _ := book.Expire(ctx, pool, wallet.ExpireOptions{Batch: 3})
+		r, _ := book.Sweep(ctx, pool, wallet.SweepOptions{Batch: 3})
 		swept.Add(int64(r.Ended))
 		_, _ = c.Holds.Sweep(ctx, pool, holds.SweepOptions{})
 	})
@@ -119,7 +119,7 @@ func TestWallets_UnderStressAllSumsAreExact(t *testing.T) {
 	clock.Advance(2 * time.Hour)
 	_, err = c.Holds.Sweep(t.Context(), owner, holds.SweepOptions{})
 	require.NoError(t, err)
-	_, err = book.Expire(t.Context(), owner, wallet.ExpireOptions{})
+	_, err = book.Sweep(t.Context(), owner, wallet.SweepOptions{})
 	require.NoError(t, err)
 	for _, s := range all {
 		s.verify(owner)
@@ -234,7 +234,7 @@ func (s *stress) revoke() {
 
 func (s *stress) rollOver() {
 	r := wallet.Rollover{Wallet: s.name, Reference: s.ref(), Cap: 7, For: 10 * time.Second}
-	_, err := doUntilKnown(s, metered.Command{}, func(ctx context.Context, tx *metered.Tx) (wallet.Rolled, error) { return s.book.Rollover(ctx, tx, r) })
+	_, err := doUntilKnown(s, metered.Command{}, func(ctx context.Context, tx *metered.Tx) (wallet.Granted, error) { return s.book.Rollover(ctx, tx, r) })
 	s.expect(err, wallet.ErrUnknownLot)
 }
 

@@ -23,7 +23,7 @@ func (f *fixture) sweeps() {
 	f.Helper()
 	_, err := f.holds.Sweep(f.Context(), f.pool, holds.SweepOptions{})
 	require.NoError(f, err)
-	_, err = f.book.Expire(f.Context(), f.pool, wallet.ExpireOptions{})
+	_, err = f.book.Sweep(f.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(f, err)
 }
 

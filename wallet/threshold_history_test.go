@@ -53,7 +53,7 @@ func TestThresholds_AreThoseOfANaiveReading(t *testing.T) {
 				case 5:
 					_, err = f.revoke(wallet.Revoke{Reference: references[r.IntN(len(references))], Amount: r.Int64N(20)})
 				case 6:
-					_, err = do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Rolled, error) {
+					_, err = do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
 						return f.book.Rollover(ctx, tx, wallet.Rollover{Wallet: "ann", Reference: references[r.IntN(len(references))], Cap: 1 + r.Int64N(9), For: time.Hour})
 					})
 				}

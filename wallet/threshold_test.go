@@ -54,9 +54,9 @@ func (f *fixture) crossed() []string {
 	return all
 }
 
-func (f *fixture) expire() wallet.ExpireReport {
+func (f *fixture) expire() wallet.SweepReport {
 	f.Helper()
-	r, err := f.book.Expire(f.Context(), f.pool, wallet.ExpireOptions{})
+	r, err := f.book.Sweep(f.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(f, err)
 	return r
 }
@@ -82,15 +82,15 @@ func TestThresholds_AreReportedByEachCallThatLowersABalance(t *testing.T) {
 		"line": func(f *fixture) { f.place("r", 60, day) },
 		"sweep": func(f *fixture) {
 			f.clock.Set(noon.Add(time.Hour))
-			require.Equal(f, wallet.ExpireReport{Ended: 1, Batches: 1}, f.expire())
+			require.Equal(f, wallet.SweepReport{Ended: 1, Batches: 1}, f.expire())
 		},
 		"sweep of the wallet": func(f *fixture) {
 			f.clock.Set(noon.Add(time.Hour))
-			r, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.ExpireReport, error) {
-				return f.book.ExpireWallet(ctx, tx, "ann")
+			r, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.SweepReport, error) {
+				return f.book.Expire(ctx, tx, "ann")
 			})
 			require.NoError(f, err)
-			require.Equal(f, wallet.ExpireReport{Ended: 1, Batches: 1}, r)
+			require.Equal(f, wallet.SweepReport{Ended: 1, Batches: 1}, r)
 		},
 		"revoke": func(f *fixture) {
 			_, err := f.revoke(wallet.Revoke{Reference: "hour", Amount: 55})
@@ -208,14 +208,13 @@ func TestThresholds_AFailureLeavesTheWalletToTheNextPass(t *testing.T) {
 		return nil
 	}))
 	f.clock.Set(noon.Add(time.Hour))
-	r, err := f.book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
-	var refused *budget.CrossingError
-	require.ErrorAs(t, err, &refused)
-	require.Equal(t, "bob", refused.Crossing.Scope)
-	require.Equal(t, wallet.ExpireReport{Ended: 2, Told: 2, Failed: 1, Batches: 1}, r)
+	r, err := f.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
+	require.ErrorIs(t, err, errNotNow)
+	require.ErrorContains(t, err, `OnThreshold: scope "bob" crosses`)
+	require.Equal(t, wallet.SweepReport{Ended: 2, Announced: 2, Failed: 1, Batches: 1}, r)
 	require.Equal(t, []string{"ann low 40", "cid low 40"}, f.crossed())
 	failing.Store("nobody")
-	require.Equal(t, wallet.ExpireReport{Ended: 1, Told: 1, Batches: 1}, f.expire())
+	require.Equal(t, wallet.SweepReport{Ended: 1, Announced: 1, Batches: 1}, f.expire())
 	require.Equal(t, []string{"bob low 0"}, f.crossed())
 	require.Equal(t, []string{"ann", "cid", "bob"}, told)
 	f.verify()
@@ -256,7 +255,7 @@ func TestThresholds_AreReportedOnceInARace(t *testing.T) {
 				err := pgx.BeginTxFunc(f.Context(), f.pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) (err error) {
 					switch worker % 4 {
 					case 0:
-						_, err = f.book.ExpireWallet(f.Context(), tx, "ann")
+						_, err = f.book.Expire(f.Context(), tx, "ann")
 					case 1:
 						_, err = f.book.Revoke(f.Context(), tx, wallet.Revoke{Wallet: "ann", Reference: "kept", Amount: 1})
 					case 2:
@@ -281,7 +280,7 @@ func TestThresholds_NeedSomebodyToHearOfThem(t *testing.T) {
 	l, err := budget.New(budget.Config{})
 	require.NoError(t, err)
 	_, err = wallet.New(l, low(5))
-	var argument *wallet.ArgumentError
+	var argument *budget.ArgumentError
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, "Config.Thresholds", argument.Field)
 	l, err = budget.New(budget.Config{RequireActor: true, OnThreshold: func(context.Context, pgx.Tx, budget.Crossing) error { return nil }})
@@ -424,7 +423,7 @@ func TestThresholds_AreNotArmedWhereTheClockWasSetBack(t *testing.T) {
 	for _, lower := range []func() error{
 		func() error { _, err := f.revoke(wallet.Revoke{Reference: "all", Amount: 1}); return err },
 		func() error {
-			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Rolled, error) {
+			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
 				return f.book.Rollover(ctx, tx, wallet.Rollover{Wallet: "ann", Reference: "all", Cap: 10, For: time.Hour})
 			})
 			return err

@@ -118,7 +118,7 @@ func startLoad(ctx context.Context, pool *pgxpool.Pool, schema string, rate int,
 	}
 	l.every(ctx, 2*time.Second, func(ctx context.Context) error {
 		_, held := l.client.Holds.Sweep(ctx, pool, holds.SweepOptions{})
-		_, lots := l.wallet.Expire(ctx, pool, wallet.ExpireOptions{})
+		_, lots := l.wallet.Sweep(ctx, pool, wallet.SweepOptions{})
 		return errors.Join(held, lots)
 	})
 	return l, nil

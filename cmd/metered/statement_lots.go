@@ -20,7 +20,7 @@ type byLot struct {
 	lot int64 // of this one alone, if not 0
 }
 
-var csvLotHead = []string{"balance", "lot", "reference", "category", "does", "units"}
+var csvLotHead = []string{"balance", "lot", "reference", "category", "move", "units"}
 
 // statementByLot prints the moves of lots, a row for each. As JSON it is an object for each entry.
 func (a *app) statementByLot(ctx context.Context, tx pgx.Tx, scope string, sums budget.RangeUsage, of byLot, asCSV bool) error {
@@ -85,14 +85,14 @@ func (a *app) statementByLot(ctx context.Context, tx pgx.Tx, scope string, sums 
 // lotCells are the lot, its reference and category, its change and the units, empty for an entry that changed no
 // lots.
 func lotCells(m wallet.Move) []string {
-	if m.Does == "" {
+	if m.Kind == "" {
 		return []string{"", "", "", "", ""}
 	}
 	lot := "overdraft"
 	if m.Lot > 0 {
 		lot = strconv.FormatInt(m.Lot, 10)
 	}
-	return []string{lot, m.Reference, m.Category, string(m.Does), strconv.FormatInt(m.Amount, 10)}
+	return []string{lot, m.Reference, m.Category, string(m.Kind), strconv.FormatInt(m.Amount, 10)}
 }
 
 func orUnknownWallet(err error, name string) error {

@@ -63,9 +63,9 @@ func (a *app) sweep(ctx context.Context, pool *pgxpool.Pool, cfg holds.Config, o
 	if err == nil {
 		settled, err = a.settle(ctx, pool)
 	}
-	var lots wallet.ExpireReport
+	var lots wallet.SweepReport
 	if err == nil && !noLots {
-		lots, err = a.expireLots(ctx, pool, ledger, wallet.ExpireOptions{Batch: opts.Batch, Max: opts.Max})
+		lots, err = a.expireLots(ctx, pool, ledger, wallet.SweepOptions{Batch: opts.Batch, Max: opts.Max})
 	}
 	if a.json {
 		return cmp.Or(a.print(map[string]any{"holds": swept, "leases": settled, "lots": lots}), err)
@@ -85,15 +85,15 @@ func (a *app) sweep(ctx context.Context, pool *pgxpool.Pool, cfg holds.Config, o
 	return nil
 }
 
-func (a *app) expireLots(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, opts wallet.ExpireOptions) (wallet.ExpireReport, error) {
+func (a *app) expireLots(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, opts wallet.SweepOptions) (wallet.SweepReport, error) {
 	book, err := wallet.New(ledger, wallet.Config{})
 	if err != nil {
-		return wallet.ExpireReport{}, err
+		return wallet.SweepReport{}, err
 	}
 	bar := a.progress("lots ended", -1)
-	opts.Progress = func(r wallet.ExpireReport) { bar.at(int64(r.Ended)) }
+	opts.Progress = func(r wallet.SweepReport) { bar.at(int64(r.Ended)) }
 	defer bar.end()
-	return book.Expire(ctx, pool, opts)
+	return book.Sweep(ctx, pool, opts)
 }
 
 // leasePool is a Pool that leases nothing.

@@ -87,7 +87,7 @@ func TestStatement_SaysWhereCreditWentByLot(t *testing.T) {
 		got = append(got, append([]string{row[3], row[4]}, row[17:]...))
 	}
 	require.Equal(t, [][]string{
-		{"kind", "amount", "balance", "lot", "reference", "category", "does", "units"},
+		{"kind", "amount", "balance", "lot", "reference", "category", "move", "units"},
 		{"credit", "10", "10", "1", "gift", "promotional", "credited", "10"},
 		{"credit", "40", "50", "2", "invoice-17", "paid", "credited", "40"},
 		{"credit", "7", "57", "3", "bounced", "paid", "credited", "7"},

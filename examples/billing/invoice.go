@@ -152,6 +152,6 @@ func (s *service) closeBooks(ctx context.Context, _ *river.Job[closing]) error {
 		_, failed := s.renew(ctx, id)
 		err = errors.Join(err, failed)
 	}
-	_, failed := s.book.Expire(ctx, s.pool, wallet.ExpireOptions{})
+	_, failed := s.book.Sweep(ctx, s.pool, wallet.SweepOptions{})
 	return errors.Join(err, failed)
 }

@@ -26,7 +26,7 @@ func (s *service) statement(ctx context.Context, out io.Writer, a account, opts 
 		}
 		var lots []string
 		for _, m := range line.Lots {
-			lots = append(lots, fmt.Sprintf("%s %s %d", m.Category, m.Does, m.Amount))
+			lots = append(lots, fmt.Sprintf("%s %s %d", m.Category, m.Kind, m.Amount))
 		}
 		fmt.Fprintf(w, "%d\t%s\t%s %s\t%s\t%d\t%d\n", line.Seq, line.At.In(zone).Format("02 Jan 15:04"), line.Kind, line.Note.Correlation,
 			strings.Join(lots, ", "), line.Amount, line.Balance)

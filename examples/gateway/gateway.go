@@ -72,7 +72,7 @@ func (sweep) Kind() string { return "sweep" }
 
 func (g *gateway) sweep(ctx context.Context, _ *river.Job[sweep]) error {
 	_, held := g.metered.Holds.Sweep(ctx, g.pool, holds.SweepOptions{})
-	_, lapsed := g.wallet.Expire(ctx, g.pool, wallet.ExpireOptions{})
+	_, lapsed := g.wallet.Sweep(ctx, g.pool, wallet.SweepOptions{})
 	return errors.Join(held, lapsed)
 }
 

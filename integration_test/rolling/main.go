@@ -293,7 +293,7 @@ func (a *app) wallet(ctx context.Context, id string) (map[string]int64, error) {
 	if err != nil {
 		return nil, err
 	}
-	if _, err := a.book.Expire(ctx, a.pool, wallet.ExpireOptions{Batch: 1000}); err != nil {
+	if _, err := a.book.Sweep(ctx, a.pool, wallet.SweepOptions{Batch: 1000}); err != nil {
 		return nil, err
 	}
 	_, err = a.book.Balance(ctx, a.pool, "wallet")

@@ -97,7 +97,7 @@ func TestWallet_HasUnitsLotsAndTheNextEnd(t *testing.T) {
 		require.Equal(t, inspect.Count{N: 2, Kind: inspect.Exact}, o.LotsDue)
 		require.Equal(t, time.Hour, o.LotLag)
 	})
-	_, err = book.Expire(t.Context(), f.pool, wallet.ExpireOptions{})
+	_, err = book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
 	f.read(func(ctx context.Context, r *inspect.Reader) {
 		o, err := r.Overview(ctx)
