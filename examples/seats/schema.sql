@@ -1,4 +1,4 @@
--- The application's own tables. Its processes make them together: whoever comes first.
+-- The application's own tables. The first of its processes makes them.
 
 create schema if not exists hall;
 
@@ -37,9 +37,9 @@ create table if not exists hall.blocks (
     unique (event, position)
 );
 
--- The first columns never change. The others are a copy of what the library's holds say, for the map: a subscriber
--- writes them in the transaction of each transition. What decides is the library: a seat whose hold has run out is free,
--- whatever is written here.
+-- The first columns never change. The others are a copy of the library's holds, for the map: a subscriber writes them in
+-- the transaction of each transition. The library decides: a seat with an expired hold is free, also while it shows as
+-- held here.
 create table if not exists hall.seats (
     id         uuid primary key,
     event      uuid not null references hall.events,
@@ -51,7 +51,7 @@ create table if not exists hall.seats (
     hold       text,
     holder     text,
     held_until timestamptz,
-    source     text, -- by which it is held
+    source     text, -- the sales channel that holds it
     unique (event, ordinal)
 );
 
@@ -66,13 +66,13 @@ create table if not exists hall.orders (
     at      timestamptz not null default now()
 );
 
--- What became of each request, and of each hold. What was done is written in its transaction, a failure on its own.
+-- The outcome of each request, and of each hold. A success is written in its own transaction, a failure on its own.
 create table if not exists hall.audit (
     id        bigint generated always as identity primary key,
     at        timestamptz not null default metered.clock(),
     org       uuid not null,
     actor     text not null,
-    action    text not null, -- what was asked for, or what happened to a hold by itself
+    action    text not null, -- the request, or the end of a hold by time
     code      text not null default '', -- of a failure
     event     uuid,
     block     uuid,
@@ -81,7 +81,7 @@ create table if not exists hall.audit (
     operation text,
     address   text not null,
     agent     text not null,
-    changes   jsonb not null -- of a failure what was asked for
+    changes   jsonb not null -- of a failure: the request
 );
 
 create index if not exists audit_seat on hall.audit (seat, id);

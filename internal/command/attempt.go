@@ -30,14 +30,14 @@ type attempt struct {
 	ending  bool // the function has returned without an error
 	unknown bool // err leaves open whether it committed, durably: the answer to COMMIT was lost
 
-	end      Ending // what the function has left to be done
+	end      Ending // the rest, once the function has returned
 	answered bool   // unknown, and the connection is as good as before: COMMIT was answered
 	ended    bool   // the connection had ended before anything was done on it
 }
 
 // transaction is where an attempt runs: one that the engine owns, or one that it was lent.
 type transaction interface {
-	// first queues what comes before the claim.
+	// first queues the statements before the claim.
 	first(f *flush)
 	// send sends the first flush.
 	send(ctx context.Context, batch *pgx.Batch) pgx.BatchResults
@@ -48,14 +48,13 @@ type transaction interface {
 	// settings are the statement timeout that the claim sets, or nil, to set none.
 	settings(timeoutMS int32) *int32
 
-	// early queues what comes before the steps.
+	// early queues the statements before the steps.
 	early(f *flush)
-	// end queues what ends the transaction.
+	// end queues the statements that end the transaction.
 	end(batch *pgx.Batch)
-	// ended reads that, and reports whether an error of it is foreign: of COMMIT, where deferred
-	// triggers of others run.
+	// ended reads their answers, and reports whether an error is foreign: of COMMIT, where deferred triggers of others run.
 	ended(results pgx.BatchResults) (foreign bool, err error)
-	// outcome is what err, of reading, and closing, of closing the last flush, mean.
+	// outcome judges two errors of the last flush: err, of reading it, and closing, of closing it.
 	outcome(rec *Record, err, closing error) (unknown bool, _ error)
 
 	// replay ends a transaction that found the record of its operation, and returns when that
@@ -63,7 +62,7 @@ type transaction interface {
 	// EarlyRelease, and that of any operation whose session was ended while it waited for a
 	// synchronous standby.
 	replay(ctx context.Context, rec *Record) (unknown bool, _ error)
-	// undo takes back what was not ended, also when ctx is done.
+	// undo takes back a transaction that was not ended, also when ctx is done.
 	undo(ctx context.Context)
 }
 
@@ -117,7 +116,7 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, take
 	return a
 }
 
-// function calls op's, and tells of its end, also of a panic's.
+// function calls op's function, and reports its end to the observer, also a panic.
 func function(ctx context.Context, op *Operation, t transaction, span observed.Span) (end Ending, err error) {
 	err = ErrPanics
 	defer func() { span.End(err) }()
@@ -125,13 +124,13 @@ func function(ctx context.Context, op *Operation, t transaction, span observed.S
 	return end, err
 }
 
-// flush tells that a round trip of op begins.
+// flush counts a round trip of op, as it begins.
 func (e *Engine) flush(ctx context.Context, op *Operation, name string) (context.Context, observed.Span) {
 	op.RoundTrips++
 	return e.cfg.Observer.Start(ctx, observe.Op{Work: observe.Flush, Name: name})
 }
 
-// What begin_command answers.
+// The statuses that begin_command answers.
 const (
 	statusNew     = "new"
 	statusReplay  = "replay"
@@ -144,7 +143,7 @@ select status, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refus
 from metered.begin_command($1::bool, $2::bool, $3::metered.new_command, $4::metered.presented_token,
     $5::metered.new_charge[], $6::interval, $7::int)`
 
-// begun is what begin_command returned.
+// begun is the row that begin_command returned.
 type begun struct {
 	marker      string
 	status      string
@@ -166,8 +165,8 @@ func (b *begun) scan(row pgx.Row) error {
 	return err
 }
 
-// begin sends the first flush. What comes first stands between claiming and opening, so that an
-// operation that has it begins with the claim alone.
+// begin sends the first flush. First runs between claiming and opening, so an operation that has one begins with the
+// claim alone.
 func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, opening bool) (*begun, error) {
 	b := &begun{marker: newMarker()}
 	f := &flush{}
@@ -243,7 +242,7 @@ func sentCharges(c *ledger.Charging, telling bool) (charges string, tolerance pg
 	return ledger.Charges(ledger.Telling(c.Charges, telling)), c.Tolerance
 }
 
-// admit judges what was said of the token, of the budget and of the holds, in this order.
+// admit judges the answers about the token, the budget and the holds, in this order.
 func (b *begun) admit(op *Operation) error {
 	if op.Token.Digest != nil {
 		if err := op.Granted(b.token); err != nil {
@@ -260,13 +259,12 @@ const completeSQL = `
 select seqs, ats, used, held, at, periods, crossed
 from metered.complete_command($1::metered.new_command, $2::bytea, $3::bytea, $4::json, $5::metered.new_charge[], $6::interval, $7::int, $8::bool)`
 
-// finishSQL lets COMMIT pass where complete_command did not, because subscribers were
-// to be told first.
+// finishSQL lets COMMIT pass where complete_command did not, because subscribers come first.
 const finishSQL = `select metered.finish_command($1::text)`
 
-// finish sends the last flush: the steps, the charges with the record, and the end of the
-// transaction. Where subscribers are to be told, or of a threshold, they are told before the end, which then has a flush
-// of its own: until that one the server refuses a COMMIT, so after an error nothing is committed.
+// finish sends the last flush: the steps, the charges with the record, and the end of the transaction. Where there are
+// subscribers, or a threshold to report, they are called before the end, which then has a flush of its own: until that
+// one the server refuses a COMMIT, so after an error nothing is committed.
 func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end Ending, marker string) (Record, bool, error) {
 	tx := t.tx()
 	pg := tx.Conn().PgConn()
@@ -337,7 +335,8 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	return Record{}, unknown, err
 }
 
-// tell tells the subscribers of steps, and of the thresholds that steps and charges crossed, in a transaction that these cannot end.
+// tell calls the subscribers of steps, and OnThreshold for the thresholds that steps and charges crossed, in a
+// transaction that these cannot end.
 func tell(ctx context.Context, tx pgx.Tx, end Ending, crossed []byte) error {
 	over := new(atomic.Bool)
 	defer over.Store(true)

@@ -1,6 +1,6 @@
-// Package command is the engine of metered.Do and metered.DoTx: it claims an operation id, runs the
-// command's function, does the command's steps, records the operation, and ends the transaction. It
-// imports neither budget nor holds: what they ask for comes as types of package ledger and as steps.
+// Package command is the engine of metered.Do and metered.DoTx: it claims an operation id, runs the command's function,
+// does the command's steps, records the operation, and ends the transaction. It imports neither budget nor holds: their
+// calls come as types of package ledger and as steps.
 package command
 
 import (
@@ -71,9 +71,9 @@ type Operation struct {
 	Fingerprint []byte
 
 	Token   ledger.PresentedToken           // without a digest there is none
-	Granted func(row ledger.TokenRow) error // judges what became of the token
-	Charges *ledger.Charging                // for a first look; nil for none
-	Looking func()                          // is called before that; nil for none
+	Granted func(row ledger.TokenRow) error // judges the answer about the token
+	Charges *ledger.Charging                // for a first look, nil for none
+	Looking func()                          // is called before that, nil for none
 	Holds   []*ledger.Placing               // for a first look
 
 	// First is called once, when the id is claimed and is no replay, before the token and the
@@ -83,7 +83,7 @@ type Operation struct {
 	// Function is called in each attempt.
 	Function func(context.Context, pgx.Tx) (Ending, error)
 	Failed   bool // the error of the last attempt is Function's
-	Telling  bool // an attempt met a threshold: from there on charges are made before COMMIT is sent, and told of
+	Telling  bool // an attempt met a threshold: from then on charges are made, and reported, before COMMIT is sent
 
 	Attempts, RoundTrips int // so far, for the observer
 
@@ -110,7 +110,7 @@ func (op *Operation) forget() {
 	}
 }
 
-// Refused is op as one that was refused, with the reason as JSON: it records that, unless there is a record by now.
+// Refused is op after a refusal, with the refusal as JSON: it records the refusal, unless there is a record by now.
 func (op *Operation) Refused(reason string) *Operation {
 	return &Operation{
 		Tenant: op.Tenant, ID: op.ID, Name: op.Name, Key: op.Key, IssuedAt: op.IssuedAt, Fingerprint: op.Fingerprint, Isolation: pgx.ReadCommitted,
@@ -118,35 +118,35 @@ func (op *Operation) Refused(reason string) *Operation {
 	}
 }
 
-// Ending is what a function leaves to be done.
+// Ending is the rest of an operation after its function: result, steps, charges, and all that is written at its end.
 type Ending struct {
 	Result  []byte           // JSON
 	Steps   []Step           // in this order, before the charges
 	Charges *ledger.Charging // nil for none
 	Refusal *string          // JSON: of an operation that was refused, with an empty Result and nothing to do
-	Notice  *Statement       // sent before the steps; nil for none
+	Notice  *Statement       // sent before the steps, nil for none
 	Jobs    []int64          // that the function made, for the record
 }
 
-// Statement is one whose answer says nothing.
+// Statement is a statement without an answer.
 type Statement struct {
 	SQL  string
 	Args []any
 }
 
-// Record is what is remembered of an operation.
+// Record is the stored record of an operation.
 type Record struct {
 	Result   []byte
 	Replayed bool
 	At       time.Time
 	LSN      replica.LSN
 
-	// What was charged: of a replay without Used and Held, but with Scopes and Amounts.
+	// The charges: in a replay without Used and Held, but with Scopes and Amounts.
 	ledger.Answer
 	Scopes  []string
 	Amounts []int64
-	Holds   []string // of a replay, as JSON
-	Refusal []byte   // of a replay: Ending.Refusal
+	Holds   []string // in a replay, as JSON
+	Refusal []byte   // Ending.Refusal, in a replay
 }
 
 // Indefinite is the error of an operation whose COMMIT may or may not have taken effect.
@@ -154,7 +154,7 @@ type Indefinite struct{ Cause error }
 
 func (e *Indefinite) Error() string { return e.Cause.Error() }
 
-// Unwrap returns what went wrong.
+// Unwrap returns the cause.
 func (e *Indefinite) Unwrap() error { return e.Cause }
 
 // Do attempts op until there is an answer. After a COMMIT whose answer was lost the next attempt finds out: its claim waits
@@ -176,12 +176,13 @@ func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
 	return rec, err
 }
 
-// repeat makes tries until there is an answer: after a collision, up to MaxAttempts; on another connection, where the one
-// of the pool had ended before anything was done on it; after errors that pass, until op.Until; and after a COMMIT whose
-// outcome is open, until a try is claimed or answered, or else until ctx ends, or ResolveTimeout is over if ctx has no
-// deadline. If it stays open, it is *Indefinite, whatever the tries since then came to. lost says that one is open.
+// repeat makes tries until there is an answer. It tries again after a collision, up to MaxAttempts, on another
+// connection where the pool's had ended before anything was done on it, and after errors that pass, until op.Until.
+// After a COMMIT with an open outcome it tries until a try is claimed or answered, or until ctx ends, or ResolveTimeout
+// is over if ctx has no deadline. An outcome that stays open is *Indefinite, whatever errors the later tries had. lost
+// is the error of that COMMIT.
 func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context.Context, lost bool) attempt) (Record, error) {
-	var lost error // a COMMIT whose outcome is open
+	var lost error // a COMMIT with an open outcome
 	var turn func()
 	resolve, ended := ctx, int32(0)
 	for n := 1; ; n++ {
@@ -234,7 +235,7 @@ func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context
 	}
 }
 
-// tell tells the observer of a COMMIT whose answer is lost, and of one that was lost before this attempt what it found.
+// tell reports to the observer a COMMIT without an answer, or the outcome that this attempt found of an earlier one.
 func (e *Engine) tell(ctx context.Context, lost bool, a *attempt) {
 	to := e.cfg.Observer
 	if lost && a.claimed && !(a.found && a.unknown) {
@@ -275,7 +276,7 @@ func (e *Engine) own(ctx context.Context, op *Operation, taken *bool) attempt {
 	return a
 }
 
-// over takes note of what is left of the attempt's connection.
+// over notes whether the attempt's connection is still usable.
 func (a *attempt) over(ctx context.Context, conn *pgxpool.Conn) {
 	closed := conn.Conn().IsClosed()
 	a.answered = a.unknown && !closed
@@ -320,8 +321,8 @@ func (e *Engine) Begin(ctx context.Context, opts pgx.TxOptions) (*pgxpool.Conn, 
 	}
 }
 
-// DoTx makes the one attempt of op in tx, a transaction of the caller's, between a savepoint and its
-// release; and another one where a threshold is to be told of.
+// DoTx makes the one attempt of op in tx, a transaction of the caller's, between a savepoint and its release. It makes
+// another one where a threshold is to be reported.
 func (e *Engine) DoTx(ctx context.Context, tx pgx.Tx, op *Operation) (Record, error) {
 	if err := e.cfg.Usable(ctx, tx); err != nil {
 		return Record{}, cmp.Or((&lent{}).aborted(err), err)
@@ -339,8 +340,7 @@ func (e *Engine) DoTx(ctx context.Context, tx pgx.Tx, op *Operation) (Record, er
 // lsnTimeout bounds asking for the LSN after the commit.
 const lsnTimeout = time.Second
 
-// lsn is asked for on another connection, or 0: the command has committed, whatever
-// becomes of this, and has waited long enough.
+// lsn is asked for on another connection, or 0: the command has committed without it, and has waited long enough.
 func (e *Engine) lsn(ctx context.Context) replica.LSN {
 	ctx, cancel := context.WithTimeout(ctx, lsnTimeout)
 	defer cancel()

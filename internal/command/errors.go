@@ -22,11 +22,11 @@ var (
 	ErrAborted  = fault.New("transaction_failed", "metered: the caller's transaction was aborted before the command began")
 )
 
-// ErrPanics is what an observer is told of a function that panics.
+// ErrPanics is the error that an observer gets for a function that panics.
 var ErrPanics = errors.New("metered: the function panics")
 
 // failed turns an error of the engine's own statements into those of package metered. The
-// Postgres error stays underneath. A refusal is no failure, and says itself of what.
+// Postgres error stays underneath. A refusal is no failure, and names its cause itself.
 func failed(doing string, err error) error {
 	if fault.Refused(err) {
 		return err
@@ -45,9 +45,8 @@ func failed(doing string, err error) error {
 	return fmt.Errorf("%w: %s: %w", kind, doing, err)
 }
 
-// foreign wraps an error of what is not the engine's own: of COMMIT, where the
-// triggers run that others deferred, or of a subscriber. Its SQLSTATE is not taken for
-// one of ours, but for that of the guard against a COMMIT.
+// foreign wraps an error from outside the engine: of COMMIT, where the triggers run that others deferred, or of a
+// subscriber. Its SQLSTATE is not taken for one of ours, but for that of the guard against a COMMIT.
 func foreign(doing string, err error) error {
 	if sqlstate.Of(err) == sqlstate.NotFinished {
 		return fmt.Errorf("%w: %s: %w", guardtx.ErrControl, doing, err)
@@ -55,7 +54,7 @@ func foreign(doing string, err error) error {
 	return fmt.Errorf("metered: %s: %w", doing, err)
 }
 
-// ofCharges turns what charges raised into their errors, a denial (MT001) into *budget.ExceededError.
+// ofCharges turns SQLSTATEs raised by charges into their errors, a refusal (MT001) into *budget.ExceededError.
 func ofCharges(c *ledger.Charging, err error) error {
 	if fault.Code(err) != "" {
 		return err // it has them

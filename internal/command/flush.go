@@ -2,7 +2,7 @@ package command
 
 import "github.com/jackc/pgx/v5"
 
-// flush is a batch with what reads its answers.
+// flush is a batch with the functions that read its answers.
 type flush struct {
 	batch pgx.Batch
 	reads []func(pgx.BatchResults) error

@@ -9,8 +9,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// lent is a transaction of a caller's, of which the engine has what is between a savepoint and its
-// release.
+// lent is a transaction of a caller's. The engine has the part between a savepoint and its release.
 type lent struct {
 	bare pgx.Tx
 	set  bool // the savepoint is there
@@ -52,8 +51,8 @@ func (l *lent) outcome(_ *Record, err, closing error) (unknown bool, _ error) {
 	return false, err
 }
 
-// replay makes the caller's COMMIT wait for the log, which that of a transaction that only reads would
-// not do, and takes the transaction back to where it was, as undo does.
+// replay makes the caller's COMMIT wait for the log, which a COMMIT after mere reads would not do, and takes the
+// transaction back to where it was, as undo does.
 func (l *lent) replay(ctx context.Context, _ *Record) (unknown bool, _ error) {
 	l.set = false
 	if _, err := l.bare.Exec(ctx, undoSQL+"; select "+writeSQL, pgx.QueryExecModeSimpleProtocol); err != nil {

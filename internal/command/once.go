@@ -11,14 +11,14 @@ import (
 )
 
 // Once does one step of an operation in a transaction of its own at READ COMMITTED, which writes no record: in one
-// flush with BEGIN and COMMIT, unless limits are to be asked for or subscribers to be told, or op is Telling. It retries as Do does. After
-// a COMMIT whose answer was lost it does the step again: that must find what it did before.
+// flush with BEGIN and COMMIT, unless limits are to be asked for, or there are subscribers, or op is Telling. It
+// retries as Do does. After a COMMIT whose answer was lost it does the step again: the step must find its own earlier work.
 func (e *Engine) Once(ctx context.Context, op *Operation, step Step) error {
 	op.Isolation = pgx.ReadCommitted
 	_, err := e.repeat(ctx, op, func(ctx context.Context, lost bool) attempt {
 		op.Attempts++
 		a := e.once(ctx, op, step)
-		a.claimed = a.err == nil // whatever became of a lost COMMIT, the step is done
+		a.claimed = a.err == nil // also after a lost COMMIT: the step is done
 		a.found = a.claimed
 		e.tell(ctx, lost, &a)
 		return a
@@ -101,7 +101,7 @@ func Judged[R any](call *ledger.Call[R], refusal *error, answered func(R)) Step 
 	return StepOf(&judged, nil)
 }
 
-// readRow takes note of an error of reading the row, which is none of what it says.
+// readRow notes an error of reading the row, which is not an answer of the row.
 type readRow struct {
 	pgx.Row
 	err error

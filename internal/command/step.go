@@ -9,15 +9,15 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Step is what a command does at its end.
+// Step is one call at the end of a command, as a piece made it: its locks, its statement, the reading of its answer.
 type Step struct {
 	locks   ledger.Locks
 	sql     string
 	args    func(ledger.Sending) []any
 	read    func(pgx.Row) error
 	queries []*ledger.Query
-	tell    func(context.Context, pgx.Tx) error // nil if nobody is to be told
-	cross   func(context.Context, pgx.Tx) error // tells of the thresholds that were crossed; nil without any
+	tell    func(context.Context, pgx.Tx) error // calls subscribers, nil without any
+	cross   func(context.Context, pgx.Tx) error // reports the thresholds that were crossed, nil without any
 }
 
 // StepOf makes a call a step. answered is given its answer, if it is not nil.

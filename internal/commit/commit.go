@@ -20,7 +20,7 @@ const (
 	NotCommitted                // it never will be
 )
 
-// Of is the outcome of a transaction whose COMMIT, or whose one statement, was answered by err. tag is COMMIT's, or
+// Of judges the outcome of a transaction when err answered its COMMIT, or its one statement. tag is COMMIT's, or
 // "" if none was read. With "" and no error, the caller has seen COMMIT succeed. conn is nil if the caller has none.
 //
 //	answer                                       outcome
