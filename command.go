@@ -77,7 +77,7 @@ type Command struct {
 	// docs/model.md). Not for sticky charges, nor in DoTx. Defaults to false.
 	EarlyRelease bool
 	// RecordRefusal makes a refusal the operation's answer: until its record is purged, the same ID gets the same
-	// refusal, with the numbers of the first time, even if there is room by then. It is for refusals (see Denial) by
+	// refusal, with the numbers of the first time, even if there is room by then. It is for refusals (see Refusal) by
 	// the command's own token, charges and holds, and by Sticky; not for failures and errors of the function. The
 	// record is written after the rollback, in a transaction of its own. If that fails, Do returns another error and
 	// nothing is decided. A token that is unknown, used up or expired is such a refusal: another one needs a new ID. A
@@ -225,15 +225,15 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 	} else {
 		op.rec, err = op.client.engine.DoTx(ctx, tx, &op.Operation)
 	}
-	denied := err
+	refused := err
 	if leases := op.client.cfg.Leases; leases != nil && err != nil {
 		inLeases.Learn(leases, err)
 	}
 	if op.cmd.RecordRefusal && op.own(err) {
-		if op.rec, err = op.record(ctx, denied); err != nil {
+		if op.rec, err = op.record(ctx, refused); err != nil {
 			err = fmt.Errorf("metered: record the refusal: %w", err)
 		} else if !op.rec.Replayed {
-			return denied
+			return refused
 		}
 	}
 	switch lost := (*command.Indefinite)(nil); {
@@ -264,8 +264,8 @@ func (op *operation) own(err error) bool {
 }
 
 // record records a refusal, unless there is a record by now.
-func (op *operation) record(ctx context.Context, denied error) (command.Record, error) {
-	raw := refusalJSON(denied)
+func (op *operation) record(ctx context.Context, refusal error) (command.Record, error) {
+	raw := refusalJSON(refusal)
 	if len(raw) > maxResultBytes {
 		return command.Record{}, fmt.Errorf("%w: %d bytes, want at most %d", ErrResult, len(raw), maxResultBytes)
 	}
@@ -280,20 +280,20 @@ func (op *operation) record(ctx context.Context, denied error) (command.Record, 
 // replay.
 func (op *operation) takeSticky(ctx context.Context) error {
 	var receipt budget.Receipt
-	var denied error
+	var refused error
 	ctx, span := op.client.observer.Start(ctx, observe.Op{Work: observe.Flush, Name: observe.FlushSticky})
 	op.RoundTrips += 3 // BEGIN, the charge, COMMIT
 	err := op.client.runTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
-		receipt, denied = op.client.Budget.Charge(ctx, tx, op.cmd.Sticky...)
-		return denied
+		receipt, refused = op.client.Budget.Charge(ctx, tx, op.cmd.Sticky...)
+		return refused
 	})
 	span.End(err)
 	switch {
-	case errors.Is(denied, budget.ErrExceeded):
+	case errors.Is(refused, budget.ErrExceeded):
 		op.stickyRefused = true
-		return fmt.Errorf("%w: %w", ErrTooManyAttempts, denied)
-	case fault.Refused(denied): // by a scope that must exist: nothing was counted
-		return denied
+		return fmt.Errorf("%w: %w", ErrTooManyAttempts, refused)
+	case fault.Refused(refused): // by a scope that must exist: nothing was counted
+		return refused
 	case err != nil:
 		return fmt.Errorf("%w: %w", ErrSticky, err)
 	}
@@ -309,12 +309,12 @@ func (op *operation) taken() budget.Receipt {
 	return op.sticky
 }
 
-// deny calls Config.OnDenial with err if it is a refusal, and returns err.
-func (c *Client) deny(ctx context.Context, cmd Command, op *operation, err error) error {
+// refuse calls Config.OnRefusal with err if it is a refusal, and returns err.
+func (c *Client) refuse(ctx context.Context, cmd Command, op *operation, err error) error {
 	c.refusals.Add(time.Now(), err)
-	if c.cfg.OnDenial != nil && fault.Refused(err) {
+	if c.cfg.OnRefusal != nil && fault.Refused(err) {
 		cmd.Token = nil
-		c.cfg.OnDenial(ctx, Denial{Command: cmd, Err: err, Sticky: op != nil && op.stickyRefused, Replayed: op != nil && op.rec.Refusal != nil})
+		c.cfg.OnRefusal(ctx, Refusal{Command: cmd, Err: err, Sticky: op != nil && op.stickyRefused, Replayed: op != nil && op.rec.Refusal != nil})
 	}
 	return err
 }
@@ -433,7 +433,7 @@ func (c *Client) ended(ctx context.Context, span observed.Span, op *operation, l
 		if op == nil || op.rec.Refusal == nil && op.own(err) { // else it was reported before
 			inTokens.TellRefused(ctx, c.observer, err)
 			if op != nil && !op.stickyRefused {
-				inBudget.TellDenied(ctx, c.observer, err)
+				inBudget.TellRefused(ctx, c.observer, err)
 			}
 		}
 	}

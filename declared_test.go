@@ -136,7 +136,7 @@ func TestCommand_DeclaredHoldsAreLookedAtEarly(t *testing.T) {
 		require.Equal(t, i == 0, out.Holds[0].Created)
 	}
 	for name, cmd := range map[string]metered.Command{
-		"denied":         {Holds: []holds.Request{{TTL: time.Minute, Lines: []holds.Line{room("stock", 1, 1)}}}},
+		"refused":        {Holds: []holds.Request{{TTL: time.Minute, Lines: []holds.Line{room("stock", 1, 1)}}}},
 		"taken":          {Claims: []holds.Claim{seat("21A", "ben")}},
 		"taken, sticky":  {Claims: []holds.Claim{seat("21A", "ben")}, Sticky: tries},
 		"the line of it": {Claims: []holds.Claim{{Key: holds.Key{Type: "seat", Value: "23C"}, Holder: "ben", TTL: time.Minute, Lines: []holds.Line{room("stock", 1, 1)}}}},
@@ -161,7 +161,7 @@ func TestCommand_DeclaredHoldsAreLookedAtEarly(t *testing.T) {
 		_, err := c.Holds.Release(ctx, tx, holds.Release{IDs: []string{"h"}})
 		return err
 	}))
-	_, err := metered.Do(ctx, c, metered.Command{ID: "denied", Holds: one("ben")[:1]}, placedIDs)
+	_, err := metered.Do(ctx, c, metered.Command{ID: "refused", Holds: one("ben")[:1]}, placedIDs)
 	require.ErrorIs(t, err, holds.ErrConflict, "its id is ann's: only placing tells")
 }
 
@@ -458,9 +458,9 @@ func TestDo_AScopeThatMustExistAndDoesNotRefusesTheCommand(t *testing.T) {
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			var denials []error
-			pool, c := setUp(t, metered.Config{EarlyLook: true, OnDenial: func(_ context.Context, d metered.Denial) {
-				denials = append(denials, d.Err)
+			var refusals []error
+			pool, c := setUp(t, metered.Config{EarlyLook: true, OnRefusal: func(_ context.Context, d metered.Refusal) {
+				refusals = append(refusals, d.Err)
 				require.False(t, d.Sticky)
 			}})
 			createScopes(t, c, pool, "seat/1", "seat/2")
@@ -505,7 +505,7 @@ func TestDo_AScopeThatMustExistAndDoesNotRefusesTheCommand(t *testing.T) {
 					refused++
 				}
 			}
-			require.Len(t, denials, refused, "each counts as a refusal")
+			require.Len(t, refusals, refused, "each counts as a refusal")
 			for _, table := range []string{"uploads", "metered.ledger", "metered.operations", "metered.holds"} {
 				require.Zero(t, count(t, pool, table), table)
 			}

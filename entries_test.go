@@ -211,8 +211,8 @@ func TestDo_RefundsItsOwnAttemptAtEachIsolationLevel(t *testing.T) {
 	}
 }
 
-// A denial of the charges takes the credits with it.
-func TestDo_ADeniedTransferCreditsNobody(t *testing.T) {
+// A refusal of the charges takes the credits with it.
+func TestDo_ARefusedTransferCreditsNobody(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	deposit(t, pool, c, "ann", 5)

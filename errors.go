@@ -44,7 +44,7 @@ var (
 	// ErrResult: the result cannot be written as JSON or read back, is not UTF-8, or is larger than 1 MiB. In a replay:
 	// the recorded result does not fit the type: Lookup has it.
 	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
-	// ErrSticky: taking the sticky charges failed, not by a denial. They may have been taken. The function did not run.
+	// ErrSticky: taking the sticky charges failed, not by a refusal. They may have been taken. The function did not run.
 	ErrSticky error = fault.New("sticky_failed", "metered: the sticky charges could not be taken")
 	// ErrTooManyAttempts: the budget refused Command.Sticky (HTTP 429), not Command.Charges (402). The error is also a
 	// *budget.ExceededError and budget.ErrExceeded, whose Code it has.

@@ -175,8 +175,8 @@ func TestDo_SubscribersHearBeforeTheCommitAndCanRefuse(t *testing.T) {
 
 func TestDo_ExtendsAndRefunds(t *testing.T) {
 	t.Parallel()
-	var denied []metered.Denial
-	pool, c := setUp(t, metered.Config{OnDenial: func(_ context.Context, d metered.Denial) { denied = append(denied, d) }})
+	var refused []metered.Refusal
+	pool, c := setUp(t, metered.Config{OnRefusal: func(_ context.Context, d metered.Refusal) { refused = append(refused, d) }})
 	ctx := t.Context()
 	first, err := metered.Do(ctx, c, metered.Command{ID: "op1", Input: 1}, placing(holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1)}}))
 	require.NoError(t, err)
@@ -198,14 +198,14 @@ func TestDo_ExtendsAndRefunds(t *testing.T) {
 		return nil, tx.Extend(holds.Extend{IDs: []string{"h1"}, By: time.Minute})
 	})
 	require.ErrorIs(t, err, holds.ErrReturned)
-	require.Len(t, denied, 1)
-	require.ErrorIs(t, denied[0].Err, holds.ErrState)
+	require.Len(t, refused, 1)
+	require.ErrorIs(t, refused[0].Err, holds.ErrState)
 }
 
-func TestOnDenial_HearsOfEveryRefusalOfAHold(t *testing.T) {
+func TestOnRefusal_HearsOfEveryRefusalOfAHold(t *testing.T) {
 	t.Parallel()
-	var denied []error
-	_, c := setUp(t, metered.Config{OnDenial: func(_ context.Context, d metered.Denial) { denied = append(denied, d.Err) }})
+	var refused []error
+	_, c := setUp(t, metered.Config{OnRefusal: func(_ context.Context, d metered.Refusal) { refused = append(refused, d.Err) }})
 	ctx := t.Context()
 	do := func(id string, f func(tx *metered.Tx) error) error {
 		_, err := metered.Do(ctx, c, metered.Command{ID: id, Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, f(tx) })
@@ -230,9 +230,9 @@ func TestOnDenial_HearsOfEveryRefusalOfAHold(t *testing.T) {
 	require.ErrorIs(t, do("op5", func(tx *metered.Tx) error {
 		return tx.Refund(budget.Refund{Scope: "seat", Seq: 2, Amount: 1})
 	}), budget.ErrRefundExceeds)
-	require.Len(t, denied, len(want))
+	require.Len(t, refused, len(want))
 	for i := range want {
-		require.ErrorIs(t, denied[i], want[i])
+		require.ErrorIs(t, refused[i], want[i])
 	}
 }
 
@@ -435,7 +435,7 @@ func TestSubscriber_AJobForEachTransitionIsWorkedExactlyOnce(t *testing.T) {
 		_, err = metered.Do(ctx, c, metered.Command{ID: "op", Input: "h"}, place("h"))
 		require.NoError(t, err)
 	}
-	_, err = metered.Do(ctx, c, metered.Command{ID: "denied", Input: 1}, place("denied"))
+	_, err = metered.Do(ctx, c, metered.Command{ID: "refused", Input: 1}, place("refused"))
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	tx, err := pool.Begin(ctx)
 	require.NoError(t, err)

@@ -179,8 +179,8 @@ func TestLeases_OneThatClosesMeanwhileIsLeftForAnother(t *testing.T) {
 // Whoever has a slice spends it, though nothing is left outside of it for the first look of a command.
 func TestLeases_TheFirstLookDoesNotRefuseWhatThereIsALeaseFor(t *testing.T) {
 	t.Parallel()
-	denials := 0
-	l := newLeased(t, metered.Config{EarlyLook: true, OnDenial: func(context.Context, metered.Denial) { denials++ }}, leases.Rule{Share: 1, Least: 50, Most: 1000, TTL: time.Minute, Idle: time.Minute, Lasts: time.Minute}, pgx.QueryExecModeCacheStatement)
+	refusals := 0
+	l := newLeased(t, metered.Config{EarlyLook: true, OnRefusal: func(context.Context, metered.Refusal) { refusals++ }}, leases.Rule{Share: 1, Least: 50, Most: 1000, TTL: time.Minute, Idle: time.Minute, Lasts: time.Minute}, pgx.QueryExecModeCacheStatement)
 	limit := budget.Lifetime(200)
 	spent := l.warm(limit)
 	u, err := l.c.Budget.Usage(t.Context(), l.db, budget.Query{Scope: "hot"})
@@ -195,7 +195,7 @@ func TestLeases_TheFirstLookDoesNotRefuseWhatThereIsALeaseFor(t *testing.T) {
 		require.Positive(t, out.Receipt.Entries[0].Lease)
 		spent++
 	}
-	require.Zero(t, denials)
+	require.Zero(t, refusals)
 	require.Equal(t, []int64{spent}, l.spent("hot"))
 }
 

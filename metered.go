@@ -102,7 +102,7 @@ type Outcome[R any] struct {
 // Locks: the operation id and the token's row from the beginning, those of fn, and in the last flush the scopes,
 // new ids of holds and rows of holds, in one order. ctx's deadline also bounds the server's waits.
 //
-// Errors: *ArgumentError before any SQL, refusals (see Denial), ErrConflict, ErrRetired, ErrFuture, those of the
+// Errors: *ArgumentError before any SQL, refusals (see Refusal), ErrConflict, ErrRetired, ErrFuture, those of the
 // section "Failures of a command", ErrNotMigrated, ErrSchemaVersion, fn's own, errors of Postgres, *IndefiniteError. A
 // panic in fn rolls back and goes on. On error the Outcome is as its comment says.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
@@ -165,7 +165,7 @@ func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[
 		if op != nil && op.rec.Refusal != nil {
 			out.Replayed, out.At = true, op.rec.At
 		}
-		return out, c.deny(ctx, cmd, op, err)
+		return out, c.refuse(ctx, cmd, op, err)
 	}
 	out.Raw, out.Replayed, out.At, out.LSN = op.rec.Result, op.rec.Replayed, op.rec.At, op.rec.LSN
 	out.Receipt, out.Sticky, out.Holds, out.Draws = op.receipt, op.sticky, op.holds, op.draws
@@ -226,7 +226,7 @@ type Config struct {
 	// NotifyJobs and NotifyChargesFrom send committed commands to Client.Listen, at no round trip: the jobs that
 	// Tx.Enqueue made, and charges (Command.Charges, Tx.Charge) of so many units and more. NotifyJobs sends the jobs of
 	// Client.Jobs as well, for a round trip of each call (jobs.Config.Notify). Every role that may connect to the database can
-	// listen, whatever its grants. Default to nothing. Refusals are OnDenial's.
+	// listen, whatever its grants. Default to nothing. Refusals are OnRefusal's.
 	NotifyJobs        bool
 	NotifyChargesFrom int64
 	// Leases spends the charges of its Rules' scopes from leases, without their locks (package leases). Limits are kept all
@@ -239,13 +239,13 @@ type Config struct {
 	// Observer gets an event for each call of the Client and its pieces: for metrics and traces (packages observe, otelmetered).
 	// That of Leases is its own, in its Config.Ledger. Defaults to none.
 	Observer observe.Observer
-	// OnDenial is called for every refused command, in Do's goroutine, after its transaction has ended, and in DoTx after
+	// OnRefusal is called for every refused command, in Do's goroutine, after its transaction has ended, and in DoTx after
 	// the savepoint was rolled back. It is for audit records. To count refusals, see Observer. Defaults to none.
-	OnDenial func(context.Context, Denial)
+	OnRefusal func(context.Context, Refusal)
 }
 
-// Denial is a command that was refused.
-type Denial struct {
+// Refusal is a command that was refused.
+type Refusal struct {
 	Command Command // without its Token, which may still be unspent
 	// Err matches budget.ErrExceeded (a *budget.ExceededError), ErrScopeUnknown, ErrScopeRetired, ErrScopeClosed or ErrRefundExceeds,
 	// tokens.ErrInvalid, or holds.ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling or ErrNotReturnable.

@@ -88,7 +88,7 @@ func TestObserver_NoneAllocatesNothing(t *testing.T) {
 	err := error(budget.ErrExceeded)
 	require.Zero(t, testing.AllocsPerRun(100, func() {
 		ctx, span := none.Start(t.Context(), observe.Op{Work: observe.Command, Name: "a", ID: "b"})
-		none.Event(ctx, observe.Event{Kind: observe.Denied, N: 1})
+		none.Event(ctx, observe.Event{Kind: observe.LimitRefused, N: 1})
 		none.Retried(ctx, err)
 		none.Never(ctx, err, err)
 		none.Purged(ctx, "a", 1)

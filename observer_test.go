@@ -90,7 +90,7 @@ func TestObserver_HearsNothingOfWhatIsRolledBackAsDone(t *testing.T) {
 	cmd.Charges = append(cmd.Charges, charge("full", 1, 5))
 	_, err = metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
 	require.ErrorIs(t, err, budget.ErrExceeded)
-	require.Equal(t, []string{"denied 1h0m0s 1"}, lasting(&r), "by the last flush: the hold was placed, and rolled back")
+	require.Equal(t, []string{"limit_refused 1h0m0s 1"}, lasting(&r), "by the last flush: the hold was placed, and rolled back")
 	refused := r.Ended(t, observe.Command)[1]
 	require.Equal(t, observe.Refused, refused.Outcome)
 	require.Equal(t, "budget_exceeded", refused.Code)
@@ -112,7 +112,7 @@ func TestObserver_HearsNothingOfWhatIsRolledBackAsDone(t *testing.T) {
 	require.Equal(t, []string{"token_consumed  1 pending", "hold placed 1 pending"}, lasting(&r))
 }
 
-func TestObserver_HearsOfDenialsByLimit(t *testing.T) {
+func TestObserver_HearsOfRefusalsByLimit(t *testing.T) {
 	t.Parallel()
 	var r pgtest.Recorder
 	pool, c := setUp(t, metered.Config{Observer: &r})
@@ -121,7 +121,7 @@ func TestObserver_HearsOfDenialsByLimit(t *testing.T) {
 		return budget.Charge{Scope: scope, Amount: 10, Limits: limits}
 	}
 	all := of("a", budget.PerWindow(9, time.Minute).Named("burst"), budget.PerWindow(9, time.Hour), budget.Lifetime(9), budget.Prepaid(), budget.Lifetime(100))
-	names := []string{"denied burst 1", "denied 1h0m0s 1", "denied lifetime 1", "denied credit 1"}
+	names := []string{"limit_refused burst 1", "limit_refused 1h0m0s 1", "limit_refused lifetime 1", "limit_refused credit 1"}
 	in := func(f func(tx pgx.Tx) error) error { return pgx.BeginFunc(ctx, pool, f) }
 	for what, call := range map[string]func() error{
 		"Do": func() error {
@@ -178,7 +178,7 @@ func TestObserver_HearsOfDenialsByLimit(t *testing.T) {
 		_, err := metered.Do[any](ctx, c, cmd, nil)
 		require.ErrorIs(t, err, budget.ErrExceeded)
 	}
-	require.Equal(t, names, r.Told(), "what is on record is no denial of now")
+	require.Equal(t, names, r.Told(), "what is on record is no refusal of now")
 	for _, e := range r.Ended(t, observe.Command) {
 		require.Equal(t, observe.Refused, e.Outcome)
 	}

@@ -97,16 +97,16 @@ func refusers(t *testing.T, pool *pgxpool.Pool, c *metered.Client) map[string]re
 func TestRecordRefusal_TheSameIDIsRefusedInTheSameWay(t *testing.T) {
 	t.Parallel()
 	var heard sync.Map
-	pool, c := setUp(t, metered.Config{OnDenial: func(_ context.Context, d metered.Denial) {
+	pool, c := setUp(t, metered.Config{OnRefusal: func(_ context.Context, d metered.Refusal) {
 		heard.Store(fmt.Sprint(d.Command.ID, d.Replayed), d)
 	}})
 	ctx := t.Context()
 	for name, r := range refusers(t, pool, c) {
 		r.cmd.ID, r.cmd.Input, r.cmd.RecordRefusal = name, name, true
-		out, denied := metered.Do(ctx, c, r.cmd, r.fn)
-		require.NotEmpty(t, metered.Code(denied), name)
+		out, refused := metered.Do(ctx, c, r.cmd, r.fn)
+		require.NotEmpty(t, metered.Code(refused), name)
 		require.Empty(t, out, name)
-		require.NotNil(t, pgtest.Value[*string](t, pool, "select refusal::text from metered.operations where id = $1", name), "%s: %v", name, denied)
+		require.NotNil(t, pgtest.Value[*string](t, pool, "select refusal::text from metered.operations where id = $1", name), "%s: %v", name, refused)
 		if r.room != nil {
 			r.room()
 		}
@@ -114,19 +114,19 @@ func TestRecordRefusal_TheSameIDIsRefusedInTheSameWay(t *testing.T) {
 			t.Error(name, ": the function ran")
 			return "", nil
 		})
-		requireSameRefusal(t, denied, err)
+		requireSameRefusal(t, refused, err)
 		require.True(t, out.Replayed, name)
 		require.WithinDuration(t, time.Now(), out.At, time.Hour)
 		for i, replayed := range []bool{false, true} {
 			d, ok := heard.Load(fmt.Sprint(name, replayed))
 			require.True(t, ok, name)
-			requireSameRefusal(t, denied, d.(metered.Denial).Err)
-			require.Equal(t, name == "sticky", d.(metered.Denial).Sticky, "%s %d", name, i)
+			requireSameRefusal(t, refused, d.(metered.Refusal).Err)
+			require.Equal(t, name == "sticky", d.(metered.Refusal).Sticky, "%s %d", name, i)
 		}
 		op, err := c.Lookup(ctx, pool, "", name)
 		require.NoError(t, err)
-		requireSameRefusal(t, denied, op.Refusal)
-		require.Equal(t, metered.Code(denied), op.Code)
+		requireSameRefusal(t, refused, op.Refusal)
+		require.Equal(t, metered.Code(refused), op.Code)
 		require.Empty(t, op.Result)
 
 		r.cmd.Name = "another"
@@ -333,11 +333,11 @@ func TestRecordRefusal_EndsWithItsRecord(t *testing.T) {
 }
 
 // A pool destroys connections that come back in a failed transaction.
-func TestDo_AFloodOfDenialsKeepsItsConnections(t *testing.T) {
+func TestDo_AFloodOfRefusalsKeepsItsConnections(t *testing.T) {
 	t.Parallel()
 	const callers, each = 8, 260
 	var heard atomic.Int64
-	pool, c := setUpWith(t, metered.Config{OnDenial: func(context.Context, metered.Denial) { heard.Add(1) }},
+	pool, c := setUpWith(t, metered.Config{OnRefusal: func(context.Context, metered.Refusal) { heard.Add(1) }},
 		pgtest.Options{MaxConns: callers})
 	presented := mint(t, pool, c)
 	fill(t, pool, c, "full", 5)
@@ -386,16 +386,16 @@ func TestDo_TheFirstLookLocksNoScopeAndWritesNothing(t *testing.T) {
 	require.Equal(t, int64(2), used(t, pool, c, "a"))
 }
 
-func TestOnDenial_HearsOnceOfEachRefusalOutsideTheTransaction(t *testing.T) {
+func TestOnRefusal_HearsOnceOfEachRefusalOutsideTheTransaction(t *testing.T) {
 	t.Parallel()
 	var mu sync.Mutex
-	var heard []metered.Denial
+	var heard []metered.Refusal
 	var c *metered.Client
 	type key struct{}
 	// One connection: if the command's were not back, the hook would wait for ever.
 	owner, _ := setUp(t, metered.Config{})
 	pool, _ := pgtest.Tap(t, owner, nil)
-	hook := func(ctx context.Context, d metered.Denial) {
+	hook := func(ctx context.Context, d metered.Refusal) {
 		mu.Lock()
 		defer mu.Unlock()
 		heard = append(heard, d)
@@ -404,7 +404,7 @@ func TestOnDenial_HearsOnceOfEachRefusalOutsideTheTransaction(t *testing.T) {
 		_, err := pool.Exec(ctx, "insert into uploads values ($1)", d.Command.ID)
 		require.NoError(t, err)
 	}
-	c = newClient(t, pool, metered.Config{OnDenial: hook})
+	c = newClient(t, pool, metered.Config{OnRefusal: hook})
 	ctx := context.WithValue(t.Context(), key{}, "value")
 	fill(t, owner, c, "full", 5)
 	full := []budget.Charge{charge("full", 1, 5)}
@@ -454,7 +454,7 @@ func TestOnDenial_HearsOnceOfEachRefusalOutsideTheTransaction(t *testing.T) {
 // nil2 does nothing, as a nil function does.
 func nil2(context.Context, *metered.Tx) (any, error) { return nil, nil }
 
-func TestDo_ADenialSaysWhatRefusedAndWhenToRetry(t *testing.T) {
+func TestDo_ARefusalSaysWhatRefusedAndWhenToRetry(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, pool, monday)
@@ -481,7 +481,7 @@ func TestDo_ADenialSaysWhatRefusedAndWhenToRetry(t *testing.T) {
 	}
 }
 
-func TestDo_ALateDenialReadsAsAnEarlyOne(t *testing.T) {
+func TestDo_ALateRefusalReadsAsAnEarlyOne(t *testing.T) {
 	t.Parallel()
 	_, c := setUp(t, metered.Config{})
 	ctx := t.Context()

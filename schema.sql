@@ -145,9 +145,9 @@ create type metered.new_token as (digest bytea, purpose text, subject text, payl
 
 -- The answer of charge: an entry for each charge, in the order of the charges, the units that count against each
 -- limit, the units held of each scope, the start and the end of each limit's period, if there are any, and the
--- thresholds that it crosses, or else the reason of its denial.
+-- thresholds that it crosses, or else the reason of its refusal.
 create type metered.charged as (
-    seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz, periods timestamptz[], crossed jsonb);
+    seqs bigint[], ats timestamptz[], used bigint[], held bigint[], refused jsonb, at timestamptz, periods timestamptz[], crossed jsonb);
 
 -- A usage event, whose charge stands at the same place of another array. id is null for a charge without
 -- one. id_key is that of the id's lock. issued_at is the time that the id carries, or occurred_at.
@@ -155,9 +155,9 @@ create type metered.new_event as (
     tenant text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz, occurred_at timestamptz);
 
 -- The answer of charge_each to one charge: its number in the call, its entry, the units that count against each limit
--- before it, the held units, the limits' periods, and the thresholds that it crosses, or else the reason of its denial.
+-- before it, the held units, the limits' periods, and the thresholds that it crosses, or else the reason of its refusal.
 create type metered.each_answer as (
-    nth int, seq bigint, at timestamptz, used bigint[], held bigint, denied jsonb, status text, periods timestamptz[], crossed jsonb);
+    nth int, seq bigint, at timestamptz, used bigint[], held bigint, refused jsonb, status text, periods timestamptz[], crossed jsonb);
 
 -- For functions of ours. The start from which a limit was counted: the number of
 -- the limit, and the entry at the beginning of its window.
@@ -1065,11 +1065,11 @@ begin
 end
 $$;
 
--- Adds credit to a scope: it counts for lifetimes, and for no window. denied, and nothing written,
+-- Adds credit to a scope: it counts for lifetimes, and for no window. refused, and nothing written,
 -- if the scope must exist and does not (see admit). With raising that is SQLSTATE MT001 instead.
 create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, must_exist boolean, wait_ms int,
     origin metered.origin, raising boolean,
-    out seq bigint, out at timestamptz, out denied jsonb)
+    out seq bigint, out at timestamptz, out refused jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -1087,10 +1087,10 @@ begin
     end if;
     perform metered._refuse_closed(e);
     if must_exist then
-        denied := metered._admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
-        if denied is not null then
+        refused := metered._admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
+        if refused is not null then
             if raising then
-                raise exception 'the scope does not exist' using errcode = 'MT001', detail = denied;
+                raise exception 'the scope does not exist' using errcode = 'MT001', detail = refused;
             end if;
             return;
         end if;
@@ -2710,10 +2710,10 @@ $$;
 -- The functions of wallets that applications call. See lots.sql.
 
 -- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status is granted, same (it was granted under the
--- reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). denied, and nothing
+-- reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing
 -- written, if the scope must exist and does not.
 create function metered.grant_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, must_exist boolean, wait_ms int, origin metered.origin,
-    out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out denied jsonb)
+    out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -2754,8 +2754,8 @@ begin
     end if;
     perform metered._refuse_closed(e);
     if must_exist then
-        denied := metered._admit(row(of_scope, key, lot.amount, 0, null, null, true, null, null), null, false, wait_ms);
-        if denied is not null then
+        refused := metered._admit(row(of_scope, key, lot.amount, 0, null, null, true, null, null), null, false, wait_ms);
+        if refused is not null then
             return;
         end if;
     end if;
@@ -2777,10 +2777,10 @@ end
 $$;
 
 -- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of
--- which lots they are, and overdrawn how many are of none. left is the balance behind it. A denial of a command's draw raises, because COMMIT
+-- which lots they are, and overdrawn how many are of none. left is the balance behind it. A refusal of a command's draw raises, because COMMIT
 -- follows, and its draws are kept for its record.
 create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int, origin metered.origin,
-    out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out denied jsonb, out crossed jsonb)
+    out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out refused jsonb, out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -2830,8 +2830,8 @@ begin
     end if;
     posted := metered._write_charges(array[charge], ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, terms, false);
     amount := charge.amount;
-    denied := posted.denied;
-    if denied is not null then
+    refused := posted.refused;
+    if refused is not null then
         return;
     end if;
     crossed := posted.crossed;
@@ -3136,7 +3136,7 @@ $$;
 
 -- Checks the limits of one call: every refusal of a charge or of a hold by a limit falls here.
 -- tips are the last entries of the charges' scopes, and held has the units of open holds of each.
--- used has the units that count against each limit so far, holds aside. denied lists every limit that refuses, by its number in the call from 0 on, with the
+-- used has the units that count against each limit so far, holds aside. refused lists every limit that refuses, by its number in the call from 0 on, with the
 -- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
 -- hold falls due, and the period of a limit by period. Or it lists every scope that is closed. There, held has the units that others hold, and own those of this transaction, or
 -- the holds of_nos, which it captures.
@@ -3145,7 +3145,7 @@ $$;
 -- the count of the last one began.
 create function metered._check_limits(charges metered.new_charge[], tips metered.ledger[], held bigint[],
     clk timestamptz, ahead interval, of_nos bigint[], known metered.counted,
-    inout used bigint[], out denied jsonb)
+    inout used bigint[], out refused jsonb)
 language plpgsql stable
 as $$
 declare
@@ -3175,10 +3175,10 @@ declare
 begin
     foreach t in array tips loop
         if t.next_due = '-infinity' then
-            denied := metered._with_absent(denied, t.scope, 'closed');
+            refused := metered._with_absent(refused, t.scope, 'closed');
         end if;
     end loop;
-    if denied is not null then
+    if refused is not null then
         return;
     end if;
     foreach c in array charges loop
@@ -3269,7 +3269,7 @@ begin
                         coalesce(metered._first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
                 end if;
             end if;
-            denied := coalesce(denied, '[]') || jsonb_build_object(
+            refused := coalesce(refused, '[]') || jsonb_build_object(
                 'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
                 'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
                 'due_us', (extract(epoch from falls - clk) * 1000000)::bigint,
@@ -3306,7 +3306,7 @@ $$;
 -- them that are in its way. stand are the last entries after that.
 create function metered._expire_and_check(charges metered.new_charge[], tips metered.ledger[], clk timestamptz,
     ahead interval, wait_ms int, of_nos bigint[],
-    out stand metered.ledger[], out used bigint[], out held bigint[], out denied jsonb)
+    out stand metered.ledger[], out used bigint[], out held bigint[], out refused jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -3335,8 +3335,8 @@ begin
     tips := metered._without_lapsing(tips, clk);     -- a bound, where not all is ended that is due
     verdict := metered._check_limits(charges, tips, held, clk, ahead, of_nos, null, null);
     used := verdict.used;
-    denied := verdict.denied;
-    if denied is not null or kept = held then
+    refused := verdict.refused;
+    if refused is not null or kept = held then
         return;
     end if;
     -- A charge that is let in because lines are due is let in for good, so their holds
@@ -3347,7 +3347,7 @@ begin
         for i in 1..cardinality(scopes) loop
             remain[i] := kept[i] - case when due[i] <= clk then metered._overdue(scopes[i], due[i], clk, max_lines) else 0 end;
         end loop;
-        exit when remain = held or (metered._check_limits(charges, tips, remain, clk, ahead, of_nos, null, null)).denied is null;
+        exit when remain = held or (metered._check_limits(charges, tips, remain, clk, ahead, of_nos, null, null)).refused is null;
         max_lines := 2 * max_lines;
     end loop;
     perform metered._expire_due(scopes, due, clk, max_lines, wait_ms);
@@ -3694,8 +3694,8 @@ exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlst
 end
 $$;
 
--- Writes the entries of charges, all or none. Either denied is null, and each charge has an
--- entry, or nothing was written. mode says how a denial is returned: answer, or raise, as
+-- Writes the entries of charges, all or none. Either refused is null, and each charge has an
+-- entry, or nothing was written. mode says how a refusal is returned: answer, or raise, as
 -- SQLSTATE MT001 with the JSON as its detail. look takes no lock and writes nothing, and
 -- gives the answer that a charge later in the same transaction would get. That charge then
 -- finds its statements prepared.
@@ -3711,7 +3711,7 @@ $$;
 -- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 4.
 create function metered._write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
-    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz,
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out refused jsonb, out at timestamptz,
     out periods timestamptz[], out crossed jsonb)
 language plpgsql volatile
 as $$
@@ -3846,10 +3846,10 @@ begin
             return;
         end if;
         if absent is not null then
-            denied := absent;
+            refused := absent;
             used := null;
             if mode = 'raise' then
-                raise exception 'a scope does not exist' using errcode = 'MT001', detail = denied;
+                raise exception 'a scope does not exist' using errcode = 'MT001', detail = refused;
             end if;
             return;
         end if;
@@ -3870,12 +3870,12 @@ begin
             -- The last limit of which something is known is the first that may refuse.
             a := metered._check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
         end if;
-        denied := a.denied;
+        refused := a.refused;
         used := case when standing then a.used end;
-        periods := case when standing and denied is null then metered._periods_of(charges, tips, at) end;
-        if denied is not null then
+        periods := case when standing and refused is null then metered._periods_of(charges, tips, at) end;
+        if refused is not null then
             if mode = 'raise' then
-                raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
+                raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = refused;
             end if;
             return;
         elsif look then
@@ -3887,7 +3887,7 @@ begin
                 perform metered._refuse_unreported();
             end if;
             used := null;
-            denied := '[{"crossing": true}]';
+            refused := '[{"crossing": true}]';
             return;
         end if;
         tips := w.tips;
@@ -3957,7 +3957,7 @@ begin
 end
 $$;
 
--- Charges scopes, all or none: a charge that is no command's, and is answered when denied. It
+-- Charges scopes, all or none: a charge that is no command's, and is answered when refused. It
 -- returns the whole answer: that costs less than to assign each part.
 create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean) returns metered.charged
 language plpgsql volatile
@@ -3996,7 +3996,7 @@ begin
     if tells then
         begin
             posted := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
-            if (posted.denied -> 0 ? 'limit') is not true then
+            if (posted.refused -> 0 ? 'limit') is not true then
                 return posted;
             end if;
         exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' then
@@ -4011,7 +4011,7 @@ $$;
 
 -- The answer of _check_limits for charges if due holds are free, without ending them.
 create function metered._check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
-    out used bigint[], out held bigint[], out denied jsonb)
+    out used bigint[], out held bigint[], out refused jsonb)
 language plpgsql stable
 as $$
 declare
@@ -4024,14 +4024,14 @@ begin
     tips := metered._without_lapsing(tips, clk);
     verdict := metered._check_limits(charges, tips, held, clk, ahead, null, null, null);
     used := verdict.used;
-    denied := verdict.denied;
+    refused := verdict.refused;
 end
 $$;
 
 -- The answer of charge at this moment, without a lock and without writing. STABLE, so that
 -- all its statements see one snapshot.
 create function metered.check_charge(charges metered.new_charge[], ahead interval,
-    out used bigint[], out held bigint[], out denied jsonb, out periods timestamptz[])
+    out used bigint[], out held bigint[], out refused jsonb, out periods timestamptz[])
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -4053,16 +4053,16 @@ begin
     foreach c in array charges loop
         tips := tips || metered._last_entry(c.scope);
         if c.must_exist then
-            denied := metered._with_absent(denied, c.scope, metered._absence(c.scope));
+            refused := metered._with_absent(refused, c.scope, metered._absence(c.scope));
         end if;
     end loop;
-    if denied is not null then
+    if refused is not null then
         return;
     end if;
     a := metered._check_now(charges, tips, clk, ahead);
     used := a.used;
     held := a.held;
-    denied := a.denied;
+    refused := a.refused;
     periods := metered._periods_of(charges, tips, clk);
 end
 $$;
@@ -4396,7 +4396,7 @@ begin
         used := looked.used;
         held := looked.held[1];
         wanted := least(wanted, room / terms.share);
-        if looked.denied is not null or wanted < terms.least then
+        if looked.refused is not null or wanted < terms.least then
             if metered._one_snapshot() then
                 perform metered._refuse_stale(array[tip]);
             end if;
@@ -4410,8 +4410,8 @@ begin
     charge.note := jsonb_build_object('actor', terms.owner);
     -- The hold never falls due: a lease is settled, and not freed.
     posted := metered._write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null), false);
-    if posted.denied is not null then
-        if posted.denied -> 0 ? 'crossing' then
+    if posted.refused is not null then
+        if posted.refused -> 0 ? 'crossing' then
             perform metered._refuse_unreported();
         end if;
         no := null;
@@ -4496,7 +4496,7 @@ end
 $$;
 
 -- Makes charges of which some are spent from leases, all or none, as _write_charges does. A lease that
--- cannot be spent from (it is closed, or the range was spent) denies, and nothing is written then.
+-- cannot be spent from (it is closed, or the range was spent) refuses, and nothing is written then.
 create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text, standing boolean) returns metered.charged
 language plpgsql volatile
 security definer
@@ -4533,19 +4533,19 @@ begin
         else
             answer.at := metered._spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.tenant, origin.operation, c.note));
             if answer.at is null then
-                answer.denied := jsonb_build_array(jsonb_build_object('lease', c.lease));
+                answer.refused := jsonb_build_array(jsonb_build_object('lease', c.lease));
                 exit;
             end if;
             spent := spent || c;
         end if;
     end loop;
-    if answer.denied is null and chain <> '{}' then
+    if answer.refused is null and chain <> '{}' then
         posted := metered._write_charges(chain, ahead, wait_ms, origin, mode, null, standing);
-        answer.denied := posted.denied;
+        answer.refused := posted.refused;
     end if;
-    if answer.denied is not null then
+    if answer.refused is not null then
         if mode = 'raise' then
-            raise exception 'a lease is closed' using errcode = 'MT009', detail = answer.denied;
+            raise exception 'a lease is closed' using errcode = 'MT009', detail = answer.refused;
         end if;
         delete from metered.lease_spends s using unnest(spent) x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset)
         where s.lease = x.lease and s.at_offset = x.lease_offset;
@@ -4823,9 +4823,9 @@ $$;
 
 -- Carves charge.amount units, judged by the charge's limits as a hold, for the child of terms, which has no
 -- entries yet. status is carved, exists (it was carved before, equally), conflict (it was carved otherwise), used (the
--- child has entries) or denied. A child of a child ends no later than that one.
+-- child has entries) or refused. A child of a child ends no later than that one.
 create function metered.carve(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
-    out status text, out lease metered.leases, out denied jsonb, out crossed jsonb)
+    out status text, out lease metered.leases, out refused jsonb, out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -4869,9 +4869,9 @@ begin
     own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
     charge.held := charge.amount;
     posted := metered._write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || own, interval '36500 days', null, null), false);
-    if posted.denied is not null then
-        status := 'denied';
-        denied := posted.denied;
+    if posted.refused is not null then
+        status := 'refused';
+        refused := posted.refused;
         return;
     end if;
     insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner, child)
@@ -5069,21 +5069,21 @@ begin
 end
 $$;
 
--- A denial with a scope that does not exist, if it does not.
-create function metered._with_absent(denied jsonb, of_scope text, absence text) returns jsonb
+-- A refusal with a scope that does not exist, if it does not.
+create function metered._with_absent(refused jsonb, of_scope text, absence text) returns jsonb
 language plpgsql immutable
 as $$
 begin
     if absence is null then
-        return denied;
+        return refused;
     end if;
-    return coalesce(denied, '[]') || jsonb_build_object('scope', of_scope, 'absent', absence);
+    return coalesce(refused, '[]') || jsonb_build_object('scope', of_scope, 'absent', absence);
 end
 $$;
 
--- Looks closer at a charge that is out of bounds, or of a scope that must exist. denied as it was, with
+-- Looks closer at a charge that is out of bounds, or of a scope that must exist. refused as it was, with
 -- this scope if it does not exist. looking: the scope is not locked.
-create function metered._admit(c metered.new_charge, denied jsonb, looking boolean, wait_ms int) returns jsonb
+create function metered._admit(c metered.new_charge, refused jsonb, looking boolean, wait_ms int) returns jsonb
 language plpgsql volatile
 as $$
 declare
@@ -5102,7 +5102,7 @@ begin
     if metered._one_snapshot() and (absence is not null or not looking) then
         perform metered._resource_for_write(c.scope, wait_ms);
     end if;
-    return metered._with_absent(denied, c.scope, absence);
+    return metered._with_absent(refused, c.scope, absence);
 end
 $$;
 
@@ -6036,11 +6036,11 @@ begin
 end
 $$;
 
--- The refusal of place at this moment, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would
+-- The refusal of place at this moment, without a lock, in a command that has begun (it is no replay): status is taken, refused, or null where it would
 -- not, or where only place can decide: of a hold that was placed before, and from an older snapshot.
 -- stored is the hold of a taken claim, if reveal.
 create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval, reveal boolean,
-    out status text, out at timestamptz, out deadline timestamptz, out denied jsonb, out stored json)
+    out status text, out at timestamptz, out deadline timestamptz, out refused jsonb, out stored json)
 language plpgsql stable
 security definer
 set search_path = pg_catalog, pg_temp
@@ -6076,15 +6076,15 @@ begin
             return;
         end if;
     end if;
-    denied := (metered.check_charge(charges, ahead)).denied;
-    status := case when denied is not null then 'denied' end;
+    refused := (metered.check_charge(charges, ahead)).refused;
+    status := case when refused is not null then 'refused' end;
 end
 $$;
 
 -- Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none.
 -- status is placed, same (placed before, with the same content, which stored has), conflict (with other
 -- content), retired, taken (of a claim: another holder has it, until deadline if that is not
--- null, and stored is their hold, if reveal) or denied.
+-- null, and stored is their hold, if reveal) or refused.
 --
 -- If the caller chose the id, it is locked after the scopes: a call that places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
@@ -6092,7 +6092,7 @@ $$;
 create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, channel text, raising boolean, reveal boolean default false, minimum metered.used_units[] default null,
     out status text, out placed_at timestamptz, out deadline timestamptz,
-    out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json, out crossed jsonb)
+    out seqs bigint[], out ats timestamptz[], out refused jsonb, out stored json, out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -6181,11 +6181,11 @@ begin
         row(hold.id, due_in, null, clk), false);
     seqs := c.seqs;
     ats := c.ats;
-    denied := c.denied;
+    refused := c.refused;
     crossed := c.crossed;
     placed_at := c.at;
-    if denied is not null then
-        status := 'denied';
+    if refused is not null then
+        status := 'refused';
         return;
     end if;
     deadline := placed_at + hold.ttl;
@@ -6456,8 +6456,8 @@ begin
 end
 $$;
 
--- Charges that were denied, as far as each of their limits admits them: null if none does at all.
-create function metered._as_far_as_admitted(charges metered.new_charge[], denied jsonb) returns metered.new_charge[]
+-- Charges that were refused, as far as each of their limits admits them: null if none does at all.
+create function metered._as_far_as_admitted(charges metered.new_charge[], refused jsonb) returns metered.new_charge[]
 language plpgsql immutable
 as $$
 declare
@@ -6469,7 +6469,7 @@ declare
 begin
     foreach c in array charges loop
         foreach l in array c.limits loop
-            d := jsonb_path_query_first(denied, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
+            d := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
             c.amount := least(c.amount, l.max - (d ->> 'used')::bigint - (d ->> 'held')::bigint - (d ->> 'own')::bigint - (d ->> 'leased')::bigint);
             n := n + 1;
         end loop;
@@ -6590,7 +6590,7 @@ begin
                     if raising then
                         perform metered._refuse_unreported();
                     end if;
-                    refused := json_build_object('status', 'denied', 'denied', json_build_array(json_build_object('crossing', true)),
+                    refused := json_build_object('status', 'refused', 'refused', json_build_array(json_build_object('crossing', true)),
                         'scopes', json_build_array(u.scope), 'units', json_build_array(covered));
                     return;
                 elsif w.crossed is distinct from tip.crossed then
@@ -6608,13 +6608,13 @@ begin
             c := metered._write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
         end if;
         crossed := c.crossed;
-        exit when c.denied is null;
-        if c.denied -> 0 ? 'crossing' and raising then
+        exit when c.refused is null;
+        if c.refused -> 0 ? 'crossing' and raising then
             perform metered._refuse_unreported();
         end if;
-        fitting := case when terms.policy = 'upto' and not c.denied -> 0 ? 'crossing' then metered._as_far_as_admitted(excess, c.denied) else excess end;
+        fitting := case when terms.policy = 'upto' and not c.refused -> 0 ? 'crossing' then metered._as_far_as_admitted(excess, c.refused) else excess end;
         if fitting = excess then
-            refused := metered._refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
+            refused := metered._refuse_hold(raising, json_build_object('status', 'refused', 'refused', c.refused,
                 'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
             return;
         end if;
@@ -7479,7 +7479,7 @@ create function metered.begin_command(claiming boolean, opening boolean, command
     charges metered.new_charge[], ahead interval, wait_ms int,
     out status text, out fingerprint bytea, out result bytea,
     out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[], out holds text[], out at timestamptz,
-    out refusal json, out denied jsonb,
+    out refusal json, out refused jsonb,
     out token_status text, out payload json, out uses_left int,
     out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
 language plpgsql volatile
@@ -7583,12 +7583,12 @@ begin
     end if;
     if cardinality(charges) > 0 then
         t := metered._write_charges(charges, ahead, wait_ms, null, 'look', null, false);
-        denied := t.denied;
+        refused := t.refused;
     end if;
 end
 $$;
 
--- Ends a command: charges, records the operation, and lets COMMIT pass. A denial
+-- Ends a command: charges, records the operation, and lets COMMIT pass. A refusal
 -- raises, because COMMIT follows in the same flush. Without finishing something comes
 -- before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a
 -- command that was refused, whose transaction was rolled back. The result is empty.
@@ -7743,7 +7743,7 @@ $$;
 create function metered.open_session(command metered.new_command, hold metered.new_hold, charges metered.new_charge[], ahead interval,
     wait_ms int, origin metered.origin, channel text, minimum metered.used_units[],
     out status text, out placed_at timestamptz, out deadline timestamptz,
-    out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json, out crossed jsonb)
+    out seqs bigint[], out ats timestamptz[], out refused jsonb, out stored json, out crossed jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -7816,7 +7816,7 @@ begin
     deadline := p.deadline;
     seqs := p.seqs;
     ats := p.ats;
-    denied := p.denied;
+    refused := p.refused;
     crossed := p.crossed;
 end
 $$;
@@ -7992,10 +7992,10 @@ declare
     a record;
 begin
     a := metered._write_charges(array[c], ahead, wait_ms, row(e.tenant, e.id, null), 'answer', row(null, null, null, clk), true);
-    if a.denied -> 0 ? 'crossing' then
+    if a.refused -> 0 ? 'crossing' then
         perform metered._refuse_unreported();
     end if;
-    if a.denied is null and e.id is not null then
+    if a.refused is null and e.id is not null then
         insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
         values (e.tenant, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
         on conflict do nothing;
@@ -8003,7 +8003,7 @@ begin
             perform metered._recorded_meanwhile();
         end if;
     end if;
-    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.denied, null, a.periods, a.crossed)::metered.each_answer;
+    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.refused, null, a.periods, a.crossed)::metered.each_answer;
 end
 $$;
 
@@ -8014,7 +8014,7 @@ $$;
 -- events is null, or has an element for each charge, which has an id, or none. An id is at most once
 -- in a call. status says why there is no entry, or whose it is: replay (the entry of before), conflict (of another event),
 -- retired (its time is at or before the horizon), future, late (further from the clock than allowed), busy (with skip_busy:
--- a lock was not free), or a SQLSTATE: MT002, MT003, MT010, MT012 or 22003, with its detail as denied. A threshold that is crossed
+-- a lock was not free), or a SQLSTATE: MT002, MT003, MT010, MT012 or 22003, with its detail as refused. A threshold that is crossed
 -- and that the caller would not report ends the call (MT011).
 create function metered.charge_each(charges metered.new_charge[], events metered.new_event[], ahead interval,
     late interval, future interval, wait_ms int, skip_busy boolean)
@@ -8269,7 +8269,7 @@ select o.tenant,                                -- keeps the ids of tenants apar
     o.jobs,                                     -- the ids of River's jobs that it made
     o.refusal ->> 'code' as refusal_code,       -- why it was refused, as metered.Code has it
     o.refusal ->> 'text' as refusal_text,       -- the same for people
-    o.refusal -> 'exceeded' -> 'refusals' as refusal_limits -- of a denial by limits: which, and by how much
+    o.refusal -> 'exceeded' -> 'refusals' as refusal_limits -- of a refusal by limits: which, and by how much
 from metered.operations o;
 
 -- Tokens without anything that a thief could use: neither the token, which is stored nowhere, nor its digest, nor
@@ -8357,9 +8357,9 @@ comment on type metered.capture_terms is 'How a capture is made. closing frees t
 comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt has the standing of its limits. leased: some of its charges are spent from leases. name is the command''s name, and jobs are those that it made: both are for the record.';
 comment on type metered.presented_token is 'A token as it was presented.';
 comment on type metered.new_token is 'A token to be minted.';
-comment on type metered.charged is 'The answer of charge: an entry for each charge, in the order of the charges, the units that count against each limit, the units held of each scope, the start and the end of each limit''s period, if there are any, and the thresholds that it crosses, or else the reason of its denial.';
+comment on type metered.charged is 'The answer of charge: an entry for each charge, in the order of the charges, the units that count against each limit, the units held of each scope, the start and the end of each limit''s period, if there are any, and the thresholds that it crosses, or else the reason of its refusal.';
 comment on type metered.new_event is 'A usage event, whose charge stands at the same place of another array. id is null for a charge without one. id_key is that of the id''s lock. issued_at is the time that the id carries, or occurred_at.';
-comment on type metered.each_answer is 'The answer of charge_each to one charge: its number in the call, its entry, the units that count against each limit before it, the held units, the limits'' periods, and the thresholds that it crosses, or else the reason of its denial.';
+comment on type metered.each_answer is 'The answer of charge_each to one charge: its number in the call, its entry, the units that count against each limit before it, the held units, the limits'' periods, and the thresholds that it crosses, or else the reason of its refusal.';
 comment on type metered.counted is 'For functions of ours. The start from which a limit was counted: the number of the limit, and the entry at the beginning of its window.';
 comment on type metered.hold_terms is 'For functions of ours. The hold of an entry that holds units: its id, and when it falls due, from now. For a capture beyond the held units, the holds that are captured. at counts as now, if the caller has read the clock under the locks.';
 comment on table metered.schema_version is 'The versions of this schema that were installed; the last one is the greatest.';
@@ -8545,7 +8545,7 @@ comment on table metered.operations_horizon is 'The latest time of an id whose r
 comment on column metered.operations_horizon.at is 'ids of this time and before are retired';
 comment on column metered.operations_horizon.one is 'there is one row';
 comment on function metered.lock_scopes(text[], int) is 'Takes the locks of scopes for a caller that then reads, charges or credits.';
-comment on function metered.credit(metered.scope_name, bigint, metered.amount, boolean, int, metered.origin, boolean) is 'Adds credit to a scope: it counts for lifetimes, and for no window. denied, and nothing written, if the scope must exist and does not (see admit). With raising that is SQLSTATE MT001 instead.';
+comment on function metered.credit(metered.scope_name, bigint, metered.amount, boolean, int, metered.origin, boolean) is 'Adds credit to a scope: it counts for lifetimes, and for no window. refused, and nothing written, if the scope must exist and does not (see admit). With raising that is SQLSTATE MT001 instead.';
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining has the units that can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as empty collides with it. It is a new row, so that a writer that sees it as the last entry collides, too (_entry_for_write). The entries behind it begin at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
@@ -8553,20 +8553,20 @@ comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text,
 comment on function metered.roll_over(metered.scope_name, bigint, bigint, text, metered.amount, interval, metered.charge_limit[], int, metered.origin) is 'Rolls up to cap units of a lot over into another one, which lasts so long from now on (0: for ever): once. status is rolled, same (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.';
 comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end and last_no are where to go on, if there may be more.';
 comment on function metered.told_lots(bigint[], bigint[]) is 'Marks lapsed units of lots as reported to subscribers: so many units of each.';
-comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status is granted, same (it was granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). denied, and nothing written, if the scope must exist and does not.';
-comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is the balance behind it. A denial of a command''s draw raises, because COMMIT follows, and its draws are kept for its record.';
+comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status is granted, same (it was granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing written, if the scope must exist and does not.';
+comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is the balance behind it. A refusal of a command''s draw raises, because COMMIT follows, and its draws are kept for its record.';
 comment on function metered.wallet_balance(text) is 'The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the lots that have some of either, in the order in which they are drawn. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.';
-comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when denied. It returns the whole answer: that costs less than to assign each part.';
+comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when refused. It returns the whole answer: that costs less than to assign each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'The answer of charge at this moment, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage(text[], interval[], metered.period[], boolean) is 'The state of each scope, for each pair with a window. Window 0 is the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.';
 comment on function metered.usage_at(text, timestamptz[]) is 'The sums of a scope''s chain before each of the times, which ascend. seq is the last entry before it, refunded_after has the refunds by now of the charges after that, and unsettled the spends from open leases from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage is known. STABLE, so that all its statements see one snapshot.';
 comment on function metered.search_entries(text, bigint, bigint, boolean, int, int, metered.origin, text) is 'Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.';
 comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of the units that the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are the scope''s state before. It lasts for terms.ttl, or until the first of the limits'' periods ends: a lease that is settled later counts in the next one.';
 comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'A charge that is spent from a lease, and no command''s.';
-comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as _write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) denies, and nothing is written then.';
+comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as _write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) refuses, and nothing is written then.';
 comment on function metered.settle_lease(bigint, text, bigint, int, metered.charge_limit[], interval) is 'Settles a lease: captures its spent units, and frees the rest. status is settled, closed (it was settled before, and spent has the units captured then), early (only its owner may, before it ends) or unknown. of_owner is the caller. told has the units that the owner of a lease in memory used. Without it all of them were. crossing: it would cross thresholds of spending alone, which limits has and nobody reports.';
 comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before. The child''s side of another cluster''s units stays until the parent''s side is known to be settled, and its time was over before cutoff: until then a message can ask for the units that the child used.';
-comment on function metered.carve(metered.new_charge, metered.lease_terms, interval, int) is 'Carves charge.amount units, judged by the charge''s limits as a hold, for the child of terms, which has no entries yet. status is carved, exists (it was carved before, equally), conflict (it was carved otherwise), used (the child has entries) or denied. A child of a child ends no later than that one.';
+comment on function metered.carve(metered.new_charge, metered.lease_terms, interval, int) is 'Carves charge.amount units, judged by the charge''s limits as a hold, for the child of terms, which has no entries yet. status is carved, exists (it was carved before, equally), conflict (it was carved otherwise), used (the child has entries) or refused. A child of a child ends no later than that one.';
 comment on function metered.close_child(text, text, int) is 'Closes a child of this cluster, and settles it once nothing is held of it. status is settled, open (it is closed, and units are held), closed (it was settled before) or unknown.';
 comment on function metered.receive_child(text, bigint, timestamptz, text, text, int) is 'The child''s side of units that were carved on another cluster: credits the child until ends. With units 0, or after ends, the child gets nothing, now or later: the row says so, and the scope gets no entry. status is received, late, exists (a row of this child is there) or used (the child has entries).';
 comment on function metered.settle_away(text, bigint, text, int) is 'Settles the parent''s side of units that were carved for another cluster. units is the number used there, or null for all of them. status is settled, closed (it was settled before, and spent has the units captured then) or unknown. On the child''s cluster it notes in the child''s row that the parent''s side is settled: status is noted or unknown.';
@@ -8579,8 +8579,8 @@ comment on function metered.announced(bigint[], text) is 'Marks swept holds as a
 comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is 'Deletes holds that ended before cutoff, with lines and history, at most max_rows of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids carry, in the same transaction, as purge_operations does.';
 comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that no.';
 comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the holds that are named, unless these are another holder''s (see _lock_holds); the ids that it places, by key; then rows of holds, by no: of those that are named, and of those that are due in scopes that it may charge and could be in its way. A command that names thousands of scopes needs a larger lock table.';
-comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'The refusal of place at this moment, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would not, or where only place can decide: of a hold that was placed before, and from an older snapshot. stored is the hold of a taken claim, if reveal.';
-comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean, metered.used_units[]) is 'Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none. status is placed, same (placed before, with the same content, which stored has), conflict (with other content), retired, taken (of a claim: another holder has it, until deadline if that is not null, and stored is their hold, if reveal) or denied.';
+comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'The refusal of place at this moment, without a lock, in a command that has begun (it is no replay): status is taken, refused, or null where it would not, or where only place can decide: of a hold that was placed before, and from an older snapshot. stored is the hold of a taken claim, if reveal.';
+comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean, metered.used_units[]) is 'Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none. status is placed, same (placed before, with the same content, which stored has), conflict (with other content), retired, taken (of a claim: another holder has it, until deadline if that is not null, and stored is their hold, if reveal) or refused.';
 comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends all their units (used is null), or the units given for the scopes of one hold. Where no units are given (amount is null), it spends the hold''s units, and limits report. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
 comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.';
@@ -8598,7 +8598,7 @@ comment on function metered.find_job_key(text, text) is 'The record of a key, or
 comment on function metered.purge_job_keys(timestamptz, timestamptz, int) is 'Forgets up to max_rows keys claimed before cutoff, oldest first, and passes over those that another purge is at. after is the last of the batch before, as in purge_tokens. Not for an application, which must not make an old key new.';
 comment on function metered.block_commit() is 'Keeps a transaction from being committed by anyone but its command''s last flush. A cursor WITH HOLD is run to its end by COMMIT, and this is its query.';
 comment on function metered.begin_command(boolean, boolean, metered.new_command, metered.presented_token, metered.new_charge[], interval, int) is 'Begins a command, in two steps that usually come as one.';
-comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A denial raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back. The result is empty.';
+comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A refusal raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back. The result is empty.';
 comment on function metered.finish_command(text) is 'Lets the COMMIT of a command pass that was completed without finishing, if this is its transaction still.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. No further: a clock that was ahead for a while would refuse new ids for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
 comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, metered.used_units[]) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them, running (another session is open, until deadline, as seen at placed_at) or busy (so is one of another command).';
@@ -8710,7 +8710,7 @@ comment on column metered.operations_words.holds is 'the holds that it placed, c
 comment on column metered.operations_words.jobs is 'the ids of River''s jobs that it made';
 comment on column metered.operations_words.refusal_code is 'why it was refused, as metered.Code has it';
 comment on column metered.operations_words.refusal_text is 'the same for people';
-comment on column metered.operations_words.refusal_limits is 'of a denial by limits: which, and by how much';
+comment on column metered.operations_words.refusal_limits is 'of a refusal by limits: which, and by how much';
 comment on view metered.tokens_words is 'Tokens without anything that a thief could use: neither the token, which is stored nowhere, nor its digest, nor its payload. By purpose and subject, of tokens that are open, it reads an index if ended_at is null is asked for; everything else reads all tokens.';
 comment on column metered.tokens_words.purpose is 'the right that it grants';
 comment on column metered.tokens_words.subject is 'the user or thing that it is for';

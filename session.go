@@ -173,10 +173,10 @@ func (c *Client) reserve(ctx context.Context, r Reservation) (_ *session, err er
 		if c.cfg.Leases != nil {
 			inLeases.Learn(c.cfg.Leases, err)
 		}
-		inBudget.TellDenied(ctx, c.observer, err)
-		denied := s.command(nil)
-		denied.Charges, denied.Holds = s.r.Charges, []holds.Request{s.request()}
-		return nil, c.deny(ctx, denied, nil, err)
+		inBudget.TellRefused(ctx, c.observer, err)
+		refused := s.command(nil)
+		refused.Charges, refused.Holds = s.r.Charges, []holds.Request{s.request()}
+		return nil, c.refuse(ctx, refused, nil, err)
 	case s.hold.State != holds.Held: // it was placed by an attempt whose answer was lost, and has ended since
 		return nil, &LostError{ID: r.ID, Cause: &holds.StateError{ID: s.hold.ID, State: s.hold.State, Hold: s.hold}}
 	}

@@ -303,15 +303,15 @@ func TestSettle_ThatFailsLeavesTheReservation(t *testing.T) {
 
 func TestOpen_ARefusalReservesAndChargesNothing(t *testing.T) {
 	t.Parallel()
-	var denials []metered.Denial
-	pool, c := setUp(t, metered.Config{OnDenial: func(_ context.Context, d metered.Denial) { denials = append(denials, d) }})
+	var refusals []metered.Refusal
+	pool, c := setUp(t, metered.Config{OnRefusal: func(_ context.Context, d metered.Refusal) { refusals = append(refusals, d) }})
 	r := stream("1")
 	r.Lines = append(r.Lines, holds.Line{Scope: "team", Amount: 5, Limits: []budget.Limit{budget.Lifetime(4).Named("team budget")}})
 	_, err := metered.Open[usage](t.Context(), c, r)
 	var exceeded *budget.ExceededError
 	require.ErrorAs(t, err, &exceeded)
 	require.Equal(t, "team", exceeded.Refusals[0].Scope)
-	require.Len(t, denials, 1)
+	require.Len(t, refusals, 1)
 	require.Zero(t, count(t, pool, "metered.ledger"))
 	require.Zero(t, count(t, pool, "metered.holds"))
 	for field, change := range map[string]func(*metered.Reservation){

@@ -273,11 +273,11 @@ func stranded(ctx context.Context, b *bench) (samples, error) {
 		}
 		group.Go(func() {
 			for n := 0; allowed.Load() < whole && ctx.Err() == nil; n++ {
-				var denied *budget.ExceededError
+				var refused *budget.ExceededError
 				switch err := p.Allow(ctx, budget.Charge{Scope: hotScope(), Amount: 1, Limits: limits}); {
 				case err == nil:
 					allowed.Add(1)
-				case !errors.As(err, &denied):
+				case !errors.As(err, &refused):
 					errs[i] = err
 					return
 				default:
@@ -331,7 +331,7 @@ func overAdmission(ctx context.Context, b *bench) (samples, error) {
 		}
 		pools = append(pools, p)
 	}
-	var denied atomic.Int64
+	var refused atomic.Int64
 	n, _, err := drive(ctx, func(ctx context.Context, client int) error {
 		err := pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
 			if client%4 == 3 {
@@ -342,7 +342,7 @@ func overAdmission(ctx context.Context, b *bench) (samples, error) {
 			return err
 		})
 		if errors.Is(err, budget.ErrExceeded) {
-			denied.Add(1)
+			refused.Add(1)
 			return nil
 		}
 		return err
@@ -354,6 +354,6 @@ func overAdmission(ctx context.Context, b *bench) (samples, error) {
 	err = k.QueryRow(ctx, overAdmissionSQL).Scan(&seen)
 	return samples{
 		values: []float64{float64(max(0, seen-most))},
-		note:   fmt.Sprintf("%d calls, %d of them denied; the fullest window had %d of %d", n, denied.Load(), seen, most),
+		note:   fmt.Sprintf("%d calls, %d of them refused; the fullest window had %d of %d", n, refused.Load(), seen, most),
 	}, err
 }

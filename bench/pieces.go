@@ -46,9 +46,9 @@ var pieceFigures = []figure{
 		measure: purgeRate,
 	},
 	{
-		name: "denial_flood_connections", unit: "connections", goal: atMost(floodPool),
-		meaning: fmt.Sprintf("connections that a pool of %d opened during 10,000 denied commands, 32 clients", floodPool),
-		measure: denialFlood,
+		name: "refusal_flood_connections", unit: "connections", goal: atMost(floodPool),
+		meaning: fmt.Sprintf("connections that a pool of %d opened during 10,000 refused commands, 32 clients", floodPool),
+		measure: refusalFlood,
 	},
 }
 
@@ -212,9 +212,9 @@ func (k *kit) clear(ctx context.Context) error {
 
 const floodPool = 8
 
-// denialFlood denies every other command by the first look, and the rest in the
+// refusalFlood refuses every other command by the first look, and the rest in the
 // flush of its COMMIT: their charge is one that the function adds.
-func denialFlood(ctx context.Context, b *bench) (samples, error) {
+func refusalFlood(ctx context.Context, b *bench) (samples, error) {
 	k, err := b.kit(ctx, options{conns: floodPool}, oneOf(1000))
 	if err != nil {
 		return samples{}, err
@@ -237,12 +237,12 @@ func denialFlood(ctx context.Context, b *bench) (samples, error) {
 			return 0, nil
 		})
 		if !errors.Is(err, budget.ErrExceeded) {
-			return fmt.Errorf("not denied: %w", err)
+			return fmt.Errorf("not refused: %w", err)
 		}
 		return nil
 	}
-	denials := b.pick(10_000, 2_000)
-	count, seconds, err := drive(ctx, op, 32, time.Hour, denials)
+	refusals := b.pick(10_000, 2_000)
+	count, seconds, err := drive(ctx, op, 32, time.Hour, refusals)
 	if err != nil {
 		return samples{}, err
 	}
@@ -250,6 +250,6 @@ func denialFlood(ctx context.Context, b *bench) (samples, error) {
 	opened := pool.NewConnsCount() - began
 	return samples{
 		values: []float64{float64(opened)},
-		note:   fmt.Sprintf("%d denials in %.1f s, half of them in the flush of COMMIT", count, seconds),
+		note:   fmt.Sprintf("%d refusals in %.1f s, half of them in the flush of COMMIT", count, seconds),
 	}, nil
 }

@@ -27,9 +27,9 @@ var windowFigures = []figure{
 		},
 	},
 	{
-		name: "denial_vs_charge", unit: "times the cost", goal: atMost(1.0),
-		meaning: "a denied charge, retry-after included, against an allowed one, with a million entries in the window",
-		measure: denialCost,
+		name: "refusal_vs_charge", unit: "times the cost", goal: atMost(1.0),
+		meaning: "a refused charge, retry-after included, against an allowed one, with a million entries in the window",
+		measure: refusalCost,
 	},
 	{
 		name: "series_31_1e6_vs_1e2", unit: "times the cost", goal: atMost(2.5),
@@ -190,8 +190,8 @@ func seriesByEntries(ctx context.Context, b *bench) (samples, error) {
 	return out.cost(big.name, small.name), nil
 }
 
-// denialCost needs in turn one entry, a thousand, and half of all to leave.
-func denialCost(ctx context.Context, b *bench) (samples, error) {
+// refusalCost needs in turn one entry, a thousand, and half of all to leave.
+func refusalCost(ctx context.Context, b *bench) (samples, error) {
 	c, err := b.chains(ctx)
 	if err != nil {
 		return samples{}, err
@@ -204,13 +204,13 @@ func denialCost(ctx context.Context, b *bench) (samples, error) {
 	used := usage.Entries[0].Standings[0].Used - 1
 	leave := []int64{1, 1000, used / 2}
 	n := 0
-	denied := contender{name: "denied", site: c.site, op: func(ctx context.Context, _ int) error {
+	refused := contender{name: "refused", site: c.site, op: func(ctx context.Context, _ int) error {
 		n++
 		limit := budget.Limit{Max: used + 1 - leave[n%len(leave)], Window: window}
 		err := c.charge(ctx, budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{limit}})
 		var exceeded *budget.ExceededError
 		if !errors.As(err, &exceeded) {
-			return fmt.Errorf("not denied: %w", err)
+			return fmt.Errorf("not refused: %w", err)
 		}
 		if after := exceeded.Refusals[0].RetryAfter; after <= 0 || after == budget.Never {
 			return fmt.Errorf("retry after %v", after)
@@ -219,8 +219,8 @@ func denialCost(ctx context.Context, b *bench) (samples, error) {
 	}}
 	allowed := c.on(c.largest(), 1, roomy)
 	allowed.name = "allowed"
-	out, err := b.sequential(denied, allowed).run(ctx, b)
-	s := out.cost("denied", "allowed")
+	out, err := b.sequential(refused, allowed).run(ctx, b)
+	s := out.cost("refused", "allowed")
 	s.note += fmt.Sprintf("; %d entries; 1, 1000 or %d of them have to leave", c.largest(), used/2)
 	return s, err
 }

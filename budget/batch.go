@@ -100,7 +100,7 @@ func (l *Ledger) ask(c Charge) (*asked, error) {
 }
 
 const eachSQL = `
-select nth, coalesce(seq, 0), coalesce(at, 'epoch'), used, coalesce(held, 0), denied, coalesce(status, ''), periods, crossed
+select nth, coalesce(seq, 0), coalesce(at, 'epoch'), used, coalesce(held, 0), refused, coalesce(status, ''), periods, crossed
 from metered.charge_each($1::metered.new_charge[], $2::metered.new_event[], $3::interval, $4::interval, $5::interval, $6::int, $7::bool)`
 
 // each makes charges. With skipBusy those whose lock is not free get ErrBusy, and nobody waits.
@@ -136,20 +136,20 @@ func (l *Ledger) each(ctx context.Context, db Querier, asks []*asked, skipBusy, 
 
 // eachRow is metered.each_answer.
 type eachRow struct {
-	nth    int
-	seq    int64
-	at     time.Time
-	used   []int64
-	held   int64
-	denied []byte
-	status string
+	nth     int
+	seq     int64
+	at      time.Time
+	used    []int64
+	held    int64
+	refused []byte
+	status  string
 
 	periods ledger.Periods
 	crossed []byte
 }
 
 func (r *eachRow) dest() []any {
-	return []any{&r.nth, &r.seq, &r.at, &r.used, &r.held, &r.denied, &r.status, &r.periods, &r.crossed}
+	return []any{&r.nth, &r.seq, &r.at, &r.used, &r.held, &r.refused, &r.status, &r.periods, &r.crossed}
 }
 
 var statusErrors = map[string]error{
@@ -167,11 +167,11 @@ func (a *asked) result(row *eachRow) Result {
 		return Result{Posted: posted}
 	case row.status != "":
 		var detail string
-		_ = json.Unmarshal(row.denied, &detail) // null without one
+		_ = json.Unmarshal(row.refused, &detail) // null without one
 		return Result{Err: failed("charge", &pgconn.PgError{Severity: "ERROR", SeverityUnlocalized: "ERROR", Code: row.status, Message: "refused in a batch", Detail: detail})}
-	case len(row.denied) > 0:
+	case len(row.refused) > 0:
 		m := &merged{charges: []ledger.Charge{a.charge}, limits: [][]Limit{a.limits}}
-		return Result{Err: m.exceeded(row.denied)}
+		return Result{Err: m.exceeded(row.refused)}
 	}
 	if len(a.limits) > 0 {
 		posted.Standings = make([]Standing, len(a.limits))

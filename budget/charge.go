@@ -64,10 +64,10 @@ type Standing struct {
 }
 
 const chargeSQL = `
-select seqs, ats, used, held, denied, periods, crossed
+select seqs, ats, used, held, refused, periods, crossed
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 
-// Charge charges every scope named, or none, in one round trip. If a limit refuses, it is denied with *ExceededError,
+// Charge charges every scope named, or none, in one round trip. If a limit refuses, the error is *ExceededError,
 // and with *ScopeError for a scope that must exist: nothing is written. Charges of one scope are added up to one entry;
 // their notes must agree.
 func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (r Receipt, err error) {
@@ -97,7 +97,7 @@ func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (r Re
 }
 
 const checkSQL = `
-select used, held, denied, periods
+select used, held, refused, periods
 from metered.check_charge($1::metered.new_charge[], $2::interval)`
 
 // Check returns the answer that Charge would give now, without a lock or a write, on a replica too. Only a charge is
@@ -119,7 +119,7 @@ func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Rece
 	}
 	var a ledger.Answer
 	row := db.QueryRow(ctx, l.sql.check, ledger.Charges(call.Charges), call.Tolerance)
-	if err := row.Scan(&a.Used, &a.Held, &a.Denied, &a.Periods); err != nil {
+	if err := row.Scan(&a.Used, &a.Held, &a.Refused, &a.Periods); err != nil {
 		return Receipt{}, failed("check", err)
 	}
 	return call.Receipt(a)

@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-func TestCharge_DenialNamesEveryLimitAndLeavesTheTransactionUsable(t *testing.T) {
+func TestCharge_RefusalNamesEveryLimitAndLeavesTheTransactionUsable(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, clock := open(t)
@@ -202,7 +202,7 @@ func TestCharge_HeldUnitsCountAgainstEveryLimit(t *testing.T) {
 	}
 }
 
-func TestCharge_RaisedDenialIsTheSameError(t *testing.T) {
+func TestCharge_RaisedRefusalIsTheSameError(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, _ := open(t)

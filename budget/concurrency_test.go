@@ -72,7 +72,7 @@ func race(t *testing.T, pool *pgxpool.Pool, isolation func(n int) pgx.TxIsoLevel
 	l := newLedger(t, budget.Config{})
 	retry := &retrier{pool: pool}
 	for _, scope := range []string{"units", "mixed"} {
-		var admitted, units, denied atomic.Int64
+		var admitted, units, refused atomic.Int64
 		require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
 			for n := range attempts {
 				amount := int64(1)
@@ -95,9 +95,9 @@ func race(t *testing.T, pool *pgxpool.Pool, isolation func(n int) pgx.TxIsoLevel
 					units.Add(amount)
 				case errors.As(err, &exceeded):
 					if exceeded.Refusals[0].Available >= amount {
-						return fmt.Errorf("denied %d with %d available", amount, exceeded.Refusals[0].Available)
+						return fmt.Errorf("refused %d with %d available", amount, exceeded.Refusals[0].Available)
 					}
-					denied.Add(1)
+					refused.Add(1)
 				default:
 					return err
 				}
@@ -106,7 +106,7 @@ func race(t *testing.T, pool *pgxpool.Pool, isolation func(n int) pgx.TxIsoLevel
 		}), "only 40001 and 40P01 may come up, never 23505")
 
 		require.Equal(t, int64(limit), units.Load())
-		require.Equal(t, int64(workers*attempts), admitted.Load()+denied.Load())
+		require.Equal(t, int64(workers*attempts), admitted.Load()+refused.Load())
 		require.Equal(t, int64(limit), usage(t, pool, l, scope, 0).Used)
 		require.Equal(t, int64(limit), usage(t, pool, l, scope, time.Hour).Used)
 		var sum, count int64

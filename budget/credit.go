@@ -20,7 +20,7 @@ type Credit struct {
 }
 
 const creditSQL = `
-select coalesce(seq, 0), coalesce(at, 'epoch'), denied
+select coalesce(seq, 0), coalesce(at, 'epoch'), refused
 from metered.credit($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::metered.origin, $7::bool)`
 
 // Credit adds credit to a scope. It counts for lifetime limits only.
@@ -50,14 +50,14 @@ func (l *Ledger) prepareCredit(c Credit) (*ledger.Call[Posted], error) {
 		},
 		Scan: func(row pgx.Row) (Posted, error) {
 			p := Posted{Scope: c.Scope, Amount: c.Amount}
-			var denied []byte
-			err := row.Scan(&p.Seq, &p.At, &denied)
+			var refused []byte
+			err := row.Scan(&p.Seq, &p.At, &refused)
 			var pgErr *pgconn.PgError
 			if errors.As(err, &pgErr) && pgErr.Code == sqlstate.Exceeded {
-				denied = []byte(pgErr.Detail)
+				refused = []byte(pgErr.Detail)
 			}
-			if len(denied) > 0 {
-				return Posted{}, absentScopes(denied)
+			if len(refused) > 0 {
+				return Posted{}, absentScopes(refused)
 			}
 			return p, failed("credit", err)
 		},

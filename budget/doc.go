@@ -35,6 +35,6 @@
 // fastest (docs/operations.md).
 //
 // Every call may fail with an *ArgumentError, before any SQL. Every write may fail with ErrBusy, ErrOverflow, SQLSTATE
-// 40001 or 40P01, and a charge with ErrClock or ErrWindowPurged too: these abort the transaction. A denial,
+// 40001 or 40P01, and a charge with ErrClock or ErrWindowPurged too: these abort the transaction. A refusal,
 // *ExceededError or *ScopeError, leaves it usable.
 package budget

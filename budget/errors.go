@@ -120,7 +120,7 @@ func (r Refusal) String() string {
 	return fmt.Sprintf("%s: requested %d, available %d, %s, %s", where, r.Requested, r.Available, of, help)
 }
 
-// ExceededError is a denial: every limit that refused. Nothing was written. Its text names scopes and amounts, which a
+// ExceededError is a refusal: every limit that refused. Nothing was written. Its text names scopes and amounts, which a
 // client should perhaps not see.
 type ExceededError struct {
 	Refusals []Refusal `json:"refusals"`

@@ -22,7 +22,7 @@ type Limit struct {
 	Window   time.Duration // how far back charges count, in microseconds up to MaxWindow
 	Period   Period        // charges of the current period count
 	Lifetime bool          // all charges of the scope count
-	Prepaid  bool          // as Lifetime, but a denial asks for more credit
+	Prepaid  bool          // as Lifetime, but a refusal asks for more credit
 	Name     string        // yours, to tell limits apart in a Refusal, a Standing or a metric: one of a few. Defaults to ""
 
 	query      *query                       // reads Max from the database, nil if Max is set
@@ -40,7 +40,7 @@ func PerWindow(max int64, window time.Duration) Limit { return Limit{Max: max, W
 // Lifetime is a limit of max units in all: a stock, seats. Credits raise it.
 func Lifetime(max int64) Limit { return Limit{Max: max, Lifetime: true} }
 
-// Prepaid lets only credited units be spent. Over HTTP its denial is a 402.
+// Prepaid lets only credited units be spent. Over HTTP its refusal is a 402.
 func Prepaid() Limit { return CreditLine(0) }
 
 // CreditLine is Prepaid that may go max units below its credit.

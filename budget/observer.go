@@ -16,24 +16,24 @@ func (l *Ledger) begin(ctx context.Context, name string) (context.Context, obser
 
 // ended reports the end of a call that charges.
 func (l *Ledger) ended(ctx context.Context, span observed.Span, err error) {
-	tellDenied(ctx, l.observer, err)
+	tellRefused(ctx, l.observer, err)
 	span.End(err)
 }
 
-// tellDenied reports the limits that err names as those that refused.
-func tellDenied(ctx context.Context, to *observed.To, err error) {
+// tellRefused reports the limits that err names as those that refused.
+func tellRefused(ctx context.Context, to *observed.To, err error) {
 	if to == nil || err == nil {
 		return
 	}
-	var denied *ExceededError // from here on, since it is allocated here
-	if !errors.As(err, &denied) {
+	var refused *ExceededError // from here on, since it is allocated here
+	if !errors.As(err, &refused) {
 		return
 	}
 	var told []string
-	for _, r := range denied.Refusals {
+	for _, r := range refused.Refusals {
 		if name := r.Limit.word(); !slices.Contains(told, name) {
 			told = append(told, name)
-			to.Event(ctx, observe.Event{Kind: observe.Denied, Name: name})
+			to.Event(ctx, observe.Event{Kind: observe.LimitRefused, Name: name})
 		}
 	}
 }
@@ -47,13 +47,13 @@ func (l *Ledger) observedEach(ctx context.Context, name string, each func(contex
 	return results, err
 }
 
-// tellResults reports the denials in a batch.
+// tellResults reports the refusals in a batch.
 func (l *Ledger) tellResults(ctx context.Context, results []Result) {
 	if l.observer == nil {
 		return
 	}
 	for _, r := range results {
-		tellDenied(ctx, l.observer, r.Err)
+		tellRefused(ctx, l.observer, r.Err)
 	}
 }
 

@@ -17,10 +17,10 @@ func TestLimit_WithoutANameIsObservedByItsWindowOrPeriod(t *testing.T) {
 	}
 }
 
-func TestTellDenied_CostsNothingWithoutAnObserverOrADenial(t *testing.T) {
-	denied := error(&ExceededError{Refusals: make([]Refusal, 3)})
+func TestTellRefused_CostsNothingWithoutAnObserverOrARefusal(t *testing.T) {
+	refused := error(&ExceededError{Refusals: make([]Refusal, 3)})
 	require.Zero(t, testing.AllocsPerRun(100, func() {
-		tellDenied(t.Context(), nil, denied)
-		tellDenied(t.Context(), nil, nil)
+		tellRefused(t.Context(), nil, refused)
+		tellRefused(t.Context(), nil, nil)
 	}))
 }

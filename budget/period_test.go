@@ -178,14 +178,14 @@ func TestPerMonth_BeginsWithItsFirstMoment(t *testing.T) {
 	mustCharge(t, pool, l, "org", 4, limit)
 	clock.Set(march.Add(-time.Hour))
 	_, err := charge(t.Context(), pool, l, "org", 7, limit)
-	var denied *budget.ExceededError
-	require.ErrorAs(t, err, &denied)
+	var refused *budget.ExceededError
+	require.ErrorAs(t, err, &refused)
 	require.Equal(t, budget.Refusal{Scope: "org", Limit: limit, Used: 4, Requested: 7, Available: 6, RetryAfter: time.Hour,
-		PeriodStart: february.UTC(), PeriodEnd: march.UTC()}, denied.Refusals[0])
+		PeriodStart: february.UTC(), PeriodEnd: march.UTC()}, refused.Refusals[0])
 	require.Contains(t, err.Error(), "limit 10 per month (Europe/Berlin), retry after 1h0m0s")
 	_, err = charge(t.Context(), pool, l, "org", 11, limit)
-	require.ErrorAs(t, err, &denied)
-	require.Equal(t, budget.Never, denied.RetryAfter())
+	require.ErrorAs(t, err, &refused)
+	require.Equal(t, budget.Never, refused.RetryAfter())
 
 	// Another plan in mid-period keeps the used units.
 	bigger := budget.PerMonth(20, berlin, time.Date(2026, 1, 31, 0, 0, 0, 0, berlin))

@@ -93,10 +93,10 @@ func TestChargeEach_JudgesPeriods(t *testing.T) {
 			scope := charges[i].Scope
 			end := spanOf(t, limits[0].Period, clock.Now()).end
 			if want[scope]+2 > 5 {
-				var denied *budget.ExceededError
-				require.ErrorAs(t, r.Err, &denied)
-				require.Equal(t, end.Sub(clock.Now()), denied.Refusals[0].RetryAfter)
-				require.Equal(t, end, denied.Refusals[0].PeriodEnd)
+				var refused *budget.ExceededError
+				require.ErrorAs(t, r.Err, &refused)
+				require.Equal(t, end.Sub(clock.Now()), refused.Refusals[0].RetryAfter)
+				require.Equal(t, end, refused.Refusals[0].PeriodEnd)
 				continue
 			}
 			require.NoError(t, r.Err)

@@ -36,7 +36,7 @@ func TestPlans_AreRightFromTheFirstChargeOn(t *testing.T) {
 			require.NoError(t, err)
 			defer conn.Release()
 			limits := []budget.Limit{budget.PerWindow(20_000, time.Hour), budget.PerWindow(20_000, time.Microsecond), budget.Lifetime(20_000)}
-			denied := []budget.Limit{{Max: 1, Window: time.Hour}}
+			refused := []budget.Limit{{Max: 1, Window: time.Hour}}
 			tx := autocommit{Querier: conn}
 			charges := func(n int) {
 				for range n {
@@ -45,7 +45,7 @@ func TestPlans_AreRightFromTheFirstChargeOn(t *testing.T) {
 				}
 			}
 			others := func(seq int64) {
-				_, err := l.Check(ctx, conn, budget.Charge{Scope: "a", Amount: 1, Limits: denied})
+				_, err := l.Check(ctx, conn, budget.Charge{Scope: "a", Amount: 1, Limits: refused})
 				require.ErrorIs(t, err, budget.ErrExceeded)
 				_, err = l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: seq, Amount: 1})
 				require.NoError(t, err)

@@ -46,9 +46,9 @@ func (internals) Settings(l *Ledger) (name schema.Name, wait time.Duration, acto
 // Observer is the ledger's, or nil.
 func (internals) Observer(l *Ledger) *observed.To { return l.observer }
 
-// TellDenied reports the limits that refused, if err is their refusal.
-func (internals) TellDenied(ctx context.Context, to *observed.To, err error) {
-	tellDenied(ctx, to, err)
+// TellRefused reports the limits that refused, if err is their refusal.
+func (internals) TellRefused(ctx context.Context, to *observed.To, err error) {
+	tellRefused(ctx, to, err)
 }
 
 // TellCrossings calls Config.OnThreshold.
@@ -115,7 +115,7 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 	locks.Keys = slices.Compact(locks.Keys)
 	tolerance, standing := interval(l.tolerance), slices.Contains(m.quiet, false)
 	return &ledger.ChargeCall[Receipt]{
-		Charging: ledger.Charging{Charges: m.charges, Queries: queries, Locks: locks, Tolerance: tolerance, Standing: standing, Denied: m.exceeded, Failed: m.failed, Cross: m.cross},
+		Charging: ledger.Charging{Charges: m.charges, Queries: queries, Locks: locks, Tolerance: tolerance, Standing: standing, Refused: m.exceeded, Failed: m.failed, Cross: m.cross},
 		Call: ledger.Call[Receipt]{
 			SQL: l.sql.charge, Locks: locks, Scan: m.scan, Queries: queries,
 			Args: func(s ledger.Sending) []any {
@@ -224,14 +224,14 @@ func checkWindow(field string, window time.Duration) error {
 // scan reads the row of chargeSQL, with the errors of Ledger.Charge.
 func (m *merged) scan(row pgx.Row) (Receipt, error) {
 	var a ledger.Answer
-	if err := row.Scan(&a.Seqs, &a.Ats, &a.Used, &a.Held, &a.Denied, &a.Periods, &a.Crossed); err != nil {
+	if err := row.Scan(&a.Seqs, &a.Ats, &a.Used, &a.Held, &a.Refused, &a.Periods, &a.Crossed); err != nil {
 		return Receipt{}, m.failed(err)
 	}
 	return m.receipt(a)
 }
 
 // failed turns an error of Postgres into that of Ledger.Charge: *ExceededError or *ScopeError where
-// the caller asked the function _write_charges of the schema to raise its denial.
+// the caller asked the function _write_charges of the schema to raise its refusal.
 func (m *merged) failed(err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && pgErr.Code == sqlstate.Exceeded {
@@ -247,8 +247,8 @@ func (m *merged) failed(err error) error {
 
 // receipt makes the answer of Ledger.Charge from that of the schema's functions.
 func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
-	if len(a.Denied) > 0 {
-		return Receipt{}, m.exceeded(a.Denied)
+	if len(a.Refused) > 0 {
+		return Receipt{}, m.exceeded(a.Refused)
 	}
 	r := Receipt{Entries: make([]Posted, len(m.charges))}
 	n := 0
@@ -282,9 +282,9 @@ func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
 	return r, err
 }
 
-// exceeded makes the error of a denial, which _check_limits (internal/schema/sql/limits.sql) or _admit wrote as JSON. All ways
-// of a denial lead here.
-func (m *merged) exceeded(denied []byte) error {
+// exceeded makes the error of a refusal, which _check_limits (internal/schema/sql/limits.sql) or _admit wrote as JSON. All ways
+// of a refusal lead here.
+func (m *merged) exceeded(refused []byte) error {
 	var rows []struct {
 		Limit   int    `json:"limit"`
 		Used    int64  `json:"used"`
@@ -299,14 +299,14 @@ func (m *merged) exceeded(denied []byte) error {
 
 		Crossing bool `json:"crossing"`
 	}
-	if err := json.Unmarshal(denied, &rows); err != nil {
-		return failed("read a denial", err)
+	if err := json.Unmarshal(refused, &rows); err != nil {
+		return failed("read a refusal", err)
 	}
 	switch {
 	case len(rows) > 0 && rows[0].Crossing:
 		return ledger.ErrCrossing
 	case len(rows) > 0 && rows[0].Absent != "":
-		return absentScopes(denied)
+		return absentScopes(refused)
 	case len(rows) > 0 && rows[0].Lease != 0:
 		return &ledger.ClosedError{Lease: rows[0].Lease}
 	}

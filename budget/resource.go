@@ -136,7 +136,7 @@ func collectResources(ctx context.Context, db Querier, doing, sql string, args .
 	return all, failed(doing, err)
 }
 
-// ScopeError is a denial: these scopes must exist, and do not, or are closed. It is ErrScopeUnknown, ErrScopeRetired,
+// ScopeError is a refusal: these scopes must exist, and do not, or are closed. It is ErrScopeUnknown, ErrScopeRetired,
 // ErrScopeClosed or several of them. Nothing was written.
 type ScopeError struct {
 	Unknown []string `json:"unknown,omitempty"` // never created
@@ -173,10 +173,10 @@ func (e *ScopeError) Unwrap() (kinds []error) {
 func (e *ScopeError) Code() string { return fault.Code(e) }
 
 // absentScopes decodes the detail that _with_absent in schema.sql wrote.
-func absentScopes(denied []byte) error {
+func absentScopes(refused []byte) error {
 	var rows []struct{ Scope, Absent string }
-	if err := json.Unmarshal(denied, &rows); err != nil {
-		return failed("read a denial", err)
+	if err := json.Unmarshal(refused, &rows); err != nil {
+		return failed("read a refusal", err)
 	}
 	e := &ScopeError{}
 	for _, row := range rows {

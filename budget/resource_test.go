@@ -315,13 +315,13 @@ func TestMustExist_RacingRetirementsAndChargesAreExact(t *testing.T) {
 			})
 			close(stop)
 			require.NoError(t, errors.Join(err, <-retiring))
-			var sum, denied int64
+			var sum, refusals int64
 			for w := range workers {
-				sum, denied = sum+admitted[w], denied+refused[w]
+				sum, refusals = sum+admitted[w], refusals+refused[w]
 			}
 			require.Equal(t, sum, usage(t, pool, l, "a", 0).Used)
 			require.Positive(t, sum)
-			require.Positive(t, denied)
+			require.Positive(t, refusals)
 			// As many units were used when it was restored as when it was retired.
 			var periods, wrong int
 			require.NoError(t, pool.QueryRow(ctx, `with p as (select retired, used, lead(used) over (order by n) as later from periods)

@@ -3,7 +3,7 @@
 //	page, err := console.New(pool, console.Config{})
 //	mux.Handle("/console/", http.StripPrefix("/console", onlyStaff(page)))
 //
-// It shows an overview (rate, denials, hot scopes, holds, the lag of the sweep, leases), a scope (its usage against
+// It shows an overview (rate, refusals, hot scopes, holds, the lag of the sweep, leases), a scope (its usage against
 // each of its limits over time, its entries, its holds, the reason of a refusal), a hold's history, an operation, and
 // River's jobs behind it. It is live, and works without JavaScript too.
 //

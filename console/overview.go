@@ -13,23 +13,23 @@ import (
 )
 
 const (
-	hotWithin    = time.Minute
-	deniedWithin = time.Hour
-	hotLooked    = 100 // scopes whose rates are added up
-	hotShown     = 15
-	latestLooked = 100 // operations whose latencies are looked at
-	latestShown  = 10
-	nearlyLooked = 30 // scopes whose limits are looked at
-	nearlyShown  = 8
-	endingWithin = 7 * 24 * time.Hour
+	hotWithin     = time.Minute
+	refusedWithin = time.Hour
+	hotLooked     = 100 // scopes whose rates are added up
+	hotShown      = 15
+	latestLooked  = 100 // operations whose latencies are looked at
+	latestShown   = 10
+	nearlyLooked  = 30 // scopes whose limits are looked at
+	nearlyShown   = 8
+	endingWithin  = 7 * 24 * time.Hour
 )
 
 type overview struct {
 	O         inspect.Overview
 	Hot       inspect.HotList
 	Hottest   []inspect.Hot // those shown
-	Denials   inspect.DenialList
-	Denied    int64
+	Refusals  inspect.RefusalList
+	Refused   int64
 	Rate      float64 // entries a second, of all scopes in Hot
 	Units     float64
 	RateCut   bool // there may be more scopes than those in Hot
@@ -111,7 +111,7 @@ func (o overview) lookedAt() (names []string) {
 	for _, s := range o.Hot.Scopes[:min(nearlyLooked, len(o.Hot.Scopes))] {
 		names = append(names, s.Scope)
 	}
-	for _, d := range o.Denials.Denials {
+	for _, d := range o.Refusals.Refusals {
 		names = append(names, d.Scope)
 	}
 	slices.Sort(names)
@@ -154,7 +154,7 @@ func (h *Handler) overview(ctx context.Context, in *inspect.Reader, _ url.Values
 	if o.Hot, err = in.Hot(ctx, hotWithin, hotLooked); err != nil {
 		return page{}, err
 	}
-	if o.Denials, err = in.Denials(ctx, deniedWithin, latestShown); err != nil {
+	if o.Refusals, err = in.Refusals(ctx, refusedWithin, latestShown); err != nil {
 		return page{}, err
 	}
 	latest, err := in.Operations(ctx, inspect.OperationFilter{Limit: latestLooked})
@@ -165,8 +165,8 @@ func (h *Handler) overview(ctx context.Context, in *inspect.Reader, _ url.Values
 		o.Rate += s.PerSec
 		o.Units += s.UnitsPS
 	}
-	for _, d := range o.Denials.Denials {
-		o.Denied += d.Count
+	for _, d := range o.Refusals.Refusals {
+		o.Refused += d.Count
 	}
 	o.RateCut = len(o.Hot.Scopes) == hotLooked
 	o.Hottest = o.Hot.Scopes[:min(hotShown, len(o.Hot.Scopes))]

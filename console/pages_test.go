@@ -151,8 +151,8 @@ func TestPages_AreLinkedAndShowTheirData(t *testing.T) {
 	operation := w.see("operation", "tenant", "shop", "id", "too much")
 	require.Contains(t, text(operation), "refused")
 	overview := w.see("")
-	require.Contains(t, text(byID(t, overview, "denials")), "hourly <b>")
-	require.Contains(t, tile(t, overview, "Denials on record"), "1 ")
+	require.Contains(t, text(byID(t, overview, "refusals")), "hourly <b>")
+	require.Contains(t, tile(t, overview, "Refusals on record"), "1 ")
 }
 
 func TestPages_ExplainWhyAChargeWouldBeRefused(t *testing.T) {
@@ -192,8 +192,8 @@ func TestPages_ExplainWhyAChargeWouldBeRefused(t *testing.T) {
 	require.Contains(t, text(fresh), "A charge of 5 would be refused now.")
 }
 
-// A denial leads from the overview to its operation, and on to the limits that refused it and the entries that they counted.
-func TestPages_ADenialLeadsToItsCause(t *testing.T) {
+// A refusal leads from the overview to its operation, and on to the limits that refused it and the entries that they counted.
+func TestPages_ARefusalLeadsToItsCause(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, console.Config{}, "")
 	hourly := budget.PerWindow(100, time.Hour).Named("hourly <b>")
@@ -213,8 +213,8 @@ func TestPages_ADenialLeadsToItsCause(t *testing.T) {
 		return nil
 	}
 	overview := w.see("")
-	require.Contains(t, text(byID(t, overview, "denials")), hostile[0]+" hourly <b> budget_exceeded order 1")
-	operation := follow(overview, "denials", "operation?tenant=shop&id=second")
+	require.Contains(t, text(byID(t, overview, "refusals")), hostile[0]+" hourly <b> budget_exceeded order 1")
+	operation := follow(overview, "refusals", "operation?tenant=shop&id=second")
 	checkPage(t, "a refused operation", operation)
 	require.Contains(t, text(byID(t, operation, "refusals")), hostile[0]+" hourly <b> 60 46 50 2 and 2 by itself 0 up to 2 "+hostile[0]+" 90 / lifetime 60 36 50 2 and 2 by itself 0 up to 2")
 	entries := follow(operation, "refusals", "scope?scope="+url.QueryEscape(hostile[0])+"&before=3")

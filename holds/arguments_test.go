@@ -271,12 +271,12 @@ func TestPrepare_KeepsNothingOfTheCallersSlices(t *testing.T) {
 
 	lines = []holds.Line{capacity("s", 6, 5)}
 	ids := []string{"h"}
-	denied := send(captureHolds(f.book, holds.Capture{IDs: ids, Over: holds.OverIfFits, Lines: lines}))
+	refused := send(captureHolds(f.book, holds.Capture{IDs: ids, Over: holds.OverIfFits, Lines: lines}))
 	lines[0].Limits[0].Max = 90
 	lines[0] = holds.Line{Scope: "other"}
 	ids[0] = "other"
 	for _, raising := range []bool{false, true} {
-		_, err := denied(raising)
+		_, err := refused(raising)
 		var e *budget.ExceededError
 		require.ErrorAs(t, err, &e)
 		require.Equal(t, "s", e.Refusals[0].Scope)

@@ -203,15 +203,15 @@ func (b *Book) crossings(c Capture, crossed []byte) (*charging, error) {
 	return inBudget.Charges(b.ledger, charges...)
 }
 
-// captureRefused decodes why a capture was refused. A denial is that of the excess.
+// captureRefused decodes why a capture was refused. A refusal is that of the excess.
 func (b *Book) captureRefused(c Capture, answer []byte) error {
 	var a struct {
-		Status string
-		Denied json.RawMessage
-		Scopes []string
-		Units  []int64
+		Status  string
+		Refused json.RawMessage
+		Scopes  []string
+		Units   []int64
 	}
-	if err := json.Unmarshal(answer, &a); err != nil || a.Status != "denied" {
+	if err := json.Unmarshal(answer, &a); err != nil || a.Status != "refused" {
 		return refused(answer)
 	}
 	charges := make([]budget.Charge, len(a.Scopes))
@@ -223,5 +223,5 @@ func (b *Book) captureRefused(c Capture, answer []byte) error {
 	if err != nil {
 		return err
 	}
-	return priced.Denied(a.Denied)
+	return priced.Refused(a.Refused)
 }

@@ -44,7 +44,7 @@ func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
 				const workers, each, limit = 8, 12, 40
 				ctx := t.Context()
 				retry := &retrier{pool: f.pool, deadlocks: !locks}
-				var placed, denied, released, captured atomic.Int64
+				var placed, refused, released, captured atomic.Int64
 				require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
 					for n := range each {
 						iso := level(name, worker+n)
@@ -58,7 +58,7 @@ func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
 							return err
 						})
 						if errors.Is(err, budget.ErrExceeded) {
-							denied.Add(1)
+							refused.Add(1)
 							continue
 						}
 						if err != nil {
@@ -85,7 +85,7 @@ func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
 					}
 					return nil
 				}))
-				require.Equal(t, int64(workers*each), placed.Load()+denied.Load())
+				require.Equal(t, int64(workers*each), placed.Load()+refused.Load())
 				used, held := f.usage("room")
 				require.Equal(t, captured.Load(), used)
 				require.Equal(t, placed.Load()-released.Load()-captured.Load(), held)

@@ -284,10 +284,10 @@ func (h *history) compareError(want, err error) {
 	switch want := want.(type) {
 	case nil:
 		require.NoError(h, err)
-	case denied:
+	case refused:
 		var exceeded *budget.ExceededError
 		require.ErrorAs(h, err, &exceeded)
-		got := denied{}
+		got := refused{}
 		for _, r := range exceeded.Refusals {
 			refusal := mRefusal{scope: r.Scope, max: r.Limit.Max, window: r.Limit.Window, used: r.Used, held: r.Held + r.OwnHeld,
 				requested: r.Requested, available: r.Available, due: r.HoldDue, retry: r.RetryAfter}

@@ -134,7 +134,7 @@ func TestListen_HearsEveryKindThatWasCommittedAndNothingElse(t *testing.T) {
 	require.NoError(t, err)
 	_, err = f.release("h2")
 	require.NoError(t, err)
-	_, err = f.place(holds.Request{ID: "denied", Lines: []holds.Line{capacity("gpu", 6, 10)}})
+	_, err = f.place(holds.Request{ID: "refused", Lines: []holds.Line{capacity("gpu", 6, 10)}})
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	h4 := f.mustPlace(holds.Request{ID: "h4", Tenant: "acme", TTL: 2 * time.Minute, Lines: lines(1)})
 	f.clock.Advance(time.Minute)

@@ -39,10 +39,10 @@ func scopesOf(charges []budget.Charge) (scopes []string) {
 	return scopes
 }
 
-// denied is the model's ExceededError.
-type denied map[mRefusal]bool
+// refused is the model's ExceededError.
+type refused map[mRefusal]bool
 
-func (denied) Error() string { return "denied" }
+func (refused) Error() string { return "refused" }
 
 func (m *model) charges(now time.Time, charges []budget.Charge) error {
 	refusals, err := m.judge(now, charges)
@@ -50,7 +50,7 @@ func (m *model) charges(now time.Time, charges []budget.Charge) error {
 	case err != nil:
 		return err
 	case len(refusals) > 0:
-		return denied(refusals)
+		return refused(refusals)
 	}
 	m.admit(now, scopesOf(charges), scopesOf(charges))
 	for _, c := range charges {
@@ -99,7 +99,7 @@ func (m *model) place(now time.Time, r holds.Request, claim *holds.Key, claimSco
 	case err != nil:
 		return nil, err
 	case len(refusals) > 0:
-		return nil, denied(refusals)
+		return nil, refused(refusals)
 	}
 	m.admit(now, scopesOf(all), scopesOf(all))
 	h := mHold{tenant: r.Tenant, id: r.ID, holder: r.Holder, print: print, claim: claim, state: holds.Held, placed: now, deadline: now.Add(r.TTL),
@@ -175,7 +175,7 @@ func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
 		case err != nil:
 			return nil, err
 		case len(refusals) > 0:
-			return nil, denied(refusals)
+			return nil, refused(refusals)
 		}
 		m.admit(now, scopesOf(excess), scopesOf(excess))
 	}

@@ -14,7 +14,7 @@ import (
 const sessionPrefix = "session_"
 
 const openSQL = `
-select status, placed_at, deadline, seqs, ats, denied, stored, crossed
+select status, placed_at, deadline, seqs, ats, refused, stored, crossed
 from metered.open_session($1::metered.new_command, $2::metered.new_hold, $3::metered.new_charge[], $4::interval, $5::int, $6::metered.origin, $7::text, $8::metered.used_units[])`
 
 // prepareOpen validates the request of a session's hold, of its operation's tenant. Each call makes another id.

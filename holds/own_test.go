@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// refusal is the only refusal of a charge that was denied.
+// refusal is the only refusal of a charge.
 func refusal(t *testing.T, err error) budget.Refusal {
 	t.Helper()
 	var exceeded *budget.ExceededError

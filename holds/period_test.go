@@ -165,10 +165,10 @@ func (d *day) act(f *fixture, r *rand.Rand, scope string, now time.Time) {
 	if fits {
 		return
 	}
-	var denied *budget.ExceededError
-	require.ErrorAs(f, err, &denied)
+	var refused *budget.ExceededError
+	require.ErrorAs(f, err, &refused)
 	start, end := d.span(now)
-	got := denied.Refusals[0]
+	got := refused.Refusals[0]
 	require.Equal(f, []any{d.used(now), inHold, start.UTC(), end.UTC()}, []any{got.Used, got.Held, got.PeriodStart, got.PeriodEnd})
 	require.Equal(f, d.retryAfter(now, amount), got.RetryAfter, "%d of %d used, %d held", got.Used, d.limit.Max, got.Held)
 }

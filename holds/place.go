@@ -52,11 +52,11 @@ type Request struct {
 }
 
 const placeSQL = `
-select status, placed_at, deadline, seqs, ats, denied, stored, crossed
+select status, placed_at, deadline, seqs, ats, refused, stored, crossed
 from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool, $8::bool, $9::metered.used_units[])`
 
 const lookSQL = `
-select status, at, deadline, denied, stored
+select status, at, deadline, refused, stored
 from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::bool)`
 
 // Place reserves the amounts of all lines and makes all charges, in one round trip. Holds that are due count as free,
@@ -196,15 +196,15 @@ func (b *Book) check(r *Request) (*charging, error) {
 func looked(priced *charging, key Key, row pgx.Row) (refusal, err error) {
 	var status *string
 	var at, deadline *time.Time
-	var denied, by []byte
-	if err := row.Scan(&status, &at, &deadline, &denied, &by); err != nil {
+	var refused, by []byte
+	if err := row.Scan(&status, &at, &deadline, &refused, &by); err != nil {
 		return nil, placeFailed(priced, key, err)
 	}
 	if status == nil {
 		return nil, nil
 	}
-	if *status == "denied" {
-		return priced.Denied(denied), nil
+	if *status == "refused" {
+		return priced.Refused(refused), nil
 	}
 	return takenUntil(key, at, deadline, by), nil
 }
@@ -240,14 +240,14 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row, crossed *[]b
 	var at, deadline *time.Time
 	var seqs []int64
 	var ats []time.Time
-	var denied, same []byte
-	if err := row.Scan(&status, &at, &deadline, &seqs, &ats, &denied, &same, crossed); err != nil {
+	var refusal, same []byte
+	if err := row.Scan(&status, &at, &deadline, &seqs, &ats, &refusal, &same, crossed); err != nil {
 		return nil, placeFailed(priced, r.key, err)
 	}
 	switch status {
 	case "placed":
-	case "denied":
-		return nil, priced.Denied(denied)
+	case "refused":
+		return nil, priced.Refused(refusal)
 	case "taken":
 		return nil, takenUntil(r.key, at, deadline, same)
 	case "same":

@@ -116,7 +116,7 @@ func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 					t.Logf("%s: %d pages with few holds, %d and %d with many", name, n, again[name], anew[name])
 				}
 				for name, n := range few {
-					if kind == "ended" && (name == "denied" || name == "usage") {
+					if kind == "ended" && (name == "refused" || name == "usage") {
 						continue // they look for the first due hold, and no call ended these, which would have moved next_due
 					}
 					require.LessOrEqual(t, again[name], 2*n+20, name)
@@ -159,12 +159,12 @@ func TestPlans_TheFirstDueIsFoundAtOnce(t *testing.T) {
 	conn, err := f.pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
-	denied, err := placeHold(f.book, holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
+	refused, err := placeHold(f.book, holds.Request{TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
 	require.NoError(t, err)
 	for round := range 7 { // until plans are made
 		all := buffers(t, conn, `select metered._first_due('room', $1, metered.clock())`, first)
 		usage := buffers(t, conn, `select * from metered.usage('{room}', '{0}', null, true)`)
-		refusal := buffers(t, conn, strings.TrimSpace(denied.SQL), denied.Args(ledger.Sending{WaitMS: 5000})...)
+		refusal := buffers(t, conn, strings.TrimSpace(refused.SQL), refused.Args(ledger.Sending{WaitMS: 5000})...)
 		if round == 6 {
 			t.Logf("looking at all that ended: %d pages; usage: %d, a refusal: %d", all, usage, refusal)
 			require.Greater(t, all, 40)
@@ -246,8 +246,8 @@ func (f *fixture) measure(conn *pgxpool.Conn) map[string]int {
 		require.NoError(f, err)
 		pages["charge"] = buffers(f.T, conn, c.Call.SQL, c.Call.Args(ledger.Sending{WaitMS: 5000})...)
 		pages["get"] = buffers(f.T, conn, `select metered.hold_json(1, metered.clock())`)
-		p, err = placeHold(f.book, holds.Request{ID: "denied", TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
-		run("denied", p, err)
+		p, err = placeHold(f.book, holds.Request{ID: "refused", TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 0)}})
+		run("refused", p, err)
 		pages["usage"] = buffers(f.T, conn, `select * from metered.usage('{room}', '{0}', null, true)`)
 		for name, n := range pages {
 			if round == 6 || round > 6 && n < least[name] {
@@ -354,7 +354,7 @@ func (f *fixture) everyFunction(round int) {
 	place("sees through", time.Hour)
 	_, err = f.book.Sweep(f.Context(), f.pool, holds.SweepOptions{})
 	require.NoError(f, err)
-	_, err = f.place(holds.Request{ID: id("denied"), Lines: []holds.Line{capacity("a", 1, 0)}})
+	_, err = f.place(holds.Request{ID: id("refused"), Lines: []holds.Line{capacity("a", 1, 0)}})
 	require.ErrorIs(f, err, budget.ErrExceeded)
 	f.usage("a")
 	f.get(id("captured"))

@@ -160,7 +160,7 @@ func do[E any](ctx context.Context, tx pgx.Tx, b *Book, name string, prepare fun
 		if err == nil {
 			tellHolds(ctx, b.observer, c.Kind, holds, true)
 		}
-		inBudget.TellDenied(ctx, b.observer, err)
+		inBudget.TellRefused(ctx, b.observer, err)
 		span.End(err)
 	}()
 	send := func(tx pgx.Tx, telling bool) ([]Hold, error) {

@@ -32,7 +32,7 @@ select refused, holds
 from metered.release_captured($1::metered.hold_ids, $2::int, $3::metered.origin, $4::text, $5::bool)`
 
 // Release frees the units that holds keep. Captured units stay spent, unless Captured is set. Locks and errors are
-// those of Capture without a denial, and ErrNotReturnable with Captured.
+// those of Capture without a refusal, and ErrNotReturnable with Captured.
 func (b *Book) Release(ctx context.Context, tx pgx.Tx, r Release) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.release", (*Book).prepareRelease, r)
 }

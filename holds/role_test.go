@@ -265,7 +265,7 @@ func TestRefund_RacesGiveBackNoMoreThanWasCaptured(t *testing.T) {
 // A charge under a key that is not its scope's. No Go call sends one, but a role may call the
 // function.
 const wrongKeySQL = `select (metered.charge(array[row('a', 1, $1::bigint, 0, array[row(10, '0', null, null, null, null)::metered.charge_limit], null, null, null, null)::metered.new_charge],
-	'1 minute', 60000, true)).denied is null`
+	'1 minute', 60000, true)).refused is null`
 
 // Lines are freed under the locks of their scopes alone. Units that cannot be freed keep their room.
 func TestRole_AChargeUnderAWrongKeyTakesNoRoomOfAHoldThatItCannotEnd(t *testing.T) {

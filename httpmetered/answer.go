@@ -117,7 +117,7 @@ func ProblemOf(err error) Problem {
 		}
 		p.Status, p.RetryAfterSeconds = http.StatusServiceUnavailable, 1
 	case errors.As(err, &exceeded):
-		p = denial(exceeded, errors.Is(err, fault.ErrTooManyAttempts))
+		p = refusal(exceeded, errors.Is(err, fault.ErrTooManyAttempts))
 	case errors.Is(err, fault.ErrTooManyAttempts):
 		p.Status = http.StatusTooManyRequests
 	case fault.Misused(err): // 500
@@ -156,8 +156,8 @@ func Write(w http.ResponseWriter, err error) (status int) {
 	return (*Policies)(nil).Write(w, err)
 }
 
-// denial decides by the kind of the limits that refused.
-func denial(e *budget.ExceededError, attempts bool) Problem {
+// refusal decides by the kind of the limits that refused.
+func refusal(e *budget.ExceededError, attempts bool) Problem {
 	var credit, reserved, lifetime bool
 	for _, r := range e.Refusals {
 		if r.Limit.Prepaid {
@@ -220,7 +220,7 @@ func (p *Policies) ProblemOf(err error) Problem {
 }
 
 // Write is the function of that name, with the names of the policies that refused, and with
-// the fields of a denial (ShowRefusal). After another error the fields stay as they are.
+// the fields of a refusal (ShowRefusal). After another error the fields stay as they are.
 func (p *Policies) Write(w http.ResponseWriter, err error) (status int) {
 	failing(w, err)
 	problem := p.problem(w, err)
@@ -228,7 +228,7 @@ func (p *Policies) Write(w http.ResponseWriter, err error) (status int) {
 	return problem.Status
 }
 
-// problem sets the fields of a denial, and returns the problem.
+// problem sets the fields of a refusal, and returns the problem.
 func (p *Policies) problem(w http.ResponseWriter, err error) Problem {
 	var exceeded *budget.ExceededError
 	if p != nil && errors.As(err, &exceeded) {

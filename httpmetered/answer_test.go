@@ -35,7 +35,7 @@ type answered struct {
 	retryAfter string
 }
 
-func denied(limits ...budget.Limit) error {
+func refused(limits ...budget.Limit) error {
 	e := &budget.ExceededError{}
 	for _, limit := range limits {
 		e.Refusals = append(e.Refusals, budget.Refusal{Scope: "secret", Limit: limit, Requested: 777, RetryAfter: 90 * time.Second})
@@ -50,7 +50,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		err  error
 		want answered
 	}{
-		"budget_exceeded":    {denied(budget.PerWindow(9, time.Hour)), answered{429, "90"}},
+		"budget_exceeded":    {refused(budget.PerWindow(9, time.Hour)), answered{429, "90"}},
 		"token_invalid":      {tokens.ErrInvalid, answered{403, ""}},
 		"operation_conflict": {metered.ErrConflict, answered{422, ""}},
 		"operation_retired":  {metered.ErrRetired, answered{409, ""}},
@@ -178,21 +178,21 @@ func requireAnswer(t *testing.T, want answered, code string, err error) {
 	}
 }
 
-func TestWrite_AnswersADenialByItsLimits(t *testing.T) {
+func TestWrite_AnswersARefusalByItsLimits(t *testing.T) {
 	t.Parallel()
 	window, stock, credit := budget.PerWindow(9, time.Hour), budget.Lifetime(9), budget.Prepaid()
 	const code = "budget_exceeded"
-	requireAnswer(t, answered{429, "90"}, code, denied(window, window))
-	requireAnswer(t, answered{429, "90"}, code, denied(budget.PerWindow(0, time.Hour)))
-	requireAnswer(t, answered{409, "90"}, code, denied(window, stock))
+	requireAnswer(t, answered{429, "90"}, code, refused(window, window))
+	requireAnswer(t, answered{429, "90"}, code, refused(budget.PerWindow(0, time.Hour)))
+	requireAnswer(t, answered{409, "90"}, code, refused(window, stock))
 	month := budget.PerMonth(9, time.UTC, time.Time{})
-	requireAnswer(t, answered{429, "90"}, code, denied(month, window))
-	requireAnswer(t, answered{409, "90"}, code, denied(month, stock))
-	requireAnswer(t, answered{402, ""}, code, denied(month, credit))
-	requireAnswer(t, answered{402, ""}, code, denied(window, credit))
-	requireAnswer(t, answered{402, ""}, code, denied(stock, credit, window))
+	requireAnswer(t, answered{429, "90"}, code, refused(month, window))
+	requireAnswer(t, answered{409, "90"}, code, refused(month, stock))
+	requireAnswer(t, answered{402, ""}, code, refused(month, credit))
+	requireAnswer(t, answered{402, ""}, code, refused(window, credit))
+	requireAnswer(t, answered{402, ""}, code, refused(stock, credit, window))
 	for _, limit := range []budget.Limit{window, stock, credit} {
-		requireAnswer(t, answered{429, "90"}, code, fmt.Errorf("%w: %w", metered.ErrTooManyAttempts, denied(limit)))
+		requireAnswer(t, answered{429, "90"}, code, fmt.Errorf("%w: %w", metered.ErrTooManyAttempts, refused(limit)))
 	}
 	requireAnswer(t, answered{429, ""}, "", metered.ErrTooManyAttempts)
 	requireAnswer(t, answered{429, ""}, code, budget.ErrExceeded)

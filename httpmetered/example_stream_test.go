@@ -33,10 +33,10 @@ type streamed struct {
 
 // chat relays an answer whose cost is known at its end, once for each Idempotency-Key.
 func chat(client *metered.Client, w http.ResponseWriter, r *http.Request) error {
-	user, denied := signedIn(r)
+	user, refused := signedIn(r)
 	key, missing := httpmetered.Key(r)
 	prompt, unread := io.ReadAll(http.MaxBytesReader(w, r.Body, 10_000))
-	if err := cmp.Or(denied, missing, unread); err != nil {
+	if err := cmp.Or(refused, missing, unread); err != nil {
 		return err
 	}
 	words := budget.ScopeKey("words", user, "")

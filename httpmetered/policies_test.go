@@ -310,11 +310,11 @@ func TestImports_NoRouterAndNoServer(t *testing.T) {
 // A client gets an answer even without policies, header or receipt.
 func TestPolicies_NilAndZeroShowNothing(t *testing.T) {
 	t.Parallel()
-	denied := &budget.ExceededError{Refusals: []budget.Refusal{{Limit: burst, RetryAfter: time.Second}}}
+	refused := &budget.ExceededError{Refusals: []budget.Refusal{{Limit: burst, RetryAfter: time.Second}}}
 	niltest.Func(t, "Partition", (*httpmetered.Policies).Partition, policies(t, httpmetered.PoliciesConfig{}), []byte("k"))
 	for _, p := range []*httpmetered.Policies{nil, {}, policies(t, httpmetered.PoliciesConfig{Limits: []budget.Limit{burst}})} {
 		answer := httptest.NewRecorder()
-		require.Equal(t, 429, p.Write(answer, denied))
+		require.Equal(t, 429, p.Write(answer, refused))
 		require.Equal(t, "1", answer.Header().Get("Retry-After"))
 		require.Equal(t, 500, p.Write(httptest.NewRecorder(), nil))
 		h := http.Header{}

@@ -44,7 +44,7 @@ func untilEnd(s budget.Standing, at time.Time) time.Duration {
 	return s.PeriodEnd.Sub(at)
 }
 
-// ShowRefusal sets RateLimit-Policy and RateLimit for a denial, as Policies.Write does. RateLimit has the limits that
+// ShowRefusal sets RateLimit-Policy and RateLimit for a refusal, as Policies.Write does. RateLimit has the limits that
 // refused, with the units r that would have fitted, and the time t until the requested amount fits. There is no t if
 // waiting does not help (budget.Never), nor for prepaid credit. Retry-After is never earlier than any t.
 func (p *Policies) ShowRefusal(h http.Header, e *budget.ExceededError) {
@@ -79,7 +79,7 @@ func add(left map[string]service, name string, s service) {
 	left[name] = s
 }
 
-// orNothing makes a denial that is nil one that names nothing.
+// orNothing makes a refusal that is nil one that names nothing.
 func orNothing(e *budget.ExceededError) *budget.ExceededError {
 	if e == nil {
 		return &budget.ExceededError{}

@@ -68,7 +68,7 @@ func (p *Pool) Allow(ctx context.Context, charges ...budget.Charge) error {
 		return p.direct(ctx, direct, amounts)
 	}()
 	if err != nil {
-		inBudget.TellDenied(ctx, p.observer, err)
+		inBudget.TellRefused(ctx, p.observer, err)
 		for i, from := range taken {
 			if from != nil {
 				from.give(charges[i].Amount)
@@ -167,7 +167,7 @@ func (l Limiter) AllowN(ctx context.Context, n int64) error {
 		return nil
 	}
 	err := l.slow(ctx, n)
-	inBudget.TellDenied(ctx, l.pool.observer, err)
+	inBudget.TellRefused(ctx, l.pool.observer, err)
 	return err
 }
 
@@ -218,7 +218,7 @@ func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error
 	}
 	err = p.silently(within, p.db, p.sql.direct, args, scan, func(tx pgx.Tx) error { return inBudget.TellCrossings(within, p.ledger, tx, receipt.Crossed) })
 	span.End(err)
-	var denied *budget.ExceededError
+	var refused *budget.ExceededError
 	switch {
 	case err == nil:
 		for _, s := range slots {
@@ -226,10 +226,10 @@ func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error
 			s.stands.Store(&standing{of: receipt.Entries[at].Standings})
 		}
 		return nil
-	case errors.As(err, &denied):
+	case errors.As(err, &refused):
 		p.learn(err)
 		for i, s := range slots {
-			own := slices.DeleteFunc(slices.Clone(denied.Refusals), func(r budget.Refusal) bool {
+			own := slices.DeleteFunc(slices.Clone(refused.Refusals), func(r budget.Refusal) bool {
 				return r.Scope != s.scope || r.Requested != amounts[i] || !slices.Contains(s.limits, r.Limit)
 			})
 			if len(own) > 0 {

@@ -111,10 +111,10 @@ func TestAllow_SeveralAreAllOrNone(t *testing.T) {
 		require.NoError(t, p.Allow(t.Context(), at(full, 5, 5)))
 		for range 2 { // by the ledger, and from memory
 			err := p.Allow(t.Context(), at("leased", 1, 100_000), at("cold", 1, 100), at(full, 1, 5))
-			var denied *budget.ExceededError
-			require.ErrorAs(t, err, &denied)
-			require.Len(t, denied.Refusals, 1)
-			require.Equal(t, full, denied.Refusals[0].Scope)
+			var refused *budget.ExceededError
+			require.ErrorAs(t, err, &refused)
+			require.Len(t, refused.Refusals, 1)
+			require.Equal(t, full, refused.Refusals[0].Scope)
 		}
 	}
 	require.Zero(t, f.usage("cold").Used)
@@ -138,10 +138,10 @@ func TestAllow_RefusesFromMemoryUntilTheRetryTime(t *testing.T) {
 	for range 10 {
 		require.NoError(t, p.Allow(t.Context(), c))
 	}
-	var denied *budget.ExceededError
+	var refused *budget.ExceededError
 	asked := time.Now()
-	require.ErrorAs(t, p.Allow(t.Context(), c), &denied)
-	earliest, retry := asked.Add(denied.RetryAfter()), time.Now().Add(denied.RetryAfter())
+	require.ErrorAs(t, p.Allow(t.Context(), c), &refused)
+	earliest, retry := asked.Add(refused.RetryAfter()), time.Now().Add(refused.RetryAfter())
 	// A window after the first of them, which was between then and now. The database's clock is this machine's.
 	require.False(t, retry.Before(first.Add(window)), "%v too early", first.Add(window).Sub(retry))
 	require.False(t, retry.After(time.Now().Add(window)))
@@ -156,9 +156,9 @@ func TestAllow_RefusesFromMemoryUntilTheRetryTime(t *testing.T) {
 			late = true
 			continue
 		}
-		require.ErrorAs(t, err, &denied)
-		require.False(t, asked.Add(denied.RetryAfter()).After(retry))
-		require.False(t, time.Now().Add(denied.RetryAfter()).Before(earliest))
+		require.ErrorAs(t, err, &refused)
+		require.False(t, asked.Add(refused.RetryAfter()).After(retry))
+		require.False(t, time.Now().Add(refused.RetryAfter()).Before(earliest))
 	}
 	for _, x := range w.Sent() {
 		require.False(t, !late && (x.Has("charge") || x.Has("open_lease")), "%v", x.SQL)
@@ -177,7 +177,7 @@ func TestAllow_ARememberedRefusalEndsWithACredit(t *testing.T) {
 		require.NoError(t, p.Allow(t.Context(), c))
 	}
 	require.ErrorIs(t, p.Allow(t.Context(), c), budget.ErrExceeded)
-	refused := time.Now()
+	began := time.Now()
 	w.Each(func(*pgtest.Flush) {})
 	require.ErrorIs(t, p.Allow(t.Context(), c), budget.ErrExceeded)
 	for _, x := range w.Sent() {
@@ -193,10 +193,10 @@ func TestAllow_ARememberedRefusalEndsWithACredit(t *testing.T) {
 			break
 		}
 		require.ErrorIs(t, err, budget.ErrExceeded)
-		require.Less(t, time.Since(refused), 5*time.Second)
+		require.Less(t, time.Since(began), 5*time.Second)
 		time.Sleep(time.Millisecond)
 	}
-	require.GreaterOrEqual(t, time.Since(refused), 150*time.Millisecond, "from memory until then")
+	require.GreaterOrEqual(t, time.Since(began), 150*time.Millisecond, "from memory until then")
 }
 
 // Units that another process leases come soon to a charge that needs them, in each scope. Until then its refusal says
@@ -233,9 +233,9 @@ func TestRecall_UnitsOfOtherProcessesComeSoon(t *testing.T) {
 			time.Sleep(100 * time.Millisecond) // until it listens
 			for _, scope := range scopes {
 				err := ask(wants, scope, 500)
-				var denied *budget.ExceededError
-				require.ErrorAs(t, err, &denied)
-				r := denied.Refusals[0]
+				var refused *budget.ExceededError
+				require.ErrorAs(t, err, &refused)
+				r := refused.Refusals[0]
 				require.Positive(t, r.Leased)
 				require.Zero(t, r.Held)
 				require.Greater(t, r.RetryAfter, 30*time.Second)
@@ -277,9 +277,9 @@ func TestRecall_UnitsOfADeadProcessAreThereAtTheEnd(t *testing.T) {
 				_, err := f.spend(p, pgx.ReadCommitted, charge(1, budget.Lifetime(100)))
 				return err
 			}
-			var denied *budget.ExceededError
-			require.ErrorAs(t, ask(), &denied)
-			require.Equal(t, 10*time.Second, denied.RetryAfter())
+			var refused *budget.ExceededError
+			require.ErrorAs(t, ask(), &refused)
+			require.Equal(t, 10*time.Second, refused.RetryAfter())
 			clock.Advance(10 * time.Second)
 			pgtest.WaitFor(t, "the end of the lease", func() bool { return ask() == nil })
 			require.Equal(t, int64(2), f.settled("hot", p))
@@ -301,10 +301,10 @@ func TestAllow_AnEndedLeaseThatNobodySettlesHasARetryTime(t *testing.T) {
 	limit := budget.Lifetime(100)
 	w.Each(func(*pgtest.Flush) {})
 	for range 1000 {
-		var denied *budget.ExceededError
-		require.ErrorAs(t, p.Allow(t.Context(), charge(1, limit)), &denied)
-		require.Positive(t, denied.RetryAfter())
-		require.LessOrEqual(t, denied.RetryAfter(), 2*time.Second)
+		var refused *budget.ExceededError
+		require.ErrorAs(t, p.Allow(t.Context(), charge(1, limit)), &refused)
+		require.Positive(t, refused.RetryAfter())
+		require.LessOrEqual(t, refused.RetryAfter(), 2*time.Second)
 	}
 	calls := 0
 	for _, x := range w.Sent() {
@@ -326,16 +326,16 @@ func TestAllow_ARefundEndsARefusalByAPeriod(t *testing.T) {
 	c := charge(1, budget.PerPeriod(10, 1000*time.Hour, time.Now()))
 	receipt, err := f.charged(charge(10))
 	require.NoError(t, err)
-	var denied *budget.ExceededError
-	require.ErrorAs(t, p.Allow(t.Context(), c), &denied)
-	require.Greater(t, denied.RetryAfter(), 900*time.Hour)
-	refused := time.Now()
+	var refused *budget.ExceededError
+	require.ErrorAs(t, p.Allow(t.Context(), c), &refused)
+	require.Greater(t, refused.RetryAfter(), 900*time.Hour)
+	began := time.Now()
 	require.NoError(t, pgx.BeginFunc(t.Context(), f.db, func(tx pgx.Tx) error {
 		_, err := f.ledger.Refund(t.Context(), tx, budget.Refund{Scope: "hot", Seq: receipt.Entries[0].Seq, All: true})
 		return err
 	}))
 	pgtest.WaitFor(t, "the refund to be seen", func() bool { return p.Allow(t.Context(), c) == nil })
-	require.Less(t, time.Since(refused), 10*time.Second)
+	require.Less(t, time.Since(began), 10*time.Second)
 }
 
 func (f *fixture) charged(c budget.Charge) (r budget.Receipt, err error) {
@@ -363,10 +363,10 @@ func TestCharge_RepeatsARefusalByAWindow(t *testing.T) {
 	asked := time.Now()
 	w.Each(nil)
 	for range 100 {
-		var denied *budget.ExceededError
+		var refused *budget.ExceededError
 		_, err = p.Charge(t.Context(), tx, charge(2, limit))
-		require.ErrorAs(t, err, &denied)
-		require.InDelta(t, time.Hour, denied.RetryAfter(), float64(time.Minute))
+		require.ErrorAs(t, err, &refused)
+		require.InDelta(t, time.Hour, refused.RetryAfter(), float64(time.Minute))
 	}
 	require.True(t, len(w.Sent()) == 0 || time.Since(asked) > time.Second)
 

@@ -109,14 +109,14 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 		terms.Mode = "away"
 	}
 	return ledger.SilentlyIn(ctx, tx, "leases", func(tx pgx.Tx, telling bool) (Lease, error) {
-		var denied, crossed []byte
+		var refused, crossed []byte
 		charges := ledger.Charges(ledger.Telling(call.Charges, telling))
-		l, status, err := c.scan(tx.QueryRow(ctx, c.sql.carve, charges, terms.String(), call.Tolerance, c.wait), &denied, &crossed)
+		l, status, err := c.scan(tx.QueryRow(ctx, c.sql.carve, charges, terms.String(), call.Tolerance, c.wait), &refused, &crossed)
 		switch {
 		case err != nil:
 			return Lease{}, call.Failed(err)
-		case status == "denied":
-			return Lease{}, call.Denied(denied)
+		case status == "refused":
+			return Lease{}, call.Refused(refused)
 		case status == "conflict":
 			return Lease{}, of(ErrCarved, g.Child)
 		case status == "used":
@@ -291,7 +291,7 @@ type carveStatements struct{ carve, close, receive, settle, due, get string }
 
 const (
 	returnedSQL   = `select status, pg_catalog.to_jsonb(lease)`
-	carveSQL      = returnedSQL + `, denied, crossed from metered.carve(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
+	carveSQL      = returnedSQL + `, refused, crossed from metered.carve(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
 	closeSQL      = returnedSQL + ` from metered.close_child($1::text, $2::text, $3::int)`
 	receiveSQL    = returnedSQL + ` from metered.receive_child($1::text, $2::bigint, $3::timestamptz, $4::text, $5::text, $6::int)`
 	settleAwaySQL = returnedSQL + ` from metered.settle_away($1::text, $2::bigint, $3::text, $4::int)`

@@ -45,7 +45,7 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 		})
 		if !p.dropped(err) {
 			p.learn(err)
-			inBudget.TellDenied(ctx, p.observer, err)
+			inBudget.TellRefused(ctx, p.observer, err)
 			return receipt, err
 		}
 	}
@@ -64,10 +64,10 @@ func (p *Pool) one(ctx context.Context, tx pgx.Tx, c budget.Charge) (budget.Rece
 	for try := 0; leased && try < maxTries; try++ {
 		from, offset, ok := s.takeOrWait(ctx, p, c.Amount)
 		if !ok {
-			// The ledger decides where a credit or a release may have ended a denial: this transaction may have made
+			// The ledger decides where a credit or a release may have ended a refusal: this transaction may have made
 			// it.
 			if err := s.refusal(c.Amount, true); err != nil {
-				inBudget.TellDenied(ctx, p.observer, err)
+				inBudget.TellRefused(ctx, p.observer, err)
 				return budget.Receipt{}, err
 			}
 			break
@@ -84,9 +84,9 @@ func (p *Pool) one(ctx context.Context, tx pgx.Tx, c budget.Charge) (budget.Rece
 	}
 	receipt, err := p.ledger.Charge(ctx, tx, c)
 	p.learn(err)
-	var denied *budget.ExceededError
-	if s != nil && errors.As(err, &denied) {
-		s.refuse(c.Amount, denied)
+	var refused *budget.ExceededError
+	if s != nil && errors.As(err, &refused) {
+		s.refuse(c.Amount, refused)
 	}
 	return receipt, err
 }

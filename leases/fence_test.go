@@ -34,14 +34,14 @@ var errRefused = errors.New("the lease refuses")
 
 // spend spends a range of l.
 func (l held) spend(ctx context.Context, db budget.Querier, offset, amount int64) error {
-	var denied []byte
-	rows, err := db.Query(ctx, `select denied from metered.charge_leased(
+	var refused []byte
+	rows, err := db.Query(ctx, `select refused from metered.charge_leased(
 		array[row('hot', $1::bigint, $2::bigint, 0, '{}', null, null, $3::bigint, $4::bigint)::metered.new_charge], '1 min', 5000, null, 'answer', true)`,
 		l.fence, amount, l.no, offset)
 	if err == nil {
-		denied, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[[]byte])
+		refused, err = pgx.CollectExactlyOneRow(rows, pgx.RowTo[[]byte])
 	}
-	if err == nil && denied != nil {
+	if err == nil && refused != nil {
 		return errRefused
 	}
 	return err

@@ -141,8 +141,8 @@ func (h *history) spendWith(direct *budget.Charge) {
 	}
 	var a ledger.Answer
 	err := h.in(func(tx pgx.Tx) error {
-		err := tx.QueryRow(h.Context(), `select seqs, ats, denied from metered.charge_leased($1::metered.new_charge[], '1 min', 5000, null, 'answer', true)`,
-			ledger.Charges(sent)).Scan(&a.Seqs, &a.Ats, &a.Denied)
+		err := tx.QueryRow(h.Context(), `select seqs, ats, refused from metered.charge_leased($1::metered.new_charge[], '1 min', 5000, null, 'answer', true)`,
+			ledger.Charges(sent)).Scan(&a.Seqs, &a.Ats, &a.Refused)
 		if err == nil && undone {
 			return errUndone
 		}
@@ -153,9 +153,9 @@ func (h *history) spendWith(direct *budget.Charge) {
 	}
 	require.NoError(h.T, err)
 	if direct == nil {
-		require.Equal(h.T, !h.now.Before(l.ends), a.Denied != nil, "%s", a.Denied)
+		require.Equal(h.T, !h.now.Before(l.ends), a.Refused != nil, "%s", a.Refused)
 	}
-	if a.Denied != nil {
+	if a.Refused != nil {
 		l.next -= amount
 		return
 	}

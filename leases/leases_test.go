@@ -149,7 +149,7 @@ func TestCharge_IsExactUnderConcurrency(t *testing.T) {
 			f := setUp(t)
 			limit := budget.Lifetime(4000)
 			pools := []*leases.Pool{f.pool(leases.Rule{Share: 4, Idle: 50 * time.Millisecond}), f.pool(leases.Rule{Share: 4, Idle: 50 * time.Millisecond})}
-			var spent, denied, leased atomic.Int64
+			var spent, refused, leased atomic.Int64
 			var all sync.WaitGroup
 			for g := range 8 {
 				all.Go(func() {
@@ -174,7 +174,7 @@ func TestCharge_IsExactUnderConcurrency(t *testing.T) {
 							}
 						}
 						if errors.Is(err, budget.ErrExceeded) {
-							denied.Add(1)
+							refused.Add(1)
 						} else if err != nil && !errors.Is(err, budget.ErrSerialization) && !collided(err) {
 							t.Error(err)
 						}
@@ -182,7 +182,7 @@ func TestCharge_IsExactUnderConcurrency(t *testing.T) {
 				})
 			}
 			all.Wait()
-			t.Logf("spent %d, of which %d times from leases, denied %d", spent.Load(), leased.Load(), denied.Load())
+			t.Logf("spent %d, of which %d times from leases, refused %d", spent.Load(), leased.Load(), refused.Load())
 			require.Positive(t, leased.Load())
 			require.Equal(t, spent.Load(), f.settled("hot", pools...))
 			require.LessOrEqual(t, spent.Load(), limit.Max)
@@ -204,13 +204,13 @@ func TestCharge_NearTheEndIsExact(t *testing.T) {
 	deadline := time.Now().Add(time.Minute)
 	for i := 0; spent < limit.Max && time.Now().Before(deadline); i++ {
 		_, err := f.spend(pools[i%4], pgx.ReadCommitted, charge(1, limit))
-		var denied *budget.ExceededError
+		var refused *budget.ExceededError
 		switch {
 		case err == nil:
 			spent++
-		case errors.As(err, &denied):
-			require.Positive(t, denied.Refusals[0].Leased, "refused only because units are leased: %v", err)
-			require.Less(t, denied.RetryAfter(), 11*time.Second)
+		case errors.As(err, &refused):
+			require.Positive(t, refused.Refusals[0].Leased, "refused only because units are leased: %v", err)
+			require.Less(t, refused.RetryAfter(), 11*time.Second)
 			time.Sleep(5 * time.Millisecond)
 		default:
 			require.NoError(t, err)
@@ -234,12 +234,12 @@ func TestAllow_IsExactAndRefusesFromMemory(t *testing.T) {
 		all.Go(func() {
 			for range 5000 {
 				err := pools[g%2].Allow(t.Context(), charge(1, limit))
-				var denied *budget.ExceededError
+				var refused *budget.ExceededError
 				switch {
 				case err == nil:
 					allowed.Add(1)
-				case errors.As(err, &denied):
-					if denied.Refusals[0].Leased > 0 {
+				case errors.As(err, &refused):
+					if refused.Refusals[0].Leased > 0 {
 						time.Sleep(time.Millisecond)
 					}
 				default:

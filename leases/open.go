@@ -20,11 +20,11 @@ type statements struct{ charge, spend, direct, open, settle, due, history, spend
 
 const (
 	chargeSQL = `
-select seqs, ats, used, held, denied, periods, crossed
+select seqs, ats, used, held, refused, periods, crossed
 from metered.charge_leased($1::metered.new_charge[], $2::interval, $3::int, null, 'answer', $4::bool)`
 	spendSQL  = `select metered.spend($1::bigint, $2::bigint, $3::bigint, $4::bigint, $5::text, $6::jsonb)`
 	directSQL = `
-select seqs, ats, used, held, denied, periods, crossed
+select seqs, ats, used, held, refused, periods, crossed
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 	openSQL = `
 select no, fence, granted, used, coalesce(held, 0), coalesce(lasts_us, 0), periods, crossed

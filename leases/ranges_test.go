@@ -34,11 +34,11 @@ func TestRanges_AreSpentOnceAndWithinTheSlice(t *testing.T) {
 	require.NoError(t, k.spend(ctx, tx, 0, 5))
 	require.ErrorIs(t, k.spend(ctx, tx, 0, 5), errRefused)
 	require.ErrorIs(t, k.spend(ctx, tx, 0, 2), errRefused)
-	var denied []byte
-	require.NoError(t, tx.QueryRow(ctx, `select denied from metered.charge_leased(array[
+	var refused []byte
+	require.NoError(t, tx.QueryRow(ctx, `select refused from metered.charge_leased(array[
 		row('hot', $1::bigint, 7, 0, '{}', null, null, $2::bigint, 20), row('hot', $1, 5, 0, '{}', null, null, $2, 0)]::metered.new_charge[], '1 min', 5000, null, 'answer', true)`,
-		k.fence, k.no).Scan(&denied))
-	require.NotNil(t, denied)
+		k.fence, k.no).Scan(&refused))
+	require.NotNil(t, refused)
 	require.NoError(t, tx.Commit(ctx))
 	_, spent, err := k.settle(ctx, f.db, owner, time.Second)
 	require.NoError(t, err)
@@ -192,14 +192,14 @@ func TestRanges_OfOthersAreNeverTakenBack(t *testing.T) {
 		"twice":              `array[%[1]s, %[1]s]`,
 		"behind one that is": `array[%[2]s, %[2]s, %[1]s]`,
 	} {
-		var denied []byte
-		err := intruder.QueryRow(ctx, `select denied from metered.charge_leased(`+fmt.Sprintf(charges, victim, fresh)+`, '1 min', 5000, null, 'answer', true)`,
-			pgx.QueryExecModeSimpleProtocol).Scan(&denied)
+		var refused []byte
+		err := intruder.QueryRow(ctx, `select refused from metered.charge_leased(`+fmt.Sprintf(charges, victim, fresh)+`, '1 min', 5000, null, 'answer', true)`,
+			pgx.QueryExecModeSimpleProtocol).Scan(&refused)
 		if what[:2] == "fr" || what[:2] == "of" {
 			require.Equal(t, "22023", state(err), "%s: %v", what, err)
 		} else {
 			require.NoError(t, err, what)
-			require.NotNil(t, denied, what)
+			require.NotNil(t, refused, what)
 		}
 		require.Equal(t, []int64{60}, pgtest.Value[[]int64](t, f.db, `select array_agg(amount) from metered.lease_spends`), what)
 	}

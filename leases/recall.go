@@ -12,13 +12,13 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// learn records a denial, and recalls the leases that hold back its units.
+// learn records a refusal, and recalls the leases that hold back its units.
 func (p *Pool) learn(err error) {
-	var denied *budget.ExceededError
-	if !errors.As(err, &denied) {
+	var refused *budget.ExceededError
+	if !errors.As(err, &refused) {
 		return
 	}
-	for _, r := range denied.Refusals {
+	for _, r := range refused.Refusals {
 		if r.Leased > 0 {
 			p.recall(r.Scope)
 		}

@@ -51,11 +51,11 @@ func TestRefusal_ReadsAsMuchWithManyOpenLeasesAsWithFew(t *testing.T) {
 				_, err := f.ledger.Charge(t.Context(), tx, budget.Charge{Scope: "hot", Amount: 1, Limits: []budget.Limit{limit}})
 				return err
 			})
-			var denied *budget.ExceededError
-			require.ErrorAs(t, err, &denied)
-			require.Equal(t, leased, denied.Refusals[0].Leased)
-			require.Zero(t, denied.Refusals[0].Held)
-			require.Equal(t, last, denied.Refusals[0].RetryAfter)
+			var refused *budget.ExceededError
+			require.ErrorAs(t, err, &refused)
+			require.Equal(t, leased, refused.Refusals[0].Leased)
+			require.Zero(t, refused.Refusals[0].Held)
+			require.Equal(t, last, refused.Refusals[0].RetryAfter)
 		}
 	}
 	rows := func(fn func()) (n int64) {
@@ -124,9 +124,9 @@ func TestRefusal_CountsALeaseOfItsOwnTransactionOnce(t *testing.T) {
 		require.NoError(t, carve(tx, "run", 50, 9*time.Hour))
 		for amount, after := range map[int64]time.Duration{900: 30 * time.Minute, 990: budget.Never} {
 			_, err = f.ledger.Charge(t.Context(), tx, budget.Charge{Scope: "user", Amount: amount, Limits: []budget.Limit{budget.PerWindow(1000, 24*time.Hour)}})
-			var denied *budget.ExceededError
-			require.ErrorAs(t, err, &denied)
-			r := denied.Refusals[0]
+			var refused *budget.ExceededError
+			require.ErrorAs(t, err, &refused)
+			r := refused.Refusals[0]
 			require.EqualValues(t, []int64{5, 100, 50, 845}, []int64{r.Held, r.Leased, r.OwnHeld, r.Available})
 			require.Equal(t, after, r.RetryAfter, "%s %d", level, amount)
 		}

@@ -261,18 +261,18 @@ const (
 	maxRefusals = 8               // of a slot, each of another amount
 )
 
-// refuse remembers a denial of amount units: for a moment, since a refund, a credit or a release may end it.
-func (s *slot) refuse(amount int64, denied *budget.ExceededError) {
+// refuse remembers a refusal of amount units: for a moment, since a refund, a credit or a release may end it.
+func (s *slot) refuse(amount int64, refused *budget.ExceededError) {
 	now := time.Now()
-	r := &refusal{amount: amount, err: denied, sure: true, at: now}
-	for _, x := range denied.Refusals {
+	r := &refusal{amount: amount, err: refused, sure: true, at: now}
+	for _, x := range refused.Refusals {
 		r.sure = r.sure && (x.Limit.Window > 0 || !x.Limit.Period.IsZero()) && x.Held+x.OwnHeld+x.Leased == 0
 	}
 	lasts := s.rule.Refuse
 	if r.sure {
 		lasts = max(lasts, sureFor)
 	}
-	r.until = now.Add(min(lasts, denied.RetryAfter()))
+	r.until = now.Add(min(lasts, refused.RetryAfter()))
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	all := []*refusal{r}
@@ -286,7 +286,7 @@ func (s *slot) refuse(amount int64, denied *budget.ExceededError) {
 	s.refused.Store(&all)
 }
 
-// refusal is the denial of so many units that is remembered, of those that are sure or of all.
+// refusal is the refusal of so many units that is remembered, of those that are sure or of all.
 func (s *slot) refusal(amount int64, sure bool) error {
 	all := s.refused.Load()
 	if all == nil {

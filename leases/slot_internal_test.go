@@ -39,11 +39,11 @@ func TestSlot_ARefusalIsRememberedForSecondsAndForItsAmount(t *testing.T) {
 		require.WithinRange(t, r.until, before.Add(c.lasts), time.Now().Add(c.lasts))
 	}
 	for amount, after := range map[int64]time.Duration{1: 695 * time.Hour, 2: 700 * time.Hour, 11: budget.Never} {
-		var denied *budget.ExceededError
-		require.ErrorAs(t, s.refusal(amount, true), &denied)
-		require.EqualValues(t, amount, denied.Refusals[0].Requested)
+		var refused *budget.ExceededError
+		require.ErrorAs(t, s.refusal(amount, true), &refused)
+		require.EqualValues(t, amount, refused.Refusals[0].Requested)
 		for i, want := range []time.Duration{after, after / 2} {
-			if got := denied.Refusals[i].RetryAfter; want != budget.Never {
+			if got := refused.Refusals[i].RetryAfter; want != budget.Never {
 				require.Less(t, got, want)
 				require.Greater(t, got, want-time.Minute)
 			} else {

@@ -24,7 +24,7 @@ func (printer) Start(ctx context.Context, op observe.Op) (context.Context, func(
 }
 
 func (printer) Event(_ context.Context, e observe.Event) {
-	if e.Kind == observe.Denied {
+	if e.Kind == observe.LimitRefused {
 		fmt.Println("refused by", e.Name)
 	}
 }

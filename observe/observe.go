@@ -104,10 +104,10 @@ const (
 	// or ErrCommitUnknown.
 	CommitResolved Kind = "commit_resolved"
 
-	// Denied: a limit refused. Name is the limit's, or else "lifetime", "credit", its window, as "1h0m0s", or its
-	// period, as "month (UTC)". A denial by two limits is two events.
-	Denied Kind = "denied"
-	// Threshold: a charge crossed a threshold. Name is the limit's, as of Denied, a slash, and the threshold's.
+	// LimitRefused: a limit refused. Name is the limit's, or else "lifetime", "credit", its window, as "1h0m0s", or its
+	// period, as "month (UTC)". A refusal by two limits is two events.
+	LimitRefused Kind = "limit_refused"
+	// Threshold: a charge crossed a threshold. Name is the limit's, as of LimitRefused, a slash, and the threshold's.
 	// Pending.
 	Threshold Kind = "threshold"
 
@@ -129,7 +129,7 @@ const (
 	LeaseEnded    Kind = "lease_ended"    // a lease opened with N units has ended
 	LeaseSpent    Kind = "lease_spent"    // N units spent of a lease that this process settled, its own or another's
 	LeaseReturned Kind = "lease_returned" // N units of that lease came free
-	LeaseRecalled Kind = "lease_recalled" // this process recalled all slices of a scope, after a denial
+	LeaseRecalled Kind = "lease_recalled" // this process recalled all slices of a scope, after a refusal
 
 	Lots       Kind = "lots"        // N lots of wallets were "granted", "revoked" (in part or whole), "rolled over", or "ended" by a sweep
 	LotsLapsed Kind = "lots_lapsed" // N units of lots lapsed (breakage), counted by the sweep, even if another call ended the lots
@@ -145,7 +145,7 @@ type Event struct {
 	Name string // as of Kind
 	N    int64  // how many, 1 or more
 	// Pending: the change is in an open transaction, and goes if that rolls back: an attempt. Otherwise it is
-	// committed, or an answer that no rollback takes back, as a denial. A command of metered.Do reports tokens and
+	// committed, or an answer that no rollback takes back, as a refusal. A command of metered.Do reports tokens and
 	// holds when they are committed. Jobs are always pending.
 	Pending bool
 	Lag     time.Duration // of SweepLag and LotsLag

@@ -65,13 +65,13 @@ func Example() {
 	answer := httptest.NewRecorder()
 	metrics.ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", nil))
 	for line := range strings.Lines(answer.Body.String()) {
-		if strings.HasPrefix(line, `metered_denials_total{metered_limit="hourly",`) {
-			fmt.Println("denials by the limit hourly:", line[strings.LastIndex(line, " ")+1:])
+		if strings.HasPrefix(line, `metered_refusals_total{metered_limit="hourly",`) {
+			fmt.Println("refusals by the limit hourly:", line[strings.LastIndex(line, " ")+1:])
 		}
 	}
 	// Output:
 	// code ""
 	// code ""
 	// code "budget_exceeded"
-	// denials by the limit hourly: 1
+	// refusals by the limit hourly: 1
 }

@@ -49,8 +49,8 @@ type instruments struct {
 	commands, function, database, wait, sweep, purge, enqueue duration
 	roundTrips, batch                                         metric.Int64Histogram
 
-	retries, lockTimeouts, denials, thresholds, lost, resolved, consumed, refused, holds, jobs counter
-	left, purged, leased, recalls, overflow, lots, lapsed, sessions                            counter
+	retries, lockTimeouts, refusals, thresholds, lost, resolved, consumed, refused, holds, jobs counter
+	left, purged, leased, recalls, overflow, lots, lapsed, sessions                             counter
 
 	out metric.Int64UpDownCounter
 	lag lag
@@ -86,7 +86,7 @@ func newInstruments(m metric.Meter) (*instruments, error) {
 
 	all.retries = count("metered.retries", "{retry}", "Transactions that ran again, since they met others")
 	all.lockTimeouts = count("metered.lock.timeouts", "{timeout}", "Waits for locks that ran into the lock timeout")
-	all.denials = count("metered.denials", "{denial}", "Charges and holds that a limit refused, by the limit's name")
+	all.refusals = count("metered.refusals", "{refusal}", "Charges and holds that a limit refused, by the limit's name")
 	all.thresholds = count("metered.thresholds", "{crossing}", "Thresholds that were crossed, by the names of limit and threshold")
 	all.lost = count("metered.commits.lost", "{commit}", "Commands and charges whose answer to COMMIT was lost")
 	all.resolved = count("metered.commits.resolved", "{commit}", "Outcomes of commands and charges whose answer to COMMIT was lost")
@@ -97,7 +97,7 @@ func newInstruments(m metric.Meter) (*instruments, error) {
 	all.left = count("metered.sweep.left", "{hold}", "Due holds and lots that a sweep left for the next one")
 	all.purged = count("metered.purge.rows", "{row}", "Rows that purges deleted")
 	all.leased = count("metered.lease.units", "{unit}", "Units that leases took, spent and gave back")
-	all.recalls = count("metered.lease.recalls", "{recall}", "Denials that asked all processes for their slices of a scope")
+	all.recalls = count("metered.lease.recalls", "{recall}", "Refusals that asked all processes for their slices of a scope")
 	all.lots = count("metered.lots", "{lot}", "Lots of wallets that were granted, revoked, rolled over, or ended by a sweep")
 	all.lapsed = count("metered.lots.lapsed", "{unit}", "Units that lapsed of lots, as sweeps met them")
 	all.sessions = count("metered.sessions", "{session}", "Outcomes of sessions: opened, renewed, settled and so on")

@@ -149,9 +149,9 @@ func (o *Observer) Event(ctx context.Context, e observe.Event) {
 	case observe.CommitResolved:
 		o.m.resolved.add(ctx, e.N, labels{{labelResolution, e.Name}})
 		o.mark(ctx, e)
-	case observe.Denied:
+	case observe.LimitRefused:
 		e.Name = o.limits.of(e.Name)
-		o.m.denials.add(ctx, e.N, labels{{labelLimit, e.Name}})
+		o.m.refusals.add(ctx, e.N, labels{{labelLimit, e.Name}})
 		o.mark(ctx, e)
 	case observe.Threshold:
 		e.Name = o.limits.of(e.Name)

@@ -129,7 +129,7 @@ func (s *service) session() {
 	s.w.requireValue(0, "metered_sessions_total", "metered_session=lost")
 }
 
-// lease has a lease, meets a denial with it, and gives it back.
+// lease has a lease, meets a refusal with it, and gives it back.
 func (s *service) lease() {
 	s.T.Helper()
 	t, ctx := s.T, s.T.Context()

@@ -80,7 +80,7 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 			_, err = f.book.Refund(ctx, tx, budget.Refund{Scope: name, Seq: drawn[name], Amount: 4})
 			return err
 		}},
-		{"denial", func(tx pgx.Tx, name string) (err error) {
+		{"refusal", func(tx pgx.Tx, name string) (err error) {
 			_, err = f.book.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 1013})
 			var exceeded *budget.ExceededError
 			require.ErrorAs(t, err, &exceeded)

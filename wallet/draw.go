@@ -34,7 +34,7 @@ type Drawn struct {
 }
 
 const drawSQL = `
-select coalesce(seq, 0), coalesce(at, 'epoch'), coalesce(amount, 0), lots, coalesce(overdrawn, 0), coalesce(left_over, 0), denied, crossed
+select coalesce(seq, 0), coalesce(at, 'epoch'), coalesce(amount, 0), lots, coalesce(overdrawn, 0), coalesce(left_over, 0), refused, crossed
 from metered.draw(($1::metered.new_charge[])[1], $2::bool, $3::interval, $4::int, $5::metered.origin)`
 
 // Draw takes units from a wallet's lots, in their order. If there are too few, it writes nothing and returns a *budget.ExceededError,
@@ -46,7 +46,7 @@ func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err er
 	}
 	ctx, span := b.begin(ctx, "wallet.draw")
 	defer func() {
-		inBudget.TellDenied(ctx, b.observer, err)
+		inBudget.TellRefused(ctx, b.observer, err)
 		span.End(err)
 	}()
 	return ledger.SilentlyIn(ctx, tx, "wallet", func(tx pgx.Tx, telling bool) (Drawn, error) {
@@ -78,12 +78,12 @@ func (b *Book) prepareDraw(d Draw) (*ledger.Call[Drawn], error) {
 		},
 		Scan: func(row pgx.Row) (Drawn, error) {
 			drawn := Drawn{Wallet: d.Wallet}
-			var lots, denied []byte
-			if err := row.Scan(&drawn.Seq, &drawn.At, &drawn.Amount, &lots, &drawn.Overdrawn, &drawn.Left, &denied, &crossed); err != nil {
+			var lots, refused []byte
+			if err := row.Scan(&drawn.Seq, &drawn.At, &drawn.Amount, &lots, &drawn.Overdrawn, &drawn.Left, &refused, &crossed); err != nil {
 				return Drawn{}, call.Failed(err)
 			}
-			if len(denied) > 0 {
-				return Drawn{}, call.Denied(denied)
+			if len(refused) > 0 {
+				return Drawn{}, call.Refused(refused)
 			}
 			if len(lots) > 0 {
 				if err := json.Unmarshal(lots, &drawn.Lots); err != nil {

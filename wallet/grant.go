@@ -44,7 +44,7 @@ type Granted struct {
 }
 
 const grantSQL = `
-select coalesce(status, ''), coalesce(no, 0), coalesce(seq, 0), coalesce(at, 'epoch'), expires_at, denied
+select coalesce(status, ''), coalesce(no, 0), coalesce(seq, 0), coalesce(at, 'epoch'), expires_at, refused
 from metered.grant_lot($1::text, $2::bigint, $3::metered.new_lot, $4::bool, $5::int, $6::metered.origin)`
 
 // Grant adds a lot to a wallet. The lot pays an overdraft back at once. Refusals: ErrConflict, ErrExpired, *budget.ScopeError.
@@ -65,9 +65,9 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 	c := call.Charges[0]
 	var status string
 	var expires *time.Time
-	var denied []byte
+	var refused []byte
 	err = tx.QueryRow(ctx, b.sql.grant, g.Wallet, c.Key, lot.String(), c.MustExist, b.waitMS(), ledger.Origin{Note: c.Note}.String()).
-		Scan(&status, &granted.Lot, &granted.Seq, &granted.At, &expires, &denied)
+		Scan(&status, &granted.Lot, &granted.Seq, &granted.At, &expires, &refused)
 	if err != nil {
 		return Granted{}, failed("grant", err)
 	}
@@ -76,8 +76,8 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 	}
 	granted.Amount, granted.At, granted.Replayed = g.Amount, granted.At.UTC(), status == "same"
 	switch {
-	case len(denied) > 0:
-		return Granted{}, call.Denied(denied)
+	case len(refused) > 0:
+		return Granted{}, call.Refused(refused)
 	case status == "conflict":
 		return Granted{}, fmt.Errorf("%w: wallet %q, reference %q", ErrConflict, g.Wallet, g.Reference)
 	case status == "ended":

@@ -112,7 +112,7 @@ func (f *fixture) left() map[string]int64 {
 	return all
 }
 
-// has asserts that a draw of one more unit than there is is denied, and says how much there is.
+// has asserts that a draw of one more unit than there is is refused, and says how much there is.
 func (f *fixture) has(units int64) {
 	f.Helper()
 	require.EqualValues(f, units, f.balance().Units)

@@ -48,7 +48,7 @@ func TestWallets_AgreeWithTheModel(t *testing.T) {
 	f := setUp(t, wallet.Config{})
 	rapid.Check(t, func(rt *rapid.T) { newHistory(rt, f).run() })
 	t.Logf("%v", seenActs.n)
-	for _, kind := range []string{"draw", "grant", "reserve", "refund", "lapsed", "denied"} { // every run of so many histories has these
+	for _, kind := range []string{"draw", "grant", "reserve", "refund", "lapsed", "refused"} { // every run of so many histories has these
 		require.Positive(t, seenActs.count(kind), "no history had it: %s", kind)
 	}
 }
@@ -159,7 +159,7 @@ func try[R any](h *history, call func(ctx context.Context, tx pgx.Tx) (R, error)
 	})
 	if wantErr != nil {
 		require.ErrorIs(h.T, err, wantErr, h.name)
-		seenActs.add("denied")
+		seenActs.add("refused")
 	} else {
 		require.NoError(h.T, err, h.name)
 		seenActs.add(h.name)

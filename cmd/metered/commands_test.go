@@ -202,12 +202,12 @@ func TestTop_ShowsHotScopesAndWaiters(t *testing.T) {
 		}
 		require.Equal(t, 8.0, byName["org/acme"]["entries"], name)
 		require.Equal(t, 1.0, byName["org/globex"]["waiting"], name)
-		denied := v["denials"].(map[string]any)["denials"].([]any)[0].(map[string]any)
-		require.Equal(t, "hourly", denied["limit"])
+		refused := v["refusals"].(map[string]any)["refusals"].([]any)[0].(map[string]any)
+		require.Equal(t, "hourly", refused["limit"])
 		require.Equal(t, 2.0, v["overview"].(map[string]any)["open_holds"].(map[string]any)["n"])
 	}
 	text := l.ok("top", "--count", "2", "--interval", "100ms")
-	require.Equal(t, 4, strings.Count(text, "SCOPE"), "two looks, at hot scopes and at denials")
+	require.Equal(t, 4, strings.Count(text, "SCOPE"), "two looks, at hot scopes and at refusals")
 	require.NotContains(t, text, "\x1b", "nothing is redrawn where there is no terminal")
 	lines := l.objects("top", "--count", "3", "--interval", "100ms")
 	require.Len(t, lines, 3)

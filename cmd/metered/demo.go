@@ -21,7 +21,7 @@ func (a *app) demoCmd() *cobra.Command {
 		Use:   "demo",
 		Short: "Start a throwaway Postgres, a load on it, and the page",
 		Long: `Demo starts a Postgres of its own, migrates it, runs a made-up load of commands, holds, leases, wallets, sessions,
-jobs and denials, and serves the page. Its connection string is printed, for the other commands. Ctrl-C ends all of it, and
+jobs and refusals, and serves the page. Its connection string is printed, for the other commands. Ctrl-C ends all of it, and
 removes the Postgres. It needs Postgres on this machine, or the network once, to fetch it.`,
 		Example: `  metered demo
   metered demo --listen 127.0.0.1:0 --rate 100`,

@@ -125,7 +125,7 @@ func TestDemo_RunsALoadAndGoesWithoutATrace(t *testing.T) {
 	directory := pgtest.Value[string](t, conn, "show data_directory")
 	for what, sql := range map[string]string{
 		"charges":  `select exists (select from metered.operations where refusal is null)`,
-		"denials":  `select exists (select from metered.operations where refusal is not null)`,
+		"refusals": `select exists (select from metered.operations where refusal is not null)`,
 		"holds":    `select exists (select from metered.holds)`,
 		"endings":  `select exists (select from metered.holds where state in ('c', 'r'))`,
 		"leases":   `select exists (select from metered.leases)`,

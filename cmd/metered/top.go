@@ -27,11 +27,11 @@ func (a *app) topCmd() *cobra.Command {
 	c := &cobra.Command{
 		Use:   "top",
 		Short: "Show hot scopes, live",
-		Long: `Top shows the hottest scopes, by their recent entries and by the waiters for their locks, denials by limit, open and
+		Long: `Top shows the hottest scopes, by their recent entries and by the waiters for their locks, refusals by limit, open and
 overdue holds, leases, and operations in flight. On a terminal it redraws in place, until Ctrl-C. Elsewhere it prints
 again each time.
 
-The database has only denials of commands with RecordRefusal: all others leave nothing behind. The observer counts them
+The database has only refusals of commands with RecordRefusal: all others leave nothing behind. The observer counts them
 in the application.`,
 		Example: `  metered top
   metered top --interval 5s --within 10m
@@ -40,7 +40,7 @@ in the application.`,
 	flags := c.Flags()
 	flags.Var(&f.interval, "interval", "how often it is read anew")
 	flags.Var(&f.within, "within", "how far back it counts, 1s to 24h")
-	flags.IntVarP(&f.rows, "rows", "n", f.rows, "how many scopes and denials it shows")
+	flags.IntVarP(&f.rows, "rows", "n", f.rows, "how many scopes and refusals it shows")
 	flags.IntVar(&f.count, "count", 0, "end after so many times; 0 is never")
 	return a.does(c, needReporting, func(ctx context.Context, _ []string) error {
 		switch {
@@ -55,9 +55,9 @@ in the application.`,
 
 // topView is the content of top at one time.
 type topView struct {
-	Overview inspect.Overview   `json:"overview"`
-	Hot      inspect.HotList    `json:"hot"`
-	Denials  inspect.DenialList `json:"denials"`
+	Overview inspect.Overview    `json:"overview"`
+	Hot      inspect.HotList     `json:"hot"`
+	Refusals inspect.RefusalList `json:"refusals"`
 }
 
 func (a *app) top(ctx context.Context, pool *pgxpool.Pool, f topFlags) error {
@@ -105,7 +105,7 @@ func (a *app) topView(ctx context.Context, pool *pgxpool.Pool, f topFlags) (v to
 		if v.Hot, err = r.Hot(ctx, time.Duration(f.within), f.rows); err != nil {
 			return err
 		}
-		v.Denials, err = r.Denials(ctx, time.Duration(f.within), f.rows)
+		v.Refusals, err = r.Refusals(ctx, time.Duration(f.within), f.rows)
 		return err
 	})
 	return v, err
@@ -138,13 +138,13 @@ func (v topView) draw(w *screen) {
 		t.row(scope, fmt.Sprintf("%.1f", h.PerSec), fmt.Sprintf("%.1f", h.UnitsPS), h.Waiting, h.Longest.Round(time.Millisecond), h.Last)
 	}
 	_ = t.flush()
-	if len(v.Denials.Denials) == 0 {
+	if len(v.Refusals.Refusals) == 0 {
 		return
 	}
 	fmt.Fprintln(w)
-	t = newTable(w, "DENIED BY", "SCOPE", "LIMIT", "COMMAND", "DENIALS/S", "LAST")
-	for _, d := range v.Denials.Denials {
-		t.row(d.Code, dash(d.Scope), dash(d.Limit), dash(d.Name), fmt.Sprintf("%.2f", float64(d.Count)/max(1, v.Denials.Within.Seconds())), d.Last)
+	t = newTable(w, "REFUSED BY", "SCOPE", "LIMIT", "COMMAND", "REFUSALS/S", "LAST")
+	for _, d := range v.Refusals.Refusals {
+		t.row(d.Code, dash(d.Scope), dash(d.Limit), dash(d.Name), fmt.Sprintf("%.2f", float64(d.Count)/max(1, v.Refusals.Within.Seconds())), d.Last)
 	}
 	_ = t.flush()
 }

@@ -96,8 +96,8 @@ func askFor(ctx context.Context, n int64, ask func() error) (admitted, refused i
 	for i := range errs {
 		group.Go(func() {
 			for asked.Add(1) <= n {
-				var denied *budget.ExceededError
-				for errs[i] = ask(); errors.As(errs[i], &denied) && denied.Refusals[0].Leased > 0 && ctx.Err() == nil; errs[i] = ask() {
+				var refused *budget.ExceededError
+				for errs[i] = ask(); errors.As(errs[i], &refused) && refused.Refusals[0].Leased > 0 && ctx.Err() == nil; errs[i] = ask() {
 					time.Sleep(time.Millisecond)
 				}
 				switch {

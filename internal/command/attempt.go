@@ -139,7 +139,7 @@ const (
 )
 
 const beginSQL = `
-select status, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refusal, denied, token_` + ledger.TokenColumns + `
+select status, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refusal, refused, token_` + ledger.TokenColumns + `
 from metered.begin_command($1::bool, $2::bool, $3::metered.new_command, $4::metered.presented_token,
     $5::metered.new_charge[], $6::interval, $7::int)`
 
@@ -149,7 +149,7 @@ type begun struct {
 	status      string
 	fingerprint []byte
 	rec         Record
-	denied      []byte // of the charges, by the first look
+	refused     []byte // of the charges, by the first look
 	holdRefused error  // of a hold, by the first look
 	token       ledger.TokenRow
 }
@@ -157,7 +157,7 @@ type begun struct {
 func (b *begun) scan(row pgx.Row) error {
 	r := &b.rec
 	var at *time.Time
-	err := row.Scan(append([]any{&b.status, &b.fingerprint, &r.Result, &r.Scopes, &r.Amounts, &r.Seqs, &r.Ats, &r.Holds, &at, &r.Refusal, &b.denied},
+	err := row.Scan(append([]any{&b.status, &b.fingerprint, &r.Result, &r.Scopes, &r.Amounts, &r.Seqs, &r.Ats, &r.Holds, &at, &r.Refusal, &b.refused},
 		b.token.Dest()...)...)
 	if r.Replayed = b.status == statusReplay; at != nil {
 		r.At = *at
@@ -249,8 +249,8 @@ func (b *begun) admit(op *Operation) error {
 			return err
 		}
 	}
-	if len(b.denied) > 0 {
-		return op.Charges.Denied(b.denied)
+	if len(b.refused) > 0 {
+		return op.Charges.Refused(b.refused)
 	}
 	return b.holdRefused
 }

@@ -135,7 +135,7 @@ func (o *owned) replay(ctx context.Context, rec *Record) (unknown bool, _ error)
 const undoTimeout = 5 * time.Second
 
 // undo comes before Release: the pool destroys a connection that comes back inside a transaction,
-// and a flood of denials would become one of connects.
+// and a flood of refusals would become one of connects.
 func (o *owned) undo(ctx context.Context) {
 	if o.conn.Conn().IsClosed() || o.conn.Conn().PgConn().TxStatus() == 'I' {
 		return

@@ -104,7 +104,7 @@ func Text(kind *Sentinel, field, text string, maxBytes int) error {
 // Is reports whether a sentinel of that code is in err's tree.
 func Is(err error, code string) bool { return errors.Is(err, &Sentinel{code: code}) }
 
-// ErrTooManyAttempts is metered.ErrTooManyAttempts. It has no code: the denial beside it has.
+// ErrTooManyAttempts is metered.ErrTooManyAttempts. It has no code: the refusal beside it has.
 var ErrTooManyAttempts = errors.New("metered: too many attempts")
 
 // Code returns the code of the first sentinel in err's tree, "" for none. Code methods of other errors do not count.

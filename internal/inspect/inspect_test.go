@@ -267,11 +267,11 @@ func TestOperations_HaveTheirOutcomes(t *testing.T) {
 		_, err = r.Operations(ctx, inspect.OperationFilter{After: "?"})
 		require.ErrorIs(t, err, inspect.ErrArgument)
 
-		denials, err := r.Denials(ctx, time.Hour, 0)
+		refusals, err := r.Refusals(ctx, time.Hour, 0)
 		require.NoError(t, err)
-		require.Equal(t, []any{5, true, 2}, []any{denials.Looked, denials.Whole, len(denials.Denials)})
+		require.Equal(t, []any{5, true, 2}, []any{refusals.Looked, refusals.Whole, len(refusals.Refusals)})
 		for i, label := range []string{"lifetime 1", "burst"} {
-			got := denials.Denials[i]
+			got := refusals.Refusals[i]
 			require.Equal(t, []any{"budget_exceeded", label, "burst", int64(3)}, []any{got.Code, got.Limit, got.Name, got.Count})
 		}
 		list, err := r.Jobs(ctx, []int64{1 << 40, d.JobIDs[0]})

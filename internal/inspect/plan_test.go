@@ -167,9 +167,9 @@ func calls(since time.Time) []call {
 			o, err := r.Operation(ctx, "ns3", "op3")
 			return len(o.Jobs.Jobs), err
 		})},
-		{"denials", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
-			l, err := r.Denials(ctx, time.Hour, 0)
-			return len(l.Denials), err
+		{"refusals", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
+			l, err := r.Refusals(ctx, time.Hour, 0)
+			return len(l.Refusals), err
 		})},
 		{"explain", explain(budget.Charge{Scope: "hot", Amount: 1000, Limits: []budget.Limit{
 			budget.PerWindow(1001, time.Minute), budget.PerWindow(1<<40, 30*time.Minute), budget.Lifetime(5)}})},

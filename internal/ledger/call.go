@@ -71,10 +71,10 @@ type Charging struct {
 	Queries   []*Query // to run under the locks, before Charges are sent
 	Locks     Locks
 	Tolerance pgtype.Interval
-	Standing  bool                      // the receipt has the standing of each limit
-	Denied    func(denial []byte) error // the error of a denial that came as a column
-	Closed    func(lease int64)         // is called with a lease that cannot be spent from, nil without leases
-	Failed    func(error) error         // maps an error of Postgres, such as a raised denial (MT001)
+	Standing  bool                       // the receipt has the standing of each limit
+	Refused   func(refusal []byte) error // the error of a refusal that came as a column
+	Closed    func(lease int64)          // is called with a lease that cannot be spent from, nil without leases
+	Failed    func(error) error          // maps an error of Postgres, such as a raised refusal (MT001)
 	// Cross tells of the thresholds that were crossed, which came as JSON.
 	Cross func(ctx context.Context, tx pgx.Tx, crossed []byte) error
 }
@@ -92,12 +92,12 @@ type ChargeCall[R any] struct {
 	Crossed func(crossed []byte) (R, error) // a receipt of crossings alone
 }
 
-// Answer is the entries by charge and the usage by limit, or else the denial as JSON. A check has no Seqs and Ats.
+// Answer is the entries by charge and the usage by limit, or else the refusal as JSON. A check has no Seqs and Ats.
 type Answer struct {
 	Seqs       []int64
 	Ats        []time.Time
 	Used, Held []int64
-	Denied     []byte
+	Refused    []byte
 	Periods    Periods
 	Crossed    []byte // JSON: the thresholds that were crossed
 }

@@ -10,7 +10,7 @@ import (
 // Raised by the functions in schema.sql. Class MT is in the range that the SQL
 // standard leaves to implementations. MT100 is caught in the function that raises it.
 const (
-	Exceeded      = "MT001" // a limit refused. DETAIL carries the denial as JSON
+	Exceeded      = "MT001" // a limit refused. DETAIL carries the refusal as JSON
 	WindowPurged  = "MT002" // a window reaches behind a purge
 	ClockBehind   = "MT003" // the scope's last entry is too far ahead of the clock
 	NotFinished   = "MT004" // COMMIT before a command was completed
@@ -18,7 +18,7 @@ const (
 	Nested        = "MT006" // beginning a command inside a command
 	HoldRefused   = "MT007" // a hold does not allow it. DETAIL carries the answer as JSON
 	RefundRefused = "MT008" // a charge cannot be refunded. DETAIL carries the reason as JSON
-	LeaseClosed   = "MT009" // a lease cannot be spent from. DETAIL names it, as a denial
+	LeaseClosed   = "MT009" // a lease cannot be spent from. DETAIL names it, as a refusal
 	UnknownZone   = "MT010" // the server does not know the time zone in DETAIL
 	Thresholds    = "MT012" // a scope has too many thresholds
 	Crossing      = "MT011" // a threshold is crossed, and the caller did not say that it tells
@@ -78,7 +78,7 @@ func Collided(err error) bool {
 	return state == SerializationFailure || state == DeadlockDetected || state == LeaseClosed
 }
 
-// OfBudget reports whether package budget has an error for a SQLSTATE of a charge, denials aside.
+// OfBudget reports whether package budget has an error for a SQLSTATE of a charge, refusals aside.
 func OfBudget(state string) bool {
 	switch state {
 	case WindowPurged, ClockBehind, NumericOutOfRange, UnknownZone, Thresholds:

@@ -169,10 +169,10 @@ declare
     a record;
 begin
     a := metered._write_charges(array[c], ahead, wait_ms, row(e.tenant, e.id, null), 'answer', row(null, null, null, clk), true);
-    if a.denied -> 0 ? 'crossing' then
+    if a.refused -> 0 ? 'crossing' then
         perform metered._refuse_unreported();
     end if;
-    if a.denied is null and e.id is not null then
+    if a.refused is null and e.id is not null then
         insert into metered.operations (tenant, id, fingerprint, issued_at, at, result, scopes, amounts, seqs, ats)
         values (e.tenant, e.id, e.fingerprint, e.issued_at, clk, 'null', array[c.scope], array[c.amount], a.seqs, a.ats)
         on conflict do nothing;
@@ -180,7 +180,7 @@ begin
             perform metered._recorded_meanwhile();
         end if;
     end if;
-    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.denied, null, a.periods, a.crossed)::metered.each_answer;
+    return row(nth, a.seqs[1], a.ats[1], a.used, a.held[1], a.refused, null, a.periods, a.crossed)::metered.each_answer;
 end
 $$;
 
@@ -191,7 +191,7 @@ $$;
 -- events is null, or has an element for each charge, which has an id, or none. An id is at most once
 -- in a call. status says why there is no entry, or whose it is: replay (the entry of before), conflict (of another event),
 -- retired (its time is at or before the horizon), future, late (further from the clock than allowed), busy (with skip_busy:
--- a lock was not free), or a SQLSTATE: MT002, MT003, MT010, MT012 or 22003, with its detail as denied. A threshold that is crossed
+-- a lock was not free), or a SQLSTATE: MT002, MT003, MT010, MT012 or 22003, with its detail as refused. A threshold that is crossed
 -- and that the caller would not report ends the call (MT011).
 create function metered.charge_each(charges metered.new_charge[], events metered.new_event[], ahead interval,
     late interval, future interval, wait_ms int, skip_busy boolean)

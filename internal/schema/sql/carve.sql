@@ -53,9 +53,9 @@ $$;
 
 -- Carves charge.amount units, judged by the charge's limits as a hold, for the child of terms, which has no
 -- entries yet. status is carved, exists (it was carved before, equally), conflict (it was carved otherwise), used (the
--- child has entries) or denied. A child of a child ends no later than that one.
+-- child has entries) or refused. A child of a child ends no later than that one.
 create function metered.carve(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
-    out status text, out lease metered.leases, out denied jsonb, out crossed jsonb)
+    out status text, out lease metered.leases, out refused jsonb, out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -84,9 +84,9 @@ begin
     own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
     charge.held := charge.amount;
     posted := metered._write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || own, interval '36500 days', null, null), false);
-    if posted.denied is not null then
-        status := 'denied';
-        denied := posted.denied;
+    if posted.refused is not null then
+        status := 'refused';
+        refused := posted.refused;
         return;
     end if;
     insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner, child)

@@ -1,5 +1,5 @@
--- Writes the entries of charges, all or none. Either denied is null, and each charge has an
--- entry, or nothing was written. mode says how a denial is returned: answer, or raise, as
+-- Writes the entries of charges, all or none. Either refused is null, and each charge has an
+-- entry, or nothing was written. mode says how a refusal is returned: answer, or raise, as
 -- SQLSTATE MT001 with the JSON as its detail. look takes no lock and writes nothing, and
 -- gives the answer that a charge later in the same transaction would get. That charge then
 -- finds its statements prepared.
@@ -15,7 +15,7 @@
 -- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 4.
 create function metered._write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
-    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out denied jsonb, out at timestamptz,
+    out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out refused jsonb, out at timestamptz,
     out periods timestamptz[], out crossed jsonb)
 language plpgsql volatile
 as $$
@@ -150,10 +150,10 @@ begin
             return;
         end if;
         if absent is not null then
-            denied := absent;
+            refused := absent;
             used := null;
             if mode = 'raise' then
-                raise exception 'a scope does not exist' using errcode = 'MT001', detail = denied;
+                raise exception 'a scope does not exist' using errcode = 'MT001', detail = refused;
             end if;
             return;
         end if;
@@ -174,12 +174,12 @@ begin
             -- The last limit of which something is known is the first that may refuse.
             a := metered._check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
         end if;
-        denied := a.denied;
+        refused := a.refused;
         used := case when standing then a.used end;
-        periods := case when standing and denied is null then metered._periods_of(charges, tips, at) end;
-        if denied is not null then
+        periods := case when standing and refused is null then metered._periods_of(charges, tips, at) end;
+        if refused is not null then
             if mode = 'raise' then
-                raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = denied;
+                raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = refused;
             end if;
             return;
         elsif look then
@@ -191,7 +191,7 @@ begin
                 perform metered._refuse_unreported();
             end if;
             used := null;
-            denied := '[{"crossing": true}]';
+            refused := '[{"crossing": true}]';
             return;
         end if;
         tips := w.tips;
@@ -261,7 +261,7 @@ begin
 end
 $$;
 
--- Charges scopes, all or none: a charge that is no command's, and is answered when denied. It
+-- Charges scopes, all or none: a charge that is no command's, and is answered when refused. It
 -- returns the whole answer: that costs less than to assign each part.
 create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean) returns metered.charged
 language plpgsql volatile
@@ -289,7 +289,7 @@ begin
     if tells then
         begin
             posted := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', hold, false);
-            if (posted.denied -> 0 ? 'limit') is not true then
+            if (posted.refused -> 0 ? 'limit') is not true then
                 return posted;
             end if;
         exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' then
@@ -304,7 +304,7 @@ $$;
 
 -- The answer of _check_limits for charges if due holds are free, without ending them.
 create function metered._check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
-    out used bigint[], out held bigint[], out denied jsonb)
+    out used bigint[], out held bigint[], out refused jsonb)
 language plpgsql stable
 as $$
 declare
@@ -317,14 +317,14 @@ begin
     tips := metered._without_lapsing(tips, clk);
     verdict := metered._check_limits(charges, tips, held, clk, ahead, null, null, null);
     used := verdict.used;
-    denied := verdict.denied;
+    refused := verdict.refused;
 end
 $$;
 
 -- The answer of charge at this moment, without a lock and without writing. STABLE, so that
 -- all its statements see one snapshot.
 create function metered.check_charge(charges metered.new_charge[], ahead interval,
-    out used bigint[], out held bigint[], out denied jsonb, out periods timestamptz[])
+    out used bigint[], out held bigint[], out refused jsonb, out periods timestamptz[])
 language plpgsql stable
 as $$
 declare
@@ -336,16 +336,16 @@ begin
     foreach c in array charges loop
         tips := tips || metered._last_entry(c.scope);
         if c.must_exist then
-            denied := metered._with_absent(denied, c.scope, metered._absence(c.scope));
+            refused := metered._with_absent(refused, c.scope, metered._absence(c.scope));
         end if;
     end loop;
-    if denied is not null then
+    if refused is not null then
         return;
     end if;
     a := metered._check_now(charges, tips, clk, ahead);
     used := a.used;
     held := a.held;
-    denied := a.denied;
+    refused := a.refused;
     periods := metered._periods_of(charges, tips, clk);
 end
 $$;

@@ -163,11 +163,11 @@ begin
 end
 $$;
 
--- The refusal of place at this moment, without a lock, in a command that has begun (it is no replay): status is taken, denied, or null where it would
+-- The refusal of place at this moment, without a lock, in a command that has begun (it is no replay): status is taken, refused, or null where it would
 -- not, or where only place can decide: of a hold that was placed before, and from an older snapshot.
 -- stored is the hold of a taken claim, if reveal.
 create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval, reveal boolean,
-    out status text, out at timestamptz, out deadline timestamptz, out denied jsonb, out stored json)
+    out status text, out at timestamptz, out deadline timestamptz, out refused jsonb, out stored json)
 language plpgsql stable
 as $$
 declare
@@ -189,15 +189,15 @@ begin
             return;
         end if;
     end if;
-    denied := (metered.check_charge(charges, ahead)).denied;
-    status := case when denied is not null then 'denied' end;
+    refused := (metered.check_charge(charges, ahead)).refused;
+    status := case when refused is not null then 'refused' end;
 end
 $$;
 
 -- Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none.
 -- status is placed, same (placed before, with the same content, which stored has), conflict (with other
 -- content), retired, taken (of a claim: another holder has it, until deadline if that is not
--- null, and stored is their hold, if reveal) or denied.
+-- null, and stored is their hold, if reveal) or refused.
 --
 -- If the caller chose the id, it is locked after the scopes: a call that places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
@@ -205,7 +205,7 @@ $$;
 create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, channel text, raising boolean, reveal boolean default false, minimum metered.used_units[] default null,
     out status text, out placed_at timestamptz, out deadline timestamptz,
-    out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json, out crossed jsonb)
+    out seqs bigint[], out ats timestamptz[], out refused jsonb, out stored json, out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -272,11 +272,11 @@ begin
         row(hold.id, due_in, null, clk), false);
     seqs := c.seqs;
     ats := c.ats;
-    denied := c.denied;
+    refused := c.refused;
     crossed := c.crossed;
     placed_at := c.at;
-    if denied is not null then
-        status := 'denied';
+    if refused is not null then
+        status := 'refused';
         return;
     end if;
     deadline := placed_at + hold.ttl;

@@ -54,7 +54,7 @@ begin
         used := looked.used;
         held := looked.held[1];
         wanted := least(wanted, room / terms.share);
-        if looked.denied is not null or wanted < terms.least then
+        if looked.refused is not null or wanted < terms.least then
             if metered._one_snapshot() then
                 perform metered._refuse_stale(array[tip]);
             end if;
@@ -68,8 +68,8 @@ begin
     charge.note := jsonb_build_object('actor', terms.owner);
     -- The hold never falls due: a lease is settled, and not freed.
     posted := metered._write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || no, interval '36500 days', null, null), false);
-    if posted.denied is not null then
-        if posted.denied -> 0 ? 'crossing' then
+    if posted.refused is not null then
+        if posted.refused -> 0 ? 'crossing' then
             perform metered._refuse_unreported();
         end if;
         no := null;
@@ -145,7 +145,7 @@ end
 $$;
 
 -- Makes charges of which some are spent from leases, all or none, as _write_charges does. A lease that
--- cannot be spent from (it is closed, or the range was spent) denies, and nothing is written then.
+-- cannot be spent from (it is closed, or the range was spent) refuses, and nothing is written then.
 create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text, standing boolean) returns metered.charged
 language plpgsql volatile
 as $$
@@ -168,19 +168,19 @@ begin
         else
             answer.at := metered._spend_range(c.lease, c.key, c.lease_offset, c.amount, c.scope, row(origin.tenant, origin.operation, c.note));
             if answer.at is null then
-                answer.denied := jsonb_build_array(jsonb_build_object('lease', c.lease));
+                answer.refused := jsonb_build_array(jsonb_build_object('lease', c.lease));
                 exit;
             end if;
             spent := spent || c;
         end if;
     end loop;
-    if answer.denied is null and chain <> '{}' then
+    if answer.refused is null and chain <> '{}' then
         posted := metered._write_charges(chain, ahead, wait_ms, origin, mode, null, standing);
-        answer.denied := posted.denied;
+        answer.refused := posted.refused;
     end if;
-    if answer.denied is not null then
+    if answer.refused is not null then
         if mode = 'raise' then
-            raise exception 'a lease is closed' using errcode = 'MT009', detail = answer.denied;
+            raise exception 'a lease is closed' using errcode = 'MT009', detail = answer.refused;
         end if;
         delete from metered.lease_spends s using unnest(spent) x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset)
         where s.lease = x.lease and s.at_offset = x.lease_offset;

@@ -205,11 +205,11 @@ begin
 end
 $$;
 
--- Adds credit to a scope: it counts for lifetimes, and for no window. denied, and nothing written,
+-- Adds credit to a scope: it counts for lifetimes, and for no window. refused, and nothing written,
 -- if the scope must exist and does not (see admit). With raising that is SQLSTATE MT001 instead.
 create function metered.credit(of_scope metered.scope_name, key bigint, units metered.amount, must_exist boolean, wait_ms int,
     origin metered.origin, raising boolean,
-    out seq bigint, out at timestamptz, out denied jsonb)
+    out seq bigint, out at timestamptz, out refused jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -217,10 +217,10 @@ declare
 begin
     perform metered._refuse_closed(e);
     if must_exist then
-        denied := metered._admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
-        if denied is not null then
+        refused := metered._admit(row(of_scope, key, units, 0, null, null, true, null, null), null, false, wait_ms);
+        if refused is not null then
             if raising then
-                raise exception 'the scope does not exist' using errcode = 'MT001', detail = denied;
+                raise exception 'the scope does not exist' using errcode = 'MT001', detail = refused;
             end if;
             return;
         end if;

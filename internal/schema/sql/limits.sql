@@ -155,7 +155,7 @@ $$;
 
 -- Checks the limits of one call: every refusal of a charge or of a hold by a limit falls here.
 -- tips are the last entries of the charges' scopes, and held has the units of open holds of each.
--- used has the units that count against each limit so far, holds aside. denied lists every limit that refuses, by its number in the call from 0 on, with the
+-- used has the units that count against each limit so far, holds aside. refused lists every limit that refuses, by its number in the call from 0 on, with the
 -- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
 -- hold falls due, and the period of a limit by period. Or it lists every scope that is closed. There, held has the units that others hold, and own those of this transaction, or
 -- the holds of_nos, which it captures.
@@ -164,7 +164,7 @@ $$;
 -- the count of the last one began.
 create function metered._check_limits(charges metered.new_charge[], tips metered.ledger[], held bigint[],
     clk timestamptz, ahead interval, of_nos bigint[], known metered.counted,
-    inout used bigint[], out denied jsonb)
+    inout used bigint[], out refused jsonb)
 language plpgsql stable
 as $$
 declare
@@ -194,10 +194,10 @@ declare
 begin
     foreach t in array tips loop
         if t.next_due = '-infinity' then
-            denied := metered._with_absent(denied, t.scope, 'closed');
+            refused := metered._with_absent(refused, t.scope, 'closed');
         end if;
     end loop;
-    if denied is not null then
+    if refused is not null then
         return;
     end if;
     foreach c in array charges loop
@@ -288,7 +288,7 @@ begin
                         coalesce(metered._first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
                 end if;
             end if;
-            denied := coalesce(denied, '[]') || jsonb_build_object(
+            refused := coalesce(refused, '[]') || jsonb_build_object(
                 'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
                 'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
                 'due_us', (extract(epoch from falls - clk) * 1000000)::bigint,
@@ -325,7 +325,7 @@ $$;
 -- them that are in its way. stand are the last entries after that.
 create function metered._expire_and_check(charges metered.new_charge[], tips metered.ledger[], clk timestamptz,
     ahead interval, wait_ms int, of_nos bigint[],
-    out stand metered.ledger[], out used bigint[], out held bigint[], out denied jsonb)
+    out stand metered.ledger[], out used bigint[], out held bigint[], out refused jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -354,8 +354,8 @@ begin
     tips := metered._without_lapsing(tips, clk);     -- a bound, where not all is ended that is due
     verdict := metered._check_limits(charges, tips, held, clk, ahead, of_nos, null, null);
     used := verdict.used;
-    denied := verdict.denied;
-    if denied is not null or kept = held then
+    refused := verdict.refused;
+    if refused is not null or kept = held then
         return;
     end if;
     -- A charge that is let in because lines are due is let in for good, so their holds
@@ -366,7 +366,7 @@ begin
         for i in 1..cardinality(scopes) loop
             remain[i] := kept[i] - case when due[i] <= clk then metered._overdue(scopes[i], due[i], clk, max_lines) else 0 end;
         end loop;
-        exit when remain = held or (metered._check_limits(charges, tips, remain, clk, ahead, of_nos, null, null)).denied is null;
+        exit when remain = held or (metered._check_limits(charges, tips, remain, clk, ahead, of_nos, null, null)).refused is null;
         max_lines := 2 * max_lines;
     end loop;
     perform metered._expire_due(scopes, due, clk, max_lines, wait_ms);

@@ -25,7 +25,7 @@ create function metered.begin_command(claiming boolean, opening boolean, command
     charges metered.new_charge[], ahead interval, wait_ms int,
     out status text, out fingerprint bytea, out result bytea,
     out scopes text[], out amounts bigint[], out seqs bigint[], out ats timestamptz[], out holds text[], out at timestamptz,
-    out refusal json, out denied jsonb,
+    out refusal json, out refused jsonb,
     out token_status text, out payload json, out uses_left int,
     out minted_at timestamptz, out expires_at timestamptz, out consumed_at timestamptz)
 language plpgsql volatile
@@ -111,12 +111,12 @@ begin
     end if;
     if cardinality(charges) > 0 then
         t := metered._write_charges(charges, ahead, wait_ms, null, 'look', null, false);
-        denied := t.denied;
+        refused := t.refused;
     end if;
 end
 $$;
 
--- Ends a command: charges, records the operation, and lets COMMIT pass. A denial
+-- Ends a command: charges, records the operation, and lets COMMIT pass. A refusal
 -- raises, because COMMIT follows in the same flush. Without finishing something comes
 -- before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a
 -- command that was refused, whose transaction was rolled back. The result is empty.

@@ -155,7 +155,7 @@ select o.tenant,                                -- keeps the ids of tenants apar
     o.jobs,                                     -- the ids of River's jobs that it made
     o.refusal ->> 'code' as refusal_code,       -- why it was refused, as metered.Code has it
     o.refusal ->> 'text' as refusal_text,       -- the same for people
-    o.refusal -> 'exceeded' -> 'refusals' as refusal_limits -- of a denial by limits: which, and by how much
+    o.refusal -> 'exceeded' -> 'refusals' as refusal_limits -- of a refusal by limits: which, and by how much
 from metered.operations o;
 
 -- Tokens without anything that a thief could use: neither the token, which is stored nowhere, nor its digest, nor

@@ -37,21 +37,21 @@ begin
 end
 $$;
 
--- A denial with a scope that does not exist, if it does not.
-create function metered._with_absent(denied jsonb, of_scope text, absence text) returns jsonb
+-- A refusal with a scope that does not exist, if it does not.
+create function metered._with_absent(refused jsonb, of_scope text, absence text) returns jsonb
 language plpgsql immutable
 as $$
 begin
     if absence is null then
-        return denied;
+        return refused;
     end if;
-    return coalesce(denied, '[]') || jsonb_build_object('scope', of_scope, 'absent', absence);
+    return coalesce(refused, '[]') || jsonb_build_object('scope', of_scope, 'absent', absence);
 end
 $$;
 
--- Looks closer at a charge that is out of bounds, or of a scope that must exist. denied as it was, with
+-- Looks closer at a charge that is out of bounds, or of a scope that must exist. refused as it was, with
 -- this scope if it does not exist. looking: the scope is not locked.
-create function metered._admit(c metered.new_charge, denied jsonb, looking boolean, wait_ms int) returns jsonb
+create function metered._admit(c metered.new_charge, refused jsonb, looking boolean, wait_ms int) returns jsonb
 language plpgsql volatile
 as $$
 declare
@@ -70,7 +70,7 @@ begin
     if metered._one_snapshot() and (absence is not null or not looking) then
         perform metered._resource_for_write(c.scope, wait_ms);
     end if;
-    return metered._with_absent(denied, c.scope, absence);
+    return metered._with_absent(refused, c.scope, absence);
 end
 $$;
 

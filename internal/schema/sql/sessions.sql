@@ -7,7 +7,7 @@
 create function metered.open_session(command metered.new_command, hold metered.new_hold, charges metered.new_charge[], ahead interval,
     wait_ms int, origin metered.origin, channel text, minimum metered.used_units[],
     out status text, out placed_at timestamptz, out deadline timestamptz,
-    out seqs bigint[], out ats timestamptz[], out denied jsonb, out stored json, out crossed jsonb)
+    out seqs bigint[], out ats timestamptz[], out refused jsonb, out stored json, out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -55,7 +55,7 @@ begin
     deadline := p.deadline;
     seqs := p.seqs;
     ats := p.ats;
-    denied := p.denied;
+    refused := p.refused;
     crossed := p.crossed;
 end
 $$;

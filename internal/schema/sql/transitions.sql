@@ -119,8 +119,8 @@ begin
 end
 $$;
 
--- Charges that were denied, as far as each of their limits admits them: null if none does at all.
-create function metered._as_far_as_admitted(charges metered.new_charge[], denied jsonb) returns metered.new_charge[]
+-- Charges that were refused, as far as each of their limits admits them: null if none does at all.
+create function metered._as_far_as_admitted(charges metered.new_charge[], refused jsonb) returns metered.new_charge[]
 language plpgsql immutable
 as $$
 declare
@@ -132,7 +132,7 @@ declare
 begin
     foreach c in array charges loop
         foreach l in array c.limits loop
-            d := jsonb_path_query_first(denied, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
+            d := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
             c.amount := least(c.amount, l.max - (d ->> 'used')::bigint - (d ->> 'held')::bigint - (d ->> 'own')::bigint - (d ->> 'leased')::bigint);
             n := n + 1;
         end loop;
@@ -231,7 +231,7 @@ begin
                     if raising then
                         perform metered._refuse_unreported();
                     end if;
-                    refused := json_build_object('status', 'denied', 'denied', json_build_array(json_build_object('crossing', true)),
+                    refused := json_build_object('status', 'refused', 'refused', json_build_array(json_build_object('crossing', true)),
                         'scopes', json_build_array(u.scope), 'units', json_build_array(covered));
                     return;
                 elsif w.crossed is distinct from tip.crossed then
@@ -249,13 +249,13 @@ begin
             c := metered._write_charges(excess, ahead, wait_ms, origin, 'answer', row(named.ids[1], null, k.nos, k.clk), false);
         end if;
         crossed := c.crossed;
-        exit when c.denied is null;
-        if c.denied -> 0 ? 'crossing' and raising then
+        exit when c.refused is null;
+        if c.refused -> 0 ? 'crossing' and raising then
             perform metered._refuse_unreported();
         end if;
-        fitting := case when terms.policy = 'upto' and not c.denied -> 0 ? 'crossing' then metered._as_far_as_admitted(excess, c.denied) else excess end;
+        fitting := case when terms.policy = 'upto' and not c.refused -> 0 ? 'crossing' then metered._as_far_as_admitted(excess, c.refused) else excess end;
         if fitting = excess then
-            refused := metered._refuse_hold(raising, json_build_object('status', 'denied', 'denied', c.denied,
+            refused := metered._refuse_hold(raising, json_build_object('status', 'refused', 'refused', c.refused,
                 'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
             return;
         end if;

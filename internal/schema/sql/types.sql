@@ -85,9 +85,9 @@ create type metered.new_token as (digest bytea, purpose text, subject text, payl
 
 -- The answer of charge: an entry for each charge, in the order of the charges, the units that count against each
 -- limit, the units held of each scope, the start and the end of each limit's period, if there are any, and the
--- thresholds that it crosses, or else the reason of its denial.
+-- thresholds that it crosses, or else the reason of its refusal.
 create type metered.charged as (
-    seqs bigint[], ats timestamptz[], used bigint[], held bigint[], denied jsonb, at timestamptz, periods timestamptz[], crossed jsonb);
+    seqs bigint[], ats timestamptz[], used bigint[], held bigint[], refused jsonb, at timestamptz, periods timestamptz[], crossed jsonb);
 
 -- A usage event, whose charge stands at the same place of another array. id is null for a charge without
 -- one. id_key is that of the id's lock. issued_at is the time that the id carries, or occurred_at.
@@ -95,9 +95,9 @@ create type metered.new_event as (
     tenant text, id text, id_key bigint, fingerprint bytea, issued_at timestamptz, occurred_at timestamptz);
 
 -- The answer of charge_each to one charge: its number in the call, its entry, the units that count against each limit
--- before it, the held units, the limits' periods, and the thresholds that it crosses, or else the reason of its denial.
+-- before it, the held units, the limits' periods, and the thresholds that it crosses, or else the reason of its refusal.
 create type metered.each_answer as (
-    nth int, seq bigint, at timestamptz, used bigint[], held bigint, denied jsonb, status text, periods timestamptz[], crossed jsonb);
+    nth int, seq bigint, at timestamptz, used bigint[], held bigint, refused jsonb, status text, periods timestamptz[], crossed jsonb);
 
 -- For functions of ours. The start from which a limit was counted: the number of
 -- the limit, and the entry at the beginning of its window.

@@ -1,10 +1,10 @@
 -- The functions of wallets that applications call. See lots.sql.
 
 -- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status is granted, same (it was granted under the
--- reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). denied, and nothing
+-- reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing
 -- written, if the scope must exist and does not.
 create function metered.grant_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, must_exist boolean, wait_ms int, origin metered.origin,
-    out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out denied jsonb)
+    out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -34,8 +34,8 @@ begin
     end if;
     perform metered._refuse_closed(e);
     if must_exist then
-        denied := metered._admit(row(of_scope, key, lot.amount, 0, null, null, true, null, null), null, false, wait_ms);
-        if denied is not null then
+        refused := metered._admit(row(of_scope, key, lot.amount, 0, null, null, true, null, null), null, false, wait_ms);
+        if refused is not null then
             return;
         end if;
     end if;
@@ -57,10 +57,10 @@ end
 $$;
 
 -- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of
--- which lots they are, and overdrawn how many are of none. left is the balance behind it. A denial of a command's draw raises, because COMMIT
+-- which lots they are, and overdrawn how many are of none. left is the balance behind it. A refusal of a command's draw raises, because COMMIT
 -- follows, and its draws are kept for its record.
 create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int, origin metered.origin,
-    out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out denied jsonb, out crossed jsonb)
+    out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out refused jsonb, out crossed jsonb)
 language plpgsql volatile
 as $$
 declare
@@ -94,8 +94,8 @@ begin
     end if;
     posted := metered._write_charges(array[charge], ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, terms, false);
     amount := charge.amount;
-    denied := posted.denied;
-    if denied is not null then
+    refused := posted.refused;
+    if refused is not null then
         return;
     end if;
     crossed := posted.crossed;

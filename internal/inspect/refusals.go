@@ -11,10 +11,10 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// Denial is one kind of refusal.
-type Denial struct {
+// Refusal counts the refusals of one kind.
+type Refusal struct {
 	Code  string    `json:"code"`            // as metered.Code has it
-	Scope string    `json:"scope,omitempty"` // of a denial by a limit: the refusing scope
+	Scope string    `json:"scope,omitempty"` // of a refusal by a limit: the refusing scope
 	Limit string    `json:"limit,omitempty"` // the limit: its name, or else its form
 	Name  string    `json:"name,omitempty"`  // of the commands
 	Count int64     `json:"count"`
@@ -24,38 +24,38 @@ type Denial struct {
 	ID     string `json:"id"`
 }
 
-// DenialList is the refusals on record.
-type DenialList struct {
-	Now     time.Time     `json:"now"`
-	Within  time.Duration `json:"within_ns"`
-	Denials []Denial      `json:"denials"` // most frequent first
-	Looked  int           `json:"looked"`  // so many records were looked at
-	Whole   bool          `json:"whole"`   // all records of that time were looked at
+// RefusalList is the refusals on record.
+type RefusalList struct {
+	Now      time.Time     `json:"now"`
+	Within   time.Duration `json:"within_ns"`
+	Refusals []Refusal     `json:"refusals"` // most frequent first
+	Looked   int           `json:"looked"`   // so many records were looked at
+	Whole    bool          `json:"whole"`    // all records of that time were looked at
 }
 
-// Denials counts the refusals on record, within the time before now.
+// Refusals counts the refusals on record, within the time before now.
 //
 // The database has only refusals of commands with metered.Command.RecordRefusal. Any other is rolled back and leaves
-// nothing behind: the application counts those (metered.Config.OnDenial, or the observer). A metered.Notice is about
+// nothing behind: the application counts those (metered.Config.OnRefusal, or the observer). A metered.Notice is about
 // a commit, and never about a refusal.
-func (r *Reader) Denials(ctx context.Context, within time.Duration, limit int) (DenialList, error) {
+func (r *Reader) Refusals(ctx context.Context, within time.Duration, limit int) (RefusalList, error) {
 	limit, err := pageSize(limit)
 	if err == nil && (within < time.Second || within > 366*24*time.Hour) {
 		err = invalid("within", "%v is not from 1s to a year", within)
 	}
 	if err != nil {
-		return DenialList{}, err
+		return RefusalList{}, err
 	}
-	list := DenialList{Within: within}
+	list := RefusalList{Within: within}
 	if list.Now, err = r.now(ctx); err != nil {
-		return DenialList{}, err
+		return RefusalList{}, err
 	}
 	since := list.Now.Add(-within)
 	if err := r.row(ctx, lookedSQL, since, MaxLooked).Scan(&list.Looked); err != nil {
-		return DenialList{}, failed("denials", err)
+		return RefusalList{}, failed("refusals", err)
 	}
 	list.Whole = list.Looked < MaxLooked
-	list.Denials, err = collect(ctx, r, denialsSQL, func(row pgx.CollectableRow) (d Denial, err error) {
+	list.Refusals, err = collect(ctx, r, refusalsSQL, func(row pgx.CollectableRow) (d Refusal, err error) {
 		var limit []byte
 		if err := row.Scan(&d.Code, &d.Name, &limit, &d.Scope, &d.Count, &d.Last, &d.Tenant, &d.ID); err != nil {
 			return d, err
@@ -69,7 +69,7 @@ func (r *Reader) Denials(ctx context.Context, within time.Duration, limit int) (
 		}
 		return d, err
 	}, since, MaxLooked, limit)
-	return list, failed("denials", err)
+	return list, failed("refusals", err)
 }
 
 // label is the name of a limit, or how it reads.
@@ -90,8 +90,8 @@ func label(l budget.Limit) string {
 const lookedSQL = `
 select count(*) from (select from metered.operations_words o where o.at > $1 order by o.at desc limit $2) x`
 
-// A denial by several limits counts for each of them.
-const denialsSQL = `
+// A refusal by several limits counts for each of them.
+const refusalsSQL = `
 select x.refusal_code, coalesce(x.name, ''), l.this::text, coalesce(l.scope, ''), count(*), pg_catalog.max(x.at),
     (pg_catalog.array_agg(x.tenant order by x.at desc, x.id))[1], (pg_catalog.array_agg(x.id order by x.at desc, x.id))[1]
 from (select o.at, o.tenant, o.id, o.name, o.refusal_code, o.refusal_limits
