@@ -87,11 +87,14 @@ create type metered.period as (every interval, anchor timestamptz, zone text);
 -- thresholds.sql): a charge that crosses one is only made if its caller is telling.
 create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, thresholds text, telling boolean);
 
--- A charge to be made: amount units of the scope. Of these held are not spent but held, by
--- the hold that is being placed. key is that of the scope's lock, or null: then it is
--- derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired.
--- If it is spent from a lease, the amount is the units of the lease from lease_offset on; key is
--- that of the lease's lock, and there are no limits.
+-- Units of one scope that a call spends or holds. amount is how many units more count against the scope's limits, and held is how many more are held;
+-- so spending grows by amount - held. Its four uses: (1) a charge has held = 0, and all units are spent; (2) a placement has held > 0: the
+-- hold that is being placed holds these units, and the other units of amount are spent; (3) a spend from a lease has lease set: it takes
+-- the units of that lease from lease_offset on, key is the fence of the lease, held is 0 and there are no limits; (4) a capture has held < 0, inside functions only: -held units
+-- stop being held and are spent, and amount units beyond them are charged. With amount = 0 it spends held units alone, and usage stays as it is.
+--
+-- key is that of the scope's lock, or null: then it is derived, which takes 20 microseconds. must_exist: the scope is one of
+-- resources, and not retired.
 create type metered.new_charge as (
     scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb, must_exist boolean,
     lease bigint, lease_offset bigint);
@@ -123,6 +126,9 @@ create type metered.used_units as (scope text, amount bigint, limits metered.cha
 create type metered.new_lot as (
     amount bigint, expires_at timestamptz, lasts interval, category text, priority int, reference text, fingerprint bytea,
     roll_cap bigint, roll_for interval, late interval);
+
+-- How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).
+create type metered.lot_rollover as (of_lot bigint, of_reference text, cap bigint, lasts interval);
 
 -- How a capture is made. closing frees the rest and ends the holds. policy is for
 -- units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), allow (they
@@ -946,15 +952,13 @@ language plpgsql stable
 as $$
 begin
     for e in reverse tip_epoch..0 loop
-        select b.seq, b.spent, b.refunded into _base.seq, _base.spent, _base.refunded
-        from (select l.seq from metered.ledger l
-              where l.scope = of_scope and l.epoch = e and l.at <= t
-                and (l.seq & 15 = 1 or l.kind = 'k')
-              order by l.at desc, l.seq desc limit 1) s,
-             lateral (select l.seq, l.spent, l.refunded from metered.ledger l
-              where l.scope = of_scope and l.seq between s.seq and s.seq + 15
-                and l.epoch = e and l.at <= t
-              order by l.seq desc limit 1) b;
+        select base.seq, base.spent, base.refunded into _base.seq, _base.spent, _base.refunded
+        from (select y.seq from metered.ledger y
+                where y.scope = of_scope and y.epoch = e and y.at <= t and (y.seq & 15 = 1 or y.kind = 'k')
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = e and y.at <= t
+                order by y.seq desc limit 1) base;
         exit when found;
     end loop;
     if _base.seq > 1 then
@@ -1832,6 +1836,8 @@ begin
 end
 $$;
 
+-- What a wallet has behind the ends that are due, for readers, who write none of them: duelots.sql says in which order ends happen.
+
 -- The lot into which a lot rolls over at its end, or null.
 create function metered._gone_on(l metered.lots) returns metered.lots
 language plpgsql stable
@@ -2492,10 +2498,10 @@ begin
 end
 $$;
 
--- Rolls up to cap units of a lot over into another one, which lasts so long from now on (0: for ever): once. status is rolled, same
+-- Rolls units of a lot over into another one: once. status is rolled, same
 -- (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends
 -- other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.
-create function metered.roll_over(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, cap metered.amount, lasts interval,
+create function metered.roll_over(of_scope metered.scope_name, key bigint, rollover metered.lot_rollover,
     limits metered.charge_limit[], wait_ms int, origin metered.origin,
     out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out crossed jsonb)
 language plpgsql volatile
@@ -2511,7 +2517,7 @@ declare
     w    record;
     was  bigint;
 begin
-    if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
+    if greatest(octet_length(rollover.of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
         or array_ndims(limits) <> 1
         or cardinality(limits) > 16
@@ -2521,10 +2527,10 @@ begin
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
         raise exception 'out of bounds: an argument of roll_over' using errcode = '22023';
     end if;
-    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
-        and metered._goes_on(lasts), 'roll_over');
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (rollover.of_lot is null) <> (rollover.of_reference is null)
+        and rollover.cap between 1 and 9007199254740992 and metered._goes_on(rollover.lasts), 'roll_over');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
-    l := metered._find_lot(of_scope, of_lot, of_reference);
+    l := metered._find_lot(of_scope, rollover.of_lot, rollover.of_reference);
     if l.no is null then
         status := metered._missing_lot(e);
         return;
@@ -2545,7 +2551,7 @@ begin
     if found then
         return;
     end if;
-    units := least(cap, l.rest);
+    units := least(rollover.cap, l.rest);
     if units = 0 then
         status := metered._missing_lot(e);
         status := 'empty';
@@ -2553,7 +2559,7 @@ begin
     end if;
     perform metered._refuse_closed(e);
     e.seq := e.seq - 1;
-    expires_at := case when lasts > interval '0' then e.at + lasts end;
+    expires_at := case when rollover.lasts > interval '0' then e.at + rollover.lasts end;
     made := metered._roll_lot(e, l, units, coalesce(expires_at, 'infinity'), null);
     status := 'rolled';
     no := made.no;
@@ -3793,15 +3799,13 @@ begin
                 select coalesce(b.seq, (select 0 from metered.ledger y where y.scope = c.scope and y.seq = 2)),
                     coalesce(b.spent, 0), coalesce(b.refunded, 0) into base_seq, base_spent, base_refunded
                 from (values (1)) one left join lateral (
-                    select z.seq, z.spent, z.refunded
+                    select base.seq, base.spent, base.refunded
                     from (select y.seq from metered.ledger y
-                          where y.scope = c.scope and y.epoch = tip.epoch and y.at <= since
-                            and (y.seq & 15 = 1 or y.kind = 'k')
-                          order by y.at desc, y.seq desc limit 1) x,
-                         lateral (select y.seq, y.spent, y.refunded from metered.ledger y
-                          where y.scope = c.scope and y.seq between x.seq and x.seq + 15
-                            and y.epoch = tip.epoch and y.at <= since
-                          order by y.seq desc limit 1) z) b on true;
+                where y.scope = c.scope and y.epoch = tip.epoch and y.at <= since and (y.seq & 15 = 1 or y.kind = 'k')
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = c.scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = tip.epoch and y.at <= since
+                order by y.seq desc limit 1) base) b on true;
                 if base_seq > 1 or tip.epoch = 0 and (base_seq = 0 or base_seq is null and tip.seq <= 16) then
                     u := tip.spent - base_spent - case when base_refunded = tip.refunded then 0
                         else metered._refunds_after(c.scope, tip.seq, coalesce(base_seq, 0)) end;
@@ -3824,11 +3828,8 @@ begin
             if tip.held > 0 then
                 tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
             end if;
-            insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-            values (tip.seq + 1, c.amount, _write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note,
-                tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+            values (tip.seq + 1, c.amount, _write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
             on conflict do nothing
             returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
             if seqs is null then
@@ -3911,11 +3912,8 @@ begin
             tip.seq := tip.seq + 1;
             tip.held := tip.held + c.held;
             tip.next_due := least(tip.next_due, at + hold.due_in);
-            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note,
-                tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held, tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
             on conflict do nothing;
             if not found then
                 perform metered._collided();
@@ -3927,11 +3925,8 @@ begin
         end if;
         if units > 0 then
             tip.seq := tip.seq + 1;
-            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note,
-                tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held, tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
             on conflict do nothing;
             if not found then
                 perform metered._collided();
@@ -5326,11 +5321,8 @@ begin
     update metered.hold_lines l set open = 0
     where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
     with made as (
-    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
-        epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-    select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
-        t.epoch, as_kind, f.scope, metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
-        of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
+    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+    select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units, t.epoch, as_kind, f.scope, metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
     from unnest(scopes, sums, dues) f(scope, units, due),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     where (t.lots_end <= greatest(clk, t.at) or t.next_due <= clk and (t.lots_end is not null or as_kind <> 'x')) is not true
@@ -5777,11 +5769,8 @@ begin
         order by y.scope, y.due, y.hold
     loop
         tip := metered._entry_for_write(l.scope);
-        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-            epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-        values (tip.seq + 1, l.units, greatest(tip.at, least(l.due, clk)), tip.spent + l.units, tip.refunded, tip.credited, tip.held - l.units,
-            tip.epoch, 'u', l.scope, metered._due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk),
-            l.id, l.operation_tenant, l.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+        values (tip.seq + 1, l.units, greatest(tip.at, least(l.due, clk)), tip.spent + l.units, tip.refunded, tip.credited, tip.held - l.units, tip.epoch, 'u', l.scope, metered._due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk), l.id, l.operation_tenant, l.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
         on conflict do nothing;
         if not found then
             perform metered._collided();
@@ -6662,12 +6651,8 @@ begin
                         l.crossed := w.crossed;
                         crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[l.seq + 1]) end;
                     end if;
-                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                        epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-                    values (l.seq + 1, covered, greatest(k.clk, l.at),
-                        l.spent + covered, l.refunded, l.credited, l.held - covered,
-                        l.epoch, 'u', l.scope, metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk),
-                        named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
+                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+                    values (l.seq + 1, covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - covered, l.epoch, 'u', l.scope, metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
@@ -6678,12 +6663,8 @@ begin
                         'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
                 end if;
                 if terms.closing and covered < l.open then
-                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                        epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-                    values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at),
-                        l.spent + covered, l.refunded, l.credited, l.held - l.open,
-                        l.epoch, 'l', l.scope, metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk),
-                        named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
+                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+                    values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at), l.spent + covered, l.refunded, l.credited, l.held - l.open, l.epoch, 'l', l.scope, metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk), named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
@@ -7934,22 +7915,17 @@ begin
                                   t.spent + a.before - t.refunded, t.held, t.credited, clk) end) with ordinality z
                               offset 0) y) l    -- or a period would be worked out wherever it is mentioned
                   left join lateral (
-                      select w.seq, w.spent, w.refunded
+                      select base.seq, base.spent, base.refunded
                       from (select y.seq from metered.ledger y
-                            where y.scope = a.scope and y.epoch = t.epoch and y.at <= l.since
-                              and (y.seq & 15 = 1 or y.kind = 'k') and t.at > l.since and l.since <> clk
-                            order by y.at desc, y.seq desc limit 1) x,
-                           lateral (select y.seq, y.spent, y.refunded from metered.ledger y
-                            where y.scope = a.scope and y.seq between x.seq and x.seq + 15
-                              and y.epoch = t.epoch and y.at <= l.since
-                            order by y.seq desc limit 1) w) b on true
+                where y.scope = a.scope and y.epoch = t.epoch and y.at <= l.since and (y.seq & 15 = 1 or y.kind = 'k') and t.at > l.since and l.since <> clk
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = a.scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= l.since
+                order by y.seq desc limit 1) base) b on true
                   offset 0) x) u        -- or the use would be worked out twice
     ), entries as (
-        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-            epoch, kind, scope, next_due, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-        select j.seq + j.place, j.amount, clk, j.spent + j.before + j.amount, j.refunded, j.credited, j.held, j.epoch, 'c', j.scope,
-            case when j.held > 0 then metered._due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end,
-            j.tenant, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+        select j.seq + j.place, j.amount, clk, j.spent + j.before + j.amount, j.refunded, j.credited, j.held, j.epoch, 'c', j.scope, case when j.held > 0 then metered._due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end, null, j.tenant, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed
         from judged j where j.plain
         on conflict do nothing
         returning 1
@@ -8346,13 +8322,14 @@ comment on domain metered.scope_name is 'The name of a scope, 1 to 255 bytes.';
 comment on domain metered.fingerprint is 'A fingerprint: a version byte and a SHA-256.';
 comment on type metered.period is 'A period: a number of months or days of the calendar of a zone, by its name, or without a zone a number of microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.';
 comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0), or, if win is null, in each period. thresholds are reported when they are crossed, and tell_at is the lowest of them (see thresholds.sql): a charge that crosses one is only made if its caller is telling.';
-comment on type metered.new_charge is 'A charge to be made: amount units of the scope. Of these held are not spent but held, by the hold that is being placed. key is that of the scope''s lock, or null: then it is derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired. If it is spent from a lease, the amount is the units of the lease from lease_offset on; key is that of the lease''s lock, and there are no limits.';
+comment on type metered.new_charge is 'Units of one scope that a call spends or holds. amount is how many units more count against the scope''s limits, and held is how many more are held; so spending grows by amount - held. Its four uses: (1) a charge has held = 0, and all units are spent; (2) a placement has held > 0: the hold that is being placed holds these units, and the other units of amount are spent; (3) a spend from a lease has lease set: it takes the units of that lease from lease_offset on, key is the fence of the lease, held is 0 and there are no limits; (4) a capture has held < 0, inside functions only: -held units stop being held and are spent, and amount units beyond them are charged. With amount = 0 it spends held units alone, and usage stays as it is.';
 comment on type metered.lease_terms is 'How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.';
 comment on type metered.origin is 'The origin of an entry or a transition: the command, if it is one, and a note.';
 comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the claimed scope, if it is a claim. lifetime is how long after its beginning a hold ends at the latest.';
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
 comment on type metered.used_units is 'Units of one scope that a capture takes, or that a refund gives back.';
 comment on type metered.new_lot is 'A lot to be granted to a wallet. It ends at expires_at, or lasts after it is granted, or never. Up to roll_cap of the units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last for late from then on (0: for ever), or ends at once (null).';
+comment on type metered.lot_rollover is 'How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).';
 comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy is for units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), allow (they are charged).';
 comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt has the standing of its limits. leased: some of its charges are spent from leases. name is the command''s name, and jobs are those that it made: both are for the record.';
 comment on type metered.presented_token is 'A token as it was presented.';
@@ -8550,7 +8527,7 @@ comment on function metered.refund(metered.scope_name, bigint, bigint, metered.u
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as empty collides with it. It is a new row, so that a writer that sees it as the last entry collides, too (_entry_for_write). The entries behind it begin at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
 comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds of limits, which the caller does not report (_cross_lowered).';
-comment on function metered.roll_over(metered.scope_name, bigint, bigint, text, metered.amount, interval, metered.charge_limit[], int, metered.origin) is 'Rolls up to cap units of a lot over into another one, which lasts so long from now on (0: for ever): once. status is rolled, same (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.';
+comment on function metered.roll_over(metered.scope_name, bigint, metered.lot_rollover, metered.charge_limit[], int, metered.origin) is 'Rolls units of a lot over into another one: once. status is rolled, same (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.';
 comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end and last_no are where to go on, if there may be more.';
 comment on function metered.told_lots(bigint[], bigint[]) is 'Marks lapsed units of lots as reported to subscribers: so many units of each.';
 comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status is granted, same (it was granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing written, if the scope must exist and does not.';

@@ -156,7 +156,7 @@ func TestGrant_OfATimeThatGoesBackIsRefused(t *testing.T) {
 	for _, sql := range []string{
 		`select metered.grant_lot('ann', null, row(10, null, null, '', 0, null, null, 5, $1, null)::metered.new_lot, false, 1000, null)`,
 		`select metered.grant_lot('ann', null, row(10, null, null, '', 0, null, null, null, null, $1)::metered.new_lot, false, 1000, null)`,
-		`select metered.roll_over('ann', null, null, 'a', 5, $1, '{}', 1000, null)`,
+		`select metered.roll_over('ann', null, row(null, 'a', 5, $1)::metered.lot_rollover, '{}', 1000, null)`,
 	} {
 		for _, goes := range []string{"-1 mon 30 days 1 us", "1 mon -29 days", "1 day -1 us", "-1 s", "infinity"} {
 			_, err := f.pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol, goes)

@@ -82,7 +82,7 @@ type Rollover struct {
 
 const rolloverSQL = `
 select status, coalesce(no, 0), coalesce(units, 0), coalesce(seq, 0), at, expires_at, crossed
-from metered.roll_over($1::text, $2::bigint, $3::bigint, $4::text, $5::bigint, $6::interval, (($7::metered.new_charge[])[1]).limits, $8::int, $9::metered.origin)`
+from metered.roll_over($1::text, $2::bigint, row($3::bigint, $4::text, $5::bigint, $6::interval)::metered.lot_rollover, (($7::metered.new_charge[])[1]).limits, $8::int, $9::metered.origin)`
 
 // Rollover is done once for a lot: a second call returns the lot that the first call, or the end of the lot, made. Refusal: ErrUnknownLot.
 func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Granted, err error) {

@@ -25,7 +25,7 @@ type Release struct {
 	Version int
 
 	files       fs.FS
-	definitions func() string       // sql/*.sql as one text, with attributes, bounds and comments
+	definitions func() string       // sql/*.sql as one text, with macros, attributes, bounds and comments
 	wanted      map[string]Object   // the catalog of a fresh schema
 	history     []map[string]Object // those of the versions before it, version 1 first
 }
@@ -48,7 +48,7 @@ func (r *Release) render() string {
 		if i > 0 {
 			b.WriteByte('\n')
 		}
-		b.WriteString(r.file("sql/" + name + ".sql"))
+		b.WriteString(expand(r.file("sql/" + name + ".sql")))
 		if name == "types" {
 			b.WriteString("\n" + fits(b.String()))
 		}

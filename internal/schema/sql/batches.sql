@@ -111,22 +111,14 @@ begin
                                   t.spent + a.before - t.refunded, t.held, t.credited, clk) end) with ordinality z
                               offset 0) y) l    -- or a period would be worked out wherever it is mentioned
                   left join lateral (
-                      select w.seq, w.spent, w.refunded
-                      from (select y.seq from metered.ledger y
-                            where y.scope = a.scope and y.epoch = t.epoch and y.at <= l.since
-                              and (y.seq & 15 = 1 or y.kind = 'k') and t.at > l.since and l.since <> clk
-                            order by y.at desc, y.seq desc limit 1) x,
-                           lateral (select y.seq, y.spent, y.refunded from metered.ledger y
-                            where y.scope = a.scope and y.seq between x.seq and x.seq + 15
-                              and y.epoch = t.epoch and y.at <= l.since
-                            order by y.seq desc limit 1) w) b on true
+                      select base.seq, base.spent, base.refunded
+                      from {base: scope = a.scope, epoch = t.epoch, since = l.since, if = t.at > l.since and l.since <> clk}) b on true
                   offset 0) x) u        -- or the use would be worked out twice
     ), entries as (
-        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-            epoch, kind, scope, next_due, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-        select j.seq + j.place, j.amount, clk, j.spent + j.before + j.amount, j.refunded, j.credited, j.held, j.epoch, 'c', j.scope,
-            case when j.held > 0 then metered._due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end,
-            j.tenant, j.id, j.note, j.anchor_at, j.anchor_spent, j.lots_end, j.crossed
+        insert into metered.ledger ({entry columns})
+        select {entry of j: seq = j.seq + j.place, at = clk, spent = j.spent + j.before + j.amount, kind = 'c',
+            next_due = case when j.held > 0 then metered._due_after(j.scope, j.seq + j.place - 1, j.held, j.next_due, clk) else j.next_due end,
+            operation_tenant = j.tenant, operation = j.id, hold = null}
         from judged j where j.plain
         on conflict do nothing
         returning 1

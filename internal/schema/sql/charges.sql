@@ -97,15 +97,8 @@ begin
                 select coalesce(b.seq, (select 0 from metered.ledger y where y.scope = c.scope and y.seq = 2)),
                     coalesce(b.spent, 0), coalesce(b.refunded, 0) into base_seq, base_spent, base_refunded
                 from (values (1)) one left join lateral (
-                    select z.seq, z.spent, z.refunded
-                    from (select y.seq from metered.ledger y
-                          where y.scope = c.scope and y.epoch = tip.epoch and y.at <= since
-                            and (y.seq & 15 = 1 or y.kind = 'k')
-                          order by y.at desc, y.seq desc limit 1) x,
-                         lateral (select y.seq, y.spent, y.refunded from metered.ledger y
-                          where y.scope = c.scope and y.seq between x.seq and x.seq + 15
-                            and y.epoch = tip.epoch and y.at <= since
-                          order by y.seq desc limit 1) z) b on true;
+                    select base.seq, base.spent, base.refunded
+                    from {base: scope = c.scope, epoch = tip.epoch, since = since}) b on true;
                 if base_seq > 1 or tip.epoch = 0 and (base_seq = 0 or base_seq is null and tip.seq <= 16) then
                     u := tip.spent - base_spent - case when base_refunded = tip.refunded then 0
                         else metered._refunds_after(c.scope, tip.seq, coalesce(base_seq, 0)) end;
@@ -128,11 +121,9 @@ begin
             if tip.held > 0 then
                 tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
             end if;
-            insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-            values (tip.seq + 1, c.amount, _write_charges.at, tip.spent + c.amount, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note,
-                tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            insert into metered.ledger as y ({entry columns})
+            values ({entry of tip: seq = tip.seq + 1, amount = c.amount, at = _write_charges.at, spent = tip.spent + c.amount, kind = 'c', scope = c.scope,
+                hold = hold.id, operation_tenant = origin.tenant, operation = origin.operation, note = c.note})
             on conflict do nothing
             returning array[y.seq], array[y.at], array[y.held], case when standing then used end into seqs, ats, held, used;
             if seqs is null then
@@ -215,11 +206,9 @@ begin
             tip.seq := tip.seq + 1;
             tip.held := tip.held + c.held;
             tip.next_due := least(tip.next_due, at + hold.due_in);
-            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-            values (tip.seq, c.held, tip.at, tip.spent, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'h', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note,
-                tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            insert into metered.ledger ({entry columns})
+            values ({entry of tip: amount = c.held, kind = 'h', scope = c.scope, hold = hold.id, operation_tenant = origin.tenant,
+                operation = origin.operation, note = c.note})
             on conflict do nothing;
             if not found then
                 perform metered._collided();
@@ -231,11 +220,9 @@ begin
         end if;
         if units > 0 then
             tip.seq := tip.seq + 1;
-            insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-            values (tip.seq, units, tip.at, tip.spent + units, tip.refunded, tip.credited, tip.held,
-                tip.epoch, 'c', c.scope, tip.next_due, hold.id, origin.tenant, origin.operation, c.note,
-                tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+            insert into metered.ledger ({entry columns})
+            values ({entry of tip: amount = units, spent = tip.spent + units, kind = 'c', scope = c.scope, hold = hold.id, operation_tenant = origin.tenant,
+                operation = origin.operation, note = c.note})
             on conflict do nothing;
             if not found then
                 perform metered._collided();

@@ -95,11 +95,10 @@ begin
     update metered.hold_lines l set open = 0
     where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes));
     with made as (
-    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held,
-        epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-    select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units,
-        t.epoch, as_kind, f.scope, metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
-        of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
+    insert into metered.ledger as y ({entry columns})
+    select {entry of t: seq = t.seq + 1, amount = f.units, at = greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at),
+        held = t.held - f.units, kind = as_kind, scope = f.scope, next_due = metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
+        hold = of_hold, operation_tenant = origin.tenant, operation = origin.operation, note = origin.note}
     from unnest(scopes, sums, dues) f(scope, units, due),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     where (t.lots_end <= greatest(clk, t.at) or t.next_due <= clk and (t.lots_end is not null or as_kind <> 'x')) is not true

@@ -86,15 +86,8 @@ language plpgsql stable
 as $$
 begin
     for e in reverse tip_epoch..0 loop
-        select b.seq, b.spent, b.refunded into _base.seq, _base.spent, _base.refunded
-        from (select l.seq from metered.ledger l
-              where l.scope = of_scope and l.epoch = e and l.at <= t
-                and (l.seq & 15 = 1 or l.kind = 'k')
-              order by l.at desc, l.seq desc limit 1) s,
-             lateral (select l.seq, l.spent, l.refunded from metered.ledger l
-              where l.scope = of_scope and l.seq between s.seq and s.seq + 15
-                and l.epoch = e and l.at <= t
-              order by l.seq desc limit 1) b;
+        select base.seq, base.spent, base.refunded into _base.seq, _base.spent, _base.refunded
+        from {base: scope = of_scope, epoch = e, since = t};
         exit when found;
     end loop;
     if _base.seq > 1 then

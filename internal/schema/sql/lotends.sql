@@ -127,10 +127,10 @@ begin
 end
 $$;
 
--- Rolls up to cap units of a lot over into another one, which lasts so long from now on (0: for ever): once. status is rolled, same
+-- Rolls units of a lot over into another one: once. status is rolled, same
 -- (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends
 -- other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.
-create function metered.roll_over(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, cap metered.amount, lasts interval,
+create function metered.roll_over(of_scope metered.scope_name, key bigint, rollover metered.lot_rollover,
     limits metered.charge_limit[], wait_ms int, origin metered.origin,
     out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out crossed jsonb)
 language plpgsql volatile
@@ -142,10 +142,10 @@ declare
     w    record;
     was  bigint;
 begin
-    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
-        and metered._goes_on(lasts), 'roll_over');
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (rollover.of_lot is null) <> (rollover.of_reference is null)
+        and rollover.cap between 1 and 9007199254740992 and metered._goes_on(rollover.lasts), 'roll_over');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
-    l := metered._find_lot(of_scope, of_lot, of_reference);
+    l := metered._find_lot(of_scope, rollover.of_lot, rollover.of_reference);
     if l.no is null then
         status := metered._missing_lot(e);
         return;
@@ -166,7 +166,7 @@ begin
     if found then
         return;
     end if;
-    units := least(cap, l.rest);
+    units := least(rollover.cap, l.rest);
     if units = 0 then
         status := metered._missing_lot(e);
         status := 'empty';
@@ -174,7 +174,7 @@ begin
     end if;
     perform metered._refuse_closed(e);
     e.seq := e.seq - 1;
-    expires_at := case when lasts > interval '0' then e.at + lasts end;
+    expires_at := case when rollover.lasts > interval '0' then e.at + rollover.lasts end;
     made := metered._roll_lot(e, l, units, coalesce(expires_at, 'infinity'), null);
     status := 'rolled';
     no := made.no;

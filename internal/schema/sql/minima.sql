@@ -96,11 +96,11 @@ begin
         order by y.scope, y.due, y.hold
     loop
         tip := metered._entry_for_write(l.scope);
-        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-            epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-        values (tip.seq + 1, l.units, greatest(tip.at, least(l.due, clk)), tip.spent + l.units, tip.refunded, tip.credited, tip.held - l.units,
-            tip.epoch, 'u', l.scope, metered._due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk),
-            l.id, l.operation_tenant, l.operation, (metered._by_system()).note, tip.anchor_at, tip.anchor_spent, tip.lots_end, tip.crossed)
+        insert into metered.ledger ({entry columns})
+        values ({entry of tip: seq = tip.seq + 1, amount = l.units, at = greatest(tip.at, least(l.due, clk)), spent = tip.spent + l.units,
+            held = tip.held - l.units, kind = 'u', scope = l.scope,
+            next_due = metered._due_after(l.scope, tip.seq, tip.held - l.units, tip.next_due, clk), hold = l.id,
+            operation_tenant = l.operation_tenant, operation = l.operation, note = (metered._by_system()).note})
         on conflict do nothing;
         if not found then
             perform metered._collided();

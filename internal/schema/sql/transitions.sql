@@ -303,12 +303,10 @@ begin
                         l.crossed := w.crossed;
                         crossed := case when w.crossings is null then crossed else coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[l.seq + 1]) end;
                     end if;
-                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                        epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-                    values (l.seq + 1, covered, greatest(k.clk, l.at),
-                        l.spent + covered, l.refunded, l.credited, l.held - covered,
-                        l.epoch, 'u', l.scope, metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk),
-                        named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
+                    insert into metered.ledger ({entry columns})
+                    values ({entry of l: seq = l.seq + 1, amount = covered, at = greatest(k.clk, l.at), spent = l.spent + covered, held = l.held - covered,
+                        kind = 'u', next_due = metered._due_after(l.scope, l.seq, l.held - covered, l.next_due, k.clk), hold = named.ids[i],
+                        operation_tenant = origin.tenant, operation = origin.operation, note = origin.note})
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();
@@ -319,12 +317,11 @@ begin
                         'seq', l.seq + 1, 'at', greatest(k.clk, l.at));
                 end if;
                 if terms.closing and covered < l.open then
-                    insert into metered.ledger (seq, amount, at, spent, refunded, credited, held,
-                        epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
-                    values (l.seq + case when covered > 0 then 2 else 1 end, l.open - covered, greatest(k.clk, l.at),
-                        l.spent + covered, l.refunded, l.credited, l.held - l.open,
-                        l.epoch, 'l', l.scope, metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk),
-                        named.ids[i], origin.tenant, origin.operation, origin.note, l.anchor_at, l.anchor_spent, l.lots_end, l.crossed)
+                    insert into metered.ledger ({entry columns})
+                    values ({entry of l: seq = l.seq + case when covered > 0 then 2 else 1 end, amount = l.open - covered, at = greatest(k.clk, l.at),
+                        spent = l.spent + covered, held = l.held - l.open, kind = 'l',
+                        next_due = metered._due_after(l.scope, l.seq, l.held - l.open, l.next_due, k.clk), hold = named.ids[i],
+                        operation_tenant = origin.tenant, operation = origin.operation, note = origin.note})
                     on conflict do nothing;
                     if not found then
                         perform metered._collided();

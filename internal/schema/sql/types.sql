@@ -27,11 +27,14 @@ create type metered.period as (every interval, anchor timestamptz, zone text);
 -- thresholds.sql): a charge that crosses one is only made if its caller is telling.
 create type metered.charge_limit as (max bigint, win interval, period metered.period, tell_at bigint, thresholds text, telling boolean);
 
--- A charge to be made: amount units of the scope. Of these held are not spent but held, by
--- the hold that is being placed. key is that of the scope's lock, or null: then it is
--- derived, which takes 20 microseconds. must_exist: the scope is one of resources, and not retired.
--- If it is spent from a lease, the amount is the units of the lease from lease_offset on; key is
--- that of the lease's lock, and there are no limits.
+-- Units of one scope that a call spends or holds. amount is how many units more count against the scope's limits, and held is how many more are held;
+-- so spending grows by amount - held. Its four uses: (1) a charge has held = 0, and all units are spent; (2) a placement has held > 0: the
+-- hold that is being placed holds these units, and the other units of amount are spent; (3) a spend from a lease has lease set: it takes
+-- the units of that lease from lease_offset on, key is the fence of the lease, held is 0 and there are no limits; (4) a capture has held < 0, inside functions only: -held units
+-- stop being held and are spent, and amount units beyond them are charged. With amount = 0 it spends held units alone, and usage stays as it is.
+--
+-- key is that of the scope's lock, or null: then it is derived, which takes 20 microseconds. must_exist: the scope is one of
+-- resources, and not retired.
 create type metered.new_charge as (
     scope text, key bigint, amount bigint, held bigint, limits metered.charge_limit[], note jsonb, must_exist boolean,
     lease bigint, lease_offset bigint);
@@ -63,6 +66,9 @@ create type metered.used_units as (scope text, amount bigint, limits metered.cha
 create type metered.new_lot as (
     amount bigint, expires_at timestamptz, lasts interval, category text, priority int, reference text, fingerprint bytea,
     roll_cap bigint, roll_for interval, late interval);
+
+-- How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).
+create type metered.lot_rollover as (of_lot bigint, of_reference text, cap bigint, lasts interval);
 
 -- How a capture is made. closing frees the rest and ends the holds. policy is for
 -- units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), allow (they

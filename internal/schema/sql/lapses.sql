@@ -1,0 +1,231 @@
+-- What a wallet has behind the ends that are due, for readers, who write none of them: duelots.sql says in which order ends happen.
+
+-- The lot into which a lot rolls over at its end, or null.
+create function metered._gone_on(l metered.lots) returns metered.lots
+language plpgsql stable
+as $$
+declare
+    child metered.lots;
+begin
+    if metered._rolls(l) > 0 then
+        child.no := l.roll_no;
+        child.granted_at := l.expires_at;
+        child.expires_at := l.roll_end;
+        child.amount := metered._rolls(l);
+        child.rest := child.amount;
+        child.held := 0;
+        child.from_lot := l.no;
+        child.priority := l.priority;
+        child.scope := l.scope;
+        child.category := l.category;
+    end if;
+    return child;
+end
+$$;
+
+-- The ends of a wallet's due holds, and of the lots that they keep units of, as settle would write them: these lots behind that, and the lots into which one
+-- rolls over, how many units of them lapsed, and by how many units the wallet is still overdrawn.
+create function metered._due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
+language plpgsql stable
+as $$
+declare
+    kept   metered.lot_holds[]; -- units of these holds, and overdrawn units of other holds
+    spent  bigint;              -- of debt
+    at     timestamptz := tip.at;
+    child  metered.lots;
+    due    record;
+    k      record;
+    own    record;
+    j      int;
+    part   bigint;
+    units  bigint;
+begin
+    debt := metered._debt(tip);
+    lapsed := 0;
+    lots := '{}';
+    if not coalesce(tip.next_due <= clk, false) then
+        return;
+    end if;
+    if debt = 0 then    -- then no hold pays for another one, and one statement does
+        for k in
+            select o.lot, sum(o.amount)::bigint as kept, coalesce(sum(o.freed) filter (where o.expires_at > greatest(o.due, tip.at)), 0)::bigint as back,
+                coalesce(sum(o.freed) filter (where o.expires_at <= greatest(o.due, tip.at)), 0)::bigint as late
+            from (select y.due, x.lot, x.amount, x.expires_at, least(x.amount, greatest(0, x.upto - greatest(0, y.at_least - y.captured))) as freed
+                  from metered.hold_lines y, lateral (
+                      select z.lot, z.amount, v.expires_at, sum(z.amount) over (order by v.priority, v.expires_at, v.no) as upto
+                      from metered.lot_holds z, lateral (select w.no, w.priority, w.expires_at from metered.lots w where w.no = z.lot limit 1) v
+                      where z.scope = y.scope and z.seq = y.opened_seq) x
+                  where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk) o
+            group by o.lot order by o.lot
+        loop
+            select y.* into child from metered.lots y where y.no = k.lot;
+            child.held := child.held - k.kept;
+            child.rest := child.rest + k.back;
+            lapsed := lapsed + k.late;
+            lots := lots || child;
+        end loop;
+    else
+        kept := array(
+            select o from metered.lot_holds o
+            where o.scope = tip.scope and o.seq = any (array(select y.opened_seq from metered.hold_lines y
+                where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk))
+            order by o.seq, o.lot);
+        lots := array(select y from metered.lots y where y.no = any (array(select o.lot from unnest(kept) o)) order by y.no);
+        kept := kept || array(select o from metered.lot_holds o
+            where o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(kept) x)) order by o.seq);
+        spent := debt - (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0);
+    end if;
+    for due in
+        select y.hold, y.due, y.opened_seq, least(y.open, greatest(0, y.at_least - y.captured)) as minimum from metered.hold_lines y
+        where debt > 0 and y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk
+        union all select null, greatest(clk, tip.at), null, null
+        order by due, hold
+    loop
+        at := greatest(at, due.due);
+        j := 1;
+        while j <= cardinality(lots) loop
+            if lots[j].rest > 0 and lots[j].expires_at <= due.due then
+                child := metered._gone_on(lots[j]);
+                lapsed := lapsed + lots[j].rest - coalesce(child.rest, 0);
+                lots[j].rest := 0;
+                lots[j].roll_cap := null;
+                if child.no is not null then
+                    lots := lots || child;
+                end if;
+            end if;
+            j := j + 1;
+        end loop;
+        exit when due.hold is null;
+        units := due.minimum;
+        for k in
+            select o.n, o.lot, o.amount, y.n as j from unnest(kept) with ordinality o(seq, lot, amount, scope, n)
+                left join (select x.no, x.priority, x.expires_at, row_number() over () as n from unnest(lots) x) y on y.no = o.lot
+            where o.seq = due.opened_seq and o.amount > 0 order by y.priority, y.expires_at, y.no
+        loop
+            part := least(units, k.amount);
+            units := units - part;
+            kept[k.n].amount := 0;
+            if k.lot = 0 then
+                spent := spent + part;
+                continue;
+            end if;
+            j := k.j;
+            lots[j].held := lots[j].held - k.amount;
+            if lots[j].expires_at <= at then
+                lapsed := lapsed + k.amount - part;
+            else
+                lots[j].rest := lots[j].rest + k.amount - part;
+            end if;
+        end loop;
+        continue when spent + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0) = 0;
+        -- As _pay_back does it.
+        for k in select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0
+            order by lots[x.j].priority, lots[x.j].expires_at, lots[x.j].no
+        loop
+            j := k.j;
+            part := least(spent, lots[j].rest);
+            spent := spent - part;
+            lots[j].rest := lots[j].rest - part;
+            for own in select o.n, o.amount from unnest(kept) with ordinality o(seq, lot, amount, scope, n) where o.lot = 0 and o.amount > 0 order by o.seq loop
+                part := least(own.amount, lots[j].rest);
+                exit when part = 0;
+                kept[own.n].amount := own.amount - part;
+                kept := kept || row(kept[own.n].seq, lots[j].no, part, tip.scope)::metered.lot_holds;
+                lots[j].rest := lots[j].rest - part;
+                lots[j].held := lots[j].held + part;
+            end loop;
+        end loop;
+    end loop;
+    debt := coalesce(spent, 0) + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0);
+end
+$$;
+
+-- Units of a wallet that have lapsed by now, unwritten: so much too high is its last entry's balance, with the units that due holds free. It reads no more ended
+-- lots than a call writes. If there are more, it adds up the lots that have not ended.
+create function metered._lapsing(tip metered.ledger, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+declare
+    until timestamptz := greatest(clk, tip.at);
+    d     record;
+    nos   bigint[];
+    few   record;
+begin
+    d := metered._due_lots(tip, clk);
+    if (tip.lots_end <= until) is not true then
+        return d.lapsed;
+    end if;
+    nos := array(select x.no from unnest(d.lots) x);
+    select count(*) as n, sum(x.rest - case when x.roll_end > until then metered._rolls(x) else 0 end) as units into few
+    from (select y.* from metered.lots y where y.scope = tip.scope and y.open and y.expires_at <= until and y.no <> all (nos)
+          order by y.expires_at, y.no limit metered._ends_per_call() + 1) x;
+    if few.n <= metered._ends_per_call() then
+        return d.lapsed + coalesce(few.units, 0);
+    end if;
+    return metered._balance(tip) + case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) - metered._minima(tip, null, clk) else 0 end
+        + d.debt - (select coalesce(sum(x.rest), 0) from unnest(d.lots) x)
+        - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
+            where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
+        - (select coalesce(sum(x.units), 0) from (select metered._rolls(y) as units from metered.lots y
+            where y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until and y.no <> all (nos)
+            order by y.priority, y.roll_end, y.roll_no) x);
+end
+$$;
+
+-- The lots of a wallet that have a rest or are held, as they are behind all ends that are due. With of_nos, these lots and those that they go on in.
+create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[]) returns setof metered.lots
+language plpgsql stable
+as $$
+declare
+    until timestamptz := greatest(clk, tip.at);
+    due   metered.lots[] := (metered._due_lots(tip, clk)).lots;
+    l     metered.lots;
+begin
+    foreach l in array due loop
+        if (l.rest > 0 or l.held > 0) and (l.no = any (of_nos) or l.from_lot = any (of_nos) or of_nos is null) then
+            return next l;
+        end if;
+    end loop;
+    for l in
+        -- In the order of the index of open lots, which is read without a sort: that keeps the planner from the index of all.
+        select y.* from ((select x.no from metered.lots x where of_nos is null and x.scope = tip.scope and x.open order by x.expires_at, x.no)
+                         union select k.lot from metered.lot_holds k where of_nos is null and k.scope = tip.scope and k.lot > 0
+                         union select unnest(of_nos)) n,
+            -- A join without the limit can be one that reads all lots.
+            lateral (select z.* from metered.lots z where z.no = n.no limit 1) y
+        where y.no <> all (array(select x.no from unnest(due) x))
+    loop
+        while l.rest > 0 and l.expires_at <= until loop
+            if l.held > 0 then
+                l.rest := 0;
+                return next l;
+                select y.* into l from metered.lots y where y.no = l.no;
+                l.held := 0;
+            end if;
+            l := metered._gone_on(l);
+        end loop;
+        if l.rest > 0 or l.held > 0 then
+            return next l;
+        end if;
+    end loop;
+end
+$$;
+
+-- The last entries of scopes as if all lapses that are due in wallets were written.
+create function metered._without_lapsing(tips metered.ledger[], clk timestamptz) returns metered.ledger[]
+language plpgsql stable
+as $$
+declare
+    tip metered.ledger;
+    i   int := 0;
+begin
+    foreach tip in array tips loop
+        i := i + 1;
+        if tip.lots_end is not null then
+            tip.credited := tip.credited - metered._lapsing(tip, clk);
+            tips[i] := tip;
+        end if;
+    end loop;
+    return tips;
+end
+$$;
