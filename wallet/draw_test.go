@@ -94,6 +94,23 @@ func TestLot_EndsWhenItIsDueSweptOrNot(t *testing.T) {
 	f.has(3)
 }
 
+// All units of a lot are drawn, another lot ends meanwhile, and then a refund brings units back: the lot still ends at its time.
+func TestLot_EndsAtItsTimeThoughARefundBroughtItsUnitsBack(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 5, For: time.Hour})
+	f.grant(wallet.Grant{Amount: 5, Reference: "day", For: day})
+	d := f.draw(10)
+	f.clock.Set(noon.Add(2 * time.Hour))
+	f.grant(wallet.Grant{Amount: 3, Reference: "kept"}) // no lot with units ends any more
+	f.refund(d.Seq, 4)
+	require.Equal(t, map[string]int64{"day": 4, "kept": 3}, f.left())
+	f.clock.Set(noon.Add(day))
+	require.Equal(t, map[string]int64{"kept": 3}, f.left())
+	f.has(3)
+	f.draw(3)
+}
+
 func TestOverdraft_IsPaidBackByTheNextGrant(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 10})
