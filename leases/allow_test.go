@@ -193,7 +193,7 @@ func TestAllow_ARememberedRefusalEndsWithACredit(t *testing.T) {
 			break
 		}
 		require.ErrorIs(t, err, budget.ErrExceeded)
-		require.Less(t, time.Since(began), 5*time.Second)
+		require.Less(t, time.Since(began), time.Minute)
 		time.Sleep(time.Millisecond)
 	}
 	require.GreaterOrEqual(t, time.Since(began), 150*time.Millisecond, "from memory until then")
@@ -247,7 +247,7 @@ func TestRecall_UnitsOfOtherProcessesComeSoon(t *testing.T) {
 					u := f.usage(scope)
 					return u.Leased == 0
 				})
-				require.Less(t, time.Since(began), 5*time.Second)
+				require.Less(t, time.Since(began), 40*time.Second, "long before the lease ends")
 				pgtest.WaitFor(t, "them to be charged", func() bool { return ask(wants, scope, 500) == nil })
 			}
 			require.NoError(t, errors.Join(has.Close(t.Context()), wants.Close(t.Context())))
@@ -329,13 +329,11 @@ func TestAllow_ARefundEndsARefusalByAPeriod(t *testing.T) {
 	var refused *budget.ExceededError
 	require.ErrorAs(t, p.Allow(t.Context(), c), &refused)
 	require.Greater(t, refused.RetryAfter(), 900*time.Hour)
-	began := time.Now()
 	require.NoError(t, pgx.BeginFunc(t.Context(), f.db, func(tx pgx.Tx) error {
 		_, err := f.ledger.Refund(t.Context(), tx, budget.Refund{Scope: "hot", Seq: receipt.Entries[0].Seq, All: true})
 		return err
 	}))
 	pgtest.WaitFor(t, "the refund to be seen", func() bool { return p.Allow(t.Context(), c) == nil })
-	require.Less(t, time.Since(began), 10*time.Second)
 }
 
 func (f *fixture) charged(c budget.Charge) (r budget.Receipt, err error) {
