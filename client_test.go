@@ -29,6 +29,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/holds/holdjobs"
 	"github.com/pgmetered/metered/httpmetered"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/niltest"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
@@ -216,7 +217,7 @@ func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 	require.NoError(t, err)
 	long := strings.Repeat("x", 256)
 	good := unknownToken(t, c)
-	many := make([]budget.Charge, budget.MaxScopes+1)
+	many := make([]budget.Charge, bounds.MaxScopes+1)
 	for i := range many {
 		many[i] = charge(strings.Repeat("s", i+1), 1, 0)
 	}
@@ -290,7 +291,7 @@ func TestPurgeOperations_WrongOptionsAreRefusedBeforeAnySQL(t *testing.T) {
 	c, err := metered.New(nowhere(t), metered.Config{})
 	require.NoError(t, err)
 	for _, opts := range []metered.PurgeOptions{
-		{}, {OlderThan: time.Second - 1}, {OlderThan: budget.MaxWindow + 1}, {OlderThan: time.Hour, Batch: -1}, {OlderThan: time.Hour, Batch: 10_001},
+		{}, {OlderThan: time.Second - 1}, {OlderThan: bounds.MaxWindow + 1}, {OlderThan: time.Hour, Batch: -1}, {OlderThan: time.Hour, Batch: 10_001},
 	} {
 		_, err := c.PurgeOperations(t.Context(), nowhere(t), opts)
 		require.ErrorIs(t, err, metered.ErrArgument, "%+v", opts)
@@ -513,7 +514,7 @@ func TestJSON_WhatIsReturnedHasNamesAndUnits(t *testing.T) {
 	seen := map[reflect.Type]bool{}
 	for _, v := range []any{
 		metered.Outcome[int]{}, metered.Operation{}, holdjobs.Ref{}, holdjobs.CleanupArgs{},
-		budget.Receipt{}, budget.Usage{}, budget.Entry{}, budget.ExceededError{}, budget.VerifyReport{}, budget.PurgeReport{}, budget.ClockRepair{},
+		budget.Receipt{}, budget.Usage{}, budget.Entry{}, budget.ExceededError{}, budget.VerifyReport{}, budget.PurgeReport{}, budget.ClockState{},
 		holds.Hold{}, holds.Listed{}, holds.DueList{}, holds.Event{}, holds.Transition{}, holds.Notice{}, holds.SweepReport{},
 		tokens.Info{}, tokens.Grant{}, tokens.Minted{}, jobs.Result{}, jobs.Record{}, httpmetered.Problem{},
 	} {

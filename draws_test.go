@@ -301,7 +301,7 @@ func TestCarver_FromAWallet(t *testing.T) {
 	p.clock.Advance(10 * time.Minute)
 	require.EqualValues(t, 15, p.left("ann"))
 	in(func(tx pgx.Tx) error {
-		_, err := p.c.Budget.Charge(t.Context(), tx, budget.Charge{Scope: "ann/run", Amount: 7, Limits: []budget.Limit{budget.Prepaid()}})
+		_, err := p.c.Budget.Charge(t.Context(), tx, budget.Charge{Scope: "ann/run", Amount: 7, Limits: []budget.Limit{budget.Prepaid(0)}})
 		return err
 	})
 	in(func(tx pgx.Tx) error {

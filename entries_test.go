@@ -19,7 +19,7 @@ import (
 
 // prepaid takes amount of what scope has in credit.
 func prepaid(scope string, amount int64) budget.Charge {
-	return budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.Prepaid()}}
+	return budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.Prepaid(0)}}
 }
 
 // balance is what scope has in credit, and not in holds.
@@ -137,7 +137,7 @@ func TestDo_CreditsAndRefundsAreTheCommands(t *testing.T) {
 					return uploaded{}, err
 				}
 				_, err := tx.Place(ctx, holds.Request{
-					ID: "h", Lines: []holds.Line{{Scope: "ben", Amount: 4, Limits: []budget.Limit{budget.Prepaid()}}}, TTL: time.Hour,
+					ID: "h", Lines: []holds.Line{{Scope: "ben", Amount: 4, Limits: []budget.Limit{budget.Prepaid(0)}}}, TTL: time.Hour,
 				}, nil)
 				if err != nil {
 					return uploaded{}, err
@@ -181,7 +181,7 @@ func TestDo_CreditsAndRefundsAreTheCommands(t *testing.T) {
 				require.NoError(t, err)
 				last = e
 			}
-			require.Equal(t, []any{int64(4), budget.KindRefund, int64(3), "bank", "refund", "broken"},
+			require.Equal(t, []any{int64(4), budget.Kind("refund"), int64(3), "bank", "refund", "broken"},
 				[]any{last.Seq, last.Kind, last.Ref, last.OperationTenant, last.Operation, last.Note.Reason})
 		})
 	}

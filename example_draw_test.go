@@ -40,7 +40,7 @@ func ExampleTx_Draw() {
 	}
 
 	command := metered.Command{ID: "report/17", Input: "2026-11", Charges: []budget.Charge{
-		book.Charge("ann", 30, budget.PerMonth(100, time.UTC, time.Time{})), // and the plan's cap of the month
+		book.Charge("ann", 30, budget.Per(100, budget.Month, time.UTC, time.Time{})), // and the plan's cap of the month
 	}}
 	write := func(ctx context.Context, tx *metered.Tx) (string, error) {
 		// Draws come before the charges of the command: what it declares must be left.

@@ -119,7 +119,7 @@ func ExampleTx_Credit() {
 		return err
 	}
 	transfer := func(id, from, to string, cents int64) error {
-		credit := []budget.Limit{budget.Prepaid()} // nothing is spent that was not credited
+		credit := []budget.Limit{budget.Prepaid(0)} // nothing is spent that was not credited
 		_, err := metered.Do(ctx, client, metered.Command{
 			ID: id, Name: "transfer", Input: to, Charges: []budget.Charge{{Scope: from, Amount: cents, Limits: credit}},
 		}, func(_ context.Context, tx *metered.Tx) (any, error) {

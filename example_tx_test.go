@@ -80,7 +80,7 @@ func ExampleTx_Extend() {
 		out, err := metered.Do(ctx, client, metered.Command{ID: request, Tenant: "ann", Name: "longer", Input: "table-7"},
 			func(_ context.Context, tx *metered.Tx) (any, error) {
 				return nil, errors.Join(
-					tx.Charge(budget.Charge{Scope: "extensions/ann", Amount: 1, Limits: []budget.Limit{budget.PerDay(1, time.UTC, time.Time{})}}),
+					tx.Charge(budget.Charge{Scope: "extensions/ann", Amount: 1, Limits: []budget.Limit{budget.Per(1, budget.Day, time.UTC, time.Time{})}}),
 					tx.Extend(holds.Extend{IDs: []string{"table-7"}, By: 10 * time.Minute}))
 			})
 		if err != nil {

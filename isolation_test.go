@@ -44,7 +44,7 @@ func TestDo_NoRefusalOfAnOldSnapshotIsFinal(t *testing.T) {
 				})
 			},
 			do: func(_ context.Context, tx *metered.Tx) error {
-				return tx.Charge(budget.Charge{Scope: "wallet", Amount: 5, Limits: []budget.Limit{budget.Prepaid()}})
+				return tx.Charge(budget.Charge{Scope: "wallet", Amount: 5, Limits: []budget.Limit{budget.Prepaid(0)}})
 			},
 		},
 		"a claim that is released": {
@@ -139,7 +139,7 @@ func TestDo_TheEarlyLookOfAnOldSnapshotIsNotFinal(t *testing.T) {
 			defer func() { _ = first.Rollback(context.WithoutCancel(ctx)) }()
 			_, err = metered.DoTx[any](ctx, c, first, metered.Command{ID: "op"}, nil)
 			require.NoError(t, err)
-			prepaid := budget.Charge{Scope: "wallet", Amount: 5, Limits: []budget.Limit{budget.Prepaid()}}
+			prepaid := budget.Charge{Scope: "wallet", Amount: 5, Limits: []budget.Limit{budget.Prepaid(0)}}
 			second := pgtest.Going(func() error {
 				_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", Isolation: iso, EarlyLook: true, Charges: []budget.Charge{prepaid}}, nil)
 				return err
@@ -175,7 +175,7 @@ func TestOldSnapshot_ARefusalIsToBeTriedAgain(t *testing.T) {
 			}{
 				"charge": {
 					do: func(tx pgx.Tx) error {
-						_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: "w", Amount: 5, Limits: []budget.Limit{budget.Prepaid()}})
+						_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: "w", Amount: 5, Limits: []budget.Limit{budget.Prepaid(0)}})
 						return err
 					},
 					meanwhile: func(tx pgx.Tx) error {
@@ -227,7 +227,7 @@ func TestOldSnapshot_ATrueRefusalIsFinal(t *testing.T) {
 	for _, iso := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: iso})
 		require.NoError(t, err)
-		_, err = c.Budget.Charge(ctx, tx, budget.Charge{Scope: "w", Amount: 5, Limits: []budget.Limit{budget.Prepaid()}})
+		_, err = c.Budget.Charge(ctx, tx, budget.Charge{Scope: "w", Amount: 5, Limits: []budget.Limit{budget.Prepaid(0)}})
 		require.ErrorIs(t, err, budget.ErrExceeded)
 		_, err = c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{"none"}, All: true})
 		require.ErrorIs(t, err, holds.ErrUnknown)

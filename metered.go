@@ -235,7 +235,7 @@ type Config struct {
 	// OnThreshold is called with the thresholds that charges and holds cross (budget.Limit.Tell), before the transaction that
 	// crosses them commits: tx is that of the command. It enqueues a job, or writes rows. A command that crosses one runs again, once, to
 	// report it. Defaults to none: limits with thresholds are refused.
-	OnThreshold budget.OnThreshold
+	OnThreshold func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error
 	// Observer gets an event for each call of the Client and its pieces: for metrics and traces (packages observe, otelmetered).
 	// That of Leases is its own, in its Config.Ledger. Defaults to none.
 	Observer observe.Observer
@@ -452,7 +452,7 @@ func Warm(ctx context.Context, conn *pgx.Conn, schema string) error {
 func (c *Client) warm(ctx context.Context, tx pgx.Tx) error {
 	id := NewID()
 	line := func(of string) []holds.Line {
-		return []holds.Line{{Scope: "metered/warm/" + of + id, Amount: 1, Limits: []budget.Limit{budget.PerDay(9, time.UTC, time.Time{})}}}
+		return []holds.Line{{Scope: "metered/warm/" + of + id, Amount: 1, Limits: []budget.Limit{budget.Per(9, budget.Day, time.UTC, time.Time{})}}}
 	}
 	charges := []budget.Charge{{Scope: "metered/warm/rate" + id, Amount: 1, Limits: []budget.Limit{budget.PerWindow(9, time.Minute), budget.Lifetime(9)}}}
 	s := &session{client: c, r: Reservation{ID: id, Tenant: "metered/warm", Lines: line("session"), Charges: charges}}

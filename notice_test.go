@@ -83,7 +83,7 @@ func TestListen_HearsOfJobsAndLargeChargesOfWhatCommitted(t *testing.T) {
 	require.Len(t, out.Receipt.Entries, 3)
 	require.False(t, made[2].Created)
 	want := metered.Notice{Tenant: odd, ID: odd, Name: "buy",
-		Charges: []budget.Charged{{Scope: odd, Amount: 100, Note: note}, {Scope: "parts", Amount: 100}},
+		Charges: []budget.Charge{{Scope: odd, Amount: 100, Note: note}, {Scope: "parts", Amount: 100}},
 		Jobs: []jobs.Enqueued{{ID: made[0].JobID, Queue: "default", Kind: "process"},
 			{ID: made[1].JobID, Queue: "default", Kind: "process", Key: odd, Tenant: odd}}}
 	n, ok := next()
@@ -254,7 +254,7 @@ func TestListen_ANoticeIsCutToWhatFits(t *testing.T) {
 	n, ok := next()
 	require.True(t, ok)
 	require.Equal(t, metered.Notice{Tenant: long("tenant"), ID: long("id"), Name: long("name"), Cut: true,
-		Charges: []budget.Charged{}, Jobs: []jobs.Enqueued{}}, n)
+		Charges: []budget.Charge{}, Jobs: []jobs.Enqueued{}}, n)
 	rest, err := c.Lookup(t.Context(), pool, n.Tenant, n.ID)
 	require.NoError(t, err)
 	require.Len(t, rest.Receipt.Entries, 64)
@@ -408,7 +408,7 @@ func TestListen_WhatItCannotReadIsACommandMissed(t *testing.T) {
 
 func TestNotice_ReadsBackFromItsJSON(t *testing.T) {
 	t.Parallel()
-	n := metered.Notice{Tenant: "n", ID: "i", Name: "x", Charges: []budget.Charged{{Scope: "s", Amount: 1}},
+	n := metered.Notice{Tenant: "n", ID: "i", Name: "x", Charges: []budget.Charge{{Scope: "s", Amount: 1}},
 		Jobs: []jobs.Enqueued{{ID: 1, Queue: "q", Kind: "k"}}}
 	b, err := json.Marshal(n)
 	require.NoError(t, err)

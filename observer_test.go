@@ -120,7 +120,7 @@ func TestObserver_HearsOfRefusalsByLimit(t *testing.T) {
 	of := func(scope string, limits ...budget.Limit) budget.Charge {
 		return budget.Charge{Scope: scope, Amount: 10, Limits: limits}
 	}
-	all := of("a", budget.PerWindow(9, time.Minute).Named("burst"), budget.PerWindow(9, time.Hour), budget.Lifetime(9), budget.Prepaid(), budget.Lifetime(100))
+	all := of("a", budget.PerWindow(9, time.Minute).Named("burst"), budget.PerWindow(9, time.Hour), budget.Lifetime(9), budget.Prepaid(0), budget.Lifetime(100))
 	names := []string{"limit_refused burst 1", "limit_refused 1h0m0s 1", "limit_refused lifetime 1", "limit_refused credit 1"}
 	in := func(f func(tx pgx.Tx) error) error { return pgx.BeginFunc(ctx, pool, f) }
 	for what, call := range map[string]func() error{

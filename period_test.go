@@ -21,7 +21,7 @@ func TestPeriods_InCommands(t *testing.T) {
 	pool, client := pgtest.SetUp(t, metered.Config{}, pgtest.Options{})
 	noon := pgtest.Tomorrow(12)
 	pgtest.SetClock(t, pool, noon)
-	day := budget.PerDay(10, time.UTC, time.Time{})
+	day := budget.Per(10, budget.Day, time.UTC, time.Time{})
 	midnight := noon.Add(12 * time.Hour)
 	command := func(id string, amount int64, limits ...budget.Limit) metered.Command {
 		return metered.Command{ID: id, Charges: []budget.Charge{{Scope: "a", Amount: amount, Limits: limits}}}
@@ -54,10 +54,10 @@ func TestPeriods_InCommands(t *testing.T) {
 		}
 	}
 
-	replayed, err := metered.Do(t.Context(), client, command("1", 6, budget.PerYear(1, time.UTC, time.Time{})), nothing)
+	replayed, err := metered.Do(t.Context(), client, command("1", 6, budget.Per(1, budget.Year, time.UTC, time.Time{})), nothing)
 	require.NoError(t, err)
 	require.True(t, replayed.Replayed)
-	_, err = metered.Do(t.Context(), client, command("4", 1, budget.PerDay(10, time.FixedZone("Europe/Atlantis", 0), time.Time{})), nothing)
+	_, err = metered.Do(t.Context(), client, command("4", 1, budget.Per(10, budget.Day, time.FixedZone("Europe/Atlantis", 0), time.Time{})), nothing)
 	require.True(t, errors.Is(err, budget.ErrTimeZone) && metered.Code(err) == "budget_time_zone", "%v", err)
 
 	// The number that a query answers is for the period.

@@ -62,7 +62,7 @@ func refusers(t *testing.T, pool *pgxpool.Pool, c *metered.Client) map[string]re
 	return map[string]refuser{
 		"early look": {cmd: metered.Command{EarlyLook: true, Charges: []budget.Charge{one}}, room: fill(t, pool, c, "full", 5)},
 		"last flush": {fn: calls(func(tx *metered.Tx) error { return tx.Charge(charge("late", 1, 5)) }), room: fill(t, pool, c, "late", 5)},
-		"two limits": {cmd: metered.Command{Charges: []budget.Charge{{Scope: "two", Amount: 3, Limits: []budget.Limit{budget.Prepaid(), budget.PerWindow(2, time.Hour).Named("hourly")}}}}},
+		"two limits": {cmd: metered.Command{Charges: []budget.Charge{{Scope: "two", Amount: 3, Limits: []budget.Limit{budget.Prepaid(0), budget.PerWindow(2, time.Hour).Named("hourly")}}}}},
 		"no such scope": {cmd: metered.Command{Charges: []budget.Charge{{Scope: "mistyped", Amount: 1, MustExist: true}}}, room: func() {
 			do(func(tx pgx.Tx) error {
 				_, err := c.Budget.Create(ctx, tx, "mistyped")
@@ -485,7 +485,7 @@ func TestDo_ALateRefusalReadsAsAnEarlyOne(t *testing.T) {
 	t.Parallel()
 	_, c := setUp(t, metered.Config{})
 	ctx := t.Context()
-	full := budget.Charge{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Prepaid()}}
+	full := budget.Charge{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Prepaid(0)}}
 	_, early := metered.Do[any](ctx, c, metered.Command{ID: "early", Input: 1, Charges: []budget.Charge{full}}, nil)
 	require.ErrorIs(t, early, budget.ErrExceeded)
 	_, late := metered.Do(ctx, c, metered.Command{ID: "late", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) { return nil, tx.Charge(full) })

@@ -292,7 +292,7 @@ type Notice struct {
 	Tenant  string           `json:"tenant,omitempty"`
 	ID      string           `json:"id,omitempty"` // of the command, or "" for jobs that were enqueued in a transaction without one
 	Name    string           `json:"name,omitempty"`
-	Charges []budget.Charged `json:"charges,omitempty"`
+	Charges []budget.Charge `json:"charges,omitempty"`
 	Jobs    []jobs.Enqueued  `json:"jobs,omitempty"`
 	Cut     bool             `json:"cut,omitempty"` // some did not fit: Client.Lookup has all charges
 }
@@ -394,7 +394,7 @@ func (t *Tx) large() (large []noticed) {
 	return large
 }
 
-// noticed is a budget.Charged whose note is encoded already.
+// noticed is a charge of a Notice, whose note is encoded already.
 type noticed struct {
 	Scope  string          `json:"scope"`
 	Amount int64           `json:"amount"`

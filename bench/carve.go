@@ -49,7 +49,7 @@ func twoClusters(ctx context.Context, b *bench) (samples, error) {
 	}
 	spend := func(ctx context.Context, on int) error {
 		_, err := metered.Do[int](ctx, clientOf[on], metered.Command{ID: metered.NewID(), Charges: []budget.Charge{
-			{Scope: [...]string{"acme", "acme/away"}[on], Amount: 1, Limits: []budget.Limit{budget.Prepaid()}},
+			{Scope: [...]string{"acme", "acme/away"}[on], Amount: 1, Limits: []budget.Limit{budget.Prepaid(0)}},
 		}}, nil)
 		return err
 	}
@@ -74,7 +74,7 @@ func carveHalf(ctx context.Context, sites [2]*site, ledger *budget.Ledger, carve
 		}
 		l, err = carvers[0].Carve(ctx, tx, leases.Carving{
 			Child: "acme/away", Away: true, TTL: time.Hour,
-			From: budget.Charge{Scope: "acme", Amount: all / 2, Limits: []budget.Limit{budget.Prepaid()}},
+			From: budget.Charge{Scope: "acme", Amount: all / 2, Limits: []budget.Limit{budget.Prepaid(0)}},
 		})
 		return err
 	})

@@ -23,7 +23,7 @@ var windowFigures = []figure{
 			if err != nil {
 				return samples{}, err
 			}
-			return chargeByWindow(ctx, b, []budget.Limit{budget.PerYear(roomy[0].Max, berlin, time.Now().AddDate(0, 0, -300))})
+			return chargeByWindow(ctx, b, []budget.Limit{budget.Per(roomy[0].Max, budget.Year, berlin, time.Now().AddDate(0, 0, -300))})
 		},
 	},
 	{
@@ -162,7 +162,7 @@ func seriesByEntries(ctx context.Context, b *bench) (samples, error) {
 		var from, to time.Time
 		err := c.QueryRow(ctx, "select min(at), max(at) from metered.ledger where scope = $1 and seq in (1, $2)", scope, size).Scan(&from, &to)
 		to = to.Add(time.Microsecond)
-		bucket := budget.Bucket((to.Sub(from)/31 + time.Microsecond).Truncate(time.Microsecond))
+		bucket := budget.Unit(((to.Sub(from)/31 + time.Microsecond).Truncate(time.Microsecond)).String())
 		return contender{name: fmt.Sprintf("%d entries", size), site: c.site, op: func(ctx context.Context, _ int) error {
 			ranges, err := c.client.Budget.Series(ctx, c.Pool, scope, from, to, bucket, nil)
 			charged := int64(0)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
 // untouchable is a transaction that must not be used.
@@ -75,7 +76,7 @@ func TestCharge_RefusesWrongArgumentsBeforeAnySQL(t *testing.T) {
 		return with(func(c *budget.Charge) { c.Limits = limits })
 	}
 	var tooMany []budget.Charge
-	for i := range budget.MaxScopes + 1 {
+	for i := range bounds.MaxScopes + 1 {
 		tooMany = append(tooMany, budget.Charge{Scope: string(rune('A' + i)), Amount: 1})
 	}
 	distinct := func(from int) (limits []budget.Limit) {
@@ -96,14 +97,14 @@ func TestCharge_RefusesWrongArgumentsBeforeAnySQL(t *testing.T) {
 		{"charges[1].Amount", with(func(c *budget.Charge) { c.Amount = -1 })},
 		{"charges[1].Amount", with(func(c *budget.Charge) { c.Amount = budget.MaxAmount + 1 })},
 		{"charges[1].Amount", with(func(c *budget.Charge) { c.Amount = budget.MaxAmount })}, // 1 more together
-		{"charges[1].Limits", limited(make([]budget.Limit, budget.MaxLimits+1)...)},
+		{"charges[1].Limits", limited(make([]budget.Limit, bounds.MaxLimits+1)...)},
 		{"charges[1].Limits", []budget.Charge{{Scope: "a", Amount: 1, Limits: distinct(0)}, {Scope: "a", Amount: 1, Limits: distinct(100)}}},
-		{"charges[1].Limits[1].Max", limited(budget.Prepaid(), budget.Lifetime(-1))},
+		{"charges[1].Limits[1].Max", limited(budget.Prepaid(0), budget.Lifetime(-1))},
 		{"charges[1].Limits[0].Max", limited(budget.Lifetime(budget.MaxLimit + 1))},
 		{"charges[1].Limits[0].Window", limited(budget.Limit{Max: 2})},
 		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: -time.Second})},
 		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: -1})},
-		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: budget.MaxWindow + time.Microsecond})},
+		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: bounds.MaxWindow + time.Microsecond})},
 		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: time.Microsecond + 1})},
 		{"charges[1].Note", with(func(c *budget.Charge) { c.Note.Actor = "somebody else" })},
 	}
@@ -158,13 +159,13 @@ func TestOtherCalls_RefuseWrongArgumentsBeforeAnySQL(t *testing.T) {
 	requireArgument(t, repair("", budget.Note{}), "scope")
 	requireArgument(t, l.Lock(ctx, tx), "scopes")
 	requireArgument(t, l.Lock(ctx, tx, "a", ""), "scopes[1]")
-	tooMany := make([]string, budget.MaxScopes+1)
+	tooMany := make([]string, bounds.MaxScopes+1)
 	for i := range tooMany {
 		tooMany[i] = string(rune('A' + i))
 	}
 	requireArgument(t, l.Lock(ctx, tx, tooMany...), "scopes")
 	requireArgument(t, usage(), "queries")
-	requireArgument(t, usage(make([]budget.Query, budget.MaxQueries+1)...), "queries")
+	requireArgument(t, usage(make([]budget.Query, bounds.MaxQueries+1)...), "queries")
 	requireArgument(t, usage(budget.Query{Scope: "a"}, budget.Query{}), "queries[1].Scope")
 	requireArgument(t, usage(budget.Query{Scope: "a", Window: -1}), "queries[0].Window")
 	requireArgument(t, usage(budget.Query{Scope: "a", Window: 1}), "queries[0].Window")
@@ -177,7 +178,7 @@ func TestOtherCalls_RefuseWrongArgumentsBeforeAnySQL(t *testing.T) {
 	requireArgument(t, purge(budget.PurgeOptions{OlderThan: time.Hour, DryRun: true, Forget: func(string) bool { return true }}), "PurgeOptions.DryRun")
 	requireArgument(t, purge(budget.PurgeOptions{OlderThan: -time.Hour}), "PurgeOptions.OlderThan")
 	requireArgument(t, purge(budget.PurgeOptions{OlderThan: 1}), "PurgeOptions.OlderThan")
-	requireArgument(t, purge(budget.PurgeOptions{OlderThan: budget.MaxWindow + time.Hour}), "PurgeOptions.OlderThan")
+	requireArgument(t, purge(budget.PurgeOptions{OlderThan: bounds.MaxWindow + time.Hour}), "PurgeOptions.OlderThan")
 	requireArgument(t, purge(budget.PurgeOptions{OlderThan: time.Hour, Batch: 15}), "PurgeOptions.Batch")
 	requireArgument(t, purge(budget.PurgeOptions{OlderThan: time.Hour, Batch: 100_001}), "PurgeOptions.Batch")
 	for _, text := range badTexts {
@@ -200,7 +201,7 @@ func TestArguments_LargestTextsAreStored(t *testing.T) {
 	ctx := t.Context()
 	pool, l, _ := open(t)
 	text := strings.Repeat("é", 127) + "z"
-	require.Len(t, text, budget.MaxScopeBytes)
+	require.Len(t, text, bounds.MaxScopeBytes)
 	note := budget.Note{Actor: text, Tenant: text, Correlation: text, Reason: text}
 	_, err := l.Charge(ctx, autocommit{Querier: pool}, budget.Charge{Scope: text, Amount: 1, Note: note})
 	require.NoError(t, err)

@@ -18,25 +18,19 @@ import (
 	"github.com/pgmetered/metered/internal/savepoint"
 )
 
-// Result is the answer to one charge of a batch.
+// Result is the answer to one charge or event of a batch.
 type Result struct {
-	Posted Posted // the entry, if Err is nil
-	// Err is why the charge was not made: *ExceededError, *ScopeError, ErrClock, ErrOverflow, ErrWindowPurged, ErrTimeZone or ErrThresholds. For
-	// an event, it may also be ErrConflict, ErrRetired, ErrFuture or ErrLate.
-	Err     error
-	Crossed []Crossing // the thresholds that the charge crossed, as Config.OnThreshold received them
+	Posted  Posted     // the entry, if Err is nil
+	Err     error      // a refusal of the charge or event, or an error of it alone, such as ErrClock
+	Crossed []Crossing // thresholds that the charge crossed: Config.OnThreshold has received them
 }
 
-// ChargeEach makes up to MaxBatch charges, each on its own, in one round trip: one that is refused does not keep
-// another from being made. Results are in the order of the charges. Charges of one scope are judged in the order given,
-// and have an entry each: an admitted charge counts for the next.
+// ChargeEach makes up to MaxBatch charges in one round trip, each on its own: a refusal is in its Result, and stops no other. Results have
+// the order of the charges. Each charge has an entry, and counts for later charges of its scope.
 //
-// It locks all scopes, in the order of their keys, until tx ends. Each lock takes a place in the server's lock table,
-// which by default has room for some 6,400 of all sessions (max_locks_per_transaction times max_connections): raise
-// max_locks_per_transaction if several such calls run at once.
-//
-// An error of ChargeEach itself, unlike one in a Result, aborts the transaction, but for an *ArgumentError: then there
-// was no SQL. With thresholds (Limit.Tell) it works in a savepoint, and an error leaves the transaction usable. Limit.MaxFrom is refused. Most callers without a transaction of their own want a Batcher.
+// It locks all scopes until tx ends. Each lock takes a place of the server's lock table (max_locks_per_transaction times max_connections,
+// 6,400 by default). Its own error aborts tx, except an *ArgumentError, and except with thresholds, where it works in a savepoint. Limit.MaxFrom
+// is refused. Without a transaction of yours, use a Batcher.
 func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("charges", len(charges))); err != nil {
 		return nil, err

@@ -107,7 +107,7 @@ func (o *oracle) history(acts int) {
 				o.clock.Advance(-time.Duration(o.rand.Int64N(int64(3 * time.Minute))))
 			}
 		case 9:
-			_, err = pgtest.InTx(ctx, o.pool, func(tx pgx.Tx) (budget.ClockRepair, error) {
+			_, err = pgtest.InTx(ctx, o.pool, func(tx pgx.Tx) (budget.ClockState, error) {
 				return o.l.RepairClock(ctx, tx, scope, budget.Note{})
 			})
 		case 10:

@@ -83,10 +83,8 @@ func TestChargeEach_AFailureIsOfItsChargeAlone(t *testing.T) {
 	charges := []budget.Charge{take("ahead", 1, minute), take("a", 1, minute), take("purged", 1, budget.PerWindow(100, 1000*time.Hour)), take("full", 2), take("a", 2, minute)}
 	results, err := each(t.Context(), pool, l, charges...)
 	require.NoError(t, err)
-	var ahead *budget.ClockError
-	require.ErrorAs(t, results[0].Err, &ahead)
-	require.Equal(t, "ahead", ahead.Scope)
-	require.Equal(t, time.Hour, ahead.Ahead)
+	require.ErrorIs(t, results[0].Err, budget.ErrClock)
+	require.ErrorContains(t, results[0].Err, `scope "ahead" by 1h0m0s`)
 	require.ErrorIs(t, results[2].Err, budget.ErrWindowPurged)
 	require.ErrorIs(t, results[3].Err, budget.ErrOverflow)
 	for i, want := range map[int]int64{1: 1, 4: 3} {

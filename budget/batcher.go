@@ -16,21 +16,16 @@ import (
 
 // BatcherConfig configures a Batcher. The zero value is ready for use.
 type BatcherConfig struct {
-	MaxBatch int // how many charges one transaction makes at most, 1 to MaxBatch. Defaults to 512
-	// Lanes is how many batches may be in flight, each on a connection, 1 to 64. A scope is always in the same lane, so
-	// lanes do not wait for each other. Defaults to 2.
-	Lanes int
-	// Timeout bounds a batch with all its attempts, 100ms to 1h: a caller without a deadline waits no longer than a few of
-	// these. Defaults to 30s.
-	Timeout time.Duration
+	MaxBatch int           // charges in one transaction, 1 to MaxBatch. Defaults to 512
+	Lanes    int           // batches in flight, each on a connection, 1 to 64. A scope stays in its lane. Defaults to 2
+	Timeout  time.Duration // of a batch with all its attempts, 100ms to 1h: the wait of a caller without a deadline is a few of these. Defaults to 30s
 }
 
-// Batcher commits the charges of many goroutines together. The next batch is whatever arrived while the last one was
-// being committed: there is no timer, so a lone charge waits for nobody, and the more arrive the cheaper each one is.
-// It has no goroutine while it is idle. It is safe for concurrent use.
+// Batcher commits the charges of many goroutines together. A batch is the charges that arrived while the last one was committed, so a lone
+// charge does not wait. A Batcher has no goroutine while it is idle, and is safe for concurrent use.
 //
-// Charges are judged each on its own, as by Ledger.ChargeEach, and those of one scope in the order in which they came.
-// One whose scope is locked by somebody else keeps no other waiting: it goes into a batch with others of that kind.
+// Each charge is judged on its own, as by Ledger.ChargeEach, and those of a scope in the order of their arrival. A charge of a scope that
+// another transaction locks delays no others.
 type Batcher struct {
 	ledger *Ledger
 	pool   *pgxpool.Pool
@@ -42,8 +37,8 @@ type Batcher struct {
 	running sync.WaitGroup // of lanes
 }
 
-// NewBatcher returns a Batcher that commits on pool, or an *ArgumentError. It does not touch the database. It uses up to
-// BatcherConfig.Lanes connections, and one more while somebody else locks a scope.
+// NewBatcher returns a Batcher, or an *ArgumentError. It does not touch the database. The Batcher uses up to Lanes connections of pool, and
+// one more for scopes that other transactions lock.
 func NewBatcher(pool *pgxpool.Pool, l *Ledger, cfg BatcherConfig) (*Batcher, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return nil, err
@@ -65,11 +60,9 @@ func NewBatcher(pool *pgxpool.Pool, l *Ledger, cfg BatcherConfig) (*Batcher, err
 	return b, nil
 }
 
-// Charge makes a charge, and returns when it is committed, or refused as by Ledger.Charge. Other errors: ErrBusy,
-// ErrClosed, ErrSerialization and those of the connection, after which it was not made, and ErrCommitUnknown.
-//
-// It returns early if ctx ends. If the charge was waiting for its batch it is not made, and the error is ctx's. If its
-// batch was under way it may still commit, and the error is ErrCommitUnknown, too.
+// Charge returns when the charge is committed, or was not made: by a refusal, or on ErrBusy, ErrClosed, ErrSerialization or an error of the
+// connection. On ErrCommitUnknown it may be committed. If ctx ends, a charge that waits for its batch is not made, and one in a batch
+// under way is ErrCommitUnknown.
 func (b *Batcher) Charge(ctx context.Context, charge Charge) (Posted, error) {
 	if err := b.made(); err != nil {
 		return Posted{}, err
@@ -81,8 +74,8 @@ func (b *Batcher) Charge(ctx context.Context, charge Charge) (Posted, error) {
 	return b.submit(ctx, a)
 }
 
-// Ingest counts an event once, as Ledger.Ingest does, and otherwise is as Charge. A commit whose answer was lost is
-// looked up by the event's id. After ErrCommitUnknown, ask again with the same event.
+// Ingest is Charge for an event, counted once as by Ledger.Ingest. It looks up a commit whose answer was lost. After ErrCommitUnknown, call
+// it again with the same event.
 func (b *Batcher) Ingest(ctx context.Context, event Event) (Posted, error) {
 	if err := b.made(); err != nil {
 		return Posted{}, err
@@ -94,8 +87,7 @@ func (b *Batcher) Ingest(ctx context.Context, event Event) (Posted, error) {
 	return b.submit(ctx, a)
 }
 
-// Close refuses new charges (ErrClosed) and waits until those that were accepted are answered, or until ctx ends. They
-// are committed in any case. It can be called again.
+// Close refuses new charges (ErrClosed), and waits until those before are answered, or until ctx ends. They are committed in any case.
 func (b *Batcher) Close(ctx context.Context) error {
 	if err := b.made(); err != nil {
 		return err

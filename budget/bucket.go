@@ -3,67 +3,48 @@ package budget
 import (
 	"context"
 	"time"
+
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// Bucket says how a Series cuts a range: ByHour, ByDay, ByWeek, ByMonth, or a fixed length such as
-// Bucket(15 * time.Minute), in whole microseconds, counted from the range's beginning.
+// Unit is a unit of time: of the calendar for Per, and also an hour or a fixed length, as "15m", for Series.
 //
-// The others follow the clock of a place. A day begins at midnight there, so it may have 23 or 25 hours. If that
-// midnight is skipped (daylight saving begins), the day begins right after the skipped time. A day that is skipped whole
-// has no bucket. If midnight comes twice, the day begins at the first. Weeks begin on Monday, months on the 1st. An hour that
-// comes twice is two buckets. Where the clock is set by half an hour, an hour may have 30 or 90 minutes.
-type Bucket time.Duration
+// Calendar units follow the clock of a place. A day has 23 to 25 hours where clocks change, and begins at midnight, after a skipped midnight
+// or at the first of two. Series leaves out a day that is skipped whole. Weeks begin on Monday. An hour that comes twice is two hours, and
+// one may have 30 or 90 minutes. A fixed length is as time.ParseDuration reads it, in whole microseconds, counted from the range's beginning.
+type Unit string
 
 const (
-	ByHour  Bucket = -1
-	ByDay   Bucket = -2
-	ByWeek  Bucket = -3
-	ByMonth Bucket = -4
+	Hour  Unit = "hour"
+	Day   Unit = "day"
+	Week  Unit = "week"
+	Month Unit = "month"
+	Year  Unit = "year"
 )
 
-// MaxBuckets is how many buckets a Series may have: a day by the minute, eleven weeks by the hour, five years by the day.
-const MaxBuckets = 2000
-
-var bucketNames = map[Bucket]string{ByHour: "hour", ByDay: "day", ByWeek: "week", ByMonth: "month"}
-
-// ParseBucket reads hour, day, week, month, or a duration as time.ParseDuration does.
-func ParseBucket(text string) (Bucket, error) {
-	for b, name := range bucketNames {
-		if text == name {
-			return b, nil
-		}
+// fixed is the length of a unit that is not of the calendar, else 0.
+func (u Unit) fixed() time.Duration {
+	if u == Hour || every[u] != "" {
+		return 0
 	}
-	d, err := time.ParseDuration(text)
-	if err != nil || d <= 0 || Bucket(d).check() != nil {
-		return 0, invalid("bucket", "is neither hour, day, week nor month, nor a duration in whole microseconds")
+	d, err := time.ParseDuration(string(u))
+	if err != nil || d <= 0 || d%time.Microsecond != 0 {
+		return -1
 	}
-	return Bucket(d), nil
+	return d
 }
 
-// String returns the text that ParseBucket reads.
-func (b Bucket) String() string {
-	if name, ok := bucketNames[b]; ok {
-		return name
-	}
-	return time.Duration(b).String()
-}
-
-func (b Bucket) check() error {
-	switch {
-	case b == 0:
-		return invalid("bucket", "is missing: write budget.ByDay, or budget.Bucket(15 * time.Minute)")
-	case b < ByMonth:
-		return invalid("bucket", "%d is negative", int64(b))
-	case b > 0 && time.Duration(b)%time.Microsecond != 0:
-		return invalid("bucket", "%v is not in whole microseconds", time.Duration(b))
+func (u Unit) checkSeries() error {
+	if u.fixed() < 0 {
+		return invalid("unit", "%q is neither hour, day, week, month, year nor a duration in whole microseconds such as 15m", string(u))
 	}
 	return nil
 }
 
 // edges are where the buckets of a range begin, and where the last one ends: from, the edges between, to.
-func (b Bucket) edges(ctx context.Context, from, to time.Time, loc *time.Location) ([]time.Time, error) {
+func (u Unit) edges(ctx context.Context, from, to time.Time, loc *time.Location) ([]time.Time, error) {
 	edges := []time.Time{from}
-	next := b.walk(from, loc)
+	next := u.walk(from, loc)
 	for {
 		if err := ctx.Err(); err != nil {
 			return nil, err
@@ -75,44 +56,48 @@ func (b Bucket) edges(ctx context.Context, from, to time.Time, loc *time.Locatio
 		if edge.After(edges[len(edges)-1]) {
 			edges = append(edges, edge)
 		}
-		if len(edges) > MaxBuckets {
-			return nil, invalid("bucket", "%v cuts the range into more than %d", b, MaxBuckets)
+		if len(edges) > bounds.MaxBuckets {
+			return nil, invalid("unit", "%q cuts the range into more than %d", string(u), bounds.MaxBuckets)
 		}
 	}
 }
 
 // walk returns a function that finds one edge after the other. Edges ascend. The first may be before from, and one may come twice.
-func (b Bucket) walk(from time.Time, loc *time.Location) (next func() time.Time) {
+func (u Unit) walk(from time.Time, loc *time.Location) (next func() time.Time) {
 	from = from.In(loc)
 	edge := from
-	if b == ByHour {
+	if u == Hour {
 		return func() time.Time {
 			edge = nextHour(edge)
 			return edge
 		}
 	}
-	if b > 0 {
+	if length := u.fixed(); length > 0 {
 		return func() time.Time {
-			edge = edge.Add(time.Duration(b))
+			edge = edge.Add(length)
 			return edge
 		}
 	}
 	years, months, days := from.Date()
 	day := time.Date(years, months, days, 0, 0, 0, 0, time.UTC) // a date, and no instant
-	switch b {
-	case ByWeek:
+	switch u {
+	case Week:
 		day = day.AddDate(0, 0, -(int(day.Weekday())+6)%7)
-	case ByMonth:
+	case Month:
 		day = day.AddDate(0, 0, 1-days)
+	case Year:
+		day = day.AddDate(0, 1-int(months), 1-days)
 	}
 	return func() time.Time {
-		switch b {
-		case ByDay:
+		switch u {
+		case Day:
 			day = day.AddDate(0, 0, 1)
-		case ByWeek:
+		case Week:
 			day = day.AddDate(0, 0, 7)
-		case ByMonth:
+		case Month:
 			day = day.AddDate(0, 1, 0)
+		case Year:
+			day = day.AddDate(1, 0, 0)
 		}
 		return firstAt(day, loc)
 	}

@@ -12,6 +12,8 @@ import (
 	_ "time/tzdata" // the same rules on every machine
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
 func place(t testing.TB, name string) *time.Location {
@@ -29,7 +31,7 @@ func local(t testing.TB, text string, loc *time.Location) time.Time {
 	return at.In(loc)
 }
 
-func edgesOf(t testing.TB, b Bucket, zone, from, to string) (all []string) {
+func edgesOf(t testing.TB, b Unit, zone, from, to string) (all []string) {
 	t.Helper()
 	loc := place(t, zone)
 	edges, err := b.edges(t.Context(), local(t, from, loc), local(t, to, loc), loc)
@@ -40,45 +42,46 @@ func edgesOf(t testing.TB, b Bucket, zone, from, to string) (all []string) {
 	return all
 }
 
-func TestBucket_EdgesAtChangesOfTheClock(t *testing.T) {
+func TestUnit_EdgesAtChangesOfTheClock(t *testing.T) {
 	t.Parallel()
 	for name, c := range map[string]struct {
-		bucket   Bucket
+		bucket   Unit
 		zone     string
 		from, to string
 		between  []string
 	}{
-		"a day of 23 hours": {ByDay, "Europe/Berlin", "2026-03-28 00:00 +0100", "2026-03-31 00:00 +0200",
+		"a day of 23 hours": {Day, "Europe/Berlin", "2026-03-28 00:00 +0100", "2026-03-31 00:00 +0200",
 			[]string{"2026-03-29 00:00 +0100", "2026-03-30 00:00 +0200"}},
-		"a day of 25 hours": {ByDay, "Europe/Berlin", "2026-10-24 12:00 +0200", "2026-10-26 12:00 +0100",
+		"a day of 25 hours": {Day, "Europe/Berlin", "2026-10-24 12:00 +0200", "2026-10-26 12:00 +0100",
 			[]string{"2026-10-25 00:00 +0200", "2026-10-26 00:00 +0100"}},
-		"an hour is skipped": {ByHour, "Europe/Berlin", "2026-03-29 00:30 +0100", "2026-03-29 04:30 +0200",
+		"an hour is skipped": {Hour, "Europe/Berlin", "2026-03-29 00:30 +0100", "2026-03-29 04:30 +0200",
 			[]string{"2026-03-29 01:00 +0100", "2026-03-29 03:00 +0200", "2026-03-29 04:00 +0200"}},
-		"an hour comes twice": {ByHour, "Europe/Berlin", "2026-10-25 01:30 +0200", "2026-10-25 03:30 +0100",
+		"an hour comes twice": {Hour, "Europe/Berlin", "2026-10-25 01:30 +0200", "2026-10-25 03:30 +0100",
 			[]string{"2026-10-25 02:00 +0200", "2026-10-25 02:00 +0100", "2026-10-25 03:00 +0100"}},
-		"midnight is skipped": {ByDay, "America/Sao_Paulo", "2018-11-03 00:00 -0300", "2018-11-06 00:00 -0200",
+		"midnight is skipped": {Day, "America/Sao_Paulo", "2018-11-03 00:00 -0300", "2018-11-06 00:00 -0200",
 			[]string{"2018-11-04 01:00 -0200", "2018-11-05 00:00 -0200"}},
-		"the hour before midnight comes twice": {ByDay, "America/Sao_Paulo", "2018-02-17 00:00 -0200", "2018-02-19 00:00 -0300",
+		"the hour before midnight comes twice": {Day, "America/Sao_Paulo", "2018-02-17 00:00 -0200", "2018-02-19 00:00 -0300",
 			[]string{"2018-02-18 00:00 -0300"}},
-		"midnight comes twice": {ByDay, "America/St_Johns", "2006-10-28 00:00 -0230", "2006-10-30 00:00 -0330",
+		"midnight comes twice": {Day, "America/St_Johns", "2006-10-28 00:00 -0230", "2006-10-30 00:00 -0330",
 			[]string{"2006-10-29 00:00 -0230"}},
-		"from the evening that comes twice": {ByDay, "America/St_Johns", "2006-10-28 23:30 -0330", "2006-10-30 12:00 -0330",
+		"from the evening that comes twice": {Day, "America/St_Johns", "2006-10-28 23:30 -0330", "2006-10-30 12:00 -0330",
 			[]string{"2006-10-30 00:00 -0330"}},
-		"a day is skipped": {ByDay, "Pacific/Apia", "2011-12-29 00:00 -1000", "2012-01-01 00:00 +1400",
+		"a day is skipped": {Day, "Pacific/Apia", "2011-12-29 00:00 -1000", "2012-01-01 00:00 +1400",
 			[]string{"2011-12-31 00:00 +1400"}},
-		"half an hour is skipped": {ByHour, "Australia/Lord_Howe", "2026-10-04 01:00 +1030", "2026-10-04 04:00 +1100",
+		"half an hour is skipped": {Hour, "Australia/Lord_Howe", "2026-10-04 01:00 +1030", "2026-10-04 04:00 +1100",
 			[]string{"2026-10-04 02:30 +1100", "2026-10-04 03:00 +1100"}},
-		"half an hour comes twice": {ByHour, "Australia/Lord_Howe", "2026-04-05 00:00 +1100", "2026-04-05 03:00 +1030",
+		"half an hour comes twice": {Hour, "Australia/Lord_Howe", "2026-04-05 00:00 +1100", "2026-04-05 03:00 +1030",
 			[]string{"2026-04-05 01:00 +1100", "2026-04-05 02:00 +1030"}},
-		"another hour comes twice, from its second minute on": {ByHour, "America/St_Johns", "2006-10-28 23:30 -0230", "2006-10-29 00:30 -0330",
+		"another hour comes twice, from its second minute on": {Hour, "America/St_Johns", "2006-10-28 23:30 -0230", "2006-10-29 00:30 -0330",
 			[]string{"2006-10-29 00:00 -0230", "2006-10-28 23:01 -0330", "2006-10-29 00:00 -0330"}},
-		"weeks begin on Monday": {ByWeek, "Asia/Kathmandu", "2026-02-25 10:00 +0545", "2026-03-10 00:00 +0545",
+		"weeks begin on Monday": {Week, "Asia/Kathmandu", "2026-02-25 10:00 +0545", "2026-03-10 00:00 +0545",
 			[]string{"2026-03-02 00:00 +0545", "2026-03-09 00:00 +0545"}},
-		"a week from a Sunday": {ByWeek, "UTC", "2026-03-01 00:00 +0000", "2026-03-03 00:00 +0000", []string{"2026-03-02 00:00 +0000"}},
-		"a week from a Monday": {ByWeek, "UTC", "2026-03-02 00:00 +0000", "2026-03-09 00:00 +0000", nil},
-		"months from the 31st": {ByMonth, "America/New_York", "2026-01-31 12:00 -0500", "2026-05-01 00:00 -0400",
+		"a week from a Sunday":              {Week, "UTC", "2026-03-01 00:00 +0000", "2026-03-03 00:00 +0000", []string{"2026-03-02 00:00 +0000"}},
+		"a week from a Monday":              {Week, "UTC", "2026-03-02 00:00 +0000", "2026-03-09 00:00 +0000", nil},
+		"years begin on the 1st of January": {Year, "Asia/Kathmandu", "2026-02-25 10:00 +0545", "2028-01-01 00:00 +0545", []string{"2027-01-01 00:00 +0545"}},
+		"months from the 31st": {Month, "America/New_York", "2026-01-31 12:00 -0500", "2026-05-01 00:00 -0400",
 			[]string{"2026-02-01 00:00 -0500", "2026-03-01 00:00 -0500", "2026-04-01 00:00 -0400"}},
-		"a fixed length does not look at the clock": {Bucket(12 * time.Hour), "Europe/Berlin", "2026-03-28 18:00 +0100", "2026-03-30 00:00 +0200",
+		"a fixed length does not look at the clock": {Unit("12h"), "Europe/Berlin", "2026-03-28 18:00 +0100", "2026-03-30 00:00 +0200",
 			[]string{"2026-03-29 07:00 +0200", "2026-03-29 19:00 +0200"}},
 	} {
 		want := append(append([]string{c.from}, c.between...), c.to)
@@ -88,7 +91,7 @@ func TestBucket_EdgesAtChangesOfTheClock(t *testing.T) {
 
 // A clock that is watched minute by minute shows the same edges. A date begins when it is first shown, or passed. An
 // hour begins when the clock shows a full one, or another hour than a minute before.
-func TestBucket_EdgesAreThoseOfAWatchedClock(t *testing.T) {
+func TestUnit_EdgesAreThoseOfAWatchedClock(t *testing.T) {
 	t.Parallel()
 	for _, zone := range []string{
 		"Europe/Berlin", "Europe/Dublin", "America/New_York", "America/St_Johns", "America/Sao_Paulo", "America/Santiago", "America/Havana",
@@ -127,7 +130,7 @@ func requireWatched(t *testing.T, from, to time.Time, step time.Duration) {
 			days, latest = append(days, m), day
 		}
 	}
-	for b, want := range map[Bucket][]time.Time{ByHour: hours, ByDay: days} {
+	for b, want := range map[Unit][]time.Time{Hour: hours, Day: days} {
 		edges, err := b.edges(t.Context(), from, to, from.Location())
 		require.NoError(t, err)
 		if want = append(want, to); !slices.EqualFunc(want, edges, time.Time.Equal) {
@@ -158,17 +161,17 @@ func zones(t testing.TB) map[string]*time.Location {
 }
 
 // Where a zone's rule decides, Go ends the year after 365 days.
-func TestBucket_LastDayOfALeapYearInAllZones(t *testing.T) {
+func TestUnit_LastDayOfALeapYearInAllZones(t *testing.T) {
 	t.Parallel()
 	for _, loc := range zones(t) {
 		for _, year := range []int{2008, 2024, 2028, 2040, 2096, 2400} {
 			from := time.Date(year, 12, 30, 13, 0, 0, 0, time.UTC).In(loc)
 			requireWatched(t, from, from.Add(60*time.Hour), 15*time.Minute)
-			for _, b := range []Bucket{ByWeek, ByMonth} {
+			for _, b := range []Unit{Week, Month} {
 				edges, err := b.edges(t.Context(), from.Add(-9*24*time.Hour), from.Add(40*24*time.Hour), loc)
 				require.NoError(t, err)
 				for _, e := range edges[1 : len(edges)-1] {
-					begins := b == ByMonth && e.Day() == 1 || b == ByWeek && e.Weekday() == time.Monday
+					begins := b == Month && e.Day() == 1 || b == Week && e.Weekday() == time.Monday
 					require.True(t, begins && e.Hour() == 0 && e.Minute() == 0, "%v by %v: %v", loc, b, e)
 				}
 			}
@@ -176,42 +179,39 @@ func TestBucket_LastDayOfALeapYearInAllZones(t *testing.T) {
 	}
 }
 
-func TestBucket_EdgesEndWithTheContext(t *testing.T) {
+func TestUnit_EdgesEndWithTheContext(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	from := time.Date(2028, 12, 31, 12, 0, 0, 0, time.UTC)
-	_, err := ByHour.edges(ctx, from, from.Add(time.Hour), time.UTC)
+	_, err := Hour.edges(ctx, from, from.Add(time.Hour), time.UTC)
 	require.ErrorIs(t, err, context.Canceled)
 }
 
-func TestBucket_Bounds(t *testing.T) {
+func TestUnit_Bounds(t *testing.T) {
 	t.Parallel()
 	from := time.Date(2026, 1, 1, 0, 0, 0, 0, time.UTC)
-	edges, err := Bucket(time.Microsecond).edges(t.Context(), from, from.Add(MaxBuckets*time.Microsecond), time.UTC)
+	edges, err := Unit("1us").edges(t.Context(), from, from.Add(bounds.MaxBuckets*time.Microsecond), time.UTC)
 	require.NoError(t, err)
-	require.Len(t, edges, MaxBuckets+1)
-	for _, b := range []Bucket{Bucket(time.Microsecond), ByHour, ByDay, ByWeek, ByMonth} {
+	require.Len(t, edges, bounds.MaxBuckets+1)
+	for _, b := range []Unit{"1us", Hour, Day, Week, Month, Year} {
 		_, err := b.edges(t.Context(), time.Time{}, time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC), time.UTC)
 		var argument *ArgumentError
 		require.ErrorAs(t, err, &argument)
-		require.Equal(t, "bucket", argument.Field)
+		require.Equal(t, "unit", argument.Field)
 		require.Contains(t, argument.Reason, "more than 2000")
 	}
-	edges, err = Bucket(1<<63-1000).edges(t.Context(), time.Time{}, time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC), time.UTC)
+	edges, err = Unit(time.Duration(1<<63-1000).String()).edges(t.Context(), time.Time{}, time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC), time.UTC)
 	require.NoError(t, err)
 	require.Len(t, edges, 36)
 }
 
-func TestBucket_TextIsReadBack(t *testing.T) {
+func TestUnit_OtherTextsAreRefused(t *testing.T) {
 	t.Parallel()
-	for _, b := range []Bucket{ByHour, ByDay, ByWeek, ByMonth, Bucket(15 * time.Minute), Bucket(time.Microsecond)} {
-		back, err := ParseBucket(b.String())
-		require.NoError(t, err)
-		require.Equal(t, b, back)
+	for _, u := range []Unit{Hour, Day, Week, Month, Year, "15m", "1us"} {
+		require.NoError(t, u.checkSeries(), u)
 	}
-	for _, text := range []string{"", "year", "0s", "-1h", "1ns", "-1ns", "-2ns"} {
-		_, err := ParseBucket(text)
-		require.ErrorIs(t, err, ErrArgument, text)
+	for _, u := range []Unit{"", "decade", "0s", "-1h", "1ns", "-1ns", "-2ns"} {
+		require.ErrorIs(t, u.checkSeries(), ErrArgument, u)
 	}
 }

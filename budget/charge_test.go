@@ -140,7 +140,7 @@ func TestCharge_LimitBelowUsageRefusesAndChangesNothing(t *testing.T) {
 func TestCharge_RetryAfterIsNeverForAnAmountAboveTheLimit(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)
-	for _, limit := range []budget.Limit{budget.PerWindow(4, time.Hour), budget.PerWindow(0, time.Hour), budget.Lifetime(4), budget.Prepaid()} {
+	for _, limit := range []budget.Limit{budget.PerWindow(4, time.Hour), budget.PerWindow(0, time.Hour), budget.Lifetime(4), budget.Prepaid(0)} {
 		_, err := charge(t.Context(), pool, l, "a", 5, limit)
 		var exceeded *budget.ExceededError
 		require.ErrorAs(t, err, &exceeded)
@@ -198,7 +198,7 @@ func TestCharge_HeldUnitsCountAgainstEveryLimit(t *testing.T) {
 	require.Equal(t, []int64{5, int64(due)}, []int64{u.Held, int64(u.HoldDue)}, "every entry carries them on")
 	for e, err := range l.Entries(ctx, pool, "a", budget.EntriesOptions{After: 1}) {
 		require.NoError(t, err)
-		require.Equal(t, []any{"", "", "", e.Kind == budget.KindRefund}, []any{e.Hold, e.OperationTenant, e.Operation, e.Ref != 0}, "and nothing else")
+		require.Equal(t, []any{"", "", "", e.Kind == budget.Kind("refund")}, []any{e.Hold, e.OperationTenant, e.Operation, e.Ref != 0}, "and nothing else")
 	}
 }
 
@@ -242,17 +242,18 @@ func TestCharge_NoteIsStoredWithEveryKindOfEntry(t *testing.T) {
 func TestRefusal_SaysWhenToRetryOrThatCreditIsNeeded(t *testing.T) {
 	t.Parallel()
 	refusal := func(limit budget.Limit, after time.Duration) string {
-		return budget.Refusal{Scope: "a", Limit: limit, Requested: 5, Available: 2, RetryAfter: after}.String()
+		r := budget.Refusal{Scope: "a", Limit: limit, Requested: 5, Available: 2, RetryAfter: after}
+		return (&budget.ExceededError{Refusals: []budget.Refusal{r}}).Error()
 	}
-	const begin = `scope "a": requested 5, available 2, `
+	const begin = `budget: limit exceeded: scope "a": requested 5, available 2, `
 	require.Equal(t, begin+"limit 9 per 1h0m0s, retry after 5m0s", refusal(budget.Limit{Max: 9, Window: time.Hour}, 5*time.Minute))
 	require.Equal(t, begin+"limit 4 per 1h0m0s, never fits", refusal(budget.Limit{Max: 4, Window: time.Hour}, budget.Never))
-	require.Equal(t, begin+"which is the credit left, more has to be credited", refusal(budget.Prepaid(), budget.Never))
-	require.Equal(t, begin+"which is the credit left, retry after 5m0s", refusal(budget.Prepaid(), 5*time.Minute))
+	require.Equal(t, begin+"which is the credit left, more has to be credited", refusal(budget.Prepaid(0), budget.Never))
+	require.Equal(t, begin+"which is the credit left, retry after 5m0s", refusal(budget.Prepaid(0), 5*time.Minute))
 	require.Equal(t, begin+"limit 9 for the lifetime, waiting makes no room", refusal(budget.Lifetime(9), budget.Never))
 	require.Equal(t, begin+"limit 9 for the lifetime, retry after 5m0s", refusal(budget.Lifetime(9), 5*time.Minute))
 
-	const named = `scope "a", limit "the \"day\"": requested 5, available 2, `
+	const named = `budget: limit exceeded: scope "a", limit "the \"day\"": requested 5, available 2, `
 	require.Equal(t, named+"limit 4 per 24h0m0s, never fits", refusal(budget.PerWindow(4, 24*time.Hour).Named(`the "day"`), budget.Never))
-	require.Equal(t, named+"which is the credit left, more has to be credited", refusal(budget.Prepaid().Named(`the "day"`), budget.Never))
+	require.Equal(t, named+"which is the credit left, more has to be credited", refusal(budget.Prepaid(0).Named(`the "day"`), budget.Never))
 }

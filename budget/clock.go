@@ -9,20 +9,13 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ClockRepair is the report of RepairClock.
-type ClockRepair struct {
-	Repaired bool          `json:"repaired"` // false if the scope was not ahead of the clock
-	Seq      int64         `json:"seq"`      // the new entry's
-	At       time.Time     `json:"at"`       // the new entry's
-	Ahead    time.Duration `json:"-"`        // how far the last entry was ahead of the clock, in JSON "ahead_us"
-}
-
-// ScopeAhead is a scope whose last entry is ahead of the database's clock.
-type ScopeAhead struct {
-	Scope string        `json:"scope"`
-	Seq   int64         `json:"seq"` // of its last entry
-	At    time.Time     `json:"at"`  // of its last entry
-	Ahead time.Duration `json:"-"`   // in JSON "ahead_us"
+// ClockState is a scope whose last entry is, or was, ahead of the database's clock.
+type ClockState struct {
+	Scope    string        `json:"scope"`
+	Seq      int64         `json:"seq"`      // the last entry, or the entry of the repair
+	At       time.Time     `json:"at"`       // the time of that entry
+	Ahead    time.Duration `json:"-"`        // the time that the last entry is, or was, ahead of the clock. In JSON "ahead_us"
+	Repaired bool          `json:"repaired"` // RepairClock has written an entry
 }
 
 const aheadSQL = `
@@ -31,30 +24,29 @@ from pg_catalog.unnest($1::text[]) t(scope), lateral (select e.seq, e.at from me
 where l.at > metered.clock() + $2::interval
 order by t.scope collate "C"`
 
-// Ahead iterates over the scopes whose last entry is ahead of the clock by more than Config.ClockTolerance, or than
-// tolerance if that is not 0: for RepairClock. It looks at the last entry of every scope, a page of 1,000 at a time, with
-// no statement open in between. An error is the iteration's last element.
-func (l *Ledger) Ahead(ctx context.Context, db Querier, tolerance time.Duration) iter.Seq2[ScopeAhead, error] {
-	return func(yield func(ScopeAhead, error) bool) {
+// Ahead iterates over the scopes whose last entry is ahead of the clock by more than tolerance, 0 for Config.ClockTolerance: RepairClock
+// is for them. It reads pages of scopes, with no statement open in between, and yields an error last.
+func (l *Ledger) Ahead(ctx context.Context, db Querier, tolerance time.Duration) iter.Seq2[ClockState, error] {
+	return func(yield func(ClockState, error) bool) {
 		if err := cmp.Or(l.made(), notNil("db", db)); err != nil {
-			yield(ScopeAhead{}, err)
+			yield(ClockState{}, err)
 			return
 		}
 		if tolerance == 0 {
 			tolerance = l.tolerance
 		}
 		if tolerance < time.Microsecond || tolerance > maxClockTolerance {
-			yield(ScopeAhead{}, invalid("tolerance", "%v is not from 1µs to %v", tolerance, maxClockTolerance))
+			yield(ClockState{}, invalid("tolerance", "%v is not from 1µs to %v", tolerance, maxClockTolerance))
 			return
 		}
 		for after, n := "", scopesPage; n == scopesPage; {
 			scopes, err := l.listScopes(ctx, db, after)
-			var page []ScopeAhead
+			var page []ClockState
 			if err == nil {
 				page, err = l.aheadOf(ctx, db, scopes, tolerance)
 			}
 			if err != nil {
-				yield(ScopeAhead{}, err)
+				yield(ClockState{}, err)
 				return
 			}
 			for _, s := range page {
@@ -70,12 +62,12 @@ func (l *Ledger) Ahead(ctx context.Context, db Querier, tolerance time.Duration)
 }
 
 // aheadOf returns those of the scopes that are ahead.
-func (l *Ledger) aheadOf(ctx context.Context, db Querier, scopes []string, tolerance time.Duration) ([]ScopeAhead, error) {
+func (l *Ledger) aheadOf(ctx context.Context, db Querier, scopes []string, tolerance time.Duration) ([]ClockState, error) {
 	rows, err := db.Query(ctx, l.sql.ahead, scopes, interval(tolerance))
 	if err != nil {
 		return nil, failed("scopes ahead", err)
 	}
-	page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (s ScopeAhead, err error) {
+	page, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (s ClockState, err error) {
 		var at, ahead int64
 		err = row.Scan(&s.Scope, &s.Seq, &at, &ahead)
 		s.At, s.Ahead = time.UnixMicro(at), time.Duration(ahead)*time.Microsecond
@@ -88,25 +80,24 @@ const repairSQL = `
 select coalesce(seq, 0), coalesce(at, 'epoch'), (extract(epoch from ahead) * 1e6)::bigint
 from metered.repair_clock($1::text, $2::bigint, $3::int, $4::text)`
 
-// RepairClock lets a scope go on that fails with ErrClock. Make sure first that the database's clock is right. It
-// appends an entry with the clock's time, in a new epoch, and changes no entry. Earlier entries that were dated into
-// the future leave a window late, never early. A second call does nothing. It needs the schema's owner or a role with
-// GrantMaintenanceSQL's grants.
-func (l *Ledger) RepairClock(ctx context.Context, tx pgx.Tx, scope string, note Note) (ClockRepair, error) {
+// RepairClock ends ErrClock for a scope. Make sure first that the database's clock is right. It appends an entry with the clock's time, in
+// a new epoch, and changes no entry. Entries dated into the future leave a window late, never early. A second call does nothing. It needs
+// the schema's owner or a role with GrantMaintenanceSQL.
+func (l *Ledger) RepairClock(ctx context.Context, tx pgx.Tx, scope string, note Note) (ClockState, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx)); err != nil {
-		return ClockRepair{}, err
+		return ClockState{}, err
 	}
 	if err := checkScope("scope", scope); err != nil {
-		return ClockRepair{}, err
+		return ClockState{}, err
 	}
 	if err := l.checkNote("note", note); err != nil {
-		return ClockRepair{}, err
+		return ClockState{}, err
 	}
-	var r ClockRepair
+	r := ClockState{Scope: scope}
 	var aheadUS int64
 	err := tx.QueryRow(ctx, l.sql.repair, scope, l.LockKey(scope), l.waitMS(), note.json()).Scan(&r.Seq, &r.At, &aheadUS)
 	if err != nil {
-		return ClockRepair{}, failed("repair clock", err)
+		return ClockState{}, failed("repair clock", err)
 	}
 	r.Repaired = r.Seq > 0
 	r.Ahead = time.Duration(aheadUS) * time.Microsecond

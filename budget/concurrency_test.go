@@ -366,9 +366,9 @@ func TestLedger_WorksInEveryQueryExecMode(t *testing.T) {
 				require.NoError(t, err)
 				_, err = l.Check(ctx, tx, budget.Charge{Scope: `a'"\{,}`, Amount: 3, Limits: limits})
 				require.NoError(t, err)
-				_, err = l.Check(ctx, tx, budget.Charge{Scope: "new", Amount: 1, Limits: []budget.Limit{budget.Prepaid()}})
+				_, err = l.Check(ctx, tx, budget.Charge{Scope: "new", Amount: 1, Limits: []budget.Limit{budget.Prepaid(0)}})
 				require.ErrorIs(t, err, budget.ErrExceeded)
-				_, err = l.Charge(ctx, tx, budget.Charge{Scope: "new", Amount: 1, Limits: []budget.Limit{budget.Prepaid()}})
+				_, err = l.Charge(ctx, tx, budget.Charge{Scope: "new", Amount: 1, Limits: []budget.Limit{budget.Prepaid(0)}})
 				require.ErrorIs(t, err, budget.ErrExceeded)
 				return nil
 			}))
@@ -378,10 +378,10 @@ func TestLedger_WorksInEveryQueryExecMode(t *testing.T) {
 			var seen []budget.Kind
 			for e, err := range l.Entries(ctx, pool, `a'"\{,}`, budget.EntriesOptions{}) {
 				require.NoError(t, err)
-				require.Equal(t, e.Kind != budget.KindCredit, e.Note == note)
+				require.Equal(t, e.Kind != budget.Kind("credit"), e.Note == note)
 				seen = append(seen, e.Kind)
 			}
-			require.Equal(t, []budget.Kind{budget.KindCharge, budget.KindRefund, budget.KindCredit}, seen)
+			require.Equal(t, []budget.Kind{budget.Kind("charge"), budget.Kind("refund"), budget.Kind("credit")}, seen)
 			_, err = l.Purge(ctx, pool, budget.PurgeOptions{OlderThan: time.Microsecond})
 			require.NoError(t, err)
 			requireVerified(t, pool, l)

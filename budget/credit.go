@@ -13,8 +13,8 @@ import (
 
 // Credit is an amount to add to a scope: a top-up, prepaid money.
 type Credit struct {
-	Scope     string // the scope to credit, 1 to MaxScopeBytes bytes of UTF-8
-	Amount    int64  // in units of yours, from 1 to MaxAmount
+	Scope     string // 1 to 255 bytes of UTF-8
+	Amount    int64  // units, 1 to MaxAmount
 	Note      Note   // is stored with the entry. Defaults to none
 	MustExist bool   // as in Charge
 }
@@ -23,7 +23,7 @@ const creditSQL = `
 select coalesce(seq, 0), coalesce(at, 'epoch'), refused
 from metered.credit($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::metered.origin, $7::bool)`
 
-// Credit adds credit to a scope. It counts for lifetime limits only.
+// Credit adds units to a scope. They count for lifetime limits only.
 func (l *Ledger) Credit(ctx context.Context, tx pgx.Tx, c Credit) (Posted, error) {
 	return do(ctx, tx, l, "budget.credit", (*Ledger).prepareCredit, c)
 }

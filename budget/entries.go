@@ -10,64 +10,45 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Kind says which change an entry makes.
+// Kind says which change an entry makes: "charge", "credit", "refund" or "clock repair". A hold writes "hold", "capture", "release" and
+// "expire", and the end of a carved scope "close". A wallet's lots lower Credited by "lapse", "revoke" and "roll over".
 type Kind string
-
-const (
-	KindCharge      Kind = "charge"
-	KindCredit      Kind = "credit"
-	KindRefund      Kind = "refund"
-	KindClockRepair Kind = "clock repair"
-	KindHold        Kind = "hold"    // units are held
-	KindCapture     Kind = "capture" // units of a hold are spent
-	KindRelease     Kind = "release" // a hold was given up
-	KindExpire      Kind = "expire"  // a hold's time was over
-	KindClose       Kind = "close"   // the scope was carved from another, and nothing new is let in (package leases)
-	// Of a wallet's credit (package wallet), by which Credited goes down.
-	KindLapse    Kind = "lapse"     // units of a lot that were left at its end: breakage
-	KindRevoke   Kind = "revoke"    // credit was taken back
-	KindRollOver Kind = "roll over" // units that a lot had left go on in another lot, as the credit behind this entry
-)
 
 // kinds are the kinds as the ledger stores them.
 var kinds = map[string]Kind{
-	"c": KindCharge, "d": KindCredit, "r": KindRefund, "k": KindClockRepair,
-	"h": KindHold, "u": KindCapture, "l": KindRelease, "x": KindExpire, "z": KindClose,
-	"e": KindLapse, "v": KindRevoke, "o": KindRollOver,
+	"c": "charge", "d": "credit", "r": "refund", "k": "clock repair",
+	"h": "hold", "u": "capture", "l": "release", "x": "expire", "z": "close",
+	"e": "lapse", "v": "revoke", "o": "roll over",
 }
 
 // Entry is one entry of a scope's chain, with the scope's sums after it.
 type Entry struct {
 	Scope           string    `json:"scope"`
-	Seq             int64     `json:"seq"` // 1, 2, 3, … per scope
+	Seq             int64     `json:"seq"` // 1, 2, 3, … in a scope
 	Kind            Kind      `json:"kind"`
 	Amount          int64     `json:"amount"` // 0 for a clock repair and a close
-	At              time.Time `json:"at"`     // by the database's clock, never decreasing along Seq within an Epoch
-	Epoch           int       `json:"epoch"`  // clock repairs so far
+	At              time.Time `json:"at"`     // by the database's clock, never decreasing within an Epoch
+	Epoch           int       `json:"epoch"`  // the number of clock repairs before it
 	Spent           int64     `json:"spent"`
 	Refunded        int64     `json:"refunded"`
 	Credited        int64     `json:"credited"`
 	Held            int64     `json:"held"`
-	HoldDue         time.Time `json:"hold_due,omitzero"`          // no open hold of the scope falls due before it. Zero without one
-	Ref             int64     `json:"ref,omitempty"`              // the number of the charge that a refund refunds, else 0
-	Hold            string    `json:"hold,omitempty"`             // the hold that the entry is about, "" for none or several
-	OperationTenant string    `json:"operation_tenant,omitempty"` // with Operation: the command that made it. "" for sticky charges
-	Operation       string    `json:"operation,omitempty"`
+	HoldDue         time.Time `json:"hold_due,omitzero"`          // no open hold falls due before it. Zero without one
+	Ref             int64     `json:"ref,omitempty"`              // the number of the refunded charge
+	Hold            string    `json:"hold,omitempty"`             // the id of the entry's hold. "" for none or several
+	OperationTenant string    `json:"operation_tenant,omitempty"` // of the command or event in Operation
+	Operation       string    `json:"operation,omitempty"`        // the id of the command or event that wrote the entry
 	Note            Note      `json:"note,omitzero"`
-	// OccurredAt is when the event happened that the entry counts. Zero if it had no time of its own.
-	OccurredAt time.Time `json:"occurred_at,omitzero"`
+	OccurredAt      time.Time `json:"occurred_at,omitzero"` // the time of the event that the entry counts
 }
 
 // EntriesOptions selects entries. The zero value selects all, oldest first.
 type EntriesOptions struct {
-	NewestFirst bool  // reads from the end. Defaults to false
-	After       int64 // skips entries up to this number: pass the last Seq seen to go on
-	Before      int64 // does the same for NewestFirst: it skips entries from this number on. Defaults to 0, none
-	Max         int   // ends the iteration after so many entries. Defaults to 0, all
-	// From and To restrict it to the entries of a range of time, which begins at From and ends before To (UsageBetween has
-	// the same entries). Looking up where that is takes one more round trip. It is a *PurgedError if that was purged. Both
-	// default to the zero time, no restriction.
-	From, To time.Time
+	NewestFirst bool      // reads from the end
+	After       int64     // skips entries up to this number: the last Seq seen, to go on
+	Before      int64     // skips entries from this number on. Defaults to 0, none
+	Max         int       // the most entries. Defaults to 0, all
+	From, To    time.Time // the range of UsageBetween, at one more round trip. A purged range is a *PurgedError. Default to no restriction
 }
 
 const entriesPage = 500
@@ -87,8 +68,8 @@ where scope = $1 and seq > $2 and seq < $3 `
 	newestSQL  = entrySQL + `order by seq desc limit $4`
 )
 
-// Entries iterates over a scope's entries. After a purge there is a gap behind entry 1. It reads pages of 500, with no
-// statement open in between, so the loop may use db. An error is the iteration's last element.
+// Entries iterates over a scope's entries. A purge leaves a gap after entry 1. It reads pages of 500, with no statement open in between,
+// so the loop may use db, and yields an error last.
 func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts EntriesOptions) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		after, before, err := l.between(ctx, db, scope, opts)

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -38,12 +39,12 @@ func TestEntries_SayEverythingAboutEachEntry(t *testing.T) {
 	}
 	got[4].HoldDue = got[4].HoldDue.UTC()
 	require.Equal(t, []budget.Entry{
-		{Scope: "a", Seq: 1, Kind: budget.KindCharge, Amount: 5, At: start, Spent: 5},
-		{Scope: "a", Seq: 2, Kind: budget.KindCredit, Amount: 7, At: start.Add(time.Second), Spent: 5, Credited: 7, Note: note},
-		{Scope: "a", Seq: 3, Kind: budget.KindRefund, Amount: 2, At: start.Add(time.Second), Spent: 5, Refunded: 2, Credited: 7, Ref: 1},
-		{Scope: "a", Seq: 4, Kind: budget.KindClockRepair, At: start.Add(-time.Second), Epoch: 1, Spent: 5, Refunded: 2, Credited: 7,
+		{Scope: "a", Seq: 1, Kind: "charge", Amount: 5, At: start, Spent: 5},
+		{Scope: "a", Seq: 2, Kind: "credit", Amount: 7, At: start.Add(time.Second), Spent: 5, Credited: 7, Note: note},
+		{Scope: "a", Seq: 3, Kind: "refund", Amount: 2, At: start.Add(time.Second), Spent: 5, Refunded: 2, Credited: 7, Ref: 1},
+		{Scope: "a", Seq: 4, Kind: "clock repair", At: start.Add(-time.Second), Epoch: 1, Spent: 5, Refunded: 2, Credited: 7,
 			Note: budget.Note{Actor: "operator"}},
-		{Scope: "a", Seq: 5, Kind: budget.KindCharge, Amount: 3, At: start.Add(-time.Second), Epoch: 1, Spent: 8, Refunded: 2, Credited: 7,
+		{Scope: "a", Seq: 5, Kind: "charge", Amount: 3, At: start.Add(-time.Second), Epoch: 1, Spent: 8, Refunded: 2, Credited: 7,
 			Held: 4, HoldDue: start, OperationTenant: "shop", Operation: "order 7"},
 	}, got)
 }
@@ -178,7 +179,7 @@ func TestEntries_BodyMayUseTheSameTransactionAndBreak(t *testing.T) {
 	var refunded int
 	for e, err := range l.Entries(ctx, tx, "a", budget.EntriesOptions{}) {
 		require.NoError(t, err)
-		if e.Kind == budget.KindRefund {
+		if e.Kind == "refund" {
 			break // entries made meanwhile are seen
 		}
 		if e.Seq > 597 {
@@ -265,7 +266,7 @@ func TestUsage_AnswersManyQueriesInTheOrderAsked(t *testing.T) {
 	}
 	var queries []budget.Query
 	var want []budget.Usage
-	for n := range budget.MaxQueries {
+	for n := range bounds.MaxQueries {
 		i := n * 7 % (scopes + 1)
 		u := budget.Usage{Query: budget.Query{Scope: fmt.Sprint(i), Window: time.Duration(n%3) * time.Minute}}
 		if amount := int64(i + 1); i < scopes {
@@ -323,7 +324,7 @@ func TestRefusal_AsJSONSaysNeverAndHowLong(t *testing.T) {
 	requireJSON(t, text, r)
 	requireJSON(t, `{"refusals":[`+text+`]}`, budget.ExceededError{Refusals: []budget.Refusal{r}})
 	requireJSON(t, `{"scope":"a","limit":{"max":0,"prepaid":true},"used":-4,"held":0,"requested":5,"available":4,"retry_after_us":null}`,
-		budget.Refusal{Scope: "a", Limit: budget.Prepaid(), Used: -4, Requested: 5, Available: 4, RetryAfter: budget.Never})
+		budget.Refusal{Scope: "a", Limit: budget.Prepaid(0), Used: -4, Requested: 5, Available: 4, RetryAfter: budget.Never})
 	requireJSON(t, `{"scope":"","limit":{"max":1,"lifetime":true},"used":0,"held":1,"requested":1,"available":0,"retry_after_us":0,"hold_due_us":0}`,
 		budget.Refusal{Limit: budget.Lifetime(1), Held: 1, Requested: 1}) // a hold that is due now
 }
@@ -345,6 +346,6 @@ func TestUsage_AsJSONSaysItsWindow(t *testing.T) {
 
 func TestClockRepair_AsJSONSaysHowFar(t *testing.T) {
 	t.Parallel()
-	requireJSON(t, `{"repaired":true,"seq":3,"at":"2026-01-01T00:00:00Z","ahead_us":90000000}`,
-		budget.ClockRepair{Repaired: true, Seq: 3, At: start, Ahead: 90 * time.Second})
+	requireJSON(t, `{"scope":"a","repaired":true,"seq":3,"at":"2026-01-01T00:00:00Z","ahead_us":90000000}`,
+		budget.ClockState{Scope: "a", Repaired: true, Seq: 3, At: start, Ahead: 90 * time.Second})
 }

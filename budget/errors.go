@@ -14,29 +14,26 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Errors of calls. They abort the transaction, except the first five: a charge leaves it usable. A credit or a refund of
-// a closed scope aborts it.
+// Errors of calls. They abort the transaction, except the first five: these refuse, and write nothing.
 var (
-	ErrArgument      error = errArgument            // every refused argument. The error is an *ArgumentError
-	ErrExceeded      error = errExceeded            // a limit refuses. The error is an *ExceededError
-	ErrScopeUnknown  error = errScopeUnknown        // a scope that must exist was never created. The error is a *ScopeError
-	ErrScopeRetired  error = errScopeRetired        // a scope that must exist was retired. The error is a *ScopeError
-	ErrScopeClosed   error = errScopeClosed         // a scope was carved from another and is closed. The error is a *ScopeError
-	ErrBusy          error = fault.ErrBusy          // a scope's lock was not free within the lock timeout. Try again later
-	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
-	ErrNotMigrated   error = fault.ErrNotMigrated   // the schema's tables or functions are missing
-	ErrNotGranted    error = fault.ErrNotGranted    // the role lacks a right that the call needs
-	ErrClock         error = errClock               // the last entry is too far ahead of the clock (Config.ClockTolerance): a *ClockError
+	ErrArgument      error = errArgument                                                                       // an argument was refused, before any SQL: an *ArgumentError
+	ErrExceeded      error = errExceeded                                                                       // a limit refused: an *ExceededError
+	ErrScopeUnknown  error = errScopeUnknown                                                                   // a scope that must exist was never created: a *ScopeError
+	ErrScopeRetired  error = errScopeRetired                                                                   // a scope that must exist was retired: a *ScopeError
+	ErrScopeClosed   error = errScopeClosed                                                                    // a carved scope has ended: a *ScopeError. Credit and Refund abort the transaction
+	ErrBusy          error = fault.ErrBusy                                                                     // a scope's lock was not free within Config.LockTimeout
+	ErrSerialization error = fault.ErrSerialization                                                            // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
+	ErrNotMigrated   error = fault.ErrNotMigrated                                                              // tables or functions of the schema are missing
+	ErrNotGranted    error = fault.ErrNotGranted                                                               // the role lacks a privilege
+	ErrClock         error = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock") // by more than Config.ClockTolerance: see Ledger.RepairClock
 	ErrOverflow      error = fault.New("budget_overflow", "budget: total would overflow")
-	ErrWindowPurged  error = errWindowPurged                                                                 // an answer by time is a *PurgedError
+	ErrWindowPurged  error = errWindowPurged                                                                 // a window, or a range of time (a *PurgedError), begins before the retained entries
 	ErrTimeZone      error = fault.New("budget_time_zone", "budget: the server does not know the time zone") // of a limit by period
-	// ErrThresholds: a scope would have to remember more than MaxScopeThresholds thresholds as reported.
-	ErrThresholds error = fault.New("budget_thresholds", "budget: the scope has too many thresholds")
-	// ErrLimitQuery: the query of a Limit.MaxFrom failed, or did not answer with an integer from 0 to MaxLimit.
-	ErrLimitQuery error = fault.New("limit_query", "budget: the query of a limit")
+	ErrThresholds    error = fault.New("budget_thresholds", "budget: the scope has too many thresholds")     // see Limit.Tell
+	ErrLimitQuery    error = fault.New("limit_query", "budget: the query of a limit")                        // see Limit.MaxFrom
 )
 
-// Answers to an event of Ingest. They leave the transaction usable, and nothing written of the event.
+// Answers to an event of Ingest, which is not counted. They leave the transaction usable.
 var (
 	ErrConflict error = fault.New("operation_conflict", "budget: the id belongs to another event, or to a command")
 	ErrRetired  error = fault.New("operation_retired", "budget: the event's time is not after what was purged: perhaps it was counted before")
@@ -50,7 +47,7 @@ var (
 	ErrClosed        error = fault.New("batcher_closed", "budget: the batcher is closed")
 )
 
-// Answers to a refund. They leave the transaction usable, and nothing written.
+// Refusals of a refund. They wrote nothing, and leave the transaction usable.
 var (
 	ErrUnknownEntry  error = fault.New("budget_unknown_entry", "budget: no such entry")
 	ErrEntryPurged   error = fault.New("budget_entry_purged", "budget: the charge was purged")
@@ -62,44 +59,41 @@ var (
 	errArgument     = fault.New("invalid_argument", "budget: invalid argument")
 	errExceeded     = fault.New("budget_exceeded", "budget: limit exceeded")
 	errWindowPurged = fault.New("budget_window_purged", "budget: window reaches behind the retained entries")
-	errClock        = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock")
 
 	errScopeUnknown = fault.New("scope_unknown", "budget: no such scope was created")
 	errScopeRetired = fault.New("scope_retired", "budget: the scope was retired")
 	errScopeClosed  = fault.New("scope_closed", "budget: the scope is closed")
 )
 
-// ArgumentError says why an argument was refused. Field: "Credit.Amount".
+// ArgumentError names a refused argument, such as "Credit.Amount", and the reason.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
 }
 
-// Never is the RetryAfter of a charge that will not fit by waiting.
+// Never is the RetryAfter of a charge that waiting cannot help.
 const Never = time.Duration(math.MaxInt64)
 
 // Refusal is one limit that refused one charge.
 type Refusal struct {
 	Scope     string `json:"scope"`
 	Limit     Limit  `json:"limit"`
-	Used      int64  `json:"used"`               // charges less refunds, for a lifetime less credits too, without holds
-	Held      int64  `json:"held"`               // units of the scope that other open holds keep
-	OwnHeld   int64  `json:"own_held,omitempty"` // units that the transaction's own holds keep, and RetryAfter does not wait for
-	Leased    int64  `json:"leased,omitempty"`   // units of the scope that open leases keep (package leases)
-	Requested int64  `json:"requested"`          // the amount of all charges of the call on this scope
-	Available int64  `json:"available"`          // the largest amount that this limit would have admitted, >= 0
-	// RetryAfter is how long until Requested would fit if nothing else happens, and Never if waiting cannot help. If open
-	// holds stand in the way, it is the earliest possible time. With leases in the way, it is the end of the last one. For a limit by
-	// period it is the period's end, unless holds that are open then leave no room. In JSON it is "retry_after_us", null for Never.
-	RetryAfter time.Duration `json:"-"`
-	HoldDue    time.Duration `json:"-"` // until an open hold of the scope may fall due, if Held > 0. In JSON "hold_due_us"
-	// The period of a limit by period that refused. Zero for others.
-	PeriodStart time.Time `json:"period_start,omitzero"` // its first moment
-	PeriodEnd   time.Time `json:"period_end,omitzero"`   // the first moment of the next
+	Used      int64  `json:"used"`               // units that count, without held ones. Negative while there is credit
+	Held      int64  `json:"held"`               // units of other transactions' open holds
+	OwnHeld   int64  `json:"own_held,omitempty"` // units of the transaction's own holds: RetryAfter does not wait for them
+	Leased    int64  `json:"leased,omitempty"`   // units of open leases (package leases)
+	Requested int64  `json:"requested"`          // the amount of all charges of the call on the scope
+	Available int64  `json:"available"`          // the largest amount that the limit would have admitted
+	// RetryAfter is the time until Requested fits if nothing else happens, or Never. With open holds in the way it is the earliest
+	// possible time, and with leases the end of the last one. In JSON "retry_after_us", null for Never.
+	RetryAfter  time.Duration `json:"-"`
+	HoldDue     time.Duration `json:"-"`                     // the time until an open hold may fall due, if Held > 0. In JSON "hold_due_us"
+	PeriodStart time.Time     `json:"period_start,omitzero"` // the first moment of the limit's period. Zero without one
+	PeriodEnd   time.Time     `json:"period_end,omitzero"`   // the first moment of the next period
 }
 
-func (r Refusal) String() string {
+func (r Refusal) text() string {
 	of, help := fmt.Sprintf("limit %d per %v", r.Limit.Max, r.Limit.Window), "never fits"
 	switch {
 	case !r.Limit.Period.IsZero():
@@ -120,8 +114,7 @@ func (r Refusal) String() string {
 	return fmt.Sprintf("%s: requested %d, available %d, %s, %s", where, r.Requested, r.Available, of, help)
 }
 
-// ExceededError is a refusal: every limit that refused. Nothing was written. Its text names scopes and amounts, which a
-// client should perhaps not see.
+// ExceededError lists every limit that refused. Nothing was written. Its text names scopes and amounts: clients may not be meant to see them.
 type ExceededError struct {
 	Refusals []Refusal `json:"refusals"`
 }
@@ -131,14 +124,12 @@ func (e *ExceededError) Error() string {
 	b.WriteString(errExceeded.Error())
 	for i, r := range e.Refusals {
 		b.WriteString([]string{": ", "; "}[min(i, 1)])
-		b.WriteString(r.String())
+		b.WriteString(r.text())
 	}
 	return b.String()
 }
 
 func (e *ExceededError) Unwrap() error { return errExceeded }
-
-func (e *ExceededError) Code() string { return errExceeded.Code() }
 
 // RetryAfter is the longest RetryAfter of the Refusals. It may be Never.
 func (e *ExceededError) RetryAfter() time.Duration {
@@ -149,7 +140,7 @@ func (e *ExceededError) RetryAfter() time.Duration {
 	return longest
 }
 
-// RetryAfterSeconds is RetryAfter rounded up, for HTTP, and not ok for Never.
+// RetryAfterSeconds is RetryAfter rounded up. It is not ok for Never.
 func (e *ExceededError) RetryAfterSeconds() (seconds int64, ok bool) {
 	after := e.RetryAfter()
 	if after == Never {
@@ -157,22 +148,6 @@ func (e *ExceededError) RetryAfterSeconds() (seconds int64, ok bool) {
 	}
 	return int64((after + time.Second - 1) / time.Second), true
 }
-
-// ClockError says how far a last entry is ahead. See Ledger.RepairClock.
-type ClockError struct {
-	Scope string
-	Ahead time.Duration
-
-	cause error
-}
-
-func (e *ClockError) Error() string {
-	return fmt.Sprintf("%v: scope %q by %v", errClock, e.Scope, e.Ahead)
-}
-
-func (e *ClockError) Unwrap() []error { return []error{errClock, e.cause} }
-
-func (e *ClockError) Code() string { return errClock.Code() }
 
 // failed turns the error of a statement into the package's own, keeping the
 // Postgres error underneath, whose Detail (scopes, limits) is never printed.
@@ -200,14 +175,13 @@ func failed(doing string, err error) error {
 }
 
 func clockError(err error) error {
-	clock := &ClockError{cause: err}
 	var pgErr *pgconn.PgError
 	var detail struct {
 		Scope   string `json:"scope"`
 		AheadUS int64  `json:"ahead_us"`
 	}
-	if errors.As(err, &pgErr) && json.Unmarshal([]byte(pgErr.Detail), &detail) == nil {
-		clock.Scope, clock.Ahead = detail.Scope, time.Duration(detail.AheadUS)*time.Microsecond
+	if errors.As(err, &pgErr) {
+		_ = json.Unmarshal([]byte(pgErr.Detail), &detail) // the schema wrote it
 	}
-	return clock
+	return fmt.Errorf("%w: scope %q by %v: %w", ErrClock, detail.Scope, time.Duration(detail.AheadUS)*time.Microsecond, err)
 }

@@ -15,31 +15,23 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// Event is a charge for something that happened: a usage event of a queue, a webhook or a log. However often it is
-// delivered, it is counted once.
+// Event is a charge for something that happened, such as a message of a queue or a webhook. It is counted once, however often it arrives.
 type Event struct {
 	Charge
-	// ID is the event's id, 1 to 255 bytes of UTF-8, chosen where it happened: each delivery has the same. Events and
-	// commands share the ids of a Tenant. A UUIDv7 carries its time.
-	ID     string
+	ID     string // chosen where the event happened, 1 to 255 bytes. Events and commands share the ids of a Tenant. A UUIDv7 carries its time
 	Tenant string // owns the ID: a tenant or a source, up to 255 bytes. Defaults to ""
-	// OccurredAt is when it happened, the same in each delivery, in microseconds. Older than Config.MaxLateness it is
-	// ErrLate, and ErrFuture if it is ahead by more than Config.MaxFuture. It is stored with the entry
-	// (Entry.OccurredAt). Windows and periods count the event when it was recorded, by the database's clock. Defaults to none.
+	// OccurredAt is the event's time, in microseconds, bounded by Config.MaxLateness (ErrLate) and Config.MaxFuture (ErrFuture). It is stored
+	// with the entry. Windows and periods count the event when it is recorded. Defaults to none.
 	OccurredAt time.Time
 }
 
 const maxIDBytes = 255
 
-// Ingest makes the charges of up to MaxBatch events, as ChargeEach does, and records them by their ids, with tx. An
-// event that is on record is not counted again: its answer is the entry of before, with Posted.Replayed. If its scope,
-// amount or OccurredAt differ it is ErrConflict. A refused event is not recorded: it can be delivered again. An id twice in
-// one call is judged once, as it comes first.
+// Ingest makes the charges of up to MaxBatch events, as ChargeEach does, and records their ids. A recorded event is not counted again: its
+// answer is the first entry, with Posted.Replayed, or ErrConflict if scope, amount or OccurredAt differ. A refused event is not recorded.
 //
-// Records are kept until metered.Client.PurgeOperations deletes them. From then on an event that carries a time (in a
-// UUIDv7, or else OccurredAt) is ErrRetired if it is not newer than the last deleted record. An event without a time looks new again.
-//
-// It locks the ids, in the order of their keys, before the scopes: two locks for an event (see ChargeEach).
+// metered.Client.PurgeOperations deletes records. From then on an event is ErrRetired if its time (of a UUIDv7, or else OccurredAt) is not
+// after the last deleted record. An event without a time counts as new. Ingest locks the ids before the scopes: two locks for an event.
 func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...Event) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("events", len(events))); err != nil {
 		return nil, err

@@ -23,10 +23,10 @@ func ExampleLedger_Check() {
 	ledger, err := budget.New(budget.Config{})
 	check(err)
 	charge := budget.Charge{Scope: "org/acme", Amount: 400, Limits: []budget.Limit{
-		budget.PerWeek(700, berlin, time.Time{}).Named("week"),
-		budget.PerYear(10_000, berlin, time.Time{}).Named("year"),
+		budget.Per(700, budget.Week, berlin, time.Time{}).Named("week"),
+		budget.Per(10_000, budget.Year, berlin, time.Time{}).Named("year"),
 		budget.PerPeriod(1_000, 30*24*time.Hour, since).Named("30 days"),
-		budget.CreditLine(900).Named("owed"),
+		budget.Prepaid(900).Named("owed"),
 	}}
 	setClock(since.AddDate(0, 0, 2)) // a Wednesday
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {

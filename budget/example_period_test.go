@@ -40,11 +40,11 @@ func ExamplePerMonth() {
 			check(err)
 		}
 	}
-	small := budget.PerMonth(1_000, zone, since).Named("small")
+	small := budget.Per(1_000, budget.Month, zone, since).Named("small")
 	spend(700, small)
 	spend(700, small)
 	// A larger plan in mid-month: used units stay used.
-	spend(700, budget.PerMonth(5_000, zone, since).Named("large"))
+	spend(700, budget.Per(5_000, budget.Month, zone, since).Named("large"))
 	// Output:
 	// small: 300 left, until midnight in Berlin: true
 	// small: refused, next month it fits: true

@@ -24,9 +24,9 @@ func Example_plan() {
 	check(err)
 
 	plan := []budget.Limit{
-		budget.PerWindow(300, time.Second).Named("burst"),    // of any second
-		budget.PerMonth(1_000, berlin, since).Named("month"), // from the 31st on, by the clocks of Berlin
-		budget.Lifetime(1_500).Named("trial"),                // in all
+		budget.PerWindow(300, time.Second).Named("burst"),             // of any second
+		budget.Per(1_000, budget.Month, berlin, since).Named("month"), // from the 31st on, by the clocks of Berlin
+		budget.Lifetime(1_500).Named("trial"),                         // in all
 	}
 	spend := func(amount int64) {
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -77,7 +77,7 @@ func Example_anchor() {
 	ledger, err := budget.New(budget.Config{})
 	check(err)
 
-	month := budget.PerMonth(1_000, berlin, since).Period
+	month := budget.Per(1_000, budget.Month, berlin, since).Period
 	for now := since; now.Before(since.AddDate(0, 4, 0)); {
 		setClock(now)
 		usage, err := ledger.Usage(ctx, pool, budget.Query{Scope: "calls/acme", Period: month})
@@ -105,8 +105,8 @@ func Example_levels() {
 		return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			_, err := ledger.Charge(ctx, tx,
 				budget.Charge{Scope: "run/" + run, Amount: amount, Limits: []budget.Limit{budget.Lifetime(100)}},
-				budget.Charge{Scope: "user/" + user, Amount: amount, Limits: []budget.Limit{budget.PerDay(250, time.UTC, time.Time{})}},
-				budget.Charge{Scope: "org/" + org, Amount: amount, Limits: []budget.Limit{budget.PerMonth(500, time.UTC, time.Time{})}},
+				budget.Charge{Scope: "user/" + user, Amount: amount, Limits: []budget.Limit{budget.Per(250, budget.Day, time.UTC, time.Time{})}},
+				budget.Charge{Scope: "org/" + org, Amount: amount, Limits: []budget.Limit{budget.Per(500, budget.Month, time.UTC, time.Time{})}},
 			)
 			return err
 		})
@@ -145,7 +145,7 @@ func Example_planChange() {
 	}
 	spend := func(amount, max int64) {
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			limit := budget.PerMonth(max, time.UTC, time.Time{})
+			limit := budget.Per(max, budget.Month, time.UTC, time.Time{})
 			receipt, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "calls/acme", Amount: amount, Limits: []budget.Limit{limit}})
 			if err == nil {
 				fmt.Println("left:", receipt.Entries[0].Standings[0].Available)
@@ -183,8 +183,8 @@ func Example_overage() {
 		return err
 	}))
 
-	free := budget.PerMonth(1_000, time.UTC, time.Time{})
-	capped := budget.PerMonth(2_000, time.UTC, time.Time{})
+	free := budget.Per(1_000, budget.Month, time.UTC, time.Time{})
+	capped := budget.Per(2_000, budget.Month, time.UTC, time.Time{})
 	spend := func(ctx context.Context, tx pgx.Tx, amount int64) error {
 		if err := ledger.Lock(ctx, tx, "free/acme", "credit/acme", "overage/acme"); err != nil {
 			return err
@@ -195,7 +195,7 @@ func Example_overage() {
 		}
 		parts := []budget.Charge{
 			{Scope: "free/acme", Amount: min(amount, usage[0].Available(free.Max)), Limits: []budget.Limit{free}},
-			{Scope: "credit/acme", Limits: []budget.Limit{budget.Prepaid()}},
+			{Scope: "credit/acme", Limits: []budget.Limit{budget.Prepaid(0)}},
 			{Scope: "overage/acme", Limits: []budget.Limit{capped}},
 		}
 		parts[1].Amount = min(amount-parts[0].Amount, usage[1].Available(0))
@@ -226,7 +226,7 @@ func Example_overage() {
 // A purge must keep as long as the longest limit in use counts.
 func ExampleLimit_Reach() {
 	plan := []budget.Limit{
-		budget.PerWindow(20, time.Second), budget.PerMonth(1_000, time.UTC, time.Time{}), budget.Lifetime(5_000),
+		budget.PerWindow(20, time.Second), budget.Per(1_000, budget.Month, time.UTC, time.Time{}), budget.Lifetime(5_000),
 	}
 	var keep time.Duration
 	for _, limit := range plan {

@@ -76,7 +76,7 @@ func ExampleScopes() {
 }
 
 // Stock is the units of an article in stock: a delivery is credited, and units that were never delivered cannot be sold.
-var Stock = budget.Scopes[string]{Kind: "stock", Limits: []budget.Limit{budget.Prepaid().Named("in stock")}}
+var Stock = budget.Scopes[string]{Kind: "stock", Limits: []budget.Limit{budget.Prepaid(0).Named("in stock")}}
 
 func ExampleScopes_Credit() {
 	ctx := context.Background()

@@ -41,7 +41,7 @@ func ExampleLedger_Series() {
 		if err := ledger.Lock(ctx, tx, "org/acme"); err != nil {
 			return err
 		}
-		days, err := ledger.Series(ctx, tx, "org/acme", march(1, 0), march(32, 0), budget.ByDay, berlin)
+		days, err := ledger.Series(ctx, tx, "org/acme", march(1, 0), march(32, 0), budget.Day, berlin)
 		for _, day := range days {
 			if total += day.Billed(); day.Charged > 0 || day.RefundsMade > 0 {
 				fmt.Printf("%s, %v: %d charged (%d of it refunded by now), %d given back\n",

@@ -57,7 +57,7 @@ func ExampleLedger_Credit() {
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
-	prepaid := []budget.Limit{budget.Prepaid().Named("prepaid")}
+	prepaid := []budget.Limit{budget.Prepaid(0).Named("prepaid")}
 	spend := func(cents int64) {
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			_, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "wallet/ann", Amount: cents, Limits: prepaid})

@@ -62,7 +62,7 @@ func (h *history) bulk(n int) {
 			call, err := prepareCharges(h.ledger, c)
 			require.NoError(h, err)
 			batch.Queue(call.Call.SQL, call.Call.Args(ledger.Sending{WaitMS: 5000})...)
-			m.add(h.now, budget.KindCharge, c.Amount, 0)
+			m.add(h.now, "charge", c.Amount, 0)
 		}
 		if step > 0 {
 			h.now = h.now.Add(step)
@@ -133,7 +133,7 @@ func (h *history) charge() {
 	require.Equal(h, want, looked)
 	require.NoError(h, err)
 	for i, c := range charges {
-		want.Entries[i].At = h.models[i].add(h.now, budget.KindCharge, c.Amount, 0)
+		want.Entries[i].At = h.models[i].add(h.now, "charge", c.Amount, 0)
 		want.Entries[i].Seq = h.models[i].seq()
 		if c.NoStandings {
 			want.Entries[i].Standings = nil
@@ -157,7 +157,7 @@ func (h *history) decidedByABound(charges []budget.Charge, got budget.Receipt, e
 	case err == nil:
 		require.True(h, fits, "a bound lets in a charge that the purged entries refuse")
 		for i, c := range charges {
-			h.models[i].add(h.now, budget.KindCharge, c.Amount, 0)
+			h.models[i].add(h.now, "charge", c.Amount, 0)
 			require.Equal(h, h.models[i].seq(), got.Entries[i].Seq)
 		}
 	case errors.Is(err, budget.ErrExceeded):
@@ -197,7 +197,7 @@ func (h *history) credit() {
 	amount := int64(rapid.IntRange(1, 20).Draw(h.T, "credit"))
 	got, err := h.ledger.Credit(h.outer.Context(), h.tx(), budget.Credit{Scope: m.scope, Amount: amount})
 	require.NoError(h, err)
-	at := m.add(h.now, budget.KindCredit, amount, 0)
+	at := m.add(h.now, "credit", amount, 0)
 	require.Equal(h, m.seq(), got.Seq)
 	require.True(h, at.Equal(got.At))
 }

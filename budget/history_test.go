@@ -153,7 +153,7 @@ func (h *history) compareUsage() {
 				s = m.span(later(h.now, m.last()), kind.Period)
 			}
 			want = append(want, budget.Usage{Query: q, Used: used, Seq: m.seq(), PeriodStart: s.start, PeriodEnd: s.end,
-				Spent: m.sum(budget.KindCharge), Refunded: m.sum(budget.KindRefund), Credited: m.sum(budget.KindCredit)})
+				Spent: m.sum("charge"), Refunded: m.sum("refund"), Credited: m.sum("credit")})
 		}
 	}
 	got, err := h.ledger.Usage(h.outer.Context(), h.conn, queries...)

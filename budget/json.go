@@ -88,39 +88,19 @@ func (u *Usage) UnmarshalJSON(text []byte) error {
 	return nil
 }
 
-type plainClockRepair ClockRepair
+type plainClockState ClockState
 
-type clockRepairJSON struct {
-	*plainClockRepair
+type clockStateJSON struct {
+	*plainClockState
 	AheadUS *int64 `json:"ahead_us"`
 }
 
-func (r ClockRepair) MarshalJSON() ([]byte, error) {
-	return json.Marshal(clockRepairJSON{(*plainClockRepair)(&r), micros(r.Ahead)})
+func (s ClockState) MarshalJSON() ([]byte, error) {
+	return json.Marshal(clockStateJSON{(*plainClockState)(&s), micros(s.Ahead)})
 }
 
-func (r *ClockRepair) UnmarshalJSON(text []byte) error {
-	in := clockRepairJSON{plainClockRepair: (*plainClockRepair)(r)}
-	if err := json.Unmarshal(text, &in); err != nil {
-		return err
-	}
-	r.Ahead = ofMicros(in.AheadUS)
-	return nil
-}
-
-type plainScopeAhead ScopeAhead
-
-type scopeAheadJSON struct {
-	*plainScopeAhead
-	AheadUS *int64 `json:"ahead_us"`
-}
-
-func (s ScopeAhead) MarshalJSON() ([]byte, error) {
-	return json.Marshal(scopeAheadJSON{(*plainScopeAhead)(&s), micros(s.Ahead)})
-}
-
-func (s *ScopeAhead) UnmarshalJSON(text []byte) error {
-	in := scopeAheadJSON{plainScopeAhead: (*plainScopeAhead)(s)}
+func (s *ClockState) UnmarshalJSON(text []byte) error {
+	in := clockStateJSON{plainClockState: (*plainClockState)(s)}
 	if err := json.Unmarshal(text, &in); err != nil {
 		return err
 	}

@@ -17,24 +17,19 @@ import (
 
 // Config configures a Ledger. The zero value is ready for use.
 type Config struct {
-	Schema string // the schema that metered.Migrate created. Defaults to "metered"
-	// LockTimeout bounds how long a write waits for all its locks, 1ms to 1h. Then it is ErrBusy. A shorter
-	// lock_timeout, statement_timeout or deadline counts too. Defaults to 5s.
-	LockTimeout time.Duration
-	// ClockTolerance is how far a last entry may be ahead of the database's clock, 1µs to 24h, before charges with
-	// windows are ErrClock. A charge within it gets the last entry's time. Defaults to 1m.
-	ClockTolerance time.Duration
-	MustExist      bool // sets it for every charge, credit, hold and claim. Defaults to false: a new scope begins at 0
-	NoStandings    bool // sets it for every charge. Defaults to false: receipts have each limit's Standing
-	RequireActor   bool // refuses each write whose Note has no Actor. Defaults to false
-	// MaxLateness is how long ago an event may have occurred, 1s to 10 years. Then it is ErrLate. Defaults to 35 days.
-	MaxLateness time.Duration
-	MaxFuture   time.Duration // how far an event's time may be ahead of the database's clock, 1µs to 24h. Defaults to 5m
-	// OnThreshold receives the thresholds that charges and holds cross (Limit.Tell), those of the Books and lease Pools
-	// on the Ledger too, in the transaction of the call and a savepoint. Defaults to none: limits with thresholds are refused.
-	OnThreshold OnThreshold
-	// Observer sees the Ledger's calls, and those of the Books and lease Pools on it. Defaults to none.
-	Observer observe.Observer
+	Schema         string        // the schema that metered.Migrate created. Defaults to "metered"
+	LockTimeout    time.Duration // the wait of a write for all its locks, 1ms to 1h: then it is ErrBusy. Defaults to 5s
+	ClockTolerance time.Duration // how far a last entry may be ahead of the database's clock before windows are ErrClock, 1µs to 24h. Defaults to 1m
+	MustExist      bool          // sets MustExist for every charge, credit, hold and claim. Defaults to false: a new scope begins at 0
+	NoStandings    bool          // sets NoStandings for every charge
+	RequireActor   bool          // refuses writes whose Note has no Actor
+	MaxLateness    time.Duration // the oldest age of an event, 1s to 10 years: then it is ErrLate. Defaults to 35 days
+	MaxFuture      time.Duration // how far an event's time may be ahead of the database's clock, 1µs to 24h. Defaults to 5m
+	// OnThreshold receives the thresholds that calls cross (Limit.Tell), also of Books and lease Pools on the Ledger, in tx and a savepoint. Its
+	// writes commit or roll back with the call, so it has no other effect: a job for that is enqueued in tx. Its error takes the call back. It
+	// must not end tx. Defaults to none: limits with thresholds are refused.
+	OnThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
+	Observer    observe.Observer // sees the calls of the Ledger, and of Books and lease Pools on it. Defaults to none
 }
 
 // Bounds of Config.
@@ -63,7 +58,7 @@ type Ledger struct {
 	sql       statements
 	observer  *observed.To
 
-	onThreshold OnThreshold
+	onThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
 }
 
 // Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
@@ -108,8 +103,8 @@ func New(cfg Config) (*Ledger, error) {
 	}, nil
 }
 
-// LockKey is the key of a scope's advisory lock. In pg_locks it is a row of this database whose locktype is advisory and whose
-// objsubid is 1, classid is the key's upper half and objid its lower half.
+// LockKey is the key of a scope's advisory lock. In pg_locks its row has locktype advisory, objsubid 1, the key's upper half as classid and
+// its lower half as objid.
 func (l *Ledger) LockKey(scope string) int64 { return lockkey.Of(l.space, scope) }
 
 // made refuses the zero Ledger, which has no schema.

@@ -7,23 +7,20 @@ import (
 	"time"
 	"unique"
 
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Limit is a number of units per window, per period, or for the scope's lifetime: PerWindow, PerDay, PerWeek, PerMonth, PerYear,
-// PerPeriod, Lifetime, Prepaid and CreditLine make one. Exactly one of Window, Period, Lifetime and Prepaid is set. Limits are
-// the same if they are ==.
-//
-// In JSON it is {"name":"burst","max":9,"window_us":60000000}, {"max":9,"lifetime":true} or {"max":9,"prepaid":true}. A period
-// is {"max":9,"period":"month","time_zone":"Europe/Berlin"}, or with a fixed length {"max":9,"period_us":60000000}, with its
-// "anchor".
+// Limit is a number of units in a sliding window, in each period, or in the scope's lifetime. PerWindow, Per, PerPeriod, Lifetime and Prepaid
+// make one, with exactly one of Window, Period, Lifetime and Prepaid. Equal limits are ==. In JSON it is {"name":"burst","max":9,"window_us":60000000},
+// {"max":9,"lifetime":true}, {"max":9,"prepaid":true}, or {"max":9,"period":"month","time_zone":"Europe/Berlin"} with its "anchor".
 type Limit struct {
-	Max      int64         // the number of units, from 0 to MaxLimit
-	Window   time.Duration // how far back charges count, in microseconds up to MaxWindow
-	Period   Period        // charges of the current period count
-	Lifetime bool          // all charges of the scope count
+	Max      int64         // units, 0 to MaxLimit
+	Window   time.Duration // the age until which charges count, in microseconds up to 36,525 days
+	Period   Period        // charges of the present period count
+	Lifetime bool          // all charges count, less credits
 	Prepaid  bool          // as Lifetime, but a refusal asks for more credit
-	Name     string        // yours, to tell limits apart in a Refusal, a Standing or a metric: one of a few. Defaults to ""
+	Name     string        // tells limits apart in refusals, standings and metrics. Defaults to ""
 
 	query      *query                       // reads Max from the database, nil if Max is set
 	thresholds unique.Handle[thresholdList] // of Tell, zero for none
@@ -34,20 +31,16 @@ type query struct {
 	args []any
 }
 
-// PerWindow is a limit of max units over a sliding window. For calendar months see PerMonth.
+// PerWindow is a limit of max units in a sliding window.
 func PerWindow(max int64, window time.Duration) Limit { return Limit{Max: max, Window: window} }
 
 // Lifetime is a limit of max units in all: a stock, seats. Credits raise it.
 func Lifetime(max int64) Limit { return Limit{Max: max, Lifetime: true} }
 
-// Prepaid lets only credited units be spent. Over HTTP its refusal is a 402.
-func Prepaid() Limit { return CreditLine(0) }
+// Prepaid admits credited units, and up to overdraft units beyond them. Over HTTP its refusal is a 402.
+func Prepaid(overdraft int64) Limit { return Limit{Max: overdraft, Prepaid: true} }
 
-// CreditLine is Prepaid that may go max units below its credit.
-func CreditLine(max int64) Limit { return Limit{Max: max, Prepaid: true} }
-
-// Reach is how far back the limit counts at most, for PurgeOptions.OlderThan: its window, or the longest of its periods and up
-// to a day more, for clocks that are set back. A lifetime needs no entries: 0.
+// Reach is the age up to which entries count, for PurgeOptions.OlderThan: a window, the longest period and a day more, or 0 for a lifetime.
 func (l Limit) Reach() time.Duration {
 	const day = 24 * time.Hour
 	switch l.Period.Unit {
@@ -63,16 +56,15 @@ func (l Limit) Reach() time.Duration {
 	return max(l.Window, l.Period.Length, 0)
 }
 
+// Named returns the limit with a name.
 func (l Limit) Named(name string) Limit {
 	l.Name = name
 	return l
 }
 
-// MaxFrom returns the same limit with the Max that a query answers: one row of one integer from 0 to MaxLimit, else
-// ErrLimitQuery. Charge, Place, Claim and commands run it after they have locked the scopes, at one round trip for all
-// queries of a call. So a capacity counts that was lowered while the call waited. A capacity read before would let too
-// many in. At REPEATABLE READ and SERIALIZABLE the query must lock the rows that it reads (FOR SHARE): a row that changed since
-// the snapshot is 40001 then. The early look of a command leaves the limit out. Not for Capture.
+// MaxFrom returns the limit with the Max that a query answers: one row of one integer from 0 to MaxLimit, else ErrLimitQuery. Charge, Place,
+// Claim and commands run it behind the scopes' locks, so that a lowered capacity counts, with one round trip for all queries of a call. Above
+// READ COMMITTED the query must lock its rows (FOR SHARE). Not for Capture and batches.
 func (l Limit) MaxFrom(sql string, args ...any) Limit {
 	l.Max, l.query = 0, &query{sql, slices.Clone(args)}
 	return l
@@ -153,8 +145,8 @@ func (l *Limit) UnmarshalJSON(text []byte) error {
 	if err := json.Unmarshal(text, &in); err != nil {
 		return err
 	}
-	if in.WindowUS < 0 || in.WindowUS > MaxWindow.Microseconds() {
-		return invalid("window_us", "%d is not from 1 to %d", in.WindowUS, MaxWindow.Microseconds())
+	if in.WindowUS < 0 || in.WindowUS > bounds.MaxWindow.Microseconds() {
+		return invalid("window_us", "%d is not from 1 to %d", in.WindowUS, bounds.MaxWindow.Microseconds())
 	}
 	period, err := in.period()
 	if err != nil {
@@ -164,8 +156,8 @@ func (l *Limit) UnmarshalJSON(text []byte) error {
 	if l.kinds() > 1 {
 		return invalid("window_us", "period, lifetime and prepaid exclude each other")
 	}
-	if len(in.Thresholds) > MaxThresholds {
-		return invalid("thresholds", "are %d, want at most %d", len(in.Thresholds), MaxThresholds)
+	if len(in.Thresholds) > bounds.MaxThresholds {
+		return invalid("thresholds", "are %d, want at most %d", len(in.Thresholds), bounds.MaxThresholds)
 	}
 	*l = l.Tell(in.Thresholds...)
 	return nil

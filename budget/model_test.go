@@ -36,7 +36,7 @@ func (m *model) counted() []time.Time {
 		if !repair.IsZero() && repair.Before(e.at) {
 			times[i] = repair
 		}
-		if e.kind == budget.KindClockRepair && (repair.IsZero() || e.at.Before(repair)) {
+		if e.kind == "clock repair" && (repair.IsZero() || e.at.Before(repair)) {
 			repair = e.at
 		}
 	}
@@ -54,7 +54,7 @@ func (m *model) last() time.Time {
 }
 
 func (m *model) add(now time.Time, kind budget.Kind, amount int64, ref int) time.Time {
-	if kind != budget.KindClockRepair && now.Before(m.last()) {
+	if kind != "clock repair" && now.Before(m.last()) {
 		now = m.last()
 	}
 	m.entries = append(m.entries, modelEntry{kind: kind, amount: amount, at: now, ref: ref})
@@ -75,9 +75,9 @@ func (m *model) chargedAfter(since time.Time) (total int64) {
 	counted := m.counted()
 	for i, e := range m.entries {
 		switch {
-		case e.kind == budget.KindCharge && counted[i].After(since):
+		case e.kind == "charge" && counted[i].After(since):
 			total += e.amount
-		case e.kind == budget.KindRefund && counted[e.ref-1].After(since):
+		case e.kind == "refund" && counted[e.ref-1].After(since):
 			total -= e.amount
 		}
 	}
@@ -88,7 +88,7 @@ func (m *model) chargedAfter(since time.Time) (total int64) {
 // kept by a purge.
 func (m *model) used(now time.Time, of budget.Limit) (used int64, known bool) {
 	if lifetime(of) {
-		return m.sum(budget.KindCharge) - m.sum(budget.KindRefund) - m.sum(budget.KindCredit), true
+		return m.sum("charge") - m.sum("refund") - m.sum("credit"), true
 	}
 	since := m.since(now, of)
 	if !m.last().After(since) {
@@ -179,19 +179,19 @@ func (m *model) refund(now time.Time, seq, amount int64) (remaining int64, err e
 		return 0, budget.ErrUnknownEntry
 	case m.kept > 1 && seq < int64(m.kept):
 		return 0, budget.ErrEntryPurged
-	case m.entries[seq-1].kind != budget.KindCharge:
+	case m.entries[seq-1].kind != "charge":
 		return 0, budget.ErrNotCharge
 	}
 	remaining = m.entries[seq-1].amount
 	for _, e := range m.entries {
-		if e.kind == budget.KindRefund && int64(e.ref) == seq {
+		if e.kind == "refund" && int64(e.ref) == seq {
 			remaining -= e.amount
 		}
 	}
 	if amount > remaining {
 		return remaining, budget.ErrRefundExceeds
 	}
-	m.add(now, budget.KindRefund, amount, int(seq))
+	m.add(now, "refund", amount, int(seq))
 	return remaining, nil
 }
 
@@ -218,7 +218,7 @@ func (m *model) repair(now time.Time) time.Duration {
 		return 0
 	}
 	if ahead > 0 {
-		m.add(now, budget.KindClockRepair, 0, 0)
+		m.add(now, "clock repair", 0, 0)
 	}
 	return ahead
 }

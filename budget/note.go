@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Note names the cause of an entry. All fields are optional, opaque to the ledger and at most 255 bytes of UTF-8.
+// Note names the cause of an entry. Each field is optional, of up to 255 bytes, and means nothing to the ledger.
 type Note struct {
 	Actor       string `json:"actor,omitempty"`
 	Tenant      string `json:"tenant,omitempty"`

@@ -10,8 +10,8 @@ import (
 // No word has a scope in it, nor anything else that has many values.
 func TestLimit_WithoutANameIsObservedByItsWindowOrPeriod(t *testing.T) {
 	for word, limit := range map[string]Limit{
-		"daily": PerWindow(1, time.Hour).Named("daily"), "1h0m0s": PerWindow(1, time.Hour), "lifetime": Lifetime(1), "credit": Prepaid(),
-		"month (UTC)": PerMonth(1, time.UTC, time.Time{}), "720h0m0s": PerPeriod(1, 720*time.Hour, time.Unix(0, 0)),
+		"daily": PerWindow(1, time.Hour).Named("daily"), "1h0m0s": PerWindow(1, time.Hour), "lifetime": Lifetime(1), "credit": Prepaid(0),
+		"month (UTC)": Per(1, Month, time.UTC, time.Time{}), "720h0m0s": PerPeriod(1, 720*time.Hour, time.Unix(0, 0)),
 	} {
 		require.Equal(t, word, limit.word())
 	}

@@ -5,15 +5,8 @@ import (
 	"time"
 )
 
-// At is the period that t is in, as the database has it: its first moment, and the first moment of the next one, in UTC. It reads the
-// time zone data of the program, so a server with other data may differ where the rules of a zone changed lately.
-//
-// It says when to renew credit by period, and the price of a part of a period:
-//
-//	start, end, err := plan.Period.At(joined)
-//	part := price * int64(end.Sub(joined)/time.Second) / int64(end.Sub(start)/time.Second)
-//
-// The error is an *ArgumentError, or ErrTimeZone for a zone that the program does not know.
+// At returns the first moment of the period that t is in, and the first moment of the next one, in UTC. It reads the time zone data of the
+// program, which may differ from the server's. An error is an *ArgumentError, or ErrTimeZone for an unknown zone.
 func (p Period) At(t time.Time) (start, end time.Time, err error) {
 	if p.IsZero() {
 		return start, end, invalid("Period", "is missing")

@@ -63,8 +63,8 @@ func TestPeriodAt_IsTheDatabasesOwn(t *testing.T) {
 		require.NoError(t, err)
 		for i, x := range at {
 			for every, limit := range map[string]budget.Limit{
-				"1 day": budget.PerDay(1, loc, time.Time{}), "7 days": budget.PerWeek(1, loc, time.Time{}),
-				"1 mon": budget.PerMonth(1, loc, anchor), "1 year": budget.PerYear(1, loc, anchor),
+				"1 day": budget.Per(1, budget.Day, loc, time.Time{}), "7 days": budget.Per(1, budget.Week, loc, time.Time{}),
+				"1 mon": budget.Per(1, budget.Month, loc, anchor), "1 year": budget.Per(1, budget.Year, loc, anchor),
 			} {
 				if i%2 == 1 {
 					limit.Period.Anchor = x.UTC().Truncate(time.Microsecond)

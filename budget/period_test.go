@@ -12,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
 func location(t testing.TB, name string) *time.Location {
@@ -167,7 +168,7 @@ func TestPerMonth_BeginsWithItsFirstMoment(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)
 	berlin := location(t, "Europe/Berlin")
-	limit := budget.PerMonth(10, berlin, time.Date(2026, 1, 31, 0, 0, 0, 0, berlin)).Named("plan")
+	limit := budget.Per(10, budget.Month, berlin, time.Date(2026, 1, 31, 0, 0, 0, 0, berlin)).Named("plan")
 	february, march := time.Date(2026, 2, 28, 0, 0, 0, 0, berlin), time.Date(2026, 3, 31, 0, 0, 0, 0, berlin)
 
 	clock.Set(february.Add(-time.Microsecond))
@@ -188,7 +189,7 @@ func TestPerMonth_BeginsWithItsFirstMoment(t *testing.T) {
 	require.Equal(t, budget.Never, refused.RetryAfter())
 
 	// Another plan in mid-period keeps the used units.
-	bigger := budget.PerMonth(20, berlin, time.Date(2026, 1, 31, 0, 0, 0, 0, berlin))
+	bigger := budget.Per(20, budget.Month, berlin, time.Date(2026, 1, 31, 0, 0, 0, 0, berlin))
 	require.Equal(t, int64(11), mustCharge(t, pool, l, "org", 7, bigger).Standings[0].Used)
 
 	// A refund counts in the period of its charge.
@@ -205,11 +206,11 @@ func TestPeriods_RefuseZonesWithoutAName(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)
 	for name, limit := range map[string]budget.Limit{
-		"time.Local":   budget.PerDay(1, time.Local, time.Time{}),
-		"unnamed":      budget.PerDay(1, time.FixedZone("", 3600), time.Time{}),
-		"POSIX rule":   budget.PerDay(1, time.FixedZone("UTC+3", 3*3600), time.Time{}),
-		"abbreviation": budget.PerDay(1, time.FixedZone("PST", -8*3600), time.Time{}),
-		"rule in Etc":  budget.PerDay(1, time.FixedZone("Etc/UTC+3", 3*3600), time.Time{}),
+		"time.Local":   budget.Per(1, budget.Day, time.Local, time.Time{}),
+		"unnamed":      budget.Per(1, budget.Day, time.FixedZone("", 3600), time.Time{}),
+		"POSIX rule":   budget.Per(1, budget.Day, time.FixedZone("UTC+3", 3*3600), time.Time{}),
+		"abbreviation": budget.Per(1, budget.Day, time.FixedZone("PST", -8*3600), time.Time{}),
+		"rule in Etc":  budget.Per(1, budget.Day, time.FixedZone("Etc/UTC+3", 3*3600), time.Time{}),
 		"no zone":      {Max: 1, Period: budget.Period{Unit: budget.Month}},
 		"no unit":      {Max: 1, Period: budget.Period{Zone: "UTC"}},
 		"other unit":   {Max: 1, Period: budget.Period{Unit: "hour", Zone: "UTC"}},
@@ -218,7 +219,7 @@ func TestPeriods_RefuseZonesWithoutAName(t *testing.T) {
 		"no length":    budget.PerPeriod(1, 0, start),
 		"negative":     budget.PerPeriod(1, -time.Hour, start),
 		"too fine":     budget.PerPeriod(1, time.Hour+1, start),
-		"too long":     budget.PerPeriod(1, budget.MaxWindow+time.Microsecond, start),
+		"too long":     budget.PerPeriod(1, bounds.MaxWindow+time.Microsecond, start),
 		"not in UTC":   {Max: 1, Period: budget.Period{Length: time.Hour, Anchor: start.In(time.FixedZone("", 3600))}},
 	} {
 		_, err := charge(t.Context(), pool, l, "a", 1, limit)
@@ -230,7 +231,7 @@ func TestPeriods_RefuseZonesWithoutAName(t *testing.T) {
 	}
 	// Names that look like one are for the server to know.
 	for _, name := range []string{"Europe/Atlantis", "America/Foo-Bar", "Posix/Nowhere"} {
-		limit := budget.PerDay(1, time.FixedZone(name, 0), time.Time{})
+		limit := budget.Per(1, budget.Day, time.FixedZone(name, 0), time.Time{})
 		_, err := charge(t.Context(), pool, l, "a", 1, limit)
 		require.ErrorIs(t, err, budget.ErrTimeZone, name)
 		_, err = l.Usage(t.Context(), pool, budget.Query{Scope: "a", Period: limit.Period})
@@ -238,7 +239,7 @@ func TestPeriods_RefuseZonesWithoutAName(t *testing.T) {
 	}
 	require.Zero(t, usage(t, pool, l, "a", 0).Seq)
 	for _, name := range zones {
-		mustCharge(t, pool, l, "b", 1, budget.PerDay(100, location(t, name), time.Time{}))
+		mustCharge(t, pool, l, "b", 1, budget.Per(100, budget.Day, location(t, name), time.Time{}))
 	}
 }
 
@@ -248,9 +249,9 @@ func TestPeriods_AreComparedByValue(t *testing.T) {
 	pool, l, _ := open(t)
 	berlin := location(t, "Europe/Berlin")
 	day := time.Date(2026, 1, 15, 0, 0, 0, 0, berlin)
-	same := []budget.Limit{budget.PerMonth(9, berlin, day), budget.PerMonth(9, location(t, "Europe/Berlin"), day.UTC()), budget.PerMonth(9, berlin, day.Add(time.Nanosecond))}
+	same := []budget.Limit{budget.Per(9, budget.Month, berlin, day), budget.Per(9, budget.Month, location(t, "Europe/Berlin"), day.UTC()), budget.Per(9, budget.Month, berlin, day.Add(time.Nanosecond))}
 	require.True(t, same[0] == same[1] && same[1] == same[2])
-	others := []budget.Limit{same[0], budget.PerMonth(9, berlin, time.Time{}), budget.PerMonth(9, time.UTC, time.Time{}), budget.PerYear(9, berlin, day),
+	others := []budget.Limit{same[0], budget.Per(9, budget.Month, berlin, time.Time{}), budget.Per(9, budget.Month, time.UTC, time.Time{}), budget.Per(9, budget.Year, berlin, day),
 		budget.PerPeriod(9, time.Hour, day), budget.PerPeriod(9, 2*time.Hour, day)}
 	posted := mustCharge(t, pool, l, "a", 1, others...)
 	require.Len(t, posted.Standings, len(others))

@@ -23,7 +23,7 @@ func TestPerDay_ConcurrentCallersNeverExceedADay(t *testing.T) {
 	berlin := location(t, "Europe/Berlin")
 	midnight := time.Date(2026, 10, 26, 0, 0, 0, 0, berlin) // ends a day of 25 hours
 	for _, level := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
-		limit := budget.PerDay(20, berlin, time.Time{})
+		limit := budget.Per(20, budget.Day, berlin, time.Time{})
 		clock.Set(midnight.Add(-25 * time.Hour))
 		run := func(tries int) {
 			var all sync.WaitGroup
@@ -77,7 +77,7 @@ func usageIn(t testing.TB, db budget.Querier, l *budget.Ledger, scope string, li
 func TestChargeEach_JudgesPeriods(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)
-	limits := []budget.Limit{budget.PerMonth(5, location(t, "Pacific/Apia"), time.Time{}), budget.Lifetime(100), budget.PerPeriod(9, 90*time.Minute, start)}
+	limits := []budget.Limit{budget.Per(5, budget.Month, location(t, "Pacific/Apia"), time.Time{}), budget.Lifetime(100), budget.PerPeriod(9, 90*time.Minute, start)}
 	var charges []budget.Charge
 	for _, scope := range []string{"a", "b", "a", "a", "b"} {
 		charges = append(charges, budget.Charge{Scope: scope, Amount: 2, Limits: limits})
@@ -114,7 +114,7 @@ func TestChargeEach_JudgesPeriods(t *testing.T) {
 		clock.Set(spanOf(t, limits[0].Period, clock.Now()).end)
 	}
 	for range 2 { // with room to spare, where one statement makes all entries
-		roomy := budget.Charge{Scope: "d", Amount: 1, Limits: []budget.Limit{budget.PerDay(50, time.UTC, time.Time{})}}
+		roomy := budget.Charge{Scope: "d", Amount: 1, Limits: []budget.Limit{budget.Per(50, budget.Day, time.UTC, time.Time{})}}
 		require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 			results, err := l.ChargeEach(t.Context(), tx, roomy, roomy)
 			require.NoError(t, err)
@@ -141,7 +141,7 @@ func TestChargeEach_JudgesPeriods(t *testing.T) {
 			if i%5 == 0 {
 				zone = time.FixedZone("Europe/Atlantis", 0)
 			}
-			_, err := batcher.Charge(t.Context(), budget.Charge{Scope: "c", Amount: 1, Limits: []budget.Limit{budget.PerDay(100, zone, time.Time{})}})
+			_, err := batcher.Charge(t.Context(), budget.Charge{Scope: "c", Amount: 1, Limits: []budget.Limit{budget.Per(100, budget.Day, zone, time.Time{})}})
 			if i%5 == 0 && !errors.Is(err, budget.ErrTimeZone) || i%5 != 0 && err != nil {
 				t.Errorf("%d: %v", i, err)
 			}
@@ -157,7 +157,7 @@ func TestChargeEach_JudgesPeriods(t *testing.T) {
 func TestPurge_KeepsTheEntriesThatPeriodsNeed(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)
-	limit := budget.PerMonth(1000, time.UTC, time.Time{})
+	limit := budget.Per(1000, budget.Month, time.UTC, time.Time{})
 	require.Equal(t, 32*24*time.Hour, limit.Reach())
 	clock.Set(start.Add(time.Hour))
 	chargeMany(t, pool, l, "a", 40)
@@ -182,8 +182,8 @@ func TestLimit_OfAPeriodIsJSONBothWays(t *testing.T) {
 	t.Parallel()
 	anchor := time.Date(2026, 1, 31, 0, 0, 0, 1000, time.UTC)
 	for want, limit := range map[string]budget.Limit{
-		`{"max":9,"period":"month","time_zone":"Europe/Berlin"}`:                                        budget.PerMonth(9, location(t, "Europe/Berlin"), time.Time{}),
-		`{"name":"n","max":9,"period":"week","time_zone":"UTC","anchor":"2026-01-31T00:00:00.000001Z"}`: budget.PerWeek(9, time.UTC, anchor).Named("n"),
+		`{"max":9,"period":"month","time_zone":"Europe/Berlin"}`:                                        budget.Per(9, budget.Month, location(t, "Europe/Berlin"), time.Time{}),
+		`{"name":"n","max":9,"period":"week","time_zone":"UTC","anchor":"2026-01-31T00:00:00.000001Z"}`: budget.Per(9, budget.Week, time.UTC, anchor).Named("n"),
 		`{"max":9,"period_us":2592000000000,"anchor":"2026-01-31T00:00:00.000001Z"}`:                    budget.PerPeriod(9, 720*time.Hour, anchor),
 	} {
 		text, err := json.Marshal(limit)

@@ -14,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/observed"
@@ -155,8 +156,8 @@ func (m *merged) ask(i, j int) *ledger.Query {
 func (m *merged) add(i int, c Charge) error {
 	j, seen := m.at[c.Scope]
 	if !seen {
-		if len(m.charges) == MaxScopes {
-			return invalid("charges", "name more than %d scopes", MaxScopes)
+		if len(m.charges) == bounds.MaxScopes {
+			return invalid("charges", "name more than %d scopes", bounds.MaxScopes)
 		}
 		m.at[c.Scope] = len(m.charges)
 		m.charges = append(m.charges, ledger.Charge{Scope: c.Scope, Amount: c.Amount, Note: c.Note.json(), MustExist: c.MustExist})
@@ -176,8 +177,8 @@ func (m *merged) add(i int, c Charge) error {
 			m.limits[j] = append(m.limits[j], limit)
 		}
 	}
-	if len(m.limits[j]) > MaxLimits {
-		return invalid(index("charges", i, ".Limits"), "scope %q has more than %d", c.Scope, MaxLimits)
+	if len(m.limits[j]) > bounds.MaxLimits {
+		return invalid(index("charges", i, ".Limits"), "scope %q has more than %d", c.Scope, bounds.MaxLimits)
 	}
 	return nil
 }
@@ -190,8 +191,8 @@ func (l *Ledger) checkCharge(c Charge) error {
 	if err := checkAmount(".Amount", c.Amount); err != nil {
 		return err
 	}
-	if len(c.Limits) > MaxLimits {
-		return invalid(".Limits", "are %d, want at most %d", len(c.Limits), MaxLimits)
+	if len(c.Limits) > bounds.MaxLimits {
+		return invalid(".Limits", "are %d, want at most %d", len(c.Limits), bounds.MaxLimits)
 	}
 	for j, limit := range c.Limits {
 		if err := located(".Limits", j, limit.check("")); err != nil {
@@ -212,8 +213,8 @@ func checkAmount(field string, amount int64) error {
 }
 
 func checkWindow(field string, window time.Duration) error {
-	if window < 0 || window > MaxWindow {
-		return invalid(field, "%v is not from 0 to %v", window, MaxWindow)
+	if window < 0 || window > bounds.MaxWindow {
+		return invalid(field, "%v is not from 0 to %v", window, bounds.MaxWindow)
 	}
 	if window%time.Microsecond != 0 {
 		return invalid(field, "%v is not a whole number of microseconds", window)

@@ -16,27 +16,24 @@ import (
 
 // PurgeOptions selects the entries to purge.
 type PurgeOptions struct {
-	OlderThan time.Duration // the age from which entries may go, 1µs to MaxWindow: at least the longest window in use, and Limit.Reach of periods
+	OlderThan time.Duration // the age of entries to delete, 1µs to 36,525 days: at least Limit.Reach of every limit in use. Required
 	Scope     string        // restricts the purge to one scope. Defaults to all
-	Batch     int           // how many entries one transaction deletes, 16 to 100,000. Defaults to 5,000
-	// Forget reports whether an idle scope may be deleted whole, as if nobody had ever charged it. Report true only if
-	// all its limits have a Limit.Reach up to OlderThan, no lifetimes, and no older charge of it is refunded (numbers begin at 1 again).
-	// Scopes with credit, a wallet's debt, an open hold or an active claim stay anyway. Defaults to none.
+	Batch     int           // entries that one transaction deletes, 16 to 100,000. Defaults to 5,000
+	// Forget reports whether an idle scope may be deleted as if it had never been charged. Report true only if its limits have no lifetimes and
+	// a Limit.Reach up to OlderThan, and no older charge is refunded: numbers begin at 1 again. Scopes with credit, debt, open holds or claims
+	// stay. Defaults to none.
 	Forget   func(scope string) bool
-	Progress func(PurgeReport) // is called after each transaction, in the goroutine of the call
-	// DryRun counts the entries that would be deleted now, without a lock, in READ ONLY transactions. Not with Forget. Defaults to false.
-	DryRun bool
+	Progress func(PurgeReport) // is called after each transaction
+	DryRun   bool              // counts the entries that would go, in READ ONLY transactions without locks. Not with Forget
 }
 
 // PurgeReport counts the work of a purge so far.
 type PurgeReport struct {
-	Scopes    int   `json:"scopes"`    // scopes looked at
-	Entries   int64 `json:"entries"`   // entries deleted
-	Forgotten int   `json:"forgotten"` // scopes of which nothing is left
-	Busy      int   `json:"busy"`      // scopes passed over because their lock was not to be had
-	// KeptSince is since when all entries are kept, by the database's clock: a window or a period that begins then or
-	// later is exact. Of scopes that were passed over more is kept.
-	KeptSince time.Time `json:"kept_since,omitzero"`
+	Scopes    int       `json:"scopes"`              // scopes looked at
+	Entries   int64     `json:"entries"`             // entries deleted
+	Forgotten int       `json:"forgotten"`           // scopes deleted whole
+	Busy      int       `json:"busy"`                // scopes left out because another transaction had their lock
+	KeptSince time.Time `json:"kept_since,omitzero"` // windows and periods that begin then or later are exact
 }
 
 const purgeSQL = `
@@ -67,13 +64,11 @@ with recursive s as (
 )
 select scope from s where scope is not null limit $2`
 
-// Purge deletes entries older than OlderThan. Of each scope it keeps entry 1 and up to 16 others that are older, or
-// nothing if PurgeOptions.Forget says so. Windows up to OlderThan stay exact, as do periods that began within it. A limit that reaches back
-// further is ErrWindowPurged from then on, never counted too low, and a refund of a deleted charge ErrEntryPurged. Sums stay.
+// Purge deletes entries older than OlderThan. It keeps entry 1 of each scope and up to 16 older ones, and all sums, so that windows and periods
+// up to OlderThan stay exact. A limit that reaches back further is ErrWindowPurged, and a refund of a deleted charge ErrEntryPurged.
 //
-// It owns its transactions, and each holds one scope's lock. A busy scope is passed over and counted. Deleted entries
-// stay deleted if it fails or ctx ends: the report says how far it came. Any number may run at once. It needs the
-// schema's owner or a role with GrantMaintenanceSQL's grants.
+// It owns its transactions, and each locks one scope. If it fails or ctx ends, deleted entries stay deleted, as the report says. Any number may
+// run at once. It needs the schema's owner or a role with GrantMaintenanceSQL.
 func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (PurgeReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return PurgeReport{}, err

@@ -17,12 +17,12 @@ import (
 type Refund struct {
 	Scope  string // with Seq it names the charge, as its Posted does
 	Seq    int64
-	Amount int64 // in units of yours, from 1 to the rest of the charge. Either this or All is required
-	All    bool  // gives back the rest of the charge, at least 1. The Posted says how much it was
+	Amount int64 // units, 1 to the rest of the charge. Either Amount or All
+	All    bool  // gives back the rest of the charge, at least 1 unit
 	Note   Note  // is stored with the entry. Defaults to none
 }
 
-// RefundExceedsError says how much could still be refunded. Requested is 0 if the refund was of All, and nothing is left.
+// RefundExceedsError has the units that could still be refunded. Requested is 0 for All.
 type RefundExceedsError struct{ Requested, Remaining int64 }
 
 func (e *RefundExceedsError) Error() string {
@@ -38,9 +38,8 @@ const refundSQL = `
 select status, coalesce(remaining, 0), coalesce(seq, 0), coalesce(at, 'epoch'), coalesce(amount, 0)
 from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::metered.origin, $7::bool)`
 
-// Refund gives back part of a charge or all that is left of it, in one or several calls, never more than was charged. It counts at the
-// time of the charge, so both leave a window together. ErrUnknownEntry, ErrEntryPurged, ErrNotCharge and
-// *RefundExceedsError leave tx usable.
+// Refund gives back part or all of a charge, never more than it charged, in one or more calls. It counts at the time of the charge, so both
+// leave a window together.
 func (l *Ledger) Refund(ctx context.Context, tx pgx.Tx, r Refund) (Posted, error) {
 	return do(ctx, tx, l, "budget.refund", (*Ledger).prepareRefund, r)
 }

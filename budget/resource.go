@@ -11,19 +11,16 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/bounds"
 )
-
-// MaxResources bounds the scopes of a Create and the answer of Resources.
-const MaxResources = 1000
 
 // Resource is a scope that was created: calls with MustExist ask for one.
 type Resource struct {
 	Scope     string    `json:"scope"`
 	CreatedAt time.Time `json:"created_at"`
-	RetiredAt time.Time `json:"retired_at,omitzero"` // zero if it is not
-	Changed   bool      `json:"changed,omitempty"`   // by this call. False: it was so before
-	Held      int64     `json:"held,omitempty"`      // by open holds, as Retire and Restore report it
+	RetiredAt time.Time `json:"retired_at,omitzero"` // zero if the scope is not retired
+	Changed   bool      `json:"changed,omitempty"`   // the call changed it
+	Held      int64     `json:"held,omitempty"`      // units of open holds, in the answers of Retire and Restore
 }
 
 // Times are in microseconds: as text they would be in the session's DateStyle.
@@ -33,10 +30,8 @@ select scope, coalesce((extract(epoch from created_at) * 1e6)::bigint, 0), (extr
 const createSQL = resourceSQL + `changed, 0
 from metered.create_scopes($1::text[], $2::int)`
 
-// Create declares that up to MaxResources scopes exist. It answers in the order of their names. Resource.Changed marks
-// the new ones. Nobody can retire them before tx ends. A Retire that waits has
-// their locks, so a charge of them that follows in tx can deadlock with it (40P01). If one was retired it is a *ScopeError, and nothing is created:
-// only Restore undoes a retirement.
+// Create declares that up to 1,000 scopes exist, and returns them by name. Until tx ends nobody can retire them: a charge of them in tx can
+// deadlock with a Retire that waits (40P01). If one was retired it creates nothing, and is a *ScopeError: Restore undoes a retirement.
 func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "create", scopes)
 }
@@ -44,10 +39,9 @@ func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Res
 const retireSQL = resourceSQL + `coalesce(changed, false), coalesce(held, -1)
 from metered.retire_scopes($1::text[], $3::bool, $2::int)`
 
-// Retire declares that up to MaxScopes scopes exist no more. It takes their locks: once tx has committed, calls with
-// MustExist are refused. Its leases end then, those of Pool.Allow too: nothing more is spent from them, and any process may settle
-// one, units in the memory of a process that is gone as spent. Entries stay, and open holds go on: roll back if Resource.Held forbids it. If one was never
-// created it is a *ScopeError, and nothing is retired.
+// Retire declares that up to 64 scopes exist no more. It locks them: once tx has committed, calls with MustExist are refused. Entries and
+// open holds stay: roll back if Resource.Held forbids it. Leases end. Any process may settle them, and units in the memory of a lost process
+// count as spent. If one was never created it retires nothing, and is a *ScopeError.
 func (l *Ledger) Retire(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "retire", scopes)
 }
@@ -61,9 +55,9 @@ func (l *Ledger) declare(ctx context.Context, tx pgx.Tx, doing string, scopes []
 	if err := cmp.Or(l.made(), notNil("tx", tx)); err != nil {
 		return nil, err
 	}
-	sql, most, args := l.sql.retire, MaxScopes, []any{scopes, l.waitMS(), doing == "retire"}
+	sql, most, args := l.sql.retire, bounds.MaxScopes, []any{scopes, l.waitMS(), doing == "retire"}
 	if doing == "create" {
-		sql, most, args = l.sql.create, MaxResources, args[:2]
+		sql, most, args = l.sql.create, bounds.MaxResources, args[:2]
 	}
 	if len(scopes) == 0 || len(scopes) > most {
 		return nil, invalid("scopes", "are %d, want 1 to %d", len(scopes), most)
@@ -92,27 +86,27 @@ func (l *Ledger) declare(ctx context.Context, tx pgx.Tx, doing string, scopes []
 	return all, nil
 }
 
-// ResourceFilter selects resources. The zero value selects the first of all.
+// ResourceFilter selects resources. The zero value selects the first 1,000.
 type ResourceFilter struct {
-	Prefix string // of the scopes, as Scopes.Prefix makes one
-	After  string // the last scope seen, to go on behind it
-	Max    int    // up to MaxResources, which is the default
+	Prefix string // of the scopes: Scopes.Prefix makes one
+	After  string // skips the scopes up to this one
+	Max    int    // up to 1,000, the default
 }
 
 const resourcesSQL = resourceSQL + `false, 0
 from metered.resources where scope >= $1::text and scope > $2::text order by scope limit $3`
 
-// Resources lists created scopes, also retired ones, in the order of bytes.
+// Resources returns created scopes, retired ones too, in the order of bytes.
 func (l *Ledger) Resources(ctx context.Context, db Querier, f ResourceFilter) ([]Resource, error) {
-	if err := cmp.Or(l.made(), notNil("db", db), checkText("ResourceFilter.Prefix", f.Prefix, MaxScopeBytes),
-		checkText("ResourceFilter.After", f.After, MaxScopeBytes)); err != nil {
+	if err := cmp.Or(l.made(), notNil("db", db), checkText("ResourceFilter.Prefix", f.Prefix, bounds.MaxScopeBytes),
+		checkText("ResourceFilter.After", f.After, bounds.MaxScopeBytes)); err != nil {
 		return nil, err
 	}
-	if f.Max < 0 || f.Max > MaxResources {
-		return nil, invalid("ResourceFilter.Max", "%d is not from 0 to %d", f.Max, MaxResources)
+	if f.Max < 0 || f.Max > bounds.MaxResources {
+		return nil, invalid("ResourceFilter.Max", "%d is not from 0 to %d", f.Max, bounds.MaxResources)
 	}
 	// Planned for each page: a plan kept from when the table was small reads all of it.
-	all, err := collectResources(ctx, db, "resources", l.sql.resources, pgx.QueryExecModeExec, f.Prefix, f.After, cmp.Or(f.Max, MaxResources))
+	all, err := collectResources(ctx, db, "resources", l.sql.resources, pgx.QueryExecModeExec, f.Prefix, f.After, cmp.Or(f.Max, bounds.MaxResources))
 	if end := slices.IndexFunc(all, func(r Resource) bool { return !strings.HasPrefix(r.Scope, f.Prefix) }); end >= 0 {
 		all = all[:end]
 	}
@@ -136,12 +130,12 @@ func collectResources(ctx context.Context, db Querier, doing, sql string, args .
 	return all, failed(doing, err)
 }
 
-// ScopeError is a refusal: these scopes must exist, and do not, or are closed. It is ErrScopeUnknown, ErrScopeRetired,
-// ErrScopeClosed or several of them. Nothing was written.
+// ScopeError lists scopes that must exist and do not, or have ended: it is ErrScopeUnknown, ErrScopeRetired, ErrScopeClosed or several of
+// them. Nothing was written.
 type ScopeError struct {
 	Unknown []string `json:"unknown,omitempty"` // never created
 	Retired []string `json:"retired,omitempty"`
-	Closed  []string `json:"closed,omitempty"` // carved from another scope, which has the rest back (package leases)
+	Closed  []string `json:"closed,omitempty"` // carved from another scope, and ended (package leases)
 }
 
 func (e *ScopeError) Error() string {
@@ -169,8 +163,6 @@ func (e *ScopeError) Unwrap() (kinds []error) {
 	}
 	return kinds
 }
-
-func (e *ScopeError) Code() string { return fault.Code(e) }
 
 // absentScopes decodes the detail that _with_absent in schema.sql wrote.
 func absentScopes(refused []byte) error {

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/niltest"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -206,7 +207,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"LockKey": {"s"}, "Create": {tx, "s"}, "Retire": {tx, "s"}, "Restore": {tx, "s"}, "Resources": {pool, budget.ResourceFilter{}},
 		"ChargeEach": {tx, charge}, "ChargeNow": {pool, charge}, "Ingest": {tx, budget.Event{ID: "e", Charge: charge}},
 		"UsageBetween": {tx, "s", start, start.Add(1000)}, "SearchEntries": {tx, "s", budget.EntrySearch{}},
-		"Series": {tx, "s", start, start.Add(1000), budget.ByDay, niltest.Given{Arg: time.UTC}},
+		"Series": {tx, "s", start, start.Add(1000), budget.Day, niltest.Given{Arg: time.UTC}},
 	})
 	niltest.Func(t, "NewBatcher", budget.NewBatcher, pool, niltest.Given{Arg: ledger}, budget.BatcherConfig{})
 	batcher, err := budget.NewBatcher(pool, ledger, budget.BatcherConfig{})
@@ -242,7 +243,7 @@ func TestBounds_LargestArgumentsWork(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, _ := open(t)
-	limits := []budget.Limit{budget.Lifetime(budget.MaxLimit), budget.PerWindow(budget.MaxLimit, budget.MaxWindow)}
+	limits := []budget.Limit{budget.Lifetime(budget.MaxLimit), budget.PerWindow(budget.MaxLimit, bounds.MaxWindow)}
 	mustCharge(t, pool, l, "a", budget.MaxAmount, limits...)
 	posted := mustCharge(t, pool, l, "a", budget.MaxAmount, limits...)
 	for _, s := range posted.Standings {
@@ -261,27 +262,27 @@ func TestBounds_LargestArgumentsWork(t *testing.T) {
 		values ('full', 1, 'c', 1, $1, $2, 0, 0, 100, 0, $1::timestamptz + interval '1 hour')`, start, int64(math.MaxInt64-50))
 	execute(t, pool, `insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq) values (1, 0, 100, 100, $1, 'full', 1)`, start.Add(time.Hour))
 	var full *budget.ExceededError
-	for _, limit := range append(limits, budget.Prepaid(), budget.PerWindow(0, time.Hour)) {
+	for _, limit := range append(limits, budget.Prepaid(0), budget.PerWindow(0, time.Hour)) {
 		_, err := charge(ctx, pool, l, "full", budget.MaxAmount, limit)
 		require.ErrorAs(t, err, &full)
 		require.Zero(t, full.Refusals[0].Available)
 	}
 
 	var charges []budget.Charge
-	for i := range budget.MaxScopes {
+	for i := range bounds.MaxScopes {
 		c := budget.Charge{Scope: fmt.Sprintf("scope %d", i), Amount: 1}
-		for j := range budget.MaxLimits {
+		for j := range bounds.MaxLimits {
 			c.Limits = append(c.Limits, budget.PerWindow(1, time.Duration(j+1)*time.Hour))
 		}
 		charges = append(charges, c)
 	}
 	r, err := l.Charge(ctx, autocommit{Querier: pool}, charges...)
 	require.NoError(t, err)
-	require.Len(t, r.Entries, budget.MaxScopes)
+	require.Len(t, r.Entries, bounds.MaxScopes)
 	_, err = l.Charge(ctx, autocommit{Querier: pool}, charges...)
 	var exceeded *budget.ExceededError
 	require.ErrorAs(t, err, &exceeded)
-	require.Len(t, exceeded.Refusals, budget.MaxScopes*budget.MaxLimits)
+	require.Len(t, exceeded.Refusals, bounds.MaxScopes*bounds.MaxLimits)
 	require.Equal(t, charges[63].Limits[15], exceeded.Refusals[1023].Limit)
 	require.Equal(t, charges[63].Scope, exceeded.Refusals[1023].Scope)
 }

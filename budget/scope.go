@@ -4,12 +4,12 @@ import (
 	"fmt"
 	"strings"
 
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// ScopeKey builds the scope of a kind ("seat"), a key ("21A") and a slot ("2026-11-21T20:00"), which may be empty. It
-// escapes "/" and "%", so different parts give different scopes. Calls refuse a scope of invalid parts. A quota that
-// begins anew each month needs no slot: see PerMonth. The ledger knows no tenants: put the tenant into the key.
+// ScopeKey builds the scope of a kind ("seat"), a key ("21A") and a slot ("2026-11-21T20:00"), which may be empty. It escapes "/" and "%", so
+// different parts give different scopes. Calls refuse the scope of an empty kind or key. The ledger knows no tenants: a key may name one.
 func ScopeKey(kind, key, slot string) string {
 	if kind == "" || key == "" {
 		return ""
@@ -21,7 +21,7 @@ func ScopeKey(kind, key, slot string) string {
 	return scope
 }
 
-// SplitScope is the inverse of ScopeKey, and *ArgumentError for any other scope.
+// SplitScope is the inverse of ScopeKey. For other scopes it is an *ArgumentError.
 func SplitScope(scope string) (kind, key, slot string, err error) {
 	if err := checkScope("scope", scope); err != nil {
 		return "", "", "", err
@@ -45,7 +45,7 @@ func checkScope(field, scope string) error {
 	if scope == "" {
 		return invalid(field, "is empty")
 	}
-	return checkText(field, scope, MaxScopeBytes)
+	return checkText(field, scope, bounds.MaxScopeBytes)
 }
 
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.

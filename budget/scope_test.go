@@ -8,6 +8,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
 func TestScopeKey_PartsCannotRunIntoEachOther(t *testing.T) {
@@ -57,10 +58,10 @@ func FuzzScopeKey(f *testing.F) {
 		gotKind, gotKey, gotSlot, err := budget.SplitScope(scope)
 		if err == nil {
 			require.Equal(t, []string{kind, key, slot}, []string{gotKind, gotKey, gotSlot})
-			require.LessOrEqual(t, len(scope), budget.MaxScopeBytes)
+			require.LessOrEqual(t, len(scope), bounds.MaxScopeBytes)
 		} else {
 			require.ErrorIs(t, err, budget.ErrArgument)
-			require.True(t, kind == "" || key == "" || len(scope) > budget.MaxScopeBytes || !utf8.ValidString(scope) || strings.Contains(scope, "\x00"))
+			require.True(t, kind == "" || key == "" || len(scope) > bounds.MaxScopeBytes || !utf8.ValidString(scope) || strings.Contains(scope, "\x00"))
 		}
 		// The other way round, for a scope that was not built here.
 		raw := kind + "/" + key

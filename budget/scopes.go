@@ -8,6 +8,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
 // Scopes are the scopes of one kind of resource, declared once:
@@ -17,16 +19,15 @@ import (
 //	…
 //	ledger.Charge(ctx, tx, Seats.Charge(Seat{7, "21A"}, 1)) // the scope "seat/7/21A"
 //
-// K is a string, an integer, a bool, a time.Time, a [16]byte (written as a UUID), a type with MarshalText and UnmarshalText,
-// or a struct of these. The time of a booking is a field. Check refuses every other type, pointers and slices among them.
-// Different keys have different scopes. With a K for each kind the compiler keeps kinds apart.
+// K is a string, an integer, a bool, a time.Time, a [16]byte (a UUID), a type with MarshalText and UnmarshalText, or a struct of these. Check
+// refuses others. Different keys have different scopes, and with a K for each kind the compiler keeps kinds apart.
 type Scopes[K comparable] struct {
 	Kind      string  // the first part of each scope, not "claim". Required
 	Limits    []Limit // of each charge
 	MustExist bool    // as in Charge
 }
 
-// Check names the mistake: a wrong declaration has "" for each scope.
+// Check returns the mistake of a wrong declaration, whose scopes are all "".
 func (s Scopes[K]) Check() error {
 	if err := checkScope("Scopes.Kind", s.Kind); err != nil {
 		return err
@@ -49,15 +50,15 @@ func (s Scopes[K]) Check() error {
 // claimKind is the kind of the scopes of claims.
 const claimKind = "claim"
 
-// Prefix is the beginning of the scopes of this kind, and of no others.
+// Prefix is the beginning of the scopes of this kind alone.
 func (s Scopes[K]) Prefix() string { return escape.Replace(s.Kind) + "/" }
 
-// Scope is the scope of a key. It is "" if a text in the key is empty. Calls refuse that, and a scope that is too long.
+// Scope is the scope of a key. It is "", which calls refuse, for an empty text in the key.
 func (s Scopes[K]) Scope(key K) string {
 	if s.Kind == "" || s.Kind == claimKind {
 		return ""
 	}
-	var space [MaxScopeBytes]byte
+	var space [bounds.MaxScopeBytes]byte
 	kind := appendEscaped(space[:0], s.Kind)
 	b, ok := appendKey(kind, reflect.ValueOf(&key).Elem())
 	if !ok { // only then is a copy of the key allocated
@@ -70,7 +71,7 @@ func (s Scopes[K]) Scope(key K) string {
 	return string(b)
 }
 
-// Parse is the inverse of Scope, and *ArgumentError for a scope of another kind.
+// Parse is the inverse of Scope. For a scope of another kind it is an *ArgumentError.
 func (s Scopes[K]) Parse(scope string) (K, error) {
 	var key, none K
 	if err := checkScope("scope", scope); err != nil {
@@ -84,12 +85,12 @@ func (s Scopes[K]) Parse(scope string) (K, error) {
 	return key, nil
 }
 
-// Charge is a charge of a key's scope, within Limits.
+// Charge is a charge of a key's scope, with Limits.
 func (s Scopes[K]) Charge(key K, amount int64) Charge {
 	return Charge{Scope: s.Scope(key), Amount: amount, Limits: slices.Clone(s.Limits), MustExist: s.MustExist}
 }
 
-// Credit is a credit of a key's scope: stock that was delivered, or prepaid money.
+// Credit is a credit of a key's scope, such as delivered stock.
 func (s Scopes[K]) Credit(key K, amount int64) Credit {
 	return Credit{Scope: s.Scope(key), Amount: amount, MustExist: s.MustExist}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
 type (
@@ -98,7 +99,7 @@ func FuzzScopes_ParseIsTheInverse(f *testing.F) {
 	f.Add("a/%", int64(-1), "%2F/", "a%2F%25/-1/%252F%2F")
 	f.Fuzz(func(t *testing.T, name string, event int64, number, scope string) {
 		kind := budget.Scopes[seat]{Kind: name}
-		if made := kind.Scope(seat{event, number}); kind.Check() == nil && made != "" && len(made) <= budget.MaxScopeBytes {
+		if made := kind.Scope(seat{event, number}); kind.Check() == nil && made != "" && len(made) <= bounds.MaxScopeBytes {
 			if back, err := kind.Parse(made); err == nil {
 				require.Equal(t, seat{event, number}, back)
 			} else {

@@ -5,36 +5,29 @@ import (
 	"context"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// Bounds of EntrySearch.
 const (
-	MaxSearch     = 100_000 // entries that one search looks at
-	MaxFound      = 1000    // entries that one search finds
 	defaultSearch = 10_000
 	defaultFound  = 100
 )
 
-// EntrySearch says which entries of a scope are looked for. A field that is left out matches every entry.
+// EntrySearch selects entries by their fields. A field that is left out matches every entry.
 type EntrySearch struct {
-	// EntriesOptions say where to look, and in which order. Max is how many entries are found, up to MaxFound. It
-	// defaults to 100.
-	EntriesOptions
-	Note            Note   // entries whose notes have the same texts, in those of its fields that are not ""
-	Operation       string // entries of the command or event with this id
-	OperationTenant string // of Operation. Defaults to "", which is a tenant, too
-	// Name is that of the command that made the entry (metered.Command.Name). It is on record until
-	// metered.Client.PurgeOperations deletes the operation.
-	Name string
-	Look int // how many entries are looked at, up to MaxSearch. Defaults to 10,000
+	EntriesOptions         // the entries to look at, and their order. Max, the most to find, is up to 1,000 and defaults to 100
+	Note            Note   // texts that the entry's note has in the same fields
+	Operation       string // the id of the entry's command or event
+	OperationTenant string // the tenant of Operation. Defaults to "", which is a tenant, too
+	Name            string // of the entry's command (metered.Command.Name), until metered.Client.PurgeOperations deletes its record
+	Look            int    // the most entries to look at, up to 100,000. Defaults to 10,000
 }
 
 // EntriesFound is the answer of a search, in the order in which it looked.
 type EntriesFound struct {
 	Entries []Entry `json:"entries"`
-	// Next is the number of the last entry that was looked at, if there may be more: to go on, pass it as After, or
-	// with NewestFirst as Before. Else it is 0.
-	Next int64 `json:"next,omitempty"`
+	Next    int64   `json:"next,omitempty"` // the last entry that it looked at if there may be more: the next search's After, or with NewestFirst its Before
 }
 
 const searchSQL = `
@@ -42,9 +35,9 @@ select ` + entryColumns + `, matched, more
 from (select (f.entry).*, f.matched, f.more from metered.search_entries($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::int,
     row($7::text, $8::text, $9::text::jsonb), $10::text) f) x`
 
-// SearchEntries looks for entries of a scope by their fields. There is no index for that: it scans the scope's entries, up
-// to Look of them in one statement, and says where to go on. A range of time (From, To) leaves it less to scan.
-func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, search EntrySearch) (EntriesFound, error) {
+// SearchEntries returns the entries of a scope that match. It scans up to Look entries, without an index, in one statement. A range of
+// time (From, To) leaves fewer to scan.
+func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, search EntrySearch) (found EntriesFound, err error) {
 	if err := search.check(); err != nil {
 		return EntriesFound{}, err
 	}
@@ -58,7 +51,6 @@ func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, se
 	if err != nil {
 		return EntriesFound{}, failed("search", err)
 	}
-	var found EntriesFound
 	last, more := int64(0), false
 	_, err = pgx.CollectRows(rows, func(row pgx.CollectableRow) (struct{}, error) {
 		var matched bool
@@ -99,10 +91,10 @@ func (s *EntrySearch) check() error {
 		}
 	}
 	switch {
-	case s.Max > MaxFound:
-		return invalid("EntrySearch.Max", "%d is more than %d", s.Max, MaxFound)
-	case s.Look < 0 || s.Look > MaxSearch:
-		return invalid("EntrySearch.Look", "%d is not from 0 to %d", s.Look, MaxSearch)
+	case s.Max > bounds.MaxFound:
+		return invalid("EntrySearch.Max", "%d is more than %d", s.Max, bounds.MaxFound)
+	case s.Look < 0 || s.Look > bounds.MaxSearch:
+		return invalid("EntrySearch.Look", "%d is not from 0 to %d", s.Look, bounds.MaxSearch)
 	}
 	return nil
 }

@@ -9,45 +9,34 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// RangeUsage is the use of a scope in a range of time, which begins at From and ends before To. An entry is in the range of
-// its Entry.At, by the database's clock. So held units
-// count when they are captured, and a hold's minimum (holds.Line.AtLeast) when it falls due. An event counts when it was recorded and
-// not when it occurred. An entry that a wrong clock dated ahead counts at the clock repair at the latest.
+// RangeUsage is the use of a scope in a range of time, from From until before To. Entries are in the range by Entry.At, so held units
+// count when they are captured, and events when they were recorded.
 type RangeUsage struct {
-	From     time.Time `json:"from"`
-	To       time.Time `json:"to"`
-	Charged  int64     `json:"charged"`  // charges and captures of the range
-	Credited int64     `json:"credited"` // credits of the range
-	// RefundedOfCharged is how much of Charged was refunded until now, in the range or after it. It may still rise
-	// when the range is over.
-	RefundedOfCharged int64 `json:"refunded_of_charged"`
-	// RefundsMade are the refunds that were made in the range, whenever their charges were. It stays when the
-	// range is over.
-	RefundsMade int64 `json:"refunds_made"`
-	// Unsettled is the units that were spent in the range from leases that are still open (package leases). No Charged has them
-	// yet: they count in the range in which their lease is settled. Spends from leases in memory are not known before.
-	Unsettled int64 `json:"unsettled,omitempty"`
+	From              time.Time `json:"from"`
+	To                time.Time `json:"to"`
+	Charged           int64     `json:"charged"`             // charges and captures of the range
+	Credited          int64     `json:"credited"`            // credits of the range
+	RefundedOfCharged int64     `json:"refunded_of_charged"` // refunds of Charged until now. They may rise after the range
+	RefundsMade       int64     `json:"refunds_made"`        // refunds made in the range, of any charge. Final after the range
+	Unsettled         int64     `json:"unsettled,omitempty"` // units spent in the range from leases that are open. They count when a lease is settled
 }
 
-// Used is the use of the range, as windows count it: Charged less RefundedOfCharged.
+// Used is the use of the range as windows count it: Charged less RefundedOfCharged.
 func (u RangeUsage) Used() int64 { return u.Charged - u.RefundedOfCharged }
 
-// Billed is the amount to bill for the range if refunds are given back when they are made: Charged less RefundsMade. It may be
-// negative. The bills of all ranges add up to the use.
+// Billed is the amount to bill if a refund counts when it is made: Charged less RefundsMade. It may be negative. The bills of all
+// ranges add up to the use.
 func (u RangeUsage) Billed() int64 { return u.Charged - u.RefundsMade }
 
 const usageAtSQL = `
 select seq, spent, refunded, credited, refunded_after, unsettled, (extract(epoch from known_from) * 1e6)::bigint
 from metered.usage_at($1::text, $2::timestamptz[])`
 
-// UsageBetween returns the use of a scope in the range that begins at from and ends before to, exactly to the microsecond. It
-// takes two look-ups, however many entries there are, in one statement: one snapshot and no lock, on a replica too. The zero
-// from is before all entries. A scope that was never charged has used nothing, and so has one that PurgeOptions.Forget deleted.
+// UsageBetween returns the use of a scope from a time until before another, exact to the microsecond, by two look-ups in one snapshot,
+// without a lock, on a replica too. The zero from is before all entries. A scope without entries has used nothing. If a purge took entries
+// that the answer needs, it is a *PurgedError, which leaves the transaction usable.
 //
-// If a purge took entries that the answer needs, it is a *PurgedError, which leaves the transaction usable.
-//
-// A range that is over may still gain charges that were made in it and are not committed yet. To miss nothing, call Lock in
-// the same transaction first, at READ COMMITTED.
+// A past range may still gain charges that are not committed. To miss none, call Lock first in tx, at READ COMMITTED.
 func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, from, to time.Time) (RangeUsage, error) {
 	from, to, err := l.checkRange(db, scope, from, to)
 	if err != nil {
@@ -60,23 +49,22 @@ func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, fro
 	return ranges[0], nil
 }
 
-// Series is UsageBetween for each bucket of the range, in one statement with a look-up for each edge: a month by day takes 32. The
-// first bucket begins at from and the last one ends at to. There may be up to MaxBuckets. Days are those of location, nil
-// for UTC, in which the answer's times are.
+// Series is UsageBetween for each unit of the range, up to 2,000, in one statement. The first begins at from and the last one ends at to.
+// Days are those of location, nil for UTC, as are the times of the answer.
 func (l *Ledger) Series(
-	ctx context.Context, db Querier, scope string, from, to time.Time, bucket Bucket, location *time.Location,
+	ctx context.Context, db Querier, scope string, from, to time.Time, unit Unit, location *time.Location,
 ) ([]RangeUsage, error) {
 	from, to, err := l.checkRange(db, scope, from, to)
 	if err != nil {
 		return nil, err
 	}
-	if err := bucket.check(); err != nil {
+	if err := unit.checkSeries(); err != nil {
 		return nil, err
 	}
 	if location == nil {
 		location = time.UTC
 	}
-	edges, err := bucket.edges(ctx, from.In(location), to.In(location), location)
+	edges, err := unit.edges(ctx, from.In(location), to.In(location), location)
 	if err != nil {
 		return nil, err
 	}
@@ -106,7 +94,7 @@ func checkTime(field string, t time.Time) error {
 // sums are the running sums of a chain before some time.
 type sums struct{ seq, spent, refunded, credited, refundedAfter, unsettled int64 }
 
-// sumsAt asks for the sums before each of up to MaxBuckets + 1 times, which ascend, from one snapshot.
+// sumsAt asks for the sums before each of up to 2,000 + 1 times, which ascend, from one snapshot.
 func (l *Ledger) sumsAt(ctx context.Context, db Querier, scope string, times []time.Time) ([]sums, error) {
 	rows, err := db.Query(ctx, l.sql.usageAt, scope, times)
 	if err != nil {
@@ -147,11 +135,10 @@ func (l *Ledger) ranges(ctx context.Context, db Querier, scope string, edges []t
 	return ranges, nil
 }
 
-// PurgedError says that a purge took entries that an answer needs. It is an ErrWindowPurged.
+// PurgedError is the ErrWindowPurged of a range of time.
 type PurgedError struct {
-	Scope string
-	// KnownFrom is from when on usage is known. A range that begins at it or later has an answer.
-	KnownFrom time.Time
+	Scope     string
+	KnownFrom time.Time // the first time from which use is known
 }
 
 func (e *PurgedError) Error() string {
@@ -159,5 +146,3 @@ func (e *PurgedError) Error() string {
 }
 
 func (e *PurgedError) Unwrap() error { return errWindowPurged }
-
-func (e *PurgedError) Code() string { return errWindowPurged.Code() }

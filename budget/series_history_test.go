@@ -248,11 +248,11 @@ func (x *life) naive(from, to time.Time, shown func(time.Time) string) map[strin
 	return all
 }
 
-var shownBy = map[budget.Bucket]func(time.Time) string{
-	budget.ByHour:  func(t time.Time) string { return t.Format("2006-01-02 15 -0700") },
-	budget.ByDay:   func(t time.Time) string { return t.Format("2006-01-02") },
-	budget.ByWeek:  func(t time.Time) string { y, w := t.ISOWeek(); return fmt.Sprint(y, "/", w) },
-	budget.ByMonth: func(t time.Time) string { return t.Format("2006-01") },
+var shownBy = map[budget.Unit]func(time.Time) string{
+	budget.Hour:  func(t time.Time) string { return t.Format("2006-01-02 15 -0700") },
+	budget.Day:   func(t time.Time) string { return t.Format("2006-01-02") },
+	budget.Week:  func(t time.Time) string { y, w := t.ISOWeek(); return fmt.Sprint(y, "/", w) },
+	budget.Month: func(t time.Time) string { return t.Format("2006-01") },
 }
 
 // compare asks for series of random ranges, and returns how an answer differs from the plain list.
@@ -263,7 +263,7 @@ func (x *life) compare(ctx context.Context) error {
 		(select at from metered.ledger where scope = $1 and seq > 1 order by seq limit 1),
 		exists (select from metered.ledger where scope = $1 and seq = 2)`, x.scope).Scan(&first, &kept, &second))
 	for range 12 {
-		bucket := []budget.Bucket{budget.ByHour, budget.ByDay, budget.ByWeek, budget.ByMonth}[x.IntN(4)]
+		bucket := []budget.Unit{budget.Hour, budget.Day, budget.Week, budget.Month}[x.IntN(4)]
 		from, to := x.moment(), x.moment()
 		if to.Before(from) {
 			from, to = to, from

@@ -15,18 +15,18 @@ func (m *model) between(from, to time.Time) budget.RangeUsage {
 	counted := m.counted()
 	in := func(i int) bool { return !counted[i].Before(from) && counted[i].Before(to) }
 	for i, e := range m.entries {
-		if e.kind == budget.KindRefund && in(e.ref-1) {
+		if e.kind == "refund" && in(e.ref-1) {
 			u.RefundedOfCharged += e.amount
 		}
 		if !in(i) {
 			continue
 		}
 		switch e.kind {
-		case budget.KindCharge:
+		case "charge":
 			u.Charged += e.amount
-		case budget.KindCredit:
+		case "credit":
 			u.Credited += e.amount
-		case budget.KindRefund:
+		case "refund":
 			u.RefundsMade += e.amount
 		}
 	}
@@ -37,7 +37,7 @@ func (m *model) between(from, to time.Time) budget.RangeUsage {
 func (m *model) knows(t time.Time) bool {
 	repaired := false
 	for _, e := range m.entries {
-		repaired = repaired || e.kind == budget.KindClockRepair
+		repaired = repaired || e.kind == "clock repair"
 	}
 	return m.kept == 1 || m.counted()[m.kept-1].Before(t) || !repaired && !m.entries[0].at.Before(t)
 }
@@ -81,7 +81,7 @@ func (h *history) compareSeries() {
 		known = known && m.knows(at) && m.knows(next)
 		want = append(want, m.between(at, next))
 	}
-	got, err := h.ledger.Series(ctx, h.conn, m.scope, within(from), within(to), budget.Bucket(bucket), nil)
+	got, err := h.ledger.Series(ctx, h.conn, m.scope, within(from), within(to), budget.Unit(bucket.String()), nil)
 	h.requireKnown(m, known, err)
 	if known {
 		require.Equal(h, want, got)

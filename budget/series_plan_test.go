@@ -25,7 +25,7 @@ func TestPlans_OfSeriesReadAsMuchOfAMillionEntriesAsOfAHundred(t *testing.T) {
 		conn, err := pool.Acquire(ctx)
 		require.NoError(t, err)
 		month := func() int64 {
-			days, err := l.Series(ctx, conn, "a", start, start.AddDate(0, 1, 0), budget.ByDay, nil)
+			days, err := l.Series(ctx, conn, "a", start, start.AddDate(0, 1, 0), budget.Day, nil)
 			require.NoError(t, err)
 			require.Len(t, days, 31)
 			sum := int64(0)

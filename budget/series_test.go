@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -56,7 +57,7 @@ func TestUsageBetween_TellsRefundsByTheirChargeFromThoseMade(t *testing.T) {
 	require.NoError(t, refund(ctx, pool, l, "a", 1, 4)) // of the day before
 	clock.Advance(24 * time.Hour)
 	require.NoError(t, refund(ctx, pool, l, "a", 3, 5))
-	days, err := l.Series(ctx, pool, "a", start, start.AddDate(0, 0, 4), budget.ByDay, nil)
+	days, err := l.Series(ctx, pool, "a", start, start.AddDate(0, 0, 4), budget.Day, nil)
 	require.NoError(t, err)
 	day := func(n int) time.Time { return start.AddDate(0, 0, n) }
 	require.Equal(t, []budget.RangeUsage{
@@ -100,7 +101,7 @@ func TestUsageBetween_AfterAClockRepair(t *testing.T) {
 	require.NoError(t, err)
 	clock.Advance(time.Hour)
 	mustCharge(t, pool, l, "a", 4)
-	hours, err := l.Series(t.Context(), pool, "a", start, start.Add(3*time.Hour), budget.ByHour, nil)
+	hours, err := l.Series(t.Context(), pool, "a", start, start.Add(3*time.Hour), budget.Hour, nil)
 	require.NoError(t, err)
 	require.Equal(t, []int64{1, 2, 4}, []int64{hours[0].Charged, hours[1].Charged, hours[2].Charged})
 	require.Zero(t, between(t, pool, l, "a", start.Add(48*time.Hour), start.Add(49*time.Hour)))
@@ -116,7 +117,7 @@ func TestUsageBetween_SpendsOfLeasesCountWhenTheyAreSettled(t *testing.T) {
 		return no, fence
 	}
 	minutes := func() (charged, unsettled []int64) {
-		ranges, err := l.Series(ctx, pool, "a", start, start.Add(3*time.Minute), budget.Bucket(time.Minute), nil)
+		ranges, err := l.Series(ctx, pool, "a", start, start.Add(3*time.Minute), budget.Unit(time.Minute.String()), nil)
 		require.NoError(t, err)
 		for _, u := range ranges {
 			charged, unsettled = append(charged, u.Charged), append(unsettled, u.Unsettled)
@@ -161,7 +162,7 @@ func TestUsageBetween_APurgedRangeIsAnErrorThatNamesTheFirstKnownTime(t *testing
 	tx := begin(t, pool, pgx.ReadCommitted)
 	loc, err := time.LoadLocation("Asia/Tokyo")
 	require.NoError(t, err)
-	_, err = l.Series(ctx, tx, "a", start.Add(time.Minute), clock.Now(), budget.ByHour, loc)
+	_, err = l.Series(ctx, tx, "a", start.Add(time.Minute), clock.Now(), budget.Hour, loc)
 	var purged *budget.PurgedError
 	require.ErrorAs(t, err, &purged)
 	require.ErrorIs(t, err, budget.ErrWindowPurged)
@@ -225,7 +226,7 @@ func TestSeries_IsOfOneSnapshot(t *testing.T) {
 			require.NoError(t, err)
 			var got []budget.RangeUsage
 			reading := pgtest.Going(func() (err error) {
-				got, err = l.Series(ctx, pool, "a", start, start.Add(4*time.Hour), budget.ByHour, nil)
+				got, err = l.Series(ctx, pool, "a", start, start.Add(4*time.Hour), budget.Hour, nil)
 				return err
 			})
 			pgtest.WaitQueued(t, pool, 1)
@@ -307,7 +308,7 @@ func TestSeries_WhileOthersCharge(t *testing.T) {
 	}
 	before := int64(0)
 	for range 60 {
-		ranges, err := l.Series(ctx, pool, "a", from, time.Now().Add(time.Minute), budget.Bucket(700*time.Millisecond), nil)
+		ranges, err := l.Series(ctx, pool, "a", from, time.Now().Add(time.Minute), budget.Unit((700 * time.Millisecond).String()), nil)
 		require.NoError(t, err)
 		var charged, used, billed int64
 		for _, u := range ranges {
@@ -330,28 +331,28 @@ func TestSeries_RefusesArgumentsBeforeAnySQL(t *testing.T) {
 		field    string
 		scope    string
 		from, to time.Time
-		bucket   budget.Bucket
+		unit     budget.Unit
 	}{
-		{"scope", "", start, start.Add(day), budget.ByDay},
-		{"to", "a", start, start, budget.ByDay},
-		{"to", "a", start.Add(1), start.Add(2), budget.ByDay},
-		{"to", "a", start, start.Add(-1), budget.ByDay},
-		{"from", "a", start.AddDate(-2027, 0, 0), start, budget.ByDay},
-		{"to", "a", start, start.AddDate(8000, 0, 0), budget.ByDay},
-		{"bucket", "a", start, start.Add(day), 0},
-		{"bucket", "a", start, start.Add(day), -5},
-		{"bucket", "a", start, start.Add(day), 1500},
-		{"bucket", "a", start, start.Add(budget.MaxBuckets*time.Second + time.Microsecond), budget.Bucket(time.Second)},
-		{"bucket", "a", start, start.AddDate(0, 3, 0), budget.ByHour},
+		{"scope", "", start, start.Add(day), budget.Day},
+		{"to", "a", start, start, budget.Day},
+		{"to", "a", start.Add(1), start.Add(2), budget.Day},
+		{"to", "a", start, start.Add(-1), budget.Day},
+		{"from", "a", start.AddDate(-2027, 0, 0), start, budget.Day},
+		{"to", "a", start, start.AddDate(8000, 0, 0), budget.Day},
+		{"unit", "a", start, start.Add(day), ""},
+		{"unit", "a", start, start.Add(day), "-5s"},
+		{"unit", "a", start, start.Add(day), "1500ns"},
+		{"unit", "a", start, start.Add(bounds.MaxBuckets*time.Second + time.Microsecond), budget.Unit(time.Second.String())},
+		{"unit", "a", start, start.AddDate(0, 3, 0), budget.Hour},
 	} {
-		_, err := l.Series(t.Context(), db, c.scope, c.from, c.to, c.bucket, nil)
+		_, err := l.Series(t.Context(), db, c.scope, c.from, c.to, c.unit, nil)
 		requireArgument(t, err, c.field)
-		if c.field != "bucket" {
+		if c.field != "unit" {
 			_, err = l.UsageBetween(t.Context(), db, c.scope, c.from, c.to)
 			requireArgument(t, err, c.field)
 		}
 	}
-	_, err := new(budget.Ledger).Series(t.Context(), db, "a", start, start.Add(day), budget.ByDay, nil)
+	_, err := new(budget.Ledger).Series(t.Context(), db, "a", start, start.Add(day), budget.Day, nil)
 	requireArgument(t, err, "ledger")
 	_, err = l.UsageBetween(t.Context(), nil, "a", start, start.Add(day))
 	requireArgument(t, err, "db")
@@ -359,8 +360,8 @@ func TestSeries_RefusesArgumentsBeforeAnySQL(t *testing.T) {
 		"EntriesOptions.To":      {EntriesOptions: budget.EntriesOptions{From: start, To: start}},
 		"EntriesOptions.From":    {EntriesOptions: budget.EntriesOptions{From: start.AddDate(8000, 0, 0)}},
 		"EntriesOptions.Max":     {EntriesOptions: budget.EntriesOptions{Max: -1}},
-		"EntrySearch.Max":        {EntriesOptions: budget.EntriesOptions{Max: budget.MaxFound + 1}},
-		"EntrySearch.Look":       {Look: budget.MaxSearch + 1},
+		"EntrySearch.Max":        {EntriesOptions: budget.EntriesOptions{Max: bounds.MaxFound + 1}},
+		"EntrySearch.Look":       {Look: bounds.MaxSearch + 1},
 		"EntrySearch.Note.Actor": {Note: budget.Note{Actor: "\xff"}},
 	} {
 		_, err := l.SearchEntries(t.Context(), db, "a", search)

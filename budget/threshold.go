@@ -14,70 +14,49 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/observe"
 )
 
-// Bounds of thresholds.
-const (
-	MaxThresholds         = 8  // of one Limit
-	MaxScopeThresholds    = 64 // of a scope at a time, by all limits that its charges carry: see ErrThresholds
-	MaxThresholdNameBytes = 64 // of Threshold.Name, and of the Limit.Name of a limit with thresholds, in UTF-8
-)
-
-// Threshold is a level of use that somebody wants to hear about: "80 % used", "credit below 500", "limit reached".
-// Limit.Tell gives a limit its thresholds. The charge that reaches the level calls Config.OnThreshold, in its own
-// transaction and before that commits. The use of a limit includes open holds, as the limit counts them, unless Spent is set.
+// Threshold is a level of use to report: "80 % used", "credit below 500". Limit.Tell gives a limit its thresholds. The charge that reaches
+// the level calls Config.OnThreshold, before it commits.
 //
-// A crossing is reported once in each period of a limit by period. For a window or a lifetime it is reported once until the threshold
-// is armed again, which happens when use has gone back by Rearm. A charge, hold or capture that carries the threshold sees that before it adds its
-// own. For a lifetime, so do credits and refunds. Units that leave a window leave no entry: if use goes back and rises again with
-// nothing in between that carries the threshold, nobody sees it.
-//
-// The scope remembers a report by the name of the threshold and its limit's Name, or else the kind of the limit,
-// and not by Max: a plan that changes in mid-period repeats no report. A threshold of another name is another one.
+// A crossing is reported once in each period of a limit by period. Otherwise it is reported once until use has gone back by Rearm, as a later
+// call that carries the threshold sees it, or, for a lifetime, a credit or a refund. The scope remembers reports by the names of the threshold and
+// of the limit (or the limit's kind), not by Max: a changed plan repeats no report. See docs/thresholds.md.
 type Threshold struct {
-	Name string `json:"name"` // the name in reports, 1 to MaxThresholdNameBytes bytes. Unique in the limits of a scope
-	// The level, one of these. Without any it is reached when nothing is left.
-	Percent int64 `json:"percent,omitempty"` // so much of Max is used, from 1 to 100. Not for limits of credit
-	Used    int64 `json:"used,omitempty"`    // so many units are used, from 1 to MaxLimit
-	Left    int64 `json:"left,omitempty"`    // no more than so many are left (Standing.Available), from 1 to MaxLimit
-	// Spent ignores the units that open holds and leases keep: the level counts spent units, or the rest as if nothing were held. Captures
-	// that carry the limit report it too (holds.Capture, metered.Session.Settle), and the hold before does not. After units are spent without a
-	// limit (a hold expires, a lease is settled), the next charge, hold or capture that carries it reports. Defaults to
-	// false: held units count, and a capture reports only for units beyond its hold.
-	Spent bool `json:"spent,omitempty"`
-	// Rearm is how far use must go back from the level before it is reported again, in percent of a Percent, and else
-	// in units: from 1 to MaxLimit. Of a Percent it is no more than that. Not for a period. Defaults to a tenth of the level's number, at least 1.
+	Name string `json:"name"` // 1 to 64 bytes. Unique in the limits of a scope
+	// The level, one of these. Without any it is 0 units left.
+	Percent int64 `json:"percent,omitempty"` // percent of Max used, 1 to 100. Not for Prepaid
+	Used    int64 `json:"used,omitempty"`    // units used, 1 to MaxLimit
+	Left    int64 `json:"left,omitempty"`    // units left (Standing.Available), 1 to MaxLimit
+	Spent   bool  `json:"spent,omitempty"`   // held units count as available: the capture with the limit reports, and not the hold
+	// Rearm is how far use must go back, in percent of a Percent and else in units, 1 to MaxLimit. Not for a period. Defaults to a tenth of
+	// the level, at least 1.
 	Rearm int64 `json:"rearm,omitempty"`
 }
 
 // thresholdList is a list that can be compared, filled from the front.
-type thresholdList [MaxThresholds]Threshold
+type thresholdList [bounds.MaxThresholds]Threshold
 
 // Crossing is a threshold that was reached.
 type Crossing struct {
-	Scope     string    `json:"scope"`
-	Seq       int64     `json:"seq"` // the entry that reached it: with Scope and the names it is unique
-	At        time.Time `json:"at"`  // when, by the database's clock
-	Limit     Limit     `json:"limit"`
-	Threshold Threshold `json:"threshold"`
-	Used      int64     `json:"used"`      // units that count then, without holds. Less than 0 while there is credit
-	Held      int64     `json:"held"`      // units that open holds and leases keep then. In a capture's report, with the rest that it frees
-	Available int64     `json:"available"` // units that are left
-	// The period of a limit by period. Zero for others.
-	PeriodStart time.Time `json:"period_start,omitzero"` // its first moment
-	PeriodEnd   time.Time `json:"period_end,omitzero"`   // the first moment of the next
+	Scope       string    `json:"scope"`
+	Seq         int64     `json:"seq"` // the entry that reached it: unique with Scope and the names
+	At          time.Time `json:"at"`  // by the database's clock
+	Limit       Limit     `json:"limit"`
+	Threshold   Threshold `json:"threshold"`
+	Used        int64     `json:"used"`                  // units that count then, without held ones. Less than 0 while there is credit
+	Held        int64     `json:"held"`                  // units of open holds and leases then, with those that a capture frees
+	Available   int64     `json:"available"`             // units that are left
+	PeriodStart time.Time `json:"period_start,omitzero"` // the first moment of the limit's period. Zero without one
+	PeriodEnd   time.Time `json:"period_end,omitzero"`   // the first moment of the next period
 }
 
-// OnThreshold receives a crossing. Its writes through tx commit or roll back with the charge. It should have no other effect. To
-// act outside exactly once, it enqueues a job through tx (jobs.Enqueuer). Its error takes the charge back. A statement that may fail belongs in a savepoint (tx.Begin). It closes its rows and does not end tx.
-type OnThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
-
-// Tell returns the same limit with thresholds, up to MaxThresholds, in place of those that it had. A scope remembers up to
-// MaxScopeThresholds of all its limits as reported: a charge that would reach one more is ErrThresholds. The Ledger needs
-// Config.OnThreshold, or charges with the limit are an *ArgumentError: a threshold without a listener is no alert.
+// Tell returns the limit with thresholds, up to 8, in place of those it had. The Ledger needs Config.OnThreshold. A scope remembers up to 64
+// reported thresholds of all its limits: a charge that would reach one more is ErrThresholds.
 func (l Limit) Tell(thresholds ...Threshold) Limit {
 	if len(thresholds) == 0 {
 		l.thresholds = unique.Handle[thresholdList]{}
@@ -92,9 +71,9 @@ func (l Limit) Tell(thresholds ...Threshold) Limit {
 }
 
 // tooMany is longer than a name may be.
-const tooMany = "\x00more than MaxThresholds\x00"
+const tooMany = "\x00more than bounds.MaxThresholds\x00"
 
-// Thresholds are those of Tell, nil for none.
+// Thresholds returns the thresholds of Tell.
 func (l Limit) Thresholds() []Threshold {
 	if !l.tells() {
 		return nil
@@ -161,12 +140,12 @@ func (l Limit) makeThresholds() *sentThresholds {
 // checkThresholds names its field by ".Tell".
 func (l Limit) checkThresholds(all []Threshold) error {
 	const field = ".Tell"
-	if len(l.Name) > MaxThresholdNameBytes || strings.Contains(l.Name, "\n") {
-		return invalid(field, "is for a limit whose Name has at most %d bytes, in one line", MaxThresholdNameBytes)
+	if len(l.Name) > bounds.MaxThresholdNameBytes || strings.Contains(l.Name, "\n") {
+		return invalid(field, "is for a limit whose Name has at most %d bytes, in one line", bounds.MaxThresholdNameBytes)
 	}
 	for i, t := range all {
 		if t.Name == tooMany {
-			return invalid(field, "has more than %d thresholds", MaxThresholds)
+			return invalid(field, "has more than %d thresholds", bounds.MaxThresholds)
 		}
 		if err := located(field, i, t.check(l)); err != nil {
 			return err
@@ -182,7 +161,7 @@ func (t Threshold) check(l Limit) error {
 	if t.Name == "" || strings.Contains(t.Name, "\n") {
 		return invalid(".Name", "is empty, or of several lines")
 	}
-	if err := checkText(".Name", t.Name, MaxThresholdNameBytes); err != nil {
+	if err := checkText(".Name", t.Name, bounds.MaxThresholdNameBytes); err != nil {
 		return err
 	}
 	levels := 0

@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
 // As many thresholds as one call can carry are crossed at once, and each is reported once, in a time that grows with their number
@@ -24,7 +25,7 @@ func TestThreshold_ManyCrossingsOfACallTakeTimeByTheirNumber(t *testing.T) {
 		return nil
 	}})
 	var levels []budget.Threshold
-	for i := range budget.MaxThresholds {
+	for i := range bounds.MaxThresholds {
 		levels = append(levels, budget.Threshold{Name: fmt.Sprint("level ", i), Used: int64(i + 1)})
 	}
 	cross := func(of string, scopes int) time.Duration {
@@ -43,7 +44,7 @@ func TestThreshold_ManyCrossingsOfACallTakeTimeByTheirNumber(t *testing.T) {
 			return err
 		}))
 		took := time.Since(began)
-		require.Len(t, heard, scopes*16*budget.MaxThresholds)
+		require.Len(t, heard, scopes*16*bounds.MaxThresholds)
 		return took
 	}
 	few, many := time.Duration(0), time.Hour

@@ -144,7 +144,7 @@ func (h *reporting) charge() {
 			}
 			require.NoError(h, err)
 			want := h.expect(now, amount, limits)
-			h.model.add(now, budget.KindCharge, amount, 0)
+			h.model.add(now, "charge", amount, 0)
 			h.stats["reported"] += len(want)
 			require.Equal(h, want, append([]string(nil), h.heard[heard:]...), "seed %d, charged %d", h.seed, amount)
 			var crossed []string
@@ -172,7 +172,7 @@ func (h *reporting) credit() {
 		amount := h.Int64N(30) + 1
 		_, err := h.ledger.Credit(h.Context(), tx, budget.Credit{Scope: h.model.scope, Amount: amount})
 		require.NoError(h, err)
-		h.model.add(h.clock.Now(), budget.KindCredit, amount, 0)
+		h.model.add(h.clock.Now(), "credit", amount, 0)
 		h.lowered()
 	})
 }
@@ -273,7 +273,7 @@ func TestThreshold_AgreesWithTheModel(t *testing.T) {
 		h.limits = []budget.Limit{
 			h.thresholds(budget.PerWindow(100, time.Duration(20+h.IntN(100))*time.Microsecond)).Named("window"),
 			h.thresholds(budget.PerPeriod(100, time.Duration(20+h.IntN(200))*time.Microsecond, start)).Named("period"),
-			h.thresholds(budget.CreditLine(200)).Named("credit"),
+			h.thresholds(budget.Prepaid(200)).Named("credit"),
 		}
 		for range 45 {
 			switch n := h.IntN(20); {

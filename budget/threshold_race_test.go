@@ -16,6 +16,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -33,7 +34,7 @@ func TestThreshold_ConcurrentChargesReportOnce(t *testing.T) {
 				withoutLocks(t, pool)
 			}
 			l := newLedger(t, budget.Config{OnThreshold: reportTo})
-			limit := budget.PerDay(90, time.UTC, time.Time{}).Tell(budget.Threshold{Name: "third", Used: 30}, budget.Threshold{Name: "two thirds", Used: 60}, budget.Threshold{Name: "all"})
+			limit := budget.Per(90, budget.Day, time.UTC, time.Time{}).Tell(budget.Threshold{Name: "third", Used: 30}, budget.Threshold{Name: "two thirds", Used: 60}, budget.Threshold{Name: "all"})
 			if time.Until(time.Now().UTC().Truncate(24*time.Hour).Add(24*time.Hour)) < 5*time.Minute {
 				limit = budget.Lifetime(90).Tell(limit.Thresholds()...) // not over midnight
 			}
@@ -198,30 +199,30 @@ func TestThreshold_ArgumentsAreChecked(t *testing.T) {
 		return err
 	}
 	name := func(n int) string { return fmt.Sprintf("%0*d", n, 0) }
-	day, stock := budget.PerDay(100, time.UTC, time.Time{}), budget.Lifetime(100)
+	day, stock := budget.Per(100, budget.Day, time.UTC, time.Time{}), budget.Lifetime(100)
 	require.NoError(t, check(l, day.Tell(eighty()...), stock.Tell(eighty()...)))
-	require.NoError(t, check(l, stock.Tell(budget.Threshold{Name: name(budget.MaxThresholdNameBytes), Left: budget.MaxLimit, Rearm: budget.MaxLimit})))
+	require.NoError(t, check(l, stock.Tell(budget.Threshold{Name: name(bounds.MaxThresholdNameBytes), Left: budget.MaxLimit, Rearm: budget.MaxLimit})))
 	require.Equal(t, stock, stock.Tell(eighty()...).Tell())
 	one, same := stock.Tell(eighty()...), stock.Tell(eighty()...)
 	require.True(t, one == same, "limits of the same thresholds are the same")
 	require.Equal(t, eighty(), stock.Tell(eighty()...).Thresholds())
 	var nine []budget.Threshold
-	for i := range budget.MaxThresholds + 1 {
+	for i := range bounds.MaxThresholds + 1 {
 		nine = append(nine, budget.Threshold{Name: fmt.Sprint(i)})
 	}
 	require.NoError(t, check(l, stock.Tell(nine[1:]...)))
 	require.Equal(t, nine[1:], stock.Tell(nine[1:]...).Thresholds())
 	for what, err := range map[string]error{
 		"no name":       check(l, stock.Tell(budget.Threshold{})),
-		"long name":     check(l, stock.Tell(budget.Threshold{Name: name(budget.MaxThresholdNameBytes + 1)})),
+		"long name":     check(l, stock.Tell(budget.Threshold{Name: name(bounds.MaxThresholdNameBytes + 1)})),
 		"two lines":     check(l, stock.Tell(budget.Threshold{Name: "a\nb"})),
-		"long limit":    check(l, stock.Named(name(budget.MaxThresholdNameBytes+1)).Tell(eighty()...)),
+		"long limit":    check(l, stock.Named(name(bounds.MaxThresholdNameBytes+1)).Tell(eighty()...)),
 		"twice":         check(l, stock.Tell(eighty()[0], eighty()[0])),
 		"two limits":    check(l, stock.Tell(eighty()...), budget.Lifetime(50).Tell(eighty()...)),
 		"too many":      check(l, stock.Tell(nine...)),
 		"two levels":    check(l, stock.Tell(budget.Threshold{Name: "a", Percent: 1, Left: 1})),
 		"percent":       check(l, stock.Tell(budget.Threshold{Name: "a", Percent: 101})),
-		"of credit":     check(l, budget.Prepaid().Tell(budget.Threshold{Name: "a", Percent: 80})),
+		"of credit":     check(l, budget.Prepaid(0).Tell(budget.Threshold{Name: "a", Percent: 80})),
 		"used":          check(l, stock.Tell(budget.Threshold{Name: "a", Used: -1})),
 		"left":          check(l, stock.Tell(budget.Threshold{Name: "a", Left: -1})),
 		"rearm":         check(l, stock.Tell(budget.Threshold{Name: "a", Used: 1, Rearm: -1})),
@@ -251,7 +252,7 @@ func TestThreshold_RacesAgreeWithTheModel(t *testing.T) {
 				h.thresholds(budget.PerWindow(100, 200*time.Microsecond)).Named("window"),
 				h.thresholds(budget.PerPeriod(100, 200*time.Microsecond, start)).Named("period"),
 				h.thresholds(budget.PerPeriod(700, 5*time.Millisecond, start)).Named("longer"),
-				h.thresholds(budget.CreditLine(200)).Named("credit"),
+				h.thresholds(budget.Prepaid(200)).Named("credit"),
 			}
 			retry := &retrier{pool: pool}
 			errBack := errors.New("rolled back")
@@ -321,17 +322,17 @@ func TestThreshold_RacesAgreeWithTheModel(t *testing.T) {
 			require.NoError(t, err)
 			var want []string
 			for _, e := range entries {
-				kind := map[string]budget.Kind{"c": budget.KindCharge, "d": budget.KindCredit, "r": budget.KindRefund, "k": budget.KindClockRepair}[e.Kind]
-				if kind == budget.KindCharge {
+				kind := map[string]budget.Kind{"c": "charge", "d": "credit", "r": "refund", "k": "clock repair"}[e.Kind]
+				if kind == "charge" {
 					want = append(want, h.expect(e.At, e.Amount, slices.DeleteFunc(slices.Clone(h.limits), func(l budget.Limit) bool {
 						return !slices.Contains(strings.Fields(e.Names), l.Name)
 					}))...)
 				}
 				require.Equal(t, e.At.UTC(), h.model.add(e.At, kind, e.Amount, e.Ref).UTC())
 				switch kind {
-				case budget.KindClockRepair:
+				case "clock repair":
 					h.forget(e.At)
-				case budget.KindCredit, budget.KindRefund:
+				case "credit", "refund":
 					h.lowered()
 				}
 			}

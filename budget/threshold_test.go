@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
@@ -57,7 +58,7 @@ func TestThreshold_OfAPeriodIsReportedOnceInEach(t *testing.T) {
 	t.Parallel()
 	for _, quiet := range []bool{false, true} {
 		pool, l, clock := openReporting(t, budget.Config{NoStandings: quiet})
-		month := budget.PerMonth(100, time.UTC, time.Time{}).Tell(eighty()...)
+		month := budget.Per(100, budget.Month, time.UTC, time.Time{}).Tell(eighty()...)
 		mustCharge(t, pool, l, "a", 79, month)
 		require.Empty(t, reported(t, pool, "a"))
 		var receipt budget.Receipt
@@ -114,7 +115,7 @@ func TestThreshold_OfAWindowIsArmedAgainWhenUseWentBack(t *testing.T) {
 func TestThreshold_OfABalanceIsArmedAgainByCredit(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := openReporting(t, budget.Config{})
-	low := budget.Prepaid().Tell(budget.Threshold{Name: "low", Left: 500}, budget.Threshold{Name: "gone"})
+	low := budget.Prepaid(0).Tell(budget.Threshold{Name: "low", Left: 500}, budget.Threshold{Name: "gone"})
 	mustCredit(t, pool, l, "a", 1000)
 	mustCharge(t, pool, l, "a", 499, low)
 	require.Empty(t, reported(t, pool, "a"))
@@ -184,7 +185,7 @@ func TestThreshold_TheReportCommitsWithTheChargeOrNot(t *testing.T) {
 func TestThreshold_OfABalanceIsCrossedByCreditThatLapses(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := openReporting(t, budget.Config{})
-	low := budget.Prepaid().Tell(budget.Threshold{Name: "low", Left: 500}, budget.Threshold{Name: "gone"})
+	low := budget.Prepaid(0).Tell(budget.Threshold{Name: "low", Left: 500}, budget.Threshold{Name: "gone"})
 	mustCredit(t, pool, l, "a", 1000)
 	mustCharge(t, pool, l, "a", 100, low)
 	call, err := prepareCharges(l, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{budget.PerWindow(10, time.Hour), low}})
@@ -224,7 +225,7 @@ func TestThreshold_OfAPeriodIsReportedOnceThoughTheClockJumpsPastItsEnd(t *testi
 	noon := start.Add(12 * time.Hour)
 	clock.Set(noon)
 	day := func(name string) budget.Limit {
-		return budget.PerDay(1000, time.UTC, time.Time{}).Named(name).Tell(budget.Threshold{Name: name, Used: 50})
+		return budget.Per(1000, budget.Day, time.UTC, time.Time{}).Named(name).Tell(budget.Threshold{Name: name, Used: 50})
 	}
 	mustCharge(t, pool, l, "a", 60, day("both"))
 	mustCharge(t, pool, l, "a", 1, day("before"))
@@ -255,7 +256,7 @@ func TestThreshold_OfAPeriodIsReportedOnceThoughTheClockJumpsPastItsEnd(t *testi
 // A scope remembers as many thresholds as are documented. A charge that needs one more is refused, and none is reported twice.
 func TestThreshold_AScopeHasABoundedNumber(t *testing.T) {
 	t.Parallel()
-	for kind, limit := range map[string]budget.Limit{"lifetime": budget.Lifetime(10_000), "window": budget.PerWindow(10_000, time.Hour), "period": budget.PerDay(10_000, time.UTC, time.Time{})} {
+	for kind, limit := range map[string]budget.Limit{"lifetime": budget.Lifetime(10_000), "window": budget.PerWindow(10_000, time.Hour), "period": budget.Per(10_000, budget.Day, time.UTC, time.Time{})} {
 		pool, l, clock := openReporting(t, budget.Config{})
 		clock.Set(start.Add(12 * time.Hour))
 		try := func(n int) error {
@@ -263,12 +264,12 @@ func TestThreshold_AScopeHasABoundedNumber(t *testing.T) {
 			_, err := charge(t.Context(), pool, l, "a", 1, limit.Named(name).Tell(budget.Threshold{Name: name, Used: 1}))
 			return err
 		}
-		for n := range budget.MaxScopeThresholds {
+		for n := range bounds.MaxScopeThresholds {
 			require.NoError(t, try(n))
 		}
-		require.Len(t, reported(t, pool, "a"), budget.MaxScopeThresholds)
+		require.Len(t, reported(t, pool, "a"), bounds.MaxScopeThresholds)
 		require.ErrorIs(t, try(64), budget.ErrThresholds, kind)
-		for n := range budget.MaxScopeThresholds {
+		for n := range bounds.MaxScopeThresholds {
 			require.NoError(t, try(n))
 		}
 		require.Empty(t, reported(t, pool, "a"), kind)
@@ -291,7 +292,7 @@ func TestThreshold_AScopeThatRemembersManyIsRefusedOnlyForOneMore(t *testing.T) 
 	for n := range 9 {
 		limit := budget.PerWindow(10_000, time.Hour).Named(fmt.Sprint("limit ", n))
 		var levels []budget.Threshold
-		for i := range budget.MaxThresholds {
+		for i := range bounds.MaxThresholds {
 			levels = append(levels, budget.Threshold{Name: fmt.Sprint("level ", i), Used: int64(10 * (i + 1)), Rearm: int64(i + 1)})
 		}
 		limits = append(limits, limit.Tell(levels...))
@@ -330,7 +331,7 @@ func TestThreshold_AScopeThatRemembersManyForgetsNoneByAClockThatJumped(t *testi
 	try := func(from, to int) {
 		for n := from; n < to; n++ {
 			name := fmt.Sprint("limit ", n)
-			mustCharge(t, pool, l, "a", 1, budget.PerDay(10_000, time.UTC, time.Time{}).Named(name).Tell(budget.Threshold{Name: name, Used: 1}))
+			mustCharge(t, pool, l, "a", 1, budget.Per(10_000, budget.Day, time.UTC, time.Time{}).Named(name).Tell(budget.Threshold{Name: name, Used: 1}))
 		}
 	}
 	try(0, 60)

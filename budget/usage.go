@@ -8,50 +8,46 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
 // Query asks for the use of a scope.
 type Query struct {
-	Scope  string        // the scope to look at
-	Window time.Duration // how far back charges count, as Limit.Window. Defaults to 0: the lifetime
-	Period Period        // in which charges count, as Limit.Period, in place of a Window
+	Scope  string
+	Window time.Duration // as Limit.Window. Defaults to 0: the lifetime
+	Period Period        // as Limit.Period, in place of a Window
 }
 
-// Usage is the use of a scope. JSON writes its window as that of a Limit, and a lifetime as "lifetime":true.
+// Usage is the use of a scope. JSON writes its window or period as a Limit does, and a lifetime as "lifetime":true.
 type Usage struct {
-	Query `json:"-"`
-	// Used is the units that count in this window or period, without holds. For a lifetime it is Spent - Refunded - Credited: less than 0
-	// while there is credit left, as in a wallet, of which Available(0) can be spent.
-	Used     int64         `json:"used"`
-	Held     int64         `json:"held"`             // units of the scope that open holds keep
-	Leased   int64         `json:"leased,omitempty"` // units that open leases keep and have not spent. Their spends are in Used
-	HoldDue  time.Duration `json:"-"`                // how long until an open hold may fall due, if Held > 0. In JSON "hold_due_us"
-	Spent    int64         `json:"spent"`            // over the scope's lifetime, as are Refunded and Credited
-	Refunded int64         `json:"refunded"`
-	Credited int64         `json:"credited"`
-	Seq      int64         `json:"seq"` // the number of the scope's last entry, 0 if it has none
-	// The Query's Period as it is now, zero without one.
-	PeriodStart time.Time `json:"period_start,omitzero"` // its first moment
-	PeriodEnd   time.Time `json:"period_end,omitzero"`   // the first moment of the next
+	Query       `json:"-"`
+	Used        int64         `json:"used"`             // units that count, without held ones. Negative while there is credit
+	Held        int64         `json:"held"`             // units of open holds
+	Leased      int64         `json:"leased,omitempty"` // unspent units of open leases. Spent ones are in Used
+	HoldDue     time.Duration `json:"-"`                // the time until an open hold may fall due, if Held > 0. In JSON "hold_due_us"
+	Spent       int64         `json:"spent"`            // over the scope's lifetime, as are Refunded and Credited
+	Refunded    int64         `json:"refunded"`
+	Credited    int64         `json:"credited"`
+	Seq         int64         `json:"seq"`                   // the number of the scope's last entry, or 0
+	PeriodStart time.Time     `json:"period_start,omitzero"` // the first moment of the Period. Zero without one
+	PeriodEnd   time.Time     `json:"period_end,omitzero"`   // the first moment of the next period
 }
 
-// Available is the largest amount that a limit of max units over the Query's window still admits, >= 0. Without a
-// window, Available(0) is the prepaid credit left.
+// Available is the largest amount that a limit of max units still admits. In a lifetime, Available(0) is the prepaid credit left.
 func (u Usage) Available(max int64) int64 { return available(max, u.Used, u.Held+u.Leased) }
 
 const usageSQL = `
 select used, held, spent, refunded, credited, seq, due_us, leased, starts_at, ends_at
 from metered.usage($1::text[], $2::interval[], $3::metered.period[], true)`
 
-// Usage returns the use of each scope, in the order asked, in one round trip and from one snapshot, without a lock,
-// on a replica too. It may be ErrWindowPurged or ErrTimeZone.
+// Usage returns the use of up to 1,024 scopes, in their order, in one round trip and from one snapshot, without a lock, on a replica too.
 func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usage, error) {
 	if err := cmp.Or(l.made(), notNil("db", db)); err != nil {
 		return nil, err
 	}
-	if len(queries) == 0 || len(queries) > MaxQueries {
-		return nil, invalid("queries", "are %d, want 1 to %d", len(queries), MaxQueries)
+	if len(queries) == 0 || len(queries) > bounds.MaxQueries {
+		return nil, invalid("queries", "are %d, want 1 to %d", len(queries), bounds.MaxQueries)
 	}
 	scopes := make([]string, len(queries))
 	windows := make([]pgtype.Interval, len(queries))

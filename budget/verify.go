@@ -13,9 +13,9 @@ import (
 // VerifyOptions selects the scopes to verify. The zero value verifies all.
 type VerifyOptions struct {
 	Scope          string             // restricts the check to one scope. Defaults to all
-	After          string             // skips the scopes up to this one: VerifyReport.Last, to go on. Defaults to none
-	MaxDifferences int                // ends the check after so many differences, at least 1. Defaults to 1,000
-	Progress       func(VerifyReport) // is called for each scope and each 10,000 entries, in the goroutine of the call
+	After          string             // skips the scopes up to this one: VerifyReport.Last, to go on
+	MaxDifferences int                // ends the check after so many differences. Defaults to 1,000
+	Progress       func(VerifyReport) // is called for each scope and each 10,000 entries
 }
 
 // VerifyReport is the findings of a check so far.
@@ -23,20 +23,19 @@ type VerifyReport struct {
 	Scopes      int          `json:"scopes"`
 	Entries     int64        `json:"entries"`
 	Differences []Difference `json:"differences,omitempty"`
-	Last        string       `json:"last,omitempty"` // the last scope that was checked to its end, "" for none
+	Last        string       `json:"last,omitempty"` // the last scope that was checked to its end
 }
 
+// OK reports whether there are no differences.
 func (r VerifyReport) OK() bool { return len(r.Differences) == 0 }
 
 // Difference is one value of the ledger that does not follow from the entries.
 type Difference struct {
 	Scope string `json:"scope"`
-	Seq   int64  `json:"seq"` // the wrong entry. For a sum of refunds, the first charge of its block
-	// Field is the wrong field: "seq", "spent", "refunds", "refund sum of level 0", … It is "amount" where the
-	// entry's sums and all since agree on the amount Want: the amount was edited, or the sums while the entry was the last one.
-	Field string `json:"field"`
-	Got   string `json:"got"`  // the stored value
-	Want  string `json:"want"` // the right value
+	Seq   int64  `json:"seq"`   // the wrong entry. For a sum of refunds, the first charge of its block
+	Field string `json:"field"` // the wrong field, such as "spent". "amount" if the amount was edited, or the sums while the entry was the last
+	Got   string `json:"got"`   // the stored value
+	Want  string `json:"want"`  // the right value
 }
 
 func (d Difference) String() string {
@@ -119,11 +118,10 @@ order by l.no`
 // beginVerifySQL keeps operators and functions that somebody has created out of a report.
 const beginVerifySQL = `begin isolation level repeatable read, read only; set local search_path = pg_catalog, pg_temp`
 
-// Verify recomputes each entry from the entry before it, anchors from the entries behind them, the sums of refunds from
-// the refunds, the held units from the open lines of holds and from open leases, the captures of leases from their spends, and a
-// wallet's lots from its entries. It reports every difference. After a purge it begins with the first entry kept. It cannot notice that a chain's last
-// entries are missing. Each scope is read in one REPEATABLE READ, READ ONLY transaction,
-// without a lock, on a replica too. If ctx ends, it returns its findings with the error. Differences are no error.
+// Verify recomputes each entry from the entry before it, sums of refunds from refunds, held units from open holds and leases, captures of
+// leases from their spends, and a wallet's lots from its entries, and reports every difference. After a purge it begins with the first entry
+// kept, and it cannot notice that the last entries are missing. It reads each scope in a REPEATABLE READ, READ ONLY transaction, without a
+// lock, on a replica too. If ctx ends, it returns its findings with the error. Differences are no error.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return VerifyReport{}, err
@@ -210,11 +208,11 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 				v.entry(prev, e)
 			}
 			// In a closed scope, only earlier holds end and are captured. Its lots end, and one may go on in another: a credit behind its rollover.
-			goesOn := e.Kind == KindCredit && prev.Kind == KindRollOver && prev.Amount == e.Amount
-			if closed && (e.Kind == KindHold || e.Kind == KindCredit && !goesOn || e.Kind == KindRefund || e.Kind == KindClose || e.Kind == KindCharge && e.Hold == "") {
+			goesOn := e.Kind == "credit" && prev.Kind == "roll over" && prev.Amount == e.Amount
+			if closed && (e.Kind == "hold" || e.Kind == "credit" && !goesOn || e.Kind == "refund" || e.Kind == "close" || e.Kind == "charge" && e.Hold == "") {
 				v.differs(e, "kind", e.Kind, "one that ends what was held: the scope is closed")
 			}
-			closed = closed || e.Kind == KindClose
+			closed = closed || e.Kind == "close"
 			prev = e
 		}
 		n = len(page)
@@ -255,10 +253,10 @@ func (v *verification) entry(prev, e Entry) {
 	if !known {
 		v.differs(e, "kind", e.Kind, "a known kind")
 	}
-	if e.Kind == KindRefund && (e.Ref < 1 || e.Ref >= e.Seq) {
+	if e.Kind == "refund" && (e.Ref < 1 || e.Ref >= e.Seq) {
 		v.differs(e, "ref", e.Ref, "an earlier entry")
 	}
-	if before := e.At.Before(prev.At); before != (e.Kind == KindClockRepair) {
+	if before := e.At.Before(prev.At); before != (e.Kind == "clock repair") {
 		want := map[bool]string{true: "not before ", false: "before "}[before]
 		v.differs(e, "at", e.At, want+prev.At.String())
 	}
@@ -291,23 +289,23 @@ func following(prev, e Entry) (want Entry, known bool) {
 	want = prev
 	want.Seq++
 	switch e.Kind {
-	case KindCharge:
+	case "charge":
 		want.Spent += e.Amount
-	case KindCredit:
+	case "credit":
 		want.Credited += e.Amount
-	case KindLapse, KindRevoke, KindRollOver:
+	case "lapse", "revoke", "roll over":
 		want.Credited -= e.Amount
-	case KindRefund:
+	case "refund":
 		want.Refunded += e.Amount
-	case KindHold:
+	case "hold":
 		want.Held += e.Amount
-	case KindCapture:
+	case "capture":
 		want.Spent += e.Amount
 		want.Held -= e.Amount
-	case KindRelease, KindExpire:
+	case "release", "expire":
 		want.Held -= e.Amount
-	case KindClose:
-	case KindClockRepair:
+	case "close":
+	case "clock repair":
 		want.Epoch++
 	default:
 		return want, false
@@ -352,7 +350,7 @@ func (v *verification) decide(amount bool) {
 }
 
 func (v *verification) amount(e Entry) {
-	if (e.Amount < 1) != (e.Kind == KindClockRepair || e.Kind == KindClose) {
+	if (e.Amount < 1) != (e.Kind == "clock repair" || e.Kind == "close") {
 		v.differs(e, "amount", e.Amount, "1 or more, 0 for a clock repair and a close")
 	}
 }

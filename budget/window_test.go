@@ -12,6 +12,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
@@ -50,10 +51,10 @@ func TestWindow_ShortestAndLongest(t *testing.T) {
 	mustCharge(t, pool, l, "a", 1, budget.Limit{Max: 1, Window: time.Microsecond})
 	clock.Advance(time.Microsecond)
 	mustCharge(t, pool, l, "a", 1, budget.Limit{Max: 1, Window: time.Microsecond})
-	clock.Set(start.Add(budget.MaxWindow - time.Microsecond))
-	require.Equal(t, int64(2), usage(t, pool, l, "a", budget.MaxWindow).Used)
+	clock.Set(start.Add(bounds.MaxWindow - time.Microsecond))
+	require.Equal(t, int64(2), usage(t, pool, l, "a", bounds.MaxWindow).Used)
 	clock.Advance(time.Microsecond)
-	require.Equal(t, int64(1), usage(t, pool, l, "a", budget.MaxWindow).Used)
+	require.Equal(t, int64(1), usage(t, pool, l, "a", bounds.MaxWindow).Used)
 }
 
 // The entry is dated after the wait, and judged by the units in the window then.
@@ -149,7 +150,7 @@ func TestWindow_RetryAfterIsExactWhereverTheRefundsAre(t *testing.T) {
 			clock.Set(now)
 			amount := []int64{1, 2, 9, 25}[n*n%7%4]
 			mustCharge(t, pool, l, m.scope, amount)
-			m.add(now, budget.KindCharge, amount, 0)
+			m.add(now, "charge", amount, 0)
 			now = now.Add(time.Second)
 		}
 		clock.Set(now)
@@ -160,9 +161,9 @@ func TestWindow_RetryAfterIsExactWhereverTheRefundsAre(t *testing.T) {
 			require.NoError(t, refund(t.Context(), pool, l, m.scope, seq, amount))
 		}
 		used := m.chargedAfter(time.Time{})
-		for most := int64(1); most <= used; most += budget.MaxLimits {
+		for most := int64(1); most <= used; most += bounds.MaxLimits {
 			c := budget.Charge{Scope: m.scope, Amount: 1}
-			for n := range min(budget.MaxLimits, used-most+1) {
+			for n := range min(bounds.MaxLimits, used-most+1) {
 				c.Limits = append(c.Limits, budget.Limit{Max: most + n, Window: time.Hour})
 			}
 			_, want, err := m.judge(now, c)
@@ -189,7 +190,7 @@ func TestWindow_BehindTheOnlyEntryKeptIsAnError(t *testing.T) {
 	require.ErrorIs(t, err, budget.ErrWindowPurged)
 }
 
-func repairClock(ctx context.Context, pool *pgxpool.Pool, l *budget.Ledger, scope string) (r budget.ClockRepair, err error) {
+func repairClock(ctx context.Context, pool *pgxpool.Pool, l *budget.Ledger, scope string) (r budget.ClockState, err error) {
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		r, err = l.RepairClock(ctx, tx, scope, budget.Note{Actor: "operator"})
 		return err
@@ -218,11 +219,7 @@ func TestClock_AheadBeyondTheToleranceFailsForWindowsOnly(t *testing.T) {
 
 	_, err := charge(ctx, pool, l, "a", 1, total, hourly)
 	require.ErrorIs(t, err, budget.ErrClock)
-	var clockErr *budget.ClockError
-	require.ErrorAs(t, err, &clockErr)
-	require.Equal(t, "a", clockErr.Scope)
-	require.Equal(t, time.Minute+time.Microsecond, clockErr.Ahead)
-	require.Equal(t, "budget_clock", clockErr.Code())
+	require.ErrorContains(t, err, `scope "a" by 1m0.000001s`)
 	_, err = l.Check(ctx, pool, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{hourly}})
 	require.ErrorIs(t, err, budget.ErrClock)
 
@@ -269,7 +266,7 @@ func TestClock_RepairLetsChargesPassAndNothingLeaveEarly(t *testing.T) {
 
 	again, err := repairClock(ctx, pool, l, "a")
 	require.NoError(t, err)
-	require.Equal(t, budget.ClockRepair{At: again.At}, again)
+	require.Equal(t, budget.ClockState{Scope: "a", At: again.At}, again)
 	require.Equal(t, int64(23), usage(t, pool, l, "a", 0).Seq)
 	requireVerified(t, pool, l)
 }
@@ -279,7 +276,7 @@ func TestClock_RepairOfAnEmptyScopeDoesNothing(t *testing.T) {
 	pool, l, _ := open(t)
 	r, err := repairClock(t.Context(), pool, l, "a")
 	require.NoError(t, err)
-	require.Equal(t, budget.ClockRepair{At: r.At}, r)
+	require.Equal(t, budget.ClockState{Scope: "a", At: r.At}, r)
 	require.Zero(t, usage(t, pool, l, "a", 0).Seq)
 }
 
@@ -287,7 +284,7 @@ func TestLimit_ConstructorsSayTheKind(t *testing.T) {
 	t.Parallel()
 	require.Equal(t, budget.Limit{Max: 9, Window: time.Hour}, budget.PerWindow(9, time.Hour))
 	require.Equal(t, budget.Limit{Max: 9, Lifetime: true}, budget.Lifetime(9))
-	require.Equal(t, budget.Limit{Max: 0, Prepaid: true}, budget.Prepaid())
+	require.Equal(t, budget.Limit{Max: 0, Prepaid: true}, budget.Prepaid(0))
 	nine := budget.Lifetime(9)
 	require.Equal(t, budget.Limit{Max: 9, Lifetime: true, Name: "stock"}, nine.Named("stock"))
 	require.Empty(t, nine.Name, "Named returns another one")
@@ -323,10 +320,10 @@ func TestLimit_AsJSONSaysItsKindAndComesBack(t *testing.T) {
 	for text, limit := range map[string]budget.Limit{
 		`{"max":9,"window_us":60000000}`:                 budget.PerWindow(9, time.Minute),
 		`{"name":"stock","max":9,"lifetime":true}`:       budget.Lifetime(9).Named("stock"),
-		`{"max":0,"prepaid":true}`:                       budget.Prepaid(),
-		`{"max":7,"prepaid":true}`:                       budget.CreditLine(7),
+		`{"max":0,"prepaid":true}`:                       budget.Prepaid(0),
+		`{"max":7,"prepaid":true}`:                       budget.Prepaid(7),
 		`{"max":0,"lifetime":true}`:                      budget.Lifetime(0),
-		`{"max":1,"window_us":3155760000000000}`:         budget.PerWindow(1, budget.MaxWindow),
+		`{"max":1,"window_us":3155760000000000}`:         budget.PerWindow(1, bounds.MaxWindow),
 		`{"max":4611686018427387904,"lifetime":true}`:    budget.Lifetime(budget.MaxLimit),
 		`{"name":"\u003ca\u003e","max":2,"window_us":1}`: budget.PerWindow(2, time.Microsecond).Named("<a>"),
 		`{"max":2}`: {Max: 2}, // refused when it is used, as it was before
@@ -357,7 +354,7 @@ func TestAhead_NamesTheScopesThatRepairClockRepairs(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, clock := open(t)
-	ahead := func(tolerance time.Duration) (found []budget.ScopeAhead) {
+	ahead := func(tolerance time.Duration) (found []budget.ClockState) {
 		for s, err := range l.Ahead(ctx, pool, tolerance) {
 			require.NoError(t, err)
 			found = append(found, s)
@@ -378,11 +375,11 @@ func TestAhead_NamesTheScopesThatRepairClockRepairs(t *testing.T) {
 	_, err := repairClock(ctx, pool, l, "right")
 	require.NoError(t, err)
 
-	most := budget.ScopeAhead{Scope: "a", Seq: 1, At: start.Add(time.Hour + time.Minute + time.Microsecond), Ahead: time.Hour + time.Minute + time.Microsecond}
-	more := budget.ScopeAhead{Scope: "z more", Seq: 1, At: start.Add(time.Minute + time.Microsecond), Ahead: time.Minute + time.Microsecond}
+	most := budget.ClockState{Scope: "a", Seq: 1, At: start.Add(time.Hour + time.Minute + time.Microsecond), Ahead: time.Hour + time.Minute + time.Microsecond}
+	more := budget.ClockState{Scope: "z more", Seq: 1, At: start.Add(time.Minute + time.Microsecond), Ahead: time.Minute + time.Microsecond}
 	found := ahead(0)
 	require.Len(t, found, 2, "a minute is within the tolerance")
-	for i, want := range []budget.ScopeAhead{most, more} {
+	for i, want := range []budget.ClockState{most, more} {
 		require.WithinDuration(t, want.At, found[i].At, 0)
 		found[i].At = want.At
 		require.Equal(t, want, found[i])

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/inspect"
 )
 
@@ -43,7 +44,7 @@ func (h *Handler) limitsOf(ctx context.Context, in *inspect.Reader, scope, typed
 	}
 	if h.cfg.Limits != nil {
 		l.List = h.cfg.Limits(scope)
-		l.List = l.List[:min(len(l.List), budget.MaxLimits)]
+		l.List = l.List[:min(len(l.List), bounds.MaxLimits)]
 	}
 	if len(l.List) == 0 {
 		l.List, err = in.RefusedLimits(ctx, scope)
@@ -129,8 +130,8 @@ func parseLimits(text string) (list []budget.Limit, err error) {
 			return nil, err
 		}
 		limit.Name = name
-		if list = append(list, limit); len(list) > budget.MaxLimits {
-			return nil, fmt.Errorf("there are more than %d limits", budget.MaxLimits)
+		if list = append(list, limit); len(list) > bounds.MaxLimits {
+			return nil, fmt.Errorf("there are more than %d limits", bounds.MaxLimits)
 		}
 	}
 	return list, nil
@@ -154,7 +155,7 @@ func parseLimit(item string) (budget.Limit, error) {
 	case "lifetime":
 		return budget.Lifetime(most), nil
 	case "credit":
-		return budget.CreditLine(most), nil
+		return budget.Prepaid(most), nil
 	}
 	var w time.Duration
 	if days, ok := strings.CutSuffix(length, "d"); ok {
@@ -166,7 +167,7 @@ func parseLimit(item string) (budget.Limit, error) {
 	} else if w, err = time.ParseDuration(length); err != nil {
 		return budget.Limit{}, fmt.Errorf("%q is not a window such as 1h, 30d, lifetime or credit", length)
 	}
-	if w < time.Microsecond || w > budget.MaxWindow || w%time.Microsecond != 0 {
+	if w < time.Microsecond || w > bounds.MaxWindow || w%time.Microsecond != 0 {
 		return budget.Limit{}, fmt.Errorf("the window %q is not from 1µs to a century, in whole microseconds", length)
 	}
 	return budget.Limit{Max: most, Window: w}, nil

@@ -7,6 +7,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
 // The form reads its own text of limits.
@@ -21,12 +22,12 @@ func TestParseLimits_ReadsTheFormsOwnText(t *testing.T) {
 		{Max: 0, Prepaid: true, Name: "prepaid"},
 		{Max: 9, Window: 90 * time.Minute},
 		{Max: 9, Window: 1500 * time.Microsecond, Name: `a, "b" = c/d`},
-		{Max: budget.MaxLimit, Window: budget.MaxWindow, Name: "line\nbreak"},
+		{Max: budget.MaxLimit, Window: bounds.MaxWindow, Name: "line\nbreak"},
 		{Max: 1, Window: time.Second, Name: " blank "},
 		{Max: 1, Window: 10 * time.Second},
 		{Max: 1, Window: 20 * time.Minute},
-		budget.PerMonth(9, berlin, time.Date(2026, 1, 31, 0, 0, 0, 0, berlin)).Named("plan"),
-		budget.PerWeek(9, berlin, time.Time{}),
+		budget.Per(9, budget.Month, berlin, time.Date(2026, 1, 31, 0, 0, 0, 0, berlin)).Named("plan"),
+		budget.Per(9, budget.Week, berlin, time.Time{}),
 		budget.PerPeriod(9, 30*day, time.Date(2026, 1, 31, 8, 0, 0, 1000, time.UTC)),
 	}
 	read, err := parseLimits(limits{List: list}.Text())

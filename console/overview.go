@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/inspect"
 )
 
@@ -57,11 +58,11 @@ func (h *Handler) nearlyOut(ctx context.Context, in *inspect.Reader, scopes []st
 	var found []nearly
 	for _, scope := range scopes {
 		limits := h.cfg.Limits(scope)
-		for _, l := range limits[:min(len(limits), budget.MaxLimits)] {
+		for _, l := range limits[:min(len(limits), bounds.MaxLimits)] {
 			found = append(found, nearly{scope, standing{ExplainedLimit: inspect.ExplainedLimit{Limit: l}}})
 		}
 	}
-	for batch := range slices.Chunk(found, budget.MaxQueries) {
+	for batch := range slices.Chunk(found, bounds.MaxQueries) {
 		if err := usagesOf(ctx, in, batch); err != nil {
 			return nil, nil, err
 		}

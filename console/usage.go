@@ -102,13 +102,13 @@ func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, l
 	bucket := max(limit.Window/points, time.Microsecond).Truncate(time.Microsecond)
 	to := d.Now.Add(time.Microsecond) // an entry of this moment counts
 	// The first point needs a window before it.
-	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-2*points*bucket), to, budget.Bucket(bucket), nil)
+	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-2*points*bucket), to, budget.Unit(bucket.String()), nil)
 	if purged := (*budget.PurgedError)(nil); errors.As(err, &purged) {
 		known := int(to.Sub(purged.KnownFrom) / bucket)
 		if known < points {
 			return nil, err
 		}
-		ranges, err = in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-time.Duration(known)*bucket), to, budget.Bucket(bucket), nil)
+		ranges, err = in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-time.Duration(known)*bucket), to, budget.Unit(bucket.String()), nil)
 	}
 	if err != nil {
 		return nil, err
@@ -135,7 +135,7 @@ func periodOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, 
 	}
 	from, to := usages[0].PeriodStart, d.Now.Add(time.Microsecond)
 	bucket := max(to.Sub(from)/points, time.Microsecond).Truncate(time.Microsecond)
-	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, from, to, budget.Bucket(bucket), nil)
+	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, from, to, budget.Unit(bucket.String()), nil)
 	if err != nil {
 		return nil, err
 	}
@@ -153,7 +153,7 @@ func lifetimeOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail
 	to := d.Now.Add(time.Microsecond)
 	length := min(max(to.Sub(d.First), leastRange), lifetimeAgo).Truncate(time.Microsecond)
 	bucket := (length / points).Truncate(time.Microsecond)
-	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-points*bucket), to, budget.Bucket(bucket), nil)
+	ranges, err := in.Ledger.Series(ctx, in.DB, d.Scope.Scope, to.Add(-points*bucket), to, budget.Unit(bucket.String()), nil)
 	if err != nil {
 		return nil, err
 	}

@@ -21,7 +21,7 @@ import (
 func TestPages_ShowWalletsSessionsAndThresholds(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, console.Config{Limits: func(scope string) []budget.Limit {
-		return map[string][]budget.Limit{"user/ann": {budget.CreditLine(10).Named("credit")}, "seats": {budget.Lifetime(10).Named("seats")}}[scope]
+		return map[string][]budget.Limit{"user/ann": {budget.Prepaid(10).Named("credit")}, "seats": {budget.Lifetime(10).Named("seats")}}[scope]
 	}}, "")
 	clock := pgtest.SetClock(t, w.pool, pgtest.Tomorrow(9))
 	book, err := wallet.New(w.client.Budget, wallet.Config{Overdraft: 10})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/niltest"
 	"github.com/pgmetered/metered/internal/purge"
@@ -227,7 +228,7 @@ func TestPlace_TakesArgumentsJustWithinBounds(t *testing.T) {
 		note := budget.Note{Actor: text("\x01"), Tenant: text("\\"), Correlation: text(`"`), Reason: text("'")}
 		r := holds.Request{ID: name + text("\x1f")[len(name):], Tenant: text("\x1f"), Holder: text("\x1f"), TTL: holds.MaxMaxLifetime,
 			Grace: holds.MaxMaxLifetime, Note: note, Metadata: json.RawMessage(metadata)}
-		for i := range budget.MaxScopes {
+		for i := range bounds.MaxScopes {
 			r.Lines = append(r.Lines, capacity(fmt.Sprintf("%s/%d", name, i), budget.MaxAmount, budget.MaxLimit))
 		}
 		placed, err := f.place(r)
@@ -324,7 +325,7 @@ func wrongCalls() []call {
 		placeCall("Request.Lines", func(r *holds.Request) { r.Lines = nil }),
 		placeCall("Request.Lines", func(r *holds.Request) { r.Lines, r.Charges = nil, []budget.Charge{{Scope: "a", Amount: 1}} }),
 		placeCall("Request.Lines", func(r *holds.Request) {
-			r.Lines = tooMany(budget.MaxScopes, func(n string) holds.Line { return holds.Line{Scope: n, Amount: 1} })
+			r.Lines = tooMany(bounds.MaxScopes, func(n string) holds.Line { return holds.Line{Scope: n, Amount: 1} })
 		}),
 		placeCall("Request.Lines[0].Scope", func(r *holds.Request) { r.Lines[0].Scope = "" }),
 		placeCall("Request.Lines[0].Amount", func(r *holds.Request) { r.Lines[0].Amount = 0 }),
@@ -333,10 +334,10 @@ func wrongCalls() []call {
 		placeCall("Request.Lines[1].Amount", func(r *holds.Request) { r.Lines = []holds.Line{line, {Scope: "a", Amount: budget.MaxAmount}} }),
 		placeCall("Request.Lines[0].Limits[0].Max", func(r *holds.Request) { r.Lines = limited(budget.Lifetime(-1)) }),
 		placeCall("Request.Lines[0].Limits[0].Max", func(r *holds.Request) { r.Lines = limited(budget.Lifetime(budget.MaxLimit + 1)) }),
-		placeCall("Request.Lines[0].Limits[1].Window", func(r *holds.Request) { r.Lines = limited(budget.Prepaid(), budget.Limit{Window: -1}) }),
-		placeCall("Request.Lines[0].Limits[0].Window", func(r *holds.Request) { r.Lines = limited(budget.Limit{Window: budget.MaxWindow + time.Microsecond}) }),
+		placeCall("Request.Lines[0].Limits[1].Window", func(r *holds.Request) { r.Lines = limited(budget.Prepaid(0), budget.Limit{Window: -1}) }),
+		placeCall("Request.Lines[0].Limits[0].Window", func(r *holds.Request) { r.Lines = limited(budget.Limit{Window: bounds.MaxWindow + time.Microsecond}) }),
 		placeCall("Request.Lines[0].Limits[0].Window", func(r *holds.Request) { r.Lines = limited(budget.Limit{Window: 1500}) }),
-		placeCall("Request.Lines[0].Limits", func(r *holds.Request) { r.Lines = limited(make([]budget.Limit, budget.MaxLimits+1)...) }),
+		placeCall("Request.Lines[0].Limits", func(r *holds.Request) { r.Lines = limited(make([]budget.Limit, bounds.MaxLimits+1)...) }),
 		placeCall("Request.Charges[0].Amount", func(r *holds.Request) { r.Charges = []budget.Charge{{Scope: "b"}} }),
 		placeCall("Request.Charges[1].Note.Actor", func(r *holds.Request) {
 			r.Charges = []budget.Charge{{Scope: "b", Amount: 1}, {Scope: "c", Amount: 1, Note: budget.Note{Actor: long}}}

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
@@ -105,8 +106,8 @@ func claimScope(tenant string, key Key) (string, error) {
 		}
 	}
 	scope := budget.ScopeKey("claim", budget.ScopeKey(key.Type, key.Value, tenant), "")
-	if len(scope) > budget.MaxScopeBytes {
-		return "", invalid("Key.Value", "makes a scope of %d bytes, want at most %d: claim a digest of it", len(scope), budget.MaxScopeBytes)
+	if len(scope) > bounds.MaxScopeBytes {
+		return "", invalid("Key.Value", "makes a scope of %d bytes, want at most %d: claim a digest of it", len(scope), bounds.MaxScopeBytes)
 	}
 	return scope, nil
 }

@@ -115,7 +115,7 @@ func TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue(t *testing.T) {
 					month, err := f.ledger.UsageBetween(ctx, tx, scope, november, december)
 					require.NoError(t, err)
 					require.Equal(t, want, month.Charged, "%s, %s, locked: %v", when, scope, locked)
-					halfHours, err := f.ledger.Series(ctx, tx, scope, december.Add(-time.Hour), december.Add(time.Hour), budget.Bucket(30*time.Minute), nil)
+					halfHours, err := f.ledger.Series(ctx, tx, scope, december.Add(-time.Hour), december.Add(time.Hour), budget.Unit((30*time.Minute).String()), nil)
 					require.NoError(t, err)
 					require.Len(t, halfHours, 4)
 					require.Zero(t, halfHours[0].Charged)
@@ -153,7 +153,7 @@ func TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue(t *testing.T) {
 	for _, scope := range all {
 		for e, err := range f.ledger.Entries(ctx, f.pool, scope, budget.EntriesOptions{From: november, To: december}) {
 			require.NoError(t, err)
-			if e.Hold == "least/"+scope && e.Kind == budget.KindCapture {
+			if e.Hold == "least/"+scope && e.Kind == "capture" {
 				require.Equal(t, december.Add(-30*time.Minute), e.At)
 			}
 		}

@@ -14,7 +14,7 @@ import (
 func TestAtLeast_LeavesItsWindowAndItsPeriod(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{MaxTTL: 96 * time.Hour})
-	minute, day := budget.PerWindow(100, time.Minute), budget.PerDay(100, time.UTC, time.Time{}) // it is noon
+	minute, day := budget.PerWindow(100, time.Minute), budget.Per(100, budget.Day, time.UTC, time.Time{}) // it is noon
 	for name, c := range map[string]struct {
 		limit    budget.Limit
 		ttl, now time.Duration // of the hold, and when the charge is refused

@@ -27,7 +27,7 @@ func TestAtLeast_CountsWhenItFellDueSweptOrNot(t *testing.T) {
 	})
 	require.NoError(t, err)
 	f.clock.Set(time.Date(2031, 2, 1, 0, 10, 0, 0, time.UTC))
-	month := budget.PerMonth(100, time.UTC, time.Time{})
+	month := budget.Per(100, budget.Month, time.UTC, time.Time{})
 	usage := func() (all []int64) {
 		for _, scope := range []string{"a", "b", "c"} {
 			for _, q := range []budget.Query{{Scope: scope}, {Scope: scope, Window: time.Hour},

@@ -171,7 +171,7 @@ func TestHistory_NamesTheSystemForAHoldThatEndedByTime(t *testing.T) {
 		require.Equal(t, want, history[1].Note, name)
 		for e, err := range f.ledger.Entries(t.Context(), f.pool, name, budget.EntriesOptions{}) {
 			require.NoError(t, err)
-			if e.Kind == budget.KindExpire {
+			if e.Kind == "expire" {
 				require.Equal(t, want, e.Note, name)
 			}
 		}
@@ -338,7 +338,7 @@ func TestPlace_HoldsTakeFromPrepaidCredit(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, int64(2), usage[0].Available(0), "credited 10, spent 3, held 5")
 	require.Equal(t, int64(6), usage[0].Available(4))
-	_, err = f.charge(budget.Charge{Scope: "wallet", Amount: 3, Limits: []budget.Limit{budget.Prepaid()}})
+	_, err = f.charge(budget.Charge{Scope: "wallet", Amount: 3, Limits: []budget.Limit{budget.Prepaid(0)}})
 	var exceeded *budget.ExceededError
 	require.ErrorAs(t, err, &exceeded)
 	require.Equal(t, usage[0].Available(0), exceeded.Refusals[0].Available)

@@ -26,7 +26,7 @@ func refusal(t *testing.T, err error) budget.Refusal {
 // them among the units that others hold.
 func TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds(t *testing.T) {
 	t.Parallel()
-	credit := []budget.Limit{budget.Prepaid()}
+	credit := []budget.Limit{budget.Prepaid(0)}
 	for name, c := range map[string]struct {
 		others int64 // held by another holder for 5 minutes
 		do     func(f *fixture, ctx context.Context, tx pgx.Tx) error

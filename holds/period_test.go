@@ -81,7 +81,7 @@ func TestPeriods_HoldsCountWhereTheyAreOpen(t *testing.T) {
 	for seed := range uint64(24) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		now := []time.Time{time.Date(2026, 3, 27, 9, 0, 0, 0, berlin), time.Date(2026, 10, 23, 9, 0, 0, 0, berlin)}[seed%2].UTC()
-		d := &day{open: map[string]*held{}, limit: budget.PerDay(20, berlin, time.Time{}), span: func(at time.Time) (start, end time.Time) {
+		d := &day{open: map[string]*held{}, limit: budget.Per(20, budget.Day, berlin, time.Time{}), span: func(at time.Time) (start, end time.Time) {
 			y, m, day := at.In(berlin).Date()
 			return time.Date(y, m, day, 0, 0, 0, 0, berlin), time.Date(y, m, day+1, 0, 0, 0, 0, berlin)
 		}}

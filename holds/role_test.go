@@ -222,7 +222,7 @@ func TestCharge_AClockRepairedSinceTheSnapshotIsRetryable(t *testing.T) {
 	defer tx.Rollback(context.Background())
 	_, err = tx.Exec(t.Context(), "select 1")
 	require.NoError(t, err)
-	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockRepair, error) {
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockState, error) {
 		return f.ledger.RepairClock(ctx, tx, "a", budget.Note{})
 	})
 	require.NoError(t, err)

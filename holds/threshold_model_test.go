@@ -380,7 +380,7 @@ func TestThresholds_AgreeWithTheModel(t *testing.T) {
 		h.limits = []budget.Limit{
 			h.thresholds(budget.PerWindow(100, time.Duration(40+h.IntN(120))*time.Second)).Named("window"),
 			h.thresholds(budget.PerPeriod(100, time.Duration(100+h.IntN(600))*time.Second, noon)).Named("period"),
-			h.thresholds(budget.CreditLine(200)).Named("credit"),
+			h.thresholds(budget.Prepaid(200)).Named("credit"),
 		}
 		for range 60 {
 			switch n := h.IntN(20); {

@@ -120,7 +120,7 @@ func TestSpent_ConcurrentCapturesReportOnce(t *testing.T) {
 func TestSpent_ACaptureBelowTheThresholdCountsNothing(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
-	limits := []budget.Limit{budget.PerMonth(1000, time.UTC, time.Time{}).Tell(spent80...), budget.PerWindow(1000, time.Hour).Tell(spent80...), budget.Lifetime(2130).Tell(spent80...)}
+	limits := []budget.Limit{budget.Per(1000, budget.Month, time.UTC, time.Time{}).Tell(spent80...), budget.PerWindow(1000, time.Hour).Tell(spent80...), budget.Lifetime(2130).Tell(spent80...)}
 	for range 3 {
 		_, err := f.charge(budget.Charge{Scope: "a", Amount: 300, Limits: limits, NoStandings: true})
 		require.NoError(t, err)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
 // setUpReporting is setUp, with a ledger that reports thresholds into a table.
@@ -24,7 +25,7 @@ func setUpReporting(t *testing.T) *fixture {
 	return f
 }
 
-func (f *fixture) reportInto(tell budget.OnThreshold) {
+func (f *fixture) reportInto(tell func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error) {
 	f.Helper()
 	var err error
 	f.ledger, err = budget.New(budget.Config{OnThreshold: tell})
@@ -57,7 +58,7 @@ func spentLimits() map[string]budget.Limit {
 	return map[string]budget.Limit{
 		"lifetime": budget.Lifetime(100).Tell(spent80...),
 		"window":   budget.PerWindow(100, time.Hour).Tell(spent80...),
-		"month":    budget.PerMonth(100, time.UTC, time.Time{}).Tell(spent80...),
+		"month":    budget.Per(100, budget.Month, time.UTC, time.Time{}).Tell(spent80...),
 	}
 }
 
@@ -310,7 +311,7 @@ func TestThresholds_AreNotArmedWhereAMinimumIsDue(t *testing.T) {
 func TestThresholds_AreNotArmedByAHoldThatIsDueByALaterEntryAlone(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
-	limit := budget.CreditLine(100).Tell(budget.Threshold{Name: "50", Used: 50, Rearm: 20})
+	limit := budget.Prepaid(100).Tell(budget.Threshold{Name: "50", Used: 50, Rearm: 20})
 	long := f.mustPlace(holds.Request{TTL: time.Hour, Lines: lineOf("a", 5, limit)})
 	f.mustPlace(holds.Request{TTL: time.Minute, Lines: lineOf("a", 60, limit)})
 	require.Equal(t, []string{"a 50: 0 used, 65 held, by h"}, f.crossed())
@@ -345,7 +346,7 @@ func TestThresholds_NeverRefuseACostThatWasIncurred(t *testing.T) {
 	}
 	for name, spent := range map[string]bool{"held counts": false, "spent alone": true} {
 		for kind, limit := range map[string]budget.Limit{"lifetime": budget.Lifetime(budget.MaxLimit), "hour": budget.PerWindow(budget.MaxLimit, time.Hour),
-			"day": budget.PerDay(budget.MaxLimit, time.UTC, time.Time{})} {
+			"day": budget.Per(budget.MaxLimit, budget.Day, time.UTC, time.Time{})} {
 			scope := name + " " + kind
 			stand(scope, budget.MaxLimit-20)
 			limit = limit.Tell(budget.Threshold{Name: "all", Spent: spent})
@@ -362,12 +363,12 @@ func TestThresholds_NeverRefuseACostThatWasIncurred(t *testing.T) {
 	require.ErrorIs(t, allowed("end", 5, 11, limit), budget.ErrOverflow)
 	require.NoError(t, allowed("end", 5, 10, limit), "with the other open holds there is no total to report")
 
-	for n := range budget.MaxScopeThresholds {
+	for n := range bounds.MaxScopeThresholds {
 		name := fmt.Sprint("limit ", n)
 		_, err := f.charge(budget.Charge{Scope: "names", Amount: 1, Limits: []budget.Limit{budget.Lifetime(10_000).Named(name).Tell(budget.Threshold{Name: name, Used: 1})}})
 		require.NoError(t, err)
 	}
-	require.Len(t, f.crossed(), budget.MaxScopeThresholds)
+	require.Len(t, f.crossed(), bounds.MaxScopeThresholds)
 	one := budget.Lifetime(10_000).Named("one more").Tell(budget.Threshold{Name: "one more", Used: 1})
 	require.NoError(t, allowed("names", 5, 10, one))
 	require.NoError(t, allowed("names", 5, 3, one.Tell(budget.Threshold{Name: "one more", Used: 1, Spent: true})), "a capture has no one to refuse, either")

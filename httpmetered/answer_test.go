@@ -180,12 +180,12 @@ func requireAnswer(t *testing.T, want answered, code string, err error) {
 
 func TestWrite_AnswersARefusalByItsLimits(t *testing.T) {
 	t.Parallel()
-	window, stock, credit := budget.PerWindow(9, time.Hour), budget.Lifetime(9), budget.Prepaid()
+	window, stock, credit := budget.PerWindow(9, time.Hour), budget.Lifetime(9), budget.Prepaid(0)
 	const code = "budget_exceeded"
 	requireAnswer(t, answered{429, "90"}, code, refused(window, window))
 	requireAnswer(t, answered{429, "90"}, code, refused(budget.PerWindow(0, time.Hour)))
 	requireAnswer(t, answered{409, "90"}, code, refused(window, stock))
-	month := budget.PerMonth(9, time.UTC, time.Time{})
+	month := budget.Per(9, budget.Month, time.UTC, time.Time{})
 	requireAnswer(t, answered{429, "90"}, code, refused(month, window))
 	requireAnswer(t, answered{409, "90"}, code, refused(month, stock))
 	requireAnswer(t, answered{402, ""}, code, refused(month, credit))
@@ -266,7 +266,7 @@ func TestWrite_WantOfCreditIs402WhileHoldsAreOpen(t *testing.T) {
 		_, err := c.Budget.Credit(ctx, tx, budget.Credit{Scope: "wallet", Amount: 5})
 		return err
 	}))
-	place("wallet", budget.Prepaid())
+	place("wallet", budget.Prepaid(0))
 	place("stock", budget.Lifetime(5))
 	ask := func(cmd metered.Command) (answered, string) {
 		t.Helper()
@@ -281,10 +281,10 @@ func TestWrite_WantOfCreditIs402WhileHoldsAreOpen(t *testing.T) {
 		return []budget.Charge{{Scope: scope, Amount: 5, Limits: []budget.Limit{limit}}}
 	}
 
-	got, body := ask(metered.Command{Charges: charge("wallet", budget.Prepaid())})
+	got, body := ask(metered.Command{Charges: charge("wallet", budget.Prepaid(0))})
 	require.Equal(t, answered{http.StatusPaymentRequired, ""}, got)
 	require.JSONEq(t, `{"title":"Payment Required","status":402,"code":"budget_exceeded","detail":"a part of the credit is reserved"}`, body)
-	got, body = ask(metered.Command{Charges: charge("nothing", budget.Prepaid())})
+	got, body = ask(metered.Command{Charges: charge("nothing", budget.Prepaid(0))})
 	require.Equal(t, answered{http.StatusPaymentRequired, ""}, got)
 	require.JSONEq(t, `{"title":"Payment Required","status":402,"code":"budget_exceeded"}`, body)
 	got, _ = ask(metered.Command{Charges: charge("stock", budget.Lifetime(5))})
@@ -292,6 +292,6 @@ func TestWrite_WantOfCreditIs402WhileHoldsAreOpen(t *testing.T) {
 	require.NotEmpty(t, got.retryAfter, "the hold ends within a minute")
 	got, _ = ask(metered.Command{Charges: charge("empty", budget.Lifetime(4))})
 	require.Equal(t, answered{http.StatusConflict, ""}, got)
-	got, _ = ask(metered.Command{Sticky: charge("wallet", budget.Prepaid())})
+	got, _ = ask(metered.Command{Sticky: charge("wallet", budget.Prepaid(0))})
 	require.Equal(t, http.StatusTooManyRequests, got.status)
 }

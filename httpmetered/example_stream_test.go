@@ -42,7 +42,7 @@ func chat(client *metered.Client, w http.ResponseWriter, r *http.Request) error 
 	words := budget.ScopeKey("words", user, "")
 	s, err := metered.Open[streamed](r.Context(), client, metered.Reservation{
 		ID: key, Tenant: user, Name: "chat", Input: prompt,
-		Lines:   []holds.Line{{Scope: words, Amount: 100, Limits: []budget.Limit{budget.PerMonth(150, time.UTC, time.Time{})}}},
+		Lines:   []holds.Line{{Scope: words, Amount: 100, Limits: []budget.Limit{budget.Per(150, budget.Month, time.UTC, time.Time{})}}},
 		Charges: []budget.Charge{{Scope: budget.ScopeKey("requests", user, ""), Amount: 1, Limits: []budget.Limit{budget.PerWindow(60, time.Minute)}}},
 		// Bounds the wait of Open. The work may take longer.
 		OpenTimeout: 5 * time.Second,

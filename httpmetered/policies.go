@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 )
 
@@ -153,8 +154,8 @@ func check(field string, limit budget.Limit) error {
 	case limit.Max < 0 || limit.Max > budget.MaxLimit:
 		return fault.Invalid(errArgument, field+".Max", "%d is not from 0 to %d", limit.Max, int64(budget.MaxLimit))
 	case !limit.Period.IsZero() && limit.Window == 0 && length(limit.Period) > 0:
-	case !limit.Lifetime && !limit.Prepaid && (limit.Window <= 0 || limit.Window > budget.MaxWindow):
-		return fault.Invalid(errArgument, field+".Window", "%v is not from 1µs to %v", limit.Window, budget.MaxWindow)
+	case !limit.Lifetime && !limit.Prepaid && (limit.Window <= 0 || limit.Window > bounds.MaxWindow):
+		return fault.Invalid(errArgument, field+".Window", "%v is not from 1µs to %v", limit.Window, bounds.MaxWindow)
 	}
 	return checkText(field+".Name", limit.Name)
 }

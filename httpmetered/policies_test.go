@@ -19,6 +19,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/httpmetered"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/niltest"
 )
 
@@ -90,7 +91,7 @@ func TestPolicies_WriteNamesTheLimitAndWhenToComeBack(t *testing.T) {
 		return budget.Refusal{Scope: "scope/zed", Limit: l, Used: 333, Held: 444, Requested: 555, Available: available, RetryAfter: after}
 	}
 	other := budget.PerWindow(1, time.Hour).Named("unheard of")
-	prepaid := budget.Prepaid().Named("credit")
+	prepaid := budget.Prepaid(0).Named("credit")
 	for name, test := range map[string]struct {
 		refusals   []budget.Refusal
 		status     int
@@ -225,7 +226,7 @@ func TestNew_RefusesNamesThatNoFieldCanHold(t *testing.T) {
 		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument)
 	}
-	nothing := budget.Prepaid().Named("nothing")
+	nothing := budget.Prepaid(0).Named("nothing")
 	policies(t, httpmetered.PoliciesConfig{Limits: append(many[2:], nothing), Shared: named("~", strings.Repeat("n", httpmetered.MaxNameBytes))})
 	p := policies(t, httpmetered.PoliciesConfig{})
 	for _, size := range []int{0, httpmetered.MaxKeyBytes + 1} {
@@ -242,7 +243,7 @@ func TestFields_StayBelowFourKilobytes(t *testing.T) {
 	receipt := budget.Receipt{Entries: []budget.Posted{{}}}
 	for i := range httpmetered.MaxPolicies {
 		l := budget.Limit{
-			Name: strings.Repeat(`"`, httpmetered.MaxNameBytes-1) + string(rune('a'+i)), Max: budget.MaxLimit, Window: budget.MaxWindow,
+			Name: strings.Repeat(`"`, httpmetered.MaxNameBytes-1) + string(rune('a'+i)), Max: budget.MaxLimit, Window: bounds.MaxWindow,
 		}
 		cfg.Limits = append(cfg.Limits, l)
 		cfg.Units[l.Name] = httpmetered.ConcurrentRequests
@@ -325,7 +326,7 @@ func TestPolicies_NilAndZeroShowNothing(t *testing.T) {
 
 func TestPolicies_OfPeriodsLastUntilTheirEnd(t *testing.T) {
 	t.Parallel()
-	plan := budget.PerMonth(1000, time.UTC, time.Time{}).Named("plan")
+	plan := budget.Per(1000, budget.Month, time.UTC, time.Time{}).Named("plan")
 	cycle := budget.PerPeriod(30, 720*time.Hour, time.Date(2026, 1, 31, 0, 0, 0, 0, time.UTC)).Named("cycle")
 	p := policies(t, httpmetered.PoliciesConfig{Limits: []budget.Limit{plan, cycle}})
 	at := time.Date(2026, 2, 28, 23, 0, 0, 0, time.UTC)

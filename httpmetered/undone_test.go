@@ -217,7 +217,7 @@ func TestIdempotent_AMistakeOfTheProgramIs500(t *testing.T) {
 	for field, limit := range map[string]budget.Limit{
 		"Limits[0].Tell":        budget.PerWindow(10, time.Hour).Named("hourly").Tell(budget.Threshold{Name: "most", Percent: 80}),
 		"Limits[0].Window":      {Max: 10},
-		"Limits[0].Period.Zone": budget.PerDay(10, time.Local, time.Time{}),
+		"Limits[0].Period.Zone": budget.Per(10, budget.Day, time.Local, time.Time{}),
 	} {
 		s := newShop(t, httpmetered.IdempotentConfig{Command: charging(false, limit)}, created)
 		r := s.post("six", "a")

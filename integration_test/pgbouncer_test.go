@@ -267,7 +267,7 @@ func (b *behind) ledger() {
 	from, to := time.Now().Add(-48*time.Hour), time.Now().Add(time.Hour)
 	b.try("Ledger.UsageBetween", func(ctx context.Context) error { return second(l.UsageBetween(ctx, b.pool, scope, from, to)) })
 	b.try("Ledger.Series", func(ctx context.Context) error {
-		return second(l.Series(ctx, b.pool, scope, from, to, budget.ByDay, time.UTC))
+		return second(l.Series(ctx, b.pool, scope, from, to, budget.Day, time.UTC))
 	})
 	b.try("Ledger.SearchEntries", func(ctx context.Context) error {
 		return second(l.SearchEntries(ctx, b.pool, scope, budget.EntrySearch{Note: budget.Note{Actor: "ann"}}))

@@ -369,7 +369,7 @@ func TestCharge_RepeatsARefusalByAWindow(t *testing.T) {
 	require.True(t, len(w.Sent()) == 0 || time.Since(asked) > time.Second)
 
 	// Credit is asked from the ledger: this very transaction may have made room.
-	c := budget.Charge{Scope: "credit", Amount: 1, Limits: []budget.Limit{budget.Prepaid()}}
+	c := budget.Charge{Scope: "credit", Amount: 1, Limits: []budget.Limit{budget.Prepaid(0)}}
 	_, err = p.Charge(t.Context(), tx, c)
 	require.ErrorIs(t, err, budget.ErrExceeded)
 	_, err = f.ledger.Credit(t.Context(), tx, budget.Credit{Scope: "credit", Amount: 1})

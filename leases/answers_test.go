@@ -104,5 +104,5 @@ func TestCharge_OfAVeryGreatCredit(t *testing.T) {
 		values (1, 1, clock_timestamp(), 0, 0, $1, 0, 0, 'd', 'hot')`, int64(math.MaxInt64-1))
 	require.NoError(t, err)
 	p := f.pool(leases.Rule{})
-	f.warm(p, charge(1, budget.CreditLine(1<<50)))
+	f.warm(p, charge(1, budget.Prepaid(1<<50)))
 }

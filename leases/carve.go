@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/observed"
@@ -37,7 +38,7 @@ const MaxCarveTTL = 3660 * 24 * time.Hour
 //		Child: "run/42", From: budget.Charge{Scope: "user/ann", Amount: 500, Limits: limits}, TTL: time.Hour,
 //	})
 //	…
-//	ledger.Charge(ctx, tx, budget.Charge{Scope: "run/42", Amount: 7, Limits: []budget.Limit{budget.Prepaid()}})
+//	ledger.Charge(ctx, tx, budget.Charge{Scope: "run/42", Amount: 7, Limits: []budget.Limit{budget.Prepaid(0)}})
 //	…
 //	lease, err = carver.Close(ctx, tx, "run/42", budget.Note{})
 //
@@ -274,7 +275,7 @@ func checkChild(field, child string) error {
 	if child == "" {
 		return invalid(field, "is empty")
 	}
-	return fault.Text(errArgument, field, child, budget.MaxScopeBytes)
+	return fault.Text(errArgument, field, child, bounds.MaxScopeBytes)
 }
 
 // checkNote checks a note as the ledger does, and the Carver.

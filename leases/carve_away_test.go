@@ -50,7 +50,7 @@ func (r *relay) acts() map[string]func() {
 	return map[string]func(){
 		"credit": func() { r.receive(100, r.ends) },
 		"charge": func() {
-			err := f.charge(pgx.ReadCommitted, r.child, 60, budget.Prepaid())
+			err := f.charge(pgx.ReadCommitted, r.child, 60, budget.Prepaid(0))
 			if err == nil {
 				r.used += 60
 			} else {

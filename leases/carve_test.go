@@ -54,7 +54,7 @@ func (f *carving) in(level pgx.TxIsoLevel, do func(tx pgx.Tx) error) error {
 func (f *carving) carve(level pgx.TxIsoLevel, child, parent string, amount int64) (l leases.Lease, err error) {
 	err = f.in(level, func(tx pgx.Tx) (err error) {
 		l, err = f.carver.Carve(context.Background(), tx, leases.Carving{
-			Child: child, From: budget.Charge{Scope: parent, Amount: amount, Limits: []budget.Limit{budget.Prepaid()}}, TTL: time.Hour,
+			Child: child, From: budget.Charge{Scope: parent, Amount: amount, Limits: []budget.Limit{budget.Prepaid(0)}}, TTL: time.Hour,
 		})
 		return err
 	})
@@ -108,17 +108,17 @@ func TestCarve_TheChildsChargesAreCapturedAtTheParent(t *testing.T) {
 		require.Equal(t, []any{int64(600), "run", "user"}, []any{l.Granted, l.Child, l.Scope})
 		require.WithinDuration(t, time.Now().Add(time.Hour), l.EndsAt, time.Minute)
 		f.stands("user", 0, 0, 600)
-		require.ErrorIs(t, f.charge(level, "user", 401, budget.Prepaid()), budget.ErrExceeded)
-		require.NoError(t, f.charge(level, "user", 100, budget.Prepaid()))
-		require.NoError(t, f.charge(level, "run", 250, budget.Prepaid()))
-		require.ErrorIs(t, f.charge(level, "run", 351, budget.Prepaid()), budget.ErrExceeded)
+		require.ErrorIs(t, f.charge(level, "user", 401, budget.Prepaid(0)), budget.ErrExceeded)
+		require.NoError(t, f.charge(level, "user", 100, budget.Prepaid(0)))
+		require.NoError(t, f.charge(level, "run", 250, budget.Prepaid(0)))
+		require.ErrorIs(t, f.charge(level, "run", 351, budget.Prepaid(0)), budget.ErrExceeded)
 
 		l, err = f.close(level, "run")
 		require.NoError(t, err)
 		require.NotZero(t, l.SettledAt)
 		require.Equal(t, []any{int64(250), "ann"}, []any{l.Spent, l.SettledBy})
 		f.stands("user", 350, 0, 0)
-		require.NoError(t, f.charge(level, "user", 650, budget.Prepaid()), "the rest is free again")
+		require.NoError(t, f.charge(level, "user", 650, budget.Prepaid(0)), "the rest is free again")
 
 		again, err := f.close(level, "run")
 		require.NoError(t, err)
@@ -146,7 +146,7 @@ func TestCarve_AClosedChildLetsNothingIn(t *testing.T) {
 			},
 			"a charge with another scope": func(tx pgx.Tx) error {
 				_, err := f.ledger.Charge(t.Context(), tx, budget.Charge{Scope: "run", Amount: 1, Limits: []budget.Limit{budget.PerWindow(1_000, time.Hour)}},
-					budget.Charge{Scope: "user", Amount: 9_999, Limits: []budget.Limit{budget.Prepaid()}})
+					budget.Charge{Scope: "user", Amount: 9_999, Limits: []budget.Limit{budget.Prepaid(0)}})
 				return err
 			},
 			"a look": func(tx pgx.Tx) error {
@@ -192,7 +192,7 @@ func TestCarve_AClosedChildLetsNothingIn(t *testing.T) {
 		require.Zero(t, e.HoldDue)
 		kinds = append(kinds, e.Kind)
 	}
-	require.Equal(t, []budget.Kind{budget.KindCredit, budget.KindCharge, budget.KindClose}, kinds)
+	require.Equal(t, []budget.Kind{budget.Kind("credit"), budget.Kind("charge"), budget.Kind("close")}, kinds)
 	require.Equal(t, "close", pgtest.Value[string](t, f.db, `select kind from metered.statement where scope = 'run' order by seq desc limit 1`))
 }
 
@@ -286,7 +286,7 @@ func TestCarve_ClosingIsFencedAtEveryLevel(t *testing.T) {
 					if n == 3 && w == 0 {
 						close(closing)
 					}
-					switch err := f.charge(levels[w%3], child, 3, budget.Prepaid()); {
+					switch err := f.charge(levels[w%3], child, 3, budget.Prepaid(0)); {
 					case err == nil:
 						charged.Add(3)
 					case errors.Is(err, budget.ErrScopeClosed):

@@ -29,7 +29,7 @@ func ExampleCarver_Carve() {
 		log.Fatal(err)
 	}
 	daily := []budget.Limit{budget.PerWindow(1_000, 24*time.Hour)}
-	prepaid := []budget.Limit{budget.Prepaid()}
+	prepaid := []budget.Limit{budget.Prepaid(0)}
 
 	// In a program each of these steps is a transaction of its own, with the writes that belong to it.
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -116,7 +116,7 @@ func ExampleCarver_Receive() {
 	step(away, func(tx pgx.Tx) (leases.Lease, error) {
 		return carver.Receive(ctx, tx, leases.Received{Child: "run/42", Amount: lease.Granted, EndsAt: lease.EndsAt})
 	})
-	_, err = ledger.ChargeNow(ctx, away, budget.Charge{Scope: "run/42", Amount: 120, Limits: []budget.Limit{budget.Prepaid()}})
+	_, err = ledger.ChargeNow(ctx, away, budget.Charge{Scope: "run/42", Amount: 120, Limits: []budget.Limit{budget.Prepaid(0)}})
 	if err != nil {
 		log.Fatal(err)
 	}

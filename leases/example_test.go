@@ -119,7 +119,7 @@ func ExamplePool_History() {
 		if err != nil {
 			log.Fatal(err)
 		}
-		if entry.Kind == budget.KindCharge { // a lease's own entries are holds and captures
+		if entry.Kind == "charge" { // a lease's own entries are holds and captures
 			spent[entry.Note.Actor] += entry.Amount
 		}
 	}

@@ -301,7 +301,7 @@ func (h *history) set(now time.Time) {
 }
 
 func (h *history) repair() {
-	var done budget.ClockRepair
+	var done budget.ClockState
 	require.NoError(h.T, h.in(func(tx pgx.Tx) (err error) {
 		done, err = h.ledger.RepairClock(h.Context(), tx, h.scope, budget.Note{})
 		return err

@@ -13,7 +13,7 @@ import (
 // A refusal is remembered for seconds, however far its retry time, and for the amount that was asked.
 func TestSlot_ARefusalIsRememberedForSecondsAndForItsAmount(t *testing.T) {
 	t.Parallel()
-	month := budget.PerMonth(10, time.UTC, time.Time{})
+	month := budget.Per(10, budget.Month, time.UTC, time.Time{})
 	refused := func(amount int64, limit budget.Limit, after time.Duration) *budget.ExceededError {
 		return &budget.ExceededError{Refusals: []budget.Refusal{
 			{Limit: limit, Requested: amount, RetryAfter: after}, {Limit: limit, Requested: amount, RetryAfter: after / 2}}}

@@ -144,7 +144,7 @@ func TestThreshold_OnSpendingIsReportedWhenALeaseIsSettled(t *testing.T) {
 	})
 	require.NoError(t, err)
 	_, err = pgtest.InTx(t.Context(), f.db, func(tx pgx.Tx) (leases.Lease, error) {
-		if _, err := ledger.Charge(t.Context(), tx, budget.Charge{Scope: "child", Amount: 30, Limits: []budget.Limit{budget.Prepaid()}}); err != nil {
+		if _, err := ledger.Charge(t.Context(), tx, budget.Charge{Scope: "child", Amount: 30, Limits: []budget.Limit{budget.Prepaid(0)}}); err != nil {
 			return leases.Lease{}, err
 		}
 		return carver.Close(t.Context(), tx, "child", budget.Note{})

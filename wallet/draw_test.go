@@ -82,11 +82,11 @@ func TestLot_EndsWhenItIsDueSweptOrNot(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, -5, u[0].Used)
 	kinds, _ := f.kinds(1)
-	require.Equal(t, []budget.Kind{budget.KindCredit, budget.KindCredit, budget.KindCharge}, kinds)
+	require.Equal(t, []budget.Kind{budget.Kind("credit"), budget.Kind("credit"), budget.Kind("charge")}, kinds)
 	d := f.draw(2)
 	require.Equal(t, map[string]int64{"rest": 2}, parts(d))
 	kinds, amounts := f.kinds(4)
-	require.Equal(t, []budget.Kind{budget.KindLapse, budget.KindCharge}, kinds)
+	require.Equal(t, []budget.Kind{budget.Kind("lapse"), budget.Kind("charge")}, kinds)
 	require.Equal(t, []int64{6, 2}, amounts)
 	require.EqualValues(t, 5, d.Seq)
 	// A clock that is set back does not bring it to life.
@@ -150,7 +150,7 @@ func TestCharge_KeepsTheLimitsThatItNames(t *testing.T) {
 		require.Equal(t, limit, exceeded.Refusals[0].Limit.Name)
 		require.Len(t, exceeded.Refusals, 1)
 	}
-	month := budget.PerMonth(40, time.UTC, time.Time{}).Named("month")
+	month := budget.Per(40, budget.Month, time.UTC, time.Time{}).Named("month")
 	refusedBy(charge(f.book.Charge("ann", 41, month)), "month")
 	refusedBy(charge(f.book.Charge("ann", 111)), "credit")
 	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) {
@@ -200,7 +200,7 @@ func TestBatch_SpendsLots(t *testing.T) {
 	}
 	f.has(0)
 	kinds, _ := f.kinds(3)
-	require.Equal(t, []budget.Kind{budget.KindLapse, budget.KindCharge, budget.KindCharge}, kinds)
+	require.Equal(t, []budget.Kind{budget.Kind("lapse"), budget.Kind("charge"), budget.Kind("charge")}, kinds)
 }
 
 // A clock was ahead, and is repaired: lots that ended by it have ended.
@@ -215,7 +215,7 @@ func TestLot_EndsByTheEntrysTimeWhereTheClockIsBehind(t *testing.T) {
 	f.grant(wallet.Grant{Amount: 1, Reference: "new"})
 	f.clock.Set(noon)
 	f.has(6)
-	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockRepair, error) {
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockState, error) {
 		return f.ledger.RepairClock(ctx, tx, "ann", budget.Note{})
 	})
 	require.NoError(t, err)

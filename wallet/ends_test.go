@@ -40,7 +40,7 @@ func TestRefund_ToALotThatHasEndedFollowsItsPolicy(t *testing.T) {
 			case "lapses":
 				require.Equal(t, map[string]int64{"b": 5}, f.left())
 				kinds, _ := f.kinds(d.Seq + 1)
-				require.Equal(t, []budget.Kind{budget.KindRefund, budget.KindLapse}, kinds)
+				require.Equal(t, []budget.Kind{budget.Kind("refund"), budget.Kind("lapse")}, kinds)
 				f.refund(d.Seq, 4)
 				f.has(5)
 				return

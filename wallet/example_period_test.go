@@ -21,7 +21,7 @@ func Example_period() {
 	check(err)
 	book, err := wallet.New(ledger, wallet.Config{})
 	check(err)
-	plan := budget.PerMonth(3000, time.UTC, time.Time{}) // units, and the month in which they come
+	plan := budget.Per(3000, budget.Month, time.UTC, time.Time{}) // units, and the month in which they come
 
 	// credit is that of a period: from bought on.
 	credit := func(start, end, bought time.Time) int64 {

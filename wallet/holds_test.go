@@ -51,7 +51,7 @@ func TestReservation_KeepsItsLotsAfterTheirEnd(t *testing.T) {
 	f.capture(holds.Capture{IDs: []string{"r"}, Lines: []holds.Line{{Scope: "ann", Amount: 12}}})
 	f.has(8)
 	kinds, _ := f.kinds(3)
-	require.Equal(t, []budget.Kind{budget.KindHold, budget.KindCapture, budget.KindRelease}, kinds)
+	require.Equal(t, []budget.Kind{budget.Kind("hold"), budget.Kind("capture"), budget.Kind("release")}, kinds)
 }
 
 func TestReservation_FreedUnitsOfAnEndedLotLapseAtOnce(t *testing.T) {
@@ -156,7 +156,7 @@ func TestLease_OfAWalletKeepsItsLots(t *testing.T) {
 	})
 	require.NoError(t, err)
 	require.EqualValues(t, 5, f.balance().Units)
-	_, err = f.ledger.ChargeNow(t.Context(), f.pool, budget.Charge{Scope: "run", Amount: 4, Limits: []budget.Limit{budget.Prepaid()}})
+	_, err = f.ledger.ChargeNow(t.Context(), f.pool, budget.Charge{Scope: "run", Amount: 4, Limits: []budget.Limit{budget.Prepaid(0)}})
 	require.NoError(t, err)
 	f.clock.Set(noon.Add(time.Hour))
 	require.EqualValues(t, 5, f.balance().Units)
@@ -166,6 +166,6 @@ func TestLease_OfAWalletKeepsItsLots(t *testing.T) {
 	require.NoError(t, err)
 	f.has(10)
 	kinds, amounts := f.kinds(4)
-	require.Equal(t, []budget.Kind{budget.KindCapture, budget.KindRelease, budget.KindLapse}, kinds)
+	require.Equal(t, []budget.Kind{budget.Kind("capture"), budget.Kind("release"), budget.Kind("lapse")}, kinds)
 	require.Equal(t, []int64{4, 11, 6}, amounts)
 }

@@ -88,7 +88,7 @@ func TestLot_EndsAgainAfterAClockRepair(t *testing.T) {
 	f.clock.Set(noon.Add(10 * time.Hour))
 	f.expire()
 	f.clock.Set(noon.Add(time.Hour))
-	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockRepair, error) {
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockState, error) {
 		return f.ledger.RepairClock(ctx, tx, "ann", budget.Note{})
 	})
 	require.NoError(t, err)

@@ -136,7 +136,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 			require.NoError(t, err)
 			_, _ = f.tryDraw(wallet.Draw{Amount: 1})
 			f.clock.Set(back)
-			_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockRepair, error) {
+			_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockState, error) {
 				return f.ledger.RepairClock(ctx, tx, "ann", budget.Note{})
 			})
 		default:

@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/wallet"
@@ -457,7 +458,7 @@ func TestThresholds_ADrawBeyondTheirNumberIsRefused(t *testing.T) {
 	f.grant(wallet.Grant{Amount: 1000})
 	later := 1
 	f.grant(wallet.Grant{Amount: 60, For: time.Hour, Priority: &later})
-	for n := range budget.MaxScopeThresholds {
+	for n := range bounds.MaxScopeThresholds {
 		name := fmt.Sprint("limit ", n)
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
 			return f.ledger.Charge(ctx, tx, budget.Charge{Scope: "ann", Amount: 1, Limits: []budget.Limit{
@@ -465,7 +466,7 @@ func TestThresholds_ADrawBeyondTheirNumberIsRefused(t *testing.T) {
 		})
 		require.NoError(t, err)
 	}
-	require.Len(t, f.crossed(), budget.MaxScopeThresholds)
+	require.Len(t, f.crossed(), bounds.MaxScopeThresholds)
 	_, err := f.tryDraw(wallet.Draw{Wallet: "ann", Amount: 950})
 	require.ErrorIs(t, err, budget.ErrThresholds)
 	f.draw(930)

@@ -277,7 +277,7 @@ func TestParse_LimitsOfSomeScopes(t *testing.T) {
 	}
 	require.Error(t, l.Set("org/* x"))
 	require.Equal(t, []budget.Limit{budget.PerWindow(300, time.Minute).Named("a minute"), budget.PerWindow(20_000, 24*time.Hour)}, l[:3].of("org/acme"))
-	require.Equal(t, []budget.Limit{budget.Prepaid()}, l[:3].of("wallet/1"))
+	require.Equal(t, []budget.Limit{budget.Prepaid(0)}, l[:3].of("wallet/1"))
 	require.Empty(t, l.of("api/calls"))
 	require.NoError(t, l.Set("7/1h"))
 	require.Len(t, l.of("api/calls"), 1, "a limit without a pattern is of all scopes")

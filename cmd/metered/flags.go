@@ -127,9 +127,9 @@ func parseLimit(text string) (limit budget.Limit, err error) {
 	}
 	switch {
 	case rule == "prepaid":
-		limit = budget.Prepaid()
+		limit = budget.Prepaid(0)
 	case units == "credit":
-		limit = budget.CreditLine(number(window))
+		limit = budget.Prepaid(number(window))
 	case window == "lifetime":
 		limit = budget.Lifetime(number(units))
 	default:

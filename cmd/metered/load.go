@@ -33,7 +33,7 @@ var (
 	}
 	seatLimits   = []budget.Limit{budget.Lifetime(1).Named("seats")}
 	callLimits   = []budget.Limit{budget.PerWindow(100_000, time.Hour).Named("an hour")}
-	walletLimits = []budget.Limit{budget.Prepaid().Named("credit")}
+	walletLimits = []budget.Limit{budget.Prepaid(0).Named("credit")}
 )
 
 // demoLimits are the limits of one of the load's scopes.

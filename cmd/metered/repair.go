@@ -51,7 +51,7 @@ repaired before an interruption stay so.`,
 	})
 }
 
-func scopesAhead(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, tolerance time.Duration, only []string) (all []budget.ScopeAhead, err error) {
+func scopesAhead(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, tolerance time.Duration, only []string) (all []budget.ClockState, err error) {
 	err = readOnly(ctx, pool, func(tx pgx.Tx) error {
 		for s, err := range ledger.Ahead(ctx, tx, tolerance) {
 			if err != nil {
@@ -66,7 +66,7 @@ func scopesAhead(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger,
 	return all, err
 }
 
-func (a *app) repair(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, ahead []budget.ScopeAhead, note budget.Note, yes bool) error {
+func (a *app) repair(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, ahead []budget.ClockState, note budget.Note, yes bool) error {
 	if len(ahead) == 0 {
 		if !a.json {
 			fmt.Fprintln(a.out, "No scope is ahead of the clock.")
@@ -89,7 +89,7 @@ func (a *app) repair(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Led
 	t := a.table("SCOPE", "ENTRY", "AT", "WAS AHEAD")
 	defer t.flush()
 	for _, s := range ahead {
-		var r budget.ClockRepair
+		var r budget.ClockState
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
 			r, err = ledger.RepairClock(ctx, tx, s.Scope, note)
 			return err
@@ -113,7 +113,7 @@ func (a *app) repair(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Led
 	return nil
 }
 
-// repaired is a budget.ClockRepair beside the name of its scope.
+// repaired is a budget.ClockState beside the name of its scope.
 type repaired struct {
 	Repaired bool      `json:"repaired"`
 	Seq      int64     `json:"seq"`

@@ -14,7 +14,7 @@ func (a *app) seriesCmd() *cobra.Command {
 	var from, to, by, zone string
 	c := &cobra.Command{
 		Use:   "series SCOPE",
-		Short: "Show the usage of a scope by hour, day, week or month",
+		Short: "Show the usage of a scope by hour, day, week, month or year",
 		Long: `Series cuts a period into hours, days, weeks, months, or parts of a fixed length, by the clock of a time zone, and shows
 the scope's usage in each. Billed is charges less their refunds until now. Used is charges less the refunds made in that
 time. It takes a few look-ups for each part, for any number of entries.
@@ -27,16 +27,20 @@ If entries of the period were purged, it fails, instead of counting too little.`
 	flags := c.Flags()
 	flags.StringVar(&from, "from", "", "the first time of the period; defaults to 30 parts before its end")
 	flags.StringVar(&to, "to", "", "the first time that is no longer part of it; defaults to now")
-	flags.StringVar(&by, "by", "day", "hour, day, week, month, or a duration such as 15m")
+	flags.StringVar(&by, "by", "day", "hour, day, week, month, year, or a duration such as 15m")
 	flags.StringVar(&zone, "timezone", "UTC", "the time zone, as in Europe/Berlin")
 	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		place, err := time.LoadLocation(zone)
 		if err != nil {
 			return usagef("--timezone: %v", err)
 		}
-		bucket, err := budget.ParseBucket(by)
-		if err != nil {
-			return usagef("--by: %v", err)
+		unit := budget.Unit(by)
+		switch unit {
+		case budget.Hour, budget.Day, budget.Week, budget.Month, budget.Year:
+		default:
+			if d, err := time.ParseDuration(by); err != nil || d <= 0 || d%time.Microsecond != 0 {
+				return usagef("--by: %q is neither hour, day, week, month, year nor a duration such as 15m", by)
+			}
 		}
 		begin, err := optionalTime("--from", from, place)
 		if err != nil {
@@ -60,9 +64,9 @@ If entries of the period were purged, it fails, instead of counting too little.`
 				}
 			}
 			if begin.IsZero() {
-				begin = before(end.In(place), bucket)
+				begin = before(end.In(place), unit)
 			}
-			all, err := ledger.Series(ctx, tx, args[0], begin, end, bucket, place)
+			all, err := ledger.Series(ctx, tx, args[0], begin, end, unit, place)
 			if err != nil {
 				return err
 			}
@@ -97,18 +101,21 @@ func optionalTime(flag, text string, in *time.Location) (time.Time, error) {
 }
 
 // before is where a period of 30 parts begins, the part that end is in included.
-func before(end time.Time, bucket budget.Bucket) time.Time {
+func before(end time.Time, unit budget.Unit) time.Time {
 	const parts = 29
 	y, m, d := end.Date()
-	switch bucket {
-	case budget.ByHour:
+	switch unit {
+	case budget.Hour:
 		return end.Truncate(time.Hour).Add(-parts * time.Hour)
-	case budget.ByDay:
+	case budget.Day:
 		return time.Date(y, m, d-parts, 0, 0, 0, 0, end.Location())
-	case budget.ByWeek:
+	case budget.Week:
 		return time.Date(y, m, d-parts*7-(int(end.Weekday())+6)%7, 0, 0, 0, 0, end.Location())
-	case budget.ByMonth:
+	case budget.Month:
 		return time.Date(y, m-parts, 1, 0, 0, 0, 0, end.Location())
+	case budget.Year:
+		return time.Date(y-parts, 1, 1, 0, 0, 0, 0, end.Location())
 	}
-	return end.Add(-(parts + 1) * time.Duration(bucket))
+	length, _ := time.ParseDuration(string(unit))
+	return end.Add(-(parts + 1) * length)
 }

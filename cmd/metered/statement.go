@@ -127,9 +127,9 @@ func used(e budget.Entry) int64 { return e.Spent - e.Refunded - e.Credited }
 // change is the amount that an entry adds to usage.
 func change(e budget.Entry) int64 {
 	switch e.Kind {
-	case budget.KindCharge, budget.KindCapture, budget.KindLapse, budget.KindRevoke, budget.KindRollOver:
+	case "charge", "capture", "lapse", "revoke", "roll over":
 		return e.Amount
-	case budget.KindRefund, budget.KindCredit:
+	case "refund", "credit":
 		return -e.Amount
 	}
 	return 0

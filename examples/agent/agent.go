@@ -33,7 +33,7 @@ func newOffice(db *pgxpool.Pool) (*office, error) {
 }
 
 // monthly is the limit of a user's agents. It judges a run's budget once, when the run begins.
-var monthly = []budget.Limit{budget.PerMonth(1_000, time.UTC, time.Time{}).Named("month")}
+var monthly = []budget.Limit{budget.Per(1_000, budget.Month, time.UTC, time.Time{}).Named("month")}
 
 func userScope(user string) string { return budget.ScopeKey("user", user, "") }
 
@@ -67,7 +67,7 @@ func (r *run) sub(ctx context.Context, name string, units int64, after time.Dura
 func (r *run) part(name string, units int64, after time.Duration) leases.Carving {
 	return leases.Carving{
 		Child: r.scope + "/" + name, TTL: after,
-		From: budget.Charge{Scope: r.scope, Amount: units, Limits: []budget.Limit{budget.Prepaid()}},
+		From: budget.Charge{Scope: r.scope, Amount: units, Limits: []budget.Limit{budget.Prepaid(0)}},
 	}
 }
 
@@ -110,7 +110,7 @@ func (r *run) end(ctx context.Context) (lease leases.Lease, err error) {
 func (r *run) call(ctx context.Context, id, tool string, units int64) (left int64, replayed bool, err error) {
 	out, err := metered.Do(ctx, r.client, metered.Command{
 		ID: id, Tenant: r.scope, Name: tool,
-		Charges: []budget.Charge{{Scope: r.scope, Amount: units, Limits: []budget.Limit{budget.Prepaid()}}},
+		Charges: []budget.Charge{{Scope: r.scope, Amount: units, Limits: []budget.Limit{budget.Prepaid(0)}}},
 	}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 		_, err := tx.Exec(ctx, `insert into calls (run, id, tool, units) values ($1, $2, $3, $4)`, r.scope, id, tool, units)
 		return nil, err

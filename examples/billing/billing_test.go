@@ -123,7 +123,7 @@ func (f *fixture) invoice(starts time.Time) invoice {
 	var lines []byte
 	require.NoError(f.t, f.pool.QueryRow(f.t.Context(), `select lines from invoices where account = 'ann' and starts = $1`, starts).Scan(&lines))
 	require.NoError(f.t, json.Unmarshal(lines, &in))
-	series, err := f.metered.Budget.Series(f.t.Context(), f.pool, scope("ann"), in.Starts, in.Ends, budget.ByDay, f.zone)
+	series, err := f.metered.Budget.Series(f.t.Context(), f.pool, scope("ann"), in.Starts, in.Ends, budget.Day, f.zone)
 	require.NoError(f.t, err)
 	var used, refunded int64
 	for _, day := range series {

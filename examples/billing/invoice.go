@@ -47,20 +47,20 @@ func (s *service) month(ctx context.Context, db budget.Querier, a account) (invo
 		}
 		var change int64
 		switch line.Kind {
-		case budget.KindCredit:
+		case "credit":
 			change, in.Granted = line.Amount, in.Granted+line.Amount
-		case budget.KindRollOver: // the credit behind it is the same again
+		case "roll over": // the credit behind it is the same again
 			change, in.Granted = -line.Amount, in.Granted-line.Amount
-		case budget.KindCharge, budget.KindCapture:
+		case "charge", "capture":
 			change, in.Used = -line.Amount, in.Used+line.Amount
 			for _, m := range line.Lots {
 				in.Of[m.Category] += m.Amount
 			}
-		case budget.KindRefund:
+		case "refund":
 			change, in.Refunded = line.Amount, in.Refunded+line.Amount
-		case budget.KindLapse:
+		case "lapse":
 			change, in.Lapsed = -line.Amount, in.Lapsed+line.Amount
-		case budget.KindRevoke:
+		case "revoke":
 			change, in.Revoked = -line.Amount, in.Revoked+line.Amount
 		}
 		in.Closing = line.Balance + line.Held

@@ -109,7 +109,7 @@ func (a account) month() (budget.Limit, error) {
 	if err != nil {
 		return budget.Limit{}, err
 	}
-	limit := budget.PerMonth(plans[a.Plan].Cap, zone, a.Since).Named("month")
+	limit := budget.Per(plans[a.Plan].Cap, budget.Month, zone, a.Since).Named("month")
 	return limit.Tell(budget.Threshold{Name: "80%", Percent: 80}), nil
 }
 

@@ -79,7 +79,7 @@ func (reached) Kind() string { return "threshold" }
 
 // crossed enqueues the alert in the transaction of the charge that reached the threshold: both commit, or none does.
 // It is called once a month for each threshold, even after refunds, changes and further charges.
-func crossed(enqueuer *jobs.Enqueuer) budget.OnThreshold {
+func crossed(enqueuer *jobs.Enqueuer) func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
 	return func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
 		_, err := enqueuer.Enqueue(ctx, tx, reached{c.Scope, c.PeriodStart, c.Threshold.Name, c.Used}, nil)
 		return err

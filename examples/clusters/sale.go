@@ -35,7 +35,7 @@ var scopes = map[string]string{"eu": acme, "us": part}
 // sell sells 10 units in a cluster, in a command of its own: with the same id it is never sold twice.
 func (s *sale) sell(ctx context.Context, cluster, id string) error {
 	_, err := metered.Do[int](ctx, s.clients[cluster], metered.Command{ID: id, Charges: []budget.Charge{
-		{Scope: scopes[cluster], Amount: 10, Limits: []budget.Limit{budget.Prepaid()}},
+		{Scope: scopes[cluster], Amount: 10, Limits: []budget.Limit{budget.Prepaid(0)}},
 	}}, nil)
 	return err
 }
@@ -95,7 +95,7 @@ func (s *sale) run(ctx context.Context, crash func() error, recover func(context
 	}
 	link := carvejobs.Link{Home: "eu", Away: "us", Child: part}
 	_, err = s.clusters.Carve(ctx, carvejobs.Carving{
-		Link: link, From: budget.Charge{Scope: acme, Amount: 400, Limits: []budget.Limit{budget.Prepaid()}}, TTL: time.Hour,
+		Link: link, From: budget.Charge{Scope: acme, Amount: 400, Limits: []budget.Limit{budget.Prepaid(0)}}, TTL: time.Hour,
 	})
 	if err != nil {
 		return err

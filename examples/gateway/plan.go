@@ -52,7 +52,7 @@ func (c *caller) measures() (all []measure) {
 			spent.scope, spent.limits = credit(a.ID), []budget.Limit{c.credit}
 		}
 		if a.Monthly != nil {
-			spent.limits = append(spent.limits, budget.PerMonth(*a.Monthly, c.zone, time.Time{}).Named(a.Level+"-monthly").Tell(nearlyUsed, usedUp))
+			spent.limits = append(spent.limits, budget.Per(*a.Monthly, budget.Month, c.zone, time.Time{}).Named(a.Level+"-monthly").Tell(nearlyUsed, usedUp))
 		}
 		all = append(all, spent)
 		perMinute := func(unit string, most *int64) {

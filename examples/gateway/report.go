@@ -125,7 +125,7 @@ func (g *gateway) invoice(w http.ResponseWriter, r *http.Request) error {
 // bill makes the invoice, from the snapshot of tx.
 func (g *gateway) bill(ctx context.Context, tx pgx.Tx, organisation string, location *time.Location, from time.Time) (*invoice, error) {
 	bill := &invoice{Organisation: organisation, From: from, To: from.AddDate(0, 1, 0), Days: []dayItem{}, Teams: []invoiceRow{}}
-	days, err := g.metered.Budget.Series(ctx, tx, credit(organisation), bill.From, bill.To, budget.ByDay, location)
+	days, err := g.metered.Budget.Series(ctx, tx, credit(organisation), bill.From, bill.To, budget.Day, location)
 	if err != nil {
 		return nil, err
 	}

@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
 // refusedLooked is how many records RefusedLimits looks at.
@@ -24,7 +25,7 @@ func (r *Reader) RefusedLimits(ctx context.Context, scope string) ([]budget.Limi
 			return l, err
 		}
 		return l, json.Unmarshal(text, &l)
-	}, scope, refusedLooked, budget.MaxLimits)
+	}, scope, refusedLooked, bounds.MaxLimits)
 	return limits, failed("refused limits", err)
 }
 

@@ -66,7 +66,7 @@ func TestWallet_HasUnitsLotsAndTheNextEnd(t *testing.T) {
 		o, err := r.Overview(ctx)
 		require.NoError(t, err)
 		require.Zero(t, o.LotsDue.N)
-		e, err := r.Explain(ctx, budget.Charge{Scope: "ann", Amount: 136, Limits: []budget.Limit{budget.Prepaid()}})
+		e, err := r.Explain(ctx, budget.Charge{Scope: "ann", Amount: 136, Limits: []budget.Limit{budget.Prepaid(0)}})
 		require.NoError(t, err)
 		require.False(t, e.Fits)
 		require.EqualValues(t, 135, e.Wallet.Units)
@@ -157,7 +157,7 @@ func TestScope_SaysWhichThresholdsWereReached(t *testing.T) {
 	require.NoError(t, err)
 	f.tx(func(tx pgx.Tx) error {
 		_, err := ledger.Charge(t.Context(), tx, budget.Charge{Scope: "org/a", Amount: 80, Limits: []budget.Limit{
-			budget.PerDay(100, time.UTC, time.Time{}).Named("plan").Tell(budget.Threshold{Name: "80 %", Percent: 80}, budget.Threshold{Name: "over"}),
+			budget.Per(100, budget.Day, time.UTC, time.Time{}).Named("plan").Tell(budget.Threshold{Name: "80 %", Percent: 80}, budget.Threshold{Name: "over"}),
 			budget.PerPeriod(90, time.Hour, nine).Named("hour").Tell(budget.Threshold{Name: "10 left", Left: 10}),
 			budget.Lifetime(100).Named("credit").Tell(budget.Threshold{Name: "low", Left: 20, Rearm: 5}, budget.Threshold{Name: "spent", Left: 20, Rearm: 5, Spent: true}),
 			budget.PerWindow(160, time.Hour).Named("hourly").Tell(budget.Threshold{Name: "half", Percent: 50, Spent: true}),
@@ -166,7 +166,7 @@ func TestScope_SaysWhichThresholdsWereReached(t *testing.T) {
 	})
 	f.tx(func(tx pgx.Tx) error { // on the day after, it has no threshold that was reached
 		_, err := ledger.Charge(t.Context(), tx, budget.Charge{Scope: "org/b", Amount: 80, Limits: []budget.Limit{
-			budget.PerDay(100, time.UTC, time.Time{}).Named("plan").Tell(budget.Threshold{Name: "80 %", Percent: 80})}})
+			budget.Per(100, budget.Day, time.UTC, time.Time{}).Named("plan").Tell(budget.Threshold{Name: "80 %", Percent: 80})}})
 		heard = heard[:5]
 		return err
 	})

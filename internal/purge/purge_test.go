@@ -8,6 +8,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/purge"
@@ -18,7 +19,7 @@ func TestCheck_RefusesOptionsJustOutOfBounds(t *testing.T) {
 	t.Parallel()
 	kind := fault.New("kind", "kind")
 	for field, all := range map[string][]purge.Options{
-		"PurgeOptions.OlderThan": {{}, {OlderThan: -time.Hour}, {OlderThan: time.Second - 1}, {OlderThan: budget.MaxWindow + 1}},
+		"PurgeOptions.OlderThan": {{}, {OlderThan: -time.Hour}, {OlderThan: time.Second - 1}, {OlderThan: bounds.MaxWindow + 1}},
 		"PurgeOptions.Batch":     {{OlderThan: time.Hour, Batch: -1}, {OlderThan: time.Hour, Batch: 10_001}},
 	} {
 		for _, opts := range all {
@@ -40,7 +41,7 @@ func TestPurge_TakesOptionsJustWithinBounds(t *testing.T) {
 	require.NoError(t, err)
 	book, err := holds.New(ledger, holds.Config{})
 	require.NoError(t, err)
-	for _, opts := range []purge.Options{{OlderThan: time.Second, Batch: 10_000}, {OlderThan: budget.MaxWindow, Batch: 1}} {
+	for _, opts := range []purge.Options{{OlderThan: time.Second, Batch: 10_000}, {OlderThan: bounds.MaxWindow, Batch: 1}} {
 		n, err := store.Purge(t.Context(), pool, tokens.PurgeOptions(opts))
 		require.NoError(t, err)
 		require.Zero(t, n)

@@ -16,6 +16,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/tokens"
@@ -244,18 +245,18 @@ func TestBounds_AreThoseOfGo(t *testing.T) {
 		unit           schema.Unit
 		want           int
 	}{
-		{"charge", "charges", schema.Items, budget.MaxScopes}, {"charge", "limits", schema.Items, budget.MaxLimits}, {"charge", "scope", schema.Bytes, budget.MaxScopeBytes},
-		{"charge_each", "charges", schema.Items, budget.MaxBatch}, {"charge_each", "events", schema.Items, budget.MaxBatch}, {"charge", "thresholds", schema.Lines, budget.MaxThresholds},
-		{"usage", "scopes", schema.Items, budget.MaxQueries}, {"usage_at", "times", schema.Items, budget.MaxBuckets + 1}, {"create_scopes", "scopes", schema.Items, budget.MaxResources},
-		{"search_entries", "look", schema.Value, budget.MaxSearch}, {"search_entries", "most", schema.Value, budget.MaxFound},
+		{"charge", "charges", schema.Items, bounds.MaxScopes}, {"charge", "limits", schema.Items, bounds.MaxLimits}, {"charge", "scope", schema.Bytes, bounds.MaxScopeBytes},
+		{"charge_each", "charges", schema.Items, budget.MaxBatch}, {"charge_each", "events", schema.Items, budget.MaxBatch}, {"charge", "thresholds", schema.Lines, bounds.MaxThresholds},
+		{"usage", "scopes", schema.Items, bounds.MaxQueries}, {"usage_at", "times", schema.Items, bounds.MaxBuckets + 1}, {"create_scopes", "scopes", schema.Items, bounds.MaxResources},
+		{"search_entries", "look", schema.Value, bounds.MaxSearch}, {"search_entries", "most", schema.Value, bounds.MaxFound},
 		{"capture_holds", "ids", schema.Items, holds.MaxHolds}, {"place", "id", schema.Bytes, holds.MaxIDBytes}, {"place", "metadata", schema.Bytes, holds.MaxMetadataBytes},
 		{"sweep_holds", "max_holds", schema.Value, holds.MaxSweepBatch}, {"mint_tokens", "minted", schema.Items, tokens.MaxMints}, {"mint_tokens", "payload", schema.Bytes, tokens.MaxPayloadLen},
 		{"mint_tokens", "purpose", schema.Bytes, tokens.MaxPurposeLen}, {"mint_tokens", "subject", schema.Bytes, tokens.MaxSubjectLen}, {"mint_tokens", "uses", schema.Value, tokens.MaxUses},
 	} {
 		require.Equal(t, same.want, schema.BoundOf(same.function, same.name, same.unit), "%s: %s", same.function, same.name)
 	}
-	line := len(fmt.Sprintf("%d %d %s/%s/%s\n", int64(budget.MaxLimit), -int64(budget.MaxLimit), "W", strings.Repeat("x", budget.MaxThresholdNameBytes), strings.Repeat("x", budget.MaxThresholdNameBytes)))
-	require.LessOrEqual(t, line*budget.MaxThresholds-1, schema.BoundOf("charge", "thresholds", schema.Bytes))
+	line := len(fmt.Sprintf("%d %d %s/%s/%s\n", int64(budget.MaxLimit), -int64(budget.MaxLimit), "W", strings.Repeat("x", bounds.MaxThresholdNameBytes), strings.Repeat("x", bounds.MaxThresholdNameBytes)))
+	require.LessOrEqual(t, line*bounds.MaxThresholds-1, schema.BoundOf("charge", "thresholds", schema.Bytes))
 }
 
 func TestBounds_AreThoseOfSecurityMD(t *testing.T) {

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
@@ -91,7 +92,7 @@ func (c *Clusters) find(l Link) (home, away *cluster, err error) {
 	case l.Child == "":
 		err = invalid("Link.Child", "is empty")
 	default:
-		err = fault.Text(errArgument, "Link.Child", l.Child, budget.MaxScopeBytes)
+		err = fault.Text(errArgument, "Link.Child", l.Child, bounds.MaxScopeBytes)
 	}
 	return home, away, err
 }

@@ -101,7 +101,7 @@ func (w *world) carve(child string, amount int64, ttl time.Duration) {
 	w.eventually("carve", func(ctx context.Context) error {
 		l, err := w.clusters.Carve(ctx, carvejobs.Carving{
 			Link: w.link(child), TTL: ttl,
-			From: budget.Charge{Scope: "acme", Amount: amount, Limits: []budget.Limit{budget.Prepaid()}, Note: budget.Note{Actor: "ann"}},
+			From: budget.Charge{Scope: "acme", Amount: amount, Limits: []budget.Limit{budget.Prepaid(0)}, Note: budget.Note{Actor: "ann"}},
 		})
 		if err == nil && l.Granted != amount {
 			w.Errorf("%+v", l)
@@ -115,7 +115,7 @@ func (w *world) charge(child string, n int, amount int64) {
 	w.Helper()
 	w.eventually("charge", func(ctx context.Context) error {
 		_, err := metered.Do[int](ctx, w.away.app, metered.Command{
-			ID: fmt.Sprint(child, "/", n), Charges: []budget.Charge{{Scope: child, Amount: amount, Limits: []budget.Limit{budget.Prepaid()}}},
+			ID: fmt.Sprint(child, "/", n), Charges: []budget.Charge{{Scope: child, Amount: amount, Limits: []budget.Limit{budget.Prepaid(0)}}},
 		}, nil)
 		return err
 	})
