@@ -153,14 +153,14 @@ func anyPeriod(rt *rapid.T, near time.Time) budget.Period {
 	}
 	loc, err := time.LoadLocation(rapid.SampledFrom(zones).Draw(rt, "zone"))
 	require.NoError(rt, err)
-	make := rapid.SampledFrom([]func(int64, *time.Location, time.Time) budget.Limit{budget.PerDay, budget.PerWeek, budget.PerMonth, budget.PerYear, nil}).Draw(rt, "unit")
+	unit := rapid.SampledFrom([]budget.Unit{budget.Day, budget.Week, budget.Month, budget.Year, ""}).Draw(rt, "unit")
 	switch {
-	case make == nil:
+	case unit == "":
 		return budget.PerPeriod(1, time.Duration(rapid.Int64Range(1_000_000_000, 40*86400_000_000).Draw(rt, "length"))*time.Microsecond, anchor).Period
 	case rapid.Bool().Draw(rt, "by the calendar"):
 		anchor = time.Time{}
 	}
-	return make(1, loc, anchor).Period
+	return budget.Per(1, unit, loc, anchor).Period
 }
 
 // The first moment of a period belongs to it, and retry-after leads there.

@@ -37,7 +37,7 @@ type Config struct {
 	Schema string // the schema that metered.Migrate created; defaults to "metered"
 
 	// Limits returns the limits of a scope, which come with each call and are not in the database. It is called for
-	// every scope on a page, from several goroutines, and must not block. The page shows up to budget.MaxLimits.
+	// every scope on a page, from several goroutines, and must not block. The page shows up to 16.
 	// Limits that a user types into the form replace them. Without any, the page takes those of refusals on record.
 	// Defaults to none.
 	Limits func(scope string) []budget.Limit

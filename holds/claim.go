@@ -27,7 +27,7 @@ type Key struct {
 // Claim is a hold on a thing that one holder can have at a time: a user name, a seat.
 type Claim struct {
 	Tenant    string          // keeps the keys of tenants apart. Defaults to ""
-	Key       Key             // the thing: neither part is empty, and its Scope fits into budget.MaxScopeBytes
+	Key       Key             // the thing: neither part is empty, and its Scope fits into 255 bytes
 	Holder    string          // the claimant, 1 to MaxIDBytes bytes
 	Lines     []Line          // are reserved with the claim, or not at all
 	Charges   []budget.Charge // are charged with the claim, or not at all

@@ -20,7 +20,7 @@ import (
 
 // Line is an amount of one scope.
 type Line struct {
-	Scope     string         // reserved, 1 to budget.MaxScopeBytes bytes of UTF-8
+	Scope     string         // reserved, 1 to 255 bytes of UTF-8
 	Amount    int64          // in units of yours, 1 to budget.MaxAmount, from 0 in a Capture
 	Limits    []budget.Limit // must all admit the amount beside spending and open holds. budget.Lifetime makes a capacity
 	MustExist bool           // as in budget.Charge. Not for a Capture
@@ -36,7 +36,7 @@ type Request struct {
 	ID       string
 	Tenant   string          // separates ids, but not scopes, of tenants, up to MaxIDBytes bytes. Defaults to ""
 	Holder   string          // up to MaxIDBytes bytes. Calls that name another do not find the hold. Defaults to ""
-	Lines    []Line          // the units to hold: with Charges, 1 to budget.MaxScopes scopes
+	Lines    []Line          // the units to hold: with Charges, 1 to 64 scopes
 	Charges  []budget.Charge // are spent at once, with the hold, and are not given back when it ends
 	TTL      time.Duration   // how long it is held, within Config's bounds, in whole microseconds
 	Grace    time.Duration   // keeps it for capture past the deadline, up to Config.MaxTTL in microseconds. Defaults to 0

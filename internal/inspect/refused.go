@@ -14,7 +14,7 @@ import (
 const refusedLooked = MaxLooked / 10
 
 // RefusedLimits are the limits of a scope that refused one of the newest 1,000 commands on record, the newest first,
-// up to budget.MaxLimits. Limits come with each call: the database has seen no others.
+// up to 16. Limits come with each call: the database has seen no others.
 func (r *Reader) RefusedLimits(ctx context.Context, scope string) ([]budget.Limit, error) {
 	if err := checkText("scope", scope); err != nil {
 		return nil, err

@@ -17,7 +17,7 @@ import (
 // Bounds of Options, and the default of Batch.
 const (
 	MinOlderThan = time.Second
-	MaxOlderThan = 36525 * 24 * time.Hour // a century, as budget.MaxWindow
+	MaxOlderThan = 36525 * 24 * time.Hour // a century, as bounds.MaxWindow
 	DefaultBatch = 1000
 	MaxBatch     = 10_000
 )
