@@ -22,15 +22,14 @@ import (
 type Result struct {
 	Posted  Posted     // the entry, if Err is nil
 	Err     error      // a refusal of the charge or event, or an error of it alone, such as ErrClock
-	Crossed []Crossing // thresholds that the charge crossed: Config.OnThreshold has received them
+	Crossed []Crossing // thresholds that the charge crossed
 }
 
 // ChargeEach makes up to MaxBatch charges in one round trip, each on its own: a refusal is in its Result, and stops no other. Results have
 // the order of the charges. Each charge has an entry, and counts for later charges of its scope.
 //
-// It locks all scopes until tx ends. Each lock takes a place of the server's lock table (max_locks_per_transaction times max_connections,
-// 6,400 by default). Its own error aborts tx, except an *ArgumentError, and except with thresholds, where it works in a savepoint. Limit.MaxFrom
-// is refused. Without a transaction of yours, use a Batcher.
+// It locks all scopes until tx ends, each in a place of the server's lock table (max_locks_per_transaction times max_connections). Its own error
+// aborts tx, but not with thresholds, where it works in a savepoint. Limit.MaxFrom is refused. Without a transaction of yours, use a Batcher.
 func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("charges", len(charges))); err != nil {
 		return nil, err

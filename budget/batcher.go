@@ -18,14 +18,12 @@ import (
 type BatcherConfig struct {
 	MaxBatch int           // charges in one transaction, 1 to MaxBatch. Defaults to 512
 	Lanes    int           // batches in flight, each on a connection, 1 to 64. A scope stays in its lane. Defaults to 2
-	Timeout  time.Duration // of a batch with all its attempts, 100ms to 1h: the wait of a caller without a deadline is a few of these. Defaults to 30s
+	Timeout  time.Duration // of a batch with its attempts, 100ms to 1h: callers wait a few of these at most. Defaults to 30s
 }
 
-// Batcher commits the charges of many goroutines together. A batch is the charges that arrived while the last one was committed, so a lone
-// charge does not wait. A Batcher has no goroutine while it is idle, and is safe for concurrent use.
-//
-// Each charge is judged on its own, as by Ledger.ChargeEach, and those of a scope in the order of their arrival. A charge of a scope that
-// another transaction locks delays no others.
+// Batcher commits the charges of many goroutines together: those that arrived while the last batch was committed. A lone charge does not wait, nor
+// one for a scope that another transaction locks. Charges are judged as by Ledger.ChargeEach, those of a scope in the order of their arrival. A
+// Batcher has no goroutine while it is idle, and is safe for concurrent use.
 type Batcher struct {
 	ledger *Ledger
 	pool   *pgxpool.Pool
@@ -37,8 +35,7 @@ type Batcher struct {
 	running sync.WaitGroup // of lanes
 }
 
-// NewBatcher returns a Batcher, or an *ArgumentError. It does not touch the database. The Batcher uses up to Lanes connections of pool, and
-// one more for scopes that other transactions lock.
+// NewBatcher returns a Batcher, or an *ArgumentError. It uses up to Lanes connections of pool, and one more for scopes that others lock.
 func NewBatcher(pool *pgxpool.Pool, l *Ledger, cfg BatcherConfig) (*Batcher, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return nil, err
@@ -74,8 +71,7 @@ func (b *Batcher) Charge(ctx context.Context, charge Charge) (Posted, error) {
 	return b.submit(ctx, a)
 }
 
-// Ingest is Charge for an event, counted once as by Ledger.Ingest. It looks up a commit whose answer was lost. After ErrCommitUnknown, call
-// it again with the same event.
+// Ingest is Charge for an event, counted once as by Ledger.Ingest. After ErrCommitUnknown, call it again with the same event.
 func (b *Batcher) Ingest(ctx context.Context, event Event) (Posted, error) {
 	if err := b.made(); err != nil {
 		return Posted{}, err

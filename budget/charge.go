@@ -18,20 +18,18 @@ const (
 
 // Charge is an amount to take from a scope if all of its Limits admit it.
 type Charge struct {
-	Scope     string  `json:"scope"`                // 1 to 255 bytes of UTF-8
-	Amount    int64   `json:"amount"`               // units, 1 to MaxAmount
-	Limits    []Limit `json:"limits,omitempty"`     // up to 16. Without limits, the charge is only recorded
-	Note      Note    `json:"note,omitzero"`        // is stored with the entry. Defaults to none
-	MustExist bool    `json:"must_exist,omitempty"` // refuses a scope that was never created or is retired (*ScopeError). Defaults to Config.MustExist
-	// NoStandings leaves Posted.Standings out, which makes windows with room to spare faster. Check and refusals have all numbers in
-	// any case. Defaults to Config.NoStandings.
-	NoStandings bool `json:"no_standings,omitempty"`
+	Scope       string  `json:"scope"`                  // 1 to 255 bytes of UTF-8
+	Amount      int64   `json:"amount"`                 // units, 1 to MaxAmount
+	Limits      []Limit `json:"limits,omitempty"`       // up to 16. Without limits, the charge is only recorded
+	Note        Note    `json:"note,omitzero"`          // is stored with the entry
+	MustExist   bool    `json:"must_exist,omitempty"`   // refuses a scope that was not created or is retired. Defaults to Config.MustExist
+	NoStandings bool    `json:"no_standings,omitempty"` // leaves Posted.Standings out, which makes windows faster. Defaults to Config.NoStandings
 }
 
 // Receipt lists the entries of a call, in the order in which scopes first appear.
 type Receipt struct {
 	Entries []Posted   `json:"entries"`
-	Crossed []Crossing `json:"crossed,omitempty"` // thresholds that the call crossed: Config.OnThreshold has received them
+	Crossed []Crossing `json:"crossed,omitempty"` // thresholds that the call crossed
 }
 
 // Posted is an entry that was written.
@@ -41,18 +39,18 @@ type Posted struct {
 	Lease     int64      `json:"lease,omitempty"` // the lease that the units were spent from (package leases)
 	Amount    int64      `json:"amount"`
 	At        time.Time  `json:"at"`                  // by the database's clock
-	Standings []Standing `json:"standings,omitempty"` // the limits after the charge, without NoStandings, Lease and Replayed
+	Standings []Standing `json:"standings,omitempty"` // the limits after the charge
 	Replayed  bool       `json:"replayed,omitempty"`  // the event was counted before, by this entry
 }
 
 // Standing is the state of a limit after a charge or at a check.
 type Standing struct {
 	Limit       Limit     `json:"limit"`
-	Used        int64     `json:"used"`                  // units that count, without held ones. Negative while there is credit
+	Used        int64     `json:"used"`                  // units that count, without held ones. Negative with credit
 	Held        int64     `json:"held"`                  // units of open holds and leases
 	Available   int64     `json:"available"`             // the largest amount that the limit still admits
-	PeriodStart time.Time `json:"period_start,omitzero"` // the first moment of the limit's period. Zero without one
-	PeriodEnd   time.Time `json:"period_end,omitzero"`   // the first moment of the next period
+	PeriodStart time.Time `json:"period_start,omitzero"` // of the limit's period. Zero without one
+	PeriodEnd   time.Time `json:"period_end,omitzero"`   // where the next period begins
 }
 
 const chargeSQL = `
@@ -91,8 +89,7 @@ const checkSQL = `
 select used, held, refused, periods
 from metered.check_charge($1::metered.new_charge[], $2::interval)`
 
-// Check returns the answer that Charge would give now, without a lock or a write, on a replica too. Only a charge is authoritative. The
-// entries have no Seq and At.
+// Check returns the answer of Charge now, without Seq and At, without a lock or a write, on a replica too. Only a charge is authoritative.
 func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Receipt, error) {
 	if err := notNil("db", db); err != nil {
 		return Receipt{}, err

@@ -15,7 +15,7 @@ import (
 type Credit struct {
 	Scope     string // 1 to 255 bytes of UTF-8
 	Amount    int64  // units, 1 to MaxAmount
-	Note      Note   // is stored with the entry. Defaults to none
+	Note      Note   // is stored with the entry
 	MustExist bool   // as in Charge
 }
 

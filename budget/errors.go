@@ -79,7 +79,7 @@ const Never = time.Duration(math.MaxInt64)
 type Refusal struct {
 	Scope     string `json:"scope"`
 	Limit     Limit  `json:"limit"`
-	Used      int64  `json:"used"`               // units that count, without held ones. Negative while there is credit
+	Used      int64  `json:"used"`               // units that count, without held ones. Negative with credit
 	Held      int64  `json:"held"`               // units of other transactions' open holds
 	OwnHeld   int64  `json:"own_held,omitempty"` // units of the transaction's own holds: RetryAfter does not wait for them
 	Leased    int64  `json:"leased,omitempty"`   // units of open leases (package leases)
@@ -89,8 +89,8 @@ type Refusal struct {
 	// possible time, and with leases the end of the last one. In JSON "retry_after_us", null for Never.
 	RetryAfter  time.Duration `json:"-"`
 	HoldDue     time.Duration `json:"-"`                     // the time until an open hold may fall due, if Held > 0. In JSON "hold_due_us"
-	PeriodStart time.Time     `json:"period_start,omitzero"` // the first moment of the limit's period. Zero without one
-	PeriodEnd   time.Time     `json:"period_end,omitzero"`   // the first moment of the next period
+	PeriodStart time.Time     `json:"period_start,omitzero"` // of the limit's period. Zero without one
+	PeriodEnd   time.Time     `json:"period_end,omitzero"`   // where the next period begins
 }
 
 func (r Refusal) text() string {

@@ -19,7 +19,7 @@ type Refund struct {
 	Seq    int64
 	Amount int64 // units, 1 to the rest of the charge. Either Amount or All
 	All    bool  // gives back the rest of the charge, at least 1 unit
-	Note   Note  // is stored with the entry. Defaults to none
+	Note   Note  // is stored with the entry
 }
 
 // RefundExceedsError has the units that could still be refunded. Requested is 0 for All.

@@ -30,8 +30,8 @@ select scope, coalesce((extract(epoch from created_at) * 1e6)::bigint, 0), (extr
 const createSQL = resourceSQL + `changed, 0
 from metered.create_scopes($1::text[], $2::int)`
 
-// Create declares that up to 1,000 scopes exist, and returns them by name. Until tx ends nobody can retire them: a charge of them in tx can
-// deadlock with a Retire that waits (40P01). If one was retired it creates nothing, and is a *ScopeError: Restore undoes a retirement.
+// Create declares that up to 1,000 scopes exist, and returns them by name. If one was retired it creates nothing, and is a *ScopeError: Restore
+// undoes a retirement. A charge of them in tx can deadlock with a Retire that waits (40P01).
 func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "create", scopes)
 }

@@ -53,7 +53,7 @@ const claimKind = "claim"
 // Prefix is the beginning of the scopes of this kind alone.
 func (s Scopes[K]) Prefix() string { return escape.Replace(s.Kind) + "/" }
 
-// Scope is the scope of a key. It is "", which calls refuse, for an empty text in the key.
+// Scope is the scope of a key. For an empty text in the key it is "", which calls refuse.
 func (s Scopes[K]) Scope(key K) string {
 	if s.Kind == "" || s.Kind == claimKind {
 		return ""

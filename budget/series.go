@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// RangeUsage is the use of a scope in a range of time, from From until before To. Entries are in the range by Entry.At, so held units
-// count when they are captured, and events when they were recorded.
+// RangeUsage is the use of a scope from From until before To. Entries are in the range by Entry.At, so held units count when they are captured
+// (or their minimum falls due), and events when they were recorded.
 type RangeUsage struct {
 	From              time.Time `json:"from"`
 	To                time.Time `json:"to"`
@@ -32,11 +32,9 @@ const usageAtSQL = `
 select seq, spent, refunded, credited, refunded_after, unsettled, (extract(epoch from known_from) * 1e6)::bigint
 from metered.usage_at($1::text, $2::timestamptz[])`
 
-// UsageBetween returns the use of a scope from a time until before another, exact to the microsecond, by two look-ups in one snapshot,
-// without a lock, on a replica too. The zero from is before all entries. A scope without entries has used nothing. If a purge took entries
-// that the answer needs, it is a *PurgedError, which leaves the transaction usable.
-//
-// A past range may still gain charges that are not committed. To miss none, call Lock first in tx, at READ COMMITTED.
+// UsageBetween returns the use of a scope from a time, the zero time for the beginning, until before another. It is exact to the microsecond, and
+// takes two look-ups in one snapshot, without a lock, on a replica too. A purged range is a *PurgedError, which leaves the transaction usable. A
+// past range may gain charges that are not committed: to miss none, call Lock first in tx, at READ COMMITTED.
 func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, from, to time.Time) (RangeUsage, error) {
 	from, to, err := l.checkRange(db, scope, from, to)
 	if err != nil {

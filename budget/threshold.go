@@ -48,11 +48,11 @@ type Crossing struct {
 	At          time.Time `json:"at"`  // by the database's clock
 	Limit       Limit     `json:"limit"`
 	Threshold   Threshold `json:"threshold"`
-	Used        int64     `json:"used"`                  // units that count then, without held ones. Less than 0 while there is credit
+	Used        int64     `json:"used"`                  // units that count then, without held ones
 	Held        int64     `json:"held"`                  // units of open holds and leases then, with those that a capture frees
 	Available   int64     `json:"available"`             // units that are left
-	PeriodStart time.Time `json:"period_start,omitzero"` // the first moment of the limit's period. Zero without one
-	PeriodEnd   time.Time `json:"period_end,omitzero"`   // the first moment of the next period
+	PeriodStart time.Time `json:"period_start,omitzero"` // of the limit's period. Zero without one
+	PeriodEnd   time.Time `json:"period_end,omitzero"`   // where the next period begins
 }
 
 // Tell returns the limit with thresholds, up to 8, in place of those it had. The Ledger needs Config.OnThreshold. A scope remembers up to 64

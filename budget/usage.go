@@ -22,7 +22,7 @@ type Query struct {
 // Usage is the use of a scope. JSON writes its window or period as a Limit does, and a lifetime as "lifetime":true.
 type Usage struct {
 	Query       `json:"-"`
-	Used        int64         `json:"used"`             // units that count, without held ones. Negative while there is credit
+	Used        int64         `json:"used"`             // units that count, without held ones. Negative with credit
 	Held        int64         `json:"held"`             // units of open holds
 	Leased      int64         `json:"leased,omitempty"` // unspent units of open leases. Spent ones are in Used
 	HoldDue     time.Duration `json:"-"`                // the time until an open hold may fall due, if Held > 0. In JSON "hold_due_us"
@@ -30,8 +30,8 @@ type Usage struct {
 	Refunded    int64         `json:"refunded"`
 	Credited    int64         `json:"credited"`
 	Seq         int64         `json:"seq"`                   // the number of the scope's last entry, or 0
-	PeriodStart time.Time     `json:"period_start,omitzero"` // the first moment of the Period. Zero without one
-	PeriodEnd   time.Time     `json:"period_end,omitzero"`   // the first moment of the next period
+	PeriodStart time.Time     `json:"period_start,omitzero"` // of the Period. Zero without one
+	PeriodEnd   time.Time     `json:"period_end,omitzero"`   // where the next period begins
 }
 
 // Available is the largest amount that a limit of max units still admits. In a lifetime, Available(0) is the prepaid credit left.

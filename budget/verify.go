@@ -120,8 +120,8 @@ const beginVerifySQL = `begin isolation level repeatable read, read only; set lo
 
 // Verify recomputes each entry from the entry before it, sums of refunds from refunds, held units from open holds and leases, captures of
 // leases from their spends, and a wallet's lots from its entries, and reports every difference. After a purge it begins with the first entry
-// kept, and it cannot notice that the last entries are missing. It reads each scope in a REPEATABLE READ, READ ONLY transaction, without a
-// lock, on a replica too. If ctx ends, it returns its findings with the error. Differences are no error.
+// kept, and it cannot notice that the last entries are missing. It reads each scope in one snapshot, without a lock, on a replica too. If ctx
+// ends, it returns its findings with the error. Differences are no error.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return VerifyReport{}, err

@@ -12,12 +12,12 @@ import (
 // Balance is the balance of a wallet, with its lots.
 type Balance struct {
 	Wallet    string    `json:"wallet"`
-	Now       time.Time `json:"now"`       // the time of the balance, by the database's clock
-	Seq       int64     `json:"seq"`       // the wallet's last entry of the ledger, or 0
-	Units     int64     `json:"units"`     // units that can be drawn, without Config.Overdraft. Less than 0 if the wallet is overdrawn
+	Now       time.Time `json:"now"`       // by the database's clock
+	Seq       int64     `json:"seq"`       // the last entry, or 0
+	Units     int64     `json:"units"`     // units to draw, without Config.Overdraft. Less than 0 if overdrawn
 	Held      int64     `json:"held"`      // units of open holds and leases
 	Overdrawn int64     `json:"overdrawn"` // -Units, or 0
-	Lots      []Lot     `json:"lots"`      // lots with units left or held, in the order in which they are drawn
+	Lots      []Lot     `json:"lots"`      // lots with units, in the order in which they are drawn
 }
 
 // Lot is a lot with units left, or held.
@@ -35,8 +35,7 @@ type Lot struct {
 
 const balanceSQL = `select now, seq, units, held, lots from metered.wallet_balance($1::text)`
 
-// Balance returns the balance of a wallet now. Lots and holds that are due count as ended, written down or not. On a replica it is
-// the replica's balance, by its clock.
+// Balance returns the balance of a wallet now, with all that is due as ended. A replica has its own balance and clock.
 func (b *Book) Balance(ctx context.Context, db budget.Querier, wallet string) (Balance, error) {
 	if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
 		return Balance{}, err

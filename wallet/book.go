@@ -17,16 +17,15 @@ import (
 
 // Config configures a Book. The zero value is ready for use.
 type Config struct {
-	// Overdraft is how far draws may go below zero, 0 to budget.MaxLimit. Every wallet has it, also one without a grant, or with a
-	// mistyped name: budget.Config.MustExist guards against that. Defaults to 0.
+	// Overdraft is how far draws may go below zero, up to budget.MaxLimit, in every wallet, even of a mistyped name (budget.Config.MustExist).
+	// Defaults to 0.
 	Overdraft   int64
 	Priorities  map[string]int // the priorities of lots by category, for grants without one. Lower is drawn first. Defaults to 0
 	LateRefunds Late           // Defaults Grant.LateRefunds. Defaults to 30 days
-	// Thresholds are levels for budget.Config.OnThreshold: Left counts units that can be drawn, Overdraft among them, and Used units below
-	// zero. Each call that takes units reports a level once (docs/thresholds.md). Defaults to none.
-	Thresholds []budget.Threshold
-	// Subscribers get each breakage, in order, from Sweep and Expire. Defaults to none.
-	Subscribers []Subscriber
+	// Thresholds are levels for budget.Config.OnThreshold: Left counts units to draw, Overdraft among them, and Used units below zero. See
+	// docs/thresholds.md.
+	Thresholds  []budget.Threshold
+	Subscribers []Subscriber // get each breakage, in order, from Sweep and Expire
 }
 
 // Late is the time that a new lot lasts which a refund to an ended lot makes: up to 36,525 days, or Lapse or Forever.
@@ -118,8 +117,8 @@ var someone = budget.Note{Actor: "-"}
 // Limit is the limit of draws, named "credit": credited units and Config.Overdraft, with Config.Thresholds.
 func (b *Book) Limit() budget.Limit { return b.limit }
 
-// Charge is a draw as a charge, for commands or with other scopes in one call of budget.Ledger.Charge. It has Limit, and limits
-// beside it, such as a plan's cap of the month. A charge without Limit is admitted whatever the wallet has.
+// Charge is a draw as a charge, for commands or beside other scopes, with Limit and further limits, such as a plan's cap of the month. Only
+// Limit bounds it by the wallet.
 func (b *Book) Charge(wallet string, amount int64, limits ...budget.Limit) budget.Charge {
 	return budget.Charge{Scope: wallet, Amount: amount, Limits: append([]budget.Limit{b.Limit()}, limits...)}
 }

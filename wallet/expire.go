@@ -36,23 +36,23 @@ type Breakage struct {
 	Seq       int64     `json:"seq"`        // the last entry about the lot
 }
 
-// Subscriber gets each breakage in the transaction of the sweep, in a savepoint. Its writes through tx commit with the sweep. An error
-// takes back these writes alone, and the next sweep calls again. A panic takes back the batch. It must not end tx.
+// Subscriber gets each breakage in a savepoint of the sweep's transaction, which it must not end. An error takes back its own writes, and the
+// next sweep calls again. A panic takes back the batch.
 type Subscriber func(ctx context.Context, tx pgx.Tx, b Breakage) error
 
 // SweepOptions says how Sweep works. The zero value ends all lots that are due.
 type SweepOptions struct {
 	Batch    int               // lots that one transaction ends, 1 to 2,000. Defaults to 500
-	Max      int               // ends the sweep after so many batches. Defaults to 0, all
-	Progress func(SweepReport) // is called after each batch, once it is committed. Defaults to none
+	Max      int               // the most batches. Defaults to 0, all
+	Progress func(SweepReport) // is called after each committed batch
 }
 
 // SweepReport counts the work of Sweep or Expire.
 type SweepReport struct {
 	Ended     int `json:"ended"`     // lots that lapsed or rolled over
-	Announced int `json:"announced"` // breakages that Subscribers got, also of lots that other calls ended
-	Failed    int `json:"failed"`    // breakages that a Subscriber failed on, and wallets whose OnThreshold failed: left for the next sweep
-	Busy      int `json:"busy"`      // lots of wallets in use, left for the next sweep
+	Announced int `json:"announced"` // breakages that Subscribers got
+	Failed    int `json:"failed"`    // breakages and wallets left for the next sweep, since a Subscriber or OnThreshold failed
+	Busy      int `json:"busy"`      // lots of locked wallets, left for the next sweep
 	Batches   int `json:"batches"`   // transactions
 }
 
@@ -62,11 +62,9 @@ from metered.sweep_lots($1::timestamptz, $2::bigint, $3::int, $4::text, $5::bool
 
 const toldSQL = `select metered.told_lots($1::bigint[], $2::bigint[])`
 
-// Sweep writes down the ends of all lots that are due, and calls Config.Subscribers with their breakage and with that of draws
-// since the last sweep. A Book without Subscribers marks breakage as announced. Run it every few minutes: a lot ends without it, too.
-//
-// It owns its transactions. Any number of sweeps may run at once, and a caller waits for one batch at most. On error, or when ctx
-// ends, the batches before stay done and are reported. Errors of subscribers stop nothing: they are joined, and returned at the end.
+// Sweep writes down the ends of all lots that are due, and announces breakage to Config.Subscribers, also that which draws wrote. Run it every
+// few minutes, in any number of processes. It owns its transactions, and a writer waits for one batch at most. On error, or when ctx ends, the
+// batches before stay done. Errors of subscribers are joined at the end, and stop nothing.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err
@@ -86,8 +84,8 @@ func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions)
 	return s.report, err
 }
 
-// Expire is Sweep for one wallet, in tx: for a job at a lot's end. It waits for the wallet's lock. Errors of subscribers and of
-// OnThreshold are joined, and returned with the report: commit all the same to keep the ends.
+// Expire is Sweep for one wallet, in tx, for a job at a lot's end. It waits for the wallet's lock. Errors of subscribers and of OnThreshold come
+// with the report: commit all the same.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, wallet string) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkWallet("wallet", wallet)); err != nil {
 		return SweepReport{}, err

@@ -23,9 +23,8 @@ type Grant struct {
 	For      time.Duration // the time from the grant to the lot's end, in place of Expires, up to 36,525 days
 	Category string        // such as "paid" or "promotional", up to 255 bytes. Defaults to ""
 	Priority *int          // an int32: lower is drawn first. Defaults to that of the Category (Config.Priorities)
-	// Reference, up to 255 bytes, makes the grant idempotent until a purge takes its lot: a second grant of the wallet with equal fields
-	// returns the first lot, and with others (except Note) ErrConflict. So compute Expires from the payment's time, not from time.Now.
-	// Defaults to "": each call grants.
+	// Reference, up to 255 bytes, makes the grant idempotent until a purge takes its lot. A second grant is ErrConflict if another field than
+	// Note differs, so compute Expires from the payment's time, not from time.Now. Defaults to "": each call grants.
 	Reference   string
 	RollCap     int64         // the most units that roll over into another lot at the lot's end, once. Defaults to 0
 	RollFor     time.Duration // how much longer the other lot lasts, up to 36,525 days. Defaults to 0: it never ends

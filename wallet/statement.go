@@ -45,9 +45,8 @@ order by m.seq, m.nth`
 // statementPage is how many entries are read between two looks at their moves.
 const statementPage = 200
 
-// Statement iterates over the entries of a wallet that opts selects, with the balance after each and its effect on lots. It reads pages,
-// as budget.Ledger.Entries does, and yields an error last. The opening balance of a range is that of the last line before it: To its
-// beginning, NewestFirst, Max 1.
+// Statement is budget.Ledger.Entries with the balance after each entry and its effect on lots. The opening balance of a range is that of the
+// line before it: To its beginning, NewestFirst, Max 1.
 func (b *Book) Statement(ctx context.Context, db budget.Querier, wallet string, opts budget.EntriesOptions) iter.Seq2[Line, error] {
 	return func(yield func(Line, error) bool) {
 		if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
