@@ -271,32 +271,6 @@ func TestRefund_AndDisputeOfOneRenderGiveBackOnce(t *testing.T) {
 	require.ErrorIs(t, err, errNoRender)
 }
 
-// The room goes to the month of the draw. The units go to a lot that has ended, and lapse, except units that were
-// paid for.
-func TestRefund_OfLastMonthMakesNoRoomInThisOne(t *testing.T) {
-	t.Parallel()
-	f := open(t)
-	_, err := f.topUp(t.Context(), "p", "ann", 500)
-	require.NoError(t, err)
-	f.renders("plan", 900)
-	f.renders("both", 300)
-	f.clock.Set(f.at(2, 28, 9))
-	f.closes()
-	f.has(1_300, 1_000, 0, 300)
-	f.renders("now", 100)
-	for id, want := range map[string]int64{"plan": 900, "both": 300} {
-		given, err := f.refund(t.Context(), id, "ann", 0, "dark")
-		require.NoError(t, err)
-		require.Equal(t, want, given)
-	}
-	f.has(1_400, 900, 0, 500)
-	f.refuses("more", 1_901, "1900 of credit are left; 1900 of month are left until 2027-03-31")
-	f.clock.Set(f.at(3, 31, 9))
-	f.closes()
-	in := f.invoice(f.at(2, 28, 9))
-	require.Equal(t, []int64{300, 1_000, 100, 1_200, 1_000, 1_400}, []int64{in.Opening, in.Granted, in.Used, in.Refunded, in.Lapsed, in.Closing})
-}
-
 func TestPayments_AnnouncedAndBouncedAgainCountOnce(t *testing.T) {
 	t.Parallel()
 	f := open(t)
@@ -319,25 +293,6 @@ func TestPayments_AnnouncedAndBouncedAgainCountOnce(t *testing.T) {
 	var debts int64
 	require.NoError(t, f.pool.QueryRow(t.Context(), `select sum(units) from debts`).Scan(&debts))
 	require.Equal(t, int64(200), debts)
-}
-
-// Many at once close the same month: one invoice, one grant.
-func TestRenew_AtOnceIsOnce(t *testing.T) {
-	t.Parallel()
-	f := open(t)
-	f.renders("r", 1_400)
-	f.clock.Set(f.at(2, 28, 9))
-	var done atomic.Int64
-	require.NoError(t, pgtest.InParallel(8, func(int) error {
-		renewed, err := f.renew(context.Background(), "ann")
-		if renewed {
-			done.Add(1)
-		}
-		return err
-	}))
-	require.Equal(t, int64(1), done.Load())
-	require.Equal(t, int64(20_00+400), f.invoice(f.at(1, 31, 9)).Total)
-	f.has(1_000, 1_000, 0, 0)
 }
 
 func TestAudit_FindsBooksThatDoNotAgree(t *testing.T) {

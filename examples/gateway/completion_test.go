@@ -191,32 +191,6 @@ func TestCompletion_WithoutAnAnswerOfTheModelCostsNothing(t *testing.T) {
 	require.Len(t, f.requireSettled(), 1)
 }
 
-func TestRequest_IsRefusedBeforeAnythingIsHeld(t *testing.T) {
-	t.Parallel()
-	f := openGateway(t, false)
-	f.grants(5 * dollar)
-	for _, path := range []string{"/v1/usage", "/v1/live", "/v1/invoice?month=2026-11"} {
-		status, _ := f.do(t.Context(), http.MethodGet, path, "key-of-nobody", "", "")
-		require.Equal(t, http.StatusUnauthorized, status, path)
-	}
-	status, _ := f.do(t.Context(), http.MethodGet, "/v1/invoice?month=2026-11", "key-of-ann", "", "")
-	require.Equal(t, http.StatusUnauthorized, status, "a user's key is not the admin's")
-	for _, body := range []string{
-		`{}`, `no`, `{"model": "none", "messages": [{"content": "x"}]}`, `{"model": "small"}`,
-		`{"model": "small", "messages": [{"content": "x"}], "max_tokens": 0}`, `{"model": "small", "messages": [{"content": "x"}], "max_tokens": 4097}`,
-		`{"model": "small", "messages": [{"content": "` + strings.Repeat("x", 1<<16) + `"}]}`,
-	} {
-		status, text := f.do(t.Context(), http.MethodPost, "/v1/chat/completions", "key-of-ann", "", body)
-		require.Equal(t, http.StatusBadRequest, status, text)
-	}
-	for _, body := range []string{`{}`, `{"id": "x", "amount": 0}`, `{"id": "x", "amount": -5}`, `{"amount": 5}`} {
-		status, _ := f.do(t.Context(), http.MethodPost, "/v1/credit", "admin-of-acme", "", body)
-		require.Equal(t, http.StatusBadRequest, status, body)
-	}
-	require.Empty(t, f.model.ids())
-	require.Empty(t, f.requireSettled())
-}
-
 func TestCompletion_OfAGatewayThatDiedIsFreedAndRunsAnewOnce(t *testing.T) {
 	t.Parallel()
 	f := openGateway(t, false)

@@ -1,13 +1,8 @@
 package main
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
-	"io"
 	"net/http"
-	"net/http/httptest"
-	"strings"
 	"testing"
 	"time"
 
@@ -91,58 +86,4 @@ func TestInvoice_AMonthIsTheCustomersAndSoIsTheBudget(t *testing.T) {
 			require.Equal(t, standing{"acme/search/ann", "user-monthly", second.Cost, 0, first.Cost + 10*24 + 30*100 - 1, &until}, s)
 		}
 	}
-}
-
-func TestPage_ShowsSettledUnitsLiveAndEscapesText(t *testing.T) {
-	t.Parallel()
-	f := openGateway(t, false)
-	f.grants(5 * dollar)
-	status, text := f.do(t.Context(), http.MethodGet, "/", "", "", "")
-	require.Equal(t, http.StatusOK, status)
-	require.Contains(t, text, "/v1/live")
-
-	ctx, cancel := context.WithTimeout(t.Context(), patience)
-	defer cancel()
-	res, err := f.send(ctx, f.bases[0], http.MethodGet, "/v1/live", "key-of-ann", "", "")
-	require.NoError(t, err)
-	defer res.Body.Close()
-	shown := 0
-	err = eachEvent(res.Body, func(html []byte) error {
-		if shown++; shown == 1 {
-			require.NotContains(t, string(html), "key-of-ann")
-			h := f.ask(f.bases[0], "key-of-ann", "", "How is a stream metered?", 0)
-			require.Equal(t, "stop", h.Finish)
-			_, err := f.pool.Exec(ctx, `update completions set finish = '<script>'`)
-			return err
-		}
-		if bytes.Contains(html, []byte("&lt;script&gt;")) && !bytes.Contains(html, []byte("<script")) {
-			return io.EOF
-		}
-		return nil
-	})
-	require.ErrorIs(t, err, io.EOF)
-}
-
-func TestView_CountsOnlyTheOrganisationsOwn(t *testing.T) {
-	t.Parallel()
-	f := openGateway(t, false)
-	f.grants(5 * dollar)
-	require.Equal(t, "stop", f.ask(f.bases[0], "key-of-eve", "", "How is a stream metered?", 0).Finish)
-	_, err := f.pool.Exec(t.Context(), `
-		insert into accounts (id, level, zone) values ('acm', 'organisation', 'UTC');
-		insert into accounts (id, parent, level, secret) values ('acm/k', 'acm', 'key', sha256('key-of-acm'))`)
-	require.NoError(t, err)
-	r := httptest.NewRequest(http.MethodGet, "/", strings.NewReader(""))
-	r.Header.Set("Authorization", "Bearer key-of-acm")
-	c, err := f.caller(r)
-	require.NoError(t, err)
-	v, err := f.view(t.Context(), c)
-	require.NoError(t, err)
-	require.Empty(t, v.Last)
-	r.Header.Set("Authorization", "Bearer key-of-ann")
-	c, err = f.caller(r)
-	require.NoError(t, err)
-	v, err = f.view(t.Context(), c)
-	require.NoError(t, err)
-	require.Len(t, v.Last, 1)
 }

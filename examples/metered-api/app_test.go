@@ -80,33 +80,6 @@ func TestTask_IsChargedItsActualCost(t *testing.T) {
 	require.Equal(t, []int64{total, 0}, []int64{spent, held})
 }
 
-func TestSubmit_SentManyTimesIsOneTask(t *testing.T) {
-	t.Parallel()
-	f := openAPI(t, 1000, false)
-	replies := make([]reply, 20)
-	var wg sync.WaitGroup
-	for i := range replies {
-		wg.Go(func() {
-			for replies[i].Status == 0 || replies[i].Status == http.StatusConflict { // the first is being carried out
-				replies[i] = f.ann.submit(context.Background(), "key", 97)
-			}
-		})
-	}
-	wg.Wait()
-	for _, r := range replies {
-		require.Equal(t, http.StatusAccepted, r.Status)
-		require.Equal(t, replies[0], r)
-	}
-	require.Equal(t, http.StatusUnprocessableEntity, f.ann.submit(t.Context(), "key", 98).Status)
-	require.NotEqual(t, replies[0].ID, f.ben.submit(t.Context(), "key", 97).ID, "another account's key is another one")
-	var tasks, enqueued int
-	require.NoError(t, f.pool.QueryRow(t.Context(), `select (select count(*) from tasks where account = 'ann'),
-		(select count(*) from river_job where args->'hold'->>'tenant' = 'ann')`).Scan(&tasks, &enqueued))
-	require.Equal(t, []int{1, 1}, []int{tasks, enqueued})
-	_, held := f.usage(t, "ann")
-	require.Equal(t, int64(1), held)
-}
-
 func TestSubmit_EstimatesThatAreHeldAreNotAdmittedTwice(t *testing.T) {
 	t.Parallel()
 	const number = 1_000_000_000_039
@@ -150,48 +123,6 @@ func TestTask_ThatFailsForGoodReleasesItsHold(t *testing.T) {
 		err := f.pool.QueryRow(t.Context(), `select attempt from river_job where state = 'discarded'`).Scan(&attempts)
 		return err == nil && attempts == maxAttempts
 	}, 2*time.Minute, 10*time.Millisecond)
-}
-
-func TestTask_ThatNobodyWorksExpiresAndIsNeverCharged(t *testing.T) {
-	t.Parallel()
-	f := openAPI(t, 1, false)
-	clock := pgtest.SetClock(t, f.pool, time.Now())
-	r := f.ann.submit(t.Context(), "", 97)
-	require.Equal(t, http.StatusTooManyRequests, f.ann.submit(t.Context(), "", 97).Status)
-	clock.Advance(queueTime)
-	s, err := f.ann.await(t.Context(), r.ID)
-	require.NoError(t, err)
-	require.Equal(t, "failed", s.State)
-	require.Equal(t, http.StatusAccepted, f.ann.submit(t.Context(), "", 89).Status, "there is room again")
-
-	require.NoError(t, f.river.Start(context.Background())) // a worker, at last
-	require.Eventually(t, func() bool {
-		var done bool
-		err := f.pool.QueryRow(t.Context(), `select count(*) filter (where state = 'cancelled') = 1 and count(*) filter (where state = 'completed') = 1
-			from river_job where kind = 'factorize'`).Scan(&done)
-		return err == nil && done
-	}, 2*time.Minute, 10*time.Millisecond)
-	require.NoError(t, f.river.StopAndCancel(bounded(t)))
-	spent, held := f.usage(t, "ann")
-	require.Equal(t, []int64{1, 0}, []int64{spent, held})
-}
-
-func TestRequest_HasADeadline(t *testing.T) {
-	t.Parallel()
-	f := openAPI(t, 100, false)
-	r := f.ann.submit(t.Context(), "", 97)
-	require.Equal(t, http.StatusAccepted, r.Status)
-	tx, err := f.pool.Begin(t.Context())
-	require.NoError(t, err)
-	defer tx.Rollback(context.Background())
-	_, err = tx.Exec(t.Context(), `lock table tasks`) // and its holder does not come back
-	require.NoError(t, err)
-	f.timeout = 100 * time.Millisecond
-	require.Equal(t, http.StatusServiceUnavailable, f.ann.submit(bounded(t), "key", 89).Status)
-	require.Equal(t, http.StatusServiceUnavailable, f.ann.do(bounded(t), http.MethodGet, "/tasks/"+r.ID, "", nil).Status)
-	require.NoError(t, tx.Rollback(t.Context()))
-	f.timeout = requestTimeout
-	require.Equal(t, http.StatusAccepted, f.ann.submit(t.Context(), "key", 89).Status)
 }
 
 func TestAPI_HidesTheTasksOfOtherAccounts(t *testing.T) {

@@ -197,17 +197,6 @@ func databases(t *testing.T, connString string) []string {
 	return names
 }
 
-func TestCheck_CountsFailedChecks(t *testing.T) {
-	t.Parallel()
-	var out bytes.Buffer
-	r := &report{out: &out}
-	check(r, "answer", 42, 42)
-	check(r, "room", 11, 10)
-	r.summary()
-	require.Equal(t, 1, r.failed)
-	require.Equal(t, "  ok      answer: 42\n  FAILED  room: got 11, want 10\n\nResult\n  1 of 2 checks FAILED\n", out.String())
-}
-
 func TestRefuse_AnUnreachableDatabaseMaySucceedLater(t *testing.T) {
 	t.Parallel()
 	pool, err := pgxpool.New(t.Context(), "postgres://127.0.0.1:1/nowhere")

@@ -217,29 +217,6 @@ func TestService_LetsInAtTheStatedSecond(t *testing.T) {
 	let(`"ten";r=1;t=10, "minute";r=0;t=60`) // at 60s
 }
 
-func TestService_RepetitionIsAnsweredAndNotCharged(t *testing.T) {
-	t.Parallel()
-	r := start(t, limits{Client: []budget.Limit{limit("hourly", 3, time.Hour)}}, false)
-	answers := make([]answer, 20)
-	var wg sync.WaitGroup
-	for i := range answers {
-		wg.Go(func() { answers[i], _ = ask(context.Background(), r.base, "192.0.2.1", "WELCOME", "key") })
-	}
-	wg.Wait()
-	charged := 0
-	for _, a := range answers {
-		require.Equal(t, http.StatusOK, a.status, a)
-		require.Equal(t, `{"cents":500}`, a.body)
-		if a.header.Get("RateLimit") != "" {
-			charged++
-		}
-	}
-	require.Equal(t, 1, charged)
-	require.Equal(t, int64(1), remaining(t, r.ask("192.0.2.1", "WELCOME", "other-key"), "hourly"), "redeemed before: a failed attempt")
-	require.Equal(t, http.StatusUnprocessableEntity, r.ask("192.0.2.1", "GUESS", "key").status)
-	require.Equal(t, int64(2), remaining(t, r.ask("192.0.2.2", "WELCOME", "key"), "hourly"), "keys are each client's own")
-}
-
 func TestService_HidesOtherClients(t *testing.T) {
 	t.Parallel()
 	r := start(t, limits{
@@ -262,15 +239,6 @@ func TestService_HidesOtherClients(t *testing.T) {
 	require.NotContains(t, fmt.Sprint(refused.header, refused.body, mine.header, mine.body), "192.0.2")
 }
 
-func TestService_ALimitOfNothingHasNoRetryAfter(t *testing.T) {
-	t.Parallel()
-	r := start(t, limits{Client: []budget.Limit{limit("closed", 0, time.Hour)}}, false)
-	a := r.ask("192.0.2.1", "WELCOME", "")
-	require.Equal(t, http.StatusTooManyRequests, a.status)
-	require.Empty(t, a.header.Values("Retry-After"))
-	require.Equal(t, `"closed";r=0`, a.header.Get("RateLimit"))
-}
-
 func TestService_ShadowModeCountsAndRefusesNothing(t *testing.T) {
 	t.Parallel()
 	r := start(t, limits{
@@ -291,21 +259,6 @@ func TestService_ShadowModeCountsAndRefusesNothing(t *testing.T) {
 	_, _, err = enforcing.redeem(t.Context(), "new", "192.0.2.1/32", "GUESS")
 	require.ErrorIs(t, err, budget.ErrExceeded, "the charges of shadow mode count")
 	r.verify()
-}
-
-func TestService_RefusesMalformedRequests(t *testing.T) {
-	t.Parallel()
-	r := start(t, usual, false)
-	for _, code := range []string{"", "\x00", "ä", "a b", string(make([]byte, 2000))} {
-		require.Equal(t, http.StatusBadRequest, r.ask("192.0.2.1", code, "").status, "%q", code)
-	}
-	require.Equal(t, http.StatusBadRequest, r.ask("192.0.2.1", "GUESS", "\xff\xfe").status)
-	require.Equal(t, http.StatusBadRequest, r.ask("192.0.2.1", "GUESS", string(slices.Repeat([]byte("k"), 256))).status)
-	response, err := http.Get(r.base + "/redeem")
-	require.NoError(t, err)
-	require.NoError(t, response.Body.Close())
-	require.Equal(t, http.StatusMethodNotAllowed, response.StatusCode)
-	require.Equal(t, int64(9), remaining(t, r.ask("192.0.2.1", "GUESS", ""), "hourly"), "none of them was an attempt")
 }
 
 func TestClientOf_IgnoresTheClientsOwnHeaders(t *testing.T) {

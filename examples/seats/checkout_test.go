@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -119,51 +118,6 @@ func TestCheckout_SellsAllThatOneHolds(t *testing.T) {
 	h.verify()
 }
 
-// The record of the operation is purged, and the request sent once more.
-func TestCheckout_AskedForAfterAPurgeLeavesTheOrderItsPayment(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct{ key, code string }{
-		"of no time":  {"pay-1", "hold_captured"},
-		"with a time": {metered.NewID(), "operation_retired"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			h := open(t, 1, quiet)
-			clock := pgtest.SetClock(t, h.pool, noon)
-			paid := h.till(nil)
-			ben := h.people(h.org, 1)[0]
-			id := ben.holding(h.seats[0])
-			require.Equal(t, http.StatusOK, ben.checkout(test.key, id).status)
-			clock.Advance(time.Hour)
-			purged, err := h.app.metered.PurgeOperations(t.Context(), h.pool, metered.PurgeOptions{OlderThan: time.Minute})
-			require.NoError(t, err)
-			require.Positive(t, purged)
-			require.Equal(t, test.code, ben.checkout(test.key, id).code())
-			require.Len(t, paid.voided, 1, "the payment of the second attempt")
-			h.settled(paid)
-			h.verify()
-		})
-	}
-}
-
-func TestCheckout_TriedAgainAfterARefusalIsPaidForAgain(t *testing.T) {
-	t.Parallel()
-	h := open(t, 1, quiet)
-	paid := h.till(func(attempt int) {
-		if attempt == 1 {
-			h.exec(`update hall.events set status = 'closed' where id = $1`, h.event)
-		}
-	})
-	ben := h.people(h.org, 1)[0]
-	id := ben.holding(h.seats[0])
-	require.Equal(t, "sale_closed", ben.checkout("pay-1", id).code())
-	require.Len(t, paid.voided, 1)
-	h.exec(`update hall.events set status = 'published' where id = $1`, h.event)
-	require.Equal(t, http.StatusOK, ben.checkout("pay-1", id).status)
-	require.Len(t, paid.voided, 1)
-	h.settled(paid)
-}
-
 // While the payment for a cheap seat is on its way, dear ones are bought with the same key, or the same seat is.
 func TestCheckout_OfAttemptsWithOneKeyOneIsPaidFor(t *testing.T) {
 	t.Parallel()
@@ -244,64 +198,5 @@ func TestCheckout_OfAHoldThatRanOutSellsNothing(t *testing.T) {
 	require.Equal(t, http.StatusOK, people[0].checkout("", second).status)
 	require.Equal(t, http.StatusOK, people[1].checkout("", taken).status)
 	require.Equal(t, "hold_expired", people[0].cancel(first).code())
-	h.verify()
-}
-
-func TestCheckout_RefusesHoldsOfOthersAndEndedOnes(t *testing.T) {
-	t.Parallel()
-	h := open(t, 1, quiet)
-	people := h.people(h.org, 2)
-	mine, theirs := people[0].holding(h.seats[0]), people[1].holding(h.seats[1])
-	paid := h.till(nil)
-	unknown := "claim_" + theirs[6:38] + "_" + h.event
-	a, b := people[0].checkout("", mine, theirs), people[0].checkout("", mine, unknown)
-	require.Equal(t, http.StatusNotFound, a.status)
-	require.Equal(t, b.text, a.text)
-	for _, ids := range [][]string{{}, {mine, mine}, {"x"}, {mine, "'; drop"}} {
-		require.Equal(t, http.StatusBadRequest, people[0].checkout("", ids...).status)
-	}
-	require.Empty(t, paid.authorised)
-
-	// Closed while the payment is on its way.
-	paid = h.till(func(int) { h.exec(`update hall.events set status = 'closed' where id = $1`, h.event) })
-	a = people[0].checkout("", mine)
-	require.Equal(t, "sale_closed", a.code())
-	require.Len(t, paid.voided, 1)
-	m, err := h.apps[0].readMap(t.Context(), h.org, h.event)
-	require.NoError(t, err)
-	require.Equal(t, counts{Available: 498, Held: 2, Seats: 500}, m.Counts)
-	h.verify()
-}
-
-// Each cart has a seat of each block, taken in opposite order, and each is paid for from two tabs at once.
-func TestCheckout_CartsInOppositeOrderDoNotDeadlock(t *testing.T) {
-	t.Parallel()
-	h := open(t, 2, quiet)
-	people := h.people(h.org, 8)
-	carts := make([][]string, len(people))
-	for i, b := range people {
-		for n := range 5 {
-			if i%2 == 1 {
-				n = 4 - n
-			}
-			carts[i] = append(carts[i], b.holding(h.seats[100*n+i]))
-		}
-	}
-	tabs := make([]*browser, 0, 16)
-	for _, b := range people {
-		tabs = append(tabs, b.at(0), b.at(1))
-	}
-	answers := together(tabs, func(i int, b *browser) answer { return b.checkout("", carts[i/2]...) })
-	require.Equal(t, map[int]int{http.StatusOK: 8, http.StatusConflict: 8}, counted(answers))
-	for _, a := range answers {
-		if a.status == http.StatusConflict {
-			require.Equal(t, "hold_captured", a.code())
-		}
-	}
-	require.Equal(t, 8, one[int](h, `select count(*)::int from hall.orders`))
-	m, err := h.apps[0].readMap(t.Context(), h.org, h.event)
-	require.NoError(t, err)
-	require.Equal(t, counts{Available: 460, Sold: 40, Seats: 500}, m.Counts)
-	require.Zero(t, one[int](h, `select deadlocks::int from pg_stat_database where datname = current_database()`))
 	h.verify()
 }

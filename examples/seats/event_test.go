@@ -2,7 +2,6 @@ package main
 
 import (
 	"net/http"
-	"slices"
 	"testing"
 	"time"
 
@@ -46,22 +45,6 @@ func TestSaleWindow_SellsFromWhenItOpensUntilBeforeItCloses(t *testing.T) {
 	h.verify()
 }
 
-// The map is read as good as never by itself here.
-func TestSaleWindow_BrowsersSeeItOpenAndClose(t *testing.T) {
-	t.Parallel()
-	cfg := quiet
-	cfg.refresh = time.Hour
-	h := open(t, 1, cfg)
-	now := one[time.Time](h, `select clock_timestamp()`)
-	h.setSale(map[string]any{"opens": now.Add(2 * time.Second), "closes": now.Add(4 * time.Second)})
-	messages := h.people(h.org, 1)[0].watch()
-	for _, sale := range []string{"sale_not_open", "open", "sale_closed"} {
-		m := h.until(messages, sale, func(m message) bool { return m.Sale == sale })
-		require.Equal(t, statusPublished, m.Status)
-		require.WithinDuration(t, now.Add(4*time.Second), *m.Closes, time.Millisecond)
-	}
-}
-
 func TestStatus_EachRefusesWithACodeOfItsOwn(t *testing.T) {
 	t.Parallel()
 	h := open(t, 1, quiet)
@@ -85,29 +68,6 @@ func TestStatus_EachRefusesWithACodeOfItsOwn(t *testing.T) {
 	require.Equal(t, http.StatusCreated, people[1].hold(h.seats[1]).status)
 	require.Equal(t, http.StatusOK, people[0].checkout("", held).status)
 	h.verify()
-}
-
-func TestStatus_IsFollowedByItsSuccessorsOnly(t *testing.T) {
-	t.Parallel()
-	h := open(t, 1, quiet)
-	require.Len(t, successors, 6)
-	for from, after := range successors {
-		for to := range successors {
-			h.exec(`update hall.events set status = $2 where id = $1`, h.event, from)
-			a := h.set("", map[string]any{"status": to})
-			want := to
-			if to != from && !slices.Contains(after, to) {
-				want = from
-				require.Equal(t, http.StatusConflict, a.status)
-				require.Equal(t, "status_not_allowed", a.code())
-			} else {
-				require.Equal(t, http.StatusOK, a.status, a.text)
-			}
-			require.Equal(t, want, one[status](h, `select status from hall.events where id = $1`, h.event), "%s to %s", from, to)
-		}
-	}
-	require.Equal(t, http.StatusBadRequest, h.set("", map[string]any{"status": "sold out"}).status)
-	require.Equal(t, http.StatusBadRequest, h.set("", map[string]any{}).status)
 }
 
 func TestHoldTime_IsThatOfTheEvent(t *testing.T) {
@@ -153,66 +113,4 @@ func TestHoldTime_EndsWithTheSaleOnlyIfTheEventSaysSo(t *testing.T) {
 	require.Equal(t, http.StatusOK, ben.checkout("", long.hold()).status, "seats held when the sale closes can be paid for")
 	h.settled(paid)
 	h.verify()
-}
-
-// A hold that waits for its turn, until the sale has closed, is judged by the time when it has it.
-func TestSaleWindow_IsJudgedWhenAHoldHasItsTurn(t *testing.T) {
-	t.Parallel()
-	h := open(t, 1, quiet)
-	clock := pgtest.SetClock(t, h.pool, noon)
-	h.setSale(map[string]any{"closes": noon.Add(time.Minute)})
-	ben := h.people(h.org, 1)[0]
-	tx, err := h.pool.Begin(t.Context())
-	require.NoError(t, err)
-	require.NoError(t, changing(t.Context(), tx, h.org, h.event))
-	answered := make(chan answer, 1)
-	go func() {
-		a, _ := ben.do(http.MethodPost, ben.seatPath(h.seats[0], "hold"), "", nil)
-		answered <- a
-	}()
-	h.waiting(1)
-	clock.Set(noon.Add(time.Minute))
-	require.NoError(t, tx.Rollback(t.Context()))
-	require.Equal(t, "sale_closed", (<-answered).code())
-	h.verify()
-}
-
-func TestSale_RefusesContradictions(t *testing.T) {
-	t.Parallel()
-	h := open(t, 1, quiet)
-	for _, body := range []any{
-		map[string]any{"opens": noon, "closes": noon}, map[string]any{"hold_seconds": 0}, map[string]any{"hold_seconds": 3601},
-		map[string]any{"holds_end_with_sale": true}, map[string]any{"opens": "soon"}, map[string]any{"price": 1}, nil,
-	} {
-		a := h.set("/sale", body)
-		require.Equal(t, http.StatusBadRequest, a.status, a.text)
-	}
-	require.True(t, one[bool](h, `select opens is null and closes is null and hold_seconds is null and not holds_end from hall.events where id = $1`, h.event))
-}
-
-func TestHolds_AreListedWithWhenTheyEndTheNextOneFirst(t *testing.T) {
-	t.Parallel()
-	h := open(t, 1, quiet)
-	clock := pgtest.SetClock(t, h.pool, noon)
-	ben, office := h.people(h.org, 1)[0], h.staff(boxOffice)
-	ben.holding(h.seats[9]) // over, and not swept, when it is looked at
-	clock.Advance(4 * time.Minute)
-	later := office.holdBy(h.seats[205], "box_office")
-	h.setSale(map[string]any{"hold_seconds": 100})
-	sooner := ben.hold(h.seats[1])
-	require.Equal(t, http.StatusOK, ben.checkout("", ben.holding(h.seats[2])).status)
-	clock.Advance(time.Minute + 500*time.Millisecond)
-	a := office.ask(http.MethodGet, "/api/events/"+h.event+"/holds", "", nil)
-	require.Equal(t, http.StatusOK, a.status, a.text)
-	line := func(of answer, seat, holder, section, row string, number, left float64) map[string]any {
-		return map[string]any{
-			"hold_id": of.hold(), "seat_id": seat, "holder": holder, "source": of.body["source"], "section": section, "row": row, "number": number,
-			"held_until": of.body["held_until"], "held_until_unix": of.body["held_until_unix"], "expires_in_seconds": left,
-		}
-	}
-	require.Equal(t, []any{
-		line(sooner, h.seats[1], ben.user, "Stalls left", "A", 2, 39),
-		line(later, h.seats[205], office.user, "Stalls right", "A", 6, 239),
-	}, a.body["holds"])
-	require.Equal(t, http.StatusForbidden, ben.ask(http.MethodGet, "/api/events/"+h.event+"/holds", "", nil).status)
 }

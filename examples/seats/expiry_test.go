@@ -71,31 +71,3 @@ func TestCleanup_EndsAndAnnouncesAHoldOnceAndLeavesTheOthersAlone(t *testing.T) 
 	require.Equal(t, http.StatusCreated, cleo.hold(h.seats[0]).status)
 	h.verify()
 }
-
-// If the jobs are lost, the sweeper announces expired holds.
-func TestSweep_AnnouncesExpiriesThatNoJobDid(t *testing.T) {
-	t.Parallel()
-	cfg := quiet
-	h := open(t, 2, cfg)
-	clock := pgtest.SetClock(t, h.pool, noon)
-	ben := h.people(h.org, 1)[0]
-	for i := range 5 {
-		ben.holding(h.seats[i])
-	}
-	clock.Advance(5 * time.Minute)
-	ctx, stop := context.WithCancel(t.Context())
-	defer stop()
-	for _, a := range h.apps { // at both processes at once
-		a.cfg.sweep = 20 * time.Millisecond
-		a.background.Go(func() { a.sweep(ctx) })
-	}
-	require.Eventually(t, func() bool { return one[int](h, `select count(*)::int from hall.audit where action = 'expired'`) >= 5 }, 2*time.Minute, 10*time.Millisecond)
-	stop()
-	for _, a := range h.apps {
-		a.cancel()
-		a.background.Wait()
-	}
-	require.Equal(t, 5, one[int](h, `select count(*)::int from hall.audit where action = 'expired'`))
-	require.Equal(t, 500, one[int](h, `select count(*)::int from hall.seats where event = $1 and state = 'free'`, h.event))
-	h.verify()
-}

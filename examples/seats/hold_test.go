@@ -173,43 +173,6 @@ func TestHold_AFullBlockRefusesAndChargesNothing(t *testing.T) {
 	h.verify()
 }
 
-// The capacity is lowered, or the event closed, by a transaction that has not committed when the click arrives.
-func TestHold_WaitsForTheBoxOfficeAndKeepsItsDecision(t *testing.T) {
-	t.Parallel()
-	for name, test := range map[string]struct{ sql, code string }{
-		"capacity lowered": {`update hall.blocks set capacity = 0 where event = $1`, "block_full"},
-		"unpublished":      {`update hall.events set status = 'draft' where id = $1`, "event_draft"},
-		"closed":           {`update hall.events set status = 'closed' where id = $1`, "sale_closed"},
-	} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			h := open(t, 1, quiet)
-			ben := h.people(h.org, 1)[0]
-			before := h.written()
-			tx, err := h.pool.Begin(t.Context())
-			require.NoError(t, err)
-			defer tx.Rollback(context.Background())
-			require.NoError(t, changing(t.Context(), tx, h.org, h.event))
-			_, err = tx.Exec(t.Context(), test.sql, h.event)
-			require.NoError(t, err)
-			answered := make(chan answer)
-			go func() {
-				a, _ := ben.do(http.MethodPost, ben.seatPath(h.seats[0], "hold"), "", nil)
-				answered <- a
-			}()
-			h.waiting(1)
-			require.NoError(t, tx.Commit(t.Context()))
-			a := <-answered
-			require.Equal(t, http.StatusConflict, a.status, a.text)
-			require.Equal(t, test.code, a.code())
-			require.Equal(t, before, h.written())
-			require.Zero(t, h.charged(ben.user))
-			require.Equal(t, []string{test.code}, h.refusals())
-			h.verify()
-		})
-	}
-}
-
 // A backend that is killed while it holds a seat leaves nothing of it.
 func TestHold_AKilledBackendLeavesNothing(t *testing.T) {
 	t.Parallel()

@@ -165,25 +165,3 @@ func TestRequests_WithoutSessionOrWithMalformedIDsDoNotReachTheDatabase(t *testi
 	}
 	require.Equal(t, 1, h.written().Holds)
 }
-
-func TestLogin_TakesASmallFormAndNoQuery(t *testing.T) {
-	t.Parallel()
-	h := open(t, 1, quiet)
-	ben := h.people(h.org, 1)[0]
-	client := http.Client{CheckRedirect: func(*http.Request, []*http.Request) error { return http.ErrUseLastResponse }}
-	for name, test := range map[string]struct {
-		query, body string
-		want        int
-	}{
-		"a form":     {"", "user=" + ben.user, http.StatusSeeOther},
-		"a query":    {"?user=" + ben.user, "", http.StatusBadRequest},
-		"malformed":  {"", "user=" + ben.user + "&x=%zz", http.StatusBadRequest},
-		"a long one": {"", "user=" + ben.user + "&x=" + strings.Repeat("x", 5000), http.StatusBadRequest},
-	} {
-		response, err := client.Post(h.bases[0]+"/login"+test.query, "application/x-www-form-urlencoded", strings.NewReader(test.body))
-		require.NoError(t, err)
-		require.NoError(t, response.Body.Close())
-		require.Equal(t, test.want, response.StatusCode, name)
-		require.Equal(t, test.want == http.StatusSeeOther, len(response.Cookies()) == 1, name)
-	}
-}

@@ -10,12 +10,8 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered"
-	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -182,27 +178,4 @@ func TestStream_ConvergesWhenTheListenersConnectionIsLost(t *testing.T) {
 		h.until(messages, "a hold that was not heard of", func(m message) bool { return m.Counts.Held == i+1 })
 		require.Eventually(t, func() bool { return one[int](h, `select count(*)::int`+listeners) == 1 }, 2*time.Minute, 5*time.Millisecond)
 	}
-}
-
-// A hold that is made, and its end, without any notification: by a program that sends none.
-func TestStream_ConvergesWithoutNotifications(t *testing.T) {
-	t.Parallel()
-	h := open(t, 1, quiet)
-	ben := h.people(h.org, 1)[0]
-	messages := ben.watch()
-	h.until(messages, "the beginning", func(m message) bool { return m.Counts.Available == 500 })
-	silent, err := metered.New(h.pool, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{project}}})
-	require.NoError(t, err)
-	var held holds.Hold
-	require.NoError(t, pgx.BeginFunc(t.Context(), h.pool, func(tx pgx.Tx) (err error) {
-		held, err = silent.Holds.Claim(t.Context(), tx, holds.Claim{Tenant: h.org, Key: seatKey(h.seats[0]), Holder: ben.user, TTL: time.Minute, Note: budget.Note{Actor: "somebody"}})
-		return err
-	}))
-	m := h.until(messages, "held", func(m message) bool { return m.Counts.Held == 1 })
-	require.Equal(t, held.ID, m.Mine[0].Hold)
-	require.NoError(t, pgx.BeginFunc(t.Context(), h.pool, func(tx pgx.Tx) error {
-		_, err = silent.Holds.Release(t.Context(), tx, holds.Release{Tenant: h.org, IDs: []string{held.ID}, Note: budget.Note{Actor: "somebody"}})
-		return err
-	}))
-	h.until(messages, "free", func(m message) bool { return m.Counts.Held == 0 && len(m.Mine) == 0 })
 }

@@ -70,35 +70,6 @@ func TestSource_EachSellsAtItsTime(t *testing.T) {
 	h.verify()
 }
 
-func TestSource_IsValidatedAndPartOfTheRequest(t *testing.T) {
-	t.Parallel()
-	h := open(t, 1, quiet)
-	ben, office := h.people(h.org, 1)[0], h.staff(boxOffice)
-	for _, body := range []any{
-		map[string]any{"source": "app"}, map[string]any{"source": 1}, map[string]any{"source": "WEB"}, map[string]any{"seat": 1}, []any{}, "web",
-	} {
-		a := ben.ask(http.MethodPost, ben.seatPath(h.seats[0], "hold"), "", body)
-		require.Equal(t, http.StatusBadRequest, a.status, a.text)
-		require.Equal(t, "bad_request", a.code())
-	}
-	require.Zero(t, h.written().Holds)
-	for i, body := range []any{nil, map[string]any{}, map[string]any{"source": ""}} { // the default
-		a := ben.ask(http.MethodPost, ben.seatPath(h.seats[i], "hold"), "", body)
-		require.Equal(t, "web", a.body["source"], a.text)
-	}
-	hold := func(source string) answer {
-		return office.ask(http.MethodPost, office.seatPath(h.seats[5], "hold"), "click-1", map[string]any{"source": source})
-	}
-	first := hold("box_office")
-	require.Equal(t, http.StatusCreated, first.status, first.text)
-	require.Equal(t, first.hold(), hold("box_office").hold())
-	require.Equal(t, "operation_conflict", hold("web").code())
-	a := office.holdBy(h.seats[5], "web")
-	require.Equal(t, http.StatusConflict, a.status)
-	require.Equal(t, "hold_conflict", a.code(), "a seat held already goes by other rules")
-	h.verify()
-}
-
 func TestSource_TheBoxOfficeMayHoldMoreThanTen(t *testing.T) {
 	t.Parallel()
 	h := open(t, 1, quiet)

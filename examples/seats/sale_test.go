@@ -50,31 +50,6 @@ func TestBlock_TakesASeatOutOfTheSaleAndPutsItBack(t *testing.T) {
 	require.Equal(t, counts{Available: 499, Sold: 1, Seats: 500}, m.Counts)
 }
 
-// A request comes again after its answer was lost and something else has been set.
-func TestBoxOffice_ARequestThatComesAgainIsAnsweredAndNotDoneAgain(t *testing.T) {
-	t.Parallel()
-	h := open(t, 1, quiet)
-	event := "/api/events/" + h.event
-	block := event + "/blocks/" + h.blocks[0]
-	set := func(path, key string, body any) answer { return h.admin.ask(http.MethodPut, path, key, body) }
-	closed, published := map[string]any{"status": "closed"}, map[string]any{"status": "published"}
-	few, many := map[string]any{"capacity": 10}, map[string]any{"capacity": 90}
-	for _, a := range []answer{
-		set(event, "s1", closed), set(event, "s2", published), set(event, "s1", closed),
-		set(block, "c1", few), set(block, "c2", many), set(block, "c1", few),
-	} {
-		require.Equal(t, http.StatusOK, a.status, a.text)
-	}
-	require.Equal(t, "published", one[string](h, `select status from hall.events where id = $1`, h.event))
-	require.Equal(t, 90, one[int](h, `select capacity::int from hall.blocks where id = $1`, h.blocks[0]))
-	require.Equal(t, []string{"s1", "s2", "c1", "c2"}, all[string](h, `select operation from hall.audit order by id`))
-	for _, a := range []answer{
-		set(event, "s1", published), set(block, "c1", many), set(event+"/blocks/"+h.blocks[1], "c1", few), set(event, "c1", closed),
-	} {
-		require.Equal(t, "operation_conflict", a.code(), a.text)
-	}
-}
-
 // A hold is being made and the box office waits for it. A hold and a checkout that come then wait for the box office.
 func TestBoxOffice_IsNotOvertakenByThoseWhoComeLater(t *testing.T) {
 	t.Parallel()

@@ -47,48 +47,6 @@ func TestOpen_MakesADatabaseAndCloseRemovesIt(t *testing.T) {
 	require.Zero(t, left, "of one that could not be filled")
 }
 
-// The server has made the database, and says so only when it is too late.
-func TestOpen_InterruptedWhileTheDatabaseIsMadeLeavesNone(t *testing.T) {
-	server, err := pgserver.Start(t.Context(), pgserver.Options{Private: true, Durable: true, TCP: true})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, server.Stop()) })
-	t.Setenv("DATABASE_URL", server.ConnString())
-	conn, err := pgx.Connect(t.Context(), server.ConnString())
-	require.NoError(t, err)
-	defer conn.Close(context.Background())
-	run := func(sql string) {
-		t.Helper()
-		_, err := conn.Exec(t.Context(), sql)
-		require.NoError(t, err)
-	}
-	run(`alter system set synchronous_standby_names = 'nobody'`) // a commit waits until it is there, or is not wanted any more
-	run(`select pg_reload_conf()`)
-
-	ctx, interrupt := context.WithCancel(t.Context())
-	opened := make(chan error, 1)
-	go func() {
-		_, err := exampledb.Open(ctx, "trial", exampledb.Options{Log: io.Discard})
-		opened <- err
-	}()
-	count := func(sql string) (n int) {
-		require.NoError(t, conn.QueryRow(t.Context(), sql).Scan(&n))
-		return n
-	}
-	require.Eventually(t, func() bool {
-		return count(`select count(*) from pg_stat_activity where wait_event = 'SyncRep' and query like 'create database%'`) == 1
-	}, time.Minute, time.Millisecond)
-	interrupt()
-	select {
-	case <-opened:
-		t.Fatal("it gave up before it knew")
-	case <-time.After(200 * time.Millisecond): // as it would by now
-	}
-	run(`alter system reset synchronous_standby_names`)
-	run(`select pg_reload_conf()`)
-	require.ErrorIs(t, <-opened, context.Canceled)
-	require.Zero(t, count(`select count(*) from pg_database where datname like 'metered\_trial\_%'`))
-}
-
 func TestClose_WaitsNotForEverForAConnectionThatIsInUse(t *testing.T) {
 	db, err := exampledb.Open(t.Context(), "trial", exampledb.Options{CloseTimeout: time.Millisecond, Log: io.Discard})
 	require.NoError(t, err)
