@@ -69,68 +69,44 @@ func runAndCrash(ctx context.Context) {
 	os.Exit(1)
 }
 
-func (s *story) crash(ctx context.Context) error {
+func (s *story) crash(ctx context.Context) {
 	s.title("A crash between the writes and the commit")
-	request, err := s.prepare(ctx, file{"crash.txt", []byte("sent by a process that will not live to commit it\n")})
-	if err != nil {
-		return err
-	}
-	before, err := count(ctx, s.db.Pool)
-	if err != nil {
-		return err
-	}
-	inside, state, err := s.crashElsewhere(ctx, request)
-	if err != nil {
-		return err
-	}
+	request := s.prepare(ctx, file{"crash.txt", []byte("sent by a process that will not live to commit it\n")})
+	before := must(count(ctx, s.db.Pool))
+	inside, state := s.crashElsewhere(ctx, request)
 	check(s.report, "end of the process that ran the command", state, "signal: killed")
 	want := before // the charge and the record of the operation are made in the flush that commits
 	want.Spent, want.Rows, want.Jobs = want.Spent+1, want.Rows+1, want.Jobs+1
 	check(s.report, "in its transaction a moment before", inside, want)
-	if err := s.unchanged(ctx, before); err != nil {
-		return err
-	}
-	if err := s.unspent(ctx, request); err != nil {
-		return err
-	}
-	a, err := s.client.upload(ctx, request)
-	check(s.report, "the same operation again, status", a.status, http.StatusCreated)
-	return err
+	s.unchanged(ctx, before)
+	s.unspent(ctx, request)
+	check(s.report, "the same operation again, status", must(s.client.upload(ctx, request)).status, http.StatusCreated)
 }
 
 // crashElsewhere has another process crash, and returns when its transaction is over: the rows that it had written,
 // and how it ended.
-func (s *story) crashElsewhere(ctx context.Context, request sent) (inside counts, state string, err error) {
-	self, err := os.Executable()
-	if err != nil {
-		return counts{}, "", err
-	}
-	order, err := json.Marshal(crashOrder{
+func (s *story) crashElsewhere(ctx context.Context, request sent) (inside counts, state string) {
+	order := must(json.Marshal(crashOrder{
 		ConnString: s.db.ConnString(), Plans: s.app.plans,
 		Upload: upload{request.operation, request.account, request.token, request.file.Name, request.file.Content},
-	})
-	if err != nil {
-		return counts{}, "", err
-	}
-	cmd := exec.CommandContext(ctx, self)
+	}))
+	cmd := exec.CommandContext(ctx, must(os.Executable()))
 	cmd.Env = append(os.Environ(), crashEnv+"=1")
 	cmd.Stdin, cmd.Stderr = bytes.NewReader(order), os.Stderr
 	out, err := cmd.Output()
 	if exit := (*exec.ExitError)(nil); err != nil && !errors.As(err, &exit) {
-		return counts{}, "", err
+		ok(err)
 	}
-	if err := ctx.Err(); err != nil {
-		return counts{}, "", err
-	}
+	ok(ctx.Err())
 	if err := json.Unmarshal(out, &inside); err != nil {
-		return counts{}, "", fmt.Errorf("the process that was to crash said %q: %w", out, err)
+		ok(fmt.Errorf("the process that was to crash said %q: %w", out, err))
 	}
 	ctx, cancel := context.WithTimeoutCause(ctx, 10*time.Second, errors.New("the server did not notice the crash"))
 	defer cancel()
-	err = poll(ctx, func() (gone bool, err error) {
+	ok(poll(ctx, func() (gone bool, err error) {
 		err = s.db.Pool.QueryRow(ctx, `select not exists (select from pg_stat_activity where application_name = $1
 			and datname = current_database())`, crashName).Scan(&gone)
 		return gone, err
-	})
-	return inside, cmd.ProcessState.String(), err
+	}))
+	return inside, cmd.ProcessState.String()
 }

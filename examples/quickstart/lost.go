@@ -46,62 +46,42 @@ func (c *breakableConn) Read(p []byte) (int, error) {
 	return n, err
 }
 
-func (s *story) lostAcknowledgement(ctx context.Context) error {
+func (s *story) lostAcknowledgement(ctx context.Context) {
 	s.title("A lost acknowledgement: the server commits, the connection dies, nobody hears")
-	request, err := s.prepare(ctx, file{"lost.txt", []byte("stored, but was it?\n")})
-	if err != nil {
-		return err
-	}
-	config, err := pgxpool.ParseConfig(s.db.ConnString())
-	if err != nil {
-		return err
-	}
+	request := s.prepare(ctx, file{"lost.txt", []byte("stored, but was it?\n")})
+	config := must(pgxpool.ParseConfig(s.db.ConnString()))
 	b := &breaker{}
 	config.ConnConfig.AfterNetConnect = b.wrap
-	pool, err := pgxpool.NewWithConfig(ctx, config)
-	if err != nil {
-		return err
-	}
+	pool := must(pgxpool.NewWithConfig(ctx, config))
 	defer pool.Close()
-	a, err := newApp(pool, s.app.plans)
-	if err != nil {
-		return err
-	}
+	a := must(newApp(pool, s.app.plans))
 	runs := 0
 	a.written = func(context.Context, *metered.Tx) error {
 		runs++
 		b.armed.Store(true) // the next COMMIT is this command's
 		return nil
 	}
-	before, err := count(ctx, s.db.Pool)
-	if err != nil {
-		return err
-	}
+	before := must(count(ctx, s.db.Pool))
 	u := upload{request.operation, request.account, request.token, request.file.Name, request.file.Content}
 	out, err := a.upload(ctx, u)
 	if err != nil {
-		return fmt.Errorf("the lost acknowledgement was not resolved: %w", err)
+		ok(fmt.Errorf("the lost acknowledgement was not resolved: %w", err))
 	}
 	check(s.report, "acknowledgements of COMMIT thrown away, connections cut", b.cuts.Load(), 1)
 	check(s.report, "Do found out by itself: replayed", out.Replayed, true)
 	check(s.report, "runs of the command's function", runs, 1)
-	return s.executedOnce(ctx, u, out, before)
+	s.executedOnce(ctx, u, out, before)
 }
 
 // executedOnce checks that there is one more of everything, and that it is the operation's.
-func (s *story) executedOnce(ctx context.Context, u upload, out metered.Outcome[stored], before counts) error {
-	after, err := count(ctx, s.db.Pool)
-	if err != nil {
-		return err
-	}
+func (s *story) executedOnce(ctx context.Context, u upload, out metered.Outcome[stored], before counts) {
+	after := must(count(ctx, s.db.Pool))
 	want := counts{before.Entries + 1, before.Operations + 1, before.Spent + 1, before.Rows + 1, before.Jobs + 1}
 	check(s.report, "one more of each in the database", after, want)
 	scope := scopeOf(u.Account)
 	var seqs []int64
 	for e, err := range s.app.metered.Budget.Entries(ctx, s.db.Pool, scope, budget.EntriesOptions{}) {
-		if err != nil {
-			return err
-		}
+		ok(err)
 		if e.OperationTenant == u.Account && e.Operation == u.Operation {
 			seqs = append(seqs, e.Seq)
 		}
@@ -109,5 +89,4 @@ func (s *story) executedOnce(ctx context.Context, u upload, out metered.Outcome[
 	charged := out.Receipt.Entries[0]
 	check(s.report, "its entries in the ledger, by number", fmt.Sprint(seqs), fmt.Sprint([]int64{charged.Seq}))
 	check(s.report, "bytes charged, as its receipt says", charged.Amount, cost(len(u.Content)))
-	return nil
 }

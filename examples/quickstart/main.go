@@ -96,12 +96,11 @@ func run(ctx context.Context, r *report, args []string) (err error) {
 	r.line("schema and River's tables made, HTTP at %s (%v)", base, time.Since(began).Round(time.Millisecond))
 
 	s := &story{report: r, db: db, app: a, client: newClient(base), files: files}
-	for _, step := range []func(context.Context) error{
+	defer stopped(&err)
+	for _, step := range []func(context.Context){
 		s.uploads, s.repeats, s.overBudget, s.race, s.crash, s.lostAcknowledgement, s.ledger,
 	} {
-		if err := step(ctx); err != nil {
-			return err
-		}
+		step(ctx)
 	}
 	return nil
 }

@@ -47,3 +47,29 @@ func (r *report) summary() {
 	}
 	r.line("all %d checks held", r.checks)
 }
+
+// failure ends the story: a step panics with it, and stopped makes an error of it.
+type failure struct{ error }
+
+// must returns the value of a call that has to succeed, or the story ends.
+func must[T any](value T, err error) T {
+	ok(err)
+	return value
+}
+
+func ok(err error) {
+	if err != nil {
+		panic(failure{err})
+	}
+}
+
+// stopped is deferred around the story.
+func stopped(err *error) {
+	switch reason := recover().(type) {
+	case nil:
+	case failure:
+		*err = reason.error
+	default:
+		panic(reason)
+	}
+}

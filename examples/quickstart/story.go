@@ -29,46 +29,35 @@ func plansFor(files []file) map[string]plan {
 }
 
 // prepare mints a grant for a file and returns the request that would redeem it.
-func (s *story) prepare(ctx context.Context, f file) (sent, error) {
-	minted, err := s.app.mint(ctx, account, grant{f.Name, len(f.Content)})
-	if err != nil {
-		return sent{}, err
-	}
-	return sent{metered.NewID(), account, minted[0].Token.Reveal(), f}, nil
+func (s *story) prepare(ctx context.Context, f file) sent {
+	minted := must(s.app.mint(ctx, account, grant{f.Name, len(f.Content)}))
+	return sent{metered.NewID(), account, minted[0].Token.Reveal(), f}
 }
 
-func (s *story) uploads(ctx context.Context) error {
+func (s *story) uploads(ctx context.Context) {
 	s.title("Uploads: one grant per file, redeemed over HTTP")
 	p := s.app.plans[account]
 	s.line("%s may upload %d bytes an hour, %d a day", account, p.Hourly, p.Daily)
 	for i, f := range s.files {
-		request, err := s.prepare(ctx, f)
-		if err != nil {
-			return err
-		}
-		a, err := s.client.upload(ctx, request)
-		if err != nil {
-			return err
-		}
+		request := s.prepare(ctx, f)
+		a := must(s.client.upload(ctx, request))
 		check(s.report, f.Name+" stored, status", a.status, http.StatusCreated)
 		if i == 0 {
 			s.first.request, s.first.answer = request, a
 		}
 	}
-	if err := s.awaitWorkers(ctx); err != nil {
-		return err
-	}
-	return s.showRows(ctx)
+	s.awaitWorkers(ctx)
+	s.showRows(ctx)
 }
 
 // awaitWorkers returns when River's workers have described every upload.
-func (s *story) awaitWorkers(ctx context.Context) error {
+func (s *story) awaitWorkers(ctx context.Context) {
 	ctx, cancel := context.WithTimeoutCause(ctx, 15*time.Second, errors.New("the workers did not finish"))
 	defer cancel()
-	return poll(ctx, func() (done bool, err error) {
+	ok(poll(ctx, func() (done bool, err error) {
 		err = s.db.Pool.QueryRow(ctx, `select not exists (select from uploads where sha256 is null)`).Scan(&done)
 		return done, err
-	})
+	}))
 }
 
 func poll(ctx context.Context, f func() (done bool, err error)) error {
@@ -92,20 +81,15 @@ select u.name, length(u.content), u.media_type, encode(u.sha256, 'hex'), j.id
 from uploads u join river_job j on j.kind = 'process_upload' and (j.args->>'row')::bigint = u.id
 where u.account = $1 order by u.id`
 
-func (s *story) showRows(ctx context.Context) error {
-	rows, err := s.db.Pool.Query(ctx, rowsSQL, account)
-	if err != nil {
-		return err
-	}
+func (s *story) showRows(ctx context.Context) {
+	rows := must(s.db.Pool.Query(ctx, rowsSQL, account))
 	defer rows.Close()
 	table := [][]any{{"name", "bytes", "media type", "SHA-256", "job"}}
 	right := 0
 	for rows.Next() {
 		var name, mediaType, digest string
 		var size, job int64
-		if err := rows.Scan(&name, &size, &mediaType, &digest, &job); err != nil {
-			return err
-		}
+		ok(rows.Scan(&name, &size, &mediaType, &digest, &job))
 		if n := len(table) - 1; n < len(s.files) {
 			if sum := sha256.Sum256(s.files[n].Content); digest == hex.EncodeToString(sum[:]) {
 				right++
@@ -113,12 +97,9 @@ func (s *story) showRows(ctx context.Context) error {
 		}
 		table = append(table, []any{name, size, mediaType, digest[:16] + "…", job})
 	}
-	if err := rows.Err(); err != nil {
-		return err
-	}
+	ok(rows.Err())
 	s.table(table...)
 	check(s.report, "rows whose digest, by the worker, is the file's", right, len(s.files))
-	return nil
 }
 
 func (s *story) inspect(ctx context.Context, request sent) (tokens.Info, error) {
@@ -126,17 +107,14 @@ func (s *story) inspect(ctx context.Context, request sent) (tokens.Info, error) 
 }
 
 // unspent checks that a token can still be used.
-func (s *story) unspent(ctx context.Context, request sent) error {
+func (s *story) unspent(ctx context.Context, request sent) {
 	info, err := s.inspect(ctx, request)
-	if err != nil && !errors.Is(err, tokens.ErrInvalid) {
-		return err
+	if !errors.Is(err, tokens.ErrInvalid) {
+		ok(err)
 	}
 	check(s.report, "uses left of its token", info.UsesLeft, 1)
-	return nil
 }
 
-func (s *story) unchanged(ctx context.Context, before counts) error {
-	after, err := count(ctx, s.db.Pool)
-	check(s.report, "in the database as before", after, before)
-	return err
+func (s *story) unchanged(ctx context.Context, before counts) {
+	check(s.report, "in the database as before", must(count(ctx, s.db.Pool)), before)
 }
