@@ -13,7 +13,7 @@ import (
 
 // A plan of 1,000 units a month, from the day of the subscription on, in the customer's time zone. It was taken out on the 31st,
 // so shorter months begin on their last day.
-func ExamplePerMonth() {
+func ExamplePer() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
 	defer done()
