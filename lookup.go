@@ -125,8 +125,6 @@ const purgeableSQL = `
 select count(*) from metered.operations o, (select metered.clock() - $1::interval as at) cutoff
 where o.at < cutoff.at and coalesce(o.issued_at, o.at) < cutoff.at`
 
-const purgeSQL = `select deleted, last from metered.purge_operations($1, metered.clock() - $2::interval, $3, $4)`
-
 // PurgeOperations deletes records that were issued and completed longer ago than OlderThan, and returns how many. An id
 // with a time at or before the latest deleted one is ErrRetired from then on. An id without a time looks new again.
 //

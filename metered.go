@@ -49,6 +49,7 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/migrate"
 	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/refusals"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/uuidv7"
@@ -311,7 +312,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 		return nil, invalid("Config.Leases", "is of schema %q, want %q", inLeases.Schema(cfg.Leases), name)
 	}
 	c := &Client{pool: pool, cfg: cfg, observer: observed.New(cfg.Observer), schema: name, check: migrate.NewCheck(schema.Current(), name), sql: statements{
-		lookup: name.SQL(lookupSQL), purge: name.SQL(purgeSQL), purgeable: name.SQL(purgeableSQL), notify: notifyJobs(cfg.River),
+		lookup: name.SQL(lookupSQL), purge: name.SQL(purge.Operations), purgeable: name.SQL(purgeableSQL), notify: notifyJobs(cfg.River),
 	}}
 	if err := c.checkNotify(); err != nil {
 		return nil, err

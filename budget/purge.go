@@ -18,6 +18,7 @@ import (
 type PurgeOptions struct {
 	OlderThan time.Duration // the age of entries to delete, 1µs to 36,525 days: at least Limit.Reach of every limit in use. Required
 	Scope     string        // restricts the purge to one scope. Defaults to all
+	After     string        // begins with the scopes after this one, as PurgeReport.Last of a canceled purge
 	Batch     int           // entries that one transaction deletes, 16 to 100,000. Defaults to 5,000
 	// Forget reports whether an idle scope may be deleted as if it had never been charged. Report true only if its limits have no lifetimes and
 	// a Limit.Reach up to OlderThan, and no older charge is refunded: numbers begin at 1 again. Scopes with credit, debt, open holds or claims
@@ -33,6 +34,7 @@ type PurgeReport struct {
 	Entries   int64     `json:"entries"`             // entries deleted
 	Forgotten int       `json:"forgotten"`           // scopes deleted whole
 	Busy      int       `json:"busy"`                // scopes left out because another transaction had their lock
+	Last      string    `json:"last,omitempty"`      // the last scope that was looked at
 	KeptSince time.Time `json:"kept_since,omitzero"` // windows and periods that begin then or later are exact
 }
 
@@ -91,6 +93,11 @@ func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOption
 			return report, err
 		}
 	}
+	if opts.After != "" {
+		if err := checkScope("PurgeOptions.After", opts.After); err != nil {
+			return report, err
+		}
+	}
 	if opts.DryRun && opts.Forget != nil {
 		return report, invalid("PurgeOptions.DryRun", "is not for Forget")
 	}
@@ -103,7 +110,7 @@ func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOption
 	if opts.Scope != "" {
 		err = purge(opts.Scope)
 	} else {
-		err = l.eachScope(ctx, pool, "", purge)
+		err = l.eachScope(ctx, pool, opts.After, purge)
 	}
 	span.With(observe.End{Err: err, Rows: report.Entries})
 	return report, err
@@ -139,6 +146,7 @@ func (l *Ledger) purgeScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 		}
 	}
 	report.Scopes++
+	report.Last = scope
 	if opts.Progress != nil {
 		opts.Progress(*report)
 	}
@@ -156,6 +164,7 @@ func (l *Ledger) countScope(ctx context.Context, pool *pgxpool.Pool, scope strin
 	}
 	report.Entries += entries
 	report.Scopes++
+	report.Last = scope
 	if opts.Progress != nil {
 		opts.Progress(*report)
 	}

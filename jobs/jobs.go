@@ -10,6 +10,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/listen"
 	"github.com/pgmetered/metered/internal/observed"
+	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/observe"
 )
@@ -86,7 +87,7 @@ func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 		claimSQL:     name.SQL(claimSQL),
 		claimManySQL: name.SQL(claimManySQL),
 		findSQL:      name.SQL(findSQL),
-		purgeSQL:     name.SQL(purgeSQL),
+		purgeSQL:     name.SQL(purge.JobKeys),
 		purgeableSQL: name.SQL(purgeableSQL),
 	}, nil
 }

@@ -25,8 +25,6 @@ const purgeableSQL = `
 select count(*) from metered.job_keys k, (select metered.clock() - $1::interval as at) cutoff
 where k.created_at < cutoff.at`
 
-const purgeSQL = `select deleted, last from metered.purge_job_keys($1, metered.clock() - $2::interval, $3)`
-
 // Purge forgets keys older than opts.OlderThan, oldest first, and returns how many. A forgotten key looks new: its
 // next Enqueue makes another job. Jobs are left alone.
 //

@@ -56,11 +56,14 @@ type Book struct {
 // Internals is for the other packages of this module: nobody else can import lend.Key.
 func Internals(lend.Key) internals { return internals{} }
 
-// internals are lent to metered.
+// internals are lent to maintain and metered.
 type internals struct{}
 
 // Draw prepares Book.Draw.
 func (internals) Draw(b *Book, d Draw) (*ledger.Call[Drawn], error) { return b.prepareDraw(d) }
+
+// Schema is the zero Name for a Book that New has not made.
+func (internals) Schema(b *Book) schema.Name { return b.schema }
 
 var inBudget = budget.Internals(lend.Key{})
 

@@ -30,6 +30,14 @@ func New(o observe.Observer) *To {
 	return &To{observer: o}
 }
 
+// Observer is what New was given, for a piece that makes its own To.
+func (t *To) Observer() observe.Observer {
+	if t == nil {
+		return nil
+	}
+	return t.observer
+}
+
 // Span is work under way. The zero value has no observer.
 type Span struct {
 	to  *To

@@ -1,0 +1,266 @@
+package maintain
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/purge"
+	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/tokens"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// Report says how far a run came.
+type Report struct {
+	Steps []Step `json:"steps"` // all nine, in the order in which they run
+	// After is the last scope that the purge of entries finished, if it did not reach the end: Policy.After of the next
+	// run. All other steps find by themselves what an earlier run left.
+	After string `json:"after,omitempty"`
+}
+
+// Step is one sweep or purge of a run.
+type Step struct {
+	Name string `json:"name"` // sweep holds, sweep leases, sweep lots, purge holds, and leases, tokens, operations, job keys, entries
+	Done int64  `json:"done"` // rows that it ended or deleted
+	// Left counts rows that wait for the next run, by the reason: "locked" by another transaction (scopes, for
+	// entries), a "subscriber" failed, units of a carved child are still "held".
+	Left map[string]int64 `json:"left,omitempty"`
+	Off  string           `json:"off,omitempty"` // why it did not run: a field of Policy or Parts, or the run ended before
+	Err  error            `json:"-"`             // why it failed, or nil
+}
+
+// Run makes one pass: three sweeps, then six purges, one after the other. A step that fails does not keep the others
+// from running: Run joins the errors, each with the name of its step. Only the end of ctx ends a run.
+//
+// The order: due holds end first, then leases and carved children, which cannot be settled while their units are held,
+// then lots, which get back the units of both. The purges come after the sweeps, since they keep rows that are not
+// announced or settled. Entries are purged last: it takes longest.
+//
+// Run owns its transactions, one for each batch, and batches that are done stay done. The next run goes on with the
+// rest. Any number may run at once. The sweeps need GrantSQL's privileges, the purges GrantMaintenanceSQL's.
+func Run(ctx context.Context, pool *pgxpool.Pool, parts Parts, policy Policy) (Report, error) {
+	if err := fault.NotNil(errArgument, "pool", pool); err != nil {
+		return Report{}, err
+	}
+	if err := policy.check(parts); err != nil {
+		return Report{}, err
+	}
+	r := &run{Policy: policy, parts: parts, pool: pool}
+	steps := r.steps()
+	for _, s := range steps {
+		off := s.off
+		if off == "" {
+			off = "the run ended before"
+		}
+		r.report.Steps = append(r.report.Steps, Step{Name: s.name, Off: off})
+	}
+	r.report.After = policy.After
+	var all []error
+	for i, s := range steps {
+		if s.off != "" || ctx.Err() != nil {
+			continue
+		}
+		r.at = &r.report.Steps[i]
+		r.at.Off = ""
+		if err := s.run(ctx); err != nil {
+			r.at.Err = err
+			all = append(all, fmt.Errorf("maintain: %s: %w", s.name, err))
+		}
+	}
+	if err := ctx.Err(); err != nil && !errors.Is(errors.Join(all...), err) {
+		all = append(all, fmt.Errorf("maintain: %w", err))
+	}
+	return r.report, errors.Join(all...)
+}
+
+// run is a run under way.
+type run struct {
+	Policy
+	parts  Parts
+	pool   *pgxpool.Pool
+	report Report
+	at     *Step // under way
+}
+
+// step is a call of a piece.
+type step struct {
+	name string
+	off  string // why it is left out
+	run  func(context.Context) error
+}
+
+func (r *run) steps() []step {
+	swept := func(without bool, field string) string {
+		switch {
+		case r.NoSweeps:
+			return "Policy.NoSweeps"
+		case without:
+			return field + " is nil"
+		}
+		return ""
+	}
+	purged := func(age time.Duration, field string) string {
+		switch {
+		case r.NoPurges:
+			return "Policy.NoPurges"
+		case age == 0:
+			return field + " is not set"
+		}
+		return ""
+	}
+	return []step{
+		{"sweep holds", swept(r.parts.Holds == nil, "Parts.Holds"), r.sweepHolds},
+		{"sweep leases", swept(false, ""), r.sweepLeases},
+		{"sweep lots", swept(r.parts.Wallets == nil, "Parts.Wallets"), r.sweepLots},
+		{"purge holds", purged(r.Holds, ""), r.purgeHolds},
+		{"purge leases", purged(r.Leases, ""), r.purgeLeases},
+		{"purge tokens", purged(r.Tokens, ""), r.purgeTokens},
+		{"purge operations", purged(r.Operations, "Policy.Operations"), r.purgeOperations},
+		{"purge job keys", purged(r.JobKeys, "Policy.JobKeys"), r.purgeJobKeys},
+		{"purge entries", purged(r.Entries, "Policy.Entries"), r.purgeEntries},
+	}
+}
+
+// done puts the work of the step so far into the report. left has reasons and counts.
+func (r *run) done(n int64, left map[string]int) {
+	r.at.Done, r.at.Left = n, nil
+	for why, n := range left {
+		if n > 0 {
+			if r.at.Left == nil {
+				r.at.Left = map[string]int64{}
+			}
+			r.at.Left[why] = int64(n)
+		}
+	}
+}
+
+// progress is done after a batch.
+func (r *run) progress(n int64, left map[string]int) {
+	r.done(n, left)
+	if r.Progress != nil {
+		report := r.report
+		report.Steps = slices.Clone(report.Steps)
+		r.Progress(report)
+	}
+}
+
+func (r *run) sweepHolds(ctx context.Context) error {
+	left := func(s holds.SweepReport) map[string]int {
+		return map[string]int{"locked": s.Skipped, "subscriber": s.Failed}
+	}
+	s, err := r.parts.Holds.Sweep(ctx, r.pool, holds.SweepOptions{Batch: r.Batch, Progress: func(s holds.SweepReport) {
+		r.progress(int64(s.Expired), left(s))
+	}})
+	r.done(int64(s.Expired), left(s))
+	return err
+}
+
+func (r *run) sweepLeases(ctx context.Context) error {
+	p, err := inLeases.Sweeper(r.parts.Ledger, r.pool)
+	if err != nil {
+		return err
+	}
+	s, err := p.Settle(ctx)
+	r.progress(int64(s.Settled), map[string]int{"locked": s.Busy, "held": s.Held})
+	return err
+}
+
+func (r *run) sweepLots(ctx context.Context) error {
+	left := func(s wallet.ExpireReport) map[string]int {
+		return map[string]int{"locked": s.Busy, "subscriber": s.Failed}
+	}
+	s, err := r.parts.Wallets.Expire(ctx, r.pool, wallet.ExpireOptions{Batch: r.Batch, Progress: func(s wallet.ExpireReport) {
+		r.progress(int64(s.Ended), left(s))
+	}})
+	r.done(int64(s.Ended), left(s))
+	return err
+}
+
+func (r *run) purgeHolds(ctx context.Context) error {
+	book, err := holds.New(r.parts.Ledger, holds.Config{})
+	if err != nil {
+		return err
+	}
+	n, err := book.Purge(ctx, r.pool, holds.PurgeOptions{OlderThan: r.Holds, Batch: r.Batch, Progress: r.deleted})
+	r.done(n, nil)
+	return err
+}
+
+func (r *run) purgeLeases(ctx context.Context) error {
+	p, err := inLeases.Sweeper(r.parts.Ledger, r.pool)
+	if err != nil {
+		return err
+	}
+	n, err := p.Purge(ctx, leases.PurgeOptions{OlderThan: r.Leases, Batch: r.Batch, Progress: r.deleted})
+	r.done(n, nil)
+	return err
+}
+
+func (r *run) purgeTokens(ctx context.Context) error {
+	name, _, _ := inBudget.Settings(r.parts.Ledger)
+	store, err := tokens.New(tokens.Config{Schema: name.String(), Observer: inBudget.Observer(r.parts.Ledger).Observer()})
+	if err != nil {
+		return err
+	}
+	n, err := store.Purge(ctx, r.pool, tokens.PurgeOptions{OlderThan: r.Tokens, Batch: r.Batch, Progress: r.deleted})
+	r.done(n, nil)
+	return err
+}
+
+func (r *run) purgeOperations(ctx context.Context) error {
+	_, wait, _ := inBudget.Settings(r.parts.Ledger)
+	return r.purge(ctx, "operations", purge.Operations, r.Operations, wait.Milliseconds())
+}
+
+func (r *run) purgeJobKeys(ctx context.Context) error {
+	return r.purge(ctx, "job_keys", purge.JobKeys, r.JobKeys)
+}
+
+// purge purges a table that no piece of Parts has. name is the observer's.
+func (r *run) purge(ctx context.Context, name, sql string, olderThan time.Duration, args ...any) error {
+	o := purge.Options{OlderThan: olderThan, Batch: r.Batch, Progress: r.deleted}
+	if err := o.Check(errArgument); err != nil {
+		return err
+	}
+	in, _, _ := inBudget.Settings(r.parts.Ledger)
+	n, err := o.Run(ctx, inBudget.Observer(r.parts.Ledger), name, r.pool, "", in.SQL(sql), args...)
+	r.done(n, nil)
+	return fault.Failed("metered", "purge", err)
+}
+
+func (r *run) purgeEntries(ctx context.Context) error {
+	locked := func(p budget.PurgeReport) map[string]int { return map[string]int{"locked": p.Busy} }
+	p, err := r.parts.Ledger.Purge(ctx, r.pool, budget.PurgeOptions{
+		OlderThan: r.Entries, Batch: r.Batch, Forget: r.Forget, After: r.After,
+		Progress: func(p budget.PurgeReport) {
+			r.reached(p)
+			r.progress(p.Entries, locked(p))
+		},
+	})
+	r.done(p.Entries, locked(p))
+	if r.reached(p); err == nil {
+		r.report.After = ""
+	}
+	return err
+}
+
+// reached notes how far the purge of entries came.
+func (r *run) reached(p budget.PurgeReport) {
+	if p.Last != "" {
+		r.report.After = p.Last
+	}
+}
+
+// deleted is Progress of the other purges.
+func (r *run) deleted(n int64) { r.progress(n, nil) }
+
+var inLeases = leases.Internals(lend.Key{})
