@@ -49,7 +49,10 @@ type Policy struct {
 	Progress func(Report) // is called after each batch, once it is committed. Defaults to none
 }
 
-const keep = 30 * 24 * time.Hour
+const (
+	keep     = 30 * 24 * time.Hour
+	maxBatch = 2000 // of wallet.SweepOptions
+)
 
 // check refuses an argument out of bounds, and sets the defaults.
 func (p *Policy) check(parts Parts) error {
@@ -64,8 +67,8 @@ func (p *Policy) check(parts Parts) error {
 		return invalid("Parts.Holds", "is not on the schema of Parts.Ledger, %q", name)
 	case parts.Wallets != nil && inWallet.Schema(parts.Wallets) != name:
 		return invalid("Parts.Wallets", "is not on the schema of Parts.Ledger, %q", name)
-	case p.Batch != 0 && (p.Batch < 16 || p.Batch > wallet.MaxBatch):
-		return invalid("Policy.Batch", "%d is not from 16 to %d", p.Batch, wallet.MaxBatch)
+	case p.Batch != 0 && (p.Batch < 16 || p.Batch > maxBatch):
+		return invalid("Policy.Batch", "%d is not from 16 to %d", p.Batch, maxBatch)
 	case p.NoSweeps && p.NoPurges:
 		return invalid("Policy.NoPurges", "is set, and so is NoSweeps: nothing is left to run")
 	case p.Forget != nil && p.Entries == 0:

@@ -175,10 +175,10 @@ func (r *run) sweepLeases(ctx context.Context) error {
 }
 
 func (r *run) sweepLots(ctx context.Context) error {
-	left := func(s wallet.ExpireReport) map[string]int {
+	left := func(s wallet.SweepReport) map[string]int {
 		return map[string]int{"locked": s.Busy, "subscriber": s.Failed}
 	}
-	s, err := r.parts.Wallets.Expire(ctx, r.pool, wallet.ExpireOptions{Batch: r.Batch, Progress: func(s wallet.ExpireReport) {
+	s, err := r.parts.Wallets.Sweep(ctx, r.pool, wallet.SweepOptions{Batch: r.Batch, Progress: func(s wallet.SweepReport) {
 		r.progress(int64(s.Ended), left(s))
 	}})
 	r.done(int64(s.Ended), left(s))

@@ -1,0 +1,83 @@
+package maintainjobs
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+
+	"github.com/pgmetered/metered/maintain"
+)
+
+// Args are the args of a job that makes one run.
+type Args struct {
+	Purge bool `json:"purge"` // runs the purges. Otherwise the job runs the sweeps
+}
+
+// Kind is the job's kind.
+func (Args) Kind() string { return "metered_maintain" }
+
+// PeriodicJobs are the sweeps, which run each minute if sweep is 0, and the purges, which run each 24 hours if purge is
+// 0. A negative time leaves them out. Both also run when River starts. A sweep that fails is not tried again, since the
+// next one is soon. A purge is tried three times.
+func PeriodicJobs(sweep, purge time.Duration) []*river.PeriodicJob {
+	var all []*river.PeriodicJob
+	add := func(every time.Duration, args Args, attempts int) {
+		if every > 0 {
+			all = append(all, river.NewPeriodicJob(river.PeriodicInterval(every),
+				func() (river.JobArgs, *river.InsertOpts) { return args, &river.InsertOpts{MaxAttempts: attempts} },
+				&river.PeriodicJobOpts{RunOnStart: true}))
+		}
+	}
+	add(cmp.Or(sweep, time.Minute), Args{}, 1)
+	add(cmp.Or(purge, 24*time.Hour), Args{Purge: true}, 3)
+	return all
+}
+
+// NewWorker returns the worker of Args. Its policy's NoSweeps leaves the job of the sweeps without work, and NoPurges
+// that of the purges. The job has no timeout. Its output is the maintain.Report, which a job that River stopped, or that
+// failed, goes on from.
+func NewWorker(pool *pgxpool.Pool, parts maintain.Parts, policy maintain.Policy) river.Worker[Args] {
+	return &worker{pool: pool, parts: parts, policy: policy}
+}
+
+type worker struct {
+	river.WorkerDefaults[Args]
+	pool   *pgxpool.Pool
+	parts  maintain.Parts
+	policy maintain.Policy
+}
+
+// Timeout is none: the purge of a large ledger takes its time.
+func (*worker) Timeout(*river.Job[Args]) time.Duration { return -1 }
+
+// Work runs a job.
+func (w *worker) Work(ctx context.Context, job *river.Job[Args]) error {
+	policy := w.policy
+	var earlier maintain.Report // of this job's earlier attempt
+	if output := job.Output(); output != nil && json.Unmarshal(output, &earlier) == nil {
+		policy.After = earlier.After
+	}
+	if job.Args.Purge {
+		if policy.NoPurges {
+			return nil
+		}
+		policy.NoSweeps = true
+	} else {
+		if policy.NoSweeps {
+			return nil
+		}
+		policy.NoPurges = true
+	}
+	report, err := maintain.Run(ctx, w.pool, w.parts, policy)
+	if recorded := river.RecordOutput(ctx, report); recorded != nil && err == nil {
+		return recorded
+	}
+	if ctx.Err() != nil {
+		return river.JobSnooze(time.Second) // River stops: no attempt is lost
+	}
+	return err
+}
