@@ -230,7 +230,7 @@ func TestJSON_IsPrintedByEachCommand(t *testing.T) {
 	l := cli(t, pool)
 	for _, args := range [][]string{
 		{"migrate"}, {"migrate", "status"}, {"migrate", "up"}, {"migrate", "validate"}, {"migrate", "sql"}, {"grant", "maintenance", "x"},
-		{"verify"}, {"sweep"}, {"purge", "--older-than", "400d"}, {"top", "--count", "1"}, {"usage", "org/acme"}, {"series", "org/acme"}, {"entries", "org/acme"},
+		{"verify"}, {"maintain"}, {"sweep"}, {"purge", "--older-than", "400d"}, {"top", "--count", "1"}, {"usage", "org/acme"}, {"series", "org/acme"}, {"entries", "org/acme"},
 		{"statement", "org/acme"}, {"holds"}, {"hold", "seat-1"}, {"operation", "order-42", "--tenant", "shop"}, {"explain", "a", "1"},
 		{"wallet", "user/ann"}, {"lots", "user/ann"}, {"statement", "user/ann", "--by-lot"}, {"holds", "--sessions"},
 	} {

@@ -128,7 +128,7 @@ func (a *app) advice(err error) string {
 }
 
 // packageNames begin the errors of the library, which a user of the command line does not know.
-var packageNames = regexp.MustCompile(`(^|: )(?:inspect: not found|metered|budget|tokens|jobs|holds|wallet|leases|console|inspect): `)
+var packageNames = regexp.MustCompile(`(^|: )(?:inspect: not found|metered|budget|tokens|jobs|holds|wallet|leases|maintain|console|inspect): `)
 
 // schemaError is of a schema that this build cannot work with.
 type schemaError struct {

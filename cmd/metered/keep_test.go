@@ -140,6 +140,36 @@ func TestSweepAndPurge_DoAsTheirDryRun(t *testing.T) {
 	keeper.exits(exitUsage, "purge", "--older-than", "soon")
 }
 
+func TestMaintain_DoesTheStepsThatItMay(t *testing.T) {
+	t.Parallel()
+	pool, _ := shop(t)
+	clock := pgtest.SetClock(t, pool, time.Now().Add(2*time.Hour))
+	execute(t, pool, `insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
+		select n, 1, clock_timestamp(), n, 0, 0, 0, 0, 'c', 'many' from generate_series(1, 100) n`)
+	clock.Advance(time.Hour)
+	ages := []string{"--entries", "1h", "--operations", "1h", "--job-keys", "1h", "--holds", "1h", "--leases", "1h", "--tokens", "1h"}
+	steps := []any{"sweep holds", "sweep leases", "sweep lots", "purge holds", "purge leases", "purge tokens", "purge operations", "purge job keys", "purge entries"}
+
+	app := as(t, pool, metered.GrantSQL).exits(exitNotGranted, append([]string{"maintain", "--json"}, ages...)...)
+	lines := app.objects()
+	require.Equal(t, steps, values(lines, "step"))
+	require.Equal(t, []any{2.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0}, values(lines, "done"))
+	for _, line := range lines[3:] {
+		require.Equal(t, "not_granted", line["code"])
+	}
+	require.Contains(t, app.err, "lacks the maintenance grants")
+
+	keeper := as(t, pool, metered.GrantMaintenanceSQL)
+	kept := keeper.ok("maintain", "--no-sweeps")
+	require.Contains(t, kept, "left out: --no-sweeps")
+	require.Contains(t, kept, "left out: no --entries")
+	done := keeper.objects(append([]string{"maintain", "--no-sweeps"}, ages...)...)
+	require.Equal(t, []any{0.0, 0.0, 0.0, 3.0, 0.0, 1.0, 2.0, 1.0, 95.0}, values(done, "done"))
+	cli(t, pool).ok("verify")
+	keeper.exits(exitUsage, "maintain", "--no-sweeps", "--no-purges")
+	keeper.exits(exitUsage, "maintain", "--entries", "soon")
+}
+
 // onStatement makes a pool report each statement that it sends.
 func onStatement(report func(sql string, args []any)) func(*pgxpool.Config) {
 	return func(cfg *pgxpool.Config) { cfg.ConnConfig.Tracer = statements(report) }
