@@ -10,7 +10,6 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
-	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/maintain"
 )
 
@@ -18,7 +17,8 @@ import (
 // steps the policy leaves out.
 func ExampleRun() {
 	ctx := context.Background()
-	pool, clock, done := pgtest.ExampleAt(time.Date(2026, 1, 1, 9, 0, 0, 0, time.UTC)) // your own is pgxpool.New
+	start := time.Date(2026, 1, 1, 9, 0, 0, 0, time.UTC)
+	pool, setClock, done := exampleDatabaseAt(start)
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
@@ -33,7 +33,7 @@ func ExampleRun() {
 		_, err := book.Place(ctx, tx, holds.Request{ID: "h1", TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 		return err
 	}))
-	clock.Advance(401 * 24 * time.Hour)
+	setClock(start.AddDate(0, 0, 401))
 
 	report, err := maintain.Run(ctx, pool, maintain.Parts{Ledger: ledger, Holds: book}, maintain.Policy{
 		Entries: 400 * 24 * time.Hour, Holds: 500 * 24 * time.Hour,

@@ -13,40 +13,29 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// Parts are the pieces of the application. All are on the same schema.
+// Parts are pieces of the application, of one schema.
 type Parts struct {
-	Ledger *budget.Ledger // Required
-	// Holds has the application's Subscribers and Notify: a hold is announced once, by the Book that sweeps it.
-	// Defaults to none: holds are not swept.
-	Holds *holds.Book
-	// Wallets has the application's Subscribers and Thresholds. Defaults to none: lots are not swept.
-	Wallets *wallet.Book
+	Ledger  *budget.Ledger // Required
+	Holds   *holds.Book    // with the application's Subscribers. nil: holds are not swept
+	Wallets *wallet.Book   // with the application's Subscribers. nil: lots are not swept
 }
 
-// Policy says how long rows are kept. The zero value sweeps, and deletes holds, leases and tokens that ended 30 days
-// ago. The three ages without a default are dangerous if they are too short: rows without an age are kept for ever.
+// Policy says how long rows are kept. The zero value deletes no entry, operation or job key: too short an age is
+// dangerous there.
 type Policy struct {
-	// Entries is the age from which entries of the ledger may go: at least the longest window or Limit.Reach of any
-	// limit, and as long as an invoice or a refund may ask for them. Defaults to 0, which keeps all.
-	Entries time.Duration
-	// Forget is budget.PurgeOptions.Forget: whether an idle scope may be deleted whole. Defaults to none.
-	Forget func(scope string) bool
-	// Operations is how long the record of an operation is kept: longer than a client may wait before it repeats a
-	// call, which runs again afterwards. Defaults to 0, which keeps all.
-	Operations time.Duration
-	// JobKeys is how long the key of a job is kept: longer than a caller may retry, and than any job is scheduled
-	// ahead. Defaults to 0, which keeps all.
-	JobKeys time.Duration
-	Holds   time.Duration // how long ended holds and their history are kept. Defaults to 30 days
-	Leases  time.Duration // how long settled leases and their spends are kept. Defaults to 30 days
-	Tokens  time.Duration // how long ended tokens are kept. Defaults to 30 days
+	Entries    time.Duration // the longest Limit.Reach or more, and until nobody refunds or invoices. Defaults to 0, for ever
+	Operations time.Duration // longer than clients repeat calls. Defaults to 0, for ever
+	JobKeys    time.Duration // longer than callers retry or schedule ahead. Defaults to 0, for ever
+	Holds      time.Duration // since they ended. Defaults to 30 days
+	Leases     time.Duration // since they were settled. Defaults to 30 days
+	Tokens     time.Duration // since they ended. Defaults to 30 days
 
-	NoSweeps bool // leaves out the sweeps, for a program without the application's Subscribers. Defaults to false
-	NoPurges bool // leaves out the purges, for a role without metered.GrantMaintenanceSQL. Defaults to false
-
-	Batch    int          // how many rows one transaction ends or deletes, 16 to 2,000. Defaults to that of each call, 500 to 5,000
-	After    string       // where the purge of entries begins: Report.After of a run that did not end. Defaults to the first scope
-	Progress func(Report) // is called after each batch, once it is committed. Defaults to none
+	Forget   func(scope string) bool // as in budget.PurgeOptions
+	NoSweeps bool                    // for a program without the Subscribers
+	NoPurges bool                    // for a role without metered.GrantMaintenanceSQL
+	Batch    int                     // rows of a transaction, 16 to 2,000. Defaults to that of each call
+	After    string                  // Report.After of a run that was canceled
+	Progress func(Report)            // is called after each batch
 }
 
 const (

@@ -21,32 +21,27 @@ import (
 
 // Report says how far a run came.
 type Report struct {
-	Steps []Step `json:"steps"` // all nine, in the order in which they run
-	// After is the last scope that the purge of entries finished, if it did not reach the end: Policy.After of the next
-	// run. All other steps find by themselves what an earlier run left.
+	Steps []Step `json:"steps"` // all nine, in their order
+	// After is the last scope that the purge of entries did, "" if it did all.
 	After string `json:"after,omitempty"`
 }
 
-// Step is one sweep or purge of a run.
+// Step is one sweep or purge.
 type Step struct {
-	Name string `json:"name"` // sweep holds, sweep leases, sweep lots, purge holds, and leases, tokens, operations, job keys, entries
+	Name string `json:"name"` // as in "sweep holds"
 	Done int64  `json:"done"` // rows that it ended or deleted
-	// Left counts rows that wait for the next run, by the reason: "locked" by another transaction (scopes, for
-	// entries), a "subscriber" failed, units of a carved child are still "held".
+	// Left counts rows that wait for the next run, by reason: "locked", "subscriber" (failed), "held" (children with holds).
 	Left map[string]int64 `json:"left,omitempty"`
-	Off  string           `json:"off,omitempty"` // why it did not run: a field of Policy or Parts, or the run ended before
-	Err  error            `json:"-"`             // why it failed, or nil
+	Off  string           `json:"off,omitempty"` // why it did not run
+	Err  error            `json:"-"`             // why it failed
 }
 
-// Run makes one pass: three sweeps, then six purges, one after the other. A step that fails does not keep the others
-// from running: Run joins the errors, each with the name of its step. Only the end of ctx ends a run.
+// Run sweeps holds, leases with carved children, and lots. Then it purges holds, leases, tokens, operations, job keys and
+// entries: children are settled after their holds, purges keep rows that are not announced or settled, and entries take
+// longest.
 //
-// The order: due holds end first, then leases and carved children, which cannot be settled while their units are held,
-// then lots, which get back the units of both. The purges come after the sweeps, since they keep rows that are not
-// announced or settled. Entries are purged last: it takes longest.
-//
-// Run owns its transactions, one for each batch, and batches that are done stay done. The next run goes on with the
-// rest. Any number may run at once. The sweeps need GrantSQL's privileges, the purges GrantMaintenanceSQL's.
+// A step that fails stops no other: Run joins the errors, which name their steps. Batches that are done stay done when ctx
+// ends, and the next run does the rest. Any number may run at once.
 func Run(ctx context.Context, pool *pgxpool.Pool, parts Parts, policy Policy) (Report, error) {
 	if err := fault.NotNil(errArgument, "pool", pool); err != nil {
 		return Report{}, err
