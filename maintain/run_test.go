@@ -97,7 +97,7 @@ func newWorld(t *testing.T) *world {
 			_, granted := w.wallets.Grant(ctx, tx, wallet.Grant{Wallet: "wallet " + n, Amount: 100, For: time.Minute})
 			_, drawn := w.wallets.Draw(ctx, tx, wallet.Draw{Wallet: "wallet " + n, Amount: 30})
 			carved := carve(tx, "run/"+n)
-			_, spent := w.client.Budget.Charge(ctx, tx, budget.Charge{Scope: "run/" + n, Amount: 10, Limits: []budget.Limit{budget.Prepaid()}})
+			_, spent := w.client.Budget.Charge(ctx, tx, budget.Charge{Scope: "run/" + n, Amount: 10, Limits: []budget.Limit{budget.Prepaid(0)}})
 			return errors.Join(minted, placed, granted, drawn, carved, spent)
 		}))
 		for range 60 {
