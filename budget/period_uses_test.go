@@ -165,7 +165,7 @@ func TestPurge_KeepsTheEntriesThatPeriodsNeed(t *testing.T) {
 	mustCharge(t, pool, l, "a", 1)
 	report, err := l.Purge(t.Context(), pool, budget.PurgeOptions{OlderThan: limit.Reach()})
 	require.NoError(t, err)
-	require.Equal(t, budget.PurgeReport{Scopes: 1, KeptSince: clock.Now().Add(-limit.Reach())}, report)
+	require.Equal(t, budget.PurgeReport{Scopes: 1, Last: "a", KeptSince: clock.Now().Add(-limit.Reach())}, report)
 	require.Equal(t, int64(41), usageIn(t, pool, l, "a", limit).Used)
 
 	require.Equal(t, int64(31), purge(t, pool, l, time.Hour).Entries)

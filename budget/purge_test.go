@@ -65,7 +65,8 @@ func TestPurge_KeepsWindowsExactAndIsIdempotent(t *testing.T) {
 			requireVerified(t, pool, l)
 			again, err := l.Purge(ctx, pool, budget.PurgeOptions{OlderThan: age})
 			require.NoError(t, err)
-			require.Equal(t, budget.PurgeReport{Scopes: 2, Last: "young"}, counts(again))
+			require.Equal(t, budget.PurgeReport{Scopes: 2}, counts(again))
+			require.Equal(t, "young", again.Last)
 		})
 	}
 }
@@ -374,6 +375,6 @@ func TestPurge_OfAScopeThatBeganAnewBetweenTwoBatches(t *testing.T) {
 
 // counts is a report without its time.
 func counts(r budget.PurgeReport) budget.PurgeReport {
-	r.KeptSince = time.Time{}
+	r.KeptSince, r.Last = time.Time{}, ""
 	return r
 }
