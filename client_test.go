@@ -262,7 +262,7 @@ func TestDo_WhatIsJustWithinBoundsIsTaken(t *testing.T) {
 		{metered.Command{ID: longest, Tenant: longest, Name: longest, Input: make([]byte, 1<<20)}, nil},
 		{metered.Command{ID: "a", IssuedAt: first}, nil},
 		{metered.Command{ID: "b", IssuedAt: last}, metered.ErrFuture},
-		{metered.Command{ID: metered.NewID(), IssuedAt: last}, nil}, // the time in the id is what counts
+		{metered.Command{ID: metered.NewID(), IssuedAt: last}, nil}, // the time in the id counts
 	} {
 		_, err := metered.Do[any](t.Context(), c, test.cmd, nil)
 		require.ErrorIs(t, err, test.err)
@@ -427,7 +427,7 @@ func TestSecret_AReplayCanShowTheTokenThatTheCommandMinted(t *testing.T) {
 	})
 	require.ErrorIs(t, err, metered.ErrArgument)
 
-	// What is stored does not give the token away.
+	// The stored rows do not give the token away.
 	_, body, _ := strings.Cut(minted, "_")
 	for _, table := range []string{"metered.operations", "metered.tokens", "metered.ledger"} {
 		require.Zero(t, pgtest.Value[int](t, pool, "select pgtest.Count(*) from "+table+" x where position($1 in x::text || coalesce(convert_from("+
@@ -484,8 +484,8 @@ func TestCode_CommentListsEveryCode(t *testing.T) {
 	require.Greater(t, seen, 30)
 }
 
-// What the library returns can be sent on as it is: each field has a name, of one spelling, and no
-// duration is a bare number of nanoseconds.
+// A caller can send on the values that the library returns: each field has a name, of one spelling, and no duration
+// is a bare number of nanoseconds.
 func TestJSON_WhatIsReturnedHasNamesAndUnits(t *testing.T) {
 	t.Parallel()
 	seen := map[reflect.Type]bool{}

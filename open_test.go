@@ -36,7 +36,7 @@ func says(n int64) metered.Func[usage] {
 	return func(context.Context, *metered.Tx) (usage, error) { return usage{n}, nil }
 }
 
-// stands is what is used of a scope, and what is held.
+// stands returns the used and the held units of a scope.
 func stands(t *testing.T, pool *pgxpool.Pool, c *metered.Client, scope string) [2]int64 {
 	t.Helper()
 	all, err := c.Budget.Usage(context.Background(), pool, budget.Query{Scope: scope})
@@ -152,8 +152,8 @@ func TestOpen_ItsTimeoutIsNotThatOfTheWork(t *testing.T) {
 	require.Equal(t, "Reservation.OpenTimeout", argument.Field)
 }
 
-// What a server estimates does not say which command a client has sent, where an Input does: its repetition gets the first
-// answer when prices, scopes and fees have changed, and no second reservation while it runs.
+// A command with an Input is known by it, and not by the server's estimate: its repetition gets the first answer when
+// prices, scopes and fees have changed, and no second reservation while it runs.
 func TestOpen_ARepetitionAfterAPriceChangeIsTheSameCommandIfItHasAnInput(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{})

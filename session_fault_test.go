@@ -83,7 +83,7 @@ func TestSettle_ALostConnectionIsMadeUpFor(t *testing.T) {
 	}
 }
 
-// While Postgres is away Settle tries again: until it is back, or ctx ends, or what was held is due. Cancel does, too.
+// While Postgres is away Settle tries again, until Postgres is back, ctx ends, or the hold is due. Cancel does, too.
 func TestSettle_OutlastsAnOutageButNotItsContextNorTheHold(t *testing.T) {
 	t.Parallel()
 	owner, _ := pgtest.SetUp(t, metered.Config{})
@@ -128,8 +128,9 @@ func (f placedThen) Event(_ context.Context, e observe.Event) {
 	}
 }
 
-// The caller of Open leaves, as the client of a request does. What was reserved for it is free soon after, without waiting for
-// its deadline, wherever Open was: its answer lost, its flush lost, waiting for the scope's lock, or about to return.
+// The caller of Open leaves, as the client of a request does. Its reserved units are free soon after, without waiting
+// for their deadline, at each point of Open: its answer lost, its flush lost, waiting for the scope's lock, or about
+// to return.
 func TestOpen_ACallerThatLeavesKeepsNothingHeld(t *testing.T) {
 	t.Parallel()
 	owner, lockers := pgtest.SetUp(t, metered.Config{})
@@ -179,8 +180,8 @@ func TestOpen_ACallerThatLeavesKeepsNothingHeld(t *testing.T) {
 	}
 }
 
-// COMMIT's answer is lost, or COMMIT is, and Postgres cannot be reached from then on: neither Settle nor Cancel says that nothing
-// was committed. The same call later says what is so.
+// COMMIT's answer is lost, or COMMIT is, and Postgres cannot be reached from then on: neither Settle nor Cancel says
+// that nothing was committed. The same call later returns the outcome.
 func TestSession_ALostCommitThatCannotBeResolvedIsIndefinite(t *testing.T) {
 	t.Parallel()
 	owner, _ := pgtest.SetUp(t, metered.Config{})

@@ -19,8 +19,8 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// A command that is run under the id of an open session, of the same name and input, is another command. The session then cannot be
-// settled, and is not stuck: it can be cancelled, and what is neither is free at its deadline.
+// A command that is run under the id of an open session, of the same name and input, is another command. The session
+// then cannot be settled, and is not stuck: it can be cancelled, and its units are free at its deadline.
 func TestSession_WhoseIDACommandTookCanBeCancelled(t *testing.T) {
 	t.Parallel()
 	owner, c := pgtest.SetUp(t, metered.Config{})
@@ -154,7 +154,8 @@ func TestSession_LeavesNoGoroutine(t *testing.T) {
 	require.Equal(t, others, running())
 }
 
-// What a session reserved of a wallet is its own, whatever becomes of the lots meanwhile; beyond it there is what the others have.
+// A session keeps the units that it reserved of a wallet when their lots are revoked. Beyond them it can take only
+// free units.
 func TestSession_OfAWalletWhoseLotsAreTakenBack(t *testing.T) {
 	t.Parallel()
 	owner, c := pgtest.SetUp(t, metered.Config{})

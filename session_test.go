@@ -37,8 +37,9 @@ type sessions struct {
 	requests int64
 }
 
-// Random histories of one operation agree with the model in each answer and in what is used and held: opened, by the same and by
-// another command, settled and cancelled by those who have it and those who lost it, past its deadline, swept or not.
+// Random histories of one operation agree with the model in each answer and in the used and held units: opened, by
+// the same and by another command, settled and cancelled by its owner and by callers that lost it, past its deadline,
+// swept or not.
 func TestSessions_AgreeWithTheModel(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -145,8 +146,8 @@ func TestSessions_AgreeWithTheModel(t *testing.T) {
 	require.Empty(t, report.Differences)
 }
 
-// Of many who open an operation at once one has it, again after it was cancelled and after it was abandoned; and once it is settled
-// all are answered by the record.
+// One of many callers that open an operation at once gets it, again after it was cancelled and after it was
+// abandoned. Once it is settled the record answers all of them.
 func TestOpen_OneOfManyRuns(t *testing.T) {
 	t.Parallel()
 	for _, level := range pgtest.IsolationLevels {
@@ -202,7 +203,7 @@ func TestOpen_OneOfManyRuns(t *testing.T) {
 	}
 }
 
-// Those who settle, cancel, end by force and open anew at once: what is charged is the sum of what was answered.
+// Callers settle, cancel, end by force and open anew at once: the ledger holds the sum of the units in their answers.
 func TestSession_RacingEndingsChargeWhatTheyAnswer(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -332,8 +333,8 @@ func TestOpen_ARefusalReservesAndChargesNothing(t *testing.T) {
 	}
 }
 
-// What was settled stays settled: the same again is the first answer, in this process and in another, and another amount is a
-// conflict that says both.
+// A settled session stays settled: the same amount again gets the first answer, in this process and in another.
+// Another amount is a conflict that names both.
 func TestSettle_AgainWithAnotherAmountIsAConflictThatSaysBoth(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{})

@@ -19,7 +19,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// tellTo writes crossings into the table told, in their own transactions.
+// tellTo writes crossings into the table told, in the transaction that crosses.
 func tellTo(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
 	_, err := tx.Exec(ctx, `insert into told (scope, name, seq) values ($1, $2, $3)`, c.Scope, c.Threshold.Name, c.Seq)
 	return err
@@ -168,7 +168,7 @@ func TestThreshold_WithoutAnybodyToTellIsRefused(t *testing.T) {
 // spentOf is a limit of 100 with a threshold at 80 spent.
 var spentOf = budget.Lifetime(100).Tell(budget.Threshold{Name: "80% spent", Percent: 80, Spent: true})
 
-// Sessions reserve much: what is told is what is settled, with the limits of the reservation.
+// A session reserves more than it uses: only the settled units cross the thresholds of the reservation's limits.
 func TestThreshold_OfWhatIsSpentIsToldBySettle(t *testing.T) {
 	t.Parallel()
 	pool, c := setUpReporting(t, metered.Config{})
@@ -201,7 +201,8 @@ func TestThreshold_OfWhatIsSpentIsToldBySettle(t *testing.T) {
 		}
 	}
 
-	// What limits a query answers is asked for a hold, and not for what is settled: the next charge tells.
+	// A limit from a query is asked for the hold, and not again for the settlement: the next charge crosses the
+	// threshold.
 	asked := budget.Lifetime(0).MaxFrom(`select 100`).Tell(spentOf.Thresholds()...)
 	s, err := metered.Open[any](t.Context(), c, metered.Reservation{ID: "asked", Lines: []holds.Line{{Scope: "asked", Amount: 90, Limits: []budget.Limit{asked}}}})
 	require.NoError(t, err)

@@ -224,7 +224,7 @@ func TestOnRefusal_HearsOfEveryRefusalOfAHold(t *testing.T) {
 	}
 }
 
-// Several calls lock the scopes of what they name first, which here are none.
+// Several calls first lock the scopes of the holds that they name. Unknown holds have none.
 func TestDo_UnknownHoldsAreUnknownAlsoIfThereAreSeveral(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{})
@@ -242,7 +242,7 @@ func TestDo_UnknownHoldsAreUnknownAlsoIfThereAreSeveral(t *testing.T) {
 	}))
 }
 
-// A hold of somebody else's is not to be told from none by a wait for its scopes.
+// A wait for scopes must not show that somebody else's hold exists.
 func TestDo_WaitsForNothingOfAnothersHold(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
@@ -388,7 +388,7 @@ type transition struct {
 
 func (transition) Kind() string { return "transition" }
 
-// Exactly once: a job in the transaction of the transition, keyed by what happened.
+// Exactly once: a job in the transaction of the transition, with the event as its key.
 func TestSubscriber_AJobForEachTransitionIsWorkedExactlyOnce(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)

@@ -54,7 +54,7 @@ func (l *leased) warm(limits ...budget.Limit) (spent int64) {
 	return 0
 }
 
-// spent closes the leases and returns what each scope has spent, all of it verified.
+// spent closes the leases, verifies the ledger and returns the spent units of each scope.
 func (l *leased) spent(scopes ...string) (all []int64) {
 	l.Helper()
 	require.NoError(l, l.pool.Close(l.Context()))
@@ -199,7 +199,7 @@ func TestLeases_TheFirstLookDoesNotRefuseWhatThereIsALeaseFor(t *testing.T) {
 	require.Equal(t, []int64{spent}, l.spent("hot"))
 }
 
-// Sticky charges are the ledger's, and what is leased is no part of a command's identity.
+// Sticky charges go to the ledger, and leases are no part of a command's identity.
 func TestLeases_LeaveStickyChargesAndTheFingerprintAlone(t *testing.T) {
 	t.Parallel()
 	l := newLeased(t, metered.Config{}, leases.Rule{}, pgx.QueryExecModeCacheStatement)
@@ -223,7 +223,8 @@ func TestLeases_LeaveStickyChargesAndTheFingerprintAlone(t *testing.T) {
 	require.True(t, out.Replayed)
 }
 
-// A command costs as many round trips from a lease as without, and one whose client has no leases sends what it did.
+// A command costs as many round trips with a lease as without. A client without leases sends the same statements as
+// before.
 func TestLeases_CostNoRoundTrip(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -240,7 +241,7 @@ func TestLeases_CostNoRoundTrip(t *testing.T) {
 			sent := w.Sent()
 			begin := slices.IndexFunc(sent, func(f *pgtest.Flush) bool { return f.Has("begin_command") })
 			for _, f := range sent {
-				if f.Conn == sent[begin].Conn { // the Pool has others, for what it does meanwhile
+				if f.Conn == sent[begin].Conn { // the Pool has others, for its own calls
 					n++
 				}
 			}

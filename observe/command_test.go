@@ -16,7 +16,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// lasting is what an observer is told once it lasts, or that is an answer: no jobs.
+// lasting returns the events that an observer gets after the commit or with the answer: no jobs.
 func lasting(r *pgtest.Recorder) []string { return r.Told(observe.Job) }
 
 func only(t *testing.T, r *pgtest.Recorder, work observe.Work) pgtest.Ended {

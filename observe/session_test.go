@@ -15,7 +15,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// Each session is told once as opened and once as what it ended as, and its renewals in between.
+// The observer gets one event when a session opens, one for each renewal, and one that says how it ended.
 func TestObserver_HearsWhatBecomesOfSessions(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

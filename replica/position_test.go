@@ -38,8 +38,8 @@ func (r *replicated) readAt(lsn replica.LSN, timeout time.Duration, fn func(cont
 	return replica.ReadAt(r.Context(), r.standby, lsn, replica.Options{Timeout: timeout}, fn)
 }
 
-// With replay paused, the replica has what was before and not what the command wrote,
-// whatever its position was asked for with.
+// With replay paused, the replica has the rows from before the command and none of the command's own, in each way to
+// ask for the position.
 func TestDo_PositionIsBehindItsCommit(t *testing.T) {
 	t.Parallel()
 	r := &replicated{T: t}
@@ -72,8 +72,8 @@ func TestDo_PositionIsBehindItsCommit(t *testing.T) {
 	}
 }
 
-// Nothing of a command is behind its position: where nobody else writes, that is the end of
-// the log. What the server writes by itself now and then is not in the way three times.
+// A command writes nothing behind its position: where nobody else writes, that is the end of the log. The server's
+// own records now and then are not in the way three times.
 func TestDo_PositionIsTheEndOfItsLog(t *testing.T) {
 	t.Parallel()
 	r := &replicated{T: t}

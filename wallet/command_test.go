@@ -59,7 +59,7 @@ func (p *purse) left(name string) int64 {
 	return b.Units
 }
 
-// lots are what the lots of a wallet have behind them: drawn, held and lapsed.
+// lots returns the drawn, held and lapsed units of each lot of a wallet.
 func (p *purse) lots(name string) (all [][3]int64) {
 	p.Helper()
 	rows, err := p.pool.Query(p.Context(), `select drawn, held, lapsed from metered.lots where scope = $1 order by no`, name)
@@ -199,8 +199,8 @@ func TestDoTx_DrawsAreTheCallersToCommit(t *testing.T) {
 	require.Equal(t, [][3]int64{{0, 0, 0}}, p.lots("ann"))
 }
 
-// A hold that a command places keeps what it has of a lot over the lot's end: it is captured as if nothing had happened, and the
-// rest lapses.
+// A hold that a command places keeps its units of a lot past the end of the lot: it is captured as if nothing had
+// happened, and the rest lapses.
 func TestCommand_AHoldOfAWalletOutlivesTheLot(t *testing.T) {
 	t.Parallel()
 	p := newPurse(t, wallet.Config{})
@@ -284,7 +284,8 @@ func TestLeases_OfAWalletAreOfItsLots(t *testing.T) {
 	require.Equal(t, 40-(spent-drawn), p.left("hot"))
 }
 
-// A carved budget is of the wallet's lots: what it used is drawn of them, past the end of a lot, too, and the rest of that lot lapses.
+// A carved budget belongs to the wallet's lots: its used units are drawn from them, past the end of a lot, too, and
+// the rest of that lot lapses.
 func TestCarver_FromAWallet(t *testing.T) {
 	t.Parallel()
 	p := newPurse(t, wallet.Config{})

@@ -214,8 +214,8 @@ func TestDo_ARecordBehindTheHorizonIsReplayed(t *testing.T) {
 	require.True(t, out.Replayed)
 }
 
-// What makes an id exact is the key of its record, and not the lock that calls queue on: a
-// record that somebody made without that lock takes the whole command back.
+// The key of its record makes an id exact, and not the lock that calls queue on: a record that somebody made without
+// that lock rolls the whole command back.
 func TestDo_ARecordThatAppearsMeanwhileTakesTheCommandBack(t *testing.T) {
 	t.Parallel()
 	for what, do := range map[string]func(tx pgx.Tx, c *metered.Client, cmd metered.Command, fn metered.Func[uploaded]) (metered.Outcome[uploaded], error){

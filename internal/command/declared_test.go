@@ -74,8 +74,8 @@ func TestCommand_TheSameIDForAnotherHoldIsAConflict(t *testing.T) {
 	}
 }
 
-// A function's holds, charges and so on are known by what the command declares: without Input they are refused, and
-// with another one the same id is a conflict.
+// Input stands for the holds, charges and other calls of a function: without an Input they are refused, and the same
+// id with another Input is a conflict.
 func TestTx_WhatTheFunctionAsksForNeedsAnInput(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
@@ -122,7 +122,7 @@ func TestTx_WhatTheFunctionAsksForNeedsAnInput(t *testing.T) {
 	require.ErrorIs(t, claim("22B"), metered.ErrConflict)
 }
 
-// A command that declares what it places is refused before its function works, in the flush that begins it.
+// A command that declares its holds is refused before its function runs, in the flush that begins it.
 func TestCommand_DeclaredHoldsAreLookedAtEarly(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
@@ -130,7 +130,7 @@ func TestCommand_DeclaredHoldsAreLookedAtEarly(t *testing.T) {
 	one := func(holder string) []holds.Request {
 		return []holds.Request{{ID: "h", Holder: holder, TTL: time.Minute, Lines: []holds.Line{room("stock", 1, 1)}}}
 	}
-	for i, holder := range []string{"ann", "ann"} { // what is hers already is not in her way
+	for i, holder := range []string{"ann", "ann"} { // her own hold is not in her way
 		out, err := metered.Do[any](ctx, c, metered.Command{ID: fmt.Sprint(i), Holds: one(holder), Claims: []holds.Claim{seat("21A", holder)}}, nil)
 		require.NoError(t, err)
 		require.Equal(t, i == 0, out.Holds[0].Created)
@@ -326,7 +326,7 @@ func TestCapacity_ThatMovesIsNeverPassed(t *testing.T) {
 				least := taken.Load() + 2
 				atOnce(callers+1, func(i int) {
 					if i == callers {
-						// Whoever lowers it looks at what is taken, under the lock.
+						// The caller that lowers it reads the taken seats under the lock.
 						err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 							if err := c.Budget.Lock(ctx, tx, "hall"); err != nil {
 								return err
@@ -356,7 +356,7 @@ func TestCapacity_ThatMovesIsNeverPassed(t *testing.T) {
 	}
 }
 
-// What a query meets at the row that it locks is what any statement meets there.
+// A query that locks a row meets the same errors there as any other statement.
 func TestCapacity_AQueryThatWaitsInVainIsBusy(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
@@ -440,8 +440,8 @@ func retireScopes(ctx context.Context, c *metered.Client, pool *pgxpool.Pool, sc
 	})
 }
 
-// A command with anything of a scope that must exist and does not is refused, and leaves nothing; what it declares is
-// refused before its function runs.
+// A command that uses a scope that must exist and does not is refused, and leaves nothing. Where it declares that use
+// it is refused before its function runs.
 func TestDo_AScopeThatMustExistAndDoesNotRefusesTheCommand(t *testing.T) {
 	t.Parallel()
 	for _, level := range isolationLevels {

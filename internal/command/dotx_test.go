@@ -250,7 +250,7 @@ func TestDoTx_InAFailedTransactionTouchesNothing(t *testing.T) {
 	require.Equal(t, 1, count(t, pool, "uploads"))
 }
 
-// Whose statement failed is said as it is: the caller may take its transaction back and go on.
+// The error of a failed statement is returned as it is: the caller may roll its transaction back and go on.
 func TestDoTx_InATransactionThatWasAbortedBefore(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})

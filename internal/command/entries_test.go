@@ -17,12 +17,12 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// prepaid takes amount of what scope has in credit.
+// prepaid takes amount from the credit of scope.
 func prepaid(scope string, amount int64) budget.Charge {
 	return budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.Prepaid(0)}}
 }
 
-// balance is what scope has in credit, and not in holds.
+// balance returns the credit of scope without the held units.
 func balance(t *testing.T, c *metered.Client, db budget.Querier, scope string) int64 {
 	t.Helper()
 	usage, err := c.Budget.Usage(t.Context(), db, budget.Query{Scope: scope})
@@ -30,7 +30,7 @@ func balance(t *testing.T, c *metered.Client, db budget.Querier, scope string) i
 	return -usage[0].Used - usage[0].Held
 }
 
-// transfer takes from one scope what it gives to another.
+// transfer charges one scope and credits the other with the same units.
 func transfer(ctx context.Context, c *metered.Client, id, from, to string, amount int64, level pgx.TxIsoLevel) error {
 	_, err := metered.Do(ctx, c, metered.Command{ID: id, Input: amount, Charges: []budget.Charge{prepaid(from, amount)}, Isolation: level},
 		func(_ context.Context, tx *metered.Tx) (any, error) {
@@ -116,7 +116,7 @@ func TestDo_CreditsAndRefundsAreTheCommands(t *testing.T) {
 				}
 				require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 					out, err = metered.DoTx(ctx, c, tx, cmd, fn)
-					return nil // what was refused leaves the rest of tx as it was
+					return nil // the refusal leaves the rest of tx as it was
 				}))
 				return out, err
 			}
@@ -131,7 +131,7 @@ func TestDo_CreditsAndRefundsAreTheCommands(t *testing.T) {
 			require.Equal(t, int64(10), balance(t, c, pool, "ann"))
 			require.Equal(t, int64(1), balance(t, c, pool, "ben"))
 
-			// What comes in can be spent, and held, by the same command.
+			// A command can spend and hold the units that it credits.
 			out, err = do("spend", func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
 				if err := tx.Charge(prepaid("ann", 12)); err != nil {
 					return uploaded{}, err
@@ -187,7 +187,7 @@ func TestDo_CreditsAndRefundsAreTheCommands(t *testing.T) {
 	}
 }
 
-// What the command itself was charged for the attempt is newer than its snapshot.
+// The sticky charge of the command's own attempt is newer than its snapshot.
 func TestDo_RefundsItsOwnAttemptAtEachIsolationLevel(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -271,8 +271,8 @@ func started(t *testing.T, pool *pgxpool.Pool, f func() error) <-chan error {
 	return done
 }
 
-// Rows of holds that are due are locked in one order by all that a command does: here
-// the first hold stands in the way of what the command does last, or first.
+// All calls of a command lock the rows of due holds in one order: here the first hold blocks the last call of the
+// command, or the first.
 func TestDoTx_EndsWhatIsDueInOneOrderWithOthers(t *testing.T) {
 	t.Parallel()
 	full := []budget.Limit{budget.Lifetime(1)}

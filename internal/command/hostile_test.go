@@ -317,7 +317,7 @@ func (h *hostile) call(f hostileFunction) string {
 	return "select " + f.name + "(" + strings.Join(args, ", ") + ")"
 }
 
-// hostileType is what the catalog says of a type.
+// hostileType is a type of the catalog.
 type hostileType struct {
 	name          string
 	element, base uint32 // of an array, of a domain
@@ -347,8 +347,8 @@ func (h *hostile) typeOf(oid uint32) hostileType {
 	return typ
 }
 
-// tameValues are values that make sense, by the name of the argument or of the field: most of a
-// call is tame, so that what is not gets far.
+// tameValues are values that make sense, by the name of the argument or of the field: most of a call is tame, so that
+// the hostile value gets far.
 var tameValues = map[string][]string{
 	"of_scope": {"'a'", "'full'", "'seats'", "'credit'", "'w'"}, "scope": {"'a'", "'seats'", "'seats'", "'full'", "'credit'", "'w'", "'w'"}, "key": {"null"},
 	"units": {"1", "2"}, "units[]": {"'{1,2,3}'"}, "amount": {"3", "2", "1"}, "held": {"0", "0", "1"}, "note": {"null"}, "max": {"1000000", "100"}, "win": {"'0'", "'1 h'"},

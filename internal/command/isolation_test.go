@@ -21,8 +21,8 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-// A refusal rests on what is committed by now, whatever the snapshot: what was topped up, given
-// back or placed while the command ran lets it in, since it is run again.
+// A refusal rests on the rows that are committed by now, with any snapshot: a credit, a refund or a return that
+// commits while the command runs lets it in, since it is run again.
 func TestDo_NoRefusalOfAnOldSnapshotIsFinal(t *testing.T) {
 	t.Parallel()
 	key := holds.Key{Type: "mail", Value: "a@example.com"}
@@ -272,7 +272,7 @@ func pieces(t *testing.T, c *metered.Client, presented string) map[string]struct
 	}
 }
 
-// Who loses to another transaction above READ COMMITTED is told so by a typed error, and by RunTx what came of it.
+// Above READ COMMITTED the loser of a conflict gets a typed error. RunTx runs it again and returns the final answer.
 func TestRunTx_ALoserGetsTheRefusalThatItIs(t *testing.T) {
 	t.Parallel()
 	for _, level := range isolationLevels {
@@ -304,7 +304,7 @@ func TestRunTx_ALoserGetsTheRefusalThatItIs(t *testing.T) {
 	}
 }
 
-// Transactions that read and write what the others do, at SERIALIZABLE: each gets its turn or its refusal.
+// Transactions read and write each other's rows, at SERIALIZABLE: each takes effect or is refused.
 func TestRunTx_ConcurrentTransactionsEndExactly(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -402,7 +402,7 @@ func inACommand(c *metered.Client) func(ctx context.Context, tx pgx.Tx) error {
 	}
 }
 
-// Nothing names the transaction, so nobody can look up what became of it: no repetition may be taken for safe.
+// Nothing names the transaction, so nobody can look up its outcome: no repetition is safe.
 func TestRunTx_ALostAnswerToCommitIsUnknown(t *testing.T) {
 	t.Parallel()
 	owner, w, c, _ := onWire(t, metered.Config{}, nil)

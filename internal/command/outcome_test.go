@@ -18,8 +18,8 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// The last flush of a command meets something: what became of it is found out by
-// itself, and it has run exactly once.
+// The last flush of a command is cut, lost or refused: Do finds out the outcome by itself, and the command has run
+// exactly once.
 func TestDo_AnUnknownOutcomeIsResolved(t *testing.T) {
 	t.Parallel()
 	instead := func(f *pgtest.Flush, answer []byte) { // the server never gets it
@@ -121,8 +121,7 @@ func TestDo_AnOutcomeThatStaysUnknownIsIndefinite(t *testing.T) {
 	}
 }
 
-// After the outcome is known to be "not committed", what the repetition comes to
-// is the answer, and a definite one.
+// After the outcome is known to be "not committed", the repetition gives the answer, and a definite one.
 func TestDo_ARepetitionThatFailsIsDefinite(t *testing.T) {
 	t.Parallel()
 	owner, w, c, cmd := onWire(t, metered.Config{}, nil)
@@ -198,7 +197,7 @@ func TestDo_AConstraintThatFailsAtCommitIsDefinite(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// What the caller deferred to COMMIT has codes of its own, which are not this library's.
+// A constraint that the caller deferred to COMMIT has codes of its own, which are not this library's.
 func TestDo_AnErrorOfADeferredTriggerIsTheCallers(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{MaxAttempts: 3})

@@ -24,9 +24,8 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-// A sequential scan is what makes a hot table quadratic once it is in a cached
-// plan; and where sequential scans are off, as they are in these functions, its
-// cost makes Postgres compile it (jit), for 50 ms a command.
+// A sequential scan in a cached plan makes a hot table quadratic. These functions turn sequential scans off, and then
+// the cost of one makes Postgres compile the plan (jit), for 50 ms a command.
 func TestDoTx_ScansNoTableSequentially(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -55,8 +54,8 @@ func TestDoTx_ScansNoTableSequentially(t *testing.T) {
 	}
 }
 
-// A purge reads what it deletes, once, with a plan of when there was little, and also
-// while an old snapshot keeps what it deleted before.
+// A purge reads the rows that it deletes, once, with a plan from when the table was small, and also while an old
+// snapshot keeps the rows that it deleted before.
 func TestPurgeOperations_ReadsWhatItDeletes(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -162,7 +161,7 @@ func TestPlans_NoStatementIsCompiled(t *testing.T) {
 	}
 }
 
-// bigCalls makes the calls of an application, and the purges, on what pgtest.BigTablesSQL made.
+// bigCalls makes the calls of an application, and the purges, on the rows of pgtest.BigTablesSQL.
 func bigCalls(t *testing.T, pool *pgxpool.Pool, c *metered.Client) {
 	ctx := t.Context()
 	window := func(max int64) []budget.Limit { return []budget.Limit{budget.PerWindow(max, 20*time.Minute)} }

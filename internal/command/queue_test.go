@@ -90,8 +90,8 @@ func TestDo_TheServerGivesUpBeforeTheDeadline(t *testing.T) {
 	require.Equal(t, everything, footprintOf(t, pool, cmd))
 }
 
-// What a command does to holds waits for what the deadline leaves when it is sent, and
-// not for what it left when the command began.
+// A command's calls for holds wait as long as the deadline leaves when they are sent, and not as long as it left when
+// the command began.
 func TestDo_AHoldGivesUpBeforeTheDeadline(t *testing.T) {
 	t.Parallel()
 	for what, fn := range map[string]func(ctx context.Context, tx *metered.Tx) error{

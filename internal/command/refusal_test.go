@@ -20,7 +20,7 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-// refuser is a command that is refused, and what makes room for it afterwards.
+// refuser is a command that is refused, and a function that makes room for it afterwards.
 type refuser struct {
 	cmd  metered.Command
 	fn   metered.Func[string]
@@ -169,7 +169,7 @@ func requireSameRefusal(t *testing.T, want, got error) {
 	require.Equal(t, want, got)
 }
 
-// Only what the command's own parts refuse is recorded.
+// Only refusals by the command's own parts are recorded.
 func TestRecordRefusal_LeavesOutFailuresAndTheFunctionsErrors(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
@@ -212,7 +212,7 @@ func TestRecordRefusal_LeavesOutWhatASubscriberRefuses(t *testing.T) {
 	require.Zero(t, count(t, pool, "metered.operations"))
 }
 
-// What could not be recorded is not the answer: the same id runs anew.
+// A refusal that could not be recorded is not the answer: the same id runs anew.
 func TestRecordRefusal_ThatFailsIsNoRefusal(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
@@ -498,7 +498,8 @@ func TestDo_ALateRefusalReadsAsAnEarlyOne(t *testing.T) {
 	require.EqualError(t, err, holds.ErrUnknown.Error())
 }
 
-// Who has a key is told to the call that may know. The record does not keep it for another with the same id.
+// The holder of a key is named to the call that may know it. The record does not keep that name for another caller
+// with the same id.
 func TestRecordRefusal_DoesNotKeepWhoHasAClaim(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)

@@ -330,9 +330,8 @@ func TestDo_ConcurrentDuplicatesRunOnce(t *testing.T) {
 	}
 }
 
-// A snapshot that is older than the record of a command which has ended by the
-// time the id is claimed: the function must not run, since what it would meet are
-// rows it cannot see.
+// A snapshot is older than the record of a command that has ended by the time the id is claimed: the function must
+// not run, since it cannot see the rows that the command wrote.
 func TestDo_AnOldSnapshotDoesNotHideARecord(t *testing.T) {
 	t.Parallel()
 	for _, level := range isolationLevels[1:] {

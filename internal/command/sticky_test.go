@@ -61,7 +61,7 @@ func TestSticky_StaysWhenTheCommandFails(t *testing.T) {
 	require.Empty(t, out.Receipt.Entries, "not part of the receipt")
 }
 
-// What is left after this very attempt, also for a function that fails.
+// The units that are left after this very attempt, also for a function that fails.
 func TestSticky_FunctionSeesItsReceipt(t *testing.T) {
 	t.Parallel()
 	_, c := setUp(t, metered.Config{})

@@ -36,7 +36,7 @@ func hearing(t *testing.T, pool *pgxpool.Pool, c *metered.Client) func() (metere
 	t.Cleanup(func() { stop(); <-ended })
 	require.Equal(t, metered.Notice{Missed: true}, <-heard)
 	return func() (metered.Notice, bool) {
-		// What was committed before is there before this.
+		// The notices of earlier commits arrive before this one.
 		_, err := pool.Exec(context.Background(), `select pg_notify('metered_commands', '{"id":"end"}')`)
 		require.NoError(t, err)
 		select {
@@ -100,7 +100,7 @@ func TestListen_HearsOfJobsAndLargeChargesOfWhatCommitted(t *testing.T) {
 	require.False(t, ok, "of what is too small")
 }
 
-// odd is a text with what JSON and SQL have a meaning for.
+// odd is a text with characters that mean something in JSON or SQL.
 const odd = "a'b\"}]+\\u0000 \\x \n\t\x01 ü 🪑 \u2028 </script>"
 
 func TestListen_HearsNothingThatRolledBack(t *testing.T) {

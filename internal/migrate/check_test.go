@@ -79,7 +79,7 @@ func TestClient_SaysWhatIsMissing(t *testing.T) {
 	require.NoError(t, pgtest.Do(t, c, "op"), "what was bad is looked at again")
 }
 
-// What does not make calls fail does not stop them.
+// A difference that makes no call fail stops none.
 func TestClient_LeavesDifferencesToValidate(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -96,7 +96,7 @@ func TestClient_WorksOnTheVersionAfterIts(t *testing.T) {
 	pgtest.Execute(t, pool, "insert into metered.schema_version (version) select max(version) + 1 from metered.schema_version")
 	c := pgtest.NewClient(t, pool, metered.Config{})
 	require.NoError(t, pgtest.Do(t, c, "op"))
-	// The version after it drops what only this build calls.
+	// The next version drops the functions that only this build calls.
 	dropFunctions(t, pool, "complete_command")
 	require.ErrorIs(t, pgtest.Do(t, c, "op 2"), metered.ErrNotMigrated)
 	err := pgtest.Do(t, c, "op 3")
@@ -108,7 +108,7 @@ func TestClient_WorksOnTheVersionAfterIts(t *testing.T) {
 	require.ErrorIs(t, pgtest.Do(t, pgtest.NewClient(t, pool, metered.Config{}), "op"), metered.ErrSchemaVersion)
 }
 
-// Without a look there is no call: it fails with what kept it from looking, and the next one looks again.
+// A call that cannot look at the schema fails with the error of the look, and the next call looks again.
 func TestClient_LooksAgainIfItCouldNot(t *testing.T) {
 	t.Parallel()
 	owner := pgtest.Open(t)

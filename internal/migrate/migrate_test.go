@@ -363,7 +363,7 @@ func TestSchemaSQL_MarksStatementsForTheTool(t *testing.T) {
 	}
 }
 
-// Each difference is named. Migrate repairs what functions are, and changes nothing where a table differs.
+// Validate names each difference. Migrate repairs functions, and changes nothing where a table differs.
 func TestValidate_NamesEachDifference(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -476,7 +476,7 @@ func TestValidate_SaysThatThereIsNoSchema(t *testing.T) {
 	require.False(t, report.OK())
 }
 
-// A schema whose version cannot be its own is told so, and stays as it is.
+// Migrate refuses a schema that has another version than it says, and leaves it as it is.
 func TestMigrate_RefusesASchemaOfAnotherVersionThanItSays(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)

@@ -127,7 +127,7 @@ func TestRestore_WithoutPrivilegesGivesNothingToEverybody(t *testing.T) {
 	}
 }
 
-// grantNotices runs the text for a new role, and returns what it says.
+// grantNotices runs the text for a new role, and returns its notices.
 func grantNotices(render func(schema, role string) (string, error)) func(*testing.T, *pgxpool.Pool) string {
 	return func(t *testing.T, pool *pgxpool.Pool) string {
 		role := pgtest.Value[string](t, pgtest.AsRole(t, pool, nil, ""), "select current_user::text")
@@ -153,7 +153,7 @@ func executable(t *testing.T, pool *pgxpool.Pool) []string {
 			(select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)`)
 }
 
-// The text is ASCII, and so is what the library reads back.
+// The text is ASCII, and so is the text that the library reads back.
 func TestMigrate_WorksInOtherEncodings(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)

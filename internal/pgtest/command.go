@@ -193,7 +193,7 @@ func AtOnce(n int, f func(i int)) {
 	}
 }
 
-// Used is what counts against an hour of scope.
+// Used returns the units that count against an hour of scope.
 func Used(t testing.TB, pool *pgxpool.Pool, c *metered.Client, scope string) int64 {
 	t.Helper()
 	usage, err := c.Budget.Usage(t.Context(), pool, budget.Query{Scope: scope, Window: time.Hour})

@@ -20,7 +20,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// A role with GrantReportingSQL tries what it may not.
+// A role with GrantReportingSQL tries statements that it may not run.
 func TestGrantReportingSQL_OnlyReads(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -148,7 +148,7 @@ func TestMigrate_ReplacesAViewThatHasOtherColumns(t *testing.T) {
 	require.Zero(t, pgtest.Value[int](t, role, "select pgtest.Count(*) from metered.scopes where scope = 's'"))
 
 	pgtest.Execute(t, owner, `create or replace view metered.tokens_words as select purpose, subject, 'x'::text as state, minted_at, expires_at, ended_at, uses, used, sole,
-		digest from metered.tokens`) // what somebody added at its end would be seen by all who may read it
+		digest from metered.tokens`) // a column that somebody added at its end would be seen by all that may read it
 	require.NoError(t, pgtest.Validate(t, owner).Err())
 	pgtest.Execute(t, owner, "drop view metered.scopes")
 	pgtest.Migrate(t, owner, metered.MigrateOptions{})
