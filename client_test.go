@@ -87,7 +87,7 @@ func TestCode_IsOfThisLibrarysErrorsOnly(t *testing.T) {
 	require.Equal(t, "busy", metered.Code(errors.Join(foreign{}, fmt.Errorf("while: %w", metered.ErrBusy))))
 }
 
-func TestDo_WaitsForATokenNoLongerThanTheLockTimeoutWhateverTheDeadline(t *testing.T) {
+func TestDo_WaitsForATokenNoLongerThanTheLockTimeout(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{LockTimeout: 100 * time.Millisecond})
 	presented := pgtest.Mint(t, pool, c)
@@ -119,7 +119,7 @@ func TestDo_AStatementTimeoutOfTheFunctionsOwnIsNotTheDeadline(t *testing.T) {
 	require.NotErrorIs(t, err, context.DeadlineExceeded)
 }
 
-func TestPurgeOperations_WorksWhateverTheDefaultIsolation(t *testing.T) {
+func TestPurgeOperations_WorksAtEachDefaultIsolation(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	pool, c := pgtest.SetUp(t, metered.Config{}, pgtest.Options{Config: func(cfg *pgxpool.Config) {
@@ -250,7 +250,7 @@ func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 	}
 }
 
-func TestDo_WhatIsJustWithinBoundsIsTaken(t *testing.T) {
+func TestDo_TakesArgumentsJustWithinBounds(t *testing.T) {
 	t.Parallel()
 	_, c := pgtest.SetUp(t, metered.Config{})
 	longest := strings.Repeat("é", 127) + "x"
@@ -486,7 +486,7 @@ func TestCode_CommentListsEveryCode(t *testing.T) {
 
 // A caller can send on the values that the library returns: each field has a name, of one spelling, and no duration
 // is a bare number of nanoseconds.
-func TestJSON_WhatIsReturnedHasNamesAndUnits(t *testing.T) {
+func TestJSON_ReturnedValuesHaveNamesAndUnits(t *testing.T) {
 	t.Parallel()
 	seen := map[reflect.Type]bool{}
 	for _, v := range []any{

@@ -24,7 +24,7 @@ var ofInterfaces = strings.Fields(`Error Unwrap Code Reason RetryAfterSeconds St
 
 // Each public call has a use that readers can copy: in an Example whose output is compared, or in a program of examples/ or cmd/,
 // all of which are tested.
-func TestExamples_CallWhatIsPublic(t *testing.T) {
+func TestExamples_CallEachPublicFunction(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	c := &checker{fset: token.NewFileSet(), packages: map[string]*types.Package{}, called: map[types.Object]bool{}}

@@ -44,7 +44,7 @@ func stands(t *testing.T, pool *pgxpool.Pool, c *metered.Client, scope string) [
 	return [2]int64{all[0].Used, all[0].Held}
 }
 
-func TestOpen_ReservesAndSettleCapturesWhatWasUsed(t *testing.T) {
+func TestOpen_ReservesAndSettleCapturesTheUsedUnits(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{})
 	s, err := metered.Open[usage](t.Context(), c, stream("1"))

@@ -179,7 +179,7 @@ func TestDocs_SnippetsAreOfExamplesThatRun(t *testing.T) {
 }
 
 // docs/http.md has each code that the library makes, with the status that httpmetered gives it.
-func TestDocs_HTTPTableIsWhatIsAnswered(t *testing.T) {
+func TestDocs_HTTPTableEqualsTheAnswers(t *testing.T) {
 	t.Parallel()
 	_, table, ok := strings.Cut(text(t, "docs/http.md"), "\n| codes | status |")
 	require.True(t, ok)

@@ -269,7 +269,7 @@ func TestSession_IsRenewedToItsCeilingAndNoFurther(t *testing.T) {
 	require.True(t, s.Hold().Deadline.Equal(s.Hold().Ceiling))
 }
 
-func TestSession_WhoseHoldWasEndedIsToldSo(t *testing.T) {
+func TestSession_AnEndedHoldIsAnError(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{})
 	r := stream("1")

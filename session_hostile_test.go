@@ -21,7 +21,7 @@ import (
 
 // A command that is run under the id of an open session, of the same name and input, is another command. The session
 // then cannot be settled, and is not stuck: it can be cancelled, and its units are free at its deadline.
-func TestSession_WhoseIDACommandTookCanBeCancelled(t *testing.T) {
+func TestSession_ATakenIDCanBeCancelled(t *testing.T) {
 	t.Parallel()
 	owner, c := pgtest.SetUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, owner, pgtest.Tomorrow(12))
@@ -51,7 +51,7 @@ func TestSession_WhoseIDACommandTookCanBeCancelled(t *testing.T) {
 }
 
 // ctx ends while a statement of Settle is on its way, or its answer: it was settled, or was not, and settling again says which.
-func TestSettle_WhoseContextEndsIsSettledOnce(t *testing.T) {
+func TestSettle_AnEndedContextSettlesOnce(t *testing.T) {
 	t.Parallel()
 	owner, _ := pgtest.SetUp(t, metered.Config{})
 	pool, w := pgtest.Tap(t, owner, nil)
@@ -156,7 +156,7 @@ func TestSession_LeavesNoGoroutine(t *testing.T) {
 
 // A session keeps the units that it reserved of a wallet when their lots are revoked. Beyond them it can take only
 // free units.
-func TestSession_OfAWalletWhoseLotsAreTakenBack(t *testing.T) {
+func TestSession_OfAWalletWithRevokedLots(t *testing.T) {
 	t.Parallel()
 	owner, c := pgtest.SetUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, owner, pgtest.Tomorrow(12))

@@ -204,7 +204,7 @@ func TestOpen_OneOfManyRuns(t *testing.T) {
 }
 
 // Callers settle, cancel, end by force and open anew at once: the ledger holds the sum of the units in their answers.
-func TestSession_RacingEndingsChargeWhatTheyAnswer(t *testing.T) {
+func TestSession_RacingEndingsChargeTheUnitsOfTheirAnswers(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	for _, level := range pgtest.IsolationLevels {

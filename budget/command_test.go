@@ -51,7 +51,7 @@ func telling(scope string, amount int64) budget.Charge {
 	return budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.Lifetime(100).Tell(budget.Threshold{Name: "80%", Percent: 80})}}
 }
 
-func TestThreshold_IsToldByTheCommandThatCrossesIt(t *testing.T) {
+func TestThreshold_IsReportedByTheCommandThatCrossesIt(t *testing.T) {
 	t.Parallel()
 	pool, c := setUpReporting(t, metered.Config{})
 	for _, iso := range pgtest.IsolationLevels {
@@ -81,7 +81,7 @@ func TestThreshold_IsToldByTheCommandThatCrossesIt(t *testing.T) {
 	}
 }
 
-func TestThreshold_IsToldByWhateverACommandDoesAtItsEnd(t *testing.T) {
+func TestThreshold_IsReportedByEachLastCallOfACommand(t *testing.T) {
 	t.Parallel()
 	var r pgtest.Recorder
 	pool, c := setUpReporting(t, metered.Config{Observer: &r})
@@ -132,7 +132,7 @@ func TestThreshold_IsToldByWhateverACommandDoesAtItsEnd(t *testing.T) {
 }
 
 // An error of OnThreshold is one of the command, of which nothing is left.
-func TestThreshold_ThatCannotBeToldIsNotCrossed(t *testing.T) {
+func TestThreshold_AFailedReportCrossesNothing(t *testing.T) {
 	t.Parallel()
 	veto := errors.New("veto")
 	pool, c := setUpReporting(t, metered.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
@@ -157,7 +157,7 @@ func TestThreshold_ThatCannotBeToldIsNotCrossed(t *testing.T) {
 	}), "the transaction is as it was")
 }
 
-func TestThreshold_WithoutAnybodyToTellIsRefused(t *testing.T) {
+func TestThreshold_WithoutACallbackIsRefused(t *testing.T) {
 	t.Parallel()
 	_, c := pgtest.SetUp(t, metered.Config{})
 	_, err := metered.Do(t.Context(), c, metered.Command{ID: "a", Charges: []budget.Charge{telling("a", 1)}}, pgtest.Upload("a"))
@@ -169,7 +169,7 @@ func TestThreshold_WithoutAnybodyToTellIsRefused(t *testing.T) {
 var spentOf = budget.Lifetime(100).Tell(budget.Threshold{Name: "80% spent", Percent: 80, Spent: true})
 
 // A session reserves more than it uses: only the settled units cross the thresholds of the reservation's limits.
-func TestThreshold_OfWhatIsSpentIsToldBySettle(t *testing.T) {
+func TestThreshold_OfSpendingIsReportedBySettle(t *testing.T) {
 	t.Parallel()
 	pool, c := setUpReporting(t, metered.Config{})
 	for _, iso := range pgtest.IsolationLevels {
@@ -216,7 +216,7 @@ func TestThreshold_OfWhatIsSpentIsToldBySettle(t *testing.T) {
 }
 
 // Whatever OnThreshold refuses is not settled, and the session goes on.
-func TestThreshold_ThatCannotBeToldIsNotSettled(t *testing.T) {
+func TestThreshold_AFailedReportSettlesNothing(t *testing.T) {
 	t.Parallel()
 	var veto atomic.Bool
 	veto.Store(true)
@@ -241,7 +241,7 @@ func TestThreshold_ThatCannotBeToldIsNotSettled(t *testing.T) {
 }
 
 // However many sessions settle at once: one of them tells, the one that reaches the level.
-func TestThreshold_ConcurrentSessionsTellOnce(t *testing.T) {
+func TestThreshold_ConcurrentSessionsReportOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	pool, c := setUpReporting(t, metered.Config{MaxAttempts: 50})

@@ -177,7 +177,7 @@ func TestLeases_OneThatClosesMeanwhileIsLeftForAnother(t *testing.T) {
 }
 
 // Whoever has a slice spends it, though nothing is left outside of it for the first look of a command.
-func TestLeases_TheFirstLookDoesNotRefuseWhatThereIsALeaseFor(t *testing.T) {
+func TestLeases_TheFirstLookDoesNotRefuseUnitsOfALease(t *testing.T) {
 	t.Parallel()
 	refusals := 0
 	l := newLeased(t, metered.Config{EarlyLook: true, OnRefusal: func(context.Context, metered.Refusal) { refusals++ }}, leases.Rule{Share: 1, Least: 50, Most: 1000, TTL: time.Minute, Idle: time.Minute, Lasts: time.Minute}, pgx.QueryExecModeCacheStatement)

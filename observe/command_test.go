@@ -68,7 +68,7 @@ func TestObserver_HearsOfACommandAndItsParts(t *testing.T) {
 	require.Equal(t, "operation_conflict", conflict.Code)
 }
 
-func TestObserver_HearsNothingOfWhatIsRolledBackAsDone(t *testing.T) {
+func TestObserver_HearsOfNothingDoneThatIsRolledBack(t *testing.T) {
 	t.Parallel()
 	var r pgtest.Recorder
 	pool, c := pgtest.SetUp(t, metered.Config{Observer: &r})

@@ -16,7 +16,7 @@ import (
 )
 
 // The observer gets one event when a session opens, one for each renewal, and one that says how it ended.
-func TestObserver_HearsWhatBecomesOfSessions(t *testing.T) {
+func TestObserver_HearsOfSessions(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	var r pgtest.Recorder

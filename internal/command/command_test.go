@@ -57,7 +57,7 @@ func TestDo_AnErrorOrPanicOfTheFunctionLeavesNothing(t *testing.T) {
 
 // Each flush of a command, before the server has it and after it has dealt with
 // it: the backend is killed, the connection is cut, the context cancelled.
-func TestDo_WhateverHappensAtAnyFlushItIsAllOrNothing(t *testing.T) {
+func TestDo_AFaultAtAnyFlushIsAllOrNothing(t *testing.T) {
 	t.Parallel()
 	owner, _ := setUp(t, metered.Config{})
 	pool, w := pgtest.Tap(t, owner, nil)
@@ -298,7 +298,7 @@ func resulting[R any](c *metered.Client, result R) func(metered.Command) error {
 	}
 }
 
-func TestDo_TheFirstResultIsWhatAReplayWillReturn(t *testing.T) {
+func TestDo_TheFirstResultEqualsThatOfAReplay(t *testing.T) {
 	t.Parallel()
 	_, c := setUp(t, metered.Config{})
 	type result struct {

@@ -76,7 +76,7 @@ func TestCommand_TheSameIDForAnotherHoldIsAConflict(t *testing.T) {
 
 // Input stands for the holds, charges and other calls of a function: without an Input they are refused, and the same
 // id with another Input is a conflict.
-func TestTx_WhatTheFunctionAsksForNeedsAnInput(t *testing.T) {
+func TestTx_CallsOfTheFunctionNeedAnInput(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	ctx := t.Context()

@@ -100,7 +100,7 @@ func TestDo_EarlyReleaseLetsGoBeforeItsAnswerIsDurable(t *testing.T) {
 
 // The barrier waits as the session would, or as the default does where the session
 // does not wait.
-func TestDo_EarlyReleaseWaitsForWhatTheSessionWaitsFor(t *testing.T) {
+func TestDo_EarlyReleaseWaitsForTheSessionsSynchronousCommit(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	pool, watch, goOn := pgtest.SlowCommits(t)
@@ -153,7 +153,7 @@ func TestDo_EarlyReleaseSeenButNotKnownToBeDurableIsIndefinite(t *testing.T) {
 	require.True(t, out.Replayed)
 }
 
-func TestDoTx_RefusesWhatIsAboutACommit(t *testing.T) {
+func TestDoTx_RefusesOptionsOfACommit(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {

@@ -232,7 +232,7 @@ func TestDo_ARefusedTransferCreditsNobody(t *testing.T) {
 	require.Equal(t, int64(5), balance(t, c, pool, "ben"))
 }
 
-func TestTx_CreditAndRefundCheckWhatTheyAreGiven(t *testing.T) {
+func TestTx_CreditAndRefundCheckTheirArguments(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	var dead *metered.Tx
@@ -273,7 +273,7 @@ func started(t *testing.T, pool *pgxpool.Pool, f func() error) <-chan error {
 
 // All calls of a command lock the rows of due holds in one order: here the first hold blocks the last call of the
 // command, or the first.
-func TestDoTx_EndsWhatIsDueInOneOrderWithOthers(t *testing.T) {
+func TestDoTx_EndsDueHoldsInOneOrderWithOthers(t *testing.T) {
 	t.Parallel()
 	full := []budget.Limit{budget.Lifetime(1)}
 	place := func(ctx context.Context, tx *metered.Tx, scope string) error {

@@ -56,7 +56,7 @@ func TestDoTx_ScansNoTableSequentially(t *testing.T) {
 
 // A purge reads the rows that it deletes, once, with a plan from when the table was small, and also while an old
 // snapshot keeps the rows that it deleted before.
-func TestPurgeOperations_ReadsWhatItDeletes(t *testing.T) {
+func TestPurgeOperations_ReadsOnlyRowsThatItDeletes(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	for _, rows := range []int{0, 30, 300} {

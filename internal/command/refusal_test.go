@@ -201,7 +201,7 @@ func TestRecordRefusal_LeavesOutFailuresAndTheFunctionsErrors(t *testing.T) {
 }
 
 // A subscriber may answer with a refusal of its own, which is not the command's.
-func TestRecordRefusal_LeavesOutWhatASubscriberRefuses(t *testing.T) {
+func TestRecordRefusal_LeavesOutRefusalsOfASubscriber(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{
 		func(context.Context, pgx.Tx, holds.Transition) error { return &budget.ExceededError{} },
@@ -454,7 +454,7 @@ func TestOnRefusal_HearsOnceOfEachRefusalOutsideTheTransaction(t *testing.T) {
 // nil2 does nothing, as a nil function does.
 func nil2(context.Context, *metered.Tx) (any, error) { return nil, nil }
 
-func TestDo_ARefusalSaysWhatRefusedAndWhenToRetry(t *testing.T) {
+func TestDo_ARefusalNamesTheLimitAndTheTimeToRetry(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, pool, monday)
@@ -500,7 +500,7 @@ func TestDo_ALateRefusalReadsAsAnEarlyOne(t *testing.T) {
 
 // The holder of a key is named to the call that may know it. The record does not keep that name for another caller
 // with the same id.
-func TestRecordRefusal_DoesNotKeepWhoHasAClaim(t *testing.T) {
+func TestRecordRefusal_DoesNotKeepTheHolderOfAClaim(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	c, err := metered.New(pool, metered.Config{})

@@ -74,7 +74,7 @@ type verbatim string
 func (v verbatim) MarshalJSON() ([]byte, error)     { return []byte(v), nil }
 func (v *verbatim) UnmarshalJSON(data []byte) error { *v = verbatim(data); return nil }
 
-func TestDo_ReplayRepeatsWhatAHoldCharged(t *testing.T) {
+func TestDo_ReplayRepeatsTheChargesOfAHold(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	r := holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 1), room("both", 2, 9)},

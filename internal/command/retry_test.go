@@ -242,7 +242,7 @@ func TestDo_ADeadlineOfTheFunctionsOwnIsItsOwnError(t *testing.T) {
 }
 
 // Errors as they come, of a server that is used in all these ways.
-func TestRetryable_TellsWhatMayPass(t *testing.T) {
+func TestRetryable_IsTrueOfErrorsThatMayPass(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond, MaxAttempts: 1})
 	_, err := pool.Exec(t.Context(), "insert into uploads values ('row')")

@@ -57,7 +57,7 @@ func hearing(t *testing.T, pool *pgxpool.Pool, c *metered.Client) func() (metere
 	}
 }
 
-func TestListen_HearsOfJobsAndLargeChargesOfWhatCommitted(t *testing.T) {
+func TestListen_HearsOfCommittedJobsAndLargeCharges(t *testing.T) {
 	t.Parallel()
 	owner, _ := pgtest.SetUp(t, metered.Config{})
 	// With no more than the documented grants.
@@ -236,7 +236,7 @@ func TestListen_HearsOfJobsThatAreEnqueuedWithoutACommand(t *testing.T) {
 	}
 }
 
-func TestListen_ANoticeIsCutToWhatFits(t *testing.T) {
+func TestListen_ALongNoticeIsCut(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{NotifyJobs: true, NotifyChargesFrom: 100})
 	next := hearing(t, pool, c)
@@ -353,7 +353,7 @@ func TestNotify_CostsNoRoundTrip(t *testing.T) {
 	}
 }
 
-func TestNotify_RefusesWhatNobodyCouldHear(t *testing.T) {
+func TestNotify_RefusesANoticeThatNobodyCouldHear(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Nowhere(t)
 	for field, cfg := range map[string]metered.Config{
@@ -395,7 +395,7 @@ func TestListen_HearsOfJobsInRiversOwnSchema(t *testing.T) {
 	require.Equal(t, []jobs.Enqueued{{ID: out.Result, Queue: "default", Kind: "process"}}, n.Jobs)
 }
 
-func TestListen_WhatItCannotReadIsACommandMissed(t *testing.T) {
+func TestListen_AnUnreadableNoticeIsACommandMissed(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{})
 	next := hearing(t, pool, c)

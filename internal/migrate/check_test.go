@@ -48,7 +48,7 @@ func TestClient_LooksAtTheSchemaOnce(t *testing.T) {
 	require.Len(t, w.Sent(), 2, "and a later call is as it always was")
 }
 
-func TestClient_SaysWhatIsMissing(t *testing.T) {
+func TestClient_NamesMissingObjects(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	dropFunctions(t, pool, "revoke_tokens")

@@ -329,7 +329,7 @@ func apply(t *testing.T, pool *pgxpool.Pool, opts metered.SchemaSQLOptions) erro
 	return err
 }
 
-func TestSchemaSQL_DoesWhatMigrateDoes(t *testing.T) {
+func TestSchemaSQL_HasTheEffectOfMigrate(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	for _, name := range []string{"metered", "money_1"} {
@@ -415,7 +415,7 @@ func TestValidate_NamesEachDifference(t *testing.T) {
 	}
 }
 
-func TestValidate_WhatSomebodyAddedIsNoDifference(t *testing.T) {
+func TestValidate_AnAddedObjectIsNoDifference(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	pool := pgtest.Open(t)

@@ -102,7 +102,7 @@ func TestPurgeOperations_RetiresEachSpellingOfAUUID(t *testing.T) {
 	}
 }
 
-func TestPurgeOperations_KeepsWhatIsIssuedLaterThanTheHorizon(t *testing.T) {
+func TestPurgeOperations_KeepsIDsIssuedLaterThanTheHorizon(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	pool, c := pgtest.SetUp(t, metered.Config{MaxFuture: time.Hour})

@@ -215,7 +215,7 @@ func TestOperation_HasTheNameAndTheJobs(t *testing.T) {
 	require.Empty(t, op.Name)
 }
 
-func TestViews_SayWhatIsThereInWords(t *testing.T) {
+func TestViews_ShowRowsInWords(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, c := pgtest.SetUp(t, metered.Config{})
