@@ -176,7 +176,7 @@ func TestObserver_HearsOfHoldsSweepsAndPurges(t *testing.T) {
 
 	text := pgtest.Mint(t, pool, c)
 	_, err = metered.Do(ctx, c, metered.Command{ID: "more", Token: pgtest.Redeem(text), Charges: []budget.Charge{pgtest.Charge("s", 1, 0)}}, func(ctx context.Context, tx *metered.Tx) (any, error) {
-		_, err := tx.Enqueue(ctx, pgtest.Process{"a"}, &jobs.Options{Key: "a"})
+		_, err := tx.Enqueue(ctx, pgtest.Process{Name: "a"}, &jobs.Options{Key: "a"})
 		return nil, err
 	})
 	require.NoError(t, err)

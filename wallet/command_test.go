@@ -75,7 +75,7 @@ func (p *purse) lots(name string) (all [][3]int64) {
 
 func (p *purse) drawing(draws ...wallet.Draw) metered.Func[pgtest.Uploaded] {
 	return func(_ context.Context, tx *metered.Tx) (pgtest.Uploaded, error) {
-		return pgtest.Uploaded{"drawn"}, tx.Draw(p.book, draws...)
+		return pgtest.Uploaded{Name: "drawn"}, tx.Draw(p.book, draws...)
 	}
 }
 

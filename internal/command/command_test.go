@@ -272,7 +272,7 @@ func TestDo_AResultThatCannotBeReplayedCommitsNothing(t *testing.T) {
 		"one way":           resulting(c, oneWay{}),
 		"an interface":      resulting[fmt.Stringer](c, time.Second),
 		"an error":          resulting(c, errOwn), // {}, which does not come back as an error
-		"not UTF-8":         resulting(c, uploaded{"\xff"}),
+		"not UTF-8":         resulting(c, uploaded{Name: "\xff"}),
 		"not UTF-8, as key": resulting(c, map[string]int{"\xff": 1}),
 		"not UTF-8, raw":    resulting(c, json.RawMessage("\"\xff\"")),
 		"one byte too long": resulting(c, strings.Repeat("x", 1<<20-1)),

@@ -235,7 +235,9 @@ func TestDo_RoundTrips(t *testing.T) {
 		return len(w.Sent())
 	}
 	as := func(*metered.Command) {}
-	keyless := func(ctx context.Context, tx *metered.Tx) (any, error) { return tx.Enqueue(ctx, process{"x"}, nil) }
+	keyless := func(ctx context.Context, tx *metered.Tx) (any, error) {
+		return tx.Enqueue(ctx, process{Name: "x"}, nil)
+	}
 	full := func(cmd *metered.Command) { cmd.Charges = []budget.Charge{charge("full", 9, 5)} }
 	for what, test := range map[string]struct {
 		change func(*metered.Command)
@@ -263,7 +265,7 @@ func TestDo_RoundTrips(t *testing.T) {
 			return keyless(ctx, tx)
 		}, 4},
 		"token, a keyed job and charges": {as, func(ctx context.Context, tx *metered.Tx) (any, error) {
-			return tx.Enqueue(ctx, process{"x"}, &jobs.Options{Key: fmt.Sprint(n)})
+			return tx.Enqueue(ctx, process{Name: "x"}, &jobs.Options{Key: fmt.Sprint(n)})
 		}, 4},
 		"a replay, and the rollback":  {func(cmd *metered.Command) { *cmd = metered.Command{ID: "replayed", Input: 1} }, nil, 2},
 		"a replay with its position":  {func(cmd *metered.Command) { *cmd = metered.Command{ID: "replayed", Input: 1, LSN: true} }, nil, 3},

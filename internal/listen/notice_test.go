@@ -70,7 +70,7 @@ func TestListen_HearsOfCommittedJobsAndLargeCharges(t *testing.T) {
 	fn := func(ctx context.Context, tx *metered.Tx) (any, error) {
 		made = nil
 		for _, opts := range []*jobs.Options{nil, {Key: odd, Tenant: odd}, {Key: odd, Tenant: odd}} { // the third is the second
-			r, err := tx.Enqueue(ctx, pgtest.Process{"a"}, opts)
+			r, err := tx.Enqueue(ctx, pgtest.Process{Name: "a"}, opts)
 			if err != nil {
 				return nil, err
 			}
@@ -109,7 +109,7 @@ func TestListen_HearsNothingThatRolledBack(t *testing.T) {
 	next := hearing(t, pool, c)
 	ctx := t.Context()
 	enqueue := func(tx *metered.Tx) int64 {
-		r, err := tx.Enqueue(ctx, pgtest.Process{"a"}, &jobs.Options{Key: "k"})
+		r, err := tx.Enqueue(ctx, pgtest.Process{Name: "a"}, &jobs.Options{Key: "k"})
 		require.NoError(t, err)
 		require.True(t, r.Created)
 		return r.JobID
@@ -182,13 +182,13 @@ func TestListen_HearsOfJobsThatAreEnqueuedWithoutACommand(t *testing.T) {
 	require.NoError(t, err)
 	sub, err := tx.Begin(ctx)
 	require.NoError(t, err)
-	_, err = c.Jobs.Enqueue(ctx, sub, pgtest.Process{"undone"}, nil)
+	_, err = c.Jobs.Enqueue(ctx, sub, pgtest.Process{Name: "undone"}, nil)
 	require.NoError(t, err)
 	require.NoError(t, sub.Rollback(ctx))
-	made, err := c.Jobs.EnqueueMany(ctx, tx, []jobs.Item{{Args: pgtest.Process{"a"}}, {Args: pgtest.Process{"b"}, Options: &jobs.Options{Key: odd, Tenant: odd}},
-		{Args: pgtest.Process{"b"}, Options: &jobs.Options{Key: odd, Tenant: odd}}})
+	made, err := c.Jobs.EnqueueMany(ctx, tx, []jobs.Item{{Args: pgtest.Process{Name: "a"}}, {Args: pgtest.Process{Name: "b"}, Options: &jobs.Options{Key: odd, Tenant: odd}},
+		{Args: pgtest.Process{Name: "b"}, Options: &jobs.Options{Key: odd, Tenant: odd}}})
 	require.NoError(t, err)
-	_, err = c.Jobs.Enqueue(ctx, tx, pgtest.Process{"b"}, &jobs.Options{Key: odd, Tenant: odd})
+	_, err = c.Jobs.Enqueue(ctx, tx, pgtest.Process{Name: "b"}, &jobs.Options{Key: odd, Tenant: odd})
 	require.NoError(t, err)
 	_, ok := next()
 	require.False(t, ok, "before the commit")
@@ -200,7 +200,7 @@ func TestListen_HearsOfJobsThatAreEnqueuedWithoutACommand(t *testing.T) {
 
 	tx, err = pool.Begin(ctx)
 	require.NoError(t, err)
-	_, err = c.Jobs.Enqueue(ctx, tx, pgtest.Process{"rolled back"}, nil)
+	_, err = c.Jobs.Enqueue(ctx, tx, pgtest.Process{Name: "rolled back"}, nil)
 	require.NoError(t, err)
 	require.NoError(t, tx.Rollback(ctx))
 	_, ok = next()
@@ -209,7 +209,7 @@ func TestListen_HearsOfJobsThatAreEnqueuedWithoutACommand(t *testing.T) {
 	// More than one payload holds.
 	items := make([]jobs.Item, 40)
 	for i := range items {
-		items[i] = jobs.Item{Args: pgtest.Process{"a"}, Options: &jobs.Options{Key: fmt.Sprintf("%03d", i) + strings.Repeat("\x01", 252), Tenant: strings.Repeat("\x01", 255)}}
+		items[i] = jobs.Item{Args: pgtest.Process{Name: "a"}, Options: &jobs.Options{Key: fmt.Sprintf("%03d", i) + strings.Repeat("\x01", 252), Tenant: strings.Repeat("\x01", 255)}}
 	}
 	conn, err := owner.Acquire(ctx)
 	require.NoError(t, err)
@@ -247,7 +247,7 @@ func TestListen_ALongNoticeIsCut(t *testing.T) {
 		cmd.Charges = append(cmd.Charges, budget.Charge{Scope: long(fmt.Sprint(i)), Amount: 100, Note: note})
 	}
 	_, err := metered.Do(t.Context(), c, cmd, func(ctx context.Context, tx *metered.Tx) (any, error) {
-		_, err := tx.Enqueue(ctx, pgtest.Process{"a"}, &jobs.Options{Key: long("k"), Tenant: long("t")})
+		_, err := tx.Enqueue(ctx, pgtest.Process{Name: "a"}, &jobs.Options{Key: long("k"), Tenant: long("t")})
 		return nil, err
 	})
 	require.NoError(t, err)
@@ -266,7 +266,7 @@ func TestListen_ALongNoticeIsCut(t *testing.T) {
 			made = nil
 			for i := range 30 {
 				key := fmt.Sprintf("%d/%0*d", i, width, width)
-				r, err := tx.Enqueue(ctx, pgtest.Process{"a"}, &jobs.Options{Key: key})
+				r, err := tx.Enqueue(ctx, pgtest.Process{Name: "a"}, &jobs.Options{Key: key})
 				if err != nil {
 					return nil, err
 				}
@@ -340,7 +340,7 @@ func TestNotify_CostsNoRoundTrip(t *testing.T) {
 		return sent
 	}
 	enqueue := func(ctx context.Context, tx *metered.Tx) (any, error) {
-		return tx.Enqueue(ctx, pgtest.Process{"a"}, nil)
+		return tx.Enqueue(ctx, pgtest.Process{Name: "a"}, nil)
 	}
 	place := func(ctx context.Context, tx *metered.Tx) (any, error) {
 		return tx.Place(ctx, holds.Request{TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}}, nil)
@@ -387,7 +387,7 @@ func TestListen_HearsOfJobsInRiversOwnSchema(t *testing.T) {
 	require.NoError(t, err)
 	next := hearing(t, pool, c)
 	out, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
-		r, err := tx.Enqueue(ctx, pgtest.Process{"a"}, nil)
+		r, err := tx.Enqueue(ctx, pgtest.Process{Name: "a"}, nil)
 		return r.JobID, err
 	})
 	require.NoError(t, err)
