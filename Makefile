@@ -16,7 +16,7 @@ run: ## run the quickstart on a throwaway Postgres
 	go run ./examples/quickstart
 
 quick: ## run the examples, and the tests that add up whole ledgers: under a minute, while you work
-	go test -short -run 'Example|Docs|Verify|RoundTrip|AddsUp|Arguments' . ./budget ./wallet ./holds ./leases ./tokens ./jobs ./httpmetered ./sqlmetered
+	go test -short -run 'Example|Docs|Verify|RoundTrip|AddsUp|Arguments' . ./internal/command ./budget ./wallet ./holds ./leases ./tokens ./jobs ./httpmetered ./sqlmetered
 
 test: ## run all tests of all modules
 	go test work

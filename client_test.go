@@ -9,7 +9,6 @@ import (
 	"io/fs"
 	"log/slog"
 	"math"
-	"net"
 	"os"
 	"path/filepath"
 	"reflect"
@@ -48,7 +47,7 @@ func TestNew_RefusesWrongConfigAndReturnsNoClient(t *testing.T) {
 		"Config.SecretKey":      {SecretKey: make([]byte, 32)},
 		"Config.Prefix":         {TokenPrefix: "-"},
 	} {
-		c, err := metered.New(nowhere(t), cfg)
+		c, err := metered.New(pgtest.Nowhere(t), cfg)
 		require.ErrorIs(t, err, metered.ErrArgument, field)
 		require.ErrorContains(t, err, field)
 		require.Nil(t, c)
@@ -56,7 +55,7 @@ func TestNew_RefusesWrongConfigAndReturnsNoClient(t *testing.T) {
 	c, err := metered.New(nil, metered.Config{})
 	require.ErrorIs(t, err, metered.ErrArgument)
 	require.Nil(t, c)
-	_, err = metered.New(nowhere(t), metered.Config{LockTimeout: time.Hour})
+	_, err = metered.New(pgtest.Nowhere(t), metered.Config{LockTimeout: time.Hour})
 	require.NoError(t, err)
 }
 
@@ -88,10 +87,10 @@ func TestCode_IsOfThisLibrarysErrorsOnly(t *testing.T) {
 	require.Equal(t, "busy", metered.Code(errors.Join(foreign{}, fmt.Errorf("while: %w", metered.ErrBusy))))
 }
 
-func TestDo_WaitsForATokenNoLongerThanTheLockTimeoutWhateverTheDeadline(t *testing.T) {
+func TestDo_WaitsForATokenNoLongerThanTheLockTimeout(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{LockTimeout: 100 * time.Millisecond})
-	presented := mint(t, pool, c)
+	pool, c := pgtest.SetUp(t, metered.Config{LockTimeout: 100 * time.Millisecond})
+	presented := pgtest.Mint(t, pool, c)
 	holder, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	defer func() { _ = holder.Rollback(context.Background()) }()
@@ -100,14 +99,14 @@ func TestDo_WaitsForATokenNoLongerThanTheLockTimeoutWhateverTheDeadline(t *testi
 
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	_, err = metered.Do(ctx, c, metered.Command{ID: "op", Token: redeem(presented)}, mustNotRun(t))
+	_, err = metered.Do(ctx, c, metered.Command{ID: "op", Token: pgtest.Redeem(presented)}, pgtest.MustNotRun(t))
 	require.ErrorIs(t, err, metered.ErrBusy)
 	require.NotErrorIs(t, err, context.DeadlineExceeded)
 }
 
 func TestDo_AStatementTimeoutOfTheFunctionsOwnIsNotTheDeadline(t *testing.T) {
 	t.Parallel()
-	_, c := setUp(t, metered.Config{})
+	_, c := pgtest.SetUp(t, metered.Config{})
 	fn := func(ctx context.Context, tx *metered.Tx) (any, error) {
 		_, err := tx.Exec(ctx, `set local statement_timeout = '10ms'`)
 		require.NoError(t, err)
@@ -120,24 +119,24 @@ func TestDo_AStatementTimeoutOfTheFunctionsOwnIsNotTheDeadline(t *testing.T) {
 	require.NotErrorIs(t, err, context.DeadlineExceeded)
 }
 
-func TestPurgeOperations_WorksWhateverTheDefaultIsolation(t *testing.T) {
+func TestPurgeOperations_WorksAtEachDefaultIsolation(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	pool, c := setUpWith(t, metered.Config{}, pgtest.Options{Config: func(cfg *pgxpool.Config) {
+	pool, c := pgtest.SetUp(t, metered.Config{}, pgtest.Options{Config: func(cfg *pgxpool.Config) {
 		cfg.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
 	}})
-	clock := pgtest.SetClock(t, pool, monday)
+	clock := pgtest.SetClock(t, pool, pgtest.Tomorrow(12))
 	for i := range 40 {
 		_, err := metered.Do[any](t.Context(), c, metered.Command{ID: fmt.Sprint(i), Isolation: pgx.ReadCommitted}, nil)
 		require.NoError(t, err)
 	}
 	clock.Advance(time.Hour)
-	inParallel(8, func(int) {
+	pgtest.AtOnce(8, func(int) {
 		if _, err := c.PurgeOperations(t.Context(), pool, metered.PurgeOptions{OlderThan: time.Minute, Batch: 3}); err != nil {
 			t.Error(err)
 		}
 	})
-	require.Zero(t, count(t, pool, "metered.operations"))
+	require.Zero(t, pgtest.Count(t, pool, "metered.operations"))
 }
 
 func TestDo_InsideACommandIsNested(t *testing.T) {
@@ -145,27 +144,27 @@ func TestDo_InsideACommandIsNested(t *testing.T) {
 	var c *metered.Client
 	nested := func(ctx context.Context) {
 		for _, ctx := range []context.Context{ctx, context.WithoutCancel(ctx)} {
-			_, err := metered.Do(ctx, c, metered.Command{ID: "inner", Input: 1}, mustNotRun(t))
+			_, err := metered.Do(ctx, c, metered.Command{ID: "inner", Input: 1}, pgtest.MustNotRun(t))
 			require.ErrorIs(t, err, metered.ErrNested)
 			require.Equal(t, "nested_command", metered.Code(err))
 		}
 	}
 	subscriber := func(ctx context.Context, tx pgx.Tx, _ holds.Transition) error {
 		nested(ctx)
-		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "inner", Input: 1}, mustNotRun(t))
+		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "inner", Input: 1}, pgtest.MustNotRun(t))
 		require.ErrorIs(t, err, metered.ErrNested)
 		return nil
 	}
 	cfg := metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{subscriber}}}
-	pool, made := setUpWith(t, cfg, pgtest.Options{MaxConns: 2})
+	pool, made := pgtest.SetUp(t, cfg, pgtest.Options{MaxConns: 2})
 	c = made
 	ctx := t.Context()
-	other := newClient(t, pool, metered.Config{})
+	other := pgtest.NewClient(t, pool, metered.Config{})
 	fn := func(ctx context.Context, tx *metered.Tx) (any, error) {
 		nested(ctx)
 		_, err := metered.Do[any](ctx, other, metered.Command{ID: metered.NewID(), Input: 1}, nil)
 		require.NoError(t, err, "of another client")
-		return placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}})(ctx, tx)
+		return pgtest.Placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}})(ctx, tx)
 	}
 	_, err := metered.Do(ctx, c, metered.Command{ID: "outer", Input: 1}, fn)
 	require.NoError(t, err)
@@ -179,7 +178,7 @@ func TestDo_InsideACommandIsNested(t *testing.T) {
 
 func TestNewID_IsAUUIDOfVersion7ThatDoCarriesTheTimeOf(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
+	pool, c := pgtest.SetUp(t, metered.Config{})
 	before := time.Now().Truncate(time.Millisecond)
 	id := metered.NewID()
 	var uuid pgtype.UUID
@@ -196,30 +195,15 @@ func TestNewID_IsAUUIDOfVersion7ThatDoCarriesTheTimeOf(t *testing.T) {
 	require.False(t, op.IssuedAt.After(time.Now()))
 }
 
-// nowhere is a pool whose every use fails the test.
-func nowhere(t *testing.T) *pgxpool.Pool {
-	t.Helper()
-	config, err := pgxpool.ParseConfig("postgres://nobody@127.0.0.1:1/none")
-	require.NoError(t, err)
-	config.ConnConfig.DialFunc = func(context.Context, string, string) (net.Conn, error) {
-		t.Error("there was an attempt to connect")
-		return nil, net.ErrClosed
-	}
-	pool, err := pgxpool.NewWithConfig(t.Context(), config)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	return pool
-}
-
 func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
-	c, err := metered.New(nowhere(t), metered.Config{})
+	c, err := metered.New(pgtest.Nowhere(t), metered.Config{})
 	require.NoError(t, err)
 	long := strings.Repeat("x", 256)
-	good := unknownToken(t, c)
+	good := pgtest.UnknownToken(t, c)
 	many := make([]budget.Charge, bounds.MaxScopes+1)
 	for i := range many {
-		many[i] = charge(strings.Repeat("s", i+1), 1, 0)
+		many[i] = pgtest.Charge(strings.Repeat("s", i+1), 1, 0)
 	}
 	for _, test := range []struct {
 		cmd   metered.Command
@@ -245,8 +229,8 @@ func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 		{metered.Command{ID: "ffffffff-ffff-7fff-bfff-ffffffffffff"}, "Command.IssuedAt", metered.ErrArgument},
 		{metered.Command{ID: "a", Isolation: "snapshot"}, "Command.Isolation", metered.ErrArgument},
 		{metered.Command{ID: "a", Isolation: "read uncommitted"}, "Command.Isolation", metered.ErrArgument},
-		{metered.Command{ID: "a", Charges: []budget.Charge{charge("", 1, 0)}}, "charges[0].Scope", budget.ErrArgument},
-		{metered.Command{ID: "a", Charges: []budget.Charge{charge("s", 1, 0), charge("s", 0, 0)}}, "charges[1].Amount", budget.ErrArgument},
+		{metered.Command{ID: "a", Charges: []budget.Charge{pgtest.Charge("", 1, 0)}}, "charges[0].Scope", budget.ErrArgument},
+		{metered.Command{ID: "a", Charges: []budget.Charge{pgtest.Charge("s", 1, 0), pgtest.Charge("s", 0, 0)}}, "charges[1].Amount", budget.ErrArgument},
 		{metered.Command{ID: "a", Charges: many}, "charges", budget.ErrArgument},
 		{metered.Command{ID: "a", Sticky: []budget.Charge{{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Lifetime(-1)}}}}, "charges[0].Limits[0].Max", budget.ErrArgument},
 		{metered.Command{ID: "a", Token: &metered.Redeem{Purpose: "p", Subject: "s", Presented: "x"}}, "", tokens.ErrInvalid},
@@ -254,7 +238,7 @@ func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 		{metered.Command{ID: "a", Token: &metered.Redeem{Subject: "s", Presented: good}}, "purpose", tokens.ErrArgument},
 		{metered.Command{ID: "a", Token: &metered.Redeem{Purpose: "p", Presented: good}}, "subject", tokens.ErrArgument},
 	} {
-		_, err := metered.Do(t.Context(), c, test.cmd, mustNotRun(t))
+		_, err := metered.Do(t.Context(), c, test.cmd, pgtest.MustNotRun(t))
 		require.ErrorIs(t, err, test.err, "%+v", test.cmd)
 		require.NotEmpty(t, metered.Code(err))
 		if test.field != "" {
@@ -266,9 +250,9 @@ func TestDo_WrongArgumentsAreRefusedBeforeAnySQL(t *testing.T) {
 	}
 }
 
-func TestDo_WhatIsJustWithinBoundsIsTaken(t *testing.T) {
+func TestDo_TakesArgumentsJustWithinBounds(t *testing.T) {
 	t.Parallel()
-	_, c := setUp(t, metered.Config{})
+	_, c := pgtest.SetUp(t, metered.Config{})
 	longest := strings.Repeat("é", 127) + "x"
 	first, last := time.Date(1, 1, 1, 0, 0, 0, 1000, time.UTC), time.Date(9999, 12, 31, 23, 59, 59, 999_999_000, time.UTC)
 	for _, test := range []struct {
@@ -278,7 +262,7 @@ func TestDo_WhatIsJustWithinBoundsIsTaken(t *testing.T) {
 		{metered.Command{ID: longest, Tenant: longest, Name: longest, Input: make([]byte, 1<<20)}, nil},
 		{metered.Command{ID: "a", IssuedAt: first}, nil},
 		{metered.Command{ID: "b", IssuedAt: last}, metered.ErrFuture},
-		{metered.Command{ID: metered.NewID(), IssuedAt: last}, nil}, // the time in the id is what counts
+		{metered.Command{ID: metered.NewID(), IssuedAt: last}, nil}, // the time in the id counts
 	} {
 		_, err := metered.Do[any](t.Context(), c, test.cmd, nil)
 		require.ErrorIs(t, err, test.err)
@@ -288,19 +272,19 @@ func TestDo_WhatIsJustWithinBoundsIsTaken(t *testing.T) {
 func TestPurgeOperations_WrongOptionsAreRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	c, err := metered.New(nowhere(t), metered.Config{})
+	c, err := metered.New(pgtest.Nowhere(t), metered.Config{})
 	require.NoError(t, err)
 	for _, opts := range []metered.PurgeOptions{
 		{}, {OlderThan: time.Second - 1}, {OlderThan: bounds.MaxWindow + 1}, {OlderThan: time.Hour, Batch: -1}, {OlderThan: time.Hour, Batch: 10_001},
 	} {
-		_, err := c.PurgeOperations(t.Context(), nowhere(t), opts)
+		_, err := c.PurgeOperations(t.Context(), pgtest.Nowhere(t), opts)
 		require.ErrorIs(t, err, metered.ErrArgument, "%+v", opts)
 	}
 }
 
 func TestLookup_AWrongIDIsRefusedBeforeAnySQL(t *testing.T) {
 	t.Parallel()
-	pool := nowhere(t)
+	pool := pgtest.Nowhere(t)
 	c, err := metered.New(pool, metered.Config{})
 	require.NoError(t, err)
 	for _, id := range [][2]string{{"", ""}, {"\x00", "a"}, {"", "\xff"}, {"", strings.Repeat("x", 256)}} {
@@ -311,7 +295,7 @@ func TestLookup_AWrongIDIsRefusedBeforeAnySQL(t *testing.T) {
 
 func TestNew_WrongConfigIsRefused(t *testing.T) {
 	t.Parallel()
-	pool := nowhere(t)
+	pool := pgtest.Nowhere(t)
 	for field, cfg := range map[string]metered.Config{
 		"Config.Schema":         {Schema: "No"},
 		"Config.TokenPrefix":    {TokenPrefix: "no spaces"},
@@ -335,11 +319,11 @@ func TestNew_WrongConfigIsRefused(t *testing.T) {
 
 func TestCalls_NilIsRefused(t *testing.T) {
 	t.Parallel()
-	pool := nowhere(t)
+	pool := pgtest.Nowhere(t)
 	c, err := metered.New(pool, metered.Config{})
 	require.NoError(t, err)
-	tx, cmd := struct{ pgx.Tx }{}, metered.Command{ID: "a", Charges: []budget.Charge{charge("s", 1, 0)}}
-	fn := mustNotRun(t)
+	tx, cmd := struct{ pgx.Tx }{}, metered.Command{ID: "a", Charges: []budget.Charge{pgtest.Charge("s", 1, 0)}}
+	fn := pgtest.MustNotRun(t)
 	niltest.Methods(t, c, map[string][]any{
 		"Lookup": {pool, "", "a"}, "PurgeOperations": {pool, metered.PurgeOptions{OlderThan: time.Hour}},
 		"Secret": {"", "a", ""}, "RunTx": {pgx.TxOptions{}, func(context.Context, pgx.Tx) error { return nil }},
@@ -348,21 +332,14 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	niltest.Func(t, "New", metered.New, pool, metered.Config{})
 	niltest.Func(t, "Migrate", metered.Migrate, pool, metered.MigrateOptions{})
 	niltest.Func(t, "Validate", metered.Validate, pool, "")
-	niltest.Func(t, "DoTx", metered.DoTx[uploaded], niltest.Given{Arg: c}, tx, cmd, niltest.Given{Arg: fn})
+	niltest.Func(t, "DoTx", metered.DoTx[pgtest.Uploaded], niltest.Given{Arg: c}, tx, cmd, niltest.Given{Arg: fn})
 
 	for what, c := range map[string]*metered.Client{"nil": nil, "zero": {}} {
 		_, err := metered.Do(t.Context(), c, cmd, fn)
-		requireField(t, err, "client", what)
+		pgtest.RequireField(t, err, "client", what)
 		_, err = metered.DoTx(t.Context(), c, tx, cmd, fn)
-		requireField(t, err, "client", what)
+		pgtest.RequireField(t, err, "client", what)
 	}
-}
-
-func requireField(t *testing.T, err error, field, what string) {
-	t.Helper()
-	var argument *metered.ArgumentError
-	require.ErrorAs(t, err, &argument, what)
-	require.Equal(t, field, argument.Field, what)
 }
 
 // As a test of a program's own function might pass it.
@@ -380,10 +357,10 @@ func TestTx_TheZeroValueIsOver(t *testing.T) {
 		"Prepare":   func() error { _, err := tx.Prepare(ctx, "p", "select 1"); return err },
 		"CopyFrom":  func() error { _, err := tx.CopyFrom(ctx, nil, nil, nil); return err },
 		"Begin":     func() error { _, err := tx.Begin(ctx); return err },
-		"Charge":    func() error { return tx.Charge(charge("s", 1, 0)) },
+		"Charge":    func() error { return tx.Charge(pgtest.Charge("s", 1, 0)) },
 		"Credit":    func() error { return tx.Credit(budget.Credit{Scope: "s", Amount: 1}) },
 		"Refund":    func() error { return tx.Refund(budget.Refund{Scope: "s", Seq: 1, Amount: 1}) },
-		"Enqueue":   func() error { _, err := tx.Enqueue(ctx, process{}, nil); return err },
+		"Enqueue":   func() error { _, err := tx.Enqueue(ctx, pgtest.Process{}, nil); return err },
 		"Secret":    func() error { _, err := tx.Secret("x"); return err },
 		"Place":     func() error { _, err := tx.Place(ctx, request, nil); return err },
 		"Claim":     func() error { _, err := tx.Claim(ctx, holds.Claim{}, nil); return err },
@@ -399,7 +376,7 @@ func TestTx_TheZeroValueIsOver(t *testing.T) {
 
 func TestSecret_AReplayCanShowTheTokenThatTheCommandMinted(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{SecretKey: secretKey})
+	pool, c := pgtest.SetUp(t, metered.Config{SecretKey: pgtest.SecretKey})
 	ctx := t.Context()
 	cmd := metered.Command{Tenant: "ns", ID: "op"}
 	var minted string
@@ -416,15 +393,15 @@ func TestSecret_AReplayCanShowTheTokenThatTheCommandMinted(t *testing.T) {
 	_, err := metered.Do(ctx, c, cmd, func(ctx context.Context, tx *metered.Tx) (map[string]string, error) {
 		_, err := invite(ctx, tx)
 		require.NoError(t, err)
-		return nil, errOwn
+		return nil, pgtest.ErrOwn
 	})
-	require.ErrorIs(t, err, errOwn)
+	require.ErrorIs(t, err, pgtest.ErrOwn)
 	failed := minted
 	out, err := metered.Do(ctx, c, cmd, invite)
 	require.NoError(t, err)
 	require.Equal(t, failed, minted, "each attempt mints the same")
 
-	again, err := metered.Do(ctx, newClient(t, pool, metered.Config{SecretKey: secretKey}), cmd, invite)
+	again, err := metered.Do(ctx, pgtest.NewClient(t, pool, metered.Config{SecretKey: pgtest.SecretKey}), cmd, invite)
 	require.NoError(t, err)
 	require.True(t, again.Replayed)
 	require.Equal(t, out.Result, again.Result)
@@ -444,16 +421,16 @@ func TestSecret_AReplayCanShowTheTokenThatTheCommandMinted(t *testing.T) {
 		require.False(t, seen[token.Reveal()])
 		seen[token.Reveal()] = true
 	}
-	_, err = metered.Do(ctx, newClient(t, pool, metered.Config{}), metered.Command{ID: "no key"}, func(_ context.Context, tx *metered.Tx) (any, error) {
+	_, err = metered.Do(ctx, pgtest.NewClient(t, pool, metered.Config{}), metered.Command{ID: "no key"}, func(_ context.Context, tx *metered.Tx) (any, error) {
 		_, err := tx.Secret("invitation")
 		return nil, err
 	})
 	require.ErrorIs(t, err, metered.ErrArgument)
 
-	// What is stored does not give the token away.
+	// The stored rows do not give the token away.
 	_, body, _ := strings.Cut(minted, "_")
 	for _, table := range []string{"metered.operations", "metered.tokens", "metered.ledger"} {
-		require.Zero(t, queryRow[int](t, pool, "select count(*) from "+table+" x where position($1 in x::text || coalesce(convert_from("+
+		require.Zero(t, pgtest.Value[int](t, pool, "select pgtest.Count(*) from "+table+" x where position($1 in x::text || coalesce(convert_from("+
 			map[bool]string{true: "x.result", false: "null"}[table == "metered.operations"]+", 'utf8'), '')) > 0", body), table)
 	}
 	_, err = metered.Do(ctx, c, metered.Command{ID: "redeem", Token: &metered.Redeem{Purpose: "invite", Subject: "bob", Presented: shown.Reveal()}},
@@ -466,8 +443,8 @@ func TestSecret_AReplayCanShowTheTokenThatTheCommandMinted(t *testing.T) {
 
 func TestNew_CopiesTheKey(t *testing.T) {
 	t.Parallel()
-	key := slices.Clone(secretKey)
-	c, err := metered.New(nowhere(t), metered.Config{SecretKey: key})
+	key := slices.Clone(pgtest.SecretKey)
+	c, err := metered.New(pgtest.Nowhere(t), metered.Config{SecretKey: key})
 	require.NoError(t, err)
 	before, err := c.Secret("", "op", "")
 	require.NoError(t, err)
@@ -507,9 +484,9 @@ func TestCode_CommentListsEveryCode(t *testing.T) {
 	require.Greater(t, seen, 30)
 }
 
-// What the library returns can be sent on as it is: each field has a name, of one spelling, and no
-// duration is a bare number of nanoseconds.
-func TestJSON_WhatIsReturnedHasNamesAndUnits(t *testing.T) {
+// A caller can send on the values that the library returns: each field has a name, of one spelling, and no duration
+// is a bare number of nanoseconds.
+func TestJSON_ReturnedValuesHaveNamesAndUnits(t *testing.T) {
 	t.Parallel()
 	seen := map[reflect.Type]bool{}
 	for _, v := range []any{
@@ -558,7 +535,7 @@ func requireNames(t *testing.T, of reflect.Type, seen map[reflect.Type]bool) {
 // A client can demand that each write says who acts, and that each scope was created.
 func TestClient_CanDemandAnActorAndScopesThatExist(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{RequireActor: true, MustExist: true})
+	pool, c := pgtest.SetUp(t, metered.Config{RequireActor: true, MustExist: true})
 	ctx := t.Context()
 	ann := budget.Note{Actor: "ann"}
 	do := func(fn func(tx pgx.Tx) error) error { return pgx.BeginFunc(ctx, pool, fn) }

@@ -13,8 +13,8 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// A report costs 30 units of prepaid credit, which the command declares, and what its function adds. Sent again, the command
-// answers what it drew then.
+// A report costs 30 units of prepaid credit, which the command declares, and the units that its function adds. The
+// same command, sent again, returns the draws of the first run.
 func ExampleTx_Draw() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
@@ -43,7 +43,7 @@ func ExampleTx_Draw() {
 		book.Charge("ann", 30, budget.Per(100, budget.Month, time.UTC, time.Time{})), // and the plan's cap of the month
 	}}
 	write := func(ctx context.Context, tx *metered.Tx) (string, error) {
-		// Draws come before the charges of the command: what it declares must be left.
+		// Draws come before the charges of the command: its declared units must be left.
 		return "report", tx.Draw(book, wallet.Draw{Wallet: "ann", Amount: 8})
 	}
 	for range 2 {

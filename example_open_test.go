@@ -16,7 +16,7 @@ type transcript struct {
 	Seconds int64 `json:"seconds"`
 }
 
-// reserve is what a film of unknown length may cost.
+// reserve returns the reservation for a film of unknown length.
 func reserve(id string) metered.Reservation {
 	return metered.Reservation{
 		ID: id, Tenant: "ann", Name: "transcribe", Input: "film.mp4",
@@ -70,8 +70,8 @@ func ExampleOpen() {
 	// it was done before: 240
 }
 
-// More was used than was held. Over says what becomes of that: it is refused, charged if it fits, or charged as far as the limit has
-// room for it.
+// More units were used than were held. Over decides: the surplus is refused, charged if it fits, or charged as far as
+// the limit has room for it.
 func ExampleSession_Settle() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
@@ -103,7 +103,7 @@ func ExampleSession_Settle() {
 	// charged 1000
 }
 
-// Nothing was used: what was reserved is free, and the same id can be opened again.
+// Nothing was used: the reserved units are free, and the same id can be opened again.
 func ExampleSession_Cancel() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
@@ -130,8 +130,8 @@ func ExampleSession_Cancel() {
 	// Output: 0 0
 }
 
-// The process dies. What was held is free when the hold falls due, swept or not, but for the minimum, which the provider bills in any case.
-// Then the same id runs anew.
+// The process dies. The held units are free when the hold falls due, swept or not, but for the minimum, which the
+// provider bills in any case. Then the same id runs anew.
 func ExampleReservation_minimum() {
 	ctx := context.Background()
 	pool, setClock, done := exampleDatabaseAt(time.Date(2026, time.November, 23, 12, 0, 0, 0, time.UTC))

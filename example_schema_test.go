@@ -8,8 +8,8 @@ import (
 	"github.com/pgmetered/metered"
 )
 
-// A deployment looks at the schema before a new build may serve. Here somebody has run `grant execute on all functions` on it.
-// Migrate takes that back, for functions alone: what is wrong with tables and indexes it leaves to you.
+// A deployment looks at the schema before a new build may serve. Here somebody has run `grant execute on all
+// functions` on it. Migrate takes that back, for functions alone: it leaves differences of tables and indexes to you.
 func ExampleValidate() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()

@@ -247,7 +247,7 @@ func ExampleDoTx() {
 			}, nil)
 			fmt.Println(id, "is refused:", err != nil)
 			if errors.Is(err, budget.ErrExceeded) {
-				return nil // what was written before is committed all the same
+				return nil // the rows that were written before are committed all the same
 			}
 			return err
 		}))
@@ -257,7 +257,7 @@ func ExampleDoTx() {
 	// upload of 300 is refused: true
 }
 
-// What became of a request, for whoever lost the answer and not the id.
+// A caller that lost the answer and kept the id looks up the outcome of its request.
 func ExampleClient_Lookup() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()
@@ -300,7 +300,7 @@ func ExampleClient_Listen() {
 	}
 	enough := errors.New("enough")
 	err = client.Listen(ctx, pool, holds.ListenOptions{}, func(_ context.Context, n metered.Notice) error {
-		if n.Missed { // first of all: read what is there (Ledger.Entries), then follow
+		if n.Missed { // first of all: read the entries that are there (Ledger.Entries), then follow
 			pay("small", 10)
 			pay("refused", 9_000)
 			pay("large", 2_000)
@@ -371,9 +371,8 @@ func ExampleClient_exactlyOnce() {
 	// Output: seat 22B of ann is free: changed their mind
 }
 
-// maintain is what to run once a day, as a role with GrantMaintenanceSQL's grants: from
-// cron, or a River periodic job. All of it may run beside everything else, any number
-// of times, and can be cancelled.
+// maintain runs once a day, as a role with GrantMaintenanceSQL's privileges: from cron, or a River periodic job. All
+// of it may run beside everything else, any number of times, and can be cancelled.
 func maintain(ctx context.Context, pool *pgxpool.Pool, c *metered.Client) error {
 	// At least the longest window of any limit. Limits by address come and go.
 	entries, err1 := c.Budget.Purge(ctx, pool, budget.PurgeOptions{
@@ -390,7 +389,7 @@ func maintain(ctx context.Context, pool *pgxpool.Pool, c *metered.Client) error 
 	return errors.Join(err1, err2, err3, err4, err5)
 }
 
-// Tables grow with use: what to run regularly.
+// Tables grow with use. These calls run regularly.
 func Example_maintenance() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()

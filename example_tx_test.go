@@ -12,8 +12,8 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-// Support gives back what an operation cost, and knows its id: the record says what was charged, and what a hold captured. The
-// refund is a command, so it can be sent again. What is given back of one charge is never more than it was.
+// Support refunds an operation and knows its id: the record lists the charges, and the units that a hold captured.
+// The refund is a command, so it can be sent again. The refunds of one charge never exceed it.
 func ExampleTx_Refund() {
 	ctx := context.Background()
 	pool, done := exampleDatabase()

@@ -19,12 +19,12 @@ import (
 
 const modulePath = "github.com/pgmetered/metered"
 
-// What the standard library, encoders and httpmetered call of a type, by an interface.
+// The methods that the standard library, encoders and httpmetered call by an interface.
 var ofInterfaces = strings.Fields(`Error Unwrap Code Reason RetryAfterSeconds String GoString Format LogValue MarshalJSON UnmarshalJSON MarshalText UnmarshalText IsZero`)
 
 // Each public call has a use that readers can copy: in an Example whose output is compared, or in a program of examples/ or cmd/,
 // all of which are tested.
-func TestExamples_CallWhatIsPublic(t *testing.T) {
+func TestExamples_CallEachPublicFunction(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	c := &checker{fset: token.NewFileSet(), packages: map[string]*types.Package{}, called: map[types.Object]bool{}}
@@ -78,7 +78,8 @@ func nameOf(call *types.Func) string {
 	return name + call.Name()
 }
 
-// checker finds what the files call of this module's packages. Other packages are empty to it: what it cannot resolve it leaves.
+// checker finds the calls that files make to this module's packages. Other packages are empty to it, and it leaves
+// their names unresolved.
 type checker struct {
 	fset     *token.FileSet
 	packages map[string]*types.Package

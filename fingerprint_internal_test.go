@@ -26,8 +26,8 @@ func fingerprintOf(t testing.TB, cmd Command, token *ledger.PresentedToken) stri
 	return hex.EncodeToString(fp)
 }
 
-// A stored fingerprint is compared with what a later release makes of the same
-// command: these must never change, unless fingerprintVersion does.
+// A later release compares a stored fingerprint with its own of the same command: these must never change, unless
+// fingerprintVersion does.
 func TestFingerprint_Golden(t *testing.T) {
 	t.Parallel()
 	at := time.Date(2031, 5, 6, 12, 0, 0, 123457999, time.UTC)

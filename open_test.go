@@ -36,7 +36,7 @@ func says(n int64) metered.Func[usage] {
 	return func(context.Context, *metered.Tx) (usage, error) { return usage{n}, nil }
 }
 
-// stands is what is used of a scope, and what is held.
+// stands returns the used and the held units of a scope.
 func stands(t *testing.T, pool *pgxpool.Pool, c *metered.Client, scope string) [2]int64 {
 	t.Helper()
 	all, err := c.Budget.Usage(context.Background(), pool, budget.Query{Scope: scope})
@@ -44,15 +44,15 @@ func stands(t *testing.T, pool *pgxpool.Pool, c *metered.Client, scope string) [
 	return [2]int64{all[0].Used, all[0].Held}
 }
 
-func TestOpen_ReservesAndSettleCapturesWhatWasUsed(t *testing.T) {
+func TestOpen_ReservesAndSettleCapturesTheUsedUnits(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
+	pool, c := pgtest.SetUp(t, metered.Config{})
 	s, err := metered.Open[usage](t.Context(), c, stream("1"))
 	require.NoError(t, err)
 	defer s.Close()
 	require.False(t, s.Finished())
 	require.Equal(t, [2]int64{0, 100}, stands(t, pool, c, "tokens"))
-	require.EqualValues(t, 1, used(t, pool, c, "requests"))
+	require.EqualValues(t, 1, pgtest.Used(t, pool, c, "requests"))
 	var running *metered.RunningError
 	_, err = metered.Open[usage](t.Context(), c, stream("1"))
 	require.ErrorAs(t, err, &running)
@@ -73,8 +73,8 @@ func TestOpen_ReservesAndSettleCapturesWhatWasUsed(t *testing.T) {
 	require.Equal(t, usage{30}, again.Outcome().Result)
 	require.True(t, again.Outcome().Replayed)
 	require.ErrorIs(t, context.Cause(again.Context()), metered.ErrFinished)
-	require.EqualValues(t, 30, used(t, pool, c, "tokens"))
-	require.EqualValues(t, 1, used(t, pool, c, "requests"))
+	require.EqualValues(t, 30, pgtest.Used(t, pool, c, "tokens"))
+	require.EqualValues(t, 1, pgtest.Used(t, pool, c, "requests"))
 
 	settled, err := s.Settle(t.Context(), tokensUsed(30), says(30))
 	require.NoError(t, err)
@@ -84,13 +84,13 @@ func TestOpen_ReservesAndSettleCapturesWhatWasUsed(t *testing.T) {
 
 func TestOpen_CancelFreesAndTheSameIDRunsAnew(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
+	pool, c := pgtest.SetUp(t, metered.Config{})
 	s, err := metered.Open[usage](t.Context(), c, stream("1"))
 	require.NoError(t, err)
 	require.NoError(t, s.Cancel(t.Context(), "no answer"))
 	require.NoError(t, s.Cancel(t.Context(), "no answer"))
 	require.Zero(t, stands(t, pool, c, "tokens"))
-	require.EqualValues(t, 1, used(t, pool, c, "requests"))
+	require.EqualValues(t, 1, pgtest.Used(t, pool, c, "requests"))
 
 	other, err := metered.Open[usage](t.Context(), c, stream("1"))
 	require.NoError(t, err)
@@ -102,13 +102,13 @@ func TestOpen_CancelFreesAndTheSameIDRunsAnew(t *testing.T) {
 	require.NoError(t, err)
 	_, err = s.Settle(t.Context(), tokensUsed(7), says(7))
 	require.ErrorAs(t, err, &lost)
-	require.EqualValues(t, 8, used(t, pool, c, "tokens"))
-	require.EqualValues(t, 2, used(t, pool, c, "requests"))
+	require.EqualValues(t, 8, pgtest.Used(t, pool, c, "tokens"))
+	require.EqualValues(t, 2, pgtest.Used(t, pool, c, "requests"))
 }
 
 func TestOpen_RenewsItsHold(t *testing.T) {
 	t.Parallel()
-	_, c := setUp(t, metered.Config{})
+	_, c := pgtest.SetUp(t, metered.Config{})
 	r := stream("1")
 	r.TTL = 3 * time.Second
 	s, err := metered.Open[usage](t.Context(), c, r)
@@ -123,9 +123,9 @@ func TestOpen_RenewsItsHold(t *testing.T) {
 // OpenTimeout bounds Open, which waits for a connection here, and says nothing of how long the work may take.
 func TestOpen_ItsTimeoutIsNotThatOfTheWork(t *testing.T) {
 	t.Parallel()
-	owner, _ := setUp(t, metered.Config{})
+	owner, _ := pgtest.SetUp(t, metered.Config{})
 	pool := pgtest.Reopen(t, owner, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	c := newClient(t, pool, metered.Config{})
+	c := pgtest.NewClient(t, pool, metered.Config{})
 	only, err := pool.Acquire(t.Context())
 	require.NoError(t, err)
 	r := stream("1")
@@ -152,11 +152,11 @@ func TestOpen_ItsTimeoutIsNotThatOfTheWork(t *testing.T) {
 	require.Equal(t, "Reservation.OpenTimeout", argument.Field)
 }
 
-// What a server estimates does not say which command a client has sent, where an Input does: its repetition gets the first
-// answer when prices, scopes and fees have changed, and no second reservation while it runs.
+// A command with an Input is known by it, and not by the server's estimate: its repetition gets the first answer when
+// prices, scopes and fees have changed, and no second reservation while it runs.
 func TestOpen_ARepetitionAfterAPriceChangeIsTheSameCommandIfItHasAnInput(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
+	pool, c := pgtest.SetUp(t, metered.Config{})
 	for _, input := range []any{"hello", nil} {
 		first := stream(fmt.Sprint("of ", input))
 		first.Input = input

@@ -37,7 +37,7 @@ func TestReadme_IsShortAndShowsACommandThatRuns(t *testing.T) {
 	require.LessOrEqual(t, strings.Count(block, "\n"), 10)
 }
 
-// Required is what go.mod requires, and tested besides is what the workspace builds with.
+// "Required" lists the versions of go.mod, and "tested besides" those that the workspace builds with.
 func TestReadme_EndsWithTheVersions(t *testing.T) {
 	t.Parallel()
 	minor := func(workspace, format string, module ...string) string {
@@ -151,7 +151,8 @@ func hasHeading(markdown, anchor string) bool {
 	return false
 }
 
-// The Go snippets of these pages are lines of examples that are compiled and run; a line of "// …" stands for what is left out.
+// The Go snippets of these pages are lines of examples that are compiled and run. A line of "// …" stands for lines
+// that are left out.
 func TestDocs_SnippetsAreOfExamplesThatRun(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -178,7 +179,7 @@ func TestDocs_SnippetsAreOfExamplesThatRun(t *testing.T) {
 }
 
 // docs/http.md has each code that the library makes, with the status that httpmetered gives it.
-func TestDocs_HTTPTableIsWhatIsAnswered(t *testing.T) {
+func TestDocs_HTTPTableEqualsTheAnswers(t *testing.T) {
 	t.Parallel()
 	_, table, ok := strings.Cut(text(t, "docs/http.md"), "\n| codes | status |")
 	require.True(t, ok)
@@ -228,9 +229,9 @@ func text(t *testing.T, path string) string {
 	return string(b)
 }
 
-// What readers copy has to compile in a module of theirs, which can import no internal package:
-// each file that has an Example, and each file of a program in examples. Of those, main.go may
-// take from examples/internal what starts the demonstration.
+// Readers copy these files into a module of theirs, which can import no internal package: each file that has an
+// Example, and each file of a program in examples. The main.go of a program may import examples/internal, which
+// starts the demonstration.
 func TestExamples_ImportNoInternalPackage(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)

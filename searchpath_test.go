@@ -28,7 +28,7 @@ import (
 )
 
 // Whatever operators somebody has created in a schema on the search_path, each statement that the library sends is made of
-// those of pg_catalog. A function that it calls without its schema has no arguments, or is count(*).
+// those of pg_catalog. A function that it calls without its schema has no arguments, or is pgtest.Count(*).
 func TestStatements_MeanTheSameOnAnySearchPath(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
@@ -178,22 +178,22 @@ func TestHostileSearchPath_IsNotAskedBySuperusers(t *testing.T) {
 			_, err := conn.Exec(ctx, one, pgx.QueryExecModeSimpleProtocol)
 			require.NoError(t, err, one)
 		}
-		require.Equal(t, "public, traps", queryRow[string](t, conn, "show search_path"))
+		require.Equal(t, "public, traps", pgtest.Value[string](t, conn, "show search_path"))
 	}
-	migrate(t, super, metered.MigrateOptions{})
+	pgtest.Migrate(t, super, metered.MigrateOptions{})
 	for _, name := range []string{"one", "whole", "metered"} {
 		report, err := metered.Validate(ctx, super, name)
 		require.NoError(t, err)
 		require.NoError(t, report.Err())
 	}
-	require.Zero(t, count(t, empty, `pg_depend d join pg_operator o on d.refclassid = 'pg_operator'::regclass and o.oid = d.refobjid
+	require.Zero(t, pgtest.Count(t, empty, `pg_depend d join pg_operator o on d.refclassid = 'pg_operator'::regclass and o.oid = d.refobjid
 		where o.oprnamespace = 'traps'::regnamespace and d.classid <> 'pg_operator'::regclass`), "what uses a trap")
 
 	// With operators of the library's own types, too.
 	owner := pgtest.Open(t)
 	pgtest.SetTraps(t, owner)
 	super = trapped(owner)
-	execute(t, owner, "grant execute on function metered.charge to public")
+	pgtest.Execute(t, owner, "grant execute on function metered.charge to public")
 	tx, err := owner.Begin(ctx)
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(ctx) }()
@@ -202,14 +202,14 @@ func TestHostileSearchPath_IsNotAskedBySuperusers(t *testing.T) {
 	_, err = tx.Exec(ctx, "select pg_advisory_xact_lock($1)", schema.MigrationLock)
 	require.NoError(t, err)
 	waited := false
-	r := migrate(t, super, metered.MigrateOptions{OnWait: func(_ context.Context, what string) {
+	r := pgtest.Migrate(t, super, metered.MigrateOptions{OnWait: func(_ context.Context, what string) {
 		require.Contains(t, what, "another migration")
 		require.NoError(t, tx.Rollback(ctx))
 		waited = true
 	}})
 	require.True(t, waited)
 	require.Len(t, r.Repaired, 1)
-	execute(t, owner, "grant execute on function metered.charge to public")
+	pgtest.Execute(t, owner, "grant execute on function metered.charge to public")
 	for _, render := range []func(schema, role string) (string, error){metered.GrantSQL, metered.GrantMaintenanceSQL, metered.GrantReportingSQL} {
 		app := pgtest.AsRole(t, super, render, "set search_path = public, traps")
 		require.NoError(t, app.Ping(ctx))
@@ -218,7 +218,7 @@ func TestHostileSearchPath_IsNotAskedBySuperusers(t *testing.T) {
 	require.NoError(t, err)
 	_, err = owner.Exec(ctx, "select metered.grant_lot('w', null, row(1000, null, '1 h', '', 0, null, null, 5, '1 h', null)::metered.new_lot, false, 1000, null)")
 	require.NoError(t, err)
-	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{charge("s", 2, 100), {Scope: "w", Amount: 1}}}, nil)
+	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{pgtest.Charge("s", 2, 100), {Scope: "w", Amount: 1}}}, nil)
 	require.NoError(t, err)
 	_, err = pgtest.InTx(ctx, super, func(tx pgx.Tx) (budget.Posted, error) {
 		return c.Budget.Refund(ctx, tx, budget.Refund{Scope: "s", Seq: 1, Amount: 1})
@@ -227,7 +227,7 @@ func TestHostileSearchPath_IsNotAskedBySuperusers(t *testing.T) {
 	report, err := c.Budget.Verify(ctx, super, budget.VerifyOptions{})
 	require.NoError(t, err)
 	require.True(t, report.OK(), report.Differences)
-	execute(t, owner, "update metered.refund_sum set amount = 2")
+	pgtest.Execute(t, owner, "update metered.refund_sum set amount = 2")
 	report, err = c.Budget.Verify(ctx, super, budget.VerifyOptions{})
 	require.NoError(t, err)
 	require.NotEmpty(t, report.Differences)

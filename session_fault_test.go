@@ -33,10 +33,10 @@ func TestOpen_ALostConnectionLeavesOneReservationOrNone(t *testing.T) {
 		},
 		"cut after": func(_ *pgxpool.Pool, f *pgtest.Flush) { f.LoseAnswer() },
 	} {
-		owner, _ := setUp(t, metered.Config{})
+		owner, _ := pgtest.SetUp(t, metered.Config{})
 		pool, w := pgtest.Tap(t, owner, nil)
-		c := newClient(t, pool, metered.Config{})
-		require.NoError(t, do(t, c, "first"))
+		c := pgtest.NewClient(t, pool, metered.Config{})
+		require.NoError(t, pgtest.Do(t, c, "first"))
 		w.Once(func(f *pgtest.Flush) bool { return f.Has("open_session") && f.Has("commit") }, func(f *pgtest.Flush) { fault(owner, f) })
 		s, err := metered.Open[usage](t.Context(), c, stream("1"))
 		w.Each(nil)
@@ -55,7 +55,7 @@ func TestOpen_ALostConnectionLeavesOneReservationOrNone(t *testing.T) {
 // The backend is killed, or the answer lost, at each statement of Settle: it is settled once, by this call.
 func TestSettle_ALostConnectionIsMadeUpFor(t *testing.T) {
 	t.Parallel()
-	owner, _ := setUp(t, metered.Config{})
+	owner, _ := pgtest.SetUp(t, metered.Config{})
 	n := 0
 	for _, statement := range []string{"begin_command", "insert into uploads", "complete_command"} {
 		for what, fault := range map[string]func(owner *pgxpool.Pool, f *pgtest.Flush){
@@ -68,27 +68,27 @@ func TestSettle_ALostConnectionIsMadeUpFor(t *testing.T) {
 			n++
 			id := fmt.Sprint(n)
 			pool, w := pgtest.Tap(t, owner, nil)
-			c := newClient(t, pool, metered.Config{})
-			s, err := metered.Open[uploaded](t.Context(), c, stream(id))
+			c := pgtest.NewClient(t, pool, metered.Config{})
+			s, err := metered.Open[pgtest.Uploaded](t.Context(), c, stream(id))
 			require.NoError(t, err)
 			var struck atomic.Bool
 			w.Once(func(f *pgtest.Flush) bool { return f.Has(statement) }, func(f *pgtest.Flush) { struck.Store(true); fault(owner, f) })
-			_, err = s.Settle(t.Context(), tokensUsed(3), upload(id))
+			_, err = s.Settle(t.Context(), tokensUsed(3), pgtest.Upload(id))
 			w.Each(nil)
 			require.NoError(t, err, "%s, %s", statement, what)
 			require.True(t, struck.Load(), statement)
 			require.Equal(t, [2]int64{int64(3 * n), 0}, stands(t, owner, c, "tokens"), "%s, %s", statement, what)
-			require.Equal(t, n, count(t, owner, "uploads"))
+			require.Equal(t, n, pgtest.Count(t, owner, "uploads"))
 		}
 	}
 }
 
-// While Postgres is away Settle tries again: until it is back, or ctx ends, or what was held is due. Cancel does, too.
+// While Postgres is away Settle tries again, until Postgres is back, ctx ends, or the hold is due. Cancel does, too.
 func TestSettle_OutlastsAnOutageButNotItsContextNorTheHold(t *testing.T) {
 	t.Parallel()
-	owner, _ := setUp(t, metered.Config{})
+	owner, _ := pgtest.SetUp(t, metered.Config{})
 	pool, w := pgtest.Tap(t, owner, nil)
-	c := newClient(t, pool, metered.Config{})
+	c := pgtest.NewClient(t, pool, metered.Config{})
 	r := stream("1")
 	r.TTL, r.Grace = time.Second, time.Second
 	due, err := metered.Open[usage](t.Context(), c, r)
@@ -128,11 +128,12 @@ func (f placedThen) Event(_ context.Context, e observe.Event) {
 	}
 }
 
-// The caller of Open leaves, as the client of a request does. What was reserved for it is free soon after, without waiting for
-// its deadline, wherever Open was: its answer lost, its flush lost, waiting for the scope's lock, or about to return.
+// The caller of Open leaves, as the client of a request does. Its reserved units are free soon after, without waiting
+// for their deadline, at each point of Open: its answer lost, its flush lost, waiting for the scope's lock, or about
+// to return.
 func TestOpen_ACallerThatLeavesKeepsNothingHeld(t *testing.T) {
 	t.Parallel()
-	owner, lockers := setUp(t, metered.Config{})
+	owner, lockers := pgtest.SetUp(t, metered.Config{})
 	opens := func(f *pgtest.Flush) bool { return f.Has("open_session") }
 	for i, fault := range []func(t *testing.T, w *pgtest.Wire, leave func()) (then func()){
 		func(_ *testing.T, w *pgtest.Wire, leave func()) func() {
@@ -144,7 +145,7 @@ func TestOpen_ACallerThatLeavesKeepsNothingHeld(t *testing.T) {
 			return nil
 		},
 		func(t *testing.T, w *pgtest.Wire, leave func()) func() {
-			release := lockScope(t, owner, lockers, "tokens")
+			release := pgtest.LockScope(t, owner, lockers, "tokens")
 			w.Once(opens, func(f *pgtest.Flush) {
 				f.Deliver = func() {
 					require.NoError(t, f.Pass())
@@ -163,8 +164,8 @@ func TestOpen_ACallerThatLeavesKeepsNothingHeld(t *testing.T) {
 			observer = placedThen(leave)
 		}
 		pool, w := pgtest.Tap(t, owner, nil)
-		c := newClient(t, pool, metered.Config{Observer: observer})
-		require.NoError(t, do(t, c, what))
+		c := pgtest.NewClient(t, pool, metered.Config{Observer: observer})
+		require.NoError(t, pgtest.Do(t, c, what))
 		then := fault(t, w, leave)
 		_, err := metered.Open[usage](ctx, c, stream(what))
 		require.True(t, errors.Is(err, context.Canceled) || errors.Is(err, metered.ErrIndefinite), "%s: %v", what, err)
@@ -172,18 +173,18 @@ func TestOpen_ACallerThatLeavesKeepsNothingHeld(t *testing.T) {
 			then()
 		}
 		pgtest.WaitFor(t, "the release of what was opened", func() bool {
-			return queryRow[int](t, owner, "select count(*) from metered.holds where state = 'r'") == i+1
+			return pgtest.Value[int](t, owner, "select pgtest.Count(*) from metered.holds where state = 'r'") == i+1
 		})
 		require.Equal(t, [2]int64{0, 0}, stands(t, owner, c, "tokens"), what)
 		require.EqualValues(t, i+1, stands(t, owner, c, "requests")[0], what)
 	}
 }
 
-// COMMIT's answer is lost, or COMMIT is, and Postgres cannot be reached from then on: neither Settle nor Cancel says that nothing
-// was committed. The same call later says what is so.
+// COMMIT's answer is lost, or COMMIT is, and Postgres cannot be reached from then on: neither Settle nor Cancel says
+// that nothing was committed. The same call later returns the outcome.
 func TestSession_ALostCommitThatCannotBeResolvedIsIndefinite(t *testing.T) {
 	t.Parallel()
-	owner, _ := setUp(t, metered.Config{})
+	owner, _ := pgtest.SetUp(t, metered.Config{})
 	n := 0
 	for what, fault := range map[string]func(*pgtest.Flush){"the answer is lost": (*pgtest.Flush).LoseAnswer, "the flush is lost": (*pgtest.Flush).Lose} {
 		for _, leaves := range []bool{false, true} {
@@ -196,7 +197,7 @@ func TestSession_ALostCommitThatCannotBeResolvedIsIndefinite(t *testing.T) {
 			} {
 				what := fmt.Sprintf("%s, %s, the caller leaves %v", name, what, leaves)
 				pool, w := pgtest.Tap(t, owner, nil)
-				c := newClient(t, pool, metered.Config{})
+				c := pgtest.NewClient(t, pool, metered.Config{})
 				n++
 				s, err := metered.Open[usage](t.Context(), c, stream(fmt.Sprint(n)))
 				require.NoError(t, err)
@@ -217,7 +218,7 @@ func TestSession_ALostCommitThatCannotBeResolvedIsIndefinite(t *testing.T) {
 			}
 		}
 	}
-	require.Equal(t, [2]int64{4 * 3, 0}, stands(t, owner, newClient(t, owner, metered.Config{}), "tokens"))
+	require.Equal(t, [2]int64{4 * 3, 0}, stands(t, owner, pgtest.NewClient(t, owner, metered.Config{}), "tokens"))
 }
 
 // ended waits until the session's context ends, and returns why.
@@ -233,9 +234,9 @@ func ended(t *testing.T, s *metered.Session[usage]) error {
 
 func TestSession_ThatCannotBeRenewedEndsItsWorkAndCanBeSettled(t *testing.T) {
 	t.Parallel()
-	owner, _ := setUp(t, metered.Config{})
+	owner, _ := pgtest.SetUp(t, metered.Config{})
 	pool, w := pgtest.Tap(t, owner, nil)
-	c := newClient(t, pool, metered.Config{})
+	c := pgtest.NewClient(t, pool, metered.Config{})
 	r := stream("1")
 	r.TTL, r.Grace = time.Second, time.Hour
 	s, err := metered.Open[usage](t.Context(), c, r)
@@ -256,7 +257,7 @@ func TestSession_ThatCannotBeRenewedEndsItsWorkAndCanBeSettled(t *testing.T) {
 
 func TestSession_IsRenewedToItsCeilingAndNoFurther(t *testing.T) {
 	t.Parallel()
-	_, c := setUp(t, metered.Config{Holds: holds.Config{MaxTTL: 4 * time.Second, MaxLifetime: 5 * time.Second}})
+	_, c := pgtest.SetUp(t, metered.Config{Holds: holds.Config{MaxTTL: 4 * time.Second, MaxLifetime: 5 * time.Second}})
 	r := stream("1")
 	r.TTL, r.Grace = 4*time.Second, 4*time.Second
 	s, err := metered.Open[usage](t.Context(), c, r)
@@ -268,9 +269,9 @@ func TestSession_IsRenewedToItsCeilingAndNoFurther(t *testing.T) {
 	require.True(t, s.Hold().Deadline.Equal(s.Hold().Ceiling))
 }
 
-func TestSession_WhoseHoldWasEndedIsToldSo(t *testing.T) {
+func TestSession_AnEndedHoldIsAnError(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
+	pool, c := pgtest.SetUp(t, metered.Config{})
 	r := stream("1")
 	r.TTL, r.Grace = 5*time.Second, time.Hour
 	s, err := metered.Open[usage](t.Context(), c, r)
@@ -311,7 +312,7 @@ func TestSession_Child(t *testing.T) {
 // free, swept or not, and the operation runs anew.
 func TestSession_OfAProcessThatWasKilled(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
+	pool, c := pgtest.SetUp(t, metered.Config{})
 	child := exec.Command(os.Args[0], "-test.run=^TestSession_Child$")
 	child.Env, child.Stderr = append(os.Environ(), streamingChild+"="+pgtest.ConnString(pool)), os.Stderr
 	out, err := child.StdoutPipe()
@@ -320,9 +321,9 @@ func TestSession_OfAProcessThatWasKilled(t *testing.T) {
 	lines := bufio.NewScanner(out)
 	require.True(t, lines.Scan())
 	require.Contains(t, lines.Text(), "open")
-	first := queryRow[time.Time](t, pool, "select deadline from metered.holds")
+	first := pgtest.Value[time.Time](t, pool, "select deadline from metered.holds")
 	require.Eventually(t, func() bool {
-		return queryRow[time.Time](t, pool, "select deadline from metered.holds").After(first)
+		return pgtest.Value[time.Time](t, pool, "select deadline from metered.holds").After(first)
 	}, 2*time.Minute, 10*time.Millisecond, "it renews")
 	require.NoError(t, child.Process.Kill())
 	_ = child.Wait()

@@ -19,11 +19,11 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// A command that is run under the id of an open session, of the same name and input, is another command. The session then cannot be
-// settled, and is not stuck: it can be cancelled, and what is neither is free at its deadline.
-func TestSession_WhoseIDACommandTookCanBeCancelled(t *testing.T) {
+// A command that is run under the id of an open session, of the same name and input, is another command. The session
+// then cannot be settled, and is not stuck: it can be cancelled, and its units are free at its deadline.
+func TestSession_ATakenIDCanBeCancelled(t *testing.T) {
 	t.Parallel()
-	owner, c := setUp(t, metered.Config{})
+	owner, c := pgtest.SetUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, owner, pgtest.Tomorrow(12))
 	var open []*metered.Session[usage]
 	for _, id := range []string{"1", "2"} {
@@ -51,17 +51,17 @@ func TestSession_WhoseIDACommandTookCanBeCancelled(t *testing.T) {
 }
 
 // ctx ends while a statement of Settle is on its way, or its answer: it was settled, or was not, and settling again says which.
-func TestSettle_WhoseContextEndsIsSettledOnce(t *testing.T) {
+func TestSettle_AnEndedContextSettlesOnce(t *testing.T) {
 	t.Parallel()
-	owner, _ := setUp(t, metered.Config{})
+	owner, _ := pgtest.SetUp(t, metered.Config{})
 	pool, w := pgtest.Tap(t, owner, nil)
-	c := newClient(t, pool, metered.Config{})
+	c := pgtest.NewClient(t, pool, metered.Config{})
 	n := 0
 	for _, statement := range []string{"begin_command", "insert into uploads", "complete_command"} {
 		for _, after := range []bool{false, true} {
 			n++
 			id := fmt.Sprint(n)
-			s, err := metered.Open[uploaded](t.Context(), c, stream(id))
+			s, err := metered.Open[pgtest.Uploaded](t.Context(), c, stream(id))
 			require.NoError(t, err)
 			ctx, cancel := context.WithCancel(t.Context())
 			w.Once(func(f *pgtest.Flush) bool { return f.Has(statement) }, func(f *pgtest.Flush) {
@@ -71,17 +71,17 @@ func TestSettle_WhoseContextEndsIsSettledOnce(t *testing.T) {
 					cancel()
 				}
 			})
-			_, err = s.Settle(ctx, tokensUsed(3), upload(id))
+			_, err = s.Settle(ctx, tokensUsed(3), pgtest.Upload(id))
 			require.Error(t, ctx.Err(), statement)
 			w.Each(nil)
 			if err != nil {
 				require.ErrorIs(t, err, context.Canceled, statement)
 				require.NoError(t, s.Context().Err())
 			}
-			_, err = s.Settle(t.Context(), tokensUsed(3), upload(id))
+			_, err = s.Settle(t.Context(), tokensUsed(3), pgtest.Upload(id))
 			require.NoError(t, err, statement)
 			require.Equal(t, [2]int64{int64(3 * n), 0}, stands(t, owner, c, "tokens"), statement)
-			require.Equal(t, n, count(t, owner, "uploads"))
+			require.Equal(t, n, pgtest.Count(t, owner, "uploads"))
 		}
 	}
 }
@@ -89,9 +89,9 @@ func TestSettle_WhoseContextEndsIsSettledOnce(t *testing.T) {
 // Without a connection to be had Settle and Cancel end with their context, and the reservation stays.
 func TestSettle_WithoutAConnectionLeavesTheReservation(t *testing.T) {
 	t.Parallel()
-	owner, _ := setUp(t, metered.Config{})
+	owner, _ := pgtest.SetUp(t, metered.Config{})
 	pool := pgtest.Reopen(t, owner, func(c *pgxpool.Config) { c.MaxConns = 1 })
-	c := newClient(t, pool, metered.Config{})
+	c := pgtest.NewClient(t, pool, metered.Config{})
 	s, err := metered.Open[usage](t.Context(), c, stream("1"))
 	require.NoError(t, err)
 	only, err := pool.Acquire(t.Context())
@@ -114,7 +114,7 @@ func TestSettle_WithoutAConnectionLeavesTheReservation(t *testing.T) {
 
 // However a session ends, its goroutine has ended when the call returns.
 func TestSession_LeavesNoGoroutine(t *testing.T) {
-	owner, c := setUp(t, metered.Config{})
+	owner, c := pgtest.SetUp(t, metered.Config{})
 	running := func() int {
 		all := make([]byte, 1<<22)
 		return strings.Count(string(all[:runtime.Stack(all, true)]), "created by github.com/pgmetered/metered.(*session).start in")
@@ -154,10 +154,11 @@ func TestSession_LeavesNoGoroutine(t *testing.T) {
 	require.Equal(t, others, running())
 }
 
-// What a session reserved of a wallet is its own, whatever becomes of the lots meanwhile; beyond it there is what the others have.
-func TestSession_OfAWalletWhoseLotsAreTakenBack(t *testing.T) {
+// A session keeps the units that it reserved of a wallet when their lots are revoked. Beyond them it can take only
+// free units.
+func TestSession_OfAWalletWithRevokedLots(t *testing.T) {
 	t.Parallel()
-	owner, c := setUp(t, metered.Config{})
+	owner, c := pgtest.SetUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, owner, pgtest.Tomorrow(12))
 	book, err := wallet.New(c.Budget, wallet.Config{})
 	require.NoError(t, err)

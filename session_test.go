@@ -22,7 +22,7 @@ import (
 // atLevel is a client of the database whose transactions are of a level, unless they say another.
 func atLevel(t *testing.T, owner *pgxpool.Pool, level pgx.TxIsoLevel) *metered.Client {
 	t.Helper()
-	return newClient(t, pgtest.Reopen(t, owner, func(c *pgxpool.Config) {
+	return pgtest.NewClient(t, pgtest.Reopen(t, owner, func(c *pgxpool.Config) {
 		c.MaxConns = 12
 		c.ConnConfig.RuntimeParams["default_transaction_isolation"] = string(level)
 	}), metered.Config{LockTimeout: time.Minute})
@@ -37,14 +37,15 @@ type sessions struct {
 	requests int64
 }
 
-// Random histories of one operation agree with the model in each answer and in what is used and held: opened, by the same and by
-// another command, settled and cancelled by those who have it and those who lost it, past its deadline, swept or not.
+// Random histories of one operation agree with the model in each answer and in the used and held units: opened, by
+// the same and by another command, settled and cancelled by its owner and by callers that lost it, past its deadline,
+// swept or not.
 func TestSessions_AgreeWithTheModel(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	owner, _ := setUp(t, metered.Config{})
+	owner, _ := pgtest.SetUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, owner, pgtest.Tomorrow(12))
-	for i, level := range isolationLevels {
+	for i, level := range pgtest.IsolationLevels {
 		c := atLevel(t, owner, level)
 		for n := range 12 {
 			seed := uint64(100*i + n)
@@ -140,19 +141,19 @@ func TestSessions_AgreeWithTheModel(t *testing.T) {
 			}
 		}
 	}
-	report, err := newClient(t, owner, metered.Config{}).Budget.Verify(t.Context(), owner, budget.VerifyOptions{})
+	report, err := pgtest.NewClient(t, owner, metered.Config{}).Budget.Verify(t.Context(), owner, budget.VerifyOptions{})
 	require.NoError(t, err)
 	require.Empty(t, report.Differences)
 }
 
-// Of many who open an operation at once one has it, again after it was cancelled and after it was abandoned; and once it is settled
-// all are answered by the record.
+// One of many callers that open an operation at once gets it, again after it was cancelled and after it was
+// abandoned. Once it is settled the record answers all of them.
 func TestOpen_OneOfManyRuns(t *testing.T) {
 	t.Parallel()
-	for _, level := range isolationLevels {
+	for _, level := range pgtest.IsolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			owner, _ := setUp(t, metered.Config{})
+			owner, _ := pgtest.SetUp(t, metered.Config{})
 			clock := pgtest.SetClock(t, owner, pgtest.Tomorrow(12))
 			c := atLevel(t, owner, level)
 			r := stream("1")
@@ -160,7 +161,7 @@ func TestOpen_OneOfManyRuns(t *testing.T) {
 			opened := func() (only *metered.Session[usage], finished int64) {
 				var won, running, done atomic.Int64
 				all := make([]*metered.Session[usage], 50)
-				inParallel(50, func(i int) {
+				pgtest.AtOnce(50, func(i int) {
 					s, err := metered.Open[usage](context.Background(), c, r)
 					switch {
 					case errors.Is(err, metered.ErrRunning):
@@ -202,14 +203,14 @@ func TestOpen_OneOfManyRuns(t *testing.T) {
 	}
 }
 
-// Those who settle, cancel, end by force and open anew at once: what is charged is the sum of what was answered.
-func TestSession_RacingEndingsChargeWhatTheyAnswer(t *testing.T) {
+// Callers settle, cancel, end by force and open anew at once: the ledger holds the sum of the units in their answers.
+func TestSession_RacingEndingsChargeTheUnitsOfTheirAnswers(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	for _, level := range isolationLevels {
+	for _, level := range pgtest.IsolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
-			owner, _ := setUp(t, metered.Config{})
+			owner, _ := pgtest.SetUp(t, metered.Config{})
 			c := atLevel(t, owner, level)
 			var charged, settled atomic.Int64
 			settle := func(s *metered.Session[usage], n int64) {
@@ -226,7 +227,7 @@ func TestSession_RacingEndingsChargeWhatTheyAnswer(t *testing.T) {
 				r.Isolation = level
 				s, err := metered.Open[usage](t.Context(), c, r)
 				require.NoError(t, err)
-				inParallel(5, func(i int) {
+				pgtest.AtOnce(5, func(i int) {
 					switch i {
 					case 0, 1:
 						settle(s, 30)
@@ -257,7 +258,7 @@ func TestSession_RacingEndingsChargeWhatTheyAnswer(t *testing.T) {
 				s.Close()
 			}
 			require.Equal(t, [2]int64{charged.Load(), 0}, stands(t, owner, c, "tokens"))
-			require.EqualValues(t, settled.Load(), count(t, owner, "metered.operations"))
+			require.EqualValues(t, settled.Load(), pgtest.Count(t, owner, "metered.operations"))
 		})
 	}
 }
@@ -265,16 +266,16 @@ func TestSession_RacingEndingsChargeWhatTheyAnswer(t *testing.T) {
 // A Settle that fails leaves the reservation, to be settled otherwise.
 func TestSettle_ThatFailsLeavesTheReservation(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
+	pool, c := pgtest.SetUp(t, metered.Config{})
 	s, err := metered.Open[usage](t.Context(), c, stream("1"))
 	require.NoError(t, err)
 	defer s.Close()
 	_, err = s.Settle(t.Context(), tokensUsed(30), func(ctx context.Context, tx *metered.Tx) (usage, error) {
 		_, err := tx.Exec(ctx, `insert into uploads values ('x')`)
 		require.NoError(t, err)
-		return usage{}, errOwn
+		return usage{}, pgtest.ErrOwn
 	})
-	require.ErrorIs(t, err, errOwn)
+	require.ErrorIs(t, err, pgtest.ErrOwn)
 	_, err = s.Settle(t.Context(), tokensUsed(130), says(130))
 	require.ErrorIs(t, err, holds.ErrExcess)
 	var argument *metered.ArgumentError
@@ -291,8 +292,8 @@ func TestSettle_ThatFailsLeavesTheReservation(t *testing.T) {
 	require.Equal(t, "tokens", exceeded.Refusals[0].Scope)
 	require.NoError(t, s.Context().Err())
 	require.Equal(t, [2]int64{0, 100}, stands(t, pool, c, "tokens"))
-	require.Zero(t, count(t, pool, "uploads"))
-	require.Zero(t, count(t, pool, "metered.operations"))
+	require.Zero(t, pgtest.Count(t, pool, "uploads"))
+	require.Zero(t, pgtest.Count(t, pool, "metered.operations"))
 
 	more = tokensUsed(130)
 	more.Over = holds.OverIfFits
@@ -304,7 +305,7 @@ func TestSettle_ThatFailsLeavesTheReservation(t *testing.T) {
 func TestOpen_ARefusalReservesAndChargesNothing(t *testing.T) {
 	t.Parallel()
 	var refusals []metered.Refusal
-	pool, c := setUp(t, metered.Config{OnRefusal: func(_ context.Context, d metered.Refusal) { refusals = append(refusals, d) }})
+	pool, c := pgtest.SetUp(t, metered.Config{OnRefusal: func(_ context.Context, d metered.Refusal) { refusals = append(refusals, d) }})
 	r := stream("1")
 	r.Lines = append(r.Lines, holds.Line{Scope: "team", Amount: 5, Limits: []budget.Limit{budget.Lifetime(4).Named("team budget")}})
 	_, err := metered.Open[usage](t.Context(), c, r)
@@ -312,8 +313,8 @@ func TestOpen_ARefusalReservesAndChargesNothing(t *testing.T) {
 	require.ErrorAs(t, err, &exceeded)
 	require.Equal(t, "team", exceeded.Refusals[0].Scope)
 	require.Len(t, refusals, 1)
-	require.Zero(t, count(t, pool, "metered.ledger"))
-	require.Zero(t, count(t, pool, "metered.holds"))
+	require.Zero(t, pgtest.Count(t, pool, "metered.ledger"))
+	require.Zero(t, pgtest.Count(t, pool, "metered.holds"))
 	for field, change := range map[string]func(*metered.Reservation){
 		"Reservation.ID":               func(r *metered.Reservation) { r.ID = "" },
 		"Reservation.Lines":            func(r *metered.Reservation) { r.Lines = nil },
@@ -332,11 +333,11 @@ func TestOpen_ARefusalReservesAndChargesNothing(t *testing.T) {
 	}
 }
 
-// What was settled stays settled: the same again is the first answer, in this process and in another, and another amount is a
-// conflict that says both.
+// A settled session stays settled: the same amount again gets the first answer, in this process and in another.
+// Another amount is a conflict that names both.
 func TestSettle_AgainWithAnotherAmountIsAConflictThatSaysBoth(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{})
+	pool, c := pgtest.SetUp(t, metered.Config{})
 	ctx := t.Context()
 	upTo := func(n int64) metered.Used {
 		used := tokensUsed(n)

@@ -15,9 +15,9 @@ import (
 )
 
 // SetUp opens a database with a table for a caller's own rows, uploads (name), and a client of it.
-func SetUp(t testing.TB, cfg metered.Config, opts Options) (*pgxpool.Pool, *metered.Client) {
+func SetUp(t testing.TB, cfg metered.Config, opts ...Options) (*pgxpool.Pool, *metered.Client) {
 	t.Helper()
-	pool := OpenWith(t, opts)
+	pool := OpenWith(t, append(opts, Options{})[0])
 	if _, err := pool.Exec(t.Context(), `create table uploads (name text primary key)`); err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}

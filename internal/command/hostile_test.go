@@ -1,0 +1,455 @@
+package command_test
+
+import (
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"slices"
+	"strconv"
+	"strings"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/tokens"
+)
+
+// hostileCalls is how many calls the test below makes: METERED_HOSTILE_CALLS, or few.
+func hostileCalls(t *testing.T) int {
+	text := os.Getenv("METERED_HOSTILE_CALLS")
+	if text == "" {
+		return pgtest.Size(4_000, 12_000)
+	}
+	n, err := strconv.Atoi(text)
+	require.NoError(t, err)
+	return n
+}
+
+// A role with the documented grants calls every function it may, with whatever arguments:
+// nulls, negative and huge numbers, arrays of wrong lengths and bounds, other tenants' ids. It
+// may charge, credit, refund and end holds, as any application. It breaks no invariant.
+func TestGrants_NoCallBreaksAnInvariant(t *testing.T) {
+	t.Parallel()
+	for _, grant := range []struct {
+		name   string
+		render func(schema, role string) (string, error)
+		share  int // of the calls
+	}{{"application", metered.GrantSQL, 5}, {"maintenance", metered.GrantMaintenanceSQL, 1}} {
+		t.Run(grant.name, func(t *testing.T) {
+			t.Parallel()
+			h := newHostile(t)
+			role := pgtest.AsRole(t, h.owner, grant.render, "")
+			functions := h.functions(role)
+			require.Greater(t, len(functions), 5)
+			calls := hostileCalls(t) * grant.share / 6
+			refused, by := map[string]int{}, map[string]int{}
+			for _, f := range functions {
+				by[f.name] = 0
+			}
+			for n := range calls {
+				if n%(calls/4+1) == calls/4 {
+					h.clock.Advance(20 * time.Minute) // what is held falls due
+				}
+				if n%50 == 0 {
+					h.refill(n)
+				}
+				f := functions[h.rand.IntN(len(functions))]
+				sql := h.call(f)
+				_, err := role.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+				var answer *pgconn.PgError
+				switch {
+				case err == nil:
+					by[f.name]++
+				case errors.As(err, &answer):
+					require.NotContains(t, []string{"XX000", "XX001", "57P01", "57014", "42601"}, answer.Code, "%s\n%v", sql, err)
+					refused[answer.Code]++
+					if os.Getenv("HOSTILE_SHOW") == answer.Code {
+						t.Logf("%v\n%s", err, sql)
+					}
+				default:
+					require.NoError(t, err, sql)
+				}
+			}
+			t.Logf("%d calls, refused: %v, done: %v", calls, refused, by)
+			for name, n := range by {
+				if !slices.Contains([]string{"metered.block_commit", "metered.begin_command", "metered.complete_command", "metered.finish_command"}, name) {
+					require.Positive(t, n, "no call of %s got through", name) // these are for a command's transaction
+				}
+			}
+			h.check(grant.name == "maintenance")
+		})
+	}
+}
+
+type hostile struct {
+	*testing.T
+	owner *pgxpool.Pool
+	c     *metered.Client
+	clock *pgtest.Clock
+	rand  *rand.Rand
+
+	entries map[string]string // the ledger as it was, by scope and seq
+	recent  []string          // ids of holds that were placed last, without a tenant
+	leased  [][2]int64        // leases that were opened last, with their locks
+	types   map[uint32]hostileType
+}
+
+func newHostile(t *testing.T) *hostile {
+	seed := uint64(time.Now().UnixNano())
+	t.Logf("seed %d", seed)
+	ctx := t.Context()
+	owner, c := setUp(t, metered.Config{})
+	h := &hostile{T: t, owner: owner, c: c, rand: rand.New(rand.NewPCG(seed, 0)), types: map[uint32]hostileType{}}
+	h.clock = pgtest.SetClock(t, owner, pgtest.Tomorrow(12))
+	_, err := owner.Exec(ctx, `select metered.grant_lot('w', null, row(1000, null, g * interval '10 min', '', 0, null, null, 5, '1 h', null)::metered.new_lot, false, 1000, null)
+		from generate_series(1, 20) g`)
+	require.NoError(t, err)
+	require.NoError(t, pgx.BeginFunc(ctx, owner, func(tx pgx.Tx) error {
+		_, err := c.Budget.Charge(ctx, tx, charge("full", 100, 100))
+		for i := range 40 {
+			_, again := c.Budget.Charge(ctx, tx, charge("a", int64(1+i), 1_000_000))
+			err = errors.Join(err, again)
+		}
+		_, credit := c.Budget.Credit(ctx, tx, budget.Credit{Scope: "credit", Amount: 100})
+		_, made := c.Budget.Create(ctx, tx, "full", "a", "seats", "gone")
+		_, gone := c.Budget.Retire(ctx, tx, "gone")
+		return errors.Join(err, credit, made, gone)
+	}))
+	for i := range 12 {
+		id, tenant := fmt.Sprintf("h%d", i), []string{"", "acme"}[i%2]
+		_, err := pgtest.InTx(ctx, owner, func(tx pgx.Tx) (holds.Hold, error) {
+			return c.Holds.Place(ctx, tx, holds.Request{ID: id, Tenant: tenant, Holder: []string{"", "ann"}[i/2%2], TTL: 10 * time.Minute,
+				Lines: []holds.Line{{Scope: "seats", Amount: 3}, {Scope: "a", Amount: 2}}})
+		})
+		require.NoError(t, err)
+		if i >= 8 {
+			_, err = pgtest.InTx(ctx, owner, func(tx pgx.Tx) ([]holds.Hold, error) {
+				return c.Holds.Capture(ctx, tx, holds.Capture{Tenant: tenant, IDs: []string{id}, All: true})
+			})
+			require.NoError(t, err)
+		}
+	}
+	_, err = pgtest.InTx(ctx, owner, func(tx pgx.Tx) (tokens.Minted, error) {
+		return c.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s", Uses: 3, TTL: time.Hour})
+	})
+	require.NoError(t, err)
+	_, err = metered.Do[int](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{charge("a", 1, 1_000_000)}}, nil)
+	require.NoError(t, err)
+	h.entries = h.ledger()
+	return h
+}
+
+// refill places holds for calls to end, since those that there were have ended.
+func (h *hostile) refill(n int) {
+	h.recent = nil
+	var lease [2]int64
+	require.NoError(h, h.owner.QueryRow(h.Context(), `select no, fence from metered.open_lease(
+		row('a', null, 40, 0, '{}', null, null, null, null)::metered.new_charge, row('rows', 'me', 1, 1, '10 min', null)::metered.lease_terms, '1 min', 1000)`).Scan(&lease[0], &lease[1]))
+	h.leased = append(h.leased, lease)
+	for i := range 4 {
+		id := fmt.Sprintf("n%d %d", n, i)
+		_, err := pgtest.InTx(h.Context(), h.owner, func(tx pgx.Tx) (holds.Hold, error) {
+			return h.c.Holds.Place(h.Context(), tx, holds.Request{ID: id, TTL: 10 * time.Minute,
+				Lines: []holds.Line{{Scope: "seats", Amount: 3}, {Scope: "a", Amount: 2}}})
+		})
+		require.NoError(h, err)
+		h.recent = append(h.recent, id)
+	}
+}
+
+// ledger is every entry, whole.
+func (h *hostile) ledger() map[string]string {
+	rows, err := h.owner.Query(h.Context(), `select scope || ' ' || seq, to_jsonb(l)::text from metered.ledger l`)
+	require.NoError(h, err)
+	entries := map[string]string{}
+	var key, entry string
+	_, err = pgx.ForEachRow(rows, []any{&key, &entry}, func() error { entries[key] = entry; return nil })
+	require.NoError(h, err)
+	return entries
+}
+
+// check looks at all invariants, when everything that is due has been swept.
+func (h *hostile) check(purged bool) {
+	h.Helper()
+	ctx := h.Context()
+	report, err := h.c.Budget.Verify(ctx, h.owner, budget.VerifyOptions{})
+	require.NoError(h, err)
+	require.Empty(h, report.Differences)
+	if !purged {
+		now := h.ledger()
+		for key, entry := range h.entries {
+			require.Equal(h, entry, now[key], "an entry was changed")
+		}
+	}
+	if !purged {
+		for _, kind := range []string{"t", "u", "f", "g", "e", "v", "o"} {
+			require.NotZero(h, count(h.T, h.owner, "metered.lot_moves where kind = '"+kind+"'"), kind)
+		}
+		require.NotZero(h, count(h.T, h.owner, "metered.lease_spends"))
+		require.NotZero(h, count(h.T, h.owner, "metered.leases where spent > 0"))
+		require.Zero(h, count(h.T, h.owner, `(select from metered.leases l where mode = 's' and settled_at is not null
+			and spent <> coalesce((select sum(s.amount) from metered.lease_spends s where s.lease = l.no), 0)) l`), "what leases captured")
+	}
+	for what, sql := range map[string]string{
+		"leases of more than they held":     `select count(*) from metered.leases l where mode in ('s', 'm') and (spent > granted or spent < 0 or granted < 1 or (select sum(s.amount) from metered.lease_spends s where s.lease = l.no) > granted)`,
+		"spends of a range twice":           `select count(*) from metered.lease_spends a join metered.lease_spends b on b.lease = a.lease and b.at_offset > a.at_offset and b.at_offset < a.at_offset + a.amount`,
+		"spends out of their lease":         `select count(*) from metered.lease_spends s left join metered.leases l on l.no = s.lease where l.no is null or s.at_offset < 0 or s.amount < 1 or s.at_offset + s.amount > l.granted or s.at >= l.ends_at`,
+		"sums that are negative":            `select count(*) from metered.ledger where least(spent, refunded, credited, held) < 0`,
+		"lines at odds with themselves":     `select count(*) from metered.hold_lines where open < 0 or captured < 0 or refunded < 0 or open > amount or refunded > captured`,
+		"minimums that no line can capture": `select count(*) from metered.hold_lines where at_least < 0 or at_least > amount`,
+		"lots at odds with themselves":      `select count(*) from metered.lots where least(rest, drawn, held, lapsed, revoked, rolled, untold) < 0 or untold > lapsed or expires_at <= granted_at`,
+		"lots of no wallet":                 `select count(*) from metered.lots l where (select e.lots_end from metered.ledger e where e.scope = l.scope order by e.seq desc limit 1) is null`,
+		"open lines of holds that ended":    `select count(*) from metered.hold_lines l join metered.holds h on h.no = l.hold where l.open <> 0 and (h.state in ('c', 'r') or not h.pending)`,
+		"holds without their line's key":    `select count(*) from metered.hold_lines l join metered.holds h on h.no = l.hold where l.key <> metered._scope_key(l.scope) or l.key <> all (h.keys)`,
+		"deadlines behind the ceiling":      `select count(*) from metered.holds where deadline > ceiling or due < deadline or deadline <= placed_at`,
+		"holds that ended twice":            `select count(*) from (select hold from metered.hold_events where kind in ('c', 'r', 'x') group by hold having count(*) > 1) e`,
+		"histories with gaps":               `select count(*) from metered.holds h where version <> (select count(*) from metered.hold_events e where e.hold = h.no) or version <> (select max(version) from metered.hold_events e where e.hold = h.no)`,
+		"claims that are there twice":       `select count(*) from (select claim from metered.holds where claim is not null and (state = 'h' or state = 'c' and not returned) group by claim having count(*) > 1) c`,
+		"resources out of bounds":           `select count(*) from metered.resources where octet_length(scope) not between 1 and 255 or retired_at < created_at or created_at > metered.clock()`,
+		"tokens used too often":             `select count(*) from metered.tokens where used > uses or expires_at > minted_at + interval '400 days'`,
+		"horizons in the future":            `select count(*) from (select at from metered.holds_horizon union all select at from metered.operations_horizon) z where at > metered.clock()`,
+		"events that were counted twice":    `select count(*) from (select 1 from metered.ledger l join metered.operations o on o.tenant = l.operation_tenant and o.id = l.operation where o.result = 'null' group by o.tenant, o.id having count(*) > 1) e`,
+		"ids of events beyond the bounds":   `select count(*) from metered.operations where octet_length(id) > 255 or octet_length(tenant) > 255 or octet_length(fingerprint) <> 33`,
+		"notes and names beyond the bounds": `select count(*) from metered.ledger where octet_length(scope) > 255 or octet_length(note::text) > 16384`,
+	} {
+		require.Zero(h, count(h.T, h.owner, "("+sql+") x(n) where n > 0"), what)
+	}
+	list, err := h.c.Holds.List(ctx, h.owner, holds.Filter{})
+	require.NoError(h, err)
+	for _, hold := range list.Holds {
+		history, err := h.c.Holds.History(ctx, h.owner, hold.Tenant, hold.ID, "")
+		require.NoError(h, err)
+		if history[0].Kind != holds.EventPlaced {
+			continue
+		}
+		_, err = holds.Rebuild(history)
+		require.NoError(h, err)
+	}
+	require.Zero(h, count(h.T, h.owner, "metered.resources where scope = 'credit'"), "no retirement creates, and no such scope was")
+	// Whatever is held falls due, and leases end, and then everybody gets through.
+	h.clock.Advance(20 * 365 * 24 * time.Hour)
+	for sweeps := 0; ; sweeps++ {
+		swept, err := h.c.Holds.Sweep(ctx, h.owner, holds.SweepOptions{})
+		require.NoError(h, err)
+		if swept.Expired == 0 {
+			break
+		}
+		require.Less(h, sweeps, 50)
+	}
+	for range 5 { // a child's child first
+		_, err = h.owner.Exec(ctx, `select metered.settle_lease(no, 'anybody', null, 1000, null, null), metered.close_child(child, 'anybody', 1000), metered.settle_away(child, null, 'anybody', 1000)
+			from metered.leases where settled_at is null order by no`)
+		require.NoError(h, err)
+	}
+	require.Zero(h, count(h.T, h.owner, "metered.hold_lines where open <> 0"))
+	require.Zero(h, count(h.T, h.owner, "metered.lot_holds"))
+	require.Zero(h, count(h.T, h.owner, "(select distinct on (scope) held from metered.ledger order by scope, seq desc) l where held <> 0"))
+	for _, scope := range []string{"full", "seats", "a", "credit"} {
+		_, err := pgtest.InTx(ctx, h.owner, func(tx pgx.Tx) (budget.Receipt, error) {
+			return h.c.Budget.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{{Max: budget.MaxLimit, Window: time.Second}}})
+		})
+		require.NoError(h, err, scope)
+	}
+}
+
+// hostileFunction is a function that the role may execute.
+type hostileFunction struct {
+	name  string
+	args  []uint32
+	names []string
+}
+
+func (h *hostile) functions(role *pgxpool.Pool) []hostileFunction {
+	rows, err := role.Query(h.Context(), `select p.oid::regproc::text, p.proargtypes::oid[], coalesce(p.proargnames, '{}') from pg_proc p
+		where p.pronamespace = 'metered'::regnamespace and has_function_privilege(p.oid, 'execute') order by p.oid`)
+	require.NoError(h, err)
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (f hostileFunction, err error) {
+		err = row.Scan(&f.name, &f.args, &f.names)
+		return f, err
+	})
+	require.NoError(h, err)
+	return all
+}
+
+func (h *hostile) call(f hostileFunction) string {
+	args := make([]string, len(f.args))
+	for i, oid := range f.args {
+		args[i] = h.value(oid, f.names[i])
+	}
+	// A purge and a repair want the key of their scope.
+	if scope, key := slices.Index(f.names, "of_scope"), slices.Index(f.names, "key"); scope >= 0 && key >= 0 && h.rand.IntN(4) > 0 {
+		name := []string{"a", "seats", "full", "credit", "w"}[h.rand.IntN(5)]
+		args[scope], args[key] = "'"+name+"'", strconv.FormatInt(h.c.Budget.LockKey(name), 10)
+	}
+	// So does a spend want its lease's.
+	if charges := slices.Index(f.names, "charges"); f.name == "metered.charge_leased" && len(h.leased) > 0 && h.rand.IntN(4) > 0 {
+		rows := make([]string, 1+h.rand.IntN(3))
+		for i := range rows {
+			of := h.leased[max(0, len(h.leased)-1-h.rand.IntN(3))]
+			rows[i] = fmt.Sprintf("row('a', %d, %s, 0, '{}', null, null, %d, %d)", of[1], h.value(20, "amount"), of[0], h.rand.IntN(45)-2)
+		}
+		args[charges] = "array[" + strings.Join(rows, ", ") + "]::metered.new_charge[]"
+	}
+	// A carving wants its scope's, and a child; it may be of a child.
+	if f.name == "metered.carve" && h.rand.IntN(4) > 0 {
+		name := []string{"a", "w", "k1", "k2"}[h.rand.IntN(4)]
+		args[slices.Index(f.names, "charge")] = fmt.Sprintf("row('%s', %d, %s, 0, '{}', null, null, null, null)::metered.new_charge", name, h.c.Budget.LockKey(name), h.value(20, "amount"))
+		args[slices.Index(f.names, "terms")] = fmt.Sprintf("row(%s, 'me', 1, 1, '10 min', 'k%d')::metered.lease_terms", []string{"'carved'", "'away'"}[h.rand.IntN(2)], h.rand.IntN(5))
+	}
+	// The id of a session's hold has that of its operation in it.
+	if f.name == "metered.open_session" && h.rand.IntN(4) > 0 {
+		args[slices.Index(f.names, "hold")] = fmt.Sprintf(`row('', repeat('%d', 32) || gen_random_uuid(), false, null, '', null, decode(repeat('01', 33), 'hex'), null, %s, %s, '1 h', null)::metered.new_hold`,
+			h.rand.IntN(10), h.value(1186, "ttl"), h.value(1186, "grace"))
+		args[slices.Index(f.names, "charges")] = `array[row('seats', null, 3, 3, '{}', null, null, null, null), row('w', null, 2, 1, '{}', null, null, null, null)]::metered.new_charge[]`
+	}
+	if no := slices.Index(f.names, "of_no"); no >= 0 && len(h.leased) > 0 && h.rand.IntN(4) > 0 {
+		args[no] = strconv.FormatInt(h.leased[max(0, len(h.leased)-1-h.rand.IntN(3))][0], 10)
+	}
+	return "select " + f.name + "(" + strings.Join(args, ", ") + ")"
+}
+
+// hostileType is a type of the catalog.
+type hostileType struct {
+	name          string
+	element, base uint32 // of an array, of a domain
+	fields        []uint32
+	names         []string // of the fields
+	values        []string
+}
+
+func (h *hostile) typeOf(oid uint32) hostileType {
+	if known, ok := h.types[oid]; ok {
+		return known
+	}
+	var typ hostileType
+	require.NoError(h, h.owner.QueryRow(h.Context(), `
+		select format_type(t.oid, null), case when t.typcategory = 'A' and t.typtype = 'b' then t.typelem else 0 end, t.typbasetype,
+			coalesce(f.types, '{}'), coalesce(f.names, '{}')
+		from pg_type t, lateral (select array_agg(a.atttypid order by a.attnum) as types, array_agg(a.attname::text order by a.attnum) as names
+			from pg_attribute a where a.attrelid = t.typrelid and a.attnum > 0 and not a.attisdropped and t.typtype = 'c') f
+		where t.oid = $1`, oid).Scan(&typ.name, &typ.element, &typ.base, &typ.fields, &typ.names))
+	typ.values = hostileValues[typ.name]
+	if typ.name == "bigint" {
+		for _, scope := range []string{"full", "a", "seats", "credit", "w"} {
+			typ.values = append(slices.Clone(typ.values), strconv.FormatInt(h.c.Budget.LockKey(scope), 10))
+		}
+	}
+	h.types[oid] = typ
+	return typ
+}
+
+// tameValues are values that make sense, by the name of the argument or of the field: most of a call is tame, so that
+// the hostile value gets far.
+var tameValues = map[string][]string{
+	"of_scope": {"'a'", "'full'", "'seats'", "'credit'", "'w'"}, "scope": {"'a'", "'seats'", "'seats'", "'full'", "'credit'", "'w'", "'w'"}, "key": {"null"},
+	"units": {"1", "2"}, "units[]": {"'{1,2,3}'"}, "amount": {"3", "2", "1"}, "held": {"0", "0", "1"}, "note": {"null"}, "max": {"1000000", "100"}, "win": {"'0'", "'1 h'"},
+	"charge_seq": {"1", "2", "7", "41"}, "wait_ms": {"50"}, "ahead": {"'1 min'"}, "raising": {"false", "true"}, "channel": {"null", "null", "'c'", "'c+'"},
+	"tenant": {"''", "'acme'"}, "of_tenant": {"''", "'acme'"}, "id": {"gen_random_uuid()::text"}, "of_id": {"'h0'", "'h1'", "'h2'"}, "ids": {"'{h0}'", "'{h1}'", "'{h2}'", "'{h3}'", "'{h4,h6}'", "'{h8}'", "'{h9}'"},
+	"issued": {"null"}, "issued_at": {"null"}, "holder": {"''"}, "chosen": {"false", "true"}, "claim": {"null"}, "fingerprint": {"decode(repeat('01', 33), 'hex')"},
+	"of_fingerprint": {"decode(repeat('01', 33), 'hex')"}, "ttl": {"'1 min'", "'10 min'"}, "grace": {"'0'", "'1 min'"}, "lifetime": {"'1 h'"}, "metadata": {"null", "'{}'"},
+	"closing": {"true", "false"}, "policy": {"'refuse'", "'fit'", "'allow'"}, "entity": {"null", "'x'"}, "by": {"'1 s'"}, "skip_purged": {"false", "true"},
+	"operation": {"null", "'op'"}, "max_future": {"'1 min'"}, "timeout_ms": {"0", "null"}, "marker": {"'m'"}, "of_result": {"'\\x31'"},
+	"of_deadline": {"metered.clock()"}, "cutoff": {"metered.clock()", "metered.clock() - interval '1 h'"}, "after_seq": {"0"}, "max_rows": {"16", "100"}, "forgetting": {"false", "true"},
+	"after": {"null"}, "after_due": {"'-infinity'"}, "after_no": {"0"}, "max_holds": {"10"}, "keep_pending": {"false", "true"}, "nos": {"'{1,2,3}'"},
+	"digest": {"sha256(gen_random_uuid()::text::bytea)"}, "token_digest": {"sha256('x')"}, "purpose": {"'p'"}, "subject": {"'s'"}, "payload": {"null"}, "uses": {"1", "3"},
+	"must_exist": {"null", "false", "true"}, "scopes": {"'{seats}'", "'{a,full}'", "'{new}'", "'{gone}'"}, "retiring": {"true", "false", "false"},
+	"claiming": {"true"}, "opening": {"true"}, "finishing": {"true"},
+	"period": {"null", "row('1 day', null, 'Europe/Berlin')", "row('30 days', metered.clock(), null)"}, "tell_at": {"null", "3"},
+	"thresholds": {"null", "'3 1 x'", "E'3 0 x\\n5 2 a b'"}, "telling": {"true", "false"}, "minimum": {"null", "array[row('seats', 2, null)]"},
+	"late": {"'35 days'"}, "future": {"'5 min'"}, "skip_busy": {"false", "true"}, "id_key": {"null"}, "occurred_at": {"null", "metered.clock()"},
+	"events": {"null", "array[row('', 'e', null, decode(repeat('01', 33), 'hex'), null, null)]", "array[row('', gen_random_uuid()::text, null, decode(repeat('01', 33), 'hex'), null, null)]",
+		"array[row('', gen_random_uuid()::text, null, decode(repeat('01', 33), 'hex'), null, null), row('', null, null, null, null, null)]"},
+	"mode": {"'answer'", "'raise'", "'rows'", "'rows'", "'memory'"}, "of_child": {"'k1'", "'k2'", "'k3'", "'k4'"}, "owner": {"'me'"}, "of_owner": {"'me'", "'other'"}, "least": {"1"}, "share": {"1", "4"}, "child": {"null"},
+	"lease": {"null", "null", "1", "2"}, "lease_offset": {"0", "3", "6"}, "of_no": {"1", "2", "3", "4", "5"}, "told": {"null", "1"},
+	"lot": {"row(20, null, '1 h', '', 0, null, null, 3, '1 h', '1 h')", "row(20, null, null, 'paid', 1, null, null, null, null, null)",
+		"row(20, metered.clock() + interval '1 h', null, '', 0, gen_random_uuid()::text, decode(repeat('01', 33), 'hex'), null, null, null)",
+		"row(20, null, '10 min', '', 0, 'r1', decode(repeat('01', 33), 'hex'), 20, '0', null)"},
+	"of_lot": {"1", "2", "3", "4", "5", "6", "7", "8"}, "of_reference": {"null", "null", "null", "'r1'"}, "cap": {"2", "30"}, "up_to": {"false", "true"}, "lasts": {"'1 h'", "'0'"},
+	"max_lots": {"10"}, "only_scope": {"null", "'w'", "'a'"}, "keep_untold": {"false", "true"}, "after_end": {"'-infinity'"},
+}
+
+// hostileValues are values by type, some of which make sense.
+var hostileValues = map[string][]string{
+	"text": {"''", "'full'", "'a'", "'seats'", "'credit'", "'h1'", "'h2'", "'h9'", "'acme'", "'ann'", "'p'", "'s'", "'op'", "'refuse'", "'fit'", "'allow'",
+		"repeat('x', 255)", "repeat('x', 256)", "repeat('é', 200)", "'claim/mail%2Fa'", "E'a\\u0001'", "'+'"},
+	"metered.scope_name": {"'full'", "'a'", "'seats'", "'credit'", "'new'", "'claim/mail%2Fa'", "''", "repeat('x', 256)"},
+	"metered.id":         {"'h0'", "'h1'", "'h2'", "'h9'", "'new'", "'op'", "''", "gen_random_uuid()::text"},
+	"metered.name":       {"''", "'acme'", "'ann'", "repeat('x', 256)"},
+	"metered.ids":        {"'{h1}'", "'{h0}'", "'{h0,h2}'", "'{h9,h9}'", "'{null}'", "'{}'", "'[0:0]={h1}'", "'{{h1},{h3}}'", "'{none}'"},
+	"bigint": {"-1", "0", "1", "2", "3", "40", "1000000", "-1000000", "9007199254740992", "9223372036854775807", "-9223372036854775808",
+		"3775460004313942042"},
+	"text[]": {"'{seats}'", "'{seats,seats,a}'", "'{none}'", "'{}'", "'{null}'", "'{a,\"\"}'", "'[0:0]={a}'", "'{{a},{full}}'",
+		"array[repeat('x', 256)]", "array(select g::text from generate_series(1, 1001) g)"},
+	"integer":                  {"-1", "0", "1", "2", "16", "100", "1000", "2147483647", "-2147483648"},
+	"boolean":                  {"true", "false"},
+	"interval":                 {"'0'", "'1 s'", "'1 min'", "'1 h'", "'-1 h'", "'1 mon'", "'-1 mon 40 days'", "'-1 mon 30 days 1 us'", "'100000 days'"},
+	"timestamp with time zone": {"'infinity'", "'-infinity'", "metered.clock()", "metered.clock() - interval '1 h'", "'epoch'", "'9999-12-31'"},
+	"bytea":                    {"''", "'\\x00'", "decode(repeat('00', 32), 'hex')", "decode(repeat('01', 33), 'hex')", "(select sha256(random()::text::bytea))"},
+	"jsonb":                    {"'{}'", "'{\"actor\": \"x\"}'", "'[1]'", "to_jsonb(repeat('x', 9000))"},
+	"json":                     {"'{}'", "'{\"a\": 1}'", "'1e200000'"},
+	"\"char\"":                 {"'h'", "'c'", "'z'"},
+}
+
+// value is an expression of the type, of any depth.
+func (h *hostile) value(oid uint32, name string) string {
+	typ := h.typeOf(oid)
+	pick := func(values []string) string { return "(" + values[h.rand.IntN(len(values))] + ")::" + typ.name }
+	evil := h.rand.IntN(14) == 0
+	if len(h.recent) > 0 && !evil && h.rand.IntN(3) > 0 {
+		switch id := h.recent[h.rand.IntN(len(h.recent))]; name {
+		case "ids":
+			return `'{"` + id + `"}'::` + typ.name
+		case "of_id":
+			return "'" + id + "'::" + typ.name
+		case "tenant", "of_tenant":
+			return "''::" + typ.name
+		}
+	}
+	if tame := tameValues[name]; typ.element != 0 && tameValues[name+"[]"] != nil && !evil {
+		return pick(tameValues[name+"[]"])
+	} else if tame != nil && !evil {
+		return pick(tame)
+	}
+	switch {
+	case evil && h.rand.IntN(3) == 0:
+		return "null::" + typ.name
+	case name == "used" && h.rand.IntN(2) == 0:
+		return "null::" + typ.name // all that is held
+	case len(typ.values) > 0:
+		return pick(typ.values)
+	case typ.base != 0:
+		return "(" + h.value(typ.base, "") + ")::" + typ.name
+	case typ.element != 0:
+		elements := make([]string, h.rand.IntN(3))
+		if len(elements) == 0 && h.rand.IntN(2) == 0 {
+			elements = make([]string, 1)
+		}
+		for i := range elements {
+			elements[i] = h.value(typ.element, "")
+		}
+		switch array := "array[" + strings.Join(elements, ", ") + "]::" + typ.name; {
+		case len(elements) > 0 && evil && h.rand.IntN(2) == 0:
+			return "array_fill(" + elements[0] + ", array[2], array[" + strconv.Itoa(h.rand.IntN(5)-2) + "])::" + typ.name
+		case len(elements) > 0 && evil:
+			return "array[array[" + strings.Join(elements, ", ") + "]]::" + typ.name
+		default:
+			return array
+		}
+	case len(typ.fields) > 0:
+		fields := make([]string, len(typ.fields))
+		for i, field := range typ.fields {
+			fields[i] = h.value(field, typ.names[i])
+		}
+		return "row(" + strings.Join(fields, ", ") + ")::" + typ.name
+	}
+	return "null::" + typ.name
+}

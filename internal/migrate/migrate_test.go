@@ -1,0 +1,539 @@
+package migrate_test
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strconv"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/lockkey"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/tokens"
+)
+
+func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true, MaxConns: 40})
+	require.Zero(t, relations(t, pool, "metered"), "nothing is created unless Migrate is called")
+
+	var wg sync.WaitGroup
+	for range 16 {
+		wg.Go(func() {
+			if _, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true}); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wg.Wait()
+	require.Zero(t, pgtest.Value[int](t, pool, `select pgtest.Count(*) from pg_locks l join pg_database d on d.oid = l.database
+		where d.datname = current_database() and l.locktype = 'advisory'`), "a lock was left behind")
+	var installed time.Time
+	require.NoError(t, pool.QueryRow(t.Context(), `select installed_at from metered.schema_version where version = $1`, metered.SchemaVersion).Scan(&installed))
+	pgtest.Migrate(t, pool, metered.MigrateOptions{River: true})
+	var again time.Time
+	require.NoError(t, pool.QueryRow(t.Context(), `select max(installed_at) from metered.schema_version`).Scan(&again))
+	require.Equal(t, installed, again)
+	require.Positive(t, relations(t, pool, "public"), "River's tables were asked for")
+}
+
+// River's migrations need no second connection. Each takes the lock by itself, so that many
+// pools, and many callers of one, can be at it at once.
+func TestMigrate_WorksWithOneConnection(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
+	defer cancel()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	single := func(c *pgxpool.Config) { c.MaxConns = 1 }
+	// River's own first steps are gone on from.
+	migrator, err := rivermigrate.New(riverpgxv5.New(pool), nil)
+	require.NoError(t, err)
+	_, err = migrator.Migrate(ctx, rivermigrate.DirectionUp, &rivermigrate.MigrateOpts{TargetVersion: 4})
+	require.NoError(t, err)
+
+	pools := make([]*pgxpool.Pool, 4)
+	for i := range pools {
+		pools[i] = pgtest.Reopen(t, pool, single)
+	}
+	pgtest.AtOnce(2*len(pools), func(i int) {
+		if _, err := metered.Migrate(ctx, pools[i/2], metered.MigrateOptions{River: true}); err != nil {
+			t.Error(err)
+		}
+	})
+	versions, err := migrator.Validate(ctx, nil)
+	require.NoError(t, err)
+	require.True(t, versions.OK, versions.Messages)
+	require.Equal(t, len(migrator.AllVersions()), pgtest.Count(t, pool, "river_migration"))
+
+	_, err = pool.Exec(ctx, "create schema elsewhere")
+	require.NoError(t, err)
+	pgtest.Migrate(t, pools[0], metered.MigrateOptions{River: true, RiverSchema: "elsewhere"})
+	require.Equal(t, len(migrator.AllVersions()), pgtest.Count(t, pool, "elsewhere.river_migration"))
+}
+
+// Behind a pooler of transactions the next statement may come to another session.
+func TestMigrate_LeavesNothingToItsSession(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	pool, w := pgtest.Tap(t, pgtest.OpenWith(t, pgtest.Options{Empty: true}), nil)
+	w.Each(nil)
+	pgtest.Migrate(t, pool, metered.MigrateOptions{River: true})
+	open, locks := map[*pgtest.Tapped]bool{}, 0
+	for _, f := range w.Sent() {
+		for _, sql := range f.SQL {
+			switch word, _, _ := strings.Cut(sql, " "); word {
+			case "begin":
+				open[f.Conn] = true
+			case "commit", "rollback":
+				open[f.Conn] = false
+			}
+			if strings.Contains(sql, "select pg_catalog.pg_advisory_") {
+				locks++
+				require.True(t, open[f.Conn], sql)
+				require.Contains(t, sql, "_xact_lock")
+			}
+		}
+	}
+	migrator, err := rivermigrate.New(riverpgxv5.New(nil), nil)
+	require.NoError(t, err)
+	require.Equal(t, 1+len(migrator.AllVersions())+1, locks, "its own, River's, and the look that finds nothing more")
+}
+
+// A schema that was made for a role which may not make schemas.
+func TestMigrate_NeedsNoMoreThanToOwnTheSchema(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	role := fmt.Sprintf("owner_%d", time.Now().UnixNano())
+	for _, name := range []string{"metered", "select"} { // one that has to be quoted, too
+		_, err := pool.Exec(t.Context(), fmt.Sprintf(`do $$ begin create role %[1]s; exception when duplicate_object then null; end $$;
+			create schema "%[2]s" authorization %[1]s`, role, name))
+		require.NoError(t, err)
+	}
+	t.Cleanup(func() {
+		_, err := pool.Exec(context.Background(), fmt.Sprintf(`drop owned by %[1]s cascade; drop role %[1]s`, role))
+		require.NoError(t, err)
+	})
+	owner := pgtest.Reopen(t, pool, func(cfg *pgxpool.Config) {
+		cfg.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
+			_, err := conn.Exec(ctx, "set role "+role)
+			return err
+		}
+	})
+	for _, name := range []string{"metered", "select"} {
+		pgtest.Migrate(t, owner, metered.MigrateOptions{Schema: name})
+		require.Positive(t, relations(t, pool, name))
+	}
+	_, err := metered.Migrate(t.Context(), owner, metered.MigrateOptions{Schema: "another"})
+	require.Error(t, err)
+}
+
+func TestSchemaSQL_CanBeAppliedByAnotherToolInItsTransaction(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	ctx := t.Context()
+	text, err := metered.SchemaSQL(metered.SchemaSQLOptions{Schema: "money_1"})
+	require.NoError(t, err)
+	require.False(t, strings.Contains(text, " metered.l"), "a mention of the default schema is left")
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, text, pgx.QueryExecModeSimpleProtocol)
+		return err
+	}))
+	pgtest.Migrate(t, pool, metered.MigrateOptions{Schema: "money_1"})
+	require.Zero(t, relations(t, pool, "metered"))
+}
+
+func TestSchemas_SideBySideAreIndependent(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	pool := pgtest.Open(t)
+	ctx := t.Context()
+	pgtest.Migrate(t, pool, metered.MigrateOptions{Schema: "other"})
+	cmd := metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "s", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}}
+	for _, schema := range []string{"metered", "other"} {
+		c, err := metered.New(pool, metered.Config{Schema: schema})
+		require.NoError(t, err)
+		var token tokens.Minted
+		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+			token, err = c.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s", TTL: time.Minute})
+			return err
+		}))
+		cmd.Token = &metered.Redeem{Purpose: "p", Subject: "s", Presented: token.Token.Reveal()}
+		out, err := metered.Do[any](ctx, c, cmd, nil)
+		require.NoError(t, err)
+		require.False(t, out.Replayed)
+		report, err := c.Budget.Verify(ctx, pool, budget.VerifyOptions{})
+		require.NoError(t, err)
+		require.True(t, report.OK())
+		require.Equal(t, int64(1), report.Entries)
+		_, err = c.Lookup(ctx, pool, "", "op")
+		require.NoError(t, err)
+	}
+}
+
+func TestSchemaNames_AreRefusedBeforeAnySQL(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	pool := pgtest.Nowhere(t)
+	for _, name := range []string{"Metered", "a-b", `a"b`, "1a", "pg_metered", "a.b", strings.Repeat("a", 64), "é", " "} {
+		_, err := metered.SchemaSQL(metered.SchemaSQLOptions{Schema: name})
+		require.ErrorIs(t, err, metered.ErrArgument, name)
+		_, err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{Schema: name})
+		require.ErrorIs(t, err, metered.ErrArgument)
+		_, err = metered.Validate(t.Context(), pool, name)
+		require.ErrorIs(t, err, metered.ErrArgument)
+		_, err = metered.GrantSQL(name, "app")
+		require.ErrorIs(t, err, metered.ErrArgument)
+	}
+	for _, role := range []string{"", strings.Repeat("r", 64), "a\x00b"} {
+		_, err := metered.GrantSQL("", role)
+		require.ErrorIs(t, err, metered.ErrArgument)
+	}
+}
+
+func TestCalls_SayThatTheSchemaIsMissing(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	c, err := metered.New(pool, metered.Config{})
+	require.NoError(t, err)
+	_, err = metered.Do[any](t.Context(), c, metered.Command{ID: "op"}, nil)
+	require.ErrorIs(t, err, metered.ErrNotMigrated)
+	_, err = c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "s"})
+	require.ErrorIs(t, err, budget.ErrNotMigrated)
+}
+
+// relations counts the tables of a schema.
+func relations(t *testing.T, pool *pgxpool.Pool, schema string) int {
+	t.Helper()
+	var n int
+	require.NoError(t, pool.QueryRow(t.Context(),
+		`select pgtest.Count(*) from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1 and c.relkind = 'r'`, schema).Scan(&n))
+	return n
+}
+
+func TestMigrate_SaysThatAnotherMigrationIsAtIt(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	ctx := t.Context()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	other := pgtest.OpenWith(t, pgtest.Options{Empty: true}) // its lock is another database's
+	for _, p := range []*pgxpool.Pool{pool, other} {
+		tx, err := p.Begin(ctx)
+		require.NoError(t, err)
+		defer func() { _ = tx.Rollback(context.Background()) }()
+		_, err = tx.Exec(ctx, "select pg_advisory_xact_lock($1)", schema.MigrationLock)
+		require.NoError(t, err)
+	}
+	until, cancel := context.WithCancel(ctx)
+	defer cancel()
+	var told string
+	_, err := metered.Migrate(until, pool, metered.MigrateOptions{OnWait: func(_ context.Context, what string) { told = what; cancel() }})
+	require.ErrorIs(t, err, metered.ErrBusy)
+	require.ErrorIs(t, err, context.Canceled)
+	require.Contains(t, told, "another migration, which process ")
+}
+
+// Whatever the name of the schema and the search_path of the session, the schema is whole, and Go and SQL lock the same keys.
+func TestSchema_OddNamesAndSearchPaths(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	for _, path := range []string{`""`, `odd, pg_catalog`, `pg_temp, public`} {
+		t.Run(path, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.OpenWith(t, pgtest.Options{Empty: true, Config: func(c *pgxpool.Config) {
+				c.ConnConfig.RuntimeParams["search_path"] = path
+			}})
+			_, err := pool.Exec(t.Context(), `create schema odd;
+				create function odd.now() returns pg_catalog.int4 language sql as 'select 1';
+				create operator odd.= (leftarg = pg_catalog.text, rightarg = pg_catalog.text, function = pg_catalog.textne)`, pgx.QueryExecModeSimpleProtocol)
+			require.NoError(t, err)
+			for _, name := range []string{"select", "money_1", "metered", "metered_tx", "_", "schema"} {
+				_, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{Schema: name})
+				require.NoError(t, err, name)
+				report, err := metered.Validate(t.Context(), pool, name)
+				require.NoError(t, err, name)
+				require.Empty(t, report.Differences, name)
+				c, err := metered.New(pool, metered.Config{Schema: name})
+				require.NoError(t, err)
+				var key, hold int64
+				require.NoError(t, pool.QueryRow(t.Context(), `select "`+name+`"._scope_key('ä"\,'), "`+name+`"._lock_key('metered/hold/`+name+`', convert_to('t','UTF8') || '\x00' || convert_to('id','UTF8'))`).Scan(&key, &hold))
+				require.Equal(t, c.Budget.LockKey(`ä"\,`), key)
+				require.Equal(t, lockkey.Of("metered/hold/"+name, "t\x00id"), hold)
+				out, err := metered.Do(t.Context(), c, metered.Command{ID: "1", Input: 1, Name: "n", Charges: []budget.Charge{{Scope: `ä"\,{}()null`, Amount: 1, Limits: []budget.Limit{budget.Lifetime(3)}}}},
+					func(ctx context.Context, tx *metered.Tx) (int, error) {
+						_, err := tx.Place(ctx, holds.Request{ID: `i"\{},()`, TTL: time.Minute, Lines: []holds.Line{{Scope: `s"\{},() NULL`, Amount: 2}}}, nil)
+						return 1, err
+					})
+				require.NoError(t, err, name)
+				require.Len(t, out.Holds, 1)
+			}
+		})
+	}
+}
+
+// A function of DoTx that panics, or whose context ends, leaves nothing of its command in the caller's transaction.
+func TestDoTx_APanicLeavesTheTransactionAsItWas(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	c, err := metered.New(pool, metered.Config{})
+	require.NoError(t, err)
+	tx, err := pool.Begin(t.Context())
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	cmd := metered.Command{ID: "1", Name: "n", Charges: []budget.Charge{{Scope: "a", Amount: 1}}}
+	require.Panics(t, func() {
+		_, _ = metered.DoTx(t.Context(), c, tx, cmd, func(ctx context.Context, tx *metered.Tx) (int, error) {
+			_, _ = tx.Exec(ctx, "select nonsense")
+			panic("x")
+		})
+	})
+	ctx, cancel := context.WithCancel(t.Context())
+	_, err = metered.DoTx(ctx, c, tx, cmd, func(_ context.Context, tx *metered.Tx) (int, error) {
+		cancel()
+		return 0, errors.New("no")
+	})
+	require.Error(t, err)
+	out, err := metered.DoTx(t.Context(), c, tx, cmd, func(ctx context.Context, tx *metered.Tx) (int, error) { return 7, nil })
+	require.NoError(t, err)
+	require.False(t, out.Replayed)
+	require.NoError(t, tx.Commit(t.Context()))
+	u, err := c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "a"})
+	require.NoError(t, err)
+	require.Equal(t, int64(1), u[0].Used)
+}
+
+// apply runs the text as one query, as a migration tool does.
+func apply(t *testing.T, pool *pgxpool.Pool, opts metered.SchemaSQLOptions) error {
+	t.Helper()
+	text, err := metered.SchemaSQL(opts)
+	require.NoError(t, err)
+	_, err = pool.Exec(t.Context(), text, pgx.QueryExecModeSimpleProtocol)
+	return err
+}
+
+func TestSchemaSQL_HasTheEffectOfMigrate(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	for _, name := range []string{"metered", "money_1"} {
+		pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+		require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name}))
+		pgtest.Execute(t, pool, "drop function "+name+".keep_memory()")
+		require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name, From: metered.SchemaVersion}))
+		require.NoError(t, apply(t, pool, metered.SchemaSQLOptions{Schema: name, From: metered.SchemaVersion, DropPrevious: true}))
+		report := pgtest.Migrate(t, pool, metered.MigrateOptions{Schema: name})
+		require.Equal(t, metered.MigrateReport{From: metered.SchemaVersion, To: metered.SchemaVersion}, report)
+	}
+}
+
+func TestSchemaSQL_MarksStatementsForTheTool(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	texts := make(map[metered.MigrationTool]string)
+	for _, tool := range []metered.MigrationTool{metered.PlainSQL, metered.Goose, metered.GolangMigrate, metered.Tern, metered.Atlas} {
+		for from := range metered.SchemaVersion + 1 {
+			var err error
+			texts[tool], err = metered.SchemaSQL(metered.SchemaSQLOptions{From: from, Tool: tool})
+			require.NoError(t, err)
+			require.NotContains(t, strings.ReplaceAll(texts[tool], `{{"{{"}}`, ""), "{{", "tern takes it for a template")
+		}
+	}
+	require.True(t, strings.HasPrefix(texts[metered.Goose], "-- +goose Up\n"))
+	require.Equal(t, strings.Count(texts[metered.Goose], "$$"), 2*strings.Count(texts[metered.Goose], "StatementEnd"))
+	for _, opts := range []metered.SchemaSQLOptions{{From: -1}, {From: metered.SchemaVersion + 1}, {Tool: "flyway"}, {Schema: "A"}} {
+		_, err := metered.SchemaSQL(opts)
+		require.ErrorIs(t, err, metered.ErrArgument)
+	}
+}
+
+// Validate names each difference. Migrate repairs functions, and changes nothing where a table differs.
+func TestValidate_NamesEachDifference(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	pool := pgtest.Open(t)
+	for _, test := range []struct {
+		change, back string // back is empty where Migrate repairs it
+		want         string
+	}{
+		{"drop function metered.keep_memory()", "", "function keep_memory() is missing"},
+		{"create or replace function metered.clock() returns timestamptz language sql volatile as 'select now()'", "", "function clock() differs: it is"},
+		{"alter function metered.clock() security definer", "", "function clock() differs: it is"},
+		{"alter function metered.clock() set search_path = public", "", "function clock() differs: it is"},
+		{"alter function metered.clock() reset all; alter function metered.clock() immutable", "", "function clock() differs: it is"},
+		{"grant execute on function metered.clock() to public", "", "function clock() can be executed by everybody"},
+		{"alter table metered.ledger drop column anchor_at", "alter table metered.ledger add column anchor_at timestamptz", "column ledger.anchor_at is missing"},
+		{"alter table metered.ledger alter column held drop not null", "alter table metered.ledger alter column held set not null",
+			`column ledger.held differs: it is "bigint" and should be "bigint not null"`},
+		{"alter table metered.tokens alter column used set default 1", "alter table metered.tokens alter column used set default 0",
+			`column tokens.used differs: it is "integer not null default 1" and should be "integer not null default 0"`},
+		{"alter index metered.holds_due rename to other", "alter index metered.other rename to holds_due", "index holds_due is missing"},
+		{"drop index metered.operations_at; create index operations_at on metered.operations (at desc)",
+			"drop index metered.operations_at; create index operations_at on metered.operations (at)", "index operations_at differs"},
+		{"alter table metered.tokens drop constraint tokens_uses_check", "alter table metered.tokens add constraint tokens_uses_check check (uses >= 1)",
+			"constraint tokens.tokens_uses_check is missing"},
+		{"alter table metered.tokens drop constraint tokens_uses_check; alter table metered.tokens add constraint tokens_uses_check check (uses >= 1) not valid",
+			"alter table metered.tokens validate constraint tokens_uses_check", "NOT VALID"},
+		{"alter table metered.job_keys set unlogged", "alter table metered.job_keys set logged", "table job_keys differs"},
+		{"alter domain metered.units add constraint small check (value < 10)", "alter domain metered.units drop constraint small", "type units differs"},
+		{"drop view metered.scopes", "", "column scopes.clock_repairs is missing"},
+		{"drop view metered.scopes; create view metered.scopes as select 1 as scope", "", "column scopes.clock_repairs is missing"},
+		{"alter view metered.scopes owner to pg_monitor", "", "table scopes has another owner"},
+	} {
+		pgtest.Execute(t, pool, test.change)
+		found := pgtest.Validate(t, pool)
+		require.ErrorIs(t, found.Err(), metered.ErrSchemaDiffers, test.change)
+		require.ErrorContains(t, found.Err(), test.want, test.change)
+		require.Equal(t, "schema_differs", metered.Code(found.Err()))
+		report, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
+		if test.back == "" {
+			require.NoError(t, err, test.change)
+			require.Equal(t, found.Differences, report.Repaired)
+		} else {
+			require.ErrorIs(t, err, metered.ErrSchemaDiffers, test.change)
+			require.ErrorContains(t, err, test.want, test.change)
+			require.Equal(t, found, pgtest.Validate(t, pool), "nothing was changed")
+			pgtest.Execute(t, pool, test.back)
+		}
+		require.NoError(t, pgtest.Validate(t, pool).Err(), test.change)
+	}
+}
+
+func TestValidate_AnAddedObjectIsNoDifference(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	pool := pgtest.Open(t)
+	pgtest.Execute(t, pool, `
+		create table metered.mine (id int primary key);
+		alter table metered.ledger add column mine text;
+		create index mine_index on metered.ledger (mine);
+		create function metered.clock(zone text) returns timestamptz language sql as 'select now()';
+		create function metered.my_trigger() returns trigger language plpgsql as 'begin return null; end';
+		create trigger mine after insert on metered.ledger for each row execute function metered.my_trigger();
+		create view metered.my_view as select * from metered.ledger;
+		create type metered.my_type as (a int);
+		grant select on metered.tokens to public;
+		comment on table metered.ledger is 'ours'`)
+	require.Equal(t, metered.SchemaReport{Version: metered.SchemaVersion}, pgtest.Validate(t, pool))
+	report := pgtest.Migrate(t, pool, metered.MigrateOptions{DropPrevious: true})
+	require.Equal(t, metered.MigrateReport{From: metered.SchemaVersion, To: metered.SchemaVersion}, report)
+
+	pgtest.Execute(t, pool, "drop function metered.keep_memory()")
+	pgtest.Migrate(t, pool, metered.MigrateOptions{})
+	require.True(t, pgtest.Value[bool](t, pool, "select has_function_privilege('public', 'metered.my_trigger()', 'execute')"), "it is not this library's")
+	require.Equal(t, "ours", pgtest.Value[string](t, pool, "select obj_description('metered.ledger'::regclass)"))
+}
+
+func TestValidate_WorksInATransactionAndForTheApplication(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	owner := pgtest.Open(t)
+	app := pgtest.AsRole(t, owner, metered.GrantSQL, "")
+	require.NoError(t, pgtest.Validate(t, app).Err())
+	tx, err := app.Begin(t.Context())
+	require.NoError(t, err)
+	_, err = tx.Exec(t.Context(), "set local search_path = metered")
+	require.NoError(t, err)
+	require.NoError(t, pgtest.Validate(t, tx).Err())
+	require.Equal(t, "metered", pgtest.Value[string](t, tx, "show search_path"))
+	require.NoError(t, tx.Rollback(t.Context()))
+	conn, err := app.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	require.NoError(t, pgtest.Validate(t, conn).Err())
+
+	stranger := pgtest.AsRole(t, owner, nil, "")
+	_, err = metered.Validate(t.Context(), stranger, "")
+	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
+	require.ErrorContains(t, err, "metered.GrantSQL")
+	_, err = metered.Migrate(t.Context(), app, metered.MigrateOptions{})
+	require.NoError(t, err, "there is nothing to do")
+}
+
+func TestValidate_SaysThatThereIsNoSchema(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	report := pgtest.Validate(t, pgtest.OpenWith(t, pgtest.Options{Empty: true}))
+	require.Zero(t, report.Version)
+	require.NotEmpty(t, report.Differences)
+	require.ErrorIs(t, report.Err(), metered.ErrNotMigrated)
+	require.False(t, report.OK())
+}
+
+// Migrate refuses a schema that has another version than it says, and leaves it as it is.
+func TestMigrate_RefusesASchemaOfAnotherVersionThanItSays(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	for what, test := range map[string]struct{ change, want string }{
+		"unreleased 1":   {"alter table metered.schema_version rename installed_at to applied_at", "of an unreleased build"},
+		"unreleased 2":   {"alter table metered.schema_version rename installed_at to applied_at; insert into metered.schema_version values (2)", "of an unreleased build"},
+		"unreleased 3":   {"alter table metered.schema_version rename installed_at to applied_at; insert into metered.schema_version values (2), (3)", "of an unreleased build"},
+		"emptied":        {"truncate metered.schema_version", "schema_version says no version"},
+		"set back":       {"update metered.schema_version set version = 0", "schema_version says no version"},
+		"far back":       {"update metered.schema_version set version = -1", "schema_version says no version"},
+		"without it":     {"drop table metered.schema_version", "schema_version says no version"},
+		"without tables": {"drop table metered.schema_version, metered.operations cascade", "schema_version says no version"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.Open(t)
+			pgtest.Execute(t, pool, test.change)
+			before := pgtest.Validate(t, pool)
+			_, migrated := metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
+			_, dropped := metered.Migrate(t.Context(), pool, metered.MigrateOptions{DropPrevious: true})
+			for call, err := range map[string]error{"Validate": before.Err(), "Migrate": migrated, "with DropPrevious": dropped,
+				"Do": pgtest.Do(t, pgtest.NewClient(t, pool, metered.Config{}), "op")} {
+				require.ErrorIs(t, err, metered.ErrSchemaDiffers, call)
+				require.ErrorContains(t, err, test.want, call)
+			}
+			require.Equal(t, before, pgtest.Validate(t, pool))
+		})
+	}
+}
+
+// The processes of this build go on, and start again, while the version after it is there.
+func TestMigrate_MeetsANewerSchema(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	ctx := t.Context()
+	pool := pgtest.Open(t)
+	pgtest.Execute(t, pool, `insert into metered.schema_version (version) values (`+strconv.Itoa(metered.SchemaVersion+1)+`);
+		create or replace function metered.clock() returns timestamptz language sql as 'select pg_catalog.clock_timestamp() -- anew';
+		alter table metered.ledger add column more text; drop index metered.operations_at`)
+	next := metered.SchemaReport{Version: metered.SchemaVersion + 1}
+	require.Equal(t, next, pgtest.Validate(t, pool))
+	require.NoError(t, pgtest.Validate(t, pool).Err())
+	for _, drop := range []bool{false, true} {
+		report := pgtest.Migrate(t, pool, metered.MigrateOptions{DropPrevious: drop})
+		require.Equal(t, metered.MigrateReport{From: next.Version, To: next.Version}, report)
+	}
+	require.Equal(t, next, pgtest.Validate(t, pool))
+
+	dropFunctions(t, pool, "lock_scopes")
+	require.ErrorIs(t, pgtest.Validate(t, pool).Err(), metered.ErrSchemaVersion)
+	_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{})
+	require.ErrorIs(t, err, metered.ErrSchemaVersion)
+	require.ErrorContains(t, err, "function lock_scopes(")
+	require.Equal(t, "schema_version", metered.Code(err))
+
+	pgtest.Execute(t, pool, `insert into metered.schema_version (version) values (`+strconv.Itoa(metered.SchemaVersion+2)+`)`)
+	_, err = metered.Migrate(ctx, pool, metered.MigrateOptions{})
+	require.ErrorIs(t, err, metered.ErrSchemaVersion)
+	require.ErrorIs(t, pgtest.Validate(t, pool).Err(), metered.ErrSchemaVersion)
+}

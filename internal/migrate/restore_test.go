@@ -1,0 +1,173 @@
+package migrate_test
+
+import (
+	"bytes"
+	"fmt"
+	"os/exec"
+	"strings"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgserver"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// program finds a client program of Postgres's beside the server's.
+func program(t *testing.T, name string) string {
+	t.Helper()
+	path, err := exec.LookPath(name)
+	if err != nil {
+		t.Skipf("%s is not here", name)
+	}
+	return path
+}
+
+// restored is a database made from a dump of pool's, with pg_dump's options.
+func restored(t *testing.T, pool *pgxpool.Pool, options ...string) *pgxpool.Pool {
+	t.Helper()
+	other := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	dump := exec.Command(program(t, "pg_dump"), append(options, "--schema=metered", "-d", connString(pool))...)
+	var errs bytes.Buffer
+	dump.Stderr = &errs
+	text, err := dump.Output()
+	if strings.Contains(errs.String(), "server version mismatch") {
+		t.Skip("pg_dump is older than the server")
+	}
+	require.NoError(t, err, errs.String())
+	load := exec.Command(program(t, "psql"), "-X", "-q", "-v", "ON_ERROR_STOP=1", "-o", "/dev/null", "-d", connString(other))
+	load.Stdin = bytes.NewReader(text)
+	out, err := load.CombinedOutput()
+	require.NoError(t, err, string(out))
+	return other
+}
+
+// connString names the pool's database for a program that may not know all of pgx's settings.
+func connString(pool *pgxpool.Pool) string {
+	c := pool.Config().ConnConfig
+	return fmt.Sprintf("host='%s' port=%d user='%s' password='%s' dbname='%s'", c.Host, c.Port, c.User, c.Password, c.Database)
+}
+
+func TestRestore_GivesAWorkingLedger(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	ctx := t.Context()
+	pool, c := pgtest.SetUp(t, metered.Config{})
+	cmd := pgtest.Whole(t, pool, c, "op")
+	_, err := metered.Do(ctx, c, cmd, pgtest.WholeFunc("op", nil))
+	require.NoError(t, err)
+	pgtest.Fill(t, pool, c, "s", 5)
+	const openLease = `select no from metered.open_lease(row('leased', null, 10, 0, '{}', null, null, null, null)::metered.new_charge,
+		row('rows', 'me', 1, 1, '1 h', null)::metered.lease_terms, '1 min', 1000)`
+	lease := pgtest.Value[int64](t, pool, openLease)
+	_, err = pool.Exec(ctx, `select metered.charge_leased(array[row('leased', metered._lease_key($1), 3, 0, '{}', null, null, $1, 0)::metered.new_charge], '1 min', 1000, null, 'raise', true)`, lease)
+	require.NoError(t, err)
+
+	other := restored(t, pool)
+	require.NoError(t, pgtest.Validate(t, other).Err())
+	pgtest.Migrate(t, other, metered.MigrateOptions{River: true}) // River's tables were not dumped
+	again := pgtest.NewClient(t, other, metered.Config{})
+	out, err := metered.Do(ctx, again, cmd, pgtest.MustNotRun(t))
+	require.NoError(t, err)
+	require.True(t, out.Replayed)
+	pgtest.Fill(t, other, again, "s", 5)
+	u, err := again.Budget.Usage(ctx, other, budget.Query{Scope: "s"})
+	require.NoError(t, err)
+	require.Equal(t, int64(10), u[0].Used)
+	next := pgtest.Value[int64](t, other, openLease)
+	require.Greater(t, next, lease)
+	for no, spent := range map[int64]int64{lease: 3, next: 0} {
+		require.Equal(t, spent, pgtest.Value[int64](t, other, `select spent from metered.settle_lease($1, 'me', null, 1000, null, null)`, no))
+	}
+	report, err := again.Budget.Verify(ctx, other, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.True(t, report.OK(), report.Differences)
+}
+
+// A dump without privileges leaves every function to everybody. Whatever is done next takes them back, and says so.
+func TestRestore_WithoutPrivilegesGivesNothingToEverybody(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	pool := pgtest.Open(t)
+	for what, mend := range map[string]func(*testing.T, *pgxpool.Pool) string{
+		"Migrate": func(t *testing.T, p *pgxpool.Pool) string {
+			report := pgtest.Migrate(t, p, metered.MigrateOptions{})
+			require.NotEmpty(t, report.Repaired)
+			for _, d := range report.Repaired {
+				require.Equal(t, "can be executed by everybody", d.Problem)
+			}
+			return fmt.Sprint(report.Repaired)
+		},
+		"GrantSQL":            grantNotices(metered.GrantSQL),
+		"GrantMaintenanceSQL": grantNotices(metered.GrantMaintenanceSQL),
+	} {
+		t.Run(what, func(t *testing.T) {
+			t.Parallel()
+			other := restored(t, pool, "--no-privileges", "--no-owner")
+			pgtest.Execute(t, other, "create function metered.mine() returns int language sql as 'select 1'")
+			found := pgtest.Validate(t, other)
+			require.ErrorIs(t, found.Err(), metered.ErrSchemaDiffers)
+			everybodys := executable(t, other)
+			require.Contains(t, everybodys, "metered.repair_clock")
+			require.Len(t, found.Differences, len(everybodys)-1, "all but somebody's own")
+			said := mend(t, other)
+			for _, f := range everybodys {
+				if f != "metered.mine" {
+					require.Contains(t, said, strings.TrimPrefix(f, "metered."))
+				}
+			}
+			require.Equal(t, []string{"metered.mine"}, executable(t, other))
+			require.NoError(t, pgtest.Validate(t, other).Err())
+		})
+	}
+}
+
+// grantNotices runs the text for a new role, and returns its notices.
+func grantNotices(render func(schema, role string) (string, error)) func(*testing.T, *pgxpool.Pool) string {
+	return func(t *testing.T, pool *pgxpool.Pool) string {
+		role := pgtest.Value[string](t, pgtest.AsRole(t, pool, nil, ""), "select current_user::text")
+		text, err := render("", role)
+		require.NoError(t, err)
+		var said strings.Builder
+		config := pool.Config().ConnConfig.Copy()
+		config.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) { said.WriteString(n.Message + "\n") }
+		conn, err := pgx.ConnectConfig(t.Context(), config)
+		require.NoError(t, err)
+		defer func() { _ = conn.Close(t.Context()) }()
+		_, err = conn.Exec(t.Context(), text, pgx.QueryExecModeSimpleProtocol)
+		require.NoError(t, err)
+		return said.String()
+	}
+}
+
+// executable are the functions of the schema that everybody may execute.
+func executable(t *testing.T, pool *pgxpool.Pool) []string {
+	t.Helper()
+	return pgtest.Value[[]string](t, pool, `select coalesce(array_agg(p.oid::regproc::text order by 1), '{}') from pg_proc p
+		where p.pronamespace = 'metered'::regnamespace and exists
+			(select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)`)
+}
+
+// The text is ASCII, and so is the text that the library reads back.
+func TestMigrate_WorksInOtherEncodings(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	for _, encoding := range []string{"LATIN1", "EUC_JP", "SQL_ASCII", "WIN1251"} {
+		name := strings.ToLower(pool.Config().ConnConfig.Database + "_" + encoding)
+		pgtest.Execute(t, pool, fmt.Sprintf("create database %s encoding '%s' template template0 lc_collate 'C' lc_ctype 'C'", name, encoding))
+		other, err := pgxpool.New(t.Context(), pgserver.WithDatabase(pgtest.ConnString(pool), name))
+		require.NoError(t, err)
+		pgtest.Migrate(t, other, metered.MigrateOptions{River: true})
+		require.NoError(t, pgtest.Validate(t, other).Err(), encoding)
+		c := pgtest.NewClient(t, other, metered.Config{})
+		pgtest.Fill(t, other, c, "s", 5)
+		other.Close()
+		pgtest.Execute(t, pool, "drop database "+name+" with (force)")
+	}
+}
