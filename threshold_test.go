@@ -173,7 +173,7 @@ func TestThreshold_OfWhatIsSpentIsToldBySettle(t *testing.T) {
 	t.Parallel()
 	pool, c := setUpReporting(t, metered.Config{})
 	for _, iso := range isolationLevels {
-		for name, used := range map[string]metered.Used{
+		for name, used := range map[string]metered.Cost{
 			"lines": {Lines: []holds.Line{{Amount: 80}}}, "beyond": {Lines: []holds.Line{{Amount: 92}}, Over: holds.OverAllowed},
 			"fits": {Lines: []holds.Line{{Amount: 95}}, Over: holds.OverIfFits}, "all": {All: true},
 		} {
@@ -206,7 +206,7 @@ func TestThreshold_OfWhatIsSpentIsToldBySettle(t *testing.T) {
 	s, err := metered.Open[usage](t.Context(), c, metered.Reservation{ID: "asked", Lines: []holds.Line{{Scope: "asked", Amount: 90, Limits: []budget.Limit{asked}}}})
 	require.NoError(t, err)
 	defer s.Close()
-	_, err = s.Settle(t.Context(), metered.Used{All: true}, nil)
+	_, err = s.Settle(t.Context(), metered.Cost{All: true}, nil)
 	require.NoError(t, err)
 	require.Empty(t, told(t, pool, "asked"))
 	_, err = metered.Do(t.Context(), c, metered.Command{ID: "next", Charges: []budget.Charge{{Scope: "asked", Amount: 1, Limits: []budget.Limit{asked}}}}, upload("asked"))
@@ -229,12 +229,12 @@ func TestThreshold_ThatCannotBeToldIsNotSettled(t *testing.T) {
 	s, err := metered.Open[usage](t.Context(), c, metered.Reservation{ID: "a", Lines: []holds.Line{{Scope: "a", Amount: 90, Limits: []budget.Limit{spentOf}}}})
 	require.NoError(t, err)
 	defer s.Close()
-	_, err = s.Settle(t.Context(), metered.Used{All: true}, nil)
+	_, err = s.Settle(t.Context(), metered.Cost{All: true}, nil)
 	require.ErrorIs(t, err, errOwn)
 	require.Empty(t, told(t, pool, "a"))
 	require.NoError(t, s.Context().Err())
 	veto.Store(false)
-	_, err = s.Settle(t.Context(), metered.Used{All: true}, nil)
+	_, err = s.Settle(t.Context(), metered.Cost{All: true}, nil)
 	require.NoError(t, err)
 	require.Equal(t, []string{"80% spent"}, told(t, pool, "a"))
 }
@@ -252,7 +252,7 @@ func TestThreshold_ConcurrentSessionsTellOnce(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			_, err = s.Settle(t.Context(), metered.Used{Lines: []holds.Line{{Scope: "a", Amount: 1}}}, nil)
+			_, err = s.Settle(t.Context(), metered.Cost{Lines: []holds.Line{{Scope: "a", Amount: 1}}}, nil)
 			s.Close()
 			if err != nil {
 				return err
