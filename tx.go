@@ -284,13 +284,13 @@ var (
 
 // Notice tells a listener of a committed command, of jobs that Client.Jobs enqueued without one, or that notices may have been missed.
 type Notice struct {
-	Missed  bool             `json:"missed,omitempty"` // the rest is then empty
-	Tenant  string           `json:"tenant,omitempty"`
-	ID      string           `json:"id,omitempty"` // of the command, or "" for jobs that were enqueued in a transaction without one
-	Name    string           `json:"name,omitempty"`
+	Missed  bool            `json:"missed,omitempty"` // the rest is then empty
+	Tenant  string          `json:"tenant,omitempty"`
+	ID      string          `json:"id,omitempty"` // of the command, or "" for jobs that were enqueued in a transaction without one
+	Name    string          `json:"name,omitempty"`
 	Charges []budget.Charge `json:"charges,omitempty"`
-	Jobs    []jobs.Enqueued  `json:"jobs,omitempty"`
-	Cut     bool             `json:"cut,omitempty"` // some did not fit: Client.Lookup has all charges
+	Jobs    []jobs.Enqueued `json:"jobs,omitempty"`
+	Cut     bool            `json:"cut,omitempty"` // some did not fit: Client.Lookup has all charges
 }
 
 // Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, as holds.Book.Listen does with those of holds.
