@@ -48,43 +48,35 @@ type Command struct {
 	// Input is the command's own argument, as JSON of up to 1 MiB. The same ID with other input is a conflict. Only
 	// its SHA-256 is stored. A function that charges, credits, refunds or calls holds needs one. Defaults to none.
 	Input any
-	// IssuedAt is when the client issued the command, the same in each repetition. An operation that carries a time
-	// (here, or in a UUIDv7, whose time wins) is ErrRetired, instead of running again, if it is not newer than the records that
-	// was purged. Defaults to none.
+	// IssuedAt is when the client issued the command, the same in each repetition. An operation that carries a time (here,
+	// or in a UUIDv7, whose time wins) is ErrRetired if it is not newer than the purged records. Defaults to none.
 	IssuedAt time.Time
-	// Charges are made last, all or none: a refusal undoes what the function wrote. An early look, at no round trip,
-	// refuses before the function runs where this process saw a refusal of one of the scopes lately, in the last 10 to
-	// 20 seconds. So a charge that the function makes room for belongs in Tx.Charge. The fingerprint has scopes and
-	// amounts, not limits.
+	// Charges are made last, all or none. An early look refuses before the function runs where this process saw one of the
+	// scopes refuse in the last 10 to 20 seconds. So a charge that the function makes room for belongs in Tx.Charge. The
+	// fingerprint has scopes and amounts, not limits.
 	Charges []budget.Charge
-	// EarlyLook takes that look in any case: for a function that costs much more than the look, about a tenth of a
-	// bare command. Defaults to Config.EarlyLook.
+	// EarlyLook takes that look in any case, for about a tenth of a bare command. Defaults to Config.EarlyLook.
 	EarlyLook bool
-	// Holds and Claims are placed with the charges, as Tx.Place and Tx.Claim do, and looked at early, at no round trip.
-	// The reserved scopes and units are part of the fingerprint: the same ID for another seat is a conflict. Tx.Placed has the ids.
-	// A hold that the function makes room for belongs in Tx.Place.
+	// Holds and Claims are placed with the charges, and looked at early. Their scopes and units are in the fingerprint: the
+	// same ID for another seat is a conflict. Tx.Placed has the ids. A hold that the function makes room for belongs in Tx.Place.
 	Holds  []holds.Request
 	Claims []holds.Claim
-	// Sticky charges are taken before the command, in a transaction of their own on a second connection, and stay when
-	// it fails: for limits on attempts. They are taken once per call of Do, and not for a replay. A refusal is
-	// ErrTooManyAttempts. To count failures alone, let the function refund Tx.Sticky last (Tx.Refund). Their
-	// entries do not name the operation. Not in DoTx. Defaults to none.
+	// Sticky charges are taken before the command, in a transaction of their own, once per call of Do that is no replay, and
+	// stay when it fails: for limits on attempts. A refusal is ErrTooManyAttempts. To count failures alone, let the function
+	// refund Tx.Sticky. Their entries do not name the operation. Not in DoTx. Defaults to none.
 	Sticky    []budget.Charge
 	Token     *Redeem        // is spent by the command, unless it is a replay. Defaults to none
 	Isolation pgx.TxIsoLevel // of the transaction. Defaults to READ COMMITTED, the fastest on a hot scope. Not in DoTx
-	// EarlyRelease releases the locks before the commit is durable, for a hot scope where a commit takes long. Do still
-	// returns when it is durable. The price: a reader, or a refused command, may see state that a crash undoes (see
-	// docs/model.md). Not for sticky charges, nor in DoTx. Defaults to false.
+	// EarlyRelease releases the locks before the commit is durable, for hot scopes. Do still returns when it is. Until then
+	// others may see state that a crash undoes (docs/model.md). Not for sticky charges, nor in DoTx. Defaults to false.
 	EarlyRelease bool
-	// RecordRefusal makes a refusal the operation's answer: until its record is purged, the same ID gets the same
-	// refusal, with the numbers of the first time, even if there is room by then. It is for refusals (see Refusal) by
-	// the command's own token, charges and holds, and by Sticky; not for failures and errors of the function. The
-	// record is written after the rollback, in a transaction of its own. If that fails, Do returns another error and
-	// nothing is decided. A token that is unknown, used up or expired is such a refusal: another one needs a new ID. A
-	// malformed one is refused before any SQL and not recorded. Not in DoTx. Defaults to false.
+	// RecordRefusal makes a refusal by the command's own token, charges and holds, or by Sticky, the operation's answer: the
+	// same ID gets it again, even if there is room by then. The record is written after the rollback, in a transaction of its
+	// own. If that fails, Do returns another error and nothing is decided. A malformed token is not recorded. Not in DoTx.
+	// Defaults to false.
 	RecordRefusal bool
-	// LSN asks for Outcome.LSN, so that a read of a replica can wait for this command (replica.ReadAt). It is not on record: a
-	// replay answers a later one. Not in DoTx: call replica.CommitLSN after the commit. Defaults to false.
+	// LSN asks for Outcome.LSN, so that a read of a replica can wait for this command (replica.ReadAt). A replay has a later
+	// one. Not in DoTx (replica.CommitLSN). Defaults to false.
 	LSN bool
 
 	settling *settling // of a session

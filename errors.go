@@ -69,8 +69,6 @@ func (e *IndefiniteError) Error() string {
 
 func (e *IndefiniteError) Unwrap() []error { return []error{errIndefinite, e.cause} }
 
-func (e *IndefiniteError) Code() string { return errIndefinite.Code() }
-
 // ArgumentError says why an argument was refused, before any SQL. All packages have it.
 type ArgumentError = fault.Argument
 
@@ -111,10 +109,9 @@ func Code(err error) string { return fault.Code(err) }
 // Retryable reports whether the same call may succeed later though nothing else is changed: a 503 over HTTP.
 //
 // True: ErrBusy, timeouts, serialization failures and deadlocks, lost or refused connections, a server that starts,
-// shuts down or is short of something (SQLSTATE classes 08, 53, 57P, with exceptions), replica.ErrStale, ErrIndefinite,
-// with the same command. For ErrSticky the error below it decides.
+// shuts down or is short of something (SQLSTATE classes 08, 53, 57P, with exceptions), replica.ErrStale, and
+// ErrIndefinite, with the same command. For ErrSticky the error below it decides. False: all else.
 //
-// False: nil, refusals, which say themselves if waiting helps, arguments, conflicts and the set-up, a cancelled call,
-// and the function's own errors. A function that reads another server should wrap its *net.OpError or
-// io.ErrUnexpectedEOF as text, or it counts as the database's.
+// A function that reads another server should wrap its *net.OpError or io.ErrUnexpectedEOF as text, or it counts as the
+// database's.
 func Retryable(err error) bool { return fault.Retryable(err) }

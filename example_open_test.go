@@ -51,7 +51,7 @@ func ExampleOpen() {
 		for s.Context().Err() == nil && seconds < 240 { // the work, for as long as it is covered
 			seconds++
 		}
-		out, err := s.Settle(ctx, metered.Used{Lines: []holds.Line{{Scope: "seconds/ann", Amount: seconds}}},
+		out, err := s.Settle(ctx, metered.Cost{Lines: []holds.Line{{Scope: "seconds/ann", Amount: seconds}}},
 			func(context.Context, *metered.Tx) (transcript, error) { return transcript{seconds}, nil })
 		if err == nil {
 			fmt.Println("charged", out.Holds[0].Lines[0].Captured)
@@ -85,7 +85,7 @@ func ExampleSession_Settle() {
 		log.Fatal(err)
 	}
 	defer s.Close()
-	used := metered.Used{Lines: []holds.Line{{Scope: "seconds/ann", Amount: 1200}}}
+	used := metered.Cost{Lines: []holds.Line{{Scope: "seconds/ann", Amount: 1200}}}
 	_, err = s.Settle(ctx, used, nil)
 	fmt.Println(err)
 	used.Over = holds.OverIfFits

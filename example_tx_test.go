@@ -26,7 +26,7 @@ func ExampleTx_Refund() {
 	s, err := metered.Open[any](ctx, client, reserve("job-1"))
 	check(err)
 	defer s.Close()
-	_, err = s.Settle(ctx, metered.Used{Lines: []holds.Line{{Scope: "seconds/ann", Amount: 240}}},
+	_, err = s.Settle(ctx, metered.Cost{Lines: []holds.Line{{Scope: "seconds/ann", Amount: 240}}},
 		func(_ context.Context, tx *metered.Tx) (any, error) {
 			return nil, tx.Charge(budget.Charge{Scope: "seconds/ann", Amount: 1})
 		})

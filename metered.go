@@ -2,29 +2,23 @@
 // caller's own writes and enqueues jobs, and all of it commits or none of it does.
 //
 //	out, err := metered.Do(ctx, client, metered.Command{
-//	    ID:        requestID,                     // the same id never runs twice
-//	    Tenant: user,                          // whose id it is: the user who is signed in
-//	    Name:      "upload",
-//	    Input:     input,
-//	    Token:     &metered.Redeem{Purpose: "upload", Subject: user, Presented: token},
-//	    Charges:   []budget.Charge{{Scope: "org/acme", Amount: size, Limits: limits}},
+//	    ID:      requestID, // the same id never runs twice
+//	    Tenant:  user,      // the owner of the id: the signed-in user
+//	    Name:    "upload",
+//	    Input:   input,
+//	    Token:   &metered.Redeem{Purpose: "upload", Subject: user, Presented: token},
+//	    Charges: []budget.Charge{{Scope: "org/acme", Amount: size, Limits: limits}},
 //	}, func(ctx context.Context, tx *metered.Tx) (Stored, error) {
 //	    … your writes through tx, tx.Grant, tx.Enqueue(ctx, ProcessUpload{…}, nil) …
 //	    return stored, nil
 //	})
 //
-// Most programs want [Do], which owns its transaction. [DoTx] runs the same command inside one of yours. [Open] is for
-// work whose cost is known at its end: a stream, an agent's call. Prepaid credit that expires is package wallet. It and
-// budget, holds, leases, tokens and jobs also work alone. docs/model.md shows a command on one page.
+// Do owns its transaction, DoTx runs in one of yours, and Open is for work whose cost is known at its end. Charges are made
+// last, in the flush that carries COMMIT. So a command can be refused after its function has run: the function must have no
+// effect outside the transaction. docs/model.md shows a command on one page.
 //
-// Limits can have thresholds: Config.OnThreshold gets the charge that crosses one, before it commits.
-//
-// Charges are made last, in the flush that carries COMMIT. So a command can be refused after its function has run: the
-// function must have no effect outside the transaction.
-//
-// A nil error means committed. After an *IndefiniteError nobody knows: call again with the same command. Any other
-// error means that nothing was written, except sticky charges and a recorded refusal. Retryable says which errors are
-// worth another call.
+// A nil error means committed. After an *IndefiniteError nobody knows: call again with the same command. Any other error
+// means that nothing was written, except sticky charges and a recorded refusal.
 package metered
 
 import (
@@ -93,19 +87,18 @@ type Outcome[R any] struct {
 // transaction, makes the charges, records the result and commits. If a part fails, nothing is left, except sticky
 // charges.
 //
-// Idempotency: a command that committed under the same ID and Tenant gets its first result, without running again.
-// its token must be presented, but may be spent. Concurrent calls with one id wait for each other. A refused command
-// leaves no record, unless RecordRefusal asks for one. A failed one leaves none.
+// A command that committed under the same ID and Tenant gets its first result, without running again. Its token must be
+// presented, but may be spent. Concurrent calls with one id wait for each other. A refused command leaves no record,
+// unless RecordRefusal asks for one.
 //
-// Retries: SQLSTATE 40001 and 40P01, up to Config.MaxAttempts attempts, and a COMMIT whose answer was lost, until
-// ctx's deadline or Config.ResolveTimeout.
+// Do tries again after SQLSTATE 40001 and 40P01, up to Config.MaxAttempts, and finds out about a COMMIT whose answer
+// was lost, until ctx's deadline or Config.ResolveTimeout.
 //
-// Locks: the operation id and the token's row from the beginning, those of fn, and in the last flush the scopes,
-// new ids of holds and rows of holds, in one order. ctx's deadline also bounds the server's waits.
+// Locks: the operation id and the token's row from the beginning, and in the last flush scopes, ids of new holds and
+// rows of holds, in one order. ctx's deadline also bounds the server's waits.
 //
-// Errors: *ArgumentError before any SQL, refusals (see Refusal), ErrConflict, ErrRetired, ErrFuture, those of the
-// section "Failures of a command", ErrNotMigrated, ErrSchemaVersion, fn's own, errors of Postgres, *IndefiniteError. A
-// panic in fn rolls back and goes on. On error the Outcome is as its comment says.
+// Errors: *ArgumentError before any SQL, refusals (see Refusal), ErrConflict, ErrRetired, ErrFuture, the failures of a
+// command, those of the schema, fn's own and Postgres' errors, *IndefiniteError. A panic in fn rolls back and goes on.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := c.made(); err != nil {
 		return Outcome[R]{}, err
@@ -120,9 +113,9 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 // and usable. It takes effect with the caller's commit. A rollback takes its record back too.
 //
 // The scopes stay locked until tx ends: make it the last thing. A second command in tx, or one after a charge, can
-// deadlock (40P01). Nothing is retried, and no timeout is set: after 40001 or 40P01 the caller retries tx
-// (Client.RunTx). Sticky, Isolation, EarlyRelease, RecordRefusal and LSN are refused. After a replay or ErrConflict the
-// caller's commit waits until that record is durable. Otherwise as Do.
+// deadlock (40P01). Nothing is retried, and no timeout is set: see Client.RunTx. Sticky, Isolation, EarlyRelease,
+// RecordRefusal and LSN are refused. After a replay or ErrConflict the caller's commit waits until that record is
+// durable. Otherwise as Do.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := cmp.Or(c.made(), notNil("tx", tx)); err != nil {
 		return Outcome[R]{}, err
@@ -210,8 +203,8 @@ func encoded[R any](fn Func[R], result *R) work {
 type Config struct {
 	Schema      string                // the schema that Migrate created. Defaults to "metered"
 	River       *river.Client[pgx.Tx] // for Tx.Enqueue; keys need jobs.Plugin() in it. Defaults to none (ErrNoRiver)
-	TokenPrefix string                // begins the text of tokens. Defaults to tokens.DefaultPrefix
-	// SecretKey is the key of Client.Secret, at least tokens.MinKeyLen bytes. Defaults to none: Secret then fails.
+	TokenPrefix string                // begins the text of tokens. Defaults to "metered"
+	// SecretKey is the key of Client.Secret, 32 to 1024 bytes. Defaults to none: Secret then fails.
 	SecretKey      []byte
 	LockTimeout    time.Duration // bounds each wait for locks, as ctx's deadline does, 1ms to 1h. Defaults to 5s
 	ClockTolerance time.Duration // as in budget.Config. Defaults to 1m
@@ -224,32 +217,31 @@ type Config struct {
 	MaxAttempts    int           // how often Do runs a command that fails with 40001 or 40P01, 1 to 100. Defaults to 10
 	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h. Defaults to 30s
 	Holds          holds.Config  // of Client.Holds; subscribers cost a round trip while the locks are held
-	// NotifyJobs and NotifyChargesFrom send committed commands to Client.Listen, at no round trip: the jobs that
-	// Tx.Enqueue made, and charges (Command.Charges, Tx.Charge) of so many units and more. NotifyJobs sends the jobs of
-	// Client.Jobs as well, for a round trip of each call (jobs.Config.Notify). Every role that may connect to the database can
-	// listen, whatever its grants. Default to nothing. Refusals are OnRefusal's.
+	// NotifyJobs and NotifyChargesFrom send the jobs of committed commands, and charges of so many units and more, to
+	// Client.Listen. NotifyJobs also sends those of Client.Jobs, for a round trip of each call. Every role that may connect
+	// to the database can listen. Default to nothing.
 	NotifyJobs        bool
 	NotifyChargesFrom int64
-	// Leases spends the charges of its Rules' scopes from leases, without their locks (package leases). Limits are kept all
-	// the same. Units spent so have no Standings in the receipt. Sticky charges are not. Defaults to none.
+	// Leases spends charges (not sticky ones) of its Rules' scopes from leases, without the scopes' locks. Limits are kept.
+	// Receipts of such units have no Standings. Defaults to none.
 	Leases *leases.Pool
-	// OnThreshold is called with the thresholds that charges and holds cross (budget.Limit.Tell), before the transaction that
-	// crosses them commits: tx is that of the command. It enqueues a job, or writes rows. A command that crosses one runs again, once, to
-	// report it. Defaults to none: limits with thresholds are refused.
+	// OnThreshold gets the thresholds that charges and holds cross (budget.Limit.Tell), in the transaction that crosses them,
+	// to enqueue a job or write rows. A command that crosses one runs again, once. Defaults to none: limits with thresholds
+	// are refused.
 	OnThreshold func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error
-	// Observer gets an event for each call of the Client and its pieces: for metrics and traces (packages observe, otelmetered).
-	// That of Leases is its own, in its Config.Ledger. Defaults to none.
+	// Observer gets an event for each call of the Client and its pieces (package observe). Leases have their own. Defaults to
+	// none.
 	Observer observe.Observer
-	// OnRefusal is called for every refused command, in Do's goroutine, after its transaction has ended, and in DoTx after
-	// the savepoint was rolled back. It is for audit records. To count refusals, see Observer. Defaults to none.
+	// OnRefusal is called for every refused command, in Do's goroutine, after the rollback: for audit records. Defaults to
+	// none.
 	OnRefusal func(context.Context, Refusal)
 }
 
 // Refusal is a command that was refused.
 type Refusal struct {
 	Command Command // without its Token, which may still be unspent
-	// Err matches budget.ErrExceeded (a *budget.ExceededError), ErrScopeUnknown, ErrScopeRetired, ErrScopeClosed or ErrRefundExceeds,
-	// tokens.ErrInvalid, or holds.ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling or ErrNotReturnable.
+	// Err is of package budget (ErrExceeded, ErrScopeUnknown, ErrScopeRetired, ErrScopeClosed, ErrRefundExceeds), tokens
+	// (ErrInvalid) or holds (ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling, ErrNotReturnable).
 	Err      error
 	Sticky   bool // a sticky charge was refused: Err is ErrTooManyAttempts
 	Replayed bool // the refusal was on record (Command.RecordRefusal)
@@ -371,8 +363,8 @@ func orDefault(d, def time.Duration) time.Duration {
 	return d
 }
 
-// Secret derives the secret of a token that the operation mints, the same for the same operation and label, so that a
-// replay can show the token without it being stored. Without Config.SecretKey it is an *ArgumentError.
+// Secret derives the secret of a token that the operation mints: the same operation and label give the same secret, so
+// a replay can show a token that is stored nowhere. Without Config.SecretKey it is an *ArgumentError.
 func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error) {
 	if err := c.made(); err != nil {
 		return tokens.Secret{}, err
@@ -411,18 +403,14 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 	return commit.Run(ctx, tx, "metered", ErrCommitUnknown, func(tx pgx.Tx) error { return fn(ctx, tx) })
 }
 
-// Warm makes a new connection as fast as one that has been used: on a fresh one Postgres compiles and plans each function at
-// its first call, which takes tens of milliseconds. It is for pgxpool.Config.AfterConnect, where deadlines are short:
+// Warm makes a new connection as fast as one that has been used, where deadlines are short: on a fresh one Postgres
+// compiles and plans each function at its first call, which takes tens of milliseconds.
 //
 //	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return metered.Warm(ctx, conn, "") }
 //
-// A pool goes on connecting when the caller that waits has left, so the next caller finds the connection warm. MinConns and
-// MinIdleConns connect before anybody waits.
-//
-// Warm opens, renews and settles a session, and runs a command with a charge and a hold, in a transaction that it rolls
-// back. Their scopes are nobody else's. It prepares statements as the connection's default mode says. An empty schema means
-// "metered". Errors: *ArgumentError, and those of a connection that is of no use any more. Where the schema is missing, or
-// not granted, Warm does nothing: the calls say so themselves.
+// It runs a session and a command in a transaction that it rolls back, on scopes of its own. An empty schema means
+// "metered". Errors: *ArgumentError, and those of a connection that is of no use any more. Where the schema is missing,
+// or not granted, Warm does nothing: the calls say so themselves.
 func Warm(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if err := notNil("conn", conn); err != nil {
 		return err
@@ -469,7 +457,7 @@ func (c *Client) warm(ctx context.Context, tx pgx.Tx) error {
 	if _, err := c.Holds.Extend(ctx, tx, holds.Extend{Tenant: s.r.Tenant, IDs: []string{s.id}, By: time.Second}); err != nil {
 		return nil
 	}
-	capture, err := inHolds.Capture(c.Holds, s.capture(Used{All: true}))
+	capture, err := inHolds.Capture(c.Holds, s.capture(Cost{All: true}))
 	if err != nil {
 		return err
 	}

@@ -45,21 +45,19 @@ type MigrateReport struct {
 	River    []int // the versions of River's migrations that were made
 }
 
-// Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and repairs functions of this
-// version that are missing or differ. Any number of processes may call it at once, at every start: they queue on an
-// advisory lock. It changes the schema in one transaction. River's migrations follow, each in one of its own. It needs
-// one connection of pool, and works through a pooler in transaction mode.
+// Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and repairs functions that are
+// missing or differ. Any number of processes may call it at once, at every start. It changes the schema in one
+// transaction. River's migrations follow, each in one of its own. It works through a pooler in transaction mode.
 //
-// Processes and roles of the version before can go on: functions that only they call stay. A schema that is newer by one version
-// is left as it is, without an error. docs/operations.md shows a rolling deploy.
+// Processes and roles of the version before can go on. A schema that is newer by one version is left as it is.
+// docs/operations.md shows a rolling deploy.
 //
 // It waits for a lock for a second at a time, so that nobody queues behind it for longer. Then it calls OnWait and
 // tries again, until ctx is done (ErrBusy): give ctx a deadline.
 //
-// The role that creates the schema owns it. It needs no right to create schemas if it owns an empty one of that name.
-// An upgrade needs the owner, or a member of it. Other errors: ErrSchemaVersion if the schema is newer by more than one
-// version, or lacks a function that this build calls, and ErrSchemaDiffers if tables or the version are not as they should be, with nothing
-// changed.
+// The role that creates the schema owns it, and upgrades it. It needs no right to create schemas if it owns an empty
+// one of that name. Errors change nothing: ErrSchemaVersion (newer by more than one version, or without a function that
+// this build calls), ErrSchemaDiffers.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (MigrateReport, error) {
 	n, err := parseSchema("MigrateOptions.Schema", opts.Schema)
 	if err := cmp.Or(notNil("pool", pool), err); err != nil {
@@ -76,8 +74,7 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (Migr
 // SchemaReport is the report of Validate.
 type SchemaReport struct {
 	Version int // of the schema, 0 if there is none
-	// Differences are the objects that are not as this build needs them. If Version is newer than SchemaVersion, these are only such
-	// that make calls of this build fail.
+	// Differences are the objects that are not as this build needs them: of a newer Version, those that make its calls fail.
 	Differences []SchemaDifference
 	Previous    []string // as in MigrateReport: they are no difference
 }
@@ -101,9 +98,8 @@ func differences(all []migrate.Difference) (wrong []SchemaDifference) {
 
 func (r SchemaReport) OK() bool { return r.Err() == nil }
 
-// Err is nil if this build can use the schema. Otherwise it is ErrNotMigrated: there is no schema, or an older
-// one. Or ErrSchemaVersion: it is newer, and lacks a function that this build calls. Or ErrSchemaDiffers: it is of this version, and
-// has Differences, or it says another version than it has.
+// Err is nil if this build can use the schema. Otherwise it is ErrNotMigrated (no schema, or an older one),
+// ErrSchemaVersion (newer, and without a function that this build calls) or ErrSchemaDiffers.
 func (r SchemaReport) Err() error {
 	var wrong []migrate.Difference
 	for _, d := range r.Differences {
@@ -112,12 +108,12 @@ func (r SchemaReport) Err() error {
 	return migrate.Err(SchemaVersion, r.Version, wrong)
 }
 
-// Validate compares the schema ("" means "metered") with the one that this build needs: tables, columns,
-// indexes, constraints, types and functions, their owners, and that nothing can be executed by everybody. Other
-// objects, comments, and columns, indexes and triggers that somebody added, are no difference.
+// Validate compares the schema ("" means "metered") with the one that this build needs: tables, columns, indexes,
+// constraints, types and functions, their owners, and that nothing can be executed by everybody. Objects that somebody
+// added, and comments, are no difference.
 //
 // It changes nothing. Every role may call it that GrantSQL was run for. An error means that the schema could not be
-// read: see SchemaReport.Err. docs/operations.md says how to mend differences.
+// read. SchemaReport.Err is the verdict, and docs/operations.md says how to mend differences.
 func Validate(ctx context.Context, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }, schemaName string) (SchemaReport, error) {
@@ -129,17 +125,6 @@ func Validate(ctx context.Context, db interface {
 	return SchemaReport{Version: s.Version, Differences: differences(s.Differences), Previous: s.Previous}, err
 }
 
-// MigrationTool is a program that keeps a database's migrations as files. SchemaSQL knows these.
-type MigrationTool string
-
-const (
-	PlainSQL      MigrationTool = ""               // several statements, for psql or a simple query
-	Goose         MigrationTool = "goose"          // github.com/pressly/goose
-	GolangMigrate MigrationTool = "golang-migrate" // github.com/golang-migrate/migrate, without x-multi-statement
-	Tern          MigrationTool = "tern"           // github.com/jackc/tern
-	Atlas         MigrationTool = "atlas"          // versioned migrations of atlasgo.io
-)
-
 // SchemaSQLOptions are the options of SchemaSQL. The zero value is the whole schema.
 type SchemaSQLOptions struct {
 	Schema string // 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor "pg_". Defaults to "metered"
@@ -149,53 +134,51 @@ type SchemaSQLOptions struct {
 	// DropPrevious is that of MigrateOptions. With From = SchemaVersion nothing else is rendered: it is the migration
 	// that follows when no process of the build before runs any more.
 	DropPrevious bool
-	Tool         MigrationTool // the tool that runs the text. Defaults to PlainSQL
+	// Tool runs the text: "goose", "golang-migrate" (without x-multi-statement), "tern" or "atlas" (versioned). Defaults to "":
+	// several statements, for psql or a simple query.
+	Tool string
 }
 
-// SchemaSQL renders Migrate's statements as a file of a migration tool's: the whole schema, or the upgrade from an earlier
-// version to SchemaVersion. Each release that changes SchemaVersion then is a file more, rendered by the new build.
-// earlier files stay good. Run it in one transaction, as the role that owns the data or is to own it, with a
-// lock_timeout, for the reason that Migrate has. It sets the session's search_path and puts it back at its end. The text is ASCII. Anything else than the options allow is an
+// SchemaSQL renders Migrate's statements as a file of a migration tool: the whole schema, or the upgrade from an
+// earlier version. Files of earlier builds stay good. Run it in one transaction, with a lock_timeout, as the role that
+// owns the data or is to own it. It puts the session's search_path back at its end. The text is ASCII. Errors:
 // *ArgumentError. See docs/operations.md.
 func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	n, err := parseSchema("SchemaSQLOptions.Schema", opts.Schema)
 	if err != nil {
 		return "", err
 	}
-	switch _, known := schema.Tools[string(opts.Tool)]; {
+	switch _, known := schema.Tools[opts.Tool]; {
 	case opts.From < 0 || opts.From > SchemaVersion:
 		return "", invalid("SchemaSQLOptions.From", "is %d, want 0 to %d", opts.From, SchemaVersion)
 	case !known:
 		return "", invalid("SchemaSQLOptions.Tool", "%q is not known", opts.Tool)
 	}
-	return schema.Current().Script(n, opts.From, opts.DropPrevious, string(opts.Tool)), nil
+	return schema.Current().Script(n, opts.From, opts.DropPrevious, opts.Tool), nil
 }
 
-// GrantSQL renders the grants under which an application can make every call of this library but those of
-// GrantMaintenanceSQL: EXECUTE on the functions that it calls and SELECT on the tables that it reads, but no INSERT, UPDATE or
-// DELETE. The functions run with their owner's rights, and none of them changes or deletes a ledger entry, or makes one
-// that takes spending back or breaks its scope's chain. The application is trusted with its arguments: limits, notes
-// and operation ids.
+// GrantSQL renders the grants under which an application can make every call but those of GrantMaintenanceSQL: EXECUTE
+// on functions and SELECT on tables, but no INSERT, UPDATE or DELETE. The functions run with their owner's rights, and
+// none of them changes or deletes a ledger entry, or takes spending back. The application is trusted with its
+// arguments: limits, notes and operation ids.
 //
 // Run it as the schema's owner, after Migrate or SchemaSQL. role must exist. An upgrade gives the roles of the version
-// before the grants that they need. The text also takes the functions from PUBLIC, which has them after a restore of a
-// dump without privileges, and says so by NOTICE. docs/operations.md has the grants for River's tables.
+// before the grants that they need. The text also takes the functions from PUBLIC. docs/operations.md has the grants
+// for River's tables.
 func GrantSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Application)
 }
 
-// GrantMaintenanceSQL renders the grants of maintenance: the five Purge calls and
-// budget.Ledger.RepairClock. They are for a role of its own, which a scheduled job uses. A role may also be given both
-// sets of grants.
+// GrantMaintenanceSQL renders the grants of maintenance, for a role of its own: the Purge calls and
+// budget.Ledger.RepairClock. A role may be given both sets of grants.
 func GrantMaintenanceSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Maintenance)
 }
 
 // GrantReportingSQL renders the grants under which a role can read reports, and nothing else: the views, and the tables
-// that budget.Ledger.Usage, Entries and Check, and holds.Book.Get, List, Due and History read. It sees scopes, amounts, notes,
-// and the metadata of holds. It sees neither digests and payloads of tokens, nor results and fingerprints
-// of operations, and it cannot write, lock a row, or wait for one. River's jobs are not in this schema: grant select on
-// river_job beside it, to see them.
+// that budget.Ledger.Usage, Entries and Check, and holds.Book.Get, List, Due and History read. It sees scopes, amounts,
+// notes, and the metadata of holds, but neither digests and payloads of tokens, nor results and fingerprints of
+// operations. It cannot write, lock a row, or wait for one. Grant select on river_job beside it, to see jobs.
 func GrantReportingSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Reporting)
 }

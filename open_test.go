@@ -28,8 +28,8 @@ func stream(id string) metered.Reservation {
 	}
 }
 
-func tokensUsed(n int64) metered.Used {
-	return metered.Used{Lines: []holds.Line{{Scope: "tokens", Amount: n}}}
+func tokensUsed(n int64) metered.Cost {
+	return metered.Cost{Lines: []holds.Line{{Scope: "tokens", Amount: n}}}
 }
 
 func says(n int64) metered.Func[usage] {

@@ -24,15 +24,12 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// DefaultTTL is that of a Reservation.
-const DefaultTTL = time.Minute
+const defaultSessionTTL = time.Minute
 
 // Reservation declares a session: work whose cost is known at its end. ID and Lines are required.
 type Reservation struct {
-	// ID, Tenant, Name, Input and IssuedAt are as in Command: Settle is the command of that ID. The fingerprint has Name,
-	// Input, IssuedAt and Holder. The cost is the server's estimate, so that a repetition is the same command when prices
-	// have changed. Without Input the estimate is part of the command: then Metadata, and the scopes and amounts of Lines and Charges
-	// are in the fingerprint, too.
+	// ID, Tenant, Name, Input and IssuedAt are as in Command: Settle is the command of that ID. Its fingerprint has Name,
+	// Input, IssuedAt and Holder. Without Input it also has Metadata, and the scopes and amounts of Lines and Charges.
 	ID       string
 	Tenant   string // also the hold's tenant
 	Name     string
@@ -41,19 +38,17 @@ type Reservation struct {
 
 	// Lines are the estimate: the units that are held of each scope until Settle. Wallets are scopes, too.
 	Lines []holds.Line
-	// Charges are spent by Open, all or none, with the hold: rates, a fee for each try. They stay, whatever becomes of the
-	// session, and a session that is opened anew is charged again. Defaults to none.
+	// Charges are spent by Open, with the hold, each time it opens: rates, a fee for each try. They stay, whatever becomes of
+	// the session. Defaults to none.
 	Charges []budget.Charge
 
-	// TTL is how long the hold lasts without being renewed, within Config.Holds' bounds: how long the units of a process that
-	// died stay held. A session renews its hold when a third of it is over. Defaults to DefaultTTL.
+	// TTL is how long the units of a process that died stay held, within Config.Holds' bounds. A session renews its hold when
+	// a third of it is over. Defaults to 1 m.
 	TTL time.Duration
-	// Grace is how much longer the hold can be settled, as in holds.Request: a session that could not be renewed ends its work at
-	// the deadline, and settles within the grace. Defaults to a quarter of TTL.
+	// Grace is how much longer a hold that could not be renewed can be settled (holds.Request). Defaults to a quarter of TTL.
 	Grace time.Duration
 
-	// OpenTimeout bounds Open, its waits for locks and connections among it, and not the session. A line that does not fit is an error as
-	// with a ctx that ends: ErrTimeout, ErrBusy, or *IndefiniteError. Defaults to no bound but ctx, and Config.LockTimeout.
+	// OpenTimeout bounds Open and its waits, and not the session, as a deadline of ctx would. Defaults to none.
 	OpenTimeout time.Duration
 
 	Holder   string // as in holds.Request, like the next two
@@ -75,26 +70,25 @@ type settling struct {
 // errPurged is the error of asking for a record that was there, and is not any more.
 var errPurged = errors.New("metered: the record was purged meanwhile")
 
-// Open reserves the greatest cost of some work, and returns a session that keeps the reservation while the work goes on:
+// Open reserves the greatest cost of some work, and returns a session that keeps the reservation while the work goes
+// on:
 //
 //	s, err := metered.Open[Usage](ctx, client, metered.Reservation{ID: key, Tenant: user, Lines: estimate})
 //	if err != nil { … }
 //	defer s.Close()
 //	… the work, with s.Context() …
-//	out, err := s.Settle(ctx, metered.Used{Lines: actual}, fn)
+//	out, err := s.Settle(ctx, metered.Cost{Lines: actual}, fn)
 //
-// The answer to the same ID again depends on its state. Settled: the session is Finished, with the recorded Outcome, and
-// nothing is reserved. Open in another process, or in this one: *RunningError, with when to look again. Abandoned, which is
-// cancelled, or past its deadline and grace: it is opened anew, by exactly one of the callers. Another command's: ErrConflict.
+// The answer to the same ID again depends on its state. Settled: the session is Finished, with the recorded Outcome.
+// Open: *RunningError, with when to look again. Cancelled, or past its deadline and grace: it is opened anew, by
+// exactly one of the callers. Another command's: ErrConflict.
 //
-// It is one round trip, in a transaction of its own at READ COMMITTED. Locks: the operation id, then the scopes. Errors:
-// *ArgumentError, *holds.TTLError before any SQL, *budget.ExceededError and *budget.ScopeError, which reserve and charge nothing,
-// *RunningError, ErrConflict, ErrRetired, ErrFuture, *IndefiniteError, where the answer to COMMIT was lost and not found out
-// in time, those of a failed command, and ErrNested inside a command.
+// It is one round trip, in a transaction of its own. Locks: the operation id, then the scopes. Errors: *ArgumentError,
+// *holds.TTLError before any SQL, *budget.ExceededError and *budget.ScopeError, which reserve and charge nothing,
+// *RunningError, ErrConflict, ErrRetired, ErrFuture, *IndefiniteError, those of a failed command, and ErrNested.
 //
-// The session's context is made from ctx, whose end is that of the work, too. Reservation.OpenTimeout bounds Open alone.
-// If ctx ends before Open returns, it returns an error. Its reservation, if there is one, is released in the background, at once,
-// or as soon as Postgres can be reached. Its Charges stay.
+// The session's context is made from ctx, whose end is that of the work, too. If ctx ends before Open returns, the
+// reservation is released in the background. Its Charges stay.
 func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], error) {
 	if err := c.made(); err != nil {
 		return nil, err
@@ -212,7 +206,7 @@ func (s *session) prepare() (*holdsCall, *command.Operation, error) {
 	if r.OpenTimeout < 0 {
 		return nil, nil, invalid("Reservation.OpenTimeout", "is %v, want 0 or more", r.OpenTimeout)
 	}
-	r.TTL = cmp.Or(r.TTL, DefaultTTL)
+	r.TTL = cmp.Or(r.TTL, defaultSessionTTL)
 	r.Grace = cmp.Or(r.Grace, (r.TTL / 4).Truncate(time.Microsecond))
 	r.Lines, r.Charges = slices.Clone(r.Lines), slices.Clone(r.Charges)
 	op := &command.Operation{
@@ -309,9 +303,6 @@ func (e *RunningError) Error() string {
 
 func (e *RunningError) Unwrap() error { return errRunning }
 
-// Code returns the stable code.
-func (e *RunningError) Code() string { return errRunning.Code() }
-
 // RetryAfterSeconds is RetryAfter rounded up. It is always ok.
 func (e *RunningError) RetryAfterSeconds() (seconds int64, ok bool) {
 	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
@@ -331,9 +322,6 @@ func (e *LostError) Error() string {
 // Unwrap returns ErrLost alone: the end of a hold is no refusal of a command.
 func (e *LostError) Unwrap() error { return errLost }
 
-// Code returns the stable code.
-func (e *LostError) Code() string { return errLost.Code() }
-
 // RenewalError says why a session's work should end.
 type RenewalError struct {
 	ID    string    // of the operation
@@ -347,9 +335,6 @@ func (e *RenewalError) Error() string {
 
 // Unwrap returns ErrNotRenewed alone.
 func (e *RenewalError) Unwrap() error { return errNotRenewed }
-
-// Code returns the stable code.
-func (e *RenewalError) Code() string { return errNotRenewed.Code() }
 
 // Session is work whose cost is held. It is safe for concurrent use.
 type Session[R any] struct {
@@ -378,8 +363,7 @@ type session struct {
 }
 
 // Context is for the work. It is made from Open's, and ends at Settle, Cancel and Close, when the session is lost
-// (*LostError), and at the hold's deadline if it could not be renewed (*RenewalError): context.Cause has the reason. That of a
-// finished session has ended (ErrFinished).
+// (*LostError), and at the hold's deadline if it could not be renewed (*RenewalError): context.Cause has the reason.
 func (s *Session[R]) Context() context.Context { return s.s.ctx }
 
 // Finished reports whether the operation is on record: the work must not be done again. Outcome is its answer.
@@ -395,11 +379,10 @@ func (s *Session[R]) Hold() holds.Hold {
 	return s.s.hold
 }
 
-// Used is the usage of a session's work. Either All or Lines is required.
-type Used struct {
-	// Lines are the used units, by scope. A scope that is left out was not used. One without Limits has those of the
-	// Reservation, which OverIfFits and OverUpTo read: a larger one is an overdraft that is bounded. Limits report thresholds
-	// (holds.Capture), with All, too. One by budget.MaxFrom that is not named here does not.
+// Cost is the usage of a session's work. Either All or Lines is required.
+type Cost struct {
+	// Lines are the used units, by scope. A scope that is left out was not used. A line without Limits has those of the
+	// Reservation, for OverIfFits, OverUpTo and thresholds (holds.Capture).
 	Lines  []holds.Line
 	All    bool        // all that is held was used
 	Over   holds.Over  // the rule for a Line beyond the held units. Defaults to holds.OverRefused
@@ -407,20 +390,17 @@ type Used struct {
 	Note   budget.Note // defaults to that of the Reservation
 }
 
-// Settle captures the used units, frees the rest, calls fn (which may be nil) for the caller's writes, records the result, and
-// commits: all or nothing. It is the command of the session's ID, so the rules of Do on functions, retries, outcomes and errors
-// hold here too. The same again, in any process, is answered by the record. With other amounts it is ErrConflict, which says
-// both.
+// Settle captures the used units, frees the rest, calls fn (which may be nil) for the caller's writes, records the
+// result, and commits: all or nothing. It is the command of the session's ID, with the rules of Do. The same again, in
+// any process, is answered by the record. With other amounts it is ErrConflict.
 //
 // ctx must not be that of a request whose client is gone: context.WithTimeout(context.WithoutCancel(r.Context()), …).
+// Errors that pass (Retryable) are tried again until ctx ends or the hold has fallen due. So fn may be called again.
 //
-// Errors that pass (Retryable: Postgres is away, say) are tried again until ctx ends, or until the hold of the time of the call
-// has fallen due, TTL and Grace later at most. So fn may be called again.
-//
-// After an error the hold is as before, and renewed: settle again, otherwise perhaps, or Cancel. *holds.ExcessError: more was
-// used than is held, and Over is OverRefused. *budget.ExceededError: it does not fit. *LostError: the session's hold has ended,
-// and nothing is written, also if the operation was settled since.
-func (s *Session[R]) Settle(ctx context.Context, used Used, fn Func[R]) (Outcome[R], error) {
+// After an error the hold is as before, and renewed: settle again, otherwise perhaps, or Cancel. *holds.ExcessError:
+// more was used than is held, and Over is OverRefused. *budget.ExceededError: it does not fit. *LostError: the
+// session's hold has ended, and nothing is written.
+func (s *Session[R]) Settle(ctx context.Context, used Cost, fn Func[R]) (Outcome[R], error) {
 	h := s.s
 	if s.finished {
 		if err := h.agrees(used, s.out.Holds); err != nil {
@@ -430,11 +410,11 @@ func (s *Session[R]) Settle(ctx context.Context, used Used, fn Func[R]) (Outcome
 	}
 	call, err := inHolds.Capture(h.client.Holds, h.capture(used))
 	if err != nil {
-		return Outcome[R]{}, renamed(err, "Capture", "Used")
+		return Outcome[R]{}, renamed(err, "Capture", "Cost")
 	}
 	for i, l := range used.Lines {
 		if !slices.ContainsFunc(h.r.Lines, func(of holds.Line) bool { return of.Scope == l.Scope }) {
-			return Outcome[R]{}, invalid(fmt.Sprintf("Used.Lines[%d].Scope", i), "%q is not held: the Reservation has no line of it", l.Scope)
+			return Outcome[R]{}, invalid(fmt.Sprintf("Cost.Lines[%d].Scope", i), "%q is not held: the Reservation has no line of it", l.Scope)
 		}
 	}
 	if h.client.engine.Inside(ctx) {
@@ -466,7 +446,7 @@ func (s *Session[R]) Settle(ctx context.Context, used Used, fn Func[R]) (Outcome
 
 // agrees is a conflict if used differs from the settled units, which the first of the recorded holds has. OverUpTo may have taken
 // less than was used.
-func (s *session) agrees(used Used, recorded []holds.Hold) error {
+func (s *session) agrees(used Cost, recorded []holds.Hold) error {
 	if len(recorded) == 0 {
 		return nil
 	}
@@ -490,7 +470,7 @@ func (s *session) agrees(used Used, recorded []holds.Hold) error {
 var errSettled = errors.New("the operation was settled by another session")
 
 // capture is the capture of a session.
-func (s *session) capture(used Used) holds.Capture {
+func (s *session) capture(used Cost) holds.Capture {
 	lines := slices.Clone(used.Lines)
 	fitting := used.Over == holds.OverIfFits || used.Over == holds.OverUpTo
 	for _, l := range s.r.Lines {
@@ -509,10 +489,9 @@ func (s *session) capture(used Used) holds.Capture {
 	}
 }
 
-// Cancel frees the held units and charges none of them. The operation is not recorded: the same ID can be opened anew. reason
-// is the hold's from then on. A second call does nothing. *LostError if the session was settled, or has lost its hold.
-// Errors that pass are tried again, as by Settle. After *IndefiniteError, which says that the answer to COMMIT was lost, call
-// it again. As for Settle, ctx must not be that of a request whose client is gone.
+// Cancel frees the held units and charges none of them. The operation is not recorded: the same ID can be opened anew.
+// reason is stored with the hold. A second call does nothing. *LostError if the session was settled, or has lost its
+// hold. Otherwise as Settle: errors that pass are tried again, and after *IndefiniteError call it again.
 func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	if s.finished {
 		return &LostError{ID: s.s.r.ID, Cause: ErrFinished}
@@ -560,8 +539,8 @@ func (s *session) release(ctx context.Context, reason string, until time.Time) (
 	return err
 }
 
-// Close ends the session's renewals and its context. A session that is neither settled nor cancelled is left as by a process that died:
-// its units are free when its hold falls due. It sends nothing. Defer it.
+// Close ends the session's renewals and its context, and sends nothing. Defer it. The units of a session that is
+// neither settled nor cancelled are free when its hold falls due.
 func (s *Session[R]) Close() { s.s.end(nil, sessionAbandoned) }
 
 // lost makes an error of a call about the session's hold a *LostError, if it says that the hold is not held.

@@ -181,8 +181,8 @@ func TestSession_OfAWalletWithRevokedLots(t *testing.T) {
 		return err
 	})
 	clock.Advance(30 * time.Second)
-	used := func(n int64) metered.Used {
-		return metered.Used{Lines: []holds.Line{{Scope: "ann", Amount: n}}, Over: holds.OverUpTo}
+	used := func(n int64) metered.Cost {
+		return metered.Cost{Lines: []holds.Line{{Scope: "ann", Amount: n}}, Over: holds.OverUpTo}
 	}
 	out, err := more.Settle(t.Context(), used(60), says(60))
 	require.NoError(t, err)

@@ -102,7 +102,7 @@ func TestSessions_AgreeWithTheModel(t *testing.T) {
 						handles, m.due, m.requests = append(handles, s), s.Hold().Due, m.requests+1
 					}
 				case act <= 4 && handles[which] != nil:
-					out, err := handles[which].Settle(t.Context(), metered.Used{Lines: []holds.Line{{Scope: r.Lines[0].Scope, Amount: int64(which + 1)}}}, says(int64(which+1)))
+					out, err := handles[which].Settle(t.Context(), metered.Cost{Lines: []holds.Line{{Scope: r.Lines[0].Scope, Amount: int64(which + 1)}}}, says(int64(which+1)))
 					if mine {
 						require.NoError(t, err, name)
 						require.False(t, out.Replayed, name)
@@ -279,11 +279,11 @@ func TestSettle_ThatFailsLeavesTheReservation(t *testing.T) {
 	_, err = s.Settle(t.Context(), tokensUsed(130), says(130))
 	require.ErrorIs(t, err, holds.ErrExcess)
 	var argument *metered.ArgumentError
-	_, err = s.Settle(t.Context(), metered.Used{}, says(0))
+	_, err = s.Settle(t.Context(), metered.Cost{}, says(0))
 	require.ErrorAs(t, err, &argument)
-	require.Equal(t, "Used.Lines", argument.Field)
-	_, err = s.Settle(t.Context(), metered.Used{Lines: []holds.Line{{Scope: "tokns", Amount: 1}}}, says(0))
-	require.EqualError(t, err, `metered: invalid argument: Used.Lines[0].Scope: "tokns" is not held: the Reservation has no line of it`)
+	require.Equal(t, "Cost.Lines", argument.Field)
+	_, err = s.Settle(t.Context(), metered.Cost{Lines: []holds.Line{{Scope: "tokns", Amount: 1}}}, says(0))
+	require.EqualError(t, err, `metered: invalid argument: Cost.Lines[0].Scope: "tokns" is not held: the Reservation has no line of it`)
 	more := tokensUsed(1130)
 	more.Over = holds.OverIfFits
 	_, err = s.Settle(t.Context(), more, says(1130))
@@ -339,12 +339,12 @@ func TestSettle_AgainWithAnotherAmountIsAConflictThatSaysBoth(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{})
 	ctx := t.Context()
-	upTo := func(n int64) metered.Used {
+	upTo := func(n int64) metered.Cost {
 		used := tokensUsed(n)
 		used.Over, used.Lines[0].Limits = holds.OverUpTo, []budget.Limit{budget.Lifetime(120)}
 		return used
 	}
-	for id, first := range map[string]metered.Used{"1": tokensUsed(5), "2": {All: true}, "3": upTo(15)} {
+	for id, first := range map[string]metered.Cost{"1": tokensUsed(5), "2": {All: true}, "3": upTo(15)} {
 		r := stream(id)
 		r.Lines[0].Amount = 10
 		s, err := metered.Open[usage](ctx, c, r)

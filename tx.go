@@ -29,17 +29,13 @@ import (
 )
 
 // Tx is a command's transaction, as its function sees it: a pgx.Tx for your own writes, the grant, and the calls that
-// belong to the command. It is not for use by several goroutines at once, and is dead once the function returns
-// (ErrTxDone).
+// belong to the command. One goroutine at a time may use it, until the function returns (ErrTxDone). Commit, Rollback
+// and such statements are ErrTxControl. Savepoints (Begin) work. Send no statements over Conn.
 //
-// Commit, Rollback and such statements are ErrTxControl. Savepoints (Begin) work. Send no statements over Conn.
-//
-// Charge, Credit and Refund are the calls of budget.Ledger. Place, Claim, Capture, Release, Extend and Return
-// those of holds.Book. Draw is that of wallet.Book. They are made in the last flush, all or none: credits and refunds first, then
-// holds, then draws, then charges. Nothing is sent before. A refusal is the error of Do. A call's own error is an *ArgumentError or ErrTxDone.
-// They are not part of the fingerprint, so they need a Command.Input that decides them.
-//
-// A capacity that the function reads can be lowered before the scope is locked: let budget.Limit.MaxFrom read it then.
+// Charge, Credit, Refund, Place, Claim, Capture, Release, Extend, Return and Draw are made in the last flush, all or
+// none: credits and refunds first, then holds, then draws, then charges. A call's own error is an *ArgumentError or
+// ErrTxDone, and a refusal is the error of Do. They are not part of the fingerprint, so they need a Command.Input that
+// decides them. If a limit depends on what the function reads, see budget.Limit.MaxFrom.
 type Tx struct {
 	guarded
 
@@ -142,8 +138,8 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 	return nil
 }
 
-// Credit adds credit that the command's holds and charges can spend. With a charge of another scope it is a transfer
-// that cannot deadlock with others. It is not in Outcome.Receipt.
+// Credit adds credit that the command's holds and charges can spend. With a charge of another scope it is a transfer.
+// It is not in Outcome.Receipt.
 func (t *Tx) Credit(credits ...budget.Credit) error {
 	return prepareEntries(t, inBudget.Credit, credits)
 }
@@ -169,8 +165,8 @@ func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, e
 	return nil
 }
 
-// Draw draws from wallets. Outcome.Draws has the units and their lots, also in a replay. A draw of a whole amount can
-// also be a charge, in Charge or Command.Charges (wallet.Book.Charge): that is judged with the other charges, and is in Outcome.Receipt.
+// Draw draws from wallets. Outcome.Draws has the units and their lots. A draw of a whole amount can also be a charge
+// (wallet.Book.Charge), which is in Outcome.Receipt.
 func (t *Tx) Draw(book *wallet.Book, draws ...wallet.Draw) error {
 	if err := cmp.Or(t.open(), notNil("book", book)); err != nil {
 		return err
@@ -288,13 +284,13 @@ var (
 
 // Notice tells a listener of a committed command, of jobs that Client.Jobs enqueued without one, or that notices may have been missed.
 type Notice struct {
-	Missed  bool             `json:"missed,omitempty"` // the rest is then empty
-	Tenant  string           `json:"tenant,omitempty"`
-	ID      string           `json:"id,omitempty"` // of the command, or "" for jobs that were enqueued in a transaction without one
-	Name    string           `json:"name,omitempty"`
+	Missed  bool            `json:"missed,omitempty"` // the rest is then empty
+	Tenant  string          `json:"tenant,omitempty"`
+	ID      string          `json:"id,omitempty"` // of the command, or "" for jobs that were enqueued in a transaction without one
+	Name    string          `json:"name,omitempty"`
 	Charges []budget.Charge `json:"charges,omitempty"`
-	Jobs    []jobs.Enqueued  `json:"jobs,omitempty"`
-	Cut     bool             `json:"cut,omitempty"` // some did not fit: Client.Lookup has all charges
+	Jobs    []jobs.Enqueued `json:"jobs,omitempty"`
+	Cut     bool            `json:"cut,omitempty"` // some did not fit: Client.Lookup has all charges
 }
 
 // Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, as holds.Book.Listen does with those of holds.

@@ -102,7 +102,7 @@ func session(k *kit) contender {
 			return err
 		}
 		defer s.Close()
-		_, err = s.Settle(ctx, metered.Used{All: true}, nil)
+		_, err = s.Settle(ctx, metered.Cost{All: true}, nil)
 		return err
 	}}
 }

@@ -173,7 +173,7 @@ func TestThreshold_OfSpendingIsReportedBySettle(t *testing.T) {
 	t.Parallel()
 	pool, c := setUpReporting(t, metered.Config{})
 	for _, iso := range pgtest.IsolationLevels {
-		for name, used := range map[string]metered.Used{
+		for name, used := range map[string]metered.Cost{
 			"lines": {Lines: []holds.Line{{Amount: 80}}}, "beyond": {Lines: []holds.Line{{Amount: 92}}, Over: holds.OverAllowed},
 			"fits": {Lines: []holds.Line{{Amount: 95}}, Over: holds.OverIfFits}, "all": {All: true},
 		} {
@@ -207,7 +207,7 @@ func TestThreshold_OfSpendingIsReportedBySettle(t *testing.T) {
 	s, err := metered.Open[any](t.Context(), c, metered.Reservation{ID: "asked", Lines: []holds.Line{{Scope: "asked", Amount: 90, Limits: []budget.Limit{asked}}}})
 	require.NoError(t, err)
 	defer s.Close()
-	_, err = s.Settle(t.Context(), metered.Used{All: true}, nil)
+	_, err = s.Settle(t.Context(), metered.Cost{All: true}, nil)
 	require.NoError(t, err)
 	require.Empty(t, told(t, pool, "asked"))
 	_, err = metered.Do(t.Context(), c, metered.Command{ID: "next", Charges: []budget.Charge{{Scope: "asked", Amount: 1, Limits: []budget.Limit{asked}}}}, pgtest.Upload("asked"))
@@ -230,12 +230,12 @@ func TestThreshold_AFailedReportSettlesNothing(t *testing.T) {
 	s, err := metered.Open[any](t.Context(), c, metered.Reservation{ID: "a", Lines: []holds.Line{{Scope: "a", Amount: 90, Limits: []budget.Limit{spentOf}}}})
 	require.NoError(t, err)
 	defer s.Close()
-	_, err = s.Settle(t.Context(), metered.Used{All: true}, nil)
+	_, err = s.Settle(t.Context(), metered.Cost{All: true}, nil)
 	require.ErrorIs(t, err, pgtest.ErrOwn)
 	require.Empty(t, told(t, pool, "a"))
 	require.NoError(t, s.Context().Err())
 	veto.Store(false)
-	_, err = s.Settle(t.Context(), metered.Used{All: true}, nil)
+	_, err = s.Settle(t.Context(), metered.Cost{All: true}, nil)
 	require.NoError(t, err)
 	require.Equal(t, []string{"80% spent"}, told(t, pool, "a"))
 }
@@ -253,7 +253,7 @@ func TestThreshold_ConcurrentSessionsReportOnce(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			_, err = s.Settle(t.Context(), metered.Used{Lines: []holds.Line{{Scope: "a", Amount: 1}}}, nil)
+			_, err = s.Settle(t.Context(), metered.Cost{Lines: []holds.Line{{Scope: "a", Amount: 1}}}, nil)
 			s.Close()
 			if err != nil {
 				return err

@@ -73,8 +73,8 @@ var statuses = map[string]int{
 	"wallet_expired":        http.StatusConflict,
 }
 
-// StatusClientClosedRequest is the status of a call that was cancelled: nobody reads the answer.
-const StatusClientClosedRequest = 499
+// statusClientClosedRequest is the status of a call that was cancelled: nobody reads the answer.
+const statusClientClosedRequest = 499
 
 // ProblemOf decides the HTTP answer to an error of this library: status, Retry-After and body.
 //
@@ -89,7 +89,7 @@ const StatusClientClosedRequest = 499
 //	413  *http.MaxBytesError
 //	422  metered.ErrConflict: the id, or Idempotency-Key, was used for another request
 //	429  a limit over a window, and metered.ErrTooManyAttempts, with Retry-After, unless waiting does not help
-//	499  a cancelled call (StatusClientClosedRequest)
+//	499  a cancelled call: nobody reads the answer
 //	503  metered.ErrNotRenewed; a *metered.IndefiniteError, with the operation's id; other errors that may
 //	     pass (metered.Retryable), with Retry-After: 1
 //	500  all else: an error of a command's function, without a code, and arguments that the program makes up rather
@@ -124,7 +124,7 @@ func ProblemOf(err error) Problem {
 	case statuses[code] != 0:
 		p.Status = statuses[code]
 	case errors.Is(err, context.Canceled):
-		p.Status, p.Title = StatusClientClosedRequest, "Client Closed Request"
+		p.Status, p.Title = statusClientClosedRequest, "Client Closed Request"
 	case errors.As(err, &tooLarge):
 		p.Status = http.StatusRequestEntityTooLarge
 	}
@@ -169,7 +169,7 @@ func refusal(e *budget.ExceededError, attempts bool) Problem {
 	switch {
 	case attempts || !lifetime:
 		return Problem{
-			Type: QuotaExceeded, Title: "Request cannot be satisfied as assigned quota has been exceeded",
+			Type: quotaExceeded, Title: "Request cannot be satisfied as assigned quota has been exceeded",
 			Status: http.StatusTooManyRequests, RetryAfterSeconds: wait(e),
 		}
 	case credit && reserved:

@@ -64,7 +64,7 @@ func chat(client *metered.Client, w http.ResponseWriter, r *http.Request) error 
 	// The request's context may have ended with its client. The streamed part is settled all the same.
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), 10*time.Second)
 	defer cancel()
-	used := metered.Used{Lines: []holds.Line{{Scope: words, Amount: int64(len(strings.Fields(answer)))}}, Over: holds.OverAllowed}
+	used := metered.Cost{Lines: []holds.Line{{Scope: words, Amount: int64(len(strings.Fields(answer)))}}, Over: holds.OverAllowed}
 	_, err = s.Settle(ctx, used, func(context.Context, *metered.Tx) (streamed, error) { return streamed{answer}, nil })
 	if err != nil && answer != "" { // the answer has begun: the client hears of it by the cut
 		log.Print(err)

@@ -19,9 +19,9 @@ import (
 
 // Bounds of the bodies and answers that Idempotent holds in memory and stores.
 const (
-	DefaultRequestBytes = 1 << 20
-	DefaultAnswerBytes  = 64 << 10
-	MaxAnswerBytes      = 256 << 10
+	defaultRequestBytes = 1 << 20
+	defaultAnswerBytes  = 64 << 10
+	maxAnswerBytes      = 256 << 10
 )
 
 // IdempotentConfig configures Idempotent. Only Tenant is required.
@@ -40,8 +40,8 @@ type IdempotentConfig struct {
 	// recorded. At 500 a 4xx of the handler commits its writes, is charged, and is the recorded answer. Defaults to
 	// 400.
 	CommitBelow  int
-	RequestBytes int64     // the largest body, held in memory, else 413. Defaults to DefaultRequestBytes
-	AnswerBytes  int       // how large an answer's body may be, up to MaxAnswerBytes, else 500. Defaults to DefaultAnswerBytes
+	RequestBytes int64     // the largest body, held in memory, else 413. Defaults to 1 MiB
+	AnswerBytes  int       // how large an answer's body may be, up to 256 KiB, else 500. Defaults to 64 KiB
 	Policies     *Policies // are shown beside answers that were charged. Defaults to none
 	// OnError is called with errors behind answers of 500 and more, but not the handler's. Defaults to slog.
 	OnError func(*http.Request, error)
@@ -56,25 +56,21 @@ type idempotent struct {
 type flight struct{ tenant, key string }
 
 // Idempotent returns a middleware that carries out a request with an Idempotency-Key once, after
-// draft-ietf-httpapi-idempotency-key-header-07. The handler runs in a metered command, and its answer is the
-// command's recorded result. A repetition gets that answer again, byte for byte, until its record is purged.
+// draft-ietf-httpapi-idempotency-key-header-07. The handler runs in a metered command, whose id is the key, and its
+// answer is the command's recorded result. A repetition gets that answer again, byte for byte, until its record is
+// purged. The command's Input is method, path, query and body. Safe methods pass through.
 //
-// The key is the id of the command, so a UUIDv7 is refused rather than carried out again after a purge. The command's
-// Input is method, path, query and body. Safe methods (GET, HEAD, OPTIONS, TRACE) pass through.
+// The handler writes through Tx(r), and may run several times: it must have no effect elsewhere (metered.Func). Nothing
+// is sent before COMMIT. A refusal or failure of the command is sent instead of the handler's answer, and is not
+// recorded unless Command.RecordRefusal is set. A panic, or an answer of CommitBelow and more, undoes the command.
+// Answer errors of tx with Write, so that metered.Do can retry.
 //
-// The handler writes through Tx(r), and may run several times: it must have no effect elsewhere (metered.Func).
-// Nothing is sent before COMMIT. A refusal or failure of the command is sent instead of the handler's answer, and is
-// not recorded unless Command.RecordRefusal is set. The handler itself undoes the command by a panic or an answer of
-// CommitBelow and more, which is sent but never recorded. It should answer errors of tx with Write, so that
-// metered.Do can retry.
-//
-// Other answers: 400 for a missing or invalid key, 422 for a key that was used for another request, 413, and 500 for
-// an answer that cannot be recorded (ErrAnswer). While another request with the key is carried out the answer is 409
-// with Retry-After, at once in this process, after the Client's LockTimeout in others.
+// Other answers: 400 for a missing or invalid key, 422 for a key of another request, 413, and 500 for an answer that
+// cannot be recorded (ErrAnswer). While another request with the key is carried out it is 409 with Retry-After.
 func Idempotent(client *metered.Client, cfg IdempotentConfig) (func(http.Handler) http.Handler, error) {
 	cfg.CommitBelow = cmp.Or(cfg.CommitBelow, http.StatusBadRequest)
-	cfg.RequestBytes = cmp.Or(cfg.RequestBytes, DefaultRequestBytes)
-	cfg.AnswerBytes = cmp.Or(cfg.AnswerBytes, DefaultAnswerBytes)
+	cfg.RequestBytes = cmp.Or(cfg.RequestBytes, defaultRequestBytes)
+	cfg.AnswerBytes = cmp.Or(cfg.AnswerBytes, defaultAnswerBytes)
 	err := cmp.Or(fault.NotNil(errArgument, "client", client), fault.NotNil(errArgument, "IdempotentConfig.Tenant", cfg.Tenant))
 	switch {
 	case err != nil:
@@ -83,8 +79,8 @@ func Idempotent(client *metered.Client, cfg IdempotentConfig) (func(http.Handler
 		return nil, fault.Invalid(errArgument, "IdempotentConfig.CommitBelow", "%d is not from 300 to 500", cfg.CommitBelow)
 	case cfg.RequestBytes < 0:
 		return nil, fault.Invalid(errArgument, "IdempotentConfig.RequestBytes", "%d is negative", cfg.RequestBytes)
-	case cfg.AnswerBytes < 0 || cfg.AnswerBytes > MaxAnswerBytes:
-		return nil, fault.Invalid(errArgument, "IdempotentConfig.AnswerBytes", "%d is not from 0 to %d", cfg.AnswerBytes, MaxAnswerBytes)
+	case cfg.AnswerBytes < 0 || cfg.AnswerBytes > maxAnswerBytes:
+		return nil, fault.Invalid(errArgument, "IdempotentConfig.AnswerBytes", "%d is not from 0 to %d", cfg.AnswerBytes, maxAnswerBytes)
 	}
 	if cfg.OnError == nil {
 		cfg.OnError = logError

@@ -10,8 +10,8 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// MaxIdempotencyKeyBytes bounds an Idempotency-Key without its quotes, as an operation's id is bounded.
-const MaxIdempotencyKeyBytes = 255
+// maxIdempotencyKeyBytes bounds an Idempotency-Key without its quotes, as an operation's id is bounded.
+const maxIdempotencyKeyBytes = 255
 
 // Faults of an Idempotency-Key, or of the request that has it.
 var (
@@ -23,10 +23,10 @@ var (
 
 const fieldKey = "Idempotency-Key"
 
-// Key returns the Idempotency-Key of a request, for Command.ID of a command that the handler runs itself. It has 1 to
-// MaxIdempotencyKeyBytes printable ASCII characters. The draft's spelling is a String of structured fields ("8e03…"),
-// whose parameters are skipped. Most clients send it bare, then without spaces and the characters ,";\. Both are the
-// same key. Errors: ErrKeyMissing, and ErrKeyInvalid, also for several fields.
+// Key returns the Idempotency-Key of a request, for Command.ID of a command that the handler runs itself: 1 to 255
+// printable ASCII characters. The draft's spelling is a String of structured fields ("8e03…"), whose parameters are
+// skipped. A bare one has no spaces and none of ,";\. Both are the same key. Errors: ErrKeyMissing, and ErrKeyInvalid,
+// also for several fields.
 func Key(r *http.Request) (string, error) {
 	values := r.Header.Values(fieldKey)
 	switch len(values) {
@@ -37,7 +37,7 @@ func Key(r *http.Request) (string, error) {
 		return "", ErrKeyInvalid
 	}
 	key, ok := parseKey(strings.Trim(values[0], " \t"))
-	if !ok || key == "" || len(key) > MaxIdempotencyKeyBytes {
+	if !ok || key == "" || len(key) > maxIdempotencyKeyBytes {
 		return "", ErrKeyInvalid
 	}
 	return key, nil

@@ -16,7 +16,7 @@ func keyOf(fields ...string) (string, error) {
 
 func TestKey_IsAStringOfStructuredFieldsOrBare(t *testing.T) {
 	t.Parallel()
-	long := strings.Repeat("k", httpmetered.MaxIdempotencyKeyBytes)
+	long := strings.Repeat("k", 255)
 	for field, want := range map[string]string{
 		"8e03978e-40d5-43dd-bc93-6894a57f9324":   "8e03978e-40d5-43dd-bc93-6894a57f9324",
 		`"8e03978e-40d5-43dd-bc93-6894a57f9324"`: "8e03978e-40d5-43dd-bc93-6894a57f9324",
@@ -25,9 +25,9 @@ func TestKey_IsAStringOfStructuredFieldsOrBare(t *testing.T) {
 		"a+/=:k":                                 "a+/=:k",
 		`"k";a`:                                  "k",
 		`"k"; a=1;*b_.-*=-1.25;c="q\"; \\";d=tok/en:1;e=:AQ==:;f=?0;g=@-3;h=%"f%c3%bc"`: "k",
-		long:             long,
-		`"` + long + `"`: long,
-		`"` + strings.Repeat(`\"`, httpmetered.MaxIdempotencyKeyBytes) + `"`: strings.Repeat(`"`, httpmetered.MaxIdempotencyKeyBytes),
+		long:                                  long,
+		`"` + long + `"`:                      long,
+		`"` + strings.Repeat(`\"`, 255) + `"`: strings.Repeat(`"`, 255),
 	} {
 		got, err := keyOf(field)
 		require.NoError(t, err, field)
@@ -41,7 +41,7 @@ func TestKey_RefusesInvalidKeys(t *testing.T) {
 	require.ErrorIs(t, err, httpmetered.ErrKeyMissing)
 	_, err = httpmetered.Key(&http.Request{})
 	require.ErrorIs(t, err, httpmetered.ErrKeyMissing)
-	long := strings.Repeat("k", httpmetered.MaxIdempotencyKeyBytes+1)
+	long := strings.Repeat("k", 255+1)
 	for _, fields := range [][]string{
 		{""}, {" "}, {`""`}, {`"`}, {`"k`}, {`k"`}, {`"k""`}, {`"k";`}, {`"k" ;a`}, {`"k";A=1`}, {`"k";a=`}, {`"k";a =1`}, {`"k";a=1,`}, {`"k";a="`}, {`"k";a=1.`}, {`"k";a=?2`}, {`"k", "l"`}, {"k, l"}, {"k,l"}, {"k;a"}, {"a b"},
 		{`"\k"`}, {`"k\"`}, {`"k\`}, {`a\b`}, {"a\x00b"}, {"a\x7fb"}, {"\"a\nb\""}, {"\"a\tb\""}, {"clé"}, {`"clé"`}, {"a\xff"},

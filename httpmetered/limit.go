@@ -37,11 +37,9 @@ type LimitConfig struct {
 // any number of processes. If one limit refuses, nothing is charged. The handler's answer changes nothing: attempts
 // count.
 //
-// An answer has RateLimit-Policy and RateLimit. A refusal is a problem as of Policies.Write, by a window a 429 with
-// Retry-After. A database that cannot be asked is a 503, unless FailOpen is set.
-//
-// With both Limits and Shared a request costs three round trips, else one. Shared is one scope, whose charges commit
-// one after the other. With LimitLeased they do not.
+// An answer has RateLimit-Policy and RateLimit. A refusal is a problem (Policies.Write). A database that cannot be
+// asked is a 503, unless FailOpen is set. With both Limits and Shared a request costs three round trips, else one.
+// Charges of Shared commit one after the other, except with LimitLeased.
 func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
 	if err := cmp.Or(fault.NotNil(errArgument, "db", db), fault.NotNil(errArgument, "ledger", ledger)); err != nil {
 		return nil, err
@@ -59,10 +57,9 @@ func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.
 	})
 }
 
-// LimitLeased is Limit from memory (leases.Pool.Allow): in nanoseconds, as exact, and without the database for as
-// long as leased units last. When they are used up and the database cannot be asked, the answer is a 503
-// (leases.ErrUnavailable). RateLimit shows this process's view. The units that a killed process had leased count as
-// used until its leases end.
+// LimitLeased is Limit from memory (leases.Pool.Allow): as exact, and without the database for as long as leased units
+// last. Then a database that cannot be asked is a 503. RateLimit shows this process's view. Units that a killed process
+// had leased count as used until its leases end.
 func LimitLeased(pool *leases.Pool, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
 	if err := fault.NotNil(errArgument, "pool", pool); err != nil {
 		return nil, err

@@ -184,23 +184,23 @@ func TestLimit_RefusesUnusableArguments(t *testing.T) {
 		{Kind: "a/b", Key: byHeader, Limits: named}, {Kind: "k", Key: byHeader, Limits: named, Shared: named},
 	} {
 		_, err := httpmetered.Limit(pool, ledger, cfg)
-		require.ErrorIs(t, err, httpmetered.ErrArgument, "%+v", cfg)
+		require.ErrorIs(t, err, budget.ErrArgument, "%+v", cfg)
 	}
 	cfg := httpmetered.LimitConfig{Kind: "k", Shared: named}
 	_, err = httpmetered.Limit(pool, ledger, cfg)
 	require.NoError(t, err, "limits of all clients need no key")
 	_, err = httpmetered.Limit(nil, ledger, cfg)
-	require.ErrorIs(t, err, httpmetered.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 	_, err = httpmetered.Limit(pool, nil, cfg)
-	require.ErrorIs(t, err, httpmetered.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 	_, err = httpmetered.LimitLeased(nil, cfg)
-	require.ErrorIs(t, err, httpmetered.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 	leased, err := leases.New(pool, leases.Config{Rules: []leases.Rule{{Prefix: "k/"}}})
 	require.NoError(t, err)
 	_, err = httpmetered.LimitLeased(leased, cfg)
 	require.NoError(t, err)
 	_, err = httpmetered.LimitLeased(leased, httpmetered.LimitConfig{Kind: "without-rule", Key: byHeader, Limits: named})
-	require.ErrorIs(t, err, httpmetered.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 	require.NoError(t, leased.Close(t.Context()))
 	_, err = httpmetered.LimitLeased(leased, cfg)
 	require.ErrorIs(t, err, leases.ErrClosed)

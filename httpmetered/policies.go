@@ -15,32 +15,27 @@ import (
 // Bounds. With all of them reached a field is about 4 kB long. Servers and proxies usually stop at 8 kB for all
 // fields together.
 const (
-	MaxPolicies  = 16 // of PoliciesConfig.Limits, and of PoliciesConfig.Shared
-	MaxNameBytes = 64 // of a name or a unit
-	MaxKeyBytes  = 32 // of a partition key: a SHA-256 fits
+	maxPolicies  = 16 // of PoliciesConfig.Limits, and of PoliciesConfig.Shared
+	maxNameBytes = 64 // of a name or a unit
+	maxKeyBytes  = 32 // of a partition key: a SHA-256 fits
 )
 
 // The quota units that the draft defines. "requests" is its default and need not
 // be said.
 const (
-	Requests           = "requests"
-	ContentBytes       = "content-bytes"
-	ConcurrentRequests = "concurrent-requests"
+	requests = "requests"
 )
-
-// ErrArgument is every refused argument. The error is a *budget.ArgumentError.
-var ErrArgument error = errArgument
 
 var errArgument = fault.New("invalid_argument", "httpmetered: invalid argument")
 
 // PoliciesConfig selects the limits that clients see.
 type PoliciesConfig struct {
 	// Limits are those of a client's own budget, as given to budget.Charge. Each needs a name, which is shown: 1 to
-	// MaxNameBytes printable ASCII characters. Windows are rounded up to seconds, months have 31 days there and years
+	// 64 printable ASCII characters. Windows are rounded up to seconds, months have 31 days there and years
 	// 366. Prepaid credit is no policy.
 	Limits []budget.Limit
 	Shared []budget.Limit    // of several clients together: their names are shown when they refuse, their numbers never
-	Units  map[string]string // quota units of Limits, by name, such as ContentBytes. Defaults to Requests for all
+	Units  map[string]string // quota units of Limits, by name, such as "content-bytes" of the draft. Defaults to "requests"
 }
 
 // Policies are limits as clients get to see them. It may be used by any number of
@@ -66,8 +61,8 @@ func NewPolicies(cfg PoliciesConfig) (*Policies, error) {
 		field  string
 		limits []budget.Limit
 	}{{"PoliciesConfig.Limits", cfg.Limits}, {"PoliciesConfig.Shared", cfg.Shared}} {
-		if len(part.limits) > MaxPolicies {
-			return nil, fault.Invalid(errArgument, part.field, "are %d, want at most %d", len(part.limits), MaxPolicies)
+		if len(part.limits) > maxPolicies {
+			return nil, fault.Invalid(errArgument, part.field, "are %d, want at most %d", len(part.limits), maxPolicies)
 		}
 		for i, limit := range part.limits {
 			field := part.field + "[" + strconv.Itoa(i) + "]"
@@ -100,7 +95,7 @@ func NewPolicies(cfg PoliciesConfig) (*Policies, error) {
 
 func newPolicy(limit budget.Limit, unit string) policy {
 	params := ";q=" + integer(limit.Max)
-	if unit != "" && unit != Requests {
+	if unit != "" && unit != requests {
 		params += ";qu=" + quoted(unit)
 	}
 	if w := max(limit.Window, length(limit.Period)); w > 0 {
@@ -126,14 +121,14 @@ func length(p budget.Period) time.Duration {
 }
 
 // Partition returns the same policies with a partition key, the parameter pk of both fields: it tells the budgets of
-// a client apart. It is 1 to MaxKeyBytes bytes, or a *budget.ArgumentError. Make it of the request's own content, and
+// a client apart. It is 1 to 32 bytes, or a *budget.ArgumentError. Make it of the request's own content, and
 // of no secret.
 func (p *Policies) Partition(key []byte) (*Policies, error) {
 	if err := fault.NotNil(errArgument, "policies", p); err != nil {
 		return nil, err
 	}
-	if len(key) < 1 || len(key) > MaxKeyBytes {
-		return nil, fault.Invalid(errArgument, "key", "is %d bytes long, want 1 to %d", len(key), MaxKeyBytes)
+	if len(key) < 1 || len(key) > maxKeyBytes {
+		return nil, fault.Invalid(errArgument, "key", "is %d bytes long, want 1 to %d", len(key), maxKeyBytes)
 	}
 	with := *p
 	with.key = ";pk=:" + base64.StdEncoding.EncodeToString(key) + ":"
@@ -162,8 +157,8 @@ func check(field string, limit budget.Limit) error {
 
 // checkText accepts the characters of a String of structured fields (RFC 9651, 3.3.3). None of them can end a field.
 func checkText(field, text string) error {
-	if len(text) < 1 || len(text) > MaxNameBytes {
-		return fault.Invalid(errArgument, field, "%q is %d bytes long, want 1 to %d", text, len(text), MaxNameBytes)
+	if len(text) < 1 || len(text) > maxNameBytes {
+		return fault.Invalid(errArgument, field, "%q is %d bytes long, want 1 to %d", text, len(text), maxNameBytes)
 	}
 	for i := range len(text) {
 		if text[i] < 0x20 || text[i] > 0x7e {

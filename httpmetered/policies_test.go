@@ -74,7 +74,7 @@ func TestPolicies_UnitsKeysAndNamesAreWrittenAsStructuredFields(t *testing.T) {
 	odd := budget.Limit{Name: `a"b\c;q=9, d`, Max: math.MaxInt64 / 4, Window: 1500 * time.Millisecond}
 	p := policies(t, httpmetered.PoliciesConfig{
 		Limits: []budget.Limit{odd, burst},
-		Units:  map[string]string{odd.Name: httpmetered.ContentBytes, "burst": httpmetered.Requests},
+		Units:  map[string]string{odd.Name: "content-bytes", "burst": "requests"},
 	})
 	p, err := p.Partition([]byte("trial121323"))
 	require.NoError(t, err)
@@ -144,7 +144,7 @@ func TestPolicies_WriteNamesTheLimitAndWhenToComeBack(t *testing.T) {
 			want := httpmetered.Problem{Title: http.StatusText(test.status), Status: test.status, Code: "budget_exceeded"}
 			switch test.status {
 			case 429:
-				want.Type, want.Title = httpmetered.QuotaExceeded, "Request cannot be satisfied as assigned quota has been exceeded"
+				want.Type, want.Title = "https://iana.org/assignments/http-problem-types#quota-exceeded", "Request cannot be satisfied as assigned quota has been exceeded"
 			case 402:
 				want.Detail = "a part of the credit is reserved"
 			}
@@ -203,7 +203,7 @@ func TestNew_RefusesNamesThatNoFieldCanHold(t *testing.T) {
 		}
 		return limits
 	}
-	many := named(strings.Split("abcdefghijklmnopqrstuvwxyz", "")[:httpmetered.MaxPolicies+1]...)
+	many := named(strings.Split("abcdefghijklmnopqrstuvwxyz", "")[:16+1]...)
 	for _, cfg := range []httpmetered.PoliciesConfig{
 		{Limits: named("")},
 		{Limits: named("two", "two")},
@@ -211,7 +211,7 @@ func TestNew_RefusesNamesThatNoFieldCanHold(t *testing.T) {
 		{Limits: named("line\r\nSet-Cookie: a=b")},
 		{Shared: named("täglich")},
 		{Limits: named("del\x7f")},
-		{Limits: named(strings.Repeat("n", httpmetered.MaxNameBytes+1))},
+		{Limits: named(strings.Repeat("n", 64+1))},
 		{Limits: many},
 		{Shared: many},
 		{Limits: []budget.Limit{budget.Lifetime(-1).Named("n")}},
@@ -222,16 +222,16 @@ func TestNew_RefusesNamesThatNoFieldCanHold(t *testing.T) {
 		{Limits: named("a"), Units: map[string]string{"a": "by\ntes"}},
 	} {
 		_, err := httpmetered.NewPolicies(cfg)
-		require.ErrorIs(t, err, httpmetered.ErrArgument, "%+v", cfg)
+		require.ErrorIs(t, err, budget.ErrArgument, "%+v", cfg)
 		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument)
 	}
 	nothing := budget.Prepaid(0).Named("nothing")
-	policies(t, httpmetered.PoliciesConfig{Limits: append(many[2:], nothing), Shared: named("~", strings.Repeat("n", httpmetered.MaxNameBytes))})
+	policies(t, httpmetered.PoliciesConfig{Limits: append(many[2:], nothing), Shared: named("~", strings.Repeat("n", 64))})
 	p := policies(t, httpmetered.PoliciesConfig{})
-	for _, size := range []int{0, httpmetered.MaxKeyBytes + 1} {
+	for _, size := range []int{0, 32 + 1} {
 		_, err := p.Partition(make([]byte, size))
-		require.ErrorIs(t, err, httpmetered.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 	}
 	_, err := p.Partition(make([]byte, 1))
 	require.NoError(t, err)
@@ -241,15 +241,15 @@ func TestFields_StayBelowFourKilobytes(t *testing.T) {
 	t.Parallel()
 	cfg := httpmetered.PoliciesConfig{Units: map[string]string{}}
 	receipt := budget.Receipt{Entries: []budget.Posted{{}}}
-	for i := range httpmetered.MaxPolicies {
+	for i := range 16 {
 		l := budget.Limit{
-			Name: strings.Repeat(`"`, httpmetered.MaxNameBytes-1) + string(rune('a'+i)), Max: budget.MaxLimit, Window: bounds.MaxWindow,
+			Name: strings.Repeat(`"`, 64-1) + string(rune('a'+i)), Max: budget.MaxLimit, Window: bounds.MaxWindow,
 		}
 		cfg.Limits = append(cfg.Limits, l)
-		cfg.Units[l.Name] = httpmetered.ConcurrentRequests
+		cfg.Units[l.Name] = "concurrent-requests"
 		receipt.Entries[0].Standings = append(receipt.Entries[0].Standings, standing(l, math.MaxInt64))
 	}
-	p, err := policies(t, cfg).Partition(make([]byte, httpmetered.MaxKeyBytes))
+	p, err := policies(t, cfg).Partition(make([]byte, 32))
 	require.NoError(t, err)
 	h := http.Header{}
 	p.Show(h, receipt)
@@ -347,5 +347,5 @@ func TestPolicies_OfPeriodsLastUntilTheirEnd(t *testing.T) {
 	require.Equal(t, 429, p.Write(answer, &budget.ExceededError{Refusals: []budget.Refusal{{Limit: plan, RetryAfter: time.Hour}}}))
 	require.Equal(t, "3600", answer.Header().Get("Retry-After"))
 	_, err := httpmetered.NewPolicies(httpmetered.PoliciesConfig{Limits: []budget.Limit{{Name: "neither", Max: 1, Period: budget.Period{Zone: "UTC"}}}})
-	require.ErrorIs(t, err, httpmetered.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 }

@@ -9,8 +9,8 @@ import (
 	"strconv"
 )
 
-// QuotaExceeded is the draft's problem type for a limit over a window.
-const QuotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exceeded"
+// quotaExceeded is the draft's problem type for a limit over a window.
+const quotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
 // Problem is a refusal as problem details (RFC 9457). All members are optional. Without Type, Title should be the
 // text of the status.

@@ -49,7 +49,7 @@ func TestStream_AClientThatHangsUpPaysForTheStreamedPart(t *testing.T) {
 		n := sent.Load()
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(r.Context()), time.Minute)
 		defer cancel()
-		_, err = s.Settle(ctx, metered.Used{Lines: []holds.Line{{Scope: "lines", Amount: n}}, Over: holds.OverAllowed},
+		_, err = s.Settle(ctx, metered.Cost{Lines: []holds.Line{{Scope: "lines", Amount: n}}, Over: holds.OverAllowed},
 			func(context.Context, *metered.Tx) (int64, error) { return n, nil })
 		if err != nil {
 			t.Error(err)

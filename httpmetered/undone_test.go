@@ -302,14 +302,14 @@ func TestIdempotent_RefusesUnusableArguments(t *testing.T) {
 	require.NoError(t, err)
 	tenant := func(*http.Request) (string, error) { return "ann", nil }
 	_, err = httpmetered.Idempotent(nil, httpmetered.IdempotentConfig{Tenant: tenant})
-	require.ErrorIs(t, err, httpmetered.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 	for _, cfg := range []httpmetered.IdempotentConfig{
 		{}, {Tenant: tenant, CommitBelow: 299}, {Tenant: tenant, CommitBelow: 501}, {Tenant: tenant, RequestBytes: -1},
-		{Tenant: tenant, AnswerBytes: -1}, {Tenant: tenant, AnswerBytes: httpmetered.MaxAnswerBytes + 1},
+		{Tenant: tenant, AnswerBytes: -1}, {Tenant: tenant, AnswerBytes: (256 << 10) + 1},
 	} {
 		_, err := httpmetered.Idempotent(client, cfg)
-		require.ErrorIs(t, err, httpmetered.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 	}
-	_, err = httpmetered.Idempotent(client, httpmetered.IdempotentConfig{Tenant: tenant, AnswerBytes: httpmetered.MaxAnswerBytes})
+	_, err = httpmetered.Idempotent(client, httpmetered.IdempotentConfig{Tenant: tenant, AnswerBytes: (256 << 10)})
 	require.NoError(t, err)
 }

@@ -188,7 +188,7 @@ func (b *behind) commands() {
 			return err
 		}
 		defer s.Close()
-		if _, err = s.Settle(ctx, metered.Used{All: true}, nil); err != nil {
+		if _, err = s.Settle(ctx, metered.Cost{All: true}, nil); err != nil {
 			return err
 		}
 		_, err = metered.Open[any](ctx, b.c, r)

@@ -29,17 +29,17 @@ import (
 )
 
 // tools run all files of a directory, in order, as their own programs do.
-var tools = map[metered.MigrationTool]struct {
+var tools = map[string]struct {
 	file string // of a number
 	run  func(t *testing.T, pool *pgxpool.Pool, files fs.FS)
 }{
-	metered.Goose: {"%05d_metered.sql", func(t *testing.T, pool *pgxpool.Pool, files fs.FS) {
+	"goose": {"%05d_metered.sql", func(t *testing.T, pool *pgxpool.Pool, files fs.FS) {
 		provider, err := goose.NewProvider(goose.DialectPostgres, openDB(t, pool), files)
 		require.NoError(t, err)
 		_, err = provider.Up(t.Context())
 		require.NoError(t, err)
 	}},
-	metered.GolangMigrate: {"%06d_metered.up.sql", func(t *testing.T, pool *pgxpool.Pool, files fs.FS) {
+	"golang-migrate": {"%06d_metered.up.sql", func(t *testing.T, pool *pgxpool.Pool, files fs.FS) {
 		source, err := iofs.New(files, ".")
 		require.NoError(t, err)
 		driver, err := gomigratepgx.WithInstance(openDB(t, pool), &gomigratepgx.Config{})
@@ -48,7 +48,7 @@ var tools = map[metered.MigrationTool]struct {
 		require.NoError(t, err)
 		require.NoError(t, m.Up())
 	}},
-	metered.Tern: {"%03d_metered.sql", func(t *testing.T, pool *pgxpool.Pool, files fs.FS) {
+	"tern": {"%03d_metered.sql", func(t *testing.T, pool *pgxpool.Pool, files fs.FS) {
 		conn, err := pgx.ConnectConfig(t.Context(), pool.Config().ConnConfig)
 		require.NoError(t, err)
 		defer func() { _ = conn.Close(context.Background()) }()
@@ -57,7 +57,7 @@ var tools = map[metered.MigrationTool]struct {
 		require.NoError(t, m.LoadMigrations(files))
 		require.NoError(t, m.Migrate(t.Context()))
 	}},
-	metered.Atlas: {"%014d_metered.sql", func(t *testing.T, pool *pgxpool.Pool, files fs.FS) {
+	"atlas": {"%014d_metered.sql", func(t *testing.T, pool *pgxpool.Pool, files fs.FS) {
 		dir := new(atlas.MemDir)
 		names, err := fs.Glob(files, "*.sql")
 		require.NoError(t, err)

@@ -15,19 +15,17 @@ import (
 )
 
 // Enqueue inserts a job in the caller's transaction, with Options.Key once per (queue, key). Workers see it when tx
-// commits. Most programs want this call, with a key.
-//
-// Rollback, also to a savepoint: the job and its key are gone. Idempotency: a known key returns the first job's id and
-// Created false. The args are compared as JSON: a field added to their type makes old keys conflict, unless it is
+// commits. After a rollback, also to a savepoint, the job and its key are gone. A known key returns the first job's id
+// and Created false. The args are compared as JSON: a field added to their type makes old keys conflict, unless it is
 // omitted when empty.
 //
-// Locks: the key's row, until tx ends. Others with this key wait for at most Config.LockTimeout. After tx's commit
-// they return its job, above READ COMMITTED with one retry (SQLSTATE 40001). Keys enqueued in different orders can
-// deadlock (40P01). EnqueueMany sorts them.
+// It locks the key's row until tx ends. Others with this key wait for at most Config.LockTimeout, and then return its
+// job, above READ COMMITTED with one retry. Keys enqueued in different orders can deadlock (40P01). EnqueueMany sorts
+// them.
 //
-// Errors: ErrArgument before any SQL (also for args that jsonb cannot hold) and ErrConflict leave tx usable. Every
-// other error aborts it, so that no key commits without its job: ErrBusy, ErrPlugin, errors of River, of hooks and of
-// Postgres. One round trip without a key, two with a new one, one with a known one. Config.Notify adds one for a new job.
+// Errors: ErrArgument (also for args that jsonb cannot hold) and ErrConflict leave tx usable. Every other error aborts
+// it: ErrBusy, ErrPlugin, errors of River, of hooks and of Postgres. One round trip without a key, two with a new one,
+// one with a known one. Config.Notify adds one for a new job.
 func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *Options) (Result, error) {
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
 		return Result{}, err
@@ -44,14 +42,14 @@ func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, o
 }
 
 // EnqueueMany is Enqueue for 1 to 10,000 jobs, in as many round trips as one job takes. Results are in the order of
-// items. A key that is there twice makes one job. Rollback, idempotency and locks are those of Enqueue. One
-// Config.LockTimeout bounds all waits. After an error other than ErrArgument tx is aborted, unless no key was new.
+// items. A key that is there twice makes one job. One Config.LockTimeout bounds all waits. After an error other than
+// ErrArgument tx is aborted, unless no key was new.
 func (e *Enqueuer) EnqueueMany(ctx context.Context, tx pgx.Tx, items []Item) ([]Result, error) {
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
 		return nil, err
 	}
-	if len(items) < 1 || len(items) > MaxItems {
-		return nil, invalid("Items", "%d of them: want 1 to %d", len(items), MaxItems)
+	if len(items) < 1 || len(items) > maxItems {
+		return nil, invalid("Items", "%d of them: want 1 to %d", len(items), maxItems)
 	}
 	all := make([]*prepared, len(items))
 	for i, item := range items {

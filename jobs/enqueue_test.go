@@ -80,9 +80,9 @@ func TestEnqueue_KeyUsedForSomethingElseIsAConflict(t *testing.T) {
 	first := f.mustEnqueue(process{"a"}, &jobs.Options{Key: "k", Tenant: "acme"})
 
 	for differs, again := range map[string]jobs.Item{
-		jobs.DiffersKind:   {Args: discard{"a"}, Options: &jobs.Options{Key: "k", Tenant: "acme"}},
-		jobs.DiffersArgs:   {Args: process{"b"}, Options: &jobs.Options{Key: "k", Tenant: "acme"}},
-		jobs.DiffersTenant: {Args: process{"a"}, Options: &jobs.Options{Key: "k", Tenant: "zeta"}},
+		"kind":   {Args: discard{"a"}, Options: &jobs.Options{Key: "k", Tenant: "acme"}},
+		"args":   {Args: process{"b"}, Options: &jobs.Options{Key: "k", Tenant: "acme"}},
+		"tenant": {Args: process{"a"}, Options: &jobs.Options{Key: "k", Tenant: "zeta"}},
 	} {
 		tx := f.begin(pgx.ReadCommitted)
 		_, err := f.Enqueue(f.ctx, tx, again.Args, again.Options)
@@ -401,7 +401,7 @@ func TestEnqueue_BadInputIsRefusedBeforeAnySQL(t *testing.T) {
 
 	_, err = e.EnqueueMany(context.Background(), noSQL{}, nil)
 	requireInvalid(t, err, "Items")
-	_, err = e.EnqueueMany(context.Background(), noSQL{}, make([]jobs.Item, jobs.MaxItems+1))
+	_, err = e.EnqueueMany(context.Background(), noSQL{}, make([]jobs.Item, 10_000+1))
 	requireInvalid(t, err, "Items")
 }
 

@@ -39,9 +39,9 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 
 // The differences between the first use of a key and a later one.
 const (
-	DiffersKind   = "kind"
-	DiffersTenant = "tenant"
-	DiffersArgs   = "args"
+	differsKind   = "kind"
+	differsTenant = "tenant"
+	differsArgs   = "args"
 )
 
 // ConflictError says that a key was used before, for another job. Its text leaves out the recorded kind, tenant and
@@ -49,7 +49,7 @@ const (
 type ConflictError struct {
 	Queue, Key string
 	JobID      int64  // of the job that the key was first used for
-	Differs    string // the first of kind, tenant and args that is not the same
+	Differs    string // the first that is not the same: "kind", "tenant" or "args"
 }
 
 func (e *ConflictError) Error() string {
@@ -57,5 +57,3 @@ func (e *ConflictError) Error() string {
 }
 
 func (e *ConflictError) Unwrap() error { return errConflict }
-
-func (e *ConflictError) Code() string { return errConflict.Code() }

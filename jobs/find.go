@@ -36,8 +36,8 @@ func (e *Enqueuer) Find(ctx context.Context, db Querier, queue, key string) (Rec
 	switch {
 	case len(queue) > 64 || !queuePattern.MatchString(queue):
 		return Record{}, invalid("queue", "%.80q is no name of a queue", queue)
-	case key == "" || len(key) > MaxKeyBytes || !storable(key):
-		return Record{}, invalid("key", "want 1 to %d bytes of UTF-8 without NUL", MaxKeyBytes)
+	case key == "" || len(key) > maxKeyBytes || !storable(key):
+		return Record{}, invalid("key", "want 1 to %d bytes of UTF-8 without NUL", maxKeyBytes)
 	}
 	var r Record
 	err := db.QueryRow(ctx, e.findSQL, queue, key).

@@ -17,13 +17,13 @@ import (
 
 // Bounds of this package.
 const (
-	MaxKeyBytes    = 255
-	MaxTenantBytes = 255
-	MaxItems       = 10_000 // in one EnqueueMany
+	maxKeyBytes    = 255
+	maxTenantBytes = 255
+	maxItems       = 10_000 // in one EnqueueMany
 
-	DefaultLockTimeout = 5 * time.Second
-	MinLockTimeout     = time.Millisecond
-	MaxLockTimeout     = time.Hour
+	defaultLockTimeout = 5 * time.Second
+	minLockTimeout     = time.Millisecond
+	maxLockTimeout     = time.Hour
 )
 
 // Config configures an Enqueuer. The zero value suits most programs.
@@ -61,10 +61,10 @@ func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 	}
 	wait := config.LockTimeout
 	if wait == 0 {
-		wait = DefaultLockTimeout
+		wait = defaultLockTimeout
 	}
-	if wait < MinLockTimeout || wait > MaxLockTimeout {
-		return nil, invalid("Config.LockTimeout", "%s: want %s to %s", config.LockTimeout, MinLockTimeout, MaxLockTimeout)
+	if wait < minLockTimeout || wait > maxLockTimeout {
+		return nil, invalid("Config.LockTimeout", "%s: want %s to %s", config.LockTimeout, minLockTimeout, maxLockTimeout)
 	}
 	// Named as River's own insert names it: without a schema it is found by the
 	// connection's search_path, like the table.

@@ -11,8 +11,8 @@ import (
 
 // Members of a job's metadata that belong to this package.
 const (
-	MetadataKey    = "metered:key"
-	MetadataTenant = "metered:tenant"
+	metadataKey    = "metered:key"
+	metadataTenant = "metered:tenant"
 )
 
 // Key returns the key that job was enqueued with, or "".
@@ -49,7 +49,7 @@ func withOwn(field string, metadata []byte, own ownMetadata) ([]byte, error) {
 	if err := jsonb.Check(metadata); err != nil {
 		return nil, invalid(field, "%s", err)
 	}
-	for _, name := range []string{MetadataKey, MetadataTenant} {
+	for _, name := range []string{metadataKey, metadataTenant} {
 		if _, ok := members[name]; ok {
 			return nil, invalid(field, "the member %q is this package's", name)
 		}
@@ -57,7 +57,7 @@ func withOwn(field string, metadata []byte, own ownMetadata) ([]byte, error) {
 	if own == (ownMetadata{}) {
 		return metadata, nil
 	}
-	for name, value := range map[string]string{MetadataKey: own.Key, MetadataTenant: own.Tenant} {
+	for name, value := range map[string]string{metadataKey: own.Key, metadataTenant: own.Tenant} {
 		if value == "" {
 			continue
 		}

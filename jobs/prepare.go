@@ -41,11 +41,11 @@ func prepare(at string, args river.JobArgs, opts *Options) (*prepared, error) {
 	if n := utf8.RuneCountInString(p.kind); n < 1 || n > 127 || !storable(p.kind) {
 		return nil, invalid(at+"Args", "kind %q: want 1 to 127 characters of UTF-8 without NUL", p.kind)
 	}
-	if len(p.key) > MaxKeyBytes || !storable(p.key) {
-		return nil, invalid(at+"Options.Key", "want 1 to %d bytes of UTF-8 without NUL", MaxKeyBytes)
+	if len(p.key) > maxKeyBytes || !storable(p.key) {
+		return nil, invalid(at+"Options.Key", "want 1 to %d bytes of UTF-8 without NUL", maxKeyBytes)
 	}
-	if len(p.tenant) > MaxTenantBytes || !storable(p.tenant) {
-		return nil, invalid(at+"Options.Tenant", "want at most %d bytes of UTF-8 without NUL", MaxTenantBytes)
+	if len(p.tenant) > maxTenantBytes || !storable(p.tenant) {
+		return nil, invalid(at+"Options.Tenant", "want at most %d bytes of UTF-8 without NUL", maxTenantBytes)
 	}
 	encoded, err := json.Marshal(args)
 	if err != nil {
@@ -124,11 +124,11 @@ func storable(s string) bool { return utf8.ValidString(s) && !strings.Contains(s
 func (p *prepared) differs(first claim) string {
 	switch {
 	case p.kind != first.kind:
-		return DiffersKind
+		return differsKind
 	case p.tenant != first.tenant:
-		return DiffersTenant
+		return differsTenant
 	case !bytes.Equal(p.digest, first.digest):
-		return DiffersArgs
+		return differsArgs
 	}
 	return ""
 }

@@ -25,11 +25,9 @@ const purgeableSQL = `
 select count(*) from metered.job_keys k, (select metered.clock() - $1::interval as at) cutoff
 where k.created_at < cutoff.at`
 
-// Purge forgets keys older than opts.OlderThan, oldest first, and returns how many. A forgotten key looks new: its
-// next Enqueue makes another job. Jobs are left alone.
-//
-// It owns its transactions, one per batch: finished batches stay if it fails or ctx ends. Any number may run at
-// once. It needs the schema's owner or a role with the maintenance grants.
+// Purge forgets keys older than opts.OlderThan, oldest first, and returns how many. A forgotten key looks new: its next
+// Enqueue makes another job. Jobs are left alone. It owns its transactions: finished batches stay if it fails or ctx
+// ends. Any number may run at once. It needs the schema's owner or metered.GrantMaintenanceSQL.
 func (e *Enqueuer) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(e.made(), notNil("pool", pool)); err != nil {
 		return 0, err

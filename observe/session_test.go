@@ -41,9 +41,9 @@ func TestObserver_HearsOfSessions(t *testing.T) {
 	}
 
 	s := open("settled", time.Minute)
-	_, err := s.Settle(ctx, metered.Used{All: true}, nil)
+	_, err := s.Settle(ctx, metered.Cost{All: true}, nil)
 	require.NoError(t, err)
-	_, err = s.Settle(ctx, metered.Used{All: true}, nil) // which is answered by the record
+	_, err = s.Settle(ctx, metered.Cost{All: true}, nil) // which is answered by the record
 	require.NoError(t, err)
 	s.Close()
 	require.Equal(t, []string{"opened", "settled"}, told())
@@ -67,7 +67,7 @@ func TestObserver_HearsOfSessions(t *testing.T) {
 		_, err := c.Holds.Release(ctx, tx, holds.Release{IDs: []string{s.Hold().ID}})
 		return err
 	}))
-	_, err = s.Settle(ctx, metered.Used{All: true}, nil)
+	_, err = s.Settle(ctx, metered.Cost{All: true}, nil)
 	require.ErrorIs(t, err, metered.ErrLost)
 	s.Close()
 	require.Equal(t, []string{"opened", "lost"}, told())

@@ -18,11 +18,8 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// LSN is a position in the write-ahead log of a primary: later commits have greater ones. As text, and in JSON for a
-// cookie or a header, it has the form of pg_lsn, such as "16/B374D848".
-//
-// It belongs to one cluster and one timeline: after a failover, an earlier position says nothing about the new
-// primary.
+// LSN is a position in the write-ahead log of a primary: later commits have greater ones. As text it has the form of
+// pg_lsn, such as "16/B374D848". It belongs to one timeline: after a failover it says nothing about the new primary.
 type LSN uint64
 
 // ParseLSN reads the text form of an LSN.
@@ -48,14 +45,10 @@ func (l *LSN) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// CommitLSN returns an LSN behind all commits on the primary so far. Call it after a commit, on the same server:
-// ReadAt with it reads that commit from a replica. It costs a round trip, which metered.Command.LSN saves.
-//
-// The position is the end of the log, and COMMIT is answered when its record is in the log. So it is never too early,
-// also with synchronous_commit off, where the record may not have been written to disk yet.
-//
-// db is a pool or a connection of the primary. A pgx.Tx is an *ArgumentError, since its own commit is yet to come.
-func CommitLSN(ctx context.Context, db Querier) (LSN, error) {
+// CommitLSN returns an LSN behind all commits on the primary so far, never too early. Call it after a commit, on the
+// same server. It costs a round trip, which metered.Command.LSN saves. db is a pool or a connection of the primary. A
+// pgx.Tx is a *metered.ArgumentError, since its own commit is yet to come.
+func CommitLSN(ctx context.Context, db querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
 		return 0, err
 	}
@@ -68,10 +61,10 @@ func CommitLSN(ctx context.Context, db Querier) (LSN, error) {
 const readSQL = `
 select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()::text else (` + ledger.EndSQL + `) end`
 
-// ReadLSN returns an LSN behind all earlier reads from db, such as a recorded operation (metered.Client.Lookup) or
-// the history of a hold, for ReadAt on another server. It is the end of the log now, not the place of that record: a
-// later call returns a later LSN. db may be a replica, or a transaction, whose own writes are not covered.
-func ReadLSN(ctx context.Context, db Querier) (LSN, error) {
+// ReadLSN returns an LSN behind all earlier reads from db, such as a recorded operation, for ReadAt on another server.
+// It is the end of the log now: a later call returns a later LSN. db may be a replica, or a transaction, whose own
+// writes are not covered.
+func ReadLSN(ctx context.Context, db querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
 		return 0, err
 	}
@@ -86,8 +79,8 @@ func scanLSN(row pgx.Row) (LSN, error) {
 	return ParseLSN(text)
 }
 
-// Querier runs a query: a *pgxpool.Pool, a *pgx.Conn or, for ReadLSN, a pgx.Tx.
-type Querier interface {
+// querier runs a query: a *pgxpool.Pool, a *pgx.Conn or, for ReadLSN, a pgx.Tx.
+type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
@@ -104,14 +97,7 @@ var (
 	errStale = fault.New("stale_read", "replica: the replica is behind the position that was asked for")
 )
 
-// ErrArgument is the identity of every refused argument. The error itself is an *ArgumentError.
-// No SQL ran.
-var ErrArgument error = errArgument
-
 var errArgument = fault.New("invalid_argument", "replica: invalid argument")
-
-// ArgumentError names a refused argument and the reason. It is ErrArgument.
-type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
@@ -134,27 +120,22 @@ func (e *StaleError) Error() string {
 // Unwrap returns ErrStale.
 func (e *StaleError) Unwrap() error { return errStale }
 
-// Code returns the stable code "stale_read".
-func (e *StaleError) Code() string { return errStale.Code() }
-
 // Options says how ReadAt waits.
 type Options struct {
-	// Timeout is how long to wait for a replica that is behind, from 1ms to 1h. One that
-	// does not answer, or gives no connection, is waited for a second longer. The
-	// context's deadline bounds it too. Defaults to DefaultTimeout.
+	// Timeout bounds the wait for a replica that is behind, 1 ms to 1 h, as ctx's deadline does. One that does not answer
+	// gets a second more. Defaults to 5 s.
 	Timeout time.Duration
 }
 
-// DefaultTimeout is the default of Options.Timeout.
-const DefaultTimeout = 5 * time.Second
+const defaultTimeout = 5 * time.Second
 
 const (
 	minPoll, maxPoll = time.Millisecond, 100 * time.Millisecond
 	answerTimeout    = time.Second // for the replica, beyond the timeout
 )
 
-// ReadAt calls fn with a connection of the replica, once every commit before lsn is visible there: a read after a
-// write sees the write. fn may run any reads (Usage, Get, Lookup). Its error is returned unchanged.
+// ReadAt calls fn with a connection of the replica, once every commit before lsn is visible there. fn may run any reads
+// (Usage, Get, Lookup). Its error is returned unchanged.
 //
 //	lsn, err := replica.CommitLSN(ctx, primary) // after the write, or metered.Outcome.LSN
 //	err = replica.ReadAt(ctx, pool, lsn, replica.Options{}, func(ctx context.Context, conn *pgx.Conn) error {
@@ -162,15 +143,15 @@ const (
 //		return err
 //	})
 //
-// The wait and fn share one connection, with no transaction open. The replica must use physical replication, and not
-// be behind a pooler that spreads statements over servers. The primary works too, without a wait. LSN 0 is refused:
-// read from the primary then. If an idle primary has open transactions, the wait can take some 15 seconds.
+// No transaction is open during the wait. The replica must use physical replication, without a pooler that spreads
+// statements over servers. The primary works too, without a wait. LSN 0 is refused. If an idle primary has open
+// transactions, the wait can take some 15 seconds.
 //
-// Errors before fn is called: *ArgumentError, before any SQL, *StaleError when the time is over, and ErrAhead. After
-// a *StaleError ask the primary.
+// Errors before fn is called: *metered.ArgumentError, *StaleError when the time is over (ask the primary), and
+// ErrAhead.
 func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options, fn func(context.Context, *pgx.Conn) error) error {
 	if opts.Timeout == 0 {
-		opts.Timeout = DefaultTimeout
+		opts.Timeout = defaultTimeout
 	}
 	if err := cmp.Or(notNil("pool", pool), notNil("fn", fn)); err != nil {
 		return err

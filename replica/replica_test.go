@@ -43,7 +43,7 @@ func TestLSN_HasTheTextFormOfPostgres(t *testing.T) {
 	}
 	for _, text := range []string{"", "/", "1", "1/", "/1", "1/G", "100000000/0", "0/100000000", "-1/0", "0/+1", "0x1/0", " 1/0", "1/0/0", "1_0/0"} {
 		_, err := replica.ParseLSN(text)
-		require.ErrorIs(t, err, replica.ErrArgument, text)
+		require.ErrorIs(t, err, budget.ErrArgument, text)
 	}
 }
 
@@ -324,15 +324,15 @@ func TestReadAt_RefusesBadArguments(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	ctx := t.Context()
-	require.ErrorIs(t, replica.ReadAt(ctx, pool, 0, replica.Options{}, noRead), replica.ErrArgument, "behind no write")
-	require.ErrorIs(t, replica.ReadAt(ctx, nil, 1, replica.Options{}, noRead), replica.ErrArgument)
-	require.ErrorIs(t, replica.ReadAt(ctx, pool, 1, replica.Options{}, nil), replica.ErrArgument)
+	require.ErrorIs(t, replica.ReadAt(ctx, pool, 0, replica.Options{}, noRead), budget.ErrArgument, "behind no write")
+	require.ErrorIs(t, replica.ReadAt(ctx, nil, 1, replica.Options{}, noRead), budget.ErrArgument)
+	require.ErrorIs(t, replica.ReadAt(ctx, pool, 1, replica.Options{}, nil), budget.ErrArgument)
 	for _, timeout := range []time.Duration{-1, time.Microsecond, time.Hour + 1} {
-		require.ErrorIs(t, replica.ReadAt(ctx, pool, 1, replica.Options{Timeout: timeout}, noRead), replica.ErrArgument)
+		require.ErrorIs(t, replica.ReadAt(ctx, pool, 1, replica.Options{Timeout: timeout}, noRead), budget.ErrArgument)
 	}
 	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := replica.CommitLSN(ctx, tx)
-		require.ErrorIs(t, err, replica.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 		return nil
 	}))
 }

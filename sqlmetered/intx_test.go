@@ -357,6 +357,6 @@ func TestInTx_AnotherDriverIsRefused(t *testing.T) {
 		var argument *metered.ArgumentError
 		require.ErrorAs(t, err, &argument)
 		require.Equal(t, "tx", argument.Field)
-		require.ErrorIs(t, err, sqlmetered.ErrArgument)
+		require.ErrorIs(t, err, metered.ErrArgument)
 	}
 }

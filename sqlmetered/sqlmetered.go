@@ -14,7 +14,7 @@
 //     of other goroutines, and the rollback of database/sql when the context of BeginTx is done, wait for the function.
 //   - In a repetition the command is a replay (Outcome.Replayed), but your writes through the *sql.Tx are repeated: roll
 //     back then, or make them in the command's function.
-//   - Large objects cannot be used. A *sql.Tx of another driver (lib/pq) is an *ArgumentError, with nothing sent. A driver
+//   - Large objects cannot be used. A *sql.Tx of another driver (lib/pq) is a *metered.ArgumentError, with nothing sent. A driver
 //     that wraps pgx's has to pass arguments on unchanged.
 package sqlmetered
 
@@ -34,9 +34,6 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/guardtx"
 )
-
-// ErrArgument is every refused argument, before any SQL. The error is a *metered.ArgumentError.
-var ErrArgument error = errArgument
 
 var errArgument = fault.New("invalid_argument", "sqlmetered: invalid argument")
 
@@ -60,13 +57,12 @@ func DoTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx, cmd metered
 }
 
 // InTx calls fn once with tx as a pgx.Tx, which is dead when fn returns (metered.ErrTxDone). fn cannot end the
-// transaction (metered.ErrTxControl). Its Begin sets a savepoint. InTx sets none itself: after an error of Postgres
-// tx has failed, and after fn's own error the rollback of tx undoes its writes. A panic in fn goes on, and leaves tx
-// open.
+// transaction (metered.ErrTxControl). Its Begin sets a savepoint, InTx sets none: after an error the rollback of tx
+// undoes fn's writes. A panic in fn goes on, and leaves tx open.
 //
-// Errors before fn is called: *metered.ArgumentError, sql.ErrTxDone if tx has ended, an error of ctx. After it: those
-// of fn, and metered.ErrTxFailed if fn returns nil though a statement failed or rows are open. InTx costs no round
-// trip, but one if the connection has a pgx tracer, which would otherwise see an error.
+// Errors before fn is called: *metered.ArgumentError, sql.ErrTxDone, an error of ctx. After it: those of fn, and
+// metered.ErrTxFailed if fn returns nil though a statement failed or rows are open. It costs no round trip, but one if
+// the connection has a pgx tracer.
 func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(fault.NotNil(errArgument, "tx", tx), fault.NotNil(errArgument, "fn", fn)); err != nil {
 		return err
@@ -84,16 +80,14 @@ func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.T
 	return err
 }
 
-// Commit commits tx, and reports the outcome.
+// Commit commits tx, and reports the outcome. nil: it is committed. metered.ErrCommitUnknown: the answer was lost, or
+// the context of BeginTx ended before it came. Run the transaction again with the same command then, which is a replay
+// if it was committed. sql.ErrTxDone: tx had ended before, with either outcome. Any other error: it is not committed.
+// That is metered.ErrTxFailed after a failed statement, the error of BeginTx's context if COMMIT was not sent, or an
+// error of Postgres (metered.Retryable).
 //
-// nil: it is committed. metered.ErrCommitUnknown: the answer was lost, or the context of BeginTx ended before it
-// came. Run the transaction again with the same command then, which is a replay if it was committed. sql.ErrTxDone:
-// tx had ended before, with either outcome. Any other error: it is not committed. That is metered.ErrTxFailed after a
-// failed statement, the error of the context of BeginTx if COMMIT was not sent, or an error of Postgres: a deferred
-// constraint, or 40001, which is worth another run (metered.Retryable).
-//
-// The context of a request ends when its client leaves, even while COMMIT is under way. Begin with
-// context.WithoutCancel(r.Context()), and a timeout, to learn the outcome.
+// The context of a request ends when its client leaves. Begin with context.WithoutCancel(r.Context()), and a timeout,
+// to learn the outcome.
 func Commit(tx *sql.Tx) error {
 	if err := fault.NotNil(errArgument, "tx", tx); err != nil {
 		return err

@@ -15,12 +15,11 @@ import (
 const consumeSQL = `select ` + ledger.TokenColumns + ` from metered.consume_token($1, $2, $3, $4)`
 
 // Consume takes one use of a token, if it is good and was minted for this purpose and subject, in one round trip. Call
-// it in the transaction that acts on the token's grant. After a rollback the use is there again. There is no
-// idempotency: a repeated request presents a used token (metered.Do remembers).
+// it in the transaction that acts on the token's grant. After a rollback the use is there again. A repeated request
+// presents a used token (metered.Do remembers).
 //
-// It locks the token's row until the transaction ends. Several tokens in one transaction can deadlock with another that
-// takes them in another order. Errors: ErrInvalid, which leaves the transaction usable and the token as it was,
-// ErrArgument, ErrBusy, and SQLSTATE 40001, after which the transaction has to run again.
+// It locks the token's row until the transaction ends. Several tokens in one transaction can deadlock. Errors:
+// ErrInvalid, which leaves the transaction usable and the token as it was, ErrArgument, ErrBusy, ErrSerialization.
 func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presented string) (grant Grant, err error) {
 	p, err := s.present(purpose, subject, presented)
 	if err != nil {
@@ -60,8 +59,8 @@ func tellRefused(ctx context.Context, to *observed.To, err error) {
 
 const inspectSQL = `select ` + ledger.TokenColumns + ` from metered.inspect_token($1, $2, $3)`
 
-// Inspect gives the answer that Consume would give now, and consumes nothing: use it to show the page of a link. It writes
-// nothing, takes no lock, and runs on standbys. Errors: ErrInvalid, ErrArgument.
+// Inspect gives the answer that Consume would give now, and consumes nothing: for the page of a link. It takes no lock,
+// and runs on standbys. Errors: ErrInvalid, ErrArgument.
 func (s *Store) Inspect(ctx context.Context, db Querier, purpose, subject, presented string) (Info, error) {
 	p, err := s.present(purpose, subject, presented)
 	if err != nil {

@@ -13,11 +13,11 @@
 //	acme_upload_9mzR0q…7dQ2uVfZ3k
 //	└ prefix ──┘└ 43 ─────┘└ 6 ─┘  32 secret bytes and a CRC-32 (IEEE), in base 62
 //
-// The checksum refuses mistyped text without a query. The answer to every bad token is the same [ErrInvalid]:
-// [InvalidError.Reason] tells your logs more. A wrong purpose or subject does not use a token up.
+// The checksum refuses mistyped text without a query. Every bad token gets the same [ErrInvalid], and
+// [InvalidError.Reason] says more to your logs. A wrong purpose or subject does not use a token up.
 //
 // Consumers of one token queue on its row, and exactly one commits the last use. At READ COMMITTED the others get
-// ErrInvalid. At higher levels SQLSTATE 40001, then ErrInvalid. A token is good while clock < ExpiresAt, by the
+// ErrInvalid. At higher levels ErrSerialization, then ErrInvalid. A token is good while clock < ExpiresAt, by the
 // database's clock when Consume begins. Mail scanners follow links: call Inspect on GET, and Consume on POST.
 //
 // Every call may fail with ErrArgument before any SQL, and with errors of Postgres. Writes also fail with ErrBusy.

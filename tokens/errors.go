@@ -1,12 +1,8 @@
 package tokens
 
 import (
-	"encoding/json"
-	"fmt"
-	"io"
-	"log/slog"
-
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/redact"
 )
 
 // Refusals. They leave the transaction usable, and nothing written.
@@ -55,9 +51,14 @@ const (
 
 // InvalidError is the error behind ErrInvalid. It prints and encodes the same for every reason, so a client may see it.
 // Log its Reason beside it.
-type InvalidError struct{ reason func() Reason } // a func, so that no printer gets at it by reflection
+type InvalidError struct {
+	redacted
+	reason func() Reason // a func, so that no printer gets at it by reflection
+}
 
-func refuse(r Reason) error { return &InvalidError{reason: func() Reason { return r }} }
+func refuse(r Reason) error {
+	return &InvalidError{redact.As(ErrInvalid.Error()), func() Reason { return r }}
+}
 
 func (e *InvalidError) Reason() Reason {
 	if e == nil || e.reason == nil {
@@ -69,15 +70,3 @@ func (e *InvalidError) Reason() Reason {
 func (e *InvalidError) Error() string { return ErrInvalid.Error() }
 
 func (e *InvalidError) Unwrap() error { return ErrInvalid }
-
-func (e *InvalidError) Code() string { return fault.Code(ErrInvalid) }
-
-func (e *InvalidError) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, e.Error()) }
-
-func (e *InvalidError) GoString() string { return e.Error() }
-
-func (e *InvalidError) LogValue() slog.Value { return slog.StringValue(e.Error()) }
-
-func (e *InvalidError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Error()) }
-
-func (e *InvalidError) MarshalText() ([]byte, error) { return []byte(e.Error()), nil }

@@ -172,7 +172,7 @@ func ExampleNewSecret() {
 	defer done()
 	store, err := tokens.New(tokens.Config{Prefix: "acme_card"})
 	check(err)
-	fromMaker := make([]byte, tokens.SecretLen) // of an encrypted file
+	fromMaker := make([]byte, 32) // of an encrypted file
 	_, _ = rand.Read(fromMaker)
 	secret, err := tokens.NewSecret(fromMaker)
 	check(err)

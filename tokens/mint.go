@@ -40,12 +40,10 @@ type Minted struct {
 	Replaced  int64     `json:"replaced,omitempty"` // how many live tokens Replace revoked
 }
 
-// Mint stores a new token and returns it, in one round trip. Replace also revokes the subject's earlier ones. After a
-// rollback the token is unknown: hand it out after the commit.
-//
-// With a random secret each call mints another token. With a Secret a second call is ErrExists, and Store.Token has the
-// text. After a purge the secret can be minted again. It takes no lock, except against calls that mint the same secret.
-// Errors: ErrArgument, ErrExists, ErrBusy, SQLSTATE 40001.
+// Mint stores a new token and returns it, in one round trip. After a rollback the token is unknown: hand it out after
+// the commit. Each call mints another token, except with a Secret: then a second call is ErrExists, and Store.Token has
+// the text. It takes no lock, except against calls that mint the same secret. Errors: ErrArgument, ErrExists, ErrBusy,
+// ErrSerialization.
 func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	minted, err := s.prepare("Mint", m)
 	if err != nil {
@@ -61,8 +59,8 @@ func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 // MintMany stores up to 1000 tokens in one round trip, all or none, and returns them in the order of mints. The same
 // secret twice in mints is ErrArgument. Otherwise as Mint.
 func (s *Store) MintMany(ctx context.Context, tx pgx.Tx, mints []Mint) ([]Minted, error) {
-	if len(mints) > MaxMints {
-		return nil, invalid("Mints", "%d: want at most %d", len(mints), MaxMints)
+	if len(mints) > maxMints {
+		return nil, invalid("Mints", "%d: want at most %d", len(mints), maxMints)
 	}
 	if len(mints) == 0 {
 		return nil, nil
@@ -119,16 +117,16 @@ func (s *Store) prepare(field string, m Mint) (prepared, error) {
 		return prepared{}, err
 	}
 	if m.TTL == 0 {
-		m.TTL = DefaultTTL
+		m.TTL = defaultTTL
 	}
-	if m.TTL < MinTTL || m.TTL > MaxTTL {
-		return prepared{}, invalid(field+".TTL", "%v: want %v to %v", m.TTL, MinTTL, MaxTTL)
+	if m.TTL < minTTL || m.TTL > maxTTL {
+		return prepared{}, invalid(field+".TTL", "%v: want %v to %v", m.TTL, minTTL, maxTTL)
 	}
 	if m.Uses == 0 {
 		m.Uses = 1
 	}
-	if m.Uses < 1 || m.Uses > MaxUses {
-		return prepared{}, invalid(field+".Uses", "%d: want 1 to %d", m.Uses, MaxUses)
+	if m.Uses < 1 || m.Uses > maxUses {
+		return prepared{}, invalid(field+".Uses", "%d: want 1 to %d", m.Uses, maxUses)
 	}
 	payload, err := encodePayload(field+".Payload", m.Payload)
 	if err != nil {
@@ -161,7 +159,7 @@ func encodePayload(field string, payload any) (*string, error) {
 		if v == nil {
 			return nil, nil
 		}
-		if len(v) <= MaxPayloadLen && !json.Valid(v) {
+		if len(v) <= maxPayloadLen && !json.Valid(v) {
 			return nil, invalid(field, "not JSON")
 		}
 		encoded = v
@@ -174,8 +172,8 @@ func encodePayload(field string, payload any) (*string, error) {
 		}
 		encoded = bytes.TrimSuffix(buf.Bytes(), []byte("\n"))
 	}
-	if len(encoded) > MaxPayloadLen {
-		return nil, invalid(field, "%d bytes of JSON: want at most %d", len(encoded), MaxPayloadLen)
+	if len(encoded) > maxPayloadLen {
+		return nil, invalid(field, "%d bytes of JSON: want at most %d", len(encoded), maxPayloadLen)
 	}
 	if err := jsontext.Check(payload, encoded); err != nil {
 		return nil, invalid(field, "%v", err)

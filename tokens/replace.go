@@ -15,10 +15,9 @@ from metered.replace_token($1::bigint, $2::metered.new_token, $3::int)`
 // Replace revokes every live token of m's purpose and subject and mints another, in one round trip: "send me a new
 // link". After a rollback nothing has changed. With a Secret a second call is ErrExists, and changes nothing.
 //
-// At most one of the tokens that Replace mints is live per purpose and subject, however many calls run at once. At READ
-// COMMITTED they queue and the last one wins. A transaction with an older snapshot gets SQLSTATE 40001. A token from
-// Mint lives beside it. Locks, until the transaction ends: an advisory lock of the purpose and subject, then the rows
-// of the revoked tokens. Errors: ErrArgument, ErrExists, ErrBusy.
+// At most one of the tokens that Replace mints is live per purpose and subject. At READ COMMITTED calls queue and the
+// last one wins. A transaction with an older snapshot gets ErrSerialization. A token from Mint lives beside it. Locks:
+// the purpose and subject, then the rows of the revoked tokens. Errors: ErrArgument, ErrExists, ErrBusy.
 func (s *Store) Replace(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	p, err := s.prepare("Mint", m)
 	if err != nil {

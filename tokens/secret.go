@@ -5,50 +5,47 @@ import (
 	"crypto/rand"
 	"crypto/sha256"
 	"encoding/binary"
-	"encoding/json"
-	"fmt"
-	"io"
-	"log/slog"
 )
 
 // Secret is the 32 bytes in a token, for Mint.Secret. It prints, logs and encodes as "REDACTED". The zero Secret means
 // none.
-type Secret struct{ reveal func() [SecretLen]byte } // a func for the reason given at Token
-
-func newSecret(b [SecretLen]byte) Secret {
-	return Secret{reveal: func() [SecretLen]byte { return b }}
+type Secret struct {
+	redacted
+	reveal func() [secretBytes]byte // a func for the reason given at Token
 }
 
-// NewSecret makes a Secret of b: exactly 32 bytes, which you have from a cryptographic source. A longer secret, or a text, is a
-// key for Derive. Bytes that are plainly not random are ErrArgument: fewer than 12 distinct bytes, or steps between neighbours, or
-// printable ASCII only.
+func newSecret(b [secretBytes]byte) Secret {
+	return Secret{reveal: func() [secretBytes]byte { return b }}
+}
+
+// NewSecret makes a Secret of 32 bytes from a cryptographic source. Bytes that are plainly not random are ErrArgument:
+// fewer than 12 distinct bytes, or steps between neighbours, or printable ASCII only. A longer secret, or a text, is a
+// key for Derive.
 func NewSecret(b []byte) (Secret, error) {
 	switch {
-	case len(b) != SecretLen:
-		return Secret{}, invalid("Secret", "%d bytes: want %d", len(b), SecretLen)
+	case len(b) != secretBytes:
+		return Secret{}, invalid("Secret", "%d bytes: want %d", len(b), secretBytes)
 	case weak(b):
 		return Secret{}, invalid("Secret", "too regular to be random")
 	case printable(b):
 		return Secret{}, invalid("Secret", "is text: decode it, or give it to Derive as the key")
 	}
-	return newSecret([SecretLen]byte(b)), nil
+	return newSecret([secretBytes]byte(b)), nil
 }
 
 // Derive returns the Secret that belongs to key and parts, always the same: an HMAC-SHA-256 in which ("ab", "c") and
 // ("a", "bc") differ. It is for commands that must return the same token when they run again: make the parts from the
-// operation's tenant and id, and the token's place. Keep the key like the database's password.
-//
-// The key is 32 to 1024 random bytes (see NewSecret). The parts are 1 to 16, together at most 4096 bytes. Anything
-// else is ErrArgument.
+// operation's tenant and id, and the token's place. The key is 32 to 1024 random bytes. Keep it like the database's
+// password. The parts are 1 to 16, together at most 4096 bytes. Anything else is ErrArgument.
 func Derive(key []byte, parts ...string) (Secret, error) {
-	if len(key) < MinKeyLen || len(key) > MaxKeyLen {
-		return Secret{}, invalid("key", "%d bytes: want %d to %d", len(key), MinKeyLen, MaxKeyLen)
+	if len(key) < minKeyLen || len(key) > maxKeyLen {
+		return Secret{}, invalid("key", "%d bytes: want %d to %d", len(key), minKeyLen, maxKeyLen)
 	}
 	if weak(key) {
 		return Secret{}, invalid("key", "too regular to be random")
 	}
-	if len(parts) == 0 || len(parts) > MaxDeriveParts {
-		return Secret{}, invalid("parts", "%d parts: want 1 to %d", len(parts), MaxDeriveParts)
+	if len(parts) == 0 || len(parts) > maxDeriveParts {
+		return Secret{}, invalid("parts", "%d parts: want 1 to %d", len(parts), maxDeriveParts)
 	}
 	mac := hmac.New(sha256.New, key)
 	total := 0
@@ -61,21 +58,21 @@ func Derive(key []byte, parts ...string) (Secret, error) {
 	write(deriveLabel)
 	for _, part := range parts {
 		total += len(part)
-		if total > MaxDeriveLen {
-			return Secret{}, invalid("parts", "more than %d bytes together", MaxDeriveLen)
+		if total > maxDeriveLen {
+			return Secret{}, invalid("parts", "more than %d bytes together", maxDeriveLen)
 		}
 		write(part)
 	}
-	return newSecret([SecretLen]byte(mac.Sum(nil))), nil
+	return newSecret([secretBytes]byte(mac.Sum(nil))), nil
 }
 
 // deriveLabel keeps these secrets apart from whatever else the key is used for.
 const deriveLabel = "metered/tokens/secret/1"
 
 // drawSecret draws until the result is one that Parse accepts: in practice, once.
-func drawSecret() [SecretLen]byte {
+func drawSecret() [secretBytes]byte {
 	for {
-		var b [SecretLen]byte
+		var b [secretBytes]byte
 		_, _ = rand.Read(b[:]) // never fails: it would crash the program first
 		if !weak(b[:]) {
 			return b
@@ -118,15 +115,3 @@ func printable(b []byte) bool {
 }
 
 func (s Secret) IsZero() bool { return s.reveal == nil }
-
-func (s Secret) String() string { return redacted }
-
-func (s Secret) GoString() string { return redacted }
-
-func (s Secret) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, redacted) }
-
-func (s Secret) LogValue() slog.Value { return slog.StringValue(redacted) }
-
-func (s Secret) MarshalJSON() ([]byte, error) { return json.Marshal(redacted) }
-
-func (s Secret) MarshalText() ([]byte, error) { return []byte(redacted), nil }

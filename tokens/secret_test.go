@@ -77,15 +77,15 @@ func TestDerive_RefusesBadArguments(t *testing.T) {
 	}
 	for _, parts := range [][]string{
 		nil, {},
-		make([]string, tokens.MaxDeriveParts+1),
-		{strings.Repeat("x", tokens.MaxDeriveLen), "y"},
+		make([]string, 16+1),
+		{strings.Repeat("x", 4096), "y"},
 	} {
 		_, err := tokens.Derive(testKey, parts...)
 		requireArgument(t, err, "parts")
 	}
-	_, err := tokens.Derive(bytes.Repeat(testKey, 32), strings.Repeat("x", tokens.MaxDeriveLen))
+	_, err := tokens.Derive(bytes.Repeat(testKey, 32), strings.Repeat("x", 4096))
 	require.NoError(t, err)
-	_, err = tokens.Derive([]byte(fmt.Sprintf("%x", testKey)), make([]string, tokens.MaxDeriveParts)...)
+	_, err = tokens.Derive([]byte(fmt.Sprintf("%x", testKey)), make([]string, 16)...)
 	require.NoError(t, err, "a long key may be text")
 }
 

@@ -16,27 +16,27 @@ import (
 
 // Bounds, checked before any SQL, and defaults. Lengths are in bytes.
 const (
-	MinTTL     = time.Second
-	MaxTTL     = 400 * 24 * time.Hour
-	DefaultTTL = time.Hour
-	MaxUses    = 1_000_000
-	MaxMints   = 1000 // tokens of one MintMany
+	minTTL     = time.Second
+	maxTTL     = 400 * 24 * time.Hour
+	defaultTTL = time.Hour
+	maxUses    = 1_000_000
+	maxMints   = 1000 // tokens of one MintMany
 
-	MaxPrefixLen   = 32
-	DefaultPrefix  = "metered"
-	MaxPurposeLen  = 128
-	MaxSubjectLen  = 512
-	MaxPayloadLen  = 8 << 10 // as JSON
-	SecretLen      = 32      // the secret in a token
-	MinKeyLen      = 32      // the key of Derive
-	MaxKeyLen      = 1024
-	MaxDeriveParts = 16
-	MaxDeriveLen   = 4096 // the parts of Derive together
+	maxPrefixLen   = 32
+	defaultPrefix  = "metered"
+	maxPurposeLen  = 128
+	maxSubjectLen  = 512
+	maxPayloadLen  = 8 << 10 // as JSON
+	secretBytes    = 32      // the secret in a token
+	minKeyLen      = 32      // the key of Derive
+	maxKeyLen      = 1024
+	maxDeriveParts = 16
+	maxDeriveLen   = 4096 // the parts of Derive together
 
-	MinLockTimeout     = time.Millisecond
-	MaxLockTimeout     = time.Hour
-	DefaultLockTimeout = 5 * time.Second
-	DefaultOlderThan   = 30 * 24 * time.Hour // how long Purge keeps tokens that have ended
+	minLockTimeout     = time.Millisecond
+	maxLockTimeout     = time.Hour
+	defaultLockTimeout = 5 * time.Second
+	defaultOlderThan   = 30 * 24 * time.Hour // how long Purge keeps tokens that have ended
 )
 
 // Config has the place of a Store's tokens and their form. The zero value works.
@@ -73,17 +73,17 @@ func New(config Config) (*Store, error) {
 		return nil, invalid("Config.Schema", "%s", err)
 	}
 	if config.Prefix == "" {
-		config.Prefix = DefaultPrefix
+		config.Prefix = defaultPrefix
 	}
-	if len(config.Prefix) > MaxPrefixLen || !validPrefix.MatchString(config.Prefix) {
+	if len(config.Prefix) > maxPrefixLen || !validPrefix.MatchString(config.Prefix) {
 		return nil, invalid("Config.Prefix",
-			"want 1 to %d of A-Z, a-z, 0-9 and _, starting with a letter and not ending with _", MaxPrefixLen)
+			"want 1 to %d of A-Z, a-z, 0-9 and _, starting with a letter and not ending with _", maxPrefixLen)
 	}
 	if config.LockTimeout == 0 {
-		config.LockTimeout = DefaultLockTimeout
+		config.LockTimeout = defaultLockTimeout
 	}
-	if config.LockTimeout < MinLockTimeout || config.LockTimeout > MaxLockTimeout {
-		return nil, invalid("Config.LockTimeout", "%v: want %v to %v", config.LockTimeout, MinLockTimeout, MaxLockTimeout)
+	if config.LockTimeout < minLockTimeout || config.LockTimeout > maxLockTimeout {
+		return nil, invalid("Config.LockTimeout", "%v: want %v to %v", config.LockTimeout, minLockTimeout, maxLockTimeout)
 	}
 	return &Store{
 		prefix:        config.Prefix,
@@ -122,8 +122,8 @@ func (s *Store) lockKey(purpose, subject string) int64 {
 	return lockkey.Of(s.lockSpace, purpose+"\x00"+subject)
 }
 
-func checkPurpose(field, purpose string) error { return checkName(field, purpose, MaxPurposeLen) }
-func checkSubject(field, subject string) error { return checkName(field, subject, MaxSubjectLen) }
+func checkPurpose(field, purpose string) error { return checkName(field, purpose, maxPurposeLen) }
+func checkSubject(field, subject string) error { return checkName(field, subject, maxSubjectLen) }
 
 func checkName(field, name string, maxLen int) error {
 	if name == "" {

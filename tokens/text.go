@@ -4,6 +4,8 @@ import (
 	"hash/crc32"
 	"math/big"
 	"strings"
+
+	"github.com/pgmetered/metered/internal/redact"
 )
 
 const (
@@ -12,8 +14,8 @@ const (
 	checksumLen = 6  // the fewest that hold 32 bits
 )
 
-// Parse reads a token's text, exactly as Reveal returned it, without a query. Text that is no token of this prefix is
-// ErrInvalid with ReasonMalformed. Consume and Inspect parse for themselves. Parse is for Digest and Revoke.
+// Parse reads a token's text, exactly as Reveal returned it, without a query: for Digest and Revoke. Text that is no
+// token of this prefix is ErrInvalid with ReasonMalformed.
 func (s *Store) Parse(text string) (Token, error) {
 	if err := s.made(); err != nil {
 		return Token{}, err
@@ -27,7 +29,7 @@ func (s *Store) Parse(text string) (Token, error) {
 	if !ok || sum != checksum(text[:len(text)-checksumLen]) || weak(secret[:]) {
 		return Token{}, refuse(ReasonMalformed)
 	}
-	return Token{reveal: func() string { return text }}, nil
+	return s.token(text), nil
 }
 
 // Token returns the token that a secret makes in this store, minted or not: after ErrExists, or when a replay needs
@@ -42,10 +44,14 @@ func (s *Store) Token(secret Secret) (Token, error) {
 	return s.encode(secret.reveal()), nil
 }
 
-func (s *Store) encode(secret [SecretLen]byte) Token {
+func (s *Store) encode(secret [secretBytes]byte) Token {
 	text := s.prefix + "_" + toBase62(secret[:], secretLen)
 	text += checksum(text)
-	return Token{reveal: func() string { return text }}
+	return s.token(text)
+}
+
+func (s *Store) token(text string) Token {
+	return Token{redact.As(s.prefix + "_REDACTED"), func() string { return text }}
 }
 
 // checksum is the CRC-32 (IEEE) of the text before it, prefix and all. It detects
@@ -64,14 +70,14 @@ func toBase62(b []byte, digits int) string {
 
 // fromBase62 is false for numbers above 256 bits, so that no secret has two
 // texts, and for the signs that SetString would take.
-func fromBase62(text string) (secret [SecretLen]byte, ok bool) {
+func fromBase62(text string) (secret [secretBytes]byte, ok bool) {
 	for i := range len(text) {
 		if c := text[i]; (c < '0' || c > '9') && (c < 'a' || c > 'z') && (c < 'A' || c > 'Z') {
 			return secret, false
 		}
 	}
 	n, ok := new(big.Int).SetString(text, base)
-	if !ok || n.BitLen() > 8*SecretLen {
+	if !ok || n.BitLen() > 8*secretBytes {
 		return secret, false
 	}
 	n.FillBytes(secret[:])

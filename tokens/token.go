@@ -4,16 +4,20 @@ import (
 	"crypto/sha256"
 	"crypto/subtle"
 	"encoding/hex"
-	"encoding/json"
-	"fmt"
-	"io"
-	"log/slog"
+
+	"github.com/pgmetered/metered/internal/redact"
 )
 
 // Token is a secret that grants something to the client that presents it. Printed, logged or encoded it is redacted:
-// "acme_upload_REDACTED". Reveal is the only way to its text, which is behind a func, because fmt prints unexported
-// fields without asking their methods. Compare Tokens with Equal, not ==. The zero Token is no token.
-type Token struct{ reveal func() string }
+// "acme_upload_REDACTED". Reveal is the only way to its text. Compare Tokens with Equal, not ==. The zero Token is no
+// token.
+type Token struct {
+	redacted
+	reveal func() string
+}
+
+// redacted has the methods by which a type prints, logs and encodes.
+type redacted = redact.Text
 
 // Reveal returns the token's text.
 func (t Token) Reveal() string {
@@ -32,28 +36,8 @@ func (t Token) Equal(other Token) bool {
 
 func (t Token) IsZero() bool { return t.reveal == nil }
 
-func (t Token) String() string {
-	if t.reveal == nil {
-		return redacted
-	}
-	text := t.reveal()
-	return text[:len(text)-secretLen-checksumLen] + redacted
-}
-
-const redacted = "REDACTED"
-
-func (t Token) GoString() string { return t.String() }
-
-func (t Token) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, t.String()) }
-
-func (t Token) LogValue() slog.Value { return slog.StringValue(t.String()) }
-
-func (t Token) MarshalJSON() ([]byte, error) { return json.Marshal(t.String()) }
-
-func (t Token) MarshalText() ([]byte, error) { return []byte(t.String()), nil }
-
-// Digest is the SHA-256 of a token's text, the key of its row: in psql sha256('…'). It does not give the token away, so
-// use it in logs and for Revoke. As text it is 64 hexadecimal digits. Reading anything else is ErrArgument.
+// Digest is the SHA-256 of a token's text, the key of its row. It does not give the token away, so use it in logs and
+// for Revoke. As text it is 64 hexadecimal digits. Reading anything else is ErrArgument.
 type Digest [sha256.Size]byte
 
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }

@@ -61,7 +61,7 @@ func TestMigrateStatus_NamesTheNextStepOfAnUpgrade(t *testing.T) {
 func TestMigrateSQL_NeedsNoDatabase(t *testing.T) {
 	t.Parallel()
 	l := &line{t: t, ctx: t.Context()}
-	want, err := metered.SchemaSQL(metered.SchemaSQLOptions{Schema: "mine", From: 1, Tool: metered.Goose})
+	want, err := metered.SchemaSQL(metered.SchemaSQLOptions{Schema: "mine", From: 1, Tool: "goose"})
 	require.NoError(t, err)
 	args := []string{"migrate", "sql", "--schema", "mine", "--from", "1", "--tool", "goose"}
 	require.Equal(t, want, l.ok(args...))

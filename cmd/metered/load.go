@@ -330,7 +330,7 @@ func (l *load) session(ctx context.Context) error {
 		}
 		line := s.Hold().Lines[0]
 		line.Amount = 1 + rand.Int64N(line.Amount)
-		_, err := s.Settle(ctx, metered.Used{Lines: []holds.Line{{Scope: line.Scope, Amount: line.Amount}}}, nil)
+		_, err := s.Settle(ctx, metered.Cost{Lines: []holds.Line{{Scope: line.Scope, Amount: line.Amount}}}, nil)
 		if err != nil && ctx.Err() == nil {
 			l.tell(err)
 		}

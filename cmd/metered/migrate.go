@@ -258,7 +258,7 @@ the database's other migrations: goose, golang-migrate, tern or atlas. It asks n
 	c.Flags().StringVar(&tool, "tool", "", "goose, golang-migrate, tern or atlas; defaults to plain SQL")
 	c.Flags().BoolVar(&opts.DropPrevious, "drop-previous", false, "drop functions that only the previous build calls")
 	return a.does(c, needNothing, func(_ context.Context, _ []string) error {
-		opts.Schema, opts.Tool = a.schema, metered.MigrationTool(tool)
+		opts.Schema, opts.Tool = a.schema, tool
 		sql, err := metered.SchemaSQL(opts)
 		switch {
 		case err != nil:

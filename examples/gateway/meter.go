@@ -67,7 +67,7 @@ func (g *gateway) settle(
 	ctx, cancel := context.WithTimeout(ctx, settleTimeout)
 	defer cancel()
 	got.Cost = prices[request.Model].of(got.Usage)
-	used := metered.Used{Lines: c.lines(prices[request.Model], got.Usage), Over: holds.OverAllowed} // it was incurred
+	used := metered.Cost{Lines: c.lines(prices[request.Model], got.Usage), Over: holds.OverAllowed} // it was incurred
 	out, err := s.Settle(ctx, used, func(ctx context.Context, tx *metered.Tx) (completion, error) {
 		_, err := tx.Exec(ctx, writeSQL, c.key(), id, got.Generation, request.Model, got.Usage.Prompt, got.Usage.Completion, got.Cost, got.Finish)
 		return got, err

@@ -312,7 +312,7 @@ func (a *app) session(ctx context.Context, id string) (map[string]int64, error) 
 			return nil, fmt.Errorf("opened %d times, finished: %v", again+1, s.Finished())
 		}
 		if !s.Finished() {
-			if _, err := s.Settle(ctx, metered.Used{Lines: lines(7)}, nil); err != nil {
+			if _, err := s.Settle(ctx, metered.Cost{Lines: lines(7)}, nil); err != nil {
 				return nil, err
 			}
 		}

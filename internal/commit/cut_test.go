@@ -192,7 +192,7 @@ var kinds = map[string]kind{
 	"Settle": {once: true, ready: func(s *set, id string) func(context.Context) error {
 		session := opened(s, id)
 		return func(ctx context.Context) error {
-			_, err := session.Settle(ctx, metered.Used{All: true}, func(ctx context.Context, tx *metered.Tx) (int, error) { return 1, insert(ctx, tx, id) })
+			_, err := session.Settle(ctx, metered.Cost{All: true}, func(ctx context.Context, tx *metered.Tx) (int, error) { return 1, insert(ctx, tx, id) })
 			return err
 		}
 	}},

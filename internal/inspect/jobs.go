@@ -7,7 +7,6 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
-	"github.com/pgmetered/metered/jobs"
 )
 
 // Job is one of River's jobs, without its args.
@@ -88,5 +87,5 @@ from (select pg_catalog.to_regclass($1)::oid as oid) t`
 const jobsSQL = `
 select j.id, j.kind, j.queue, j.state::text, j.attempt, j.max_attempts, j.priority, j.created_at, j.scheduled_at, j.attempted_at, j.finalized_at,
     coalesce(j.errors[pg_catalog.array_upper(j.errors, 1)] ->> 'error'::text, ''),
-    coalesce(j.metadata ->> '` + jobs.MetadataKey + `'::text, ''), coalesce(j.metadata ->> '` + jobs.MetadataTenant + `'::text, '')
+    coalesce(j.metadata ->> 'metered:key'::text, ''), coalesce(j.metadata ->> 'metered:tenant'::text, '')
 from %s j where j.id = any ($1)`

@@ -19,7 +19,6 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/schema"
-	"github.com/pgmetered/metered/tokens"
 )
 
 // argumentType is a type of the catalog, as arguments have it.
@@ -250,8 +249,8 @@ func TestBounds_AreThoseOfGo(t *testing.T) {
 		{"usage", "scopes", schema.Items, bounds.MaxQueries}, {"usage_at", "times", schema.Items, bounds.MaxBuckets + 1}, {"create_scopes", "scopes", schema.Items, bounds.MaxResources},
 		{"search_entries", "look", schema.Value, bounds.MaxSearch}, {"search_entries", "most", schema.Value, bounds.MaxFound},
 		{"capture_holds", "ids", schema.Items, holds.MaxHolds}, {"place", "id", schema.Bytes, holds.MaxIDBytes}, {"place", "metadata", schema.Bytes, holds.MaxMetadataBytes},
-		{"sweep_holds", "max_holds", schema.Value, holds.MaxSweepBatch}, {"mint_tokens", "minted", schema.Items, tokens.MaxMints}, {"mint_tokens", "payload", schema.Bytes, tokens.MaxPayloadLen},
-		{"mint_tokens", "purpose", schema.Bytes, tokens.MaxPurposeLen}, {"mint_tokens", "subject", schema.Bytes, tokens.MaxSubjectLen}, {"mint_tokens", "uses", schema.Value, tokens.MaxUses},
+		{"sweep_holds", "max_holds", schema.Value, holds.MaxSweepBatch}, {"mint_tokens", "minted", schema.Items, 1000}, {"mint_tokens", "payload", schema.Bytes, 8 << 10},
+		{"mint_tokens", "purpose", schema.Bytes, 128}, {"mint_tokens", "subject", schema.Bytes, 512}, {"mint_tokens", "uses", schema.Value, 1_000_000},
 	} {
 		require.Equal(t, same.want, schema.BoundOf(same.function, same.name, same.unit), "%s: %s", same.function, same.name)
 	}
