@@ -237,7 +237,7 @@ type Config struct {
 	// report it. Defaults to none: limits with thresholds are refused.
 	OnThreshold func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error
 	// Observer gets an event for each call of the Client and its pieces: for metrics and traces (packages observe, otelmetered).
-	// That of Leases is its own, in its Config.Ledger. Defaults to none.
+	// Leases has the Observer of its own ledger. Defaults to none.
 	Observer observe.Observer
 	// OnRefusal is called for every refused command, in Do's goroutine, after its transaction has ended, and in DoTx after
 	// the savepoint was rolled back. It is for audit records. To count refusals, see Observer. Defaults to none.
