@@ -229,8 +229,8 @@ type Config struct {
 	// to enqueue a job or write rows. A command that crosses one runs again, once. Defaults to none: limits with thresholds
 	// are refused.
 	OnThreshold func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error
-	// Observer gets an event for each call of the Client and its pieces (package observe). Leases have their own. Defaults to
-	// none.
+	// Observer gets an event for each call of the Client and its pieces (package observe). Leases has that of its ledger.
+	// Defaults to none.
 	Observer observe.Observer
 	// OnRefusal is called for every refused command, in Do's goroutine, after the rollback: for audit records. Defaults to
 	// none.

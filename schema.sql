@@ -4890,7 +4890,7 @@ $$;
 
 -- Closes a child of this cluster, and settles it once nothing is held of it. status is settled, open (it is
 -- closed, and units are held), closed (it was settled before) or unknown.
-create function metered.close_child(of_child text, by_whom text, wait_ms int,
+create function metered.end_child(of_child text, by_whom text, wait_ms int,
     out status text, out lease metered.leases, out held bigint)
 language plpgsql volatile
 security definer
@@ -4904,9 +4904,9 @@ declare
 begin
     if greatest(octet_length(of_child), octet_length(by_whom)) > 255
         or wait_ms > 3600000 then
-        raise exception 'out of bounds: an argument of close_child' using errcode = '22023';
+        raise exception 'out of bounds: an argument of end_child' using errcode = '22023';
     end if;
-    perform metered._require(octet_length(by_whom) between 1 and 255, 'close_child');
+    perform metered._require(octet_length(by_whom) between 1 and 255, 'end_child');
     select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
     if not found then
         status := 'unknown';
@@ -8544,7 +8544,7 @@ comment on function metered.charge_leased(metered.new_charge[], interval, int, m
 comment on function metered.settle_lease(bigint, text, bigint, int, metered.charge_limit[], interval) is 'Settles a lease: captures its spent units, and frees the rest. status is settled, closed (it was settled before, and spent has the units captured then), early (only its owner may, before it ends) or unknown. of_owner is the caller. told has the units that the owner of a lease in memory used. Without it all of them were. crossing: it would cross thresholds of spending alone, which limits has and nobody reports.';
 comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before. The child''s side of another cluster''s units stays until the parent''s side is known to be settled, and its time was over before cutoff: until then a message can ask for the units that the child used.';
 comment on function metered.carve(metered.new_charge, metered.lease_terms, interval, int) is 'Carves charge.amount units, judged by the charge''s limits as a hold, for the child of terms, which has no entries yet. status is carved, exists (it was carved before, equally), conflict (it was carved otherwise), used (the child has entries) or refused. A child of a child ends no later than that one.';
-comment on function metered.close_child(text, text, int) is 'Closes a child of this cluster, and settles it once nothing is held of it. status is settled, open (it is closed, and units are held), closed (it was settled before) or unknown.';
+comment on function metered.end_child(text, text, int) is 'Closes a child of this cluster, and settles it once nothing is held of it. status is settled, open (it is closed, and units are held), closed (it was settled before) or unknown.';
 comment on function metered.receive_child(text, bigint, timestamptz, text, text, int) is 'The child''s side of units that were carved on another cluster: credits the child until ends. With units 0, or after ends, the child gets nothing, now or later: the row says so, and the scope gets no entry. status is received, late, exists (a row of this child is there) or used (the child has entries).';
 comment on function metered.settle_away(text, bigint, text, int) is 'Settles the parent''s side of units that were carved for another cluster. units is the number used there, or null for all of them. status is settled, closed (it was settled before, and spent has the units captured then) or unknown. On the child''s cluster it notes in the child''s row that the parent''s side is settled: status is noted or unknown.';
 comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is returned. changed: it did not exist before. The answer holds until the transaction ends.';
@@ -8763,8 +8763,8 @@ begin
             _take_lots,_threshold_key,_token_fits,_try_each,_try_keys,_unbound_lock_wait,_unsettled_spends,
             _untold,_untold_json,_usage_known_from,_use_lots,_with_absent,_with_keys,_without_lapsing,_write_charges,
             _write_exact,_write_plain,_written_here,announced,begin_command,block_commit,capture_holds,
-            carve,charge,charge_each,charge_leased,check_charge,claim_job_key,clock,close_child,complete_command,
-            consume_token,create_scopes,credit,draw,due_holds,expire_hold,extend_holds,find_job_key,finish_command,
+            carve,charge,charge_each,charge_leased,check_charge,claim_job_key,clock,complete_command,consume_token,
+            create_scopes,credit,draw,due_holds,end_child,expire_hold,extend_holds,find_job_key,finish_command,
             grant_lot,hold_json,inspect_token,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,open_lease,
             open_session,place,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
             receive_child,refund,release_captured,release_holds,repair_clock,replace_token,retire_scopes,

@@ -82,7 +82,7 @@ func carveHalf(ctx context.Context, sites [2]*site, ledger *budget.Ledger, carve
 		return err
 	}
 	return pgx.BeginFunc(ctx, sites[1], func(tx pgx.Tx) error {
-		_, err := carvers[1].Receive(ctx, tx, leases.Received{Child: l.Child, Amount: l.Granted, EndsAt: l.EndsAt})
+		_, err := carvers[1].Receive(ctx, tx, leases.Lease{Child: l.Child, Granted: l.Granted, EndsAt: l.EndsAt}, budget.Note{})
 		return err
 	})
 }

@@ -80,7 +80,11 @@ func (b *bench) leased(ctx context.Context, clients int) (outcome, error) {
 
 // lease is a Pool for all scopes, until the kit is dropped.
 func (k *kit) lease(rule leases.Rule) (*leases.Pool, error) {
-	p, err := leases.New(k.Pool, leases.Config{Rules: []leases.Rule{rule}, Ledger: budget.Config{LockTimeout: time.Minute}})
+	ledger, err := budget.New(budget.Config{LockTimeout: time.Minute})
+	if err != nil {
+		return nil, err
+	}
+	p, err := leases.New(k.Pool, ledger, leases.Config{Rules: []leases.Rule{rule}})
 	if err == nil {
 		k.pools = append(k.pools, p)
 	}

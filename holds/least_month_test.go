@@ -65,7 +65,7 @@ func TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue(t *testing.T) {
 			return err
 		},
 		"settle": func(tx pgx.Tx, scope string) error {
-			_, err := carver.Close(ctx, tx, "child/"+scope, budget.Note{})
+			_, err := carver.End(ctx, tx, "child/"+scope, budget.Note{})
 			return err
 		},
 		"sweep beside a lock": func(tx pgx.Tx, scope string) error {
@@ -138,7 +138,7 @@ func TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue(t *testing.T) {
 		}
 	}
 	require.NoError(t, inTx(func(tx pgx.Tx) error {
-		_, err := carver.Close(ctx, tx, "child/nothing", budget.Note{})
+		_, err := carver.End(ctx, tx, "child/nothing", budget.Note{})
 		return err
 	}))
 	invoiced("after the entries of December")

@@ -31,7 +31,7 @@ func ways(t *testing.T, pool *pgxpool.Pool, cfg httpmetered.LimitConfig) map[str
 	t.Helper()
 	ledger, err := budget.New(budget.Config{})
 	require.NoError(t, err)
-	leased, err := leases.New(pool, leases.Config{Rules: []leases.Rule{{Prefix: "leased/", Least: 1}}})
+	leased, err := leases.New(pool, ledger, leases.Config{Rules: []leases.Rule{{Prefix: "leased/", Least: 1}}})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = leased.Close(t.Context()) })
 	cfg.Kind = "exact"
@@ -195,7 +195,7 @@ func TestLimit_RefusesUnusableArguments(t *testing.T) {
 	require.ErrorIs(t, err, budget.ErrArgument)
 	_, err = httpmetered.LimitLeased(nil, cfg)
 	require.ErrorIs(t, err, budget.ErrArgument)
-	leased, err := leases.New(pool, leases.Config{Rules: []leases.Rule{{Prefix: "k/"}}})
+	leased, err := leases.New(pool, ledger, leases.Config{Rules: []leases.Rule{{Prefix: "k/"}}})
 	require.NoError(t, err)
 	_, err = httpmetered.LimitLeased(leased, cfg)
 	require.NoError(t, err)

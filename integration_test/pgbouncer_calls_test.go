@@ -108,7 +108,7 @@ func (b *behind) jobs() {
 }
 
 func (b *behind) leases() {
-	lent, err := leases.New(b.pool, leases.Config{Rules: []leases.Rule{{Prefix: "leased"}}, NoRecall: true})
+	lent, err := leases.New(b.pool, b.c.Budget, leases.Config{Rules: []leases.Rule{{Prefix: "leased"}}, NoRecall: true})
 	require.NoError(b.t, err)
 	charge := budget.Charge{Scope: "leased", Amount: 1, Limits: hourly}
 	b.try("Pool.Allow", func(ctx context.Context) error { return lent.Allow(ctx, charge) })
@@ -133,9 +133,9 @@ func (b *behind) leases() {
 		return nil
 	})
 	b.called["Pool.Spends"] = true // where no lease could be opened there is none
-	b.try("Pool.Settle", func(ctx context.Context) error { return second(lent.Settle(ctx)) })
-	b.try("Pool.Purge", func(ctx context.Context) error {
-		return second(lent.Purge(ctx, leases.PurgeOptions{OlderThan: time.Hour}))
+	b.try("leases.Sweep", func(ctx context.Context) error { return second(leases.Sweep(ctx, b.pool, b.c.Budget)) })
+	b.try("leases.Purge", func(ctx context.Context) error {
+		return second(leases.Purge(ctx, b.pool, b.c.Budget, leases.PurgeOptions{OlderThan: time.Hour}))
 	})
 	b.try("Pool.Close", lent.Close)
 
@@ -155,8 +155,8 @@ func (b *behind) leases() {
 		})
 	}
 	b.try("Carver.Get", func(ctx context.Context) error { return second(carver.Get(ctx, b.pool, b.id("close"))) })
-	b.tx("Carver.Close", func(ctx context.Context, tx pgx.Tx) error {
-		return second(carver.Close(ctx, tx, b.id("close"), budget.Note{}))
+	b.tx("Carver.End", func(ctx context.Context, tx pgx.Tx) error {
+		return second(carver.End(ctx, tx, b.id("close"), budget.Note{}))
 	})
 	b.tx("Carver.SettleAway", func(ctx context.Context, tx pgx.Tx) error {
 		return second(carver.SettleAway(ctx, tx, b.id("settle"), 1, budget.Note{}))
@@ -165,7 +165,6 @@ func (b *behind) leases() {
 		return second(carver.WriteOff(ctx, tx, b.id("write off"), budget.Note{}))
 	})
 	b.tx("Carver.Receive", func(ctx context.Context, tx pgx.Tx) error {
-		return second(carver.Receive(ctx, tx, leases.Received{Child: b.id("received"), Amount: 1, EndsAt: time.Now().Add(time.Hour)}))
+		return second(carver.Receive(ctx, tx, leases.Lease{Child: b.id("received"), Granted: 1, EndsAt: time.Now().Add(time.Hour)}, budget.Note{}))
 	})
-	b.try("Carver.Sweep", func(ctx context.Context) error { return second(carver.Sweep(ctx, b.pool)) })
 }

@@ -126,14 +126,13 @@ func (p *Pool) limiter(c *budget.Charge) (Limiter, error) {
 	return Limiter{p, s}, nil
 }
 
-// Receipt shows the limits as far as this process knows: their standing when its slice was opened, less its own
-// spends since, but not those of others. It is for httpmetered.Policies.Show, and empty before the first decision.
-func (l Limiter) Receipt() budget.Receipt {
-	known := l.slot.stands.Load()
+// standings shows the limits of the slot as far as this process knows, nil before the first decision.
+func (s *slot) standings() []budget.Posted {
+	known := s.stands.Load()
 	if known == nil {
-		return budget.Receipt{}
+		return nil
 	}
-	e := budget.Posted{Scope: l.slot.scope, Standings: slices.Clone(known.of)}
+	e := budget.Posted{Scope: s.scope, Standings: slices.Clone(known.of)}
 	if s := known.slice; s != nil {
 		taken := s.used.Load()
 		if taken >= sealed {
@@ -145,14 +144,16 @@ func (l Limiter) Receipt() budget.Receipt {
 			stands.Available = max(0, stands.Available-taken)
 		}
 	}
-	return budget.Receipt{Entries: []budget.Posted{e}}
+	return []budget.Posted{e}
 }
 
-// Receipt is Limiter.Receipt for charges passed to Allow. It leaves out limits that this process does not know.
+// Receipt shows the limits of charges of Allow or a Limiter as far as this process knows: their standing when its
+// slice was opened, less its own spends since, but not those of others. It is for httpmetered.Policies.Show, and empty
+// before the first decision.
 func (p *Pool) Receipt(charges ...budget.Charge) (r budget.Receipt) {
 	for i := range charges {
 		if l, err := p.limiter(&charges[i]); err == nil {
-			r.Entries = append(r.Entries, l.Receipt().Entries...)
+			r.Entries = append(r.Entries, l.slot.standings()...)
 		}
 	}
 	return r
@@ -250,7 +251,7 @@ func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error
 
 // note names the process as the actor of a call that is nobody else's, where the ledger demands an actor.
 func (p *Pool) note() (n budget.Note) {
-	if p.cfg.Ledger.RequireActor {
+	if p.strict {
 		n.Actor = p.cfg.Owner
 	}
 	return n

@@ -18,7 +18,7 @@ import (
 func (f *fixture) tapped(rule leases.Rule, noRecall bool) (*leases.Pool, *pgtest.Wire) {
 	f.Helper()
 	db, w := pgtest.Tap(f, f.db, nil)
-	p, err := leases.New(db, leases.Config{Rules: []leases.Rule{rule}, NoRecall: noRecall})
+	p, err := leases.New(db, f.ledger, leases.Config{Rules: []leases.Rule{rule}, NoRecall: noRecall})
 	require.NoError(f, err)
 	f.Cleanup(func() { _ = p.Close(context.Background()) })
 	return p, w
@@ -119,7 +119,7 @@ func TestAllow_SeveralAreAllOrNone(t *testing.T) {
 	}
 	require.Zero(t, f.usage("cold").Used)
 	require.NoError(t, p.Allow(t.Context(), at("leased", 2, 100_000), at("cold", 3, 100), at("other", 4, 100)))
-	require.ErrorIs(t, p.Allow(t.Context(), at("leased", 2, 100_000), at("cold", 0, 100)), leases.ErrArgument)
+	require.ErrorIs(t, p.Allow(t.Context(), at("leased", 2, 100_000), at("cold", 0, 100)), budget.ErrArgument)
 	require.NoError(t, p.Close(t.Context()))
 	require.Equal(t, int64(3), f.usage("cold").Used)
 	require.Equal(t, int64(4), f.usage("other").Used)

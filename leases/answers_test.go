@@ -65,11 +65,10 @@ func TestRetire_EndsTheLeasesOfItsScope(t *testing.T) {
 func TestCharge_WhereAnActorIsRequired(t *testing.T) {
 	t.Parallel()
 	db := pgtest.Open(t)
-	strict := budget.Config{RequireActor: true}
-	ledger, err := budget.New(strict)
+	ledger, err := budget.New(budget.Config{RequireActor: true})
 	require.NoError(t, err)
 	f := &fixture{t, db, ledger}
-	p, err := leases.New(db, leases.Config{Ledger: strict, Rules: []leases.Rule{{}}, Owner: "process"})
+	p, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{{}}, Owner: "process"})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(context.Background()) })
 	c := charge(1, budget.Lifetime(1<<40))

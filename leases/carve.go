@@ -27,8 +27,8 @@ var (
 	ErrUnknownChild error = fault.New("carve_unknown", "leases: no such child")
 )
 
-// MaxCarveTTL bounds Carving.TTL.
-const MaxCarveTTL = 3660 * 24 * time.Hour
+// maxTTL bounds Carving.TTL.
+const maxTTL = 3660 * 24 * time.Hour
 
 // Carver gives part of a scope to a child scope for a time: to an agent's run under its user's budget, or to a
 // project under its organisation.
@@ -40,9 +40,9 @@ const MaxCarveTTL = 3660 * 24 * time.Hour
 //	…
 //	ledger.Charge(ctx, tx, budget.Charge{Scope: "run/42", Amount: 7, Limits: []budget.Limit{budget.Prepaid(0)}})
 //	…
-//	lease, err = carver.Close(ctx, tx, "run/42", budget.Note{})
+//	lease, err = carver.End(ctx, tx, "run/42", budget.Note{})
 //
-// While the child is open, all its units count as held at the parent. Closing it captures its charges, less refunds,
+// While the child is open, all its units count as held at the parent. End captures its charges, less refunds,
 // at the parent, and frees the rest. Charge the child with budget.Prepaid: with other limits, or with credit from
 // elsewhere, it can spend more than it was given, and the parent is charged for all of that.
 //
@@ -73,8 +73,8 @@ func NewCarver(l *budget.Ledger) (*Carver, error) {
 type Carving struct {
 	Child string        // the scope that gets the units, used for this alone: it has no entries yet
 	From  budget.Charge // the parent, how many units, and the limits that must admit them, as a hold
-	// TTL is for how long, 1ms to MaxCarveTTL, after which Sweep closes the child: run it, for runs that crash. Until
-	// somebody has closed it, the child can be charged, and its units are held. A child of a child ends with that one
+	// TTL is for how long, 1ms to 3,660 days, after which Sweep ends the child: run it, for runs that crash. Until it
+	// is ended, the child can be charged, and its units are held. A child of a child ends with that one
 	// at the latest. Required.
 	TTL time.Duration
 	// Away means that the child is on another cluster: it gets nothing here, and only SettleAway and WriteOff end it.
@@ -93,8 +93,8 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 		return Lease{}, err
 	}
 	switch {
-	case g.TTL < time.Millisecond || g.TTL > MaxCarveTTL:
-		return Lease{}, invalid("Carving.TTL", "%v is not from 1ms to %v", g.TTL, MaxCarveTTL)
+	case g.TTL < time.Millisecond || g.TTL > maxTTL:
+		return Lease{}, invalid("Carving.TTL", "%v is not from 1ms to %v", g.TTL, maxTTL)
 	case g.Child == g.From.Scope && !g.Away:
 		return Lease{}, invalid("Carving.Child", "is the parent itself")
 	}
@@ -127,14 +127,14 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 	})
 }
 
-// Close closes a child: from tx's commit on it refuses every charge, hold, credit and refund (budget.ErrScopeClosed).
-// Then Close captures the child's charges at the parent, and frees the rest. The child's own Usage still shows that
-// rest as left: see the Lease.
+// End ends a child: from tx's commit on it refuses every charge, hold, credit and refund (budget.ErrScopeClosed). End
+// captures the child's charges at the parent, and frees the rest. The child's own Usage still shows that rest as
+// left: see the Lease.
 //
 // Units of the child that are still held, by holds, by leases of a Pool or by its own children, can yet be captured.
-// The Lease then has no SettledAt, and the parent keeps all units until Close or Sweep finds none held. Closing a
-// settled child does nothing. Locks: the scopes of parent and child.
-func (c *Carver) Close(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
+// The Lease then has no SettledAt, and the parent keeps all units until End or Sweep finds none held. A second call
+// for a settled child does nothing. Locks: the scopes of parent and child.
+func (c *Carver) End(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {
 		return Lease{}, err
 	}
@@ -153,28 +153,21 @@ func (c *Carver) close(ctx context.Context, tx pgx.Tx, child, by string) (l Leas
 // of names the child that an error is about.
 func of(err error, child string) error { return fmt.Errorf("%w: %q", err, child) }
 
-// Received is a child's side of a Carving that is Away.
-type Received struct {
-	Child  string      // the scope
-	Amount int64       // of the Carving. With 0 the child can receive nothing any more
-	EndsAt time.Time   // Lease.EndsAt of the parent's side
-	Note   budget.Note // is stored with the credit. Defaults to none
-}
-
-// Receive credits a child on this cluster with the units that another cluster carved for it. After EndsAt, by this
-// cluster's clock, it gives nothing, now or later: the Lease has SettledAt and 0 Spent. A second call for a child
-// does nothing and returns its lease. Close ends the child, and Lease.Spent then is the number of units for
-// SettleAway. Package carvejobs does all that. Errors: ErrChildUsed.
-func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, r Received) (Lease, error) {
-	if err := cmp.Or(c.checkNote(r.Note), notNil("tx", tx), checkChild("Received.Child", r.Child)); err != nil {
+// Receive credits a child on this cluster with the units that another cluster carved for it. from is the lease there:
+// its Child, Granted and EndsAt count. With Granted 0, or after EndsAt by this cluster's clock, the child gets nothing,
+// now or later: the Lease has SettledAt and 0 Spent. A second call for a child does nothing and returns its lease. End
+// ends the child, and Lease.Spent then is the number of units for SettleAway. Package carvejobs does all that. Errors:
+// ErrChildUsed.
+func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, from Lease, note budget.Note) (Lease, error) {
+	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("from.Child", from.Child)); err != nil {
 		return Lease{}, err
 	}
-	if r.Amount < 0 || r.Amount > budget.MaxAmount {
-		return Lease{}, invalid("Received.Amount", "%d is not from 0 to %d", r.Amount, int64(budget.MaxAmount))
+	if from.Granted < 0 || from.Granted > budget.MaxAmount {
+		return Lease{}, invalid("from.Granted", "%d is not from 0 to %d", from.Granted, int64(budget.MaxAmount))
 	}
-	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.receive, r.Child, r.Amount, r.EndsAt, c.by(r.Note), inBudget.NoteJSON(r.Note), c.wait))
+	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.receive, from.Child, from.Granted, from.EndsAt, c.by(note), inBudget.NoteJSON(note), c.wait))
 	if err == nil && status == "used" {
-		return Lease{}, of(ErrChildUsed, r.Child)
+		return Lease{}, of(ErrChildUsed, from.Child)
 	}
 	return l, failed("receive units", err)
 }
@@ -219,18 +212,8 @@ func (c *Carver) Get(ctx context.Context, db budget.Querier, child string) (Leas
 	return l, failed("get a child", err)
 }
 
-// Sweep closes the children of this cluster whose time is over, as after a crashed run, in one transaction each. A
-// Pool does so too, in Settle and by itself while it has leases. Any number may run at once.
-func (c *Carver) Sweep(ctx context.Context, db *pgxpool.Pool) (SettleReport, error) {
-	var report SettleReport
-	if err := cmp.Or(c.made(), notNil("db", db)); err != nil {
-		return report, err
-	}
-	return report, c.sweep(ctx, db, &report)
-}
-
 // sweep takes the newest first: a child of a child is newer.
-func (c *Carver) sweep(ctx context.Context, db *pgxpool.Pool, report *SettleReport) error {
+func (c *Carver) sweep(ctx context.Context, db *pgxpool.Pool, report *SweepReport) error {
 	const page = 100
 	for before, n := int64(1<<63-1), page; n == page; {
 		rows, err := db.Query(ctx, c.sql.due, pgx.QueryExecModeExec, before, page)
@@ -293,7 +276,7 @@ type carveStatements struct{ carve, close, receive, settle, due, get string }
 const (
 	returnedSQL   = `select status, pg_catalog.to_jsonb(lease)`
 	carveSQL      = returnedSQL + `, refused, crossed from metered.carve(($1::metered.new_charge[])[1], $2::metered.lease_terms, $3::interval, $4::int)`
-	closeSQL      = returnedSQL + ` from metered.close_child($1::text, $2::text, $3::int)`
+	closeSQL      = returnedSQL + ` from metered.end_child($1::text, $2::text, $3::int)`
 	receiveSQL    = returnedSQL + ` from metered.receive_child($1::text, $2::bigint, $3::timestamptz, $4::text, $5::text, $6::int)`
 	settleAwaySQL = returnedSQL + ` from metered.settle_away($1::text, $2::bigint, $3::text, $4::int)`
 	dueChildSQL   = `
@@ -316,7 +299,7 @@ func (c *Carver) scan(row pgx.Row, more ...any) (l Lease, status string, err err
 	if err = row.Scan(append([]any{&status, &raw}, more...)...); err == nil && raw != nil {
 		err = json.Unmarshal(raw, &l) // its fields have the names of the columns
 	}
-	l.Mode = map[Mode]Mode{"s": ModeRows, "m": ModeMemory, "c": ModeCarved, "r": ModeAway, "g": ModeReceived}[l.Mode]
+	l.Mode = map[string]string{"s": "rows", "m": "memory", "c": "carved", "r": "away", "g": "received"}[l.Mode]
 	for _, at := range []*time.Time{&l.OpenedAt, &l.EndsAt, &l.SettledAt} {
 		*at = at.UTC()
 	}

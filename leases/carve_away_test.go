@@ -30,7 +30,7 @@ type relay struct {
 func (r *relay) receive(amount int64, ends time.Time) {
 	var l leases.Lease
 	err := r.away.in(pgx.ReadCommitted, func(tx pgx.Tx) (err error) {
-		l, err = r.away.carver.Receive(r.away.Context(), tx, leases.Received{Child: r.child, Amount: amount, EndsAt: ends})
+		l, err = r.away.carver.Receive(r.away.Context(), tx, leases.Lease{Child: r.child, Granted: amount, EndsAt: ends}, budget.Note{})
 		return err
 	})
 	switch {
@@ -154,9 +154,9 @@ func TestCarve_MessagesOfAnotherClusterComeInAnyOrder(t *testing.T) {
 func TestReceive_OfNothingClosesNoScope(t *testing.T) {
 	t.Parallel()
 	f := carver(t, 100)
-	for _, r := range []leases.Received{{Child: "none", EndsAt: time.Now()}, {Child: "late", Amount: 5, EndsAt: time.Now().Add(-time.Minute)}} {
+	for _, r := range []leases.Lease{{Child: "none", EndsAt: time.Now()}, {Child: "late", Granted: 5, EndsAt: time.Now().Add(-time.Minute)}} {
 		require.NoError(t, f.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-			l, err := f.carver.Receive(t.Context(), tx, r)
+			l, err := f.carver.Receive(t.Context(), tx, r, budget.Note{})
 			require.NotZero(t, l.SettledAt)
 			return err
 		}))

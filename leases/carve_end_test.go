@@ -81,9 +81,9 @@ func TestCarve_AChildOfAChildIsSettledFirst(t *testing.T) {
 	f.stands("user", 0, 0, 600)
 	require.NoError(t, f.charge(pgx.ReadCommitted, "step", 3, budget.Prepaid(0)), "which was held before")
 	clock.Advance(50 * time.Minute)
-	report, err := f.carver.Sweep(t.Context(), f.db)
+	report, err := leases.Sweep(t.Context(), f.db, f.ledger)
 	require.NoError(t, err)
-	require.Equal(t, leases.SettleReport{Settled: 2}, report, "in one go")
+	require.Equal(t, leases.SweepReport{Settled: 2}, report, "in one go")
 	f.stands("step", 33, 0, 0)
 	f.stands("run", 40, 0, 0)
 	f.stands("user", 40, 0, 0)
@@ -104,18 +104,14 @@ func TestCarve_ACrashedRunIsClosedAtItsEnd(t *testing.T) {
 	clock.Advance(30 * time.Minute)
 	require.NoError(t, f.hold("held", "run/29", 5, time.Hour))
 	clock.Advance(30*time.Minute - time.Millisecond)
-	report, err := f.carver.Sweep(t.Context(), f.db)
+	report, err := leases.Sweep(t.Context(), f.db, f.ledger)
 	require.NoError(t, err)
 	require.Zero(t, report, "never early")
 	clock.Advance(time.Millisecond)
 	require.NoError(t, f.charge(pgx.ReadCommitted, "run/3", 1), "until it is closed")
-	reports := make([]leases.SettleReport, 4)
+	reports := make([]leases.SweepReport, 4)
 	require.NoError(t, pgtest.InParallel(4, func(w int) (err error) {
-		if w%2 == 0 {
-			reports[w], err = f.carver.Sweep(context.Background(), f.db)
-		} else {
-			reports[w], err = pool.Settle(context.Background())
-		}
+		reports[w], err = leases.Sweep(context.Background(), f.db, f.ledger)
 		return err
 	}))
 	settled := 0
@@ -125,18 +121,18 @@ func TestCarve_ACrashedRunIsClosedAtItsEnd(t *testing.T) {
 	}
 	require.Equal(t, 29, settled)
 	f.stands("user", 291, 0, 100)
-	report, err = f.carver.Sweep(t.Context(), f.db)
+	report, err = leases.Sweep(t.Context(), f.db, f.ledger)
 	require.NoError(t, err)
-	require.Equal(t, leases.SettleReport{Held: 1}, report)
+	require.Equal(t, leases.SweepReport{Held: 1}, report)
 	clock.Advance(time.Hour)
-	report, err = pool.Settle(t.Context())
+	report, err = leases.Sweep(t.Context(), f.db, f.ledger)
 	require.NoError(t, err)
-	require.Equal(t, leases.SettleReport{Settled: 1}, report)
+	require.Equal(t, leases.SweepReport{Settled: 1}, report)
 	f.stands("user", 301, 0, 0)
 	var seen int
 	for l, err := range pool.History(t.Context(), f.db, "user") {
 		require.NoError(t, err)
-		require.Equal(t, leases.ModeCarved, l.Mode)
+		require.Equal(t, "carved", l.Mode)
 		seen++
 	}
 	require.Equal(t, 30, seen)
@@ -198,7 +194,7 @@ func TestCarve_APurgeForgetsAChildThatIsSettled(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, []string{"held", "open", "user"}, pgtest.Value[[]string](t, f.db, `select array_agg(distinct scope order by scope) from metered.ledger`))
 	f.verified()
-	report, err := f.carver.Sweep(t.Context(), f.db)
+	report, err := leases.Sweep(t.Context(), f.db, f.ledger)
 	require.NoError(t, err)
 	require.Equal(t, 2, report.Settled)
 	f.stands("user", 30, 0, 0)
@@ -236,8 +232,8 @@ func TestCarver_NilIsRefused(t *testing.T) {
 	note := budget.Note{Actor: "ann"}
 	niltest.Methods(t, f.carver, map[string][]any{
 		"Carve": {tx, leases.Carving{Child: "a", From: budget.Charge{Scope: "b", Amount: 1}, TTL: time.Minute}},
-		"Close": {tx, "a", note}, "Receive": {tx, leases.Received{Child: "a", Amount: 1, EndsAt: time.Now()}},
-		"SettleAway": {tx, "a", int64(1), note}, "WriteOff": {tx, "a", note}, "Get": {f.db, "a"}, "Sweep": {f.db},
+		"End":   {tx, "a", note}, "Receive": {tx, leases.Lease{Child: "a", Granted: 1, EndsAt: time.Now()}, note},
+		"SettleAway": {tx, "a", int64(1), note}, "WriteOff": {tx, "a", note}, "Get": {f.db, "a"},
 	})
 	niltest.Func(t, "NewCarver", leases.NewCarver, f.ledger)
 }
@@ -264,12 +260,12 @@ func TestCarver_RefusesArgumentsOutOfBounds(t *testing.T) {
 			require.Equal(t, field, argument.Field)
 		}
 		_, err := f.carver.Carve(t.Context(), tx, leases.Carving{Child: "user", From: from, TTL: time.Minute})
-		require.ErrorIs(t, err, leases.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 		_, err = f.carver.SettleAway(t.Context(), tx, "a", -1, budget.Note{})
-		require.ErrorIs(t, err, leases.ErrArgument)
-		_, err = f.carver.Receive(t.Context(), tx, leases.Received{Child: "a", Amount: -1})
-		require.ErrorIs(t, err, leases.ErrArgument)
-		_, err = careful.Close(t.Context(), tx, "a", budget.Note{})
+		require.ErrorIs(t, err, budget.ErrArgument)
+		_, err = f.carver.Receive(t.Context(), tx, leases.Lease{Child: "a", Granted: -1}, budget.Note{})
+		require.ErrorIs(t, err, budget.ErrArgument)
+		_, err = careful.End(t.Context(), tx, "a", budget.Note{})
 		require.ErrorIs(t, err, budget.ErrArgument, "it has no actor")
 		return nil
 	}))

@@ -63,7 +63,7 @@ func (f *carving) carve(level pgx.TxIsoLevel, child, parent string, amount int64
 
 func (f *carving) close(level pgx.TxIsoLevel, child string) (l leases.Lease, err error) {
 	err = f.in(level, func(tx pgx.Tx) (err error) {
-		l, err = f.carver.Close(context.Background(), tx, child, budget.Note{Actor: "ann"})
+		l, err = f.carver.End(context.Background(), tx, child, budget.Note{Actor: "ann"})
 		return err
 	})
 	return l, err
@@ -104,7 +104,7 @@ func TestCarve_TheChildsChargesAreCapturedAtTheParent(t *testing.T) {
 		f := carver(t, 1_000)
 		l, err := f.carve(level, "run", "user", 600)
 		require.NoError(t, err)
-		require.Equal(t, leases.ModeCarved, l.Mode)
+		require.Equal(t, "carved", l.Mode)
 		require.Equal(t, []any{int64(600), "run", "user"}, []any{l.Granted, l.Child, l.Scope})
 		require.WithinDuration(t, time.Now().Add(time.Hour), l.EndsAt, time.Minute)
 		f.stands("user", 0, 0, 600)

@@ -25,7 +25,7 @@ func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) 
 	if err := notNil("tx", tx); err != nil {
 		return budget.Receipt{}, err
 	}
-	if len(charges) == 1 && charges[0].Note == (budget.Note{}) && !p.cfg.Ledger.RequireActor {
+	if len(charges) == 1 && charges[0].Note == (budget.Note{}) && !p.strict {
 		return p.one(ctx, tx, charges[0])
 	}
 	for range maxTries {

@@ -32,7 +32,9 @@ func newLeased(t *testing.T, cfg metered.Config, rule leases.Rule, mode pgx.Quer
 	owner, _ := pgtest.SetUp(t, metered.Config{})
 	db, w := pgtest.Tap(t, owner, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode, c.MaxConns = mode, 8 })
 	rule.Prefix = "hot"
-	p, err := leases.New(db, leases.Config{Rules: []leases.Rule{rule}, NoRecall: true})
+	ledger, err := budget.New(budget.Config{})
+	require.NoError(t, err)
+	p, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{rule}, NoRecall: true})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(context.Background()) })
 	cfg.Leases = p
@@ -146,16 +148,13 @@ func TestLeases_OneThatClosesMeanwhileIsLeftForAnother(t *testing.T) {
 	for _, level := range pgtest.IsolationLevels {
 		l := newLeased(t, metered.Config{}, leases.Rule{TTL: time.Minute, Idle: time.Minute}, pgx.QueryExecModeCacheStatement)
 		clock := pgtest.SetClock(t, l.db, pgtest.Tomorrow(9))
-		other, err := leases.New(l.db, leases.Config{Rules: []leases.Rule{{}}})
-		require.NoError(t, err)
-		defer func() { _ = other.Close(context.Background()) }()
 		spent := l.warm(millionth)
 		end := func(times int64) (runs int64) {
 			_, err := metered.Do(t.Context(), l.c, metered.Command{ID: metered.NewID(), Isolation: level, Charges: []budget.Charge{{Scope: "hot", Amount: 5, Limits: []budget.Limit{millionth}}}},
 				func(ctx context.Context, tx *metered.Tx) (pgtest.Uploaded, error) {
 					if runs++; runs <= times {
 						clock.Advance(time.Minute)
-						_, err := other.Settle(context.Background())
+						_, err := leases.Sweep(context.Background(), l.db, l.c.Budget)
 						require.NoError(t, err)
 					}
 					return pgtest.Uploaded{}, nil

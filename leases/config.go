@@ -18,7 +18,6 @@ import (
 
 // Errors of this package, beside those of package budget.
 var (
-	ErrArgument error = errArgument // every refused argument, as a *budget.ArgumentError
 	// ErrUnavailable: Allow has no slice, and the database cannot be asked. Allow refuses. If only the answer was
 	// lost, the units may have been spent.
 	ErrUnavailable error = errUnavailable
@@ -33,8 +32,7 @@ var (
 
 // Config configures a Pool. It needs Rules.
 type Config struct {
-	Ledger budget.Config // as in budget.New, with the Observer
-	Rules  []Rule        // the scopes to lease. The first that matches a scope counts
+	Rules []Rule // the scopes to lease. The first that matches a scope counts
 	// Owner names this process in the history of its leases, 1 to 200 bytes, and must not be another's. Defaults to the
 	// host's name, the process id and a random suffix.
 	Owner string
@@ -105,11 +103,8 @@ func (r *Rule) complete(i int) error {
 }
 
 // New returns a Pool, or a *budget.ArgumentError. It does not touch the database.
-func New(db *pgxpool.Pool, cfg Config) (*Pool, error) {
-	if err := notNil("db", db); err != nil {
-		return nil, err
-	}
-	ledger, err := budget.New(cfg.Ledger)
+func New(pool *pgxpool.Pool, ledger *budget.Ledger, cfg Config) (*Pool, error) {
+	p, err := bare(pool, ledger)
 	if err != nil {
 		return nil, err
 	}
@@ -128,21 +123,30 @@ func New(db *pgxpool.Pool, cfg Config) (*Pool, error) {
 	if err := fault.Text(errArgument, "Config.Owner", cfg.Owner, maxOwnerBytes); err != nil {
 		return nil, err
 	}
-	p := &Pool{db: db, ledger: ledger, cfg: cfg, active: map[*slot]struct{}{}}
-	own := db.Config()
+	own := pool.Config()
 	own.MaxConns, own.MinConns, own.MinIdleConns, own.MaxConnIdleTime = 4, 0, 0, 30*time.Second
 	if p.own, err = pgxpool.NewWithConfig(context.Background(), own); err != nil {
-		return nil, invalid("db", "%s", err)
+		return nil, invalid("pool", "%s", err)
 	}
-	p.schema, p.wait, _ = inBudget.Settings(ledger)
-	p.observer = inBudget.Observer(ledger)
-	p.sql = render(p.schema)
-	if p.carver, err = NewCarver(ledger); err != nil {
-		return nil, err
-	}
-	p.carver.owner = cfg.Owner
+	p.cfg, p.carver.owner = cfg, cfg.Owner
 	p.live, p.stop = context.WithCancel(context.Background())
 	p.last, p.end = context.WithCancel(context.Background())
+	return p, nil
+}
+
+// bare is a Pool that leases nothing, and can settle leases of others.
+func bare(pool *pgxpool.Pool, ledger *budget.Ledger) (*Pool, error) {
+	if err := notNil("pool", pool); err != nil {
+		return nil, err
+	}
+	carver, err := NewCarver(ledger)
+	if err != nil {
+		return nil, err
+	}
+	p := &Pool{db: pool, own: pool, ledger: ledger, carver: carver, cfg: Config{Owner: carver.owner}, active: map[*slot]struct{}{}}
+	p.schema, p.wait, p.strict = inBudget.Settings(ledger)
+	p.observer = inBudget.Observer(ledger)
+	p.sql = render(p.schema)
 	return p, nil
 }
 

@@ -34,7 +34,11 @@ func serve(conn string) {
 	if err != nil {
 		panic(err)
 	}
-	p, err := leases.New(db, leases.Config{Rules: []leases.Rule{childRule}})
+	ledger, err := budget.New(budget.Config{})
+	if err != nil {
+		panic(err)
+	}
+	p, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{childRule}})
 	if err != nil {
 		panic(err)
 	}
@@ -119,7 +123,7 @@ func (f *fixture) warmChild(c *child, what string) (done int64) {
 
 func (f *fixture) settleAll(p *leases.Pool) {
 	pgtest.WaitFor(f, "all leases to be settled", func() bool {
-		_, err := p.Settle(f.Context())
+		_, err := leases.Sweep(f.Context(), f.db, f.ledger)
 		require.NoError(f, err)
 		u := f.usage("hot")
 		return u.Held+u.Leased == 0
@@ -226,7 +230,7 @@ func lostAt(t *testing.T, statement string, dead bool, fault func(*testing.T, *f
 	_, err := f.db.Exec(t.Context(), `create table mine (amount bigint)`)
 	require.NoError(t, err)
 	db, w := pgtest.Tap(t, f.db, nil)
-	p, err := leases.New(db, leases.Config{Rules: []leases.Rule{{Share: 2, Idle: 30 * time.Millisecond}}, NoRecall: true})
+	p, err := leases.New(db, f.ledger, leases.Config{Rules: []leases.Rule{{Share: 2, Idle: 30 * time.Millisecond}}, NoRecall: true})
 	require.NoError(t, err)
 	limit := budget.Lifetime(10_000)
 	var opened, hit atomic.Bool

@@ -1,7 +1,7 @@
 // Package leases makes a budget faster than its own lock: it takes a slice of a scope under the lock once, and spends
 // from it without the lock.
 //
-//	pool, err := leases.New(db, leases.Config{Rules: []leases.Rule{{Prefix: "org/"}}})
+//	pool, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{{Prefix: "org/"}}})
 //	defer pool.Close(ctx)
 //	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 //		_, err := pool.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: 5, Limits: limits})
@@ -17,7 +17,7 @@
 //
 // A lease counts as held in full while it is open. Settling it captures its spends and frees the rest. So no limit is
 // ever exceeded, in any sliding window or period. A lease ends with the first period of its limits. Its owner settles
-// it when it is used up or idle, and in Close. Once it has ended, anybody may: another process's Pool, or Settle.
+// it when it is used up or idle, and in Close. Once it has ended, anybody may: another process's Pool, or Sweep.
 // Settling waits for transactions that spent from the lease, up to a second or the ledger's lock timeout, whichever
 // is shorter, and is repeated if they go on.
 //

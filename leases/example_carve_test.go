@@ -34,7 +34,7 @@ func ExampleCarver_Carve() {
 	// In a program each of these steps is a transaction of its own, with the writes that belong to it.
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := carver.Carve(ctx, tx, leases.Carving{
-			Child: "run/42", TTL: time.Hour, // a run that crashes is closed then, by Carver.Sweep or a Pool
+			Child: "run/42", TTL: time.Hour, // a run that crashes is ended then, by Sweep or a Pool
 			From: budget.Charge{Scope: "user/ann", Amount: 500, Limits: daily},
 		})
 		if err != nil {
@@ -53,7 +53,7 @@ func ExampleCarver_Carve() {
 		fmt.Println("more than the step has:", errors.Is(err, budget.ErrExceeded))
 
 		for _, child := range []string{"run/42/step/1", "run/42"} {
-			lease, err := carver.Close(ctx, tx, child, budget.Note{})
+			lease, err := carver.End(ctx, tx, child, budget.Note{})
 			if err != nil {
 				return err
 			}
@@ -114,13 +114,13 @@ func ExampleCarver_Receive() {
 
 	lease := carve("run/42")
 	step(away, func(tx pgx.Tx) (leases.Lease, error) {
-		return carver.Receive(ctx, tx, leases.Received{Child: "run/42", Amount: lease.Granted, EndsAt: lease.EndsAt})
+		return carver.Receive(ctx, tx, leases.Lease{Child: "run/42", Granted: lease.Granted, EndsAt: lease.EndsAt}, budget.Note{})
 	})
 	_, err = ledger.ChargeNow(ctx, away, budget.Charge{Scope: "run/42", Amount: 120, Limits: []budget.Limit{budget.Prepaid(0)}})
 	if err != nil {
 		log.Fatal(err)
 	}
-	closed := step(away, func(tx pgx.Tx) (leases.Lease, error) { return carver.Close(ctx, tx, "run/42", budget.Note{}) })
+	closed := step(away, func(tx pgx.Tx) (leases.Lease, error) { return carver.End(ctx, tx, "run/42", budget.Note{}) })
 	settled := step(home, func(tx pgx.Tx) (leases.Lease, error) {
 		return carver.SettleAway(ctx, tx, "run/42", closed.Spent, budget.Note{})
 	})

@@ -21,7 +21,11 @@ func ExamplePool_Charge() {
 	ctx := context.Background()
 	db, done := exampleDatabase()
 	defer done()
-	pool, err := leases.New(db, leases.Config{Rules: []leases.Rule{{Prefix: "org/"}}})
+	ledger, err := budget.New(budget.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	pool, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{{Prefix: "org/"}}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -39,7 +43,6 @@ func ExamplePool_Charge() {
 	if err := pool.Close(ctx); err != nil { // gives back unspent units
 		log.Fatal(err)
 	}
-	ledger, _ := budget.New(budget.Config{})
 	usage, err := ledger.Usage(ctx, db, budget.Query{Scope: "org/acme", Window: time.Hour})
 	fmt.Println(usage[0].Used, usage[0].Held, usage[0].Leased, err)
 	// Output: 5000 0 0 <nil>
@@ -50,7 +53,11 @@ func ExamplePool_Allow() {
 	ctx := context.Background()
 	db, done := exampleDatabase()
 	defer done()
-	pool, err := leases.New(db, leases.Config{Rules: []leases.Rule{{Prefix: "search/"}}})
+	ledger, err := budget.New(budget.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	pool, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{{Prefix: "search/"}}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -75,7 +82,7 @@ func ExamplePool_History() {
 	if err != nil {
 		log.Fatal(err)
 	}
-	pool, err := leases.New(db, leases.Config{Rules: []leases.Rule{{Prefix: "org/"}}})
+	pool, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{{Prefix: "org/"}}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -134,7 +141,11 @@ func ExamplePool_Receipt() {
 	ctx := context.Background()
 	db, done := exampleDatabase()
 	defer done()
-	pool, err := leases.New(db, leases.Config{Rules: []leases.Rule{{}}})
+	ledger, err := budget.New(budget.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	pool, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{{}}})
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -163,18 +174,23 @@ func ExamplePool_Receipt() {
 	// ben 200 "searches";r=2;t=60
 }
 
-// All requests of a process share the limit of an upstream service: a Limiter saves looking for the limit each time,
-// and says how much of it is left.
-func ExampleLimiter_Receipt() {
+// All requests of a process share the limit of an upstream service: a Limiter saves looking for the limit each time.
+// The Pool says how much of it is left.
+func ExampleLimiter() {
 	ctx := context.Background()
 	db, done := exampleDatabase()
 	defer done()
-	pool, err := leases.New(db, leases.Config{Rules: []leases.Rule{{}}})
+	ledger, err := budget.New(budget.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	pool, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{{}}})
 	if err != nil {
 		log.Fatal(err)
 	}
 	defer pool.Close(ctx)
-	upstream, err := pool.Limiter(budget.Charge{Scope: "upstream", Amount: 1, Limits: []budget.Limit{budget.PerWindow(10, time.Minute)}})
+	call := budget.Charge{Scope: "upstream", Amount: 1, Limits: []budget.Limit{budget.PerWindow(10, time.Minute)}}
+	upstream, err := pool.Limiter(call)
 	if err != nil {
 		log.Fatal(err)
 	}
@@ -183,7 +199,7 @@ func ExampleLimiter_Receipt() {
 			fmt.Println("refused:", errors.Is(err, budget.ErrExceeded))
 			continue
 		}
-		stands := upstream.Receipt().Entries[0].Standings[0]
+		stands := pool.Receipt(call).Entries[0].Standings[0]
 		fmt.Println("used", stands.Used, "left", stands.Available)
 	}
 	// Output:

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/purge"
@@ -17,7 +18,7 @@ import (
 type Lease struct {
 	No        int64     `json:"no"`
 	Scope     string    `json:"scope"`
-	Mode      Mode      `json:"mode"`
+	Mode      string    `json:"mode"`  // where its spends are: "rows", "memory", or a child: "carved", "away" at home, "received" away
 	Owner     string    `json:"owner"` // the process that opened it
 	Child     string    `json:"child,omitempty"`
 	Granted   int64     `json:"granted"`
@@ -29,18 +30,6 @@ type Lease struct {
 	OpenedSeq int64     `json:"opened_seq"`            // the entry that holds its units
 	LastSeq   int64     `json:"settled_seq,omitempty"` // the last entry of its settlement
 }
-
-// Mode is how the spends of a lease are recorded.
-type Mode string
-
-const (
-	ModeRows   Mode = "rows"   // each is a row, in the transaction that spent it
-	ModeMemory Mode = "memory" // they are in the owner's memory
-	ModeCarved Mode = "carved" // a child scope has them
-	// A child scope on another cluster has the units. There the child has a received lease of its own.
-	ModeAway     Mode = "away"
-	ModeReceived Mode = "received"
-)
 
 const historySQL = `
 select l.no, l.scope, case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end, l.owner, coalesce(l.child, ''), l.granted,
@@ -143,8 +132,9 @@ const purgeSQL = `select deleted, last from metered.purge_leases($1, metered.clo
 // Purge deletes leases that were settled longer ago than OlderThan, with their spends, and returns how many rows.
 // Their captures stay in the ledger. It owns its transactions, one for each batch: deleted batches stay deleted if it
 // fails or ctx ends. It needs the schema's owner or a role with metered.GrantMaintenanceSQL's grants.
-func (p *Pool) Purge(ctx context.Context, opts PurgeOptions) (int64, error) {
-	if err := p.usable(); err != nil {
+func Purge(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, opts PurgeOptions) (int64, error) {
+	p, err := bare(pool, ledger)
+	if err != nil {
 		return 0, err
 	}
 	o := purge.Options(opts)

@@ -324,10 +324,10 @@ func (h *history) purge() {
 	_, err := h.ledger.Purge(h.Context(), h.db, budget.PurgeOptions{Scope: h.scope, OlderThan: 20 * time.Second, Batch: 16})
 	require.NoError(h.T, err)
 	opts := leases.PurgeOptions{OlderThan: h.duration("purge", 10_000) + time.Second, Batch: rapid.IntRange(1, 5).Draw(h.T, "batch"), DryRun: true}
-	told, err := h.pool.Purge(h.Context(), opts)
+	told, err := leases.Purge(h.Context(), h.db, h.ledger, opts)
 	require.NoError(h.T, err)
 	opts.DryRun = false
-	deleted, err := h.pool.Purge(h.Context(), opts)
+	deleted, err := leases.Purge(h.Context(), h.db, h.ledger, opts)
 	require.NoError(h.T, err)
 	require.Equal(h.T, told, deleted)
 }

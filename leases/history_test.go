@@ -88,7 +88,7 @@ func TestHistories_NeverExceedALimitInAnyWindow(t *testing.T) {
 	clock := pgtest.SetClock(t, f.db, pgtest.Tomorrow(9))
 	book, err := holds.New(f.ledger, holds.Config{})
 	require.NoError(t, err)
-	pool, err := leases.New(f.db, leases.Config{Rules: []leases.Rule{{}}, Owner: owner})
+	pool, err := leases.New(f.db, f.ledger, leases.Config{Rules: []leases.Rule{{}}, Owner: owner})
 	require.NoError(t, err)
 	defer func() { _ = pool.Close(t.Context()) }()
 	rapid.Check(t, func(rt *rapid.T) {

@@ -28,13 +28,13 @@ func TestGrants_AreEnoughForAPool(t *testing.T) {
 	keeper := pgtest.AsRole(t, f.db, metered.GrantMaintenanceSQL, "")
 	role := *f
 	role.db = app
-	p, err := leases.New(app, leases.Config{Rules: []leases.Rule{{}}, OnError: func(err error) { t.Error(err) }})
+	p, err := leases.New(app, f.ledger, leases.Config{Rules: []leases.Rule{{}}, OnError: func(err error) { t.Error(err) }})
 	require.NoError(t, err)
 	spent := role.warm(p, charge(2))
 	for range 20 {
 		require.NoError(t, p.Allow(t.Context(), charge(1)))
 	}
-	_, err = p.Settle(t.Context())
+	_, err = leases.Sweep(t.Context(), app, f.ledger)
 	require.NoError(t, err)
 	for l, err := range p.History(t.Context(), app, "hot") {
 		require.NoError(t, err)
@@ -42,7 +42,7 @@ func TestGrants_AreEnoughForAPool(t *testing.T) {
 			require.NoError(t, err)
 		}
 	}
-	_, err = p.Purge(t.Context(), leases.PurgeOptions{OlderThan: time.Second})
+	_, err = leases.Purge(t.Context(), app, f.ledger, leases.PurgeOptions{OlderThan: time.Second})
 	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
 	require.Equal(t, spent+20, role.settled("hot", p))
 	for _, sql := range []string{`delete from metered.lease_spends`, `update metered.leases set spent = 0`, `insert into metered.lease_spends select * from metered.lease_spends`,
@@ -50,11 +50,8 @@ func TestGrants_AreEnoughForAPool(t *testing.T) {
 		_, err := app.Exec(t.Context(), sql)
 		require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), sql)
 	}
-	k, err := leases.New(keeper, leases.Config{Rules: []leases.Rule{{}}})
+	_, err = leases.Purge(t.Context(), keeper, f.ledger, leases.PurgeOptions{OlderThan: time.Second})
 	require.NoError(t, err)
-	_, err = k.Purge(t.Context(), leases.PurgeOptions{OlderThan: time.Second})
-	require.NoError(t, err)
-	require.NoError(t, k.Close(t.Context()))
 }
 
 // A purge deletes leases that were settled that long ago, spends first, in batches, and never an open lease. Captured
@@ -63,7 +60,6 @@ func TestPurge_TakesSettledLeasesWithTheirSpends(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
 	clock := pgtest.SetClock(t, f.db, pgtest.Tomorrow(9))
-	p := f.pool(leases.Rule{})
 	rows := func() int {
 		return pgtest.Value[int](t, f.db, `select (select count(*) from metered.leases)::int + (select count(*) from metered.lease_spends)::int`)
 	}
@@ -79,12 +75,12 @@ func TestPurge_TakesSettledLeasesWithTheirSpends(t *testing.T) {
 	open := f.open("rows", 100, 24*time.Hour)
 	require.NoError(t, open.spend(t.Context(), f.db, 0, 5))
 	require.Equal(t, 5*8+2, rows())
-	n, err := p.Purge(t.Context(), leases.PurgeOptions{OlderThan: 5 * time.Minute, Batch: 3})
+	n, err := leases.Purge(t.Context(), f.db, f.ledger, leases.PurgeOptions{OlderThan: 5 * time.Minute, Batch: 3})
 	require.NoError(t, err)
 	require.Zero(t, n, "the first is as old, and not older")
 	clock.Advance(time.Microsecond)
 	var progress []int64
-	n, err = p.Purge(t.Context(), leases.PurgeOptions{OlderThan: 3 * time.Minute, Batch: 5, Progress: func(n int64) {
+	n, err = leases.Purge(t.Context(), f.db, f.ledger, leases.PurgeOptions{OlderThan: 3 * time.Minute, Batch: 5, Progress: func(n int64) {
 		progress = append(progress, n)
 		report, err := f.ledger.Verify(t.Context(), f.db, budget.VerifyOptions{})
 		require.NoError(t, err)
@@ -95,7 +91,7 @@ func TestPurge_TakesSettledLeasesWithTheirSpends(t *testing.T) {
 	require.Equal(t, []int64{5, 10, 15, 20, 24}, progress)
 	require.Equal(t, 2*8+2, rows())
 	clock.Advance(time.Hour)
-	_, err = p.Purge(t.Context(), leases.PurgeOptions{OlderThan: time.Second, Batch: 1})
+	_, err = leases.Purge(t.Context(), f.db, f.ledger, leases.PurgeOptions{OlderThan: time.Second, Batch: 1})
 	require.NoError(t, err)
 	require.Equal(t, 2, rows())
 	require.Equal(t, int64(5*21+5), f.usage("hot").Used)
@@ -170,7 +166,7 @@ func TestPlans_OfLeasesReadNoWholeTable(t *testing.T) {
 				defer conn.Release()
 				one := *f
 				one.db = pgtest.Reopen(t, f.db, func(c *pgxpool.Config) { c.MaxConns = 1 })
-				p, err := leases.New(one.db, leases.Config{Rules: []leases.Rule{{}}, NoRecall: true})
+				p, err := leases.New(one.db, one.ledger, leases.Config{Rules: []leases.Rule{{}}, NoRecall: true})
 				require.NoError(t, err)
 				defer func() { _ = p.Close(context.Background()) }()
 				act := func() {
@@ -185,7 +181,7 @@ func TestPlans_OfLeasesReadNoWholeTable(t *testing.T) {
 					require.NoError(t, err)
 				}
 				read := func() { // by statements that are planned each time
-					_, err = p.Settle(t.Context())
+					_, err = leases.Sweep(t.Context(), one.db, one.ledger)
 					require.NoError(t, err)
 					for range p.History(t.Context(), one.db, "hot") {
 						break

@@ -35,7 +35,7 @@ func setUp(t *testing.T) *fixture {
 // pool returns a Pool that is closed with the test.
 func (f *fixture) pool(rule leases.Rule) *leases.Pool {
 	f.Helper()
-	p, err := leases.New(f.db, leases.Config{Rules: []leases.Rule{rule}, OnError: func(err error) { f.Log(err) }})
+	p, err := leases.New(f.db, f.ledger, leases.Config{Rules: []leases.Rule{rule}, OnError: func(err error) { f.Log(err) }})
 	require.NoError(f, err)
 	f.Cleanup(func() { _ = p.Close(context.Background()) })
 	return p
@@ -275,12 +275,11 @@ func TestAllow_ADeadProcessHasSpentAllOfItsSlice(t *testing.T) {
 	})
 	u := f.usage("hot")
 	leased, spent := u.Leased, u.Spent
-	other := f.pool(leases.Rule{})
-	report, err := other.Settle(t.Context())
+	report, err := leases.Sweep(t.Context(), f.db, f.ledger)
 	require.NoError(t, err)
 	require.Zero(t, report.Settled, "not before its end")
 	clock.Advance(10 * time.Second)
-	report, err = other.Settle(t.Context())
+	report, err = leases.Sweep(t.Context(), f.db, f.ledger)
 	require.NoError(t, err)
 	require.Positive(t, report.Settled)
 	u = f.usage("hot")

@@ -37,6 +37,7 @@ type Pool struct {
 	cfg    Config
 	schema schema.Name
 	wait   time.Duration
+	strict bool // each charge needs an actor
 	sql    statements
 
 	observer *observed.To // the ledger's

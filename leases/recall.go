@@ -40,7 +40,7 @@ func (p *Pool) recall(of string) {
 		return
 	}
 	p.work.Go(func() {
-		p.report(p.settleDue(p.live, new(SettleReport)))
+		p.report(p.settleDue(p.live, new(SweepReport)))
 		if p.cfg.NoRecall {
 			return
 		}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
@@ -111,25 +112,26 @@ func (p *Pool) tellSettled(ctx context.Context, spent, returned int64) {
 	}
 }
 
-// SettleReport is the result of Settle.
-type SettleReport struct {
-	Settled int `json:"settled"` // leases that had ended
-	Busy    int `json:"busy"`    // leases that transactions still spend from: they are left for the next time
-	Held    int `json:"held"`    // children that were closed, and of which something is held still: they too (Carver)
+// SweepReport is the result of a Sweep.
+type SweepReport struct {
+	Settled int `json:"settled"` // leases and children that were settled
+	Busy    int `json:"busy"`    // leases that transactions still spend from, left for the next sweep
+	Held    int `json:"held"`    // children that were ended, and of which units are still held: left, too
 }
 
-// Settle settles the ended leases of all processes, one transaction each, in the name of this Pool's owner. A Pool
-// does so by itself every few seconds while it has leases. Call it from a job where all processes may be gone. Any
-// number may run at once.
-func (p *Pool) Settle(ctx context.Context) (SettleReport, error) {
-	var report SettleReport
-	if err := p.usable(); err != nil {
+// Sweep settles the leases of all processes that have ended, and ends the children of this cluster whose time is over
+// (Carver), in one transaction each. A Pool does so by itself every few seconds while it has leases. Run it where all
+// processes may be gone. Any number may run at once.
+func Sweep(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger) (SweepReport, error) {
+	var report SweepReport
+	p, err := bare(pool, ledger)
+	if err != nil {
 		return report, err
 	}
 	return report, p.settleDue(ctx, &report)
 }
 
-func (p *Pool) settleDue(ctx context.Context, report *SettleReport) error {
+func (p *Pool) settleDue(ctx context.Context, report *SweepReport) error {
 	const page = 100
 	for after, last, n := (time.Time{}), int64(0), page; n == page; {
 		// Planned for each page: a plan kept from when there was little reads all that was ever settled.
@@ -201,7 +203,7 @@ func (p *Pool) maintain() {
 		p.report(p.settleEnded(p.last))
 		if now.Sub(swept) >= sweepEvery {
 			swept = now
-			p.report(p.settleDue(p.live, new(SettleReport)))
+			p.report(p.settleDue(p.live, new(SweepReport)))
 		}
 		if now.Sub(forgot) >= forgetEvery {
 			forgot, slots = now, p.forget(now)

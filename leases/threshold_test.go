@@ -33,7 +33,9 @@ func TestThreshold_IsReportedByLeasesAndCarvings(t *testing.T) {
 		require.NoError(t, f.db.QueryRow(t.Context(), `select count(*) from told where scope = $1 and name = $2`, scope, name).Scan(&n))
 		return n
 	}
-	p, err := leases.New(f.db, leases.Config{Ledger: cfg, Rules: []leases.Rule{{Share: 2, Least: 200}}, OnError: func(err error) { t.Log(err) }})
+	ledger, err := budget.New(cfg)
+	require.NoError(t, err)
+	p, err := leases.New(f.db, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, Least: 200}}, OnError: func(err error) { t.Log(err) }})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(context.Background()) })
 	limit := budget.Lifetime(1000).Tell(budget.Threshold{Name: "5", Used: 5}, budget.Threshold{Name: "200", Used: 200, Rearm: 150})
@@ -52,8 +54,6 @@ func TestThreshold_IsReportedByLeasesAndCarvings(t *testing.T) {
 	require.Equal(t, 1, told("direct", "5"))
 	require.NoError(t, p.Close(t.Context()))
 
-	ledger, err := budget.New(cfg)
-	require.NoError(t, err)
 	carver, err := leases.NewCarver(ledger)
 	require.NoError(t, err)
 	for i, child := range []string{"child", "other child"} {
@@ -91,8 +91,10 @@ func TestThreshold_OnSpendingIsReportedWhenALeaseIsSettled(t *testing.T) {
 		return all
 	}
 	limit := budget.Lifetime(1000).Tell(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "100", Used: 100, Spent: true})
+	ledger, err := budget.New(cfg)
+	require.NoError(t, err)
 	pool := func() *leases.Pool {
-		p, err := leases.New(f.db, leases.Config{Ledger: cfg, Rules: []leases.Rule{{Share: 2, Least: 200}}, OnError: func(err error) { t.Log(err) }})
+		p, err := leases.New(f.db, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, Least: 200}}, OnError: func(err error) { t.Log(err) }})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = p.Close(context.Background()) })
 		return p
@@ -123,8 +125,6 @@ func TestThreshold_OnSpendingIsReportedWhenALeaseIsSettled(t *testing.T) {
 	require.Equal(t, warm+150, f.usage("other").Used, "the settled units count as used")
 	fail.Store(false)
 
-	ledger, err := budget.New(cfg)
-	require.NoError(t, err)
 	_, err = pgtest.InTx(t.Context(), f.db, func(tx pgx.Tx) (budget.Receipt, error) {
 		return ledger.Charge(t.Context(), tx, charge(100-used, limit))
 	})
@@ -147,7 +147,7 @@ func TestThreshold_OnSpendingIsReportedWhenALeaseIsSettled(t *testing.T) {
 		if _, err := ledger.Charge(t.Context(), tx, budget.Charge{Scope: "child", Amount: 30, Limits: []budget.Limit{budget.Prepaid(0)}}); err != nil {
 			return leases.Lease{}, err
 		}
-		return carver.Close(t.Context(), tx, "child", budget.Note{})
+		return carver.End(t.Context(), tx, "child", budget.Note{})
 	})
 	require.NoError(t, err)
 	require.Empty(t, told())

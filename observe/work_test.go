@@ -211,7 +211,9 @@ func TestObserver_HearsOfLeases(t *testing.T) {
 	t.Parallel()
 	var r pgtest.Recorder
 	db := pgtest.Open(t)
-	p, err := leases.New(db, leases.Config{Ledger: budget.Config{Observer: &r}, Rules: []leases.Rule{{Share: 2, Least: 10}}})
+	ledger, err := budget.New(budget.Config{Observer: &r})
+	require.NoError(t, err)
+	p, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, Least: 10}}})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(context.Background()) })
 	limit := budget.Lifetime(1000)
@@ -234,8 +236,6 @@ func TestObserver_HearsOfLeases(t *testing.T) {
 			direct++
 		}
 	}
-	ledger, err := budget.New(budget.Config{})
-	require.NoError(t, err)
 	usage, err := ledger.Usage(t.Context(), db, budget.Query{Scope: "s"})
 	require.NoError(t, err)
 	require.Equal(t, spent, usage[0].Spent)

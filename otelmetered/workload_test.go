@@ -133,7 +133,9 @@ func (s *service) session() {
 func (s *service) lease() {
 	s.T.Helper()
 	t, ctx := s.T, s.T.Context()
-	p, err := leases.New(s.pool, leases.Config{Ledger: budget.Config{Observer: s.w}, Rules: []leases.Rule{{Share: 2, Least: 10}}})
+	ledger, err := budget.New(budget.Config{Observer: s.w})
+	require.NoError(t, err)
+	p, err := leases.New(s.pool, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, Least: 10}}})
 	require.NoError(t, err)
 	limit := []budget.Limit{budget.Lifetime(1000).Named("stock")}
 	for opened := false; !opened; {

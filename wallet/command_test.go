@@ -251,7 +251,7 @@ func TestLeases_OfAWalletAreOfItsLots(t *testing.T) {
 	p := newPurse(t, wallet.Config{})
 	p.grant("hot", 60, 5*time.Minute)
 	p.grant("hot", 40, 0)
-	lent, err := leases.New(p.pool, leases.Config{Rules: []leases.Rule{{Prefix: "hot", Share: 1, Least: 70, TTL: time.Hour, Idle: time.Hour}}, NoRecall: true})
+	lent, err := leases.New(p.pool, p.c.Budget, leases.Config{Rules: []leases.Rule{{Prefix: "hot", Share: 1, Least: 70, TTL: time.Hour, Idle: time.Hour}}, NoRecall: true})
 	require.NoError(t, err)
 	defer func() { _ = lent.Close(context.Background()) }()
 	c := pgtest.NewClient(t, p.pool, metered.Config{Leases: lent})
@@ -306,7 +306,7 @@ func TestCarver_FromAWallet(t *testing.T) {
 		return err
 	})
 	in(func(tx pgx.Tx) error {
-		_, err := carver.Close(t.Context(), tx, "ann/run", budget.Note{})
+		_, err := carver.End(t.Context(), tx, "ann/run", budget.Note{})
 		return err
 	})
 	require.Equal(t, [][3]int64{{7, 0, 3}, {0, 0, 0}}, p.lots("ann"), "5 are free again")

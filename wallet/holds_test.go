@@ -161,7 +161,7 @@ func TestLease_OfAWalletKeepsItsLots(t *testing.T) {
 	f.clock.Set(noon.Add(time.Hour))
 	require.EqualValues(t, 5, f.balance().Units)
 	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {
-		return carver.Close(ctx, tx, "run", budget.Note{})
+		return carver.End(ctx, tx, "run", budget.Note{})
 	})
 	require.NoError(t, err)
 	f.has(10)

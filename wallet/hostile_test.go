@@ -137,7 +137,7 @@ func TestPurge_ForgetsAClosedChildsLots(t *testing.T) {
 	})
 	require.NoError(t, err)
 	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {
-		return carver.Close(ctx, tx, "run", budget.Note{})
+		return carver.End(ctx, tx, "run", budget.Note{})
 	})
 	require.NoError(t, err)
 	f.clock.Advance(100 * day)
@@ -185,7 +185,7 @@ func TestCarve_OverspentUnitsAreOfNoLotThatHasEnded(t *testing.T) {
 	require.NoError(t, err)
 	f.clock.Set(noon.Add(time.Hour))
 	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {
-		return carver.Close(ctx, tx, "run", budget.Note{})
+		return carver.End(ctx, tx, "run", budget.Note{})
 	})
 	require.NoError(t, err)
 	f.verify()

@@ -126,7 +126,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 						return leases.Lease{}, err
 					}
 				}
-				return carver.Close(ctx, tx, child, budget.Note{})
+				return carver.End(ctx, tx, child, budget.Note{})
 			})
 		case k < 22:
 			what = "repair"

@@ -376,7 +376,7 @@ func TestVerify_KnowsAClosedChildWithALotThatGoesOn(t *testing.T) {
 	}
 	closed := func(child string) {
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {
-			return carver.Close(ctx, tx, child, budget.Note{})
+			return carver.End(ctx, tx, child, budget.Note{})
 		})
 		require.NoError(t, err)
 		f.verify()

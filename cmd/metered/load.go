@@ -98,7 +98,11 @@ func startLoad(ctx context.Context, pool *pgxpool.Pool, schema string, rate int,
 	if err != nil {
 		return nil, err
 	}
-	l.leased, err = leases.New(pool, leases.Config{Ledger: budget.Config{Schema: schema}, Rules: []leases.Rule{{Prefix: "api/"}}})
+	ledger, err := budget.New(budget.Config{Schema: schema})
+	if err != nil {
+		return nil, err
+	}
+	l.leased, err = leases.New(pool, ledger, leases.Config{Rules: []leases.Rule{{Prefix: "api/"}}})
 	if err != nil {
 		return nil, err
 	}

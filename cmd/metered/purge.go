@@ -139,12 +139,11 @@ func purgeHolds(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions)
 }
 
 func purgeLeases(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions) (int64, error) {
-	p, err := a.leasePool(pool)
+	ledger, err := budget.New(budget.Config{Schema: a.schema})
 	if err != nil {
 		return 0, err
 	}
-	defer p.Close(ctx)
-	return p.Purge(ctx, leases.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress, DryRun: o.dry})
+	return leases.Purge(ctx, pool, ledger, leases.PurgeOptions{OlderThan: o.olderThan, Progress: o.progress, DryRun: o.dry})
 }
 
 func purgeTokens(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions) (int64, error) {

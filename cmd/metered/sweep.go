@@ -59,9 +59,9 @@ func (a *app) sweep(ctx context.Context, pool *pgxpool.Pool, cfg holds.Config, o
 	opts.Progress = func(r holds.SweepReport) { bar.at(int64(r.Expired)) }
 	swept, err := book.Sweep(ctx, pool, opts)
 	bar.end()
-	var settled leases.SettleReport
+	var settled leases.SweepReport
 	if err == nil {
-		settled, err = a.settle(ctx, pool)
+		settled, err = leases.Sweep(ctx, pool, ledger)
 	}
 	var lots wallet.SweepReport
 	if err == nil && !noLots {
@@ -94,18 +94,4 @@ func (a *app) expireLots(ctx context.Context, pool *pgxpool.Pool, ledger *budget
 	opts.Progress = func(r wallet.SweepReport) { bar.at(int64(r.Ended)) }
 	defer bar.end()
 	return book.Sweep(ctx, pool, opts)
-}
-
-// leasePool is a Pool that leases nothing.
-func (a *app) leasePool(pool *pgxpool.Pool) (*leases.Pool, error) {
-	return leases.New(pool, leases.Config{Ledger: budget.Config{Schema: a.schema}, Rules: []leases.Rule{{}}, NoRecall: true})
-}
-
-func (a *app) settle(ctx context.Context, pool *pgxpool.Pool) (leases.SettleReport, error) {
-	p, err := a.leasePool(pool)
-	if err != nil {
-		return leases.SettleReport{}, err
-	}
-	defer p.Close(ctx)
-	return p.Settle(ctx)
 }

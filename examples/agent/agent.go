@@ -95,7 +95,7 @@ func (o *office) begin(ctx context.Context, carving leases.Carving) (*run, error
 
 func (r *run) end(ctx context.Context) (lease leases.Lease, err error) {
 	err = pgx.BeginFunc(ctx, r.db, func(tx pgx.Tx) (err error) {
-		lease, err = r.carver.Close(ctx, tx, r.scope, budget.Note{})
+		lease, err = r.carver.End(ctx, tx, r.scope, budget.Note{})
 		return err
 	})
 	return lease, err
@@ -122,11 +122,11 @@ func (r *run) call(ctx context.Context, id, tool string, units int64) (left int6
 }
 
 // sweep ends the runs whose time is over, until ctx is done. Any number of processes may run it.
-func (o *office) sweep(ctx context.Context, every time.Duration, report func(leases.SettleReport, error)) {
+func (o *office) sweep(ctx context.Context, every time.Duration, report func(leases.SweepReport, error)) {
 	tick := time.NewTicker(every)
 	defer tick.Stop()
 	for {
-		report(o.carver.Sweep(ctx, o.db))
+		report(leases.Sweep(ctx, o.db, o.client.Budget))
 		select {
 		case <-ctx.Done():
 			return

@@ -189,14 +189,14 @@ func TestSweep_OfAKilledProcessGivesUnusedUnitsBack(t *testing.T) {
 	_, left, err := o.left(t.Context(), "ann")
 	require.NoError(t, err)
 	require.Equal(t, int64(100), left)
-	report, err := o.carver.Sweep(t.Context(), o.db)
+	report, err := leases.Sweep(t.Context(), o.db, o.client.Budget)
 	require.NoError(t, err)
-	require.Equal(t, leases.SettleReport{}, report, "not before its time")
+	require.Equal(t, leases.SweepReport{}, report, "not before its time")
 
 	clock.Advance(time.Hour)
 	settled := 0
 	require.Eventually(t, func() bool { // its last transactions may still be going on
-		report, err := o.carver.Sweep(context.Background(), o.db)
+		report, err := leases.Sweep(context.Background(), o.db, o.client.Budget)
 		settled += report.Settled
 		return err == nil && settled == 3
 	}, 2*time.Minute, 10*time.Millisecond)

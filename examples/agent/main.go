@@ -105,7 +105,7 @@ func crash(ctx context.Context, out io.Writer, o *office, stands func() error) e
 	}
 	sweeping, enough := context.WithCancelCause(ctx)
 	ended := 0
-	o.sweep(sweeping, 50*time.Millisecond, func(report leases.SettleReport, err error) {
+	o.sweep(sweeping, 50*time.Millisecond, func(report leases.SweepReport, err error) {
 		if ended += report.Settled; err != nil || ended == 2 {
 			enough(err)
 		}

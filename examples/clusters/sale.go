@@ -145,7 +145,7 @@ func (s *sale) run(ctx context.Context, crash func() error, recover func(context
 	say("us is back. The sale that failed is sent twice, and made once; with 4 more, us has sold %d.", us)
 
 	err = again(ctx, func() error {
-		_, err := s.clusters.Close(ctx, link, budget.Note{})
+		_, err := s.clusters.End(ctx, link, budget.Note{})
 		return err
 	})
 	if err != nil {

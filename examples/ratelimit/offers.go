@@ -32,7 +32,11 @@ type offers struct {
 }
 
 func newOffers(pool *pgxpool.Pool) (*offers, error) {
-	p, err := leases.New(pool, leases.Config{Rules: []leases.Rule{{Prefix: "offers/"}}})
+	ledger, err := budget.New(budget.Config{})
+	if err != nil {
+		return nil, err
+	}
+	p, err := leases.New(pool, ledger, leases.Config{Rules: []leases.Rule{{Prefix: "offers/"}}})
 	if err != nil {
 		return nil, err
 	}

@@ -83,7 +83,7 @@ func main() {
 		log.Fatal(err)
 	}
 	rule := leases.Rule{Prefix: "leased", Lasts: 100 * time.Millisecond, Idle: 50 * time.Millisecond, TTL: time.Second}
-	if a.lent, err = leases.New(pool, leases.Config{Rules: []leases.Rule{rule}, Owner: a.name}); err != nil {
+	if a.lent, err = leases.New(pool, a.c.Budget, leases.Config{Rules: []leases.Rule{rule}, Owner: a.name}); err != nil {
 		log.Fatal(err)
 	}
 	ctx, stop := context.WithCancel(ctx)

@@ -246,7 +246,7 @@ func (h *hostile) check(purged bool) {
 		require.Less(h, sweeps, 50)
 	}
 	for range 5 { // a child's child first
-		_, err = h.owner.Exec(ctx, `select metered.settle_lease(no, 'anybody', null, 1000, null, null), metered.close_child(child, 'anybody', 1000), metered.settle_away(child, null, 'anybody', 1000)
+		_, err = h.owner.Exec(ctx, `select metered.settle_lease(no, 'anybody', null, 1000, null, null), metered.end_child(child, 'anybody', 1000), metered.settle_away(child, null, 'anybody', 1000)
 			from metered.leases where settled_at is null order by no`)
 		require.NoError(h, err)
 	}

@@ -65,7 +65,7 @@ var Functions = []Function{
 	{"settle_lease", Application, write},
 	{"purge_leases", Maintenance, purgeBatch},
 	{"carve", Application, write},
-	{"close_child", Application, write},
+	{"end_child", Application, write},
 	{"receive_child", Application, write},
 	{"settle_away", Application, write},
 	{"create_scopes", Application, write},

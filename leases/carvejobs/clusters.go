@@ -14,13 +14,7 @@ import (
 	"github.com/pgmetered/metered/leases"
 )
 
-// ErrArgument is every refused argument, as an *ArgumentError.
-var ErrArgument error = errArgument
-
 var errArgument = fault.New("invalid_argument", "carvejobs: invalid argument")
-
-// ArgumentError says which argument was refused, and why.
-type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
@@ -101,7 +95,7 @@ func (c *Clusters) find(l Link) (home, away *cluster, err error) {
 type Carving struct {
 	Link
 	From budget.Charge // the parent, how many units, and the limits that must admit them, as a hold
-	TTL  time.Duration // after which the child is closed, 1ms to leases.MaxCarveTTL. Required
+	TTL  time.Duration // after which the child is ended, 1ms to 3,660 days. Required
 }
 
 // The tenants that own the ids of the steps' operations. The id is the child.
@@ -132,39 +126,39 @@ func (c *Clusters) Carve(ctx context.Context, g Carving) (leases.Lease, error) {
 		if err != nil {
 			return l, err
 		}
-		return l, c.enqueue(ctx, tx, CreditArgs{g.Link, l.Granted, l.EndsAt, g.From.Note}, time.Time{})
+		return l, c.enqueue(ctx, tx, creditArgs{g.Link, l.Granted, l.EndsAt, g.From.Note}, time.Time{})
 	})
 }
 
 // Close closes the child before its time, in a command on its cluster, with a job that settles at home. The Lease is
 // the child's: Spent is the number of units spent. While units of the child are held it has no SettledAt, and a job
 // goes on when none are. A child whose units are still on their way is closed as unused. Errors: those of
-// leases.Carver.Close and of metered.Do.
-func (c *Clusters) Close(ctx context.Context, l Link, note budget.Note) (leases.Lease, error) {
+// leases.Carver.End and of metered.Do.
+func (c *Clusters) End(ctx context.Context, l Link, note budget.Note) (leases.Lease, error) {
 	_, away, err := c.find(l)
 	if err != nil {
 		return leases.Lease{}, err
 	}
 	// The first step closes the child, for good. The second one ends it when nothing is held any more.
 	closed, err := do(ctx, away, closeStep, l.Child, l, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
-		closed, err := away.carver.Close(ctx, tx, l.Child, note)
+		closed, err := away.carver.End(ctx, tx, l.Child, note)
 		if errors.Is(err, leases.ErrUnknownChild) {
-			closed, err = away.carver.Receive(ctx, tx, leases.Received{Child: l.Child, EndsAt: time.Now(), Note: note})
+			closed, err = away.carver.Receive(ctx, tx, leases.Lease{Child: l.Child, EndsAt: time.Now()}, note)
 		}
 		if err == nil && closed.SettledAt.IsZero() {
-			return closed, c.enqueue(ctx, tx, CloseArgs{l}, time.Now().Add(c.cfg.RetryAfter))
+			return closed, c.enqueue(ctx, tx, endArgs{l}, time.Now().Add(c.cfg.RetryAfter))
 		}
-		return c.tell(ctx, tx, l, closed, err)
+		return c.report(ctx, tx, l, closed, err)
 	})
 	if err != nil || !closed.SettledAt.IsZero() {
 		return closed, err
 	}
 	ended, err := do(ctx, away, endStep, l.Child, l, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
-		ended, err := away.carver.Close(ctx, tx, l.Child, note)
+		ended, err := away.carver.End(ctx, tx, l.Child, note)
 		if err == nil && ended.SettledAt.IsZero() {
 			err = errHeld
 		}
-		return c.tell(ctx, tx, l, ended, err)
+		return c.report(ctx, tx, l, ended, err)
 	})
 	if errors.Is(err, errHeld) {
 		return closed, nil
@@ -174,10 +168,10 @@ func (c *Clusters) Close(ctx context.Context, l Link, note budget.Note) (leases.
 
 var errHeld = errors.New("carvejobs: something is still held of the child")
 
-// tell enqueues the message with the number of units that a child spent.
-func (c *Clusters) tell(ctx context.Context, tx *metered.Tx, l Link, closed leases.Lease, err error) (leases.Lease, error) {
+// report enqueues the message with the number of units that a child spent.
+func (c *Clusters) report(ctx context.Context, tx *metered.Tx, l Link, closed leases.Lease, err error) (leases.Lease, error) {
 	if err == nil {
-		err = c.enqueue(ctx, tx, TellArgs{l, closed.Spent}, time.Time{})
+		err = c.enqueue(ctx, tx, spentArgs{l, closed.Spent}, time.Time{})
 	}
 	return closed, err
 }

@@ -14,7 +14,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
-	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/leases/carvejobs"
 )
 
@@ -34,7 +33,7 @@ func TestClusters_OneBudgetServesTwo(t *testing.T) {
 	w.close("a")
 	w.addsUp()
 	l := w.settled("a")
-	require.Equal(t, []any{leases.ModeAway, int64(250), "job:metered_carve_tell"}, []any{l.Mode, l.Spent, l.SettledBy})
+	require.Equal(t, []any{"away", int64(250), "job:metered_carve_spent"}, []any{l.Mode, l.Spent, l.SettledBy})
 	w.addsUp()
 	_, err = metered.Do[int](t.Context(), w.away.app, metered.Command{ID: "late", Charges: []budget.Charge{{Scope: "a", Amount: 1}}}, nil)
 	require.ErrorIs(t, err, budget.ErrScopeClosed)
@@ -142,7 +141,7 @@ func TestClusters_ACutNetwork(t *testing.T) {
 	w.away.cut(false)
 	w.close("d")
 	w.eventually("the tale", func(context.Context) error {
-		if pgtest.Value[int](t, w.away.local, `select count(*) from river_job where state <> 'completed' and kind = 'metered_carve_tell'`) > 0 {
+		if pgtest.Value[int](t, w.away.local, `select count(*) from river_job where state <> 'completed' and kind = 'metered_carve_spent'`) > 0 {
 			return errOpen
 		}
 		return nil
@@ -173,7 +172,7 @@ func TestClusters_KilledAtEveryStep(t *testing.T) {
 	steps := []struct {
 		name, call string
 		home       bool // where it runs
-	}{{"carve", ".carve(", true}, {"credit", ".receive_child(", false}, {"close", ".close_child(", false}, {"settle", ".settle_away(", true}}
+	}{{"carve", ".carve(", true}, {"credit", ".receive_child(", false}, {"close", ".end_child(", false}, {"settle", ".settle_away(", true}}
 	n := 0
 	for i, step := range steps {
 		statements := []string{"begin_command", step.call, "river_job", "complete_command"}

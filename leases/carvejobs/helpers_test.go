@@ -125,7 +125,7 @@ func (w *world) charge(child string, n int, amount int64) {
 func (w *world) close(child string) {
 	w.Helper()
 	w.eventually("close", func(ctx context.Context) error {
-		_, err := w.clusters.Close(ctx, w.link(child), budget.Note{Actor: "ann"})
+		_, err := w.clusters.End(ctx, w.link(child), budget.Note{Actor: "ann"})
 		return err
 	})
 }

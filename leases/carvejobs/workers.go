@@ -16,38 +16,35 @@ import (
 
 type jobArgs = river.JobArgs
 
-// CreditArgs are the args of the job at home that gives a child its units.
-type CreditArgs struct {
+// creditArgs are the args of the job at home that gives a child its units.
+type creditArgs struct {
 	Link
 	Amount int64       `json:"amount"`
 	EndsAt time.Time   `json:"ends_at"`
 	Note   budget.Note `json:"note,omitzero"`
 }
 
-// Kind is the job's kind.
-func (CreditArgs) Kind() string { return "metered_carve_credit" }
+func (creditArgs) Kind() string { return "metered_carve_credit" }
 
-// CloseArgs are the args of the job away that closes a child: at its end, or when its held units may have come free.
-type CloseArgs struct{ Link }
+// endArgs are the args of the job away that closes a child: at its end, or when its held units may have come free.
+type endArgs struct{ Link }
 
-// Kind is the job's kind.
-func (CloseArgs) Kind() string { return "metered_carve_close" }
+func (endArgs) Kind() string { return "metered_carve_end" }
 
-// TellArgs are the args of the job away that carries the number of units spent by a child to home.
-type TellArgs struct {
+// spentArgs are the args of the job away that carries the number of units spent by a child to home.
+type spentArgs struct {
 	Link
 	Used int64 `json:"used"`
 }
 
-// Kind is the job's kind.
-func (TellArgs) Kind() string { return "metered_carve_tell" }
+func (spentArgs) Kind() string { return "metered_carve_spent" }
 
 // AddWorkers registers the workers of the jobs. Each cluster needs a River client that works them, in a process that
 // reaches both clusters.
 func (c *Clusters) AddWorkers(workers *river.Workers) {
-	river.AddWorker(workers, &worker[CreditArgs]{clusters: c, step: c.credit})
-	river.AddWorker(workers, &worker[CloseArgs]{clusters: c, step: c.closeDue})
-	river.AddWorker(workers, &worker[TellArgs]{clusters: c, step: c.settle})
+	river.AddWorker(workers, &worker[creditArgs]{clusters: c, step: c.credit})
+	river.AddWorker(workers, &worker[endArgs]{clusters: c, step: c.endDue})
+	river.AddWorker(workers, &worker[spentArgs]{clusters: c, step: c.settle})
 }
 
 type worker[T jobArgs] struct {
@@ -74,7 +71,7 @@ func (w *worker[T]) Work(ctx context.Context, job *river.Job[T]) error {
 }
 
 func hopeless(err error) bool {
-	for _, never := range []error{ErrArgument, leases.ErrArgument, leases.ErrUnknownChild, metered.ErrConflict} {
+	for _, never := range []error{budget.ErrArgument, leases.ErrUnknownChild, metered.ErrConflict} {
 		if errors.Is(err, never) {
 			return true
 		}
@@ -83,29 +80,29 @@ func hopeless(err error) bool {
 }
 
 // credit gives a child its units, and sees to its end.
-func (c *Clusters) credit(ctx context.Context, args CreditArgs, _ budget.Note) error {
+func (c *Clusters) credit(ctx context.Context, args creditArgs, _ budget.Note) error {
 	_, away, err := c.find(args.Link)
 	if err != nil {
 		return err
 	}
 	_, err = do(ctx, away, creditStep, args.Child, args, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
-		l, err := away.carver.Receive(ctx, tx, leases.Received{Child: args.Child, Amount: args.Amount, EndsAt: args.EndsAt, Note: args.Note})
+		l, err := away.carver.Receive(ctx, tx, leases.Lease{Child: args.Child, Granted: args.Amount, EndsAt: args.EndsAt}, args.Note)
 		switch {
 		case errors.Is(err, leases.ErrChildUsed): // it is somebody else's: nothing was given, and home has all of it back
-			return c.tell(ctx, tx, args.Link, leases.Lease{}, nil)
+			return c.report(ctx, tx, args.Link, leases.Lease{}, nil)
 		case err != nil:
 			return l, err
 		case !l.SettledAt.IsZero(): // it came too late
-			return c.tell(ctx, tx, args.Link, l, nil)
+			return c.report(ctx, tx, args.Link, l, nil)
 		}
-		return l, c.enqueue(ctx, tx, CloseArgs{args.Link}, l.EndsAt)
+		return l, c.enqueue(ctx, tx, endArgs{args.Link}, l.EndsAt)
 	})
 	return err
 }
 
-// closeDue closes a child.
-func (c *Clusters) closeDue(ctx context.Context, args CloseArgs, note budget.Note) error {
-	l, err := c.Close(ctx, args.Link, note)
+// endDue ends a child whose time is over.
+func (c *Clusters) endDue(ctx context.Context, args endArgs, note budget.Note) error {
+	l, err := c.End(ctx, args.Link, note)
 	if err == nil && l.SettledAt.IsZero() {
 		err = errHeld
 	}
@@ -113,7 +110,7 @@ func (c *Clusters) closeDue(ctx context.Context, args CloseArgs, note budget.Not
 }
 
 // settle settles a child at home, and notes on the child's cluster that this is done.
-func (c *Clusters) settle(ctx context.Context, args TellArgs, note budget.Note) error {
+func (c *Clusters) settle(ctx context.Context, args spentArgs, note budget.Note) error {
 	home, away, err := c.find(args.Link)
 	if err != nil {
 		return err

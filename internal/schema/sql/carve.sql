@@ -110,7 +110,7 @@ $$;
 
 -- Closes a child of this cluster, and settles it once nothing is held of it. status is settled, open (it is
 -- closed, and units are held), closed (it was settled before) or unknown.
-create function metered.close_child(of_child text, by_whom text, wait_ms int,
+create function metered.end_child(of_child text, by_whom text, wait_ms int,
     out status text, out lease metered.leases, out held bigint)
 language plpgsql volatile
 as $$
@@ -118,7 +118,7 @@ declare
     tip  metered.ledger;
     clk  timestamptz;
 begin
-    perform metered._require(octet_length(by_whom) between 1 and 255, 'close_child');
+    perform metered._require(octet_length(by_whom) between 1 and 255, 'end_child');
     select * into lease from metered.leases y where y.child = of_child and y.mode in ('c', 'g');
     if not found then
         status := 'unknown';
