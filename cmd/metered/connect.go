@@ -91,6 +91,8 @@ func (a *app) usable(ctx context.Context, pool *pgxpool.Pool) error {
 			pool.Config().ConnConfig.Database, a.schema)}
 	case err != nil:
 		return err
+	case installed < 1:
+		return &schemaError{metered.ErrSchemaDiffers, fmt.Sprintf("schema %s cannot be used: table schema_version says no version, see metered migrate validate", a.schema)}
 	case installed < metered.SchemaVersion:
 		return &schemaError{metered.ErrNotMigrated, fmt.Sprintf("schema %s is of version %d, this build needs %d: upgrade it with metered migrate up",
 			a.schema, installed, metered.SchemaVersion)}
