@@ -128,7 +128,8 @@ func Sweep(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger) (Swee
 	if err != nil {
 		return report, err
 	}
-	return report, p.settleDue(ctx, &report)
+	err = p.settleDue(ctx, &report)
+	return report, err
 }
 
 func (p *Pool) settleDue(ctx context.Context, report *SweepReport) error {

@@ -160,11 +160,7 @@ func (r *run) sweepHolds(ctx context.Context) error {
 }
 
 func (r *run) sweepLeases(ctx context.Context) error {
-	p, err := inLeases.Sweeper(r.parts.Ledger, r.pool)
-	if err != nil {
-		return err
-	}
-	s, err := p.Settle(ctx)
+	s, err := leases.Sweep(ctx, r.pool, r.parts.Ledger)
 	r.progress(int64(s.Settled), map[string]int{"locked": s.Busy, "held": s.Held})
 	return err
 }
@@ -191,11 +187,7 @@ func (r *run) purgeHolds(ctx context.Context) error {
 }
 
 func (r *run) purgeLeases(ctx context.Context) error {
-	p, err := inLeases.Sweeper(r.parts.Ledger, r.pool)
-	if err != nil {
-		return err
-	}
-	n, err := p.Purge(ctx, leases.PurgeOptions{OlderThan: r.Leases, Batch: r.Batch, Progress: r.deleted})
+	n, err := leases.Purge(ctx, r.pool, r.parts.Ledger, leases.PurgeOptions{OlderThan: r.Leases, Batch: r.Batch, Progress: r.deleted})
 	r.done(n, nil)
 	return err
 }
@@ -258,4 +250,3 @@ func (r *run) reached(p budget.PurgeReport) {
 // deleted is Progress of the other purges.
 func (r *run) deleted(n int64) { r.progress(n, nil) }
 
-var inLeases = leases.Internals(lend.Key{})
