@@ -12,7 +12,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/fault"
-	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/purge"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/tokens"
@@ -249,4 +248,3 @@ func (r *run) reached(p budget.PurgeReport) {
 
 // deleted is Progress of the other purges.
 func (r *run) deleted(n int64) { r.progress(n, nil) }
-
