@@ -36,7 +36,7 @@ var (
 // Answers to an event of Ingest, which is not counted. They leave the transaction usable.
 var (
 	ErrConflict error = fault.New("operation_conflict", "budget: the id belongs to another event, or to a command")
-	ErrRetired  error = fault.New("operation_retired", "budget: the event's time is not after what was purged: perhaps it was counted before")
+	ErrRetired  error = fault.New("operation_retired", "budget: the event's time is not after the purge: perhaps it was counted before")
 	ErrFuture   error = fault.New("operation_future", "budget: the event's time is further ahead of the clock than Config.MaxFuture")
 	ErrLate     error = fault.New("event_late", "budget: the event occurred longer ago than Config.MaxLateness")
 )
@@ -52,7 +52,7 @@ var (
 	ErrUnknownEntry  error = fault.New("budget_unknown_entry", "budget: no such entry")
 	ErrEntryPurged   error = fault.New("budget_entry_purged", "budget: the charge was purged")
 	ErrNotCharge     error = fault.New("budget_not_charge", "budget: the entry is not a charge") // nor a capture of a hold
-	ErrRefundExceeds error = fault.New("budget_refund_exceeds", "budget: refund exceeds what is left of the charge")
+	ErrRefundExceeds error = fault.New("budget_refund_exceeds", "budget: the refund exceeds the rest of the charge")
 )
 
 var (

@@ -102,7 +102,7 @@ func ExampleLedger_Refund() {
 		fmt.Printf("%d %s %d: spent %d, refunded %d\n", e.Seq, e.Kind, e.Amount, e.Spent, e.Refunded)
 	}
 	// Output:
-	// budget: refund exceeds what is left of the charge: requested 80, left 70
+	// budget: the refund exceeds the rest of the charge: requested 80, left 70
 	// 1 charge 100: spent 100, refunded 0
 	// 2 refund 30: spent 100, refunded 30
 }

@@ -199,7 +199,7 @@ func (l *Ledger) checkCharge(c Charge) error {
 			return err
 		}
 		if limit.tells() && l.onThreshold == nil {
-			return located(".Limits", j, invalid(".Tell", "needs Config.OnThreshold, or nobody would be told"))
+			return located(".Limits", j, invalid(".Tell", "needs Config.OnThreshold, which reports thresholds"))
 		}
 	}
 	return l.checkNote(".Note", c.Note)

@@ -41,7 +41,7 @@ func TestRefund_NeverSumsPastTheCharge(t *testing.T) {
 		err         error
 		text        string
 	}{
-		{1, 7, budget.ErrRefundExceeds, "budget: refund exceeds what is left of the charge: requested 7, left 6"},
+		{1, 7, budget.ErrRefundExceeds, "budget: the refund exceeds the rest of the charge: requested 7, left 6"},
 		{2, 1, budget.ErrNotCharge, `budget: the entry is not a charge: scope "a", entry 2`},
 		{3, 1, budget.ErrNotCharge, `budget: the entry is not a charge: scope "a", entry 3`},
 		{4, 1, budget.ErrUnknownEntry, `budget: no such entry: scope "a", entry 4`},
@@ -60,7 +60,7 @@ func TestRefund_NeverSumsPastTheCharge(t *testing.T) {
 	require.ErrorAs(t, err, &exceeds)
 	require.Equal(t, budget.RefundExceedsError{Requested: 1}, *exceeds)
 	_, err = l.Refund(ctx, begin(t, pool, pgx.ReadCommitted), budget.Refund{Scope: "a", Seq: 1, All: true})
-	require.EqualError(t, err, "budget: refund exceeds what is left of the charge: nothing is left of it")
+	require.EqualError(t, err, "budget: the refund exceeds the rest of the charge: nothing is left of it")
 	require.Zero(t, usage(t, pool, l, "a", time.Hour).Used)
 	requireVerified(t, pool, l)
 }

@@ -15,7 +15,7 @@ import (
 // Package metered has these under the same names, but ErrAborted, which is its ErrTxFailed.
 var (
 	ErrConflict = fault.New("operation_conflict", "metered: the operation id belongs to another command")
-	ErrRetired  = fault.New("operation_retired", "metered: the operation is older than what is remembered")
+	ErrRetired  = fault.New("operation_retired", "metered: the operation is older than the retained records")
 	ErrFuture   = fault.New("operation_future", "metered: the operation was issued in the future")
 	ErrTimeout  = fault.New("timeout", "metered: timeout")
 	ErrNested   = fault.New("nested_command", "metered: a command cannot run inside another one's function")
