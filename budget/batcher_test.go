@@ -68,11 +68,11 @@ func TestBatcher_LetsInExactlyTheLimit(t *testing.T) {
 	}
 }
 
-// waited is a context, and a channel that closes when somebody waits for the context's end: a Batcher's caller does so
-// once it is in the queue.
-func waited(t *testing.T) (context.Context, <-chan struct{}) {
+// waited is ctx, and a channel that closes when somebody waits for the context's end: a Batcher's caller does so once it
+// is in the queue.
+func waited(ctx context.Context) (context.Context, <-chan struct{}) {
 	queued := make(chan struct{})
-	return watched{t.Context(), sync.OnceFunc(func() { close(queued) })}, queued
+	return watched{ctx, sync.OnceFunc(func() { close(queued) })}, queued
 }
 
 type watched struct {
@@ -96,7 +96,7 @@ func TestBatcher_KeepsTheOrderOfAScope(t *testing.T) {
 	var wg sync.WaitGroup
 	seqs := make([]int64, 20)
 	for i := range seqs {
-		ctx, queued := waited(t)
+		ctx, queued := waited(t.Context())
 		wg.Go(func() {
 			posted, err := b.Charge(ctx, take("a", int64(i+1)))
 			if err == nil {
@@ -209,10 +209,13 @@ func TestBatcher_ACallerMayLeave(t *testing.T) {
 	taken, waiting := make(chan error, 1), make(chan error, 1)
 	go func() { _, err := b.Charge(ctx, take("a", 1)); taken <- err }()
 	<-began
-	go func() { _, err := b.Charge(ctx, take("a", 10)); waiting <- err }()
+	leaver, leaverQueued := waited(ctx)
+	go func() { _, err := b.Charge(leaver, take("a", 10)); waiting <- err }()
+	stayer, stayerQueued := waited(t.Context())
 	kept := make(chan error, 1)
-	go func() { _, err := b.Charge(t.Context(), take("a", 100)); kept <- err }()
-	time.Sleep(20 * time.Millisecond) // both are queued, or find ctx ended: the same answer
+	go func() { _, err := b.Charge(stayer, take("a", 100)); kept <- err }()
+	<-leaverQueued
+	<-stayerQueued
 	cancel()
 	err := <-taken
 	require.ErrorIs(t, err, budget.ErrCommitUnknown)
@@ -271,10 +274,10 @@ func TestBatcher_ALostCommit(t *testing.T) {
 			<-began
 			results := make(chan error, 2)
 			var posted budget.Posted
-			ctx, charged := waited(t)
+			ctx, charged := waited(t.Context())
 			go func() { _, err := b.Charge(ctx, take("a", 10)); results <- err }()
 			ingested := make(chan error, 1)
-			ctx2, delivered := waited(t)
+			ctx2, delivered := waited(t.Context())
 			go func() {
 				var err error
 				posted, err = b.Ingest(ctx2, event("e", "a", 100, budget.Lifetime(1000)))
@@ -323,7 +326,7 @@ func TestBatcher_CloseAnswersEverybody(t *testing.T) {
 	g.Go(func() error { _, err := b.Charge(t.Context(), take("a", 1)); return err })
 	<-began
 	for range 10 {
-		ctx, queued := waited(t)
+		ctx, queued := waited(t.Context())
 		g.Go(func() error { _, err := b.Charge(ctx, take("a", 1)); return err })
 		<-queued
 	}

@@ -36,7 +36,7 @@ func (r *retrier) run(ctx context.Context, iso pgx.TxIsoLevel, f func(tx pgx.Tx)
 			return err
 		}
 		r.retries.Add(1)
-		time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond)
+		time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond) // a caller's pause: without it the losers collide again
 	}
 	return fmt.Errorf("gave up after %d attempts: %w", attempts, err)
 }
@@ -310,7 +310,7 @@ func TestCharge_NeverExceedsWhilePurgesRun(t *testing.T) {
 						if _, err := l.Usage(ctx, tx, budget.Query{Scope: "a"}); err != nil {
 							return err
 						}
-						time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond)
+						time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond) // with its snapshot open, while purges run
 						_, err := l.Charge(ctx, tx, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{budget.Lifetime(limit)}})
 						return err
 					})

@@ -122,7 +122,7 @@ func TestLock_TimeoutCoversAllScopesOfACall(t *testing.T) {
 	call, err := prepareCharges(l, charges...)
 	require.NoError(t, err)
 	for n, key := range call.Locks.Keys {
-		time.Sleep(time.Until(began.Add(time.Duration(n+1) * 200 * time.Millisecond)))
+		time.Sleep(time.Until(began.Add(time.Duration(n+1) * 200 * time.Millisecond))) // lock_timeout counts real time
 		for i, scope := range scopes {
 			own, err := prepareCharges(l, one(scope))
 			require.NoError(t, err)

@@ -308,7 +308,7 @@ func TestForget_NoWindowEverHoldsMore(t *testing.T) {
 						if rand.IntN(10) == 0 {
 							clock.Advance(2 * limit.Window)
 						}
-						time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond)
+						time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond) // with its snapshot open, while purges run
 						r, err := l.Charge(ctx, tx, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{limit}})
 						if err == nil {
 							posted = r.Entries[0]

@@ -114,18 +114,13 @@ func TestExpiry_HandsNoUnitOutTwiceWhileTheClockMoves(t *testing.T) {
 			const workers, rounds = 5, 40
 			var mu sync.Mutex
 			captured := map[string]bool{}
-			var stop atomic.Bool
-			moving := pgtest.Going(func() error {
-				for !stop.Load() { // 10 ms on average forward, and back half as often
-					d := time.Duration(rand.IntN(40)-13) * time.Millisecond
-					f.clock.Advance(d)
-					time.Sleep(time.Millisecond)
-				}
-				return nil
-			})
+			move := func() { // 10 ms on average forward, and back half as often
+				f.clock.Advance(time.Duration(rand.IntN(40)-13) * time.Millisecond)
+			}
 			seats := []string{"seat/1", "seat/2"}
 			require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
 				for n := range rounds {
+					move()
 					r := holds.Request{ID: fmt.Sprintf("%d/%d", worker, n), TTL: time.Duration(1+rand.IntN(60)) * time.Millisecond}
 					for _, seat := range seats[rand.IntN(2) : 1+rand.IntN(2)] {
 						r.Lines = append(r.Lines, capacity(seat, 1, 1))
@@ -141,7 +136,7 @@ func TestExpiry_HandsNoUnitOutTwiceWhileTheClockMoves(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					time.Sleep(time.Duration(rand.IntN(4)) * time.Millisecond)
+					move()
 					err = retry.run(ctx, iso, func(tx pgx.Tx) error {
 						if _, err := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{r.ID}, All: true}); err != nil {
 							return err
@@ -160,8 +155,6 @@ func TestExpiry_HandsNoUnitOutTwiceWhileTheClockMoves(t *testing.T) {
 				}
 				return nil
 			}))
-			stop.Store(true)
-			require.NoError(t, <-moving)
 			// Each seat was captured by the hold that placed it, in the chain's order.
 			n := 0
 			for _, seat := range seats {
@@ -240,7 +233,7 @@ func (r *retrier) run(ctx context.Context, iso pgx.TxIsoLevel, f func(tx pgx.Tx)
 			return err
 		}
 		r.retries.Add(1)
-		time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond)
+		time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond) // a caller's pause: without it the losers collide again
 	}
 	return fmt.Errorf("gave up after %d attempts: %w", attempts, err)
 }

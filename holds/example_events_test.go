@@ -109,7 +109,8 @@ func ExampleBook_Channel() {
 // row is there exactly if the transition is.
 func ExampleSubscriber() {
 	ctx := context.Background()
-	pool, done := exampleDatabase()
+	noon := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	pool, setClock, done := exampleDatabaseAt(noon)
 	defer done()
 	_, err := pool.Exec(ctx, `create table outbox (id bigint generated always as identity primary key, hold text, version int, kind text)`)
 	check(err)
@@ -117,23 +118,23 @@ func ExampleSubscriber() {
 		_, err := tx.Exec(ctx, `insert into outbox (hold, version, kind) values ($1, $2, $3)`, t.Hold.ID, t.Hold.Version, t.Kind)
 		return err
 	}
-	book := exampleBook(holds.Config{Subscribers: []holds.Subscriber{outbox}, MinTTL: time.Millisecond})
+	book := exampleBook(holds.Config{Subscribers: []holds.Subscriber{outbox}})
 	place := func(tx pgx.Tx, id string, ttl time.Duration) error {
 		_, err := book.Place(ctx, tx, holds.Request{ID: id, TTL: ttl, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 		return err
 	}
 
-	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return place(tx, "kept", time.Minute) }))
-	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return place(tx, "short", time.Millisecond) }))
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return place(tx, "kept", time.Hour) }))
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error { return place(tx, "short", time.Minute) }))
 	tx, err := pool.Begin(ctx)
 	check(err)
-	check(place(tx, "rolled back", time.Minute))
+	check(place(tx, "rolled back", time.Hour))
 	check(tx.Rollback(ctx))
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"kept"}, Note: budget.Note{Reason: "changed their mind"}})
 		return err
 	}))
-	time.Sleep(2 * time.Millisecond)
+	setClock(noon.Add(time.Minute))
 	_, err = book.Sweep(ctx, pool, holds.SweepOptions{}) // announces holds that ended by time
 	check(err)
 
@@ -176,10 +177,9 @@ func (w *SweepWorker) Work(ctx context.Context, _ *river.Job[SweepHolds]) error 
 // often, with any number of processes.
 func ExampleBook_Sweep_river() {
 	ctx := context.Background()
-	pool, done := exampleDatabase()
+	pool, done := exampleOverdue(ctx)
 	defer done()
-	book := exampleBook(holds.Config{MinTTL: time.Millisecond})
-	placeShort(ctx, pool, book)
+	book := exampleBook(holds.Config{})
 
 	reports := make(chan holds.SweepReport, 1)
 	workers := river.NewWorkers()
@@ -207,10 +207,9 @@ func ExampleBook_Sweep_river() {
 // Without River, a goroutine does: in one process or in all of them.
 func ExampleBook_Sweep_ticker() {
 	ctx := context.Background()
-	pool, done := exampleDatabase()
+	pool, done := exampleOverdue(ctx)
 	defer done()
-	book := exampleBook(holds.Config{MinTTL: time.Millisecond})
-	placeShort(ctx, pool, book)
+	book := exampleBook(holds.Config{})
 
 	sweepEvery := func(ctx context.Context, interval time.Duration, report func(holds.SweepReport, error)) {
 		ticker := time.NewTicker(interval)
@@ -248,9 +247,8 @@ func ExampleBook_Sweep_ticker() {
 // Or a command, which cron runs every minute.
 func ExampleBook_Sweep_cron() {
 	ctx := context.Background()
-	pool, done := exampleDatabase()
+	pool, done := exampleOverdue(ctx)
 	defer done()
-	placeShort(ctx, pool, exampleBook(holds.Config{MinTTL: time.Millisecond}))
 
 	// func main() { os.Exit(sweepCommand(os.Getenv("DATABASE_URL"), os.Stdout)) }
 	fmt.Println("exit code", sweepCommand(pool.Config().ConnString(), os.Stdout))
@@ -289,11 +287,15 @@ func sweepCommand(databaseURL string, out io.Writer) (exitCode int) {
 	return 0
 }
 
-// placeShort places a hold, and returns after its deadline.
-func placeShort(ctx context.Context, pool *pgxpool.Pool, book *holds.Book) {
+// exampleOverdue is a database with a hold that is past its deadline.
+func exampleOverdue(ctx context.Context) (pool *pgxpool.Pool, done func()) {
+	noon := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	pool, setClock, done := exampleDatabaseAt(noon)
+	book := exampleBook(holds.Config{})
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := book.Place(ctx, tx, holds.Request{TTL: time.Millisecond, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+		_, err := book.Place(ctx, tx, holds.Request{ID: "short", TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
 		return err
 	}))
-	time.Sleep(2 * time.Millisecond)
+	setClock(noon.Add(time.Minute))
+	return pool, done
 }

@@ -68,7 +68,9 @@ func TestHolds_UnderStressThereIsNoDeadlockAndAllSumsAreExact(t *testing.T) {
 	t.Logf("%d calls, %d placed, %d captured or released, %d swept, %d retries",
 		s.tried.Load(), s.placed.Load(), s.ended.Load(), s.swept.Load(), s.retry.retries.Load())
 
-	time.Sleep(300 * time.Millisecond) // the longest TTL and extension: all that is left is due
+	pgtest.WaitFor(t, "all holds to be due", func() bool { // by the real clock, after 300 ms at most
+		return queryRow[int](t, pool, `select count(*) from metered.hold_lines where open > 0 and due > clock_timestamp()`) == 0
+	})
 	for _, scope := range s.scopes {
 		used, held := f.usage(scope)
 		want, _ := s.charged.Load(scope)
@@ -261,7 +263,7 @@ func (s *stress) sweep(ctx context.Context, _ pgx.TxIsoLevel) error {
 
 // pause leaves the processors to others.
 func pause() error {
-	time.Sleep(time.Duration(1+rand.IntN(5)) * time.Millisecond)
+	time.Sleep(time.Duration(1+rand.IntN(5)) * time.Millisecond) // nothing happens that it could wait for
 	return nil
 }
 

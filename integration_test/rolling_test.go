@@ -134,7 +134,7 @@ func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 		return reports
 	}
 	total := make(map[string]int64)
-	work := func() { time.Sleep(1500 * time.Millisecond) }
+	work := func() { time.Sleep(1500 * time.Millisecond) } // the processes make calls of each kind all the time
 
 	first, second := start(t, older, "old 1", conn), start(t, older, "old 2", conn)
 	work()

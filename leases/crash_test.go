@@ -105,16 +105,13 @@ func (c *child) tell(what string) (lease int64, failed string) {
 }
 
 func (f *fixture) warmChild(c *child, what string) (done int64) {
-	for ; done < 1000; time.Sleep(time.Millisecond) {
+	pgtest.WaitFor(f, "the child to have a lease", func() bool {
 		lease, failed := c.tell(what)
 		require.Empty(f, failed)
 		done++
-		if lease > 0 || what == "allow" && f.usage("hot").Leased > 0 {
-			return done
-		}
-	}
-	f.Fatal("the child has no lease")
-	return 0
+		return lease > 0 || what == "allow" && f.usage("hot").Leased > 0
+	})
+	return done
 }
 
 func (f *fixture) settleAll(p *leases.Pool) {

@@ -61,17 +61,13 @@ func (f *fixture) spend(p *leases.Pool, level pgx.TxIsoLevel, c budget.Charge) (
 
 // warm charges until a lease is there.
 func (f *fixture) warm(p *leases.Pool, c budget.Charge) (spent int64) {
-	for range 1000 {
+	pgtest.WaitFor(f, "a lease", func() bool {
 		r, err := f.spend(p, pgx.ReadCommitted, c)
 		require.NoError(f, err)
 		spent += c.Amount
-		if r.Entries[0].Lease != 0 {
-			return spent
-		}
-		time.Sleep(time.Millisecond)
-	}
-	f.Fatal("no lease was opened")
-	return 0
+		return r.Entries[0].Lease != 0
+	})
+	return spent
 }
 
 func (f *fixture) usage(scope string) budget.Usage {
@@ -211,7 +207,7 @@ func TestCharge_NearTheEndIsExact(t *testing.T) {
 		case errors.As(err, &refused):
 			require.Positive(t, refused.Refusals[0].Leased, "refused only because units are leased: %v", err)
 			require.Less(t, refused.RetryAfter(), 11*time.Second)
-			time.Sleep(5 * time.Millisecond)
+			time.Sleep(5 * time.Millisecond) // a client's pause: other pools give their slices back
 		default:
 			require.NoError(t, err)
 		}
@@ -240,7 +236,7 @@ func TestAllow_IsExactAndRefusesFromMemory(t *testing.T) {
 					allowed.Add(1)
 				case errors.As(err, &refused):
 					if refused.Refusals[0].Leased > 0 {
-						time.Sleep(time.Millisecond)
+						time.Sleep(time.Millisecond) // a client's pause, as above
 					}
 				default:
 					t.Error(err)

@@ -120,7 +120,8 @@ func ExampleBook_Statement() {
 // transaction.
 func ExampleBook_Sweep() {
 	ctx := context.Background()
-	pool, done := exampleDatabase()
+	noon := time.Date(2026, 11, 23, 12, 0, 0, 0, time.UTC)
+	pool, setClock, done := exampleDatabaseAt(noon)
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
@@ -132,15 +133,15 @@ func ExampleBook_Sweep() {
 	}})
 	check(err)
 	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "cat", Amount: 10, Reference: "a second", For: time.Millisecond})
+		_, err := book.Grant(ctx, tx, wallet.Grant{Wallet: "cat", Amount: 10, Reference: "an hour", For: time.Hour})
 		return err
 	}))
-	time.Sleep(10 * time.Millisecond)
+	setClock(noon.Add(time.Hour))
 	report, err := book.Sweep(ctx, pool, wallet.SweepOptions{})
 	check(err)
 	fmt.Println(report.Ended, "ended,", report.Announced, "announced")
 	// Output:
-	// 10 of a second lapsed
+	// 10 of an hour lapsed
 	// 1 ended, 1 announced
 }
 

@@ -57,7 +57,7 @@ type result struct {
 // run runs a command line. A word with a space in it is given as it is.
 func (l *line) run(args ...string) result {
 	l.t.Helper()
-	var out lockedBuffer
+	out := lockedBuffer{wrote: make(chan struct{}, 1)}
 	in, errs := io.Reader(strings.NewReader(l.in)), l.errs
 	if errs == nil {
 		errs = new(lockedBuffer)
@@ -76,8 +76,12 @@ func (l *line) run(args ...string) result {
 	if l.until != nil {
 		go func() {
 			defer interrupt() // also if until has failed the test
-			for ctx.Err() == nil && !l.until(out.String()) {
-				time.Sleep(10 * time.Millisecond)
+			for !l.until(out.String()) {
+				select {
+				case <-ctx.Done():
+					return
+				case <-out.wrote:
+				}
 			}
 		}()
 	}
@@ -131,15 +135,20 @@ func values(all []map[string]any, name string) (vs []any) {
 	return vs
 }
 
-// lockedBuffer is a buffer that one goroutine writes and another reads.
+// lockedBuffer is a buffer that one goroutine writes and another reads, which wrote wakes.
 type lockedBuffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
+	mu    sync.Mutex
+	b     bytes.Buffer
+	wrote chan struct{}
 }
 
 func (b *lockedBuffer) Write(p []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
+	select {
+	case b.wrote <- struct{}{}:
+	default: // it is still to wake
+	}
 	return b.b.Write(p)
 }
 

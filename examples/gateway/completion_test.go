@@ -126,7 +126,7 @@ func TestCompletion_SentManyTimesIsOne(t *testing.T) {
 		wg.Go(func() {
 			for all[i].Status == 0 || all[i].Status == http.StatusConflict { // the first is being carried out
 				all[i] = f.ask(f.bases[0], "key-of-ann", "key", "How is a stream metered?", 0)
-				time.Sleep(5 * time.Millisecond)
+				time.Sleep(5 * time.Millisecond) // a client's pause
 			}
 		})
 	}
@@ -221,7 +221,7 @@ func TestCompletion_OfAGatewayThatDiedIsFreedAndRunsAnewOnce(t *testing.T) {
 		wg.Go(func() {
 			for all[i].Status == 0 || all[i].Status == http.StatusConflict {
 				all[i] = f.ask(f.bases[0], "key-of-ann", "key", prompt, 0)
-				time.Sleep(5 * time.Millisecond)
+				time.Sleep(5 * time.Millisecond) // a client's pause
 			}
 		})
 	}

@@ -64,8 +64,8 @@ func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing
 	cut := 0
 	for range kills {
 		cmd := start()
-		time.Sleep(rand.N(200 * time.Millisecond))
-		require.NoError(t, cmd.Process.Kill()) // SIGKILL
+		time.Sleep(rand.N(200 * time.Millisecond)) // any moment of its work
+		require.NoError(t, cmd.Process.Kill())     // SIGKILL
 		require.Error(t, cmd.Wait())
 		var running int // jobs of the dead: rescued by a later worker, or not yet
 		require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from river_job where state = 'running' and kind = 'factorize'`).Scan(&running))

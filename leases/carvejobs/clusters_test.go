@@ -95,7 +95,7 @@ func TestClusters_ACutNetwork(t *testing.T) {
 	t.Log("the units do not arrive in time: they come back")
 	w.away.cut(true)
 	w.carve("a", 100, time.Second)
-	time.Sleep(1500 * time.Millisecond)
+	time.Sleep(1500 * time.Millisecond) // the TTL passes by the real clock of two servers, and nothing may happen
 	w.addsUp()
 	l, err := w.get(t.Context(), w.home, "a")
 	require.NoError(t, err)
@@ -111,7 +111,7 @@ func TestClusters_ACutNetwork(t *testing.T) {
 	w.home.cut(true)
 	w.charge("b", 1, 30)
 	w.close("b")
-	time.Sleep(300 * time.Millisecond)
+	time.Sleep(300 * time.Millisecond) // jobs try, and nothing may happen
 	w.addsUp()
 	l, err = w.get(t.Context(), w.home, "b")
 	require.NoError(t, err)
