@@ -1,0 +1,166 @@
+// Package orders runs pairs and triples of the library's calls in each order of their statements, and compares each with a
+// model that knows no SQL.
+package orders
+
+import (
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+)
+
+// model is the naive state of one world: sums, and sets of names. Calls run on it one after the other.
+type model struct {
+	scopes   map[string]*sums
+	aged     int64             // units of "s" that have left its window
+	left     int64             // units of the first charge that can be refunded
+	holds    map[string]string // states
+	held     map[string]int64  // units of "s" of a hold that is live
+	uses     int               // of the token
+	minted   bool
+	done     map[string]bool // operations, job keys, references
+	lots     []lot
+	debt     int64
+	lease    string // "" or a state
+	leased   int64  // units of the lease that are spent
+	child    string
+	ahead    bool // the clock jumped, and is not repaired
+	reported bool
+	reports  int
+}
+
+type sums struct{ spent, refunded, credited, held int64 }
+
+type lot struct {
+	ref  string
+	ends int
+	rest int64
+}
+
+const limit = 100
+
+func (m *model) use(scope string) int64 {
+	s := m.scopes[scope]
+	used := s.spent - s.refunded + s.held
+	if scope == "s" {
+		used -= m.aged
+	}
+	return used
+}
+
+// charge is what a charge with a limit of 100 units an hour does.
+func (m *model) charge(scope string, amount int64) string {
+	if m.ahead && scope == "s" {
+		return "budget_clock"
+	}
+	if m.use(scope)+amount > limit {
+		return "budget_exceeded"
+	}
+	m.scopes[scope].spent += amount
+	return ok
+}
+
+func (m *model) hold(id string, amount int64) string {
+	if m.holds[id] != "" { // the same hold again is the first
+		return ok
+	}
+	if m.ahead {
+		return "budget_clock"
+	}
+	if m.use("s")+amount > limit {
+		return "budget_exceeded"
+	}
+	m.holds[id], m.held[id] = "h", amount
+	m.scopes["s"].held += amount
+	return ok
+}
+
+// end ends a hold, of which so many units are spent.
+func (m *model) end(id, state string, spent int64) string {
+	switch m.holds[id] {
+	case "h":
+	case "c":
+		return "hold_captured"
+	case "r":
+		return "hold_released"
+	case "x":
+		return "hold_expired"
+	default:
+		return "hold_unknown"
+	}
+	m.holds[id] = state
+	m.scopes["s"].held -= m.held[id]
+	m.scopes["s"].spent += spent
+	m.lowered()
+	return ok
+}
+
+// lowered arms the threshold again where the use is below its level by as much.
+func (m *model) lowered() {
+	if m.use("s") < level-rearm+1 {
+		m.reported = false
+	}
+}
+
+func (m *model) available() (units int64) {
+	for _, l := range m.lots {
+		units += l.rest
+	}
+	return units
+}
+
+func (m *model) draw(amount int64) string {
+	if m.available() < amount {
+		return "budget_exceeded"
+	}
+	m.scopes["w"].spent += amount
+	slices.SortStableFunc(m.lots, func(a, b lot) int { return a.ends - b.ends })
+	for i := range m.lots {
+		taken := min(amount, m.lots[i].rest)
+		m.lots[i].rest -= taken
+		amount -= taken
+	}
+	return ok
+}
+
+// text is the state as both the model and the database tell it.
+func (m *model) text() string {
+	var b strings.Builder
+	for _, name := range []string{"s", "t", "w", "child"} {
+		s := m.scopes[name]
+		if name == "w" { // its lots say the rest
+			fmt.Fprintf(&b, "w spent=%d; ", s.spent)
+			continue
+		}
+		fmt.Fprintf(&b, "%s spent=%d refunded=%d credited=%d held=%d; ", name, s.spent, s.refunded, s.credited, s.held)
+	}
+	for _, id := range []string{"capture", "due", "place"} {
+		fmt.Fprintf(&b, "%s=%s ", id, m.holds[id])
+	}
+	lots := make(map[string]int64)
+	for _, l := range m.lots {
+		lots[l.ref] += l.rest
+	}
+	fmt.Fprintf(&b, "uses=%d lots=%d,%d done=%d lease=%s/%d reports=%d", m.uses, lots["a"], lots["c"], m.count(), m.lease, m.leased, m.reports)
+	return b.String()
+}
+
+func (m *model) count() (n int) {
+	for _, done := range m.done {
+		if done {
+			n++
+		}
+	}
+	return n
+}
+
+func (m *model) clone() *model {
+	c := *m
+	c.scopes = make(map[string]*sums, len(m.scopes))
+	for name, s := range m.scopes {
+		copied := *s
+		c.scopes[name] = &copied
+	}
+	c.holds, c.held, c.done, c.lots = maps.Clone(m.holds), maps.Clone(m.held), maps.Clone(m.done), slices.Clone(m.lots)
+	return &c
+}

@@ -1,0 +1,243 @@
+package orders
+
+import (
+	"context"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/interleave"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+var (
+	preemptions = flag.Int("preemptions", pgtest.Size(1, 3), "the most switches away from a session that could go on")
+	only        = flag.String("calls", "", "explores these calls alone, as charge+refund")
+	replay      = flag.String("order", "", "runs one order of -calls and prints its steps, as rc,rc:0.0.1.1")
+	workers     = flag.Int("workers", 3, "explorers at the same time")
+)
+
+var levels = map[string]pgx.TxIsoLevel{"rc": pgx.ReadCommitted, "rr": pgx.RepeatableRead, "s": pgx.Serializable}
+
+// explorer is a database with gates, and sessions on it.
+type explorer struct {
+	pieces
+	*interleave.Explorer
+	db      *pgxpool.Pool
+	clock   *pgtest.Clock
+	clients []*metered.Client
+	worlds  int
+}
+
+func newExplorer(t *testing.T, sessions int) *explorer {
+	t.Helper()
+	ctx := t.Context()
+	e := &explorer{db: pgtest.OpenWith(t, pgtest.Options{Empty: true})}
+	source := schema.Current().Source()
+	gated := interleave.Gated(source, interleave.Shared(source, "metered"))
+	require.Equal(t, source, interleave.Ungated(gated), "the schema is the same but for its gates")
+	conn, err := pgx.ConnectConfig(ctx, e.db.Config().ConnConfig)
+	require.NoError(t, err)
+	defer func() { _ = conn.Close(ctx) }()
+	require.NoError(t, interleave.Install(ctx, conn))
+	if mutate := os.Getenv("METERED_MUTANT"); mutate != "" {
+		from, to, found := strings.Cut(mutate, "=>")
+		require.True(t, found && strings.Contains(gated, from), "the schema has no %q", from)
+		gated = strings.Replace(gated, from, to, 1)
+	}
+	_, err = conn.Exec(ctx, schema.Script(gated)+"create table reports (scope text not null);", pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, err)
+	e.clock = pgtest.SetClock(t, e.db, pgtest.Tomorrow(12))
+	e.pieces, err = makePieces()
+	require.NoError(t, err)
+	e.Explorer, err = interleave.New(ctx, e.db.Config(), sessions)
+	require.NoError(t, err)
+	t.Cleanup(func() { e.Close(context.Background()) })
+	warm := make([]interleave.Call, sessions)
+	for i := range warm {
+		c, err := metered.New(e.Pool(i), metered.Config{LockTimeout: 30 * time.Minute, MaxAttempts: 1})
+		require.NoError(t, err)
+		e.clients = append(e.clients, c)
+		warm[i] = func(ctx context.Context, _ *pgxpool.Pool) error {
+			_, err := metered.Do(ctx, c, metered.Command{ID: fmt.Sprint("warm", i)}, func(context.Context, *metered.Tx) (int, error) { return 0, nil })
+			return err
+		}
+	}
+	r, err := e.Run(ctx, nil, warm)
+	require.NoError(t, err)
+	require.NoError(t, errors.Join(r.Errs...))
+	return e
+}
+
+// setup makes a world, and the calls on it.
+func (e *explorer) setup(ctx context.Context, all []call, at []pgx.TxIsoLevel) (*world, []interleave.Call, error) {
+	var needs need
+	for _, c := range all {
+		needs |= c.needs
+	}
+	e.worlds++
+	w, err := e.build(ctx, e.db, fmt.Sprintf("w%d", e.worlds), needs, e.clock.Advance)
+	if err != nil {
+		return nil, nil, err
+	}
+	var steps []interleave.Call
+	for i, c := range all {
+		steps = append(steps, func(ctx context.Context, pool *pgxpool.Pool) error {
+			if c.own != nil {
+				return c.own(ctx, e.clients[i], pool, w, at[i])
+			}
+			return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: at[i]}, func(tx pgx.Tx) error { return c.tx(ctx, tx, w) })
+		})
+	}
+	return w, steps, nil
+}
+
+// judge compares an order that was run with the serial orders of the calls that took effect.
+func (e *explorer) judge(ctx context.Context, w *world, all []call, r *interleave.Run, needs need) error {
+	state, err := w.state(ctx, e.db)
+	if err != nil {
+		return err
+	}
+	said := make([]string, len(all))
+	var took []int
+	for i, err := range r.Errs {
+		if said[i] = answer(err); said[i] != again {
+			took = append(took, i)
+		}
+	}
+	var tried []string
+	for order := range permutations(took) {
+		m := w.model.clone()
+		same := true
+		for _, i := range order {
+			same = all[i].model(m) == said[i] && same
+		}
+		if same && m.text() == state {
+			return nil
+		}
+		tried = append(tried, fmt.Sprintf("%v would be %s", order, m.text()))
+	}
+	return fmt.Errorf("the answers %q and the state\n%s\nare of no serial order:\n%s", said, state, strings.Join(tried, "\n"))
+}
+
+func permutations(of []int) func(func([]int) bool) {
+	return func(yield func([]int) bool) {
+		var walk func(done, left []int) bool
+		walk = func(done, left []int) bool {
+			if len(left) == 0 {
+				return yield(done)
+			}
+			for i, n := range left {
+				rest := append(slices.Clone(left[:i]), left[i+1:]...)
+				if !walk(append(slices.Clone(done), n), rest) {
+					return false
+				}
+			}
+			return true
+		}
+		walk(nil, of)
+	}
+}
+
+// explore walks the orders of some calls, and checks each. It returns how many there were.
+func (e *explorer) explore(t testing.TB, all []call, words []string, bound int) int {
+	ctx := t.Context()
+	at := make([]pgx.TxIsoLevel, len(all))
+	names := make([]string, len(all))
+	for i, c := range all {
+		at[i], names[i] = levels[words[i]], c.name
+		if c.committed {
+			at[i] = pgx.ReadCommitted
+		}
+	}
+	var w *world
+	failed := false
+	n, err := e.Explore(ctx, bound, func(int) (steps []interleave.Call, err error) {
+		w, steps, err = e.setup(ctx, all, at)
+		return steps, err
+	}, func(_ int, r *interleave.Run) (bool, error) {
+		if err := e.judge(ctx, w, all, r, 0); err != nil {
+			t.Errorf("%s: %v\nrun it again: make interleave CALLS=%s ORDER=%s:%s\n%s", strings.Join(names, " and "), err,
+				strings.Join(names, "+"), strings.Join(words, ","), r.Order, strings.Join(r.Steps, "\n"))
+			failed = true
+			return false, nil
+		}
+		return true, nil
+	})
+	if err != nil {
+		t.Errorf("%s at %v: %v", strings.Join(names, " and "), words, err)
+		return -1
+	}
+	if failed {
+		return -1
+	}
+	return n
+}
+
+// chosen reports whether -calls names the pair, or one of it.
+func chosen(a, b string) bool {
+	return slices.Contains([]string{"", a, b, a + "+" + b, b + "+" + a}, *only)
+}
+
+// Pairs of all calls are run in each order of their statements, with at most so many preemptions, at each isolation level and mixed: the
+// answers and the state are those of one call after the other, Verify is silent, and nobody deadlocks.
+func TestOrders_PairsAreSerial(t *testing.T) {
+	if *replay != "" {
+		t.Skip("one order is run alone")
+	}
+	type pair struct{ a, b int }
+	var pairs []pair
+	for a := range calls {
+		for b := a; b < len(calls); b++ {
+			if chosen(calls[a].name, calls[b].name) {
+				pairs = append(pairs, pair{a, b})
+			}
+		}
+	}
+	began := time.Now()
+	var mu sync.Mutex
+	total, next := 0, 0
+	var wg sync.WaitGroup
+	for range *workers {
+		e := newExplorer(t, 2)
+		wg.Go(func() {
+			for {
+				mu.Lock()
+				i := next
+				next++
+				mu.Unlock()
+				if i >= len(pairs) {
+					break
+				}
+				all := []call{calls[pairs[i].a], calls[pairs[i].b]}
+				for _, words := range [][]string{{"rc", "rc"}, {"rr", "rr"}, {"s", "s"}, {"rc", "s"}} {
+					n := e.explore(t, all, words, *preemptions)
+					mu.Lock()
+					total += n
+					mu.Unlock()
+					if n < 0 {
+						break
+					}
+				}
+			}
+			report, err := e.ledger.Verify(t.Context(), e.db, budget.VerifyOptions{})
+			require.NoError(t, err)
+			require.True(t, report.OK(), "%v", report.Differences)
+		})
+	}
+	wg.Wait()
+	t.Logf("%d orders of %d pairs of calls in %s: %.0f a second", total, len(pairs), time.Since(began).Round(time.Second), float64(total)/time.Since(began).Seconds())
+}

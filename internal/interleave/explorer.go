@@ -1,0 +1,297 @@
+// Package interleave runs a few transactions of Postgres in each order of their statements, also of those inside
+// functions.
+//
+// Gated puts a gate before each statement of a schema's functions, for a test's database. An Explorer opens one gate at a
+// time, so one session runs at a time, from a gate to its next gate, until it has to wait for another session's lock, or
+// until its call has ended. Explore walks the orders depth first, with a bound on preemptions: a preemption is a switch away
+// from a session that could have gone on. The package knows nothing of the schema that it explores.
+package interleave
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+)
+
+// A Call is one transaction or more, on a pool of one connection. Its context ends only with the exploration.
+type Call func(ctx context.Context, pool *pgxpool.Pool) error
+
+// Order names the session of each step. It is printed and parsed as "0.0.1".
+type Order []int
+
+func (o Order) String() string {
+	text := make([]string, len(o))
+	for i, s := range o {
+		text[i] = strconv.Itoa(s)
+	}
+	return strings.Join(text, ".")
+}
+
+// ParseOrder reads the text of an Order.
+func ParseOrder(text string) (o Order, err error) {
+	for part := range strings.SplitSeq(text, ".") {
+		n, err := strconv.Atoi(part)
+		if err != nil || n < 0 {
+			return nil, fmt.Errorf("interleave: order %q: want numbers of sessions with dots between them", text)
+		}
+		o = append(o, n)
+	}
+	return o, nil
+}
+
+// Run is one order that was run.
+type Run struct {
+	Order  Order
+	Steps  []string // each step, as "session: gate"
+	Errs   []error  // of each call
+	Ended  []int    // the sessions in the order in which their calls ended
+	choice []choice
+}
+
+// choice is a point of a run at which more than one session could go on.
+type choice struct {
+	could []int
+	took  int
+	last  int // the session of the step before, or -1
+}
+
+// Explorer runs calls on sessions of its own.
+type Explorer struct {
+	control  *pgx.Conn
+	sessions []*session
+}
+
+// hang is how long all sessions may do nothing.
+const hang = 30 * time.Second
+
+// New opens n sessions on a database that was installed by Install.
+func New(ctx context.Context, config *pgxpool.Config, n int) (*Explorer, error) {
+	e := &Explorer{}
+	var err error
+	if e.control, err = pgx.ConnectConfig(ctx, config.ConnConfig.Copy()); err != nil {
+		return nil, err
+	}
+	for i := range n {
+		s := &session{key: 1_000_000 + i}
+		e.sessions = append(e.sessions, s)
+		if _, err := e.control.Exec(ctx, "select pg_advisory_lock($1, 0), pg_advisory_lock($1, 1)", s.key); err != nil {
+			return nil, err
+		}
+		if err := s.open(ctx, config); err != nil {
+			return nil, err
+		}
+	}
+	return e, nil
+}
+
+// Install makes the gates that a gated script calls. Run it before the script.
+func Install(ctx context.Context, conn *pgx.Conn) error {
+	_, err := conn.Exec(ctx, gatesSQL, pgx.QueryExecModeSimpleProtocol)
+	return err
+}
+
+// Pool is the pool of a session, for objects that calls need.
+func (e *Explorer) Pool(session int) *pgxpool.Pool { return e.sessions[session].pool }
+
+// Close ends the sessions.
+func (e *Explorer) Close(ctx context.Context) {
+	for _, s := range e.sessions {
+		if s.pool != nil {
+			s.pool.Close()
+		}
+	}
+	_ = e.control.Close(ctx)
+}
+
+// Run runs one call in each session. It follows the order, and where that has ended it goes on with the session that ran
+// last, as long as that can, and then with the first that can.
+func (e *Explorer) Run(ctx context.Context, order Order, calls []Call) (*Run, error) {
+	r := &Run{Errs: make([]error, len(calls))}
+	all := e.sessions[:len(calls)]
+	for i, s := range all {
+		s.start(ctx, calls[i])
+		if err := e.settle(ctx, all, s, r); err != nil {
+			return r, err
+		}
+	}
+	last := -1
+	for step := 0; ; step++ {
+		var could []int
+		open := 0
+		for i, s := range all {
+			if s.state == waiting {
+				could = append(could, i)
+			}
+			if s.state != ended {
+				open++
+			}
+		}
+		if open == 0 {
+			return r, nil
+		}
+		if len(could) == 0 { // a deadlock: Postgres ends one of them
+			if err := e.await(ctx, all, nil, r); err != nil {
+				return r, err
+			}
+			continue
+		}
+		next := could[0]
+		if slices.Contains(could, last) {
+			next = last
+		}
+		if len(r.Order) < len(order) {
+			next = order[len(r.Order)]
+			if !slices.Contains(could, next) {
+				return r, fmt.Errorf("interleave: step %d of order %s: session %d cannot go on: %w", len(r.Order), order, next, ErrDiverged)
+			}
+		}
+		r.choice = append(r.choice, choice{could, next, last})
+		r.Order = append(r.Order, next)
+		s := all[next]
+		r.Steps = append(r.Steps, fmt.Sprintf("%d: %s", next, s.at))
+		if err := e.open(ctx, s); err != nil {
+			return r, err
+		}
+		if err := e.settle(ctx, all, s, r); err != nil {
+			return r, err
+		}
+		last = next
+	}
+}
+
+// ErrDiverged is that of an order which could not be followed, since the calls did not do the same as before.
+var ErrDiverged = errors.New("the calls took another way")
+
+// open lets a session pass the gate at which it waits.
+func (e *Explorer) open(ctx context.Context, s *session) (err error) {
+	s.state = running
+	if !s.server {
+		s.resume <- struct{}{}
+		return nil
+	}
+	n := s.opened & 1
+	if s.opened == 0 {
+		_, err = e.control.Exec(ctx, "select pg_advisory_unlock($1, $2)", s.key, n)
+	} else { // the lock of the gate before is free again: the session is behind it
+		_, err = e.control.Exec(ctx, "select pg_advisory_lock($1, $3), pg_advisory_unlock($1, $2)", s.key, n, 1-n)
+	}
+	s.opened++
+	return err
+}
+
+// settle waits until s is at a gate, blocked or ended, and the sessions that it has set free, too.
+func (e *Explorer) settle(ctx context.Context, all []*session, s *session, r *Run) error {
+	if err := e.await(ctx, all, s, r); err != nil {
+		return err
+	}
+	for _, other := range all {
+		if other.state == blocked {
+			if err := e.await(ctx, all, other, r); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// await waits for an event of s, or until s is blocked. Without s it waits for an event of any session.
+func (e *Explorer) await(ctx context.Context, all []*session, s *session, r *Run) error {
+	began := time.Now()
+	pause := 200 * time.Microsecond
+	for {
+		if s != nil {
+			select {
+			case ev := <-s.events:
+				e.note(all, s, ev, r)
+				return nil
+			case <-ctx.Done():
+				return ctx.Err()
+			case <-time.After(pause):
+			}
+			var by []uint32
+			if err := e.control.QueryRow(ctx, "select pg_blocking_pids($1)::int8[]", int32(s.pid)).Scan(&by); err != nil {
+				return err
+			}
+			by = slices.DeleteFunc(by, func(pid uint32) bool { return pid == e.control.PgConn().PID() })
+			if len(by) > 0 && len(s.events) == 0 {
+				s.state = blocked
+				return nil
+			}
+		} else {
+			for _, other := range all {
+				select {
+				case ev := <-other.events:
+					e.note(all, other, ev, r)
+					return e.settle(ctx, all, other, r)
+				default:
+				}
+			}
+			time.Sleep(pause)
+		}
+		if time.Since(began) > hang {
+			return fmt.Errorf("interleave: no session goes on after %s", r.Order)
+		}
+		pause = min(2*pause, 10*time.Millisecond)
+	}
+}
+
+func (e *Explorer) note(all []*session, s *session, ev event, r *Run) {
+	if ev.done {
+		i := slices.Index(all, s)
+		s.state, r.Errs[i] = ended, ev.err
+		r.Ended = append(r.Ended, i)
+		return
+	}
+	s.state, s.at, s.server = waiting, ev.place, ev.server
+}
+
+// Explore runs the calls that setup makes, in each order with at most so many preemptions, until visit says no. setup makes
+// the calls for each run anew, on data of their own. It returns how many orders were run.
+func (e *Explorer) Explore(ctx context.Context, preemptions int, setup func(n int) ([]Call, error), visit func(n int, r *Run) (bool, error)) (int, error) {
+	stack := []Order{nil}
+	for n := 0; ; n++ {
+		if len(stack) == 0 {
+			return n, nil
+		}
+		order := stack[len(stack)-1]
+		stack = stack[:len(stack)-1]
+		calls, err := setup(n)
+		if err != nil {
+			return n, err
+		}
+		r, err := e.Run(ctx, order, calls)
+		if err != nil {
+			return n, err
+		}
+		if more, err := visit(n, r); err != nil || !more {
+			return n + 1, err
+		}
+		spent := 0
+		for i, c := range r.choice {
+			for _, other := range c.could {
+				if i < len(order) || other == c.took {
+					continue
+				}
+				if cost := spent + preempts(c, other); cost <= preemptions {
+					stack = append(stack, append(slices.Clone(r.Order[:i]), other))
+				}
+			}
+			spent += preempts(c, c.took)
+		}
+	}
+}
+
+// preempts is 1 where next takes the turn of a session that could have gone on.
+func preempts(c choice, next int) int {
+	if c.last >= 0 && c.last != next && slices.Contains(c.could, c.last) {
+		return 1
+	}
+	return 0
+}
