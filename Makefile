@@ -1,4 +1,4 @@
-.PHONY: help run quick test long race lint bench vulncheck licenses
+.PHONY: help run quick test long interleave race lint bench vulncheck licenses
 
 MODULES = $$(go list -m -f '{{.Dir}}')
 STATICCHECK = go run honnef.co/go/tools/cmd/staticcheck@v0.8.2 work
@@ -23,6 +23,9 @@ test: ## run all tests of all modules
 
 long: ## run them at full size: every place where a connection is cut, long random histories, soaks
 	METERED_LONG=1 go test -timeout 1h work
+
+interleave: ## run pairs of calls in each order of their statements: PREEMPTIONS=2, CALLS=charge+refund, ORDER=rc,rc:0.0.1
+	go test -C integration_test ./orders -count=1 -v -timeout 48h -preemptions $(or $(PREEMPTIONS),2) -calls "$(CALLS)" -order "$(ORDER)"
 
 race: ## run all tests with the race detector
 	go test -race work

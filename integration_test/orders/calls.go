@@ -238,7 +238,7 @@ var calls = []call{
 	}},
 
 	{name: "charge-child", needs: aChild, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
-		_, err := w.ledger.Charge(ctx, tx, budget.Charge{Scope: w.scope("child"), Amount: 10, Limits: []budget.Limit{budget.Prepaid()}})
+		_, err := w.ledger.Charge(ctx, tx, budget.Charge{Scope: w.scope("child"), Amount: 10, Limits: []budget.Limit{budget.Prepaid(0)}})
 		return err
 	}, model: func(m *model) string {
 		c := m.scopes["child"]
@@ -253,7 +253,7 @@ var calls = []call{
 	}},
 
 	{name: "end-child", needs: aChild, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
-		_, err := w.carver.Close(ctx, tx, w.scope("child"), budget.Note{})
+		_, err := w.carver.End(ctx, tx, w.scope("child"), budget.Note{})
 		return err
 	}, model: func(m *model) string {
 		if m.child == "open" {

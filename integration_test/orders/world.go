@@ -182,7 +182,7 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 				return err
 			})
 			b.do(func() error {
-				_, err := w.ledger.Charge(ctx, tx, budget.Charge{Scope: w.scope("child"), Amount: 5, Limits: []budget.Limit{budget.Prepaid()}})
+				_, err := w.ledger.Charge(ctx, tx, budget.Charge{Scope: w.scope("child"), Amount: 5, Limits: []budget.Limit{budget.Prepaid(0)}})
 				return err
 			})
 		}
