@@ -430,7 +430,7 @@ func TestSecret_AReplayCanShowTheTokenThatTheCommandMinted(t *testing.T) {
 	// The stored rows do not give the token away.
 	_, body, _ := strings.Cut(minted, "_")
 	for _, table := range []string{"metered.operations", "metered.tokens", "metered.ledger"} {
-		require.Zero(t, pgtest.Value[int](t, pool, "select pgtest.Count(*) from "+table+" x where position($1 in x::text || coalesce(convert_from("+
+		require.Zero(t, pgtest.Value[int](t, pool, "select count(*) from "+table+" x where position($1 in x::text || coalesce(convert_from("+
 			map[bool]string{true: "x.result", false: "null"}[table == "metered.operations"]+", 'utf8'), '')) > 0", body), table)
 	}
 	_, err = metered.Do(ctx, c, metered.Command{ID: "redeem", Token: &metered.Redeem{Purpose: "invite", Subject: "bob", Presented: shown.Reveal()}},

@@ -28,7 +28,7 @@ import (
 )
 
 // Whatever operators somebody has created in a schema on the search_path, each statement that the library sends is made of
-// those of pg_catalog. A function that it calls without its schema has no arguments, or is pgtest.Count(*).
+// those of pg_catalog. A function that it calls without its schema has no arguments, or is count(*).
 func TestStatements_MeanTheSameOnAnySearchPath(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()

@@ -173,7 +173,7 @@ func TestOpen_ACallerThatLeavesKeepsNothingHeld(t *testing.T) {
 			then()
 		}
 		pgtest.WaitFor(t, "the release of what was opened", func() bool {
-			return pgtest.Value[int](t, owner, "select pgtest.Count(*) from metered.holds where state = 'r'") == i+1
+			return pgtest.Value[int](t, owner, "select count(*) from metered.holds where state = 'r'") == i+1
 		})
 		require.Equal(t, [2]int64{0, 0}, stands(t, owner, c, "tokens"), what)
 		require.EqualValues(t, i+1, stands(t, owner, c, "requests")[0], what)

@@ -453,5 +453,5 @@ func TestSubscriber_AJobForEachTransitionIsWorkedExactlyOnce(t *testing.T) {
 		}
 	}
 	require.Equal(t, map[int]string{1: "placed h ann room wanted", 2: "released h ann room changed their mind"}, got)
-	require.Equal(t, 2, pgtest.Value[int](t, pool, `select pgtest.Count(*)::int from river_job where kind = 'transition'`), "and no other")
+	require.Equal(t, 2, pgtest.Value[int](t, pool, `select count(*)::int from river_job where kind = 'transition'`), "and no other")
 }

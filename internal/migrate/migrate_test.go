@@ -41,7 +41,7 @@ func TestMigrate_IsSafeAtOnceAndAgain(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	require.Zero(t, pgtest.Value[int](t, pool, `select pgtest.Count(*) from pg_locks l join pg_database d on d.oid = l.database
+	require.Zero(t, pgtest.Value[int](t, pool, `select count(*) from pg_locks l join pg_database d on d.oid = l.database
 		where d.datname = current_database() and l.locktype = 'advisory'`), "a lock was left behind")
 	var installed time.Time
 	require.NoError(t, pool.QueryRow(t.Context(), `select installed_at from metered.schema_version where version = $1`, metered.SchemaVersion).Scan(&installed))
@@ -225,7 +225,7 @@ func relations(t *testing.T, pool *pgxpool.Pool, schema string) int {
 	t.Helper()
 	var n int
 	require.NoError(t, pool.QueryRow(t.Context(),
-		`select pgtest.Count(*) from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1 and c.relkind = 'r'`, schema).Scan(&n))
+		`select count(*) from pg_class c join pg_namespace n on n.oid = c.relnamespace where n.nspname = $1 and c.relkind = 'r'`, schema).Scan(&n))
 	return n
 }
 

@@ -345,7 +345,7 @@ func TestPurgeOperations_AmongClaimsNeverLetsATimeBearingIDRunTwice(t *testing.T
 		}
 	})
 	t.Logf("run %d, replayed %d, retired %d", outcomes[0].Load(), outcomes[1].Load(), outcomes[2].Load())
-	require.Zero(t, pgtest.Value[int](t, pool, "select pgtest.Count(*) - pgtest.Count(distinct id) from runs"))
+	require.Zero(t, pgtest.Value[int](t, pool, "select count(*) - count(distinct id) from runs"))
 	require.EqualValues(t, outcomes[0].Load(), pgtest.Count(t, pool, "runs"))
 	for i := range 3 {
 		require.NotZero(t, outcomes[i].Load())
