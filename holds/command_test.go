@@ -43,7 +43,7 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 	history, err := c.Holds.History(ctx, pool, "", "h1", "")
 	require.NoError(t, err)
 	require.Equal(t, "op1", history[0].Operation)
-	require.Equal(t, "acme", history[0].Tenant)
+	require.Equal(t, "acme", history[0].OperationTenant)
 
 	// A refusal of the charge takes the hold back, and one of the hold the charge.
 	other := r
