@@ -115,7 +115,7 @@ func TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue(t *testing.T) {
 					month, err := f.ledger.UsageBetween(ctx, tx, scope, november, december)
 					require.NoError(t, err)
 					require.Equal(t, want, month.Charged, "%s, %s, locked: %v", when, scope, locked)
-					halfHours, err := f.ledger.Series(ctx, tx, scope, december.Add(-time.Hour), december.Add(time.Hour), budget.Unit((30*time.Minute).String()), nil)
+					halfHours, err := f.ledger.Series(ctx, tx, scope, december.Add(-time.Hour), december.Add(time.Hour), budget.Unit((30 * time.Minute).String()), nil)
 					require.NoError(t, err)
 					require.Len(t, halfHours, 4)
 					require.Zero(t, halfHours[0].Charged)
