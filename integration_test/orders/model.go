@@ -20,7 +20,6 @@ type model struct {
 	minted   bool
 	done     map[string]bool // operations, job keys, references
 	lots     []lot
-	debt     int64
 	lease    string // "" or a state
 	leased   int64  // units of the lease that are spent
 	child    string

@@ -14,7 +14,6 @@ type (
 var (
 	isolationLevels = pgtest.IsolationLevels
 	errOwn          = pgtest.ErrOwn
-	secretKey       = pgtest.SecretKey
 	nothing         = pgtest.Nothing
 	everything      = pgtest.Everything
 

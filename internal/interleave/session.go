@@ -46,7 +46,6 @@ type session struct {
 	state  state
 	at     string // the gate at which it waits
 	server bool   // whether that gate is one inside a function
-	passed int    // gates inside functions that the session has reached, ever
 	opened int    // those that the explorer has opened
 	err    error
 }

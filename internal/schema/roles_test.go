@@ -19,12 +19,6 @@ import (
 	"github.com/pgmetered/metered/tokens"
 )
 
-type note struct {
-	N int `json:"n"`
-}
-
-func (note) Kind() string { return "note" }
-
 func TestGrantSQL_AllowsEveryCallAndNoChangeOfALedgerEntry(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
