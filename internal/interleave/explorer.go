@@ -81,7 +81,7 @@ func New(ctx context.Context, config *pgxpool.Config, n int) (*Explorer, error) 
 	for i := range n {
 		s := &session{key: 1_000_000 + i}
 		e.sessions = append(e.sessions, s)
-		if _, err := e.control.Exec(ctx, "select pg_advisory_lock($1, 0), pg_advisory_lock($1, 1)", s.key); err != nil {
+		if _, err := e.control.Exec(ctx, "select pg_catalog.pg_advisory_lock($1, 0), pg_catalog.pg_advisory_lock($1, 1)", s.key); err != nil {
 			return nil, err
 		}
 		if err := s.open(ctx, config); err != nil {
@@ -178,9 +178,9 @@ func (e *Explorer) open(ctx context.Context, s *session) (err error) {
 	}
 	n := s.opened & 1
 	if s.opened == 0 {
-		_, err = e.control.Exec(ctx, "select pg_advisory_unlock($1, $2)", s.key, n)
+		_, err = e.control.Exec(ctx, "select pg_catalog.pg_advisory_unlock($1, $2)", s.key, n)
 	} else { // the lock of the gate before is free again: the session is behind it
-		_, err = e.control.Exec(ctx, "select pg_advisory_lock($1, $3), pg_advisory_unlock($1, $2)", s.key, n, 1-n)
+		_, err = e.control.Exec(ctx, "select pg_catalog.pg_advisory_lock($1, $3), pg_catalog.pg_advisory_unlock($1, $2)", s.key, n, 1-n)
 	}
 	s.opened++
 	return err
@@ -216,7 +216,7 @@ func (e *Explorer) await(ctx context.Context, all []*session, s *session, r *Run
 			case <-time.After(pause):
 			}
 			var by []uint32
-			if err := e.control.QueryRow(ctx, "select pg_blocking_pids($1)::int8[]", int32(s.pid)).Scan(&by); err != nil {
+			if err := e.control.QueryRow(ctx, "select pg_catalog.pg_blocking_pids($1)::int8[]", int32(s.pid)).Scan(&by); err != nil {
 				return err
 			}
 			by = slices.DeleteFunc(by, func(pid uint32) bool { return pid == e.control.PgConn().PID() })
