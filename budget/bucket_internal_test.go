@@ -3,6 +3,7 @@ package budget
 import (
 	"archive/zip"
 	"context"
+	"math"
 	"go/build"
 	"io/fs"
 	"path/filepath"
@@ -201,7 +202,7 @@ func TestUnit_Bounds(t *testing.T) {
 		require.Equal(t, "unit", argument.Field)
 		require.Contains(t, argument.Reason, "more than 2000")
 	}
-	edges, err = Unit(time.Duration(1<<63-1000).String()).edges(t.Context(), time.Time{}, time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC), time.UTC)
+	edges, err = Unit(time.Duration(math.MaxInt64).Truncate(time.Microsecond).String()).edges(t.Context(), time.Time{}, time.Date(9999, 12, 31, 0, 0, 0, 0, time.UTC), time.UTC)
 	require.NoError(t, err)
 	require.Len(t, edges, 36)
 }
