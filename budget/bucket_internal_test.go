@@ -3,9 +3,9 @@ package budget
 import (
 	"archive/zip"
 	"context"
-	"math"
 	"go/build"
 	"io/fs"
+	"math"
 	"path/filepath"
 	"slices"
 	"testing"
