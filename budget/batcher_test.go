@@ -310,7 +310,7 @@ func TestBatcher_ALostCommitThatCannotBeResolved(t *testing.T) {
 	_, err := b.Ingest(t.Context(), event("e", "a", 1))
 	require.ErrorIs(t, err, budget.ErrCommitUnknown)
 	wire.Refuse(false)
-	posted, err := b.Ingest(t.Context(), event("e", "a", 1))
+	posted, err := newBatcher(t, pool, l, budget.BatcherConfig{}).Ingest(t.Context(), event("e", "a", 1)) // with time enough
 	require.NoError(t, err)
 	require.EqualValues(t, 1, posted.Seq)
 }

@@ -385,7 +385,7 @@ func TestAhead_NamesTheScopesThatRepairClockRepairs(t *testing.T) {
 		require.Equal(t, want, found[i])
 	}
 	require.Len(t, ahead(time.Microsecond), 3)
-	requireJSON(t, `{"scope":"z more","seq":1,"at":"2026-01-01T00:01:00.000001Z","ahead_us":60000001}`, more)
+	requireJSON(t, `{"scope":"z more","seq":1,"at":"2026-01-01T00:01:00.000001Z","repaired":false,"ahead_us":60000001}`, more)
 	for s, err := range l.Ahead(ctx, pool, time.Microsecond) {
 		require.NoError(t, err)
 		r, err := repairClock(ctx, pool, l, s.Scope)

@@ -189,8 +189,10 @@ func TestTop_ShowsHotScopesAndWaiters(t *testing.T) {
 	l := as(t, pool, metered.GrantReportingSQL)
 	release := pgtest.LockScope(t, pool, c, "org/globex")
 	defer release()
+	patient, err := metered.New(pool, metered.Config{LockTimeout: time.Minute})
+	require.NoError(t, err)
 	waits := pgtest.Going(func() error {
-		return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return c.Budget.Lock(t.Context(), tx, "org/globex") })
+		return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return patient.Budget.Lock(t.Context(), tx, "org/globex") })
 	})
 	pgtest.WaitQueued(t, pool, 1)
 	for name, top := range map[string]*line{"as one who reports": l, "as the owner": cli(t, pool)} {
