@@ -72,6 +72,9 @@ func (l *leased) spent(scopes ...string) (all []int64) {
 	return all
 }
 
+// patient keeps a slice for as long as a test takes on a busy machine.
+var patient = leases.Rule{TTL: time.Minute, Idle: time.Minute}
+
 var millionth = budget.Lifetime(1_000_000)
 
 // A command's charges are spent from leases where there are any, whatever the driver's mode and the level; all or none
@@ -201,7 +204,7 @@ func TestLeases_TheFirstLookDoesNotRefuseUnitsOfALease(t *testing.T) {
 // Sticky charges go to the ledger, and leases are no part of a command's identity.
 func TestLeases_LeaveStickyChargesAndTheFingerprintAlone(t *testing.T) {
 	t.Parallel()
-	l := newLeased(t, metered.Config{}, leases.Rule{}, pgx.QueryExecModeCacheStatement)
+	l := newLeased(t, metered.Config{}, patient, pgx.QueryExecModeCacheStatement)
 	plain := pgtest.NewClient(t, l.db, metered.Config{})
 	l.warm(millionth)
 	cmd := metered.Command{ID: "op", Sticky: []budget.Charge{{Scope: "hot", Amount: 1, Limits: []budget.Limit{millionth}}},
@@ -255,7 +258,7 @@ func TestLeases_CostNoRoundTrip(t *testing.T) {
 // The charges of a repeated scope count against all of their limits, and its existence is asked for.
 func TestLeases_ARepeatedScopeKeepsAllLimits(t *testing.T) {
 	t.Parallel()
-	l := newLeased(t, metered.Config{}, leases.Rule{}, pgx.QueryExecModeCacheStatement)
+	l := newLeased(t, metered.Config{}, patient, pgx.QueryExecModeCacheStatement)
 	l.warm(millionth, millionth)
 	hot := func(must bool, limits ...budget.Limit) budget.Charge {
 		return budget.Charge{Scope: "hot", Amount: 1, MustExist: must, Limits: limits}

@@ -80,8 +80,12 @@ func gaveUp(n int, err error) error {
 
 // timedOut gives ErrTimeout to an error that comes of ctx's deadline: ctx's own, or
 // that of the timeouts which were set to end a little before it. A function may have
-// deadlines of its own, which are its own errors.
+// deadlines of its own, which are its own errors. An error that comes of ctx's end has
+// the cause that ctx's owner gave.
 func timedOut(ctx context.Context, err error) error {
+	if cause := context.Cause(ctx); cause != nil && errors.Is(err, ctx.Err()) && !errors.Is(err, cause) {
+		err = fmt.Errorf("%w: %w", err, cause)
+	}
 	deadline, ok := ctx.Deadline()
 	if !ok {
 		return err

@@ -87,7 +87,7 @@ func opened(s *set, id string) *metered.Session[int] {
 }
 
 func batcher(s *set) *budget.Batcher {
-	b, err := budget.NewBatcher(s.pool, s.c.Budget, budget.BatcherConfig{Timeout: time.Second})
+	b, err := budget.NewBatcher(s.pool, s.c.Budget, budget.BatcherConfig{Timeout: 30 * time.Second})
 	require.NoError(s, err)
 	return b
 }
