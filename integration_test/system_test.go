@@ -136,7 +136,7 @@ func (s *system) verify() (rows int) {
 
 // exercise makes the calls of a program, on any server.
 func exercise(t *testing.T, connString string) {
-	s := open(t, connString, metered.Config{})
+	s := open(t, connString, metered.Config{MaxAttempts: 100})
 	ctx := t.Context()
 	const n = 60
 	texts := s.mint(n + 1)

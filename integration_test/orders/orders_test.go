@@ -5,6 +5,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -24,7 +25,8 @@ import (
 )
 
 var (
-	preemptions = flag.Int("preemptions", pgtest.Size(0, 1), "the most switches away from a session that could go on")
+	preemptions = flag.Int("preemptions", 1, "the most switches away from a session that could go on")
+	enough      = flag.Int("orders", pgtest.Size(1500, 1<<40), "ends after so many orders, of pairs in a fixed random order, each at one setting of levels. 0 runs all")
 	only        = flag.String("calls", "", "explores these calls alone, as charge+refund")
 	replay      = flag.String("order", "", "runs one order of -calls and prints its steps, as rc,rc:0.0.1.1")
 	workers     = flag.Int("workers", 3, "explorers at the same time")
@@ -193,7 +195,7 @@ func chosen(a, b string) bool {
 	return slices.Contains([]string{"", a, b, a + "+" + b, b + "+" + a}, *only)
 }
 
-// Pairs of all calls are run in each order of their statements, with at most so many preemptions, at each isolation level and mixed: the
+// Pairs of calls are run in each order of their statements, with at most so many preemptions, at each isolation level and mixed: the
 // answers and the state are those of one call after the other, Verify is silent, and nobody deadlocks.
 func TestOrders_PairsAreSerial(t *testing.T) {
 	if *replay != "" {
@@ -208,26 +210,36 @@ func TestOrders_PairsAreSerial(t *testing.T) {
 			}
 		}
 	}
+	settings := [][]string{{"rc", "rc"}, {"rr", "rr"}, {"s", "s"}, {"rc", "s"}}
+	sample := *enough > 0 && *only == ""
+	if sample {
+		rand.New(rand.NewPCG(1, 2)).Shuffle(len(pairs), func(i, j int) { pairs[i], pairs[j] = pairs[j], pairs[i] })
+	}
 	began := time.Now()
 	var mu sync.Mutex
-	total, next := 0, 0
+	total, next, done := 0, 0, 0
 	var wg sync.WaitGroup
 	for range *workers {
 		e := newExplorer(t, 2)
 		wg.Go(func() {
 			for {
 				mu.Lock()
-				i := next
+				i, full := next, sample && total >= *enough
 				next++
 				mu.Unlock()
-				if i >= len(pairs) {
+				if i >= len(pairs) || full {
 					break
 				}
 				all := []call{calls[pairs[i].a], calls[pairs[i].b]}
-				for _, words := range [][]string{{"rc", "rc"}, {"rr", "rr"}, {"s", "s"}, {"rc", "s"}} {
+				at := settings
+				if sample {
+					at = settings[i%len(settings):][:1]
+				}
+				for _, words := range at {
 					n := e.explore(t, all, words, *preemptions)
 					mu.Lock()
 					total += n
+					done++
 					mu.Unlock()
 					if n < 0 {
 						break
@@ -240,7 +252,7 @@ func TestOrders_PairsAreSerial(t *testing.T) {
 		})
 	}
 	wg.Wait()
-	t.Logf("%d orders of %d pairs of calls in %s: %.0f a second", total, len(pairs), time.Since(began).Round(time.Second), float64(total)/time.Since(began).Seconds())
+	t.Logf("%d orders with at most %d preemptions, of %d pairs of calls at a setting of levels, in %s: %.0f a second", total, *preemptions, done, time.Since(began).Round(time.Second), float64(total)/time.Since(began).Seconds())
 }
 
 // An order that is run again takes the same steps, so make interleave ORDER=... shows a failure again. It prints the steps, the answers and

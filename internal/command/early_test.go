@@ -313,7 +313,7 @@ func TestDo_AReplayThatMayNotLastIsRepeated(t *testing.T) {
 func TestDo_APositionThatIsLostIsAskedForAgain(t *testing.T) {
 	t.Parallel()
 	for _, early := range []bool{false, true} {
-		owner, w, c, cmd := onWire(t, metered.Config{ResolveTimeout: time.Second}, nil)
+		owner, w, c, cmd := onWire(t, metered.Config{}, nil)
 		cmd.LSN, cmd.EarlyRelease = true, early
 		lose := func(f *pgtest.Flush) { stopBehind(f, commitTag, "", false) }
 		w.Once((*pgtest.Flush).Last, lose)
@@ -324,16 +324,13 @@ func TestDo_APositionThatIsLostIsAskedForAgain(t *testing.T) {
 		require.Positive(t, out.LSN)
 		require.Equal(t, int64(1), runs.Load())
 		require.Equal(t, everything, footprintOf(t, owner, cmd))
-		if early {
-			continue
-		}
-		other := whole(t, owner, c, "other")
-		other.LSN = true
-		w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) { w.Refuse(true); lose(f) })
-		out, err = metered.Do(t.Context(), c, other, wholeFunc("other", nil))
-		require.NoError(t, err, "it has committed")
-		require.Zero(t, out.LSN)
 	}
+	_, w, c, cmd := onWire(t, metered.Config{ResolveTimeout: time.Second}, nil)
+	cmd.LSN = true
+	w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) { w.Refuse(true); stopBehind(f, commitTag, "", false) })
+	out, err := metered.Do(t.Context(), c, cmd, wholeFunc(cmd.ID, nil))
+	require.NoError(t, err, "it has committed")
+	require.Zero(t, out.LSN)
 }
 
 // A role that may not ask for a position has its command all the same. With early release it
