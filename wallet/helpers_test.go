@@ -12,6 +12,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -26,6 +27,7 @@ type fixture struct {
 	clock  *pgtest.Clock
 	ledger *budget.Ledger
 	holds  *holds.Book
+	carver *leases.Carver
 	book   *wallet.Book
 }
 
@@ -37,6 +39,8 @@ func setUp(t *testing.T, cfg wallet.Config) *fixture {
 	f.ledger, err = budget.New(budget.Config{})
 	require.NoError(t, err)
 	f.holds, err = holds.New(f.ledger, holds.Config{MaxTTL: 365 * day, MaxLifetime: 365 * day})
+	require.NoError(t, err)
+	f.carver, err = leases.NewCarver(f.ledger)
 	require.NoError(t, err)
 	f.book, err = wallet.New(f.ledger, cfg)
 	require.NoError(t, err)

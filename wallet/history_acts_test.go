@@ -328,7 +328,9 @@ func (h *history) advance() {
 		times = append(times, h.m.lots[i].ends)
 	}
 	for _, hold := range h.m.holds {
-		times = append(times, hold.due)
+		if !hold.lease {
+			times = append(times, hold.due)
+		}
 	}
 	if len(times) > 0 && h.once("to an end", 2) {
 		to := times[h.units("which", 0, len(times)-1)].Add(time.Duration(h.units("edge", -1, 1)) * time.Microsecond)

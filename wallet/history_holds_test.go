@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/leases"
 )
 
 // Acts on holds, and the same acts on the model.
@@ -24,31 +25,86 @@ func (h *history) reserve() {
 		amount = max(1, available)
 	}
 	r.Lines = []holds.Line{h.book.Line(h.scope, amount)}
+	if h.once("at least", 3) {
+		r.Lines[0].AtLeast = h.units("least", 1, int(amount))
+	}
 	_, _ = try(h, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) { return h.f.holds.Place(ctx, tx, r) }, func(m *model) error {
 		if amount > available {
 			return budget.ErrExceeded
 		}
 		m.settle(h.now)
-		m.holds = append(m.holds, mHold{id: r.ID, amount: amount, due: h.now.Add(r.TTL), parts: m.keep(amount)})
+		m.holds = append(m.holds, mHold{id: r.ID, amount: amount, least: r.Lines[0].AtLeast, due: h.now.Add(r.TTL), parts: m.keep(amount)})
 		return nil
 	})
 }
 
 // hold is one that was placed, -1 for none.
-func (h *history) hold() int {
-	if len(h.m.holds) == 0 {
-		return -1
-	}
+func (h *history) hold() int { return h.pick(false) }
+
+// pick is one of the holds or of the leases, mostly one that is open, -1 for none.
+func (h *history) pick(lease bool) int {
 	open := -1
+	var all []int
 	for i, hold := range h.m.holds {
-		if !hold.ended {
-			open = i
+		if hold.lease == lease {
+			all = append(all, i)
+			if !hold.ended {
+				open = i
+			}
 		}
 	}
-	if open < 0 || h.once("any", 4) {
-		return int(h.units("hold", 0, len(h.m.holds)-1))
+	if len(all) > 0 && (open < 0 || h.once("any", 4)) {
+		return all[h.units("hold", 0, len(all)-1)]
 	}
 	return open
+}
+
+// carve leases units to a child.
+func (h *history) carve() {
+	h.ids++
+	child := fmt.Sprint(h.scope, "/", h.ids)
+	available := h.m.settled(h.now).units() + h.m.overdraft
+	amount := h.units("amount", 1, 15)
+	_, _ = try(h, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {
+		return h.f.carver.Carve(ctx, tx, leases.Carving{Child: child, From: h.book.Charge(h.scope, amount), TTL: 300 * day})
+	}, func(m *model) error {
+		if amount > available {
+			return budget.ErrExceeded
+		}
+		m.settle(h.now)
+		m.holds = append(m.holds, mHold{id: child, amount: amount, due: h.now.Add(1000 * day), parts: m.keep(amount), lease: true})
+		return nil
+	})
+}
+
+// endChild settles a lease, of which the child has used some units.
+func (h *history) endChild() {
+	i := h.pick(true)
+	if i < 0 || h.m.holds[i].ended {
+		return
+	}
+	used := h.units("used", 0, int(h.m.holds[i].amount))
+	_, _ = try(h, func(ctx context.Context, tx pgx.Tx) (leases.Lease, error) {
+		if used > 0 {
+			if _, err := h.f.ledger.Charge(ctx, tx, budget.Charge{Scope: h.m.holds[i].id, Amount: used}); err != nil {
+				return leases.Lease{}, err
+			}
+		}
+		return h.f.carver.End(ctx, tx, h.m.holds[i].id, budget.Note{})
+	}, func(m *model) error { return m.end(i, used, h.now) })
+}
+
+// repair ends the time that the wallet's last entry is ahead of the clock.
+func (h *history) repair() {
+	_, _ = try(h, func(ctx context.Context, tx pgx.Tx) (budget.ClockState, error) {
+		return h.f.ledger.RepairClock(ctx, tx, h.scope, budget.Note{})
+	}, func(m *model) error {
+		if m.last.After(h.now) {
+			m.last = h.now
+			seenActs.add("repaired")
+		}
+		return nil
+	})
 }
 
 // ready is nil if a hold can be captured.
@@ -87,6 +143,7 @@ func (m *model) capture(hold *mHold, units int64) {
 		return
 	}
 	hold.amount -= units
+	hold.spent += units
 	m.serial++
 	d := mDraw{serial: m.serial, amount: units, parts: []mPart{{-1, units}}}
 	if !m.opened {
@@ -131,8 +188,6 @@ func (h *history) capture() {
 	used := h.units("used", 1, int(max(1, hold.amount))+3)
 	c := holds.Capture{IDs: []string{hold.id}, Lines: []holds.Line{h.book.Line(h.scope, used)}, Keep: h.once("keep", 3),
 		Over: rapid.SampledFrom([]holds.Over{holds.OverRefused, holds.OverIfFits, holds.OverAllowed}).Draw(h.T, "over")}
-	before := pgxValue[int64](h, `select coalesce(max(seq), 0) from metered.ledger where scope = $1`, h.scope)
-	n := len(h.m.draws)
 	_, err := try(h, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) { return h.f.holds.Capture(ctx, tx, c) }, func(m *model) error {
 		if err := m.ready(i, h.now); err != nil {
 			return err
@@ -159,14 +214,6 @@ func (h *history) capture() {
 		return
 	}
 	h.least = min(h.least, h.m.settled(h.now).units())
-	rows, err := h.f.pool.Query(h.Context(), `select seq from metered.ledger where scope = $1 and seq > $2 and kind in ('c', 'u') order by seq`, h.scope, before)
-	require.NoError(h.T, err)
-	seqs, err := pgx.CollectRows(rows, pgx.RowTo[int64])
-	require.NoError(h.T, err)
-	require.Len(h.T, seqs, len(h.m.draws)-n)
-	for j, seq := range seqs {
-		h.m.draws[n+j].seq = seq
-	}
 }
 
 // sweep ends the holds that are due.
@@ -174,6 +221,7 @@ func (h *history) sweep() {
 	_, err := h.f.holds.Sweep(h.Context(), h.f.pool, holds.SweepOptions{})
 	require.NoError(h.T, err)
 	h.m.sweepHolds(h.now)
+	h.numberDraws()
 }
 
 func (m *model) sweepHolds(now time.Time) {

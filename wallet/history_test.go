@@ -48,7 +48,7 @@ func TestWallets_AgreeWithTheModel(t *testing.T) {
 	f := setUp(t, wallet.Config{})
 	rapid.Check(t, func(rt *rapid.T) { newHistory(rt, f).run() })
 	t.Logf("%v", seenActs.n)
-	for _, kind := range []string{"draw", "grant", "reserve", "refund", "lapsed", "refused"} { // every run of so many histories has these
+	for _, kind := range []string{"draw", "grant", "reserve", "refund", "lapsed", "refused", "carve", "end a child", "repaired"} { // every run of so many histories has these
 		require.Positive(t, seenActs.count(kind), "no history had it: %s", kind)
 	}
 }
@@ -122,12 +122,16 @@ func newHistory(rt *rapid.T, f *fixture) *history {
 func (h *history) run() {
 	acts := map[string]func(){"grant": h.grant, "draw": h.draw, "reserve": h.reserve, "capture": h.capture, "release": h.release,
 		"extend": h.extend, "refund": h.refund, "credit": h.credit, "sweep": h.sweep, "revoke": h.revoke, "roll over": h.rollOver, "expire": h.expire, "advance": h.advance,
-		"step back": func() { h.set(h.now.Add(-h.seconds("back", 1, 5, 20))) }}
+		"carve": h.carve, "end a child": h.endChild, "repair": h.repair, "step back": func() { h.set(h.now.Add(-h.seconds("back", 1, 5, 20))) }}
 	names := []string{"grant", "grant", "grant", "draw", "draw", "draw", "draw", "reserve", "reserve", "reserve", "capture", "capture", "release", "extend",
-		"refund", "refund", "refund", "refund", "refund", "refund", "credit", "sweep", "revoke", "revoke", "roll over", "expire", "advance", "advance", "advance", "advance", "step back"}
+		"refund", "refund", "refund", "refund", "refund", "refund", "credit", "sweep", "revoke", "revoke", "roll over", "expire", "carve", "end a child",
+		"advance", "advance", "advance", "advance", "step back", "repair"}
 	swept := !h.unswept && rapid.Bool().Draw(h.T, "swept")
 	if h.unswept {
 		names = slices.DeleteFunc(names, func(name string) bool { return name == "sweep" || name == "expire" })
+	}
+	if h.lags { // a repair writes the ends that are left, and with them holds that are due
+		names = slices.DeleteFunc(names, func(name string) bool { return name == "repair" })
 	}
 	for range rapid.IntRange(4, 40).Draw(h.T, "length") {
 		h.name = rapid.SampledFrom(names).Draw(h.T, "act")
@@ -191,6 +195,7 @@ func try[R any](h *history, call func(ctx context.Context, tx pgx.Tx) (R, error)
 	if wantErr == nil {
 		h.m = after
 		h.number()
+		h.numberDraws()
 	}
 	return r, err
 }
@@ -206,6 +211,18 @@ func (h *history) number() {
 	h.nos = nil
 	for _, l := range h.m.lots {
 		h.nos = append(h.nos, all[l.no-1])
+	}
+}
+
+// numberDraws finds the entries of draws and of captures: each has one, in the order in which they were made.
+func (h *history) numberDraws() {
+	rows, err := h.f.pool.Query(h.Context(), `select seq from metered.ledger where scope = $1 and kind in ('c', 'u') order by seq`, h.scope)
+	require.NoError(h.T, err)
+	seqs, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	require.NoError(h.T, err)
+	require.Len(h.T, seqs, len(h.m.draws), h.name)
+	for i, seq := range seqs {
+		h.m.draws[i].seq = seq
 	}
 }
 

@@ -58,8 +58,11 @@ type mHold struct {
 	id     string
 	due    time.Time
 	amount int64
+	least  int64 // units to be captured when it falls due, with those that were captured before
+	spent  int64 // units that were captured
 	parts  []mPart
 	ended  bool
+	lease  bool // of a child: it has no time to fall due
 }
 
 type mPaid struct {
@@ -179,6 +182,7 @@ func (m *model) due(now time.Time) {
 		case hold >= 0:
 			h := &m.holds[hold]
 			m.at(h.due)
+			m.capture(h, min(h.amount, max(0, h.least-h.spent)))
 			m.letGo(h, h.amount)
 			h.ended = true
 			m.pay()
@@ -412,6 +416,9 @@ func (m *model) refund(d *mDraw, units int64, now time.Time) {
 
 // grant adds a lot. The first one makes the scope a wallet: its units become a lot that never ends.
 func (m *model) grant(l mLot, now time.Time) {
+	if !m.opened && slices.ContainsFunc(m.holds, func(h mHold) bool { return !h.ended && h.amount > 0 && h.least > h.spent && !h.due.After(now) }) {
+		m.due(now) // a minimum that fell due was spent before there were lots
+	}
 	m.open()
 	m.settle(now)
 	m.add(l)
