@@ -418,12 +418,12 @@ func TestRunTx_ALostAnswerToCommitIsUnknown(t *testing.T) {
 }
 
 // Thirty callers take their snapshots before anybody commits, and there is room for fifteen. All but one lose, and run again one
-// after the other: with the default settings each of them gets its hold or its refusal.
+// after the other: within the default number of attempts each of them gets its hold or its refusal.
 func TestCollisions_EachLoserGetsItsTurn(t *testing.T) {
 	t.Parallel()
 	const callers, room = 30, 15
 	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
-		pool, c := setUp(t, metered.Config{}, pgtest.Options{MaxConns: callers})
+		pool, c := setUp(t, metered.Config{LockTimeout: time.Minute}, pgtest.Options{MaxConns: callers})
 		for how, place := range map[string]func(r holds.Request, began func()) error{
 			"Do": func(r holds.Request, began func()) error {
 				_, err := metered.Do(t.Context(), c, metered.Command{ID: r.ID, Isolation: level, Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {

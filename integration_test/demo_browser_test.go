@@ -1,0 +1,107 @@
+package integration_test
+
+import (
+	"context"
+	"encoding/json"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/chromedp/chromedp"
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// runDemo runs the program's demo until the test ends. It returns the page's address and a connection to its database.
+func runDemo(t *testing.T) (address string, conn *pgx.Conn) {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "metered")
+	build := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "./cmd/metered")
+	build.Dir = ".."
+	out, err := build.CombinedOutput()
+	require.NoError(t, err, "go build: %s", out)
+	demo := exec.CommandContext(context.Background(), binary, "demo", "--listen", "127.0.0.1:0", "--rate", "100", "--json")
+	demo.Stderr = os.Stderr
+	stdout, err := demo.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, demo.Start())
+	t.Cleanup(func() {
+		require.NoError(t, demo.Process.Signal(os.Interrupt))
+		require.NoError(t, demo.Wait())
+	})
+	var at struct {
+		Page string `json:"page"`
+		URL  string `json:"database_url"`
+	}
+	require.NoError(t, json.NewDecoder(stdout).Decode(&at))
+	conn, err = pgx.Connect(t.Context(), at.URL)
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = conn.Close(context.Background()) })
+	return at.Page, conn
+}
+
+// What somebody sees who opens the demo's page: each kind of scope within its limits, and a refusal that leads to the limit and the
+// entries behind it.
+func TestDemo_InABrowserContradictsNoPromise(t *testing.T) {
+	t.Parallel()
+	program := chromium()
+	if program == "" {
+		t.Skip("no Chromium in PATH: install the package chromium to have the page of the demo tested")
+	}
+	address, conn := runDemo(t)
+	for what, sql := range map[string]string{
+		"refusals":   `select count(*) > 5 from metered.operations where refusal is not null`,
+		"lots":       `select count(*) > 5 from metered.lots where drawn > 0`,
+		"sessions":   `select count(*) > 0 from metered.holds where id like 'session_%'`,
+		"leases":     `select count(*) > 0 from metered.leases`,
+		"thresholds": `select count(*) > 0 from metered.ledger where crossed is not null`,
+	} {
+		pgtest.WaitFor(t, what, func() bool { return pgtest.Value[bool](t, conn, sql) })
+	}
+	allocator, stop := chromedp.NewExecAllocator(context.Background(), append(chromedp.DefaultExecAllocatorOptions[:],
+		chromedp.ExecPath(program), chromedp.NoSandbox, chromedp.Flag("disable-dev-shm-usage", true))...)
+	t.Cleanup(stop)
+	browser, end := chromedp.NewContext(allocator)
+	t.Cleanup(end)
+	require.NoError(t, chromedp.Do(browser))
+	desk := openPage(t, browser, "demo", t.TempDir(), 1280, 1000, false)
+	text := func(selector string) string {
+		return eval[string](desk, `(document.querySelector("`+selector+`")?.innerText ?? "")`)
+	}
+
+	desk.do(chromedp.Navigate(address))
+	desk.drawn(".svg?")
+	desk.fits()
+	hrefs := eval[[]string](desk, `[...document.querySelectorAll('a[href^="operation?"]')].map((a) => a.href)`)
+	require.NotEmpty(t, hrefs, "the overview lists refusals")
+	desk.do(chromedp.Navigate(hrefs[0]))
+	require.Contains(t, text("main"), "refused")
+	causes := eval[[]string](desk, `[...document.querySelectorAll('#refusals a[href^="scope?"]')].map((a) => a.href)`)
+	require.NotEmpty(t, causes, "a refusal names its scope and the entries behind it")
+	desk.do(chromedp.Navigate(causes[len(causes)-1]))
+	require.NotEmpty(t, eval[[]string](desk, `[...document.querySelectorAll("#entries tbody tr")].map((row) => row.innerText)`))
+
+	rows, err := conn.Query(t.Context(), `select distinct on (split_part(scope, '/', 1)) scope from metered.ledger order by split_part(scope, '/', 1), at desc`)
+	require.NoError(t, err)
+	scopes, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	require.NoError(t, err)
+	require.Len(t, scopes, 4)
+	for _, scope := range scopes {
+		desk.do(chromedp.Navigate(address + "scope?scope=" + scope))
+		limits := eval[[][]int64](desk, `[...document.querySelectorAll('[aria-label="Limits"] tbody tr')].map((row) =>
+			[...row.querySelectorAll("td.n")].map((cell) => Number(cell.textContent.replace(/\s/g, "").replace("−", "-"))))`)
+		require.NotEmpty(t, limits, scope)
+		for _, row := range limits {
+			used, held, leased, of, room := row[0], row[1], row[2], row[3], row[4]
+			require.GreaterOrEqual(t, min(used, held, leased, room), int64(0), "%s: %v", scope, row)
+			require.Equal(t, of, used+held+leased+room, "%s: %v", scope, row)
+		}
+		for _, tile := range eval[[]string](desk, `[...document.querySelectorAll("dd")].map((e) => e.innerText)`) {
+			require.False(t, strings.HasPrefix(tile, "−"), "%s: %s", scope, tile)
+		}
+	}
+}
