@@ -1,6 +1,7 @@
 package pgtest
 
 import (
+	"bytes"
 	"context"
 	"encoding/binary"
 	"io"
@@ -17,6 +18,7 @@ type Cutter struct {
 	n, at   int
 	cut     func()
 	refused bool // new connections fail
+	ending  bool // counts COMMIT and the messages behind it alone
 }
 
 // Cut returns a pool on the same database that runs through a Cutter.
@@ -46,7 +48,15 @@ func Cut(t testing.TB, pool *pgxpool.Pool) (*pgxpool.Pool, *Cutter) {
 func (c *Cutter) Arm(at int, cut func()) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	c.n, c.at, c.cut = 0, at, cut
+	c.n, c.at, c.cut, c.ending = 0, at, cut, false
+}
+
+// ArmAtCommit is Arm that counts only COMMITs and the messages until the answer to each is complete.
+func (c *Cutter) ArmAtCommit(at int, cut func()) {
+	c.Arm(at, cut)
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.ending = true
 }
 
 // Count is how many messages there were since then.
@@ -63,10 +73,13 @@ func (c *Cutter) Refuse(yes bool) {
 	c.refused = yes
 }
 
-// count reports whether the connection is cut at this message.
-func (c *Cutter) count() bool {
+// count reports whether the connection is cut at this message. commits says whether it is at COMMIT or behind it.
+func (c *Cutter) count(commits bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
+	if c.ending && !commits {
+		return false
+	}
 	c.n++
 	return c.n == c.at
 }
@@ -78,6 +91,7 @@ type counted struct {
 
 	mu             sync.Mutex
 	ready, lost    bool
+	commits        bool   // COMMIT was sent, and is not answered
 	sent, got, out []byte // incomplete messages of the client and of the server, and bytes to be read
 }
 
@@ -117,7 +131,8 @@ func (c *counted) Write(b []byte) (int, error) {
 		if n == 0 {
 			break
 		}
-		if c.cutter.count() {
+		c.commits = c.commits || bytes.Contains(bytes.ToLower(c.sent[pass:pass+n]), []byte("commit"))
+		if c.cutter.count(c.commits) {
 			_, _ = c.Conn.Write(c.sent[:pass])
 			c.lose()
 			return 0, io.ErrClosedPipe
@@ -148,11 +163,12 @@ func (c *counted) Read(b []byte) (int, error) {
 		c.mu.Lock()
 		c.got = append(c.got, buffer[:n]...)
 		for n := whole(c.got); n > 0 && !c.lost; n = whole(c.got) {
-			if c.ready && c.cutter.count() {
+			if c.ready && c.cutter.count(c.commits) {
 				c.lose()
 				break
 			}
 			c.ready = c.ready || c.got[0] == 'Z'
+			c.commits = c.commits && c.got[0] != 'Z'
 			c.out = append(c.out, c.got[:n]...)
 			c.got = c.got[n:]
 		}
