@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"archive/zip"
+	"bytes"
 	"fmt"
 	"io/fs"
 	"os"
@@ -59,6 +60,22 @@ func serve(t *testing.T, proxy, module, version, dir string) {
 	require.NoError(t, archive.Close())
 }
 
+// committed is a directory with the files of the last commit. Without git it is the working tree.
+func committed(t *testing.T) string {
+	t.Helper()
+	archive, err := exec.CommandContext(t.Context(), "git", "-C", "..", "archive", "HEAD").Output()
+	if err != nil {
+		t.Logf("the working tree is served: git archive: %v", err)
+		return ".."
+	}
+	dir := t.TempDir()
+	unpack := exec.CommandContext(t.Context(), "tar", "-x", "-C", dir)
+	unpack.Stdin = bytes.NewReader(archive)
+	out, err := unpack.CombinedOutput()
+	require.NoError(t, err, "%s", out)
+	return dir
+}
+
 const consumer = `package main
 
 import (
@@ -83,12 +100,13 @@ func main() { fmt.Println("schema", metered.SchemaVersion) }
 // each other are tagged. Other modules come from this machine's cache, and missing ones from the proxy.
 func TestModules_AreHadThroughAProxy(t *testing.T) {
 	t.Parallel()
-	work, err := os.ReadFile("../go.work")
+	root := committed(t)
+	work, err := os.ReadFile(filepath.Join(root, "go.work"))
 	require.NoError(t, err)
 	required := regexp.MustCompile(`(?m)^\s(`+core+`\S*) (v\S+) => (\S+)$`).FindAllStringSubmatch(string(work), -1)
 	proxy, version := t.TempDir(), ""
 	for _, m := range required {
-		serve(t, proxy, m[1], m[2], filepath.Join("..", m[3]))
+		serve(t, proxy, m[1], m[2], filepath.Join(root, m[3]))
 		if m[1] == core {
 			version = m[2]
 		}
@@ -96,7 +114,7 @@ func TestModules_AreHadThroughAProxy(t *testing.T) {
 	require.NotEmpty(t, version)
 	commands := []string{"cmd/metered", "examples/seats"}
 	for _, command := range commands {
-		serve(t, proxy, core+"/"+command, version, filepath.Join("..", command))
+		serve(t, proxy, core+"/"+command, version, filepath.Join(root, command))
 	}
 
 	known, err := exec.CommandContext(t.Context(), "go", "env", "GOMODCACHE", "GOPROXY").Output()
