@@ -1,4 +1,4 @@
-.PHONY: help run quick test long interleave histories mutants race lint bench vulncheck licenses
+.PHONY: help run quick test long interleave histories mutants matrix hostile soak race lint bench vulncheck licenses
 
 MODULES = $$(go list -m -f '{{.Dir}}')
 STATICCHECK = go run honnef.co/go/tools/cmd/staticcheck@v0.8.2 work
@@ -32,6 +32,16 @@ histories: ## record calls under faults, and look for an order that explains the
 
 mutants: ## break the library in each of many places, and run the test that must notice: ONLY='a lease is settled twice'
 	go test -C integration_test ./mutants -count=1 -v -timeout 6h -only '$(or $(ONLY),.)'
+
+matrix: ## make each call in each way, and through PgBouncer, on Postgres 14 to 18, and print a table
+	.ci/matrix
+
+hostile: ## call each function that a role may call with arguments made against it: CALLS=100000
+	METERED_HOSTILE_CALLS=$(or $(CALLS),100000) go test ./internal/command -run TestGrants_NoCallBreaksAnInvariant -count=1 -v -timeout 3h
+
+soak: ## run commands of all kinds while backends are killed and the server crashes: DURATION=2m
+	end=$$(($$(date +%s) + $$(echo $(or $(DURATION),2m) | sed 's/h/*3600/; s/m/*60/; s/s//'))); while [ $$(date +%s) -lt $$end ]; do \
+		METERED_LONG=1 go test -C integration_test . -run TestSoak -count=1 -v -timeout 1h | grep -v '^===' || exit 1; done
 
 race: ## run all tests with the race detector
 	go test -race work

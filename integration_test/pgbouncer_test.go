@@ -74,11 +74,16 @@ func everyCall(t *testing.T, mode pgx.QueryExecMode, prepared int) map[string]er
 	}
 	pool := pgtest.Reopen(t, direct, through)
 	require.NoError(t, pool.Ping(t.Context()))
-	b := &behind{t: t, direct: direct, d: d, pool: pool, c: pgtest.NewClient(t, pool, metered.Config{}), failed: map[string]error{}, called: map[string]bool{}}
 	rounds := 1
 	if prepared > 0 || mode == pgx.QueryExecModeCacheDescribe {
 		rounds = 2 // the second finds the statements that the first has cached
 	}
+	return everyCallBy(t, direct, d, pool, pgtest.NewClient(t, pool, metered.Config{}), rounds)
+}
+
+// everyCallBy makes each call by a client and its pool, where another one prepares the data, and returns the errors.
+func everyCallBy(t *testing.T, direct *pgxpool.Pool, d *metered.Client, pool *pgxpool.Pool, c *metered.Client, rounds int) map[string]error {
+	b := &behind{t: t, direct: direct, d: d, pool: pool, c: c, failed: map[string]error{}, called: map[string]bool{}}
 	for range rounds {
 		b.round++
 		b.commands()

@@ -1,0 +1,114 @@
+package integration_test
+
+import (
+	"context"
+	"errors"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivertype"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/jobs"
+)
+
+// way is one way to reach the database.
+type way struct {
+	open   func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool
+	schema string
+	fails  map[string]string // calls that fail, with a part of the error. All others must work
+}
+
+func inMode(mode pgx.QueryExecMode) way {
+	return way{open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
+		return pgtest.Reopen(t, owner, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+	}}
+}
+
+// tenants is a table of the caller's, whose rows only their tenant sees.
+const tenants = `
+create table notes (tenant text not null, body text not null);
+alter table notes enable row level security;
+create policy own on notes using (tenant = current_setting('app.tenant', true));`
+
+func ways() map[string]way {
+	notGranted := map[string]string{}
+	for _, call := range []string{"metered.Migrate", "metered.Migrate, a new schema", "Ledger.Purge", "Ledger.RepairClock", "Client.PurgeOperations",
+		"Book.Purge", "Store.Purge", "Enqueuer.Purge", "leases.Purge"} {
+		notGranted[call] = "42501" // Postgres refuses the role
+	}
+	all := map[string]way{
+		"another schema name": {schema: "other", open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool { return pgtest.Reopen(t, owner, func(*pgxpool.Config) {}) }},
+		"an empty search_path": {fails: map[string]string{"metered.Migrate": "migrate river: "}, open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
+			return pgtest.Reopen(t, owner, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = "" })
+		}},
+		"as the application": {fails: notGranted, open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
+			return pgtest.AsRole(t, owner, metered.GrantSQL, pgtest.RiverGrantSQL+"; grant select, insert on notes to $role;")
+		}},
+	}
+	for _, mode := range modes {
+		all["in mode "+mode.String()] = inMode(mode)
+	}
+	return all
+}
+
+// Each public call works each way: in each mode of pgx, as the role of an application with row-level security on a table of its own, in a schema of
+// another name, and without a search_path. TestPgBouncer_EveryCallInEveryMode has the ways through PgBouncer.
+func TestMatrix_EveryCallEachWay(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	for name, w := range ways() {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			owner := pgtest.Open(t)
+			_, err := owner.Exec(t.Context(), tenants, pgx.QueryExecModeSimpleProtocol)
+			require.NoError(t, err)
+			if w.schema != "" {
+				_, err := metered.Migrate(t.Context(), owner, metered.MigrateOptions{Schema: w.schema})
+				require.NoError(t, err)
+			}
+			client := func(pool *pgxpool.Pool) *metered.Client {
+				queue, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Schema: "public", Plugins: []rivertype.Plugin{jobs.Plugin()}})
+				require.NoError(t, err)
+				c, err := metered.New(pool, metered.Config{Schema: w.schema, River: queue})
+				require.NoError(t, err)
+				return c
+			}
+			pool := w.open(t, owner)
+			c := client(pool)
+			failed := everyCallBy(t, owner, client(owner), pool, c, 1)
+			for call, text := range w.fails {
+				require.ErrorContains(t, failed[call], text, call)
+				delete(failed, call)
+			}
+			require.Empty(t, failed)
+			tenantWrites(t, owner, pool, c)
+			t.Logf("cell: %s: all calls but %d", name, len(w.fails))
+		})
+	}
+}
+
+// tenantWrites makes a command that writes a row under row-level security, and one that would write another tenant's.
+func tenantWrites(t *testing.T, owner, pool *pgxpool.Pool, c *metered.Client) {
+	t.Helper()
+	write := func(id, tenant, as string) error {
+		_, err := metered.Do(t.Context(), c, metered.Command{ID: id, Input: 1, Charges: []budget.Charge{{Scope: "notes", Amount: 1}}},
+			func(ctx context.Context, tx *metered.Tx) (any, error) {
+				_, err := tx.Exec(ctx, "select pg_catalog.set_config('app.tenant', $1, true)", as)
+				return nil, errors.Join(err, second(tx.Exec(ctx, "insert into public.notes values ($1, 'hello')", tenant)))
+			})
+		return err
+	}
+	require.NoError(t, write("own", "ann", "ann"))
+	limited := pgtest.Value[bool](t, pool, "select not (select rolsuper from pg_roles where rolname = current_user)")
+	if limited {
+		require.ErrorContains(t, write("another's", "bob", "ann"), "42501")
+		require.Equal(t, 1, pgtest.Value[int](t, owner, "select count(*)::int from metered.ledger where scope = 'notes'"), "nothing is charged then")
+	}
+}
