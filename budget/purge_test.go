@@ -268,6 +268,28 @@ func TestForget_OldSnapshotNeverGetsPastIt(t *testing.T) {
 	requireVerified(t, pool, l)
 }
 
+// A writer without the lock appends behind the last entry of a scope while a purge forgets it. The purge gives up.
+func TestForget_NotBehindAWriterWithoutTheLock(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	withoutLocks(t, pool)
+	chargeMany(t, pool, l, "a", 3)
+	clock.Advance(time.Hour)
+	tx := begin(t, pool, pgx.ReadCommitted)
+	_, err := l.Charge(ctx, tx, budget.Charge{Scope: "a", Amount: 1})
+	require.NoError(t, err)
+	done := pgtest.Going(func() error {
+		_, err := l.Purge(ctx, pool, budget.PurgeOptions{OlderThan: time.Minute, Scope: "a", Forget: anyScope})
+		return err
+	})
+	pgtest.WaitQueued(t, pool, 1)
+	require.NoError(t, tx.Commit(ctx))
+	require.Contains(t, []string{"", sqlstate.SerializationFailure}, code(<-done))
+	require.Equal(t, 4, pgtest.Count(t, pool, "metered.ledger"))
+	requireVerified(t, pool, l)
+}
+
 // Many charge a scope that a purge forgets whenever it can, also without the lock. No window has more units than the
 // limit, by the times of the committed entries.
 func TestForget_NoWindowEverHoldsMore(t *testing.T) {

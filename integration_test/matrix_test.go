@@ -44,7 +44,9 @@ func ways() map[string]way {
 		notGranted[call] = "42501" // Postgres refuses the role
 	}
 	all := map[string]way{
-		"another schema name": {schema: "other", open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool { return pgtest.Reopen(t, owner, func(*pgxpool.Config) {}) }},
+		"another schema name": {schema: "other", open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
+			return pgtest.Reopen(t, owner, func(*pgxpool.Config) {})
+		}},
 		"an empty search_path": {fails: map[string]string{"metered.Migrate": "migrate river: "}, open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
 			return pgtest.Reopen(t, owner, func(c *pgxpool.Config) { c.ConnConfig.RuntimeParams["search_path"] = "" })
 		}},
