@@ -22,9 +22,7 @@ create table if not exists accounts (
     monthly             bigint,    -- micro-dollars in a month of the organisation's time zone; null: no limit of its own
     tokens_per_minute   bigint,
     requests_per_minute bigint,
-    zone       text,               -- of an organisation, as are the next three
-    webhook    text,
-    webhook_secret bytea,
+    zone       text,               -- of an organisation, as is the next
     admin      bytea unique,       -- SHA-256 of the secret that grants credit
     secret     bytea unique        -- SHA-256 of a key's
 );
@@ -39,8 +37,7 @@ create table if not exists completions (
     finish     text not null,
     at         timestamptz not null default now(),
     primary key (key, id)
-);
-create index if not exists completions_at on completions (at)`
+)`
 
 // account is an organisation, a team, a user or a key, with limits of its own.
 type account struct {
@@ -111,14 +108,14 @@ func (g *gateway) admin(r *http.Request) (organisation string, err error) {
 // seedSQL makes an organisation to try things with: acme, with key-of-ann, key-of-ben and key-of-eve, and an admin. Secrets that
 // are not for trying things are random, and long.
 const seedSQL = `
-insert into accounts (id, parent, level, zone, monthly, tokens_per_minute, requests_per_minute, secret, admin, webhook_secret) values
-    ('acme',                   null,              'organisation', 'Europe/Berlin', 50e6, null, null, null, sha256('admin-of-acme'), sha256('webhooks-of-acme')),
-    ('acme/search',            'acme',            'team', null, 30e6, 200e3, null, null,                 null, null),
-    ('acme/search/ann',        'acme/search',     'user', null, 10e6, null,  null, null,                 null, null),
-    ('acme/search/ann/laptop', 'acme/search/ann', 'key',  null, null, 20e3,  60,   sha256('key-of-ann'), null, null),
-    ('acme/search/ben',        'acme/search',     'user', null, 10e6, null,  null, null,                 null, null),
-    ('acme/search/ben/laptop', 'acme/search/ben', 'key',  null, null, 20e3,  60,   sha256('key-of-ben'), null, null),
-    ('acme/ads',               'acme',            'team', null, 30e6, 200e3, null, null,                 null, null),
-    ('acme/ads/eve',           'acme/ads',        'user', null, 10e6, null,  null, null,                 null, null),
-    ('acme/ads/eve/laptop',    'acme/ads/eve',    'key',  null, null, 20e3,  60,   sha256('key-of-eve'), null, null)
+insert into accounts (id, parent, level, zone, monthly, tokens_per_minute, requests_per_minute, secret, admin) values
+    ('acme',                   null,              'organisation', 'Europe/Berlin', 50e6, null, null, null, sha256('admin-of-acme')),
+    ('acme/search',            'acme',            'team', null, 30e6, 200e3, null, null,                 null),
+    ('acme/search/ann',        'acme/search',     'user', null, 10e6, null,  null, null,                 null),
+    ('acme/search/ann/laptop', 'acme/search/ann', 'key',  null, null, 20e3,  60,   sha256('key-of-ann'), null),
+    ('acme/search/ben',        'acme/search',     'user', null, 10e6, null,  null, null,                 null),
+    ('acme/search/ben/laptop', 'acme/search/ben', 'key',  null, null, 20e3,  60,   sha256('key-of-ben'), null),
+    ('acme/ads',               'acme',            'team', null, 30e6, 200e3, null, null,                 null),
+    ('acme/ads/eve',           'acme/ads',        'user', null, 10e6, null,  null, null,                 null),
+    ('acme/ads/eve/laptop',    'acme/ads/eve',    'key',  null, null, 20e3,  60,   sha256('key-of-eve'), null)
 on conflict (id) do nothing`

@@ -74,7 +74,7 @@ func (f *fixture) requireSettled() map[string]completion {
 
 func TestCompletion_IsBilledByTheModelsCount(t *testing.T) {
 	t.Parallel()
-	f := openGateway(t, false)
+	f := openGateway(t)
 	f.grants(5 * dollar)
 	for prompt, finish := range map[string]string{
 		"How is a stream metered?":                "stop",
@@ -95,7 +95,7 @@ func TestCompletion_IsBilledByTheModelsCount(t *testing.T) {
 
 func TestCompletion_AClientThatHangsUpPaysForTheGeneratedTokens(t *testing.T) {
 	t.Parallel()
-	f := openGateway(t, false)
+	f := openGateway(t)
 	f.grants(5 * dollar)
 	f.model.pace = 20 * time.Millisecond
 	h := f.ask(f.bases[0], "key-of-ann", "cut", "How is a stream metered?", 3)
@@ -118,7 +118,7 @@ func TestCompletion_AClientThatHangsUpPaysForTheGeneratedTokens(t *testing.T) {
 
 func TestCompletion_SentManyTimesIsOne(t *testing.T) {
 	t.Parallel()
-	f := openGateway(t, false)
+	f := openGateway(t)
 	f.grants(5 * dollar)
 	all := make([]heard, 10)
 	var wg sync.WaitGroup
@@ -145,7 +145,7 @@ func TestCompletion_SentManyTimesIsOne(t *testing.T) {
 
 func TestCompletion_EachLevelRefusesAndIsNamed(t *testing.T) {
 	t.Parallel()
-	f := openGateway(t, false)
+	f := openGateway(t)
 	refused := func(limit string, status int) {
 		t.Helper()
 		h := f.ask(f.bases[0], "key-of-ann", "", "How is a stream metered?", 0)
@@ -180,7 +180,7 @@ func TestCompletion_EachLevelRefusesAndIsNamed(t *testing.T) {
 
 func TestCompletion_WithoutAnAnswerOfTheModelCostsNothing(t *testing.T) {
 	t.Parallel()
-	f := openGateway(t, false)
+	f := openGateway(t)
 	f.grants(5 * dollar)
 	model := f.cfg.model
 	f.cfg.model = "http://127.0.0.1:1"
@@ -193,7 +193,7 @@ func TestCompletion_WithoutAnAnswerOfTheModelCostsNothing(t *testing.T) {
 
 func TestCompletion_OfAGatewayThatDiedIsFreedAndRunsAnewOnce(t *testing.T) {
 	t.Parallel()
-	f := openGateway(t, false)
+	f := openGateway(t)
 	f.grants(5 * dollar)
 	clock := pgtest.SetClock(t, f.pool, time.Now())
 	const prompt = "How is a stream metered?"

@@ -57,8 +57,8 @@ func (p *process) kill() {
 //
 // The books agree to the unit: each request is billed once at most, for the generation that was settled, as the model
 // counted it. A generation that its gateway did not live to settle is free. So the model's counts of the settled
-// generations add up to the ledger at each level, to the invoice, its days, teams and users, and to the used credit.
-func TestGateways_CutKilledAndRestartedTheModelTheLedgerAndTheInvoiceAgree(t *testing.T) {
+// generations add up to the ledger at each level, and to the used credit.
+func TestGateways_CutKilledAndRestartedTheModelAndTheLedgerAgree(t *testing.T) {
 	t.Parallel()
 	streams := pgtest.Size(60, 200)
 	server, err := pgserver.Start(t.Context(), pgserver.Options{
@@ -69,13 +69,11 @@ func TestGateways_CutKilledAndRestartedTheModelTheLedgerAndTheInvoiceAgree(t *te
 	pool, err := pgxpool.New(t.Context(), server.ConnString())
 	require.NoError(t, err)
 	t.Cleanup(pool.Close)
-	_, err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true})
+	_, err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
 	require.NoError(t, err)
 	f := newFixture(t, pool, 3*time.Second)
 	f.model.pace = 5 * time.Millisecond
 	f.generous()
-	rec := f.receive(0)
-	began := time.Now().In(f.zone())
 
 	binary := filepath.Join(t.TempDir(), "gateway")
 	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()
@@ -89,10 +87,9 @@ func TestGateways_CutKilledAndRestartedTheModelTheLedgerAndTheInvoiceAgree(t *te
 		gateways = append(gateways, p)
 		f.bases = append(f.bases, "http://"+p.address)
 	}
-	const granted = 5*dollar + 50_000 // requests at once reserve so much that it falls below 5, once, and never run it out
+	const granted = 5 * dollar // requests at once never run it out
 	f.grants(1 * dollar)
 	f.grants(4 * dollar)
-	f.grants(50_000)
 
 	all := make([]heard, streams)
 	var clients sync.WaitGroup
@@ -141,24 +138,10 @@ func TestGateways_CutKilledAndRestartedTheModelTheLedgerAndTheInvoiceAgree(t *te
 	require.NotZero(t, cut)
 	require.NotZero(t, free, "no gateway was killed at work")
 
-	// The ledger was compared with the settled requests, level by level. Now the invoice, and the credit.
-	f.bases = []string{"http://" + gateways[2].address}
-	bill := f.bill(began.Format("2006-01"))
-	bill.requireAddsUp(t)
-	billed := bill.Total
-	if now := time.Now().In(f.zone()); now.Month() != began.Month() {
-		next := f.bill(now.Format("2006-01"))
-		next.requireAddsUp(t)
-		billed += next.Total
-	}
-	require.Equal(t, total, billed)
-	require.Equal(t, creditItem{Opening: 0, Credited: granted, Closing: granted - bill.Total}, bill.Credit)
+	// The ledger was compared with the settled requests, level by level. Now the credit.
 	balance, err := f.wallet.Balance(t.Context(), pool, credit("acme"))
 	require.NoError(t, err)
 	require.Equal(t, []int64{granted - total, 0, 0}, []int64{balance.Units, balance.Held, balance.Overdrawn})
-	a := rec.next()
-	require.Equal(t, []string{"acme", "credit", "low"}, []string{a.Account, a.Limit, a.Threshold})
-	require.Equal(t, 1, f.alerts(), "in spite of refusals, cuts, kills and retries")
 	var opened, rate int64
 	require.NoError(t, pool.QueryRow(t.Context(), `select count(*) from metered.holds`).Scan(&opened))
 	for _, user := range []string{"search/ann", "search/ben", "ads/eve"} {
@@ -198,13 +181,6 @@ func (f *fixture) generous() {
 	_, err := f.pool.Exec(f.t.Context(), `update accounts set monthly = 1e12, tokens_per_minute = 1e12 where monthly is not null or tokens_per_minute is not null;
 		update accounts set requests_per_minute = 1e6 where level = 'key'`)
 	require.NoError(f.t, err)
-}
-
-func (f *fixture) zone() *time.Location {
-	f.t.Helper()
-	zone, err := time.LoadLocation("Europe/Berlin")
-	require.NoError(f.t, err)
-	return zone
 }
 
 // ended is how many generations have ended.

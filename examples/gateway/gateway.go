@@ -1,22 +1,16 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"errors"
 	"log/slog"
 	"net/http"
-	"os"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/riverqueue/river"
-	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/wallet"
 )
@@ -31,70 +25,35 @@ type config struct {
 type gateway struct {
 	cfg     config
 	pool    *pgxpool.Pool
-	river   *river.Client[pgx.Tx]
 	metered *metered.Client
 	wallet  *wallet.Book
 	http    *http.Client
-	closing chan struct{} // is closed when the process ends
 }
 
 func newGateway(pool *pgxpool.Pool, cfg config) (*gateway, error) {
-	g := &gateway{cfg: cfg, pool: pool, http: &http.Client{Transport: &http.Transport{ResponseHeaderTimeout: time.Minute}}, closing: make(chan struct{})}
-	workers := river.NewWorkers()
-	river.AddWorker(workers, &sender{g: g})
-	river.AddWorker(workers, river.WorkFunc(g.sweep))
+	g := &gateway{cfg: cfg, pool: pool, http: &http.Client{Transport: &http.Transport{ResponseHeaderTimeout: time.Minute}}}
 	var err error
-	g.river, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
-		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}},
-		Workers: workers,
-		PeriodicJobs: []*river.PeriodicJob{river.NewPeriodicJob(river.PeriodicInterval(cfg.ttl),
-			func() (river.JobArgs, *river.InsertOpts) { return sweep{}, &river.InsertOpts{MaxAttempts: 1} }, nil)},
-		JobTimeout: 15 * time.Second, RescueStuckJobsAfter: 30 * time.Second, // of a gateway that died
-		Logger: slog.New(slog.NewTextHandler(os.Stderr, &slog.HandlerOptions{Level: slog.LevelError})),
-	})
-	if err != nil {
+	if g.metered, err = metered.New(pool, metered.Config{}); err != nil {
 		return nil, err
 	}
-	if g.metered, err = metered.New(pool, metered.Config{River: g.river, OnThreshold: g.alert}); err != nil {
-		return nil, err
-	}
-	g.wallet, err = wallet.New(g.metered.Budget, wallet.Config{
-		Priorities: map[string]int{"promotional": 0, "paid": 1}, Thresholds: []budget.Threshold{lowCredit},
-	})
+	g.wallet, err = wallet.New(g.metered.Budget, wallet.Config{Priorities: map[string]int{"promotional": 0, "paid": 1}})
 	return g, err
-}
-
-// sweep is a periodic job that writes down which holds have expired, and which lots. Both have ended without it.
-type sweep struct{}
-
-// Kind is the job's kind.
-func (sweep) Kind() string { return "sweep" }
-
-func (g *gateway) sweep(ctx context.Context, _ *river.Job[sweep]) error {
-	_, held := g.metered.Holds.Sweep(ctx, g.pool, holds.SweepOptions{})
-	_, lapsed := g.wallet.Sweep(ctx, g.pool, wallet.SweepOptions{})
-	return errors.Join(held, lapsed)
 }
 
 // handler serves
 //
 //	POST /v1/chat/completions {"model": "small", "messages": [{"role": "user", "content": "…"}], "max_tokens": 100}
-//	GET  /v1/usage                 the usage and limits of each level
-//	GET  /v1/invoice?month=2026-11 the organisation's bill, by day, team and user
-//	POST /v1/credit                {"id": "payment-1", "amount": 5000000, "expires": "2030-01-01T00:00:00Z"}
-//	GET  /                         a page that shows it live
+//	GET  /v1/usage       the usage and limits of each level
+//	POST /v1/credit      {"id": "payment-1", "amount": 5000000, "expires": "2030-01-01T00:00:00Z"}
 //
-// with Authorization: Bearer and a key's secret, or the admin's for the last two of /v1. A completion is streamed.
+// with Authorization: Bearer and a key's secret, or the admin's for the last. A completion is streamed.
 // With an Idempotency-Key it can be sent again.
 func (g *gateway) handler() http.Handler {
 	mux := http.NewServeMux()
 	for pattern, serve := range map[string]func(http.ResponseWriter, *http.Request) error{
 		"POST /v1/chat/completions": g.complete,
 		"GET /v1/usage":             g.usage,
-		"GET /v1/invoice":           g.invoice,
 		"POST /v1/credit":           g.credit,
-		"GET /v1/live":              g.live,
-		"GET /{$}":                  page,
 	} {
 		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
 			w.Header().Set("Cache-Control", "no-store")

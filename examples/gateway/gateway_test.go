@@ -30,23 +30,10 @@ type fixture struct {
 
 const patience = 2 * time.Minute
 
-// openGateway serves on loopback, in this process, with workers or without.
-func openGateway(t *testing.T, workers bool) *fixture {
+// openGateway serves on loopback, in this process.
+func openGateway(t *testing.T) *fixture {
 	t.Helper()
-	pool := pgtest.Open(t)
-	ttl := time.Minute // a busy machine may renew late
-	if workers {
-		ttl = 3 * time.Second // they wait for its end
-	}
-	f := newFixture(t, pool, ttl)
-	if workers {
-		require.NoError(t, f.river.Start(context.Background()))
-		t.Cleanup(func() {
-			ctx, cancel := context.WithTimeout(context.Background(), patience)
-			defer cancel()
-			require.NoError(t, f.river.StopAndCancel(ctx))
-		})
-	}
+	f := newFixture(t, pgtest.Open(t), time.Minute) // a busy machine may renew late
 	server := httptest.NewServer(f.handler())
 	t.Cleanup(server.Close)
 	f.bases = []string{server.URL}

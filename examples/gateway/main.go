@@ -26,6 +26,7 @@ import (
 
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 	"github.com/pgmetered/metered/examples/internal/examplehttp"
+	"github.com/pgmetered/metered/maintain"
 )
 
 func main() {
@@ -39,7 +40,7 @@ func main() {
 }
 
 func run(ctx context.Context, listen, database string, cfg config) (err error) {
-	pool, closeDB, err := exampledb.Use(ctx, database, "gateway", exampledb.Options{Jobs: true, SQL: gatewaySQL})
+	pool, closeDB, err := exampledb.Use(ctx, database, "gateway", exampledb.Options{SQL: gatewaySQL})
 	if err != nil {
 		return err
 	}
@@ -59,27 +60,19 @@ func run(ctx context.Context, listen, database string, cfg config) (err error) {
 			return err
 		}
 	}
-	stopWork, err := exampledb.Work(ctx, g.river)
-	if err != nil {
+	exampledb.Every(ctx, cfg.ttl, func(ctx context.Context) error { // expired holds and lots have ended without it
+		parts := maintain.Parts{Ledger: g.metered.Budget, Holds: g.metered.Holds, Wallets: g.wallet}
+		_, err := maintain.Run(ctx, pool, parts, maintain.Policy{NoPurges: true})
 		return err
-	}
-	defer func() { err = errors.Join(err, stopWork()) }()
-	base, closed, err := g.serve(ctx, listen)
+	})
+	server := &http.Server{Handler: g.handler(), ReadHeaderTimeout: 5 * time.Second}
+	base, closed, err := examplehttp.Serve(ctx, listen, server, nil)
 	if err != nil {
 		return err
 	}
 	fmt.Printf(`curl -i %[1]s/v1/credit -H 'Authorization: Bearer admin-of-acme' -d '{"id": "payment-1", "amount": 5000000}'
 curl -N %[1]s/v1/chat/completions -H 'Authorization: Bearer key-of-ann' -d '{"model": "small", "messages": [{"role": "user", "content": "How is a stream metered?"}]}'
 curl %[1]s/v1/usage -H 'Authorization: Bearer key-of-ann'
-curl '%[1]s/v1/invoice?month=%[2]s' -H 'Authorization: Bearer admin-of-acme'
-or open %[1]s and enter key-of-ann
-`, base, time.Now().Format("2006-01"))
+`, base)
 	return <-closed
-}
-
-// serve serves until ctx is done, and then finishes the streams that have begun, for ten seconds.
-func (g *gateway) serve(ctx context.Context, address string) (base string, closed <-chan error, err error) {
-	server := &http.Server{Handler: g.handler(), ReadHeaderTimeout: 5 * time.Second}
-	server.RegisterOnShutdown(func() { close(g.closing) }) // the page would never end by itself
-	return examplehttp.Serve(ctx, address, server, nil)
 }

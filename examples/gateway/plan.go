@@ -30,13 +30,6 @@ func (r chat) atMost() usage {
 func credit(organisation string) string { return budget.ScopeKey("credit", organisation, "") }
 func money(account string) string       { return budget.ScopeKey("money", account, "") }
 
-// The organisation's alerts.
-var (
-	lowCredit  = budget.Threshold{Name: "low", Left: 5 * dollar}
-	nearlyUsed = budget.Threshold{Name: "80 %", Percent: 80, Spent: true} // spent units alone: estimates are larger than the use
-	usedUp     = budget.Threshold{Name: "used up", Percent: 100}          // with held units: the next request is refused
-)
-
 // measure is a scope that a request uses, and must keep the limits of.
 type measure struct {
 	account, unit string // unit: money, tokens or requests
@@ -44,7 +37,7 @@ type measure struct {
 	limits        []budget.Limit
 }
 
-// measures are those of all levels. The spending of each is measured, for the invoice, whether it has a limit or not.
+// measures are those of all levels. The spending of each is measured, whether it has a limit or not.
 func (c *caller) measures() (all []measure) {
 	for i, a := range c.levels {
 		spent := measure{a.ID, "money", money(a.ID), nil}
@@ -52,7 +45,7 @@ func (c *caller) measures() (all []measure) {
 			spent.scope, spent.limits = credit(a.ID), []budget.Limit{c.credit}
 		}
 		if a.Monthly != nil {
-			spent.limits = append(spent.limits, budget.Per(*a.Monthly, budget.Month, c.zone, time.Time{}).Named(a.Level+"-monthly").Tell(nearlyUsed, usedUp))
+			spent.limits = append(spent.limits, budget.Per(*a.Monthly, budget.Month, c.zone, time.Time{}).Named(a.Level+"-monthly"))
 		}
 		all = append(all, spent)
 		perMinute := func(unit string, most *int64) {

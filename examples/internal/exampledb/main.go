@@ -3,6 +3,7 @@ package exampledb
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"os"
 	"os/signal"
 	"syscall"
@@ -77,4 +78,21 @@ func Work(ctx context.Context, w Worker) (stop func() error, err error) {
 		defer cancel()
 		return w.StopAndCancel(ctx)
 	}, nil
+}
+
+// Every calls f now and then until ctx is done, and logs its errors.
+func Every(ctx context.Context, interval time.Duration, f func(context.Context) error) {
+	go func() {
+		tick := time.NewTicker(interval)
+		defer tick.Stop()
+		for ctx.Err() == nil {
+			select {
+			case <-ctx.Done():
+			case <-tick.C:
+				if err := f(ctx); err != nil && ctx.Err() == nil {
+					slog.ErrorContext(ctx, "now and then", "error", err)
+				}
+			}
+		}
+	}()
 }
