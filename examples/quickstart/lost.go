@@ -3,8 +3,10 @@ package main
 import (
 	"bytes"
 	"context"
+	"errors"
 	"fmt"
 	"net"
+	"net/http"
 	"sync/atomic"
 
 	"github.com/jackc/pgx/v5/pgconn"
@@ -44,6 +46,32 @@ func (c *breakableConn) Read(p []byte) (int, error) {
 	}
 	c.tail = bytes.Clone(seen[max(0, len(seen)-len(committed)+1):])
 	return n, err
+}
+
+// crash has the command's connection killed when all is written but the charge, which the flush of COMMIT makes.
+func (s *story) crash(ctx context.Context) {
+	s.title("A crash between the writes and the commit")
+	request := s.prepare(ctx, file{"crash.txt", []byte("sent by a process that will not live to commit it\n")})
+	before := must(count(ctx, s.db.Pool))
+	a := must(newApp(s.db.Pool, s.app.plans))
+	var inside counts
+	killed := errors.New("killed")
+	a.written = func(ctx context.Context, tx *metered.Tx) (err error) {
+		if inside, err = count(ctx, tx); err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, `select pg_terminate_backend(pg_backend_pid())`)
+		s.line("its server process: %v", err)
+		return killed
+	}
+	_, err := a.upload(ctx, upload{request.operation, request.account, request.token, request.file.Name, request.file.Content})
+	check(s.report, "the command failed", errors.Is(err, killed), true)
+	want := before
+	want.Spent, want.Rows, want.Jobs = want.Spent+1, want.Rows+1, want.Jobs+1
+	check(s.report, "in its transaction a moment before", inside, want)
+	s.unchanged(ctx, before)
+	s.unspent(ctx, request)
+	check(s.report, "the same operation again, status", must(s.client.upload(ctx, request)).status, http.StatusCreated)
 }
 
 func (s *story) lostAcknowledgement(ctx context.Context) {

@@ -16,37 +16,16 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
-	"net"
 	"net/http"
 	"os"
-	"os/signal"
-	"syscall"
 	"time"
 
 	"github.com/pgmetered/metered/examples/internal/exampledb"
+	"github.com/pgmetered/metered/examples/internal/examplehttp"
 )
 
 func main() {
-	if os.Getenv(crashEnv) != "" { // started by the crash step, see crash.go
-		runAndCrash(context.Background())
-		return
-	}
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	context.AfterFunc(ctx, stop) // a second Ctrl-C ends the program at once, and the server's watchdog cleans up
-	r := &report{out: os.Stdout}
-	err := run(ctx, r, os.Args[1:])
-	switch {
-	case err != nil && ctx.Err() != nil:
-		fmt.Fprintln(os.Stderr, "quickstart: interrupted:", err)
-	case err != nil:
-		fmt.Fprintln(os.Stderr, "quickstart:", err)
-	default:
-		r.summary()
-	}
-	if err != nil || r.failed > 0 {
-		os.Exit(1)
-	}
+	exampledb.Main("quickstart", func(ctx context.Context) error { return run(ctx, &report{out: os.Stdout}, os.Args[1:]) })
 }
 
 // story is the state that the steps of the demonstration share.
@@ -85,14 +64,10 @@ func run(ctx context.Context, r *report, args []string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, stopWork()) }()
-	listener, err := net.Listen("tcp4", "127.0.0.1:0")
+	base, _, err := examplehttp.Serve(ctx, "127.0.0.1:0", &http.Server{Handler: a.handler(), ReadHeaderTimeout: 10 * time.Second})
 	if err != nil {
 		return err
 	}
-	server := &http.Server{Handler: a.handler(), ReadHeaderTimeout: 10 * time.Second}
-	go func() { _ = server.Serve(listener) }()
-	defer server.Close()
-	base := "http://" + listener.Addr().String()
 	r.line("schema and River's tables made, HTTP at %s (%v)", base, time.Since(began).Round(time.Millisecond))
 
 	s := &story{report: r, db: db, app: a, client: newClient(base), files: files}
@@ -102,5 +77,5 @@ func run(ctx context.Context, r *report, args []string) (err error) {
 	} {
 		step(ctx)
 	}
-	return nil
+	return r.summary()
 }

@@ -39,13 +39,13 @@ func (r *report) table(rows ...[]any) {
 	_ = w.Flush()
 }
 
-func (r *report) summary() {
+func (r *report) summary() error {
 	r.title("Result")
 	if r.failed > 0 {
-		r.line("%d of %d checks FAILED", r.failed, r.checks)
-		return
+		return fmt.Errorf("%d of %d checks FAILED", r.failed, r.checks)
 	}
 	r.line("all %d checks held", r.checks)
+	return nil
 }
 
 // failure ends the story: a step panics with it, and stopped makes an error of it.

@@ -5,19 +5,14 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"log/slog"
 	"net/http"
 	"net/mail"
 	"strings"
 	"time"
 	"unicode"
-	"unicode/utf8"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
-	"golang.org/x/text/cases"
-	"golang.org/x/text/language"
-	"golang.org/x/text/unicode/norm"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/holds"
@@ -38,7 +33,6 @@ type signup struct {
 	pool    *pgxpool.Pool
 	metered *metered.Client
 	ttl     time.Duration // how long a visitor has to finish
-	timeout time.Duration // of a request
 }
 
 const emailType = "email"
@@ -48,30 +42,14 @@ var (
 	errName    = &httpmetered.Problem{Status: http.StatusBadRequest, Detail: "that is no name"}
 )
 
-// normalise decides when two addresses are the same: in any case and any Unicode form. The library compares bytes.
-// (By the letter of the standard Ann@ and ann@ are two people, which hardly a provider has.)
-//
-// Its result is for comparing. Mail goes to the address as it was typed. The name is folded. The domain is only put
-// into lower case: with ß folded to ss it would be somebody else's, and 。 is a dot in it.
+// normalise decides when two addresses are the same: here in any case. The library compares bytes. Mail goes to the
+// address as it was typed.
 func normalise(text string) (string, error) {
-	if !isAddress(text) {
-		return "", errAddress
-	}
-	at := strings.LastIndexByte(text, '@')
-	name, domain := norm.NFKC.String(text[:at]), norm.NFKC.String(text[at+1:])
-	name, domain = norm.NFKC.String(cases.Fold().String(name)), norm.NFKC.String(lower.String(domain))
-	key := name + "@" + strings.ReplaceAll(domain, "。", ".")
-	if !isAddress(key) { // there are commas and at signs that become plain ones
-		return "", errAddress
-	}
-	return key, nil
-}
-
-var lower = cases.Lower(language.Und, cases.HandleFinalSigma(false)) // as names of domains are put into lower case
-
-func isAddress(text string) bool {
 	address, err := mail.ParseAddress(text)
-	return err == nil && address.Address == text && len(text) <= 254
+	if err != nil || address.Address != text || len(text) > 254 {
+		return "", errAddress
+	}
+	return strings.ToLower(text), nil
 }
 
 // typed is the metadata of a claim: the address as its visitor wrote it.
@@ -112,7 +90,7 @@ type user struct {
 // confirm makes the user and confirms the claim with the user's id, or does neither. It is a command with the claim's id:
 // sent again, it is answered with the same user.
 func (s *signup) confirm(ctx context.Context, visitor, claim, name string) (user, error) {
-	if !isName(name) {
+	if strings.TrimSpace(name) == "" || len(name) > 200 || strings.ContainsFunc(name, unicode.IsControl) {
 		return user{}, errName
 	}
 	out, err := metered.Do(ctx, s.metered, metered.Command{
@@ -136,13 +114,6 @@ func (s *signup) confirm(ctx context.Context, visitor, claim, name string) (user
 	return out.Result, err
 }
 
-const maxNameBytes = 200
-
-// isName reports whether text can be shown and stored: Postgres has no zero byte in a text.
-func isName(text string) bool {
-	return strings.TrimSpace(text) != "" && len(text) <= maxNameBytes && utf8.ValidString(text) && !strings.ContainsFunc(text, unicode.IsControl)
-}
-
 // cancel gives the address up. A claim that has ended by itself is as good as cancelled.
 func (s *signup) cancel(ctx context.Context, visitor, claim string) error {
 	err := pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
@@ -153,21 +124,4 @@ func (s *signup) cancel(ctx context.Context, visitor, claim string) error {
 		return nil
 	}
 	return err
-}
-
-// sweep writes down, now and then, which claims were abandoned, until ctx is done. Their addresses are free when they are
-// due, without it.
-func (s *signup) sweep(ctx context.Context, every time.Duration) {
-	ticker := time.NewTicker(every)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			if _, err := s.metered.Holds.Sweep(ctx, s.pool, holds.SweepOptions{}); err != nil && ctx.Err() == nil {
-				slog.ErrorContext(ctx, "sweep", "error", err)
-			}
-		}
-	}
 }

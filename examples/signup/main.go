@@ -25,6 +25,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 	"github.com/pgmetered/metered/examples/internal/examplehttp"
+	"github.com/pgmetered/metered/holds"
 )
 
 func main() {
@@ -57,21 +58,15 @@ func run(ctx context.Context, listen string, ttl time.Duration) (err error) {
 
 func newSignup(pool *pgxpool.Pool, ttl time.Duration) (*signup, error) {
 	client, err := metered.New(pool, metered.Config{})
-	return &signup{pool, client, ttl, requestTimeout}, err
+	return &signup{pool, client, ttl}, err
 }
 
-// serve serves until ctx is done, and then finishes its requests.
+// serve serves until ctx is done, and then finishes its requests. Abandoned addresses are free when they are due: the
+// sweep only writes it down.
 func serve(ctx context.Context, address string, s *signup) (base string, closed <-chan error, err error) {
-	swept := make(chan struct{})
-	base, closed, err = examplehttp.Serve(ctx, address, &http.Server{
-		Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
-	}, swept)
-	if err != nil {
-		return "", nil, err
-	}
-	go func() {
-		defer close(swept)
-		s.sweep(ctx, 10*time.Second)
-	}()
-	return base, closed, nil
+	exampledb.Every(ctx, 10*time.Second, func(ctx context.Context) error {
+		_, err := s.metered.Holds.Sweep(ctx, s.pool, holds.SweepOptions{})
+		return err
+	})
+	return examplehttp.Serve(ctx, address, &http.Server{Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second})
 }

@@ -38,7 +38,7 @@ func story(ctx context.Context, out io.Writer, base string, ttl time.Duration) e
 	ann, ben := newBrowser(base), newBrowser(base)
 	ask := func(who string, b *browser, method, path string, body any) (a reply) {
 		a = b.do(ctx, method, path, body)
-		fmt.Fprintf(out, "%s: %s %s%s\n     %d %s", who, method, hidden(path), brief(body), a.Status, a.Body)
+		fmt.Fprintf(out, "%s: %s %s %v\n     %d %s", who, method, path, body, a.Status, a.Body)
 		return a
 	}
 	fmt.Fprintln(out, "Ann claims an address, twice: it is the same claim, with the same deadline.")
@@ -132,20 +132,4 @@ func (b *browser) do(ctx context.Context, method, path string, body any) (a repl
 		a.Body = "\n"
 	}
 	return a
-}
-
-func brief(body any) string {
-	if body == nil {
-		return ""
-	}
-	text, _ := json.Marshal(body)
-	return " " + string(text)
-}
-
-// hidden shortens the ids of claims, which are long.
-func hidden(path string) string {
-	if len(path) > 30 {
-		return path[:22] + "…" + path[8+len("claim_")+69-6:]
-	}
-	return path
 }

@@ -9,9 +9,9 @@ import (
 	"time"
 )
 
-// Serve serves until ctx is done, finishes its requests, and waits for last, if it is not nil. It returns the
-// address, and a channel that gets the error of its end.
-func Serve(ctx context.Context, address string, server *http.Server, last <-chan struct{}) (base string, closed <-chan error, err error) {
+// Serve serves until ctx is done, and then finishes its requests. It returns the address, and a channel that gets the
+// error of its end.
+func Serve(ctx context.Context, address string, server *http.Server) (base string, closed <-chan error, err error) {
 	listener, err := net.Listen("tcp", address)
 	if err != nil {
 		return "", nil, err
@@ -28,9 +28,6 @@ func Serve(ctx context.Context, address string, server *http.Server, last <-chan
 		err := server.Shutdown(stopping)
 		if err != nil { // some requests go on
 			err = errors.Join(err, server.Close())
-		}
-		if last != nil {
-			<-last
 		}
 		done <- err
 	})
