@@ -7,9 +7,8 @@
 //
 // An attempt at a voucher is charged before the look-up, and stays charged when it fails: the limits are against
 // guessing. Answers show the units left (RateLimit), refusals also a time to come back (Retry-After) and a reason.
-// The number of admitted attempts is exact in any window, for any number of clients and processes. With -shadow the
-// limits count and report refusals, but let them pass. The offers are limited too: a look writes nothing, so its
-// limit is decided from memory.
+// The number of admitted attempts is exact in any window, for any number of clients and processes. The offers are
+// limited too: a look writes nothing, so its limit is decided from memory.
 //
 // Read service.go, the command and its HTTP side, and offers.go, a limit from memory. main.go runs it on a throwaway
 // Postgres, or on that of DATABASE_URL in a database of its own that it drops at the end.
@@ -43,12 +42,11 @@ var usual = limits{
 
 func main() {
 	listen := flag.String("listen", "", "serve at this address instead of the demonstration")
-	shadow := flag.Bool("shadow", false, "with -listen: refuse nothing, report would-be refusals")
 	flag.Parse()
-	exampledb.Main("ratelimit", func(ctx context.Context) error { return run(ctx, *listen, *shadow) })
+	exampledb.Main("ratelimit", func(ctx context.Context) error { return run(ctx, *listen) })
 }
 
-func run(ctx context.Context, listen string, shadow bool) (err error) {
+func run(ctx context.Context, listen string) (err error) {
 	db, err := exampledb.Open(ctx, "ratelimit", exampledb.Options{SQL: vouchersSQL})
 	if err != nil {
 		return err
@@ -60,7 +58,7 @@ func run(ctx context.Context, listen string, shadow bool) (err error) {
 	if listen == "" {
 		return show(ctx, os.Stdout, db.Pool)
 	}
-	s, err := newService(db.Pool, usual, shadow)
+	s, err := newService(db.Pool, usual)
 	if err != nil {
 		return err
 	}
@@ -77,5 +75,5 @@ func run(ctx context.Context, listen string, shadow bool) (err error) {
 func serve(ctx context.Context, address string, s *service) (base string, closed <-chan error, err error) {
 	return examplehttp.Serve(ctx, address, &http.Server{
 		Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
-	}, nil)
+	})
 }

@@ -7,11 +7,8 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
-	"net/netip"
 	"regexp"
-	"slices"
 	"strings"
-	"sync"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -43,14 +40,9 @@ type service struct {
 	limits   limits
 	policies *httpmetered.Policies
 	offers   *offers
-
-	// shadow counts refusals, and lets them pass: to try limits out.
-	shadow bool
-	mu     sync.Mutex
-	over   map[string]int // attempts that a limit would have refused, by its name
 }
 
-func newService(pool *pgxpool.Pool, limits limits, shadow bool) (*service, error) {
+func newService(pool *pgxpool.Pool, limits limits) (*service, error) {
 	client, err := metered.New(pool, metered.Config{})
 	if err != nil {
 		return nil, err
@@ -63,7 +55,7 @@ func newService(pool *pgxpool.Pool, limits limits, shadow bool) (*service, error
 	if err != nil {
 		return nil, err
 	}
-	return &service{metered: client, limits: limits, policies: policies, offers: offers, shadow: shadow, over: map[string]int{}}, nil
+	return &service{client, limits, policies, offers}, nil
 }
 
 // close gives the leases back.
@@ -76,24 +68,10 @@ func (s *service) close() error {
 // attempt is the charges of one attempt. The limits are no part of the command's identity: a request that is repeated
 // after they were changed is still the same.
 func (s *service) attempt(client string) []budget.Charge {
-	own, all := s.limits.Client, s.limits.All
-	if s.shadow {
-		own, all = lifted(own), lifted(all)
-	}
 	return []budget.Charge{
-		{Scope: budget.ScopeKey("redeem-client", client, ""), Amount: 1, Limits: own},
-		{Scope: budget.ScopeKey("redeem", "all", ""), Amount: 1, Limits: all},
+		{Scope: budget.ScopeKey("redeem-client", client, ""), Amount: 1, Limits: s.limits.Client},
+		{Scope: budget.ScopeKey("redeem", "all", ""), Amount: 1, Limits: s.limits.All},
 	}
-}
-
-// lifted limits refuse nothing, and their standings tell all the same.
-func lifted(limits []budget.Limit) []budget.Limit {
-	var high []budget.Limit
-	for _, l := range limits {
-		l.Max = budget.MaxLimit
-		high = append(high, l)
-	}
-	return high
 }
 
 var (
@@ -153,11 +131,7 @@ func (s *service) serveRedeem(w http.ResponseWriter, r *http.Request) {
 	ctx, cancel := context.WithTimeout(r.Context(), 10*time.Second)
 	defer cancel()
 	v, tried, err := s.redeem(ctx, id, clientOf(r), request.Code)
-	if s.shadow {
-		s.count(tried)
-	} else {
-		s.policies.Show(w.Header(), tried)
-	}
+	s.policies.Show(w.Header(), tried)
 	if err != nil {
 		if status := s.policies.Write(w, err); status >= http.StatusInternalServerError {
 			slog.Error("redeem failed", "operation", id, "status", status, "error", err)
@@ -168,44 +142,13 @@ func (s *service) serveRedeem(w http.ResponseWriter, r *http.Request) {
 	_ = json.NewEncoder(w).Encode(v)
 }
 
-// count reports the limits that would have refused an attempt. Every attempt is charged in shadow mode, so a client
-// stays over for as long as it sends more than its limit.
-func (s *service) count(tried budget.Receipt) {
-	maxima := map[string]int64{}
-	for _, l := range slices.Concat(s.limits.Client, s.limits.All) {
-		maxima[l.Name] = l.Max
-	}
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, entry := range tried.Entries {
-		for _, standing := range entry.Standings {
-			if name := standing.Limit.Name; standing.Used+standing.Held > maxima[name] {
-				s.over[name]++
-				slog.Info("would have refused", "limit", name, "used", standing.Used, "max", maxima[name])
-			}
-		}
-	}
-}
-
-// clientOf identifies a client by its address: a client of a public command can change anything else. An
-// IPv6 address counts by its /64, which is what one customer has. A proxy on this machine is believed, and only the
-// last address of its X-Forwarded-For, which the proxy added.
+// clientOf identifies a client by its address: a client of a public command can change anything else. A proxy on this
+// machine is believed, and only the last address of its X-Forwarded-For, which the proxy added.
 func clientOf(r *http.Request) string {
 	host, _, _ := net.SplitHostPort(r.RemoteAddr)
-	addr, err := netip.ParseAddr(host)
-	if err != nil {
-		return "unknown" // not over TCP: all of these are one client
-	}
-	if forwarded := r.Header.Values("X-Forwarded-For"); addr.IsLoopback() && len(forwarded) > 0 {
+	if forwarded := r.Header.Values("X-Forwarded-For"); net.ParseIP(host).IsLoopback() && len(forwarded) > 0 {
 		list := strings.Split(forwarded[len(forwarded)-1], ",")
-		if last, err := netip.ParseAddr(strings.TrimSpace(list[len(list)-1])); err == nil {
-			addr = last
-		}
+		return strings.TrimSpace(list[len(list)-1])
 	}
-	addr = addr.Unmap().WithZone("")
-	bits := 64
-	if addr.Is4() {
-		bits = 32
-	}
-	return netip.PrefixFrom(addr, bits).Masked().String()
+	return host
 }

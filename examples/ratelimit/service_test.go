@@ -30,14 +30,14 @@ type running struct {
 }
 
 // start serves over HTTP, with its limits' clock standing still.
-func start(t *testing.T, l limits, shadow bool) running {
+func start(t *testing.T, l limits) running {
 	t.Helper()
 	pool := pgtest.Open(t)
 	_, err := pool.Exec(t.Context(), vouchersSQL)
 	require.NoError(t, err)
 	_, err = pool.Exec(t.Context(), `insert into vouchers values ('WELCOME', 500)`)
 	require.NoError(t, err)
-	s, err := newService(pool, l, shadow)
+	s, err := newService(pool, l)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.close()) })
 	server := httptest.NewServer(s.handler())
@@ -51,7 +51,7 @@ func (r *running) another() {
 	pool, err := pgxpool.New(r.Context(), pgtest.ConnString(r.pool))
 	require.NoError(r, err)
 	r.Cleanup(pool.Close)
-	s, err := newService(pool, r.s.limits, false)
+	s, err := newService(pool, r.s.limits)
 	require.NoError(r, err)
 	server := httptest.NewServer(s.handler())
 	r.Cleanup(server.Close)
@@ -118,7 +118,7 @@ func TestService_AdmitsExactlyTheLimitInEveryWindow(t *testing.T) {
 		Client: []budget.Limit{limit("minute", 5, time.Minute), limit("ten", 8, 10*time.Minute)},
 		All:    []budget.Limit{limit("all-minute", 14, time.Minute), limit("all-ten", 26, 10*time.Minute)},
 	}
-	r := start(t, l, false)
+	r := start(t, l)
 	r.another()
 	clients := []string{"192.0.2.1", "192.0.2.2", "192.0.2.3", "2001:db8::1"}
 	seed := rand.Uint64()
@@ -183,7 +183,7 @@ func remaining(t *testing.T, a answer, policy string) int64 {
 
 func TestService_LetsInAtTheStatedSecond(t *testing.T) {
 	t.Parallel()
-	r := start(t, limits{Client: []budget.Limit{limit("ten", 2, 10*time.Second), limit("minute", 3, time.Minute)}}, false)
+	r := start(t, limits{Client: []budget.Limit{limit("ten", 2, 10*time.Second), limit("minute", 3, time.Minute)}})
 	refused := func(retryAfter, left, violated string) {
 		t.Helper()
 		a := r.ask("192.0.2.1", "GUESS", "")
@@ -222,7 +222,7 @@ func TestService_HidesOtherClients(t *testing.T) {
 	r := start(t, limits{
 		Client: []budget.Limit{limit("hourly", 9, time.Hour)},
 		All:    []budget.Limit{limit("everybody", 8, time.Hour)},
-	}, false)
+	})
 	for i := range 6 {
 		r.ask("192.0.2.77", fmt.Sprintf("GUESS-%d", i), "")
 	}
@@ -237,48 +237,4 @@ func TestService_HidesOtherClients(t *testing.T) {
 	require.Equal(t, "3540", refused.header.Get("Retry-After"))
 	require.Contains(t, refused.body, `"violated-policies":["everybody"]`)
 	require.NotContains(t, fmt.Sprint(refused.header, refused.body, mine.header, mine.body), "192.0.2")
-}
-
-func TestService_ShadowModeCountsAndRefusesNothing(t *testing.T) {
-	t.Parallel()
-	r := start(t, limits{
-		Client: []budget.Limit{limit("hourly", 4, time.Hour)},
-		All:    []budget.Limit{limit("everybody", 10, time.Hour)},
-	}, true)
-	clients := slices.Repeat([]string{"192.0.2.1", "192.0.2.2"}, 10)
-	for _, a := range r.atOnce(clients) {
-		require.Equal(t, http.StatusNotFound, a.status)
-		require.Empty(t, a.header.Values("RateLimit"))
-		require.Empty(t, a.header.Values("RateLimit-Policy"), "a limit that is not enforced slows nobody down")
-	}
-	require.Equal(t, http.StatusOK, r.ask("192.0.2.3", "WELCOME", "").status)
-	require.Equal(t, map[string]int{"hourly": 2 * (10 - 4), "everybody": 21 - 10}, r.s.over)
-
-	enforcing, err := newService(r.pool, r.s.limits, false)
-	require.NoError(t, err)
-	_, _, err = enforcing.redeem(t.Context(), "new", "192.0.2.1/32", "GUESS")
-	require.ErrorIs(t, err, budget.ErrExceeded, "the charges of shadow mode count")
-	r.verify()
-}
-
-func TestClientOf_IgnoresTheClientsOwnHeaders(t *testing.T) {
-	t.Parallel()
-	for _, test := range []struct{ remote, forwarded, want string }{
-		{"192.0.2.1:1234", "", "192.0.2.1/32"},
-		{"192.0.2.1:1234", "198.51.100.1", "192.0.2.1/32"}, // no proxy of ours
-		{"127.0.0.1:1234", "198.51.100.1", "198.51.100.1/32"},
-		{"127.0.0.1:1234", "203.0.113.9, 198.51.100.1", "198.51.100.1/32"}, // the proxy added the last
-		{"127.0.0.1:1234", "198.51.100.1, nonsense", "127.0.0.1/32"},
-		{"[2001:db8:1:2:3::4]:1234", "", "2001:db8:1:2::/64"},
-		{"[::1]:1234", "2001:db8:1:2:ffff::", "2001:db8:1:2::/64"},
-		{"[::ffff:192.0.2.1]:1234", "", "192.0.2.1/32"},
-		{"@", "", "unknown"},
-	} {
-		r := httptest.NewRequest(http.MethodPost, "/redeem", nil)
-		r.RemoteAddr = test.remote
-		if test.forwarded != "" {
-			r.Header.Set("X-Forwarded-For", test.forwarded)
-		}
-		require.Equal(t, test.want, clientOf(r), "%+v", test)
-	}
 }

@@ -19,7 +19,7 @@ import (
 func show(ctx context.Context, out io.Writer, pool *pgxpool.Pool) error {
 	ctx, stop := context.WithCancel(ctx)
 	defer stop()
-	s, err := newService(pool, usual, false)
+	s, err := newService(pool, usual)
 	if err != nil {
 		return err
 	}
@@ -46,26 +46,6 @@ func show(ctx context.Context, out io.Writer, pool *pgxpool.Pool) error {
 	}
 	fmt.Fprintln(out, "\n40 guesses of 20 other clients, at once")
 	if err := flood(ctx, out, base, 40, func(i int) string { return fmt.Sprintf("192.0.2.%d", 101+i%20) }); err != nil {
-		return err
-	}
-
-	shadow, err := newService(pool, usual, true)
-	if err != nil {
-		return err
-	}
-	if base, _, err = serve(ctx, "127.0.0.1:0", shadow); err != nil {
-		return err
-	}
-	fmt.Fprintln(out, "\nshadow mode: 12 guesses of one more client, at once")
-	if err := flood(ctx, out, base, 12, func(int) string { return "192.0.2.200" }); err != nil {
-		return err
-	}
-	shadow.mu.Lock()
-	fmt.Fprintf(out, "  would have been refused by hourly: %d, by all-hourly: %d\n", shadow.over["hourly"], shadow.over["all-hourly"])
-	shadow.mu.Unlock()
-
-	fmt.Fprintln(out, "\nlooks at the offers by 8 goroutines, a third more than their limit has")
-	if err := compare(ctx, out, pool); err != nil {
 		return err
 	}
 
