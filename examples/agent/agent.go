@@ -47,7 +47,7 @@ type run struct {
 // Its unused units are the user's again. If the same id is begun again while it is open, after a crash, the run goes
 // on with the units that it has left.
 //
-// Nobody ends the run of a killed process. sweep ends it after so long.
+// Nobody ends the run of a killed process. leases.Sweep, or maintain.Run, ends it after so long.
 func (o *office) work(ctx context.Context, user, id string, units int64, after time.Duration, f func(context.Context, *run) error) (leases.Lease, error) {
 	return o.within(ctx, ofUser(user, id, units, after), f)
 }
@@ -119,20 +119,6 @@ func (r *run) call(ctx context.Context, id, tool string, units int64) (left int6
 		return 0, out.Replayed, err
 	}
 	return out.Receipt.Entries[0].Standings[0].Available, false, nil
-}
-
-// sweep ends the runs whose time is over, until ctx is done. Any number of processes may run it.
-func (o *office) sweep(ctx context.Context, every time.Duration, report func(leases.SweepReport, error)) {
-	tick := time.NewTicker(every)
-	defer tick.Stop()
-	for {
-		report(leases.Sweep(ctx, o.db, o.client.Budget))
-		select {
-		case <-ctx.Done():
-			return
-		case <-tick.C:
-		}
-	}
 }
 
 // left is the rest of the user's month, and used is the spent part.

@@ -103,17 +103,13 @@ func crash(ctx context.Context, out io.Writer, o *office, stands func() error) e
 	if err != nil {
 		return err
 	}
-	sweeping, enough := context.WithCancelCause(ctx)
-	ended := 0
-	o.sweep(sweeping, 50*time.Millisecond, func(report leases.SweepReport, err error) {
-		if ended += report.Settled; err != nil || ended == 2 {
-			enough(err)
+	for ended := 0; ended < 2; time.Sleep(50 * time.Millisecond) {
+		report, err := leases.Sweep(ctx, o.db, o.client.Budget)
+		if err != nil {
+			return err
 		}
-	})
-	if err := context.Cause(sweeping); err != context.Canceled {
-		return err
+		ended += report.Settled
 	}
-	fmt.Fprintf(out, "%d ended\n", ended)
 	if err := stands(); err != nil {
 		return err
 	}
