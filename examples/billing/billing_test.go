@@ -232,26 +232,6 @@ func TestRender_OfManyAtOnceExactlyThoseAreMadeThatFit(t *testing.T) {
 	require.Equal(t, 1, jobs)
 }
 
-// The statement after the charge fails: nothing is drawn, and no alert is sent.
-func TestRender_DrawsRendersAndAlertsOrDoesNothing(t *testing.T) {
-	t.Parallel()
-	f := open(t)
-	_, err := f.topUp(t.Context(), "p", "ann", 1_000)
-	require.NoError(t, err)
-	_, err = f.pool.Exec(t.Context(), `alter table renders add check (id <> 'never')`)
-	require.NoError(t, err)
-	_, err = f.render(t.Context(), "never", "ann", 1_700)
-	require.Error(t, err)
-	f.has(2_000, 1_000, 0, 1_000)
-	f.renders("now", 1_700)
-	f.closes()
-	require.Equal(t, []string{"31 Jan 80% at 1700"}, f.alerts())
-	replayed, err := f.render(t.Context(), "now", "ann", 1_700)
-	require.NoError(t, err)
-	require.True(t, replayed)
-	f.has(300, 0, 0, 300)
-}
-
 func TestRefund_AndDisputeOfOneRenderGiveBackOnce(t *testing.T) {
 	t.Parallel()
 	f := open(t)
@@ -293,21 +273,4 @@ func TestPayments_AnnouncedAndBouncedAgainCountOnce(t *testing.T) {
 	var debts int64
 	require.NoError(t, f.pool.QueryRow(t.Context(), `select sum(units) from debts`).Scan(&debts))
 	require.Equal(t, int64(200), debts)
-}
-
-func TestAudit_FindsBooksThatDoNotAgree(t *testing.T) {
-	t.Parallel()
-	for _, tamper := range []string{
-		`update renders set units = units + 1`,
-		`update metered.lots set rest = rest + 1`,
-		`update accounts set starts = starts + interval '1 hour'`,
-	} {
-		f := open(t)
-		f.clock.Advance(time.Minute)
-		f.renders("r", 10)
-		f.has(990, 990, 0, 0)
-		_, err := f.pool.Exec(t.Context(), tamper)
-		require.NoError(t, err)
-		require.Error(t, f.audit(t.Context(), &bytes.Buffer{}, "ann"), tamper)
-	}
 }

@@ -20,7 +20,6 @@ import (
 	"time"
 
 	"github.com/pgmetered/metered"
-	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 )
 
@@ -110,11 +109,7 @@ func story(ctx context.Context, out io.Writer, s *service) error {
 	}
 	fmt.Fprintf(out, "opening %d + granted %d - used %d + refunded %d - revoked %d = closing %d\n",
 		in.Opening, in.Granted, in.Used, in.Refunded, in.Revoked, in.Closing)
-	fmt.Fprintf(out, "of the plan %d, promotional %d, paid %d, overdrawn %d\n\n", in.Of[ofPlan], in.Of[promotional], in.Of[paid], in.Of[""])
-	if err := s.statement(ctx, out, a, budget.EntriesOptions{NewestFirst: true, Max: 4}); err != nil {
-		return err
-	}
-	fmt.Fprintln(out)
+	fmt.Fprintf(out, "of the plan %d, promotional %d, paid %d, overdrawn %d\n", in.Of[ofPlan], in.Of[promotional], in.Of[paid], in.Of[""])
 	return s.audit(ctx, out, "ann")
 }
 

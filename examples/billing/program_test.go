@@ -25,9 +25,7 @@ func TestBilling(t *testing.T) {
 		`taken back: 0, spent before: 500`,
 		`opening 0 \+ granted 1800 - used 2000 \+ refunded 50 - revoked 0 = closing -150`,
 		`of the plan 1000, promotional 300, paid 500, overdrawn 200`,
-		`45 .* refund render-1 .* 30 +-150`,
-		`verified 45 entries of 1 scopes: 0 differences`,
-		`ann: 2000 rendered, 2000 drawn, 0 on invoices, 2000 since`,
+		`verified 45 entries: \[\]; ann: 2000 rendered, 0 on invoices, 2000 since`,
 	} {
 		require.Regexp(t, regexp.MustCompile(`(?m)^`+line+`$`), printed)
 	}
