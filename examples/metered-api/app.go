@@ -49,11 +49,10 @@ type app struct {
 	river   *river.Client[pgx.Tx]
 	metered *metered.Client
 	limits  []budget.Limit // of each account
-	timeout time.Duration  // of a request
 }
 
 func newApp(pool *pgxpool.Pool, limits []budget.Limit) (*app, error) {
-	a := &app{pool: pool, limits: limits, timeout: requestTimeout}
+	a := &app{pool: pool, limits: limits}
 	workers := river.NewWorkers()
 	var err error
 	a.river, err = river.NewClient(riverpgxv5.New(pool), &river.Config{

@@ -1,12 +1,10 @@
 package main
 
 import (
-	"context"
 	"encoding/json"
 	"log/slog"
 	"net/http"
 	"strings"
-	"time"
 
 	"github.com/pgmetered/metered/httpmetered"
 )
@@ -57,18 +55,7 @@ func (a *app) handler() (http.Handler, error) {
 		}
 		answer(w, http.StatusOK, s)
 	}))
-	return a.bounded(mux), nil
-}
-
-// requestTimeout bounds a request and all its waits.
-const requestTimeout = 10 * time.Second
-
-func (a *app) bounded(next http.Handler) http.Handler {
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		ctx, cancel := context.WithTimeout(r.Context(), a.timeout)
-		defer cancel()
-		next.ServeHTTP(w, r.WithContext(ctx))
-	})
+	return mux, nil
 }
 
 func apiKey(r *http.Request) string {

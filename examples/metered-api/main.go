@@ -83,5 +83,5 @@ func (a *app) serve(ctx context.Context, address string) (base string, closed <-
 	}
 	return examplehttp.Serve(ctx, address, &http.Server{
 		Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
-	}, nil)
+	})
 }

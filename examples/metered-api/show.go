@@ -37,7 +37,10 @@ func story(ctx context.Context, out io.Writer, ann client, a *app) error {
 	watch := func(r reply) {
 		s, err := ann.await(ctx, r.ID)
 		text, _ := json.Marshal(s)
-		fmt.Fprintf(out, "GET /tasks/…: %s %v\n", text, errText(err))
+		if err != nil {
+			text = []byte(err.Error())
+		}
+		fmt.Fprintf(out, "GET /tasks/…: %s\n", text)
 	}
 	fmt.Fprintln(out, "The estimate is held, the actual cost is charged. Sent again with its key, it is the same task.")
 	first := post("key-1", 600851475143)
@@ -61,13 +64,6 @@ func story(ctx context.Context, out io.Writer, ann client, a *app) error {
 	fmt.Fprintf(out, "\ncharged: %d, held: %d; verified %d entries: %d differences\n",
 		usage[0].Spent, usage[0].Held, report.Entries, len(report.Differences))
 	return ctx.Err()
-}
-
-func errText(err error) string {
-	if err != nil {
-		return err.Error()
-	}
-	return ""
 }
 
 // client is an account's.
