@@ -112,7 +112,7 @@ func TestModules_AreHadThroughAProxy(t *testing.T) {
 		}
 	}
 	require.NotEmpty(t, version)
-	commands := []string{"cmd/metered", "examples/seats"}
+	commands := []string{"cmd/metered"}
 	for _, command := range commands {
 		serve(t, proxy, core+"/"+command, version, filepath.Join(root, command))
 	}

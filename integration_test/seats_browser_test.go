@@ -267,16 +267,13 @@ func TestSeatsPage_TwoBrowsersSeeEachOther(t *testing.T) {
 	cleo.see(`document.querySelectorAll("button.seat.sold").length === 3`, "three sold to another")
 	cleo.seesText("#n-sold", "4")
 
-	// The manager closes the sale by its window, and reads the report.
+	// The manager closes the sale by its window.
 	closes := chromedp.CSS(`#window [name="closes"]`)
 	ada.do(chromedp.Focus(closes), chromedp.SetValue(closes, "2020-01-01T00:00"), chromedp.Click(chromedp.CSS("#window button")))
 	ben.do(chromedp.Click(chromedp.CSS("#bought button")))
 	ben.seesText("#sale", "sale closed")
 	ben.clickSeat(8)
 	ben.seesText("#toasts", "The sale has ended.")
-	ada.do(chromedp.Click(chromedp.CSS(`.office a`)), chromedp.WaitVisible(chromedp.CSS("table")))
-	ada.see(`[...document.querySelectorAll("main > picture img")].filter((i) => i.complete && i.naturalWidth > 0).length === 2`, "two plots")
-	ada.see(`[...document.querySelectorAll("tr")].some((r) => r.textContent.includes("Balcony right") && r.cells[2].textContent === "1")`, "one sold")
 	ada.noSideways()
-	ada.shot("report")
+	ada.shot("closed")
 }

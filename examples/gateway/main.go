@@ -47,7 +47,7 @@ func run(ctx context.Context, listen, database string, cfg config) (err error) {
 	defer func() { err = errors.Join(err, closeDB()) }()
 	if cfg.model == "" {
 		stand := &http.Server{Handler: newModel(50 * time.Millisecond).handler()}
-		if cfg.model, _, err = examplehttp.Serve(ctx, "127.0.0.1:0", stand, nil); err != nil {
+		if cfg.model, _, err = examplehttp.Serve(ctx, "127.0.0.1:0", stand); err != nil {
 			return err
 		}
 	}
@@ -66,7 +66,7 @@ func run(ctx context.Context, listen, database string, cfg config) (err error) {
 		return err
 	})
 	server := &http.Server{Handler: g.handler(), ReadHeaderTimeout: 5 * time.Second}
-	base, closed, err := examplehttp.Serve(ctx, listen, server, nil)
+	base, closed, err := examplehttp.Serve(ctx, listen, server)
 	if err != nil {
 		return err
 	}

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"errors"
 	"log/slog"
 	"os"
 	"sync"
@@ -25,13 +24,11 @@ type config struct {
 
 	// refresh is how often the map is read where nothing is heard of it.
 	refresh time.Duration
-	// sweep is how often holds that ran out are announced, should their cleanup jobs not have done so.
-	sweep time.Duration
-	// background is whether this process works jobs and sweeps.
+	// background is whether this process works jobs.
 	background bool
 }
 
-var usual = config{holdFor: 5 * time.Minute, payTakes: 1500 * time.Millisecond, refresh: time.Second, sweep: 30 * time.Second, background: true}
+var usual = config{holdFor: 5 * time.Minute, payTakes: 1500 * time.Millisecond, refresh: time.Second, background: true}
 
 // app is one process of the application.
 type app struct {
@@ -41,13 +38,12 @@ type app struct {
 	metered  *metered.Client
 	payments payments
 	live     *live
-	secret   []byte // of the sessions
 
 	background sync.WaitGroup
 	cancel     context.CancelFunc
 }
 
-func newApp(ctx context.Context, pool *pgxpool.Pool, cfg config) (*app, error) {
+func newApp(pool *pgxpool.Pool, cfg config) (*app, error) {
 	a := &app{cfg: cfg, pool: pool, payments: pretended{cfg.payTakes}}
 	a.live = newLive(cfg.refresh, a.readMap)
 	workers := river.NewWorkers()
@@ -68,19 +64,17 @@ func newApp(ctx context.Context, pool *pgxpool.Pool, cfg config) (*app, error) {
 		return nil, err
 	}
 	river.AddWorker(workers, holdjobs.NewCleanupWorker(a.pool, a.metered.Holds))
-	a.secret, err = sessionKey(ctx, pool)
-	return a, err
+	return a, nil
 }
 
-// start begins the work beside the requests: the listener that feeds the map, the workers of the cleanup jobs, and
-// the sweeper.
+// start begins the work beside the requests: the listener that feeds the map, and the workers of the
+// cleanup jobs.
 func (a *app) start(ctx context.Context) error {
 	ctx, a.cancel = context.WithCancel(ctx)
 	a.background.Go(func() { a.listen(ctx) })
 	if !a.cfg.background {
 		return nil
 	}
-	a.background.Go(func() { a.sweep(ctx) })
 	return a.river.Start(ctx)
 }
 
@@ -101,30 +95,10 @@ func (a *app) listen(ctx context.Context) {
 	err := a.metered.Holds.Listen(ctx, a.pool, holds.ListenOptions{
 		OnError: func(err error) { slog.Warn("not listening", "error", err) },
 	}, func(_ context.Context, n holds.Notice) error {
-		if n.Missed {
-			a.live.touchAll()
-		} else {
-			a.live.touch(n.Tenant)
-		}
+		a.live.touch(n.Tenant) // of all, if some were missed
 		return nil
 	})
 	if ctx.Err() == nil {
 		slog.Error("listening has ended", "error", err) // the map is still read once in a while
-	}
-}
-
-// sweep announces expired holds that their cleanup job missed. The seats are free without it.
-func (a *app) sweep(ctx context.Context) {
-	ticker := time.NewTicker(a.cfg.sweep)
-	defer ticker.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return
-		case <-ticker.C:
-			if _, err := a.metered.Holds.Sweep(ctx, a.pool, holds.SweepOptions{}); err != nil && !errors.Is(err, context.Canceled) {
-				slog.Warn("sweep", "error", err)
-			}
-		}
 	}
 }

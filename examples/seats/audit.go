@@ -87,37 +87,6 @@ func (a *app) recordFailure(r *request, err error) {
 	}
 }
 
-const historySQL = `
-select a.at, coalesce(a.changes->>'transition', a.action), a.actor
-from hall.audit a where a.seat = $1 and a.code = '' order by a.id desc limit 100`
-
-// serveHistory lists a seat's history, with the actors only for those who sell.
-func (a *app) serveHistory(w http.ResponseWriter, r *request) error {
-	var found bool
-	if err := noRows(a.pool.QueryRow(r.Context(), ownSeatSQL, r.seat, r.event, r.who.Org).Scan(&found)); err != nil {
-		return err
-	}
-	rows, err := a.pool.Query(r.Context(), historySQL, r.seat)
-	if err != nil {
-		return err
-	}
-	type line struct {
-		At     time.Time `json:"at"`
-		Action string    `json:"action"`
-		Actor  string    `json:"actor,omitempty"`
-	}
-	lines, err := pgx.CollectRows(rows, pgx.RowToStructByPos[line])
-	if err != nil {
-		return err
-	}
-	for i := range lines {
-		if !r.who.Role.may(sells) {
-			lines[i].Actor = ""
-		}
-	}
-	return reply(w, http.StatusOK, map[string]any{"seat_id": r.seat, "history": lines})
-}
-
 // noRows makes of an answer without rows that there is no such thing.
 func noRows(err error) error {
 	if errors.Is(err, pgx.ErrNoRows) {

@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -10,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // browser is a signed-in user, at any of the processes.
@@ -84,6 +86,7 @@ func (b *browser) do(method, path, key string, body any) (a answer, err error) {
 	if err != nil {
 		return a, err
 	}
+	request.Header.Set("User-Agent", "agent 007")
 	if b.cookie != nil {
 		request.AddCookie(b.cookie)
 	}
@@ -112,9 +115,15 @@ func (b *browser) seatPath(seat, what string) string {
 	return "/api/events/" + b.h.event + "/seats/" + seat + "/" + what
 }
 
-func (b *browser) hold(seat string) answer {
+// hold asks again with its key while the answer is that the outcome is not known: the machine may be busy.
+func (b *browser) hold(seat string) (a answer) {
 	b.h.t.Helper()
-	return b.ask(http.MethodPost, b.seatPath(seat, "hold"), "", nil)
+	key := metered.NewID()
+	pgtest.WaitFor(b.h.t, "an answer", func() bool {
+		a = b.ask(http.MethodPost, b.seatPath(seat, "hold"), key, nil)
+		return a.status != http.StatusServiceUnavailable
+	})
+	return a
 }
 
 // holdBy is hold by way of a source.
@@ -132,7 +141,8 @@ func (h *hall) set(what string, body any) answer {
 // setSale has the manager set the sale, which is not refused.
 func (h *hall) setSale(body map[string]any) {
 	h.t.Helper()
-	a := h.set("/sale", body)
+	body["status"] = cmp.Or(body["status"], any("published"))
+	a := h.set("", body)
 	require.Equal(h.t, http.StatusOK, a.status, a.text)
 }
 

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/http"
 	"sync"
 	"testing"
@@ -23,15 +22,11 @@ type till struct {
 	attempts   int
 	voided     map[string]bool
 	meanwhile  func(attempt int)
-	declines   bool
 }
 
 func (p *till) authorise(_ context.Context, id string, cents int64) (string, error) {
 	if cents <= 0 {
 		return "", errors.New("for nothing")
-	}
-	if p.declines {
-		return "", fmt.Errorf("the bank says: %w", errDeclined)
 	}
 	p.mu.Lock()
 	if _, again := p.authorised["pay_"+id]; !again {
@@ -147,25 +142,6 @@ func TestCheckout_OfAttemptsWithOneKeyOneIsPaidFor(t *testing.T) {
 		h.settled(paid)
 		h.verify()
 	}
-}
-
-func TestCheckout_ADeclinedPaymentIsARefusal(t *testing.T) {
-	t.Parallel()
-	h := open(t, 1, quiet)
-	paid := h.till(nil)
-	paid.declines = true
-	ben := h.people(h.org, 1)[0]
-	id := ben.holding(h.seats[0])
-	before := h.written()
-	a := ben.checkout("pay-1", id)
-	require.Equal(t, http.StatusPaymentRequired, a.status, a.text)
-	require.Equal(t, "payment_declined", a.code())
-	require.NotContains(t, a.text, "bank")
-	require.Equal(t, before, h.written())
-	require.Equal(t, []string{"payment_declined"}, h.refusals())
-	paid.declines = false
-	require.Equal(t, http.StatusOK, ben.checkout("pay-1", id).status, "with another card")
-	h.settled(paid)
 }
 
 func TestCheckout_OfAHoldThatRanOutSellsNothing(t *testing.T) {

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"crypto/rand"
 	_ "embed"
 	"fmt"
 
@@ -31,9 +30,6 @@ func setUp(ctx context.Context, pool *pgxpool.Pool, seats int) error {
 		if err := tx.QueryRow(ctx, `select exists (select from hall.organisations)`).Scan(&filled); err != nil || filled {
 			return err
 		}
-		if _, err := tx.Exec(ctx, `insert into hall.secrets (key) values ($1)`, []byte(rand.Text()+rand.Text())); err != nil {
-			return err
-		}
 		for _, d := range demo {
 			if err := d.insert(ctx, tx, seats); err != nil {
 				return err
@@ -41,11 +37,6 @@ func setUp(ctx context.Context, pool *pgxpool.Pool, seats int) error {
 		}
 		return nil
 	})
-}
-
-func sessionKey(ctx context.Context, pool *pgxpool.Pool) (key []byte, err error) {
-	err = pool.QueryRow(ctx, `select key from hall.secrets`).Scan(&key)
-	return key, err
 }
 
 // organisation is one to try the program with.
@@ -61,7 +52,7 @@ type user struct {
 
 var demo = []organisation{
 	{"City Theatre", "A Winter's Tale", []user{
-		{"Ada (manager)", manager}, {"Bo (box office)", boxOffice}, {"Door 1 (scanner)", scanner},
+		{"Ada (manager)", manager}, {"Bo (box office)", boxOffice},
 		{"Ben", customer}, {"Cleo", customer}, {"Dan", customer},
 	}},
 	{"Harbour Hall", "Chamber Music on Sunday", []user{{"Eve (manager)", manager}, {"Finn", customer}, {"Gwen", customer}}},

@@ -7,117 +7,62 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-
-	"github.com/pgmetered/metered/holds"
 )
 
 // status is where an event is in its life.
 type status string
 
 const (
-	statusDraft     status = "draft"     // listed for those who manage it
+	statusDraft     status = "draft"
 	statusPublished status = "published" // on sale, in its sale window
 	statusLive      status = "live"      // its doors are open
 	statusClosed    status = "closed"    // no longer sold, by decision
 	statusCancelled status = "cancelled"
-	statusArchived  status = "archived" // as a draft
 )
 
-// successors are the statuses that may come after one.
-var successors = map[status][]status{
-	statusDraft:     {statusPublished, statusCancelled, statusArchived},
-	statusPublished: {statusDraft, statusLive, statusClosed, statusCancelled},
-	statusLive:      {statusClosed, statusCancelled},
-	statusClosed:    {statusPublished, statusLive, statusCancelled, statusArchived},
-	statusCancelled: {statusArchived},
-	statusArchived:  {},
-}
-
-// sale is when the seats of an event are sold, and for how long they are held.
-type sale struct {
-	// Opens and Closes are the window: from Opens, and until before Closes. Without one there is no such end.
+// hallEvent is the part of an event that decides whether a seat is sold. It is sold from Opens, and until before Closes.
+// Without one there is no such end.
+type hallEvent struct {
+	Status status     `json:"status"`
 	Opens  *time.Time `json:"opens"`
 	Closes *time.Time `json:"closes"`
-	// HoldSeconds is how long a seat is held. Defaults to the process's setting.
-	HoldSeconds *int64 `json:"hold_seconds"`
-	// HoldsEnd with the sale: after it, held seats cannot be paid for any more.
-	HoldsEnd bool `json:"holds_end_with_sale"`
-}
 
-// hallEvent is the part of an event that decides whether a seat is sold, at the time of the library's clock.
-type hallEvent struct {
-	status status
-	sale   sale
-	now    time.Time
+	now time.Time // by the library's clock
 }
 
 // eventColumns are of hall.events e, and of c, the clock.
-const eventColumns = `e.status, e.opens, e.closes, e.hold_seconds, e.holds_end, c.now`
+const eventColumns = `e.status, e.opens, e.closes, c.now`
 
-func (e *hallEvent) columns() []any {
-	return []any{&e.status, &e.sale.Opens, &e.sale.Closes, &e.sale.HoldSeconds, &e.sale.HoldsEnd, &e.now}
-}
+func (e *hallEvent) columns() []any { return []any{&e.Status, &e.Opens, &e.Closes, &e.now} }
 
-// refuses says why a seat cannot be held by way of a source, or paid for: nil if it can.
+// refuses says why a seat cannot be held by way of a source: nil if it can.
 func (e *hallEvent) refuses(by source) error {
 	switch {
-	case e.status == statusDraft:
+	case e.Status == statusDraft:
 		return errDraft
-	case e.status == statusCancelled:
+	case e.Status == statusCancelled:
 		return errCancelled
-	case e.status == statusArchived:
-		return errArchived
-	case e.status == statusClosed:
+	case e.Status == statusClosed:
 		return errSaleClosed
-	case !slices.Contains(by.statuses, e.status):
+	case !slices.Contains(by.statuses, e.Status):
 		return errNotLive
 	case by.always:
 		return nil
-	case e.sale.Opens != nil && e.now.Before(*e.sale.Opens):
+	case e.Opens != nil && e.now.Before(*e.Opens):
 		return &refusal{
 			Status: http.StatusConflict, Code: "sale_not_open", Detail: "The sale has not begun yet.",
-			RetryAfterSeconds: seconds(e.sale.Opens.Sub(e.now)),
+			RetryAfterSeconds: seconds(e.Opens.Sub(e.now)),
 		}
-	case e.over():
+	case e.Closes != nil && !e.now.Before(*e.Closes):
 		return errSaleClosed
 	}
 	return nil
 }
 
-// over reports whether the sale window is.
-func (e *hallEvent) over() bool { return e.sale.Closes != nil && !e.now.Before(*e.sale.Closes) }
-
-// refusesPayment is refuses for a seat that is held already. It can be paid for when the sale window is over, unless holds
-// end with it.
+// refusesPayment is refuses for a seat that is held already: it can be paid for when the sale window is over.
 func (e *hallEvent) refusesPayment(by source) error {
-	by.always = by.always || !e.sale.HoldsEnd || !e.over()
+	by.always = true
 	return e.refuses(by)
-}
-
-// holdFor is how long a seat is held by way of a source.
-func (e *hallEvent) holdFor(by source, usual time.Duration) (time.Duration, error) {
-	d := usual
-	if e.sale.HoldSeconds != nil {
-		d = time.Duration(*e.sale.HoldSeconds) * time.Second
-	}
-	if e.sale.HoldsEnd && !by.always {
-		d = min(d, e.sale.Closes.Sub(e.now))
-	}
-	if d < holds.DefaultMinTTL { // nobody pays so fast
-		return 0, errSaleClosed
-	}
-	return d, nil
-}
-
-// nextChange is the time until the sale window opens or closes, or an hour.
-func (e *hallEvent) nextChange() time.Duration {
-	next := time.Hour
-	for _, at := range []*time.Time{e.sale.Opens, e.sale.Closes} {
-		if at != nil && at.After(e.now) {
-			next = min(next, at.Sub(e.now))
-		}
-	}
-	return next
 }
 
 // An event is sold and changed under a lock of its own, shared by all who sell. It is taken before the reads that

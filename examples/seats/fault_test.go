@@ -39,54 +39,6 @@ func (b *browser) insist(t *testing.T, seat, key string) (last answer) {
 	return last
 }
 
-func TestFaults_AServerThatIsRestartedLosesNothingAndHoldsNothingTwice(t *testing.T) {
-	t.Parallel()
-	server, err := pgserver.Start(t.Context(), pgserver.Options{Private: true, Durable: true, Settings: map[string]string{"fsync": "off"}}) // the machine does not crash
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, server.Stop()) })
-	poolConfig, err := pgxpool.ParseConfig(server.ConnString())
-	require.NoError(t, err)
-	poolConfig.MaxConns = 16
-	pool, err := pgxpool.NewWithConfig(t.Context(), poolConfig)
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	_, err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{River: true})
-	require.NoError(t, err)
-	h := openOn(t, pool, 2, quiet)
-	people := h.people(h.org, 10)
-	messages := people[0].watch()
-	h.until(messages, "the beginning", func(m message) bool { return m.Counts.Available == 500 })
-
-	var done atomic.Int64
-	finished := make(chan []map[int]int)
-	go func() {
-		finished <- together(people, func(i int, b *browser) map[int]int {
-			statuses := map[int]int{}
-			for n := range 10 {
-				a := b.insist(t, h.seats[i*10+n], metered.NewID())
-				statuses[a.status]++
-				done.Add(1)
-			}
-			return statuses
-		})
-	}()
-	for i := range int64(3) {
-		require.Eventually(t, func() bool { return done.Load() >= 5+20*i }, time.Minute, time.Millisecond)
-		require.NoError(t, server.Restart(t.Context()))
-	}
-	for _, statuses := range <-finished {
-		require.Equal(t, 10, statuses[http.StatusCreated]+statuses[http.StatusOK], "%v", statuses) // each of them once
-	}
-	require.Equal(t, 100, one[int](h, `select count(*)::int from metered.holds`))
-	require.Equal(t, 100, one[int](h, `select count(*)::int from river_job`))
-	for _, b := range people {
-		require.Equal(t, int64(10), h.charged(b.user))
-	}
-	h.verify()
-	// The stream may have ended, and says how it is when it is opened again.
-	h.until(people[0].watch(), "all holds", func(m message) bool { return m.Counts.Held == 100 && len(m.Mine) == 10 })
-}
-
 // program builds the program, once.
 var program = sync.OnceValues(func() (string, error) {
 	dir, err := os.MkdirTemp("", "seats-test-")
@@ -120,13 +72,14 @@ func startProcess(t *testing.T, pool *pgxpool.Pool, args ...string) (base string
 	return base, process
 }
 
-func TestSeats_TwoProcessesServeOneDatabaseAndOneIsKilled(t *testing.T) {
+// Two processes serve one database. One of them is killed, and then the server is restarted, in the middle of a rush.
+func TestSeats_AProcessIsKilledAndTheServerRestartedAndEachSeatIsHeldOnce(t *testing.T) {
 	t.Parallel()
-	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	server, pool := pgtest.Start(t, pgserver.Options{Private: true, Durable: true, TCP: true, Settings: map[string]string{"fsync": "off"}}) // the machine does not crash
 	var bases [2]string
 	var processes [2]*exec.Cmd
 	var starting sync.WaitGroup
-	for i := range 2 { // both find an empty database
+	for i := range 2 { // both find that the tables are missing
 		starting.Go(func() { bases[i], processes[i] = startProcess(t, pool, "-pay", "10ms") })
 	}
 	starting.Wait()
@@ -157,10 +110,17 @@ func TestSeats_TwoProcessesServeOneDatabaseAndOneIsKilled(t *testing.T) {
 	require.Eventually(t, func() bool { return done.Load() >= 20 }, time.Minute, time.Millisecond)
 	require.NoError(t, processes[0].Process.Kill())
 	_ = processes[0].Wait()
+	require.Eventually(t, func() bool { return done.Load() >= 40 }, time.Minute, time.Millisecond)
+	require.NoError(t, server.Restart(t.Context()))
 	require.Equal(t, []int{9, 9, 9, 9, 9, 9, 9, 9, 9, 9}, <-finished)
-	h.until(messages, "all holds", func(m message) bool { return m.Counts.Held == 91 && len(m.Mine) == 10 })
+	for _, b := range people[1:] {
+		require.Equal(t, int64(9), h.charged(b.user))
+	}
 	require.Equal(t, 91, one[int](h, `select count(*)::int from metered.holds`))
+	require.Equal(t, 91, one[int](h, `select count(*)::int from river_job`))
 	h.verify()
+	// The stream may have ended, and says how it is when it is opened again.
+	h.until(people[0].at(1).watch(), "all holds", func(m message) bool { return m.Counts.Held == 91 && len(m.Mine) == 10 })
 
 	require.NoError(t, processes[1].Process.Signal(os.Interrupt))
 	require.NoError(t, processes[1].Wait(), "it ends, streams or not")

@@ -20,8 +20,8 @@ import (
 
 var noon = pgtest.Tomorrow(12)
 
-// quiet are processes that neither work jobs nor sweep.
-var quiet = config{holdFor: 5 * time.Minute, refresh: 100 * time.Millisecond, sweep: time.Hour}
+// quiet are processes that work no jobs. Nobody sweeps.
+var quiet = config{holdFor: 5 * time.Minute, refresh: 100 * time.Millisecond}
 
 // hall is a database with two organisations in it, and processes that serve it.
 type hall struct {
@@ -47,7 +47,7 @@ func openOn(t *testing.T, pool *pgxpool.Pool, processes int, cfg config, running
 	h := &hall{t: t, pool: pool, bases: running}
 	require.NoError(t, setUp(t.Context(), pool, 500))
 	for range processes {
-		a, err := newApp(t.Context(), pool, cfg)
+		a, err := newApp(pool, cfg)
 		require.NoError(t, err)
 		require.NoError(t, a.start(context.Background()))
 		server := httptest.NewUnstartedServer(a.handler())
@@ -62,7 +62,7 @@ func openOn(t *testing.T, pool *pgxpool.Pool, processes int, cfg config, running
 		h.apps, h.bases = append(h.apps, a), append(h.bases, server.URL)
 	}
 	var err error
-	h.app, err = newApp(t.Context(), pool, cfg) // one that serves nobody, to ask
+	h.app, err = newApp(pool, cfg) // one that serves nobody, to ask
 	require.NoError(t, err)
 	h.org, h.otherOrg = one[string](h, `select id::text from hall.organisations where name = $1`, demo[0].name), one[string](h, `select id::text from hall.organisations where name = $1`, demo[1].name)
 	h.event, h.otherEvent = h.eventOf(h.org), h.eventOf(h.otherOrg)

@@ -86,16 +86,12 @@ func (a *app) hold(ctx context.Context, r *request, via string) (metered.Outcome
 		if err := e.refuses(by); err != nil {
 			return p, err
 		}
-		ttl, err := e.holdFor(by, a.cfg.holdFor)
-		if err != nil {
-			return p, err
-		}
 		metadata, err := json.Marshal(origin{via})
 		if err != nil {
 			return p, err
 		}
 		claim := holds.Claim{
-			Tenant: r.who.Org, Key: seatKey(r.seat), Holder: r.who.User, TTL: ttl, Metadata: metadata, Note: r.note(""),
+			Tenant: r.who.Org, Key: seatKey(r.seat), Holder: r.who.User, TTL: a.cfg.holdFor, Metadata: metadata, Note: r.note(""),
 			Lines: []holds.Line{{
 				Scope: budget.ScopeKey("block", block, ""), Amount: 1,
 				Limits: []budget.Limit{budget.Lifetime(0).MaxFrom(`select capacity from hall.blocks where id = $1`, block)},
@@ -170,36 +166,4 @@ func (a *app) serveCancel(w http.ResponseWriter, r *request) error {
 		return err
 	}
 	return reply(w, http.StatusOK, map[string]string{"hold_id": r.hold, "status": "released"})
-}
-
-// serveOneHold shows a hold and its history to its holder, and to those who sell.
-func (a *app) serveOneHold(w http.ResponseWriter, r *request) error {
-	holder := r.who.User
-	if r.who.Role.may(sells) {
-		holder = ""
-	}
-	h, err := a.metered.Holds.Get(r.Context(), a.pool, r.who.Org, r.hold, holder)
-	if err != nil {
-		return err
-	}
-	events, err := a.metered.Holds.History(r.Context(), a.pool, r.who.Org, r.hold, holder)
-	if err != nil {
-		return err
-	}
-	type change struct {
-		Kind holds.EventKind `json:"kind"`
-		At   time.Time       `json:"at"`
-	}
-	history := []change{}
-	for _, e := range events {
-		history = append(history, change{e.Kind, e.At})
-	}
-	return reply(w, http.StatusOK, struct {
-		HoldID string      `json:"hold_id"`
-		SeatID string      `json:"seat_id"`
-		Status holds.State `json:"status"`
-		Source string      `json:"source"`
-		end
-		History []change `json:"history"`
-	}{h.ID, h.Claim.Value, h.State, sourceOf(h), endOf(h), history})
 }

@@ -1,6 +1,5 @@
 // Command seats sells the seats of a hall: a map that changes live in the browser, holds of five minutes with a
-// countdown, a checkout of all held seats, a box office that blocks seats, and a manager who sets the sale and reads
-// the sales report.
+// countdown, a checkout of all held seats, a box office that blocks seats, and a manager who sets the sale.
 //
 //	go run ./examples/seats                             # then open http://127.0.0.1:8080
 //	go run ./examples/seats -listen 127.0.0.1:8081      # a second process, with the DATABASE_URL that the first prints
@@ -24,6 +23,7 @@ import (
 
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 	"github.com/pgmetered/metered/examples/internal/examplehttp"
+	"github.com/pgmetered/metered/holds"
 )
 
 func main() {
@@ -50,7 +50,7 @@ func run(ctx context.Context, listen string, seats int, cfg config) (err error) 
 	if err := setUp(ctx, pool, seats); err != nil {
 		return err
 	}
-	a, err := newApp(ctx, pool, cfg)
+	a, err := newApp(pool, cfg)
 	if err != nil {
 		return err
 	}
@@ -59,6 +59,10 @@ func run(ctx context.Context, listen string, seats int, cfg config) (err error) 
 		return err
 	}
 	defer func() { err = errors.Join(err, a.stop()) }()
+	exampledb.Every(ctx, 30*time.Second, func(ctx context.Context) error { // announces ends that no cleanup job did
+		_, err := a.metered.Holds.Sweep(ctx, pool, holds.SweepOptions{})
+		return err
+	})
 	base, closed, err := serve(ctx, listen, a)
 	if err != nil {
 		return err
@@ -77,5 +81,5 @@ func serve(ctx context.Context, address string, a *app) (base string, closed <-c
 		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelWarn),
 	}
 	server.RegisterOnShutdown(a.live.close) // the streams would never end by themselves
-	return examplehttp.Serve(ctx, address, server, nil)
+	return examplehttp.Serve(ctx, address, server)
 }

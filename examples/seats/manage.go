@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net/http"
 	"slices"
 
@@ -35,62 +34,27 @@ func (a *app) serveCapacity(w http.ResponseWriter, r *request) error {
 	})
 }
 
-const (
-	statusOfSQL = `select status from hall.events where id = $1 and org = $2`
-	statusSQL   = `update hall.events set status = $2 where id = $1`
-)
+const saleSQL = `
+update hall.events e set status = $3, opens = $4, closes = $5
+from (select id, status, opens, closes from hall.events where id = $1 and org = $2) was
+where e.id = was.id
+returning was.status, was.opens, was.closes`
 
-// serveStatus brings an event to a status, which may be the one that it has.
-func (a *app) serveStatus(w http.ResponseWriter, r *request) error {
-	type state struct {
-		Status status `json:"status"`
-	}
-	var body state
+// serveSale sets an event's status and its sale window. Present holds keep their time.
+func (a *app) serveSale(w http.ResponseWriter, r *request) error {
+	var body hallEvent
 	if err := decode(w, r, &body); err != nil {
 		return err
 	}
-	if _, ok := successors[body.Status]; !ok {
+	if !slices.Contains([]status{statusDraft, statusPublished, statusLive, statusClosed, statusCancelled}, body.Status) {
 		return badRequest("the status is none")
 	}
-	return a.set(w, r, func(ctx context.Context, tx pgx.Tx) (any, error) {
-		var was state
-		if err := tx.QueryRow(ctx, statusOfSQL, r.event, r.who.Org).Scan(&was.Status); err != nil {
-			return nil, err
-		}
-		if was != body && !slices.Contains(successors[was.Status], body.Status) {
-			return nil, errSuccessor
-		}
-		_, err := tx.Exec(ctx, statusSQL, r.event, body.Status)
-		return was, err
-	})
-}
-
-const saleSQL = `
-update hall.events e set opens = $3, closes = $4, hold_seconds = $5, holds_end = $6
-from (select id, opens, closes, hold_seconds, holds_end from hall.events where id = $1 and org = $2) was
-where e.id = was.id
-returning was.opens, was.closes, was.hold_seconds, was.holds_end`
-
-const maxHoldSeconds = 3600
-
-// serveSale sets all of an event's sale: a field that is left out gets its default. Present holds keep their time.
-func (a *app) serveSale(w http.ResponseWriter, r *request) error {
-	var body sale
-	if err := decode(w, r, &body); err != nil {
-		return err
-	}
-	switch s := body; {
-	case s.Opens != nil && s.Closes != nil && !s.Opens.Before(*s.Closes):
+	if body.Opens != nil && body.Closes != nil && !body.Opens.Before(*body.Closes) {
 		return badRequest("the sale closes before it opens")
-	case s.HoldSeconds != nil && (*s.HoldSeconds < 1 || *s.HoldSeconds > maxHoldSeconds):
-		return badRequest(fmt.Sprintf("seats are held for 1 to %d seconds", maxHoldSeconds))
-	case s.HoldsEnd && s.Closes == nil:
-		return badRequest("holds cannot end with a sale that does not")
 	}
 	return a.set(w, r, func(ctx context.Context, tx pgx.Tx) (any, error) {
-		var was sale
-		return &was, tx.QueryRow(ctx, saleSQL, r.event, r.who.Org, body.Opens, body.Closes, body.HoldSeconds, body.HoldsEnd).
-			Scan(&was.Opens, &was.Closes, &was.HoldSeconds, &was.HoldsEnd)
+		var was hallEvent
+		return &was, tx.QueryRow(ctx, saleSQL, r.event, r.who.Org, body.Status, body.Opens, body.Closes).Scan(&was.Status, &was.Opens, &was.Closes)
 	})
 }
 

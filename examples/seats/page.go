@@ -2,12 +2,9 @@ package main
 
 import (
 	"bytes"
-	"crypto/sha256"
 	"embed"
 	"errors"
-	"fmt"
 	"html/template"
-	"io/fs"
 	"log/slog"
 	"net/http"
 
@@ -17,78 +14,58 @@ import (
 //go:embed page
 var pageFiles embed.FS
 
-var templates = template.Must(template.New("").Funcs(template.FuncMap{
-	"euro": func(cents int64) string { return fmt.Sprintf("€%d.%02d", cents/100, cents%100) },
-}).ParseFS(pageFiles, "page/*.html"))
+var templates = template.Must(template.ParseFS(pageFiles, "page/*.html"))
 
 // pages serves the pages. They get everything else from the API.
 func (a *app) pages(mux *http.ServeMux) {
-	mux.Handle("GET /page/", static())
+	mux.Handle("GET /page/", http.FileServerFS(pageFiles))
 	mux.HandleFunc("GET /{$}", a.serveHome)
-	mux.HandleFunc("GET /events/{event}", a.page(buys, a.showEvent))
-	mux.HandleFunc("GET /events/{event}/report", a.page(manages, a.showReport))
+	mux.HandleFunc("GET /events/{event}", a.page(a.showEvent))
 	mux.HandleFunc("POST /login", a.serveLogin)
 	mux.HandleFunc("POST /logout", a.serveLogout)
 }
 
-// static serves the files of the page. A browser keeps them, and asks each time whether they are still the same.
-func static() http.Handler {
-	files, _ := fs.Sub(pageFiles, "page") // it is there: it was embedded
-	tags := map[string]string{}
-	_ = fs.WalkDir(files, ".", func(name string, d fs.DirEntry, err error) error {
-		if err == nil && !d.IsDir() {
-			content, _ := fs.ReadFile(files, name)
-			tags["/page/"+name] = fmt.Sprintf(`"%x"`, sha256.Sum256(content))
-		}
-		return err
-	})
-	serve := http.StripPrefix("/page/", http.FileServerFS(files))
-	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
-		if tag := tags[r.URL.Path]; tag != "" {
-			w.Header().Set("Cache-Control", "no-cache")
-			w.Header().Set("ETag", tag)
-		}
-		serve.ServeHTTP(w, r)
-	})
-}
-
-// page serves a page of an event to those who may see it.
-func (a *app) page(needs right, show func(http.ResponseWriter, *http.Request, session, string)) http.HandlerFunc {
+// page serves a page of an event to those who may see it. Others are sent to sign in.
+func (a *app) page(show func(http.ResponseWriter, *http.Request, session, string)) http.HandlerFunc {
 	return func(w http.ResponseWriter, r *http.Request) {
-		who, err := a.signedIn(r)
-		if err != nil {
-			http.Redirect(w, r, "/", http.StatusSeeOther)
-			return
-		}
 		event := r.PathValue("event")
-		if !uuidForm.MatchString(event) {
+		cookie, err := r.Cookie(sessionCookie)
+		var who session
+		switch {
+		case err != nil:
+			err = errNoSession
+		case !uuidForm.MatchString(event):
 			err = errNotFound
-		} else if err = a.known(r.Context(), &who); err == nil && !who.Role.may(needs) {
-			err = errNotAllowed
+		default:
+			who, err = a.signedIn(r.Context(), cookie)
 		}
-		if err != nil {
+		switch {
+		case errors.Is(err, errNoSession):
+			http.Redirect(w, r, "/", http.StatusSeeOther)
+		case err != nil:
 			sorry(w, err)
-			return
+		default:
+			show(w, r, who, event)
 		}
-		show(w, r, who, event)
 	}
 }
 
 type choice struct{ ID, Name, Org string }
 
 const (
-	eventsSQL = `select id, name, '' from hall.events where org = $1 and ($2 or status not in ('draft', 'archived')) order by name`
+	eventsSQL = `select id, name, '' from hall.events where org = $1 and ($2 or status <> 'draft') order by name`
 	usersSQL  = `select u.id, u.name, o.name from hall.users u join hall.organisations o on o.id = u.org order by o.name, u.name limit 100`
 )
 
 // serveHome lists the events of a signed-in user, and shows the sign-in to others.
 func (a *app) serveHome(w http.ResponseWriter, r *http.Request) {
-	who, err := a.signedIn(r)
+	var who session
+	cookie, err := r.Cookie(sessionCookie)
 	if err == nil {
-		err = a.known(r.Context(), &who)
+		who, err = a.signedIn(r.Context(), cookie)
 	}
-	name, sql, args := "home.html", eventsSQL, []any{who.Org, who.Role.may(manages)}
-	if errors.Is(err, errNoSession) {
+	name, sql, args := "home.html", eventsSQL, []any{who.Org, who.Role.may(manager)}
+	if errors.Is(err, errNoSession) || errors.Is(err, http.ErrNoCookie) {
 		name, sql, args, err = "login.html", usersSQL, nil, nil
 	}
 	var choices []choice
@@ -152,29 +129,14 @@ func (a *app) showEvent(w http.ResponseWriter, r *http.Request, who session, eve
 		sorry(w, err)
 		return
 	}
-	show(w, "event.html", map[string]any{
-		"Who": who, "Event": event, "Title": title, "Blocks": blocks, "PerUser": perUser.Max, "Source": who.Role.usual(),
-		"Sells": who.Role.may(sells), "Manages": who.Role.may(manages), "Statuses": statuses,
-	})
-}
-
-// statuses in words.
-var statuses = []struct {
-	Status status
-	Words  string
-}{
-	{statusDraft, "a draft"}, {statusPublished, "on sale"}, {statusLive, "live: the doors are open"}, {statusClosed, "closed"},
-	{statusCancelled, "cancelled"}, {statusArchived, "archived"},
-}
-
-// showReport shows the sales, in plots and in figures.
-func (a *app) showReport(w http.ResponseWriter, r *http.Request, who session, event string) {
-	p, err := a.readReport(r.Context(), who.Org, event, defaultHours)
-	if err != nil {
-		sorry(w, err)
-		return
+	via := web
+	if who.Role.may(boxOffice) {
+		via = "box_office"
 	}
-	show(w, "report.html", map[string]any{"Who": who, "Report": p})
+	show(w, "event.html", map[string]any{
+		"Who": who, "Event": event, "Title": title, "Blocks": blocks, "PerUser": perUser.Max, "Source": via,
+		"Sells": who.Role.may(boxOffice), "Manages": who.Role.may(manager),
+	})
 }
 
 func show(w http.ResponseWriter, name string, data any) {
@@ -184,7 +146,6 @@ func show(w http.ResponseWriter, name string, data any) {
 		return
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-
 	_, _ = page.WriteTo(w)
 }
 

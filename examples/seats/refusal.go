@@ -33,10 +33,8 @@ var (
 
 	errDraft      = conflict("event_draft", "This event is not on sale.")
 	errCancelled  = conflict("event_cancelled", "This event is cancelled.")
-	errArchived   = conflict("event_archived", "This event is over.")
 	errNotLive    = conflict("event_not_live", "The doors are not open yet.")
 	errSaleClosed = conflict("sale_closed", "The sale has ended.")
-	errSuccessor  = conflict("status_not_allowed", "The event cannot go from its status to that one.")
 
 	errSold    = conflict("seat_sold", "This seat is sold.")
 	errBlocked = conflict("seat_blocked", "This seat is not for sale.")

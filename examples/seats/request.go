@@ -21,7 +21,7 @@ const requestTimeout = 10 * time.Second
 // action is a kind of request.
 type action struct {
 	name  string // in the audit table, whether it is done or refused
-	needs right
+	needs role
 	serve func(http.ResponseWriter, *request) error
 }
 
@@ -30,39 +30,26 @@ type action struct {
 //	GET    /api/events/{event}/map                      the seats, and one's own holds
 //	GET    /api/events/{event}/stream                   the same, whenever it changes
 //	POST   /api/events/{event}/seats/{seat}/hold        {"source": "web"}
-//	GET    /api/events/{event}/seats/{seat}/history
-//	GET    /api/holds/{hold}                            or DELETE
+//	DELETE /api/holds/{hold}
 //	POST   /api/events/{event}/checkout                 {"holds": ["…"]}
-//	sell   /api/events/{event}/holds                    GET: which holds end next, and when
 //	sell   /api/events/{event}/seats/{seat}/block       POST, and …/unblock
 //	manage /api/events/{event}/blocks/{block}           PUT {"capacity": 80}
-//	manage /api/events/{event}                          PUT {"status": "closed"}
-//	manage /api/events/{event}/sale                     PUT {"opens": "…", "closes": "…", "hold_seconds": 120, "holds_end_with_sale": true}
-//	manage /api/events/{event}/report?hours=24          GET: the sold, held and blocked seats, by section and hour
-//	manage /api/events/{event}/report.svg?by=section    GET: the same as a plot, or by=hour, or of one &section=
+//	manage /api/events/{event}                          PUT {"status": "published", "opens": "…", "closes": "…"}
 //
 // A request that changes something needs an Idempotency-Key: repeated with it, after a lost answer, it gets the same
 // answer.
 func (a *app) handler() http.Handler {
 	mux := http.NewServeMux()
 	for pattern, act := range map[string]action{
-		"GET /api/events/{event}/map":                  {"map", buys, a.serveMap},
-		"GET /api/events/{event}/stream":               {"stream", buys, a.serveStream},
-		"POST /api/events/{event}/seats/{seat}/hold":   {"hold", buys, a.serveHold},
-		"GET /api/events/{event}/seats/{seat}/history": {"history", buys, a.serveHistory},
-		"GET /api/holds/{hold}":                        {"look", buys, a.serveOneHold},
-		"DELETE /api/holds/{hold}":                     {"cancel", buys, a.serveCancel},
-		"POST /api/events/{event}/checkout":            {"checkout", buys, a.serveCheckout},
-
-		"GET /api/events/{event}/holds":                 {"holds", sells, a.serveHolds},
-		"POST /api/events/{event}/seats/{seat}/block":   {"block", sells, a.serveBlock},
-		"POST /api/events/{event}/seats/{seat}/unblock": {"unblock", sells, a.serveUnblock},
-
-		"PUT /api/events/{event}/blocks/{block}": {"capacity", manages, a.serveCapacity},
-		"PUT /api/events/{event}":                {"status", manages, a.serveStatus},
-		"PUT /api/events/{event}/sale":           {"sale", manages, a.serveSale},
-		"GET /api/events/{event}/report":         {"report", manages, a.serveReport},
-		"GET /api/events/{event}/report.svg":     {"report", manages, a.servePlot},
+		"GET /api/events/{event}/map":                   {"map", customer, a.serveMap},
+		"GET /api/events/{event}/stream":                {"stream", customer, a.serveStream},
+		"POST /api/events/{event}/seats/{seat}/hold":    {"hold", customer, a.serveHold},
+		"DELETE /api/holds/{hold}":                      {"cancel", customer, a.serveCancel},
+		"POST /api/events/{event}/checkout":             {"checkout", customer, a.serveCheckout},
+		"POST /api/events/{event}/seats/{seat}/block":   {"block", boxOffice, a.serveBlock},
+		"POST /api/events/{event}/seats/{seat}/unblock": {"unblock", boxOffice, a.serveUnblock},
+		"PUT /api/events/{event}/blocks/{block}":        {"capacity", manager, a.serveCapacity},
+		"PUT /api/events/{event}":                       {"sale", manager, a.serveSale},
 	} {
 		mux.HandleFunc(pattern, a.api(act))
 	}
@@ -85,8 +72,8 @@ var (
 	holdForm = regexp.MustCompile(`^claim_[0-9a-f]{32}_[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$`)
 )
 
-// api checks a request before it is carried out: the session and the ids before anything reaches the database, then
-// the user's right. Failures of requests that change something go to the audit table.
+// api checks a request before it is carried out: the cookie and the ids before anything reaches the database, then
+// the session and the user's role. Failures of requests that change something go to the audit table.
 func (a *app) api(act action) http.HandlerFunc {
 	return func(w http.ResponseWriter, raw *http.Request) {
 		r := &request{Request: raw, action: act.name}
@@ -106,14 +93,15 @@ func (a *app) api(act action) http.HandlerFunc {
 	}
 }
 
-func (a *app) serve(w http.ResponseWriter, r *request, act action) (err error) {
-	if r.who, err = a.signedIn(r.Request); err != nil {
-		return err
+func (a *app) serve(w http.ResponseWriter, r *request, act action) error {
+	cookie, err := r.Cookie(sessionCookie)
+	if err != nil {
+		return errNoSession
 	}
 	if err := r.read(); err != nil {
 		return err
 	}
-	if err := a.known(r.Context(), &r.who); err != nil {
+	if r.who, err = a.signedIn(r.Context(), cookie); err != nil {
 		return err
 	}
 	if !r.who.Role.may(act.needs) {
@@ -168,29 +156,14 @@ func reply(w http.ResponseWriter, status int, body any) error {
 	return nil
 }
 
-// secured sets the headers of every answer. No cache keeps one, unless its handler says otherwise.
+// secured sets the headers of every answer. No cache keeps one.
 func secured(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		h := w.Header()
 		h.Set("Content-Security-Policy", "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'")
 		h.Set("X-Content-Type-Options", "nosniff")
 		h.Set("Referrer-Policy", "same-origin")
-		h.Set("Cache-Control", noStore)
-		next.ServeHTTP(unkept{w}, r)
+		h.Set("Cache-Control", "no-store")
+		next.ServeHTTP(w, r)
 	})
 }
-
-const noStore = "no-store"
-
-// unkept says again that no cache keeps an answer: the standard library takes it back before an error of its own.
-type unkept struct{ http.ResponseWriter }
-
-func (w unkept) WriteHeader(status int) {
-	if h := w.Header(); h.Get("Cache-Control") == "" {
-		h.Set("Cache-Control", noStore)
-	}
-	w.ResponseWriter.WriteHeader(status)
-}
-
-// Unwrap is for http.ResponseController.
-func (w unkept) Unwrap() http.ResponseWriter { return w.ResponseWriter }

@@ -11,20 +11,17 @@ create table if not exists hall.users (
     id   uuid primary key,
     org  uuid not null references hall.organisations,
     name text not null,
-    role text not null default 'customer' check (role in ('customer', 'scanner', 'box_office', 'manager'))
+    role text not null default 'customer' check (role in ('customer', 'box_office', 'manager'))
 );
 
 create table if not exists hall.events (
-    id           uuid primary key,
-    org          uuid not null references hall.organisations,
-    name         text not null,
-    status       text not null check (status in ('draft', 'published', 'live', 'closed', 'cancelled', 'archived')),
-    opens        timestamptz, -- of the sale
-    closes       timestamptz,
-    hold_seconds bigint check (hold_seconds between 1 and 3600), -- the process decides if it is null
-    holds_end    boolean not null default false, -- when the sale closes
-    check (opens < closes),
-    check (not holds_end or closes is not null)
+    id     uuid primary key,
+    org    uuid not null references hall.organisations,
+    name   text not null,
+    status text not null check (status in ('draft', 'published', 'live', 'closed', 'cancelled')),
+    opens  timestamptz, -- of the sale
+    closes timestamptz,
+    check (opens < closes)
 );
 
 create table if not exists hall.blocks (
@@ -84,11 +81,9 @@ create table if not exists hall.audit (
     changes   jsonb not null -- of a failure: the request
 );
 
-create index if not exists audit_seat on hall.audit (seat, id);
-create index if not exists audit_event on hall.audit (event, at) where code = '';
 
--- The key of the session cookies, common to all processes. A real service has it from where it keeps its secrets.
-create table if not exists hall.secrets (
-    one boolean primary key default true check (one),
-    key bytea not null
+create table if not exists hall.sessions (
+    id      text primary key,
+    person  uuid not null references hall.users on delete cascade,
+    expires timestamptz not null
 );

@@ -12,10 +12,9 @@ import (
 
 // hallMap is an event's map at one moment.
 type hallMap struct {
-	Status status `json:"status"`
+	hallEvent
 	// Sale is "open", or the code that a hold by way of the web is refused with.
 	Sale string `json:"sale"`
-	sale
 	// Seats has a letter for each seat, in their order: a available, h held, s sold, b blocked.
 	Seats  string     `json:"seats"`
 	Counts counts     `json:"counts"`
@@ -50,19 +49,6 @@ type ownHold struct {
 	LeftMS int64 `json:"left_ms"`
 }
 
-// shown is the part of a map that a browser shows, without times left.
-func (m *hallMap) shown() hallMap {
-	s := *m
-	s.holds, s.nextEnd, s.readAt = map[string][]ownHold{}, 0, time.Time{}
-	for holder, own := range m.holds {
-		for _, h := range own {
-			h.LeftMS = 0
-			s.holds[holder] = append(s.holds[holder], h)
-		}
-	}
-	return s
-}
-
 // One statement, and so one moment. metered.clock() is the clock by which the library ends holds.
 const mapSQL = `
 select ` + eventColumns + `, b.id, b.capacity, s.state, coalesce(s.hold, ''), coalesce(s.holder, ''),
@@ -80,13 +66,12 @@ func (a *app) readMap(ctx context.Context, org, event string) (*hallMap, error) 
 		return nil, err
 	}
 	m := &hallMap{holds: map[string][]ownHold{}, readAt: time.Now()}
-	var e hallEvent
 	var seats []byte
 	var block blockUse
 	var h ownHold
 	var holder string
 	var over bool
-	row := append(e.columns(), &block.ID, &block.Capacity, &h.State, &h.Hold, &holder, &h.HeldUntil, &h.LeftMS, &over)
+	row := append(m.columns(), &block.ID, &block.Capacity, &h.State, &h.Hold, &holder, &h.HeldUntil, &h.LeftMS, &over)
 	nextEnd := time.Hour
 	_, err = pgx.ForEachRow(rows, row, func() error {
 		if over {
@@ -127,9 +112,13 @@ func (a *app) readMap(ctx context.Context, org, event string) (*hallMap, error) 
 		return nil, errNotFound
 	}
 	m.Seats, m.Counts.Seats = string(seats), len(seats)
-	m.Status, m.sale, m.nextEnd = e.status, e.sale, min(nextEnd, e.nextChange())
-	m.Sale = "open"
-	if err := e.refuses(sources[web]); err != nil {
+	for _, at := range []*time.Time{m.Opens, m.Closes} {
+		if at != nil && at.After(m.now) {
+			nextEnd = min(nextEnd, at.Sub(m.now))
+		}
+	}
+	m.nextEnd, m.Sale = nextEnd, "open"
+	if err := m.refuses(sources[web]); err != nil {
 		m.Sale = explain(err).Code
 	}
 	return m, nil
@@ -160,48 +149,38 @@ func (a *app) serveMap(w http.ResponseWriter, r *request) error {
 	return reply(w, http.StatusOK, json.RawMessage(text))
 }
 
-const (
-	heartbeat    = 10 * time.Second
-	writeTimeout = 10 * time.Second
-)
+const writeTimeout = 10 * time.Second
 
-// serveStream sends the map now and whenever it has changed, as server-sent events.
+// serveStream sends the map now and whenever it was read anew, as server-sent events.
 func (a *app) serveStream(w http.ResponseWriter, r *request) error {
 	if _, err := a.readMap(r.Context(), r.who.Org, r.event); err != nil {
 		return err
 	}
-	maps, leave := a.live.look(r.who.Org, r.event)
+	watch, leave := a.live.look(r.who.Org, r.event)
 	defer leave()
 	w.Header().Set("Content-Type", "text/event-stream")
-
 	w.Header().Set("X-Accel-Buffering", "no") // for a proxy in between
 	control := http.NewResponseController(w)
 	_ = control.SetReadDeadline(time.Time{}) // a stream outlives Server.ReadTimeout
-	beat := time.NewTicker(heartbeat)
-	defer beat.Stop()
 	for {
-		var text []byte
+		m, next := watch.now()
+		if m != nil {
+			body, err := m.message(r.who.User)
+			// Whoever does not read for so long loses the connection, and may come again.
+			if err != nil || control.SetWriteDeadline(time.Now().Add(writeTimeout)) != nil {
+				return nil
+			}
+			if _, err := fmt.Fprintf(w, "data: %s\n\n", body); err != nil || control.Flush() != nil {
+				return nil
+			}
+		}
 		select {
 		case <-r.Context().Done():
 			return nil
-		case <-beat.C:
-			text = []byte(": still here\n\n")
-		case m, ok := <-maps:
-			if !ok {
+		case <-next:
+			if m, _ := watch.now(); m == nil {
 				return nil
 			}
-			body, err := m.message(r.who.User)
-			if err != nil {
-				return nil
-			}
-			text = fmt.Appendf(nil, "data: %s\n\n", body)
-		}
-		// Whoever does not read for so long loses the connection, and may come again.
-		if control.SetWriteDeadline(time.Now().Add(writeTimeout)) != nil {
-			return nil
-		}
-		if _, err := w.Write(text); err != nil || control.Flush() != nil {
-			return nil
 		}
 	}
 }

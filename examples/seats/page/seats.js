@@ -49,7 +49,6 @@ function sale(next) {
 
 // fill shows a manager how the sale is set, unless they are about to change it.
 function fill(next) {
-  if (document.activeElement !== $("status")) $("status").value = next.status;
   const form = $("window").elements;
   if ($("window").dataset.touched || $("window").contains(document.activeElement)) return;
   const local = (at) => {
@@ -60,8 +59,7 @@ function fill(next) {
   };
   form.opens.value = local(next.opens);
   form.closes.value = local(next.closes);
-  form.hold.value = next.hold_seconds || "";
-  form.end.checked = next.holds_end_with_sale;
+  form.status.value = next.status;
 }
 
 // show brings the page to what a map says. Maps are whole: there is nothing to remember of those before.
@@ -214,11 +212,8 @@ if (manages) {
     delete $("window").dataset.touched;
     const form = e.target.elements;
     const time = (input) => (input.value ? new Date(input.value).toISOString() : null);
-    set(`/api/events/${event}/sale`, {
-      opens: time(form.opens), closes: time(form.closes), hold_seconds: Number(form.hold.value) || null, holds_end_with_sale: form.end.checked,
-    }, "The sale is set.");
+    set(`/api/events/${event}`, { status: form.status.value, opens: time(form.opens), closes: time(form.closes) }, "The sale is set.");
   });
-  $("status").addEventListener("change", (e) => set(`/api/events/${event}`, { status: e.target.value }, "The event is changed."));
   for (const box of blocks) {
     const input = box.querySelector(".capacity input");
     input.addEventListener("change", () => {
