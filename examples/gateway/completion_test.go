@@ -3,7 +3,6 @@ package main
 import (
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"strings"
 	"sync"
 	"testing"
@@ -12,9 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // rows are the completions that were settled, by id.
@@ -188,52 +185,5 @@ func TestCompletion_WithoutAnAnswerOfTheModelCostsNothing(t *testing.T) {
 	require.Empty(t, f.requireSettled())
 	f.cfg.model = model
 	require.Equal(t, "stop", f.ask(f.bases[0], "key-of-ann", "key", "How is a stream metered?", 0).Finish, "the id was not used up")
-	require.Len(t, f.requireSettled(), 1)
-}
-
-func TestCompletion_OfAGatewayThatDiedIsFreedAndRunsAnewOnce(t *testing.T) {
-	t.Parallel()
-	f := openGateway(t)
-	f.grants(5 * dollar)
-	clock := pgtest.SetClock(t, f.pool, time.Now())
-	const prompt = "How is a stream metered?"
-	r := httptest.NewRequest(http.MethodPost, "/", strings.NewReader(fmt.Sprintf(
-		`{"model": "large", "messages": [{"role": "user", "content": %q}], "max_tokens": 100}`, prompt)))
-	r.Header.Set("Authorization", "Bearer key-of-ann")
-	r.Header.Set("Idempotency-Key", "key")
-	c, id, request, err := f.read(httptest.NewRecorder(), r)
-	require.NoError(t, err)
-	s, err := f.open(t.Context(), c, id, request)
-	require.NoError(t, err)
-	s.Close() // it dies, with its holds
-
-	h := f.ask(f.bases[0], "key-of-ann", "key", prompt, 0)
-	require.Equal(t, http.StatusConflict, h.Status)
-	require.Contains(t, h.Problem, `"code":"session_running"`)
-	_, held := f.spent(credit("acme"))
-	require.NotZero(t, held)
-	clock.Set(s.Hold().Due)
-	_, held = f.spent(credit("acme"))
-	require.Zero(t, held, "free when it is due")
-	all := make([]heard, 5)
-	var wg sync.WaitGroup
-	for i := range all {
-		wg.Go(func() {
-			for all[i].Status == 0 || all[i].Status == http.StatusConflict {
-				all[i] = f.ask(f.bases[0], "key-of-ann", "key", prompt, 0)
-				time.Sleep(5 * time.Millisecond) // a client's pause
-			}
-		})
-	}
-	wg.Wait()
-	for _, h := range all {
-		require.Equal(t, all[0], h)
-		require.Equal(t, "stop", h.Finish)
-	}
-	require.Len(t, f.model.ids(), 1)
-	require.Len(t, f.requireSettled(), 1)
-	var refused *metered.LostError
-	_, err = f.settle(t.Context(), s, c, id, request, completion{Usage: usage{Prompt: 1, Completion: 1}})
-	require.ErrorAs(t, err, &refused, "the dead, should it come back, settles nothing")
 	require.Len(t, f.requireSettled(), 1)
 }

@@ -3,7 +3,6 @@
 package exampledb
 
 import (
-	"cmp"
 	"context"
 	"crypto/rand"
 	"errors"
@@ -31,14 +30,9 @@ type Options struct {
 	Durable bool
 	// Private starts a throwaway server even if DATABASE_URL is set, for a program that crashes it. Defaults to false.
 	Private bool
-	// CloseTimeout is how long Close waits for connections that are in use. Defaults to DefaultCloseTimeout.
-	CloseTimeout time.Duration
 	// Log gets a line on the server. Defaults to the standard error.
 	Log io.Writer
 }
-
-// DefaultCloseTimeout is as long as the deadline of the examples' requests.
-const DefaultCloseTimeout = 10 * time.Second
 
 const createTimeout = time.Minute // the machine may be busy
 
@@ -47,8 +41,6 @@ type Database struct {
 	Pool   *pgxpool.Pool
 	server *pgserver.Server
 	name   string
-
-	closeTimeout time.Duration
 }
 
 // Open makes a database whose name begins with "metered_" and the program's. Call Close in the end.
@@ -60,10 +52,7 @@ func Open(ctx context.Context, program string, opts Options) (*Database, error) 
 	if err != nil {
 		return nil, err
 	}
-	d := &Database{
-		server: server, name: "metered_" + program + "_" + strings.ToLower(rand.Text()[:10]),
-		closeTimeout: cmp.Or(opts.CloseTimeout, DefaultCloseTimeout),
-	}
+	d := &Database{server: server, name: "metered_" + program + "_" + strings.ToLower(rand.Text()[:10])}
 	// After Ctrl-C, too, it is known whether there is a database to remove.
 	creating, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
 	err = d.admin(creating, "create database %s template template0 encoding 'UTF8' lc_collate 'C' lc_ctype 'C'")
@@ -103,18 +92,18 @@ func Server(ctx context.Context) (connString string, throwaway bool, stop func()
 }
 
 // Close closes the pool and removes the database, and the server if it is a throwaway one. It works after Ctrl-C, too.
-// Connections that are still in use after Options.CloseTimeout are an error, and are cut.
+// Connections that are still in use after 10 s are an error, and are cut.
 func (d *Database) Close() (err error) {
 	if d.Pool != nil {
-		err = ClosePool(d.Pool, d.closeTimeout)
+		err = ClosePool(d.Pool)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
 	return errors.Join(err, d.admin(ctx, "drop database if exists %s with (force)"), d.server.Stop())
 }
 
-// ClosePool is Pool.Close, which waits for ever for connections that are in use, with a bound.
-func ClosePool(pool *pgxpool.Pool, timeout time.Duration) error {
+// ClosePool is Pool.Close, which waits for ever for connections that are in use, with a bound of 10 s.
+func ClosePool(pool *pgxpool.Pool) error {
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)
@@ -123,12 +112,10 @@ func ClosePool(pool *pgxpool.Pool, timeout time.Duration) error {
 	select {
 	case <-closed:
 		return nil
-	case <-time.After(timeout):
-		return errInUse
+	case <-time.After(10 * time.Second):
+		return errors.New("connections of the pool are still in use")
 	}
 }
-
-var errInUse = errors.New("connections of the pool are still in use")
 
 // admin runs a statement about the database from outside of it.
 func (d *Database) admin(ctx context.Context, format string) error {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"io"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
@@ -45,21 +44,4 @@ func TestOpen_MakesADatabaseAndCloseRemovesIt(t *testing.T) {
 	var left int
 	require.NoError(t, conn.QueryRow(t.Context(), `select count(*) from pg_database where datname like 'metered\_trial\_%'`).Scan(&left))
 	require.Zero(t, left, "of one that could not be filled")
-}
-
-func TestClose_WaitsNotForEverForAConnectionThatIsInUse(t *testing.T) {
-	db, err := exampledb.Open(t.Context(), "trial", exampledb.Options{CloseTimeout: time.Millisecond, Log: io.Discard})
-	require.NoError(t, err)
-	conn, err := db.Pool.Acquire(t.Context())
-	require.NoError(t, err)
-	closed := make(chan error, 1)
-	go func() { closed <- db.Close() }()
-	select {
-	case err := <-closed:
-		require.ErrorContains(t, err, "still in use")
-	case <-time.After(time.Minute):
-		t.Error("it waits")
-	}
-	require.Error(t, conn.Ping(t.Context()), "it was cut")
-	conn.Release()
 }

@@ -40,7 +40,7 @@ func Use(ctx context.Context, connString, program string, opts Options) (pool *p
 		pool.Close()
 		return nil, nil, err
 	}
-	return pool, func() error { return ClosePool(pool, DefaultCloseTimeout) }, nil
+	return pool, func() error { return ClosePool(pool) }, nil
 }
 
 func newPool(ctx context.Context, connString string, maxConns int32) (*pgxpool.Pool, error) {
