@@ -135,3 +135,19 @@ func TestSweep_OfAnAbandonedRunGivesUnusedUnitsBack(t *testing.T) {
 	require.Equal(t, 2, report.Settled)
 	o.stands(t, 15, 985, 15)
 }
+
+// A run's spending counts in the month in which the run ends.
+func TestWork_OverTheEndOfAMonth(t *testing.T) {
+	t.Parallel()
+	o, clock := openOffice(t, time.Date(2026, 5, 31, 23, 0, 0, 0, time.UTC))
+	_, err := o.work(t.Context(), "ann", "1", 800, 2*time.Hour, func(ctx context.Context, r *run) error {
+		_, _, err := r.call(ctx, "in May", "search", 300)
+		require.NoError(t, err)
+		clock.Advance(time.Hour)
+		o.stands(t, 0, 200, 300)
+		_, _, err = r.call(ctx, "in June", "search", 400)
+		return err
+	})
+	require.NoError(t, err)
+	o.stands(t, 700, 300, 700)
+}

@@ -274,3 +274,22 @@ func TestPayments_AnnouncedAndBouncedAgainCountOnce(t *testing.T) {
 	require.NoError(t, f.pool.QueryRow(t.Context(), `select sum(units) from debts`).Scan(&debts))
 	require.Equal(t, int64(200), debts)
 }
+
+// Many at once close the same month: one invoice, one grant.
+func TestRenew_AtOnceIsOnce(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	f.renders("r", 1_400)
+	f.clock.Set(f.at(2, 28, 9))
+	var done atomic.Int64
+	require.NoError(t, pgtest.InParallel(8, func(int) error {
+		renewed, err := f.renew(context.Background(), "ann")
+		if renewed {
+			done.Add(1)
+		}
+		return err
+	}))
+	require.Equal(t, int64(1), done.Load())
+	require.Equal(t, int64(20_00+400), f.invoice(f.at(1, 31, 9)).Total)
+	f.has(1_000, 1_000, 0, 0)
+}

@@ -5,6 +5,7 @@ import (
 	"log/slog"
 	"net/http"
 	"strings"
+	"time"
 
 	"github.com/pgmetered/metered/httpmetered"
 )
@@ -55,8 +56,11 @@ func (a *app) handler() (http.Handler, error) {
 		}
 		answer(w, http.StatusOK, s)
 	}))
-	return mux, nil
+	return http.TimeoutHandler(mux, requestTimeout, ""), nil
 }
+
+// requestTimeout bounds a request and all its waits.
+const requestTimeout = 10 * time.Second
 
 func apiKey(r *http.Request) string {
 	key, _ := strings.CutPrefix(r.Header.Get("Authorization"), "Bearer ")

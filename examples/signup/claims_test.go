@@ -209,3 +209,20 @@ func TestStranger_LearnsAndChangesNothing(t *testing.T) {
 	try()
 	require.Len(t, f.users(t), 1)
 }
+
+func TestCancel_FreesTheAddressAtOnce(t *testing.T) {
+	t.Parallel()
+	f := open(t)
+	ann, ben := f.visitor(), f.visitor()
+	first := ann.do(t.Context(), "POST", "/claims", email("x@example.com")).ID
+	for range 2 {
+		require.Equal(t, http.StatusNoContent, ann.do(t.Context(), "DELETE", "/claims/"+first, nil).Status)
+	}
+	second := ben.do(t.Context(), "POST", "/claims", email("x@example.com"))
+	require.Equal(t, http.StatusCreated, second.Status)
+	require.NotEqual(t, first, second.ID)
+	require.Equal(t, http.StatusConflict, ann.do(t.Context(), "POST", "/claims/"+first+"/confirm", named("Ann")).Status)
+	require.Equal(t, http.StatusNoContent, ann.do(t.Context(), "DELETE", "/claims/"+first, nil).Status)
+	require.Equal(t, http.StatusCreated, ben.do(t.Context(), "POST", "/claims/"+second.ID+"/confirm", named("Ben")).Status)
+	require.Len(t, f.users(t), 1)
+}

@@ -24,8 +24,11 @@ func (s *signup) handler() http.Handler {
 	mux.HandleFunc("POST /claims", s.serveClaim)
 	mux.HandleFunc("POST /claims/{id}/confirm", s.serveConfirm)
 	mux.HandleFunc("DELETE /claims/{id}", s.serveCancel)
-	return http.NewCrossOriginProtection().Handler(mux)
+	return http.NewCrossOriginProtection().Handler(http.TimeoutHandler(mux, requestTimeout, ""))
 }
+
+// requestTimeout bounds a request and all its waits.
+const requestTimeout = 10 * time.Second
 
 // claimed is a claim as its visitor sees it.
 type claimed struct {
