@@ -156,7 +156,11 @@ var calls = []call{
 	{name: "revoke-token", needs: aToken, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
 		_, err := w.tokens.RevokeSubject(ctx, tx, "order", w.name)
 		return err
-	}, model: func(m *model) string { m.uses = 0; return ok }},
+	}, model: func(m *model) string {
+		m.revoked += min(1, m.uses)
+		m.uses = 0
+		return ok
+	}},
 
 	{name: "command", own: func(ctx context.Context, c *metered.Client, _ *pgxpool.Pool, w *world, level pgx.TxIsoLevel) error {
 		_, err := metered.Do(ctx, c, metered.Command{ID: "command", Tenant: w.name, Isolation: level, Charges: []budget.Charge{w.charge("s", 35)}},

@@ -17,6 +17,7 @@ type model struct {
 	holds    map[string]string // states
 	held     map[string]int64  // units of "s" of a hold that is live
 	uses     int               // of the token
+	revoked  int               // tokens
 	minted   bool
 	done     map[string]bool // operations, job keys, references
 	lots     []lot
@@ -140,7 +141,7 @@ func (m *model) text() string {
 	for _, l := range m.lots {
 		lots[l.ref] += l.rest
 	}
-	fmt.Fprintf(&b, "uses=%d lots=%d,%d done=%d lease=%s/%d reports=%d", m.uses, lots["a"], lots["c"], m.count(), m.lease, m.leased, m.reports)
+	fmt.Fprintf(&b, "uses=%d revoked=%d lots=%d,%d done=%d lease=%s/%d reports=%d", m.uses, m.revoked, lots["a"], lots["c"], m.count(), m.lease, m.leased, m.reports)
 	return b.String()
 }
 

@@ -46,9 +46,14 @@ type explorer struct {
 
 func newExplorer(t *testing.T, sessions int) *explorer {
 	t.Helper()
+	return newExplorerOf(t, sessions, schema.Current().Source())
+}
+
+// newExplorerOf is an explorer of another text of the schema.
+func newExplorerOf(t *testing.T, sessions int, source string) *explorer {
+	t.Helper()
 	ctx := t.Context()
 	e := &explorer{db: pgtest.OpenWith(t, pgtest.Options{Empty: true})}
-	source := schema.Current().Source()
 	gated := interleave.Gated(source, interleave.Shared(source, "metered"))
 	require.Equal(t, source, interleave.Ungated(gated), "the schema is the same but for its gates")
 	conn, err := pgx.ConnectConfig(ctx, e.db.Config().ConnConfig)
@@ -253,6 +258,43 @@ func TestOrders_PairsAreSerial(t *testing.T) {
 	}
 	wg.Wait()
 	t.Logf("%d orders with at most %d preemptions, of %d pairs of calls at a setting of levels, in %s: %.0f a second", total, *preemptions, done, time.Since(began).Round(time.Second), float64(total)/time.Since(began).Seconds())
+}
+
+// planted are faults that the guard of the ledger does not meet: one commit between two statements is enough for a wrong answer.
+var planted = []struct{ name, old, new, calls, at string }{
+	{"a lease is spent from while it is settled", "if pg_try_advisory_xact_lock_shared(of_fence) then", "if true then", "lease-spend+lease-settle", "rc,rc"},
+	{"an old snapshot spends from a settled lease", "perform from metered.leases l where l.no = of_lease for key share;", "perform from metered.leases l where l.no = of_lease;", "lease-spend+lease-settle", "rr,rc"},
+	{"a lease is settled twice", "    perform metered._lock_keys(array[metered._lease_key(of_no)], wait_ms);\n    before := metered._bound_lock_wait(wait_ms);\n    select * into l from metered.leases y where y.no = of_no for update;",
+		"    before := metered._bound_lock_wait(wait_ms);\n    select * into l from metered.leases y where y.no = of_no;", "lease-settle+lease-settle", "rc,rc"},
+	{"a token is looked at, and then used", "and (t.purpose = for_purpose and t.subject = for_subject and t.ended_at is null and", "and exists (select from metered.tokens z where z.digest = token_digest and z.ended_at is null) and (t.purpose = for_purpose and t.subject = for_subject and", "consume+consume", "rc,rc"},
+	{"a used token is revoked", "order by t.digest || '' for no key update) o;", "order by t.digest || '') o;", "consume+revoke-token", "rc,rc"},
+}
+
+// found notes that an order was not serial, instead of failing.
+type found struct {
+	testing.TB
+	errors []string
+}
+
+func (f *found) Errorf(format string, args ...any) {
+	f.errors = append(f.errors, fmt.Sprintf(format, args...))
+}
+
+// Each of the planted faults is found, with one preemption.
+func TestOrders_FindPlantedFaults(t *testing.T) {
+	for _, fault := range planted {
+		source := schema.Current().Source()
+		require.Equal(t, 1, strings.Count(source, fault.old), fault.name)
+		e := newExplorerOf(t, 2, strings.Replace(source, fault.old, fault.new, 1))
+		var all []call
+		for _, name := range strings.Split(fault.calls, "+") {
+			all = append(all, calls[slices.IndexFunc(calls, func(c call) bool { return c.name == name })])
+		}
+		f := &found{TB: t}
+		e.explore(f, all, strings.Split(fault.at, ","), 1)
+		require.NotEmpty(t, f.errors, fault.name)
+		t.Logf("%s: %.200s", fault.name, f.errors[0])
+	}
 }
 
 // An order that is run again takes the same steps, so make interleave ORDER=... shows a failure again. It prints the steps, the answers and

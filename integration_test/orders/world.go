@@ -265,8 +265,9 @@ select
         else format('%s spent=%s refunded=%s credited=%s held=%s; ', name, spent, refunded, credited, held) end, '' order by array_position('{s,t,w,child}', name)) from sums)
     || (select string_agg(format('%s=%s ', i.id, case when h.state = 'h' and h.due <= metered.clock() then 'x' else h.state::text end), '' order by i.n)
         from (values (1, 'capture'), (2, 'due'), (3, 'place')) i(n, id) left join metered.holds h on h.tenant = $1 and h.id = i.id)
-    || format('uses=%s lots=%s,%s done=%s lease=%s reports=%s',
+    || format('uses=%s revoked=%s lots=%s,%s done=%s lease=%s reports=%s',
         (select coalesce(sum(t.uses - t.used) filter (where t.ended_at is null), 0) from metered.tokens t where t.subject = $1),
+        (select count(*) from metered.tokens t where t.subject = $1 and t.revoked),
         (select coalesce(sum(l.rest), 0) from metered.lots l left join metered.lots f on f.no = l.from_lot where l.scope = $1 || '/w' and coalesce(f.reference, l.reference) = 'a' and l.expires_at > metered.clock()),
         (select coalesce(sum(l.rest), 0) from metered.lots l where l.scope = $1 || '/w' and l.reference = 'c' and l.expires_at > metered.clock()),
         (select count(*) from metered.operations o where o.tenant = $1) + (select count(*) from metered.job_keys k where k.tenant = $1),
