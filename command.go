@@ -273,7 +273,7 @@ func (op *operation) record(ctx context.Context, refusal error) (command.Record,
 func (op *operation) takeSticky(ctx context.Context) error {
 	var receipt budget.Receipt
 	var refused error
-	ctx, span := op.client.observer.Start(ctx, observe.Op{Work: observe.Flush, Name: observe.FlushSticky})
+	ctx, span := op.client.observer.Start(ctx, observe.Op{Work: observe.Flush, Name: "sticky"})
 	op.RoundTrips += 3 // BEGIN, the charge, COMMIT
 	err := op.client.runTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
 		receipt, refused = op.client.Budget.Charge(ctx, tx, op.cmd.Sticky...)

@@ -212,7 +212,7 @@ func ExampleValidate() {
 	fmt.Println("repaired:", repaired.Repaired[0].Object)
 	report, err = metered.Validate(ctx, pool, "")
 	check(err)
-	fmt.Println("fit to serve:", report.OK())
+	fmt.Println("fit to serve:", report.Err() == nil)
 	// Output:
 	// function clock() can be executed by everybody
 	// repaired: function clock()

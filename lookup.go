@@ -156,7 +156,7 @@ type refusal struct {
 	Exceeded      *budget.ExceededError      `json:"exceeded,omitempty"`
 	Scopes        *budget.ScopeError         `json:"scopes,omitempty"`
 	RefundExceeds *budget.RefundExceedsError `json:"refund_exceeds,omitempty"`
-	Token         tokens.Reason              `json:"token,omitempty"`
+	Token         string                     `json:"token,omitempty"`
 	Unknown       holds.Reason               `json:"unknown,omitempty"`
 	Taken         *holds.TakenError          `json:"taken,omitempty"`
 	State         *holds.StateError          `json:"state,omitempty"`

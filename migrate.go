@@ -87,16 +87,12 @@ type SchemaDifference struct {
 	Have    string `json:"have,omitempty"` // as it is
 }
 
-func (d SchemaDifference) String() string { return migrate.Difference(d).String() }
-
 func differences(all []migrate.Difference) (wrong []SchemaDifference) {
 	for _, d := range all {
 		wrong = append(wrong, SchemaDifference(d))
 	}
 	return wrong
 }
-
-func (r SchemaReport) OK() bool { return r.Err() == nil }
 
 // Err is nil if this build can use the schema. Otherwise it is ErrNotMigrated (no schema, or an older one),
 // ErrSchemaVersion (newer, and without a function that this build calls) or ErrSchemaDiffers.

@@ -17,6 +17,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/holds/holdjobs"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/ledger"
@@ -324,8 +325,8 @@ func checkChannel(field, channel string) error {
 
 func (c *Client) checkNotify() error {
 	switch from := c.cfg.NotifyChargesFrom; {
-	case from < 0 || from > budget.MaxAmount:
-		return invalid("Config.NotifyChargesFrom", "%d is not from 0 to %d", from, int64(budget.MaxAmount))
+	case from < 0 || from > bounds.MaxAmount:
+		return invalid("Config.NotifyChargesFrom", "%d is not from 0 to %d", from, int64(bounds.MaxAmount))
 	case from > 0:
 		return checkChannel("Config.NotifyChargesFrom", c.channel())
 	case c.cfg.NotifyJobs:

@@ -145,7 +145,7 @@ func chargeByWindow(ctx context.Context, b *bench, limits []budget.Limit) (sampl
 		return samples{}, err
 	}
 	report, err := c.client.Budget.Verify(ctx, c.Pool, budget.VerifyOptions{Scope: chainName(c.largest(), 0)})
-	if err == nil && !report.OK() {
+	if err == nil && len(report.Differences) > 0 {
 		err = fmt.Errorf("the ledger does not verify: %v", report.Differences[0])
 	}
 	return out.cost(big.name, small.name), err

@@ -95,12 +95,12 @@ func TestCharge_RefusesWrongArgumentsBeforeAnySQL(t *testing.T) {
 		{"charges[1].Scope", with(func(c *budget.Charge) { c.Scope = "" })},
 		{"charges[1].Amount", with(func(c *budget.Charge) { c.Amount = 0 })},
 		{"charges[1].Amount", with(func(c *budget.Charge) { c.Amount = -1 })},
-		{"charges[1].Amount", with(func(c *budget.Charge) { c.Amount = budget.MaxAmount + 1 })},
-		{"charges[1].Amount", with(func(c *budget.Charge) { c.Amount = budget.MaxAmount })}, // 1 more together
+		{"charges[1].Amount", with(func(c *budget.Charge) { c.Amount = bounds.MaxAmount + 1 })},
+		{"charges[1].Amount", with(func(c *budget.Charge) { c.Amount = bounds.MaxAmount })}, // 1 more together
 		{"charges[1].Limits", limited(make([]budget.Limit, bounds.MaxLimits+1)...)},
 		{"charges[1].Limits", []budget.Charge{{Scope: "a", Amount: 1, Limits: distinct(0)}, {Scope: "a", Amount: 1, Limits: distinct(100)}}},
 		{"charges[1].Limits[1].Max", limited(budget.Prepaid(0), budget.Lifetime(-1))},
-		{"charges[1].Limits[0].Max", limited(budget.Lifetime(budget.MaxLimit + 1))},
+		{"charges[1].Limits[0].Max", limited(budget.Lifetime(bounds.MaxLimit + 1))},
 		{"charges[1].Limits[0].Window", limited(budget.Limit{Max: 2})},
 		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: -time.Second})},
 		{"charges[1].Limits[0].Window", limited(budget.Limit{Window: -1})},
@@ -151,7 +151,7 @@ func TestOtherCalls_RefuseWrongArgumentsBeforeAnySQL(t *testing.T) {
 
 	requireArgument(t, credit(budget.Credit{Amount: 1}), "Credit.Scope")
 	requireArgument(t, credit(budget.Credit{Scope: "a"}), "Credit.Amount")
-	requireArgument(t, credit(budget.Credit{Scope: "a", Amount: budget.MaxAmount + 1}), "Credit.Amount")
+	requireArgument(t, credit(budget.Credit{Scope: "a", Amount: bounds.MaxAmount + 1}), "Credit.Amount")
 	requireArgument(t, refund(budget.Refund{Seq: 1, Amount: 1}), "Refund.Scope")
 	requireArgument(t, refund(budget.Refund{Scope: "a", Amount: 1}), "Refund.Seq")
 	requireArgument(t, refund(budget.Refund{Scope: "a", Seq: -1, Amount: 1}), "Refund.Seq")

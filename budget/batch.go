@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
@@ -20,16 +21,17 @@ import (
 
 // Result is the answer to one charge or event of a batch.
 type Result struct {
-	Posted  Posted     // the entry, if Err is nil
+	Posted  Posted     // if Err is nil
 	Err     error      // a refusal of the charge or event, or an error of it alone, such as ErrClock
-	Crossed []Crossing // thresholds that the charge crossed
+	Crossed []Crossing // thresholds
 }
 
-// ChargeEach makes up to MaxBatch charges in one round trip, each on its own: a refusal is in its Result, and stops no other. Results have
-// the order of the charges. Each charge has an entry, and counts for later charges of its scope.
+// ChargeEach makes up to 1,000 charges in one round trip, each on its own: a refusal is in its Result, and stops no other. Each charge has
+// an entry, and counts for later charges of its scope. Results have the order of the charges.
 //
-// It locks all scopes until tx ends, each in a place of the server's lock table (max_locks_per_transaction times max_connections). Its own error
-// aborts tx, but not with thresholds, where it works in a savepoint. Limit.MaxFrom is refused. Without a transaction of yours, use a Batcher.
+// It locks all scopes until tx ends, each in a place of the server's lock table (max_locks_per_transaction times max_connections). Its own
+// error aborts tx, but not with thresholds, where it works in a savepoint. Limit.MaxFrom is refused. Without a transaction of yours, use a
+// Batcher.
 func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("charges", len(charges))); err != nil {
 		return nil, err
@@ -59,8 +61,8 @@ func (l *Ledger) eachIn(ctx context.Context, tx pgx.Tx, asks []*asked) ([]Result
 }
 
 func checkBatch(field string, n int) error {
-	if n < 1 || n > MaxBatch {
-		return invalid(field, "are %d, want 1 to %d", n, MaxBatch)
+	if n < 1 || n > bounds.MaxBatch {
+		return invalid(field, "are %d, want 1 to %d", n, bounds.MaxBatch)
 	}
 	return nil
 }

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
@@ -115,7 +116,7 @@ func TestChargeEach_RefusesArgumentsBeforeAnySQL(t *testing.T) {
 		require.ErrorAs(t, err, &argument, field)
 		require.Equal(t, field, argument.Field)
 	}
-	_, err := each(t.Context(), pool, l, make([]budget.Charge, budget.MaxBatch+1)...)
+	_, err := each(t.Context(), pool, l, make([]budget.Charge, bounds.MaxBatch+1)...)
 	require.ErrorIs(t, err, budget.ErrArgument)
 	_, err = l.ChargeEach(t.Context(), nil, take("a", 1))
 	require.ErrorIs(t, err, budget.ErrArgument)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/pause"
@@ -16,14 +17,14 @@ import (
 
 // BatcherConfig configures a Batcher. The zero value is ready for use.
 type BatcherConfig struct {
-	MaxBatch int           // charges in one transaction, 1 to MaxBatch. Defaults to 512
-	Lanes    int           // batches in flight, each on a connection, 1 to 64. A scope stays in its lane. Defaults to 2
-	Timeout  time.Duration // of a batch with its attempts, 100ms to 1h: callers wait a few of these at most. Defaults to 30s
+	MaxBatch int           // charges in one transaction, 1 to 1,000. Defaults to 512
+	Lanes    int           // batches in flight, each on a connection, 1 to 64. Defaults to 2
+	Timeout  time.Duration // of a batch with its attempts, 100ms to 1h. Defaults to 30s
 }
 
-// Batcher commits the charges of many goroutines together: those that arrived while the last batch was committed. A lone charge does not wait, nor
-// one for a scope that another transaction locks. Charges are judged as by Ledger.ChargeEach, those of a scope in the order of their arrival. A
-// Batcher has no goroutine while it is idle, and is safe for concurrent use.
+// Batcher commits the charges of many goroutines together: those that arrived while the last batch was committed. A lone charge does not
+// wait, nor one for a scope that another transaction locks. Charges are judged as by Ledger.ChargeEach, those of a scope in the order of
+// their arrival. It is safe for concurrent use.
 type Batcher struct {
 	ledger *Ledger
 	pool   *pgxpool.Pool
@@ -42,8 +43,8 @@ func NewBatcher(pool *pgxpool.Pool, l *Ledger, cfg BatcherConfig) (*Batcher, err
 	}
 	cfg = BatcherConfig{cmp.Or(cfg.MaxBatch, 512), cmp.Or(cfg.Lanes, 2), cmp.Or(cfg.Timeout, 30*time.Second)}
 	switch {
-	case cfg.MaxBatch < 1 || cfg.MaxBatch > MaxBatch:
-		return nil, invalid("BatcherConfig.MaxBatch", "%d is not from 1 to %d", cfg.MaxBatch, MaxBatch)
+	case cfg.MaxBatch < 1 || cfg.MaxBatch > bounds.MaxBatch:
+		return nil, invalid("BatcherConfig.MaxBatch", "%d is not from 1 to %d", cfg.MaxBatch, bounds.MaxBatch)
 	case cfg.Lanes < 1 || cfg.Lanes > 64:
 		return nil, invalid("BatcherConfig.Lanes", "%d is not from 1 to 64", cfg.Lanes)
 	case cfg.Timeout < 100*time.Millisecond || cfg.Timeout > time.Hour:
@@ -57,8 +58,8 @@ func NewBatcher(pool *pgxpool.Pool, l *Ledger, cfg BatcherConfig) (*Batcher, err
 	return b, nil
 }
 
-// Charge returns when the charge is committed, or was not made: by a refusal, or on ErrBusy, ErrClosed, ErrSerialization or an error of the
-// connection. On ErrCommitUnknown it may be committed. If ctx ends, a charge that waits for its batch is not made, and one in a batch
+// Charge returns when the charge is committed, or was not made: a refusal, ErrBusy, ErrClock, ErrClosed, ErrSerialization or an error of
+// the connection. On ErrCommitUnknown it may be committed. If ctx ends, a charge that waits for its batch is not made, and one in a batch
 // under way is ErrCommitUnknown.
 func (b *Batcher) Charge(ctx context.Context, charge Charge) (Posted, error) {
 	if err := b.made(); err != nil {

@@ -18,6 +18,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -126,7 +127,7 @@ func TestBatcher_AnInvalidChargeNeverJoins(t *testing.T) {
 	_, err = b.Ingest(t.Context(), event("", "a", 1))
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, "event.ID", argument.Field)
-	for _, cfg := range []budget.BatcherConfig{{MaxBatch: -1}, {MaxBatch: budget.MaxBatch + 1}, {Lanes: -1}, {Lanes: 65}, {Timeout: 1}, {Timeout: 2 * time.Hour}} {
+	for _, cfg := range []budget.BatcherConfig{{MaxBatch: -1}, {MaxBatch: bounds.MaxBatch + 1}, {Lanes: -1}, {Lanes: 65}, {Timeout: 1}, {Timeout: 2 * time.Hour}} {
 		_, err := budget.NewBatcher(pool, l, cfg)
 		require.ErrorIs(t, err, budget.ErrArgument)
 	}

@@ -9,27 +9,20 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Bounds of amounts, limits and batches.
-const (
-	MaxAmount = 1 << 53 // of one entry: exact as a JSON number
-	MaxLimit  = 1 << 62 // of Limit.Max
-	MaxBatch  = 1000    // of charges in one ChargeEach, and of events in one Ingest
-)
-
 // Charge is an amount to take from a scope if all of its Limits admit it.
 type Charge struct {
-	Scope       string  `json:"scope"`                  // 1 to 255 bytes of UTF-8
-	Amount      int64   `json:"amount"`                 // units, 1 to MaxAmount
-	Limits      []Limit `json:"limits,omitempty"`       // up to 16. Without limits, the charge is only recorded
-	Note        Note    `json:"note,omitzero"`          // is stored with the entry
+	Scope       string  `json:"scope"`            // 1 to 255 bytes of UTF-8
+	Amount      int64   `json:"amount"`           // units, 1 to 2^53
+	Limits      []Limit `json:"limits,omitempty"` // up to 16. Without limits, the charge is only recorded
+	Note        Note    `json:"note,omitzero"`
 	MustExist   bool    `json:"must_exist,omitempty"`   // refuses a scope that was not created or is retired. Defaults to Config.MustExist
-	NoStandings bool    `json:"no_standings,omitempty"` // leaves Posted.Standings out, which makes windows faster. Defaults to Config.NoStandings
+	NoStandings bool    `json:"no_standings,omitempty"` // leaves Posted.Standings out, which is faster. Defaults to Config.NoStandings
 }
 
 // Receipt lists the entries of a call, in the order in which scopes first appear.
 type Receipt struct {
 	Entries []Posted   `json:"entries"`
-	Crossed []Crossing `json:"crossed,omitempty"` // thresholds that the call crossed
+	Crossed []Crossing `json:"crossed,omitempty"` // thresholds
 }
 
 // Posted is an entry that was written.
@@ -49,7 +42,7 @@ type Standing struct {
 	Used        int64     `json:"used"`                  // units that count, without held ones. Negative with credit
 	Held        int64     `json:"held"`                  // units of open holds and leases
 	Available   int64     `json:"available"`             // the largest amount that the limit still admits
-	PeriodStart time.Time `json:"period_start,omitzero"` // of the limit's period. Zero without one
+	PeriodStart time.Time `json:"period_start,omitzero"` // of a limit by period
 	PeriodEnd   time.Time `json:"period_end,omitzero"`   // where the next period begins
 }
 
@@ -89,7 +82,7 @@ const checkSQL = `
 select used, held, refused, periods
 from metered.check_charge($1::metered.new_charge[], $2::interval)`
 
-// Check returns the answer of Charge now, without Seq and At, without a lock or a write, on a replica too. Only a charge is authoritative.
+// Check returns the answer of Charge now, without Seq and At. Only a charge is authoritative.
 func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Receipt, error) {
 	if err := notNil("db", db); err != nil {
 		return Receipt{}, err

@@ -46,7 +46,7 @@ func TestCharge_RefusalNamesEveryLimitAndLeavesTheTransactionUsable(t *testing.T
 	require.Equal(t, int64(2), usage[1].Seq)
 	report, err := l.Verify(ctx, pool, budget.VerifyOptions{})
 	require.NoError(t, err)
-	require.True(t, report.OK(), report.Differences)
+	require.Empty(t, report.Differences)
 	require.Equal(t, int64(2), report.Entries)
 }
 
@@ -198,7 +198,7 @@ func TestCharge_HeldUnitsCountAgainstEveryLimit(t *testing.T) {
 	require.Equal(t, []int64{5, int64(due)}, []int64{u.Held, int64(u.HoldDue)}, "every entry carries them on")
 	for e, err := range l.Entries(ctx, pool, "a", budget.EntriesOptions{After: 1}) {
 		require.NoError(t, err)
-		require.Equal(t, []any{"", "", "", e.Kind == budget.Kind("refund")}, []any{e.Hold, e.OperationTenant, e.Operation, e.Ref != 0}, "and nothing else")
+		require.Equal(t, []any{"", "", "", e.Kind == "refund"}, []any{e.Hold, e.OperationTenant, e.Operation, e.Ref != 0}, "and nothing else")
 	}
 }
 

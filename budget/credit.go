@@ -14,9 +14,9 @@ import (
 // Credit is an amount to add to a scope: a top-up, prepaid money.
 type Credit struct {
 	Scope     string // 1 to 255 bytes of UTF-8
-	Amount    int64  // units, 1 to MaxAmount
-	Note      Note   // is stored with the entry
-	MustExist bool   // as in Charge
+	Amount    int64  // units, 1 to 2^53
+	Note      Note
+	MustExist bool // as in Charge
 }
 
 const creditSQL = `

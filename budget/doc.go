@@ -1,5 +1,5 @@
-// Package budget is a ledger of integer units – money, quota, stock – in Postgres, with limits over exact sliding windows, calendar
-// periods and lifetimes. Most programs want Ledger.Charge, or package metered, which calls it in a command.
+// Package budget is a ledger of integer units – money, quota, stock – in Postgres, with limits over exact sliding windows, calendar periods
+// and lifetimes. Most programs want Ledger.Charge, or package metered, which calls it in a command.
 //
 //	ledger, err := budget.New(budget.Config{})
 //	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -9,21 +9,19 @@
 //		return err
 //	})
 //
-// ChargeEach makes many charges in one call, Ingest counts events once that may arrive twice, and a Batcher commits the charges of many
-// goroutines together. Usage reads the use of scopes now, and Series their use by day or month.
-//
-// A scope is a name of yours. It needs no creation, so a mistyped name is another scope: Scopes and MustExist guard against that. Its ledger is a
-// chain of entries that never change. Limits come with each call. A charge is admitted if, for each limit,
+// A scope is a name of yours, and needs no creation. A mistyped name is another scope: Scopes and MustExist guard against that. Its ledger
+// is a chain of entries that never change. Limits come with each call. A charge is admitted if, for each limit,
 //
 //	units used inside the window or period + held units + amount <= limit
 //
-// A charge counts by the database's clock, while it is younger than the window, or in the period that it falls in. A refund counts at the time
-// of its charge, a credit for lifetimes only, and held units until they are captured or freed.
+// A charge counts by the database's clock, while it is younger than the window, or in its period. A refund counts at the time of its
+// charge, a credit for lifetimes only, and held units until they are captured or freed.
 //
-// Rolling back undoes a write. Calls but Ingest are not idempotent: metered.Do is. A write locks its scopes until the transaction ends, in the
-// order of their keys, so charge last. Two calls in a transaction can deadlock (SQLSTATE 40P01) with another's: use one call, Ledger.Lock, or
-// a command. All isolation levels are correct, and READ COMMITTED is the fastest (docs/operations.md).
+// Rolling back undoes a write. Calls but Ingest are not idempotent: metered.Do is. A write locks its scopes until the transaction ends, in
+// the order of their keys, so charge last. Two calls in a transaction can deadlock (SQLSTATE 40P01) with another's: use one call,
+// Ledger.Lock, or a command. All isolation levels are correct, and READ COMMITTED is the fastest.
 //
-// Every call may fail with an *ArgumentError, before any SQL. Every write may fail with ErrBusy, ErrOverflow or ErrSerialization, and a charge
-// with ErrClock or ErrWindowPurged too: these abort the transaction. A refusal, *ExceededError or *ScopeError, leaves it usable.
+// Every call may fail with an *ArgumentError, before any SQL. Every write may fail with ErrBusy, ErrOverflow or ErrSerialization, and a
+// charge with ErrClock or ErrWindowPurged too: these abort the transaction. A refusal, *ExceededError or *ScopeError, leaves it usable.
+// Reads take no lock, and run on replicas too.
 package budget

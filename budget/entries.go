@@ -10,12 +10,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Kind says which change an entry makes: "charge", "credit", "refund" or "clock repair". A hold writes "hold", "capture", "release" and
-// "expire", and the end of a carved scope "close". A wallet's lots lower Credited by "lapse", "revoke" and "roll over".
-type Kind string
-
 // kinds are the kinds as the ledger stores them.
-var kinds = map[string]Kind{
+var kinds = map[string]string{
 	"c": "charge", "d": "credit", "r": "refund", "k": "clock repair",
 	"h": "hold", "u": "capture", "l": "release", "x": "expire", "z": "close",
 	"e": "lapse", "v": "revoke", "o": "roll over",
@@ -23,32 +19,34 @@ var kinds = map[string]Kind{
 
 // Entry is one entry of a scope's chain, with the scope's sums after it.
 type Entry struct {
-	Scope           string    `json:"scope"`
-	Seq             int64     `json:"seq"` // 1, 2, 3, … in a scope
-	Kind            Kind      `json:"kind"`
+	Scope string `json:"scope"`
+	Seq   int64  `json:"seq"` // 1, 2, 3, … in a scope
+	// Kind is "charge", "credit", "refund" or "clock repair", of a hold "hold", "capture", "release" or "expire", of the end of a carved
+	// scope "close", and of a wallet's lots, which lower Credited, "lapse", "revoke" or "roll over".
+	Kind            string    `json:"kind"`
 	Amount          int64     `json:"amount"` // 0 for a clock repair and a close
 	At              time.Time `json:"at"`     // by the database's clock, never decreasing within an Epoch
-	Epoch           int       `json:"epoch"`  // the number of clock repairs before it
+	Epoch           int       `json:"epoch"`  // the clock repairs before it
 	Spent           int64     `json:"spent"`
 	Refunded        int64     `json:"refunded"`
 	Credited        int64     `json:"credited"`
 	Held            int64     `json:"held"`
-	HoldDue         time.Time `json:"hold_due,omitzero"`          // no open hold falls due before it. Zero without one
-	Ref             int64     `json:"ref,omitempty"`              // the number of the refunded charge
-	Hold            string    `json:"hold,omitempty"`             // the id of the entry's hold. "" for none or several
-	OperationTenant string    `json:"operation_tenant,omitempty"` // of the command or event in Operation
-	Operation       string    `json:"operation,omitempty"`        // the id of the command or event that wrote the entry
+	HoldDue         time.Time `json:"hold_due,omitzero"` // no open hold falls due before it. Zero without one
+	Ref             int64     `json:"ref,omitempty"`     // the refunded charge
+	Hold            string    `json:"hold,omitempty"`    // the id of the hold. "" for none or several
+	OperationTenant string    `json:"operation_tenant,omitempty"`
+	Operation       string    `json:"operation,omitempty"` // the id of the command or event that wrote it
 	Note            Note      `json:"note,omitzero"`
-	OccurredAt      time.Time `json:"occurred_at,omitzero"` // the time of the event that the entry counts
+	OccurredAt      time.Time `json:"occurred_at,omitzero"` // of the event
 }
 
 // EntriesOptions selects entries. The zero value selects all, oldest first.
 type EntriesOptions struct {
-	NewestFirst bool      // reads from the end
+	NewestFirst bool
 	After       int64     // skips entries up to this number: the last Seq seen, to go on
 	Before      int64     // skips entries from this number on. Defaults to 0, none
 	Max         int       // the most entries. Defaults to 0, all
-	From, To    time.Time // the range of UsageBetween, at one more round trip. A purged range is a *PurgedError. Default to no restriction
+	From, To    time.Time // the range of UsageBetween, at one more round trip. A purged range is a *PurgedError
 }
 
 const entriesPage = 500
@@ -68,8 +66,8 @@ where scope = $1 and seq > $2 and seq < $3 `
 	newestSQL  = entrySQL + `order by seq desc limit $4`
 )
 
-// Entries iterates over a scope's entries. A purge leaves a gap after entry 1. It reads pages of 500, with no statement open in between,
-// so the loop may use db, and yields an error last.
+// Entries iterates over a scope's entries. A purge leaves a gap after entry 1. It reads pages of 500, with no statement open in between, so
+// the loop may use db, and yields an error last.
 func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts EntriesOptions) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		after, before, err := l.between(ctx, db, scope, opts)

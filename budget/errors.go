@@ -16,21 +16,22 @@ import (
 
 // Errors of calls. They abort the transaction, except the first five: these refuse, and write nothing.
 var (
-	ErrArgument      error = errArgument                                                                       // an argument was refused, before any SQL: an *ArgumentError
-	ErrExceeded      error = errExceeded                                                                       // a limit refused: an *ExceededError
-	ErrScopeUnknown  error = errScopeUnknown                                                                   // a scope that must exist was never created: a *ScopeError
-	ErrScopeRetired  error = errScopeRetired                                                                   // a scope that must exist was retired: a *ScopeError
-	ErrScopeClosed   error = errScopeClosed                                                                    // a carved scope has ended: a *ScopeError. Credit and Refund abort the transaction
-	ErrBusy          error = fault.ErrBusy                                                                     // a scope's lock was not free within Config.LockTimeout
-	ErrSerialization error = fault.ErrSerialization                                                            // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
-	ErrNotMigrated   error = fault.ErrNotMigrated                                                              // tables or functions of the schema are missing
-	ErrNotGranted    error = fault.ErrNotGranted                                                               // the role lacks a privilege
-	ErrClock         error = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock") // by more than Config.ClockTolerance: see Ledger.RepairClock
-	ErrOverflow      error = fault.New("budget_overflow", "budget: total would overflow")
-	ErrWindowPurged  error = errWindowPurged                                                                 // a window, or a range of time (a *PurgedError), begins before the retained entries
-	ErrTimeZone      error = fault.New("budget_time_zone", "budget: the server does not know the time zone") // of a limit by period
-	ErrThresholds    error = fault.New("budget_thresholds", "budget: the scope has too many thresholds")     // see Limit.Tell
-	ErrLimitQuery    error = fault.New("limit_query", "budget: the query of a limit")                        // see Limit.MaxFrom
+	ErrArgument      error = errArgument            // an argument was refused, before any SQL: an *ArgumentError
+	ErrExceeded      error = errExceeded            // a limit refused: an *ExceededError
+	ErrScopeUnknown  error = errScopeUnknown        // a scope that must exist was never created: a *ScopeError
+	ErrScopeRetired  error = errScopeRetired        // a scope that must exist was retired: a *ScopeError
+	ErrScopeClosed   error = errScopeClosed         // a carved scope has ended: a *ScopeError. Credit and Refund abort the transaction
+	ErrBusy          error = fault.ErrBusy          // a scope's lock was not free within Config.LockTimeout
+	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
+	ErrNotMigrated   error = fault.ErrNotMigrated   // tables or functions of the schema are missing
+	ErrNotGranted    error = fault.ErrNotGranted    // the role lacks a privilege
+	// by more than Config.ClockTolerance: see Ledger.RepairClock
+	ErrClock        error = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock")
+	ErrOverflow     error = fault.New("budget_overflow", "budget: total would overflow")
+	ErrWindowPurged error = errWindowPurged                                                                 // a window, or a range of time (a *PurgedError), begins before the retained entries
+	ErrTimeZone     error = fault.New("budget_time_zone", "budget: the server does not know the time zone") // of a limit by period
+	ErrThresholds   error = fault.New("budget_thresholds", "budget: the scope has too many thresholds")     // see Limit.Tell
+	ErrLimitQuery   error = fault.New("limit_query", "budget: the query of a limit")                        // see Limit.MaxFrom
 )
 
 // Answers to an event of Ingest, which is not counted. They leave the transaction usable.
@@ -85,11 +86,11 @@ type Refusal struct {
 	Leased    int64  `json:"leased,omitempty"`   // units of open leases (package leases)
 	Requested int64  `json:"requested"`          // the amount of all charges of the call on the scope
 	Available int64  `json:"available"`          // the largest amount that the limit would have admitted
-	// RetryAfter is the time until Requested fits if nothing else happens, or Never. With open holds in the way it is the earliest
-	// possible time, and with leases the end of the last one. In JSON "retry_after_us", null for Never.
+	// the time until Requested fits if nothing else happens, or Never. With open holds in the way it is the earliest possible time, and
+	// with leases the end of the last one. In JSON "retry_after_us", null for Never.
 	RetryAfter  time.Duration `json:"-"`
 	HoldDue     time.Duration `json:"-"`                     // the time until an open hold may fall due, if Held > 0. In JSON "hold_due_us"
-	PeriodStart time.Time     `json:"period_start,omitzero"` // of the limit's period. Zero without one
+	PeriodStart time.Time     `json:"period_start,omitzero"` // of a limit by period
 	PeriodEnd   time.Time     `json:"period_end,omitzero"`   // where the next period begins
 }
 
@@ -97,7 +98,7 @@ func (r Refusal) text() string {
 	of, help := fmt.Sprintf("limit %d per %v", r.Limit.Max, r.Limit.Window), "never fits"
 	switch {
 	case !r.Limit.Period.IsZero():
-		of = fmt.Sprintf("limit %d per %v", r.Limit.Max, r.Limit.Period)
+		of = fmt.Sprintf("limit %d per %s", r.Limit.Max, r.Limit.Period.word())
 	case r.Limit.Window > 0:
 	case r.Limit.Prepaid:
 		of, help = "which is the credit left", "more has to be credited"
@@ -114,7 +115,7 @@ func (r Refusal) text() string {
 	return fmt.Sprintf("%s: requested %d, available %d, %s, %s", where, r.Requested, r.Available, of, help)
 }
 
-// ExceededError lists every limit that refused. Nothing was written. Its text names scopes and amounts: clients may not be meant to see them.
+// ExceededError lists every limit that refused. Its text names scopes and amounts: clients may not be meant to see them.
 type ExceededError struct {
 	Refusals []Refusal `json:"refusals"`
 }
@@ -131,7 +132,7 @@ func (e *ExceededError) Error() string {
 
 func (e *ExceededError) Unwrap() error { return errExceeded }
 
-// RetryAfter is the longest RetryAfter of the Refusals. It may be Never.
+// RetryAfter is the longest of the Refusals, perhaps Never.
 func (e *ExceededError) RetryAfter() time.Duration {
 	var longest time.Duration
 	for _, r := range e.Refusals {

@@ -18,20 +18,18 @@ import (
 // Event is a charge for something that happened, such as a message of a queue or a webhook. It is counted once, however often it arrives.
 type Event struct {
 	Charge
-	ID     string // chosen where the event happened, 1 to 255 bytes. Events and commands share the ids of a Tenant. A UUIDv7 carries its time
-	Tenant string // owns the ID: a tenant or a source, up to 255 bytes. Defaults to ""
-	// OccurredAt is the event's time, in microseconds, bounded by Config.MaxLateness (ErrLate) and Config.MaxFuture (ErrFuture). It is stored
-	// with the entry. Windows and periods count the event when it is recorded. Defaults to none.
-	OccurredAt time.Time
+	ID         string    // 1 to 255 bytes, chosen where the event happened, and shared with the commands of the Tenant. A UUIDv7 carries its time
+	Tenant     string    // owns the ID: a tenant or a source, up to 255 bytes
+	OccurredAt time.Time // bounded by Config.MaxLateness and MaxFuture, and stored. Limits count the event when it is recorded
 }
 
 const maxIDBytes = 255
 
-// Ingest makes the charges of up to MaxBatch events, as ChargeEach does, and records their ids. A recorded event is not counted again: its
+// Ingest makes the charges of up to 1,000 events, as ChargeEach does, and records their ids. A recorded event is not counted again: its
 // answer is the first entry, with Posted.Replayed, or ErrConflict if scope, amount or OccurredAt differ. A refused event is not recorded.
 //
-// After metered.Client.PurgeOperations an event is ErrRetired if its time (of a UUIDv7, or else OccurredAt) is not after the last deleted record,
-// and an event without a time counts as new. Ingest locks the ids before the scopes: two locks for an event.
+// After metered.Client.PurgeOperations an event is ErrRetired if its time (of a UUIDv7, or else OccurredAt) is not after the last deleted
+// record, and an event without a time counts as new. Ingest locks the ids before the scopes: two locks for an event.
 func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...Event) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("events", len(events))); err != nil {
 		return nil, err

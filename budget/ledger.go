@@ -17,17 +17,17 @@ import (
 
 // Config configures a Ledger. The zero value is ready for use.
 type Config struct {
-	Schema         string        // the schema that metered.Migrate created. Defaults to "metered"
-	LockTimeout    time.Duration // the wait of a write for all its locks, 1ms to 1h: then it is ErrBusy. Defaults to 5s
-	ClockTolerance time.Duration // how far a last entry may be ahead of the database's clock before windows are ErrClock, 1µs to 24h. Defaults to 1m
-	MustExist      bool          // sets MustExist for every charge, credit, hold and claim. Defaults to false: a new scope begins at 0
+	Schema         string        // as metered.Migrate created it. Defaults to "metered"
+	LockTimeout    time.Duration // the wait of a write for its locks, 1ms to 1h: then ErrBusy. Defaults to 5s
+	ClockTolerance time.Duration // how far a last entry may be ahead of the clock before windows are ErrClock, 1µs to 24h. Defaults to 1m
+	MustExist      bool          // sets MustExist for every charge, credit, hold and claim
 	NoStandings    bool          // sets NoStandings for every charge
 	RequireActor   bool          // refuses writes whose Note has no Actor
-	MaxLateness    time.Duration // the oldest age of an event, 1s to 10 years: then it is ErrLate. Defaults to 35 days
-	MaxFuture      time.Duration // how far an event's time may be ahead of the database's clock, 1µs to 24h. Defaults to 5m
-	// OnThreshold receives the thresholds that calls cross (Limit.Tell), also of Books and lease Pools on the Ledger, in tx and a savepoint. Its
-	// writes commit or roll back with the call, so it has no other effect: a job for that is enqueued in tx. Its error takes the call back. It
-	// must not end tx. Defaults to none: limits with thresholds are refused.
+	MaxLateness    time.Duration // the oldest age of an event, 1s to 10 years: then ErrLate. Defaults to 35 days
+	MaxFuture      time.Duration // how far an event's time may be ahead of the clock, 1µs to 24h. Defaults to 5m
+	// receives crossed thresholds (Limit.Tell), also of Books and lease Pools on the Ledger, in tx and a savepoint. Its writes commit or
+	// roll back with the call: for other effects enqueue a job in tx. Its error takes the call back. It must not end tx. Defaults to none:
+	// limits with thresholds are refused.
 	OnThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
 	Observer    observe.Observer // sees the calls of the Ledger, and of Books and lease Pools on it. Defaults to none
 }
@@ -67,7 +67,7 @@ type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// New returns a Ledger, or an *ArgumentError. It does not touch the database.
+// New returns a Ledger, or an *ArgumentError. It sends no SQL.
 func New(cfg Config) (*Ledger, error) {
 	name, err := schema.Parse(cfg.Schema)
 	if err != nil {

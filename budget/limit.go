@@ -11,16 +11,16 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Limit is a number of units in a sliding window, in each period, or in the scope's lifetime. PerWindow, Per, PerPeriod, Lifetime and Prepaid
-// make one, with exactly one of Window, Period, Lifetime and Prepaid. Equal limits are ==. In JSON it is {"name":"burst","max":9,"window_us":60000000},
+// Limit is a number of units in a sliding window, in each period, or in the scope's lifetime. PerWindow, Per, PerPeriod, Lifetime and
+// Prepaid make one, with exactly one of these fields. Equal limits are ==. In JSON it is {"name":"burst","max":9,"window_us":60000000},
 // {"max":9,"lifetime":true}, {"max":9,"prepaid":true}, or {"max":9,"period":"month","time_zone":"Europe/Berlin"} with its "anchor".
 type Limit struct {
-	Max      int64         // units, 0 to MaxLimit
+	Max      int64         // units, 0 to 2^62
 	Window   time.Duration // the age until which charges count, in microseconds up to 36,525 days
 	Period   Period        // charges of the present period count
 	Lifetime bool          // all charges count, less credits
 	Prepaid  bool          // as Lifetime, but a refusal asks for more credit
-	Name     string        // tells limits apart in refusals, standings and metrics. Defaults to ""
+	Name     string        // shown in refusals, standings and metrics. Defaults to ""
 
 	query      *query                       // reads Max from the database, nil if Max is set
 	thresholds unique.Handle[thresholdList] // of Tell, zero for none
@@ -62,9 +62,9 @@ func (l Limit) Named(name string) Limit {
 	return l
 }
 
-// MaxFrom returns the limit with the Max that a query answers: one row of one integer from 0 to MaxLimit, else ErrLimitQuery. Charge, Place,
-// Claim and commands run it behind the scopes' locks, so that a lowered capacity counts, with one round trip for all queries of a call. Above
-// READ COMMITTED the query must lock its rows (FOR SHARE). Not for Capture and batches.
+// MaxFrom returns the limit with the Max that a query answers: one row of one integer from 0 to 2^62, else ErrLimitQuery. Charge, Place,
+// Claim and commands run it behind the scopes' locks, so that a lowered capacity counts, with one round trip for all queries of a call.
+// Above READ COMMITTED the query must lock its rows (FOR SHARE). Not for Capture and batches.
 func (l Limit) MaxFrom(sql string, args ...any) Limit {
 	l.Max, l.query = 0, &query{sql, slices.Clone(args)}
 	return l
@@ -74,8 +74,8 @@ func (l Limit) check(field string) error {
 	switch {
 	case l.query != nil && strings.TrimSpace(l.query.sql) == "":
 		return invalid(field+".MaxFrom", "is an empty query")
-	case l.Max < 0 || l.Max > MaxLimit:
-		return invalid(field+".Max", "%d is not from 0 to %d", l.Max, int64(MaxLimit))
+	case l.Max < 0 || l.Max > bounds.MaxLimit:
+		return invalid(field+".Max", "%d is not from 0 to %d", l.Max, int64(bounds.MaxLimit))
 	}
 	if l.tells() {
 		if err := l.sentThresholds().err; err != nil {

@@ -19,7 +19,7 @@ type model struct {
 }
 
 type modelEntry struct {
-	kind   budget.Kind
+	kind   string
 	amount int64
 	at     time.Time
 	ref    int // of a refund: the number of its charge
@@ -53,7 +53,7 @@ func (m *model) last() time.Time {
 	return m.entries[len(m.entries)-1].at
 }
 
-func (m *model) add(now time.Time, kind budget.Kind, amount int64, ref int) time.Time {
+func (m *model) add(now time.Time, kind string, amount int64, ref int) time.Time {
 	if kind != "clock repair" && now.Before(m.last()) {
 		now = m.last()
 	}
@@ -61,7 +61,7 @@ func (m *model) add(now time.Time, kind budget.Kind, amount int64, ref int) time
 	return now
 }
 
-func (m *model) sum(kind budget.Kind) (total int64) {
+func (m *model) sum(kind string) (total int64) {
 	for _, e := range m.entries {
 		if e.kind == kind {
 			total += e.amount

@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Note names the cause of an entry. Each field is optional, of up to 255 bytes, and means nothing to the ledger.
+// Note names the cause of an entry: optional texts of up to 255 bytes each.
 type Note struct {
 	Actor       string `json:"actor,omitempty"`
 	Tenant      string `json:"tenant,omitempty"`

@@ -67,7 +67,7 @@ func (l Limit) word() string {
 	case l.Lifetime:
 		return "lifetime"
 	case !l.Period.IsZero():
-		return l.Period.String()
+		return l.Period.word()
 	}
 	return l.Window.String()
 }

@@ -1,7 +1,6 @@
 package budget
 
 import (
-	"encoding/json"
 	"fmt"
 	"regexp"
 	"time"
@@ -13,20 +12,19 @@ import (
 // every is the length of one period, as an interval of Postgres.
 var every = map[Unit]string{Day: "P1D", Week: "P7D", Month: "P1M", Year: "P1Y"}
 
-// Period is the period by which a limit counts: Per and PerPeriod make one. Equal periods are ==, and the zero value is none.
-//
-// Periods follow each other without a gap, before the anchor too. A period contains its first moment, and not the first moment of the next
-// one. The database decides which period is now, by its clock and its time zone data.
+// Period is the period by which a limit counts: Per and PerPeriod make one. Equal periods are ==, and the zero value is none. Periods
+// follow each other without a gap, before the anchor too. A period contains its first moment, and not the first moment of the next one. The
+// database's clock and time zone data decide which period is now.
 type Period struct {
 	Unit   Unit          // Day, Week, Month or Year in Zone, "" for a Length
 	Length time.Duration `json:"-"` // up to 36,525 days, in microseconds. In JSON "period_us"
-	Zone   string        // the IANA name of the time zone, as the server knows it. For a Unit
+	Zone   string        // the IANA name of the time zone. For a Unit
 	Anchor time.Time     // the beginning of one of the periods, in UTC and microseconds. Required for a Length
 }
 
-// Per is a limit of max units in each day, week, month or year of a location. It begins as the anchor does: at its time of day, day of the
-// week, of the month or of the year, and with the zero anchor at midnight, on Monday, on the 1st, or on the 1st of January. A day that a month
-// lacks is its last day. A time of day that clocks skip is as much later.
+// Per is a limit of max units in each day, week, month or year of a location, beginning as the anchor does: at its time of day, day of the
+// week, of the month or of the year. With the zero anchor it is midnight, Monday, the 1st, and the 1st of January. A day that a month lacks
+// is its last day. A time of day that clocks skip is as much later.
 //
 // The location goes to the server by its name, such as "America/New_York" (time.LoadLocation). Calls refuse time.Local and others without
 // such a name, nil is UTC, and a name that the server does not know is ErrTimeZone.
@@ -34,7 +32,7 @@ func Per(max int64, unit Unit, location *time.Location, anchor time.Time) Limit 
 	return Limit{Max: max, Period: Period{Unit: unit, Zone: location.String(), Anchor: anchored(anchor)}}
 }
 
-// PerPeriod is a limit of max units in each period of a fixed length, counted from the anchor, such as 30 days.
+// PerPeriod is a limit of max units in each period of a fixed length, such as 30 days, counted from the anchor.
 func PerPeriod(max int64, length time.Duration, anchor time.Time) Limit {
 	return Limit{Max: max, Period: Period{Length: length, Anchor: anchored(anchor)}}
 }
@@ -50,8 +48,8 @@ func anchored(at time.Time) time.Time {
 // IsZero reports whether there is no period.
 func (p Period) IsZero() bool { return p == Period{} }
 
-// String describes the period, for people.
-func (p Period) String() string {
+// word describes the period, for people.
+func (p Period) word() string {
 	if p.Unit == "" {
 		return p.Length.String()
 	}
@@ -96,19 +94,6 @@ func (p Period) sent() ledger.Period {
 		return ledger.Period{Every: ledger.Every(p.Length), Anchor: p.Anchor}
 	}
 	return ledger.Period{Every: every[p.Unit], Anchor: p.Anchor, Zone: p.Zone}
-}
-
-// MarshalJSON writes it as a Limit does.
-func (p Period) MarshalJSON() ([]byte, error) { return json.Marshal(p.json()) }
-
-// UnmarshalJSON reads the output of MarshalJSON.
-func (p *Period) UnmarshalJSON(text []byte) (err error) {
-	var in periodJSON
-	if err := json.Unmarshal(text, &in); err != nil {
-		return err
-	}
-	*p, err = in.period()
-	return err
 }
 
 // periodJSON is a Period as JSON, also among the members of others.

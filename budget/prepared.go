@@ -135,16 +135,16 @@ func (m *merged) ask(i, j int) *ledger.Query {
 	limit.query = nil // the answer to the caller has the number
 	set := func(most int64) { limit.Max, m.charges[i].Limits[j] = most, limit.sentWith(most) }
 	return &ledger.Query{
-		SQL: q.sql, Args: q.args, Forget: func() { set(MaxLimit) },
+		SQL: q.sql, Args: q.args, Forget: func() { set(bounds.MaxLimit) },
 		Set: func(most *int64, err error) error {
 			where := fmt.Sprintf("of scope %q", m.charges[i].Scope)
 			switch {
 			case err != nil:
 				return fmt.Errorf("%w %s: %w", ErrLimitQuery, where, err)
 			case most == nil:
-				return fmt.Errorf("%w %s: it answered nothing, want an integer from 0 to %d", ErrLimitQuery, where, int64(MaxLimit))
-			case *most < 0 || *most > MaxLimit:
-				return fmt.Errorf("%w %s: %d is not from 0 to %d", ErrLimitQuery, where, *most, int64(MaxLimit))
+				return fmt.Errorf("%w %s: it answered nothing, want an integer from 0 to %d", ErrLimitQuery, where, int64(bounds.MaxLimit))
+			case *most < 0 || *most > bounds.MaxLimit:
+				return fmt.Errorf("%w %s: %d is not from 0 to %d", ErrLimitQuery, where, *most, int64(bounds.MaxLimit))
 			}
 			set(*most)
 			return nil
@@ -164,8 +164,8 @@ func (m *merged) add(i int, c Charge) error {
 		m.limits, m.quiet = append(m.limits, slices.Clone(c.Limits)), append(m.quiet, c.NoStandings)
 		return nil
 	}
-	if m.charges[j].Amount += c.Amount; m.charges[j].Amount > MaxAmount {
-		return invalid(index("charges", i, ".Amount"), "the charges of scope %q add up to more than %d", c.Scope, int64(MaxAmount))
+	if m.charges[j].Amount += c.Amount; m.charges[j].Amount > bounds.MaxAmount {
+		return invalid(index("charges", i, ".Amount"), "the charges of scope %q add up to more than %d", c.Scope, int64(bounds.MaxAmount))
 	}
 	if m.charges[j].Note != c.Note.json() {
 		return invalid(index("charges", i, ".Note"), "differs from that of another charge of scope %q", c.Scope)
@@ -206,8 +206,8 @@ func (l *Ledger) checkCharge(c Charge) error {
 }
 
 func checkAmount(field string, amount int64) error {
-	if amount < 1 || amount > MaxAmount {
-		return invalid(field, "%d is not from 1 to %d", amount, int64(MaxAmount))
+	if amount < 1 || amount > bounds.MaxAmount {
+		return invalid(field, "%d is not from 1 to %d", amount, int64(bounds.MaxAmount))
 	}
 	return nil
 }

@@ -18,8 +18,8 @@ import (
 type Resource struct {
 	Scope     string    `json:"scope"`
 	CreatedAt time.Time `json:"created_at"`
-	RetiredAt time.Time `json:"retired_at,omitzero"` // zero if the scope is not retired
-	Changed   bool      `json:"changed,omitempty"`   // the call changed it
+	RetiredAt time.Time `json:"retired_at,omitzero"` // zero if it is not retired
+	Changed   bool      `json:"changed,omitempty"`   // by the call
 	Held      int64     `json:"held,omitempty"`      // units of open holds, in the answers of Retire and Restore
 }
 
@@ -30,8 +30,8 @@ select scope, coalesce((extract(epoch from created_at) * 1e6)::bigint, 0), (extr
 const createSQL = resourceSQL + `changed, 0
 from metered.create_scopes($1::text[], $2::int)`
 
-// Create declares that up to 1,000 scopes exist, and returns them by name. If one was retired it creates nothing, and is a *ScopeError: Restore
-// undoes a retirement. A charge of them in tx can deadlock with a Retire that waits (40P01).
+// Create declares that up to 1,000 scopes exist, and returns them by name. If one was retired it creates nothing, and is a *ScopeError. A
+// charge of them in tx can deadlock with a Retire that waits.
 func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "create", scopes)
 }
@@ -39,9 +39,9 @@ func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Res
 const retireSQL = resourceSQL + `coalesce(changed, false), coalesce(held, -1)
 from metered.retire_scopes($1::text[], $3::bool, $2::int)`
 
-// Retire declares that up to 64 scopes exist no more. It locks them: once tx has committed, calls with MustExist are refused. Entries and
-// open holds stay: roll back if Resource.Held forbids it. Leases end. Any process may settle them, and units in the memory of a lost process
-// count as spent. If one was never created it retires nothing, and is a *ScopeError.
+// Retire declares that up to 64 scopes exist no more, all of them created, else *ScopeError. It locks them: once tx has committed, calls
+// with MustExist are refused. Entries and open holds stay: roll back if Resource.Held forbids it. Leases end. Any process may settle them,
+// and units in the memory of a lost process count as spent.
 func (l *Ledger) Retire(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "retire", scopes)
 }
@@ -86,7 +86,7 @@ func (l *Ledger) declare(ctx context.Context, tx pgx.Tx, doing string, scopes []
 	return all, nil
 }
 
-// ResourceFilter selects resources. The zero value selects the first 1,000.
+// ResourceFilter selects resources.
 type ResourceFilter struct {
 	Prefix string // of the scopes: Scopes.Prefix makes one
 	After  string // skips the scopes up to this one
@@ -131,7 +131,7 @@ func collectResources(ctx context.Context, db Querier, doing, sql string, args .
 }
 
 // ScopeError lists scopes that must exist and do not, or have ended: it is ErrScopeUnknown, ErrScopeRetired, ErrScopeClosed or several of
-// them. Nothing was written.
+// them.
 type ScopeError struct {
 	Unknown []string `json:"unknown,omitempty"` // never created
 	Retired []string `json:"retired,omitempty"`

@@ -243,12 +243,12 @@ func TestBounds_LargestArgumentsWork(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, _ := open(t)
-	limits := []budget.Limit{budget.Lifetime(budget.MaxLimit), budget.PerWindow(budget.MaxLimit, bounds.MaxWindow)}
-	mustCharge(t, pool, l, "a", budget.MaxAmount, limits...)
-	posted := mustCharge(t, pool, l, "a", budget.MaxAmount, limits...)
+	limits := []budget.Limit{budget.Lifetime(bounds.MaxLimit), budget.PerWindow(bounds.MaxLimit, bounds.MaxWindow)}
+	mustCharge(t, pool, l, "a", bounds.MaxAmount, limits...)
+	posted := mustCharge(t, pool, l, "a", bounds.MaxAmount, limits...)
 	for _, s := range posted.Standings {
-		require.Equal(t, int64(2*budget.MaxAmount), s.Used)
-		require.Equal(t, int64(budget.MaxLimit-2*budget.MaxAmount), s.Available)
+		require.Equal(t, int64(2*bounds.MaxAmount), s.Used)
+		require.Equal(t, int64(bounds.MaxLimit-2*bounds.MaxAmount), s.Available)
 	}
 
 	// So much credit that the available units would not fit into 64 bits.
@@ -263,7 +263,7 @@ func TestBounds_LargestArgumentsWork(t *testing.T) {
 	execute(t, pool, `insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq) values (1, 0, 100, 100, $1, 'full', 1)`, start.Add(time.Hour))
 	var full *budget.ExceededError
 	for _, limit := range append(limits, budget.Prepaid(0), budget.PerWindow(0, time.Hour)) {
-		_, err := charge(ctx, pool, l, "full", budget.MaxAmount, limit)
+		_, err := charge(ctx, pool, l, "full", bounds.MaxAmount, limit)
 		require.ErrorAs(t, err, &full)
 		require.Zero(t, full.Refusals[0].Available)
 	}

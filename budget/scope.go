@@ -8,8 +8,8 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// ScopeKey builds the scope of a kind ("seat"), a key ("21A") and a slot ("2026-11-21T20:00"), which may be empty. It escapes "/" and "%", so
-// different parts give different scopes. Calls refuse the scope of an empty kind or key. The ledger knows no tenants: a key may name one.
+// ScopeKey builds the scope of a kind ("seat"), a key ("21A") and a slot ("2026-11-21T20:00"), which may be empty. It escapes "/" and "%",
+// so different parts give different scopes. Calls refuse the scope of an empty kind or key.
 func ScopeKey(kind, key, slot string) string {
 	if kind == "" || key == "" {
 		return ""

@@ -19,8 +19,8 @@ import (
 //	…
 //	ledger.Charge(ctx, tx, Seats.Charge(Seat{7, "21A"}, 1)) // the scope "seat/7/21A"
 //
-// K is a string, an integer, a bool, a time.Time, a [16]byte (a UUID), a type with MarshalText and UnmarshalText, or a struct of these. Check
-// refuses others. Different keys have different scopes, and with a K for each kind the compiler keeps kinds apart.
+// K is a string, an integer, a bool, a time.Time, a [16]byte (a UUID), a type with MarshalText and UnmarshalText, or a struct of these,
+// else Check fails. Different keys have different scopes.
 type Scopes[K comparable] struct {
 	Kind      string  // the first part of each scope, not "claim". Required
 	Limits    []Limit // of each charge

@@ -9,32 +9,32 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// RangeUsage is the use of a scope from From until before To. Entries are in the range by Entry.At, so held units count when they are captured
-// (or their minimum falls due), and events when they were recorded.
+// RangeUsage is the use of a scope from From until before To, by Entry.At: held units count when they are captured (or their minimum falls
+// due), and events when they were recorded.
 type RangeUsage struct {
 	From              time.Time `json:"from"`
 	To                time.Time `json:"to"`
-	Charged           int64     `json:"charged"`             // charges and captures of the range
-	Credited          int64     `json:"credited"`            // credits of the range
+	Charged           int64     `json:"charged"` // charges and captures
+	Credited          int64     `json:"credited"`
 	RefundedOfCharged int64     `json:"refunded_of_charged"` // refunds of Charged until now. They may rise after the range
 	RefundsMade       int64     `json:"refunds_made"`        // refunds made in the range, of any charge. Final after the range
-	Unsettled         int64     `json:"unsettled,omitempty"` // units spent in the range from leases that are open. They count when a lease is settled
+	Unsettled         int64     `json:"unsettled,omitempty"` // units spent in the range from open leases. They count when a lease is settled
 }
 
-// Used is the use of the range as windows count it: Charged less RefundedOfCharged.
+// Used is the use as windows count it: Charged less RefundedOfCharged.
 func (u RangeUsage) Used() int64 { return u.Charged - u.RefundedOfCharged }
 
-// Billed is the amount to bill if a refund counts when it is made: Charged less RefundsMade. It may be negative. The bills of all
-// ranges add up to the use.
+// Billed is the amount to bill if a refund counts when it is made: Charged less RefundsMade, perhaps negative. Bills of all ranges add up
+// to the use.
 func (u RangeUsage) Billed() int64 { return u.Charged - u.RefundsMade }
 
 const usageAtSQL = `
 select seq, spent, refunded, credited, refunded_after, unsettled, (extract(epoch from known_from) * 1e6)::bigint
 from metered.usage_at($1::text, $2::timestamptz[])`
 
-// UsageBetween returns the use of a scope from a time, the zero time for the beginning, until before another. It is exact to the microsecond, and
-// takes two look-ups in one snapshot, without a lock, on a replica too. A purged range is a *PurgedError, which leaves the transaction usable. A
-// past range may gain charges that are not committed: to miss none, call Lock first in tx, at READ COMMITTED.
+// UsageBetween returns the use of a scope from a time, the zero time for the beginning, until before another, exact to the microsecond. A
+// purged range is a *PurgedError, which leaves the transaction usable. A past range may gain charges that are not committed: to miss none,
+// call Lock first in tx, at READ COMMITTED.
 func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, from, to time.Time) (RangeUsage, error) {
 	from, to, err := l.checkRange(db, scope, from, to)
 	if err != nil {
@@ -136,7 +136,7 @@ func (l *Ledger) ranges(ctx context.Context, db Querier, scope string, edges []t
 // PurgedError is the ErrWindowPurged of a range of time.
 type PurgedError struct {
 	Scope     string
-	KnownFrom time.Time // the first time from which use is known
+	KnownFrom time.Time // use is known from here on
 }
 
 func (e *PurgedError) Error() string {

@@ -20,21 +20,20 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Threshold is a level of use to report: "80 % used", "credit below 500". Limit.Tell gives a limit its thresholds. The charge that reaches
-// the level calls Config.OnThreshold, before it commits.
+// Threshold is a level of use to report: "80 % used", "credit below 500". The charge of a limit (Limit.Tell) that reaches the level calls
+// Config.OnThreshold, before it commits.
 //
-// A crossing is reported once in each period of a limit by period. Otherwise it is reported once until use has gone back by Rearm, as a later
-// call that carries the threshold sees it, or, for a lifetime, a credit or a refund. The scope remembers reports by the names of the threshold and
-// of the limit (or the limit's kind), not by Max: a changed plan repeats no report. See docs/thresholds.md.
+// A crossing is reported once in each period of a limit by period. Otherwise it is reported once until use has gone back by Rearm, as a
+// later call that carries the threshold sees it, or, for a lifetime, a credit or a refund. The scope remembers reports by the names of the
+// threshold and of the limit (or the limit's kind), not by Max: a changed plan repeats no report. See docs/thresholds.md.
 type Threshold struct {
-	Name string `json:"name"` // 1 to 64 bytes. Unique in the limits of a scope
-	// The level, one of these. Without any it is 0 units left.
-	Percent int64 `json:"percent,omitempty"` // percent of Max used, 1 to 100. Not for Prepaid
-	Used    int64 `json:"used,omitempty"`    // units used, 1 to MaxLimit
-	Left    int64 `json:"left,omitempty"`    // units left (Standing.Available), 1 to MaxLimit
-	Spent   bool  `json:"spent,omitempty"`   // held units count as available: the capture with the limit reports, and not the hold
-	// Rearm is how far use must go back, in percent of a Percent and else in units, 1 to MaxLimit. Not for a period. Defaults to a tenth of
-	// the level, at least 1.
+	Name    string `json:"name"`              // 1 to 64 bytes, unique in the limits of a scope
+	Percent int64  `json:"percent,omitempty"` // percent of Max used, 1 to 100, not for Prepaid. Without this and the next two the level is 0 units left
+	Used    int64  `json:"used,omitempty"`    // units used, 1 to 2^62
+	Left    int64  `json:"left,omitempty"`    // units left (Standing.Available), 1 to 2^62
+	Spent   bool   `json:"spent,omitempty"`   // held units count as available: the capture with the limit reports, and not the hold
+	// how far use must go back, in percent of a Percent and else in units, 1 to 2^62. Not for a period. Defaults to a tenth of the level,
+	// at least 1
 	Rearm int64 `json:"rearm,omitempty"`
 }
 
@@ -48,15 +47,15 @@ type Crossing struct {
 	At          time.Time `json:"at"`  // by the database's clock
 	Limit       Limit     `json:"limit"`
 	Threshold   Threshold `json:"threshold"`
-	Used        int64     `json:"used"`                  // units that count then, without held ones
-	Held        int64     `json:"held"`                  // units of open holds and leases then, with those that a capture frees
+	Used        int64     `json:"used"`                  // units that count, without held ones
+	Held        int64     `json:"held"`                  // units of open holds and leases, with those that a capture frees
 	Available   int64     `json:"available"`             // units that are left
-	PeriodStart time.Time `json:"period_start,omitzero"` // of the limit's period. Zero without one
+	PeriodStart time.Time `json:"period_start,omitzero"` // of a limit by period
 	PeriodEnd   time.Time `json:"period_end,omitzero"`   // where the next period begins
 }
 
-// Tell returns the limit with thresholds, up to 8, in place of those it had. The Ledger needs Config.OnThreshold. A scope remembers up to 64
-// reported thresholds of all its limits: a charge that would reach one more is ErrThresholds.
+// Tell returns the limit with up to 8 thresholds, in place of those it had, for Config.OnThreshold. A scope remembers up to 64 reported
+// thresholds of all its limits: a charge that would reach one more is ErrThresholds.
 func (l Limit) Tell(thresholds ...Threshold) Limit {
 	if len(thresholds) == 0 {
 		l.thresholds = unique.Handle[thresholdList]{}
@@ -177,14 +176,14 @@ func (t Threshold) check(l Limit) error {
 		return invalid(".Percent", "%d is not from 1 to 100", t.Percent)
 	case t.Percent > 0 && l.Prepaid:
 		return invalid(".Percent", "is not for a limit of credit, of which there is no whole: write Left")
-	case t.Used < 0 || t.Used > MaxLimit:
-		return invalid(".Used", "%d is not from 1 to %d", t.Used, int64(MaxLimit))
-	case t.Left < 0 || t.Left > MaxLimit:
-		return invalid(".Left", "%d is not from 0 to %d", t.Left, int64(MaxLimit))
+	case t.Used < 0 || t.Used > bounds.MaxLimit:
+		return invalid(".Used", "%d is not from 1 to %d", t.Used, int64(bounds.MaxLimit))
+	case t.Left < 0 || t.Left > bounds.MaxLimit:
+		return invalid(".Left", "%d is not from 0 to %d", t.Left, int64(bounds.MaxLimit))
 	case t.Rearm != 0 && !l.Period.IsZero():
 		return invalid(".Rearm", "is not for a limit by period, which arms with each period")
-	case t.Rearm < 0 || t.Rearm > MaxLimit || t.Percent > 0 && t.Rearm > t.Percent:
-		return invalid(".Rearm", "%d is not from 1 to %d, or to Percent", t.Rearm, int64(MaxLimit))
+	case t.Rearm < 0 || t.Rearm > bounds.MaxLimit || t.Percent > 0 && t.Rearm > t.Percent:
+		return invalid(".Rearm", "%d is not from 1 to %d, or to Percent", t.Rearm, int64(bounds.MaxLimit))
 	}
 	return nil
 }

@@ -201,7 +201,7 @@ func TestThreshold_ArgumentsAreChecked(t *testing.T) {
 	name := func(n int) string { return fmt.Sprintf("%0*d", n, 0) }
 	day, stock := budget.Per(100, budget.Day, time.UTC, time.Time{}), budget.Lifetime(100)
 	require.NoError(t, check(l, day.Tell(eighty()...), stock.Tell(eighty()...)))
-	require.NoError(t, check(l, stock.Tell(budget.Threshold{Name: name(bounds.MaxThresholdNameBytes), Left: budget.MaxLimit, Rearm: budget.MaxLimit})))
+	require.NoError(t, check(l, stock.Tell(budget.Threshold{Name: name(bounds.MaxThresholdNameBytes), Left: bounds.MaxLimit, Rearm: bounds.MaxLimit})))
 	require.Equal(t, stock, stock.Tell(eighty()...).Tell())
 	one, same := stock.Tell(eighty()...), stock.Tell(eighty()...)
 	require.True(t, one == same, "limits of the same thresholds are the same")
@@ -322,7 +322,7 @@ func TestThreshold_RacesAgreeWithTheModel(t *testing.T) {
 			require.NoError(t, err)
 			var want []string
 			for _, e := range entries {
-				kind := map[string]budget.Kind{"c": "charge", "d": "credit", "r": "refund", "k": "clock repair"}[e.Kind]
+				kind := map[string]string{"c": "charge", "d": "credit", "r": "refund", "k": "clock repair"}[e.Kind]
 				if kind == "charge" {
 					want = append(want, h.expect(e.At, e.Amount, slices.DeleteFunc(slices.Clone(h.limits), func(l budget.Limit) bool {
 						return !slices.Contains(strings.Fields(e.Names), l.Name)

@@ -12,13 +12,13 @@ import (
 
 // VerifyOptions selects the scopes to verify. The zero value verifies all.
 type VerifyOptions struct {
-	Scope          string             // restricts the check to one scope. Defaults to all
+	Scope          string             // restricts the check to one scope
 	After          string             // skips the scopes up to this one: VerifyReport.Last, to go on
-	MaxDifferences int                // ends the check after so many differences. Defaults to 1,000
+	MaxDifferences int                // ends the check after so many. Defaults to 1,000
 	Progress       func(VerifyReport) // is called for each scope and each 10,000 entries
 }
 
-// VerifyReport is the findings of a check so far.
+// VerifyReport has the findings of a check so far.
 type VerifyReport struct {
 	Scopes      int          `json:"scopes"`
 	Entries     int64        `json:"entries"`
@@ -26,20 +26,13 @@ type VerifyReport struct {
 	Last        string       `json:"last,omitempty"` // the last scope that was checked to its end
 }
 
-// OK reports whether there are no differences.
-func (r VerifyReport) OK() bool { return len(r.Differences) == 0 }
-
-// Difference is one value of the ledger that does not follow from the entries.
+// Difference is a value of the ledger that does not follow from the entries.
 type Difference struct {
 	Scope string `json:"scope"`
 	Seq   int64  `json:"seq"`   // the wrong entry. For a sum of refunds, the first charge of its block
-	Field string `json:"field"` // the wrong field, such as "spent". "amount" if the amount was edited, or the sums while the entry was the last
-	Got   string `json:"got"`   // the stored value
-	Want  string `json:"want"`  // the right value
-}
-
-func (d Difference) String() string {
-	return fmt.Sprintf("scope %q, entry %d: %s is %s, want %s", d.Scope, d.Seq, d.Field, d.Got, d.Want)
+	Field string `json:"field"` // such as "spent". "amount" if the amount was edited, or the sums of the last entry
+	Got   string `json:"got"`   // stored
+	Want  string `json:"want"`  // right
 }
 
 const chainPage = 10_000
@@ -118,10 +111,10 @@ order by l.no`
 // beginVerifySQL keeps operators and functions that somebody has created out of a report.
 const beginVerifySQL = `begin isolation level repeatable read, read only; set local search_path = pg_catalog, pg_temp`
 
-// Verify recomputes each entry from the entry before it, sums of refunds from refunds, held units from open holds and leases, captures of
-// leases from their spends, and a wallet's lots from its entries, and reports every difference. After a purge it begins with the first entry
-// kept, and it cannot notice that the last entries are missing. It reads each scope in one snapshot, without a lock, on a replica too. If ctx
-// ends, it returns its findings with the error. Differences are no error.
+// Verify recomputes the ledger: each entry from the entry before it, sums of refunds, held units from holds and leases, captures of leases
+// from their spends, and a wallet's lots. It reports every difference, which is no error. After a purge it begins with the first entry
+// kept, and it cannot notice that the last entries are missing. It reads each scope in one snapshot. If ctx ends, it returns its findings
+// with the error.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return VerifyReport{}, err

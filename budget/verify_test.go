@@ -35,11 +35,9 @@ func tampered(t *testing.T) (find func(tamper string) []string) {
 		execute(t, pool, tamper)
 		report, err := l.Verify(ctx, pool, budget.VerifyOptions{})
 		require.NoError(t, err)
-		require.Equal(t, len(report.Differences) == 0, report.OK())
 		for _, d := range report.Differences {
 			require.Equal(t, "a", d.Scope)
 			require.NotEqual(t, d.Got, d.Want)
-			require.Contains(t, d.String(), fmt.Sprintf(`scope "a", entry %d: %s is %s, want %s`, d.Seq, d.Field, d.Got, d.Want))
 			found = append(found, fmt.Sprintf("%d %s", d.Seq, d.Field))
 		}
 		execute(t, pool, `truncate metered.ledger, metered.refund_sum, metered.hold_lines;

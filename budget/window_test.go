@@ -324,7 +324,7 @@ func TestLimit_AsJSONSaysItsKindAndComesBack(t *testing.T) {
 		`{"max":7,"prepaid":true}`:                       budget.Prepaid(7),
 		`{"max":0,"lifetime":true}`:                      budget.Lifetime(0),
 		`{"max":1,"window_us":3155760000000000}`:         budget.PerWindow(1, bounds.MaxWindow),
-		`{"max":4611686018427387904,"lifetime":true}`:    budget.Lifetime(budget.MaxLimit),
+		`{"max":4611686018427387904,"lifetime":true}`:    budget.Lifetime(bounds.MaxLimit),
 		`{"name":"\u003ca\u003e","max":2,"window_us":1}`: budget.PerWindow(2, time.Microsecond).Named("<a>"),
 		`{"max":2}`: {Max: 2}, // refused when it is used, as it was before
 	} {

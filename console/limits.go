@@ -144,7 +144,7 @@ func parseLimit(item string) (budget.Limit, error) {
 		return budget.Limit{}, fmt.Errorf("%q is not of the form units/window", item)
 	}
 	most, err := strconv.ParseInt(strings.TrimSpace(units), 10, 64)
-	if err != nil || most < 0 || most > budget.MaxLimit {
+	if err != nil || most < 0 || most > bounds.MaxLimit {
 		return budget.Limit{}, fmt.Errorf("%q is not a number of units from 0 to 2^62", units)
 	}
 	length = strings.TrimSpace(length)

@@ -22,7 +22,7 @@ func TestParseLimits_ReadsTheFormsOwnText(t *testing.T) {
 		{Max: 0, Prepaid: true, Name: "prepaid"},
 		{Max: 9, Window: 90 * time.Minute},
 		{Max: 9, Window: 1500 * time.Microsecond, Name: `a, "b" = c/d`},
-		{Max: budget.MaxLimit, Window: bounds.MaxWindow, Name: "line\nbreak"},
+		{Max: bounds.MaxLimit, Window: bounds.MaxWindow, Name: "line\nbreak"},
 		{Max: 1, Window: time.Second, Name: " blank "},
 		{Max: 1, Window: 10 * time.Second},
 		{Max: 1, Window: 20 * time.Minute},

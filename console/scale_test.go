@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/console"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -47,8 +48,8 @@ func TestScale_PagesReadLittleOfMuch(t *testing.T) {
 		return []budget.Limit{budget.PerWindow(1<<40, time.Hour), budget.Lifetime(1 << 40)}
 	}}, "")
 	w.crowd(scopes, 1)
-	for range long / budget.MaxBatch {
-		charges := make([]budget.Charge, budget.MaxBatch)
+	for range long / bounds.MaxBatch {
+		charges := make([]budget.Charge, bounds.MaxBatch)
 		for i := range charges {
 			charges[i] = budget.Charge{Scope: "crowd/05000", Amount: 1}
 		}
@@ -128,8 +129,8 @@ func TestScale_PagesReadLittleOfMuch(t *testing.T) {
 // many records n usage events.
 func (w *world) many(prefix string, n int) {
 	w.t.Helper()
-	for from := 0; from < n; from += budget.MaxBatch {
-		events := make([]budget.Event, min(n-from, budget.MaxBatch))
+	for from := 0; from < n; from += bounds.MaxBatch {
+		events := make([]budget.Event, min(n-from, bounds.MaxBatch))
 		for i := range events {
 			events[i] = budget.Event{ID: fmt.Sprint(prefix, from+i), Charge: budget.Charge{Scope: fmt.Sprintf("crowd/%05d", from+i), Amount: 1}}
 		}

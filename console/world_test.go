@@ -23,6 +23,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/console"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
@@ -216,9 +217,9 @@ func (w *world) charge(scope string, amount int64) {
 func (w *world) crowd(n, times int) {
 	w.t.Helper()
 	for range times {
-		for from := 0; from < n; from += budget.MaxBatch {
+		for from := 0; from < n; from += bounds.MaxBatch {
 			var charges []budget.Charge
-			for i := from; i < min(n, from+budget.MaxBatch); i++ {
+			for i := from; i < min(n, from+bounds.MaxBatch); i++ {
 				charges = append(charges, budget.Charge{Scope: fmt.Sprintf("crowd/%05d", i), Amount: int64(i%7 + 1)})
 			}
 			require.NoError(w.t, pgx.BeginFunc(w.t.Context(), w.pool, func(tx pgx.Tx) error {

@@ -229,7 +229,7 @@ func TestPlace_TakesArgumentsJustWithinBounds(t *testing.T) {
 		r := holds.Request{ID: name + text("\x1f")[len(name):], Tenant: text("\x1f"), Holder: text("\x1f"), TTL: holds.MaxMaxLifetime,
 			Grace: holds.MaxMaxLifetime, Note: note, Metadata: json.RawMessage(metadata)}
 		for i := range bounds.MaxScopes {
-			r.Lines = append(r.Lines, capacity(fmt.Sprintf("%s/%d", name, i), budget.MaxAmount, budget.MaxLimit))
+			r.Lines = append(r.Lines, capacity(fmt.Sprintf("%s/%d", name, i), bounds.MaxAmount, bounds.MaxLimit))
 		}
 		placed, err := f.place(r)
 		require.NoError(t, err, name)
@@ -330,10 +330,10 @@ func wrongCalls() []call {
 		placeCall("Request.Lines[0].Scope", func(r *holds.Request) { r.Lines[0].Scope = "" }),
 		placeCall("Request.Lines[0].Amount", func(r *holds.Request) { r.Lines[0].Amount = 0 }),
 		placeCall("Request.Lines[1].Amount", func(r *holds.Request) { r.Lines = []holds.Line{line, {Scope: "b", Amount: -1}} }),
-		placeCall("Request.Lines[0].Amount", func(r *holds.Request) { r.Lines[0].Amount = budget.MaxAmount + 1 }),
-		placeCall("Request.Lines[1].Amount", func(r *holds.Request) { r.Lines = []holds.Line{line, {Scope: "a", Amount: budget.MaxAmount}} }),
+		placeCall("Request.Lines[0].Amount", func(r *holds.Request) { r.Lines[0].Amount = bounds.MaxAmount + 1 }),
+		placeCall("Request.Lines[1].Amount", func(r *holds.Request) { r.Lines = []holds.Line{line, {Scope: "a", Amount: bounds.MaxAmount}} }),
 		placeCall("Request.Lines[0].Limits[0].Max", func(r *holds.Request) { r.Lines = limited(budget.Lifetime(-1)) }),
-		placeCall("Request.Lines[0].Limits[0].Max", func(r *holds.Request) { r.Lines = limited(budget.Lifetime(budget.MaxLimit + 1)) }),
+		placeCall("Request.Lines[0].Limits[0].Max", func(r *holds.Request) { r.Lines = limited(budget.Lifetime(bounds.MaxLimit + 1)) }),
 		placeCall("Request.Lines[0].Limits[1].Window", func(r *holds.Request) { r.Lines = limited(budget.Prepaid(0), budget.Limit{Window: -1}) }),
 		placeCall("Request.Lines[0].Limits[0].Window", func(r *holds.Request) { r.Lines = limited(budget.Limit{Window: bounds.MaxWindow + time.Microsecond}) }),
 		placeCall("Request.Lines[0].Limits[0].Window", func(r *holds.Request) { r.Lines = limited(budget.Limit{Window: 1500}) }),
@@ -371,7 +371,7 @@ func wrongCalls() []call {
 		captureCall("Capture.Lines[1].Scope", func(c *holds.Capture) { c.Lines = []holds.Line{line, line} }),
 		captureCall("Capture.Lines[0].Scope", func(c *holds.Capture) { c.Lines[0].Scope = "" }),
 		captureCall("Capture.Lines[0].Amount", func(c *holds.Capture) { c.Lines[0].Amount = -1 }),
-		captureCall("Capture.Lines[0].Amount", func(c *holds.Capture) { c.Lines[0].Amount = budget.MaxAmount + 1 }),
+		captureCall("Capture.Lines[0].Amount", func(c *holds.Capture) { c.Lines[0].Amount = bounds.MaxAmount + 1 }),
 		captureCall("Capture.Lines[0].Limits[0].Max", func(c *holds.Capture) { c.Lines = limited(budget.Lifetime(-1)) }),
 	}
 	for field, ids := range map[string][]string{"IDs": nil, "ID": {""}, "IDs[1]": {"h", "h"}} {

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
 // expected is the notice that a transition should give: the hold after it, and the event in its history.
@@ -163,7 +164,7 @@ func TestNotice_OfManyLinesAndLongTextsIsCutToFit(t *testing.T) {
 	}
 	many := func(count, width int) (lines []holds.Line) {
 		for i := range count {
-			lines = append(lines, holds.Line{Scope: fmt.Sprintf("%0*d", width, i), Amount: budget.MaxAmount})
+			lines = append(lines, holds.Line{Scope: fmt.Sprintf("%0*d", width, i), Amount: bounds.MaxAmount})
 		}
 		return lines
 	}

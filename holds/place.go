@@ -21,7 +21,7 @@ import (
 // Line is an amount of one scope.
 type Line struct {
 	Scope     string         // reserved, 1 to 255 bytes of UTF-8
-	Amount    int64          // in units of yours, 1 to budget.MaxAmount, from 0 in a Capture
+	Amount    int64          // in units of yours, 1 to 2^53, from 0 in a Capture
 	Limits    []budget.Limit // must all admit the amount beside spending and open holds. budget.Lifetime makes a capacity
 	MustExist bool           // as in budget.Charge. Not for a Capture
 	// AtLeast is the least part of Amount that is spent if the hold expires. At its due time, swept or not, the

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
@@ -90,8 +91,8 @@ func (b *Book) prepareReturn(r Return) (*call, error) {
 		switch {
 		case len(r.IDs) != 1:
 			return nil, invalid("Return.Lines", "are for one hold, and IDs are %d", len(r.IDs))
-		case line.Amount < 1 || line.Amount > budget.MaxAmount:
-			return nil, invalid(field+".Amount", "%d is not from 1 to %d", line.Amount, int64(budget.MaxAmount))
+		case line.Amount < 1 || line.Amount > bounds.MaxAmount:
+			return nil, invalid(field+".Amount", "%d is not from 1 to %d", line.Amount, int64(bounds.MaxAmount))
 		case len(line.Limits) > 0:
 			return nil, invalid(field+".Limits", "are not for a return")
 		case slices.ContainsFunc(parts, func(u ledger.Used) bool { return u.Scope == line.Scope }):

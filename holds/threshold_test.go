@@ -345,20 +345,20 @@ func TestThresholds_NeverRefuseACostThatWasIncurred(t *testing.T) {
 		require.NoError(t, err)
 	}
 	for name, spent := range map[string]bool{"held counts": false, "spent alone": true} {
-		for kind, limit := range map[string]budget.Limit{"lifetime": budget.Lifetime(budget.MaxLimit), "hour": budget.PerWindow(budget.MaxLimit, time.Hour),
-			"day": budget.Per(budget.MaxLimit, budget.Day, time.UTC, time.Time{})} {
+		for kind, limit := range map[string]budget.Limit{"lifetime": budget.Lifetime(bounds.MaxLimit), "hour": budget.PerWindow(bounds.MaxLimit, time.Hour),
+			"day": budget.Per(bounds.MaxLimit, budget.Day, time.UTC, time.Time{})} {
 			scope := name + " " + kind
-			stand(scope, budget.MaxLimit-20)
+			stand(scope, bounds.MaxLimit-20)
 			limit = limit.Tell(budget.Threshold{Name: "all", Spent: spent})
 			require.NoError(t, allowed(scope, 5, 15, limit), scope)
 			require.Empty(t, f.crossed(), scope)
 			require.NoError(t, allowed(scope, 5, 15, limit), scope)
 			require.Len(t, f.crossed(), 1, scope)
-			require.NoError(t, allowed(scope, 1, budget.MaxAmount, limit), scope)
+			require.NoError(t, allowed(scope, 1, bounds.MaxAmount, limit), scope)
 			require.Empty(t, f.crossed(), scope)
 		}
 	}
-	limit := budget.Lifetime(budget.MaxLimit).Tell(budget.Threshold{Name: "all"})
+	limit := budget.Lifetime(bounds.MaxLimit).Tell(budget.Threshold{Name: "all"})
 	stand("end", math.MaxInt64-10)
 	require.ErrorIs(t, allowed("end", 5, 11, limit), budget.ErrOverflow)
 	require.NoError(t, allowed("end", 5, 10, limit), "with the other open holds there is no total to report")

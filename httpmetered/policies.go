@@ -146,8 +146,8 @@ func (p *Policies) policyField() string {
 
 func check(field string, limit budget.Limit) error {
 	switch {
-	case limit.Max < 0 || limit.Max > budget.MaxLimit:
-		return fault.Invalid(errArgument, field+".Max", "%d is not from 0 to %d", limit.Max, int64(budget.MaxLimit))
+	case limit.Max < 0 || limit.Max > bounds.MaxLimit:
+		return fault.Invalid(errArgument, field+".Max", "%d is not from 0 to %d", limit.Max, int64(bounds.MaxLimit))
 	case !limit.Period.IsZero() && limit.Window == 0 && length(limit.Period) > 0:
 	case !limit.Lifetime && !limit.Prepaid && (limit.Window <= 0 || limit.Window > bounds.MaxWindow):
 		return fault.Invalid(errArgument, field+".Window", "%v is not from 1µs to %v", limit.Window, bounds.MaxWindow)

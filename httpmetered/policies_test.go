@@ -243,7 +243,7 @@ func TestFields_StayBelowFourKilobytes(t *testing.T) {
 	receipt := budget.Receipt{Entries: []budget.Posted{{}}}
 	for i := range 16 {
 		l := budget.Limit{
-			Name: strings.Repeat(`"`, 64-1) + string(rune('a'+i)), Max: budget.MaxLimit, Window: bounds.MaxWindow,
+			Name: strings.Repeat(`"`, 64-1) + string(rune('a'+i)), Max: bounds.MaxLimit, Window: bounds.MaxWindow,
 		}
 		cfg.Limits = append(cfg.Limits, l)
 		cfg.Units[l.Name] = "concurrent-requests"

@@ -319,9 +319,6 @@ func (b *behind) wallets() {
 	b.tx("wallet.Book.Draw", func(ctx context.Context, tx pgx.Tx) error {
 		return second(book.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 1}))
 	})
-	b.tx("wallet.Book.Refund", func(ctx context.Context, tx pgx.Tx) error {
-		return second(book.Refund(ctx, tx, budget.Refund{Scope: name, Seq: drawn.Seq, Amount: 1}))
-	})
 	b.tx("wallet.Book.Revoke", func(ctx context.Context, tx pgx.Tx) error {
 		return second(book.Revoke(ctx, tx, wallet.Revoke{Wallet: name, Lot: granted.Lot, Amount: 1}))
 	})

@@ -28,7 +28,7 @@ from metered.find_job_key($1, $2)`
 
 // Find returns the record of a key. queue "" means "default". It takes no lock. Errors: ErrArgument,
 // ErrNotFound. To make sure that a job exists, call Enqueue.
-func (e *Enqueuer) Find(ctx context.Context, db Querier, queue, key string) (Record, error) {
+func (e *Enqueuer) Find(ctx context.Context, db querier, queue, key string) (Record, error) {
 	if err := cmp.Or(e.made(), notNil("db", db)); err != nil {
 		return Record{}, err
 	}

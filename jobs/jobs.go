@@ -97,7 +97,7 @@ func (e *Enqueuer) made() error {
 	return fault.Made(errArgument, "enqueuer", e != nil && e.client != nil)
 }
 
-// Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
-type Querier interface {
+// querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
+type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }

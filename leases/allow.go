@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/observe"
@@ -79,8 +80,8 @@ func (p *Pool) Allow(ctx context.Context, charges ...budget.Charge) error {
 }
 
 func checkAmount(n int64) error {
-	if n < 1 || n > budget.MaxAmount {
-		return invalid("Charge.Amount", "%d is not from 1 to %d", n, int64(budget.MaxAmount))
+	if n < 1 || n > bounds.MaxAmount {
+		return invalid("Charge.Amount", "%d is not from 1 to %d", n, int64(bounds.MaxAmount))
 	}
 	return nil
 }

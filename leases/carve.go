@@ -162,8 +162,8 @@ func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, from Lease, note budget
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("from.Child", from.Child)); err != nil {
 		return Lease{}, err
 	}
-	if from.Granted < 0 || from.Granted > budget.MaxAmount {
-		return Lease{}, invalid("from.Granted", "%d is not from 0 to %d", from.Granted, int64(budget.MaxAmount))
+	if from.Granted < 0 || from.Granted > bounds.MaxAmount {
+		return Lease{}, invalid("from.Granted", "%d is not from 0 to %d", from.Granted, int64(bounds.MaxAmount))
 	}
 	l, status, err := c.scan(tx.QueryRow(ctx, c.sql.receive, from.Child, from.Granted, from.EndsAt, c.by(note), inBudget.NoteJSON(note), c.wait))
 	if err == nil && status == "used" {

@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/schema"
@@ -60,7 +61,7 @@ func (p *Pool) one(ctx context.Context, tx pgx.Tx, c budget.Charge) (budget.Rece
 	if err != nil {
 		return budget.Receipt{}, err
 	}
-	leased := s != nil && c.Amount >= 1 && c.Amount <= budget.MaxAmount && c.MustExist == s.exist
+	leased := s != nil && c.Amount >= 1 && c.Amount <= bounds.MaxAmount && c.MustExist == s.exist
 	for try := 0; leased && try < maxTries; try++ {
 		from, offset, ok := s.takeOrWait(ctx, p, c.Amount)
 		if !ok {

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/lend"
 )
@@ -48,7 +49,7 @@ type Config struct {
 type Rule struct {
 	Prefix string        // of the scopes, as in "org/". "" is all
 	Least  int64         // the smallest slice, in units. Smaller ones go to the ledger directly. Defaults to 16
-	Most   int64         // the largest slice, up to budget.MaxAmount. Defaults to 1<<20
+	Most   int64         // the largest slice, up to 2^53. Defaults to 1<<20
 	Lasts  time.Duration // how long a slice should last at the demand seen, 10ms to 1m. Defaults to 500ms
 	Idle   time.Duration // after so long without a spend a slice is given back, 10ms to TTL. Defaults to 1s
 	TTL    time.Duration // the life of a lease, 100ms to 1h: so long units are out of reach if a process dies. Defaults to 10s
@@ -66,7 +67,7 @@ func (r *Rule) complete(i int) error {
 		otherwise  int64
 		name       string
 		least, max int64
-	}{{&r.Least, 16, "Least", 1, budget.MaxAmount}, {&r.Most, max(1<<20, r.Least), "Most", r.Least, budget.MaxAmount}} {
+	}{{&r.Least, 16, "Least", 1, bounds.MaxAmount}, {&r.Most, max(1<<20, r.Least), "Most", r.Least, bounds.MaxAmount}} {
 		if *d.value == 0 {
 			*d.value = d.otherwise
 		}

@@ -96,7 +96,7 @@ func TestRefusal_ReadsAsMuchWithManyOpenLeasesAsWithFew(t *testing.T) {
 	report, err := f.ledger.Verify(t.Context(), f.db, budget.VerifyOptions{})
 	require.NoError(t, err)
 	require.Len(t, report.Differences, 1)
-	require.Contains(t, report.Differences[0].String(), "sum of open leases is 11, want 10")
+	require.Equal(t, []string{"sum of open leases", "11", "10"}, []string{report.Differences[0].Field, report.Differences[0].Got, report.Differences[0].Want})
 	_, err = conn.Exec(t.Context(), `update metered.lease_sum set granted = 10`)
 	require.NoError(t, err)
 	settle(first[:1])

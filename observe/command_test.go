@@ -38,7 +38,7 @@ func TestObserver_HearsOfACommandAndItsParts(t *testing.T) {
 	done := only(t, &r, observe.Command)
 	require.Equal(t, observe.Op{Work: observe.Command, Name: "upload", Tenant: "ann", ID: "op"}, done.Op)
 	require.Equal(t, observe.End{Outcome: observe.Committed, Attempts: 1, RoundTrips: 2}, done.End)
-	require.Equal(t, []string{observe.FlushBegin, observe.FlushComplete}, r.Names(t, observe.Flush))
+	require.Equal(t, []string{"begin", "complete"}, r.Names(t, observe.Flush))
 	for _, work := range []observe.Work{observe.Flush, observe.Function, observe.Connect} {
 		for _, e := range r.Ended(t, work) {
 			require.Equal(t, observe.Command, e.Within, work)
@@ -57,7 +57,7 @@ func TestObserver_HearsOfACommandAndItsParts(t *testing.T) {
 	_, err = metered.Do(t.Context(), c, cmd, pgtest.WholeFunc("op", nil))
 	require.NoError(t, err)
 	require.Equal(t, observe.End{Outcome: observe.Replayed, Attempts: 1, RoundTrips: 2}, only(t, &r, observe.Command).End)
-	require.Equal(t, []string{observe.FlushBegin, observe.FlushReplay}, r.Names(t, observe.Flush))
+	require.Equal(t, []string{"begin", "replay"}, r.Names(t, observe.Flush))
 	require.Empty(t, r.Told(), "a replay does nothing")
 
 	cmd.Input = 2

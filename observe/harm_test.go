@@ -53,7 +53,7 @@ type slow struct {
 }
 
 func (s slow) Start(ctx context.Context, op observe.Op) (context.Context, func(observe.End)) {
-	if op.Work == observe.Flush && op.Name == observe.FlushComplete {
+	if op.Work == observe.Flush && op.Name == "complete" {
 		s.at <- struct{}{}
 		<-s.at
 		return ctx, func(observe.End) { s.at <- struct{}{}; <-s.at }

@@ -35,7 +35,7 @@ type Work string
 const (
 	Command  Work = "command"  // metered.Do or DoTx, with all its attempts. Name is Command.Name
 	Connect  Work = "connect"  // waits for a connection of the pool
-	Flush    Work = "flush"    // one round trip of a command: see the Flush constants
+	Flush    Work = "flush"    // one round trip of a command, by its Names
 	Function Work = "function" // the command's function, with its statements and jobs
 	Call     Work = "call"     // a call of a piece, as "budget.charge" or "holds.place", with its round trips
 	Enqueue  Work = "enqueue"  // jobs.Enqueue or EnqueueMany. Name is the kind of the first job
@@ -43,18 +43,6 @@ const (
 	Sweep    Work = "sweep"    // holds.Book.Sweep, without a Name, or wallet.Book.Sweep, "lots". End.Rows are the holds announced, or the lots ended
 	Purge    Work = "purge"    // "entries" "operations" "holds" "tokens" "job_keys" "leases". End.Rows were deleted
 	Lease    Work = "lease"    // "open" or "settle" a lease, or charge for Allow without one ("direct")
-)
-
-// The Names of a Flush. Each but the last two waits for locks on the server, which a client cannot see: the time of a
-// flush is the wait, one round trip, and the work. A flush that ends with Code "busy" waited for the lock timeout.
-const (
-	FlushBegin    = "begin"    // BEGIN, with waits for the operation's id and the token's row
-	FlushOpen     = "open"     // the same for the token, after sticky charges
-	FlushSticky   = "sticky"   // sticky charges, in a transaction of their own, with waits for their scopes
-	FlushLock     = "lock"     // waits for all scopes and holds, and asks limits (budget.Limit.MaxFrom)
-	FlushComplete = "complete" // steps and charges, with waits for scopes and holds, and COMMIT unless subscribers come first
-	FlushCommit   = "commit"   // COMMIT alone, after subscribers
-	FlushReplay   = "replay"   // waits until the record is durable
 )
 
 // Op is a piece of work.
@@ -112,7 +100,7 @@ const (
 	Threshold Kind = "threshold"
 
 	TokenConsumed Kind = "token_consumed"
-	TokenRefused  Kind = "token_refused" // Name is the tokens.Reason
+	TokenRefused  Kind = "token_refused" // Name is the tokens.InvalidError.Reason
 
 	Hold Kind = "hold" // N holds changed: Name is a holds.EventKind, as "placed", "captured", "released", "expired"
 	Job  Kind = "job"  // N jobs are "created", or were there under their key: "existing"

@@ -254,7 +254,7 @@ func TestObserver_ErrorsHaveATypeAndNoText(t *testing.T) {
 		"42P01":    {Err: &pgconn.PgError{Code: "42P01", Message: "secret"}},
 		"_OTHER":   {Err: errors.New("secret")},
 	} {
-		_, done := w.Start(t.Context(), observe.Op{Work: observe.Flush, Name: observe.FlushBegin})
+		_, done := w.Start(t.Context(), observe.Op{Work: observe.Flush, Name: "begin"})
 		done(end)
 		w.requireValue(1, "db_client_operation_duration_seconds", "error_type="+want, "db_operation_name=flush.begin", "db_system_name=postgresql")
 	}
@@ -278,8 +278,8 @@ func BenchmarkObserver(b *testing.B) {
 			for b.Loop() {
 				ctx, command := o.Start(b.Context(), observe.Op{Work: observe.Command, Name: "upload", ID: "id"})
 				for _, op := range []observe.Op{
-					{Work: observe.Connect}, {Work: observe.Flush, Name: observe.FlushBegin}, {Work: observe.Function},
-					{Work: observe.Enqueue, Name: "thumbnail"}, {Work: observe.Flush, Name: observe.FlushComplete},
+					{Work: observe.Connect}, {Work: observe.Flush, Name: "begin"}, {Work: observe.Function},
+					{Work: observe.Enqueue, Name: "thumbnail"}, {Work: observe.Flush, Name: "complete"},
 				} {
 					_, end := o.Start(ctx, op)
 					end(observe.End{})

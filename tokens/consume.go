@@ -53,7 +53,7 @@ func tellRefused(ctx context.Context, to *observed.To, err error) {
 	}
 	var invalid *InvalidError // from here on, since it is allocated here
 	if errors.As(err, &invalid) {
-		to.Event(ctx, observe.Event{Kind: observe.TokenRefused, Name: string(invalid.Reason())})
+		to.Event(ctx, observe.Event{Kind: observe.TokenRefused, Name: invalid.Reason()})
 	}
 }
 
@@ -61,7 +61,7 @@ const inspectSQL = `select ` + ledger.TokenColumns + ` from metered.inspect_toke
 
 // Inspect gives the answer that Consume would give now, and consumes nothing: for the page of a link. It takes no lock,
 // and runs on standbys. Errors: ErrInvalid, ErrArgument.
-func (s *Store) Inspect(ctx context.Context, db Querier, purpose, subject, presented string) (Info, error) {
+func (s *Store) Inspect(ctx context.Context, db querier, purpose, subject, presented string) (Info, error) {
 	p, err := s.present(purpose, subject, presented)
 	if err != nil {
 		return Info{}, err

@@ -39,7 +39,7 @@ func TestConsume_ReturnsTheMintedGrantOnce(t *testing.T) {
 	require.ErrorContains(t, grant.Decode(&wrong), `"upload"`)
 
 	_, err = consume(pool, store, "upload", "ada", minted.Token.Reveal())
-	requireInvalid(t, err, tokens.ReasonUsed)
+	requireInvalid(t, err, "used")
 }
 
 func TestConsume_IsOneRoundTripAndSoIsItsRefusal(t *testing.T) {
@@ -53,7 +53,7 @@ func TestConsume_IsOneRoundTripAndSoIsItsRefusal(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 1, queries.n)
 		_, err = store.Consume(ctx, queries, "p", "s", minted.Token.Reveal())
-		requireInvalid(t, err, tokens.ReasonUsed)
+		requireInvalid(t, err, "used")
 		require.Equal(t, 2, queries.n)
 		return nil
 	}))
@@ -70,7 +70,7 @@ func TestConsume_RolledBackLeavesTheTokenUnspent(t *testing.T) {
 	_, err = store.Consume(ctx, tx, "p", "s", text)
 	require.NoError(t, err)
 	_, err = store.Consume(ctx, tx, "p", "s", text)
-	requireInvalid(t, err, tokens.ReasonUsed)
+	requireInvalid(t, err, "used")
 	require.NoError(t, tx.Rollback(ctx))
 
 	require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
@@ -93,14 +93,14 @@ func TestConsume_WrongPurposeOrSubjectDoesNotBurnTheToken(t *testing.T) {
 	text := minted.Token.Reveal()
 	for _, c := range []struct {
 		purpose, subject string
-		reason           tokens.Reason
+		reason           string
 	}{
-		{"download", "ada", tokens.ReasonPurpose},
-		{"Upload", "ada", tokens.ReasonPurpose},
-		{"upload ", "ada", tokens.ReasonPurpose},
-		{"upload", "bob", tokens.ReasonSubject},
-		{"upload", "adä", tokens.ReasonSubject},
-		{"download", "bob", tokens.ReasonPurpose},
+		{"download", "ada", "purpose"},
+		{"Upload", "ada", "purpose"},
+		{"upload ", "ada", "purpose"},
+		{"upload", "bob", "subject"},
+		{"upload", "adä", "subject"},
+		{"download", "bob", "purpose"},
 	} {
 		require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
 			_, err := store.Consume(ctx, tx, c.purpose, c.subject, text)
@@ -123,9 +123,9 @@ func TestConsume_ExpiresAtEquality(t *testing.T) {
 
 	clock.Set(atDeadline.ExpiresAt)
 	_, err := consume(pool, store, "p", "s", atDeadline.Token.Reveal())
-	requireInvalid(t, err, tokens.ReasonExpired)
+	requireInvalid(t, err, "expired")
 	_, err = store.Inspect(ctx, pool, "p", "s", atDeadline.Token.Reveal())
-	requireInvalid(t, err, tokens.ReasonExpired)
+	requireInvalid(t, err, "expired")
 
 	clock.Advance(-time.Microsecond)
 	_, err = store.Inspect(ctx, pool, "p", "s", justBefore.Token.Reveal())
@@ -149,9 +149,9 @@ func TestConsume_AUsedTokenStaysUsedWhenTheClockStepsBack(t *testing.T) {
 	}))
 	clock.Advance(-time.Hour)
 	_, err = consume(pool, store, "p", "s", used.Token.Reveal())
-	requireInvalid(t, err, tokens.ReasonUsed)
+	requireInvalid(t, err, "used")
 	_, err = consume(pool, store, "p", "s", revoked.Token.Reveal())
-	requireInvalid(t, err, tokens.ReasonRevoked)
+	requireInvalid(t, err, "revoked")
 }
 
 func TestConsume_SeveralUses(t *testing.T) {
@@ -164,7 +164,7 @@ func TestConsume_SeveralUses(t *testing.T) {
 		require.Equal(t, left, grant.UsesLeft)
 	}
 	_, err := consume(pool, store, "p", "s", minted.Token.Reveal())
-	requireInvalid(t, err, tokens.ReasonUsed)
+	requireInvalid(t, err, "used")
 }
 
 func TestConsume_AnUnknownTokenIsInvalidAndTheTransactionStaysUsable(t *testing.T) {
@@ -174,7 +174,7 @@ func TestConsume_AnUnknownTokenIsInvalidAndTheTransactionStaysUsable(t *testing.
 	for _, level := range isolationLevels {
 		require.NoError(t, pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
 			_, err := store.Consume(ctx, tx, "p", "s", text)
-			requireInvalid(t, err, tokens.ReasonUnknown)
+			requireInvalid(t, err, "unknown")
 			_, err = store.Mint(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s"})
 			return err
 		}))
@@ -239,7 +239,7 @@ func TestConsume_WaitsForACompetitorAtMostTheLockTimeout(t *testing.T) {
 		_, err := tx.Exec(ctx, "set local lock_timeout = '30ms'")
 		require.NoError(t, err)
 		_, err = patient.Consume(ctx, tx, "p", "s", minted.Token.Reveal())
-		requireInvalid(t, err, tokens.ReasonUsed)
+		requireInvalid(t, err, "used")
 		requireSetting(t, tx, "lock_timeout", "30ms")
 		return nil
 	}))
@@ -311,7 +311,7 @@ func testRace(t *testing.T, uses int, levelOf func(i int) pgx.TxIsoLevel) {
 		case err == nil:
 			won.Add(1)
 			left[grant.UsesLeft].Add(1)
-		case errors.As(err, &invalid) && invalid.Reason() == tokens.ReasonUsed:
+		case errors.As(err, &invalid) && invalid.Reason() == "used":
 			lost.Add(1)
 		default:
 			other.Add(1)
@@ -408,7 +408,7 @@ func TestConsume_TheLoserOfARaceHearsTheTruth(t *testing.T) {
 				case !commits:
 					require.NoError(t, err)
 				case level == pgx.ReadCommitted:
-					requireInvalid(t, err, tokens.ReasonUsed)
+					requireInvalid(t, err, "used")
 				default:
 					require.Equal(t, sqlstate.SerializationFailure, sqlstate.Of(err))
 					require.NotErrorIs(t, err, tokens.ErrInvalid)
@@ -485,13 +485,13 @@ func TestRevoke_EndsALiveTokenOnce(t *testing.T) {
 	require.True(t, revoke(t, pool, store, must(store.Parse(live.Token.Reveal())).Digest()))
 	require.False(t, revoke(t, pool, store, live.Digest), "again")
 	_, err = consume(pool, store, "p", "s", live.Token.Reveal())
-	requireInvalid(t, err, tokens.ReasonRevoked)
+	requireInvalid(t, err, "revoked")
 	_, err = store.Inspect(ctx, pool, "p", "s", live.Token.Reveal())
-	requireInvalid(t, err, tokens.ReasonRevoked)
+	requireInvalid(t, err, "revoked")
 
 	require.False(t, revoke(t, pool, store, used.Digest))
 	_, err = consume(pool, store, "p", "s", used.Token.Reveal())
-	requireInvalid(t, err, tokens.ReasonUsed)
+	requireInvalid(t, err, "used")
 	require.False(t, revoke(t, pool, store, tokens.Digest{}), "unknown")
 	_, err = consume(pool, store, "p", "s", other.Token.Reveal())
 	require.NoError(t, err)
@@ -499,7 +499,7 @@ func TestRevoke_EndsALiveTokenOnce(t *testing.T) {
 	clock.Advance(time.Minute)
 	require.False(t, revoke(t, pool, store, expired.Digest))
 	_, err = consume(pool, store, "p", "s", expired.Token.Reveal())
-	requireInvalid(t, err, tokens.ReasonExpired)
+	requireInvalid(t, err, "expired")
 }
 
 func TestRevoke_RolledBackLeavesTheTokenGood(t *testing.T) {
@@ -548,10 +548,10 @@ func TestRevokeSubject_EndsAndCountsLiveTokens(t *testing.T) {
 	}
 	for _, c := range []struct {
 		minted tokens.Minted
-		reason tokens.Reason
+		reason string
 	}{
-		{live[0], tokens.ReasonUsed}, {live[1], tokens.ReasonRevoked}, {live[2], tokens.ReasonRevoked},
-		{expired[0], tokens.ReasonExpired},
+		{live[0], "used"}, {live[1], "revoked"}, {live[2], "revoked"},
+		{expired[0], "expired"},
 	} {
 		_, err := consume(pool, store, "p", "s", c.minted.Token.Reveal())
 		requireInvalid(t, err, c.reason)

@@ -35,32 +35,20 @@ func invalid(field, format string, args ...any) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// Reason says why a token was refused. It is for your logs and metrics, not for the client that presented the token.
-type Reason string
-
-// The reasons, in the order in which they are looked for.
-const (
-	ReasonMalformed Reason = "malformed" // not a token of this store's prefix, or mistyped: no query was made
-	ReasonUnknown   Reason = "unknown"   // never minted, or purged
-	ReasonPurpose   Reason = "purpose"   // minted for another purpose
-	ReasonSubject   Reason = "subject"   // minted for another subject
-	ReasonRevoked   Reason = "revoked"
-	ReasonUsed      Reason = "used" // no uses left
-	ReasonExpired   Reason = "expired"
-)
-
 // InvalidError is the error behind ErrInvalid. It prints and encodes the same for every reason, so a client may see it.
 // Log its Reason beside it.
 type InvalidError struct {
 	redacted
-	reason func() Reason // a func, so that no printer gets at it by reflection
+	reason func() string // a func, so that no printer gets at it by reflection
 }
 
-func refuse(r Reason) error {
-	return &InvalidError{redact.As(ErrInvalid.Error()), func() Reason { return r }}
+func refuse(r string) error {
+	return &InvalidError{redact.As(ErrInvalid.Error()), func() string { return r }}
 }
 
-func (e *InvalidError) Reason() Reason {
+// Reason is the first of these that holds, for your logs: "malformed" (not of this store's prefix, or mistyped: no query was made), "unknown"
+// (never minted, or purged), "purpose", "subject", "revoked", "used" or "expired".
+func (e *InvalidError) Reason() string {
 	if e == nil || e.reason == nil {
 		return ""
 	}

@@ -57,7 +57,7 @@ func (internals) Grant(p ledger.PresentedToken, r ledger.TokenRow) (Grant, error
 }
 
 // Refuse is the *InvalidError of a reason.
-func (internals) Refuse(r Reason) error { return refuse(r) }
+func (internals) Refuse(reason string) error { return refuse(reason) }
 
 // TellRefused reports why a token was refused, if err says that it was.
 func (internals) TellRefused(ctx context.Context, to *observed.To, err error) {
@@ -105,9 +105,8 @@ func informed(p ledger.PresentedToken, r ledger.TokenRow) (Info, error) {
 	}
 	switch *r.Status {
 	case statusOK:
-	case string(ReasonUnknown), string(ReasonPurpose), string(ReasonSubject),
-		string(ReasonRevoked), string(ReasonUsed), string(ReasonExpired):
-		return Info{}, refuse(Reason(*r.Status))
+	case "unknown", "purpose", "subject", "revoked", "used", "expired":
+		return Info{}, refuse(*r.Status)
 	default:
 		return Info{}, fmt.Errorf("tokens: the schema answers %q, which this build does not know", *r.Status)
 	}

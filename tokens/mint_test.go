@@ -49,7 +49,7 @@ func TestMint_Defaults(t *testing.T) {
 	require.Equal(t, time.Hour, minted.ExpiresAt.Sub(minted.MintedAt))
 	require.Equal(t, 1, minted.Uses)
 	other := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s", Payload: json.RawMessage(nil)})
-	require.False(t, minted.Token.Equal(other.Token))
+	require.NotEqual(t, other.Digest, minted.Digest)
 
 	for _, m := range []tokens.Minted{minted, other} {
 		grant, err := consume(pool, store, "p", "s", m.Token.Reveal())
@@ -145,7 +145,7 @@ func TestMint_RolledBackIsUnknown(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, tx.Rollback(ctx))
 	_, err = consume(pool, store, "p", "s", minted.Token.Reveal())
-	requireInvalid(t, err, tokens.ReasonUnknown)
+	requireInvalid(t, err, "unknown")
 }
 
 func TestMint_TheSameSecretTwiceExistsAndLeavesTheTransactionUsable(t *testing.T) {
@@ -154,7 +154,7 @@ func TestMint_TheSameSecretTwiceExistsAndLeavesTheTransactionUsable(t *testing.T
 	secret := must(tokens.Derive(testKey, "acme", "op-1"))
 	m := tokens.Mint{Purpose: "p", Subject: "s", Payload: 1, Secret: secret}
 	first := mint(t, pool, store, m)
-	require.True(t, first.Token.Equal(must(store.Token(secret))))
+	require.Equal(t, first.Digest, must(store.Token(secret)).Digest())
 
 	require.NoError(t, inTx(pool, func(tx pgx.Tx) error {
 		_, err := store.Mint(ctx, tx, m)

@@ -44,10 +44,10 @@ func TestReplace_LeavesOneLiveToken(t *testing.T) {
 	require.Equal(t, clock.Now().Add(time.Hour), replaced.ExpiresAt)
 	for _, gone := range []tokens.Minted{one, two} {
 		_, err = consume(pool, store, "reset", "ada", gone.Token.Reveal())
-		requireInvalid(t, err, tokens.ReasonRevoked)
+		requireInvalid(t, err, "revoked")
 	}
 	_, err = consume(pool, store, "reset", "ada", expired.Token.Reveal())
-	requireInvalid(t, err, tokens.ReasonExpired)
+	requireInvalid(t, err, "expired")
 	for _, other := range others {
 		_, err = consume(pool, store, other.Purpose, other.Subject, other.Token.Reveal())
 		require.NoError(t, err)
@@ -77,7 +77,7 @@ func TestReplace_RolledBackLeavesTheOldToken(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, tx.Rollback(ctx))
 	_, err = consume(pool, store, "p", "s", unborn.Token.Reveal())
-	requireInvalid(t, err, tokens.ReasonUnknown)
+	requireInvalid(t, err, "unknown")
 	_, err = consume(pool, store, "p", "s", old.Token.Reveal())
 	require.NoError(t, err)
 }

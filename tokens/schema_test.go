@@ -26,7 +26,7 @@ func TestStore_WorksInASchemaOfAnotherName(t *testing.T) {
 		require.NoError(t, err)
 		require.EqualValues(t, 1, replaced.Replaced)
 		_, err = store.Consume(ctx, tx, "p", "s", minted.Token.Reveal())
-		requireInvalid(t, err, tokens.ReasonRevoked)
+		requireInvalid(t, err, "revoked")
 		_, err = store.Consume(ctx, tx, "p", "s", replaced.Token.Reveal())
 		return err
 	}))

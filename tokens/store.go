@@ -111,8 +111,8 @@ func (s *Store) made() error { return fault.Made(errArgument, "store", s != nil 
 // Prefix is that of Config, or its default. A token's text is the prefix, _ and 49 of 0-9, a-z and A-Z.
 func (s *Store) Prefix() string { return s.prefix }
 
-// Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
-type Querier interface {
+// querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
+type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 

@@ -15,19 +15,19 @@ const (
 )
 
 // Parse reads a token's text, exactly as Reveal returned it, without a query: for Digest and Revoke. Text that is no
-// token of this prefix is ErrInvalid with ReasonMalformed.
+// token of this prefix is ErrInvalid, "malformed".
 func (s *Store) Parse(text string) (Token, error) {
 	if err := s.made(); err != nil {
 		return Token{}, err
 	}
 	body, ok := strings.CutPrefix(text, s.prefix+"_")
 	if !ok || len(body) != secretLen+checksumLen {
-		return Token{}, refuse(ReasonMalformed)
+		return Token{}, refuse("malformed")
 	}
 	sum := text[len(text)-checksumLen:]
 	secret, ok := fromBase62(body[:secretLen])
 	if !ok || sum != checksum(text[:len(text)-checksumLen]) || weak(secret[:]) {
-		return Token{}, refuse(ReasonMalformed)
+		return Token{}, refuse("malformed")
 	}
 	return s.token(text), nil
 }

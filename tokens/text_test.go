@@ -51,7 +51,7 @@ func TestGoldenVectors(t *testing.T) {
 
 		parsed, err := store.Parse(v.text)
 		require.NoError(t, err)
-		require.True(t, token.Equal(parsed))
+		require.Equal(t, token.Digest(), parsed.Digest())
 	}
 }
 
@@ -75,13 +75,13 @@ func TestParse_RefusesEverySingleCharacterChange(t *testing.T) {
 				continue
 			}
 			_, err := store.Parse(text[:i] + string([]byte{byte(c)}) + text[i+1:])
-			requireInvalid(t, err, tokens.ReasonMalformed)
+			requireInvalid(t, err, "malformed")
 		}
 		_, err := store.Parse(text[:i] + text[i+1:])
-		requireInvalid(t, err, tokens.ReasonMalformed)
+		requireInvalid(t, err, "malformed")
 		if i > 0 && text[i] != text[i-1] {
 			_, err = store.Parse(text[:i-1] + text[i:i+1] + text[i-1:i] + text[i+1:])
-			requireInvalid(t, err, tokens.ReasonMalformed)
+			requireInvalid(t, err, "malformed")
 		}
 	}
 }
@@ -132,7 +132,7 @@ func TestParse_RefusesMalformedTokens(t *testing.T) {
 	for why, text := range malformed(t) {
 		t.Run(why, func(t *testing.T) {
 			_, err := newStore(t).Parse(text)
-			requireInvalid(t, err, tokens.ReasonMalformed)
+			requireInvalid(t, err, "malformed")
 		})
 	}
 }
@@ -142,11 +142,11 @@ func TestMalformedTokens_AreRefusedWithoutAQuery(t *testing.T) {
 	store := newStore(t)
 	for _, text := range malformed(t) {
 		_, err := store.Consume(ctx, noSQL{t: t}, "upload", "ada", text)
-		requireInvalid(t, err, tokens.ReasonMalformed)
+		requireInvalid(t, err, "malformed")
 		_, err = store.Inspect(ctx, noSQL{t: t}, "upload", "ada", text)
-		requireInvalid(t, err, tokens.ReasonMalformed)
+		requireInvalid(t, err, "malformed")
 		_, err = present(store, "upload", "ada", text)
-		requireInvalid(t, err, tokens.ReasonMalformed)
+		requireInvalid(t, err, "malformed")
 	}
 }
 
@@ -177,16 +177,16 @@ func FuzzParse(f *testing.F) {
 		check := func(text string) {
 			token, err := store.Parse(text)
 			if err != nil {
-				requireInvalid(t, err, tokens.ReasonMalformed)
+				requireInvalid(t, err, "malformed")
 				return
 			}
 			require.Equal(t, text, token.Reveal())
-			require.True(t, must(store.Parse(token.Reveal())).Equal(token))
+			require.Equal(t, token.Digest(), must(store.Parse(token.Reveal())).Digest())
 			changed := []byte(text)
 			if at %= uint(len(text)); changed[at] != c {
 				changed[at] = c
 				_, err := store.Parse(string(changed))
-				requireInvalid(t, err, tokens.ReasonMalformed)
+				requireInvalid(t, err, "malformed")
 			}
 		}
 		check(text)

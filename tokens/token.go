@@ -2,14 +2,13 @@ package tokens
 
 import (
 	"crypto/sha256"
-	"crypto/subtle"
 	"encoding/hex"
 
 	"github.com/pgmetered/metered/internal/redact"
 )
 
 // Token is a secret that grants something to the client that presents it. Printed, logged or encoded it is redacted:
-// "acme_upload_REDACTED". Reveal is the only way to its text. Compare Tokens with Equal, not ==. The zero Token is no
+// "acme_upload_REDACTED". Reveal is the only way to its text. Compare Digests, not Tokens. The zero Token is no
 // token.
 type Token struct {
 	redacted
@@ -28,13 +27,6 @@ func (t Token) Reveal() string {
 }
 
 func (t Token) Digest() Digest { return sha256.Sum256([]byte(t.Reveal())) }
-
-// Equal reports whether both are the same token, in constant time.
-func (t Token) Equal(other Token) bool {
-	return subtle.ConstantTimeCompare([]byte(t.Reveal()), []byte(other.Reveal())) == 1
-}
-
-func (t Token) IsZero() bool { return t.reveal == nil }
 
 // Digest is the SHA-256 of a token's text, the key of its row. It does not give the token away, so use it in logs and
 // for Revoke. As text it is 64 hexadecimal digits. Reading anything else is ErrArgument.

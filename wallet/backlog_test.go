@@ -77,7 +77,7 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 			return err
 		}},
 		{"refund", func(tx pgx.Tx, name string) (err error) {
-			_, err = f.book.Refund(ctx, tx, budget.Refund{Scope: name, Seq: drawn[name], Amount: 4})
+			_, err = f.ledger.Refund(ctx, tx, budget.Refund{Scope: name, Seq: drawn[name], Amount: 4})
 			return err
 		}},
 		{"refusal", func(tx pgx.Tx, name string) (err error) {
@@ -109,7 +109,7 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 			return err
 		}},
 		{"refund of overdraft", func(tx pgx.Tx, name string) (err error) {
-			_, err = f.book.Refund(ctx, tx, budget.Refund{Scope: name, Seq: drawn[name], Amount: 2})
+			_, err = f.ledger.Refund(ctx, tx, budget.Refund{Scope: name, Seq: drawn[name], Amount: 2})
 			return err
 		}},
 	}

@@ -8,6 +8,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
@@ -17,7 +18,7 @@ import (
 
 // Config configures a Book. The zero value is ready for use.
 type Config struct {
-	// Overdraft is how far draws may go below zero, up to budget.MaxLimit, in every wallet, even of a mistyped name (budget.Config.MustExist).
+	// Overdraft is how far draws may go below zero, up to 2^62, in every wallet, even of a mistyped name (budget.Config.MustExist).
 	// Defaults to 0.
 	Overdraft   int64
 	Priorities  map[string]int // the priorities of lots by category, for grants without one. Lower is drawn first. Defaults to 0
@@ -76,8 +77,8 @@ func New(l *budget.Ledger, cfg Config) (*Book, error) {
 	if wait == 0 {
 		return nil, invalid("ledger", "was not made by New")
 	}
-	if cfg.Overdraft < 0 || cfg.Overdraft > budget.MaxLimit {
-		return nil, invalid("Config.Overdraft", "%d is not from 0 to %d", cfg.Overdraft, int64(budget.MaxLimit))
+	if cfg.Overdraft < 0 || cfg.Overdraft > bounds.MaxLimit {
+		return nil, invalid("Config.Overdraft", "%d is not from 0 to %d", cfg.Overdraft, int64(bounds.MaxLimit))
 	}
 	if cfg.LateRefunds == 0 {
 		cfg.LateRefunds = defaultLateRefunds

@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/niltest"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -54,7 +55,7 @@ func TestCalls_ArgumentsOutOfBoundsAreRefusedBeforeAnySQL(t *testing.T) {
 	long := strings.Repeat("x", 256)
 	good := wallet.Grant{Wallet: "a", Amount: 1, Note: budget.Note{Actor: "me"}}
 	for field, change := range map[string]func(*wallet.Grant){
-		"Grant.Wallet": func(g *wallet.Grant) { g.Wallet = long }, "Grant.Amount": func(g *wallet.Grant) { g.Amount = budget.MaxAmount + 1 },
+		"Grant.Wallet": func(g *wallet.Grant) { g.Wallet = long }, "Grant.Amount": func(g *wallet.Grant) { g.Amount = bounds.MaxAmount + 1 },
 		"Grant.For": func(g *wallet.Grant) { g.For = -time.Hour }, "Grant.Expires": func(g *wallet.Grant) { g.Expires = time.Date(9000, 1, 1, 0, 0, 0, 0, time.UTC) },
 		"Grant.Category": func(g *wallet.Grant) { g.Category = long }, "Grant.Reference": func(g *wallet.Grant) { g.Reference = "\xff" },
 		"Grant.Priority": func(g *wallet.Grant) { g.Priority = new(int); *g.Priority = math.MaxInt }, "Grant.RollCap": func(g *wallet.Grant) { g.RollCap, g.RollFor = 1, time.Hour },

@@ -17,7 +17,7 @@ import (
 // Draw is an amount to take from a wallet.
 type Draw struct {
 	Wallet string
-	Amount int64       // units, 1 to budget.MaxAmount
+	Amount int64       // units, 1 to 2^53
 	UpTo   bool        // takes the units that there are, at least 1 and at most Amount, Config.Overdraft among them. Defaults to false: all or none
 	Note   budget.Note // is stored with the entry. Defaults to none
 }

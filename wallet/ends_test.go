@@ -40,7 +40,7 @@ func TestRefund_ToALotThatHasEndedFollowsItsPolicy(t *testing.T) {
 			case "lapses":
 				require.Equal(t, map[string]int64{"b": 5}, f.left())
 				kinds, _ := f.kinds(d.Seq + 1)
-				require.Equal(t, []budget.Kind{budget.Kind("refund"), budget.Kind("lapse")}, kinds)
+				require.Equal(t, []string{"refund", "lapse"}, kinds)
 				f.refund(d.Seq, 4)
 				f.has(5)
 				return
@@ -83,7 +83,7 @@ func TestRefund_AndADisputeOfTheSameDrawTakeOnce(t *testing.T) {
 	d := f.draw(6)
 	give := func(amount int64) error {
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
-			return f.book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: d.Seq, Amount: amount})
+			return f.ledger.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: d.Seq, Amount: amount})
 		})
 		return err
 	}

@@ -4,7 +4,7 @@ import (
 	"math"
 	"time"
 
-	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
@@ -42,8 +42,8 @@ func checkWallet(field, wallet string) error {
 }
 
 func checkAmount(field string, amount int64) error {
-	if amount < 1 || amount > budget.MaxAmount {
-		return invalid(field, "%d is not from 1 to %d", amount, int64(budget.MaxAmount))
+	if amount < 1 || amount > bounds.MaxAmount {
+		return invalid(field, "%d is not from 1 to %d", amount, int64(bounds.MaxAmount))
 	}
 	return nil
 }

@@ -93,7 +93,7 @@ func ExampleBook_Statement() {
 		if err != nil {
 			return err
 		}
-		if _, err := book.Refund(ctx, tx, budget.Refund{Scope: "ben", Seq: d.Seq, Amount: 10}); err != nil {
+		if _, err := ledger.Refund(ctx, tx, budget.Refund{Scope: "ben", Seq: d.Seq, Amount: 10}); err != nil {
 			return err
 		}
 		r, err := book.Revoke(ctx, tx, wallet.Revoke{Wallet: "ben", Reference: "November", Amount: 280})

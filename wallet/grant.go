@@ -18,7 +18,7 @@ import (
 // Grant is a lot to be granted to a wallet.
 type Grant struct {
 	Wallet   string        // any scope of the ledger, 1 to 255 bytes
-	Amount   int64         // units, 1 to budget.MaxAmount
+	Amount   int64         // units, 1 to 2^53
 	Expires  time.Time     // the lot's end, before the year 9000. Defaults to none: the lot never ends
 	For      time.Duration // the time from the grant to the lot's end, in place of Expires, up to 36,525 days
 	Category string        // such as "paid" or "promotional", up to 255 bytes. Defaults to ""

@@ -130,7 +130,7 @@ func (f *fixture) has(units int64) {
 }
 
 // kinds are those of the wallet's entries, from one on, with their amounts.
-func (f *fixture) kinds(from int64) (kinds []budget.Kind, amounts []int64) {
+func (f *fixture) kinds(from int64) (kinds []string, amounts []int64) {
 	f.Helper()
 	for e, err := range f.ledger.Entries(f.Context(), f.pool, "ann", budget.EntriesOptions{After: from - 1}) {
 		require.NoError(f, err)

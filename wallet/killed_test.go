@@ -60,7 +60,7 @@ var killedActs = []struct {
 		return err
 	}, 23},
 	{"refund", func(ctx context.Context, k *killable, tx pgx.Tx, w string) error {
-		_, err := k.book.Refund(ctx, tx, budget.Refund{Scope: w, Seq: 3, Amount: 4})
+		_, err := k.client.Budget.Refund(ctx, tx, budget.Refund{Scope: w, Seq: 3, Amount: 4})
 		return err
 	}, 39},
 	{"revoke", func(ctx context.Context, k *killable, tx pgx.Tx, w string) error {

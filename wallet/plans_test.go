@@ -61,9 +61,9 @@ func TestPlans_NoCallReadsMoreTheLongerTheHistory(t *testing.T) {
 						_, err = book.Grant(ctx, tx, wallet.Grant{Wallet: "bob", Amount: 4})
 					}
 				case "refund":
-					_, err = book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: drawn.Seq, Amount: 2})
+					_, err = ledger.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: drawn.Seq, Amount: 2})
 				case "refund overdraft":
-					_, err = book.Refund(ctx, tx, budget.Refund{Scope: "bob", Seq: over.Seq, Amount: 2})
+					_, err = ledger.Refund(ctx, tx, budget.Refund{Scope: "bob", Seq: over.Seq, Amount: 2})
 				case "place":
 					_, err = held.Place(ctx, tx, holds.Request{ID: id, TTL: 10 * time.Minute, Lines: []holds.Line{book.Line("ann", 5)}})
 					if err == nil {
@@ -155,7 +155,7 @@ func TestPlans_NoCallIsCompiled(t *testing.T) {
 			return err
 		},
 		func(ctx context.Context, tx pgx.Tx) error {
-			_, err := f.book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: d.Seq, Amount: 1})
+			_, err := f.ledger.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: d.Seq, Amount: 1})
 			return err
 		},
 		func(ctx context.Context, tx pgx.Tx) error {

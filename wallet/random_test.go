@@ -93,7 +93,7 @@ func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 			d := draws[r.IntN(len(draws))]
 			what = fmt.Sprintf("refund of %d", d.Seq)
 			_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
-				return f.book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: d.Seq, Amount: 1 + r.Int64N(d.Amount)})
+				return f.ledger.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: d.Seq, Amount: 1 + r.Int64N(d.Amount)})
 			})
 		case k < 17 && len(captured) > 0:
 			id := pick(&captured)

@@ -18,7 +18,7 @@ type Revoke struct {
 	Wallet    string
 	Lot       int64  // the lot's number. Either Lot or Reference
 	Reference string // the reference of the lot's grant
-	Amount    int64  // units, up to budget.MaxAmount. Defaults to 0: all of the lot
+	Amount    int64  // units, up to 2^53. Defaults to 0: all of the lot
 	Note      budget.Note
 }
 
@@ -75,7 +75,7 @@ type Rollover struct {
 	Wallet    string
 	Lot       int64         // the lot's number. Either Lot or Reference
 	Reference string        // the reference of the lot's grant
-	Cap       int64         // the most units to move, 1 to budget.MaxAmount. The others stay in the lot
+	Cap       int64         // the most units to move, 1 to 2^53. The others stay in the lot
 	For       time.Duration // the time from now to the new lot's end. Defaults to 0: it never ends
 	Note      budget.Note
 }

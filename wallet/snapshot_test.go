@@ -58,11 +58,11 @@ func TestSnapshot_OfBeforeGivesNoFinalAnswer(t *testing.T) {
 		"roll over after a grant":               {grant("c", 20), rollOver("c")},
 		"roll over after a refund":              {func(f *fixture) { f.refund(2, 7) }, rollOver("empty")},
 		"refund after a draw": {func(f *fixture) { f.draw(3) }, func(ctx context.Context, f *fixture, tx pgx.Tx) error {
-			_, err := f.book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: 5, Amount: 3})
+			_, err := f.ledger.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: 5, Amount: 3})
 			return err
 		}},
 		"refund after a refund": {func(f *fixture) { f.refund(2, 7) }, func(ctx context.Context, f *fixture, tx pgx.Tx) error {
-			_, err := f.book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: 2, Amount: 1})
+			_, err := f.ledger.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: 2, Amount: 1})
 			return err
 		}},
 		"reserve after a grant": {grant("c", 20), func(ctx context.Context, f *fixture, tx pgx.Tx) error {

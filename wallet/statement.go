@@ -17,23 +17,20 @@ type Line struct {
 	Lots    []Move `json:"lots,omitempty"`
 }
 
-// MoveKind says how an entry changes a lot. It is "credited" for a new lot, "taken" by a charge, "given back" by a refund, "held",
-// "captured" or "freed" by a hold, "lapsed", "revoked" or "rolled over". Units for an earlier overdraft are "paid back", and those
-// for overdrawn units of an earlier hold "held after".
-type MoveKind string
-
-var moveKinds = map[string]MoveKind{
+var moveKinds = map[string]string{
 	"d": "credited", "t": "taken", "p": "paid back", "g": "given back", "h": "held", "q": "held after", "u": "captured", "f": "freed",
 	"e": "lapsed", "v": "revoked", "o": "rolled over",
 }
 
 // Move is the effect of an entry on a lot.
 type Move struct {
-	Lot       int64    `json:"lot"` // the lot's number, or 0 for units that no lot covers
-	Reference string   `json:"reference,omitempty"`
-	Category  string   `json:"category,omitempty"`
-	Kind      MoveKind `json:"kind,omitempty"`
-	Amount    int64    `json:"amount"`
+	Lot       int64  `json:"lot"` // the lot's number, or 0 for units that no lot covers
+	Reference string `json:"reference,omitempty"`
+	Category  string `json:"category,omitempty"`
+	// Kind is "credited" for a new lot, "taken" by a charge, "given back" by a refund, "held", "captured" or "freed" by a hold, "lapsed",
+	// "revoked" or "rolled over", for an overdraft "paid back", and for overdrawn units of an earlier hold "held after".
+	Kind   string `json:"kind,omitempty"`
+	Amount int64  `json:"amount"`
 }
 
 const movesSQL = `

@@ -278,7 +278,7 @@ func (h *trail) play(seed uint64, swept bool) {
 			i := r.IntN(len(draws))
 			amount := 1 + r.Int64N(amounts[i])
 			p, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
-				return f.book.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: draws[i], Amount: amount})
+				return f.ledger.Refund(ctx, tx, budget.Refund{Scope: "ann", Seq: draws[i], Amount: amount})
 			})
 			if err == nil {
 				h.say("refund", p.Amount, nil)

@@ -60,7 +60,7 @@ func (a *app) state(ctx context.Context) (s state, err error) {
 	if r.Version == 0 && !differs {
 		r.Differences = nil // everything is missing
 	}
-	return state{a.schema, r.Version, metered.SchemaVersion, r.Version > 0 && r.OK(), append([]metered.SchemaDifference{}, r.Differences...),
+	return state{a.schema, r.Version, metered.SchemaVersion, r.Version > 0 && r.Err() == nil, append([]metered.SchemaDifference{}, r.Differences...),
 		append([]string{}, r.Previous...), differs}, err
 }
 

@@ -91,7 +91,7 @@ func (a *app) verify(ctx context.Context, pool *pgxpool.Pool, opts budget.Verify
 	if err := cmp.Or(a.verified(all.VerifyReport, stopped, file), unsaved, err); err != nil {
 		return err
 	}
-	if !all.OK() {
+	if len(all.Differences) > 0 {
 		return found(exitDifferences)
 	}
 	return nil
@@ -104,7 +104,7 @@ func (a *app) verified(r budget.VerifyReport, stopped bool, file string) error {
 			budget.VerifyReport
 			OK       bool `json:"ok"`
 			Complete bool `json:"complete"`
-		}{r, r.OK(), !stopped})
+		}{r, len(r.Differences) == 0, !stopped})
 	}
 	t := a.table("SCOPE", "ENTRY", "FIELD", "IS", "WANT")
 	for _, d := range r.Differences {

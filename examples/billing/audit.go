@@ -56,7 +56,7 @@ func (s *service) audit(ctx context.Context, out io.Writer, id string) error {
 	}
 	fmt.Fprintf(out, "verified %d entries: %v; %s: %d rendered, %d on invoices, %d since\n",
 		report.Entries, report.Differences, id, sold, billed, open.Used)
-	if !report.OK() || sold != billed+open.Used {
+	if len(report.Differences) > 0 || sold != billed+open.Used {
 		return errors.New("the books do not agree")
 	}
 	return nil

@@ -56,7 +56,7 @@ func (s *service) refund(ctx context.Context, id, account string, units int64, r
 		} else if err != nil {
 			return err
 		}
-		back, err := s.book.Refund(ctx, tx, r)
+		back, err := s.metered.Budget.Refund(ctx, tx, r)
 		if r.All && errors.Is(err, budget.ErrRefundExceeds) {
 			return nil // all of it was given back before
 		}

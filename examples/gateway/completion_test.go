@@ -65,7 +65,7 @@ func (f *fixture) requireSettled() map[string]completion {
 	}
 	report, err := f.metered.Budget.Verify(f.t.Context(), f.pool, budget.VerifyOptions{})
 	require.NoError(f.t, err)
-	require.True(f.t, report.OK(), "%v", report.Differences)
+	require.Empty(f.t, report.Differences)
 	return f.rows()
 }
 

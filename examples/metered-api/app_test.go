@@ -47,7 +47,7 @@ func (f *fixture) usage(t *testing.T, account string) (spent, held int64) {
 	t.Helper()
 	report, err := f.metered.Budget.Verify(t.Context(), f.pool, budget.VerifyOptions{})
 	require.NoError(t, err)
-	require.True(t, report.OK(), report.Differences)
+	require.Empty(t, report.Differences)
 	usage, err := f.metered.Budget.Usage(t.Context(), f.pool, budget.Query{Scope: scopeOf(account)})
 	require.NoError(t, err)
 	return usage[0].Spent, usage[0].Held

@@ -39,7 +39,7 @@ func (s *story) repeats(ctx context.Context) {
 	if !errors.As(err, &invalid) {
 		ok(fmt.Errorf("inspecting a used token: %w", err))
 	}
-	check(s.report, "the reason, for the server alone", invalid.Reason(), tokens.ReasonUsed)
+	check(s.report, "the reason, for the server alone", invalid.Reason(), "used")
 	s.unchanged(ctx, before)
 }
 

@@ -84,7 +84,7 @@ func (r running) verify() {
 	r.Helper()
 	report, err := r.s.metered.Budget.Verify(r.Context(), r.pool, budget.VerifyOptions{})
 	require.NoError(r, err)
-	require.True(r, report.OK(), "%v", report.Differences)
+	require.Empty(r, report.Differences)
 }
 
 func limit(name string, n int64, window time.Duration) budget.Limit {

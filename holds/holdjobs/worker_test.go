@@ -114,7 +114,7 @@ func booksOf(t *testing.T, pool *pgxpool.Pool, c *metered.Client, job int64) (b 
 	require.NoError(t, err)
 	report, err := c.Budget.Verify(t.Context(), pool, budget.VerifyOptions{})
 	require.NoError(t, err)
-	require.True(t, report.OK(), report.Differences)
+	require.Empty(t, report.Differences)
 	b = books{Hold: h.State, Spent: usage[0].Spent, Held: usage[0].Held, Rows: pgtest.Value[int](t, pool, "select count(*) from uploads")}
 	b.Job = pgtest.Value[string](t, pool, `select state::text from river_job where id = $1`, job)
 	return b

@@ -284,7 +284,7 @@ func (a *app) wallet(ctx context.Context, id string) (map[string]int64, error) {
 		if err != nil {
 			return err
 		}
-		if _, err := a.book.Refund(ctx, tx, budget.Refund{Scope: "wallet", Seq: drawn.Seq, Amount: 2}); err != nil {
+		if _, err := a.c.Budget.Refund(ctx, tx, budget.Refund{Scope: "wallet", Seq: drawn.Seq, Amount: 2}); err != nil {
 			return err
 		}
 		_, err = a.book.Revoke(ctx, tx, wallet.Revoke{Wallet: "wallet", Reference: "lasting/" + id, Amount: 1})

@@ -4,6 +4,9 @@ package bounds
 import "time"
 
 const (
+	MaxAmount             = 1 << 53                // of one entry: exact as a JSON number
+	MaxLimit              = 1 << 62                // of Limit.Max
+	MaxBatch              = 1000                   // charges or events of one call
 	MaxWindow             = 36525 * 24 * time.Hour // of Limit.Window, about a century
 	MaxScopeBytes         = 255                    // of a scope, in UTF-8
 	MaxScopes             = 64                     // distinct scopes in one call

@@ -78,7 +78,7 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, take
 	}
 	a.begun, a.claimed = true, true
 	if a.found = b.status == statusReplay; a.found {
-		within, span := e.flush(ctx, op, observe.FlushReplay)
+		within, span := e.flush(ctx, op, "replay")
 		a.unknown, a.err = t.replay(within, &b.rec)
 		if span.End(a.err); a.err != nil {
 			return a
@@ -175,7 +175,7 @@ func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, openin
 	if opening {
 		b.look(f, op)
 	}
-	within, span := e.flush(ctx, op, observe.FlushBegin)
+	within, span := e.flush(ctx, op, "begin")
 	results := t.send(within, &f.batch)
 	err := f.read(results)
 	if err = firstOf(err, results.Close()); err != nil {
@@ -200,7 +200,7 @@ func (e *Engine) open(ctx context.Context, op *Operation, t transaction, b *begu
 	f := &flush{}
 	f.row(b.scan, e.sql.begin, e.beginArgs(ctx, op, t, b.marker, false, true)...)
 	b.look(f, op)
-	return e.send(ctx, op, observe.FlushOpen, t.tx(), f, op.Charges)
+	return e.send(ctx, op, "open", t.tx(), f, op.Charges)
 }
 
 // send sends a flush within the transaction, and reads all of it.
@@ -276,7 +276,7 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	queries := end.queries()
 	if len(queries) > 0 {
 		lock := ledger.LockAllArgs(wait, end.locks()...)
-		within, span := e.flush(ctx, op, observe.FlushLock)
+		within, span := e.flush(ctx, op, "lock")
 		err := ledger.Ask(within, tx, e.sql.lockAll, lock, queries, func(err error) error { return failed("complete", err) })
 		span.End(err)
 		if err == nil {
@@ -299,12 +299,12 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	completed.Name, completed.Jobs = op.Name, end.Jobs
 	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At, &rec.Periods, &rec.Crossed), e.sql.complete,
 		completed.String(), op.Fingerprint, end.Result, end.Refusal, charges, tolerance, wait, !telling)
-	last := observe.FlushComplete
+	last := "complete"
 	if telling {
 		if err := e.send(ctx, op, last, tx, f, end.Charges); err != nil {
 			return Record{}, false, err
 		}
-		last = observe.FlushCommit
+		last = "commit"
 		if err := tell(ctx, tx, end, rec.Crossed); err != nil {
 			return Record{}, false, foreign("complete", err)
 		}

@@ -19,6 +19,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/tokens"
 )
@@ -255,7 +256,7 @@ func (h *hostile) check(purged bool) {
 	require.Zero(h, count(h.T, h.owner, "(select distinct on (scope) held from metered.ledger order by scope, seq desc) l where held <> 0"))
 	for _, scope := range []string{"full", "seats", "a", "credit"} {
 		_, err := pgtest.InTx(ctx, h.owner, func(tx pgx.Tx) (budget.Receipt, error) {
-			return h.c.Budget.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{{Max: budget.MaxLimit, Window: time.Second}}})
+			return h.c.Budget.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{{Max: bounds.MaxLimit, Window: time.Second}}})
 		})
 		require.NoError(h, err, scope)
 	}

@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
-	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -245,7 +244,7 @@ func TestBounds_AreThoseOfGo(t *testing.T) {
 		want           int
 	}{
 		{"charge", "charges", schema.Items, bounds.MaxScopes}, {"charge", "limits", schema.Items, bounds.MaxLimits}, {"charge", "scope", schema.Bytes, bounds.MaxScopeBytes},
-		{"charge_each", "charges", schema.Items, budget.MaxBatch}, {"charge_each", "events", schema.Items, budget.MaxBatch}, {"charge", "thresholds", schema.Lines, bounds.MaxThresholds},
+		{"charge_each", "charges", schema.Items, bounds.MaxBatch}, {"charge_each", "events", schema.Items, bounds.MaxBatch}, {"charge", "thresholds", schema.Lines, bounds.MaxThresholds},
 		{"usage", "scopes", schema.Items, bounds.MaxQueries}, {"usage_at", "times", schema.Items, bounds.MaxBuckets + 1}, {"create_scopes", "scopes", schema.Items, bounds.MaxResources},
 		{"search_entries", "look", schema.Value, bounds.MaxSearch}, {"search_entries", "most", schema.Value, bounds.MaxFound},
 		{"capture_holds", "ids", schema.Items, holds.MaxHolds}, {"place", "id", schema.Bytes, holds.MaxIDBytes}, {"place", "metadata", schema.Bytes, holds.MaxMetadataBytes},
@@ -254,7 +253,7 @@ func TestBounds_AreThoseOfGo(t *testing.T) {
 	} {
 		require.Equal(t, same.want, schema.BoundOf(same.function, same.name, same.unit), "%s: %s", same.function, same.name)
 	}
-	line := len(fmt.Sprintf("%d %d %s/%s/%s\n", int64(budget.MaxLimit), -int64(budget.MaxLimit), "W", strings.Repeat("x", bounds.MaxThresholdNameBytes), strings.Repeat("x", bounds.MaxThresholdNameBytes)))
+	line := len(fmt.Sprintf("%d %d %s/%s/%s\n", int64(bounds.MaxLimit), -int64(bounds.MaxLimit), "W", strings.Repeat("x", bounds.MaxThresholdNameBytes), strings.Repeat("x", bounds.MaxThresholdNameBytes)))
 	require.LessOrEqual(t, line*bounds.MaxThresholds-1, schema.BoundOf("charge", "thresholds", schema.Bytes))
 }
 
