@@ -37,56 +37,50 @@ const (
 
 // Command declares a call. Only ID is required.
 type Command struct {
-	// ID is the operation's id, 1 to 255 bytes of UTF-8: the same ID of the same Tenant is carried out once.
-	// A UUIDv7 carries its time (see IssuedAt), in any common spelling. Two spellings are two IDs. Another ID looks
-	// new again when its record is purged, unless IssuedAt is set.
+	// 1 to 255 bytes of UTF-8: the same ID of the same Tenant is carried out once. A UUIDv7 carries its time, in any common spelling. Two
+	// spellings are two IDs. An ID without a time (here or in IssuedAt) looks new again when its record is purged.
 	ID string
-	// Tenant owns the ID, up to 255 bytes: another tenant's equal ID is another operation. If clients choose IDs, it must be
-	// the user or account that is signed in: with a Tenant in common one client can get another's result. Defaults to "".
+	// owns the ID, up to 255 bytes. If clients choose IDs, it must be the user or account that is signed in: with a Tenant in common one
+	// client can get another's result. Defaults to "".
 	Tenant string
 	Name   string // the kind of command, up to 255 bytes. The same ID with another name is a conflict
-	// Input is the command's own argument, as JSON of up to 1 MiB. The same ID with other input is a conflict. Only
-	// its SHA-256 is stored. A function that charges, credits, refunds or calls holds needs one. Defaults to none.
+	// the command's own argument, as JSON of up to 1 MiB. The same ID with other input is a conflict. Only its SHA-256 is stored. A
+	// function that charges, credits, refunds or calls holds needs one. Defaults to none.
 	Input any
-	// IssuedAt is when the client issued the command, the same in each repetition. An operation that carries a time (here,
-	// or in a UUIDv7, whose time wins) is ErrRetired if it is not newer than the purged records. Defaults to none.
+	// when the client issued the command, the same in each repetition. An operation that carries a time (here, or in a UUIDv7, whose time
+	// wins) is ErrRetired if it is not newer than the purged records. Defaults to none.
 	IssuedAt time.Time
-	// Charges are made last, all or none. An early look refuses before the function runs where this process saw one of the
-	// scopes refuse in the last 10 to 20 seconds. So a charge that the function makes room for belongs in Tx.Charge. The
-	// fingerprint has scopes and amounts, not limits.
-	Charges []budget.Charge
-	// EarlyLook takes that look in any case, for about a tenth of a bare command. Defaults to Config.EarlyLook.
-	EarlyLook bool
-	// Holds and Claims are placed with the charges, and looked at early. Their scopes and units are in the fingerprint: the
-	// same ID for another seat is a conflict. Tx.Placed has the ids. A hold that the function makes room for belongs in Tx.Place.
+	// are made last, all or none. An early look refuses before the function runs where this process saw one of the scopes refuse in the
+	// last 10 to 20 seconds. So a charge that the function makes room for belongs in Tx.Charge. The fingerprint has scopes and amounts, not
+	// limits.
+	Charges   []budget.Charge
+	EarlyLook bool // takes that look in any case, for about a tenth of a bare command. Defaults to Config.EarlyLook
+	// are placed with the charges, as Claims are, and looked at early. Their scopes and units are in the fingerprint. Tx.Placed has the
+	// ids. A hold that the function makes room for belongs in Tx.Place.
 	Holds  []holds.Request
 	Claims []holds.Claim
-	// Sticky charges are taken before the command, in a transaction of their own, once per call of Do that is no replay, and
-	// stay when it fails: for limits on attempts. A refusal is ErrTooManyAttempts. To count failures alone, let the function
-	// refund Tx.Sticky. Their entries do not name the operation. Not in DoTx. Defaults to none.
+	// are charges in a transaction of their own before the command, once per call of Do that is no replay. They stay when it fails: for
+	// limits on attempts. A refusal is ErrTooManyAttempts. To count failures alone, let the function refund Tx.Sticky. Not in DoTx.
+	// Defaults to none.
 	Sticky    []budget.Charge
 	Token     *Redeem        // is spent by the command, unless it is a replay. Defaults to none
 	Isolation pgx.TxIsoLevel // of the transaction. Defaults to READ COMMITTED, the fastest on a hot scope. Not in DoTx
-	// EarlyRelease releases the locks before the commit is durable, for hot scopes. Do still returns when it is. Until then
-	// others may see state that a crash undoes (docs/model.md). Not for sticky charges, nor in DoTx. Defaults to false.
+	// releases the locks before the commit is durable, for hot scopes. Do still returns when it is. Until then others may see state that a
+	// crash undoes (docs/model.md). Not for sticky charges, nor in DoTx.
 	EarlyRelease bool
-	// RecordRefusal makes a refusal by the command's own token, charges and holds, or by Sticky, the operation's answer: the
-	// same ID gets it again, even if there is room by then. The record is written after the rollback, in a transaction of its
-	// own. If that fails, Do returns another error and nothing is decided. A malformed token is not recorded. Not in DoTx.
-	// Defaults to false.
+	// makes a refusal by the command's own token, charges and holds, or by Sticky, the operation's answer: the same ID gets it again, even
+	// if there is room by then. The record is written after the rollback. If that fails, Do returns another error and nothing is decided. A
+	// malformed token is not recorded. Not in DoTx.
 	RecordRefusal bool
-	// LSN asks for Outcome.LSN, so that a read of a replica can wait for this command (replica.ReadAt). A replay has a later
-	// one. Not in DoTx (replica.CommitLSN). Defaults to false.
-	LSN bool
+	LSN           bool // asks for Outcome.LSN, so that a read of a replica can wait for this command (replica.ReadAt). Not in DoTx (replica.CommitLSN)
 
 	settling *settling // of a session
 }
 
-// Redeem is a token as it was presented, for tokens.Store.Consume. It is printed, logged and encoded as its purpose and
-// subject, without the token's text.
+// Redeem is a token as it was presented, for tokens.Store.Consume. It is printed, logged and encoded without the token's text.
 type Redeem struct {
-	Purpose   string // that the token must have been minted for
-	Subject   string // that the token must have been minted for
+	Purpose   string // as in tokens.Mint
+	Subject   string // as in tokens.Mint
 	Presented string // the token's text
 }
 

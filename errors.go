@@ -15,7 +15,7 @@ var (
 	ErrSchemaVersion error = migrate.ErrVersion   // the schema is too new for this build, or lacks a function that it calls
 	ErrNotMigrated   error = fault.ErrNotMigrated // the schema, or a part of it, is missing or older
 	ErrSchemaDiffers error = migrate.ErrDiffers   // the schema differs from its version as the text says
-	ErrNotGranted    error = fault.ErrNotGranted  // the role lacks a grant that the call needs
+	ErrNotGranted    error = fault.ErrNotGranted  // the role lacks a grant
 )
 
 var errArgument = fault.New("invalid_argument", "metered: invalid argument")
@@ -38,25 +38,21 @@ var (
 	ErrNested        error = command.ErrNested      // a command began in another's function or subscriber, with its context or tx
 	ErrIndefinite    error = errIndefinite          // whether COMMIT took effect is not known: an *IndefiniteError
 	ErrNoRiver       error = fault.New("no_river", "metered: no River client was configured")
-	// ErrTxFailed: a statement of the function or a subscriber failed, and it returned nil all the same. In DoTx also:
-	// the caller's transaction had failed before.
+	// a statement of the function or a subscriber failed, and it returned nil all the same, or the caller's transaction had failed before
 	ErrTxFailed error = guardtx.ErrFailed
-	// ErrResult: the result cannot be written as JSON or read back, is not UTF-8, or is larger than 1 MiB. In a replay:
-	// the recorded result does not fit the type: Lookup has it.
+	// the result is no JSON or UTF-8, or is larger than 1 MiB. In a replay it does not fit the type: Lookup has it
 	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
-	// ErrSticky: taking the sticky charges failed, not by a refusal. They may have been taken. The function did not run.
+	// taking the sticky charges failed, not by a refusal. They may have been taken. The function did not run
 	ErrSticky error = fault.New("sticky_failed", "metered: the sticky charges could not be taken")
-	// ErrTooManyAttempts: the budget refused Command.Sticky (HTTP 429), not Command.Charges (402). The error is also a
-	// *budget.ExceededError and budget.ErrExceeded, whose Code it has.
+	// the budget refused Command.Sticky (429), not Command.Charges (402). The error is also a *budget.ExceededError
 	ErrTooManyAttempts = fault.ErrTooManyAttempts
-	// ErrCommitUnknown: the answer to the COMMIT of Client.RunTx was lost. Nobody can know whether it took effect.
+	// the answer to the COMMIT of Client.RunTx was lost. Nobody can know whether it took effect
 	ErrCommitUnknown error = fault.New("commit_unknown", "metered: the answer to COMMIT was lost")
 )
 
 var errIndefinite = fault.New("indefinite", "metered: the outcome is not known")
 
-// IndefiniteError says that COMMIT may or may not have taken effect, or is not known to be durable. Call again with
-// the same command.
+// IndefiniteError says that COMMIT may or may not have taken effect, or is not known to be durable. Call again with the same command.
 type IndefiniteError struct {
 	Tenant, ID string // of the operation
 
@@ -69,7 +65,7 @@ func (e *IndefiniteError) Error() string {
 
 func (e *IndefiniteError) Unwrap() []error { return []error{errIndefinite, e.cause} }
 
-// ArgumentError says why an argument was refused, before any SQL. All packages have it.
+// ArgumentError says why an argument was refused, before any SQL, in all packages.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -108,10 +104,9 @@ func Code(err error) string { return fault.Code(err) }
 
 // Retryable reports whether the same call may succeed later though nothing else is changed: a 503 over HTTP.
 //
-// True: ErrBusy, timeouts, serialization failures and deadlocks, lost or refused connections, a server that starts,
-// shuts down or is short of something (SQLSTATE classes 08, 53, 57P, with exceptions), replica.ErrStale, and
-// ErrIndefinite, with the same command. For ErrSticky the error below it decides. False: all else.
+// True: ErrBusy, timeouts, serialization failures and deadlocks, lost or refused connections, a server that starts, shuts down or is short
+// of something (SQLSTATE classes 08, 53, 57P, with exceptions), replica.ErrStale, and ErrIndefinite, with the same command. For ErrSticky
+// the error below it decides. False: all else.
 //
-// A function that reads another server should wrap its *net.OpError or io.ErrUnexpectedEOF as text, or it counts as the
-// database's.
+// A function that reads another server should wrap its *net.OpError or io.ErrUnexpectedEOF as text, or it counts as the database's.
 func Retryable(err error) bool { return fault.Retryable(err) }

@@ -134,7 +134,7 @@ func ExampleTx_Secret() {
 	check(err)
 	again, err := invite("request-1")
 	check(err)
-	fmt.Println("the same:", first.Equal(again))
+	fmt.Println("the same:", first.Digest() == again.Digest())
 	// Output: the same: true
 }
 

@@ -26,7 +26,7 @@ import (
 type Operation struct {
 	Tenant   string          `json:"tenant,omitempty"`
 	ID       string          `json:"id"`
-	Name     string          `json:"name,omitempty"` // Command.Name
+	Name     string          `json:"name,omitempty"`
 	Result   json.RawMessage `json:"result"`
 	Receipt  budget.Receipt  `json:"receipt"`            // without standings
 	Holds    []holds.Hold    `json:"holds,omitempty"`    // as they were when it was completed
@@ -35,7 +35,7 @@ type Operation struct {
 	IssuedAt time.Time       `json:"issued_at,omitzero"` // zero if the id carried no time
 	Refusal  error           `json:"-"`                  // nil if it committed
 	Code     string          `json:"code,omitempty"`     // that of Refusal
-	Jobs     []int64         `json:"jobs,omitempty"`     // the first 1,000 of River's jobs that Tx.Enqueue made, by id
+	Jobs     []int64         `json:"jobs,omitempty"`     // the ids of the first 1,000 of River's jobs that Tx.Enqueue made
 }
 
 const lookupSQL = `
@@ -43,8 +43,8 @@ select result, scopes, amounts, seqs, ats, holds, at, issued_at, refusal, coales
 from metered.operations
 where tenant = $1 and id = $2`
 
-// Lookup returns the record of an operation, or ErrUnknownOperation if it has not committed or was purged. It waits for
-// nobody, so a record with EarlyRelease may not be durable yet.
+// Lookup returns the record of an operation, or ErrUnknownOperation if it has not committed or was purged. It waits for nobody, so a record
+// with EarlyRelease may not be durable yet.
 func (c *Client) Lookup(ctx context.Context, db budget.Querier, tenant, id string) (Operation, error) {
 	if err := cmp.Or(c.made(), notNil("db", db)); err != nil {
 		return Operation{}, err
@@ -113,23 +113,21 @@ func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, dra
 
 // PurgeOptions says which records of operations to purge.
 type PurgeOptions struct {
-	// OlderThan is how long an operation is remembered, 1s to a century: longer than any client may wait before it
-	// repeats a call. Required.
-	OlderThan time.Duration
-	Batch     int                 // how many records one transaction deletes, 1 to 10,000. Defaults to 1,000
-	Progress  func(deleted int64) // called after each batch with the number so far. Defaults to none
-	DryRun    bool                // counts the rows that would be deleted now, and deletes none. It needs SELECT on the table. Defaults to false
+	OlderThan time.Duration       // how long an operation is remembered, 1s to a century: longer than any client may wait before it repeats a call. Required
+	Batch     int                 // records of one transaction, 1 to 10,000. Defaults to 1,000
+	Progress  func(deleted int64) // is called after each batch with the number so far
+	DryRun    bool                // counts the rows, and deletes none. It needs SELECT on the table
 }
 
 const purgeableSQL = `
 select count(*) from metered.operations o, (select metered.clock() - $1::interval as at) cutoff
 where o.at < cutoff.at and coalesce(o.issued_at, o.at) < cutoff.at`
 
-// PurgeOperations deletes records that were issued and completed longer ago than OlderThan, and returns how many. An id
-// with a time at or before the latest deleted one is ErrRetired from then on. An id without a time looks new again.
+// PurgeOperations deletes records that were issued and completed longer ago than OlderThan, and returns how many. An id with a time at or
+// before the latest deleted one is ErrRetired from then on. An id without a time looks new again.
 //
-// It owns its transactions: deleted rows stay deleted if it fails. Calls at once wait for each other, for at most
-// Config.LockTimeout (ErrBusy). It needs the schema's owner or GrantMaintenanceSQL's grants.
+// It owns its transactions: deleted rows stay deleted if it fails. Calls at once wait for each other, for at most Config.LockTimeout
+// (ErrBusy). It needs the schema's owner or GrantMaintenanceSQL.
 func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(c.made(), notNil("pool", pool)); err != nil {
 		return 0, err

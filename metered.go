@@ -1,5 +1,5 @@
-// Package metered runs metered commands on Postgres: a command charges budgets, spends a one-time grant, does the
-// caller's own writes and enqueues jobs, and all of it commits or none of it does.
+// Package metered runs metered commands on Postgres: a command charges budgets, spends a one-time grant, does the caller's own writes and
+// enqueues jobs, and all of it commits or none of it does.
 //
 //	out, err := metered.Do(ctx, client, metered.Command{
 //	    ID:      requestID, // the same id never runs twice
@@ -13,12 +13,11 @@
 //	    return stored, nil
 //	})
 //
-// Do owns its transaction, DoTx runs in one of yours, and Open is for work whose cost is known at its end. Charges are made
-// last, in the flush that carries COMMIT. So a command can be refused after its function has run: the function must have no
-// effect outside the transaction. docs/model.md shows a command on one page.
+// Do owns its transaction, DoTx runs in one of yours, and Open is for work whose cost is known at its end. Charges are made last, with
+// COMMIT. So a command can be refused after its function has run: the function must have no effect outside the transaction.
 //
-// A nil error means committed. After an *IndefiniteError nobody knows: call again with the same command. Any other error
-// means that nothing was written, except sticky charges and a recorded refusal.
+// A nil error means committed. After an *IndefiniteError nobody knows: call again with the same command. Any other error means that nothing
+// was written, except sticky charges and a recorded refusal.
 package metered
 
 import (
@@ -58,47 +57,41 @@ import (
 // NewID returns a UUIDv7 for Command.ID. Make it at the client, and send it again with each repetition.
 func NewID() string { return uuidv7.New() }
 
-// Func is the body of a command: its writes, through tx, and its result, which is stored as JSON (else ErrResult). It
-// may be called several times, and must have no effect outside the transaction.
-//
-// Do inside it, with its ctx or one made from it, is ErrNested, also with context.WithoutCancel. Work that goes on
-// after the command needs a context from elsewhere.
+// Func is the body of a command: its writes, through tx, and its result, which is stored as JSON. It may be called several times, and must
+// have no effect outside the transaction. Do inside it, with its ctx or one made from it, is ErrNested. Work that goes on after the command
+// needs a context from elsewhere.
 type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 
 // Outcome is the answer of a committed command. On error every field except Sticky is zero, and of a refusal on record also
 // Replayed and At are set.
 type Outcome[R any] struct {
-	Result R               `json:"result"` // the function's result, as it comes back from JSON
-	Raw    json.RawMessage `json:"-"`      // that JSON, the same bytes for each replay
-	// Replayed is true if this is the record of an earlier call, or of this one after the answer to COMMIT was lost.
-	Replayed bool           `json:"replayed"`
-	Receipt  budget.Receipt `json:"receipt"` // the charges, without sticky ones. A replay has no standings
-	// Sticky has the charges of this call for Command.Sticky, also on error. It is empty if the charges were refused, are
-	// not known to be taken (ErrSticky), or if this call found the record of another.
+	Result   R               `json:"result"`   // the function's result, as it comes back from JSON
+	Raw      json.RawMessage `json:"-"`        // that JSON, the same bytes for each replay
+	Replayed bool            `json:"replayed"` // this is the record of an earlier call, or of this one after the answer to COMMIT was lost
+	Receipt  budget.Receipt  `json:"receipt"`  // the charges, without sticky ones. A replay has no standings
+	// the charges of this call for Command.Sticky, also on error. Empty if the charges were refused, are not known to be taken (ErrSticky),
+	// or if this call found the record of another.
 	Sticky budget.Receipt `json:"sticky,omitzero"`
-	// Holds are the holds of the calls of Tx, in their order, each as it was after its call, also in a replay.
-	Holds []holds.Hold   `json:"holds,omitempty"`
-	Draws []wallet.Drawn `json:"draws,omitempty"` // by the calls of Tx.Draw, in their order, also in a replay
-	At    time.Time      `json:"at"`              // when the command was completed, by the database's clock
-	LSN   replica.LSN    `json:"lsn,omitzero"`    // behind the commit, if Command.LSN is set, or 0 if the server did not say
+	Holds  []holds.Hold   `json:"holds,omitempty"` // of the calls of Tx, in their order, each as it was after its call, also in a replay
+	Draws  []wallet.Drawn `json:"draws,omitempty"` // of Tx.Draw, in their order, also in a replay
+	At     time.Time      `json:"at"`              // when the command was completed, by the database's clock
+	LSN    replica.LSN    `json:"lsn,omitzero"`    // behind the commit, if Command.LSN is set, or 0 if the server did not say
 }
 
-// Do runs a command as one unit: it claims the operation id, spends the token, calls fn (which may be nil) with the
-// transaction, makes the charges, records the result and commits. If a part fails, nothing is left, except sticky
-// charges.
+// Do runs a command as one unit: it claims the operation id, spends the token, calls fn (which may be nil) with the transaction, makes the
+// charges, records the result and commits. If a part fails, nothing is left, except sticky charges.
 //
-// A command that committed under the same ID and Tenant gets its first result, without running again. Its token must be
-// presented, but may be spent. Concurrent calls with one id wait for each other. A refused command leaves no record,
-// unless RecordRefusal asks for one.
+// A command that committed under the same ID and Tenant gets its first result, without running again. Its token must be presented, but may
+// be spent. Concurrent calls with one id wait for each other. A refused command leaves no record, unless RecordRefusal asks for one.
 //
-// Do tries again after SQLSTATE 40001 and 40P01, up to Config.MaxAttempts, and finds out about a COMMIT whose answer
-// was lost, until ctx's deadline or Config.ResolveTimeout.
+// Do tries again after SQLSTATE 40001 and 40P01, up to Config.MaxAttempts, and finds out about a COMMIT whose answer was lost, until ctx's
+// deadline or Config.ResolveTimeout. A panic in fn rolls back and goes on.
 //
-// Locks: the operation id and the token's row from the beginning, and in the last flush scopes, ids of new holds and
-// rows of holds, in one order. ctx's deadline also bounds the server's waits.
+// Locks: the operation id and the token's row from the beginning, and in the last flush scopes, ids of new holds and rows of holds, in one
+// order. ctx's deadline also bounds the server's waits.
 //
-// Errors: *ArgumentError before any SQL, refusals (see Refusal), ErrConflict, ErrRetired, ErrFuture, the failures of a
-// command, those of the schema, fn's own and Postgres' errors, *IndefiniteError. A panic in fn rolls back and goes on.
+// Errors: *ArgumentError before any SQL, refusals (see Refusal), answers to the id, failures of a command, those of the schema, fn's own
+// and Postgres' errors.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := c.made(); err != nil {
 		return Outcome[R]{}, err
@@ -109,13 +102,12 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 	return run(ctx, c, nil, cmd, fn)
 }
 
-// DoTx runs a command inside the caller's transaction, behind a savepoint: if it is refused or fails, tx is as before,
-// and usable. It takes effect with the caller's commit. A rollback takes its record back too.
+// DoTx runs a command inside the caller's transaction, behind a savepoint: if it is refused or fails, tx is as before, and usable. It takes
+// effect with the caller's commit. A rollback takes its record back too.
 //
-// The scopes stay locked until tx ends: make it the last thing. A second command in tx, or one after a charge, can
-// deadlock (40P01). Nothing is retried, and no timeout is set: see Client.RunTx. Sticky, Isolation, EarlyRelease,
-// RecordRefusal and LSN are refused. After a replay or ErrConflict the caller's commit waits until that record is
-// durable. Otherwise as Do.
+// The scopes stay locked until tx ends: make it the last thing. A second command in tx, or one after a charge, can deadlock (40P01).
+// Nothing is retried, and no timeout is set: see Client.RunTx. Sticky, Isolation, EarlyRelease, RecordRefusal and LSN are refused. After a
+// replay or ErrConflict the caller's commit waits until that record is durable. Otherwise as Do.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := cmp.Or(c.made(), notNil("tx", tx)); err != nil {
 		return Outcome[R]{}, err
@@ -201,57 +193,50 @@ func encoded[R any](fn Func[R], result *R) work {
 
 // Config configures a Client. The zero value works, without jobs and without derived secrets.
 type Config struct {
-	Schema      string                // the schema that Migrate created. Defaults to "metered"
-	River       *river.Client[pgx.Tx] // for Tx.Enqueue; keys need jobs.Plugin() in it. Defaults to none (ErrNoRiver)
-	TokenPrefix string                // begins the text of tokens. Defaults to "metered"
-	// SecretKey is the key of Client.Secret, 32 to 1024 bytes. Defaults to none: Secret then fails.
-	SecretKey      []byte
-	LockTimeout    time.Duration // bounds each wait for locks, as ctx's deadline does, 1ms to 1h. Defaults to 5s
-	ClockTolerance time.Duration // as in budget.Config. Defaults to 1m
-	MustExist      bool          // as in budget.Config: only scopes that were created are charged, credited or held
-	RequireActor   bool          // as in budget.Config and holds.Config: each write has a Note with an Actor
-	NoStandings    bool          // as in budget.Config: receipts have no standings of limits, which is faster
-	EarlyLook      bool          // sets Command.EarlyLook for every command
-	MaxFuture      time.Duration // how far the time of an id or an event may be ahead of the database's clock, up to 24h. Defaults to 5m
-	MaxLateness    time.Duration // as in budget.Config: how long ago an event may have occurred. Defaults to 35 days
-	MaxAttempts    int           // how often Do runs a command that fails with 40001 or 40P01, 1 to 100. Defaults to 10
-	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h. Defaults to 30s
-	Holds          holds.Config  // of Client.Holds; subscribers cost a round trip while the locks are held
-	// NotifyJobs and NotifyChargesFrom send the jobs of committed commands, and charges of so many units and more, to
-	// Client.Listen. NotifyJobs also sends those of Client.Jobs, for a round trip of each call. Every role that may connect
-	// to the database can listen. Default to nothing.
+	Schema         string                // as Migrate created it. Defaults to "metered"
+	River          *river.Client[pgx.Tx] // for Tx.Enqueue; keys need jobs.Plugin() in it. Defaults to none (ErrNoRiver)
+	TokenPrefix    string                // begins the text of tokens. Defaults to "metered"
+	SecretKey      []byte                // of Client.Secret, 32 to 1024 bytes. Defaults to none
+	LockTimeout    time.Duration         // bounds each wait for locks, as ctx's deadline does, 1ms to 1h. Defaults to 5s
+	ClockTolerance time.Duration         // as in budget.Config, as the next three. Defaults to 1m
+	MustExist      bool                  // only scopes that were created are charged, credited or held
+	RequireActor   bool                  // each write has a Note with an Actor
+	NoStandings    bool                  // receipts have no standings of limits, which is faster
+	EarlyLook      bool                  // sets Command.EarlyLook for every command
+	MaxFuture      time.Duration         // how far the time of an id or an event may be ahead of the database's clock, up to 24h. Defaults to 5m
+	MaxLateness    time.Duration         // how long ago an event may have occurred. Defaults to 35 days
+	MaxAttempts    int                   // how often Do runs a command that fails with 40001 or 40P01, 1 to 100. Defaults to 10
+	ResolveTimeout time.Duration         // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h. Defaults to 30s
+	Holds          holds.Config          // of Client.Holds; subscribers cost a round trip while the locks are held
+	// sends the jobs of committed commands to Client.Listen, and those of Client.Jobs for a round trip of each call. Every role that may
+	// connect to the database can listen.
 	NotifyJobs        bool
-	NotifyChargesFrom int64
-	// Leases spends charges (not sticky ones) of its Rules' scopes from leases, without the scopes' locks. Limits are kept.
-	// Receipts of such units have no Standings. Defaults to none.
+	NotifyChargesFrom int64 // sends charges of so many units and more likewise. Defaults to 0, none
+	// spends charges (not sticky ones) of its Rules' scopes from leases, without the scopes' locks. Limits are kept. Receipts of such units
+	// have no Standings. Defaults to none.
 	Leases *leases.Pool
-	// OnThreshold gets the thresholds that charges and holds cross (budget.Limit.Tell), in the transaction that crosses them,
-	// to enqueue a job or write rows. A command that crosses one runs again, once. Defaults to none: limits with thresholds
-	// are refused.
+	// gets the thresholds that charges and holds cross (budget.Limit.Tell), in the transaction that crosses them, to enqueue a job or write
+	// rows. A command that crosses one runs again, once. Defaults to none: limits with thresholds are refused.
 	OnThreshold func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error
-	// Observer gets an event for each call of the Client and its pieces (package observe). Leases has that of its ledger.
-	// Defaults to none.
-	Observer observe.Observer
-	// OnRefusal is called for every refused command, in Do's goroutine, after the rollback: for audit records. Defaults to
-	// none.
+	Observer    observe.Observer // gets an event for each call of the Client and its pieces. Leases has that of its ledger. Defaults to none
+	// is called for every refused command, in Do's goroutine, after the rollback: for audit records. Defaults to none
 	OnRefusal func(context.Context, Refusal)
 }
 
 // Refusal is a command that was refused.
 type Refusal struct {
 	Command Command // without its Token, which may still be unspent
-	// Err is of package budget (ErrExceeded, ErrScopeUnknown, ErrScopeRetired, ErrScopeClosed, ErrRefundExceeds), tokens
-	// (ErrInvalid) or holds (ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling, ErrNotReturnable).
+	// of package budget (ErrExceeded, ErrScopeUnknown, ErrScopeRetired, ErrScopeClosed, ErrRefundExceeds), tokens (ErrInvalid) or holds
+	// (ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling, ErrNotReturnable)
 	Err      error
 	Sticky   bool // a sticky charge was refused: Err is ErrTooManyAttempts
-	Replayed bool // the refusal was on record (Command.RecordRefusal)
+	Replayed bool // the refusal was on record
 }
 
 // Client runs commands on a pool. It is safe for concurrent use. Its first call checks the schema once:
 // ErrNotMigrated, ErrSchemaVersion.
 type Client struct {
-	// The pieces, set up for the same schema.
-	Budget *budget.Ledger
+	Budget *budget.Ledger // set up for the same schema, as the next ones
 	Holds  *holds.Book
 	Tokens *tokens.Store
 	Jobs   *jobs.Enqueuer // nil without Config.River
@@ -271,7 +256,7 @@ type Client struct {
 
 type statements struct{ lookup, purge, purgeable, notify string }
 
-// New returns a Client, or an *ArgumentError. It does not touch the database.
+// New returns a Client, or an *ArgumentError. It sends no SQL.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	if err := notNil("pool", pool); err != nil {
 		return nil, err
@@ -363,8 +348,8 @@ func orDefault(d, def time.Duration) time.Duration {
 	return d
 }
 
-// Secret derives the secret of a token that the operation mints: the same operation and label give the same secret, so
-// a replay can show a token that is stored nowhere. Without Config.SecretKey it is an *ArgumentError.
+// Secret derives the secret of a token that the operation mints. The same operation and label give the same secret, so a replay can show a
+// token that is stored nowhere. It needs Config.SecretKey.
 func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error) {
 	if err := c.made(); err != nil {
 		return tokens.Secret{}, err
@@ -375,11 +360,10 @@ func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error
 	return tokens.Derive(c.cfg.SecretKey, tenant, operationID, label)
 }
 
-// RunTx runs fn in a transaction of the Client's pool, for the pieces alone and for DoTx. After SQLSTATE 40001 or 40P01
-// it runs fn again, up to Config.MaxAttempts times, as Do does. So fn must have no effect outside tx, and must not
-// end it (ErrTxControl, and its commits stay). If fn returns an error, the transaction is rolled back, and RunTx
-// returns that error. Its own errors: those of Postgres, ErrSerialization, ErrCommitUnknown, ErrTxFailed, ErrNested
-// inside a command.
+// RunTx runs fn in a transaction of the Client's pool, for the pieces alone and for DoTx. After SQLSTATE 40001 or 40P01 it runs fn again,
+// up to Config.MaxAttempts times. So fn must have no effect outside tx, and must not end it (ErrTxControl, and its commits stay). If fn
+// returns an error, the transaction is rolled back, and RunTx returns that error. Its own errors: those of Postgres, ErrSerialization,
+// ErrCommitUnknown, ErrTxFailed, ErrNested inside a command.
 func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(c.made(), notNil("fn", fn)); err != nil {
 		return err
@@ -403,14 +387,13 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 	return commit.Run(ctx, tx, "metered", ErrCommitUnknown, func(tx pgx.Tx) error { return fn(ctx, tx) })
 }
 
-// Warm makes a new connection as fast as one that has been used, where deadlines are short: on a fresh one Postgres
-// compiles and plans each function at its first call, which takes tens of milliseconds.
+// Warm makes a new connection as fast as one that has been used, where deadlines are short: on a fresh one Postgres compiles and plans each
+// function at its first call, which takes tens of milliseconds.
 //
 //	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return metered.Warm(ctx, conn, "") }
 //
-// It runs a session and a command in a transaction that it rolls back, on scopes of its own. An empty schema means
-// "metered". Errors: *ArgumentError, and those of a connection that is of no use any more. Where the schema is missing,
-// or not granted, Warm does nothing: the calls say so themselves.
+// It runs a session and a command in a transaction that it rolls back, on scopes of its own. An empty schema means "metered". Where the
+// schema is missing, or not granted, it does nothing. After another error the connection is of no use.
 func Warm(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if err := notNil("conn", conn); err != nil {
 		return err

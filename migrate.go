@@ -21,43 +21,36 @@ const SchemaVersion = schema.Version
 
 // MigrateOptions are the options of Migrate. The zero value creates the schema "metered" and nothing else.
 type MigrateOptions struct {
-	Schema string // the name of the schema to create. Defaults to "metered"
-	// DropPrevious drops the functions and types that only the build before this one calls (MigrateReport.Previous).
-	// Set it when no process of that build runs any more. Defaults to false: the next upgrade drops them.
+	Schema string // defaults to "metered"
+	// drops the functions and types that only the build before this one calls (MigrateReport.Previous), once no process of that build runs.
+	// Defaults to false: the next upgrade drops them.
 	DropPrevious bool
-	River        bool   // bring River's own tables to the latest version that this build of River knows. Defaults to false
-	RiverSchema  string // where River's tables go. Defaults to the connection's search_path, as with River itself
-	// OnWait is called before each new attempt to get a lock, with the reason of the wait. Defaults to none.
-	OnWait func(ctx context.Context, what string)
+	River        bool                                   // bring River's own tables to the latest version that this build of River knows
+	RiverSchema  string                                 // defaults to the connection's search_path, as with River itself
+	OnWait       func(ctx context.Context, what string) // is called before each new attempt to get a lock, with the reason of the wait. Defaults to none
 }
 
 // MigrateReport is the report of Migrate.
 type MigrateReport struct {
-	// From and To are the schema's versions before and after. From is 0 if there was no schema. Both are
-	// SchemaVersion + 1 if the schema is newer than this build.
-	From, To int
-	// Repaired has the differences in a schema of this version that Migrate mended: functions and types were
-	// created again, or taken from everybody.
-	Repaired []SchemaDifference
-	Dropped  []string // functions and types of earlier versions that were dropped
-	// Previous are the functions and types that only the build before this one calls, and that are still there.
-	Previous []string
-	River    []int // the versions of River's migrations that were made
+	From, To int                // the versions before and after. From is 0 without a schema. Both are SchemaVersion + 1 if it is newer than this build
+	Repaired []SchemaDifference // differences in a schema of this version that Migrate mended
+	Dropped  []string           // functions and types of earlier versions
+	Previous []string           // functions and types that only the build before this one calls
+	River    []int              // the versions of River's migrations that were made
 }
 
-// Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and repairs functions that are
-// missing or differ. Any number of processes may call it at once, at every start. It changes the schema in one
-// transaction. River's migrations follow, each in one of its own. It works through a pooler in transaction mode.
+// Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and repairs functions that are missing or differ.
+// Any number of processes may call it at once, at every start, through a pooler too. It changes the schema in one transaction. River's
+// migrations follow, each in one of its own.
 //
-// Processes and roles of the version before can go on. A schema that is newer by one version is left as it is.
-// docs/operations.md shows a rolling deploy.
+// Processes and roles of the version before can go on. A schema that is newer by one version is left as it is. docs/operations.md shows a
+// rolling deploy.
 //
-// It waits for a lock for a second at a time, so that nobody queues behind it for longer. Then it calls OnWait and
-// tries again, until ctx is done (ErrBusy): give ctx a deadline.
+// It waits for a lock for a second at a time, so that nobody queues behind it for longer. Then it calls OnWait and tries again, until ctx
+// is done (ErrBusy): give ctx a deadline.
 //
-// The role that creates the schema owns it, and upgrades it. It needs no right to create schemas if it owns an empty
-// one of that name. Errors change nothing: ErrSchemaVersion (newer by more than one version, or without a function that
-// this build calls), ErrSchemaDiffers.
+// The role that creates the schema owns it, and upgrades it. It needs no right to create schemas if it owns an empty one of that name.
+// ErrSchemaVersion and ErrSchemaDiffers change nothing.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (MigrateReport, error) {
 	n, err := parseSchema("MigrateOptions.Schema", opts.Schema)
 	if err := cmp.Or(notNil("pool", pool), err); err != nil {
@@ -73,18 +66,17 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (Migr
 
 // SchemaReport is the report of Validate.
 type SchemaReport struct {
-	Version int // of the schema, 0 if there is none
-	// Differences are the objects that are not as this build needs them: of a newer Version, those that make its calls fail.
-	Differences []SchemaDifference
-	Previous    []string // as in MigrateReport: they are no difference
+	Version     int                // 0 without a schema
+	Differences []SchemaDifference // objects that are not as this build needs them: of a newer Version, those that make its calls fail
+	Previous    []string           // as in MigrateReport
 }
 
 // SchemaDifference is one object of the schema that is not as it should be.
 type SchemaDifference struct {
-	Object  string `json:"object"`         // "function clock()", "column ledger.seq", "index holds_due"
-	Problem string `json:"problem"`        // the fault
-	Want    string `json:"want,omitempty"` // as it should be, of a function's body a hash. It may be empty
-	Have    string `json:"have,omitempty"` // as it is
+	Object  string `json:"object"` // "function clock()", "column ledger.seq", "index holds_due"
+	Problem string `json:"problem"`
+	Want    string `json:"want,omitempty"` // of a function's body a hash. It may be empty
+	Have    string `json:"have,omitempty"`
 }
 
 func differences(all []migrate.Difference) (wrong []SchemaDifference) {
@@ -94,8 +86,7 @@ func differences(all []migrate.Difference) (wrong []SchemaDifference) {
 	return wrong
 }
 
-// Err is nil if this build can use the schema. Otherwise it is ErrNotMigrated (no schema, or an older one),
-// ErrSchemaVersion (newer, and without a function that this build calls) or ErrSchemaDiffers.
+// Err is nil if this build can use the schema. Otherwise it is ErrNotMigrated, ErrSchemaVersion or ErrSchemaDiffers.
 func (r SchemaReport) Err() error {
 	var wrong []migrate.Difference
 	for _, d := range r.Differences {
@@ -104,12 +95,10 @@ func (r SchemaReport) Err() error {
 	return migrate.Err(SchemaVersion, r.Version, wrong)
 }
 
-// Validate compares the schema ("" means "metered") with the one that this build needs: tables, columns, indexes,
-// constraints, types and functions, their owners, and that nothing can be executed by everybody. Objects that somebody
-// added, and comments, are no difference.
-//
-// It changes nothing. Every role may call it that GrantSQL was run for. An error means that the schema could not be
-// read. SchemaReport.Err is the verdict, and docs/operations.md says how to mend differences.
+// Validate compares the schema ("" means "metered") with the one that this build needs: tables, columns, indexes, constraints, types and
+// functions, their owners, and that nothing can be executed by everybody. Added objects and comments are no difference. Every role with
+// GrantSQL may call it. An error means that the schema could not be read. SchemaReport.Err is the verdict, and docs/operations.md says how
+// to mend differences.
 func Validate(ctx context.Context, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }, schemaName string) (SchemaReport, error) {
@@ -124,21 +113,20 @@ func Validate(ctx context.Context, db interface {
 // SchemaSQLOptions are the options of SchemaSQL. The zero value is the whole schema.
 type SchemaSQLOptions struct {
 	Schema string // 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor "pg_". Defaults to "metered"
-	// From is the version that is installed. Defaults to 0, none: the whole schema. With an earlier version it is the
-	// upgrade to SchemaVersion. With SchemaVersion all functions are created again, as a repair does.
+	// the installed version. 0, the default, renders the whole schema, an earlier version the upgrade to SchemaVersion, and SchemaVersion
+	// all functions, as a repair does.
 	From int
-	// DropPrevious is that of MigrateOptions. With From = SchemaVersion nothing else is rendered: it is the migration
-	// that follows when no process of the build before runs any more.
+	// as in MigrateOptions. With From = SchemaVersion nothing else is rendered: the migration that follows when no process of the build
+	// before runs any more.
 	DropPrevious bool
-	// Tool runs the text: "goose", "golang-migrate" (without x-multi-statement), "tern" or "atlas" (versioned). Defaults to "":
-	// several statements, for psql or a simple query.
+	// runs the text: "goose", "golang-migrate" (without x-multi-statement), "tern" or "atlas" (versioned). Defaults to "": several
+	// statements, for psql or a simple query
 	Tool string
 }
 
-// SchemaSQL renders Migrate's statements as a file of a migration tool: the whole schema, or the upgrade from an
-// earlier version. Files of earlier builds stay good. Run it in one transaction, with a lock_timeout, as the role that
-// owns the data or is to own it. It puts the session's search_path back at its end. The text is ASCII. Errors:
-// *ArgumentError. See docs/operations.md.
+// SchemaSQL renders Migrate's statements as a file of a migration tool: the whole schema, or the upgrade from an earlier version. Run it in
+// one transaction, with a lock_timeout, as the role that owns the data or is to own it. It puts the session's search_path back. The text is
+// ASCII. See docs/operations.md.
 func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	n, err := parseSchema("SchemaSQLOptions.Schema", opts.Schema)
 	if err != nil {
@@ -153,28 +141,26 @@ func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	return schema.Current().Script(n, opts.From, opts.DropPrevious, opts.Tool), nil
 }
 
-// GrantSQL renders the grants under which an application can make every call but those of GrantMaintenanceSQL: EXECUTE
-// on functions and SELECT on tables, but no INSERT, UPDATE or DELETE. The functions run with their owner's rights, and
-// none of them changes or deletes a ledger entry, or takes spending back. The application is trusted with its
-// arguments: limits, notes and operation ids.
+// GrantSQL renders the grants under which an application can make every call but those of GrantMaintenanceSQL: EXECUTE on functions and
+// SELECT on tables. The functions run with their owner's rights, and none of them changes or deletes a ledger entry, or takes spending
+// back. The application is trusted with its arguments: limits, notes and operation ids.
 //
-// Run it as the schema's owner, after Migrate or SchemaSQL. role must exist. An upgrade gives the roles of the version
-// before the grants that they need. The text also takes the functions from PUBLIC. docs/operations.md has the grants
-// for River's tables.
+// Run it as the schema's owner, after Migrate or SchemaSQL. role must exist. An upgrade gives the roles of the version before the grants
+// that they need. The text also takes the functions from PUBLIC. docs/operations.md has the grants for River's tables.
 func GrantSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Application)
 }
 
-// GrantMaintenanceSQL renders the grants of maintenance, for a role of its own: the Purge calls and
-// budget.Ledger.RepairClock. A role may be given both sets of grants.
+// GrantMaintenanceSQL renders the grants of maintenance: the Purge calls and budget.Ledger.RepairClock. A role may have both sets of
+// grants.
 func GrantMaintenanceSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Maintenance)
 }
 
-// GrantReportingSQL renders the grants under which a role can read reports, and nothing else: the views, and the tables
-// that budget.Ledger.Usage, Entries and Check, and holds.Book.Get, List, Due and History read. It sees scopes, amounts,
-// notes, and the metadata of holds, but neither digests and payloads of tokens, nor results and fingerprints of
-// operations. It cannot write, lock a row, or wait for one. Grant select on river_job beside it, to see jobs.
+// GrantReportingSQL renders the grants under which a role can read reports: the views, and the tables that budget.Ledger.Usage, Entries and
+// Check, and holds.Book.Get, List, Due and History read. It sees scopes, amounts, notes, and the metadata of holds, but neither digests and
+// payloads of tokens, nor results and fingerprints of operations. It cannot write, lock a row, or wait for one. Grant select on river_job
+// beside it, to see jobs.
 func GrantReportingSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Reporting)
 }

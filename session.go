@@ -28,32 +28,28 @@ const defaultSessionTTL = time.Minute
 
 // Reservation declares a session: work whose cost is known at its end. ID and Lines are required.
 type Reservation struct {
-	// ID, Tenant, Name, Input and IssuedAt are as in Command: Settle is the command of that ID. Its fingerprint has Name,
-	// Input, IssuedAt and Holder. Without Input it also has Metadata, and the scopes and amounts of Lines and Charges.
+	// as in Command, like the next four: Settle is the command of that ID. Its fingerprint has Name, Input, IssuedAt and Holder. Without
+	// Input it also has Metadata, and the scopes and amounts of Lines and Charges.
 	ID       string
 	Tenant   string // also the hold's tenant
 	Name     string
 	Input    any
 	IssuedAt time.Time
 
-	// Lines are the estimate: the units that are held of each scope until Settle. Wallets are scopes, too.
-	Lines []holds.Line
-	// Charges are spent by Open, with the hold, each time it opens: rates, a fee for each try. They stay, whatever becomes of
-	// the session. Defaults to none.
+	Lines []holds.Line // the estimate: units that are held of each scope, or wallet, until Settle
+	// are spent by Open, with the hold, each time it opens: rates, a fee for each try. They stay, whatever becomes of the session
 	Charges []budget.Charge
 
-	// TTL is how long the units of a process that died stay held, within Config.Holds' bounds. A session renews its hold when
-	// a third of it is over. Defaults to 1 m.
-	TTL time.Duration
-	// Grace is how much longer a hold that could not be renewed can be settled (holds.Request). Defaults to a quarter of TTL.
-	Grace time.Duration
+	// how long the units of a process that died stay held, within Config.Holds' bounds. A session renews its hold when a third of it is
+	// over. Defaults to 1m
+	TTL   time.Duration
+	Grace time.Duration // how much longer a hold that could not be renewed can be settled (holds.Request). Defaults to a quarter of TTL
 
-	// OpenTimeout bounds Open and its waits, and not the session, as a deadline of ctx would. Defaults to none.
-	OpenTimeout time.Duration
+	OpenTimeout time.Duration // bounds Open and its waits, and not the session, as a deadline of ctx would. Defaults to none
 
 	Holder   string // as in holds.Request, like the next two
 	Metadata json.RawMessage
-	Note     budget.Note // also of the entries of Settle and Cancel, unless these have another. Defaults to none
+	Note     budget.Note // also of the entries of Settle and Cancel, unless these have another
 
 	Isolation    pgx.TxIsoLevel // of Settle, as in Command, like the next two
 	EarlyRelease bool
@@ -70,8 +66,7 @@ type settling struct {
 // errPurged is the error of asking for a record that was there, and is not any more.
 var errPurged = errors.New("metered: the record was purged meanwhile")
 
-// Open reserves the greatest cost of some work, and returns a session that keeps the reservation while the work goes
-// on:
+// Open reserves the greatest cost of some work, and returns a session that keeps the reservation while the work goes on:
 //
 //	s, err := metered.Open[Usage](ctx, client, metered.Reservation{ID: key, Tenant: user, Lines: estimate})
 //	if err != nil { … }
@@ -79,16 +74,15 @@ var errPurged = errors.New("metered: the record was purged meanwhile")
 //	… the work, with s.Context() …
 //	out, err := s.Settle(ctx, metered.Cost{Lines: actual}, fn)
 //
-// The answer to the same ID again depends on its state. Settled: the session is Finished, with the recorded Outcome.
-// Open: *RunningError, with when to look again. Cancelled, or past its deadline and grace: it is opened anew, by
-// exactly one of the callers. Another command's: ErrConflict.
+// The answer to the same ID again depends on its state. Settled: the session is Finished, with the recorded Outcome. Open: *RunningError,
+// with when to look again. Cancelled, or past its deadline and grace: it is opened anew, by exactly one of the callers. Another command's:
+// ErrConflict.
 //
-// It is one round trip, in a transaction of its own. Locks: the operation id, then the scopes. Errors: *ArgumentError,
-// *holds.TTLError before any SQL, *budget.ExceededError and *budget.ScopeError, which reserve and charge nothing,
-// *RunningError, ErrConflict, ErrRetired, ErrFuture, *IndefiniteError, those of a failed command, and ErrNested.
+// It is one round trip, in a transaction of its own. Locks: the operation id, then the scopes. A refusal reserves and charges nothing:
+// *holds.TTLError before any SQL, *budget.ExceededError, *budget.ScopeError, *RunningError, answers to the id. Otherwise it fails as Do.
 //
-// The session's context is made from ctx, whose end is that of the work, too. If ctx ends before Open returns, the
-// reservation is released in the background. Its Charges stay.
+// The end of ctx is that of the session's context, too. If ctx ends before Open returns, the reservation is released in the background. Its
+// Charges stay.
 func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], error) {
 	if err := c.made(); err != nil {
 		return nil, err
@@ -279,8 +273,8 @@ var (
 	ErrRunning  error = errRunning // another session of the operation is open: the error is a *RunningError
 	ErrLost     error = errLost    // the session's hold has ended otherwise: the error is a *LostError
 	ErrFinished error = fault.New("session_finished", "metered: the operation is on record, and not to be done again")
-	// ErrNotRenewed is the cause of a session's context that ends at the hold's deadline, since the hold could not be extended: at its
-	// ceiling, or since Postgres could not be reached. Settle works for Reservation.Grace. The error is a *RenewalError.
+	// the cause of a session's context that ends at the hold's deadline, at the ceiling or without Postgres: a *RenewalError. Settle works
+	// for Reservation.Grace
 	ErrNotRenewed error = errNotRenewed
 )
 
@@ -303,13 +297,13 @@ func (e *RunningError) Error() string {
 
 func (e *RunningError) Unwrap() error { return errRunning }
 
-// RetryAfterSeconds is RetryAfter rounded up. It is always ok.
+// RetryAfterSeconds is RetryAfter rounded up, always ok.
 func (e *RunningError) RetryAfterSeconds() (seconds int64, ok bool) {
 	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
 }
 
-// LostError says why a session cannot be settled, nor cancelled: its hold fell due, somebody ended it, or the operation was
-// settled by a session that was opened later.
+// LostError says why a session can be neither settled nor cancelled: its hold fell due, somebody ended it, or the operation was settled by
+// a session that was opened later.
 type LostError struct {
 	ID    string // of the operation
 	Cause error  // a *holds.StateError, with the present hold, or holds.ErrUnknown or ErrRetired, after a purge
@@ -319,7 +313,6 @@ func (e *LostError) Error() string {
 	return fmt.Sprintf("%v: operation %q: %v", errLost, e.ID, e.Cause)
 }
 
-// Unwrap returns ErrLost alone: the end of a hold is no refusal of a command.
 func (e *LostError) Unwrap() error { return errLost }
 
 // RenewalError says why a session's work should end.
@@ -333,7 +326,6 @@ func (e *RenewalError) Error() string {
 	return fmt.Sprintf("%v: operation %q can be settled until %s: %v", errNotRenewed, e.ID, e.Due.Format(time.RFC3339), e.Cause)
 }
 
-// Unwrap returns ErrNotRenewed alone.
 func (e *RenewalError) Unwrap() error { return errNotRenewed }
 
 // Session is work whose cost is held. It is safe for concurrent use.
@@ -362,8 +354,8 @@ type session struct {
 	settles  int // are going on
 }
 
-// Context is for the work. It is made from Open's, and ends at Settle, Cancel and Close, when the session is lost
-// (*LostError), and at the hold's deadline if it could not be renewed (*RenewalError): context.Cause has the reason.
+// Context is for the work. It is made from Open's, and ends at Settle, Cancel and Close, when the session is lost (*LostError), and at the
+// hold's deadline if it could not be renewed (*RenewalError): context.Cause has the reason.
 func (s *Session[R]) Context() context.Context { return s.s.ctx }
 
 // Finished reports whether the operation is on record: the work must not be done again. Outcome is its answer.
@@ -372,7 +364,7 @@ func (s *Session[R]) Finished() bool { return s.finished }
 // Outcome is the recorded answer of a finished session, else zero.
 func (s *Session[R]) Outcome() Outcome[R] { return s.out }
 
-// Hold is the session's hold as it was last seen: placed, or renewed. That of a finished session is in its Outcome.
+// Hold is the session's hold as it was last seen: placed, or renewed.
 func (s *Session[R]) Hold() holds.Hold {
 	s.s.mu.Lock()
 	defer s.s.mu.Unlock()
@@ -381,25 +373,24 @@ func (s *Session[R]) Hold() holds.Hold {
 
 // Cost is the usage of a session's work. Either All or Lines is required.
 type Cost struct {
-	// Lines are the used units, by scope. A scope that is left out was not used. A line without Limits has those of the
-	// Reservation, for OverIfFits, OverUpTo and thresholds (holds.Capture).
+	// are the used units, by scope. A line without Limits has those of the Reservation, for OverIfFits, OverUpTo and thresholds
+	// (holds.Capture)
 	Lines  []holds.Line
 	All    bool        // all that is held was used
 	Over   holds.Over  // the rule for a Line beyond the held units. Defaults to holds.OverRefused
-	Entity string      // is linked to the hold, as in holds.Capture. Defaults to none
+	Entity string      // is linked to the hold, as in holds.Capture
 	Note   budget.Note // defaults to that of the Reservation
 }
 
-// Settle captures the used units, frees the rest, calls fn (which may be nil) for the caller's writes, records the
-// result, and commits: all or nothing. It is the command of the session's ID, with the rules of Do. The same again, in
-// any process, is answered by the record. With other amounts it is ErrConflict.
+// Settle captures the used units, frees the rest, calls fn (which may be nil) for the caller's writes, records the result, and commits: all
+// or nothing. It is the command of the session's ID, with the rules of Do. The same again, in any process, is answered by the record. With
+// other amounts it is ErrConflict.
 //
-// ctx must not be that of a request whose client is gone: context.WithTimeout(context.WithoutCancel(r.Context()), …).
-// Errors that pass (Retryable) are tried again until ctx ends or the hold has fallen due. So fn may be called again.
+// ctx must not be that of a request whose client is gone: context.WithTimeout(context.WithoutCancel(r.Context()), …). Errors that pass
+// (Retryable) are tried again until ctx ends or the hold has fallen due. So fn may be called again.
 //
-// After an error the hold is as before, and renewed: settle again, otherwise perhaps, or Cancel. *holds.ExcessError:
-// more was used than is held, and Over is OverRefused. *budget.ExceededError: it does not fit. *LostError: the
-// session's hold has ended, and nothing is written.
+// After an error the hold is as before, and renewed: settle again, or Cancel. *holds.ExcessError: more was used than is held, and Over is
+// OverRefused. *budget.ExceededError: it does not fit. *LostError: the session's hold has ended.
 func (s *Session[R]) Settle(ctx context.Context, used Cost, fn Func[R]) (Outcome[R], error) {
 	h := s.s
 	if s.finished {
@@ -489,9 +480,8 @@ func (s *session) capture(used Cost) holds.Capture {
 	}
 }
 
-// Cancel frees the held units and charges none of them. The operation is not recorded: the same ID can be opened anew.
-// reason is stored with the hold. A second call does nothing. *LostError if the session was settled, or has lost its
-// hold. Otherwise as Settle: errors that pass are tried again, and after *IndefiniteError call it again.
+// Cancel frees the held units and charges none of them. The operation is not recorded: the same ID can be opened anew. reason is stored
+// with the hold. A second call does nothing. *LostError if the session was settled, or has lost its hold. Otherwise as Settle.
 func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	if s.finished {
 		return &LostError{ID: s.s.r.ID, Cause: ErrFinished}
@@ -539,8 +529,8 @@ func (s *session) release(ctx context.Context, reason string, until time.Time) (
 	return err
 }
 
-// Close ends the session's renewals and its context, and sends nothing. Defer it. The units of a session that is
-// neither settled nor cancelled are free when its hold falls due.
+// Close ends the session's renewals and its context, and sends nothing. Defer it. Units of a session that is neither settled nor cancelled
+// are free when its hold falls due.
 func (s *Session[R]) Close() { s.s.end(nil, sessionAbandoned) }
 
 // lost makes an error of a call about the session's hold a *LostError, if it says that the hold is not held.

@@ -29,21 +29,21 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// Tx is a command's transaction, as its function sees it: a pgx.Tx for your own writes, the grant, and the calls that
-// belong to the command. One goroutine at a time may use it, until the function returns (ErrTxDone). Commit, Rollback
-// and such statements are ErrTxControl. Savepoints (Begin) work. Send no statements over Conn.
+// Tx is a command's transaction, as its function sees it: a pgx.Tx for your own writes, the grant, and the calls that belong to the
+// command. One goroutine at a time may use it, until the function returns (ErrTxDone). Commit, Rollback and such statements are
+// ErrTxControl. Savepoints (Begin) work. Send no statements over Conn.
 //
-// Charge, Credit, Refund, Place, Claim, Capture, Release, Extend, Return and Draw are made in the last flush, all or
-// none: credits and refunds first, then holds, then draws, then charges. A call's own error is an *ArgumentError or
-// ErrTxDone, and a refusal is the error of Do. They are not part of the fingerprint, so they need a Command.Input that
-// decides them. If a limit depends on what the function reads, see budget.Limit.MaxFrom.
+// Charge, Credit, Refund, Place, Claim, Capture, Release, Extend, Return and Draw are made in the last flush, all or none: credits and
+// refunds first, then holds, then draws, then charges. A call's own error is an *ArgumentError or ErrTxDone, and a refusal is the error of
+// Do. They are not part of the fingerprint, so they need a Command.Input that decides them. If a limit depends on what the function reads,
+// see budget.Limit.MaxFrom.
 type Tx struct {
 	guarded
 
-	Grant  *tokens.Grant  // the grant of the command's token, or nil without Command.Token
+	Grant  *tokens.Grant  // of the command's token, or nil
 	Sticky budget.Receipt // the charges of Command.Sticky, which stay on any error
-	// Placed are the ids of Command.Holds and Claims, in this order, which are placed after the function. A holder that
-	// has a claim already keeps it under its first id, which Outcome.Holds has.
+	// the ids of Command.Holds and Claims, in this order. A holder that has a claim already keeps it under its first id, which
+	// Outcome.Holds has
 	Placed []string
 
 	over    *atomic.Bool // the function has returned. Nil for the zero value, which was never begun
@@ -125,7 +125,7 @@ func (t *Tx) held(kind string) func([]holds.Hold) {
 	}
 }
 
-// Charge adds charges to the command's, once their amounts are known.
+// Charge adds charges to the command's.
 func (t *Tx) Charge(charges ...budget.Charge) error {
 	if err := t.open(); err != nil {
 		return err
@@ -139,8 +139,7 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 	return nil
 }
 
-// Credit adds credit that the command's holds and charges can spend. With a charge of another scope it is a transfer.
-// It is not in Outcome.Receipt.
+// Credit adds credit that the command's holds and charges can spend. It is not in Outcome.Receipt.
 func (t *Tx) Credit(credits ...budget.Credit) error {
 	return prepareEntries(t, inBudget.Credit, credits)
 }
@@ -166,8 +165,7 @@ func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, e
 	return nil
 }
 
-// Draw draws from wallets. Outcome.Draws has the units and their lots. A draw of a whole amount can also be a charge
-// (wallet.Book.Charge), which is in Outcome.Receipt.
+// Draw draws from wallets. Outcome.Draws has the units and their lots. A draw of a whole amount can also be a charge (wallet.Book.Charge).
 func (t *Tx) Draw(book *wallet.Book, draws ...wallet.Draw) error {
 	if err := cmp.Or(t.open(), notNil("book", book)); err != nil {
 		return err
@@ -184,7 +182,7 @@ func (t *Tx) Draw(book *wallet.Book, draws ...wallet.Draw) error {
 	return nil
 }
 
-// Enqueue is jobs.Enqueuer.Enqueue in the command's transaction. Workers see the job when the command has committed.
+// Enqueue is jobs.Enqueuer.Enqueue in the command's transaction.
 func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options) (jobs.Result, error) {
 	switch {
 	case t.dead():
@@ -207,14 +205,13 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 	return t.client.Secret(t.op.Tenant, t.op.ID, label)
 }
 
-// Place returns the hold's id. The hold is in Outcome.Holds. cleanup, if not nil, enqueues the hold's cleanup job now
-// (holdjobs.Cleanup), with the errors of Enqueue. A TTL out of bounds is a *holds.TTLError.
+// Place returns the hold's id. The hold is in Outcome.Holds. cleanup, if not nil, enqueues the hold's cleanup job now, with the errors of
+// Enqueue. A TTL out of bounds is a *holds.TTLError.
 func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return inHolds.Place(t.client.Holds, r) })
 }
 
-// Claim is as Place. If the holder has the key already, Outcome.Holds has that claim, with another id than the one
-// returned.
+// Claim is as Place. If the holder has the key already, Outcome.Holds has that claim, with another id than the one returned.
 func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holdsCall, error) { return inHolds.Claim(t.client.Holds, c) })
 }
@@ -287,15 +284,15 @@ var (
 type Notice struct {
 	Missed  bool            `json:"missed,omitempty"` // the rest is then empty
 	Tenant  string          `json:"tenant,omitempty"`
-	ID      string          `json:"id,omitempty"` // of the command, or "" for jobs that were enqueued in a transaction without one
+	ID      string          `json:"id,omitempty"` // of the command, or "" for jobs that were enqueued without one
 	Name    string          `json:"name,omitempty"`
 	Charges []budget.Charge `json:"charges,omitempty"`
 	Jobs    []jobs.Enqueued `json:"jobs,omitempty"`
 	Cut     bool            `json:"cut,omitempty"` // some did not fit: Client.Lookup has all charges
 }
 
-// Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, as holds.Book.Listen does with those of holds.
-// For exactly once, enqueue a job in the command.
+// Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, as holds.Book.Listen does. For exactly once,
+// enqueue a job in the command.
 func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(c.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err

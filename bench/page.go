@@ -15,6 +15,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/console"
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
 var pageFigures = []figure{
@@ -101,8 +102,8 @@ func fetch(ctx context.Context, address string) error {
 // crowd makes the entries that the page has to find its way in.
 func (k *kit) crowd(ctx context.Context, times int) error {
 	for range times {
-		for from := 0; from < pageScopes; from += budget.MaxBatch {
-			charges := make([]budget.Charge, budget.MaxBatch)
+		for from := 0; from < pageScopes; from += bounds.MaxBatch {
+			charges := make([]budget.Charge, bounds.MaxBatch)
 			for i := range charges {
 				charges[i] = budget.Charge{Scope: scopeName(from + i), Amount: 1}
 			}

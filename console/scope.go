@@ -8,6 +8,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/inspect"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/wallet"
@@ -108,7 +109,7 @@ func (s *scope) explain(ctx context.Context, in *inspect.Reader) error {
 	asked := s.Amount != ""
 	if !asked {
 		amount = 1
-	} else if err != nil || amount < 1 || amount > budget.MaxAmount {
+	} else if err != nil || amount < 1 || amount > bounds.MaxAmount {
 		s.LimitsWrong = "The amount is not a number of units from 1 to 2^53."
 		return nil
 	}

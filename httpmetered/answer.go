@@ -149,9 +149,9 @@ func ProblemOf(err error) Problem {
 	return p
 }
 
-// Write answers an error as ProblemOf decides, and returns the status: log errors of 500 and more. In a handler below
-// Idempotent the command then fails with the error. A writer in between needs Unwrap, as http.ResponseController
-// does. An answer that has begun cannot be changed: panic(http.ErrAbortHandler) cuts it.
+// Write answers an error as ProblemOf decides, and returns the status: log errors of 500 and more. In a handler below Idempotent the
+// command then fails with the error. A writer in between needs Unwrap, as http.ResponseController does. An answer that has begun cannot be
+// changed: panic(http.ErrAbortHandler) cuts it.
 func Write(w http.ResponseWriter, err error) (status int) {
 	return (*Policies)(nil).Write(w, err)
 }
@@ -194,8 +194,7 @@ func wait(err error) int64 {
 	return 0
 }
 
-// ProblemOf is the function of that name, with the names of the policies that refused:
-// shared ones too, and none that are not policies.
+// ProblemOf is the function ProblemOf, with the names of the policies that refused: shared ones too.
 func (p *Policies) ProblemOf(err error) Problem {
 	problem := ProblemOf(err)
 	var exceeded *budget.ExceededError
@@ -219,8 +218,7 @@ func (p *Policies) ProblemOf(err error) Problem {
 	return problem
 }
 
-// Write is the function of that name, with the names of the policies that refused, and with
-// the fields of a refusal (ShowRefusal). After another error the fields stay as they are.
+// Write is the function Write, with the names of the policies that refused, and with the fields of a refusal (ShowRefusal).
 func (p *Policies) Write(w http.ResponseWriter, err error) (status int) {
 	failing(w, err)
 	problem := p.problem(w, err)

@@ -1,7 +1,6 @@
-// Package httpmetered is this library over HTTP, for net/http alone. There are three pieces, each usable without the
-// others.
+// Package httpmetered is this library over HTTP, for net/http alone, in three pieces.
 //
-// [Write] answers an error: status, Retry-After and a problem body (RFC 9457), for every error of the library.
+// Write answers an error: status, Retry-After and a problem body (RFC 9457), for every error of the library.
 //
 //	out, err := metered.Do(ctx, client, cmd, fn)
 //	if err != nil {
@@ -11,14 +10,12 @@
 //		return
 //	}
 //
-// [Idempotent] is the Idempotency-Key of draft-ietf-httpapi-idempotency-key-header-07 as a middleware: the handler
-// runs in a command, and a repetition gets its first answer again. [Key] is for handlers that run a command of their
-// own.
+// Idempotent is the Idempotency-Key of draft-ietf-httpapi-idempotency-key-header-07 as a middleware: the handler runs in a command, and a
+// repetition gets its first answer again. Key is for handlers that run a command of their own.
 //
-// [Limit] and [LimitLeased] are middlewares that charge each request, and refuse those that exceed a limit.
-// [Policies] show clients the standing of a budget: RateLimit-Policy and RateLimit of
-// draft-ietf-httpapi-ratelimit-headers-11. A policy is a budget.Limit by its name. The numbers of shared limits are
-// never shown, since they are other clients' traffic.
+// Limit and LimitLeased are middlewares that charge each request, and refuse those that exceed a limit. Policies show clients the standing
+// of a budget: RateLimit-Policy and RateLimit of draft-ietf-httpapi-ratelimit-headers-11. A policy is a budget.Limit by its name. The
+// numbers of shared limits are never shown, since they are other clients' traffic.
 //
 // Scopes, notes and the text of errors are never written.
 package httpmetered

@@ -12,20 +12,17 @@ import (
 // quotaExceeded is the draft's problem type for a limit over a window.
 const quotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
-// Problem is a refusal as problem details (RFC 9457). All members are optional. Without Type, Title should be the
-// text of the status.
+// Problem is a refusal as problem details (RFC 9457). All members are optional.
 type Problem struct {
-	Type              string   `json:"type,omitempty"`
-	Title             string   `json:"title,omitempty"`
-	Status            int      `json:"status,omitempty"`
-	Detail            string   `json:"detail,omitempty"`              // for the client, in words of yours
-	Code              string   `json:"code,omitempty"`                // the stable code of the error: see metered.Code
-	RetryAfterSeconds int64    `json:"retry_after_seconds,omitempty"` // 0 means that there is no Retry-After
-	ViolatedPolicies  []string `json:"violated-policies,omitempty"`   // the names of the policies that refused
-	Operation         string   `json:"operation,omitempty"`           // the id of an operation whose outcome is not known
-	// Extra are members of your own (RFC 9457, 3.2), over those above, left out if they cannot be JSON. Defaults to
-	// none.
-	Extra map[string]any `json:"-"`
+	Type              string         `json:"type,omitempty"`
+	Title             string         `json:"title,omitempty"`
+	Status            int            `json:"status,omitempty"`
+	Detail            string         `json:"detail,omitempty"`              // for the client, in words of yours
+	Code              string         `json:"code,omitempty"`                // see metered.Code
+	RetryAfterSeconds int64          `json:"retry_after_seconds,omitempty"` // 0 means that there is no Retry-After
+	ViolatedPolicies  []string       `json:"violated-policies,omitempty"`   // the names of the policies that refused
+	Operation         string         `json:"operation,omitempty"`           // the id of an operation whose outcome is not known
+	Extra             map[string]any `json:"-"`                             // members of your own (RFC 9457, 3.2), over those above, left out if they cannot be JSON
 }
 
 // Error makes a Problem an error: one that a handler's own code returns, and that Write answers as it is.
@@ -33,7 +30,6 @@ func (p *Problem) Error() string {
 	return fmt.Sprintf("httpmetered: %d %s", p.Status, cmp.Or(p.Detail, p.Title, p.Code))
 }
 
-// MarshalJSON writes all members into one object.
 func (p Problem) MarshalJSON() ([]byte, error) {
 	type plain Problem
 	b, err := json.Marshal(plain(p))
@@ -48,8 +44,7 @@ func (p Problem) MarshalJSON() ([]byte, error) {
 	return json.Marshal(members)
 }
 
-// Write answers with the problem and its Status, 500 if it has none, and sets Retry-After.
-// No cache keeps it, as RFC 6585 demands of a 429.
+// Write answers with the problem and its Status, 500 if it has none, and sets Retry-After. No cache keeps it, as RFC 6585 demands of a 429.
 func (p Problem) Write(w http.ResponseWriter) {
 	if p.Status == 0 {
 		p.Status = http.StatusInternalServerError

@@ -8,16 +8,15 @@ import (
 
 // Errors of calls. Enqueue and EnqueueMany say which of them abort the transaction.
 var (
-	ErrArgument      error = errArgument            // every refused argument: the error is an *ArgumentError, and no SQL ran
-	ErrConflict      error = errConflict            // the key was used before for another job: the error is a *ConflictError
-	ErrBusy          error = fault.ErrBusy          // another transaction has had the key for all of Config.LockTimeout
-	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
-	ErrNotMigrated   error = fault.ErrNotMigrated   // a table or function of this library or of River is missing
-	ErrNotGranted    error = fault.ErrNotGranted    // the role lacks a right that the call needs, here or on River's tables
-	// ErrNotFound: the key was never used, not committed, or purged.
-	ErrNotFound error = fault.New("job_key_not_found", "jobs: key not found")
-	// ErrPlugin: River gave a keyed job another id than the one claimed. Plugin is missing from river.Config.Plugins,
-	// or a hook changed the job's queue, id or metadata.
+	ErrArgument      error = errArgument                                           // every refused argument: the error is an *ArgumentError, and no SQL ran
+	ErrConflict      error = errConflict                                           // the key was used before for another job: the error is a *ConflictError
+	ErrBusy          error = fault.ErrBusy                                         // another transaction has had the key for all of Config.LockTimeout
+	ErrSerialization error = fault.ErrSerialization                                // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
+	ErrNotMigrated   error = fault.ErrNotMigrated                                  // a table or function of this library or of River is missing
+	ErrNotGranted    error = fault.ErrNotGranted                                   // the role lacks a right that the call needs, here or on River's tables
+	ErrNotFound      error = fault.New("job_key_not_found", "jobs: key not found") // the key was never used, not committed, or purged
+	// River gave a keyed job another id than the one claimed. Plugin is missing from river.Config.Plugins, or a hook changed the job's
+	// queue, id or metadata
 	ErrPlugin error = fault.New("job_plugin", "jobs: the job did not get the id claimed for it: "+
 		"is jobs.Plugin() in river.Config.Plugins, and does every hook leave queue, id and metadata alone?")
 )
@@ -44,12 +43,12 @@ const (
 	differsArgs   = "args"
 )
 
-// ConflictError says that a key was used before, for another job. Its text leaves out the recorded kind, tenant and
-// args: they may be somebody else's.
+// ConflictError says that a key was used before, for another job. Its text leaves out the recorded kind, tenant and args: they may be
+// somebody else's.
 type ConflictError struct {
 	Queue, Key string
 	JobID      int64  // of the job that the key was first used for
-	Differs    string // the first that is not the same: "kind", "tenant" or "args"
+	Differs    string // the first that differs: "kind", "tenant" or "args"
 }
 
 func (e *ConflictError) Error() string {

@@ -28,12 +28,12 @@ const (
 
 // Config configures an Enqueuer. The zero value suits most programs.
 type Config struct {
-	Schema string // the schema that metered.Migrate made. River's is the client's. Defaults to "metered"
-	// LockTimeout bounds how long a call waits for transactions that claimed the same keys, 1ms to 1h. A shorter
-	// lock_timeout, statement_timeout or deadline counts too. Defaults to 5s.
+	Schema string // as metered.Migrate made it. River's is the client's. Defaults to "metered"
+	// bounds how long a call waits for transactions that claimed the same keys, 1ms to 1h. A shorter lock_timeout, statement_timeout or
+	// deadline counts too. Defaults to 5s
 	LockTimeout time.Duration
-	// Notify sends each job that a call makes to metered.Client.Listen, with the commit, for one more round trip. Every role that
-	// may connect to the database can listen. Defaults to false. metered.Config.NotifyJobs sets it for Client.Jobs.
+	// sends each new job to metered.Client.Listen, with the commit, for a round trip. Every role that may connect to the database can
+	// listen. metered.Config.NotifyJobs sets it for Client.Jobs
 	Notify   bool
 	Observer observe.Observer // gets an event for each call. Defaults to none
 }
@@ -49,8 +49,7 @@ type Enqueuer struct {
 	claimSQL, claimManySQL, findSQL, purgeSQL, purgeableSQL string
 }
 
-// New returns an Enqueuer on client, which may be insert-only, or ErrArgument. It sends no SQL. Keys need Plugin in
-// the client's Config.Plugins, else the first keyed Enqueue is ErrPlugin.
+// New returns an Enqueuer on client, which may be insert-only, or ErrArgument. It sends no SQL.
 func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 	if err := notNil("client", client); err != nil {
 		return nil, err

@@ -7,15 +7,11 @@ import (
 
 // Options are a job's options beside its args. Nil and the zero value mean River's defaults, without a key.
 type Options struct {
-	// Key makes the Enqueue idempotent within the job's queue: 1 to 255 bytes of UTF-8 without NUL. All kinds and
-	// tenants share a queue's keys, so name the thing that it belongs to: "asset/42". Defaults to none.
-	Key string
-	// Tenant is whom the job is for, at most 255 bytes of UTF-8 without NUL, stored in its metadata. The same key for
-	// another tenant is a conflict. Defaults to none.
-	Tenant string
-	// InsertOpts are River's, and win over the args' own and the client's. Only the queue is part of what a
-	// key stands for. UniqueOpts, also of the args, cannot be combined with a Key.
-	InsertOpts river.InsertOpts
+	// makes the Enqueue idempotent within the job's queue: 1 to 255 bytes of UTF-8 without NUL. All kinds and tenants share a queue's keys,
+	// so name the thing that it belongs to: "asset/42"
+	Key        string
+	Tenant     string           // the owner of the job, at most 255 bytes of UTF-8 without NUL, stored in its metadata. The same key for another tenant is a conflict
+	InsertOpts river.InsertOpts // are River's, and win over the args' own and the client's. UniqueOpts, also of the args, cannot be combined with a Key
 }
 
 // Item is one job of EnqueueMany.
@@ -26,13 +22,12 @@ type Item struct {
 
 // Result says which job there is now.
 type Result struct {
-	JobID int64 `json:"job_id"` // in River, which may have deleted the job unless Created
-	// Created is true if this call inserted the job, and false for a known key, or a job found by River's UniqueOpts.
-	Created bool              `json:"created"`
+	JobID   int64             `json:"job_id"`        // in River, which may have deleted the job unless Created
+	Created bool              `json:"created"`       // this call inserted the job: not for a known key, or a job found by River's UniqueOpts
 	Job     *rivertype.JobRow `json:"job,omitempty"` // the row as River's insert returned it, or nil for a known key
 }
 
-// Enqueued is a job that was made, with River's id, as a metered.Notice tells it.
+// Enqueued is a new job in a metered.Notice, with River's id.
 type Enqueued struct {
 	ID     int64  `json:"id"`
 	Queue  string `json:"queue"`

@@ -7,8 +7,8 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// Plugin gives keyed jobs the id that was claimed with their key. Put it once into the Config.Plugins of every client
-// that an Enqueuer uses. Other jobs pass through untouched.
+// Plugin gives keyed jobs the id that was claimed with their key. Put it once into the Config.Plugins of every client that an Enqueuer
+// uses.
 func Plugin() rivertype.Plugin { return &plugin{} }
 
 type plugin struct{ river.HookDefaults }

@@ -17,7 +17,7 @@ import (
 type Parts struct {
 	Ledger  *budget.Ledger // Required
 	Holds   *holds.Book    // with the application's Subscribers. nil: holds are not swept
-	Wallets *wallet.Book   // with the application's Subscribers. nil: lots are not swept
+	Wallets *wallet.Book   // likewise of lots
 }
 
 // Policy says how long rows are kept. The zero value deletes no entry, operation or job key: too short an age is

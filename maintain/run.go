@@ -20,16 +20,15 @@ import (
 
 // Report says how far a run came.
 type Report struct {
-	Steps []Step `json:"steps"` // all nine, in their order
-	// After is the last scope that the purge of entries did, "" if it did all.
-	After string `json:"after,omitempty"`
+	Steps []Step `json:"steps"`           // all nine, in their order
+	After string `json:"after,omitempty"` // the last scope that the purge of entries did, "" if it did all
 }
 
 // Step is one sweep or purge.
 type Step struct {
 	Name string `json:"name"` // as in "sweep holds"
 	Done int64  `json:"done"` // rows that it ended or deleted
-	// Left counts rows that wait for the next run, by reason: "locked", "subscriber" (failed), "held" (children with holds).
+	// rows that wait for the next run, by reason: "locked", "subscriber" (failed), "held" (children with holds)
 	Left map[string]int64 `json:"left,omitempty"`
 	Off  string           `json:"off,omitempty"` // why it did not run
 	Err  error            `json:"-"`             // why it failed

@@ -1,17 +1,16 @@
-// Package observe lets a program watch the library: for metrics, traces and logs. Set an [Observer] as
-// metered.Config.Observer, which all pieces then use, or in the Config of budget, tokens or jobs where these are used
-// alone. Holds and leases use their ledger's. Module otelmetered is one for OpenTelemetry.
+// Package observe lets a program watch the library: for metrics, traces and logs. Set an Observer as metered.Config.Observer, which all
+// pieces then use, or in the Config of budget, tokens or jobs where these are used alone. Holds and leases use their ledger's. Module
+// otelmetered is one for OpenTelemetry.
 //
-// An Observer is called in the goroutine that does the work, which waits for it. So it should only count, and send
-// from elsewhere. While it is called in Do, a command may have claimed its id and spent its token, but it has locked
-// no scope, except with subscribers or limits asked of the database (budget.Limit.MaxFrom). A call in a transaction of
-// the caller's has the locks of that transaction.
+// An Observer is called in the goroutine that does the work, which waits for it: count only, and send from elsewhere. While it is called in
+// Do, a command may have claimed its id and spent its token, but it has locked no scope, except with subscribers or budget.Limit.MaxFrom. A
+// call in a transaction of the caller's has the locks of that transaction.
 //
-// An Observer that panics changes nothing: the panic is recovered, the first one is written to slog.Default, and the
-// call goes on. Without an Observer nothing is called, measured or allocated.
+// An Observer that panics changes nothing: the panic is recovered, the first one is written to slog.Default, and the call goes on. Without
+// an Observer nothing is called, measured or allocated.
 //
-// Names are the program's own words (of commands, limits, queues) or the library's. An Observer never gets scopes,
-// subjects, keys and amounts of customers, except in Op.ID and Op.Tenant, which are for traces and not for labels.
+// Names are the program's own words (of commands, limits, queues) or the library's. An Observer never gets scopes, subjects, keys and
+// amounts of customers, except in Op.ID and Op.Tenant, which are for traces and not for labels.
 package observe
 
 import (
@@ -21,26 +20,26 @@ import (
 
 // Observer gets work and events of the library. Many goroutines call it at once.
 type Observer interface {
-	// Start is called when a piece of work begins. It returns the work's context, which is ctx or made from it, and a
-	// function that is called once at the end of the work, or nil.
+	// is called when a piece of work begins. It returns the work's context, made from ctx, and a function that is called once at its end,
+	// or nil
 	Start(ctx context.Context, op Op) (context.Context, func(End))
-	// Event is called after an event.
-	Event(ctx context.Context, e Event)
+	Event(ctx context.Context, e Event) // is called after an event
 }
 
-// Work is a kind of work.
+// Work is a kind of work. In quotes are the possible Names.
 type Work string
 
-// Kinds of work. In quotes are the possible Names.
 const (
-	Command  Work = "command"  // metered.Do or DoTx, with all its attempts. Name is Command.Name
-	Connect  Work = "connect"  // waits for a connection of the pool
-	Flush    Work = "flush"    // one round trip of a command, by its Names
+	Command Work = "command" // metered.Do or DoTx, with all its attempts. Name is Command.Name
+	Connect Work = "connect" // waits for a connection of the pool
+	// a round trip of a command: "begin" (or after sticky charges "open"), "sticky", "lock", "complete", "commit" alone, "replay". It
+	// includes waits for locks. One with Code "busy" waited for the lock timeout
+	Flush    Work = "flush"
 	Function Work = "function" // the command's function, with its statements and jobs
 	Call     Work = "call"     // a call of a piece, as "budget.charge" or "holds.place", with its round trips
 	Enqueue  Work = "enqueue"  // jobs.Enqueue or EnqueueMany. Name is the kind of the first job
-	Batch    Work = "batch"    // one transaction of a budget.Batcher. End.Rows are the charges that it made
-	Sweep    Work = "sweep"    // holds.Book.Sweep, without a Name, or wallet.Book.Sweep, "lots". End.Rows are the holds announced, or the lots ended
+	Batch    Work = "batch"    // one transaction of a budget.Batcher. End.Rows are its charges
+	Sweep    Work = "sweep"    // holds.Book.Sweep, or wallet.Book.Sweep as "lots". End.Rows are the holds announced, or the lots ended
 	Purge    Work = "purge"    // "entries" "operations" "holds" "tokens" "job_keys" "leases". End.Rows were deleted
 	Lease    Work = "lease"    // "open" or "settle" a lease, or charge for Allow without one ("direct")
 )
@@ -53,12 +52,11 @@ type Op struct {
 	Tenant, ID string // of a Command: unbounded, and perhaps personal
 }
 
-// Outcome is the outcome of a Command.
+// Outcome is the outcome of a Command. Code has its reason.
 type Outcome string
 
-// The outcomes of a Command. Only Committed ones have taken effect. Code has the reason.
 const (
-	Committed  Outcome = "committed"
+	Committed  Outcome = "committed"  // the only one that has taken effect
 	Open       Outcome = "open"       // DoTx: done, in a transaction that is the caller's to commit
 	Replayed   Outcome = "replayed"   // an earlier call committed it
 	Refused    Outcome = "refused"    // by a budget, a token, a hold or a scope, or by a refusal on record
@@ -72,32 +70,26 @@ type End struct {
 	Err  error  // nil if it succeeded. Its text may have scopes and amounts
 	Code string // metered.Code(Err): bounded, "" for errors that are not the library's
 
-	Outcome    Outcome // of a Command
-	Attempts   int     // of a Command: how often it was tried
-	RoundTrips int     // of a Command: of its flushes, in all attempts, without its function's
+	Outcome    Outcome // of a Command, as the next two
+	Attempts   int     // how often it was tried
+	RoundTrips int     // of its flushes, in all attempts, without its function's
 	Rows       int64   // as of Work
 	Jobs       []int64 // of Enqueue: the ids, new or not
 }
 
-// Kind is a kind of event.
+// Kind is a kind of event. In quotes are the possible Names.
 type Kind string
 
-// Kinds of events. In quotes are the possible Names.
 const (
-	// Retried: a transaction runs again after a collision: "serialization" "deadlock" "lease_closed".
-	Retried Kind = "retried"
-	// CommitLost: the answer to a COMMIT was lost. N are the commands or charges in it.
-	CommitLost Kind = "commit_lost"
-	// CommitResolved: one event for each of N: "committed", "not_committed", or "unknown", which is an ErrIndefinite
-	// or ErrCommitUnknown.
+	Retried    Kind = "retried"     // a transaction runs again after a collision: "serialization" "deadlock" "lease_closed"
+	CommitLost Kind = "commit_lost" // the answer to a COMMIT was lost. N are the commands or charges in it
+	// one event for each of N: "committed", "not_committed", or "unknown", which is an ErrIndefinite or ErrCommitUnknown
 	CommitResolved Kind = "commit_resolved"
 
-	// LimitRefused: a limit refused. Name is the limit's, or else "lifetime", "credit", its window, as "1h0m0s", or its
-	// period, as "month (UTC)". A refusal by two limits is two events.
+	// Name is the limit's, or else "lifetime", "credit", its window, as "1h0m0s", or its period, as "month (UTC)". A refusal by two limits
+	// is two events.
 	LimitRefused Kind = "limit_refused"
-	// Threshold: a charge crossed a threshold. Name is the limit's, as of LimitRefused, a slash, and the threshold's.
-	// Pending.
-	Threshold Kind = "threshold"
+	Threshold    Kind = "threshold" // a charge crossed a threshold. Name is the limit's, as of LimitRefused, a slash, and the threshold's
 
 	TokenConsumed Kind = "token_consumed"
 	TokenRefused  Kind = "token_refused" // Name is the tokens.InvalidError.Reason
@@ -105,25 +97,23 @@ const (
 	Hold Kind = "hold" // N holds changed: Name is a holds.EventKind, as "placed", "captured", "released", "expired"
 	Job  Kind = "job"  // N jobs are "created", or were there under their key: "existing"
 
-	// SweepLag: Lag is the lateness of the oldest due hold when a sweep began, 0 without one.
-	SweepLag  Kind = "sweep_lag"
+	SweepLag  Kind = "sweep_lag"  // Lag is the lateness of the oldest due hold when a sweep began, 0 without one
 	SweepLeft Kind = "sweep_left" // N holds were left for the next sweep: "skipped" (in use), "failed" (a subscriber)
-	// LotsLag and LotsLeft are the same of the sweep of lots (wallet.Book.Sweep).
-	LotsLag  Kind = "lots_lag"
-	LotsLeft Kind = "lots_left"
-	Purged   Kind = "purged" // N rows of a Purge's Name are deleted, one event for each batch
+	LotsLag   Kind = "lots_lag"   // as SweepLag, of the sweep of lots (wallet.Book.Sweep)
+	LotsLeft  Kind = "lots_left"
+	Purged    Kind = "purged" // N rows of a Purge's Name are deleted, one event for each batch
 
 	LeaseOpened   Kind = "lease_opened"   // N units were leased to this process
 	LeaseEnded    Kind = "lease_ended"    // a lease opened with N units has ended
-	LeaseSpent    Kind = "lease_spent"    // N units spent of a lease that this process settled, its own or another's
+	LeaseSpent    Kind = "lease_spent"    // N units were spent of a lease that this process settled, its own or another's
 	LeaseReturned Kind = "lease_returned" // N units of that lease came free
 	LeaseRecalled Kind = "lease_recalled" // this process recalled all slices of a scope, after a refusal
 
 	Lots       Kind = "lots"        // N lots of wallets were "granted", "revoked" (in part or whole), "rolled over", or "ended" by a sweep
 	LotsLapsed Kind = "lots_lapsed" // N units of lots lapsed (breakage), counted by the sweep, even if another call ended the lots
 
-	// Session: a session (metered.Open) was "opened", "renewed", or "not_renewed" by a failed try, while its work
-	// goes on. Its end is "settled", "cancelled", "lost", or "abandoned" (closed without any of these).
+	// a session (metered.Open) was "opened", "renewed", "not_renewed" by a failed try, "settled", "cancelled", "lost", or "abandoned"
+	// (closed without any of these)
 	Session Kind = "session"
 )
 
@@ -131,10 +121,9 @@ const (
 type Event struct {
 	Kind Kind
 	Name string // as of Kind
-	N    int64  // how many, 1 or more
-	// Pending: the change is in an open transaction, and goes if that rolls back: an attempt. Otherwise it is
-	// committed, or an answer that no rollback takes back, as a refusal. A command of metered.Do reports tokens and
-	// holds when they are committed. Jobs are always pending.
+	N    int64  // 1 or more
+	// the change goes if an open transaction rolls back. Otherwise it is committed, or an answer that no rollback takes back, as a refusal.
+	// A command of metered.Do reports tokens and holds when they are committed. Jobs are always pending.
 	Pending bool
 	Lag     time.Duration // of SweepLag and LotsLag
 }

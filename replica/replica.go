@@ -18,11 +18,10 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// LSN is a position in the write-ahead log of a primary: later commits have greater ones. As text it has the form of
-// pg_lsn, such as "16/B374D848". It belongs to one timeline: after a failover it says nothing about the new primary.
+// LSN is a position in the write-ahead log of a primary: later commits have greater ones. As text it has the form of pg_lsn, such as
+// "16/B374D848". After a failover it says nothing about the new primary.
 type LSN uint64
 
-// ParseLSN reads the text form of an LSN.
 func ParseLSN(text string) (LSN, error) {
 	high, low, ok := strings.Cut(text, "/")
 	h, errHigh := strconv.ParseUint(high, 16, 32)
@@ -33,21 +32,18 @@ func ParseLSN(text string) (LSN, error) {
 	return LSN(h<<32 | l), nil
 }
 
-// String returns the text form.
 func (l LSN) String() string { return fmt.Sprintf("%X/%X", uint32(l>>32), uint32(l)) }
 
-// MarshalText returns the text form.
 func (l LSN) MarshalText() ([]byte, error) { return []byte(l.String()), nil }
 
-// UnmarshalText reads the text form.
 func (l *LSN) UnmarshalText(text []byte) (err error) {
 	*l, err = ParseLSN(string(text))
 	return err
 }
 
-// CommitLSN returns an LSN behind all commits on the primary so far, never too early. Call it after a commit, on the
-// same server. It costs a round trip, which metered.Command.LSN saves. db is a pool or a connection of the primary. A
-// pgx.Tx is a *metered.ArgumentError, since its own commit is yet to come.
+// CommitLSN returns an LSN behind all commits on the primary so far, never too early. Call it after a commit, on the same server. It costs
+// a round trip, which metered.Command.LSN saves. db is a pool or a connection of the primary, not a pgx.Tx, whose own commit is yet to
+// come.
 func CommitLSN(ctx context.Context, db querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
 		return 0, err
@@ -61,9 +57,8 @@ func CommitLSN(ctx context.Context, db querier) (LSN, error) {
 const readSQL = `
 select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()::text else (` + ledger.EndSQL + `) end`
 
-// ReadLSN returns an LSN behind all earlier reads from db, such as a recorded operation, for ReadAt on another server.
-// It is the end of the log now: a later call returns a later LSN. db may be a replica, or a transaction, whose own
-// writes are not covered.
+// ReadLSN returns an LSN behind all earlier reads from db, such as a recorded operation, for ReadAt on another server: the end of the log
+// now. db may be a replica, or a transaction, whose own writes are not covered.
 func ReadLSN(ctx context.Context, db querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
 		return 0, err
@@ -86,12 +81,10 @@ type querier interface {
 
 // Reads that a replica could not answer.
 var (
-	// ErrStale: the replica had not replayed the log up to the position when the time was
-	// over, or did not answer. The error is a *StaleError, and context.DeadlineExceeded too.
+	// the replica had not replayed the log up to the position in time, or did not answer: a *StaleError, and context.DeadlineExceeded too
 	ErrStale error = errStale
 
-	// ErrAhead: the position is ahead of a server that is a primary. So it came from another cluster, or a failover
-	// lost the commits before it.
+	// the position is ahead of a server that is a primary. So it came from another cluster, or a failover lost the commits before it
 	ErrAhead error = fault.New("position_unknown", "replica: the position is not one of this server")
 
 	errStale = fault.New("stale_read", "replica: the replica is behind the position that was asked for")
@@ -109,22 +102,19 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 // StaleError says how far a replica had come.
 type StaleError struct {
 	Wanted  LSN
-	Reached LSN           // 0 if it did not say
-	Waited  time.Duration // for it
+	Reached LSN // 0 if it did not say
+	Waited  time.Duration
 }
 
 func (e *StaleError) Error() string {
 	return fmt.Sprintf("%v: wanted %v, reached %v, waited %v", errStale, e.Wanted, e.Reached, e.Waited.Round(time.Millisecond))
 }
 
-// Unwrap returns ErrStale.
 func (e *StaleError) Unwrap() error { return errStale }
 
 // Options says how ReadAt waits.
 type Options struct {
-	// Timeout bounds the wait for a replica that is behind, 1 ms to 1 h, as ctx's deadline does. One that does not answer
-	// gets a second more. Defaults to 5 s.
-	Timeout time.Duration
+	Timeout time.Duration // bounds the wait for a replica that is behind, 1ms to 1h, as ctx's deadline does. Defaults to 5s
 }
 
 const defaultTimeout = 5 * time.Second
@@ -134,8 +124,8 @@ const (
 	answerTimeout    = time.Second // for the replica, beyond the timeout
 )
 
-// ReadAt calls fn with a connection of the replica, once every commit before lsn is visible there. fn may run any reads
-// (Usage, Get, Lookup). Its error is returned unchanged.
+// ReadAt calls fn with a connection of the replica, once every commit before lsn is visible there. fn may run any reads (Usage, Get,
+// Lookup). Its error is returned unchanged.
 //
 //	lsn, err := replica.CommitLSN(ctx, primary) // after the write, or metered.Outcome.LSN
 //	err = replica.ReadAt(ctx, pool, lsn, replica.Options{}, func(ctx context.Context, conn *pgx.Conn) error {
@@ -143,12 +133,9 @@ const (
 //		return err
 //	})
 //
-// No transaction is open during the wait. The replica must use physical replication, without a pooler that spreads
-// statements over servers. The primary works too, without a wait. LSN 0 is refused. If an idle primary has open
-// transactions, the wait can take some 15 seconds.
-//
-// Errors before fn is called: *metered.ArgumentError, *StaleError when the time is over (ask the primary), and
-// ErrAhead.
+// No transaction is open during the wait. The replica must use physical replication, without a pooler that spreads statements over servers.
+// The primary works too, without a wait. If an idle primary has open transactions, the wait can take some 15 seconds. Errors before fn is
+// called: *metered.ArgumentError, *StaleError (ask the primary), and ErrAhead.
 func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options, fn func(context.Context, *pgx.Conn) error) error {
 	if opts.Timeout == 0 {
 		opts.Timeout = defaultTimeout

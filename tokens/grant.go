@@ -16,8 +16,8 @@ type Info struct {
 	Digest    Digest          `json:"digest"` // identifies the token, for audit records
 	Purpose   string          `json:"purpose"`
 	Subject   string          `json:"subject"`
-	Payload   json.RawMessage `json:"payload,omitempty"` // the payload of Mint, as JSON, or nil
-	UsesLeft  int             `json:"uses_left"`         // how often it can still be consumed, in a Grant after this use
+	Payload   json.RawMessage `json:"payload,omitempty"` // of Mint, as JSON, or nil
+	UsesLeft  int             `json:"uses_left"`         // in a Grant after this use
 	MintedAt  time.Time       `json:"minted_at"`
 	ExpiresAt time.Time       `json:"expires_at"`
 }
@@ -33,7 +33,7 @@ func (i Info) Decode(v any) error {
 	return nil
 }
 
-// Grant is a token that was consumed, provided that the transaction commits.
+// Grant is a token that was consumed, if the transaction commits.
 type Grant struct {
 	Info
 

@@ -14,18 +14,14 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Mint describes a token: its grant, its subject, its life.
+// Mint describes a token.
 type Mint struct {
-	Purpose string // the kind of grant, such as "upload": 1 to 128 bytes of UTF-8. Required
-	Subject string // the user or thing that it is for, presented with the token: 1 to 512 bytes of UTF-8. Required
-	// Payload comes back with the grant, as JSON of at most 8 KiB (a json.RawMessage byte for byte). It is stored in
-	// the clear. Defaults to none.
-	Payload any
-	TTL     time.Duration // how long the token is good, 1 s to 400 days, cut to microseconds. Defaults to 1 h
+	Purpose string        // the kind of grant, such as "upload": 1 to 128 bytes of UTF-8. Required
+	Subject string        // the user or thing that it is for, presented with the token: 1 to 512 bytes of UTF-8. Required
+	Payload any           // comes back with the grant, as JSON of at most 8 KiB (a json.RawMessage byte for byte). It is stored in the clear
+	TTL     time.Duration // how long the token is good, 1s to 400 days, cut to microseconds. Defaults to 1h
 	Uses    int           // how often it can be consumed, 1 to 1,000,000. Uses queue on its row. Defaults to 1
-	// Secret is from NewSecret or Derive, for a command that must return the same token again. Defaults to 32 bytes of
-	// crypto/rand.
-	Secret Secret
+	Secret  Secret        // from NewSecret or Derive, for a command that must return the same token again. Defaults to 32 bytes of crypto/rand
 }
 
 // Minted is a new token.
@@ -36,14 +32,12 @@ type Minted struct {
 	Subject   string    `json:"subject"`
 	Uses      int       `json:"uses"`
 	MintedAt  time.Time `json:"minted_at"`          // by the database's clock
-	ExpiresAt time.Time `json:"expires_at"`         // MintedAt + TTL, to the microsecond. It is not good at that time any more
-	Replaced  int64     `json:"replaced,omitempty"` // how many live tokens Replace revoked
+	ExpiresAt time.Time `json:"expires_at"`         // MintedAt + TTL. It is not good at that time any more
+	Replaced  int64     `json:"replaced,omitempty"` // live tokens that Replace revoked
 }
 
-// Mint stores a new token and returns it, in one round trip. After a rollback the token is unknown: hand it out after
-// the commit. Each call mints another token, except with a Secret: then a second call is ErrExists, and Store.Token has
-// the text. It takes no lock, except against calls that mint the same secret. Errors: ErrArgument, ErrExists, ErrBusy,
-// ErrSerialization.
+// Mint stores a new token and returns it, in one round trip. After a rollback the token is unknown: hand it out after the commit. Each call
+// mints another token, except with a Secret: then a second call is ErrExists, and Store.Token has the text. It locks only the given secret.
 func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	minted, err := s.prepare("Mint", m)
 	if err != nil {
@@ -56,8 +50,8 @@ func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	return batch[0].Minted, nil
 }
 
-// MintMany stores up to 1000 tokens in one round trip, all or none, and returns them in the order of mints. The same
-// secret twice in mints is ErrArgument. Otherwise as Mint.
+// MintMany stores up to 1000 tokens in one round trip, all or none, and returns them in the order of mints. The same secret twice in mints
+// is ErrArgument. Otherwise as Mint.
 func (s *Store) MintMany(ctx context.Context, tx pgx.Tx, mints []Mint) ([]Minted, error) {
 	if len(mints) > maxMints {
 		return nil, invalid("Mints", "%d: want at most %d", len(mints), maxMints)

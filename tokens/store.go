@@ -41,14 +41,12 @@ const (
 
 // Config has the place of a Store's tokens and their form. The zero value works.
 type Config struct {
-	Schema string // the schema that metered.Migrate made. Defaults to "metered"
-	// Prefix begins the tokens: 1 to 32 of A-Z, a-z, 0-9 and _, starting with a letter and not ending with _. Choose
-	// one per product, and register it with scanners of leaked secrets. Tokens of another prefix are refused: keep a
-	// second Store while old ones are in use. Defaults to "metered".
-	Prefix string
-	// LockTimeout bounds the wait for each lock, 1 ms to 1 hour. Then it is ErrBusy. A shorter lock_timeout of the
-	// transaction counts too. Defaults to 5 s.
-	LockTimeout time.Duration
+	Schema string // as metered.Migrate made it. Defaults to "metered"
+	// begins the tokens: 1 to 32 of A-Z, a-z, 0-9 and _, starting with a letter and not ending with _. Choose one per product, and register
+	// it with scanners of leaked secrets. Tokens of another prefix are refused: keep a second Store while old ones are in use. Defaults to
+	// "metered".
+	Prefix      string
+	LockTimeout time.Duration    // bounds the wait for each lock, 1ms to 1h: then ErrBusy. A shorter lock_timeout counts too. Defaults to 5s
 	Observer    observe.Observer // gets an event for each call. Defaults to none
 }
 
@@ -66,7 +64,7 @@ type statements struct {
 	mint, replace, consume, inspect, revoke, revokeSubject, purge, purgeable string
 }
 
-// New returns a Store, or ErrArgument. It makes no query.
+// New returns a Store, or ErrArgument. It sends no SQL.
 func New(config Config) (*Store, error) {
 	name, err := schema.Parse(config.Schema)
 	if err != nil {

@@ -14,8 +14,7 @@ const (
 	checksumLen = 6  // the fewest that hold 32 bits
 )
 
-// Parse reads a token's text, exactly as Reveal returned it, without a query: for Digest and Revoke. Text that is no
-// token of this prefix is ErrInvalid, "malformed".
+// Parse reads a token's text, exactly as Reveal returned it, without a query: for Digest and Revoke. Other text is ErrInvalid, "malformed".
 func (s *Store) Parse(text string) (Token, error) {
 	if err := s.made(); err != nil {
 		return Token{}, err
@@ -32,8 +31,7 @@ func (s *Store) Parse(text string) (Token, error) {
 	return s.token(text), nil
 }
 
-// Token returns the token that a secret makes in this store, minted or not: after ErrExists, or when a replay needs
-// the text. The zero Secret is ErrArgument.
+// Token returns the token that a secret makes in this store, minted or not: after ErrExists, or when a replay needs the text.
 func (s *Store) Token(secret Secret) (Token, error) {
 	if err := s.made(); err != nil {
 		return Token{}, err

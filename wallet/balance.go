@@ -9,7 +9,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// Balance is the balance of a wallet, with its lots.
+// Balance is the balance of a wallet.
 type Balance struct {
 	Wallet    string    `json:"wallet"`
 	Now       time.Time `json:"now"`       // by the database's clock

@@ -18,13 +18,10 @@ import (
 
 // Config configures a Book. The zero value is ready for use.
 type Config struct {
-	// Overdraft is how far draws may go below zero, up to 2^62, in every wallet, even of a mistyped name (budget.Config.MustExist).
-	// Defaults to 0.
-	Overdraft   int64
-	Priorities  map[string]int // the priorities of lots by category, for grants without one. Lower is drawn first. Defaults to 0
-	LateRefunds Late           // Defaults Grant.LateRefunds. Defaults to 30 days
-	// Thresholds are levels for budget.Config.OnThreshold: Left counts units to draw, Overdraft among them, and Used units below zero. See
-	// docs/thresholds.md.
+	Overdraft   int64          // how far draws may go below zero, up to 2^62, in every wallet, even of a mistyped name (budget.Config.MustExist)
+	Priorities  map[string]int // by category, for grants without one. Lower is drawn first. Defaults to 0
+	LateRefunds Late           // of grants without one. Defaults to 30 days
+	// for budget.Config.OnThreshold: Left counts units to draw, with Overdraft, and Used units below zero. See docs/thresholds.md
 	Thresholds  []budget.Threshold
 	Subscribers []Subscriber // get each breakage, in order, from Sweep and Expire
 }
@@ -68,7 +65,7 @@ func (internals) Schema(b *Book) schema.Name { return b.schema }
 
 var inBudget = budget.Internals(lend.Key{})
 
-// New returns a Book on the ledger, or an *ArgumentError. It does not touch the database.
+// New returns a Book on the ledger, or an *ArgumentError. It sends no SQL.
 func New(l *budget.Ledger, cfg Config) (*Book, error) {
 	if err := notNil("ledger", l); err != nil {
 		return nil, err
@@ -121,8 +118,7 @@ var someone = budget.Note{Actor: "-"}
 // Limit is the limit of draws, named "credit": credited units and Config.Overdraft, with Config.Thresholds.
 func (b *Book) Limit() budget.Limit { return b.limit }
 
-// Charge is a draw as a charge, for commands or beside other scopes, with Limit and further limits, such as a plan's cap of the month. Only
-// Limit bounds it by the wallet.
+// Charge is a draw as a charge, for commands or beside other scopes, with Limit and further limits, such as a plan's cap of the month.
 func (b *Book) Charge(wallet string, amount int64, limits ...budget.Limit) budget.Charge {
 	return budget.Charge{Scope: wallet, Amount: amount, Limits: append([]budget.Limit{b.Limit()}, limits...)}
 }

@@ -29,7 +29,7 @@ type Breakage struct {
 	Lot       int64     `json:"lot"`
 	Reference string    `json:"reference,omitempty"`
 	Category  string    `json:"category,omitempty"`
-	Granted   int64     `json:"granted"` // units that the lot was granted with
+	Granted   int64     `json:"granted"` // units of the grant
 	GrantedAt time.Time `json:"granted_at"`
 	Expires   time.Time `json:"expires_at"` // when the lot ended
 	Amount    int64     `json:"amount"`     // units that lapsed since subscribers last heard of the lot
@@ -40,9 +40,9 @@ type Breakage struct {
 // next sweep calls again. A panic takes back the batch.
 type Subscriber func(ctx context.Context, tx pgx.Tx, b Breakage) error
 
-// SweepOptions says how Sweep works. The zero value ends all lots that are due.
+// SweepOptions says how Sweep works.
 type SweepOptions struct {
-	Batch    int               // lots that one transaction ends, 1 to 2,000. Defaults to 500
+	Batch    int               // lots of one transaction, 1 to 2,000. Defaults to 500
 	Max      int               // the most batches. Defaults to 0, all
 	Progress func(SweepReport) // is called after each committed batch
 }
@@ -62,9 +62,9 @@ from metered.sweep_lots($1::timestamptz, $2::bigint, $3::int, $4::text, $5::bool
 
 const toldSQL = `select metered.told_lots($1::bigint[], $2::bigint[])`
 
-// Sweep writes down the ends of all lots that are due, and announces breakage to Config.Subscribers, also that which draws wrote. Run it every
-// few minutes, in any number of processes. It owns its transactions, and a writer waits for one batch at most. On error, or when ctx ends, the
-// batches before stay done. Errors of subscribers are joined at the end, and stop nothing.
+// Sweep writes down the ends of all lots that are due, and announces breakage to Config.Subscribers, also that which draws wrote. Run it
+// every few minutes, in any number of processes. It owns its transactions, and a writer waits for one batch at most. On error, or when ctx
+// ends, the batches before stay done. Errors of subscribers are joined at the end, and stop nothing.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err
@@ -84,8 +84,8 @@ func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions)
 	return s.report, err
 }
 
-// Expire is Sweep for one wallet, in tx, for a job at a lot's end. It waits for the wallet's lock. Errors of subscribers and of OnThreshold come
-// with the report: commit all the same.
+// Expire is Sweep for one wallet, in tx, for a job at a lot's end. It waits for the wallet's lock. Errors of subscribers and of OnThreshold
+// come with the report: commit all the same.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, wallet string) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkWallet("wallet", wallet)); err != nil {
 		return SweepReport{}, err

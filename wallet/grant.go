@@ -21,15 +21,15 @@ type Grant struct {
 	Amount   int64         // units, 1 to 2^53
 	Expires  time.Time     // the lot's end, before the year 9000. Defaults to none: the lot never ends
 	For      time.Duration // the time from the grant to the lot's end, in place of Expires, up to 36,525 days
-	Category string        // such as "paid" or "promotional", up to 255 bytes. Defaults to ""
+	Category string        // such as "paid" or "promotional", up to 255 bytes
 	Priority *int          // an int32: lower is drawn first. Defaults to that of the Category (Config.Priorities)
-	// Reference, up to 255 bytes, makes the grant idempotent until a purge takes its lot. A second grant is ErrConflict if another field than
-	// Note differs, so compute Expires from the payment's time, not from time.Now. Defaults to "": each call grants.
+	// up to 255 bytes, makes the grant idempotent until a purge takes its lot. A second grant is ErrConflict if another field than Note
+	// differs, so compute Expires from the payment's time, not from time.Now. Defaults to "": each call grants.
 	Reference   string
-	RollCap     int64         // the most units that roll over into another lot at the lot's end, once. Defaults to 0
+	RollCap     int64         // the most units that roll over into another lot at the lot's end, once
 	RollFor     time.Duration // how much longer the other lot lasts, up to 36,525 days. Defaults to 0: it never ends
 	LateRefunds Late          // the lot for a refund after the lot's end. Defaults to Config.LateRefunds
-	Note        budget.Note   // is stored with the entry. Defaults to none
+	Note        budget.Note
 }
 
 // Granted is the lot that Grant or Rollover made.

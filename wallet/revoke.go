@@ -17,7 +17,7 @@ import (
 type Revoke struct {
 	Wallet    string
 	Lot       int64  // the lot's number. Either Lot or Reference
-	Reference string // the reference of the lot's grant
+	Reference string // of the lot's grant
 	Amount    int64  // units, up to 2^53. Defaults to 0: all of the lot
 	Note      budget.Note
 }
@@ -70,11 +70,11 @@ func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked
 	return revoked, named.known(status)
 }
 
-// Rollover moves units that a lot has left into another lot before its end. Grant.RollCap does so at the end.
+// Rollover moves units that a lot has left into another lot before its end.
 type Rollover struct {
 	Wallet    string
 	Lot       int64         // the lot's number. Either Lot or Reference
-	Reference string        // the reference of the lot's grant
+	Reference string        // of the lot's grant
 	Cap       int64         // the most units to move, 1 to 2^53. The others stay in the lot
 	For       time.Duration // the time from now to the new lot's end. Defaults to 0: it never ends
 	Note      budget.Note

@@ -13,7 +13,7 @@ import (
 // Line is an entry of a wallet, with its effect on the lots.
 type Line struct {
 	budget.Entry
-	Balance int64  `json:"balance"` // the balance after the entry: Credited - Spent + Refunded - Held
+	Balance int64  `json:"balance"` // after the entry: Credited - Spent + Refunded - Held
 	Lots    []Move `json:"lots,omitempty"`
 }
 
@@ -42,8 +42,8 @@ order by m.seq, m.nth`
 // statementPage is how many entries are read between two looks at their moves.
 const statementPage = 200
 
-// Statement is budget.Ledger.Entries with the balance after each entry and its effect on lots. The opening balance of a range is that of the
-// line before it: To its beginning, NewestFirst, Max 1.
+// Statement is budget.Ledger.Entries with the balance after each entry and its effect on lots. The opening balance of a range is that of
+// the line before it: To its beginning, NewestFirst, Max 1.
 func (b *Book) Statement(ctx context.Context, db budget.Querier, wallet string, opts budget.EntriesOptions) iter.Seq2[Line, error] {
 	return func(yield func(Line, error) bool) {
 		if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
