@@ -80,26 +80,9 @@ func misuse(field, format string, args ...any) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// Code returns the stable code of err, for metrics and other programs, or "" for nil and for errors that are not this
-// library's. An error has the same code in every package: budget.ErrBusy is metered.ErrBusy.
-// docs/http.md says how a client reacts. Most errors of a connection have none: ask Retryable.
-//
-//	refused         budget_exceeded token_invalid operation_conflict operation_retired operation_future
-//	try again       busy timeout stale_read serialization
-//	outcome unknown indefinite commit_unknown
-//	arguments       invalid_argument ttl_too_short ttl_too_long
-//	set-up          not_migrated not_granted schema_version schema_differs no_river job_plugin
-//	the function    transaction_control transaction_done transaction_failed nested_command invalid_result
-//	budget          budget_clock budget_window_purged budget_overflow budget_unknown_entry budget_time_zone limit_query budget_thresholds
-//	                budget_entry_purged budget_not_charge budget_refund_exceeds scope_unknown scope_retired scope_closed
-//	                carve_conflict carve_child_used carve_unknown
-//	tokens, jobs    token_exists job_conflict job_key_not_found
-//	holds           hold_unknown hold_retired hold_conflict claim_taken hold_state hold_held hold_captured
-//	                hold_released hold_expired hold_returned hold_excess hold_ceiling hold_not_returnable
-//	sessions        session_running session_lost session_finished session_not_renewed
-//	wallet          wallet_conflict wallet_expired wallet_unknown_lot
-//	others          operation_unknown sticky_failed position_unknown event_late batcher_closed leases_unavailable leases_closed
-//	httpmetered     idempotency_key_missing idempotency_key_invalid idempotency_key_in_flight answer_unrecordable
+// Code returns the stable code of err, for metrics and other programs, or "" for nil and for errors that are not this library's. An error has
+// the same code in every package: budget.ErrBusy is metered.ErrBusy. docs/http.md lists the codes, and how a client reacts. Most errors of a
+// connection have none: ask Retryable.
 func Code(err error) string { return fault.Code(err) }
 
 // Retryable reports whether the same call may succeed later though nothing else is changed: a 503 over HTTP.

@@ -87,3 +87,23 @@ func (u *Usage) UnmarshalJSON(text []byte) error {
 	u.HoldDue = ofMicros(in.HoldDueUS)
 	return nil
 }
+
+type plainClockState ClockState
+
+type clockStateJSON struct {
+	*plainClockState
+	AheadUS *int64 `json:"ahead_us"`
+}
+
+func (s ClockState) MarshalJSON() ([]byte, error) {
+	return json.Marshal(clockStateJSON{(*plainClockState)(&s), micros(s.Ahead)})
+}
+
+func (s *ClockState) UnmarshalJSON(text []byte) error {
+	in := clockStateJSON{plainClockState: (*plainClockState)(s)}
+	if err := json.Unmarshal(text, &in); err != nil {
+		return err
+	}
+	s.Ahead = ofMicros(in.AheadUS)
+	return nil
+}

@@ -76,28 +76,16 @@ var statuses = map[string]int{
 // statusClientClosedRequest is the status of a call that was cancelled: nobody reads the answer.
 const statusClientClosedRequest = 499
 
-// ProblemOf decides the HTTP answer to an error of this library: status, Retry-After and body.
+// ProblemOf decides the HTTP answer to an error of this library, by its code: status, Retry-After and body (docs/http.md has the table).
 //
-//	400  invalid arguments, TTLs, an operation from the future
-//	402  want of prepaid credit: a limit of 0 over the lifetime (budget.Prepaid). Never with
-//	     Retry-After: more has to be credited
-//	403  tokens.ErrInvalid
-//	404  a hold, a scope, an operation, an entry or a key that is not there. 410 for a scope that was retired or closed
-//	409  another limit over the lifetime (budget.Lifetime), with Retry-After if open holds may make room;
-//	     a claim that is taken, with Retry-After if it may fall free; a hold in another state; conflicts;
-//	     ErrInFlight, with Retry-After: 1; metered.ErrRunning, with Retry-After: when that session's hold falls due
-//	413  *http.MaxBytesError
-//	422  metered.ErrConflict: the id, or Idempotency-Key, was used for another request
-//	429  a limit over a window, and metered.ErrTooManyAttempts, with Retry-After, unless waiting does not help
-//	499  a cancelled call: nobody reads the answer
-//	503  metered.ErrNotRenewed; a *metered.IndefiniteError, with the operation's id; other errors that may
-//	     pass (metered.Retryable), with Retry-After: 1
-//	500  all else: an error of a command's function, without a code, and arguments that the program makes up rather
-//	     than a client (a limit, a Config, a nil). The error names the argument, for the log
+// A want of prepaid credit is a 402, another limit over the lifetime a 409, and a limit over a window or period, or on attempts, a 429 with
+// Retry-After, unless waiting does not help. If several limits refuse, 402 comes before 409, and 409 before 429. An error that may pass
+// (metered.Retryable) is a 503 with Retry-After: 1, and after a *metered.IndefiniteError the body has the operation's id. A cancelled call
+// is a 499. All else is a 500 without a code: an error of a command's function, and arguments that the program makes up rather than a
+// client.
 //
-// A *Problem is itself. If several limits refuse, 402 comes before 409, and 409 before 429. The body has the stable
-// code and nothing of an error's text: no scope, amount or name, nor why a token was refused. Add a Detail in your
-// own words, and then call Write.
+// A *Problem is itself. The body has nothing of an error's text: no scope, amount or name, nor why a token was refused. Add a Detail in
+// your own words, and then call Write.
 func ProblemOf(err error) Problem {
 	code := fault.Code(err)
 	p := Problem{Status: http.StatusInternalServerError}

@@ -58,9 +58,7 @@ type flight struct{ tenant, key string }
 // The handler writes through Tx(r), and may run several times: it must have no effect elsewhere (metered.Func). Nothing is sent before
 // COMMIT. A refusal or failure of the command is sent instead of the handler's answer, and is not recorded unless Command.RecordRefusal is
 // set. A panic, or an answer of CommitBelow and more, undoes the command. Answer errors of tx with Write, so that metered.Do can retry.
-//
-// Other answers: 400 for a missing or invalid key, 422 for a key of another request, 413, 500 for an answer that cannot be recorded
-// (ErrAnswer), and 409 with Retry-After while another request with the key is carried out.
+// docs/http.md has the other answers.
 func Idempotent(client *metered.Client, cfg IdempotentConfig) (func(http.Handler) http.Handler, error) {
 	cfg.CommitBelow = cmp.Or(cfg.CommitBelow, http.StatusBadRequest)
 	cfg.RequestBytes = cmp.Or(cfg.RequestBytes, defaultRequestBytes)
