@@ -37,39 +37,37 @@ const (
 
 // Command declares a call. Only ID is required.
 type Command struct {
-	// 1 to 255 bytes of UTF-8: the same ID of the same Tenant is carried out once. A UUIDv7 carries its time, in any common spelling. Two
-	// spellings are two IDs. An ID without a time (here or in IssuedAt) looks new again when its record is purged.
+	// 1 to 255 bytes of UTF-8: the same ID of the same Tenant is carried out once. A UUIDv7 carries its time. Without a time (here or in
+	// IssuedAt) an ID looks new again when its record is purged.
 	ID string
-	// owns the ID, up to 255 bytes. If clients choose IDs, it must be the user or account that is signed in: with a Tenant in common one
-	// client can get another's result. Defaults to "".
+	// owns the ID, up to 255 bytes. If clients choose IDs, it must be the signed-in user or account, or one client can get another's
+	// result. Defaults to "".
 	Tenant string
 	Name   string // the kind of command, up to 255 bytes. The same ID with another name is a conflict
-	// the command's own argument, as JSON of up to 1 MiB. The same ID with other input is a conflict. Only its SHA-256 is stored. A
+	// the command's argument, as JSON of up to 1 MiB, of which the SHA-256 is stored. The same ID with other input is a conflict. A
 	// function that charges, credits, refunds or calls holds needs one. Defaults to none.
 	Input any
-	// when the client issued the command, the same in each repetition. An operation that carries a time (here, or in a UUIDv7, whose time
-	// wins) is ErrRetired if it is not newer than the purged records. Defaults to none.
+	// when the client issued the command, the same in each repetition, unless a UUIDv7 says it. An operation with a time is ErrRetired if
+	// it is not newer than the purged records. Defaults to none.
 	IssuedAt time.Time
-	// are made last, all or none. An early look refuses before the function runs where this process saw one of the scopes refuse in the
-	// last 10 to 20 seconds. So a charge that the function makes room for belongs in Tx.Charge. The fingerprint has scopes and amounts, not
-	// limits.
+	// are made last, all or none. The fingerprint has scopes and amounts, not limits. A charge that the function makes room for belongs in
+	// Tx.Charge: an early look refuses before the function runs where this process saw a scope refuse in the last 10 to 20 seconds.
 	Charges   []budget.Charge
-	EarlyLook bool // takes that look in any case, for about a tenth of a bare command. Defaults to Config.EarlyLook
-	// are placed with the charges, as Claims are, and looked at early. Their scopes and units are in the fingerprint. Tx.Placed has the
-	// ids. A hold that the function makes room for belongs in Tx.Place.
+	EarlyLook bool // takes that look in any case. Defaults to Config.EarlyLook
+	// are placed with the charges, and looked at early. Their scopes and units are in the fingerprint. Tx.Placed has the ids. A hold that
+	// the function makes room for belongs in Tx.Place.
 	Holds  []holds.Request
 	Claims []holds.Claim
 	// are charges in a transaction of their own before the command, once per call of Do that is no replay. They stay when it fails: for
 	// limits on attempts. A refusal is ErrTooManyAttempts. To count failures alone, let the function refund Tx.Sticky. Not in DoTx.
-	// Defaults to none.
 	Sticky    []budget.Charge
 	Token     *Redeem        // is spent by the command, unless it is a replay. Defaults to none
 	Isolation pgx.TxIsoLevel // of the transaction. Defaults to READ COMMITTED, the fastest on a hot scope. Not in DoTx
 	// releases the locks before the commit is durable, for hot scopes. Do still returns when it is. Until then others may see state that a
-	// crash undoes (docs/model.md). Not for sticky charges, nor in DoTx.
+	// crash undoes (docs/model.md). Not in DoTx.
 	EarlyRelease bool
 	// makes a refusal by the command's own token, charges and holds, or by Sticky, the operation's answer: the same ID gets it again, even
-	// if there is room by then. The record is written after the rollback. If that fails, Do returns another error and nothing is decided. A
+	// if there is room by then. It is written after the rollback. If that fails, Do returns another error and nothing is decided. A
 	// malformed token is not recorded. Not in DoTx.
 	RecordRefusal bool
 	LSN           bool // asks for Outcome.LSN, so that a read of a replica can wait for this command (replica.ReadAt). Not in DoTx (replica.CommitLSN)

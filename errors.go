@@ -85,11 +85,9 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 // connection have none: ask Retryable.
 func Code(err error) string { return fault.Code(err) }
 
-// Retryable reports whether the same call may succeed later though nothing else is changed: a 503 over HTTP.
-//
-// True: ErrBusy, timeouts, serialization failures and deadlocks, lost or refused connections, a server that starts, shuts down or is short
-// of something (SQLSTATE classes 08, 53, 57P, with exceptions), replica.ErrStale, and ErrIndefinite, with the same command. For ErrSticky
-// the error below it decides. False: all else.
+// Retryable reports whether the same call may succeed later though nothing else is changed: a 503 over HTTP. True: ErrBusy, timeouts,
+// serialization failures and deadlocks, lost or refused connections, a server that starts, shuts down or is short of something,
+// replica.ErrStale, and ErrIndefinite, with the same command. For ErrSticky the error below it decides.
 //
 // A function that reads another server should wrap its *net.OpError or io.ErrUnexpectedEOF as text, or it counts as the database's.
 func Retryable(err error) bool { return fault.Retryable(err) }

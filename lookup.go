@@ -124,10 +124,9 @@ select count(*) from metered.operations o, (select metered.clock() - $1::interva
 where o.at < cutoff.at and coalesce(o.issued_at, o.at) < cutoff.at`
 
 // PurgeOperations deletes records that were issued and completed longer ago than OlderThan, and returns how many. An id with a time at or
-// before the latest deleted one is ErrRetired from then on. An id without a time looks new again.
-//
-// It owns its transactions: deleted rows stay deleted if it fails. Calls at once wait for each other, for at most Config.LockTimeout
-// (ErrBusy). It needs the schema's owner or GrantMaintenanceSQL.
+// before the latest deleted one is ErrRetired from then on. An id without a time looks new again. It owns its transactions: deleted rows
+// stay deleted if it fails. Calls at once wait for each other, for at most Config.LockTimeout (ErrBusy). It needs the schema's owner or
+// GrantMaintenanceSQL.
 func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(c.made(), notNil("pool", pool)); err != nil {
 		return 0, err

@@ -84,14 +84,11 @@ type Outcome[R any] struct {
 // A command that committed under the same ID and Tenant gets its first result, without running again. Its token must be presented, but may
 // be spent. Concurrent calls with one id wait for each other. A refused command leaves no record, unless RecordRefusal asks for one.
 //
-// Do tries again after SQLSTATE 40001 and 40P01, up to Config.MaxAttempts, and finds out about a COMMIT whose answer was lost, until ctx's
+// Do tries again after SQLSTATE 40001 and 40P01, up to Config.MaxAttempts, and looks up a COMMIT whose answer was lost, until ctx's
 // deadline or Config.ResolveTimeout. A panic in fn rolls back and goes on.
 //
 // Locks: the operation id and the token's row from the beginning, and in the last flush scopes, ids of new holds and rows of holds, in one
 // order. ctx's deadline also bounds the server's waits.
-//
-// Errors: *ArgumentError before any SQL, refusals (see Refusal), answers to the id, failures of a command, those of the schema, fn's own
-// and Postgres' errors.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := c.made(); err != nil {
 		return Outcome[R]{}, err
@@ -209,14 +206,14 @@ type Config struct {
 	ResolveTimeout time.Duration         // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h. Defaults to 30s
 	Holds          holds.Config          // of Client.Holds; subscribers cost a round trip while the locks are held
 	// sends the jobs of committed commands to Client.Listen, and those of Client.Jobs for a round trip of each call. Every role that may
-	// connect to the database can listen.
+	// connect can listen
 	NotifyJobs        bool
 	NotifyChargesFrom int64 // sends charges of so many units and more likewise. Defaults to 0, none
-	// spends charges (not sticky ones) of its Rules' scopes from leases, without the scopes' locks. Limits are kept. Receipts of such units
-	// have no Standings. Defaults to none.
+	// spends charges (not sticky ones) of its Rules' scopes from leases, without the scopes' locks. Limits are kept. Their receipts have no
+	// Standings. Defaults to none
 	Leases *leases.Pool
-	// gets the thresholds that charges and holds cross (budget.Limit.Tell), in the transaction that crosses them, to enqueue a job or write
-	// rows. A command that crosses one runs again, once. Defaults to none: limits with thresholds are refused.
+	// gets the thresholds that charges and holds cross (budget.Limit.Tell), as budget.Config.OnThreshold. A command that crosses one runs
+	// again, once. Defaults to none: limits with thresholds are refused.
 	OnThreshold func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error
 	Observer    observe.Observer // gets an event for each call of the Client and its pieces. Leases has that of its ledger. Defaults to none
 	// is called for every refused command, in Do's goroutine, after the rollback: for audit records. Defaults to none
@@ -361,9 +358,8 @@ func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error
 }
 
 // RunTx runs fn in a transaction of the Client's pool, for the pieces alone and for DoTx. After SQLSTATE 40001 or 40P01 it runs fn again,
-// up to Config.MaxAttempts times. So fn must have no effect outside tx, and must not end it (ErrTxControl, and its commits stay). If fn
-// returns an error, the transaction is rolled back, and RunTx returns that error. Its own errors: those of Postgres, ErrSerialization,
-// ErrCommitUnknown, ErrTxFailed, ErrNested inside a command.
+// up to Config.MaxAttempts times. So fn must have no effect outside tx, and must not end it (ErrTxControl, and its commits stay). An error
+// of fn rolls back, and is returned. Its own errors: ErrSerialization, ErrCommitUnknown, ErrTxFailed, ErrNested inside a command.
 func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(c.made(), notNil("fn", fn)); err != nil {
 		return err
@@ -392,8 +388,8 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 //
 //	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return metered.Warm(ctx, conn, "") }
 //
-// It runs a session and a command in a transaction that it rolls back, on scopes of its own. An empty schema means "metered". Where the
-// schema is missing, or not granted, it does nothing. After another error the connection is of no use.
+// It runs a session and a command, and rolls them back. An empty schema means "metered". Where the schema is missing, or not granted, it
+// does nothing. After another error the connection is of no use.
 func Warm(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if err := notNil("conn", conn); err != nil {
 		return err

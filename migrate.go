@@ -40,11 +40,9 @@ type MigrateReport struct {
 }
 
 // Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and repairs functions that are missing or differ.
-// Any number of processes may call it at once, at every start, through a pooler too. It changes the schema in one transaction. River's
-// migrations follow, each in one of its own.
-//
-// Processes and roles of the version before can go on. A schema that is newer by one version is left as it is. docs/operations.md shows a
-// rolling deploy.
+// Any number of processes may call it at once, at every start, through a pooler too. It changes the schema in one transaction, and River's
+// in one for each migration. Processes of the version before can go on, and a schema that is newer by one version is left as it is
+// (docs/operations.md).
 //
 // It waits for a lock for a second at a time, so that nobody queues behind it for longer. Then it calls OnWait and tries again, until ctx
 // is done (ErrBusy): give ctx a deadline.
@@ -95,10 +93,9 @@ func (r SchemaReport) Err() error {
 	return migrate.Err(SchemaVersion, r.Version, wrong)
 }
 
-// Validate compares the schema ("" means "metered") with the one that this build needs: tables, columns, indexes, constraints, types and
-// functions, their owners, and that nothing can be executed by everybody. Added objects and comments are no difference. Every role with
-// GrantSQL may call it. An error means that the schema could not be read. SchemaReport.Err is the verdict, and docs/operations.md says how
-// to mend differences.
+// Validate compares the schema ("" means "metered") with the one that this build needs, objects and owners, and that nothing can be
+// executed by everybody. Added objects and comments are no difference. Every role with GrantSQL may call it. An error means that the schema
+// could not be read. SchemaReport.Err is the verdict.
 func Validate(ctx context.Context, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }, schemaName string) (SchemaReport, error) {
@@ -116,8 +113,8 @@ type SchemaSQLOptions struct {
 	// the installed version. 0, the default, renders the whole schema, an earlier version the upgrade to SchemaVersion, and SchemaVersion
 	// all functions, as a repair does.
 	From int
-	// as in MigrateOptions. With From = SchemaVersion nothing else is rendered: the migration that follows when no process of the build
-	// before runs any more.
+	// as in MigrateOptions. With From = SchemaVersion it is all that is rendered, for the migration when no process of the build before
+	// runs any more.
 	DropPrevious bool
 	// runs the text: "goose", "golang-migrate" (without x-multi-statement), "tern" or "atlas" (versioned). Defaults to "": several
 	// statements, for psql or a simple query
@@ -142,8 +139,8 @@ func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 }
 
 // GrantSQL renders the grants under which an application can make every call but those of GrantMaintenanceSQL: EXECUTE on functions and
-// SELECT on tables. The functions run with their owner's rights, and none of them changes or deletes a ledger entry, or takes spending
-// back. The application is trusted with its arguments: limits, notes and operation ids.
+// SELECT on tables. No function changes or deletes a ledger entry, or takes spending back. The application is trusted with its arguments:
+// limits, notes and operation ids.
 //
 // Run it as the schema's owner, after Migrate or SchemaSQL. role must exist. An upgrade gives the roles of the version before the grants
 // that they need. The text also takes the functions from PUBLIC. docs/operations.md has the grants for River's tables.
@@ -157,10 +154,9 @@ func GrantMaintenanceSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Maintenance)
 }
 
-// GrantReportingSQL renders the grants under which a role can read reports: the views, and the tables that budget.Ledger.Usage, Entries and
-// Check, and holds.Book.Get, List, Due and History read. It sees scopes, amounts, notes, and the metadata of holds, but neither digests and
-// payloads of tokens, nor results and fingerprints of operations. It cannot write, lock a row, or wait for one. Grant select on river_job
-// beside it, to see jobs.
+// GrantReportingSQL renders the grants under which a role can read reports: the views, and what budget.Ledger.Usage, Entries and Check, and
+// holds.Book.Get, List, Due and History read. It sees amounts, notes, and the metadata of holds, but neither digests and payloads of
+// tokens, nor results and fingerprints of operations. It cannot write, lock a row, or wait for one.
 func GrantReportingSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Reporting)
 }

@@ -28,20 +28,19 @@ const defaultSessionTTL = time.Minute
 
 // Reservation declares a session: work whose cost is known at its end. ID and Lines are required.
 type Reservation struct {
-	// as in Command, like the next four: Settle is the command of that ID. Its fingerprint has Name, Input, IssuedAt and Holder. Without
-	// Input it also has Metadata, and the scopes and amounts of Lines and Charges.
+	// as in Command, like the next four: Settle is the command of that ID. Its fingerprint has Name, Input, IssuedAt and Holder, and
+	// without Input also Metadata, and the scopes and amounts of Lines and Charges.
 	ID       string
 	Tenant   string // also the hold's tenant
 	Name     string
 	Input    any
 	IssuedAt time.Time
 
-	Lines []holds.Line // the estimate: units that are held of each scope, or wallet, until Settle
-	// are spent by Open, with the hold, each time it opens: rates, a fee for each try. They stay, whatever becomes of the session
-	Charges []budget.Charge
+	Lines   []holds.Line    // the estimate: units that are held of each scope, or wallet, until Settle
+	Charges []budget.Charge // are spent by Open, with the hold, each time it opens: rates, a fee for each try. They stay
 
-	// how long the units of a process that died stay held, within Config.Holds' bounds. A session renews its hold when a third of it is
-	// over. Defaults to 1m
+	// how long the units of a process that died stay held, within Config.Holds' bounds. A session renews its hold after a third. Defaults
+	// to 1m
 	TTL   time.Duration
 	Grace time.Duration // how much longer a hold that could not be renewed can be settled (holds.Request). Defaults to a quarter of TTL
 
@@ -74,12 +73,11 @@ var errPurged = errors.New("metered: the record was purged meanwhile")
 //	… the work, with s.Context() …
 //	out, err := s.Settle(ctx, metered.Cost{Lines: actual}, fn)
 //
-// The answer to the same ID again depends on its state. Settled: the session is Finished, with the recorded Outcome. Open: *RunningError,
-// with when to look again. Cancelled, or past its deadline and grace: it is opened anew, by exactly one of the callers. Another command's:
-// ErrConflict.
+// The answer to the same ID again depends on its state. Settled: the session is Finished, with the recorded Outcome. Open: *RunningError.
+// Cancelled, or past its deadline and grace: it is opened anew, by exactly one of the callers. Another command's: ErrConflict.
 //
-// It is one round trip, in a transaction of its own. Locks: the operation id, then the scopes. A refusal reserves and charges nothing:
-// *holds.TTLError before any SQL, *budget.ExceededError, *budget.ScopeError, *RunningError, answers to the id. Otherwise it fails as Do.
+// It is one round trip, in a transaction of its own. Locks: the operation id, then the scopes. A refusal (*holds.TTLError,
+// *budget.ExceededError, *budget.ScopeError) reserves and charges nothing. Otherwise it fails as Do.
 //
 // The end of ctx is that of the session's context, too. If ctx ends before Open returns, the reservation is released in the background. Its
 // Charges stay.
@@ -389,8 +387,8 @@ type Cost struct {
 // ctx must not be that of a request whose client is gone: context.WithTimeout(context.WithoutCancel(r.Context()), …). Errors that pass
 // (Retryable) are tried again until ctx ends or the hold has fallen due. So fn may be called again.
 //
-// After an error the hold is as before, and renewed: settle again, or Cancel. *holds.ExcessError: more was used than is held, and Over is
-// OverRefused. *budget.ExceededError: it does not fit. *LostError: the session's hold has ended.
+// After an error the hold is as before, and renewed: settle again, or Cancel. *holds.ExcessError: more was used than is held.
+// *budget.ExceededError: it does not fit. *LostError: the session's hold has ended.
 func (s *Session[R]) Settle(ctx context.Context, used Cost, fn Func[R]) (Outcome[R], error) {
 	h := s.s
 	if s.finished {

@@ -26,8 +26,8 @@ type Result struct {
 	Crossed []Crossing // thresholds
 }
 
-// ChargeEach makes up to 1,000 charges in one round trip, each on its own: a refusal is in its Result, and stops no other. Each charge has
-// an entry, and counts for later charges of its scope. Results have the order of the charges.
+// ChargeEach makes up to 1,000 charges in one round trip, each on its own and in their order: a refusal is in its Result, and stops no
+// other.
 //
 // It locks all scopes until tx ends, each in a place of the server's lock table (max_locks_per_transaction times max_connections). Its own
 // error aborts tx, but not with thresholds, where it works in a savepoint. Limit.MaxFrom is refused. Without a transaction of yours, use a

@@ -10,8 +10,8 @@ import (
 // Unit is a unit of time: of the calendar for Per, and also an hour or a fixed length, as "15m", for Series.
 //
 // A day has 23 to 25 hours where clocks change, and begins at midnight, after a skipped midnight or at the first of two. Series leaves out
-// a day that is skipped whole. Weeks begin on Monday. An hour that comes twice is two hours, and one may have 30 or 90 minutes. A fixed
-// length is as time.ParseDuration reads it, in whole microseconds, counted from the range's beginning.
+// a day that is skipped whole. Weeks begin on Monday. An hour that comes twice is two hours. A fixed length is as time.ParseDuration reads
+// it, in whole microseconds, counted from the range's beginning.
 type Unit string
 
 const (

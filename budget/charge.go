@@ -41,7 +41,7 @@ type Standing struct {
 	Limit       Limit     `json:"limit"`
 	Used        int64     `json:"used"`                  // units that count, without held ones. Negative with credit
 	Held        int64     `json:"held"`                  // units of open holds and leases
-	Available   int64     `json:"available"`             // the largest amount that the limit still admits
+	Available   int64     `json:"available"`             // the most that the limit still admits
 	PeriodStart time.Time `json:"period_start,omitzero"` // of a limit by period
 	PeriodEnd   time.Time `json:"period_end,omitzero"`   // where the next period begins
 }

@@ -21,8 +21,8 @@ var kinds = map[string]string{
 type Entry struct {
 	Scope string `json:"scope"`
 	Seq   int64  `json:"seq"` // 1, 2, 3, … in a scope
-	// Kind is "charge", "credit", "refund" or "clock repair", of a hold "hold", "capture", "release" or "expire", of the end of a carved
-	// scope "close", and of a wallet's lots, which lower Credited, "lapse", "revoke" or "roll over".
+	// "charge", "credit", "refund" or "clock repair", of a hold "hold", "capture", "release" or "expire", of the end of a carved scope
+	// "close", and of a wallet's lots, which lower Credited, "lapse", "revoke" or "roll over".
 	Kind            string    `json:"kind"`
 	Amount          int64     `json:"amount"` // 0 for a clock repair and a close
 	At              time.Time `json:"at"`     // by the database's clock, never decreasing within an Epoch

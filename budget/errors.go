@@ -84,10 +84,10 @@ type Refusal struct {
 	Held      int64  `json:"held"`               // units of other transactions' open holds
 	OwnHeld   int64  `json:"own_held,omitempty"` // units of the transaction's own holds: RetryAfter does not wait for them
 	Leased    int64  `json:"leased,omitempty"`   // units of open leases (package leases)
-	Requested int64  `json:"requested"`          // the amount of all charges of the call on the scope
-	Available int64  `json:"available"`          // the largest amount that the limit would have admitted
-	// the time until Requested fits if nothing else happens, or Never. With open holds in the way it is the earliest possible time, and
-	// with leases the end of the last one. In JSON "retry_after_us", null for Never.
+	Requested int64  `json:"requested"`          // by all charges of the call on the scope
+	Available int64  `json:"available"`          // the most that the limit would have admitted
+	// the time until Requested fits if nothing else happens, or Never: with open holds the earliest possible time, and with leases the end
+	// of the last one. In JSON "retry_after_us", null for Never.
 	RetryAfter  time.Duration `json:"-"`
 	HoldDue     time.Duration `json:"-"`                     // the time until an open hold may fall due, if Held > 0. In JSON "hold_due_us"
 	PeriodStart time.Time     `json:"period_start,omitzero"` // of a limit by period

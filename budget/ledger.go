@@ -18,7 +18,7 @@ import (
 // Config configures a Ledger. The zero value is ready for use.
 type Config struct {
 	Schema         string        // as metered.Migrate created it. Defaults to "metered"
-	LockTimeout    time.Duration // the wait of a write for its locks, 1ms to 1h: then ErrBusy. Defaults to 5s
+	LockTimeout    time.Duration // the wait for a write's locks, 1ms to 1h: then ErrBusy. Defaults to 5s
 	ClockTolerance time.Duration // how far a last entry may be ahead of the clock before windows are ErrClock, 1µs to 24h. Defaults to 1m
 	MustExist      bool          // sets MustExist for every charge, credit, hold and claim
 	NoStandings    bool          // sets NoStandings for every charge
@@ -26,10 +26,10 @@ type Config struct {
 	MaxLateness    time.Duration // the oldest age of an event, 1s to 10 years: then ErrLate. Defaults to 35 days
 	MaxFuture      time.Duration // how far an event's time may be ahead of the clock, 1µs to 24h. Defaults to 5m
 	// receives crossed thresholds (Limit.Tell), also of Books and lease Pools on the Ledger, in tx and a savepoint. Its writes commit or
-	// roll back with the call: for other effects enqueue a job in tx. Its error takes the call back. It must not end tx. Defaults to none:
-	// limits with thresholds are refused.
+	// roll back with the call: for other effects enqueue a job in tx, which it must not end. Its error takes the call back. Defaults to
+	// none: limits with thresholds are refused.
 	OnThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
-	Observer    observe.Observer // sees the calls of the Ledger, and of Books and lease Pools on it. Defaults to none
+	Observer    observe.Observer // sees the calls of the Ledger, its Books and lease Pools. Defaults to none
 }
 
 // Bounds of Config.

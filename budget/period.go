@@ -22,8 +22,8 @@ type Period struct {
 	Anchor time.Time     // the beginning of one of the periods, in UTC and microseconds. Required for a Length
 }
 
-// Per is a limit of max units in each day, week, month or year of a location, beginning as the anchor does: at its time of day, day of the
-// week, of the month or of the year. With the zero anchor it is midnight, Monday, the 1st, and the 1st of January. A day that a month lacks
+// Per is a limit of max units in each day, week, month or year of a location, beginning at the anchor's time of day, day of the week, of
+// the month or of the year, and without an anchor at midnight, on Monday, on the 1st, and on the 1st of January. A day that a month lacks
 // is its last day. A time of day that clocks skip is as much later.
 //
 // The location goes to the server by its name, such as "America/New_York" (time.LoadLocation). Calls refuse time.Local and others without

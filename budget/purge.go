@@ -16,13 +16,13 @@ import (
 
 // PurgeOptions selects the entries to purge.
 type PurgeOptions struct {
-	OlderThan time.Duration // the age of entries to delete, 1µs to 36,525 days: at least Limit.Reach of every limit in use. Required
+	OlderThan time.Duration // the age of entries, 1µs to 36,525 days: at least Limit.Reach of every limit in use. Required
 	Scope     string        // restricts the purge to one scope. Defaults to all
 	After     string        // begins after this scope: PurgeReport.Last of a canceled purge
 	Batch     int           // entries of one transaction, 16 to 100,000. Defaults to 5,000
 	// reports whether an idle scope may be deleted as if it had never been charged: numbers begin at 1 again. Report true only if its
 	// limits have no lifetimes and a Limit.Reach up to OlderThan, and no older charge is refunded. Scopes with credit, debt, open holds or
-	// claims stay. Defaults to none.
+	// claims stay.
 	Forget   func(scope string) bool
 	Progress func(PurgeReport) // is called after each transaction
 	DryRun   bool              // counts the entries, in READ ONLY transactions without locks. Not with Forget
@@ -67,10 +67,9 @@ with recursive s as (
 select scope from s where scope is not null limit $2`
 
 // Purge deletes entries older than OlderThan. It keeps entry 1 of each scope, up to 16 older ones and all sums, so that windows and periods
-// up to OlderThan stay exact. A limit that reaches back further is ErrWindowPurged, and a refund of a deleted charge ErrEntryPurged.
-//
-// It owns its transactions, and each locks one scope. If it fails or ctx ends, deleted entries stay deleted, as the report says. Any number
-// may run at once. It needs the schema's owner or metered.GrantMaintenanceSQL.
+// up to OlderThan stay exact. A limit that reaches back further is ErrWindowPurged, and a refund of a deleted charge ErrEntryPurged. It
+// owns its transactions, and each locks one scope. If it fails or ctx ends, deleted entries stay deleted. Any number may run at once. It
+// needs the schema's owner or metered.GrantMaintenanceSQL.
 func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (PurgeReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return PurgeReport{}, err

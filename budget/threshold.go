@@ -23,17 +23,16 @@ import (
 // Threshold is a level of use to report: "80 % used", "credit below 500". The charge of a limit (Limit.Tell) that reaches the level calls
 // Config.OnThreshold, before it commits.
 //
-// A crossing is reported once in each period of a limit by period. Otherwise it is reported once until use has gone back by Rearm, as a
-// later call that carries the threshold sees it, or, for a lifetime, a credit or a refund. The scope remembers reports by the names of the
-// threshold and of the limit (or the limit's kind), not by Max: a changed plan repeats no report. See docs/thresholds.md.
+// A crossing is reported once in each period of a limit by period, and else until use has gone back by Rearm, as a later call that carries
+// the threshold sees it, or, for a lifetime, a credit or a refund. The scope remembers reports by the names of the threshold and of the
+// limit (or the limit's kind), not by Max: a changed plan repeats no report. See docs/thresholds.md.
 type Threshold struct {
 	Name    string `json:"name"`              // 1 to 64 bytes, unique in the limits of a scope
-	Percent int64  `json:"percent,omitempty"` // percent of Max used, 1 to 100, not for Prepaid. Without this and the next two the level is 0 units left
+	Percent int64  `json:"percent,omitempty"` // of Max used, 1 to 100, not for Prepaid. Without this and the next two the level is 0 units left
 	Used    int64  `json:"used,omitempty"`    // units used, 1 to 2^62
 	Left    int64  `json:"left,omitempty"`    // units left (Standing.Available), 1 to 2^62
 	Spent   bool   `json:"spent,omitempty"`   // held units count as available: the capture with the limit reports, and not the hold
-	// how far use must go back, in percent of a Percent and else in units, 1 to 2^62. Not for a period. Defaults to a tenth of the level,
-	// at least 1
+	// how far use must go back, in percent of a Percent and else in units. Not for a period. Defaults to a tenth of the level, at least 1
 	Rearm int64 `json:"rearm,omitempty"`
 }
 

@@ -111,10 +111,10 @@ order by l.no`
 // beginVerifySQL keeps operators and functions that somebody has created out of a report.
 const beginVerifySQL = `begin isolation level repeatable read, read only; set local search_path = pg_catalog, pg_temp`
 
-// Verify recomputes the ledger: each entry from the entry before it, sums of refunds, held units from holds and leases, captures of leases
-// from their spends, and a wallet's lots. It reports every difference, which is no error. After a purge it begins with the first entry
-// kept, and it cannot notice that the last entries are missing. It reads each scope in one snapshot. If ctx ends, it returns its findings
-// with the error.
+// Verify recomputes the ledger: each entry from the one before, sums of refunds, held units from holds and leases, captures of leases from
+// their spends, and a wallet's lots. It reports every difference, which is no error. After a purge it begins with the first entry kept, and
+// it cannot notice that the last entries are missing. It reads each scope in one snapshot. If ctx ends, it returns its findings with the
+// error.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return VerifyReport{}, err
