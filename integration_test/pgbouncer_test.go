@@ -310,9 +310,6 @@ func (b *behind) wallets() {
 	granted := given(b, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
 		return direct.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: 100})
 	})
-	drawn := given(b, func(ctx context.Context, tx pgx.Tx) (wallet.Drawn, error) {
-		return direct.Draw(ctx, tx, wallet.Draw{Wallet: name, Amount: 10})
-	})
 	b.tx("wallet.Book.Grant", func(ctx context.Context, tx pgx.Tx) error {
 		return second(book.Grant(ctx, tx, wallet.Grant{Wallet: name, Amount: 1, For: time.Hour, Reference: "r"}))
 	})
