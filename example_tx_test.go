@@ -202,7 +202,7 @@ func ExampleValidate() {
 	switch err := report.Err(); {
 	case errors.Is(err, metered.ErrSchemaDiffers):
 		for _, d := range report.Differences {
-			fmt.Println(d)
+			fmt.Println(d.Object, d.Problem)
 		}
 	default: // ErrNotMigrated: migrate first; ErrSchemaVersion: this build is too old
 		check(err)

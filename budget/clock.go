@@ -14,7 +14,7 @@ type ClockState struct {
 	Scope    string        `json:"scope"`
 	Seq      int64         `json:"seq"`      // the last entry, or that of the repair
 	At       time.Time     `json:"at"`       // the entry's time
-	Ahead    time.Duration `json:"-"` // how far the last entry is, or was, ahead of the clock. In JSON "ahead_us"
+	Ahead    time.Duration `json:"-"`        // how far the last entry is, or was, ahead of the clock. In JSON "ahead_us"
 	Repaired bool          `json:"repaired"` // RepairClock has written an entry
 }
 

@@ -1,6 +1,7 @@
 package budget
 
 import (
+	"encoding/json"
 	"fmt"
 	"regexp"
 	"time"
@@ -94,6 +95,18 @@ func (p Period) sent() ledger.Period {
 		return ledger.Period{Every: ledger.Every(p.Length), Anchor: p.Anchor}
 	}
 	return ledger.Period{Every: every[p.Unit], Anchor: p.Anchor, Zone: p.Zone}
+}
+
+// MarshalJSON writes it as a Limit does.
+func (p Period) MarshalJSON() ([]byte, error) { return json.Marshal(p.json()) }
+
+func (p *Period) UnmarshalJSON(text []byte) (err error) {
+	var in periodJSON
+	if err := json.Unmarshal(text, &in); err != nil {
+		return err
+	}
+	*p, err = in.period()
+	return err
 }
 
 // periodJSON is a Period as JSON, also among the members of others.

@@ -192,6 +192,11 @@ func TestLimit_OfAPeriodIsJSONBothWays(t *testing.T) {
 		var back budget.Limit
 		require.NoError(t, json.Unmarshal(text, &back))
 		require.True(t, limit == back)
+		text, err = json.Marshal(limit.Period)
+		require.NoError(t, err)
+		var period budget.Period
+		require.NoError(t, json.Unmarshal(text, &period))
+		require.True(t, period == limit.Period)
 		u := budget.Usage{Query: budget.Query{Scope: "a", Period: limit.Period}, Used: 3, PeriodStart: anchor, PeriodEnd: anchor}
 		text, err = json.Marshal(u)
 		require.NoError(t, err)
