@@ -26,7 +26,7 @@ import (
 
 var (
 	preemptions = flag.Int("preemptions", 1, "the most switches away from a session that could go on")
-	enough      = flag.Int("orders", pgtest.Size(1500, 1<<40), "ends after so many orders, of pairs in a fixed random order, each at one setting of levels. 0 runs all")
+	enough      = flag.Int("orders", pgtest.Size(400, 0), "ends after so many orders, of pairs in a fixed random order, each at one setting of levels. 0 runs all")
 	only        = flag.String("calls", "", "explores these calls alone, as charge+refund")
 	replay      = flag.String("order", "", "runs one order of -calls and prints its steps, as rc,rc:0.0.1.1")
 	workers     = flag.Int("workers", 3, "explorers at the same time")
