@@ -379,5 +379,16 @@ func TestThresholds_NeverRefuseACostThatWasIncurred(t *testing.T) {
 	require.NoError(t, err)
 	require.ErrorIs(t, results[0].Err, budget.ErrThresholds)
 	require.NoError(t, results[1].Err)
+
+	for range 40 {
+		_, err := f.charge(budget.Charge{Scope: "purged", Amount: 1})
+		require.NoError(t, err)
+	}
+	f.clock.Advance(time.Hour)
+	_, err = f.ledger.Purge(t.Context(), f.pool, budget.PurgeOptions{OlderThan: time.Minute, Scope: "purged"})
+	require.NoError(t, err)
+	unknown := budget.PerWindow(bounds.MaxLimit, 2*time.Hour).Tell(budget.Threshold{Name: "all", Used: 1, Spent: true})
+	require.NoError(t, allowed("purged", 5, 3, unknown), "the window reaches behind the purge")
+	require.Empty(t, f.crossed())
 	f.verify()
 }
