@@ -36,14 +36,15 @@ type Posted struct {
 	Replayed  bool       `json:"replayed,omitempty"`  // the event was counted before, by this entry
 }
 
-// Standing is the state of a limit after a charge or at a check.
+// Standing is the state of a limit after a charge or at a check. A limit by period has a PeriodStart, and a PeriodEnd, where the next one
+// begins.
 type Standing struct {
 	Limit       Limit     `json:"limit"`
-	Used        int64     `json:"used"`                  // units that count, without held ones. Negative with credit
-	Held        int64     `json:"held"`                  // units of open holds and leases
-	Available   int64     `json:"available"`             // the most that the limit still admits
-	PeriodStart time.Time `json:"period_start,omitzero"` // of a limit by period
-	PeriodEnd   time.Time `json:"period_end,omitzero"`   // where the next period begins
+	Used        int64     `json:"used"`      // units that count, without held ones. Negative with credit
+	Held        int64     `json:"held"`      // units of open holds and leases
+	Available   int64     `json:"available"` // the most that the limit still admits
+	PeriodStart time.Time `json:"period_start,omitzero"`
+	PeriodEnd   time.Time `json:"period_end,omitzero"`
 }
 
 const chargeSQL = `

@@ -13,10 +13,10 @@ import (
 
 // Credit is an amount to add to a scope: a top-up, prepaid money.
 type Credit struct {
-	Scope     string // 1 to 255 bytes of UTF-8
+	Scope     string // as in Charge, as MustExist
 	Amount    int64  // units, 1 to 2^53
 	Note      Note
-	MustExist bool // as in Charge
+	MustExist bool
 }
 
 const creditSQL = `

@@ -76,7 +76,7 @@ func invalid(field, format string, args ...any) error {
 // Never is the RetryAfter of a charge that waiting cannot help.
 const Never = time.Duration(math.MaxInt64)
 
-// Refusal is one limit that refused one charge.
+// Refusal is one limit that refused one charge, with its period as in a Standing.
 type Refusal struct {
 	Scope     string `json:"scope"`
 	Limit     Limit  `json:"limit"`
@@ -89,9 +89,9 @@ type Refusal struct {
 	// the time until Requested fits if nothing else happens, or Never: with open holds the earliest possible time, and with leases the end
 	// of the last one. In JSON "retry_after_us", null for Never.
 	RetryAfter  time.Duration `json:"-"`
-	HoldDue     time.Duration `json:"-"`                     // the time until an open hold may fall due, if Held > 0. In JSON "hold_due_us"
-	PeriodStart time.Time     `json:"period_start,omitzero"` // of a limit by period
-	PeriodEnd   time.Time     `json:"period_end,omitzero"`   // where the next period begins
+	HoldDue     time.Duration `json:"-"` // the time until an open hold may fall due, if Held > 0. In JSON "hold_due_us"
+	PeriodStart time.Time     `json:"period_start,omitzero"`
+	PeriodEnd   time.Time     `json:"period_end,omitzero"`
 }
 
 func (r Refusal) text() string {

@@ -30,7 +30,7 @@ type Threshold struct {
 	Name    string `json:"name"`              // 1 to 64 bytes, unique in the limits of a scope
 	Percent int64  `json:"percent,omitempty"` // of Max used, 1 to 100, not for Prepaid. Without this and the next two the level is 0 units left
 	Used    int64  `json:"used,omitempty"`    // units used, 1 to 2^62
-	Left    int64  `json:"left,omitempty"`    // units left (Standing.Available), 1 to 2^62
+	Left    int64  `json:"left,omitempty"`    // units left, 1 to 2^62
 	Spent   bool   `json:"spent,omitempty"`   // held units count as available: the capture with the limit reports, and not the hold
 	// how far use must go back, in percent of a Percent and else in units. Not for a period. Defaults to a tenth of the level, at least 1
 	Rearm int64 `json:"rearm,omitempty"`
@@ -39,18 +39,18 @@ type Threshold struct {
 // thresholdList is a list that can be compared, filled from the front.
 type thresholdList [bounds.MaxThresholds]Threshold
 
-// Crossing is a threshold that was reached.
+// Crossing is a threshold that was reached, with the limit's period as in a Standing.
 type Crossing struct {
 	Scope       string    `json:"scope"`
 	Seq         int64     `json:"seq"` // the entry that reached it: unique with Scope and the names
 	At          time.Time `json:"at"`  // by the database's clock
 	Limit       Limit     `json:"limit"`
 	Threshold   Threshold `json:"threshold"`
-	Used        int64     `json:"used"`                  // units that count, without held ones
-	Held        int64     `json:"held"`                  // units of open holds and leases, with those that a capture frees
-	Available   int64     `json:"available"`             // units that are left
-	PeriodStart time.Time `json:"period_start,omitzero"` // of a limit by period
-	PeriodEnd   time.Time `json:"period_end,omitzero"`   // where the next period begins
+	Used        int64     `json:"used"`      // units that count, without held ones
+	Held        int64     `json:"held"`      // units of open holds and leases, with those that a capture frees
+	Available   int64     `json:"available"` // units that are left
+	PeriodStart time.Time `json:"period_start,omitzero"`
+	PeriodEnd   time.Time `json:"period_end,omitzero"`
 }
 
 // Tell returns the limit with up to 8 thresholds, in place of those it had, for Config.OnThreshold. A scope remembers up to 64 reported
