@@ -23,42 +23,42 @@ var allowFigures = []figure{
 	{
 		name: "allow_ns_limiter", unit: "ns", goal: atMost(150),
 		meaning: "a decision of Allow from memory, one goroutine, by a Limiter of the scope",
-		measure: func(ctx context.Context, b *bench) (samples, error) { return b.allowed(ctx, 1, true) },
+		measure: on(options{conns: 4}, hotScope, allowed(1, true)),
 	},
 	{
 		name: "allow_ns_by_name", unit: "ns", goal: atMost(300),
 		meaning: "the same by the scope's name",
-		measure: func(ctx context.Context, b *bench) (samples, error) { return b.allowed(ctx, 1, false) },
+		measure: on(options{conns: 4}, hotScope, allowed(1, false)),
 	},
 	{
 		name: "allow_ns_8_goroutines", unit: "ns", goal: atMost(400),
 		meaning: "the same, 8 goroutines on one scope: all of their time, by the number of decisions",
-		measure: func(ctx context.Context, b *bench) (samples, error) { return b.allowed(ctx, 8, false) },
+		measure: on(options{conns: 4}, hotScope, allowed(8, false)),
 	},
 	{
 		name: "allow_db_calls_per_million", unit: "calls", goal: atMost(200),
 		meaning: "calls to the database for a million decisions at 200,000 a second: leases opened and settled, and direct charges",
-		measure: allowCalls,
+		measure: on(options{conns: 4}, hotScope, allowCalls),
 	},
 	{
 		name: "allow_vs_redis_rate", unit: "times the rate", goal: atLeast(50),
 		meaning: "decisions/s over 1,000 scopes, 8 goroutines, against go-redis/redis_rate, " + lessDurable,
-		measure: allowAgainstRedis,
+		measure: on(options{conns: 8}, hotScope, allowAgainstRedis),
 	},
 	{
 		name: "allow_vs_throttled", unit: "times the rate", goal: atLeast(1),
 		meaning: "decisions/s over 1,000 scopes, 8 goroutines, against throttled on its store in memory, which nobody else sees",
-		measure: allowAgainstThrottled,
+		measure: on(options{conns: 8}, hotScope, allowAgainstThrottled),
 	},
 	{
 		name: "lease_stranded", unit: "% of the budget", goal: atMost(2),
 		meaning: "units that slices keep from others over the last tenth of a budget, on average, 4 processes",
-		measure: stranded,
+		measure: on(options{conns: 8}, hotScope, stranded),
 	},
 	{
 		name: "lease_over_admission", unit: "units", goal: goal{"=", 0},
 		meaning: "units beyond the limit in any sliding window of a second, recomputed from the rows; 4 processes, 8 clients, leases and direct charges",
-		measure: overAdmission,
+		measure: on(options{conns: 12}, hotScope, overAdmission),
 	},
 }
 
@@ -91,47 +91,38 @@ func deciding(goroutines, n int, op func(i int) error) (ns, allocs float64, err 
 }
 
 // allowed is the time of a decision on one scope.
-func (b *bench) allowed(ctx context.Context, goroutines int, limiter bool) (samples, error) {
-	k, err := b.kit(ctx, options{conns: 4}, hotScope)
-	if err != nil {
-		return samples{}, err
-	}
-	defer k.drop()
-	p, err := k.lease(leases.Rule{})
-	if err != nil {
-		return samples{}, err
-	}
-	charge := budget.Charge{Scope: hotScope(), Amount: 1, Limits: roomy}
-	op := func(int) error { return p.Allow(ctx, charge) }
-	if limiter {
-		l, err := p.Limiter(charge)
-		if err != nil {
-			return samples{}, err
-		}
-		op = func(int) error { return l.AllowN(ctx, 1) }
-	}
-	s := samples{}
-	var most float64
-	for round := range b.rounds() + 2 {
-		ns, allocs, err := deciding(goroutines, b.pick(1_000_000, 200_000)/goroutines, op)
+func allowed(goroutines int, limiter bool) func(context.Context, *bench, *kit) (samples, error) {
+	return func(ctx context.Context, b *bench, k *kit) (s samples, err error) {
+		p, err := k.lease(leases.Rule{})
 		if err != nil {
 			return s, err
 		}
-		if round > 1 { // slices grow with the demand
-			s.values, most = append(s.values, ns), max(most, allocs)
+		charge := budget.Charge{Scope: hotScope(), Amount: 1, Limits: roomy}
+		op := func(int) error { return p.Allow(ctx, charge) }
+		if limiter {
+			l, err := p.Limiter(charge)
+			if err != nil {
+				return s, err
+			}
+			op = func(int) error { return l.AllowN(ctx, 1) }
 		}
+		var most float64
+		for round := range b.rounds() + 2 {
+			ns, allocs, err := deciding(goroutines, b.pick(1_000_000, 200_000)/goroutines, op)
+			if err != nil {
+				return s, err
+			}
+			if round > 1 { // slices grow with the demand
+				s.values, most = append(s.values, ns), max(most, allocs)
+			}
+		}
+		s.note = fmt.Sprintf("%.4f allocations a decision, those of the slices in the background among them", most)
+		return s, nil
 	}
-	s.note = fmt.Sprintf("%.4f allocations a decision, those of the slices in the background among them", most)
-	return s, nil
 }
 
 // allowCalls counts by the rows that calls left: a lease is opened and settled, a direct charge is an entry.
-func allowCalls(ctx context.Context, b *bench) (samples, error) {
-	k, err := b.kit(ctx, options{conns: 4}, hotScope)
-	if err != nil {
-		return samples{}, err
-	}
-	defer k.drop()
+func allowCalls(ctx context.Context, b *bench, k *kit) (samples, error) {
 	p, err := k.lease(leases.Rule{})
 	if err != nil {
 		return samples{}, err
@@ -188,7 +179,7 @@ func (k *kit) allowing(ctx context.Context) (func(i int) error, error) {
 	}, err
 }
 
-func allowAgainstRedis(ctx context.Context, b *bench) (samples, error) {
+func allowAgainstRedis(ctx context.Context, b *bench, k *kit) (samples, error) {
 	program, err := exec.LookPath("redis-server")
 	if err != nil {
 		return samples{notRun: redisFix}, nil
@@ -198,11 +189,6 @@ func allowAgainstRedis(ctx context.Context, b *bench) (samples, error) {
 		return samples{}, err
 	}
 	defer r.stop()
-	k, err := b.kit(ctx, options{conns: 8}, hotScope)
-	if err != nil {
-		return samples{}, err
-	}
-	defer k.drop()
 	allow, err := k.allowing(ctx)
 	if err != nil {
 		return samples{}, err
@@ -221,12 +207,7 @@ func allowAgainstRedis(ctx context.Context, b *bench) (samples, error) {
 	}, "allow", "redis_rate")
 }
 
-func allowAgainstThrottled(ctx context.Context, b *bench) (samples, error) {
-	k, err := b.kit(ctx, options{conns: 8}, hotScope)
-	if err != nil {
-		return samples{}, err
-	}
-	defer k.drop()
+func allowAgainstThrottled(ctx context.Context, b *bench, k *kit) (samples, error) {
 	allow, err := k.allowing(ctx)
 	if err != nil {
 		return samples{}, err
@@ -253,12 +234,7 @@ func allowAgainstThrottled(ctx context.Context, b *bench) (samples, error) {
 }
 
 // stranded lets 4 processes spend a budget to its end, and counts the units that they keep and do not use.
-func stranded(ctx context.Context, b *bench) (samples, error) {
-	k, err := b.kit(ctx, options{conns: 8}, hotScope)
-	if err != nil {
-		return samples{}, err
-	}
-	defer k.drop()
+func stranded(ctx context.Context, b *bench, k *kit) (samples, error) {
 	whole := int64(b.pick(1_000_000, 200_000))
 	limits := []budget.Limit{budget.Lifetime(whole)}
 	var allowed atomic.Int64
@@ -315,12 +291,7 @@ select coalesce(max(w.units), 0)::bigint from (
     select sum(a.amount) over (order by a.at range between interval '999999 microseconds' preceding and current row) as units
     from (select at, amount from metered.ledger where kind = 'c' union all select at, amount from metered.lease_spends) a) w`
 
-func overAdmission(ctx context.Context, b *bench) (samples, error) {
-	k, err := b.kit(ctx, options{conns: 12}, hotScope)
-	if err != nil {
-		return samples{}, err
-	}
-	defer k.drop()
+func overAdmission(ctx context.Context, b *bench, k *kit) (samples, error) {
 	const most = 1000
 	charge := budget.Charge{Scope: hotScope(), Amount: 1, Limits: []budget.Limit{budget.PerWindow(most, time.Second)}}
 	var pools []*leases.Pool

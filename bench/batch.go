@@ -113,7 +113,7 @@ func perCall(out outcome, a, b string, n int) samples {
 // batches measures all sizes in one comparison, from which several figures are read.
 func (b *bench) batches(ctx context.Context) (outcome, error) {
 	return share(b, "batches", func() (outcome, error) {
-		return b.compare(ctx, comparison{clients: batchClients, slice: b.slice(), rounds: b.rounds()}, options{}, oneOf(1000),
+		return b.compare(ctx, b.concurrent(batchClients), options{}, oneOf(1000),
 			entry{"single", singleCharges}, entry{"each 64", batchOf(64)}, entry{"each 512", batchOf(512)})
 	})
 }
@@ -135,7 +135,7 @@ var batchFigures = []figure{
 		name: "ingest_vs_single", unit: "times the rate", goal: atLeast(15),
 		meaning: "events/s by Ingest of 512 a call, one in ten delivered twice, against commands with an id and a charge, 8 clients",
 		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.compare(ctx, comparison{clients: batchClients, slice: b.slice(), rounds: b.rounds()}, options{}, oneOf(1000),
+			out, err := b.compare(ctx, b.concurrent(batchClients), options{}, oneOf(1000),
 				entry{"ingest", ingestOf(512)}, entry{"command", ingestSingles})
 			return perCall(out, "ingest", "command", 512), err
 		},
@@ -143,17 +143,12 @@ var batchFigures = []figure{
 	{
 		name: "batch_over_admission", unit: "units", goal: goal{"=", 0},
 		meaning: "units beyond the limit in any window, and events counted twice, recomputed from the rows after batches, events and singles on 20 scopes",
-		measure: batchOverAdmission,
+		measure: on(options{conns: 12}, oneOf(20), batchOverAdmission),
 	},
 }
 
 // batchOverAdmission lets batches, events, a Batcher and single charges meet at tight limits.
-func batchOverAdmission(ctx context.Context, b *bench) (samples, error) {
-	k, err := b.kit(ctx, options{conns: 12}, oneOf(20))
-	if err != nil {
-		return samples{}, err
-	}
-	defer k.drop()
+func batchOverAdmission(ctx context.Context, b *bench, k *kit) (samples, error) {
 	batcher, err := budget.NewBatcher(k.Pool, k.client.Budget, budget.BatcherConfig{})
 	if err != nil {
 		return samples{}, err

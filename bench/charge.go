@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"slices"
 
 	"github.com/jackc/pgx/v5"
 
@@ -25,39 +24,33 @@ where scope = $1 and at > clock_timestamp() - $2::interval`
 
 // chargeFloor writes the entry and commits.
 func chargeFloor(k *kit) contender {
-	return contender{op: func(ctx context.Context, _ int) error {
-		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, floorChargeSQL, k.scope(), nil, nil)
-			return err
-		})
-	}}
+	return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, floorChargeSQL, k.scope(), nil, nil)
+		return err
+	})
 }
 
 // chargeLockedFloor locks the scope in the same flush.
 func chargeLockedFloor(k *kit) contender {
-	return contender{op: func(ctx context.Context, _ int) error {
-		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			scope := k.scope()
-			batch := &pgx.Batch{}
-			batch.Queue(lockSQL, lockKey(scope))
-			batch.Queue(floorChargeSQL, scope, nil, nil)
-			return tx.SendBatch(ctx, batch).Close()
-		})
-	}}
+	return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
+		scope := k.scope()
+		batch := &pgx.Batch{}
+		batch.Queue(lockSQL, lockKey(scope))
+		batch.Queue(floorChargeSQL, scope, nil, nil)
+		return tx.SendBatch(ctx, batch).Close()
+	})
 }
 
 // chargeSeed locks, sums and inserts, a statement each.
 func chargeSeed(k *kit) contender {
-	return contender{op: func(ctx context.Context, _ int) error {
-		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			scope := k.scope()
-			if err := seedCheck(ctx, tx, scope); err != nil {
-				return err
-			}
-			_, err := tx.Exec(ctx, floorChargeSQL, scope, nil, nil)
+	return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
+		scope := k.scope()
+		if err := seedCheck(ctx, tx, scope); err != nil {
 			return err
-		})
-	}}
+		}
+		_, err := tx.Exec(ctx, floorChargeSQL, scope, nil, nil)
+		return err
+	})
 }
 
 func seedCheck(ctx context.Context, tx pgx.Tx, scope string) error {
@@ -109,19 +102,15 @@ end
 $$`
 )
 
-var counterSetUp = []string{counterTableSQL, counterRowsSQL, counterSQL}
-
 func chargeCounter(k *kit) contender {
-	return contender{op: func(ctx context.Context, _ int) error {
-		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			var n *int64
-			err := tx.QueryRow(ctx, `select metered.bench_count($1, 1, $2)`, k.scope(), roomy[0].Max).Scan(&n)
-			if err == nil && n == nil {
-				err = budget.ErrExceeded
-			}
-			return err
-		})
-	}}
+	return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
+		var n *int64
+		err := tx.QueryRow(ctx, `select metered.bench_count($1, 1, $2)`, k.scope(), roomy[0].Max).Scan(&n)
+		if err == nil && n == nil {
+			err = budget.ErrExceeded
+		}
+		return err
+	})
 }
 
 func (k *kit) charge(ctx context.Context, charges ...budget.Charge) error {
@@ -131,75 +120,37 @@ func (k *kit) charge(ctx context.Context, charges ...budget.Charge) error {
 	})
 }
 
+const boundMeaning = "the same by charges that ask for no standing, which a bound lets in"
+
 var chargeFigures = []figure{
-	{
-		name: "charge_vs_floor", unit: "times the rate", goal: atLeast(0.62),
-		meaning: "charges/s over 1,000 scopes, 8 clients, against the bare insert of the entry",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.compare(ctx, comparison{clients: 8, slice: b.slice(), rounds: b.rounds()}, options{}, oneOf(1000),
-				entry{"metered", chargeMetered}, entry{"floor", chargeFloor}, entry{"seed", chargeSeed})
-			s := out.ratio("metered", "floor")
-			s.note += ", seed " + number(median(out.rates["seed"])) + "/s"
-			return s, err
-		},
-	},
-	{
-		name: "charge_bound_vs_floor", unit: "times the rate", goal: atLeast(0.72),
-		meaning: "the same by charges that ask for no standing, which a bound lets in",
-		measure: chargesAgainst(chargeQuiet, "floor", chargeFloor),
-	},
-	{
-		name: "charge_vs_counter_row", unit: "times the rate", goal: atLeast(0.70),
-		meaning: "charges/s over 1,000 scopes, 8 clients, against a counter by hand: UPDATE where it fits and INSERT, in one function; no windows",
-		measure: chargesAgainst(chargeMetered, "counter", chargeCounter),
-	},
-	{
-		name: "charge_bound_vs_counter_row", unit: "times the rate", goal: atLeast(0.85),
-		meaning: "the same by charges that ask for no standing, which a bound lets in",
-		measure: chargesAgainst(chargeQuiet, "counter", chargeCounter),
-	},
-	{
-		name: "charge_hot_vs_lock_floor", unit: "times the rate",
-		meaning: "charges/s on one scope, 8 clients, against lock, the same insert, commit",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.compare(ctx, comparison{clients: 8, slice: b.slice(), rounds: b.rounds()}, options{}, hotScope,
-				entry{"metered", chargeMetered}, entry{"locked floor", chargeLockedFloor})
-			return out.ratio("metered", "locked floor"), err
-		},
-	},
-	{
-		name: "multi_scope_8_vs_1", unit: "times the cost", goal: atMost(3),
-		meaning: "one call that charges 8 scopes against one that charges 1",
-		measure: multiScope,
-	},
+	rates("charge_vs_floor", atLeast(0.62), "charges/s over 1,000 scopes, 8 clients, against the bare insert of the entry",
+		oneOf(1000), entry{"metered", chargeMetered}, entry{"floor", chargeFloor}, entry{"seed", chargeSeed}),
+	rates("charge_bound_vs_floor", atLeast(0.72), boundMeaning, oneOf(1000), entry{"metered", chargeQuiet}, entry{"floor", chargeFloor}),
+	rates("charge_vs_counter_row", atLeast(0.70),
+		"charges/s over 1,000 scopes, 8 clients, against a counter by hand: UPDATE where it fits and INSERT, in one function; no windows",
+		oneOf(1000), entry{"metered", chargeMetered}, entry{"counter", chargeCounter}),
+	rates("charge_bound_vs_counter_row", atLeast(0.85), boundMeaning, oneOf(1000), entry{"metered", chargeQuiet}, entry{"counter", chargeCounter}),
+	rates("charge_hot_vs_lock_floor", goal{}, "charges/s on one scope, 8 clients, against lock, the same insert, commit",
+		hotScope, entry{"metered", chargeMetered}, entry{"locked floor", chargeLockedFloor}),
+	costs("multi_scope_8_vs_1", atMost(3), "one call that charges 8 scopes against one that charges 1",
+		inTurn(), entry{"8 scopes", chargeMany(8)}, entry{"1 scope", chargeMany(1)}),
 }
 
-// chargesAgainst compares charges on 1,000 scopes.
-func chargesAgainst(ours func(*kit) contender, name string, other func(*kit) contender) func(context.Context, *bench) (samples, error) {
-	return func(ctx context.Context, b *bench) (samples, error) {
-		o := options{setUp: slices.Clone(counterSetUp)}
-		out, err := b.compare(ctx, comparison{clients: 8, slice: b.slice(), rounds: b.rounds()}, o, oneOf(1000),
-			entry{"metered", ours}, entry{name, other})
-		return out.ratio("metered", name), err
-	}
-}
-
-// multiScope charges 8 different scopes of 1,000, or 1.
-func multiScope(ctx context.Context, b *bench) (samples, error) {
-	many := func(n int) func(*kit) contender {
-		return func(k *kit) contender {
-			return contender{op: func(ctx context.Context, _ int) error {
-				charges := make([]budget.Charge, n)
-				for i := range charges {
-					charges[i] = budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy}
-				}
-				return k.charge(ctx, charges...)
-			}}
-		}
-	}
+// inTurn returns 1,000 scopes, one after the other.
+func inTurn() func() string {
 	next := 0
-	inTurn := func() string { next++; return scopeName(next % 1000) }
-	out, err := b.compare(ctx, b.sequential(), options{}, inTurn,
-		entry{"8 scopes", many(8)}, entry{"1 scope", many(1)})
-	return out.cost("8 scopes", "1 scope"), err
+	return func() string { next++; return scopeName(next % 1000) }
+}
+
+// chargeMany charges n scopes in one call.
+func chargeMany(n int) func(*kit) contender {
+	return func(k *kit) contender {
+		return contender{op: func(ctx context.Context, _ int) error {
+			charges := make([]budget.Charge, n)
+			for i := range charges {
+				charges[i] = budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy}
+			}
+			return k.charge(ctx, charges...)
+		}}
+	}
 }

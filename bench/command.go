@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/tokens"
 )
 
 type work struct {
@@ -95,67 +96,53 @@ func (k *kit) floor(locked bool) contender {
 // commandSeed is the obvious order, a statement each: BEGIN, lock, sum, entry, token,
 // job, operation, COMMIT. Its record comes late because it holds the job's id.
 func commandSeed(k *kit) contender {
-	op := func(ctx context.Context, _ int) error {
+	return k.spendingToken(func(ctx context.Context, tx pgx.Tx, token tokens.Minted) error {
+		id, scope := metered.NewID(), k.scope()
+		if err := seedCheck(ctx, tx, scope); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, floorChargeSQL, scope, "", id); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, floorTokenSQL, token.Digest[:]); err != nil {
+			return err
+		}
+		job, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
+		if err != nil {
+			return err
+		}
+		_, err = tx.Exec(ctx, floorOperationSQL, "", id, fingerprint, resultOf(job), scope, job.Job.ID)
+		return err
+	})
+}
+
+// commandMetered is the library's.
+func commandMetered(k *kit) contender { return k.commandBy(k.client) }
+
+// commandReleased is the library's with early lock release.
+func commandReleased(k *kit) contender {
+	return k.commandBy(k.client, func(c *metered.Command) { c.EarlyRelease = true })
+}
+
+// commandBy is a client's commands with token, charge and keyless job, after the changes.
+func (k *kit) commandBy(client *metered.Client, changes ...func(*metered.Command)) contender {
+	return contender{stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
 		token, err := k.takeToken()
 		if err != nil {
 			return err
 		}
-		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			id, scope := metered.NewID(), k.scope()
-			if err := seedCheck(ctx, tx, scope); err != nil {
-				return err
-			}
-			if _, err := tx.Exec(ctx, floorChargeSQL, scope, "", id); err != nil {
-				return err
-			}
-			if _, err := tx.Exec(ctx, floorTokenSQL, token.Digest[:]); err != nil {
-				return err
-			}
-			job, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
-			if err != nil {
-				return err
-			}
-			_, err = tx.Exec(ctx, floorOperationSQL, "", id, fingerprint, resultOf(job), scope, job.Job.ID)
-			return err
-		})
-	}
-	return contender{op: op, stock: k.stockTokens}
-}
-
-// commandMetered is the library's.
-func commandMetered(k *kit) contender {
-	return contender{stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
-		return k.doWith(ctx, nil)
-	}}
-}
-
-// doWith runs a command with token, charge and keyless job, after the changes. Its function also calls more, if set.
-func (k *kit) doWith(ctx context.Context, more func(context.Context, *metered.Tx) error, changes ...func(*metered.Command)) error {
-	return k.doBy(ctx, k.client, more, changes...)
-}
-
-// doBy is doWith by a client.
-func (k *kit) doBy(ctx context.Context, client *metered.Client, more func(context.Context, *metered.Tx) error, changes ...func(*metered.Command)) error {
-	token, err := k.takeToken()
-	if err != nil {
-		return err
-	}
-	cmd := metered.Command{
-		ID: metered.NewID(), Name: "work",
-		Token:   &metered.Redeem{Purpose: "work", Subject: "bench", Presented: token.Token.Reveal()},
-		Charges: []budget.Charge{{Scope: k.scope(), Amount: 1, Limits: roomy}},
-	}
-	for _, change := range changes {
-		change(&cmd)
-	}
-	_, err = metered.Do(ctx, client, cmd, func(ctx context.Context, tx *metered.Tx) (int64, error) {
-		if more != nil {
-			if err := more(ctx, tx); err != nil {
-				return 0, err
-			}
+		cmd := metered.Command{
+			ID: metered.NewID(), Name: "work",
+			Token:   &metered.Redeem{Purpose: "work", Subject: "bench", Presented: token.Token.Reveal()},
+			Charges: []budget.Charge{{Scope: k.scope(), Amount: 1, Limits: roomy}},
 		}
-		job, err := tx.Enqueue(ctx, work{N: 1}, nil)
-		return job.JobID, err
-	})
-	return err
+		for _, change := range changes {
+			change(&cmd)
+		}
+		_, err = metered.Do(ctx, client, cmd, func(ctx context.Context, tx *metered.Tx) (int64, error) {
+			job, err := tx.Enqueue(ctx, work{N: 1}, nil)
+			return job.JobID, err
+		})
+		return err
+	}}
 }

@@ -1,11 +1,11 @@
 package main
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -70,7 +70,6 @@ func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
 				out.rates[e.name] = append(out.rates[e.name], e.rate)
 			}
 		}
-		b.progress(round, c.rounds)
 	}
 	for _, e := range entrants {
 		out.names = append(out.names, e.name)
@@ -148,29 +147,27 @@ func (c comparison) ops(ctx context.Context, con contender, rate float64, length
 
 // ratio is how many times as fast as b contender a was, round by round.
 func (o outcome) ratio(a, b string) samples {
-	return samples{
-		values: ratios(o.rates[a], o.rates[b]), where: o.profiles(a, b),
-		note: fmt.Sprintf("%s %s/s, %s %s/s", a, number(median(o.rates[a])), b, number(median(o.rates[b]))),
-	}
+	return o.against(a, b, ratios(o.rates[a], o.rates[b]), func(rate float64) string { return number(rate) + "/s" })
 }
 
 // cost is how many times as long contender a took as b.
 func (o outcome) cost(a, b string) samples {
-	return samples{
-		values: ratios(o.rates[b], o.rates[a]), where: o.profiles(a, b),
-		note: fmt.Sprintf("%s %s µs, %s %s µs", a, number(1e6/median(o.rates[a])), b, number(1e6/median(o.rates[b]))),
-	}
+	return o.against(a, b, ratios(o.rates[b], o.rates[a]), func(rate float64) string { return number(1e6/rate) + " µs" })
 }
 
-// profiles are those of all contenders, a and b first, which are printed.
-func (o outcome) profiles(first ...string) []profile {
-	place := func(p profile) int {
-		if i := slices.Index(first, p.Contender); i >= 0 {
-			return i
+// against notes all contenders, a and b first.
+func (o outcome) against(a, b string, values []float64, shown func(rate float64) string) samples {
+	s := samples{values: values}
+	names := slices.Concat([]string{a, b}, slices.DeleteFunc(slices.Clone(o.names), func(name string) bool { return name == a || name == b }))
+	var notes []string
+	for _, name := range names {
+		notes = append(notes, name+" "+shown(median(o.rates[name])))
+		if i := slices.IndexFunc(o.where, func(p profile) bool { return p.Contender == name }); i >= 0 {
+			s.where = append(s.where, o.where[i])
 		}
-		return len(first)
 	}
-	return slices.SortedStableFunc(slices.Values(o.where), func(p, q profile) int { return cmp.Compare(place(p), place(q)) })
+	s.note = strings.Join(notes, ", ")
+	return s
 }
 
 // errOut is an op's answer when it has nothing left to work with.
@@ -238,18 +235,4 @@ func (b *bench) fewest() int { return b.pick(3, 2) }
 // and must not fall to one of them.
 func (b *bench) sequential(contenders ...contender) comparison {
 	return comparison{contenders: contenders, clients: 1, count: 20, rounds: b.pick(250, 21)}
-}
-
-// progress shows that a comparison goes on.
-func (b *bench) progress(round, rounds int) {
-	const dots = 40
-	if round == 0 {
-		fmt.Fprint(b.log, "  ")
-	}
-	if rounds <= dots || round*dots/rounds != (round-1)*dots/rounds {
-		fmt.Fprint(b.log, ".")
-	}
-	if round == rounds {
-		fmt.Fprintln(b.log)
-	}
 }

@@ -33,7 +33,7 @@ func TestComparison_RunsContendersInTurns(t *testing.T) {
 
 func TestOutcome_RatiosAreTakenInEachRound(t *testing.T) {
 	t.Parallel()
-	o := outcome{rates: map[string][]float64{"a": {10, 1, 30}, "b": {5, 4, 10}}}
+	o := outcome{names: []string{"c", "b", "d", "a"}, rates: map[string][]float64{"a": {10, 1, 30}, "b": {5, 4, 10}}}
 	require.Equal(t, []float64{2, 0.25, 3}, o.ratio("a", "b").values)
 	require.Equal(t, []float64{0.5, 4, 10.0 / 30}, o.cost("a", "b").values)
 	o.where = []profile{{Contender: "c"}, {Contender: "b"}, {Contender: "d"}, {Contender: "a"}}

@@ -10,7 +10,7 @@ import (
 )
 
 // figure is one thing that is measured. To add one, append it to a list that
-// figures.go names.
+// figures names.
 type figure struct {
 	name    string
 	meaning string
@@ -175,3 +175,8 @@ func printMisses(w io.Writer, results []result) {
 		}
 	}
 }
+
+// figures are measured in this order.
+var figures = slices.Concat(
+	chargeFigures, thresholdFigures, batchFigures, windowFigures, walletFigures, commandFigures, leaseFigures, allowFigures, pieceFigures, holdFigures, seatFigures, carveFigures, observerFigures, pageFigures, // with goals
+)

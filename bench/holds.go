@@ -14,52 +14,31 @@ import (
 )
 
 var holdFigures = []figure{
-	{
-		name: "hold_place_vs_charge", unit: "times the cost", goal: atMost(1.6),
-		meaning: "placing a hold on one scope of 1,000, against charging it",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.compare(ctx, b.sequential(), options{}, oneOf(1000),
-				entry{"place", place}, entry{"charge", chargeMetered})
-			return out.cost("place", "charge"), err
-		},
-	},
-	{
-		name: "hold_place_capture_vs_charge", unit: "times the cost", goal: atMost(2.6),
-		meaning: "placing a hold, and capturing it in another transaction, against one charge",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.compare(ctx, b.sequential(), options{}, oneOf(1000),
-				entry{"place + capture", placeAndCapture}, entry{"charge", chargeMetered})
-			return out.cost("place + capture", "charge"), err
-		},
-	},
-	{
-		name: "session_vs_hold_and_command", unit: "times the cost", goal: atMost(1.2),
-		meaning: "metered.Open and Settle, against placing a hold in a transaction and metered.Do that captures it",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.compare(ctx, b.sequential(), options{}, oneOf(1000),
-				entry{"open + settle", session}, entry{"place + command", placeAndCommand})
-			return out.cost("open + settle", "place + command"), err
-		},
-	},
+	costs("hold_place_vs_charge", atMost(1.6), "placing a hold on one scope of 1,000, against charging it",
+		oneOf(1000), entry{"place", place}, entry{"charge", chargeMetered}),
+	costs("hold_place_capture_vs_charge", atMost(2.6), "placing a hold, and capturing it in another transaction, against one charge",
+		oneOf(1000), entry{"place + capture", placeAndCapture}, entry{"charge", chargeMetered}),
+	costs("session_vs_hold_and_command", atMost(1.2), "metered.Open and Settle, against placing a hold in a transaction and metered.Do that captures it",
+		oneOf(1000), entry{"open + settle", session}, entry{"place + command", placeAndCommand}),
 	{
 		name: "hold_place_100k_open_vs_10", unit: "times the cost", goal: atMost(1.2),
 		meaning: "placing on a scope with 100,000 open holds, none of them due, against one with 10 to 30",
-		measure: func(ctx context.Context, b *bench) (samples, error) { return amongHolds(ctx, b, false, (*kit).placeOn) },
+		measure: amongHolds(false, (*kit).placeOn),
 	},
 	{
 		name: "hold_place_200k_ended_vs_10", unit: "times the cost", goal: atMost(1.2),
 		meaning: "placing on a scope with 10 open holds and 200,000 ended ones that an old snapshot keeps alive, against one with 10 to 30 open",
-		measure: func(ctx context.Context, b *bench) (samples, error) { return amongHolds(ctx, b, true, (*kit).placeOn) },
+		measure: amongHolds(true, (*kit).placeOn),
 	},
 	{
 		name: "hold_due_200k_ended_vs_10", unit: "times the cost", goal: atMost(1.2),
 		meaning: "among 200,000 ended holds under an old snapshot, a usage and a refusal, which say when the first falls due, against among 10",
-		measure: func(ctx context.Context, b *bench) (samples, error) { return amongHolds(ctx, b, true, (*kit).askOn) },
+		measure: amongHolds(true, (*kit).askOn),
 	},
 	{
 		name: "hold_sweep_vs_release", unit: "times the rate", goal: atLeast(10),
 		meaning: "holds/s that Sweep ends, against one connection that releases them one by one",
-		measure: sweepRate,
+		measure: on(options{conns: 2}, nil, sweepRate),
 	},
 }
 
@@ -179,76 +158,67 @@ func (k *kit) askOn(ctx context.Context, scope string) error {
 // amongHolds compares a call on a scope with many holds and one on a scope with ten, a fresh one in each turn. With
 // ended, all of the many but ten were released, the last 500 one by one, as in production. An open snapshot is older
 // than that, so that nothing can clean up after them.
-func amongHolds(ctx context.Context, b *bench, ended bool, call func(k *kit, ctx context.Context, scope string) error) (samples, error) {
-	many := b.pick(100_000, 10_000)
-	if ended {
-		many *= 2
-	}
-	later := time.Now().Add(30 * time.Minute)
-	k, err := b.kit(ctx, options{conns: 4}, nil)
-	if err != nil {
-		return samples{}, err
-	}
-	defer k.drop()
-	b.logf("  loading %d holds", many)
-	if err := k.loadHolds(ctx, "many", many, later); err != nil {
-		return samples{}, err
-	}
-	turns := b.sequential()
-	for turn := range turns.rounds + 1 {
-		if err := k.loadHolds(ctx, fmt.Sprint("ten-", turn), 10, later); err != nil {
+func amongHolds(ended bool, call func(k *kit, ctx context.Context, scope string) error) func(context.Context, *bench) (samples, error) {
+	return on(options{conns: 4}, nil, func(ctx context.Context, b *bench, k *kit) (samples, error) {
+		many := b.pick(100_000, 10_000)
+		if ended {
+			many *= 2
+		}
+		later := time.Now().Add(30 * time.Minute)
+		b.logf("  loading %d holds", many)
+		if err := k.loadHolds(ctx, "many", many, later); err != nil {
 			return samples{}, err
 		}
-	}
-	if _, err := k.Exec(ctx, "vacuum analyze"); err != nil {
-		return samples{}, err
-	}
-	if ended {
-		old, err := pgx.ConnectConfig(ctx, k.direct())
-		if err != nil {
-			return samples{}, err
-		}
-		defer func() { _ = old.Close(context.WithoutCancel(ctx)) }()
-		for _, sql := range []string{"begin isolation level repeatable read", "select 1 from metered.holds limit 1"} {
-			if _, err := old.Exec(ctx, sql); err != nil {
+		turns := b.sequential()
+		for turn := range turns.rounds + 1 {
+			if err := k.loadHolds(ctx, fmt.Sprint("ten-", turn), 10, later); err != nil {
 				return samples{}, err
 			}
 		}
-		const few, rest = 10, 500
-		if _, err := k.Exec(ctx, endHoldsSQL, "many", few+rest); err != nil {
+		if _, err := k.Exec(ctx, "vacuum analyze"); err != nil {
 			return samples{}, err
 		}
-		ids := make([]string, 0, rest)
-		for i := many - few - rest; i < many-few; i++ {
-			ids = append(ids, fmt.Sprint("load-many-", i+1))
+		if ended {
+			old, err := pgx.ConnectConfig(ctx, k.direct())
+			if err != nil {
+				return samples{}, err
+			}
+			defer func() { _ = old.Close(context.WithoutCancel(ctx)) }()
+			for _, sql := range []string{"begin isolation level repeatable read", "select 1 from metered.holds limit 1"} {
+				if _, err := old.Exec(ctx, sql); err != nil {
+					return samples{}, err
+				}
+			}
+			const few, rest = 10, 500
+			if _, err := k.Exec(ctx, endHoldsSQL, "many", few+rest); err != nil {
+				return samples{}, err
+			}
+			ids := make([]string, 0, rest)
+			for i := many - few - rest; i < many-few; i++ {
+				ids = append(ids, fmt.Sprint("load-many-", i+1))
+			}
+			if err := k.releaseAll(ctx, ids); err != nil {
+				return samples{}, err
+			}
 		}
-		if err := k.releaseAll(ctx, ids); err != nil {
-			return samples{}, err
+		charging := func(name string, scope func(call int) string) contender {
+			calls := 0
+			return contender{name: name, site: k.site, op: func(ctx context.Context, _ int) error {
+				calls++
+				return call(k, ctx, scope(calls-1))
+			}}
 		}
-	}
-	on := func(name string, scope func(call int) string) contender {
-		calls := 0
-		return contender{name: name, site: k.site, op: func(ctx context.Context, _ int) error {
-			calls++
-			return call(k, ctx, scope(calls-1))
-		}}
-	}
-	a := on(fmt.Sprintf("among %d", many), func(int) string { return "many" })
-	z := on("among 10", func(call int) string { return fmt.Sprint("ten-", call/turns.count) })
-	turns.contenders = []contender{a, z}
-	out, err := turns.run(ctx, b)
-	return out.cost(a.name, z.name), err
+		a := charging(fmt.Sprintf("among %d", many), func(int) string { return "many" })
+		z := charging("among 10", func(call int) string { return fmt.Sprint("ten-", call/turns.count) })
+		turns.contenders = []contender{a, z}
+		out, err := turns.run(ctx, b)
+		return out.cost(a.name, z.name), err
+	})
 }
 
 // sweepRate ends holds over ten scopes, some seconds' worth of a busy service.
-func sweepRate(ctx context.Context, b *bench) (samples, error) {
+func sweepRate(ctx context.Context, b *bench, k *kit) (s samples, err error) {
 	n := b.pick(5000, 1000)
-	k, err := b.kit(ctx, options{conns: 2}, nil)
-	if err != nil {
-		return samples{}, err
-	}
-	defer k.drop()
-	var s samples
 	var sweeps, releases []float64
 	var watches [2]*watch
 	for i, name := range []string{"sweep", "release"} {

@@ -5,46 +5,23 @@ import (
 	"fmt"
 	"time"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/pgserver"
 )
 
 var commandFigures = []figure{
-	{
-		name: "command_vs_floor", unit: "times the rate", goal: atLeast(0.65),
-		meaning: "whole commands/s (token, job, charge, operation) over 1,000 scopes, 8 clients, against the same writes unchecked",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.compare(ctx, comparison{clients: 8, slice: b.slice(), rounds: b.rounds()}, options{}, oneOf(1000),
-				entry{"metered", commandMetered}, entry{"floor", commandFloor}, entry{"seed", commandSeed})
-			s := out.ratio("metered", "floor")
-			s.note += others(out, "seed")
-			return s, err
-		},
-	},
-	{
-		name: "command_hot_rtt1_vs_locked_floor", unit: "times the rate", goal: atLeast(0.90),
-		meaning: "whole commands/s, one scope, 32 clients, 1 ms round trip, against floor with the scope's lock",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			hot, err := b.hot(ctx, time.Millisecond)
-			s := hot.ratio("metered", "locked floor")
-			s.note += others(hot.outcome, "floor") + " (without the lock)" + hot.seen()
-			return s, err
-		},
-	},
-	{
-		name: "command_hot_rtt1_vs_seed", unit: "times the rate",
-		meaning: "the same against seed",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			hot, err := b.hot(ctx, time.Millisecond)
-			s := hot.ratio("metered", "seed")
-			s.note += hot.seen()
-			return s, err
-		},
-	},
+	rates("command_vs_floor", atLeast(0.65),
+		"whole commands/s (token, job, charge, operation) over 1,000 scopes, 8 clients, against the same writes unchecked",
+		oneOf(1000), entry{"metered", commandMetered}, entry{"floor", commandFloor}, entry{"seed", commandSeed}),
+	hotFigure("command_hot_rtt1_vs_locked_floor", atLeast(0.90), "metered", "locked floor",
+		"whole commands/s, one scope, 32 clients, 1 ms round trip, against floor with the scope's lock"),
+	hotFigure("command_hot_rtt1_vs_seed", goal{}, "metered", "seed", "the same against seed"),
 	{
 		name: "command_hot_commit2ms_early_vs_plain", unit: "times the rate",
 		meaning: "early lock release against the plain command, one scope, 64 clients, commits slowed to 2 ms",
-		measure: slowCommits,
+		measure: func(ctx context.Context, b *bench) (samples, error) {
+			return b.withSlowCommits(ctx, b.pick(5, 2),
+				entry{"early release", commandReleased}, entry{"plain", commandMetered}, entry{"locked floor", commandLockedFloor})
+		},
 	},
 	{
 		name: "command_hot_commit2ms_scopes_4_vs_1", unit: "times the rate",
@@ -53,12 +30,14 @@ var commandFigures = []figure{
 	},
 }
 
-// others are the rates that a ratio leaves out.
-func others(o outcome, names ...string) (text string) {
-	for _, name := range names {
-		text += fmt.Sprintf(", %s %s/s", name, number(median(o.rates[name])))
-	}
-	return text
+// hotFigure is the rate of contender a by that of b on a hot scope.
+func hotFigure(name string, g goal, a, b, meaning string) figure {
+	return figure{name: name, unit: "times the rate", goal: g, meaning: meaning, measure: func(ctx context.Context, bench *bench) (samples, error) {
+		hot, err := bench.hot(ctx, time.Millisecond)
+		s := hot.ratio(a, b)
+		s.note += fmt.Sprintf("; a bare statement takes %.2f ms", float64(hot.roundTrip.Microseconds())/1000)
+		return s, err
+	}}
 }
 
 // hotOutcome is that of all contenders on one scope, 32 clients.
@@ -67,11 +46,7 @@ type hotOutcome struct {
 	roundTrip time.Duration // as seen by a bare statement
 }
 
-func (h hotOutcome) seen() string {
-	return fmt.Sprintf("; a bare statement takes %.2f ms", float64(h.roundTrip.Microseconds())/1000)
-}
-
-// hot measures them behind a proxy of that round trip. Several figures and a chart
+// hot measures them behind a proxy of that round trip. Several figures
 // are read from it.
 func (b *bench) hot(ctx context.Context, roundTrip time.Duration) (hotOutcome, error) {
 	return share(b, "hot "+roundTrip.String(), func() (hotOutcome, error) {
@@ -84,7 +59,7 @@ func (b *bench) hot(ctx context.Context, roundTrip time.Duration) (hotOutcome, e
 		if h.roundTrip, err = p.bareStatement(ctx, b.connString); err != nil {
 			return h, err
 		}
-		c := comparison{clients: 32, slice: b.slice(), rounds: b.rounds()}
+		c := b.concurrent(32)
 		cons, drop, err := b.contenders(ctx, options{dial: p.dial, conns: c.clients}, hotScope,
 			entry{"metered", commandMetered}, entry{"locked floor", commandLockedFloor}, entry{"floor", commandFloor},
 			entry{"leased", commandLeased}, entry{"seed", commandSeed})
@@ -105,11 +80,6 @@ func slowServer(ctx context.Context, b *bench) (*pgserver.Server, error) {
 	}})
 }
 
-func slowCommits(ctx context.Context, b *bench) (samples, error) {
-	return b.withSlowCommits(ctx, b.pick(5, 2), "early release", "plain",
-		entry{"early release", commandReleased}, entry{"plain", commandMetered}, entry{"locked floor", commandLockedFloor})
-}
-
 func spreadCommits(ctx context.Context, b *bench) (samples, error) {
 	if !b.thorough {
 		return samples{notRun: leftOut}, nil
@@ -117,17 +87,16 @@ func spreadCommits(ctx context.Context, b *bench) (samples, error) {
 	over := func(scopes int) func(*kit) contender {
 		return func(k *kit) contender {
 			k.scope = oneOf(scopes)
-			c := commandReleased(k)
-			return c
+			return commandReleased(k)
 		}
 	}
-	return b.withSlowCommits(ctx, b.pick(3, 1), "4 scopes", "1 scope",
+	return b.withSlowCommits(ctx, b.pick(3, 1),
 		entry{"4 scopes", over(4)}, entry{"1 scope", over(1)}, entry{"64 scopes", over(64)})
 }
 
-// withSlowCommits is the ratio of the contenders a and z, and the rate of the last one
-// of three, on a server of their own. Their scope is one, if they choose no other.
-func (b *bench) withSlowCommits(ctx context.Context, rounds int, a, z string, entries ...entry) (samples, error) {
+// withSlowCommits is the ratio of the first two contenders, on a server of their own.
+// Their scope is one, if they choose no other.
+func (b *bench) withSlowCommits(ctx context.Context, rounds int, entries ...entry) (samples, error) {
 	server, err := slowServer(ctx, b)
 	if err != nil && ctx.Err() == nil {
 		return samples{notRun: "needs a server of its own: " + err.Error()}, nil
@@ -137,14 +106,5 @@ func (b *bench) withSlowCommits(ctx context.Context, rounds int, a, z string, en
 	}
 	defer server.Stop()
 	out, err := b.compare(ctx, comparison{clients: 64, slice: b.slice(), rounds: rounds}, options{server: server.ConnString()}, hotScope, entries...)
-	s := out.ratio(a, z)
-	s.note += others(out, entries[2].name)
-	return s, err
-}
-
-// commandReleased is the library's with early lock release.
-func commandReleased(k *kit) contender {
-	return contender{stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
-		return k.doWith(ctx, nil, func(c *metered.Command) { c.EarlyRelease = true })
-	}}
+	return out.ratio(entries[0].name, entries[1].name), err
 }

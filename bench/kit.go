@@ -37,7 +37,7 @@ type kit struct {
 const floorSeq = `create sequence metered.bench_seq cache 32`
 
 func (b *bench) kit(ctx context.Context, o options, scope func() string) (*kit, error) {
-	o.setUp = append(o.setUp, floorSeq)
+	o.setUp = append([]string{floorSeq, counterTableSQL, counterRowsSQL, counterSQL}, o.setUp...)
 	s, err := b.open(ctx, o)
 	if err != nil {
 		return nil, err
@@ -128,6 +128,68 @@ func (b *bench) contenders(ctx context.Context, o options, scope func() string, 
 		cons = append(cons, con)
 	}
 	return cons, drop, nil
+}
+
+// on is a measure with a kit of its own.
+func on(o options, scope func() string, measure func(context.Context, *bench, *kit) (samples, error)) func(context.Context, *bench) (samples, error) {
+	return func(ctx context.Context, b *bench) (samples, error) {
+		k, err := b.kit(ctx, o, scope)
+		if err != nil {
+			return samples{}, err
+		}
+		defer k.drop()
+		return measure(ctx, b, k)
+	}
+}
+
+// verified is an error if a scope's entries do not add up.
+func (k *kit) verified(ctx context.Context, scope string) error {
+	report, err := k.client.Budget.Verify(ctx, k.Pool, budget.VerifyOptions{Scope: scope})
+	if err == nil && len(report.Differences) > 0 {
+		err = fmt.Errorf("the ledger does not verify: %v", report.Differences[0])
+	}
+	return err
+}
+
+// inTx is a contender whose op is a transaction.
+func (k *kit) inTx(op func(context.Context, pgx.Tx) error) contender {
+	return contender{op: func(ctx context.Context, _ int) error {
+		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error { return op(ctx, tx) })
+	}}
+}
+
+// spendingToken is inTx with a token that is to be spent.
+func (k *kit) spendingToken(op func(context.Context, pgx.Tx, tokens.Minted) error) contender {
+	c := k.inTx(func(ctx context.Context, tx pgx.Tx) error {
+		token, err := k.takeToken()
+		if err != nil {
+			return err
+		}
+		return op(ctx, tx, token)
+	})
+	c.stock = k.stockTokens
+	return c
+}
+
+// concurrent is a comparison by so many clients.
+func (b *bench) concurrent(clients int) comparison {
+	return comparison{clients: clients, slice: b.slice(), rounds: b.rounds()}
+}
+
+// rates is a figure by 8 clients: the rate of the first contender by that of the second.
+func rates(name string, g goal, meaning string, scope func() string, entries ...entry) figure {
+	return figure{name: name, unit: "times the rate", goal: g, meaning: meaning, measure: func(ctx context.Context, b *bench) (samples, error) {
+		out, err := b.compare(ctx, b.concurrent(8), options{}, scope, entries...)
+		return out.ratio(entries[0].name, entries[1].name), err
+	}}
+}
+
+// costs is a figure by one client: the time of the first contender by that of the second.
+func costs(name string, g goal, meaning string, scope func() string, entries ...entry) figure {
+	return figure{name: name, unit: "times the cost", goal: g, meaning: meaning, measure: func(ctx context.Context, b *bench) (samples, error) {
+		out, err := b.compare(ctx, b.sequential(), options{}, scope, entries...)
+		return out.cost(entries[0].name, entries[1].name), err
+	}}
 }
 
 // oneOf returns scopes of 24 bytes, each as often as any other.

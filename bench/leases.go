@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -14,66 +13,34 @@ import (
 )
 
 var leaseFigures = []figure{
-	{
-		name: "lease_hot_vs_unlocked_floor", unit: "times the rate", goal: atLeast(0.7),
-		meaning: "charges/s from leases of one scope, 8 clients, against the bare insert of the same rows: no lock, no check",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.leased(ctx, 8)
-			s := out.ratio("leased", "floor")
-			s.note += others(out, "direct")
-			return s, err
-		},
-	},
-	{
-		name: "lease_hot_64_vs_unlocked_floor", unit: "times the rate", goal: atLeast(0.7),
-		meaning: "the same with 64 clients",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.leased(ctx, 64)
-			s := out.ratio("leased", "floor")
-			s.note += others(out, "direct")
-			return s, err
-		},
-	},
-	{
-		name: "lease_hot_vs_direct", unit: "times the rate", goal: atLeast(5),
-		meaning: "charges/s from leases of one scope, 8 clients, against direct charges of it",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.leased(ctx, 8)
-			return out.ratio("leased", "direct"), err
-		},
-	},
-	{
-		name: "lease_hot_vs_counter_row", unit: "times the rate", goal: atLeast(4),
-		meaning: "the same against a counter by hand: an UPDATE of one hot row where it fits, and an INSERT, in one function",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.leased(ctx, 8)
-			return out.ratio("leased", "counter"), err
-		},
-	},
-	{
-		name: "command_hot_rtt1_leased_vs_unlocked_floor", unit: "times the rate", goal: atLeast(0.65),
-		meaning: "whole commands/s that charge from leases, one scope, 32 clients, 1 ms round trip, against floor without any lock",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			hot, err := b.hot(ctx, time.Millisecond)
-			s := hot.ratio("leased", "floor")
-			s.note += others(hot.outcome, "metered") + hot.seen()
-			return s, err
-		},
-	},
+	leaseFigure("lease_hot_vs_unlocked_floor", atLeast(0.7), 8, "floor",
+		"charges/s from leases of one scope, 8 clients, against the bare insert of the same rows: no lock, no check"),
+	leaseFigure("lease_hot_64_vs_unlocked_floor", atLeast(0.7), 64, "floor", "the same with 64 clients"),
+	leaseFigure("lease_hot_vs_direct", atLeast(5), 8, "direct", "charges/s from leases of one scope, 8 clients, against direct charges of it"),
+	leaseFigure("lease_hot_vs_counter_row", atLeast(4), 8, "counter",
+		"the same against a counter by hand: an UPDATE of one hot row where it fits, and an INSERT, in one function"),
+	hotFigure("command_hot_rtt1_leased_vs_unlocked_floor", atLeast(0.65), "leased", "floor",
+		"whole commands/s that charge from leases, one scope, 32 clients, 1 ms round trip, against floor without any lock"),
 	{
 		name: "command_hot_commit2ms_leased_vs_plain", unit: "times the rate", goal: atLeast(6),
 		meaning: "whole commands/s that charge from leases against plain ones, one scope, 64 clients, commits slowed to 2 ms",
 		measure: func(ctx context.Context, b *bench) (samples, error) {
-			return b.withSlowCommits(ctx, b.pick(5, 2), "leased", "plain",
-				entry{"leased", commandLeased}, entry{"plain", commandMetered}, entry{"floor", commandFloor})
+			return b.withSlowCommits(ctx, b.pick(5, 2), entry{"leased", commandLeased}, entry{"plain", commandMetered}, entry{"floor", commandFloor})
 		},
 	},
+}
+
+func leaseFigure(name string, g goal, clients int, against, meaning string) figure {
+	return figure{name: name, unit: "times the rate", goal: g, meaning: meaning, measure: func(ctx context.Context, b *bench) (samples, error) {
+		out, err := b.leased(ctx, clients)
+		return out.ratio("leased", against), err
+	}}
 }
 
 // leased is charges of one scope by so many clients: from leases, directly, and unchecked.
 func (b *bench) leased(ctx context.Context, clients int) (outcome, error) {
 	return share(b, fmt.Sprint("leased ", clients), func() (outcome, error) {
-		return b.compare(ctx, comparison{clients: clients, slice: b.slice(), rounds: b.rounds()}, options{setUp: slices.Clone(counterSetUp)}, hotScope,
+		return b.compare(ctx, b.concurrent(clients), options{}, hotScope,
 			entry{"leased", chargeLeased}, entry{"floor", spendFloor}, entry{"direct", chargeMetered}, entry{"counter", chargeCounter})
 	})
 }
@@ -106,16 +73,14 @@ var hotRule = leases.Rule{TTL: time.Minute, Idle: time.Minute}
 
 // chargeLeased is the library's, from leases.
 func chargeLeased(k *kit) contender {
-	p, err := k.lease(hotRule)
-	return contender{op: func(ctx context.Context, _ int) error {
-		if err != nil {
-			return err
+	p, failed := k.lease(hotRule)
+	return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
+		if failed != nil {
+			return failed
 		}
-		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			_, err := p.Charge(ctx, tx, budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy})
-			return err
-		})
-	}}
+		_, err := p.Charge(ctx, tx, budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy})
+		return err
+	})
 }
 
 // spendFloorSQL is a spend without anything but the row.
@@ -123,12 +88,10 @@ const spendFloorSQL = `
 insert into metered.lease_spends (lease, at_offset, amount, at) values (0, nextval('metered.bench_seq'), 1, clock_timestamp())`
 
 func spendFloor(k *kit) contender {
-	return contender{op: func(ctx context.Context, _ int) error {
-		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, spendFloorSQL)
-			return err
-		})
-	}}
+	return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
+		_, err := tx.Exec(ctx, spendFloorSQL)
+		return err
+	})
 }
 
 // commandLeased is the library's command, whose charges come from leases.
@@ -138,10 +101,8 @@ func commandLeased(k *kit) contender {
 	if err == nil {
 		client, err = metered.New(k.Pool, metered.Config{River: k.queue, LockTimeout: time.Minute, Leases: p})
 	}
-	return contender{stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
-		if err != nil {
-			return err
-		}
-		return k.doBy(ctx, client, nil)
-	}}
+	if err != nil {
+		return contender{op: func(context.Context, int) error { return err }}
+	}
+	return k.commandBy(client)
 }

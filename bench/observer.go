@@ -16,19 +16,14 @@ var observerFigures = []figure{
 	{
 		name: "command_observer_on_vs_off", unit: "times as long", goal: atMost(1.02),
 		meaning: "one client, whole commands over 1,000 scopes, with otelmetered: all metrics, and a trace of one in 100, against none",
-		measure: func(ctx context.Context, b *bench) (samples, error) { return b.observerCost(ctx, 0.01) },
+		measure: on(options{conns: 2}, oneOf(1000), observerCost),
 	},
 }
 
-// observerCost compares commands with an observer that traces a part of them to commands without one, on one database.
-func (b *bench) observerCost(ctx context.Context, traced float64) (samples, error) {
-	k, err := b.kit(ctx, options{conns: 2}, oneOf(1000))
-	if err != nil {
-		return samples{}, err
-	}
-	defer k.drop()
+// observerCost compares commands with an observer that traces one in 100 to commands without one, on one database.
+func observerCost(ctx context.Context, b *bench, k *kit) (samples, error) {
 	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader()))
-	tracers := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.TraceIDRatioBased(traced)), sdktrace.WithSpanProcessor(dropped{}))
+	tracers := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.TraceIDRatioBased(0.01)), sdktrace.WithSpanProcessor(dropped{}))
 	observer, err := otelmetered.New(otelmetered.Config{MeterProvider: meters, TracerProvider: tracers})
 	if err != nil {
 		return samples{}, err
@@ -38,7 +33,9 @@ func (b *bench) observerCost(ctx context.Context, traced float64) (samples, erro
 		return samples{}, err
 	}
 	by := func(name string, client *metered.Client) contender {
-		return contender{name: name, site: k.site, stock: k.stockTokens, op: func(ctx context.Context, _ int) error { return k.doBy(ctx, client, nil) }}
+		c := k.commandBy(client)
+		c.name, c.site = name, k.site
+		return c
 	}
 	out, err := b.sequential(by("on", observed), by("off", k.client)).run(ctx, b)
 	return out.cost("on", "off"), err

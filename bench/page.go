@@ -22,18 +22,13 @@ var pageFigures = []figure{
 	{
 		name: "page_slowest_ms", unit: "ms", goal: atMost(100),
 		meaning: "until the slowest of the console's pages is served, on 10,000 scopes with a million entries and two clients' load: the median of each page",
-		measure: slowestPage,
+		measure: on(options{conns: 8}, oneOf(pageScopes), slowestPage),
 	},
 }
 
 const pageScopes = 10_000
 
-func slowestPage(ctx context.Context, b *bench) (samples, error) {
-	k, err := b.kit(ctx, options{conns: 8}, oneOf(pageScopes))
-	if err != nil {
-		return samples{}, err
-	}
-	defer k.drop()
+func slowestPage(ctx context.Context, b *bench, k *kit) (samples, error) {
 	if err := k.crowd(ctx, b.pick(100, 2)); err != nil {
 		return samples{}, err
 	}

@@ -13,114 +13,72 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/tokens"
 )
 
 var pieceFigures = []figure{
-	{
-		name: "token_consume_vs_update", unit: "times the rate", goal: atLeast(0.9),
-		meaning: "consuming single-use tokens against a bare UPDATE by key of the same rows, 8 clients",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.compare(ctx, comparison{clients: 8, slice: b.slice(), rounds: b.rounds()}, options{}, hotScope,
-				entry{"consume", tokenConsume}, entry{"update", tokenUpdate})
-			return out.ratio("consume", "update"), err
-		},
-	},
-	{
-		name: "enqueue_keyed_vs_river", unit: "times the rate", goal: atLeast(0.85),
-		meaning: "enqueueing with a key against River's InsertTx alone, 8 clients",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
-			out, err := b.enqueues(ctx)
-			s := out.ratio("keyed", "river")
-			s.note += others(out, "keyless")
-			return s, err
-		},
-	},
+	rates("token_consume_vs_update", atLeast(0.9), "consuming single-use tokens against a bare UPDATE by key of the same rows, 8 clients",
+		hotScope, entry{"consume", tokenConsume}, entry{"update", tokenUpdate}),
+	rates("enqueue_keyed_vs_river", atLeast(0.85), "enqueueing with a key against River's InsertTx alone, 8 clients",
+		hotScope, entry{"keyed", enqueue(true)}, entry{"river", riverInsert}, entry{"keyless", enqueue(false)}),
 	{
 		name: "bytes_per_charge", unit: "bytes", goal: atMost(220),
 		meaning: "heap and index bytes per ledger entry, scopes of 24 bytes, 1,000 of them charged in random order",
-		measure: bytesPerCharge,
+		measure: on(options{}, oneOf(1000), bytesPerCharge),
 	},
 	{
 		name: "purge_rows_per_s_vs_delete", unit: "times the rate", goal: atLeast(0.8),
 		meaning: "entries purged a second against a bare batched DELETE by key of as many rows",
-		measure: purgeRate,
+		measure: on(options{conns: 2}, nil, purgeRate),
 	},
 	{
 		name: "refusal_flood_connections", unit: "connections", goal: atMost(floodPool),
 		meaning: fmt.Sprintf("connections that a pool of %d opened during 10,000 refused commands, 32 clients", floodPool),
-		measure: refusalFlood,
+		measure: on(options{conns: floodPool}, oneOf(1000), refusalFlood),
 	},
 }
 
 func tokenConsume(k *kit) contender {
-	return contender{stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
-		token, err := k.takeToken()
-		if err != nil {
-			return err
-		}
-		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			_, err := k.client.Tokens.Consume(ctx, tx, "work", "bench", token.Token.Reveal())
-			return err
-		})
-	}}
+	return k.spendingToken(func(ctx context.Context, tx pgx.Tx, token tokens.Minted) error {
+		_, err := k.client.Tokens.Consume(ctx, tx, "work", "bench", token.Token.Reveal())
+		return err
+	})
 }
 
 func tokenUpdate(k *kit) contender {
-	return contender{stock: k.stockTokens, op: func(ctx context.Context, _ int) error {
-		token, err := k.takeToken()
-		if err != nil {
-			return err
-		}
-		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, floorTokenSQL, token.Digest[:])
-			return err
-		})
-	}}
-}
-
-// enqueues are shared with the peers.
-func (b *bench) enqueues(ctx context.Context) (outcome, error) {
-	return share(b, "enqueues", func() (outcome, error) {
-		return b.compare(ctx, comparison{clients: 8, slice: b.slice(), rounds: b.rounds()}, options{}, hotScope,
-			entry{"keyed", enqueue(true)}, entry{"river", riverInsert}, entry{"keyless", enqueue(false)})
+	return k.spendingToken(func(ctx context.Context, tx pgx.Tx, token tokens.Minted) error {
+		_, err := tx.Exec(ctx, floorTokenSQL, token.Digest[:])
+		return err
 	})
 }
 
 // riverInsert is River alone, without the library's plugin.
 func riverInsert(k *kit) contender {
-	if err := k.setUp(&river.Config{}); err != nil {
-		return contender{op: func(context.Context, int) error { return err }}
-	}
-	return contender{op: func(ctx context.Context, _ int) error {
-		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			_, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
-			return err
-		})
-	}}
+	failed := k.setUp(&river.Config{})
+	return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
+		if failed != nil {
+			return failed
+		}
+		_, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
+		return err
+	})
 }
 
 func enqueue(keyed bool) func(*kit) contender {
 	return func(k *kit) contender {
-		return contender{op: func(ctx context.Context, _ int) error {
+		return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
 			var opts *jobs.Options
 			if keyed {
 				opts = &jobs.Options{Key: metered.NewID()}
 			}
-			return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-				_, err := k.client.Jobs.Enqueue(ctx, tx, work{N: 1}, opts)
-				return err
-			})
-		}}
+			_, err := k.client.Jobs.Enqueue(ctx, tx, work{N: 1}, opts)
+			return err
+		})
 	}
 }
 
 // bytesPerCharge charges many times in a transaction.
-func bytesPerCharge(ctx context.Context, b *bench) (samples, error) {
-	k, err := b.kit(ctx, options{}, oneOf(1000))
-	if err != nil {
-		return samples{}, err
-	}
-	defer k.drop()
+func bytesPerCharge(ctx context.Context, b *bench, k *kit) (samples, error) {
 	const perTx = 200
 	charges := b.pick(60_000, 6_000)
 	for range charges / perTx {
@@ -137,7 +95,7 @@ func bytesPerCharge(ctx context.Context, b *bench) (samples, error) {
 		}
 	}
 	var rows, heap, row float64
-	err = k.QueryRow(ctx, `
+	err := k.QueryRow(ctx, `
 select count(*)::float8, pg_table_size('metered.ledger')::float8, avg(pg_column_size(l.*))::float8
 from metered.ledger l`).Scan(&rows, &heap, &row)
 	if err != nil || int(rows) != charges {
@@ -166,13 +124,8 @@ from metered.ledger l`).Scan(&rows, &heap, &row)
 const deleteSQL = `delete from metered.ledger where scope = $1 and seq > $2 and seq <= $3`
 
 // purgeRate empties two chains of one table in each round, one by each.
-func purgeRate(ctx context.Context, b *bench) (samples, error) {
+func purgeRate(ctx context.Context, b *bench, k *kit) (samples, error) {
 	const batch = 5000
-	k, err := b.kit(ctx, options{conns: 2}, nil)
-	if err != nil {
-		return samples{}, err
-	}
-	defer k.drop()
 	entries := b.pick(100_000, 20_000)
 	load := func(ctx context.Context, n int) (int, error) {
 		if _, err := k.Exec(ctx, "vacuum metered.ledger"); err != nil {
@@ -214,12 +167,7 @@ const floodPool = 8
 
 // refusalFlood refuses every other command by the first look, and the rest in the
 // flush of its COMMIT: their charge is one that the function adds.
-func refusalFlood(ctx context.Context, b *bench) (samples, error) {
-	k, err := b.kit(ctx, options{conns: floodPool}, oneOf(1000))
-	if err != nil {
-		return samples{}, err
-	}
-	defer k.drop()
+func refusalFlood(ctx context.Context, b *bench, k *kit) (samples, error) {
 	none := []budget.Limit{{Max: 0, Window: time.Hour}}
 	var n atomic.Int64
 	began := k.Stat().NewConnsCount()

@@ -13,12 +13,6 @@ import (
 	"github.com/pgmetered/metered/internal/pgserver"
 )
 
-// way is a contender.
-type way struct {
-	name string
-	make func(*kit) contender
-}
-
 // A comparison is only fair among contenders that leave the same rows. Each of a group is compared with its first.
 func TestContenders_WriteTheSameRows(t *testing.T) {
 	t.Parallel()
@@ -28,25 +22,25 @@ func TestContenders_WriteTheSameRows(t *testing.T) {
 	b := quiet(server.ConnString())
 	b.owned = server.Owned()
 	defer b.close()
-	k, err := b.kit(t.Context(), options{conns: 4, setUp: slices.Clone(counterSetUp)}, hotScope)
+	k, err := b.kit(t.Context(), options{conns: 4}, hotScope)
 	require.NoError(t, err)
 	defer k.drop()
 	for _, group := range []struct {
 		tables []string // an op leaves a row in each of them, as often as it is named
-		ways   []way
+		ways   []entry
 	}{
-		{[]string{"metered.ledger"}, []way{
+		{[]string{"metered.ledger"}, []entry{
 			{name: "charge", make: chargeMetered}, {name: "charge floor", make: chargeFloor},
 			{name: "charge locked", make: chargeLockedFloor}, {name: "charge seed", make: chargeSeed},
 			{name: "charge quiet", make: chargeQuiet}, {name: "charge counter", make: chargeCounter},
 		}},
-		{[]string{"metered.ledger", "metered.operations", "metered.tokens", "river_job"}, []way{
+		{[]string{"metered.ledger", "metered.operations", "metered.tokens", "river_job"}, []entry{
 			{name: "command", make: commandMetered}, {name: "command floor", make: commandFloor},
 			{name: "command locked", make: commandLockedFloor}, {name: "command seed", make: commandSeed},
 			{name: "command released", make: commandReleased},
 		}},
-		{[]string{"metered.tokens"}, []way{{name: "consume", make: tokenConsume}, {name: "update", make: tokenUpdate}}},
-		{[]string{"river_job"}, []way{{name: "keyless", make: enqueue(false)}, {name: "river", make: riverInsert}}},
+		{[]string{"metered.tokens"}, []entry{{name: "consume", make: tokenConsume}, {name: "update", make: tokenUpdate}}},
+		{[]string{"river_job"}, []entry{{name: "keyless", make: enqueue(false)}, {name: "river", make: riverInsert}}},
 	} {
 		want := k.leaves(t, group.ways[0].make, group.tables)
 		for _, w := range group.ways[1:] {

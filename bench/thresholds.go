@@ -46,12 +46,7 @@ func chargeBy(quiet bool) charger {
 
 // thresholdCost compares charges with thresholds to charges without, on one database, each with scopes of its own.
 func thresholdCost(charge charger) func(context.Context, *bench) (samples, error) {
-	return func(ctx context.Context, b *bench) (samples, error) {
-		k, err := b.kit(ctx, options{conns: 2}, oneOf(1000))
-		if err != nil {
-			return samples{}, err
-		}
-		defer k.drop()
+	return on(options{conns: 2}, oneOf(1000), func(ctx context.Context, b *bench, k *kit) (samples, error) {
 		limit := roomy[0].Tell(budget.Threshold{Name: "80%", Percent: 80}, budget.Threshold{Name: "used up"})
 		telling, err := metered.New(k.Pool, metered.Config{River: k.queue, LockTimeout: time.Minute,
 			OnThreshold: func(context.Context, pgx.Tx, budget.Crossing) error { return nil }})
@@ -74,5 +69,5 @@ func thresholdCost(charge charger) func(context.Context, *bench) (samples, error
 		}
 		out, err := b.sequential(with, without).run(ctx, b)
 		return out.cost("with", "without"), err
-	}
+	})
 }

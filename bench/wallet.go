@@ -120,9 +120,5 @@ func (b *bench) draws(ctx context.Context, one, other string) (samples, error) {
 	if err != nil {
 		return samples{}, err
 	}
-	report, err := w.client.Budget.Verify(ctx, w.Pool, budget.VerifyOptions{Scope: one})
-	if err == nil && len(report.Differences) > 0 {
-		err = fmt.Errorf("the wallet does not verify: %v", report.Differences[0])
-	}
-	return out.cost(one, other), err
+	return out.cost(one, other), w.verified(ctx, one)
 }

@@ -144,11 +144,7 @@ func chargeByWindow(ctx context.Context, b *bench, limits []budget.Limit) (sampl
 	if err != nil {
 		return samples{}, err
 	}
-	report, err := c.client.Budget.Verify(ctx, c.Pool, budget.VerifyOptions{Scope: chainName(c.largest(), 0)})
-	if err == nil && len(report.Differences) > 0 {
-		err = fmt.Errorf("the ledger does not verify: %v", report.Differences[0])
-	}
-	return out.cost(big.name, small.name), err
+	return out.cost(big.name, small.name), c.verified(ctx, chainName(c.largest(), 0))
 }
 
 // seriesByEntries asks for a chain from its first entry to its last in 31 buckets, as for a month by day.
