@@ -232,25 +232,6 @@ func TestRender_OfManyAtOnceExactlyThoseAreMadeThatFit(t *testing.T) {
 	require.Equal(t, 1, jobs)
 }
 
-func TestRefund_AndDisputeOfOneRenderGiveBackOnce(t *testing.T) {
-	t.Parallel()
-	f := open(t)
-	f.renders("r", 100)
-	var given atomic.Int64
-	require.NoError(t, pgtest.InParallel(12, func(i int) error {
-		units, err := f.refund(context.Background(), "r", "ann", []int64{0, 30, 70}[i%3], "dark")
-		given.Add(units)
-		if metered.Code(err) == "budget_refund_exceeds" {
-			return nil
-		}
-		return err
-	}))
-	require.Equal(t, int64(100), given.Load())
-	f.has(1_000, 1_000, 0, 0)
-	_, err := f.refund(t.Context(), "other", "ann", 0, "dark")
-	require.ErrorIs(t, err, errNoRender)
-}
-
 func TestPayments_AnnouncedAndBouncedAgainCountOnce(t *testing.T) {
 	t.Parallel()
 	f := open(t)

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -10,9 +9,7 @@ import (
 
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/examples/internal/exampletest"
-	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // The program is built and run as a user would: with files of the repository, and with others.
@@ -53,42 +50,4 @@ func TestQuickstart(t *testing.T) {
 	}
 	require.Error(t, program.Command("/no/such/file").Run())
 	program.LeavesNoDatabase(`metered\_quickstart\_%`)
-}
-
-// An error's own text names scopes and rules. A client gets a code, and a fixed text.
-func TestRefusal_SaysNothingOfTheErrorsText(t *testing.T) {
-	t.Parallel()
-	pool := pgtest.Open(t)
-	_, err := pool.Exec(t.Context(), uploadsSQL)
-	require.NoError(t, err)
-	a, err := newApp(pool, map[string]plan{"acme": {Hourly: 10, Daily: 20}})
-	require.NoError(t, err)
-	server := httptest.NewServer(a.handler())
-	t.Cleanup(server.Close)
-	minted, err := a.mint(t.Context(), "acme", grant{"f", 1000}, grant{"g", 1000})
-	require.NoError(t, err)
-	first, second := minted[0].Token.Reveal(), minted[1].Token.Reveal()
-	id := metered.NewID()
-	c := newClient(server.URL)
-	for _, test := range []struct {
-		request sent
-		code    string
-	}{
-		{sent{id, "acme", first, file{"f", []byte("x")}}, ""},
-		{sent{id, "acme", first, file{"f", []byte("y")}}, "operation_conflict"},
-		{sent{metered.NewID(), "acme", second, file{"g", make([]byte, 50)}}, "budget_exceeded"},
-		{sent{metered.NewID(), "acme", first, file{"f", []byte("x")}}, "token_invalid"},
-		{sent{metered.NewID(), "other", second, file{"g", []byte("x")}}, "token_invalid"},
-		{sent{"", "acme", second, file{"g", []byte("x")}}, "idempotency_key_invalid"},
-		{sent{"03bb2cc3-d800-7fff-bfff-ffffffffffff", "acme", second, file{"g", []byte("x")}}, "operation_future"},
-	} {
-		answer, err := c.upload(t.Context(), test.request)
-		require.NoError(t, err)
-		require.Equal(t, test.code, answer.problem.Code, answer.body)
-		if test.code != "idempotency_key_invalid" { // its text is the library's
-			require.Equal(t, messages[test.code], answer.problem.Detail)
-		}
-		require.Equal(t, test.code == "", answer.problem.Detail == "")
-		require.NotContains(t, answer.body, scopeOf("acme"))
-	}
 }

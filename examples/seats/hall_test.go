@@ -32,7 +32,7 @@ type hall struct {
 	bases []string
 
 	org, event, otherOrg, otherEvent string
-	admin, otherAdmin                *browser
+	admin                            *browser
 	seats, blocks                    []string
 }
 
@@ -66,7 +66,7 @@ func openOn(t *testing.T, pool *pgxpool.Pool, processes int, cfg config, running
 	require.NoError(t, err)
 	h.org, h.otherOrg = one[string](h, `select id::text from hall.organisations where name = $1`, demo[0].name), one[string](h, `select id::text from hall.organisations where name = $1`, demo[1].name)
 	h.event, h.otherEvent = h.eventOf(h.org), h.eventOf(h.otherOrg)
-	h.admin, h.otherAdmin = h.adminOf(h.org), h.adminOf(h.otherOrg)
+	h.admin = h.login(one[string](h, `select id::text from hall.users where org = $1 and role = 'manager'`, h.org))
 	h.seats, h.blocks = h.seatsOf(h.event), all[string](h, `select id::text from hall.blocks where event = $1 order by position`, h.event)
 	require.Len(t, h.seats, 500)
 	return h
@@ -78,10 +78,6 @@ func (h *hall) eventOf(org string) string {
 
 func (h *hall) seatsOf(event string) []string {
 	return all[string](h, `select id::text from hall.seats where event = $1 order by ordinal`, event)
-}
-
-func (h *hall) adminOf(org string) *browser {
-	return h.login(one[string](h, `select id::text from hall.users where org = $1 and role = 'manager'`, org))
 }
 
 func one[T any](h *hall, sql string, args ...any) (v T) {

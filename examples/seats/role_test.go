@@ -2,7 +2,6 @@ package main
 
 import (
 	"net/http"
-	"strings"
 	"testing"
 	"time"
 
@@ -41,33 +40,6 @@ func TestSource_EachSellsAtItsTimeToItsRoles(t *testing.T) {
 	}
 	require.Equal(t, http.StatusBadRequest, ben.holdBy(h.seats[seat], "nobody").status)
 	h.verify()
-}
-
-func TestRoles_HaveTheirRightsAndNoMore(t *testing.T) {
-	t.Parallel()
-	h := open(t, 1, quiet)
-	hold := h.people(h.org, 1)[0].holding(h.seats[0])
-	for as, b := range map[role]*browser{customer: h.staff(customer), boxOffice: h.staff(boxOffice), manager: h.staff(manager)} {
-		for request, body := range endpoints(h.event, h.seats[1], h.blocks[0], hold) {
-			method, path, _ := strings.Cut(request, " ")
-			needs := customer
-			switch {
-			case strings.HasSuffix(path, "/stream"):
-				continue // it does not end
-			case strings.HasSuffix(path, "block"):
-				needs = boxOffice
-			case method == http.MethodPut:
-				needs = manager
-			}
-			a := b.ask(method, path, "", body)
-			require.Equal(t, !as.may(needs), a.code() == "not_allowed", "%s: %s: %s", as, request, a.text)
-		}
-	}
-	require.Equal(t, []bool{true, false, true}, []bool{manager.may(boxOffice), customer.may(boxOffice), boxOffice.may(boxOffice)})
-	// A role that is taken away is gone with the next request.
-	b := h.staff(manager)
-	h.exec(`update hall.users set role = 'customer' where id = $1`, b.user)
-	require.Equal(t, http.StatusForbidden, b.ask(http.MethodPost, b.seatPath(h.seats[2], "block"), "", nil).status)
 }
 
 func TestHold_SaysWhetherASeatIsHeldSoldOrBlocked(t *testing.T) {
