@@ -420,6 +420,23 @@ func TestConsume_TheLoserOfARaceHearsTheTruth(t *testing.T) {
 
 // A snapshot from before another transaction consumed, revoked or purged the
 // token must not make a second grant of it, nor an invalid one.
+func TestConsume_ATokenMintedSinceTheSnapshotIsRetryable(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels[1:] {
+		pool, store := pgtest.Open(t), newStore(t)
+		tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
+		require.NoError(t, err)
+		_, err = tx.Exec(ctx, "select from metered.tokens") // takes the snapshot
+		require.NoError(t, err)
+		minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
+		_, err = store.Consume(ctx, tx, "p", "s", minted.Token.Reveal())
+		require.Equal(t, sqlstate.SerializationFailure, sqlstate.Of(err), "%v", err)
+		require.NoError(t, tx.Rollback(ctx))
+		_, err = consume(pool, store, "p", "s", minted.Token.Reveal())
+		require.NoError(t, err)
+	}
+}
+
 func TestConsume_AnOldSnapshotIsRetryable(t *testing.T) {
 	t.Parallel()
 	for _, level := range isolationLevels[1:] {
