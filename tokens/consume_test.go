@@ -418,8 +418,6 @@ func TestConsume_TheLoserOfARaceHearsTheTruth(t *testing.T) {
 	}
 }
 
-// A snapshot from before another transaction consumed, revoked or purged the
-// token must not make a second grant of it, nor an invalid one.
 func TestConsume_ATokenMintedSinceTheSnapshotIsRetryable(t *testing.T) {
 	t.Parallel()
 	for _, level := range isolationLevels[1:] {
@@ -437,6 +435,8 @@ func TestConsume_ATokenMintedSinceTheSnapshotIsRetryable(t *testing.T) {
 	}
 }
 
+// A snapshot from before another transaction consumed, revoked or purged the
+// token must not make a second grant of it, nor an invalid one.
 func TestConsume_AnOldSnapshotIsRetryable(t *testing.T) {
 	t.Parallel()
 	for _, level := range isolationLevels[1:] {

@@ -5,6 +5,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"os"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
@@ -15,9 +16,15 @@ import (
 
 // prepare fills an empty database with the schema and River's tables.
 func prepare(ctx context.Context, pool *pgxpool.Pool) error {
-	_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true})
+	if _, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
+		return err
+	}
+	_, err := pool.Exec(ctx, os.Getenv(MutantEnv))
 	return err
 }
+
+// MutantEnv is the environment variable with SQL that breaks the schema of every test, to see which of them notices.
+const MutantEnv = "METERED_TEST_MUTANT"
 
 // schemaHash identifies the result of prepare: the schema's text and River's migrations.
 func schemaHash() (string, error) {
@@ -30,7 +37,7 @@ func schemaHash() (string, error) {
 		return "", err
 	}
 	hash := sha256.New()
-	fmt.Fprintf(hash, "%d %s", len(sql), sql)
+	fmt.Fprintf(hash, "%d %s %s", len(sql), sql, os.Getenv(MutantEnv))
 	for _, migration := range river.AllVersions() {
 		fmt.Fprintf(hash, "%d %d %s", migration.Version, len(migration.SQLUp), migration.SQLUp)
 	}
