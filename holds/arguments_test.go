@@ -3,7 +3,6 @@ package holds_test
 import (
 	"context"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"reflect"
 	"strings"
@@ -33,8 +32,8 @@ var (
 
 func requireArgument(t *testing.T, err error, field string) {
 	t.Helper()
-	require.ErrorIs(t, err, holds.ErrArgument, field)
-	var argument *holds.ArgumentError
+	require.ErrorIs(t, err, budget.ErrArgument, field)
+	var argument *budget.ArgumentError
 	require.ErrorAs(t, err, &argument, field)
 	require.Equal(t, field, argument.Field)
 	require.NotEmpty(t, argument.Reason)
@@ -102,7 +101,7 @@ func named(field string, tenant, holder string, ids []string, note budget.Note) 
 
 func badTextCalls() (table []call) {
 	for _, text := range badTexts {
-		read := func(field string, fn func(ctx context.Context, b *holds.Book, db holds.Querier) error) call {
+		read := func(field string, fn func(ctx context.Context, b *holds.Book, db budget.Querier) error) call {
 			return call{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error { return fn(ctx, b, tx) }}
 		}
 		one := []string{"h"}
@@ -135,11 +134,11 @@ func badTextCalls() (table []call) {
 			args := [3]string{"", "h", ""}
 			args[i] = text
 			table = append(table,
-				read(field, func(ctx context.Context, b *holds.Book, db holds.Querier) error {
+				read(field, func(ctx context.Context, b *holds.Book, db budget.Querier) error {
 					_, err := b.Get(ctx, db, args[0], args[1], args[2])
 					return err
 				}),
-				read(field, func(ctx context.Context, b *holds.Book, db holds.Querier) error {
+				read(field, func(ctx context.Context, b *holds.Book, db budget.Querier) error {
 					_, err := b.History(ctx, db, args[0], args[1], args[2])
 					return err
 				}))
@@ -153,17 +152,17 @@ func badTextCalls() (table []call) {
 		for field, filter := range map[string]holds.Filter{
 			"Tenant": {Tenant: text}, "Holder": {Holder: text}, "Filter.Entity": {Entity: text}, "Filter.Scope": {Scope: text},
 		} {
-			table = append(table, read(field, func(ctx context.Context, b *holds.Book, db holds.Querier) error {
+			table = append(table, read(field, func(ctx context.Context, b *holds.Book, db budget.Querier) error {
 				_, err := b.List(ctx, db, filter)
 				return err
 			}))
 		}
 		table = append(table,
-			read("Tenant", func(ctx context.Context, b *holds.Book, db holds.Querier) error {
+			read("Tenant", func(ctx context.Context, b *holds.Book, db budget.Querier) error {
 				_, err := b.Claimed(ctx, db, text, holds.Key{Type: "t", Value: "v"})
 				return err
 			}),
-			read("Key.Value", func(ctx context.Context, b *holds.Book, db holds.Querier) error {
+			read("Key.Value", func(ctx context.Context, b *holds.Book, db budget.Querier) error {
 				_, err := b.Claimed(ctx, db, "", holds.Key{Type: "t", Value: text})
 				return err
 			}))
@@ -186,7 +185,7 @@ func TestPlace_SaysWhetherATTLIsTooShortOrTooLong(t *testing.T) {
 	t.Parallel()
 	ledger, err := budget.New(budget.Config{})
 	require.NoError(t, err)
-	for _, cfg := range []holds.Config{{}, {MinTTL: time.Millisecond, MaxTTL: holds.MaxMaxLifetime}} {
+	for _, cfg := range []holds.Config{{}, {MinTTL: time.Millisecond, MaxTTL: bounds.MaxLifetime}} {
 		b, err := holds.New(ledger, cfg)
 		require.NoError(t, err)
 		lo, hi := time.Second, time.Hour
@@ -205,12 +204,11 @@ func TestPlace_SaysWhetherATTLIsTooShortOrTooLong(t *testing.T) {
 				continue
 			}
 			require.ErrorIs(t, err, want)
-			require.ErrorIs(t, err, holds.ErrArgument)
+			require.ErrorIs(t, err, budget.ErrArgument)
 			var e *holds.TTLError
 			require.ErrorAs(t, err, &e)
 			require.Equal(t, holds.TTLError{TTL: ttl, Min: lo, Max: hi}, *e)
 			require.ErrorContains(t, err, "Config.MaxTTL, "+hi.String())
-			require.Equal(t, errors.Is(err, holds.ErrTTLTooShort), e.Code() == "ttl_too_short")
 		}
 	}
 }
@@ -218,16 +216,16 @@ func TestPlace_SaysWhetherATTLIsTooShortOrTooLong(t *testing.T) {
 // Arguments just within the bounds are taken, by the database too.
 func TestPlace_TakesArgumentsJustWithinBounds(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, holds.Config{MaxTTL: holds.MaxMaxLifetime, Notify: true})
-	text := func(c string) string { return strings.Repeat(c, holds.MaxIDBytes) }
+	f := setUp(t, holds.Config{MaxTTL: bounds.MaxLifetime, Notify: true})
+	text := func(c string) string { return strings.Repeat(c, bounds.MaxIDBytes) }
 	deep := strings.Repeat("[", 9999) + strings.Repeat("]", 9999)
 	for name, metadata := range map[string]string{
-		"long": `"` + strings.Repeat("a", holds.MaxMetadataBytes-2) + `"`, "deep": deep, "null": "null", "spaces": ` { "a" : 1.50 } `,
+		"long": `"` + strings.Repeat("a", bounds.MaxMetadataBytes-2) + `"`, "deep": deep, "null": "null", "spaces": ` { "a" : 1.50 } `,
 		"escapes": `"\u0000 \ud800 \\ \u2028"`, "number": "1e999999",
 	} {
 		note := budget.Note{Actor: text("\x01"), Tenant: text("\\"), Correlation: text(`"`), Reason: text("'")}
-		r := holds.Request{ID: name + text("\x1f")[len(name):], Tenant: text("\x1f"), Holder: text("\x1f"), TTL: holds.MaxMaxLifetime,
-			Grace: holds.MaxMaxLifetime, Note: note, Metadata: json.RawMessage(metadata)}
+		r := holds.Request{ID: name + text("\x1f")[len(name):], Tenant: text("\x1f"), Holder: text("\x1f"), TTL: bounds.MaxLifetime,
+			Grace: bounds.MaxLifetime, Note: note, Metadata: json.RawMessage(metadata)}
 		for i := range bounds.MaxScopes {
 			r.Lines = append(r.Lines, capacity(fmt.Sprintf("%s/%d", name, i), bounds.MaxAmount, bounds.MaxLimit))
 		}
@@ -351,7 +349,7 @@ func wrongCalls() []call {
 		placeCall("Request.Metadata", func(r *holds.Request) { r.Metadata = json.RawMessage("1 2") }),
 		placeCall("Request.Metadata", func(r *holds.Request) { r.Metadata = json.RawMessage("\"\xff\"") }),
 		placeCall("Request.Metadata", func(r *holds.Request) {
-			r.Metadata = json.RawMessage(`"` + strings.Repeat("a", holds.MaxMetadataBytes-1) + `"`)
+			r.Metadata = json.RawMessage(`"` + strings.Repeat("a", bounds.MaxMetadataBytes-1) + `"`)
 		}),
 		claimCall("Claim.Holder", func(c *holds.Claim) { c.Holder = "" }),
 		claimCall("Key.Type", func(c *holds.Claim) { c.Key.Type = "" }),
@@ -377,8 +375,8 @@ func wrongCalls() []call {
 	for field, ids := range map[string][]string{"IDs": nil, "ID": {""}, "IDs[1]": {"h", "h"}} {
 		table = append(table, named(field, "", "", ids, budget.Note{})...)
 	}
-	table = append(table, named("IDs", "", "", tooMany(holds.MaxHolds, name), budget.Note{})...)
-	for _, by := range []time.Duration{0, -time.Second, 1, 999, time.Second + 1, holds.MaxMaxLifetime + time.Microsecond} {
+	table = append(table, named("IDs", "", "", tooMany(bounds.MaxHolds, name), budget.Note{})...)
+	for _, by := range []time.Duration{0, -time.Second, 1, 999, time.Second + 1, bounds.MaxLifetime + time.Microsecond} {
 		table = append(table, call{"Extend.By", func(ctx context.Context, b *holds.Book, tx pgx.Tx) error {
 			_, err := b.Extend(ctx, tx, holds.Extend{IDs: []string{"h"}, By: by})
 			return err
@@ -391,14 +389,14 @@ func wrongCalls() []call {
 		}})
 	}
 	for field, filters := range map[string][]holds.Filter{
-		"Filter.State": {{State: "h"}, {State: "ended"}}, "Filter.Max": {{Max: -1}, {Max: holds.MaxPage + 1}}, "Filter.Before": {{Before: -1}},
+		"Filter.State": {{State: "h"}, {State: "ended"}}, "Filter.Max": {{Max: -1}, {Max: bounds.MaxPage + 1}}, "Filter.Before": {{Before: -1}},
 	} {
 		for _, f := range filters {
 			table = append(table, call{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error { _, err := b.List(ctx, tx, f); return err }})
 		}
 	}
 	for field, opts := range map[string][]holds.SweepOptions{
-		"SweepOptions.Batch": {{Batch: -1}, {Batch: holds.MaxSweepBatch + 1}}, "SweepOptions.Max": {{Max: -1}},
+		"SweepOptions.Batch": {{Batch: -1}, {Batch: bounds.MaxSweepBatch + 1}}, "SweepOptions.Max": {{Max: -1}},
 	} {
 		for _, o := range opts {
 			table = append(table, call{field, func(ctx context.Context, b *holds.Book, _ pgx.Tx) error {
@@ -433,8 +431,8 @@ func TestNew_RefusesWrongConfig(t *testing.T) {
 	ok := func(context.Context, pgx.Tx, holds.Transition) error { return nil }
 	for field, cfgs := range map[string][]holds.Config{
 		"Config.MinTTL":         {{MinTTL: -1}, {MinTTL: time.Millisecond - 1}, {MinTTL: 2 * time.Second, MaxTTL: time.Second}, {MaxTTL: -1}},
-		"Config.MaxTTL":         {{MaxTTL: 2 * time.Hour, MaxLifetime: time.Hour}, {NoCeiling: true, MaxTTL: holds.MaxMaxLifetime + 1}},
-		"Config.MaxLifetime":    {{MaxLifetime: -1}, {MaxLifetime: holds.MaxMaxLifetime + 1}, {MaxTTL: holds.MaxMaxLifetime + 1}, {NoCeiling: true, MaxLifetime: time.Hour}},
+		"Config.MaxTTL":         {{MaxTTL: 2 * time.Hour, MaxLifetime: time.Hour}, {NoCeiling: true, MaxTTL: bounds.MaxLifetime + 1}},
+		"Config.MaxLifetime":    {{MaxLifetime: -1}, {MaxLifetime: bounds.MaxLifetime + 1}, {MaxTTL: bounds.MaxLifetime + 1}, {NoCeiling: true, MaxLifetime: time.Hour}},
 		"Config.Subscribers[1]": {{Subscribers: []holds.Subscriber{ok, nil}}},
 	} {
 		for _, cfg := range cfgs {

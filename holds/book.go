@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/listen"
@@ -19,7 +20,7 @@ import (
 // Config configures a Book. The zero value is ready for use.
 type Config struct {
 	MinTTL, MaxTTL time.Duration // bound Request.TTL, from 1ms to MaxLifetime. Default to 1s and 1h
-	// MaxLifetime bounds the time from a hold's placement to its deadline, up to MaxMaxLifetime. Defaults to 24h, or
+	// MaxLifetime bounds the time from a hold's placement to its deadline, up to 10 years. Defaults to 24h, or
 	// MaxTTL if that is longer.
 	MaxLifetime time.Duration
 	NoCeiling   bool // lets Extend go on to the year 9980, 10 years at a time, without MaxLifetime. Defaults to false
@@ -39,24 +40,14 @@ type Config struct {
 	NotifyContent bool
 }
 
-// Bounds and defaults.
+// Defaults.
 const (
-	DefaultMinTTL      = time.Second
-	DefaultMaxTTL      = time.Hour
-	DefaultMaxLifetime = 24 * time.Hour
-	MaxMaxLifetime     = 10 * 366 * 24 * time.Hour
-	// MaxHolds is the largest number of holds in one call. A call locks all their scopes: at most 6,400, about the
-	// room that a server has by default (max_locks_per_transaction, SQLSTATE 53200 if full).
-	MaxHolds          = 100
-	MaxIDBytes        = 255      // of an id, tenant, holder and entity each, in UTF-8
-	MaxMetadataBytes  = 64 << 10 // of Request.Metadata
-	MaxKeys           = 10_000   // in one call of ClaimedMany
-	DefaultPage       = 100      // holds of a List
-	MaxPage           = 1000
-	DefaultSweepBatch = 500 // holds that a Sweep ends in one transaction
-	MaxSweepBatch     = 10_000
-	DefaultOlderThan  = 30 * 24 * time.Hour // how long Purge keeps holds that have ended
-	DefaultIdle       = listen.DefaultIdle  // of ListenOptions
+	defaultMinTTL     = time.Second
+	defaultMaxTTL     = time.Hour
+	defaultLifetime   = 24 * time.Hour
+	defaultPage       = 100
+	defaultSweepBatch = 500
+	defaultOlderThan  = 30 * 24 * time.Hour
 )
 
 // Subscriber acts on a transition. Its writes through tx commit or roll back with the call. For an effect outside the
@@ -83,9 +74,6 @@ type Book struct {
 	observer *observed.To // the ledger's
 }
 
-// Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
-type Querier = budget.Querier
-
 // New returns a Book on the ledger, with its schema and its timeout for locks, or an *ArgumentError. It does not touch
 // the database.
 func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
@@ -98,23 +86,23 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 	}
 	cfg.RequireActor = cfg.RequireActor || actor
 	if cfg.MinTTL == 0 {
-		cfg.MinTTL = DefaultMinTTL
+		cfg.MinTTL = defaultMinTTL
 	}
 	if cfg.MaxTTL == 0 {
-		cfg.MaxTTL = max(DefaultMaxTTL, cfg.MinTTL)
+		cfg.MaxTTL = max(defaultMaxTTL, cfg.MinTTL)
 	}
 	if cfg.NoCeiling && cfg.MaxLifetime != 0 {
 		return nil, invalid("Config.MaxLifetime", "is set, and so is NoCeiling")
 	}
 	if cfg.NoCeiling {
-		cfg.MaxLifetime = MaxMaxLifetime // for MaxTTL
+		cfg.MaxLifetime = bounds.MaxLifetime // for MaxTTL
 	}
 	if cfg.MaxLifetime == 0 {
-		cfg.MaxLifetime = max(DefaultMaxLifetime, cfg.MaxTTL)
+		cfg.MaxLifetime = max(defaultLifetime, cfg.MaxTTL)
 	}
 	switch {
-	case cfg.MaxLifetime < 0 || cfg.MaxLifetime > MaxMaxLifetime:
-		return nil, invalid("Config.MaxLifetime", "%v is not from 0 to %v", cfg.MaxLifetime, MaxMaxLifetime)
+	case cfg.MaxLifetime < 0 || cfg.MaxLifetime > bounds.MaxLifetime:
+		return nil, invalid("Config.MaxLifetime", "%v is not from 0 to %v", cfg.MaxLifetime, bounds.MaxLifetime)
 	case cfg.MinTTL < time.Millisecond || cfg.MinTTL > cfg.MaxTTL:
 		return nil, invalid("Config.MinTTL", "%v is not from 1ms to MaxTTL, %v", cfg.MinTTL, cfg.MaxTTL)
 	case cfg.MaxTTL > cfg.MaxLifetime:

@@ -32,7 +32,7 @@ var policies = map[Over]string{OverRefused: "refuse", OverIfFits: "fit", OverUpT
 // Capture says which holds become spending.
 type Capture struct {
 	Tenant string
-	IDs    []string // up to MaxHolds of one tenant
+	IDs    []string // up to 100 of one tenant
 	Holder string   // must be the holder of each hold. Defaults to "", not checked (Config.RequireHolder)
 	All    bool     // captures all held units. Set either All or Lines
 	// Lines are the units used of each scope of a single hold. A scope left out was not used. Lines of a claim
@@ -46,7 +46,7 @@ type Capture struct {
 	// claim and ends the hold. Defaults to false: the rest is freed.
 	Keep   bool
 	Over   Over        // the policy if a Line is more than is held. Defaults to OverRefused
-	Entity string      // the id of an order or the like that came of the hold, up to MaxIDBytes bytes. Defaults to none
+	Entity string      // the id of an order or the like that came of the hold, up to 255 bytes. Defaults to none
 	Note   budget.Note // is recorded in the history, and with the ledger's entries. Defaults to none
 }
 

@@ -301,8 +301,8 @@ func TestRefund_InPartsLeavesAClaimsOwnUnit(t *testing.T) {
 	_, err = f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
 	require.NoError(t, err)
 	own := holds.Line{Scope: claimScope("", key), Amount: 1}
-	f.refused(holds.Return{IDs: []string{h.ID}, Lines: []holds.Line{own}}, holds.ErrArgument)
-	f.refused(holds.Return{IDs: []string{h.ID}, Lines: []holds.Line{own, {Scope: "power", Amount: 3}}}, holds.ErrArgument)
+	f.refused(holds.Return{IDs: []string{h.ID}, Lines: []holds.Line{own}}, budget.ErrArgument)
+	f.refused(holds.Return{IDs: []string{h.ID}, Lines: []holds.Line{own, {Scope: "power", Amount: 3}}}, budget.ErrArgument)
 	for _, lines := range [][]holds.Line{{{Scope: "power", Amount: 3}}, {{Scope: "power", Amount: 1}, own}} {
 		_, err = do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
 			return f.book.Return(ctx, tx, holds.Return{IDs: []string{h.ID}, Lines: lines})

@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 )
@@ -30,8 +31,8 @@ func checkNames(tenant, holder string, ids ...string) error {
 
 // checkIDs validates the ids of a call on several holds.
 func checkIDs(tenant, holder string, ids []string) error {
-	if len(ids) == 0 || len(ids) > MaxHolds {
-		return invalid("IDs", "are %d, want 1 to %d", len(ids), MaxHolds)
+	if len(ids) == 0 || len(ids) > bounds.MaxHolds {
+		return invalid("IDs", "are %d, want 1 to %d", len(ids), bounds.MaxHolds)
 	}
 	seen := make(map[string]bool, len(ids))
 	for i, id := range ids {
@@ -86,7 +87,7 @@ func (b *Book) checkNote(field string, note budget.Note) error {
 
 // renamed replaces the ledger's name of an argument, charges or charges[i], by the caller's.
 func renamed(err error, all string, each func(i int) string) error {
-	var a *ArgumentError
+	var a *budget.ArgumentError
 	if !errors.As(err, &a) {
 		return err
 	}
@@ -102,4 +103,6 @@ func renamed(err error, all string, each func(i int) string) error {
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
 // checkText refuses a text that is too long, or that Postgres cannot store.
-func checkText(field, text string) error { return fault.Text(errArgument, field, text, MaxIDBytes) }
+func checkText(field, text string) error {
+	return fault.Text(errArgument, field, text, bounds.MaxIDBytes)
+}

@@ -28,7 +28,7 @@ type Key struct {
 type Claim struct {
 	Tenant    string          // keeps the keys of tenants apart. Defaults to ""
 	Key       Key             // the thing: neither part is empty, and its Scope fits into 255 bytes
-	Holder    string          // the claimant, 1 to MaxIDBytes bytes
+	Holder    string          // the claimant, 1 to 255 bytes
 	Lines     []Line          // are reserved with the claim, or not at all
 	Charges   []budget.Charge // are charged with the claim, or not at all
 	MustExist bool            // as in budget.Charge, of the claim's own scope (Key.Scope)
@@ -130,7 +130,7 @@ select metered.hold_json(h.no, metered.clock()) from metered.holds h
 where h.claim = $1 and (h.state = 'h' or h.state = 'c' and not h.returned)`
 
 // Claimed returns the active claim of a key, or ErrUnknown. It may be out of date when it arrives: only Claim decides.
-func (b *Book) Claimed(ctx context.Context, db Querier, tenant string, key Key) (Hold, error) {
+func (b *Book) Claimed(ctx context.Context, db budget.Querier, tenant string, key Key) (Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Hold{}, err
 	}
@@ -163,14 +163,14 @@ select (select metered.hold_json(h.no, c.now) from metered.holds h
 from (select metered.clock() as now) c, pg_catalog.unnest($1::text[]) with ordinality k(scope, n)
 order by k.n`
 
-// ClaimedMany is Claimed for up to MaxKeys keys of a tenant, in one round trip and from one snapshot. A key without an
+// ClaimedMany is Claimed for up to 10,000 keys of a tenant, in one round trip and from one snapshot. A key without an
 // active claim is not in the result.
-func (b *Book) ClaimedMany(ctx context.Context, db Querier, tenant string, keys ...Key) (map[Key]Hold, error) {
+func (b *Book) ClaimedMany(ctx context.Context, db budget.Querier, tenant string, keys ...Key) (map[Key]Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err
 	}
-	if len(keys) > MaxKeys {
-		return nil, invalid("keys", "are %d, want at most %d", len(keys), MaxKeys)
+	if len(keys) > bounds.MaxKeys {
+		return nil, invalid("keys", "are %d, want at most %d", len(keys), bounds.MaxKeys)
 	}
 	scopes := make([]string, len(keys))
 	for i, key := range keys {
@@ -207,7 +207,7 @@ func (b *Book) ClaimedMany(ctx context.Context, db Querier, tenant string, keys 
 
 // ofKey names the key of a list that err is about.
 func ofKey(i int, err error) error {
-	var argument *ArgumentError
+	var argument *budget.ArgumentError
 	if errors.As(err, &argument) && strings.HasPrefix(argument.Field, "Key.") {
 		return invalid(index("keys", i, strings.TrimPrefix(argument.Field, "Key")), "%s", argument.Reason)
 	}

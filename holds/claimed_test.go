@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -18,7 +19,7 @@ func seat(name string) holds.Key { return holds.Key{Type: "seat", Value: name} }
 
 // asking counts the queries of a call.
 type asking struct {
-	holds.Querier
+	budget.Querier
 	queries int
 }
 
@@ -76,14 +77,14 @@ func TestClaimedMany_AnswersForEachKeyAsClaimedDoes(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, claimed)
 
-	var argument *holds.ArgumentError
+	var argument *budget.ArgumentError
 	_, err = f.book.ClaimedMany(t.Context(), untouchable{}, "", seat("a"), seat(""))
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, "keys[1].Value", argument.Field)
 	_, err = f.book.ClaimedMany(t.Context(), untouchable{}, "\xff", seat("a"))
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, "Tenant", argument.Field)
-	_, err = f.book.ClaimedMany(t.Context(), untouchable{}, "", make([]holds.Key, holds.MaxKeys+1)...)
+	_, err = f.book.ClaimedMany(t.Context(), untouchable{}, "", make([]holds.Key, bounds.MaxKeys+1)...)
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, "keys", argument.Field)
 }
@@ -196,7 +197,7 @@ func TestPlace_TwoInOneTransactionCanDeadlockAndSaySo(t *testing.T) {
 			}
 			require.Equal(t, "40P01", code(err), err)
 			require.ErrorContains(t, err, ": "+what+": ")
-			require.ErrorIs(t, err, holds.ErrSerialization)
+			require.ErrorIs(t, err, budget.ErrSerialization)
 			require.NotContains(t, err.Error(), "budget")
 		})
 	}
@@ -211,9 +212,9 @@ func TestPlace_BusyIsSaidOfThePlacement(t *testing.T) {
 	require.NoError(t, err)
 	require.NoError(t, f.ledger.Lock(t.Context(), begin(t, f.pool, pgx.ReadCommitted), "a"))
 	_, err = f.place(holds.Request{Lines: []holds.Line{capacity("a", 1, 9)}})
-	require.ErrorIs(t, err, holds.ErrBusy)
 	require.ErrorIs(t, err, budget.ErrBusy)
-	require.ErrorContains(t, err, holds.ErrBusy.Error()+": place: ")
+	require.ErrorIs(t, err, budget.ErrBusy)
+	require.ErrorContains(t, err, budget.ErrBusy.Error()+": place: ")
 }
 
 // A role that calls the functions itself can claim a scope that no Key makes.

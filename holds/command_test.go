@@ -206,7 +206,7 @@ func TestOnRefusal_HearsOfEveryRefusalOfAHold(t *testing.T) {
 		return tx.Capture(holds.Capture{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "seat", Amount: 2}}})
 	}), holds.ErrExcess)
 	require.ErrorIs(t, do("op2", func(tx *metered.Tx) error {
-		return tx.Extend(holds.Extend{IDs: []string{"h"}, By: holds.DefaultMaxLifetime})
+		return tx.Extend(holds.Extend{IDs: []string{"h"}, By: 24 * time.Hour})
 	}), holds.ErrCeiling)
 	require.NoError(t, do("op3", func(tx *metered.Tx) error { return tx.Capture(holds.Capture{IDs: []string{"h"}, All: true}) }))
 	require.NoError(t, do("op4", func(tx *metered.Tx) error {

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
 // everyWrite calls each method that writes, with a holder and a note, and returns the error of each.
@@ -101,9 +102,9 @@ func TestExtend_HasNoCeilingWhereConfigured(t *testing.T) {
 	require.NoError(t, err)
 	require.NotContains(t, string(encoded), "ceiling")
 	for n := range 3 {
-		hs, err := f.extend(holds.MaxMaxLifetime, "h")
+		hs, err := f.extend(bounds.MaxLifetime, "h")
 		require.NoError(t, err)
-		require.Equal(t, h.Deadline.Add(time.Duration(n+1)*holds.MaxMaxLifetime), hs[0].Deadline)
+		require.Equal(t, h.Deadline.Add(time.Duration(n+1)*bounds.MaxLifetime), hs[0].Deadline)
 		require.Equal(t, hs[0], f.get("h"))
 	}
 	other, err := holds.New(f.ledger, holds.Config{})

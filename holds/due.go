@@ -7,6 +7,9 @@ import (
 	"math"
 	"slices"
 	"time"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
 // DueFilter selects holds. A zero field selects all, except Tenant.
@@ -17,7 +20,7 @@ type DueFilter struct {
 	State       State     // Held: due next. Expired: due, and not swept
 	Before      time.Time // holds that are due before
 	After       string    // continues a list: DueList.Next of the page before
-	Max         int       // the size of a page, 1 to MaxPage. Defaults to DefaultPage
+	Max         int       // the size of a page, 1 to 1,000. Defaults to 100
 }
 
 // DueList is a page of holds.
@@ -32,7 +35,7 @@ from metered.due_holds($1::text, $2::text, coalesce($3::timestamptz, '-infinity'
 
 // Due returns a page of holds in the order in which they fall due: held ones, and expired ones that were not swept. A
 // page looks at no more than 10,000 holds, of all tenants: it may be empty and have a Next.
-func (b *Book) Due(ctx context.Context, db Querier, f DueFilter) (DueList, error) {
+func (b *Book) Due(ctx context.Context, db budget.Querier, f DueFilter) (DueList, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return DueList{}, err
 	}
@@ -97,10 +100,10 @@ func (f *DueFilter) check() (after *time.Time, no int64, err error) {
 // pageSize is the size of a page, with its default.
 func pageSize(field string, max int) (int, error) {
 	if max == 0 {
-		return DefaultPage, nil
+		return defaultPage, nil
 	}
-	if max < 1 || max > MaxPage {
-		return 0, invalid(field, "%d is not from 1 to %d", max, MaxPage)
+	if max < 1 || max > bounds.MaxPage {
+		return 0, invalid(field, "%d is not from 1 to %d", max, bounds.MaxPage)
 	}
 	return max, nil
 }

@@ -16,7 +16,6 @@ import (
 
 // Refused before any SQL.
 var (
-	ErrArgument    error = errArgument    // every refused argument, as an *ArgumentError or a *TTLError
 	ErrTTLTooShort error = errTTLTooShort // a TTL below Config.MinTTL, as a *TTLError
 	ErrTTLTooLong  error = errTTLTooLong  // a TTL above Config.MaxTTL, as a *TTLError
 )
@@ -39,14 +38,6 @@ var (
 	ErrReturned      error = fault.New("hold_returned", "holds: the hold was captured and given back")
 )
 
-// Failures of the moment or of the set-up. They abort the transaction.
-var (
-	ErrBusy          error = fault.ErrBusy          // a scope's lock could not be had within the ledger's lock timeout
-	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
-	ErrNotMigrated   error = fault.ErrNotMigrated   // the schema's tables or functions are missing
-	ErrNotGranted    error = fault.ErrNotGranted    // the role lacks a grant that the call needs
-)
-
 var (
 	errArgument    = fault.New("invalid_argument", "holds: invalid argument")
 	errTTLTooShort = fault.New("ttl_too_short", "holds: the TTL is too short")
@@ -58,9 +49,6 @@ var (
 	errExcess  = fault.New("hold_excess", "holds: the amount exceeds the open units")
 	errCeiling = fault.New("hold_ceiling", "holds: the extension leads past the hold's ceiling")
 )
-
-// ArgumentError names a refused argument, such as "Request.TTL", and the reason.
-type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
@@ -84,8 +72,6 @@ func (e *TTLError) Error() string {
 
 func (e *TTLError) Unwrap() []error { return []error{e.kind(), errArgument} }
 
-func (e *TTLError) Code() string { return e.kind().Code() }
-
 // Reason is why a hold was not found: for your logs, not for the caller.
 type Reason string
 
@@ -107,8 +93,6 @@ func (e *UnknownError) Reason() Reason {
 func (e *UnknownError) Error() string { return errUnknown.Error() }
 
 func (e *UnknownError) Unwrap() error { return errUnknown }
-
-func (e *UnknownError) Code() string { return errUnknown.Code() }
 
 func (e *UnknownError) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, e.Error()) }
 
@@ -142,8 +126,6 @@ func (e *StateError) Error() string { return fmt.Sprintf("%v: %q", e.kind(), e.I
 
 func (e *StateError) Unwrap() []error { return []error{e.kind(), errState} }
 
-func (e *StateError) Code() string { return fault.Code(e.kind()) }
-
 // TakenError says until when a claim is taken and, with Claim.Reveal, by whom.
 type TakenError struct {
 	Key        Key
@@ -169,8 +151,6 @@ func (e *TakenError) RetryAfterSeconds() (seconds int64, ok bool) {
 	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
 }
 
-func (e *TakenError) Code() string { return errTaken.Code() }
-
 // ExcessError is a capture or return of more units than are Open.
 type ExcessError struct {
 	ID, Scope       string
@@ -183,8 +163,6 @@ func (e *ExcessError) Error() string {
 
 func (e *ExcessError) Unwrap() error { return errExcess }
 
-func (e *ExcessError) Code() string { return errExcess.Code() }
-
 // CeilingError is an extension beyond the hold's ceiling, which is Left away.
 type CeilingError struct {
 	ID   string
@@ -196,8 +174,6 @@ func (e *CeilingError) Error() string {
 }
 
 func (e *CeilingError) Unwrap() error { return errCeiling }
-
-func (e *CeilingError) Code() string { return errCeiling.Code() }
 
 // failed wraps the error of a statement, and keeps the Postgres error underneath. Its Detail is never printed.
 func failed(doing string, err error) error {

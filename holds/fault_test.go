@@ -204,7 +204,7 @@ func TestFault_EndedWhileItWaitsItLeavesTheOldState(t *testing.T) {
 		execute(t, f.pool, `select `+end+`(pid) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`)
 		err := <-late
 		require.Error(t, err)
-		require.False(t, errors.Is(err, holds.ErrBusy), "%v", err)
+		require.False(t, errors.Is(err, budget.ErrBusy), "%v", err)
 		require.NoError(t, busy.Rollback(t.Context()))
 		f.settled()
 		require.Equal(t, before, f.dump())

@@ -155,7 +155,7 @@ func (f *fixture) sums() {
 	checkSums(f, f.Context(), f.pool, "%")
 }
 
-func checkSums(t require.TestingT, ctx context.Context, db holds.Querier, like string) {
+func checkSums(t require.TestingT, ctx context.Context, db budget.Querier, like string) {
 	rows, err := db.Query(ctx, `
 		select coalesce(s.scope, l.scope)
 		from (select distinct on (scope) scope, held, next_due from metered.ledger where scope like $1 order by scope, seq desc) s
@@ -180,7 +180,7 @@ func (f *fixture) rebuilds(h holds.Hold) {
 
 // rebuilds checks a hold against its history. That its time is over may not have been
 // recorded yet.
-func rebuilds(t require.TestingT, ctx context.Context, book *holds.Book, db holds.Querier, h holds.Hold) {
+func rebuilds(t require.TestingT, ctx context.Context, book *holds.Book, db budget.Querier, h holds.Hold) {
 	history, err := book.History(ctx, db, h.Tenant, h.ID, "")
 	require.NoError(t, err)
 	want, err := holds.Rebuild(history)

@@ -65,7 +65,7 @@ order by e.version`
 
 // History returns the transitions of a hold, oldest first, with Get's holder and errors. An expiry is missing until
 // it is recorded, though Get says Expired.
-func (b *Book) History(ctx context.Context, db Querier, tenant, id, holder string) ([]Event, error) {
+func (b *Book) History(ctx context.Context, db budget.Querier, tenant, id, holder string) ([]Event, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err
 	}

@@ -19,6 +19,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
@@ -167,7 +168,7 @@ func (h *history) savepoint() {
 
 // check compares all holds with the model.
 func (h *history) check() []holds.Hold {
-	list, err := h.f.book.List(h.ctx(), h.conn, holds.Filter{Tenant: h.tenant, Max: holds.MaxPage})
+	list, err := h.f.book.List(h.ctx(), h.conn, holds.Filter{Tenant: h.tenant, Max: bounds.MaxPage})
 	require.NoError(h, err)
 	slices.Reverse(list.Holds)
 	var want []holds.Hold

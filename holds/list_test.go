@@ -158,7 +158,7 @@ func TestList_PagesStayInPlaceWhileHoldsComeAndEnd(t *testing.T) {
 
 // spy keeps the last query for rows.
 type spy struct {
-	holds.Querier
+	budget.Querier
 	sql  string
 	args []any
 }

@@ -281,7 +281,7 @@ func TestListen_RefusesBadArguments(t *testing.T) {
 		"handle": book.Listen(t.Context(), pool, holds.ListenOptions{}, nil),
 		"idle":   book.Listen(t.Context(), pool, holds.ListenOptions{Idle: time.Millisecond}, none),
 	} {
-		require.ErrorIs(t, err, holds.ErrArgument, name)
+		require.ErrorIs(t, err, budget.ErrArgument, name)
 	}
 }
 
@@ -293,13 +293,13 @@ func TestNotify_IsRefusedWithASchemaNameTooLongForAChannel(t *testing.T) {
 		ledger, err := budget.New(budget.Config{Schema: strings.Repeat("s", length)})
 		require.NoError(t, err)
 		_, err = holds.New(ledger, holds.Config{Notify: true})
-		require.Equal(t, refused, errors.Is(err, holds.ErrArgument), length)
+		require.Equal(t, refused, errors.Is(err, budget.ErrArgument), length)
 		quiet, err := holds.New(ledger, holds.Config{})
 		require.NoError(t, err)
 		listening, cancel := context.WithCancel(t.Context())
 		cancel()
 		err = quiet.Listen(listening, pool, holds.ListenOptions{}, func(context.Context, holds.Notice) error { return nil })
-		require.Equal(t, refused, errors.Is(err, holds.ErrArgument), length)
+		require.Equal(t, refused, errors.Is(err, budget.ErrArgument), length)
 		_, err = pool.Exec(t.Context(), `select pg_notify($1, '')`, quiet.Channel())
 		require.Equal(t, refused, err != nil, "%d: %v", length, err)
 	}

@@ -137,13 +137,13 @@ func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
 	if own := found[0].claim; own != nil && !c.All {
 		confirms := slices.ContainsFunc(c.Lines, func(l holds.Line) bool { return l.Scope == claimScope(c.Tenant, *own) && l.Amount > 0 })
 		if confirms == c.Keep {
-			return nil, holds.ErrArgument
+			return nil, budget.ErrArgument
 		}
 	}
 	for _, used := range c.Lines {
 		i := slices.IndexFunc(found[0].lines, func(l mLine) bool { return l.scope == used.Scope })
 		if i < 0 {
-			return nil, holds.ErrArgument
+			return nil, budget.ErrArgument
 		}
 		take[used.Scope] = used.Amount
 		if open := found[0].lines[i].open; used.Amount > open {

@@ -194,7 +194,7 @@ func TestNotice_OfManyLinesAndLongTextsIsCutToFit(t *testing.T) {
 	require.False(t, n.Cut, "as much as fits")
 
 	// All ends of a hundred at once, and the 64 lines that a call by hand can place.
-	ids := make([]string, holds.MaxHolds)
+	ids := make([]string, bounds.MaxHolds)
 	for i := range ids {
 		ids[i] = fmt.Sprint("h", i)
 		f.mustPlace(holds.Request{ID: ids[i], Lines: many(64, 255)[:1+i%64]})
@@ -207,12 +207,12 @@ func TestNotice_OfManyLinesAndLongTextsIsCutToFit(t *testing.T) {
 		'1 min', 1000, (null, null, '[7, {"actor": "x"}]')::metered.origin, $1, false)`, f.book.Channel()+"+")
 	require.NoError(t, err)
 	payloads := sent()
-	require.Len(t, payloads, 2*holds.MaxHolds+1)
+	require.Len(t, payloads, 2*bounds.MaxHolds+1)
 	for _, p := range payloads {
 		require.Less(t, len(p), 8000)
 		require.True(t, json.Valid([]byte(p)))
 	}
-	for range 2 * holds.MaxHolds {
+	for range 2 * bounds.MaxHolds {
 		require.False(t, l.next().Missed)
 	}
 	n = l.next()

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/sqlstate"
@@ -31,16 +32,16 @@ type Line struct {
 
 // Request is what Place reserves.
 type Request struct {
-	// ID is the hold's id, 1 to MaxIDBytes bytes of UTF-8, unique within Tenant. With a UUIDv7 a repetition after a
+	// ID is the hold's id, 1 to 255 bytes of UTF-8, unique within Tenant. With a UUIDv7 a repetition after a
 	// purge is refused instead of placed again. Defaults to a new UUIDv7.
 	ID       string
-	Tenant   string          // separates ids, but not scopes, of tenants, up to MaxIDBytes bytes. Defaults to ""
-	Holder   string          // up to MaxIDBytes bytes. Calls that name another do not find the hold. Defaults to ""
+	Tenant   string          // separates ids, but not scopes, of tenants, up to 255 bytes. Defaults to ""
+	Holder   string          // up to 255 bytes. Calls that name another do not find the hold. Defaults to ""
 	Lines    []Line          // the units to hold: with Charges, 1 to 64 scopes
 	Charges  []budget.Charge // are spent at once, with the hold, and are not given back when it ends
 	TTL      time.Duration   // how long it is held, within Config's bounds, in whole microseconds
 	Grace    time.Duration   // keeps it for capture past the deadline, up to Config.MaxTTL in microseconds. Defaults to 0
-	Metadata json.RawMessage // JSON of yours, up to MaxMetadataBytes. Defaults to none
+	Metadata json.RawMessage // JSON of yours, up to 64 KiB. Defaults to none
 	Note     budget.Note     // is recorded in the history, and with the ledger's entries. Defaults to none
 
 	// claim is the scope of a claim, key its key, and reveal Claim.Reveal. Set by Claim.
@@ -149,8 +150,8 @@ func (b *Book) check(r *Request) (*charging, error) {
 	if string(r.Metadata) == "null" {
 		r.Metadata = nil
 	}
-	if len(r.Metadata) > MaxMetadataBytes {
-		return nil, invalid("Request.Metadata", "is %d bytes, want at most %d", len(r.Metadata), MaxMetadataBytes)
+	if len(r.Metadata) > bounds.MaxMetadataBytes {
+		return nil, invalid("Request.Metadata", "is %d bytes, want at most %d", len(r.Metadata), bounds.MaxMetadataBytes)
 	}
 	if r.Metadata != nil && (!json.Valid(r.Metadata) || !utf8.Valid(r.Metadata)) {
 		return nil, invalid("Request.Metadata", "is not JSON")

@@ -12,7 +12,7 @@ import (
 
 // PurgeOptions configures Purge. The zero value works.
 type PurgeOptions struct {
-	OlderThan time.Duration       // how long an ended hold is kept, 1s to a century. Defaults to DefaultOlderThan
+	OlderThan time.Duration       // how long an ended hold is kept, 1s to a century. Defaults to 30 days
 	Batch     int                 // how many holds one transaction deletes, 1 to 10,000. Defaults to 1,000
 	Progress  func(deleted int64) // is called after each batch with the number so far. Defaults to none
 	DryRun    bool                // counts holds that are ready to be deleted, and deletes none. Needs SELECT on the table. Defaults to false
@@ -38,7 +38,7 @@ func (b *Book) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions)
 		return 0, err
 	}
 	if opts.OlderThan == 0 {
-		opts.OlderThan = DefaultOlderThan
+		opts.OlderThan = defaultOlderThan
 	}
 	o := purge.Options(opts)
 	if err := o.Check(errArgument); err != nil {

@@ -6,6 +6,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
 )
 
 const getSQL = `
@@ -14,7 +16,7 @@ select (select metered.hold_json(h.no, metered.clock()) from metered.holds h whe
 
 // Get returns a hold. It is ErrUnknown if holder is neither empty nor the hold's, and ErrRetired if the hold may have
 // been purged.
-func (b *Book) Get(ctx context.Context, db Querier, tenant, id, holder string) (Hold, error) {
+func (b *Book) Get(ctx context.Context, db budget.Querier, tenant, id, holder string) (Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Hold{}, err
 	}
@@ -51,7 +53,7 @@ type Filter struct {
 	Scope  string // selects holds with a line of this scope
 	Claim  Key    // selects the claims of this key, ended ones too
 	Before int64  // continues a list: Listed.Next of the page before. Defaults to the newest
-	Max    int    // the size of a page, 1 to MaxPage. Defaults to DefaultPage
+	Max    int    // the size of a page, 1 to 1,000. Defaults to 100
 }
 
 // Listed is a page of holds, newest first.
@@ -79,7 +81,7 @@ order by h.no + 0 desc limit $7`
 
 // List returns a page of holds, newest first. Pages do not overlap or miss a hold that was there at the beginning,
 // whatever changes meanwhile. Filter by Holder, Entity or Claim where you can: these are indexed.
-func (b *Book) List(ctx context.Context, db Querier, f Filter) (Listed, error) {
+func (b *Book) List(ctx context.Context, db budget.Querier, f Filter) (Listed, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Listed{}, err
 	}

@@ -16,7 +16,7 @@ import (
 // Release names holds to give up.
 type Release struct {
 	Tenant string
-	IDs    []string // up to MaxHolds of one tenant
+	IDs    []string // up to 100 of one tenant
 	Holder string   // must be the holder of each hold. Defaults to "", not checked: if another releases, say so in Note
 	// Captured also releases captured holds: it gives their spending back, as Return with All does, and they become
 	// Returned. Defaults to false: a captured hold is a *StateError.
@@ -53,7 +53,7 @@ func (b *Book) prepareRelease(r Release) (*call, error) {
 // Return names captured holds to give back.
 type Return struct {
 	Tenant string
-	IDs    []string // up to MaxHolds of one tenant
+	IDs    []string // up to 100 of one tenant
 	Holder string   // must be the holder of each hold. Defaults to "", not checked
 	All    bool     // gives back all that is left. Set either All or Lines
 	Lines  []Line   // the units to give back of each scope of a single hold, without Limits
@@ -108,9 +108,9 @@ func (b *Book) prepareReturn(r Return) (*call, error) {
 // Extend names holds to keep for longer.
 type Extend struct {
 	Tenant string
-	IDs    []string      // up to MaxHolds of one tenant
+	IDs    []string      // up to 100 of one tenant
 	Holder string        // must be the holder of each hold. Defaults to "", not checked
-	By     time.Duration // is added to the deadline, 1µs to MaxMaxLifetime, in whole microseconds
+	By     time.Duration // is added to the deadline, 1µs to 10 years, in whole microseconds
 	Note   budget.Note   // is recorded in the history
 }
 
@@ -129,8 +129,8 @@ func (b *Book) prepareExtend(e Extend) (*call, error) {
 	if err := b.made(); err != nil {
 		return nil, err
 	}
-	if e.By < time.Microsecond || e.By > MaxMaxLifetime || e.By%time.Microsecond != 0 {
-		return nil, invalid("Extend.By", "%v is not from 1µs to %v in whole microseconds", e.By, MaxMaxLifetime)
+	if e.By < time.Microsecond || e.By > bounds.MaxLifetime || e.By%time.Microsecond != 0 {
+		return nil, invalid("Extend.By", "%v is not from 1µs to %v in whole microseconds", e.By, bounds.MaxLifetime)
 	}
 	return b.prepare(b.sql.extend, EventExtended, e.Tenant, e.IDs, e.Holder, e.Note, interval(e.By))
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
@@ -165,11 +166,11 @@ func TestRole_NoExtensionMakesAHoldUnreadable(t *testing.T) {
 	// Nor do many of those that are let in.
 	var err error
 	for n := 0; err == nil && n < 1000; n++ {
-		_, err = app.extend(holds.MaxMaxLifetime, "h")
+		_, err = app.extend(bounds.MaxLifetime, "h")
 	}
 	var ceiling *holds.CeilingError
 	require.ErrorAs(t, err, &ceiling)
-	require.Less(t, ceiling.Left, holds.MaxMaxLifetime)
+	require.Less(t, ceiling.Left, bounds.MaxLifetime)
 	require.Zero(t, app.get("h").Ceiling)
 	list, err := app.book.List(t.Context(), app.pool, holds.Filter{})
 	require.NoError(t, err)

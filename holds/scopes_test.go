@@ -52,11 +52,11 @@ func TestClaimOf_TheKeyIsReadBack(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, s, back)
 		_, err = holds.ParseKey(blocks, claim.Key)
-		require.ErrorIs(t, err, holds.ErrArgument)
+		require.ErrorIs(t, err, budget.ErrArgument)
 	}
 	require.Equal(t, holds.Key{Type: "seat", Value: "7/21A"}, holds.ClaimOf(seats, theatreSeat{7, "21A"}).Key)
 	_, err := holds.ParseKey(seats, holds.Key{Type: "seat", Value: "07/21A"})
-	require.ErrorIs(t, err, holds.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 	require.Empty(t, holds.ClaimOf(seats, theatreSeat{}).Key.Value, "which Claim refuses")
 	require.Equal(t, holds.Line{Scope: "block/A", Amount: 2, Limits: blocks.Limits, MustExist: true}, holds.LineOf(blocks, block{"A"}, 2))
 }

@@ -483,7 +483,7 @@ func TestRelease_OfAHoldPlacedWhileItWaitsKeepsNothingBack(t *testing.T) {
 
 // meanwhile is a pool on which something happens before each query for one row.
 type meanwhile struct {
-	holds.Querier
+	budget.Querier
 	happens func()
 }
 
@@ -721,7 +721,7 @@ func TestLockTimeout_BoundsTheWaitForAHoldsRow(t *testing.T) {
 			require.NoError(t, c.busy(busy), name)
 			_, err := tx.Exec(ctx, `set local statement_timeout = '20s'; set local lock_timeout = '`+own+`'`)
 			require.NoError(t, err)
-			require.ErrorIs(t, c.call(tx), holds.ErrBusy, "%s, %s", name, own)
+			require.ErrorIs(t, c.call(tx), budget.ErrBusy, "%s, %s", name, own)
 			require.NoError(t, busy.Rollback(ctx))
 			require.NoError(t, tx.Rollback(ctx))
 		}

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/observe"
 )
@@ -91,8 +92,8 @@ func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, status 
 
 // SweepOptions configures Sweep. The zero value sweeps all due holds.
 type SweepOptions struct {
-	// Batch is how many holds one transaction ends, 1 to MaxSweepBatch, or fewer if they have more than 2,000 scopes.
-	// Defaults to DefaultSweepBatch.
+	// Batch is how many holds one transaction ends, 1 to 10,000, or fewer if they have more than 2,000 scopes.
+	// Defaults to 500.
 	Batch    int
 	Max      int               // ends the sweep after so many batches. Defaults to 0, no bound
 	Progress func(SweepReport) // is called after each batch, once it is committed. Defaults to none
@@ -129,11 +130,11 @@ func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions)
 		return SweepReport{}, err
 	}
 	if opts.Batch == 0 {
-		opts.Batch = DefaultSweepBatch
+		opts.Batch = defaultSweepBatch
 	}
 	switch {
-	case opts.Batch < 1 || opts.Batch > MaxSweepBatch:
-		return SweepReport{}, invalid("SweepOptions.Batch", "%d is not from 1 to %d", opts.Batch, MaxSweepBatch)
+	case opts.Batch < 1 || opts.Batch > bounds.MaxSweepBatch:
+		return SweepReport{}, invalid("SweepOptions.Batch", "%d is not from 1 to %d", opts.Batch, bounds.MaxSweepBatch)
 	case opts.Max < 0:
 		return SweepReport{}, invalid("SweepOptions.Max", "%d is negative", opts.Max)
 	}

@@ -164,7 +164,7 @@ func TestSpent_OfACaptureOfAll(t *testing.T) {
 	require.Equal(t, holds.Captured, all[0].State, "a claim's own unit is among all")
 	require.Equal(t, []string{"seats 80: 90 used, 0 held, by u"}, f.crossed())
 
-	var argument *holds.ArgumentError
+	var argument *budget.ArgumentError
 	_, err = f.capture(holds.Capture{IDs: []string{"a"}, All: true, Lines: lineOf("seats", 1, limit)})
 	require.ErrorAs(t, err, &argument)
 	_, err = f.capture(holds.Capture{IDs: []string{"a", "b"}, All: true, Lines: lineOf("seats", 0, limit)})

@@ -103,7 +103,7 @@ func (a *app) listHolds(ctx context.Context, r *inspect.Reader, f holdFlags) err
 	t := a.table("HOLD", "STATE", "HOLDER", "PLACED", "DUE", "UNITS")
 	next, listed := f.pages(r), 0
 	for after := ""; ; {
-		size := holds.MaxPage
+		size := 1000
 		if f.limit > 0 {
 			size = min(size, f.limit-listed)
 		}

@@ -34,7 +34,7 @@ Any number may run at once. Each batch is a transaction of its own.`,
   metered sweep --notify --batch 100`,
 	}
 	flags := c.Flags()
-	flags.IntVar(&opts.Batch, "batch", holds.DefaultSweepBatch, "end so many holds, and so many lots, in one transaction")
+	flags.IntVar(&opts.Batch, "batch", 500, "end so many holds, and so many lots, in one transaction")
 	flags.BoolVar(&noLots, "no-lots", false, "do not end lots of wallets")
 	flags.IntVar(&opts.Max, "max", 0, "stop after so many batches; 0 is all")
 	flags.BoolVar(&cfg.Notify, "notify", false, "tell those who listen, as holds.Config.Notify does")

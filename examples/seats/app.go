@@ -58,7 +58,7 @@ func newApp(pool *pgxpool.Pool, cfg config) (*app, error) {
 	}
 	a.metered, err = metered.New(pool, metered.Config{
 		River: a.river,
-		Holds: holds.Config{MaxTTL: max(cfg.holdFor, holds.DefaultMaxTTL), Subscribers: []holds.Subscriber{project}, Notify: true},
+		Holds: holds.Config{MaxTTL: max(cfg.holdFor, time.Hour), Subscribers: []holds.Subscriber{project}, Notify: true},
 	})
 	if err != nil {
 		return nil, err

@@ -48,7 +48,7 @@ func (a *app) serveCheckout(w http.ResponseWriter, r *request) error {
 	if err := decode(w, r, &body); err != nil {
 		return err
 	}
-	if len(body.Holds) == 0 || len(body.Holds) > holds.MaxHolds {
+	if len(body.Holds) == 0 || len(body.Holds) > 100 {
 		return badRequest("holds are too few or too many")
 	}
 	slices.Sort(body.Holds)

@@ -121,7 +121,7 @@ func TestHeldWorker_ActsForTheProgramWithAnyBook(t *testing.T) {
 		note := budget.Note{Actor: holds.User("ann")}
 		out, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
 			_, err := tx.Place(ctx, holds.Request{ID: "other", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, nil)
-			require.ErrorIs(t, err, holds.ErrArgument, "the program itself is held to it")
+			require.ErrorIs(t, err, budget.ErrArgument, "the program itself is held to it")
 			id, err := tx.Place(ctx, holds.Request{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, &holdjobs.Cleanup{})
 			if err != nil || work == nil {
 				return 0, err

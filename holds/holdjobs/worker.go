@@ -213,7 +213,7 @@ func retry(ctx context.Context, f func() (again bool, err error)) error {
 }
 
 // inTheWay reports whether err was caused by other transactions, and will pass.
-func inTheWay(err error) bool { return sqlstate.Collided(err) || errors.Is(err, holds.ErrBusy) }
+func inTheWay(err error) bool { return sqlstate.Collided(err) || errors.Is(err, budget.ErrBusy) }
 
 // cover extends the hold to last for span from now, or to its ceiling. A hold in its grace cannot be extended, and
 // can be captured while the grace lasts.

@@ -1,8 +1,9 @@
-// Package bounds has the bounds of package budget's arguments, for the packages built on it.
+// Package bounds has the bounds of the arguments of packages budget and holds, for them and the packages built on them.
 package bounds
 
 import "time"
 
+// Of package budget.
 const (
 	MaxAmount             = 1 << 53                // of one entry: exact as a JSON number
 	MaxLimit              = 1 << 62                // of Limit.Max
@@ -19,4 +20,15 @@ const (
 	MaxThresholds         = 8                      // of one Limit
 	MaxScopeThresholds    = 64                     // that one scope remembers
 	MaxThresholdNameBytes = 64                     // of Threshold.Name, and of the Name of a limit with thresholds
+)
+
+// Of package holds.
+const (
+	MaxLifetime      = 10 * 366 * 24 * time.Hour // of Config.MaxLifetime, and of one extension
+	MaxHolds         = 100                       // in one call: their scopes, at most 6,400, are about the room that a server has for locks by default
+	MaxIDBytes       = 255                       // of an id, a tenant, a holder and an entity, in UTF-8
+	MaxMetadataBytes = 64 << 10                  // of Request.Metadata
+	MaxKeys          = 10_000                    // in one call of Claimed
+	MaxPage          = 1000                      // holds of a page
+	MaxSweepBatch    = 10_000                    // of SweepOptions.Batch
 )

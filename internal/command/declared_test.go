@@ -421,7 +421,7 @@ func TestCapacity_AQueryThatDoesNotAnswerIsAnError(t *testing.T) {
 		_, err := c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{"h"}, Over: holds.OverIfFits, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: seatsOf}}})
 		return err
 	})
-	require.ErrorIs(t, err, holds.ErrArgument)
+	require.ErrorIs(t, err, budget.ErrArgument)
 }
 
 // createScopes and retireScopes do so in a transaction of their own.

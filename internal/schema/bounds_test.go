@@ -14,7 +14,6 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
-	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/schema"
@@ -247,8 +246,8 @@ func TestBounds_AreThoseOfGo(t *testing.T) {
 		{"charge_each", "charges", schema.Items, bounds.MaxBatch}, {"charge_each", "events", schema.Items, bounds.MaxBatch}, {"charge", "thresholds", schema.Lines, bounds.MaxThresholds},
 		{"usage", "scopes", schema.Items, bounds.MaxQueries}, {"usage_at", "times", schema.Items, bounds.MaxBuckets + 1}, {"create_scopes", "scopes", schema.Items, bounds.MaxResources},
 		{"search_entries", "look", schema.Value, bounds.MaxSearch}, {"search_entries", "most", schema.Value, bounds.MaxFound},
-		{"capture_holds", "ids", schema.Items, holds.MaxHolds}, {"place", "id", schema.Bytes, holds.MaxIDBytes}, {"place", "metadata", schema.Bytes, holds.MaxMetadataBytes},
-		{"sweep_holds", "max_holds", schema.Value, holds.MaxSweepBatch}, {"mint_tokens", "minted", schema.Items, 1000}, {"mint_tokens", "payload", schema.Bytes, 8 << 10},
+		{"capture_holds", "ids", schema.Items, bounds.MaxHolds}, {"place", "id", schema.Bytes, bounds.MaxIDBytes}, {"place", "metadata", schema.Bytes, bounds.MaxMetadataBytes},
+		{"sweep_holds", "max_holds", schema.Value, bounds.MaxSweepBatch}, {"mint_tokens", "minted", schema.Items, 1000}, {"mint_tokens", "payload", schema.Bytes, 8 << 10},
 		{"mint_tokens", "purpose", schema.Bytes, 128}, {"mint_tokens", "subject", schema.Bytes, 512}, {"mint_tokens", "uses", schema.Value, 1_000_000},
 	} {
 		require.Equal(t, same.want, schema.BoundOf(same.function, same.name, same.unit), "%s: %s", same.function, same.name)
