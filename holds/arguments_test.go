@@ -192,23 +192,21 @@ func TestPlace_SaysWhetherATTLIsTooShortOrTooLong(t *testing.T) {
 		if cfg.MinTTL > 0 {
 			lo, hi = cfg.MinTTL, cfg.MaxTTL
 		}
-		for ttl, want := range map[time.Duration]error{
-			-1: holds.ErrTTLTooShort, 0: holds.ErrTTLTooShort, lo - time.Microsecond: holds.ErrTTLTooShort,
-			hi + time.Microsecond: holds.ErrTTLTooLong, 1<<63 - 1: holds.ErrTTLTooLong, -1 << 63: holds.ErrTTLTooShort, lo: nil, hi: nil,
+		for ttl, within := range map[time.Duration]bool{
+			-1: false, 0: false, lo - time.Microsecond: false, hi + time.Microsecond: false, 1<<63 - 1: false, -1 << 63: false, lo: true, hi: true,
 		} {
 			_, err := placeHold(b, holds.Request{Lines: []holds.Line{line}, TTL: ttl})
 			_, claimErr := claimHold(b, holds.Claim{Holder: "ann", Key: holds.Key{Type: "t", Value: "v"}, TTL: ttl})
 			require.Equal(t, err, claimErr)
-			if want == nil {
+			if within {
 				require.NoError(t, err)
 				continue
 			}
-			require.ErrorIs(t, err, want)
 			require.ErrorIs(t, err, budget.ErrArgument)
-			var e *holds.TTLError
-			require.ErrorAs(t, err, &e)
-			require.Equal(t, holds.TTLError{TTL: ttl, Min: lo, Max: hi}, *e)
-			require.ErrorContains(t, err, "Config.MaxTTL, "+hi.String())
+			var argument *budget.ArgumentError
+			require.ErrorAs(t, err, &argument)
+			require.Equal(t, "Request.TTL", argument.Field)
+			require.Equal(t, fmt.Sprintf("%v is not from Config.MinTTL, %v, to Config.MaxTTL, %v", ttl, lo, hi), argument.Reason)
 		}
 	}
 }

@@ -14,12 +14,6 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Refused before any SQL.
-var (
-	ErrTTLTooShort error = errTTLTooShort // a TTL below Config.MinTTL, as a *TTLError
-	ErrTTLTooLong  error = errTTLTooLong  // a TTL above Config.MaxTTL, as a *TTLError
-)
-
 // Answers. They wrote nothing and leave the transaction usable.
 var (
 	ErrUnknown error = errUnknown // no such hold, or another holder's. The *UnknownError hides which
@@ -39,9 +33,7 @@ var (
 )
 
 var (
-	errArgument    = fault.New("invalid_argument", "holds: invalid argument")
-	errTTLTooShort = fault.New("ttl_too_short", "holds: the TTL is too short")
-	errTTLTooLong  = fault.New("ttl_too_long", "holds: the TTL is too long")
+	errArgument = fault.New("invalid_argument", "holds: invalid argument")
 
 	errUnknown = fault.New("hold_unknown", "holds: no such hold")
 	errTaken   = fault.New("claim_taken", "holds: the claim is taken")
@@ -55,22 +47,6 @@ func invalid(field, format string, args ...any) error {
 }
 
 func index(list string, i int, field string) string { return fmt.Sprintf("%s[%d]%s", list, i, field) }
-
-// TTLError is a TTL outside its bounds. It is ErrTTLTooShort or ErrTTLTooLong, and ErrArgument.
-type TTLError struct{ TTL, Min, Max time.Duration }
-
-func (e *TTLError) kind() *fault.Sentinel {
-	if e.TTL < e.Min {
-		return errTTLTooShort
-	}
-	return errTTLTooLong
-}
-
-func (e *TTLError) Error() string {
-	return fmt.Sprintf("%v: %v is not from Config.MinTTL, %v, to Config.MaxTTL, %v", e.kind(), e.TTL, e.Min, e.Max)
-}
-
-func (e *TTLError) Unwrap() []error { return []error{e.kind(), errArgument} }
 
 // Reason is why a hold was not found: for your logs, not for the caller.
 type Reason string

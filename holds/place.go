@@ -67,7 +67,7 @@ from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::inte
 // hold with Created = false, and a *StateError if that hold has ended. An ID with other content is ErrConflict.
 //
 // It locks the scopes, the ID if the caller chose it, and the rows of holds that are due. At REPEATABLE READ and
-// above an ID with a time also delays Purge. Errors: *TTLError before any SQL. *budget.ExceededError,
+// above an ID with a time also delays Purge. Errors: *budget.ExceededError,
 // *budget.ScopeError, ErrConflict, ErrRetired, *StateError.
 func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
 	return first(do(ctx, tx, b, "holds.place", (*Book).preparePlace, r))
@@ -136,7 +136,7 @@ func (b *Book) check(r *Request) (*charging, error) {
 		return nil, invalid("Request.Lines", "are none")
 	}
 	if r.TTL < b.cfg.MinTTL || r.TTL > b.cfg.MaxTTL {
-		return nil, &TTLError{TTL: r.TTL, Min: b.cfg.MinTTL, Max: b.cfg.MaxTTL}
+		return nil, invalid("Request.TTL", "%v is not from Config.MinTTL, %v, to Config.MaxTTL, %v", r.TTL, b.cfg.MinTTL, b.cfg.MaxTTL)
 	}
 	if r.Grace < 0 || r.Grace > b.cfg.MaxTTL {
 		return nil, invalid("Request.Grace", "%v is not from 0 to %v", r.Grace, b.cfg.MaxTTL)

@@ -17,8 +17,6 @@ var statuses = map[string]int{
 	"operation_future": http.StatusBadRequest,
 	"event_late":       http.StatusBadRequest,
 	"batcher_closed":   http.StatusServiceUnavailable,
-	"ttl_too_short":    http.StatusBadRequest,
-	"ttl_too_long":     http.StatusBadRequest,
 
 	"token_invalid": http.StatusForbidden,
 

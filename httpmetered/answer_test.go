@@ -119,8 +119,6 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"hold_excess":         {&holds.ExcessError{Scope: "secret", Requested: 777}, answered{409, ""}},
 		"hold_ceiling":        {&holds.CeilingError{ID: "secret", Left: 777}, answered{409, ""}},
 		"hold_not_returnable": {holds.ErrNotReturnable, answered{409, ""}},
-		"ttl_too_short":       {&holds.TTLError{TTL: 1, Min: 777, Max: 777}, answered{400, ""}},
-		"ttl_too_long":        {&holds.TTLError{TTL: 778, Max: 777}, answered{400, ""}},
 
 		"session_running":     {&metered.RunningError{ID: "secret", RetryAfter: 6100 * time.Millisecond}, answered{409, "7"}},
 		"session_finished":    {metered.ErrFinished, answered{409, ""}},
