@@ -158,7 +158,6 @@ type refusal struct {
 	Taken         *holds.TakenError          `json:"taken,omitempty"`
 	State         *holds.StateError          `json:"state,omitempty"`
 	Excess        *holds.ExcessError         `json:"excess,omitempty"`
-	Ceiling       *holds.CeilingError        `json:"ceiling,omitempty"`
 }
 
 // refusalJSON is a refusal as it is recorded.
@@ -168,7 +167,7 @@ func refusalJSON(err error) string {
 	var unknown *holds.UnknownError
 	switch {
 	case errors.As(err, &r.Exceeded), errors.As(err, &r.Scopes), errors.As(err, &r.RefundExceeds), errors.As(err, &r.Taken), errors.As(err, &r.State),
-		errors.As(err, &r.Excess), errors.As(err, &r.Ceiling):
+		errors.As(err, &r.Excess):
 	case errors.As(err, &token):
 		r.Token = token.Reason()
 	case errors.As(err, &unknown):
@@ -209,8 +208,6 @@ func (r *refusal) err() error {
 		return r.State
 	case r.Excess != nil:
 		return r.Excess
-	case r.Ceiling != nil:
-		return r.Ceiling
 	case r.Token != "":
 		return inTokens.Refuse(r.Token)
 	case r.Unknown != "":

@@ -316,7 +316,7 @@ func (e *LostError) Unwrap() error { return errLost }
 type RenewalError struct {
 	ID    string    // of the operation
 	Due   time.Time // by the database's clock: until then the session can be settled
-	Cause error     // of the last try: a *holds.CeilingError at the hold's ceiling
+	Cause error     // of the last try: holds.ErrCeiling at the hold's ceiling
 }
 
 func (e *RenewalError) Error() string {
@@ -686,7 +686,7 @@ func (s *session) renew(ctx context.Context) error {
 	defer s.mu.Unlock()
 	s.hold, s.deadline = h, began.Add(h.Remaining())
 	if !h.Ceiling.IsZero() && !h.Deadline.Before(h.Ceiling) {
-		return &holds.CeilingError{ID: s.id}
+		return fmt.Errorf("%w: %q", holds.ErrCeiling, s.id)
 	}
 	return nil
 }

@@ -19,7 +19,7 @@ var (
 	ErrUnknown error = errUnknown // no such hold, or another holder's. The *UnknownError hides which
 	ErrTaken   error = errTaken   // somebody else has the claim, as a *TakenError
 	ErrExcess  error = errExcess  // a capture or return of more units than there are, as an *ExcessError
-	ErrCeiling error = errCeiling // an extension beyond the hold's ceiling, as a *CeilingError
+	ErrCeiling error = errCeiling // an extension beyond Hold.Ceiling. The text says how much is left
 	ErrState   error = errState   // a state that does not allow the call, as a *StateError, which is also one of the last five
 	// ErrRetired: the id's time is not after the latest that was purged.
 	ErrRetired       error = fault.New("hold_retired", "holds: the hold may have been purged")
@@ -139,18 +139,6 @@ func (e *ExcessError) Error() string {
 
 func (e *ExcessError) Unwrap() error { return errExcess }
 
-// CeilingError is an extension beyond the hold's ceiling, which is Left away.
-type CeilingError struct {
-	ID   string
-	Left time.Duration
-}
-
-func (e *CeilingError) Error() string {
-	return fmt.Sprintf("%v: %q has %v left", errCeiling, e.ID, e.Left)
-}
-
-func (e *CeilingError) Unwrap() error { return errCeiling }
-
 // failed wraps the error of a statement, and keeps the Postgres error underneath. Its Detail is never printed.
 func failed(doing string, err error) error {
 	var pgErr *pgconn.PgError
@@ -213,7 +201,7 @@ func refused(answer []byte) error {
 	case "claim_part":
 		return invalid("Return.Lines", "leave out the unit of the claim, of scope %q: it is given back with all the rest", a.Scope)
 	case "ceiling":
-		return &CeilingError{ID: a.ID, Left: time.Duration(a.LeftUS) * time.Microsecond}
+		return fmt.Errorf("%w: %q has %v left", errCeiling, a.ID, time.Duration(a.LeftUS)*time.Microsecond)
 	}
 	return fmt.Errorf("holds: the schema answers %q, which this build does not know", a.Status)
 }

@@ -41,9 +41,8 @@ func ExampleBook_Expire() {
 			}
 			return err
 		})
-		var ceiling *holds.CeilingError
-		if errors.As(err, &ceiling) {
-			fmt.Println("not by that much:", ceiling.Left, "at most")
+		if errors.Is(err, holds.ErrCeiling) {
+			fmt.Println(err)
 			continue
 		}
 		check(err)
@@ -58,7 +57,7 @@ func ExampleBook_Expire() {
 	}
 	// Output:
 	// extended until 12:20
-	// not by that much: 5m0s at most
+	// holds: the extension leads past the hold's ceiling: "room-3" has 5m0s left
 	// 12:10 job: extended, the hold is held
 	// 12:20 job: expired, the hold is expired
 }

@@ -301,9 +301,13 @@ func (h *history) compareError(want, err error) {
 			got[refusal] = true
 		}
 		require.Equal(h, want, got)
-	case *holds.StateError, *holds.TakenError, *holds.ExcessError, *holds.CeilingError:
+	case *holds.StateError, *holds.TakenError, *holds.ExcessError:
 		require.Equal(h, want, err)
 	default:
+		if errors.Is(want, holds.ErrCeiling) { // with its text
+			require.EqualError(h, err, want.Error())
+			want = holds.ErrCeiling
+		}
 		require.ErrorIs(h, err, want)
 	}
 }

@@ -1,6 +1,7 @@
 package holds_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -239,7 +240,7 @@ func (m *model) extend(now time.Time, e holds.Extend) ([]*mHold, error) {
 			return nil, &holds.StateError{ID: h.id, State: holds.Expired, Hold: h.view(now)}
 		}
 		if h.deadline.Add(e.By).After(h.ceiling) {
-			return nil, &holds.CeilingError{ID: h.id, Left: h.ceiling.Sub(h.deadline)}
+			return nil, fmt.Errorf("%w: %q has %v left", holds.ErrCeiling, h.id, h.ceiling.Sub(h.deadline))
 		}
 	}
 	for _, h := range found {

@@ -117,13 +117,13 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"hold_expired":        {&holds.StateError{ID: "secret", State: holds.Expired}, answered{409, ""}},
 		"hold_returned":       {&holds.StateError{State: holds.Returned, Hold: holds.Hold{State: holds.Returned, Holder: "secret"}}, answered{409, ""}},
 		"hold_excess":         {&holds.ExcessError{Scope: "secret", Requested: 777}, answered{409, ""}},
-		"hold_ceiling":        {&holds.CeilingError{ID: "secret", Left: 777}, answered{409, ""}},
+		"hold_ceiling":        {fmt.Errorf("%w: secret has 777 left", holds.ErrCeiling), answered{409, ""}},
 		"hold_not_returnable": {holds.ErrNotReturnable, answered{409, ""}},
 
 		"session_running":     {&metered.RunningError{ID: "secret", RetryAfter: 6100 * time.Millisecond}, answered{409, "7"}},
 		"session_finished":    {metered.ErrFinished, answered{409, ""}},
 		"session_lost":        {&metered.LostError{ID: "secret", Cause: &holds.StateError{ID: "secret", State: holds.Expired}}, answered{409, ""}},
-		"session_not_renewed": {&metered.RenewalError{ID: "secret", Cause: &holds.CeilingError{Left: 777}}, answered{503, ""}},
+		"session_not_renewed": {&metered.RenewalError{ID: "secret", Cause: fmt.Errorf("%w: secret has 777 left", holds.ErrCeiling)}, answered{503, ""}},
 
 		"idempotency_key_missing":   {httpmetered.ErrKeyMissing, answered{400, ""}},
 		"idempotency_key_invalid":   {httpmetered.ErrKeyInvalid, answered{400, ""}},
