@@ -282,7 +282,7 @@ func TestSession_AnEndedHoldIsAnError(t *testing.T) {
 	}))
 	var lost *metered.LostError
 	require.ErrorAs(t, ended(t, s), &lost)
-	require.ErrorIs(t, lost.Cause, holds.ErrReleased)
+	require.Equal(t, "hold_released", metered.Code(lost.Cause))
 	_, err = s.Settle(t.Context(), tokensUsed(3), says(3))
 	require.ErrorIs(t, err, metered.ErrLost)
 	require.Zero(t, stands(t, pool, c, "tokens"))

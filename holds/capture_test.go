@@ -42,9 +42,9 @@ func TestCapture_ChargesTheUsedUnitsAndFreesTheRest(t *testing.T) {
 	require.Equal(t, []int64{0, 0}, []int64{used, held})
 
 	_, err = f.capture(holds.Capture{IDs: []string{"h1"}, All: true})
-	require.ErrorIs(t, err, holds.ErrCaptured)
+	require.ErrorIs(t, err, inState(holds.Captured))
 	_, err = f.release("h1")
-	require.ErrorIs(t, err, holds.ErrCaptured)
+	require.ErrorIs(t, err, inState(holds.Captured))
 	f.verify()
 
 	hs, err = do(f, refund(f, "h1"))
@@ -53,7 +53,7 @@ func TestCapture_ChargesTheUsedUnitsAndFreesTheRest(t *testing.T) {
 	used, _ = f.usage("gpu")
 	require.Zero(t, used)
 	_, err = do(f, refund(f, "h1"))
-	require.ErrorIs(t, err, holds.ErrReturned)
+	require.ErrorIs(t, err, inState(holds.Returned))
 	f.verify()
 }
 
@@ -176,7 +176,7 @@ func TestReturn_OfAClaimWithAPurgedSideLine(t *testing.T) {
 		used, _ := f.usage(scope)
 		require.Equal(t, want, used, scope)
 	}
-	f.refused(holds.Return{IDs: []string{h.ID}, SkipPurged: true, All: true}, holds.ErrReturned)
+	f.refused(holds.Return{IDs: []string{h.ID}, SkipPurged: true, All: true}, inState(holds.Returned))
 	history, err := f.book.History(t.Context(), f.pool, "", h.ID, "")
 	require.NoError(t, err)
 	require.Equal(t, append(history[1].Captures, history[2].Captures[1]), history[3].Skipped, "both of power")
@@ -218,7 +218,7 @@ func TestRefund_NamesTheHoldThatWasReturned(t *testing.T) {
 	require.NoError(t, err)
 	_, err = do(f, refund(f, "second"))
 	require.NoError(t, err)
-	f.refused(holds.Return{IDs: ids, All: true}, holds.ErrReturned)
+	f.refused(holds.Return{IDs: ids, All: true}, inState(holds.Returned))
 	_, err = do(f, refund(f, ids...))
 	var state *holds.StateError
 	require.ErrorAs(t, err, &state)
@@ -249,7 +249,7 @@ func TestReturn_GivesBackTheRest(t *testing.T) {
 		require.Zero(t, used)
 	}
 	require.Equal(t, holds.Returned, f.get("h").State)
-	f.refused(holds.Return{IDs: []string{"h"}, All: true}, holds.ErrReturned)
+	f.refused(holds.Return{IDs: []string{"h"}, All: true}, inState(holds.Returned))
 	f.verify()
 }
 
@@ -288,7 +288,7 @@ func TestRefund_InPartsOverSeveralCaptures(t *testing.T) {
 	part(holds.Line{Scope: "b", Amount: 3})
 	h = part(holds.Line{Scope: "a", Amount: 5})
 	require.Equal(t, holds.Returned, h.State, "nothing is left")
-	f.refused(holds.Return{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "a", Amount: 1}}}, holds.ErrReturned)
+	f.refused(holds.Return{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "a", Amount: 1}}}, inState(holds.Returned))
 }
 
 // A claim is given up whole: its key would else be free in the ledger, and taken in the book.
@@ -318,19 +318,19 @@ func TestRefund_InPartsLeavesAClaimsOwnUnit(t *testing.T) {
 func TestRefund_OfACaptureInPartIsTheLedgers(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
-	for i, want := range []error{holds.ErrHeld, holds.ErrReleased, holds.ErrExpired} {
-		id := []string{"held", "released", "expired"}[i]
+	for _, state := range []holds.State{holds.Held, holds.Released, holds.Expired} {
+		id := string(state)
 		f.mustPlace(holds.Request{ID: id, Lines: []holds.Line{capacity("a", 4, 9)}})
 		_, err := f.capture(holds.Capture{IDs: []string{id}, Keep: true, Lines: []holds.Line{{Scope: "a", Amount: 3}}})
 		require.NoError(t, err)
-		switch want {
-		case holds.ErrReleased:
+		switch state {
+		case holds.Released:
 			_, err = f.release(id)
 			require.NoError(t, err)
-		case holds.ErrExpired:
+		case holds.Expired:
 			f.clock.Advance(time.Minute)
 		}
-		f.refused(holds.Return{IDs: []string{id}, SkipPurged: true, All: true}, want)
+		f.refused(holds.Return{IDs: []string{id}, SkipPurged: true, All: true}, inState(state))
 		history, err := f.book.History(t.Context(), f.pool, "", id, "")
 		require.NoError(t, err)
 		_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {

@@ -90,7 +90,7 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 		}
 		return nil, tx.Release(holds.Release{IDs: []string{"h1"}})
 	})
-	require.ErrorIs(t, err, holds.ErrCaptured)
+	require.ErrorIs(t, err, inState(holds.Captured))
 	h, err := c.Holds.Get(ctx, pool, "", "h4", "")
 	require.NoError(t, err)
 	require.Equal(t, holds.Held, h.State)
@@ -98,7 +98,7 @@ func TestDo_PlacesCapturesAndReleasesWithTheChargesOrNothing(t *testing.T) {
 	// A place that repeats the id of a hold that has ended.
 	r.ID = "h1"
 	_, err = metered.Do(ctx, c, metered.Command{ID: "op7", Input: 1}, pgtest.Placing(r))
-	require.ErrorIs(t, err, holds.ErrCaptured)
+	require.ErrorIs(t, err, inState(holds.Captured))
 	require.NotErrorIs(t, err, metered.ErrIndefinite)
 }
 
@@ -185,7 +185,7 @@ func TestDo_ExtendsAndRefunds(t *testing.T) {
 	_, err = metered.Do(ctx, c, metered.Command{ID: "op3", Input: 1}, func(_ context.Context, tx *metered.Tx) (any, error) {
 		return nil, tx.Extend(holds.Extend{IDs: []string{"h1"}, By: time.Minute})
 	})
-	require.ErrorIs(t, err, holds.ErrReturned)
+	require.ErrorIs(t, err, inState(holds.Returned))
 	require.Len(t, refused, 1)
 	require.ErrorIs(t, refused[0].Err, holds.ErrState)
 }

@@ -195,7 +195,7 @@ func TestEnd_OfARaceHasExactlyOneWinner(t *testing.T) {
 				}
 				if next != "" {
 					if _, err = f.release(next); err != nil { // it was placed before the clock moved
-						require.ErrorIs(t, err, holds.ErrExpired)
+						require.ErrorIs(t, err, inState(holds.Expired))
 					}
 				}
 			}

@@ -81,9 +81,9 @@ func TestExpiry_IsNeverEarlyAndNeverUndone(t *testing.T) {
 			}
 			for _, h := range lost {
 				_, err := f.capture(holds.Capture{IDs: []string{h.ID}, All: true})
-				require.ErrorIs(rt, err, holds.ErrExpired)
+				require.ErrorIs(rt, err, inState(holds.Expired))
 				_, err = f.extend(time.Second, h.ID)
-				require.ErrorIs(rt, err, holds.ErrExpired)
+				require.ErrorIs(rt, err, inState(holds.Expired))
 			}
 		}
 	})
@@ -149,7 +149,7 @@ func TestExpiry_HandsNoUnitOutTwiceWhileTheClockMoves(t *testing.T) {
 						mu.Lock()
 						captured[r.ID] = true
 						mu.Unlock()
-					case !errors.Is(err, holds.ErrExpired):
+					case !errors.Is(err, inState(holds.Expired)):
 						return err
 					}
 				}
@@ -275,7 +275,7 @@ func TestExpiry_GraceIsForCaptures(t *testing.T) {
 		f.clock.Set(noon.Add(at))
 		for _, scope := range scopes {
 			_, err = f.extend(time.Second, scope)
-			require.ErrorIs(t, err, holds.ErrExpired, at)
+			require.ErrorIs(t, err, inState(holds.Expired), at)
 			require.Equal(t, holds.Held, f.get(scope).State, at)
 			_, err = f.charge(budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}})
 			require.ErrorIs(t, err, budget.ErrExceeded, at)
@@ -287,9 +287,9 @@ func TestExpiry_GraceIsForCaptures(t *testing.T) {
 	require.NoError(t, err)
 	f.clock.Advance(time.Microsecond)
 	_, err = f.capture(holds.Capture{IDs: []string{"expired"}, All: true})
-	require.ErrorIs(t, err, holds.ErrExpired)
+	require.ErrorIs(t, err, inState(holds.Expired))
 	_, err = f.release("expired")
-	require.ErrorIs(t, err, holds.ErrExpired)
+	require.ErrorIs(t, err, inState(holds.Expired))
 	_, err = f.charge(budget.Charge{Scope: "expired", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}})
 	require.NoError(t, err)
 	f.verify()
@@ -328,7 +328,7 @@ func TestCapture_AsTheHoldFallsDueIsWholeOrNone(t *testing.T) {
 						hs, err = f.capture(holds.Capture{IDs: []string{h.ID}, Over: over, Lines: []holds.Line{capacity(scope, amount, 9)}})
 						require.Empty(t, hs)
 					}
-					require.ErrorIs(t, err, holds.ErrExpired)
+					require.ErrorIs(t, err, inState(holds.Expired))
 					expired++
 				}
 				used, held := f.usage(scope)

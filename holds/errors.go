@@ -20,16 +20,11 @@ var (
 	ErrTaken   error = errTaken   // somebody else has the claim, as a *TakenError
 	ErrExcess  error = errExcess  // a capture or return of more units than there are, as an *ExcessError
 	ErrCeiling error = errCeiling // an extension beyond Hold.Ceiling. The text says how much is left
-	ErrState   error = errState   // a state that does not allow the call, as a *StateError, which is also one of the last five
+	ErrState   error = errState   // a state that does not allow the call, as a *StateError
 	// ErrRetired: the id's time is not after the latest that was purged.
 	ErrRetired       error = fault.New("hold_retired", "holds: the hold may have been purged")
 	ErrConflict      error = fault.New("hold_conflict", "holds: the id was used for another hold")
 	ErrNotReturnable error = fault.New("hold_not_returnable", "holds: a charge of the hold was purged or refunded before")
-	ErrHeld          error = fault.New("hold_held", "holds: the hold is not captured")
-	ErrCaptured      error = fault.New("hold_captured", "holds: the hold was captured")
-	ErrReleased      error = fault.New("hold_released", "holds: the hold was released")
-	ErrExpired       error = fault.New("hold_expired", "holds: the hold has expired")
-	ErrReturned      error = fault.New("hold_returned", "holds: the hold was captured and given back")
 )
 
 var (
@@ -40,6 +35,13 @@ var (
 	errState   = fault.New("hold_state", "holds: the hold is in another state")
 	errExcess  = fault.New("hold_excess", "holds: the amount exceeds the open units")
 	errCeiling = fault.New("hold_ceiling", "holds: the extension leads past the hold's ceiling")
+
+	// Of a *StateError, for its code and its text.
+	inState = map[State]*fault.Sentinel{
+		Held: fault.New("hold_held", "holds: the hold is not captured"), Captured: fault.New("hold_captured", "holds: the hold was captured"),
+		Released: fault.New("hold_released", "holds: the hold was released"), Expired: fault.New("hold_expired", "holds: the hold has expired"),
+		Returned: fault.New("hold_returned", "holds: the hold was captured and given back"),
+	}
 )
 
 func invalid(field, format string, args ...any) error {
@@ -76,8 +78,8 @@ func (e *UnknownError) LogValue() slog.Value { return slog.StringValue(e.Error()
 
 func (e *UnknownError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Error()) }
 
-// StateError is a hold whose state does not allow the call. It is ErrState and the error of that state, whose Code it
-// has.
+// StateError is a hold whose state does not allow the call. It is ErrState, and its code tells the state: hold_held,
+// hold_captured, hold_released, hold_expired or hold_returned.
 type StateError struct {
 	ID    string
 	State State
@@ -85,17 +87,10 @@ type StateError struct {
 }
 
 func (e *StateError) kind() error {
-	switch {
-	case e.State == Returned:
-		return ErrReturned
-	case e.State == Captured:
-		return ErrCaptured
-	case e.State == Released:
-		return ErrReleased
-	case e.State == Expired:
-		return ErrExpired
+	if kind := inState[e.State]; kind != nil {
+		return kind
 	}
-	return ErrHeld
+	return inState[Held]
 }
 
 func (e *StateError) Error() string { return fmt.Sprintf("%v: %q", e.kind(), e.ID) }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -28,6 +29,9 @@ var (
 	extendHolds    = holds.Internals(lend.Key{}).Extend
 	returnHolds    = holds.Internals(lend.Key{}).Return
 )
+
+// inState is found in the *StateError of a hold in that state.
+func inState(s holds.State) error { return fault.New("hold_"+string(s), "a hold that is "+string(s)) }
 
 var noon = time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC)
 

@@ -81,7 +81,7 @@ func TestPlace_TheSameIDIsPlacedOnce(t *testing.T) {
 
 	f.clock.Advance(time.Minute)
 	h, err := f.place(r)
-	require.ErrorIs(t, err, holds.ErrExpired)
+	require.ErrorIs(t, err, inState(holds.Expired))
 	require.Equal(t, holds.Expired, h.State)
 	f.verify()
 }
@@ -103,9 +103,9 @@ func TestExpiry_CountsWhenDueWithoutASweeper(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, holds.Expired, f.get("h1").State)
 	_, err = f.capture(holds.Capture{IDs: []string{"h1"}, All: true})
-	require.ErrorIs(t, err, holds.ErrExpired)
+	require.ErrorIs(t, err, inState(holds.Expired))
 	_, err = f.extend(time.Minute, "h1")
-	require.ErrorIs(t, err, holds.ErrExpired)
+	require.ErrorIs(t, err, inState(holds.Expired))
 	f.mustPlace(holds.Request{ID: "h2", Lines: []holds.Line{capacity("room", 1, 1)}})
 	f.verify()
 	_, err = f.charge(budget.Charge{Scope: "house", Amount: 9, Limits: []budget.Limit{budget.Lifetime(9)}})

@@ -119,7 +119,7 @@ select refused, holds
 from metered.extend_holds($1::metered.hold_ids, $2::interval, $3::int, $4::metered.origin, $5::text, $6::bool)`
 
 // Extend moves the deadlines of holds, and the ends of their grace. A second call extends again. Errors: ErrUnknown,
-// ErrRetired, *StateError (ErrExpired) past the deadline, even in the grace, ErrCeiling past the ceiling.
+// ErrRetired, *StateError past the deadline, even in the grace, ErrCeiling past the ceiling.
 func (b *Book) Extend(ctx context.Context, tx pgx.Tx, e Extend) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.extend", (*Book).prepareExtend, e)
 }

@@ -120,7 +120,8 @@ func (s *signup) cancel(ctx context.Context, visitor, claim string) error {
 		_, err := s.metered.Holds.Release(ctx, tx, holds.Release{IDs: []string{claim}, Holder: visitor})
 		return err
 	})
-	if errors.Is(err, holds.ErrReleased) || errors.Is(err, holds.ErrExpired) {
+	var ended *holds.StateError
+	if errors.As(err, &ended) && (ended.State == holds.Released || ended.State == holds.Expired) {
 		return nil
 	}
 	return err

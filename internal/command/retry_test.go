@@ -411,7 +411,7 @@ func TestRetryable_OfOtherErrors(t *testing.T) {
 	}
 	for _, err := range []error{
 		answer("ERROR", "08P01"), answer("ERROR", "42501"), answer("ERROR", "57P04"), answer("ERROR", ""), answer("ERROR", "5"),
-		&holds.TakenError{RetryAfter: time.Second}, holds.ErrExpired, metered.ErrConflict, metered.ErrRetired, metered.ErrFuture,
+		&holds.TakenError{RetryAfter: time.Second}, &holds.StateError{State: holds.Expired}, metered.ErrConflict, metered.ErrRetired, metered.ErrFuture,
 		metered.ErrTxFailed, metered.ErrResult, metered.ErrNested, budget.ErrClock, pgx.ErrNoRows, io.EOF,
 	} {
 		require.False(t, metered.Retryable(err), err)
