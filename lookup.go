@@ -154,7 +154,7 @@ type refusal struct {
 	Scopes        *budget.ScopeError         `json:"scopes,omitempty"`
 	RefundExceeds *budget.RefundExceedsError `json:"refund_exceeds,omitempty"`
 	Token         string                     `json:"token,omitempty"`
-	Unknown       holds.Reason               `json:"unknown,omitempty"`
+	Unknown       string                     `json:"unknown,omitempty"` // "holder" for another's hold
 	Taken         *holds.TakenError          `json:"taken,omitempty"`
 	State         *holds.StateError          `json:"state,omitempty"`
 	Excess        *holds.ExcessError         `json:"excess,omitempty"`
@@ -164,14 +164,15 @@ type refusal struct {
 func refusalJSON(err error) string {
 	r := refusal{Code: fault.Code(err), Text: err.Error(), Attempts: errors.Is(err, ErrTooManyAttempts)}
 	var token *tokens.InvalidError
-	var unknown *holds.UnknownError
 	switch {
 	case errors.As(err, &r.Exceeded), errors.As(err, &r.Scopes), errors.As(err, &r.RefundExceeds), errors.As(err, &r.Taken), errors.As(err, &r.State),
 		errors.As(err, &r.Excess):
 	case errors.As(err, &token):
 		r.Token = token.Reason()
-	case errors.As(err, &unknown):
-		r.Unknown = unknown.Reason()
+	case holds.IsOthers(err):
+		r.Unknown = "holder"
+	case errors.Is(err, holds.ErrUnknown):
+		r.Unknown = "unknown"
 	}
 	if r.Taken != nil { // a repeated call may not learn the holder: that is for a call with Claim.Reveal
 		taken := *r.Taken
@@ -211,7 +212,7 @@ func (r *refusal) err() error {
 	case r.Token != "":
 		return inTokens.Refuse(r.Token)
 	case r.Unknown != "":
-		return inHolds.Unknown(r.Unknown)
+		return inHolds.Unknown(r.Unknown == "holder")
 	}
 	return fault.New(r.Code, r.Text) // which errors.Is finds by its code
 }

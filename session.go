@@ -76,7 +76,8 @@ var errPurged = errors.New("metered: the record was purged meanwhile")
 // The answer to the same ID again depends on its state. Settled: the session is Finished, with the recorded Outcome. Open: *RunningError.
 // Cancelled, or past its deadline and grace: it is opened anew, by exactly one of the callers. Another command's: ErrConflict.
 //
-// It is one round trip, in a transaction of its own. Locks: the operation id, then the scopes. A refusal (*budget.ExceededError, *budget.ScopeError) reserves and charges nothing. Otherwise it fails as Do.
+// It is one round trip, in a transaction of its own. Locks: the operation id, then the scopes. A refusal
+// (*budget.ExceededError, *budget.ScopeError) reserves and charges nothing. Otherwise it fails as Do.
 //
 // The end of ctx is that of the session's context, too. If ctx ends before Open returns, the reservation is released in the background. Its
 // Charges stay.

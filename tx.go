@@ -205,7 +205,7 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 }
 
 // Place returns the hold's id. The hold is in Outcome.Holds. cleanup, if not nil, enqueues the hold's cleanup job now, with the errors of
-// Enqueue. A TTL out of bounds is a *holds.TTLError.
+// Enqueue.
 func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return inHolds.Place(t.client.Holds, r) })
 }

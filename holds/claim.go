@@ -141,7 +141,7 @@ func (b *Book) Claimed(ctx context.Context, db budget.Querier, tenant string, ke
 	var raw []byte
 	err = db.QueryRow(ctx, b.sql.claimed, scope).Scan(&raw)
 	if errors.Is(err, pgx.ErrNoRows) {
-		return Hold{}, unknown(ReasonUnknown)
+		return Hold{}, unknown(false)
 	}
 	if err != nil {
 		return Hold{}, failed("claimed", err)
@@ -151,7 +151,7 @@ func (b *Book) Claimed(ctx context.Context, db budget.Querier, tenant string, ke
 		return Hold{}, err
 	}
 	if h.State == Expired {
-		return Hold{}, unknown(ReasonUnknown)
+		return Hold{}, unknown(false)
 	}
 	return h, nil
 }

@@ -16,7 +16,7 @@ import (
 
 // Answers. They wrote nothing and leave the transaction usable.
 var (
-	ErrUnknown error = errUnknown // no such hold, or another holder's. The *UnknownError hides which
+	ErrUnknown error = errUnknown // no such hold, or another holder's. Only IsOthers tells which
 	ErrTaken   error = errTaken   // somebody else has the claim, as a *TakenError
 	ErrExcess  error = errExcess  // a capture or return of more units than there are, as an *ExcessError
 	ErrCeiling error = errCeiling // an extension beyond Hold.Ceiling. The text says how much is left
@@ -50,33 +50,27 @@ func invalid(field, format string, args ...any) error {
 
 func index(list string, i int, field string) string { return fmt.Sprintf("%s[%d]%s", list, i, field) }
 
-// Reason is why a hold was not found: for your logs, not for the caller.
-type Reason string
+// unknownError is ErrUnknown. It prints and encodes the same whether the hold exists or not.
+type unknownError struct{ others func() bool } // a func, so that no printer gets at it
 
-const (
-	ReasonUnknown Reason = "unknown" // never placed, or purged
-	ReasonHolder  Reason = "holder"  // another holder's
-)
+func unknown(others bool) error { return &unknownError{func() bool { return others }} }
 
-// UnknownError is ErrUnknown. It prints and encodes the same for every reason: log its Reason beside it.
-type UnknownError struct{ reason func() Reason } // a func, so that no printer gets at it
+func (e *unknownError) Error() string { return errUnknown.Error() }
 
-func (e *UnknownError) Reason() Reason {
-	if e == nil || e.reason == nil {
-		return ""
-	}
-	return e.reason()
+func (e *unknownError) Unwrap() error { return errUnknown }
+
+func (e *unknownError) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, e.Error()) }
+
+func (e *unknownError) LogValue() slog.Value { return slog.StringValue(e.Error()) }
+
+func (e *unknownError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Error()) }
+
+// IsOthers reports whether err is ErrUnknown though the hold exists, with another holder: for your logs, not for the
+// caller.
+func IsOthers(err error) bool {
+	var e *unknownError
+	return errors.As(err, &e) && e.others()
 }
-
-func (e *UnknownError) Error() string { return errUnknown.Error() }
-
-func (e *UnknownError) Unwrap() error { return errUnknown }
-
-func (e *UnknownError) Format(f fmt.State, _ rune) { _, _ = io.WriteString(f, e.Error()) }
-
-func (e *UnknownError) LogValue() slog.Value { return slog.StringValue(e.Error()) }
-
-func (e *UnknownError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Error()) }
 
 // StateError is a hold whose state does not allow the call. It is ErrState, and its code tells the state: hold_held,
 // hold_captured, hold_released, hold_expired or hold_returned.
@@ -160,9 +154,9 @@ func refused(answer []byte) error {
 	}
 	switch a.Status {
 	case "unknown":
-		return unknown(ReasonUnknown)
+		return unknown(false)
 	case "holder":
-		return unknown(ReasonHolder)
+		return unknown(true)
 	case "retired":
 		return ErrRetired
 	case "conflict":

@@ -63,8 +63,8 @@ func (internals) Tell(ctx context.Context, to *observed.To, kind string, all []H
 // Decode reads a hold as it is recorded.
 func (internals) Decode(raw []byte) (h Hold, err error) { err = h.decode(raw); return h, err }
 
-// Unknown is the *UnknownError of a reason.
-func (internals) Unknown(r Reason) error { return unknown(r) }
+// Unknown is ErrUnknown, of a hold that others have or of none.
+func (internals) Unknown(others bool) error { return unknown(others) }
 
 var inBudget = budget.Internals(lend.Key{})
 

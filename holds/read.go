@@ -28,21 +28,19 @@ func (b *Book) Get(ctx context.Context, db budget.Querier, tenant, id, holder st
 	if err := db.QueryRow(ctx, b.sql.get, tenant, id, issuedAt(id)).Scan(&raw, &old); err != nil {
 		return Hold{}, failed("get", err)
 	}
-	reason := ReasonUnknown
+	others := false
 	if raw != nil {
 		var h Hold
 		if err := h.decode(raw); err != nil || holder == "" || h.Holder == holder {
 			return h, err
 		}
-		reason = ReasonHolder
+		others = true
 	}
 	if old { // for any holder: an id that old would be ErrRetired if it did not exist
 		return Hold{}, ErrRetired
 	}
-	return Hold{}, unknown(reason)
+	return Hold{}, unknown(others)
 }
-
-func unknown(reason Reason) error { return &UnknownError{func() Reason { return reason }} }
 
 // Filter selects holds. A zero field selects all. A hold must match every other field.
 type Filter struct {

@@ -82,7 +82,7 @@ func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, status 
 	case err != nil:
 		return Hold{}, "", failed("expire", err)
 	case text == "unknown":
-		return Hold{}, "", unknown(ReasonUnknown)
+		return Hold{}, "", unknown(false)
 	case text == "retired":
 		return Hold{}, "", ErrRetired
 	}

@@ -106,7 +106,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"job_conflict":      {&jobs.ConflictError{Queue: "secret", Key: "secret"}, answered{409, ""}},
 		"job_key_not_found": {jobs.ErrNotFound, answered{404, ""}},
 
-		"hold_unknown":        {&holds.UnknownError{}, answered{404, ""}},
+		"hold_unknown":        {holds.ErrUnknown, answered{404, ""}},
 		"hold_retired":        {holds.ErrRetired, answered{409, ""}},
 		"hold_conflict":       {holds.ErrConflict, answered{409, ""}},
 		"claim_taken":         {&holds.TakenError{RetryAfter: 1100 * time.Millisecond}, answered{409, "2"}},
