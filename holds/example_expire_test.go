@@ -50,14 +50,14 @@ func ExampleBook_Expire() {
 	for _, job := range queue {
 		setClock(job.Deadline)
 		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-			h, status, err := book.Expire(ctx, tx, job)
-			fmt.Printf("%s job: %s, the hold is %s\n", job.Deadline.Format("15:04"), status, h.State)
+			h, ended, err := book.Expire(ctx, tx, job)
+			fmt.Printf("%s job: it ended the hold: %v, which is %s\n", job.Deadline.Format("15:04"), ended, h.State)
 			return err
 		}))
 	}
 	// Output:
 	// extended until 12:20
 	// holds: the extension leads past the hold's ceiling: "room-3" has 5m0s left
-	// 12:10 job: extended, the hold is held
-	// 12:20 job: expired, the hold is expired
+	// 12:10 job: it ended the hold: false, which is held
+	// 12:20 job: it ended the hold: true, which is expired
 }

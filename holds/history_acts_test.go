@@ -253,10 +253,10 @@ func (h *history) expire() {
 	if hold := h.m.find(e.ID); hold != nil && !h.once("wrong deadline", 5) {
 		e.Deadline = hold.deadline
 	}
-	want, wantStatus, wantErr := h.m.expireOne(h.now, e)
-	got, status, err := h.f.book.Expire(h.ctx(), h.tx, e)
+	want, wantEnded, wantErr := h.m.expireOne(h.now, e)
+	got, ended, err := h.f.book.Expire(h.ctx(), h.tx, e)
 	h.compareError(wantErr, err)
-	require.Equal(h, wantStatus, status)
+	require.Equal(h, wantEnded, ended)
 	h.comparePlaced(want, got, false)
 }
 

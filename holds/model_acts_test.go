@@ -274,21 +274,15 @@ func (m *model) giveBack(h *mHold, now time.Time, reason string) {
 	h.version++
 }
 
-func (m *model) expireOne(now time.Time, e holds.Expire) (*mHold, holds.ExpireStatus, error) {
-	h := m.find(e.ID)
+func (m *model) expireOne(now time.Time, e holds.Expire) (h *mHold, ended bool, err error) {
+	h = m.find(e.ID)
 	switch {
 	case h == nil:
-		return nil, "", holds.ErrUnknown
-	case h.state == holds.Captured:
-		return h, holds.AlreadyCaptured, nil
-	case h.state == holds.Released:
-		return h, holds.AlreadyReleased, nil
-	case !h.pending:
-		return h, holds.ExpiredBefore, nil
-	case !h.deadline.Equal(e.Deadline):
-		return h, holds.WasExtended, nil
-	case h.state == holds.Held && h.due.After(now):
-		return h, holds.NotDue, nil
+		return nil, false, holds.ErrUnknown
+	case h.state == holds.Captured || h.state == holds.Released || !h.pending, // it ended before
+		!h.deadline.Equal(e.Deadline),             // it was extended
+		h.state == holds.Held && h.due.After(now): // it is not due
+		return h, false, nil
 	}
 	if h.state == holds.Held {
 		h.state, h.ended = holds.Expired, h.due
@@ -297,7 +291,7 @@ func (m *model) expireOne(now time.Time, e holds.Expire) (*mHold, holds.ExpireSt
 	m.endMinima(now, h, open(h)...)
 	m.expire([]*mHold{h}, now, nil)
 	h.pending = false
-	return h, holds.ExpiredNow, nil
+	return h, true, nil
 }
 
 // sweep returns how many holds it ended, in transactions of batch holds.

@@ -375,11 +375,11 @@ func (f *fixture) purge() (int64, error) {
 	return f.book.Purge(f.Context(), f.pool, holds.PurgeOptions{OlderThan: time.Second})
 }
 
-func (f *fixture) expire(e holds.Expire) (h holds.Hold, status holds.ExpireStatus, err error) {
+func (f *fixture) expire(e holds.Expire) (h holds.Hold, ended bool, err error) {
 	f.Helper()
 	err = pgx.BeginFunc(f.Context(), f.pool, func(tx pgx.Tx) (err error) {
-		h, status, err = f.book.Expire(f.Context(), tx, e)
+		h, ended, err = f.book.Expire(f.Context(), tx, e)
 		return err
 	})
-	return h, status, err
+	return h, ended, err
 }

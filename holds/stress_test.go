@@ -228,19 +228,19 @@ func (s *stress) extend(ctx context.Context, iso pgx.TxIsoLevel) error {
 
 func (s *stress) expire(ctx context.Context, iso pgx.TxIsoLevel) error {
 	for _, id := range s.recent() {
-		var status holds.ExpireStatus
+		var ended bool
 		h, err := s.f.book.Get(ctx, s.f.pool, "", id, "")
 		if err != nil {
 			return err
 		}
 		_, err = s.run(ctx, iso, func(tx pgx.Tx) (_ map[string]int64, err error) {
-			_, status, err = s.f.book.Expire(ctx, tx, holds.Expire{ID: id, Deadline: h.Deadline})
+			_, ended, err = s.f.book.Expire(ctx, tx, holds.Expire{ID: id, Deadline: h.Deadline})
 			return nil, err
 		})
 		if err != nil {
 			return err
 		}
-		if status == holds.ExpiredNow {
+		if ended {
 			s.swept.Add(1)
 		}
 	}

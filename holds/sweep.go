@@ -15,19 +15,6 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// ExpireStatus is the answer of Expire.
-type ExpireStatus string
-
-// The answers of Expire. All but the first changed nothing.
-const (
-	ExpiredNow      ExpireStatus = "expired"   // its time was over: it ended now, and was announced
-	ExpiredBefore   ExpireStatus = "ended"     // its time was over: an earlier call ended it
-	AlreadyCaptured ExpireStatus = "captured"  // it was captured
-	AlreadyReleased ExpireStatus = "released"  // it was released
-	WasExtended     ExpireStatus = "extended"  // its deadline is another one
-	NotDue          ExpireStatus = "due_later" // its time is not over yet
-)
-
 // Expire names a hold to end, if its time is over.
 type Expire struct {
 	Tenant   string
@@ -39,55 +26,56 @@ type Expire struct {
 const expireSQL = `
 select status, hold from metered.expire_hold($1::text, $2::text, $3::timestamptz, $4::timestamptz, $5::int, $6::text, $7::text)`
 
-// Expire ends one hold whose time is over, and announces it. It is for a job that is scheduled for Hold.Due when the
-// hold is placed, and again when it is extended: package holdjobs has one. It leaves a hold that ended, was extended
-// or is not due as it is, without an error, so the call can be repeated. Errors: ErrUnknown, ErrRetired.
-func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (Hold, ExpireStatus, error) {
+// Expire ends one hold whose time is over, announces it, and reports whether this very call did. It is for a job that
+// is scheduled for Hold.Due when the hold is placed, and again when it is extended: package holdjobs has one. It leaves
+// a hold that ended, was extended or is not due as it is, without an error, so the call can be repeated: Hold.State and
+// Hold.Deadline say which. Errors: ErrUnknown, ErrRetired.
+func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended bool, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
-		return Hold{}, "", err
+		return Hold{}, false, err
 	}
 	if err := checkNames(e.Tenant, "", e.ID); err != nil {
-		return Hold{}, "", err
+		return Hold{}, false, err
 	}
 	if e.Deadline.IsZero() {
-		return Hold{}, "", invalid("Expire.Deadline", "is zero")
+		return Hold{}, false, invalid("Expire.Deadline", "is zero")
 	}
 	if err := b.checkNote("Expire.Note", e.Note); err != nil {
-		return Hold{}, "", err
+		return Hold{}, false, err
 	}
 	type answer struct {
-		hold   Hold
-		status ExpireStatus
+		hold  Hold
+		ended bool
 	}
 	ctx, span := b.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "holds.expire"})
 	a, err := savepoint.In(ctx, tx, "holds", func(sub pgx.Tx) (a answer, err error) {
-		a.hold, a.status, err = b.expire(ctx, sub, e)
-		if err == nil && a.status == ExpiredNow {
+		a.hold, a.ended, err = b.expire(ctx, sub, e)
+		if err == nil && a.ended {
 			err = b.tell(ctx, sub, Transition{Kind: EventExpired, Hold: a.hold, Note: e.Note})
 		}
 		return a, err
 	})
-	if err == nil && a.status == ExpiredNow {
+	if err == nil && a.ended {
 		tellHolds(ctx, b.observer, string(EventExpired), []Hold{a.hold}, true)
 	}
 	span.End(err)
-	return a.hold, a.status, err
+	return a.hold, a.ended, err
 }
 
-func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, status ExpireStatus, err error) {
+func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended bool, err error) {
 	var raw []byte
-	var text string
-	err = tx.QueryRow(ctx, b.sql.expire, e.Tenant, e.ID, issuedAt(e.ID), e.Deadline, b.waitMS(), inBudget.NoteJSON(e.Note), b.channel()).Scan(&text, &raw)
+	var status string
+	err = tx.QueryRow(ctx, b.sql.expire, e.Tenant, e.ID, issuedAt(e.ID), e.Deadline, b.waitMS(), inBudget.NoteJSON(e.Note), b.channel()).Scan(&status, &raw)
 	switch {
 	case err != nil:
-		return Hold{}, "", failed("expire", err)
-	case text == "unknown":
-		return Hold{}, "", unknown(false)
-	case text == "retired":
-		return Hold{}, "", ErrRetired
+		return Hold{}, false, failed("expire", err)
+	case status == "unknown":
+		return Hold{}, false, unknown(false)
+	case status == "retired":
+		return Hold{}, false, ErrRetired
 	}
 	err = h.decode(raw)
-	return h, ExpireStatus(text), err
+	return h, status == "expired", err
 }
 
 // SweepOptions configures Sweep. The zero value sweeps all due holds.
