@@ -210,11 +210,11 @@ func TestRebuildFrom_GoesOnFromASnapshot(t *testing.T) {
 	for _, s := range snapshots {
 		lines := s.Lines[0]
 		for from := 0; from <= s.Version; from++ {
-			got, err := holds.RebuildFrom(s, history[from:])
+			got, err := holds.Rebuild(s, history[from:])
 			require.NoError(t, err)
 			require.Equal(t, hs[0], got)
 		}
-		same, err := holds.RebuildFrom(s, nil)
+		same, err := holds.Rebuild(s, nil)
 		require.NoError(t, err)
 		s.Created, s.Charges = false, nil
 		require.Equal(t, s, same)
@@ -232,7 +232,7 @@ func TestRebuildFrom_GoesOnFromASnapshot(t *testing.T) {
 		"out of order":    {snapshots[0], []holds.Event{history[2], history[1]}},
 		"without version": {snapshots[0], []holds.Event{{ID: "h", Kind: holds.EventReleased}}},
 	} {
-		_, err := holds.RebuildFrom(wrong.snapshot, wrong.later)
+		_, err := holds.Rebuild(wrong.snapshot, wrong.later)
 		require.Error(t, err, what)
 	}
 }

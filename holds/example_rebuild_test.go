@@ -42,13 +42,13 @@ func ExampleRebuild() {
 	history, err := book.History(ctx, pool, "", "job-1", "")
 	check(err)
 	for i, event := range history {
-		h, err := holds.Rebuild(history[:i+1])
+		h, err := holds.Rebuild(holds.Hold{}, history[:i+1])
 		check(err)
 		fmt.Printf("%s %s: %s, %d used, %d held\n", h.Now.Format("15:04"), event.Note.Actor, h.State, h.Lines[0].Captured, h.Lines[0].Open)
 	}
 
 	// A copy that was kept since the hold was placed catches up in the same way.
-	h, err := holds.RebuildFrom(placed, history) // skips the events that the copy has
+	h, err := holds.Rebuild(placed, history) // skips the events that the copy has
 	check(err)
 	fmt.Printf("the copy, from version %d to %d: %s\n", placed.Version, h.Version, h.State)
 	// Output:

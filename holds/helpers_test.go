@@ -187,14 +187,14 @@ func (f *fixture) rebuilds(h holds.Hold) {
 func rebuilds(t require.TestingT, ctx context.Context, book *holds.Book, db budget.Querier, h holds.Hold) {
 	history, err := book.History(ctx, db, h.Tenant, h.ID, "")
 	require.NoError(t, err)
-	want, err := holds.Rebuild(history)
+	want, err := holds.Rebuild(holds.Hold{}, history)
 	require.NoError(t, err)
 	require.Equal(t, h.Version, want.Version)
 	for i := range history { // from any snapshot it is the same
-		snapshot, err := holds.Rebuild(history[:i+1])
+		snapshot, err := holds.Rebuild(holds.Hold{}, history[:i+1])
 		require.NoError(t, err)
 		snapshot.Created, snapshot.Charges = true, []budget.Posted{{}} // as the call that placed it says
-		from, err := holds.RebuildFrom(snapshot, history[i/2:])
+		from, err := holds.Rebuild(snapshot, history[i/2:])
 		require.NoError(t, err)
 		from.Now = want.Now
 		require.Equal(t, want, from)

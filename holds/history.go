@@ -137,20 +137,16 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 	return nil
 }
 
-// Rebuild makes a hold from its whole history: the result of Get after the last event, with that event's time as Now.
-// A history with gaps or contradictions is an error.
-func Rebuild(history []Event) (Hold, error) {
-	if len(history) == 0 {
+// Rebuild makes a hold from its history, after a snapshot: a Hold of any call, or the zero Hold for a whole history. It
+// is the result of Get after the last event, with that event's time as Now. Events up to the snapshot's Version are
+// skipped. A history with gaps or contradictions is an error.
+func Rebuild(snapshot Hold, history []Event) (Hold, error) {
+	if snapshot.Version == 0 && len(history) == 0 {
 		return Hold{}, invalid("history", "is empty")
 	}
-	return RebuildFrom(Hold{}, history)
-}
-
-// RebuildFrom is Rebuild from a Hold of any call and its later events. It skips earlier ones.
-func RebuildFrom(snapshot Hold, later []Event) (Hold, error) {
 	h := snapshot
 	h.Lines, h.Created, h.Charges = slices.Clone(h.Lines), false, nil
-	for _, e := range later {
+	for _, e := range history {
 		if snapshot.Version > 0 && (e.Tenant != h.Tenant || e.ID != h.ID) {
 			return Hold{}, fmt.Errorf("holds: the history is of %q, and the snapshot of %q", e.ID, h.ID)
 		}

@@ -232,7 +232,7 @@ func (h *hostile) check(purged bool) {
 		if history[0].Kind != holds.EventPlaced {
 			continue
 		}
-		_, err = holds.Rebuild(history)
+		_, err = holds.Rebuild(holds.Hold{}, history)
 		require.NoError(h, err)
 	}
 	require.Zero(h, count(h.T, h.owner, "metered.resources where scope = 'credit'"), "no retirement creates, and no such scope was")
