@@ -162,7 +162,7 @@ func badTextCalls() (table []call) {
 				_, err := b.Claimed(ctx, db, text, holds.Key{Type: "t", Value: "v"})
 				return err
 			}),
-			read("Key.Value", func(ctx context.Context, b *holds.Book, db budget.Querier) error {
+			read("keys[0].Value", func(ctx context.Context, b *holds.Book, db budget.Querier) error {
 				_, err := b.Claimed(ctx, db, "", holds.Key{Type: "t", Value: text})
 				return err
 			}))
@@ -463,8 +463,8 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"Place": {tx, request}, "Claim": {tx, claim}, "Capture": {tx, capture}, "Release": {tx, release}, "Extend": {tx, extend}, "Return": {tx, giveBack},
 		"Expire": {tx, holds.Expire{ID: "a", Deadline: time.Unix(1, 0)}},
 		"Get":    {tx, "", "a", ""}, "History": {tx, "", "a", ""}, "List": {tx, holds.Filter{}}, "Due": {tx, holds.DueFilter{}},
-		"Claimed": {tx, "", claim.Key}, "ClaimedMany": {tx, "", claim.Key},
-		"Sweep": {pool, holds.SweepOptions{}}, "Purge": {pool, holds.PurgeOptions{}}, "Listen": {pool, holds.ListenOptions{}, handle},
+		"Claimed": {tx, "", claim.Key},
+		"Sweep":   {pool, holds.SweepOptions{}}, "Purge": {pool, holds.PurgeOptions{}}, "Listen": {pool, holds.ListenOptions{}, handle},
 		"Channel": {},
 	})
 	niltest.Func(t, "New", holds.New, ledger, holds.Config{})

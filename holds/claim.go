@@ -125,47 +125,16 @@ func parseClaim(scope string) (Key, error) {
 	return Key{Type: kind, Value: value}, nil
 }
 
-const claimedSQL = `
-select metered.hold_json(h.no, metered.clock()) from metered.holds h
-where h.claim = $1 and (h.state = 'h' or h.state = 'c' and not h.returned)`
-
-// Claimed returns the active claim of a key, or ErrUnknown. It may be out of date when it arrives: only Claim decides.
-func (b *Book) Claimed(ctx context.Context, db budget.Querier, tenant string, key Key) (Hold, error) {
-	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
-		return Hold{}, err
-	}
-	scope, err := claimScope(tenant, key)
-	if err != nil {
-		return Hold{}, err
-	}
-	var raw []byte
-	err = db.QueryRow(ctx, b.sql.claimed, scope).Scan(&raw)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return Hold{}, unknown(false)
-	}
-	if err != nil {
-		return Hold{}, failed("claimed", err)
-	}
-	var h Hold
-	if err := h.decode(raw); err != nil {
-		return Hold{}, err
-	}
-	if h.State == Expired {
-		return Hold{}, unknown(false)
-	}
-	return h, nil
-}
-
 // A subquery for each key finds its claim by the index. A join could be planned as a scan of the whole table.
-const claimedManySQL = `
+const claimedSQL = `
 select (select metered.hold_json(h.no, c.now) from metered.holds h
     where h.claim = k.scope and (h.state = 'h' or h.state = 'c' and not h.returned))
 from (select metered.clock() as now) c, pg_catalog.unnest($1::text[]) with ordinality k(scope, n)
 order by k.n`
 
-// ClaimedMany is Claimed for up to 10,000 keys of a tenant, in one round trip and from one snapshot. A key without an
-// active claim is not in the result.
-func (b *Book) ClaimedMany(ctx context.Context, db budget.Querier, tenant string, keys ...Key) (map[Key]Hold, error) {
+// Claimed returns the active claims of up to 10,000 keys of a tenant, in one round trip and from one snapshot. A key that
+// nobody has is not in the result. The answer may be out of date when it arrives: only Claim decides.
+func (b *Book) Claimed(ctx context.Context, db budget.Querier, tenant string, keys ...Key) (map[Key]Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err
 	}
@@ -180,7 +149,7 @@ func (b *Book) ClaimedMany(ctx context.Context, db budget.Querier, tenant string
 		}
 	}
 	// Planned at each call: a plan kept from when the table was small scans all of it for each key.
-	rows, err := db.Query(ctx, b.sql.claimedMany, pgx.QueryExecModeExec, scopes)
+	rows, err := db.Query(ctx, b.sql.claimed, pgx.QueryExecModeExec, scopes)
 	if err != nil {
 		return nil, failed("claimed", err)
 	}

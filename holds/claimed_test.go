@@ -28,7 +28,7 @@ func (a *asking) Query(ctx context.Context, sql string, args ...any) (pgx.Rows, 
 	return a.Querier.Query(ctx, sql, args...)
 }
 
-func TestClaimedMany_AnswersForEachKeyAsClaimedDoes(t *testing.T) {
+func TestClaimed_HasTheKeysThatSomebodyHas(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	claim := func(tenant, name string, ttl time.Duration) holds.Hold {
@@ -36,7 +36,7 @@ func TestClaimedMany_AnswersForEachKeyAsClaimedDoes(t *testing.T) {
 		require.NoError(t, err)
 		return h
 	}
-	claim("", "held", time.Hour)
+	held := claim("", "held", time.Hour)
 	claim("", "expired", time.Minute)
 	claim("", "swept", time.Minute)
 	_, err := f.release(claim("", "released", time.Hour).ID)
@@ -48,61 +48,55 @@ func TestClaimedMany_AnswersForEachKeyAsClaimedDoes(t *testing.T) {
 	require.NoError(t, err)
 	claim("other", "never", time.Hour)
 	f.clock.Advance(time.Minute)
-	claim("", "swept", time.Hour) // the next generation
+	swept := claim("", "swept", time.Hour) // the next generation
 
 	keys := []holds.Key{seat("never")}
 	for _, name := range []string{"held", "expired", "swept", "released", "confirmed", "returned", "held"} {
 		keys = append(keys, seat(name))
 	}
 	db := &asking{Querier: f.pool}
-	claimed, err := f.book.ClaimedMany(t.Context(), db, "", keys...)
+	claimed, err := f.book.Claimed(t.Context(), db, "", keys...)
 	require.NoError(t, err)
 	require.Equal(t, 1, db.queries)
 	want := map[holds.Key]holds.Hold{}
-	for _, key := range keys {
-		h, err := f.book.Claimed(t.Context(), f.pool, "", key)
-		if err == nil {
-			want[key] = h
-		} else {
-			require.ErrorIs(t, err, holds.ErrUnknown)
-		}
+	for key, id := range map[string]string{"held": held.ID, "swept": swept.ID, "confirmed": confirmed.ID} {
+		want[seat(key)] = f.get(id)
 	}
-	require.Len(t, want, 3)
 	require.Equal(t, want, claimed)
 
-	claimed, err = f.book.ClaimedMany(t.Context(), f.pool, "other", seat("never"), seat("held"))
+	claimed, err = f.book.Claimed(t.Context(), f.pool, "other", seat("never"), seat("held"))
 	require.NoError(t, err)
 	require.Len(t, claimed, 1)
-	claimed, err = f.book.ClaimedMany(t.Context(), f.pool, "")
+	claimed, err = f.book.Claimed(t.Context(), f.pool, "")
 	require.NoError(t, err)
 	require.Empty(t, claimed)
 
 	var argument *budget.ArgumentError
-	_, err = f.book.ClaimedMany(t.Context(), untouchable{}, "", seat("a"), seat(""))
+	_, err = f.book.Claimed(t.Context(), untouchable{}, "", seat("a"), seat(""))
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, "keys[1].Value", argument.Field)
-	_, err = f.book.ClaimedMany(t.Context(), untouchable{}, "\xff", seat("a"))
+	_, err = f.book.Claimed(t.Context(), untouchable{}, "\xff", seat("a"))
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, "Tenant", argument.Field)
-	_, err = f.book.ClaimedMany(t.Context(), untouchable{}, "", make([]holds.Key, bounds.MaxKeys+1)...)
+	_, err = f.book.Claimed(t.Context(), untouchable{}, "", make([]holds.Key, bounds.MaxKeys+1)...)
 	require.ErrorAs(t, err, &argument)
 	require.Equal(t, "keys", argument.Field)
 }
 
 // Also in a session that asked when there were few, each key is found by the index.
-func TestClaimedMany_ReadsNoMoreTheMoreHoldsThereAre(t *testing.T) {
+func TestClaimed_ReadsNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	t.Parallel()
 	for _, few := range []int{0, 30, 300, 3000} {
 		for _, analysed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d holds, analysed %v", few, analysed), func(t *testing.T) {
 				t.Parallel()
-				claimedManyIsByIndex(t, few, analysed)
+				claimedIsByIndex(t, few, analysed)
 			})
 		}
 	}
 }
 
-func claimedManyIsByIndex(t *testing.T, few int, analysed bool) {
+func claimedIsByIndex(t *testing.T, few int, analysed bool) {
 	f := setUp(t, holds.Config{})
 	execute(t, f.pool, `alter table metered.holds set (autovacuum_enabled = off)`)
 	if few > 0 {
@@ -119,7 +113,7 @@ func claimedManyIsByIndex(t *testing.T, few int, analysed bool) {
 		keys = append(keys, seat(fmt.Sprint(i)))
 	}
 	ask := func() {
-		claimed, err := f.book.ClaimedMany(t.Context(), conn, "", keys...)
+		claimed, err := f.book.Claimed(t.Context(), conn, "", keys...)
 		require.NoError(t, err)
 		require.Len(t, claimed, 1)
 	}

@@ -187,7 +187,7 @@ func TestSweep_SaysWhenItLooked(t *testing.T) {
 
 // It goes on from any answer, with any history before it, and also from one that shows a hold as ended that went on by
 // the clock of the primary. Events that do not follow from the snapshot are an error.
-func TestRebuildFrom_GoesOnFromASnapshot(t *testing.T) {
+func TestRebuild_GoesOnFromASnapshot(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	var snapshots []holds.Hold
@@ -224,6 +224,7 @@ func TestRebuildFrom_GoesOnFromASnapshot(t *testing.T) {
 		snapshot holds.Hold
 		later    []holds.Event
 	}{
+		"nothing":         {holds.Hold{}, nil},
 		"a gap":           {snapshots[0], history[2:]},
 		"another's":       {holds.Hold{ID: "other", Version: 1, State: holds.Held}, history[1:]},
 		"another tenant":  {holds.Hold{ID: "h", Tenant: "t", Version: 1, State: holds.Held}, history[1:]},

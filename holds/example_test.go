@@ -211,18 +211,14 @@ func ExampleBook_Claim() {
 	}))
 	_, err = claim("ann", "session-2")
 	fmt.Println(err)
-	owner, err := book.Claimed(ctx, pool, "", key("ann"))
+	claimed, err := book.Claimed(ctx, pool, "", key("ann"), key("ben"), key("cat"))
 	check(err)
-	fmt.Println("it is", owner.Entity)
-	many, err := book.ClaimedMany(ctx, pool, "", key("ann"), key("ben"), key("cat"))
-	check(err)
-	fmt.Println("taken of three names:", len(many))
+	fmt.Println("taken of three names:", len(claimed), "by", claimed[key("ann")].Entity)
 	// Output:
 	// again: true created: false
 	// taken: true confirmed: false soon free: true
 	// holds: the claim is taken: confirmed
-	// it is user/1
-	// taken of three names: 1
+	// taken of three names: 1 by user/1
 }
 
 // The live holds of a holder, newest first, a page at a time.

@@ -91,6 +91,15 @@ func (f *fixture) claim(c holds.Claim) (holds.Hold, error) {
 	return do(f, func(ctx context.Context, tx pgx.Tx) (holds.Hold, error) { return f.book.Claim(ctx, tx, c) })
 }
 
+// claimed is the active claim of a key.
+func (f *fixture) claimed(key holds.Key) holds.Hold {
+	f.Helper()
+	all, err := f.book.Claimed(f.Context(), f.pool, "", key)
+	require.NoError(f, err)
+	require.Len(f, all, 1)
+	return all[key]
+}
+
 func (f *fixture) capture(c holds.Capture) ([]holds.Hold, error) {
 	f.Helper()
 	return do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) { return f.book.Capture(ctx, tx, c) })

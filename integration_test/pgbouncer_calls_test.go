@@ -60,7 +60,6 @@ func (b *behind) holds() {
 		return b.d.Holds.Claim(ctx, tx, holds.Claim{Key: key, Holder: "ann", TTL: time.Hour})
 	})
 	b.try("Book.Claimed", func(ctx context.Context) error { return second(book.Claimed(ctx, b.pool, "", key)) })
-	b.try("Book.ClaimedMany", func(ctx context.Context) error { return second(book.ClaimedMany(ctx, b.pool, "", key)) })
 	b.try("Book.Sweep", func(ctx context.Context) error { return second(book.Sweep(ctx, b.pool, holds.SweepOptions{})) })
 	b.try("Book.Purge", func(ctx context.Context) error { return second(book.Purge(ctx, b.pool, holds.PurgeOptions{})) })
 }

@@ -19,11 +19,12 @@ func isBlock(h holds.Hold) bool { return h.Holder == house }
 // serveBlock takes a seat out of the sale. Its holder loses it. A seat that was sold stays sold.
 func (a *app) serveBlock(w http.ResponseWriter, r *request) error {
 	return a.change(w, r, func(ctx context.Context, tx *metered.Tx) error {
-		h, err := a.metered.Holds.Claimed(ctx, tx, r.who.Org, seatKey(r.seat))
+		claimed, err := a.metered.Holds.Claimed(ctx, tx, r.who.Org, seatKey(r.seat))
+		h, taken := claimed[seatKey(r.seat)]
 		switch {
-		case errors.Is(err, holds.ErrUnknown):
 		case err != nil:
 			return err
+		case !taken:
 		case isBlock(h):
 			return nil
 		case h.State == holds.Captured:
@@ -47,12 +48,13 @@ func (a *app) serveBlock(w http.ResponseWriter, r *request) error {
 // serveUnblock puts a seat back into the sale.
 func (a *app) serveUnblock(w http.ResponseWriter, r *request) error {
 	return a.change(w, r, func(ctx context.Context, tx *metered.Tx) error {
-		h, err := a.metered.Holds.Claimed(ctx, tx, r.who.Org, seatKey(r.seat))
-		if errors.Is(err, holds.ErrUnknown) || err == nil && !isBlock(h) {
-			return nil // it is not blocked
-		}
+		claimed, err := a.metered.Holds.Claimed(ctx, tx, r.who.Org, seatKey(r.seat))
 		if err != nil {
 			return err
+		}
+		h := claimed[seatKey(r.seat)]
+		if !isBlock(h) {
+			return nil
 		}
 		_, err = a.metered.Holds.Return(ctx, tx, holds.Return{Tenant: r.who.Org, IDs: []string{h.ID}, Note: r.note("unblocked"), All: true})
 		return err

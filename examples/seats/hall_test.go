@@ -12,7 +12,6 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -170,11 +169,12 @@ func (h *hall) verify() {
 	m, err := h.app.readMap(ctx, h.org, h.event)
 	require.NoError(h.t, err)
 	for i, seat := range h.seats {
-		claim, err := h.app.metered.Holds.Claimed(ctx, h.pool, h.org, seatKey(seat))
+		claimed, err := h.app.metered.Holds.Claimed(ctx, h.pool, h.org, seatKey(seat))
+		claim, taken := claimed[seatKey(seat)]
 		want := byte('s')
 		switch {
-		case metered.Code(err) == "hold_unknown":
-			want, err = 'a', nil
+		case !taken:
+			want = 'a'
 		case claim.State == holds.Held:
 			want = 'h'
 		case isBlock(claim):

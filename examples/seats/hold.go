@@ -137,12 +137,13 @@ func (a *app) serveHold(w http.ResponseWriter, r *request) error {
 
 // whyTaken describes a seat that somebody else has: its state, and until when, but not by whom.
 func (a *app) whyTaken(ctx context.Context, r *request) error {
-	h, err := a.metered.Holds.Claimed(ctx, a.pool, r.who.Org, seatKey(r.seat))
+	claimed, err := a.metered.Holds.Claimed(ctx, a.pool, r.who.Org, seatKey(r.seat))
+	h, taken := claimed[seatKey(r.seat)]
 	switch {
-	case errors.Is(err, holds.ErrUnknown):
-		return errChanged // it is free by now
 	case err != nil:
 		return err
+	case !taken:
+		return errChanged // it is free by now
 	case isBlock(h):
 		return errBlocked
 	case h.State == holds.Captured:

@@ -156,9 +156,10 @@ func TestConfirm_MakesOneUserHoweverOftenItIsSent(t *testing.T) {
 	for _, body := range bodies {
 		require.JSONEq(t, fmt.Sprintf(`{"id":%d,"email":"ann@example.com","name":"Ann"}`, users[0].ID), body)
 	}
-	h, err := f.metered.Holds.Claimed(t.Context(), f.pool, "", holds.Key{Type: emailType, Value: "ann@example.com"})
+	key := holds.Key{Type: emailType, Value: "ann@example.com"}
+	claimed, err := f.metered.Holds.Claimed(t.Context(), f.pool, "", key)
 	require.NoError(t, err)
-	require.Equal(t, fmt.Sprint("user/", users[0].ID), h.Entity)
+	require.Equal(t, fmt.Sprint("user/", users[0].ID), claimed[key].Entity)
 
 	require.Equal(t, http.StatusConflict, ann.do(t.Context(), "POST", "/claims/"+claim+"/confirm", named("Another")).Status)
 	require.Equal(t, http.StatusConflict, ann.do(t.Context(), "DELETE", "/claims/"+claim, nil).Status)

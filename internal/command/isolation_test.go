@@ -60,7 +60,7 @@ func TestDo_NoRefusalOfAnOldSnapshotIsFinal(t *testing.T) {
 					if err != nil {
 						return err
 					}
-					_, err = c.Holds.Release(ctx, tx, holds.Release{IDs: []string{claimed.ID}})
+					_, err = c.Holds.Release(ctx, tx, holds.Release{IDs: []string{claimed[key].ID}})
 					return err
 				})
 			},
