@@ -465,7 +465,7 @@ func TestJSON_ReturnedValuesHaveNamesAndUnits(t *testing.T) {
 	for _, v := range []any{
 		metered.Outcome[int]{}, metered.Operation{}, holdjobs.Ref{}, holdjobs.CleanupArgs{},
 		budget.Receipt{}, budget.Usage{}, budget.Entry{}, budget.ExceededError{}, budget.VerifyReport{}, budget.PurgeReport{}, budget.ClockState{},
-		holds.Hold{}, holds.Listed{}, holds.DueList{}, holds.Event{}, holds.Transition{}, holds.Notice{}, holds.SweepReport{},
+		holds.Hold{}, holds.Page{}, holds.Event{}, holds.Transition{}, holds.Notice{}, holds.SweepReport{},
 		tokens.Info{}, tokens.Grant{}, tokens.Minted{}, jobs.Result{}, jobs.Record{}, httpmetered.Problem{},
 	} {
 		requireNames(t, reflect.TypeOf(v), seen)

@@ -387,7 +387,7 @@ func wrongCalls() []call {
 		}})
 	}
 	for field, filters := range map[string][]holds.Filter{
-		"Filter.State": {{State: "h"}, {State: "ended"}}, "Filter.Max": {{Max: -1}, {Max: bounds.MaxPage + 1}}, "Filter.Before": {{Before: -1}},
+		"Filter.State": {{State: "h"}, {State: "ended"}}, "Filter.Max": {{Max: -1}, {Max: bounds.MaxPage + 1}}, "Filter.After": {{After: "-1"}, {After: "0"}, {After: "01"}, {After: "x"}, {After: "1.2"}, {After: "9223372036854775808"}},
 	} {
 		for _, f := range filters {
 			table = append(table, call{field, func(ctx context.Context, b *holds.Book, tx pgx.Tx) error { _, err := b.List(ctx, tx, f); return err }})

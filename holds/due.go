@@ -19,14 +19,8 @@ type DueFilter struct {
 	ScopePrefix string    // holds with a line whose scope begins so
 	State       State     // Held: due next. Expired: due, and not swept
 	Before      time.Time // holds that are due before
-	After       string    // continues a list: DueList.Next of the page before
+	After       string    // continues a list: Page.Next of the page before
 	Max         int       // the size of a page, 1 to 1,000. Defaults to 100
-}
-
-// DueList is a page of holds.
-type DueList struct {
-	Holds []Hold `json:"holds"`
-	Next  string `json:"next,omitempty"` // continues the list, as DueFilter.After. "" at its end
 }
 
 const dueSQL = `
@@ -35,17 +29,17 @@ from metered.due_holds($1::text, $2::text, coalesce($3::timestamptz, '-infinity'
 
 // Due returns a page of holds in the order in which they fall due: held ones, and expired ones that were not swept. A
 // page looks at no more than 10,000 holds, of all tenants: it may be empty and have a Next.
-func (b *Book) Due(ctx context.Context, db budget.Querier, f DueFilter) (DueList, error) {
+func (b *Book) Due(ctx context.Context, db budget.Querier, f DueFilter) (Page, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
-		return DueList{}, err
+		return Page{}, err
 	}
 	after, afterNo, err := f.check()
 	if err != nil {
-		return DueList{}, err
+		return Page{}, err
 	}
 	var now time.Time
 	if err := db.QueryRow(ctx, b.schema.SQL(`select metered.clock()`)).Scan(&now); err != nil {
-		return DueList{}, failed("due", err)
+		return Page{}, failed("due", err)
 	}
 	var before *time.Time
 	if !f.Before.IsZero() {
@@ -66,9 +60,9 @@ func (b *Book) Due(ctx context.Context, db budget.Querier, f DueFilter) (DueList
 	var lastNo *int64
 	err = db.QueryRow(ctx, b.sql.due, tenant, f.ScopePrefix, after, afterNo, before, now, f.Max).Scan(&rows, &lastDue, &lastNo)
 	if err != nil {
-		return DueList{}, failed("due", err)
+		return Page{}, failed("due", err)
 	}
-	var list DueList
+	var list Page
 	if list.Holds, err = decodeAll(rows); err == nil && lastDue != nil {
 		list.Next = fmt.Sprintf("%d.%d", lastDue.UnixMicro(), *lastNo)
 	}
@@ -88,7 +82,7 @@ func (f *DueFilter) check() (after *time.Time, no int64, err error) {
 	if f.After != "" {
 		var us int64
 		if _, err := fmt.Sscanf(f.After, "%d.%d", &us, &no); err != nil || fmt.Sprintf("%d.%d", us, no) != f.After {
-			return nil, 0, invalid("DueFilter.After", "%q is not a DueList.Next", f.After)
+			return nil, 0, invalid("DueFilter.After", "%q is not a Page.Next of Due", f.After)
 		}
 		at := time.UnixMicro(us)
 		after = &at

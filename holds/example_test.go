@@ -247,11 +247,11 @@ func ExampleBook_List() {
 		for _, h := range page.Holds {
 			fmt.Println(h.ID, h.State, "live:", h.Live())
 		}
-		if page.Next == 0 {
+		if page.Next == "" {
 			break
 		}
 		fmt.Println("next page")
-		filter.Before = page.Next
+		filter.After = page.Next
 	}
 	// Output:
 	// h5 held live: true

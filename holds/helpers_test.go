@@ -157,7 +157,7 @@ func (f *fixture) verify() {
 		for _, h := range list.Holds {
 			f.rebuilds(h)
 		}
-		if page.Before = list.Next; list.Next == 0 {
+		if page.After = list.Next; list.Next == "" {
 			return
 		}
 	}

@@ -18,7 +18,7 @@ import (
 )
 
 // shown are the ids of a page.
-func shown(page holds.Listed) (ids []string) {
+func shown(page holds.Page) (ids []string) {
 	for _, h := range page.Holds {
 		ids = append(ids, h.ID)
 	}
@@ -127,13 +127,13 @@ func TestList_PagesStayInPlaceWhileHoldsComeAndEnd(t *testing.T) {
 				f.mustPlace(holds.Request{ID: string(name), TTL: ttl, Lines: []holds.Line{capacity("room", 1, 999)}})
 			}
 			var got []string
-			next := int64(0)
+			next := ""
 			for pages := 0; ; pages++ {
-				page, err := f.book.List(t.Context(), f.pool, holds.Filter{State: state, Max: size, Before: next})
+				page, err := f.book.List(t.Context(), f.pool, holds.Filter{State: state, Max: size, After: next})
 				require.NoError(t, err)
 				require.LessOrEqual(t, len(page.Holds), size)
 				got = append(got, shown(page)...)
-				if next = page.Next; next == 0 {
+				if next = page.Next; next == "" {
 					break
 				}
 				f.mustPlace(holds.Request{TTL: time.Hour, Lines: []holds.Line{capacity("room", 1, 999)}})
@@ -346,7 +346,7 @@ func TestDue_APageReadsNoMoreTheMoreHoldsThereAre(t *testing.T) {
 				require.NoError(t, err)
 				defer conn.Release()
 				f.mustPlace(holds.Request{ID: "mine", TTL: 12 * time.Hour, Lines: []holds.Line{capacity("event/1", 1, 1)}})
-				page := func(f *fixture, filter holds.DueFilter) holds.DueList {
+				page := func(f *fixture, filter holds.DueFilter) holds.Page {
 					list, err := f.book.Due(t.Context(), conn, filter)
 					require.NoError(t, err)
 					return list
@@ -419,7 +419,7 @@ func TestList_OfAClaimsKeyShowsAllThatHadIt(t *testing.T) {
 			page, err := f.book.List(t.Context(), f.pool, filter)
 			require.NoError(t, err)
 			ids = append(ids, shown(page)...)
-			if filter.Before = page.Next; page.Next == 0 {
+			if filter.After = page.Next; page.Next == "" {
 				return ids
 			}
 		}

@@ -3,6 +3,8 @@ package holds
 import (
 	"cmp"
 	"context"
+	"math"
+	"strconv"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -50,14 +52,14 @@ type Filter struct {
 	State  State
 	Scope  string // selects holds with a line of this scope
 	Claim  Key    // selects the claims of this key, ended ones too
-	Before int64  // continues a list: Listed.Next of the page before. Defaults to the newest
+	After  string // continues a list: Page.Next of the page before. Defaults to the newest
 	Max    int    // the size of a page, 1 to 1,000. Defaults to 100
 }
 
-// Listed is a page of holds, newest first.
-type Listed struct {
+// Page is a page of holds.
+type Page struct {
 	Holds []Hold `json:"holds"`
-	Next  int64  `json:"next,omitempty"` // continues the list, as Filter.Before. 0 at its end
+	Next  string `json:"next,omitempty"` // continues the list, as After of the filter. "" at its end
 }
 
 const listFilterSQL = `
@@ -79,29 +81,29 @@ order by h.no + 0 desc limit $7`
 
 // List returns a page of holds, newest first. Pages do not overlap or miss a hold that was there at the beginning,
 // whatever changes meanwhile. Filter by Holder, Entity or Claim where you can: these are indexed.
-func (b *Book) List(ctx context.Context, db budget.Querier, f Filter) (Listed, error) {
+func (b *Book) List(ctx context.Context, db budget.Querier, f Filter) (Page, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
-		return Listed{}, err
+		return Page{}, err
 	}
-	state, claim, err := f.check()
+	state, claim, before, err := f.check()
 	if err != nil {
-		return Listed{}, err
+		return Page{}, err
 	}
 	var now time.Time
 	if err := db.QueryRow(ctx, b.schema.SQL(`select metered.clock()`)).Scan(&now); err != nil {
-		return Listed{}, failed("list", err)
+		return Page{}, failed("list", err)
 	}
-	sql, args := b.sql.list, []any{f.Tenant, f.Holder, f.Entity, state, f.Scope, f.Before, f.Max, now}
+	sql, args := b.sql.list, []any{f.Tenant, f.Holder, f.Entity, state, f.Scope, before, f.Max, now}
 	if claim != "" {
 		prefix := claimIDs(claim)
 		sql, args = b.sql.claims, append(args, prefix, prefix+"~", claim)
 	}
 	rows, err := db.Query(ctx, sql, args...)
 	if err != nil {
-		return Listed{}, failed("list", err)
+		return Page{}, failed("list", err)
 	}
-	page := Listed{}
-	var no int64
+	page := Page{}
+	var no, last int64
 	var raw []byte
 	_, err = pgx.ForEachRow(rows, []any{&no, &raw}, func() error {
 		var h Hold
@@ -109,38 +111,40 @@ func (b *Book) List(ctx context.Context, db budget.Querier, f Filter) (Listed, e
 			return err
 		}
 		page.Holds = append(page.Holds, h)
-		page.Next = no
+		last = no
 		return nil
 	})
 	if err != nil {
-		return Listed{}, failed("list", err)
+		return Page{}, failed("list", err)
 	}
-	if len(page.Holds) < f.Max {
-		page.Next = 0
+	if len(page.Holds) == f.Max {
+		page.Next = strconv.FormatInt(last, 10)
 	}
 	return page, nil
 }
 
-// check validates a filter and sets its defaults. It returns the state as it is stored, and the scope of the key.
-func (f *Filter) check() (state, claim string, err error) {
+// check validates a filter and sets its defaults. It returns the state as it is stored, the scope of the key, and the
+// number before which the page begins.
+func (f *Filter) check() (state, claim string, before int64, err error) {
 	if err := cmp.Or(checkNames(f.Tenant, f.Holder), checkText("Filter.Entity", f.Entity), checkText("Filter.Scope", f.Scope)); err != nil {
-		return "", "", err
+		return "", "", 0, err
 	}
+	before = math.MaxInt64
 	for stored, s := range states {
 		if f.State == s {
 			state = stored
 		}
 	}
-	switch {
-	case f.State != "" && state == "":
-		return "", "", invalid("Filter.State", "%q is not a state", f.State)
-	case f.Before < 0:
-		return "", "", invalid("Filter.Before", "%d is negative", f.Before)
-	case f.Before == 0:
-		f.Before = 1<<63 - 1
+	if f.State != "" && state == "" {
+		return "", "", 0, invalid("Filter.State", "%q is not a state", f.State)
+	}
+	if f.After != "" {
+		if before, err = strconv.ParseInt(f.After, 10, 64); err != nil || before < 1 || strconv.FormatInt(before, 10) != f.After {
+			return "", "", 0, invalid("Filter.After", "%q is not a Page.Next of List", f.After)
+		}
 	}
 	if f.Max, err = pageSize("Filter.Max", f.Max); err == nil && f.Claim != (Key{}) {
 		claim, err = claimScope(f.Tenant, f.Claim)
 	}
-	return state, claim, err
+	return state, claim, before, err
 }

@@ -76,17 +76,8 @@ func (f holdFlags) pages(r *inspect.Reader) holdPage {
 		}
 	case f.holder != "" || f.entity != "":
 		return func(ctx context.Context, after string, limit int) ([]holds.Hold, string, error) {
-			filter := holds.Filter{Tenant: f.tenant, Holder: f.holder, Entity: f.entity, Scope: f.scope, State: holds.State(f.state), Max: limit}
-			if after != "" {
-				if _, err := fmt.Sscan(after, &filter.Before); err != nil {
-					return nil, "", err
-				}
-			}
-			l, err := r.Book.List(ctx, r.DB, filter)
-			if l.Next == 0 {
-				return l.Holds, "", err
-			}
-			return l.Holds, fmt.Sprint(l.Next), err
+			l, err := r.Book.List(ctx, r.DB, holds.Filter{Tenant: f.tenant, Holder: f.holder, Entity: f.entity, Scope: f.scope, State: holds.State(f.state), After: after, Max: limit})
+			return l.Holds, l.Next, err
 		}
 	}
 	return func(ctx context.Context, after string, limit int) ([]holds.Hold, string, error) {
