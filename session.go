@@ -669,7 +669,7 @@ func (s *session) renew(ctx context.Context) error {
 		switch by = by.Truncate(time.Microsecond); {
 		case h.State != holds.Held:
 			return &holds.StateError{ID: h.ID, State: h.State, Hold: h}
-		case !h.Live():
+		case h.Remaining() == 0:
 			return errInGrace
 		case by <= 0:
 			return nil

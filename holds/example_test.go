@@ -245,7 +245,7 @@ func ExampleBook_List() {
 		page, err := book.List(ctx, pool, filter)
 		check(err)
 		for _, h := range page.Holds {
-			fmt.Println(h.ID, h.State, "live:", h.Live())
+			fmt.Println(h.ID, h.State, "live:", h.Remaining() > 0)
 		}
 		if page.Next == "" {
 			break

@@ -58,15 +58,12 @@ type HeldLine struct {
 	AtLeast  int64  `json:"at_least,omitempty"` // captured when the hold expires (Line.AtLeast)
 }
 
-// Live reports whether the hold was held, and not past its deadline, at Now.
-func (h Hold) Live() bool { return h.State == Held && h.Now.Before(h.Deadline) }
-
-// Remaining is the time from Now to the deadline, 0 unless the hold was live.
+// Remaining is the time from Now to the deadline, 0 if the hold is not held or past it.
 func (h Hold) Remaining() time.Duration {
-	if !h.Live() {
+	if h.State != Held {
 		return 0
 	}
-	return h.Deadline.Sub(h.Now)
+	return max(0, h.Deadline.Sub(h.Now))
 }
 
 // decode reads JSON of the function hold_json in schema.sql, or that of a command's placement, which has charges.

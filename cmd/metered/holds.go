@@ -180,7 +180,7 @@ func (a *app) printHold(d inspect.HoldDetail) error {
 	fact("placed", h.PlacedAt, true)
 	fact("deadline", h.Deadline, true)
 	fact("due", h.Due, !h.Due.Equal(h.Deadline))
-	fact("remaining", h.Remaining(), h.Live())
+	fact("remaining", h.Remaining(), h.Remaining() > 0)
 	fact("ended", h.EndedAt, !h.EndedAt.IsZero())
 	if h.Claim != nil {
 		fact("claim", h.Claim.Type+" "+h.Claim.Value, true)
