@@ -26,13 +26,12 @@ type Cleanup struct {
 	MaxAttempts int
 }
 
-// DefaultCleanupDelay is Cleanup.Delay's default.
-const DefaultCleanupDelay = 10 * time.Second
+const defaultDelay = 10 * time.Second
 
 // Job returns a job, and how to insert it, that ends a hold. The hold is placed now, for ttl with its grace. The
-// error is an *ArgumentError.
+// error is a *budget.ArgumentError.
 func (c Cleanup) Job(tenant, id string, ttl time.Duration) (CleanupArgs, river.InsertOpts, error) {
-	delay := cmp.Or(c.Delay, DefaultCleanupDelay)
+	delay := cmp.Or(c.Delay, defaultDelay)
 	if delay < 0 || delay > 24*time.Hour {
 		return CleanupArgs{}, river.InsertOpts{}, invalid("Cleanup.Delay", "%v is not from 0 to 24h", c.Delay)
 	}

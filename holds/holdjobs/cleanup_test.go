@@ -252,7 +252,7 @@ func TestCleanup_IsTriedAsOftenAsItSaysInItsQueue(t *testing.T) {
 	require.Equal(t, 25, pgtest.Value[int](t, s.pool, `select max_attempts from river_job where id = $1`, s.job))
 	for _, wrong := range []int{-1, 32_768} {
 		_, err = place("wrong", holdjobs.Cleanup{MaxAttempts: wrong})
-		var argument *holdjobs.ArgumentError
+		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument)
 		require.Equal(t, "Cleanup.MaxAttempts", argument.Field)
 	}

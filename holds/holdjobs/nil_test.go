@@ -21,7 +21,7 @@ func TestWorkers_NilIsRefused(t *testing.T) {
 	held, cleanup := &river.Job[Transcribe]{JobRow: &rivertype.JobRow{}}, &river.Job[holdjobs.CleanupArgs]{JobRow: &rivertype.JobRow{}}
 	refused := func(field string, err error) {
 		t.Helper()
-		var argument *holdjobs.ArgumentError
+		var argument *budget.ArgumentError
 		require.ErrorAs(t, err, &argument)
 		require.Equal(t, field, argument.Field)
 	}

@@ -20,13 +20,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// ErrArgument is the identity of every refused argument, an *ArgumentError.
-var ErrArgument error = errArgument
-
 var errArgument = fault.New("invalid_argument", "holdjobs: invalid argument")
-
-// ArgumentError names a refused argument and the reason. It is ErrArgument.
-type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
@@ -56,7 +50,7 @@ type Ref struct {
 }
 
 // Cost is the actual cost of a job. Set one of Lines, All and Nothing: otherwise the attempt fails with an
-// *ArgumentError, and the job is tried again.
+// *budget.ArgumentError, and the job is tried again.
 type Cost struct {
 	// Lines are the units used, by scope. Their Limits, beside All too, are those of holds.Capture.
 	Lines []holds.Line
