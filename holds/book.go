@@ -23,20 +23,20 @@ type Config struct {
 	// MaxLifetime bounds the time from a hold's placement to its deadline, up to 10 years. Defaults to 24h, or
 	// MaxTTL if that is longer.
 	MaxLifetime time.Duration
-	NoCeiling   bool // lets Extend go on to the year 9980, 10 years at a time, without MaxLifetime. Defaults to false
+	NoCeiling   bool // lets Extend go on to the year 9980, 10 years at a time, without MaxLifetime
 	// RequireHolder refuses to place a hold without a Holder, and to capture, release, extend or return one without
-	// naming it. Make another Book for the program's own work. Defaults to false.
+	// naming it. Make another Book for the program's own work.
 	RequireHolder bool
 	RequireActor  bool // refuses each write whose Note has no Actor. Defaults to the ledger's setting
-	// Subscribers are called in order with every transition of this Book's calls, inside the call's transaction and a
-	// savepoint. If one returns an error, panics or outlives ctx, the transition is taken back and the call fails. A
-	// Book that sweeps needs them too (see Sweep). Defaults to none.
+	// Subscribers are called in order with every transition of this Book's calls, in a savepoint of the call's
+	// transaction. If one returns an error, panics or outlives ctx, the transition is taken back and the call fails. A
+	// Book that sweeps needs them too.
 	Subscribers []Subscriber
 	// Notify sends every committed transition to Listen. A Postgres server lets notifying commits through one by one,
-	// which metered.Command.EarlyRelease shortens. Defaults to false.
+	// which metered.Command.EarlyRelease shortens.
 	Notify bool
 	// NotifyContent is Notify with all fields of Notice. Any role that may connect to the database can listen,
-	// whatever its grants. Defaults to false.
+	// whatever its grants.
 	NotifyContent bool
 }
 
@@ -51,9 +51,8 @@ const (
 )
 
 // Subscriber acts on a transition. Its writes through tx commit or roll back with the call. For an effect outside the
-// database, exactly once, it enqueues a job through tx (jobs.Enqueuer). Put a statement that may fail into a
-// savepoint (tx.Begin): without one, its failure is the subscriber's, even if that returns nil. A subscriber closes
-// its rows and does not end tx, or the connection is closed.
+// database, it enqueues a job through tx (jobs.Enqueuer). A statement that may fail belongs into a savepoint (tx.Begin):
+// else its failure is the subscriber's, even if that returns nil. A subscriber closes its rows and does not end tx.
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
 // Transition is one change of a hold.
@@ -74,8 +73,8 @@ type Book struct {
 	observer *observed.To // the ledger's
 }
 
-// New returns a Book on the ledger, with its schema and its timeout for locks, or an *ArgumentError. It does not touch
-// the database.
+// New returns a Book on the ledger, with its schema and its timeout for locks, or a *budget.ArgumentError. It does not
+// touch the database.
 func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 	if err := notNil("ledger", ledger); err != nil {
 		return nil, err

@@ -32,22 +32,22 @@ var policies = map[Over]string{OverRefused: "refuse", OverIfFits: "fit", OverUpT
 // Capture says which holds become spending.
 type Capture struct {
 	Tenant string
-	IDs    []string // up to 100 of one tenant
-	Holder string   // must be the holder of each hold. Defaults to "", not checked (Config.RequireHolder)
-	All    bool     // captures all held units. Set either All or Lines
-	// Lines are the units used of each scope of a single hold. A scope left out was not used. Lines of a claim
-	// include its own unit (the Hold.Line that is not in Claim.Lines), unless Keep.
+	IDs    []string
+	Holder string
+	All    bool // captures all held units. Set either All or Lines
+	// Lines are the units used of each scope of a single hold, 0 for a scope left out. Lines of a claim include its own
+	// unit (of Key.Scope), unless Keep.
 	//
-	// With OverIfFits and OverUpTo, a Line's Limits judge the excess. With OverRefused and OverAllowed they only
-	// carry thresholds: thresholds on spending alone (budget.Threshold.Spent) and, with OverAllowed, thresholds that
-	// the excess crosses. With All, Lines have no Amount and serve thresholds alone: without Lines, All reports none.
+	// With OverIfFits and OverUpTo, a Line's Limits judge the excess. Otherwise they only carry thresholds, on spending
+	// alone (budget.Threshold.Spent) or, with OverAllowed, on the excess. With All, Lines have no Amount and serve
+	// thresholds alone.
 	Lines []Line
-	// Keep leaves the rest held, under the same deadline. It cannot capture a claim's own unit: that confirms the
-	// claim and ends the hold. Defaults to false: the rest is freed.
+	// Keep leaves the rest held, under the same deadline, instead of free. It cannot capture a claim's own unit: that
+	// confirms the claim and ends the hold.
 	Keep   bool
-	Over   Over        // the policy if a Line is more than is held. Defaults to OverRefused
-	Entity string      // the id of an order or the like that came of the hold, up to 255 bytes. Defaults to none
-	Note   budget.Note // is recorded in the history, and with the ledger's entries. Defaults to none
+	Over   Over   // for a Line of more than is held. Defaults to OverRefused
+	Entity string // the id of an order or the like that came of the hold
+	Note   budget.Note
 }
 
 const captureSQL = `
@@ -55,12 +55,11 @@ select refused, holds, crossed
 from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::metered.capture_terms, $4::interval,
     $5::int, $6::metered.origin, $7::text, $8::bool)`
 
-// Capture turns holds into spending, until Hold.Due. It charges each scope the units used, at the time of the
-// capture, and frees the rest. If several calls end one hold at once, one wins. Hold.Crossed lists the thresholds
-// that the charge reached.
+// Capture turns holds into spending, until Hold.Due. It charges each scope the units used, now, and frees the rest. If
+// several calls end one hold at once, one wins. Hold.Crossed lists the thresholds reached.
 //
 // Errors: ErrUnknown, before any lock. ErrRetired, *StateError, *ExcessError, *budget.ExceededError,
-// and that of an OnThreshold. The database finds some *ArgumentErrors: a Line whose scope the hold does not keep, and
+// and that of an OnThreshold. The database finds some *budget.ArgumentErrors: a Line whose scope the hold does not keep, and
 // Lines of a claim that lack its own unit, or have it beside Keep.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.capture", (*Book).prepareCapture, c)

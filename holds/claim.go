@@ -26,9 +26,9 @@ type Key struct {
 
 // Claim is a hold on a thing that one holder can have at a time: a user name, a seat.
 type Claim struct {
-	Tenant    string          // keeps the keys of tenants apart. Defaults to ""
-	Key       Key             // the thing: neither part is empty, and its Scope fits into 255 bytes
-	Holder    string          // the claimant, 1 to 255 bytes
+	Tenant    string          // keeps the keys of tenants apart
+	Key       Key             // neither part is empty, and its Scope fits into 255 bytes
+	Holder    string          // the claimant, not ""
 	Lines     []Line          // are reserved with the claim, or not at all
 	Charges   []budget.Charge // are charged with the claim, or not at all
 	MustExist bool            // as in budget.Charge, of the claim's own scope (Key.Scope)
@@ -36,7 +36,7 @@ type Claim struct {
 	Grace     time.Duration
 	Metadata  json.RawMessage // a claim that its holder gets back keeps the first
 	Note      budget.Note
-	Reveal    bool // lets a *TakenError show the claim that has the key, for callers who may know. Defaults to false
+	Reveal    bool // lets a *TakenError show the claim that has the key, for callers who may know
 }
 
 // Claim places a hold of capacity 1 on a key, which has at most one active claim. A claim is active while it is held

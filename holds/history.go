@@ -33,8 +33,7 @@ var kinds = map[string]EventKind{
 	"r": EventReleased, "x": EventExpired, "b": EventReturned, "g": EventReturnedPart,
 }
 
-// Event is one transition of a hold, recorded in the transaction that made it. Its JSON is for reading: Rebuild needs
-// the result of History.
+// Event is one transition of a hold. Its JSON is for reading: Rebuild needs the result of History.
 type Event struct {
 	Tenant          string          `json:"tenant,omitempty"`
 	ID              string          `json:"id"`

@@ -35,22 +35,20 @@ type ListenOptions struct {
 	// Idle is how long a silent connection is trusted, and then how long the server has to answer, 10ms to 1h. A dead
 	// connection is noticed after twice that. Defaults to 15s.
 	Idle    time.Duration
-	OnError func(error) // is called in another goroutine when a connection is lost. Defaults to none
+	OnError func(error) // is called in another goroutine when a connection is lost
 }
 
-// Listen calls handle with every transition that a Book with Config.Notify commits in this schema, one at a time, in
-// the order of commit. An expiry is heard when Sweep or Expire announces it. It returns an *ArgumentError, ctx.Err()
-// or handle's error.
+// Listen calls handle with every transition that a Book with Config.Notify commits in this schema, one at a time, in the
+// order of commit. An expiry is heard when Sweep or Expire announces it. It returns ctx.Err() or handle's error.
 //
-// A notice is a hint, not a record. Every role that may connect to the database can send one: read the hold (Get)
-// before you act on it. Postgres keeps no notice for a listener that is away, so after each connect handle first gets
-// a notice with Missed. If handle then reads the holds that it needs (List, Get, Usage) it misses nothing, but may
-// hear of a transition again: compare the Version. Missed also stands for an unreadable notice, and for a queue
-// beyond 10,000 notices or 16 MiB. A slow handle delays this listener only.
+// A notice is a hint: every role that may connect to the database can send one, so read the hold (Get) before you act.
+// Postgres keeps no notice for a listener that is away, so after each connect handle first gets a notice with Missed. If
+// it then reads the holds that it needs it misses nothing, but may hear of a transition again: compare the Version.
+// Missed also stands for an unreadable notice, and for a queue beyond 10,000 notices or 16 MiB.
 //
-// Listen makes a connection of its own with pool's configuration. It must lead to the primary, and not through a
-// pooler in transaction mode, where a listener hears nothing and gets no error. A lost connection is tried again,
-// first within 0.1s, in the end every 5s to 10s.
+// Listen makes a connection of its own with pool's configuration: to the primary, and not through a pooler in
+// transaction mode, where it hears nothing and gets no error. A lost connection is tried again, first within 0.1s, in
+// the end every 5s to 10s.
 func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(b.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err

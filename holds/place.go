@@ -35,14 +35,14 @@ type Request struct {
 	// ID is the hold's id, 1 to 255 bytes of UTF-8, unique within Tenant. With a UUIDv7 a repetition after a
 	// purge is refused instead of placed again. Defaults to a new UUIDv7.
 	ID       string
-	Tenant   string          // separates ids, but not scopes, of tenants, up to 255 bytes. Defaults to ""
-	Holder   string          // up to 255 bytes. Calls that name another do not find the hold. Defaults to ""
+	Tenant   string          // separates ids, but not scopes, of tenants
+	Holder   string          // calls that name another do not find the hold
 	Lines    []Line          // the units to hold: with Charges, 1 to 64 scopes
-	Charges  []budget.Charge // are spent at once, with the hold, and are not given back when it ends
+	Charges  []budget.Charge // are spent at once, and are not given back when the hold ends
 	TTL      time.Duration   // how long it is held, within Config's bounds, in whole microseconds
 	Grace    time.Duration   // keeps it for capture past the deadline, up to Config.MaxTTL in microseconds. Defaults to 0
-	Metadata json.RawMessage // JSON of yours, up to 64 KiB. Defaults to none
-	Note     budget.Note     // is recorded in the history, and with the ledger's entries. Defaults to none
+	Metadata json.RawMessage // JSON of yours, up to 64 KiB
+	Note     budget.Note
 
 	// claim is the scope of a claim, key its key, and reveal Claim.Reveal. Set by Claim.
 	claim  string
@@ -66,9 +66,8 @@ from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::inte
 // A repeated request (same ID, tenant, holder, scopes, amounts and metadata) reserves nothing. It returns the first
 // hold with Created = false, and a *StateError if that hold has ended. An ID with other content is ErrConflict.
 //
-// It locks the scopes, the ID if the caller chose it, and the rows of holds that are due. At REPEATABLE READ and
-// above an ID with a time also delays Purge. Errors: *budget.ExceededError,
-// *budget.ScopeError, ErrConflict, ErrRetired, *StateError.
+// It locks the scopes, the ID if the caller chose it, and holds that are due. At REPEATABLE READ and above an ID with a
+// time also delays Purge. Errors: *budget.ExceededError, *budget.ScopeError, ErrConflict, ErrRetired, *StateError.
 func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
 	return first(do(ctx, tx, b, "holds.place", (*Book).preparePlace, r))
 }

@@ -16,12 +16,11 @@ import (
 // Release names holds to give up.
 type Release struct {
 	Tenant string
-	IDs    []string // up to 100 of one tenant
-	Holder string   // must be the holder of each hold. Defaults to "", not checked: if another releases, say so in Note
-	// Captured also releases captured holds: it gives their spending back, as Return with All does, and they become
-	// Returned. Defaults to false: a captured hold is a *StateError.
+	IDs    []string
+	Holder string // if another releases the hold, say so in Note
+	// Captured also gives captured holds back, as Return with All does. Without it a captured hold is a *StateError.
 	Captured bool
-	Note     budget.Note // is recorded in the history, and with the entries. Its Reason becomes Hold.Reason
+	Note     budget.Note // Its Reason becomes Hold.Reason
 }
 
 const releaseSQL = `
@@ -53,14 +52,14 @@ func (b *Book) prepareRelease(r Release) (*call, error) {
 // Return names captured holds to give back.
 type Return struct {
 	Tenant string
-	IDs    []string // up to 100 of one tenant
-	Holder string   // must be the holder of each hold. Defaults to "", not checked
-	All    bool     // gives back all that is left. Set either All or Lines
-	Lines  []Line   // the units to give back of each scope of a single hold, without Limits
-	// SkipPurged leaves purged charges spent, as Event.Skipped shows, and refunds the rest. A claim's own unit is
-	// never skipped. Defaults to false: a purged charge is ErrNotReturnable.
+	IDs    []string
+	Holder string
+	All    bool   // gives back all that is left. Set either All or Lines
+	Lines  []Line // the units to give back of each scope of a single hold, without Limits
+	// SkipPurged leaves purged charges spent (Event.Skipped), but not a claim's own unit, and refunds the rest. Without
+	// it a purged charge is ErrNotReturnable.
 	SkipPurged bool
-	Note       budget.Note // is recorded in the history, and with the refunds
+	Note       budget.Note
 }
 
 const returnSQL = `
@@ -71,8 +70,7 @@ from metered.return_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bo
 // anything left is Returned. A claim's own unit goes back with all the rest or not at all. If a hold ended otherwise
 // after Capture.Keep, budget.Ledger.Refund gives its spending back.
 //
-// Errors: ErrUnknown, ErrRetired. *StateError for a hold that is not captured, or was given back. *ExcessError for
-// more than is left. ErrNotReturnable for a charge that another call refunded, or that was purged, unless SkipPurged.
+// Errors: ErrUnknown, ErrRetired. *StateError for a hold that is not captured. *ExcessError for more than is left. ErrNotReturnable for a charge that another call refunded, or that was purged, unless SkipPurged.
 func (b *Book) Return(ctx context.Context, tx pgx.Tx, r Return) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.return", (*Book).prepareReturn, r)
 }
@@ -108,10 +106,10 @@ func (b *Book) prepareReturn(r Return) (*call, error) {
 // Extend names holds to keep for longer.
 type Extend struct {
 	Tenant string
-	IDs    []string      // up to 100 of one tenant
-	Holder string        // must be the holder of each hold. Defaults to "", not checked
+	IDs    []string
+	Holder string
 	By     time.Duration // is added to the deadline, 1µs to 10 years, in whole microseconds
-	Note   budget.Note   // is recorded in the history
+	Note   budget.Note
 }
 
 const extendSQL = `

@@ -19,17 +19,16 @@ import (
 type Expire struct {
 	Tenant   string
 	ID       string
-	Deadline time.Time   // the hold's when the job was scheduled. Another deadline means that it was extended since
+	Deadline time.Time   // of the hold when the job was scheduled. If it is another by now, the hold was extended
 	Note     budget.Note // for subscribers. Also recorded, unless a charge or placement ended the hold before
 }
 
 const expireSQL = `
 select status, hold from metered.expire_hold($1::text, $2::text, $3::timestamptz, $4::timestamptz, $5::int, $6::text, $7::text)`
 
-// Expire ends one hold whose time is over, announces it, and reports whether this very call did. It is for a job that
-// is scheduled for Hold.Due when the hold is placed, and again when it is extended: package holdjobs has one. It leaves
-// a hold that ended, was extended or is not due as it is, without an error, so the call can be repeated: Hold.State and
-// Hold.Deadline say which. Errors: ErrUnknown, ErrRetired.
+// Expire ends one hold whose time is over, announces it, and reports whether this very call did. It is for a job at
+// Hold.Due (package holdjobs has one), and for another after an extension. It leaves a hold that ended, was extended or
+// is not due as it is, without an error: Hold.State and Hold.Deadline say which. Errors: ErrUnknown, ErrRetired.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended bool, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Hold{}, false, err
@@ -104,15 +103,14 @@ from (select metered.clock() as now offset 0) c,
 
 const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 
-// Sweep ends the holds whose time is over, records it, and announces it to subscribers and listeners. Their units are
-// free already. Run it every few seconds to a minute (a River periodic job, a ticker, cron: see the examples). Any
-// number may run at once. No call waits for one longer than for a batch.
+// Sweep ends the holds whose time is over, records it, and announces it. Their units are free already. Run it every few
+// seconds to a minute. Any number may run at once, and calls wait for no more than a batch.
 //
-// A hold is announced once, to the Subscribers and the Notify of the Book whose Sweep or Expire ends it. So use a
-// Book with the application's Config: one without them marks holds as announced, and nobody hears of them.
+// A hold is announced once, by the Subscribers and the Notify of the Book whose Sweep or Expire ends it. So use a Book
+// with the application's Config: without them, nobody hears.
 //
-// It owns its transactions, at READ COMMITTED, one for each batch. On error, or when ctx ends, earlier batches stay
-// done and are reported. Errors of subscribers stop nothing: Sweep joins and returns them at the end.
+// It owns its transactions, one for each batch. On error, or when ctx ends, earlier batches stay done and are reported.
+// Errors of subscribers stop nothing: Sweep joins and returns them at the end.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err
