@@ -259,3 +259,22 @@ func ExampleBook_List() {
 	// next page
 	// h1 held live: true
 }
+
+// Another holder's hold looks like none. Only the program's log says that there is one.
+func ExampleIsOthers() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	book := exampleBook(holds.Config{})
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := book.Place(ctx, tx, holds.Request{ID: "h1", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{{Scope: "room", Amount: 1}}})
+		return err
+	}))
+	for _, id := range []string{"h1", "h2"} {
+		_, err := book.Get(ctx, pool, "", id, "ben")
+		fmt.Println(err, holds.IsOthers(err))
+	}
+	// Output:
+	// holds: no such hold true
+	// holds: no such hold false
+}
