@@ -1,0 +1,56 @@
+// Package mutants breaks the library on purpose, one place at a time, and runs the test that must notice.
+package mutants
+
+import (
+	"fmt"
+	"os"
+	"path/filepath"
+	"regexp"
+	"strings"
+)
+
+// root is the directory of the library's module.
+const root = "../.."
+
+// A Mutant is one deliberate breakage.
+type Mutant struct {
+	Name string // the guarantee that is gone
+	// In is the function of schema.sql, or the path of the Go file, in which New takes the place of Old. Old is there
+	// once. Without In, New is a statement that breaks a table.
+	In, Old, New string
+	Pkg, Test    string // the test that fails then, such as "./budget" and "TestCharge_X" or "TestCharge_X/sub test"
+}
+
+// ofGo reports whether the breakage is in Go, and not in the schema.
+func (m Mutant) ofGo() bool { return strings.HasSuffix(m.In, ".go") }
+
+// apply returns the text of the place with the breakage.
+func (m Mutant) apply(schema string) (string, error) {
+	if m.In == "" {
+		return m.New, nil
+	}
+	text := ""
+	if m.ofGo() {
+		raw, err := os.ReadFile(filepath.Join(root, m.In))
+		if err != nil {
+			return "", err
+		}
+		text = string(raw)
+	} else if text = definitions(schema, m.In); text == "" {
+		return "", fmt.Errorf("%s: schema.sql has no function %s", m.Name, m.In)
+	}
+	if n := strings.Count(text, m.Old); n != 1 {
+		return "", fmt.Errorf("%s: %s has this text %d times: %s", m.Name, m.In, n, m.Old)
+	}
+	return strings.Replace(text, m.Old, m.New, 1), nil
+}
+
+// definitions returns the statements that make the functions of a name.
+func definitions(schema, name string) string {
+	all := regexp.MustCompile(`(?ms)^create (function metered\.`+regexp.QuoteMeta(name)+`\(.*?\n\$\$;)$`).FindAllStringSubmatch(schema, -1)
+	var out strings.Builder
+	for _, one := range all {
+		out.WriteString("create or replace " + one[1] + "\n")
+	}
+	return out.String()
+}

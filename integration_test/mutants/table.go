@@ -1,0 +1,117 @@
+package mutants
+
+// short is how many of the first mutants run with the other tests.
+const short = 3
+
+// Parts of statements that several mutants break.
+const collided = "perform metered._collided();"
+
+var all = []Mutant{
+	// Entries and their guard.
+	{"no guard of a charge", "_write_charges", "if seqs is null then\n                " + collided, "if seqs is null then\n                null;", "./budget", "TestCharge_CollisionIsASerializationFailure"},
+	{"a refund is beyond its charge", "refund", "when amount > remaining or remaining = 0 then 'excess'", "when remaining = 0 then 'excess'", "./budget", "TestRefund_NeverSumsPastTheCharge"},
+	{"a token is bound to no purpose", "consume_token", "(t.purpose = for_purpose and t.subject = for_subject and", "(t.subject = for_subject and", "./tokens", "TestConsume_WrongPurposeOrSubjectDoesNotBurnTheToken"},
+	{"no lock of a scope", "_write_charges", "if not look and (cardinality(charges) > 1 or", "if false and (cardinality(charges) > 1 or", "./budget", "TestLock_TimeoutIsBusyWithinItsBounds"},
+	{"a charge is dated by now()", "_write_charges", "at := metered.clock();  -- after the lock", "at := now();  -- after the lock", "./budget", "TestWindow_SlowTransactionDatesItsEntryWhenItCharges"},
+	{"a charge is dated before its wait", "_write_charges", "at := metered.clock();  -- after the lock", "at := statement_timestamp();  -- after the lock", "./budget", "TestWindow_WaitingLongerThanTheWindowDatesTheEntryAfterTheWait"},
+	{"a charge meets no purge", "_write_charges", "limit 1 for key share;\n        end if;", "limit 1;\n        end if;", "./budget", "TestCharge_OldSnapshotNeverGetsPastAPurge"},
+	{"a transition meets no purge", "_entry_for_write", "limit 1 for key share;", "limit 1;", "./holds", "TestTransitions_OldSnapshotNeverGetsPastAPurge"},
+	{"locks are taken in any order", "_lock_all_scopes", "select distinct coalesce(s.key, metered._scope_key(s.scope)) from unnest(scopes, keys) s(scope, key) order by 1)",
+		"select x.k from (select distinct coalesce(s.key, metered._scope_key(s.scope)) as k from unnest(scopes, keys) s(scope, key)) x order by random())", "./budget", "TestCharge_ManyScopesInOppositeOrdersDoNotDeadlock"},
+	{"a stale refusal is final", "_refuse_stale", "perform metered._append(tip);", "null;", "./internal/command", "TestDo_NoRefusalOfAnOldSnapshotIsFinal"},
+	{"a refusal writes", "_write_charges", "raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = refused;\n            end if;",
+		"raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = refused;\n            end if;\n            perform metered.credit(charges[1].scope, null, 1, false, wait_ms, null, false);", "./budget", "TestCharge_RefusalNamesEveryLimitAndLeavesTheTransactionUsable"},
+
+	// Windows, periods, refunds, purges, the clock.
+	{"a window sees credits", "_write_charges", "u := tip.spent - base_spent - case", "u := tip.spent - tip.credited - base_spent - case", "./budget", "TestLedger_AgreesWithTheModel"},
+	{"a refund counts when it is made", "_spent_since", "case when b.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, b.seq) end", "(tip.refunded - b.refunded)", "./budget", "TestRefund_LeavesTheWindowTogetherWithItsCharge"},
+	{"a window is closed at its beginning", "_write_charges", "since := at - l.win;", "since := at - l.win - interval '1 microsecond';", "./budget", "TestWindow_ChargeLeavesExactlyWhenItsAgeIsTheWindow"},
+	{"a period is open at its beginning", "_period_at", "if starts > t then", "if starts >= t then", "./budget", "TestPerMonth_BeginsWithItsFirstMoment"},
+	{"a retry time is too early", "_leaves_at", "return at + win;", "return at + win - interval '1 microsecond';", "./budget", "TestWindow_RetryAfterIsExactWhereverTheRefundsAre"},
+	{"a purge is no prefix", "purge_scope", "l.seq > upto and l.seq < keep;", "l.seq > upto and l.seq < keep and l.seq % 3 > 0;", "./budget", "TestVerify_AfterAPurgeBeginsWithTheKeptEntries"},
+	{"a purge takes entries of a window", "purge_scope", "keep := greatest(1, ((keep - 1) & ~15) + 1);", "keep := greatest(1, ((keep - 1) & ~15) + 17);", "./budget", "TestPurge_KeepsWindowsExactAndIsIdempotent"},
+	{"a forgotten scope lets an old snapshot in", "purge_scope", "perform metered._append(tip);\n        delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;", "", "./budget", "TestForget_NotBehindAWriterWithoutTheLock"},
+	{"a scope with held units is forgotten", "purge_scope", "tip.held = 0 and", "true and", "./holds", "TestForget_AScopeIsKeptWhileAHoldOrAClaimOfItCounts"},
+	{"a repair begins no epoch", "repair_clock", "e.epoch := e.epoch + 1;", "", "./budget", "TestClock_RepairLetsChargesPassAndNothingLeaveEarly"},
+	{"an anchor outlives a repair", "repair_clock", "e.anchor_at := null;", "", "./budget", "TestCharge_AnAnchorEndsWithTheClockItIsOf"},
+	{"a series has no due minimum", "usage_at", "spent := tip.spent + coalesce(due[i], 0);", "spent := tip.spent;", "./holds", "TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue"},
+
+	// Scopes that must exist, events, commands.
+	{"a retired scope exists", "_absence", "when r.retired_at is not null then 'retired'", "when false then 'retired'", "./holds", "TestPlace_OfAScopeThatMustExistAndDoesNot"},
+	{"an old snapshot decides that a scope exists", "_resource_for_write", "where x.scope = of_scope for share;", "where x.scope = of_scope;", "./budget", "TestMustExist_AnOldSnapshotDecidesNothing"},
+	{"an event's id stands for two contents", "_recorded_events", "when o.fingerprint = e.fingerprint then 'replay' else 'conflict'", "else 'replay'", "./budget", "TestIngest_AnIDStandsForOneContent"},
+	{"an event is new to an old snapshot", "_recorded_events", "if metered._one_snapshot() then", "if false then", "./budget", "TestIngest_AnOldSnapshotIsRetried"},
+	{"a repetition runs again", "begin_command", "if at is not null then", "if false then", "./internal/command", "TestDo_ReplayReturnsTheFirstResultAndDoesNothingMore"},
+	{"a record is new to an old snapshot", "begin_command", "if metered._one_snapshot() then", "if false then", "./internal/command", "TestDo_AnOldSnapshotDoesNotHideARecord"},
+	{"a retired id runs", "begin_command", "if command.issued_at <= horizon then", "if false then", "./internal/command", "TestDo_APurgeThatCommitsBetweenItsLooksDoesNotLetAnIDRunTwice"},
+	{"a second record is dropped", "complete_command", "raise exception 'could not serialize access: the operation was recorded meanwhile' using errcode = '40001';", "null;", "./internal/command", "TestDo_ARecordThatAppearsMeanwhileTakesTheCommandBack"},
+	{"a command is committed unfinished", "block_commit", "raise exception 'the command of this transaction is not complete' using errcode = 'MT004';", "null;", "./internal/command", "TestTx_TheBareConnectionCannotCommitEither"},
+	{"a job's key makes two jobs", "claim_job_key", "created := found;", "created := true;", "./jobs", "TestEnqueue_KeyUsedTwiceInOneTransactionMakesOneJob"},
+
+	// Tokens.
+	{"a token is good at its end", "consume_token", "t.expires_at > now_at) is true", "t.expires_at >= now_at) is true", "./tokens", "TestConsume_ExpiresAtEquality"},
+	{"a use is not counted", "consume_token", "set used = t.used + 1,", "set used = t.used,", "./tokens", "TestConsume_SeveralUses"},
+	{"a token is unknown to an old snapshot", "consume_token", "if status = 'unknown' and metered._one_snapshot() then", "if false then", "./tokens", "TestConsume_ATokenMintedSinceTheSnapshotIsRetryable"},
+	{"a revoked token is good", "revoke_tokens", "set revoked = t.expires_at > now_at, ended_at = least(now_at, t.expires_at)", "set revoked = t.expires_at > now_at", "./tokens", "TestRevokeSubject_EndsAndCountsLiveTokens"},
+	{"two calls replace a token at once", "replace_token", "perform metered._lock_keys(array[key], wait_ms);", "", "./tokens", "TestReplace_RacingCallersLeaveOneLiveToken"},
+	{"a purge deletes a live token", "purge_tokens", "least(coalesce(cutoff, '-infinity'), metered.clock())", "coalesce(cutoff, '-infinity')", "./tokens", "TestPurge_NeverDeletesALiveTokenWhateverTheArguments"},
+
+	// Holds.
+	{"a hold ends before it is due", "_overdue", "l.due <= clk", "l.due <= clk + interval '1 second'", "./holds", "TestHolds_AgreeWithTheModel"},
+	{"a hold that is due is captured", "_lock_holds", "(h.state <> 'h' or h.due > clk) then\n                nos", "true then\n                nos", "./holds", "TestExpiry_GraceIsForCaptures"},
+	{"another's hold can be ended", "_lock_holds", "and case when of_holder = '' or y.holder = of_holder then metered._try_keys(y.keys) end", "and metered._try_keys(y.keys)", "./holds", "TestHolder_AnothersHoldLooksLikeNone"},
+	{"a hold's id stands for two contents", "_placed_before", "case when was.fingerprint = hold.fingerprint then 'same' else 'conflict' end", "'same'", "./holds", "TestPlace_TheSameIDIsPlacedOnce"},
+	{"a claim has two holders", "_placed_before", "elsif state = 'c' or was.holder <> hold.holder then", "elsif false then", "./holds", "TestTaken_SaysInSecondsWhenToComeAgain"},
+	{"a purge frees a confirmed claim", "purge_holds", "(h.claim is null or h.state <> 'c' or h.returned)", "true", "./holds", "TestPurge_KeepsAClaimThatStands"},
+	{"a horizon goes back", "purge_holds", "where z.one and z.at < latest;", "where z.one;", "./holds", "TestPurge_OfAnOlderIDTakesNothingBack"},
+	{"a capture takes more than is held", "capture_holds", "elsif u.amount > l.open and terms.policy = 'refuse' then", "elsif false then", "./holds", "TestHolds_AgreeWithTheModel"},
+	{"an extension passes the ceiling", "extend_holds", "elsif h.deadline + by > h.ceiling then", "elsif false then", "./holds", "TestHolds_AgreeWithTheModel"},
+	{"a refusal waits for holds of its own", "_check_limits", "own := w.units;", "own := 0;", "./holds", "TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds"},
+	{"a retry time forgets minima that are due", "_check_limits", "clk, m.units, m.leave);\n            end if;\n            -- The end", "clk, null, null);\n            end if;\n            -- The end", "./holds", "TestAtLeast_LeavesItsWindowAndItsPeriod"},
+	{"a minimum is charged to a lifetime alone", "_minima", "and greatest(l.due, tip.at) > coalesce(since, '-infinity')", "and since is null", "./holds", "TestAtLeast_CountsWhenItFellDueSweptOrNot"},
+	{"a session runs twice", "open_session", "status := case when was.fingerprint = hold.fingerprint then 'running' else 'busy' end;", "null;", ".", "TestOpen_OneOfManyRuns"},
+
+	// Thresholds.
+	{"a threshold is reported without its state", "_cross_thresholds", "tips[i] := tip;", "", "./budget", "TestThreshold_OfAPeriodIsReportedOnceInEach"},
+	{"a threshold is crossed in silence", "_cross_thresholds", "silent := silent or l.telling is not true;", "", "./budget", "TestThreshold_IsReportedByEveryWayToCharge"},
+	{"a scope remembers any number of thresholds", "_kept_reports", "raise exception 'the scope has more thresholds than %', most using errcode = 'MT012', detail = tip.scope;", "null;", "./budget", "TestThreshold_AScopeHasABoundedNumber"},
+	{"a repair forgets the reports of a period", "_reported_after_repair", "while (was ->> 'from')::timestamptz > clk loop", "while false loop", "./budget", "TestThreshold_OfAPeriodIsReportedOnceThoughTheClockJumpsPastItsEnd"},
+	{"a threshold refuses a cost that was incurred", "_cross_captured", "exception when sqlstate 'MT002' or", "exception when", "./holds", "TestThresholds_NeverRefuseACostThatWasIncurred"},
+
+	// Leases and carving.
+	{"a unit of a lease is spent twice", "", "", "alter table metered.lease_spends drop constraint lease_spends_apart", "./leases", "TestRanges_OfTwoSessionsAtATimeAreSpentOnce"},
+	{"a lease is spent while it is settled", "_spend_range", "if pg_try_advisory_xact_lock_shared(of_fence) then", "if true then", "./leases", "TestFence_OpenSpendsAreWaitedForAndNewOnesRefused"},
+	{"a lease is spent by another's fence", "_spend_range", "l.no = of_lease and l.fence = of_fence and", "l.no = of_lease and", "./leases", "TestRanges_AreSpentByTheLeasesOwnKeyOnly"},
+	{"an old snapshot spends from a settled lease", "_spend_range", "if metered._one_snapshot() then", "if false then", "./leases", "TestFence_AnOldSnapshotDoesNotSpendFromASettledLease"},
+	{"a lease is settled twice", "settle_lease", "when l.settled_at is not null then 'closed'", "when false then 'closed'", "./leases", "TestSettle_AnEndedLeaseIsSettledByAnybodyAndNotFreed"},
+	{"another settles a lease before its end", "settle_lease", "when l.owner <> of_owner and l.ends_at > metered.clock() then 'early'", "when false then 'early'", "./leases", "TestSettle_AnEndedLeaseIsSettledByAnybodyAndNotFreed"},
+	{"a lease in memory settles more than it had", "settle_lease", "l.owner = of_owner and told <= l.granted", "l.owner = of_owner", "./leases", "TestSettle_OfMemoryTakesTheOwnersWordUpToTheGrant"},
+	{"a settlement is dated before the spends", "_close_lease", "tip.at := greatest(tip.at, last);", "", "./leases", "TestSettle_IsDatedNoEarlierThanTheSpends"},
+	{"a child is settled before its holds", "end_child", "if held = 0 then", "if true then", "./leases", "TestCarve_HoldsOfTheChildEndBeforeItIsSettled"},
+	{"a closed child lets charges in", "_check_limits", "if t.next_due = '-infinity' then", "if false then", "./leases", "TestCarve_AClosedChildLetsNothingIn"},
+	{"a message that is late makes credit", "receive_child", "when units = 0 or ends <= clk then 'late'", "when false then 'late'", "./leases", "TestCarve_MessagesOfAnotherClusterComeInAnyOrder"},
+	{"a lease of a retired scope goes on", "retire_scopes", "and y.mode in ('s', 'm') and y.ends_at > clk;", "and false;", "./leases", "TestRetire_EndsTheLeasesOfItsScope"},
+	{"units are let in after their slice's end", "leases/slice.go", "return offset, now.Before(s.ends) && now.UnixNano() < s.endsWall", "return offset, now.UnixNano() > 0", "./leases", "TestSlice_EndsByEitherClock"},
+
+	// Wallets.
+	{"a lot is drawn after its end", "_write_charges", "if tip.lots_end <= greatest(at, tip.at) then", "if false then", "./wallet", "TestLot_EndsWhenItIsDueSweptOrNot"},
+	{"lots are drawn in the order of their numbers", "_take_lots", "order by y.priority, y.expires_at, y.no limit 1\n        ), u", "order by y.no limit 1\n        ), u", "./wallet", "TestDraw_TakesByPriorityThenEarliestEndThenOldest"},
+	{"a refund goes to another lot", "_refund_parts", "y.kind in ('t', 'u') and y.amount > y.back order by y.nth desc", "y.kind in ('t', 'u') and y.amount > y.back order by y.nth", "./wallet", "TestWallets_AgreeWithTheModel"},
+	{"a refund to an ended lot lasts", "_give_back", "if l.expires_at > refund.at then", "if true then", "./wallet", "TestRefund_ToALotThatHasEndedFollowsItsPolicy"},
+	{"a refund forgets the end of its lot", "refund", "e.lots_end := least(e.lots_end, fate.ends);", "", "./wallet", "TestLot_EndsAtItsTimeThoughARefundBroughtItsUnitsBack"},
+	{"a refund of overdraft makes credit", "_refund_parts", "bare := bare + case when lot = 0 then units else 0 end;", "", "./wallet", "TestRefund_OfOverdraftMakesNoCreditThatNeverEnds"},
+	{"a capture forgets the priority of lots", "_capture_lots", "order by l.priority, l.expires_at, nullif(y.lot, 0)", "order by l.expires_at, nullif(y.lot, 0)", "./wallet", "TestCapture_FollowsPriorityBeforeTheEndOfLots"},
+	{"a grant leaves the overdraft", "_add_lot", "if debt > 0 then", "if false then", "./wallet", "TestOverdraft_IsPaidBackByTheNextGrant"},
+	{"a grant's reference grants twice", "grant_lot", "case when was.fingerprint = lot.fingerprint then 'same' else 'conflict' end", "'same'", "./wallet", "TestGrant_OfAReferenceIsMadeOnce"},
+	{"a revocation leaves units of due holds", "revoke_lot", "e := metered._after_due(e, 0, wait_ms);", "", "./wallet", "TestRevoke_TakesUnitsThatADueHoldFreed"},
+	{"a rollover takes all units", "_rolls", "least(l.rest, l.roll_cap)", "l.rest", "./wallet", "TestWallets_AgreeWithTheModel"},
+	{"a due hold gives to a lot that has ended", "_free_lots", "if l.expires_at <= freed.at then", "if false then", "./wallet", "TestReservation_FreedUnitsOfAnEndedLotLapseAtOnce"},
+
+	// COMMIT, and attempts.
+	{"COMMIT's tag is not read", "internal/commit/commit.go", `case tag == "COMMIT", tag == "" && err == nil:`, `case err == nil:`, "./internal/command", "TestDo_ACommitAnsweredByRollbackIsNoSuccess"},
+	{"SafeToRetry is trusted", "internal/commit/commit.go", "return done && pgconn.Timeout(err) && pgconn.SafeToRetry(err)", "return pgconn.SafeToRetry(err) || done && pgconn.Timeout(err)", "./internal/commit", "TestCalls_CutAtEachMessageNeverContradictTheDatabase"},
+	{"an ERROR of a pooler is definite", "internal/commit/commit.go", "case sqlstate.ConnectionException, sqlstate.SystemError, sqlstate.InternalError, \"\":\n\t\treturn true", "case \"\":\n\t\treturn true", "./internal/commit", "TestOutcome_IsTheSameForEachCallThatCommits"},
+	{"an unknown outcome is not resolved", "internal/command/engine.go", "case a.unknown:\n\t\t\tlost = a.err", "case false:\n\t\t\tlost = a.err", "./internal/command", "TestDo_AnUnknownOutcomeIsResolved"},
+	{"losers take no turns", "internal/command/engine.go", "if turn == nil {", "if turn = func() {}; false {", "./internal/command", "TestCollisions_EachLoserGetsItsTurn"},
+	{"a connection that ended in the pool is an error", "internal/command/engine.go", "case a.ended && ended < e.pool.Stat().MaxConns():", "case a.ended && ended < 0:", ".", "TestConnectionsThatEndedInThePoolAreNoErrorOfTheNextCall"},
+}
