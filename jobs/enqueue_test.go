@@ -462,7 +462,7 @@ func TestEnqueue_WithoutTheSchemaSaysSo(t *testing.T) {
 	other, err := jobs.New(f.client, jobs.Config{Schema: "absent"})
 	require.NoError(t, err)
 	_, err = other.Enqueue(f.ctx, f.begin(pgx.ReadCommitted), process{}, key("k"))
-	require.ErrorIs(t, err, jobs.ErrNotMigrated)
+	require.ErrorIs(t, err, metered.ErrNotMigrated)
 	_, err = other.Find(f.ctx, f.pool, "", "k")
-	require.ErrorIs(t, err, jobs.ErrNotMigrated)
+	require.ErrorIs(t, err, metered.ErrNotMigrated)
 }

@@ -6,14 +6,12 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// Errors of calls. Enqueue and EnqueueMany say which of them abort the transaction.
+// Errors of calls, besides metered.ErrNotMigrated and metered.ErrNotGranted. Enqueue and EnqueueMany say which of them abort the transaction.
 var (
 	ErrArgument      error = errArgument                                           // every refused argument: the error is an *ArgumentError, and no SQL ran
 	ErrConflict      error = errConflict                                           // the key was used before for another job: the error is a *ConflictError
 	ErrBusy          error = fault.ErrBusy                                         // another transaction has had the key for all of Config.LockTimeout
 	ErrSerialization error = fault.ErrSerialization                                // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
-	ErrNotMigrated   error = fault.ErrNotMigrated                                  // a table or function of this library or of River is missing
-	ErrNotGranted    error = fault.ErrNotGranted                                   // the role lacks a right that the call needs, here or on River's tables
 	ErrNotFound      error = fault.New("job_key_not_found", "jobs: key not found") // the key was never used, not committed, or purged
 	// River gave a keyed job another id than the one claimed. Plugin is missing from river.Config.Plugins, or a hook changed the job's
 	// queue, id or metadata

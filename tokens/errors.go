@@ -14,12 +14,10 @@ var (
 	ErrExists error = fault.New("token_exists", "tokens: a token with this secret was minted before")
 )
 
-// Failures of the moment or of the set-up. They abort the transaction.
+// Failures of the moment. They abort the transaction, as do metered.ErrNotMigrated and metered.ErrNotGranted.
 var (
 	ErrBusy          error = fault.ErrBusy          // a lock was not free within the lock timeout: try again
 	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
-	ErrNotMigrated   error = fault.ErrNotMigrated   // the schema is missing or incomplete
-	ErrNotGranted    error = fault.ErrNotGranted    // the role lacks a right that the call needs
 )
 
 var errArgument = fault.New("invalid_argument", "tokens: invalid argument")
