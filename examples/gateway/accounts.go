@@ -54,8 +54,7 @@ type caller struct {
 	levels []account
 }
 
-func (c *caller) organisation() string { return c.levels[0].ID }
-func (c *caller) key() string          { return c.levels[len(c.levels)-1].ID }
+func (c *caller) key() string { return c.levels[len(c.levels)-1].ID }
 
 const callerSQL = `
 with recursive up as (

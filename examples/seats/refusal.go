@@ -29,7 +29,6 @@ var (
 	// The same for things that do not exist and for another organisation's.
 	errNotFound = &refusal{Status: http.StatusNotFound, Code: "not_found", Detail: "There is no such thing."}
 	errNoBody   = badRequest("the body is empty")
-	errDeclined = &refusal{Status: http.StatusPaymentRequired, Code: "payment_declined", Detail: "The payment was declined."}
 
 	errDraft      = conflict("event_draft", "This event is not on sale.")
 	errCancelled  = conflict("event_cancelled", "This event is cancelled.")
