@@ -23,7 +23,7 @@ import (
 // TestMain sets how many random histories are tried, unless -rapid.checks does.
 func TestMain(m *testing.M) {
 	flag.Parse()
-	checks := pgtest.Size("60", "300")
+	checks := pgtest.Size("40", "300")
 	if testing.Short() {
 		checks = "250" // rapid then makes a fifth: each kind of act is still among them
 	}

@@ -182,7 +182,7 @@ func TestClusters_KilledAtEveryStep(t *testing.T) {
 		for j, statement := range statements {
 			for k, after := range []bool{false, true} {
 				n++
-				if !pgtest.Long && n%3 != 0 { // every third place, at each step and with each order of recovery
+				if !pgtest.Long && n%5 != 0 { // every fifth place, at each step and with each order of recovery
 					continue
 				}
 				on, other := w.away, w.home
