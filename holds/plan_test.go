@@ -141,7 +141,7 @@ func TestPlans_TheFirstDueIsFoundAtOnce(t *testing.T) {
 	require.NoError(t, err)
 	first := f.clock.Now()
 	var open []string
-	for i := range 2000 {
+	for i := range pgtest.Size(1400, 2000) {
 		h := f.mustPlace(holds.Request{TTL: time.Hour, Lines: []holds.Line{capacity("room", 1, 1_000_000)}})
 		if open = append(open, h.ID); len(open) > 5 {
 			if i%2 == 0 {
