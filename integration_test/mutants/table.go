@@ -108,7 +108,7 @@ var all = []Mutant{
 	{"a due hold gives to a lot that has ended", "_free_lots", "if l.expires_at <= freed.at then", "if false then", "./wallet", "TestReservation_FreedUnitsOfAnEndedLotLapseAtOnce"},
 
 	// COMMIT, and attempts.
-	{"COMMIT's tag is not read", "internal/commit/commit.go", `case tag == "COMMIT", tag == "" && err == nil:`, `case err == nil:`, "./internal/commit", "TestOutcome_IsTheSameForEachCallThatCommits"},
+	{"COMMIT's tag is not read", "internal/command/owned.go", `case err == nil && tag == "COMMIT":`, `case err == nil:`, "./internal/command", "TestDo_ACommitAnsweredByRollbackIsNoSuccess"},
 	{"SafeToRetry is trusted", "internal/commit/commit.go", "return done && pgconn.Timeout(err) && pgconn.SafeToRetry(err)", "return pgconn.SafeToRetry(err) || done && pgconn.Timeout(err)", "./internal/commit", "TestCalls_CutAtEachMessageNeverContradictTheDatabase"},
 	{"an ERROR of a pooler is definite", "internal/commit/commit.go", "case sqlstate.ConnectionException, sqlstate.SystemError, sqlstate.InternalError, \"\":\n\t\treturn true", "case \"\":\n\t\treturn true", "./internal/commit", "TestOutcome_IsTheSameForEachCallThatCommits"},
 	{"an unknown outcome is not resolved", "internal/command/engine.go", "case a.unknown:\n\t\t\tlost = a.err", "case false:\n\t\t\tlost = a.err", "./internal/command", "TestDo_AnUnknownOutcomeIsResolved"},
