@@ -44,7 +44,7 @@ func runDemo(t *testing.T) (address string, conn *pgx.Conn) {
 	return at.Page, conn
 }
 
-// What somebody sees who opens the demo's page: each kind of scope within its limits, and a refusal that leads to the limit and the
+// The demo's page shows each kind of scope within its limits, and a refusal that leads to the limit and the
 // entries behind it.
 func TestDemo_InABrowserContradictsNoPromise(t *testing.T) {
 	t.Parallel()

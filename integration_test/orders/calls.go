@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// call is one call of the library, what it needs to be there, and what it does to the model.
+// call is one call of the library, with the data that it needs, and its effect on the model.
 type call struct {
 	name  string
 	needs need

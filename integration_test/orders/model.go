@@ -48,7 +48,7 @@ func (m *model) use(scope string) int64 {
 	return used
 }
 
-// charge is what a charge with a limit of 100 units an hour does.
+// charge is the effect of a charge with a limit of 100 units an hour.
 func (m *model) charge(scope string, amount int64) string {
 	if m.ahead && scope == "s" {
 		return "budget_clock"

@@ -100,7 +100,7 @@ const (
 	settleLease = `select status from metered.settle_lease($1, 'me', null, 1800000, null, null)`
 )
 
-// build makes a world with what the calls need. advance moves the clock.
+// build makes a world with the data that the calls need. advance moves the clock.
 func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs need, advance func(time.Duration)) (*world, error) {
 	w := &world{pieces: p, name: name, model: &model{
 		scopes: map[string]*sums{"s": {}, "t": {}, "w": {}, "child": {}}, holds: map[string]string{}, held: map[string]int64{}, done: map[string]bool{}}}
