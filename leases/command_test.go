@@ -85,7 +85,7 @@ func TestLeases_OfCommands(t *testing.T) {
 		for _, level := range pgtest.IsolationLevels {
 			t.Run(mode.String()+" "+string(level), func(t *testing.T) {
 				t.Parallel()
-				l := newLeased(t, metered.Config{}, leases.Rule{Least: 1000}, mode)
+				l := newLeased(t, metered.Config{}, leases.Rule{Least: 1000, TTL: time.Minute, Idle: time.Minute}, mode)
 				spent := l.warm(millionth)
 				cmd := metered.Command{ID: "op", Input: 1, Isolation: level, Token: pgtest.Redeem(pgtest.Mint(t, l.db, l.c)), Charges: []budget.Charge{
 					{Scope: "hot", Amount: 5, Limits: []budget.Limit{millionth}}, pgtest.Charge("cold", 7, 100)},
