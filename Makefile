@@ -41,7 +41,7 @@ hostile: ## call each function that a role may call with arguments made against 
 
 soak: ## run commands of all kinds while backends are killed and the server crashes: DURATION=2m
 	end=$$(($$(date +%s) + $$(echo $(or $(DURATION),2m) | sed 's/h/*3600/; s/m/*60/; s/s//'))); while [ $$(date +%s) -lt $$end ]; do \
-		METERED_LONG=1 go test -C integration_test . -run TestSoak -count=1 -v -timeout 1h | grep -v '^===' || exit 1; done
+		METERED_LONG=1 go test -C integration_test . -run TestSoak -count=1 -v -timeout 1h || exit 1; done
 
 race: ## run all tests with the race detector
 	go test -race work

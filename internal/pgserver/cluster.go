@@ -116,7 +116,6 @@ func (o Options) conf(dir string, port int) string {
 		"log_line_prefix":         "%m [%p] %d %a ",
 		"lc_messages":             "C",
 		"timezone":                "UTC",
-		"autovacuum":              "off",
 	}
 	if o.TCP {
 		settings["listen_addresses"] = "127.0.0.1"

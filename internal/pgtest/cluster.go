@@ -50,7 +50,8 @@ var shared = sync.OnceValues(func() (*cluster, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 	defer cancel()
 	// Some tests switch locks off, and each deadlock then lasts until Postgres looks for it, by default after a second.
-	server, err := pgserver.Start(ctx, pgserver.Options{Settings: map[string]string{"deadlock_timeout": "100ms"}})
+	// Autovacuum would go round hundreds of databases that live for seconds.
+	server, err := pgserver.Start(ctx, pgserver.Options{Settings: map[string]string{"deadlock_timeout": "100ms", "autovacuum": "off"}})
 	if err != nil {
 		return nil, err
 	}
