@@ -1,8 +1,8 @@
 package holds
 
-// Actors, for Note.Actor: who did it, by kind and name.
+// Values of Note.Actor.
 const (
-	System    = "system"    // the program itself, such as a sweeper
+	System    = "system"    // the program itself
 	Anonymous = "anonymous" // somebody unknown
 )
 

@@ -17,26 +17,23 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Config configures a Book. The zero value is ready for use.
+// Config configures a Book. The zero value works.
 type Config struct {
 	MinTTL, MaxTTL time.Duration // bound Request.TTL, from 1ms to MaxLifetime. Default to 1s and 1h
-	// MaxLifetime bounds the time from a hold's placement to its deadline, up to 10 years. Defaults to 24h, or
-	// MaxTTL if that is longer.
+	// MaxLifetime bounds the time from placement to deadline, up to 10 years. Defaults to 24h, or a longer MaxTTL.
 	MaxLifetime time.Duration
 	NoCeiling   bool // lets Extend go on to the year 9980, 10 years at a time, without MaxLifetime
-	// RequireHolder refuses to place a hold without a Holder, and to capture, release, extend or return one without
-	// naming it. Make another Book for the program's own work.
+	// RequireHolder refuses to place, capture, release, extend or return without a Holder. Make another Book for the
+	// program's own work.
 	RequireHolder bool
-	RequireActor  bool // refuses each write whose Note has no Actor. Defaults to the ledger's setting
-	// Subscribers are called in order with every transition of this Book's calls, in a savepoint of the call's
-	// transaction. If one returns an error, panics or outlives ctx, the transition is taken back and the call fails. A
-	// Book that sweeps needs them too.
+	RequireActor  bool // refuses writes whose Note has no Actor. Defaults to the ledger's setting
+	// Subscribers are called in order with every transition of this Book's calls. If one returns an error, panics or
+	// outlives ctx, the transition is taken back and the call fails.
 	Subscribers []Subscriber
-	// Notify sends every committed transition to Listen. A Postgres server lets notifying commits through one by one,
-	// which metered.Command.EarlyRelease shortens.
+	// Notify sends every committed transition to Listen. Such commits pass the server one by one
+	// (docs/operations.md).
 	Notify bool
-	// NotifyContent is Notify with all fields of Notice. Any role that may connect to the database can listen,
-	// whatever its grants.
+	// NotifyContent is Notify with all fields of Notice, which any role that may connect can read.
 	NotifyContent bool
 }
 
@@ -50,9 +47,9 @@ const (
 	defaultOlderThan  = 30 * 24 * time.Hour
 )
 
-// Subscriber acts on a transition. Its writes through tx commit or roll back with the call. For an effect outside the
-// database, it enqueues a job through tx (jobs.Enqueuer). A statement that may fail belongs into a savepoint (tx.Begin):
-// else its failure is the subscriber's, even if that returns nil. A subscriber closes its rows and does not end tx.
+// Subscriber acts on a transition, within a savepoint of the call's transaction. For an effect outside the database
+// it enqueues a job through tx (jobs.Enqueuer). A statement that may fail needs a savepoint of its own (tx.Begin):
+// else the subscriber fails, even if it returns nil. It closes its rows and does not end tx.
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
 // Transition is one change of a hold.
@@ -73,8 +70,7 @@ type Book struct {
 	observer *observed.To // the ledger's
 }
 
-// New returns a Book on the ledger, with its schema and its timeout for locks, or a *budget.ArgumentError. It does not
-// touch the database.
+// New returns a Book on the ledger, with its schema and LockTimeout. It does not touch the database.
 func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 	if err := notNil("ledger", ledger); err != nil {
 		return nil, err
@@ -120,7 +116,7 @@ func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 	return b, nil
 }
 
-// Channel is the name of the channel to which Config.Notify sends.
+// Channel names the channel of Config.Notify.
 func (b *Book) Channel() string { return b.schema.String() + "_holds" }
 
 // channel is the argument of functions that notify: null for no notification.

@@ -18,12 +18,12 @@ import (
 // Over is the policy for a capture of more units than the hold keeps.
 type Over string
 
-// The policies. The zero value refuses.
+// The policies.
 const (
-	OverRefused Over = ""        // the capture is refused, with *ExcessError
-	OverIfFits  Over = "if fits" // the excess is charged if the limits of its Line admit it, else *budget.ExceededError
-	OverUpTo    Over = "up to"   // as much of the excess is charged as the limits of its Line admit: see HeldLine.Captured
-	OverAllowed Over = "allowed" // the excess is charged whatever the limits, for costs already incurred
+	OverRefused Over = ""        // *ExcessError
+	OverIfFits  Over = "if fits" // the excess is charged if its Line's limits admit it, else *budget.ExceededError
+	OverUpTo    Over = "up to"   // as much of the excess is charged as its Line's limits admit: see HeldLine.Captured
+	OverAllowed Over = "allowed" // the excess is charged, for costs already incurred
 )
 
 // policies are the policies as the function capture_holds in schema.sql knows them.
@@ -34,19 +34,18 @@ type Capture struct {
 	Tenant string
 	IDs    []string
 	Holder string
-	All    bool // captures all held units. Set either All or Lines
-	// Lines are the units used of each scope of a single hold, 0 for a scope left out. Lines of a claim include its own
-	// unit (of Key.Scope), unless Keep.
+	All    bool // all held units. Set All or Lines
+	// Lines are the units used of each scope of a single hold, 0 for a scope left out. Lines of a claim include its
+	// own unit (of Key.Scope), unless Keep.
 	//
-	// With OverIfFits and OverUpTo, a Line's Limits judge the excess. Otherwise they only carry thresholds, on spending
-	// alone (budget.Threshold.Spent) or, with OverAllowed, on the excess. With All, Lines have no Amount and serve
-	// thresholds alone.
+	// With OverIfFits and OverUpTo, a Line's Limits judge the excess. Otherwise they only carry thresholds, with All
+	// too, where Lines have no Amount (docs/thresholds.md).
 	Lines []Line
-	// Keep leaves the rest held, under the same deadline, instead of free. It cannot capture a claim's own unit: that
-	// confirms the claim and ends the hold.
+	// Keep leaves the rest held, under the same deadline. It cannot capture a claim's own unit, which confirms the
+	// claim and ends the hold.
 	Keep   bool
-	Over   Over   // for a Line of more than is held. Defaults to OverRefused
-	Entity string // the id of an order or the like that came of the hold
+	Over   Over   // for a Line of more than is held
+	Entity string // the id of an order or the like
 	Note   budget.Note
 }
 
@@ -55,12 +54,11 @@ select refused, holds, crossed
 from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::metered.capture_terms, $4::interval,
     $5::int, $6::metered.origin, $7::text, $8::bool)`
 
-// Capture turns holds into spending, until Hold.Due. It charges each scope the units used, now, and frees the rest. If
-// several calls end one hold at once, one wins. Hold.Crossed lists the thresholds reached.
+// Capture charges the units used, now, and frees the rest, until Hold.Due. If several calls end one hold at once, one
+// wins.
 //
-// Errors: ErrUnknown, before any lock. ErrRetired, *StateError, *ExcessError, *budget.ExceededError,
-// and that of an OnThreshold. The database finds some *budget.ArgumentErrors: a Line whose scope the hold does not keep, and
-// Lines of a claim that lack its own unit, or have it beside Keep.
+// Errors: ErrUnknown (before any lock), ErrRetired, *StateError, *ExcessError, *budget.ExceededError, that of an
+// OnThreshold, and after SQL a *budget.ArgumentError for Lines that do not fit the hold.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.capture", (*Book).prepareCapture, c)
 }

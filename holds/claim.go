@@ -17,34 +17,34 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// Key names a thing that one holder can have: a value of a type. Bytes are compared, so normalise a value first
-// (case, Unicode: golang.org/x/text/secure/precis).
+// Key names a thing that one holder can have. Bytes are compared, so normalise a value first (case, Unicode:
+// golang.org/x/text/secure/precis).
 type Key struct {
 	Type  string `json:"type"`
 	Value string `json:"value"`
 }
 
-// Claim is a hold on a thing that one holder can have at a time: a user name, a seat.
+// Claim is a hold on a thing that one holder can have at a time: a user name, a seat, a machine.
 type Claim struct {
 	Tenant    string          // keeps the keys of tenants apart
-	Key       Key             // neither part is empty, and its Scope fits into 255 bytes
-	Holder    string          // the claimant, not ""
-	Lines     []Line          // are reserved with the claim, or not at all
-	Charges   []budget.Charge // are charged with the claim, or not at all
-	MustExist bool            // as in budget.Charge, of the claim's own scope (Key.Scope)
+	Key       Key             // neither part empty, its Scope at most 255 bytes
+	Holder    string          // not ""
+	Lines     []Line          // are reserved with the claim
+	Charges   []budget.Charge // are charged with the claim
+	MustExist bool            // as in budget.Charge, of Key.Scope
 	TTL       time.Duration   // as in Request, like the next three
 	Grace     time.Duration
 	Metadata  json.RawMessage // a claim that its holder gets back keeps the first
 	Note      budget.Note
-	Reveal    bool // lets a *TakenError show the claim that has the key, for callers who may know
+	Reveal    bool // sets TakenError.By, for callers who may know
 }
 
-// Claim places a hold of capacity 1 on a key, which has at most one active claim. A claim is active while it is held
-// and not due. A captured (confirmed) claim stays active until Return gives it back.
+// Claim places a hold of capacity 1 on a key, which has at most one active claim: one that is held and not due, or
+// captured (confirmed) and not given back (Return).
 //
-// A holder who repeats a claim that is not confirmed gets the same one (Created = false). Other lines or charges are
-// ErrConflict. Everybody else gets a *TakenError, as does the holder of a confirmed claim. Each new claim has a new
-// id, and calls with an old id cannot change it. Locks and other errors are those of Place.
+// A holder who repeats a claim that is not confirmed gets the same one (Created = false), or ErrConflict for other
+// lines or charges. Everybody else gets a *TakenError, as does the holder of a confirmed claim. Each new claim has a
+// new id, and calls with an old id cannot change it. Locks and other errors are those of Place.
 func (b *Book) Claim(ctx context.Context, tx pgx.Tx, c Claim) (Hold, error) {
 	return first(do(ctx, tx, b, "holds.claim", (*Book).prepareClaim, c))
 }
@@ -89,7 +89,7 @@ func issuedAt(id string) *time.Time {
 	return uuidv7.Time(id)
 }
 
-// Scope is the scope that a claim of the key holds, for budget.Ledger.Create.
+// Scope is the scope of the key's claims, for budget.Ledger.Create.
 func (k Key) Scope(tenant string) (string, error) { return claimScope(tenant, k) }
 
 // claimScope is the scope of a key. Its parts cannot run into each other.
@@ -132,8 +132,8 @@ select (select metered.hold_json(h.no, c.now) from metered.holds h
 from (select metered.clock() as now) c, pg_catalog.unnest($1::text[]) with ordinality k(scope, n)
 order by k.n`
 
-// Claimed returns the active claims of up to 10,000 keys of a tenant, in one round trip and from one snapshot. A key that
-// nobody has is not in the result. The answer may be out of date when it arrives: only Claim decides.
+// Claimed returns the active claims of up to 10,000 keys of a tenant, from one snapshot, and nothing for a key that
+// nobody has. The answer may be out of date: only Claim decides.
 func (b *Book) Claimed(ctx context.Context, db budget.Querier, tenant string, keys ...Key) (map[Key]Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err

@@ -14,21 +14,21 @@ import (
 
 // DueFilter selects holds. A zero field selects all, except Tenant.
 type DueFilter struct {
-	Tenant      string    // of the holds, unless AllTenants is set
-	AllTenants  bool      // the holds of every tenant
-	ScopePrefix string    // holds with a line whose scope begins so
+	Tenant      string // unless AllTenants is set
+	AllTenants  bool
+	ScopePrefix string    // a line's scope begins so
 	State       State     // Held: due next. Expired: due, and not swept
-	Before      time.Time // holds that are due before
-	After       string    // continues a list: Page.Next of the page before
-	Max         int       // the size of a page, 1 to 1,000. Defaults to 100
+	Before      time.Time // due before
+	After       string    // Page.Next of the page before
+	Max         int       // size of a page, 1 to 1,000. Defaults to 100
 }
 
 const dueSQL = `
 select holds, last_due, last_no
 from metered.due_holds($1::text, $2::text, coalesce($3::timestamptz, '-infinity'), $4::bigint, coalesce($5::timestamptz, 'infinity'), $6::timestamptz, $7::int)`
 
-// Due returns a page of holds in the order in which they fall due: held ones, and expired ones that were not swept. A
-// page looks at no more than 10,000 holds, of all tenants: it may be empty and have a Next.
+// Due returns held holds, and expired ones that were not swept, in the order in which they fall due. A page looks at
+// no more than 10,000 holds, of all tenants: it may be empty and have a Next.
 func (b *Book) Due(ctx context.Context, db budget.Querier, f DueFilter) (Page, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Page{}, err

@@ -16,11 +16,11 @@ import (
 
 // Answers. They wrote nothing and leave the transaction usable.
 var (
-	ErrUnknown error = errUnknown // no such hold, or another holder's. Only IsOthers tells which
-	ErrTaken   error = errTaken   // somebody else has the claim, as a *TakenError
-	ErrExcess  error = errExcess  // a capture or return of more units than there are, as an *ExcessError
-	ErrCeiling error = errCeiling // an extension beyond Hold.Ceiling. The text says how much is left
-	ErrState   error = errState   // a state that does not allow the call, as a *StateError
+	ErrUnknown error = errUnknown // no such hold, or another holder's (IsOthers)
+	ErrTaken   error = errTaken   // a *TakenError
+	ErrExcess  error = errExcess  // an *ExcessError
+	ErrCeiling error = errCeiling // an extension beyond Hold.Ceiling
+	ErrState   error = errState   // a *StateError
 	// ErrRetired: the id's time is not after the latest that was purged.
 	ErrRetired       error = fault.New("hold_retired", "holds: the hold may have been purged")
 	ErrConflict      error = fault.New("hold_conflict", "holds: the id was used for another hold")
@@ -65,15 +65,14 @@ func (e *unknownError) LogValue() slog.Value { return slog.StringValue(e.Error()
 
 func (e *unknownError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Error()) }
 
-// IsOthers reports whether err is ErrUnknown though the hold exists, with another holder: for your logs, not for the
-// caller.
+// IsOthers reports whether err is ErrUnknown of a hold that another holder has: for logs, not for the caller.
 func IsOthers(err error) bool {
 	var e *unknownError
 	return errors.As(err, &e) && e.others()
 }
 
-// StateError is a hold whose state does not allow the call. It is ErrState, and its code tells the state: hold_held,
-// hold_captured, hold_released, hold_expired or hold_returned.
+// StateError is a hold whose state does not allow the call. Its code is hold_held, hold_captured, hold_released,
+// hold_expired or hold_returned.
 type StateError struct {
 	ID    string
 	State State
@@ -91,12 +90,12 @@ func (e *StateError) Error() string { return fmt.Sprintf("%v: %q", e.kind(), e.I
 
 func (e *StateError) Unwrap() []error { return []error{e.kind(), errState} }
 
-// TakenError says until when a claim is taken and, with Claim.Reveal, by whom.
+// TakenError says until when a claim is taken.
 type TakenError struct {
 	Key        Key
-	RetryAfter time.Duration // until it falls free, unless its holder acts before. 0 if Confirmed: waiting does not help
-	Confirmed  bool          // it was captured, and stays taken until it is given back
-	By         *Hold         // the active claim, if Claim.Reveal is set. Nil in a replay of a recorded refusal
+	RetryAfter time.Duration // until it falls free, unless its holder acts. 0 if Confirmed
+	Confirmed  bool          // captured, and taken until it is given back
+	By         *Hold         // the active claim, with Claim.Reveal. Nil in a replay
 }
 
 func (e *TakenError) Error() string {
@@ -108,7 +107,7 @@ func (e *TakenError) Error() string {
 
 func (e *TakenError) Unwrap() error { return errTaken }
 
-// RetryAfterSeconds is RetryAfter rounded up. It is not ok for a confirmed claim.
+// RetryAfterSeconds is RetryAfter rounded up, and not ok if Confirmed.
 func (e *TakenError) RetryAfterSeconds() (seconds int64, ok bool) {
 	if e.Confirmed {
 		return 0, false

@@ -39,14 +39,14 @@ type Event struct {
 	ID              string          `json:"id"`
 	Version         int             `json:"version"` // 1, 2, 3, …
 	Kind            EventKind       `json:"kind"`
-	At              time.Time       `json:"at"`                         // an expiry's: when it was recorded
-	Deadline        time.Time       `json:"deadline,omitzero"`          // the new one, of a placement or an extension
-	Metadata        json.RawMessage `json:"metadata,omitempty"`         // Request.Metadata, of a placement
-	Entity          string          `json:"entity,omitempty"`           // Capture.Entity
-	Captures        []budget.Posted `json:"captures,omitempty"`         // the ledger's entries of a capture, whose At may be later
-	Refunds         []budget.Posted `json:"refunds,omitempty"`          // parts of charges that a Return of Lines gave back
+	At              time.Time       `json:"at"`                         // of an expiry: when it was recorded
+	Deadline        time.Time       `json:"deadline,omitzero"`          // of a placement or an extension
+	Metadata        json.RawMessage `json:"metadata,omitempty"`         // of a placement
+	Entity          string          `json:"entity,omitempty"`           // of a capture
+	Captures        []budget.Posted `json:"captures,omitempty"`         // entries of a capture, whose At may be later
+	Refunds         []budget.Posted `json:"refunds,omitempty"`          // parts of charges, by a Return of Lines
 	Skipped         []budget.Posted `json:"skipped,omitempty"`          // purged charges that a Return left spent
-	OperationTenant string          `json:"operation_tenant,omitempty"` // with Operation: the command that made it, if one did
+	OperationTenant string          `json:"operation_tenant,omitempty"` // with Operation: the command, if any
 	Operation       string          `json:"operation,omitempty"`
 	Note            budget.Note     `json:"note,omitzero"`
 
@@ -62,8 +62,8 @@ from metered.hold_events e
 where e.hold = (select h.no from metered.holds h where h.tenant = $1 and h.id = $2 and ($3 = '' or h.holder = $3))
 order by e.version`
 
-// History returns the transitions of a hold, oldest first, with Get's holder and errors. An expiry is missing until
-// it is recorded, though Get says Expired.
+// History returns the transitions of a hold, oldest first, with Get's errors. An expiry is missing until it is
+// recorded, though Get says Expired.
 func (b *Book) History(ctx context.Context, db budget.Querier, tenant, id, holder string) ([]Event, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err
@@ -136,9 +136,9 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 	return nil
 }
 
-// Rebuild makes a hold from its history, after a snapshot: a Hold of any call, or the zero Hold for a whole history. It
-// is the result of Get after the last event, with that event's time as Now. Events up to the snapshot's Version are
-// skipped. A history with gaps or contradictions is an error.
+// Rebuild adds a history to a snapshot: a Hold of any call, or the zero Hold for a whole history. The result is that
+// of Get after the last event, at its time. Events up to the snapshot's Version are skipped. Gaps and contradictions
+// are errors.
 func Rebuild(snapshot Hold, history []Event) (Hold, error) {
 	if snapshot.Version == 0 && len(history) == 0 {
 		return Hold{}, invalid("history", "is empty")

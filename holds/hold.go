@@ -11,7 +11,7 @@ import (
 // State is the state of a hold.
 type State string
 
-// The states. A hold is held once, and ends once.
+// The states.
 const (
 	Held     State = "held"
 	Captured State = "captured"
@@ -29,22 +29,21 @@ type Hold struct {
 	ID       string          `json:"id"`
 	Holder   string          `json:"holder,omitempty"`
 	State    State           `json:"state"`
-	Version  int             `json:"version"` // the number of transitions so far, 1 when placed
+	Version  int             `json:"version"` // counts transitions, 1 when placed
 	PlacedAt time.Time       `json:"placed_at"`
-	Deadline time.Time       `json:"deadline"`           // when it expires, unless it is extended
-	Due      time.Time       `json:"due"`                // Deadline plus Request.Grace: the end of the time for capture
-	Ceiling  time.Time       `json:"ceiling,omitzero"`   // the latest Deadline that Extend can reach, zero for none
-	EndedAt  time.Time       `json:"ended_at,omitzero"`  // when it was captured or released, or Due if it expired, else zero
-	Now      time.Time       `json:"now"`                // the database's clock when the hold was read
-	Lines    []HeldLine      `json:"lines"`              // the units that it keeps, by scope
-	Claim    *Key            `json:"claim,omitempty"`    // the key of a claim
+	Deadline time.Time       `json:"deadline"`
+	Due      time.Time       `json:"due"`               // Deadline plus Request.Grace: the end of capture
+	Ceiling  time.Time       `json:"ceiling,omitzero"`  // bounds Extend, zero for none
+	EndedAt  time.Time       `json:"ended_at,omitzero"` // when captured or released. Due if it expired
+	Now      time.Time       `json:"now"`               // when it was read, by the database's clock
+	Lines    []HeldLine      `json:"lines"`
+	Claim    *Key            `json:"claim,omitempty"`
 	Entity   string          `json:"entity,omitempty"`   // Capture.Entity
-	Reason   string          `json:"reason,omitempty"`   // Note.Reason of the call that Released or Returned it
+	Reason   string          `json:"reason,omitempty"`   // of the Note of its Release or Return
 	Metadata json.RawMessage `json:"metadata,omitempty"` // of the Request
-	Created  bool            `json:"created,omitempty"`  // by this very call. False in a repetition and in other calls
-	Charges  []budget.Posted `json:"charges,omitempty"`  // the entries of Request.Charges, if Created
-	// Crossed lists the thresholds that this very call crossed by placing or capturing the hold, as passed to
-	// budget.Config.OnThreshold. A repetition and a replay have none.
+	Created  bool            `json:"created,omitempty"`  // by this very call
+	Charges  []budget.Posted `json:"charges,omitempty"`  // of Request.Charges, if Created
+	// Crossed lists the thresholds that this very call crossed, as passed to budget.Config.OnThreshold.
 	Crossed []budget.Crossing `json:"crossed,omitempty"`
 }
 
@@ -52,13 +51,13 @@ type Hold struct {
 type HeldLine struct {
 	Scope    string `json:"scope"`
 	Amount   int64  `json:"amount"`             // placed
-	Captured int64  `json:"captured"`           // charged so far, by expiry too
-	Open     int64  `json:"open"`               // still held, 0 once the hold has ended
-	Refunded int64  `json:"refunded,omitempty"` // the part of Captured that Return gave back
-	AtLeast  int64  `json:"at_least,omitempty"` // captured when the hold expires (Line.AtLeast)
+	Captured int64  `json:"captured"`           // charged, by expiry too
+	Open     int64  `json:"open"`               // still held
+	Refunded int64  `json:"refunded,omitempty"` // of Captured, by Return
+	AtLeast  int64  `json:"at_least,omitempty"` // see Line.AtLeast
 }
 
-// Remaining is the time from Now to the deadline, 0 if the hold is not held or past it.
+// Remaining is the time from Now to the deadline, 0 if past it or not held.
 func (h Hold) Remaining() time.Duration {
 	if h.State != Held {
 		return 0

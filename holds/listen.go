@@ -14,41 +14,40 @@ import (
 
 // Notice is a committed transition, or the news that some may have been missed.
 type Notice struct {
-	Missed  bool      `json:"missed,omitempty"` // transitions may not have been heard: the other fields are empty
+	Missed  bool      `json:"missed,omitempty"` // some may be missed, and the rest is empty
 	Tenant  string    `json:"tenant,omitempty"`
 	ID      string    `json:"id,omitempty"`
-	Version int       `json:"version,omitempty"` // the hold's, after the transition
+	Version int       `json:"version,omitempty"` // after the transition
 	Kind    EventKind `json:"kind,omitempty"`
-	// The rest is empty if the sender has no Config.NotifyContent.
-	At       time.Time   `json:"at,omitzero"`     // of the transition, as in Event
-	Claim    *Key        `json:"claim,omitempty"` // the key, if the hold is a claim
-	State    State       `json:"state,omitempty"` // after the transition
+	// The rest is empty without Config.NotifyContent of the sender.
+	At       time.Time   `json:"at,omitzero"`
+	Claim    *Key        `json:"claim,omitempty"`
+	State    State       `json:"state,omitempty"`
 	Holder   string      `json:"holder,omitempty"`
 	Deadline time.Time   `json:"deadline,omitzero"`
-	Note     budget.Note `json:"note,omitzero"` // who did it, and why
+	Note     budget.Note `json:"note,omitzero"`
 	Lines    []HeldLine  `json:"lines,omitempty"`
-	Cut      bool        `json:"cut,omitempty"` // Note or some Lines did not fit into 8,000 bytes: see History, Get
+	Cut      bool        `json:"cut,omitempty"` // Note or Lines did not fit into 8,000 bytes: see History, Get
 }
 
-// ListenOptions says how Listen keeps its connection. The zero value works.
+// ListenOptions configures Listen. The zero value works.
 type ListenOptions struct {
-	// Idle is how long a silent connection is trusted, and then how long the server has to answer, 10ms to 1h. A dead
-	// connection is noticed after twice that. Defaults to 15s.
+	// Idle bounds the silence of a connection, and then of the server's answer, 10ms to 1h. Defaults to 15s.
 	Idle    time.Duration
-	OnError func(error) // is called in another goroutine when a connection is lost
+	OnError func(error) // is called in another goroutine for a lost connection
 }
 
-// Listen calls handle with every transition that a Book with Config.Notify commits in this schema, one at a time, in the
-// order of commit. An expiry is heard when Sweep or Expire announces it. It returns ctx.Err() or handle's error.
+// Listen calls handle with every transition that a Book with Config.Notify commits in this schema, one at a time, in
+// the order of commit. An expiry is heard when Sweep or Expire announces it. It returns ctx.Err() or handle's error.
 //
-// A notice is a hint: every role that may connect to the database can send one, so read the hold (Get) before you act.
-// Postgres keeps no notice for a listener that is away, so after each connect handle first gets a notice with Missed. If
-// it then reads the holds that it needs it misses nothing, but may hear of a transition again: compare the Version.
-// Missed also stands for an unreadable notice, and for a queue beyond 10,000 notices or 16 MiB.
+// A notice is a hint, which every role that may connect can send: read the hold (Get) before you act. After each
+// connect, and where notices were lost (an unreadable one, a queue beyond 10,000 or 16 MiB), handle gets one with
+// Missed. If it then reads the holds that it needs it misses nothing, but may hear of a transition again: compare the
+// Version.
 //
 // Listen makes a connection of its own with pool's configuration: to the primary, and not through a pooler in
-// transaction mode, where it hears nothing and gets no error. A lost connection is tried again, first within 0.1s, in
-// the end every 5s to 10s.
+// transaction mode, where it hears nothing and gets no error. It connects again, first within 0.1s, in the end every
+// 5s to 10s.
 func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(b.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err

@@ -21,27 +21,27 @@ import (
 
 // Line is an amount of one scope.
 type Line struct {
-	Scope     string         // reserved, 1 to 255 bytes of UTF-8
-	Amount    int64          // in units of yours, 1 to 2^53, from 0 in a Capture
-	Limits    []budget.Limit // must all admit the amount beside spending and open holds. budget.Lifetime makes a capacity
+	Scope     string         // 1 to 255 bytes of UTF-8
+	Amount    int64          // 1 to 2^53, from 0 in a Capture
+	Limits    []budget.Limit // must all admit the amount beside spending and open holds
 	MustExist bool           // as in budget.Charge. Not for a Capture
-	// AtLeast is the least part of Amount that is spent if the hold expires. At its due time, swept or not, the
-	// ledger charges AtLeast less the units captured before. Release frees it. Not for a Capture. Defaults to 0.
+	// AtLeast, a part of Amount, is charged when the hold falls due, swept or not, less the units captured before.
+	// Release frees it. Not for a Capture.
 	AtLeast int64
 }
 
 // Request is what Place reserves.
 type Request struct {
-	// ID is the hold's id, 1 to 255 bytes of UTF-8, unique within Tenant. With a UUIDv7 a repetition after a
-	// purge is refused instead of placed again. Defaults to a new UUIDv7.
+	// ID is unique within Tenant, 1 to 255 bytes of UTF-8. With a UUIDv7 a repetition after a purge is refused
+	// instead of placed again. Defaults to a new UUIDv7.
 	ID       string
 	Tenant   string          // separates ids, but not scopes, of tenants
 	Holder   string          // calls that name another do not find the hold
-	Lines    []Line          // the units to hold: with Charges, 1 to 64 scopes
-	Charges  []budget.Charge // are spent at once, and are not given back when the hold ends
-	TTL      time.Duration   // how long it is held, within Config's bounds, in whole microseconds
-	Grace    time.Duration   // keeps it for capture past the deadline, up to Config.MaxTTL in microseconds. Defaults to 0
-	Metadata json.RawMessage // JSON of yours, up to 64 KiB
+	Lines    []Line          // with Charges, 1 to 64 scopes
+	Charges  []budget.Charge // are spent at once, and stay so when the hold ends
+	TTL      time.Duration   // within Config's bounds, in whole microseconds
+	Grace    time.Duration   // for capture past the deadline, up to Config.MaxTTL in whole microseconds
+	Metadata json.RawMessage // JSON, up to 64 KiB
 	Note     budget.Note
 
 	// claim is the scope of a claim, key its key, and reveal Claim.Reveal. Set by Claim.
@@ -60,14 +60,13 @@ const lookSQL = `
 select status, at, deadline, refused, stored
 from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::bool)`
 
-// Place reserves the amounts of all lines and makes all charges, in one round trip. Holds that are due count as free,
-// and Place ends those whose room it needs.
+// Place reserves all Lines and makes all Charges, in one round trip. Holds that are due count as free.
 //
 // A repeated request (same ID, tenant, holder, scopes, amounts and metadata) reserves nothing. It returns the first
-// hold with Created = false, and a *StateError if that hold has ended. An ID with other content is ErrConflict.
+// hold with Created = false, and a *StateError if that hold has ended.
 //
-// It locks the scopes, the ID if the caller chose it, and holds that are due. At REPEATABLE READ and above an ID with a
-// time also delays Purge. Errors: *budget.ExceededError, *budget.ScopeError, ErrConflict, ErrRetired, *StateError.
+// It locks the scopes, the ID if the caller chose it, and holds that are due. Errors: *budget.ExceededError,
+// *budget.ScopeError, ErrConflict, ErrRetired, *StateError.
 func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
 	return first(do(ctx, tx, b, "holds.place", (*Book).preparePlace, r))
 }

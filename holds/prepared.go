@@ -16,7 +16,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Internals is for the other packages of this module: nobody else can import lend.Key.
+// Internals is for this module: nobody else can import lend.Key.
 func Internals(lend.Key) internals { return internals{} }
 
 // internals are lent to holdjobs and metered.

@@ -16,8 +16,7 @@ const getSQL = `
 select (select metered.hold_json(h.no, metered.clock()) from metered.holds h where h.tenant = $1 and h.id = $2),
     coalesce($3 <= (select z.at from metered.holds_horizon z where z.one), false)`
 
-// Get returns a hold. It is ErrUnknown if holder is neither empty nor the hold's, and ErrRetired if the hold may have
-// been purged.
+// Get returns a hold, of any holder if holder is empty. Errors: ErrUnknown, ErrRetired.
 func (b *Book) Get(ctx context.Context, db budget.Querier, tenant, id, holder string) (Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Hold{}, err
@@ -46,14 +45,14 @@ func (b *Book) Get(ctx context.Context, db budget.Querier, tenant, id, holder st
 
 // Filter selects holds. A zero field selects all. A hold must match every other field.
 type Filter struct {
-	Tenant string // the tenant of the holds. "" is a tenant, too
+	Tenant string // "" is a tenant, too
 	Holder string
 	Entity string
 	State  State
-	Scope  string // selects holds with a line of this scope
-	Claim  Key    // selects the claims of this key, ended ones too
-	After  string // continues a list: Page.Next of the page before. Defaults to the newest
-	Max    int    // the size of a page, 1 to 1,000. Defaults to 100
+	Scope  string // of a line
+	Claim  Key    // claims of this key, ended ones too
+	After  string // Page.Next of the page before
+	Max    int    // size of a page, 1 to 1,000. Defaults to 100
 }
 
 // Page is a page of holds.
@@ -79,8 +78,8 @@ select h.no, metered.hold_json(h.no, $8::timestamptz) from metered.holds h
 where h.tenant = $1 and h.id >= $9 and h.id < $10 and h.claim = $11 and h.no < $6` + listFilterSQL + `
 order by h.no + 0 desc limit $7`
 
-// List returns a page of holds, newest first. Pages do not overlap or miss a hold that was there at the beginning,
-// whatever changes meanwhile. Filter by Holder, Entity or Claim where you can: these are indexed.
+// List returns a page of holds, newest first. Pages neither overlap nor miss a hold that was there at the beginning.
+// Holder, Entity and Claim are indexed.
 func (b *Book) List(ctx context.Context, db budget.Querier, f Filter) (Page, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Page{}, err

@@ -15,12 +15,11 @@ import (
 
 // Release names holds to give up.
 type Release struct {
-	Tenant string
-	IDs    []string
-	Holder string // if another releases the hold, say so in Note
-	// Captured also gives captured holds back, as Return with All does. Without it a captured hold is a *StateError.
-	Captured bool
-	Note     budget.Note // Its Reason becomes Hold.Reason
+	Tenant   string
+	IDs      []string
+	Holder   string
+	Captured bool // also gives captured holds back, as Return does. Else they are a *StateError
+	Note     budget.Note
 }
 
 const releaseSQL = `
@@ -31,8 +30,8 @@ const releaseCapturedSQL = `
 select refused, holds
 from metered.release_captured($1::metered.hold_ids, $2::int, $3::metered.origin, $4::text, $5::bool)`
 
-// Release frees the units that holds keep. Captured units stay spent, unless Captured is set. Locks and errors are
-// those of Capture without a refusal, and ErrNotReturnable with Captured.
+// Release frees held units. Captured units stay spent, unless Captured is set. Errors: ErrUnknown, ErrRetired,
+// *StateError, and ErrNotReturnable with Captured.
 func (b *Book) Release(ctx context.Context, tx pgx.Tx, r Release) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.release", (*Book).prepareRelease, r)
 }
@@ -54,10 +53,10 @@ type Return struct {
 	Tenant string
 	IDs    []string
 	Holder string
-	All    bool   // gives back all that is left. Set either All or Lines
-	Lines  []Line // the units to give back of each scope of a single hold, without Limits
-	// SkipPurged leaves purged charges spent (Event.Skipped), but not a claim's own unit, and refunds the rest. Without
-	// it a purged charge is ErrNotReturnable.
+	All    bool   // all that is left. Set All or Lines
+	Lines  []Line // units of each scope of a single hold, without Limits
+	// SkipPurged leaves purged charges spent (Event.Skipped), but not a claim's own unit. Without it they are
+	// ErrNotReturnable.
 	SkipPurged bool
 	Note       budget.Note
 }
@@ -68,9 +67,10 @@ from metered.return_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bo
 
 // Return refunds the charges of captured holds, whole or by Lines, and frees a confirmed claim. A hold without
 // anything left is Returned. A claim's own unit goes back with all the rest or not at all. If a hold ended otherwise
-// after Capture.Keep, budget.Ledger.Refund gives its spending back.
+// after Capture.Keep, use budget.Ledger.Refund.
 //
-// Errors: ErrUnknown, ErrRetired. *StateError for a hold that is not captured. *ExcessError for more than is left. ErrNotReturnable for a charge that another call refunded, or that was purged, unless SkipPurged.
+// Errors: ErrUnknown, ErrRetired, *StateError, *ExcessError for more than is left, ErrNotReturnable for a charge that
+// was purged, or refunded by another call.
 func (b *Book) Return(ctx context.Context, tx pgx.Tx, r Return) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.return", (*Book).prepareReturn, r)
 }
@@ -116,8 +116,8 @@ const extendSQL = `
 select refused, holds
 from metered.extend_holds($1::metered.hold_ids, $2::interval, $3::int, $4::metered.origin, $5::text, $6::bool)`
 
-// Extend moves the deadlines of holds, and the ends of their grace. A second call extends again. Errors: ErrUnknown,
-// ErrRetired, *StateError past the deadline, even in the grace, ErrCeiling past the ceiling.
+// Extend moves the deadlines of holds, and the ends of their grace. Errors: ErrUnknown, ErrRetired, *StateError past
+// the deadline, even in the grace, ErrCeiling.
 func (b *Book) Extend(ctx context.Context, tx pgx.Tx, e Extend) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.extend", (*Book).prepareExtend, e)
 }

@@ -19,16 +19,16 @@ import (
 type Expire struct {
 	Tenant   string
 	ID       string
-	Deadline time.Time   // of the hold when the job was scheduled. If it is another by now, the hold was extended
-	Note     budget.Note // for subscribers. Also recorded, unless a charge or placement ended the hold before
+	Deadline time.Time   // of the hold when the job was scheduled
+	Note     budget.Note // for subscribers. Recorded unless another write ended the hold before
 }
 
 const expireSQL = `
 select status, hold from metered.expire_hold($1::text, $2::text, $3::timestamptz, $4::timestamptz, $5::int, $6::text, $7::text)`
 
-// Expire ends one hold whose time is over, announces it, and reports whether this very call did. It is for a job at
-// Hold.Due (package holdjobs has one), and for another after an extension. It leaves a hold that ended, was extended or
-// is not due as it is, without an error: Hold.State and Hold.Deadline say which. Errors: ErrUnknown, ErrRetired.
+// Expire ends one hold that is due, announces it, and reports whether this very call did. It is for a job at Hold.Due
+// (package holdjobs has one), and for another after an extension. A hold that ended, was extended or is not due stays
+// as it is, without an error. Errors: ErrUnknown, ErrRetired.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended bool, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Hold{}, false, err
@@ -79,20 +79,18 @@ func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended b
 
 // SweepOptions configures Sweep. The zero value sweeps all due holds.
 type SweepOptions struct {
-	// Batch is how many holds one transaction ends, 1 to 10,000, or fewer if they have more than 2,000 scopes.
-	// Defaults to 500.
-	Batch    int
-	Max      int               // ends the sweep after so many batches. Defaults to 0, no bound
-	Progress func(SweepReport) // is called after each batch, once it is committed. Defaults to none
+	Batch    int               // holds per transaction, 1 to 10,000, fewer if they have over 2,000 scopes. Defaults to 500
+	Max      int               // of batches. Defaults to no bound
+	Progress func(SweepReport) // is called after each committed batch
 }
 
-// SweepReport says how many holds a sweep found, and in how many batches.
+// SweepReport counts the holds of a sweep.
 type SweepReport struct {
-	Expired   int       `json:"expired"`             // were announced. A charge or placement may have ended them before
-	Skipped   int       `json:"skipped"`             // were locked by others, and are left for the next sweep
-	Failed    int       `json:"failed"`              // have ended, but a subscriber failed: the next sweep announces them again
-	Batches   int       `json:"batches"`             // the number of transactions
-	ScannedAt time.Time `json:"scanned_at,omitzero"` // the clock when the last of them looked for due holds
+	Expired   int       `json:"expired"` // were announced. Other writes may have ended them before
+	Skipped   int       `json:"skipped"` // were locked by others: left for the next sweep
+	Failed    int       `json:"failed"`  // a subscriber failed: the next sweep announces them again
+	Batches   int       `json:"batches"`
+	ScannedAt time.Time `json:"scanned_at,omitzero"` // the clock when the last batch looked for due holds
 }
 
 // The clock is an argument so that it is read before the statement.
@@ -103,14 +101,14 @@ from (select metered.clock() as now offset 0) c,
 
 const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 
-// Sweep ends the holds whose time is over, records it, and announces it. Their units are free already. Run it every few
-// seconds to a minute. Any number may run at once, and calls wait for no more than a batch.
+// Sweep ends and announces holds that are due. Their units are free already. Run it every few seconds to a minute.
+// Any number may run at once, and calls wait for no more than a batch.
 //
-// A hold is announced once, by the Subscribers and the Notify of the Book whose Sweep or Expire ends it. So use a Book
-// with the application's Config: without them, nobody hears.
+// A hold is announced once, by the Subscribers and the Notify of the Book whose Sweep or Expire ends it: use one with
+// the application's Config.
 //
-// It owns its transactions, one for each batch. On error, or when ctx ends, earlier batches stay done and are reported.
-// Errors of subscribers stop nothing: Sweep joins and returns them at the end.
+// It owns its transactions. On error earlier batches stay done and are reported. Errors of subscribers stop nothing,
+// and are joined.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err
