@@ -21,17 +21,14 @@ import (
 
 // Result is the answer to one charge or event of a batch.
 type Result struct {
-	Posted  Posted     // if Err is nil
-	Err     error      // a refusal of the charge or event, or an error of it alone, such as ErrClock
-	Crossed []Crossing // thresholds
+	Posted  Posted // if Err is nil
+	Err     error  // a refusal, or an error of this charge or event alone, such as ErrClock
+	Crossed []Crossing
 }
 
 // ChargeEach makes up to 1,000 charges in one round trip, each on its own and in their order: a refusal is in its Result, and stops no
-// other.
-//
-// It locks all scopes until tx ends, each in a place of the server's lock table (max_locks_per_transaction times max_connections). Its own
-// error aborts tx, but not with thresholds, where it works in a savepoint. Limit.MaxFrom is refused. Without a transaction of yours, use a
-// Batcher.
+// other. Its own error aborts tx, except with thresholds, when it works in a savepoint. Each scope takes a place in the server's lock table
+// (docs/scale.md). Without a transaction of yours, use a Batcher.
 func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("charges", len(charges))); err != nil {
 		return nil, err

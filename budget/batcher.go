@@ -15,16 +15,16 @@ import (
 	"github.com/pgmetered/metered/internal/pause"
 )
 
-// BatcherConfig configures a Batcher. The zero value is ready for use.
+// The zero BatcherConfig is ready for use.
 type BatcherConfig struct {
 	MaxBatch int           // charges in one transaction, 1 to 1,000. Defaults to 512
 	Lanes    int           // batches in flight, each on a connection, 1 to 64. Defaults to 2
 	Timeout  time.Duration // of a batch with its attempts, 100ms to 1h. Defaults to 30s
 }
 
-// Batcher commits the charges of many goroutines together: those that arrived while the last batch was committed. A lone charge does not
-// wait, nor one for a scope that another transaction locks. Charges are judged as by Ledger.ChargeEach, those of a scope in the order of
-// their arrival. It is safe for concurrent use.
+// Batcher commits charges of many goroutines together: those that arrived while the last batch was committed. A lone charge does not wait,
+// and a locked scope delays no other. Charges are judged as by Ledger.ChargeEach, those of a scope in the order of their arrival. It is
+// safe for concurrent use.
 type Batcher struct {
 	ledger *Ledger
 	pool   *pgxpool.Pool
@@ -36,7 +36,7 @@ type Batcher struct {
 	running sync.WaitGroup // of lanes
 }
 
-// NewBatcher returns a Batcher, or an *ArgumentError. It uses up to Lanes connections of pool, and one more for scopes that others lock.
+// NewBatcher uses up to Lanes connections of pool, and one more for scopes that others lock.
 func NewBatcher(pool *pgxpool.Pool, l *Ledger, cfg BatcherConfig) (*Batcher, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return nil, err
@@ -58,9 +58,8 @@ func NewBatcher(pool *pgxpool.Pool, l *Ledger, cfg BatcherConfig) (*Batcher, err
 	return b, nil
 }
 
-// Charge returns when the charge is committed, or was not made: a refusal, ErrBusy, ErrClock, ErrClosed, ErrSerialization or an error of
-// the connection. On ErrCommitUnknown it may be committed. If ctx ends, a charge that waits for its batch is not made, and one in a batch
-// under way is ErrCommitUnknown.
+// Charge returns when the charge is committed. On ErrCommitUnknown it may be, as when ctx ends while its batch is under way. After any
+// other error it was not made.
 func (b *Batcher) Charge(ctx context.Context, charge Charge) (Posted, error) {
 	if err := b.made(); err != nil {
 		return Posted{}, err
@@ -72,7 +71,7 @@ func (b *Batcher) Charge(ctx context.Context, charge Charge) (Posted, error) {
 	return b.submit(ctx, a)
 }
 
-// Ingest is Charge for an event, counted once as by Ledger.Ingest. After ErrCommitUnknown, call it again with the same event.
+// Ingest is Charge for an event, counted once as by Ledger.Ingest. After ErrCommitUnknown, call it again.
 func (b *Batcher) Ingest(ctx context.Context, event Event) (Posted, error) {
 	if err := b.made(); err != nil {
 		return Posted{}, err
@@ -84,7 +83,7 @@ func (b *Batcher) Ingest(ctx context.Context, event Event) (Posted, error) {
 	return b.submit(ctx, a)
 }
 
-// Close refuses new charges (ErrClosed), and waits until those before are answered, or until ctx ends. They are committed in any case.
+// Close refuses new charges (ErrClosed), and waits for those before, which are committed in any case, until ctx ends.
 func (b *Batcher) Close(ctx context.Context) error {
 	if err := b.made(); err != nil {
 		return err

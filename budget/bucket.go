@@ -7,11 +7,9 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// Unit is a unit of time: of the calendar for Per, and also an hour or a fixed length, as "15m", for Series.
-//
-// A day has 23 to 25 hours where clocks change, and begins at midnight, after a skipped midnight or at the first of two. Series leaves out
-// a day that is skipped whole. Weeks begin on Monday. An hour that comes twice is two hours. A fixed length is as time.ParseDuration reads
-// it, in whole microseconds, counted from the range's beginning.
+// Unit is a unit of the calendar, with weeks from Monday on (docs/plans.md). Series also takes an hour, of which one that comes twice is
+// two, and a fixed length as time.ParseDuration reads it, such as "15m", in whole microseconds from the range's beginning. It leaves out a
+// day that clocks skip.
 type Unit string
 
 const (

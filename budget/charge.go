@@ -13,35 +13,35 @@ import (
 type Charge struct {
 	Scope       string  `json:"scope"`            // 1 to 255 bytes of UTF-8
 	Amount      int64   `json:"amount"`           // units, 1 to 2^53
-	Limits      []Limit `json:"limits,omitempty"` // up to 16. Without limits, the charge is only recorded
+	Limits      []Limit `json:"limits,omitempty"` // up to 16. Without any, the charge is only recorded
 	Note        Note    `json:"note,omitzero"`
-	MustExist   bool    `json:"must_exist,omitempty"`   // refuses a scope that was not created or is retired. Defaults to Config.MustExist
-	NoStandings bool    `json:"no_standings,omitempty"` // leaves Posted.Standings out, which is faster. Defaults to Config.NoStandings
+	MustExist   bool    `json:"must_exist,omitempty"`   // refuses a scope that was not created or is retired
+	NoStandings bool    `json:"no_standings,omitempty"` // leaves Posted.Standings out, which is faster
 }
 
 // Receipt lists the entries of a call, in the order in which scopes first appear.
 type Receipt struct {
 	Entries []Posted   `json:"entries"`
-	Crossed []Crossing `json:"crossed,omitempty"` // thresholds
+	Crossed []Crossing `json:"crossed,omitempty"`
 }
 
 // Posted is an entry that was written.
 type Posted struct {
 	Scope     string     `json:"scope"`
 	Seq       int64      `json:"seq"`             // names the entry, with Scope. 0 for units spent from a lease
-	Lease     int64      `json:"lease,omitempty"` // the lease that the units were spent from (package leases)
+	Lease     int64      `json:"lease,omitempty"` // that it was spent from (package leases)
 	Amount    int64      `json:"amount"`
 	At        time.Time  `json:"at"`                  // by the database's clock
-	Standings []Standing `json:"standings,omitempty"` // the limits after the charge
+	Standings []Standing `json:"standings,omitempty"` // after the charge
 	Replayed  bool       `json:"replayed,omitempty"`  // the event was counted before, by this entry
 }
 
-// Standing is the state of a limit after a charge or at a check. A limit by period has a PeriodStart, and a PeriodEnd, where the next one
+// Standing is the state of a limit after a charge or at a check. A limit by period has a PeriodStart, and a PeriodEnd, where the next
 // begins.
 type Standing struct {
 	Limit       Limit     `json:"limit"`
 	Used        int64     `json:"used"`      // units that count, without held ones. Negative with credit
-	Held        int64     `json:"held"`      // units of open holds and leases
+	Held        int64     `json:"held"`      // of open holds and leases
 	Available   int64     `json:"available"` // the most that the limit still admits
 	PeriodStart time.Time `json:"period_start,omitzero"`
 	PeriodEnd   time.Time `json:"period_end,omitzero"`
@@ -51,8 +51,8 @@ const chargeSQL = `
 select seqs, ats, used, held, refused, periods, crossed
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 
-// Charge charges all scopes or none, in one round trip. If a limit refuses, it writes nothing and returns an *ExceededError, or a
-// *ScopeError for a scope that must exist. Charges of one scope are added up to one entry, and must have the same Note.
+// Charge charges all scopes or none, in one round trip. A refusal writes nothing. Charges of one scope are added up to one entry, and must
+// have the same Note.
 func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (r Receipt, err error) {
 	if err := notNil("tx", tx); err != nil {
 		return Receipt{}, err
@@ -83,7 +83,7 @@ const checkSQL = `
 select used, held, refused, periods
 from metered.check_charge($1::metered.new_charge[], $2::interval)`
 
-// Check returns the answer of Charge now, without Seq and At. Only a charge is authoritative.
+// Check returns the answer of Charge now, without Seq and At, and reserves nothing.
 func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Receipt, error) {
 	if err := notNil("db", db); err != nil {
 		return Receipt{}, err

@@ -11,10 +11,10 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Credit is an amount to add to a scope: a top-up, prepaid money.
+// Credit is an amount to add to a scope: a top-up, prepaid money. Its fields are as in a Charge.
 type Credit struct {
-	Scope     string // as in Charge, as MustExist
-	Amount    int64  // units, 1 to 2^53
+	Scope     string
+	Amount    int64
 	Note      Note
 	MustExist bool
 }
@@ -23,7 +23,7 @@ const creditSQL = `
 select coalesce(seq, 0), coalesce(at, 'epoch'), refused
 from metered.credit($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::metered.origin, $7::bool)`
 
-// Credit adds units to a scope. They count for lifetime limits only.
+// Credit adds units, which count for lifetime limits only.
 func (l *Ledger) Credit(ctx context.Context, tx pgx.Tx, c Credit) (Posted, error) {
 	return do(ctx, tx, l, "budget.credit", (*Ledger).prepareCredit, c)
 }

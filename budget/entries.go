@@ -21,8 +21,8 @@ var kinds = map[string]string{
 type Entry struct {
 	Scope string `json:"scope"`
 	Seq   int64  `json:"seq"` // 1, 2, 3, … in a scope
-	// "charge", "credit", "refund" or "clock repair", of a hold "hold", "capture", "release" or "expire", of the end of a carved scope
-	// "close", and of a wallet's lots, which lower Credited, "lapse", "revoke" or "roll over".
+	// "charge", "credit", "refund", "clock repair", of holds "hold", "capture", "release", "expire", of a carved scope's end "close", and
+	// of lots, which lower Credited, "lapse", "revoke", "roll over"
 	Kind            string    `json:"kind"`
 	Amount          int64     `json:"amount"` // 0 for a clock repair and a close
 	At              time.Time `json:"at"`     // by the database's clock, never decreasing within an Epoch
@@ -31,21 +31,21 @@ type Entry struct {
 	Refunded        int64     `json:"refunded"`
 	Credited        int64     `json:"credited"`
 	Held            int64     `json:"held"`
-	HoldDue         time.Time `json:"hold_due,omitzero"` // no open hold falls due before it. Zero without one
+	HoldDue         time.Time `json:"hold_due,omitzero"` // no open hold falls due before it
 	Ref             int64     `json:"ref,omitempty"`     // the refunded charge
-	Hold            string    `json:"hold,omitempty"`    // the id of the hold. "" for none or several
+	Hold            string    `json:"hold,omitempty"`    // its id. "" for none or several
 	OperationTenant string    `json:"operation_tenant,omitempty"`
-	Operation       string    `json:"operation,omitempty"` // the id of the command or event that wrote it
+	Operation       string    `json:"operation,omitempty"` // the command or event that wrote it
 	Note            Note      `json:"note,omitzero"`
 	OccurredAt      time.Time `json:"occurred_at,omitzero"` // of the event
 }
 
-// EntriesOptions selects entries. The zero value selects all, oldest first.
+// The zero EntriesOptions selects all, oldest first.
 type EntriesOptions struct {
 	NewestFirst bool
-	After       int64     // skips entries up to this number: the last Seq seen, to go on
-	Before      int64     // skips entries from this number on. Defaults to 0, none
-	Max         int       // the most entries. Defaults to 0, all
+	After       int64     // skips entries up to this number
+	Before      int64     // skips entries from this number on. 0 is none
+	Max         int       // the most entries. 0 is all
 	From, To    time.Time // the range of UsageBetween, at one more round trip. A purged range is a *PurgedError
 }
 
@@ -66,8 +66,7 @@ where scope = $1 and seq > $2 and seq < $3 `
 	newestSQL  = entrySQL + `order by seq desc limit $4`
 )
 
-// Entries iterates over a scope's entries. A purge leaves a gap after entry 1. It reads pages of 500, with no statement open in between, so
-// the loop may use db, and yields an error last.
+// Entries yields a scope's entries. A purge leaves a gap after entry 1. The loop may use db.
 func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts EntriesOptions) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		after, before, err := l.between(ctx, db, scope, opts)

@@ -16,22 +16,21 @@ import (
 
 // Errors of calls. They abort the transaction, except the first five: these refuse, and write nothing.
 var (
-	ErrArgument      error = errArgument            // an argument was refused, before any SQL: an *ArgumentError
-	ErrExceeded      error = errExceeded            // a limit refused: an *ExceededError
-	ErrScopeUnknown  error = errScopeUnknown        // a scope that must exist was never created: a *ScopeError
-	ErrScopeRetired  error = errScopeRetired        // a scope that must exist was retired: a *ScopeError
-	ErrScopeClosed   error = errScopeClosed         // a carved scope has ended: a *ScopeError. Credit and Refund abort the transaction
-	ErrBusy          error = fault.ErrBusy          // a scope's lock was not free within Config.LockTimeout
-	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
-	ErrNotMigrated   error = fault.ErrNotMigrated   // tables or functions of the schema are missing
-	ErrNotGranted    error = fault.ErrNotGranted    // the role lacks a privilege
-	// by more than Config.ClockTolerance: see Ledger.RepairClock
-	ErrClock        error = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock")
-	ErrOverflow     error = fault.New("budget_overflow", "budget: total would overflow")
-	ErrWindowPurged error = errWindowPurged                                                                 // a window, or a range of time (a *PurgedError), begins before the retained entries
-	ErrTimeZone     error = fault.New("budget_time_zone", "budget: the server does not know the time zone") // of a limit by period
-	ErrThresholds   error = fault.New("budget_thresholds", "budget: the scope has too many thresholds")     // see Limit.Tell
-	ErrLimitQuery   error = fault.New("limit_query", "budget: the query of a limit")                        // see Limit.MaxFrom
+	ErrArgument      error = errArgument     // an *ArgumentError
+	ErrExceeded      error = errExceeded     // an *ExceededError
+	ErrScopeUnknown  error = errScopeUnknown // never created: a *ScopeError, as the next two
+	ErrScopeRetired  error = errScopeRetired
+	ErrScopeClosed   error = errScopeClosed                                                                    // carved, and ended. Credit and Refund abort the transaction
+	ErrBusy          error = fault.ErrBusy                                                                     // Config.LockTimeout has passed
+	ErrSerialization error = fault.ErrSerialization                                                            // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
+	ErrNotMigrated   error = fault.ErrNotMigrated                                                              // a part of the schema is missing
+	ErrNotGranted    error = fault.ErrNotGranted                                                               // the role lacks a privilege
+	ErrClock         error = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock") // see Ledger.RepairClock
+	ErrOverflow      error = fault.New("budget_overflow", "budget: total would overflow")
+	ErrWindowPurged  error = errWindowPurged // a window, or a range of time (a *PurgedError), begins before the retained entries
+	ErrTimeZone      error = fault.New("budget_time_zone", "budget: the server does not know the time zone")
+	ErrThresholds    error = fault.New("budget_thresholds", "budget: the scope has too many thresholds") // see Limit.Tell
+	ErrLimitQuery    error = fault.New("limit_query", "budget: the query of a limit")                    // see Limit.MaxFrom
 )
 
 // Answers to an event of Ingest, which is not counted. They leave the transaction usable.
@@ -66,7 +65,7 @@ var (
 	errScopeClosed  = fault.New("scope_closed", "budget: the scope is closed")
 )
 
-// ArgumentError names a refused argument, such as "Credit.Amount", and the reason.
+// ArgumentError names a refused argument, such as "Credit.Amount".
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -76,20 +75,20 @@ func invalid(field, format string, args ...any) error {
 // Never is the RetryAfter of a charge that waiting cannot help.
 const Never = time.Duration(math.MaxInt64)
 
-// Refusal is one limit that refused one charge, with its period as in a Standing.
+// Refusal is one limit that refused one charge, with fields as in a Standing.
 type Refusal struct {
 	Scope     string `json:"scope"`
 	Limit     Limit  `json:"limit"`
-	Used      int64  `json:"used"`               // units that count, without held ones. Negative with credit
-	Held      int64  `json:"held"`               // units of other transactions' open holds
-	OwnHeld   int64  `json:"own_held,omitempty"` // units of the transaction's own holds: RetryAfter does not wait for them
-	Leased    int64  `json:"leased,omitempty"`   // units of open leases (package leases)
+	Used      int64  `json:"used"`
+	Held      int64  `json:"held"`               // of other transactions
+	OwnHeld   int64  `json:"own_held,omitempty"` // of the transaction's own holds, for which RetryAfter does not wait
+	Leased    int64  `json:"leased,omitempty"`   // of open leases
 	Requested int64  `json:"requested"`          // by all charges of the call on the scope
-	Available int64  `json:"available"`          // the most that the limit would have admitted
-	// the time until Requested fits if nothing else happens, or Never: with open holds the earliest possible time, and with leases the end
-	// of the last one. In JSON "retry_after_us", null for Never.
+	Available int64  `json:"available"`
+	// the time until Requested fits if nothing else happens: with open holds the earliest possible, with leases the end of the last. JSON
+	// has null for Never
 	RetryAfter  time.Duration `json:"-"`
-	HoldDue     time.Duration `json:"-"` // the time until an open hold may fall due, if Held > 0. In JSON "hold_due_us"
+	HoldDue     time.Duration `json:"-"` // the time until an open hold may fall due, if Held > 0
 	PeriodStart time.Time     `json:"period_start,omitzero"`
 	PeriodEnd   time.Time     `json:"period_end,omitzero"`
 }
@@ -115,7 +114,7 @@ func (r Refusal) text() string {
 	return fmt.Sprintf("%s: requested %d, available %d, %s, %s", where, r.Requested, r.Available, of, help)
 }
 
-// ExceededError lists every limit that refused. Its text names scopes and amounts: clients may not be meant to see them.
+// ExceededError lists every limit that refused. Its text has scopes and amounts, and is not for clients.
 type ExceededError struct {
 	Refusals []Refusal `json:"refusals"`
 }
@@ -141,7 +140,7 @@ func (e *ExceededError) RetryAfter() time.Duration {
 	return longest
 }
 
-// RetryAfterSeconds is RetryAfter rounded up. It is not ok for Never.
+// RetryAfterSeconds is RetryAfter rounded up, and not ok for Never.
 func (e *ExceededError) RetryAfterSeconds() (seconds int64, ok bool) {
 	after := e.RetryAfter()
 	if after == Never {

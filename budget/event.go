@@ -15,12 +15,12 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// Event is a charge for something that happened, such as a message of a queue or a webhook. It is counted once, however often it arrives.
+// Event is a charge for something that happened, such as a message of a queue. It is counted once, however often it arrives.
 type Event struct {
 	Charge
-	ID         string    // 1 to 255 bytes, chosen where the event happened, and shared with the commands of the Tenant. A UUIDv7 carries its time
-	Tenant     string    // owns the ID: a tenant or a source, up to 255 bytes
-	OccurredAt time.Time // bounded by Config.MaxLateness and MaxFuture, and stored. Limits count the event when it is recorded
+	ID         string    // 1 to 255 bytes, shared with the commands of the Tenant. A UUIDv7 carries its time
+	Tenant     string    // owns the ID, up to 255 bytes
+	OccurredAt time.Time // bounded by Config.MaxLateness and MaxFuture. Limits count the event when it is recorded
 }
 
 const maxIDBytes = 255

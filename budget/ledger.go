@@ -15,21 +15,20 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Config configures a Ledger. The zero value is ready for use.
+// The zero Config is ready for use.
 type Config struct {
 	Schema         string        // as metered.Migrate created it. Defaults to "metered"
 	LockTimeout    time.Duration // the wait for a write's locks, 1ms to 1h: then ErrBusy. Defaults to 5s
-	ClockTolerance time.Duration // how far a last entry may be ahead of the clock before windows are ErrClock, 1µs to 24h. Defaults to 1m
+	ClockTolerance time.Duration // how far a last entry may be ahead of the clock before ErrClock, 1µs to 24h. Defaults to 1m
 	MustExist      bool          // sets MustExist for every charge, credit, hold and claim
 	NoStandings    bool          // sets NoStandings for every charge
 	RequireActor   bool          // refuses writes whose Note has no Actor
 	MaxLateness    time.Duration // the oldest age of an event, 1s to 10 years: then ErrLate. Defaults to 35 days
 	MaxFuture      time.Duration // how far an event's time may be ahead of the clock, 1µs to 24h. Defaults to 5m
-	// receives crossed thresholds (Limit.Tell), also of Books and lease Pools on the Ledger, in tx and a savepoint. Its writes commit or
-	// roll back with the call: for other effects enqueue a job in tx, which it must not end. Its error takes the call back. Defaults to
-	// none: limits with thresholds are refused.
+	// receives crossed thresholds (docs/thresholds.md), also of Books and Pools on the Ledger. It may write in tx, behind a savepoint, and
+	// not end it. Its error takes the call back. Limits with thresholds need it.
 	OnThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
-	Observer    observe.Observer // sees the calls of the Ledger, its Books and lease Pools. Defaults to none
+	Observer    observe.Observer // sees the calls of the Ledger, its Books and Pools
 }
 
 // Bounds of Config.
@@ -67,7 +66,7 @@ type Querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// New returns a Ledger, or an *ArgumentError. It sends no SQL.
+// New sends no SQL.
 func New(cfg Config) (*Ledger, error) {
 	name, err := schema.Parse(cfg.Schema)
 	if err != nil {
@@ -103,8 +102,7 @@ func New(cfg Config) (*Ledger, error) {
 	}, nil
 }
 
-// LockKey is the key of a scope's advisory lock. In pg_locks its row has locktype advisory, objsubid 1, the key's upper half as classid and
-// its lower half as objid.
+// LockKey is the key of a scope's advisory lock. In pg_locks classid is its upper half, objid its lower half, and objsubid 1.
 func (l *Ledger) LockKey(scope string) int64 { return lockkey.Of(l.space, scope) }
 
 // made refuses the zero Ledger, which has no schema.

@@ -20,7 +20,7 @@ type Limit struct {
 	Period   Period        // charges of the present period count
 	Lifetime bool          // all charges count, less credits
 	Prepaid  bool          // as Lifetime, but a refusal asks for more credit
-	Name     string        // shown in refusals, standings and metrics. Defaults to ""
+	Name     string        // in refusals, standings and metrics
 
 	query      *query                       // reads Max from the database, nil if Max is set
 	thresholds unique.Handle[thresholdList] // of Tell, zero for none
@@ -31,16 +31,15 @@ type query struct {
 	args []any
 }
 
-// PerWindow is a limit of max units in a sliding window.
 func PerWindow(max int64, window time.Duration) Limit { return Limit{Max: max, Window: window} }
 
-// Lifetime is a limit of max units in all: a stock, seats. Credits raise it.
+// Lifetime admits max units in all: a stock, seats. Credits raise it.
 func Lifetime(max int64) Limit { return Limit{Max: max, Lifetime: true} }
 
-// Prepaid admits credited units, and up to overdraft units beyond them. Over HTTP its refusal is a 402.
+// Prepaid admits credited units, and up to overdraft more. Over HTTP its refusal is a 402.
 func Prepaid(overdraft int64) Limit { return Limit{Max: overdraft, Prepaid: true} }
 
-// Reach is the age up to which entries count, for PurgeOptions.OlderThan: a window, the longest period and a day more, or 0 for a lifetime.
+// Reach is the age up to which entries count: a window, the longest period and a day more, or 0 for a lifetime.
 func (l Limit) Reach() time.Duration {
 	const day = 24 * time.Hour
 	switch l.Period.Unit {
@@ -56,15 +55,14 @@ func (l Limit) Reach() time.Duration {
 	return max(l.Window, l.Period.Length, 0)
 }
 
-// Named returns the limit with a name.
 func (l Limit) Named(name string) Limit {
 	l.Name = name
 	return l
 }
 
-// MaxFrom returns the limit with the Max that a query answers: one row of one integer from 0 to 2^62, else ErrLimitQuery. Charge, Place,
-// Claim and commands run it behind the scopes' locks, so that a lowered capacity counts, with one round trip for all queries of a call.
-// Above READ COMMITTED the query must lock its rows (FOR SHARE). Not for Capture and batches.
+// MaxFrom returns the limit with the Max that a query answers: one row of one integer from 0 to 2^62, else ErrLimitQuery. The call runs all
+// its queries behind the scopes' locks, in one round trip. Above READ COMMITTED the query must lock its rows (FOR SHARE). Not for Capture,
+// ChargeNow and batches.
 func (l Limit) MaxFrom(sql string, args ...any) Limit {
 	l.Max, l.query = 0, &query{sql, slices.Clone(args)}
 	return l

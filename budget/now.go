@@ -16,9 +16,9 @@ import (
 // maxAttempts is how often a transaction of this package's own is tried that fails with 40001 or 40P01.
 const maxAttempts = 10
 
-// ChargeNow makes one charge in a transaction of its own, in one round trip: an exact and durable rate limiter. A nil error means
-// committed. On ErrCommitUnknown, after a lost connection or the end of ctx, it may be. Other errors mean that it is not. It retries
-// SQLSTATE 40001 and 40P01. Limit.MaxFrom is refused. For several goroutines a Batcher is faster.
+// ChargeNow makes one charge in a transaction of its own and one round trip: an exact and durable rate limiter. On ErrCommitUnknown, after
+// a lost connection or the end of ctx, it may be committed. On other errors it is not. It retries SQLSTATE 40001 and 40P01. A Batcher is
+// faster for several goroutines.
 func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charge) (p Posted, err error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return Posted{}, err

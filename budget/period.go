@@ -13,27 +13,23 @@ import (
 // every is the length of one period, as an interval of Postgres.
 var every = map[Unit]string{Day: "P1D", Week: "P7D", Month: "P1M", Year: "P1Y"}
 
-// Period is the period by which a limit counts: Per and PerPeriod make one. Equal periods are ==, and the zero value is none. Periods
-// follow each other without a gap, before the anchor too. A period contains its first moment, and not the first moment of the next one. The
-// database's clock and time zone data decide which period is now.
+// Period is the period by which a limit counts. Per and PerPeriod make one. Periods follow each other without a gap, before the anchor too,
+// and contain their first moment. The database's clock and time zone data decide which is now. Equal periods are ==, and zero is none.
 type Period struct {
 	Unit   Unit          // Day, Week, Month or Year in Zone, "" for a Length
-	Length time.Duration `json:"-"` // up to 36,525 days, in microseconds. In JSON "period_us"
-	Zone   string        // the IANA name of the time zone. For a Unit
-	Anchor time.Time     // the beginning of one of the periods, in UTC and microseconds. Required for a Length
+	Length time.Duration `json:"-"` // up to 36,525 days, in microseconds
+	Zone   string        // the IANA name of its time zone
+	Anchor time.Time     // the beginning of a period, in UTC and microseconds. Required for a Length
 }
 
-// Per is a limit of max units in each day, week, month or year of a location, beginning at the anchor's time of day, day of the week, of
-// the month or of the year, and without an anchor at midnight, on Monday, on the 1st, and on the 1st of January. A day that a month lacks
-// is its last day. A time of day that clocks skip is as much later.
-//
-// The location goes to the server by its name, such as "America/New_York" (time.LoadLocation). Calls refuse time.Local and others without
-// such a name, nil is UTC, and a name that the server does not know is ErrTimeZone.
+// Per admits max units in each day, week, month or year of a location, from the anchor's time of day, weekday or date on, and without an
+// anchor from midnight, Monday, the 1st, or the 1st of January (docs/plans.md). A day that a month lacks is its last day. A time of day
+// that clocks skip is as much later. The server must know the location's name, else ErrTimeZone: calls refuse time.Local. nil is UTC.
 func Per(max int64, unit Unit, location *time.Location, anchor time.Time) Limit {
 	return Limit{Max: max, Period: Period{Unit: unit, Zone: location.String(), Anchor: anchored(anchor)}}
 }
 
-// PerPeriod is a limit of max units in each period of a fixed length, such as 30 days, counted from the anchor.
+// PerPeriod admits max units in each period of a fixed length, counted from the anchor.
 func PerPeriod(max int64, length time.Duration, anchor time.Time) Limit {
 	return Limit{Max: max, Period: Period{Length: length, Anchor: anchored(anchor)}}
 }
@@ -46,7 +42,6 @@ func anchored(at time.Time) time.Time {
 	return at.UTC().Truncate(time.Microsecond)
 }
 
-// IsZero reports whether there is no period.
 func (p Period) IsZero() bool { return p == Period{} }
 
 // word describes the period, for people.
@@ -97,7 +92,6 @@ func (p Period) sent() ledger.Period {
 	return ledger.Period{Every: every[p.Unit], Anchor: p.Anchor, Zone: p.Zone}
 }
 
-// MarshalJSON writes it as a Limit does.
 func (p Period) MarshalJSON() ([]byte, error) { return json.Marshal(p.json()) }
 
 func (p *Period) UnmarshalJSON(text []byte) (err error) {

@@ -22,7 +22,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Internals is for the other packages of this module: nobody else can import lend.Key.
+// Internals is for this module alone.
 func Internals(lend.Key) internals { return internals{} }
 
 // internals are lent to holds, wallet, leases and metered.

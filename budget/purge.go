@@ -14,28 +14,25 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// PurgeOptions selects the entries to purge.
 type PurgeOptions struct {
 	OlderThan time.Duration // the age of entries, 1µs to 36,525 days: at least Limit.Reach of every limit in use. Required
-	Scope     string        // restricts the purge to one scope. Defaults to all
-	After     string        // begins after this scope: PurgeReport.Last of a canceled purge
+	Scope     string        // restricts the purge to one scope
+	After     string        // PurgeReport.Last of a canceled purge, to go on
 	Batch     int           // entries of one transaction, 16 to 100,000. Defaults to 5,000
-	// reports whether an idle scope may be deleted as if it had never been charged: numbers begin at 1 again. Report true only if its
-	// limits have no lifetimes and a Limit.Reach up to OlderThan, and no older charge is refunded. Scopes with credit, debt, open holds or
-	// claims stay.
+	// reports whether an idle scope may be deleted as if it was never charged: numbers begin at 1 again. Its limits must have no lifetimes
+	// and a Limit.Reach up to OlderThan, and no older charge be refunded. Scopes with credit, debt, open holds or claims stay.
 	Forget   func(scope string) bool
 	Progress func(PurgeReport) // is called after each transaction
 	DryRun   bool              // counts the entries, in READ ONLY transactions without locks. Not with Forget
 }
 
-// PurgeReport counts the work of a purge so far.
 type PurgeReport struct {
-	Scopes    int       `json:"scopes"`              // looked at
-	Entries   int64     `json:"entries"`             // deleted
-	Forgotten int       `json:"forgotten"`           // scopes deleted whole
-	Busy      int       `json:"busy"`                // scopes left out, since another transaction had their lock
-	Last      string    `json:"last,omitempty"`      // the last scope that was looked at
-	KeptSince time.Time `json:"kept_since,omitzero"` // windows and periods that begin then or later are exact
+	Scopes    int       `json:"scopes"`    // looked at
+	Entries   int64     `json:"entries"`   // deleted
+	Forgotten int       `json:"forgotten"` // scopes deleted whole
+	Busy      int       `json:"busy"`      // scopes whose lock another transaction had
+	Last      string    `json:"last,omitempty"`
+	KeptSince time.Time `json:"kept_since,omitzero"` // windows and periods from then on are exact
 }
 
 const purgeSQL = `
@@ -66,10 +63,9 @@ with recursive s as (
 )
 select scope from s where scope is not null limit $2`
 
-// Purge deletes entries older than OlderThan. It keeps entry 1 of each scope, up to 16 older ones and all sums, so that windows and periods
-// up to OlderThan stay exact. A limit that reaches back further is ErrWindowPurged, and a refund of a deleted charge ErrEntryPurged. It
-// owns its transactions, and each locks one scope. If it fails or ctx ends, deleted entries stay deleted. Any number may run at once. It
-// needs the schema's owner or metered.GrantMaintenanceSQL.
+// Purge deletes entries older than OlderThan. It keeps entry 1 of each scope, up to 16 older ones and all sums: limits that reach back to
+// OlderThan stay exact, and others are ErrWindowPurged. A refund of a deleted charge is ErrEntryPurged. Each of its transactions locks one
+// scope, and stays if a later one fails. Any number may run at once. It needs metered.GrantMaintenanceSQL.
 func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (PurgeReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return PurgeReport{}, err

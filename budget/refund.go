@@ -13,12 +13,11 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Refund is an amount to give back of one charge.
 type Refund struct {
-	Scope  string // with Seq it names the charge, as its Posted does
+	Scope  string // with Seq names the charge, as its Posted does
 	Seq    int64
-	Amount int64 // 1 to the rest of the charge. Either Amount or All
-	All    bool  // gives back the rest of the charge, at least 1 unit
+	Amount int64 // 1 to the rest of the charge, or All
+	All    bool  // gives back the rest, at least 1 unit
 	Note   Note
 }
 
@@ -38,8 +37,7 @@ const refundSQL = `
 select status, coalesce(remaining, 0), coalesce(seq, 0), coalesce(at, 'epoch'), coalesce(amount, 0)
 from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::metered.origin, $7::bool)`
 
-// Refund gives back part or all of a charge, in one or more calls, never more than it charged. It counts at the charge's time, so both
-// leave a window together.
+// Refund gives back part or all of a charge, in one or more calls. It counts at the charge's time, so both leave a window together.
 func (l *Ledger) Refund(ctx context.Context, tx pgx.Tx, r Refund) (Posted, error) {
 	return do(ctx, tx, l, "budget.refund", (*Ledger).prepareRefund, r)
 }

@@ -18,9 +18,9 @@ import (
 type Resource struct {
 	Scope     string    `json:"scope"`
 	CreatedAt time.Time `json:"created_at"`
-	RetiredAt time.Time `json:"retired_at,omitzero"` // zero if it is not retired
-	Changed   bool      `json:"changed,omitempty"`   // by the call
-	Held      int64     `json:"held,omitempty"`      // units of open holds, in the answers of Retire and Restore
+	RetiredAt time.Time `json:"retired_at,omitzero"`
+	Changed   bool      `json:"changed,omitempty"` // by the call
+	Held      int64     `json:"held,omitempty"`    // of open holds, in the answers of Retire and Restore
 }
 
 // Times are in microseconds: as text they would be in the session's DateStyle.
@@ -30,8 +30,8 @@ select scope, coalesce((extract(epoch from created_at) * 1e6)::bigint, 0), (extr
 const createSQL = resourceSQL + `changed, 0
 from metered.create_scopes($1::text[], $2::int)`
 
-// Create declares that up to 1,000 scopes exist, and returns them by name. If one was retired it creates nothing, and is a *ScopeError. A
-// charge of them in tx can deadlock with a Retire that waits.
+// Create declares that up to 1,000 scopes exist, and returns them by name. If one was retired it is a *ScopeError. A charge of them in tx
+// can deadlock with a Retire that waits.
 func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "create", scopes)
 }
@@ -39,9 +39,9 @@ func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Res
 const retireSQL = resourceSQL + `coalesce(changed, false), coalesce(held, -1)
 from metered.retire_scopes($1::text[], $3::bool, $2::int)`
 
-// Retire declares that up to 64 scopes exist no more, all of them created, else *ScopeError. It locks them: once tx has committed, calls
-// with MustExist are refused. Entries and open holds stay: roll back if Resource.Held forbids it. Leases end. Any process may settle them,
-// and units in the memory of a lost process count as spent.
+// Retire locks up to 64 created scopes (else *ScopeError): once tx has committed, calls with MustExist are refused. Entries and open holds
+// stay: roll back if Resource.Held forbids it. Leases end: any process may settle them, and units in a lost process's memory count as
+// spent.
 func (l *Ledger) Retire(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "retire", scopes)
 }
@@ -86,7 +86,6 @@ func (l *Ledger) declare(ctx context.Context, tx pgx.Tx, doing string, scopes []
 	return all, nil
 }
 
-// ResourceFilter selects resources.
 type ResourceFilter struct {
 	Prefix string // of the scopes: Scopes.Prefix makes one
 	After  string // skips the scopes up to this one
@@ -130,12 +129,12 @@ func collectResources(ctx context.Context, db Querier, doing, sql string, args .
 	return all, failed(doing, err)
 }
 
-// ScopeError lists scopes that must exist and do not, or have ended: it is ErrScopeUnknown, ErrScopeRetired, ErrScopeClosed or several of
-// them.
+// ScopeError lists scopes that must exist and do not, or have ended: it is all of ErrScopeUnknown, ErrScopeRetired and ErrScopeClosed that
+// apply.
 type ScopeError struct {
-	Unknown []string `json:"unknown,omitempty"` // never created
+	Unknown []string `json:"unknown,omitempty"`
 	Retired []string `json:"retired,omitempty"`
-	Closed  []string `json:"closed,omitempty"` // carved from another scope, and ended (package leases)
+	Closed  []string `json:"closed,omitempty"` // carved, and ended (package leases)
 }
 
 func (e *ScopeError) Error() string {

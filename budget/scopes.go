@@ -12,15 +12,8 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// Scopes are the scopes of one kind of resource, declared once:
-//
-//	type Seat struct { Event int64; Number string }
-//	var Seats = budget.Scopes[Seat]{Kind: "seat", Limits: []budget.Limit{budget.Lifetime(1)}}
-//	…
-//	ledger.Charge(ctx, tx, Seats.Charge(Seat{7, "21A"}, 1)) // the scope "seat/7/21A"
-//
-// K is a string, an integer, a bool, a time.Time, a [16]byte (a UUID), a type with MarshalText and UnmarshalText, or a struct of these,
-// else Check fails. Different keys have different scopes.
+// Scopes are the scopes of one kind of resource, declared once: see the example. K is a string, an integer, a bool, a time.Time, a [16]byte
+// (a UUID), a type with MarshalText and UnmarshalText, or a struct of these, else Check fails. Different keys have different scopes.
 type Scopes[K comparable] struct {
 	Kind      string  // the first part of each scope, not "claim". Required
 	Limits    []Limit // of each charge
@@ -50,10 +43,10 @@ func (s Scopes[K]) Check() error {
 // claimKind is the kind of the scopes of claims.
 const claimKind = "claim"
 
-// Prefix is the beginning of the scopes of this kind alone.
+// Prefix begins the scopes of this kind alone.
 func (s Scopes[K]) Prefix() string { return escape.Replace(s.Kind) + "/" }
 
-// Scope is the scope of a key. For an empty text in the key it is "", which calls refuse.
+// Scope is "", which calls refuse, for an empty text in the key.
 func (s Scopes[K]) Scope(key K) string {
 	if s.Kind == "" || s.Kind == claimKind {
 		return ""
@@ -71,7 +64,7 @@ func (s Scopes[K]) Scope(key K) string {
 	return string(b)
 }
 
-// Parse is the inverse of Scope. For a scope of another kind it is an *ArgumentError.
+// Parse is the inverse of Scope. A scope of another kind is an *ArgumentError.
 func (s Scopes[K]) Parse(scope string) (K, error) {
 	var key, none K
 	if err := checkScope("scope", scope); err != nil {
@@ -85,12 +78,10 @@ func (s Scopes[K]) Parse(scope string) (K, error) {
 	return key, nil
 }
 
-// Charge is a charge of a key's scope, with Limits.
 func (s Scopes[K]) Charge(key K, amount int64) Charge {
 	return Charge{Scope: s.Scope(key), Amount: amount, Limits: slices.Clone(s.Limits), MustExist: s.MustExist}
 }
 
-// Credit is a credit of a key's scope, such as delivered stock.
 func (s Scopes[K]) Credit(key K, amount int64) Credit {
 	return Credit{Scope: s.Scope(key), Amount: amount, MustExist: s.MustExist}
 }

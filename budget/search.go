@@ -14,20 +14,20 @@ const (
 	defaultFound  = 100
 )
 
-// EntrySearch selects entries by their fields. A zero field matches every entry.
+// EntrySearch selects entries. A zero field matches every one.
 type EntrySearch struct {
-	EntriesOptions         // the entries to look at. Max, the most to find, is up to 1,000 and defaults to 100
-	Note            Note   // matches notes with the same fields
+	EntriesOptions         // the entries to look at, and Max to find, 1 to 1,000, by default 100
+	Note            Note   // matches notes with its fields
 	Operation       string // the id of a command or event
-	OperationTenant string // of Operation. "" is a tenant, too
+	OperationTenant string // of Operation
 	Name            string // of the command, until metered.Client.PurgeOperations deletes its record
-	Look            int    // the most entries to look at, up to 100,000. Defaults to 10,000
+	Look            int    // the most to look at, up to 100,000. Defaults to 10,000
 }
 
-// EntriesFound is the answer of a search, in the order in which it looked.
+// EntriesFound is the answer of a search, in its order.
 type EntriesFound struct {
 	Entries []Entry `json:"entries"`
-	Next    int64   `json:"next,omitempty"` // if there may be more entries, the next search's After, or with NewestFirst its Before
+	Next    int64   `json:"next,omitempty"` // 0, or the next search's After, with NewestFirst its Before
 }
 
 const searchSQL = `
@@ -35,8 +35,7 @@ select ` + entryColumns + `, matched, more
 from (select (f.entry).*, f.matched, f.more from metered.search_entries($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::int,
     row($7::text, $8::text, $9::text::jsonb), $10::text) f) x`
 
-// SearchEntries returns the entries of a scope that match. It scans up to Look entries, without an index. A range of time (From, To) leaves
-// fewer to scan.
+// SearchEntries scans up to Look entries of a scope, without an index, for those that match. From and To leave fewer to scan.
 func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, search EntrySearch) (found EntriesFound, err error) {
 	if err := search.check(); err != nil {
 		return EntriesFound{}, err

@@ -16,15 +16,15 @@ type RangeUsage struct {
 	To                time.Time `json:"to"`
 	Charged           int64     `json:"charged"` // charges and captures
 	Credited          int64     `json:"credited"`
-	RefundedOfCharged int64     `json:"refunded_of_charged"` // refunds of Charged until now. They may rise after the range
-	RefundsMade       int64     `json:"refunds_made"`        // refunds made in the range, of any charge. Final after the range
-	Unsettled         int64     `json:"unsettled,omitempty"` // units spent in the range from open leases. They count when a lease is settled
+	RefundedOfCharged int64     `json:"refunded_of_charged"` // of Charged until now: may rise after the range
+	RefundsMade       int64     `json:"refunds_made"`        // in the range, of any charge: final after it
+	Unsettled         int64     `json:"unsettled,omitempty"` // spent in the range from open leases: counts when these are settled
 }
 
 // Used is the use as windows count it: Charged less RefundedOfCharged.
 func (u RangeUsage) Used() int64 { return u.Charged - u.RefundedOfCharged }
 
-// Billed is the amount to bill if a refund counts when it is made: Charged less RefundsMade, perhaps negative. Bills of all ranges add up
+// Billed is the amount to bill if a refund counts when it is made, perhaps negative: Charged less RefundsMade. Bills of all ranges add up
 // to the use.
 func (u RangeUsage) Billed() int64 { return u.Charged - u.RefundsMade }
 
@@ -32,9 +32,9 @@ const usageAtSQL = `
 select seq, spent, refunded, credited, refunded_after, unsettled, (extract(epoch from known_from) * 1e6)::bigint
 from metered.usage_at($1::text, $2::timestamptz[])`
 
-// UsageBetween returns the use of a scope from a time, the zero time for the beginning, until before another, exact to the microsecond. A
-// purged range is a *PurgedError, which leaves the transaction usable. A past range may gain charges that are not committed: to miss none,
-// call Lock first in tx, at READ COMMITTED.
+// UsageBetween returns the use of a scope from a time (zero: the beginning) until before another, to the microsecond. A purged range is a
+// *PurgedError, and leaves the transaction usable. To miss no charge of the range that is yet to commit, call Lock first in tx, at READ
+// COMMITTED.
 func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, from, to time.Time) (RangeUsage, error) {
 	from, to, err := l.checkRange(db, scope, from, to)
 	if err != nil {
@@ -47,8 +47,8 @@ func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, fro
 	return ranges[0], nil
 }
 
-// Series is UsageBetween for each unit of the range, up to 2,000, in one statement. The first begins at from and the last one ends at to.
-// Days are those of location, nil for UTC, as are the times of the answer.
+// Series is UsageBetween for each unit of the range, up to 2,000, in one statement. The first begins at from, and the last ends at to. Days
+// and times are those of location, nil for UTC.
 func (l *Ledger) Series(
 	ctx context.Context, db Querier, scope string, from, to time.Time, unit Unit, location *time.Location,
 ) ([]RangeUsage, error) {
@@ -136,7 +136,7 @@ func (l *Ledger) ranges(ctx context.Context, db Querier, scope string, edges []t
 // PurgedError is the ErrWindowPurged of a range of time.
 type PurgedError struct {
 	Scope     string
-	KnownFrom time.Time // use is known from here on
+	KnownFrom time.Time // use is known from then on
 }
 
 func (e *PurgedError) Error() string {

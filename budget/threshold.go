@@ -20,12 +20,9 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Threshold is a level of use to report: "80 % used", "credit below 500". The charge of a limit (Limit.Tell) that reaches the level calls
-// Config.OnThreshold, before it commits.
-//
-// A crossing is reported once in each period of a limit by period, and else until use has gone back by Rearm, as a later call that carries
-// the threshold sees it, or, for a lifetime, a credit or a refund. The scope remembers reports by the names of the threshold and of the
-// limit (or the limit's kind), not by Max: a changed plan repeats no report. See docs/thresholds.md.
+// Threshold is a level of use to report: "80 % used", "credit below 500". The charge of a limit (Limit.Tell) that reaches it calls
+// Config.OnThreshold before it commits: once in a period, and else once until use has gone back by Rearm. The scope remembers reports by
+// the names of the threshold and of the limit (or the limit's kind), not by Max (docs/thresholds.md).
 type Threshold struct {
 	Name    string `json:"name"`              // 1 to 64 bytes, unique in the limits of a scope
 	Percent int64  `json:"percent,omitempty"` // of Max used, 1 to 100, not for Prepaid. Without this and the next two the level is 0 units left
@@ -39,22 +36,22 @@ type Threshold struct {
 // thresholdList is a list that can be compared, filled from the front.
 type thresholdList [bounds.MaxThresholds]Threshold
 
-// Crossing is a threshold that was reached, with the limit's period as in a Standing.
+// Crossing is a threshold that was reached, with fields as in a Standing.
 type Crossing struct {
 	Scope       string    `json:"scope"`
 	Seq         int64     `json:"seq"` // the entry that reached it: unique with Scope and the names
-	At          time.Time `json:"at"`  // by the database's clock
+	At          time.Time `json:"at"`
 	Limit       Limit     `json:"limit"`
 	Threshold   Threshold `json:"threshold"`
-	Used        int64     `json:"used"`      // units that count, without held ones
-	Held        int64     `json:"held"`      // units of open holds and leases, with those that a capture frees
-	Available   int64     `json:"available"` // units that are left
+	Used        int64     `json:"used"`
+	Held        int64     `json:"held"` // with those that a capture frees
+	Available   int64     `json:"available"`
 	PeriodStart time.Time `json:"period_start,omitzero"`
 	PeriodEnd   time.Time `json:"period_end,omitzero"`
 }
 
-// Tell returns the limit with up to 8 thresholds, in place of those it had, for Config.OnThreshold. A scope remembers up to 64 reported
-// thresholds of all its limits: a charge that would reach one more is ErrThresholds.
+// Tell returns the limit with up to 8 thresholds, in place of those it had. A scope remembers up to 64 reported thresholds of all its
+// limits: a charge that would reach one more is ErrThresholds.
 func (l Limit) Tell(thresholds ...Threshold) Limit {
 	if len(thresholds) == 0 {
 		l.thresholds = unique.Handle[thresholdList]{}
@@ -71,7 +68,6 @@ func (l Limit) Tell(thresholds ...Threshold) Limit {
 // tooMany is longer than a name may be.
 const tooMany = "\x00more than bounds.MaxThresholds\x00"
 
-// Thresholds returns the thresholds of Tell.
 func (l Limit) Thresholds() []Threshold {
 	if !l.tells() {
 		return nil

@@ -12,26 +12,27 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Query asks for the use of a scope: in a Window, in a Period, or else in its lifetime.
+// Query asks for the use of a scope in a Window, in a Period, or else in its lifetime.
 type Query struct {
 	Scope  string
 	Window time.Duration
 	Period Period
 }
 
-// Usage is the use of a scope. JSON writes its window or period as a Limit does, and a lifetime as "lifetime":true.
+// Usage is the use of a scope, with fields as in a Standing. JSON writes its window or period as a Limit does, and a lifetime as
+// "lifetime":true.
 type Usage struct {
 	Query       `json:"-"`
-	Used        int64         `json:"used"`             // units that count, without held ones. Negative with credit
-	Held        int64         `json:"held"`             // units of open holds
+	Used        int64         `json:"used"`
+	Held        int64         `json:"held"`             // of open holds alone
 	Leased      int64         `json:"leased,omitempty"` // unspent units of open leases. Spent ones are in Used
-	HoldDue     time.Duration `json:"-"`                // the time until an open hold may fall due, if Held > 0. In JSON "hold_due_us"
+	HoldDue     time.Duration `json:"-"`                // as in a Refusal
 	Spent       int64         `json:"spent"`            // over the lifetime, as the next two
 	Refunded    int64         `json:"refunded"`
 	Credited    int64         `json:"credited"`
-	Seq         int64         `json:"seq"`                   // the last entry, or 0
-	PeriodStart time.Time     `json:"period_start,omitzero"` // of the Period
-	PeriodEnd   time.Time     `json:"period_end,omitzero"`   // where the next period begins
+	Seq         int64         `json:"seq"` // the last entry, or 0
+	PeriodStart time.Time     `json:"period_start,omitzero"`
+	PeriodEnd   time.Time     `json:"period_end,omitzero"`
 }
 
 // Available is the largest amount that a limit of max units still admits. In a lifetime, Available(0) is the prepaid credit left.
@@ -41,7 +42,7 @@ const usageSQL = `
 select used, held, spent, refunded, credited, seq, due_us, leased, starts_at, ends_at
 from metered.usage($1::text[], $2::interval[], $3::metered.period[], true)`
 
-// Usage returns the use of up to 1,024 scopes, in their order, in one round trip and from one snapshot.
+// Usage returns the use of up to 1,024 scopes, in one round trip and from one snapshot.
 func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usage, error) {
 	if err := cmp.Or(l.made(), notNil("db", db)); err != nil {
 		return nil, err

@@ -10,20 +10,18 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// VerifyOptions selects the scopes to verify. The zero value verifies all.
 type VerifyOptions struct {
 	Scope          string             // restricts the check to one scope
-	After          string             // skips the scopes up to this one: VerifyReport.Last, to go on
-	MaxDifferences int                // ends the check after so many. Defaults to 1,000
+	After          string             // VerifyReport.Last, to go on
+	MaxDifferences int                // ends the check. Defaults to 1,000
 	Progress       func(VerifyReport) // is called for each scope and each 10,000 entries
 }
 
-// VerifyReport has the findings of a check so far.
 type VerifyReport struct {
 	Scopes      int          `json:"scopes"`
 	Entries     int64        `json:"entries"`
 	Differences []Difference `json:"differences,omitempty"`
-	Last        string       `json:"last,omitempty"` // the last scope that was checked to its end
+	Last        string       `json:"last,omitempty"` // the last scope checked to its end
 }
 
 // Difference is a value of the ledger that does not follow from the entries.
@@ -111,10 +109,9 @@ order by l.no`
 // beginVerifySQL keeps operators and functions that somebody has created out of a report.
 const beginVerifySQL = `begin isolation level repeatable read, read only; set local search_path = pg_catalog, pg_temp`
 
-// Verify recomputes the ledger: each entry from the one before, sums of refunds, held units from holds and leases, captures of leases from
-// their spends, and a wallet's lots. It reports every difference, which is no error. After a purge it begins with the first entry kept, and
-// it cannot notice that the last entries are missing. It reads each scope in one snapshot. If ctx ends, it returns its findings with the
-// error.
+// Verify recomputes each entry from the one before, the sums of refunds, and the units of holds, leases and lots. A difference is no error.
+// It cannot notice that last entries are missing (docs/operations.md). It reads each scope in one snapshot, and if ctx ends, returns its
+// findings with the error.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return VerifyReport{}, err
