@@ -230,8 +230,8 @@ func text(t *testing.T, path string) string {
 }
 
 // Readers copy these files into a module of theirs, which can import no internal package: each file that has an
-// Example, and each file of a program in examples. The main.go of a program may import examples/internal, which
-// starts the demonstration.
+// Example, and each file of a program in examples. The demonstration of a program, in main.go and show.go, may import
+// examples/internal.
 func TestExamples_ImportNoInternalPackage(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -252,8 +252,8 @@ func TestExamples_ImportNoInternalPackage(t *testing.T) {
 			if err != nil {
 				return err
 			}
-			starts := program && filepath.Base(path) == "main.go" && strings.HasPrefix(name, "github.com/pgmetered/metered/examples/internal/")
-			if strings.Contains(name+"/", "/internal/") && !starts {
+			demonstrates := program && (filepath.Base(path) == "main.go" || filepath.Base(path) == "show.go")
+			if strings.Contains(name+"/", "/internal/") && !(demonstrates && strings.HasPrefix(name, "github.com/pgmetered/metered/examples/internal/")) {
 				t.Errorf("%s imports %s", own, name)
 			}
 		}

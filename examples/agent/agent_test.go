@@ -11,6 +11,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/examples/internal/exampletest"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/leases"
 )
@@ -73,25 +74,6 @@ func TestWork_AgentsSpendAtOnceAndUnusedUnitsGoBack(t *testing.T) {
 	o.stands(t, 541, 459, 541)
 }
 
-func TestCall_SentAtOnceAndAgainIsMadeOnce(t *testing.T) {
-	t.Parallel()
-	o, _ := openOffice(t, may)
-	_, err := o.work(t.Context(), "ann", "1", 100, time.Hour, func(ctx context.Context, r *run) error {
-		var replays atomic.Int64
-		require.NoError(t, pgtest.InParallel(8, func(int) error {
-			_, replayed, err := r.call(ctx, "one", "search", 30)
-			if replayed {
-				replays.Add(1)
-			}
-			return err
-		}))
-		require.Equal(t, int64(7), replays.Load())
-		return nil
-	})
-	require.NoError(t, err)
-	o.stands(t, 30, 970, 30)
-}
-
 // A run's budget ends with the run, in each way that a run can end.
 func TestWork_FailedAndCancelledRunsGiveUnusedUnitsBack(t *testing.T) {
 	t.Parallel()
@@ -150,4 +132,19 @@ func TestWork_OverTheEndOfAMonth(t *testing.T) {
 	})
 	require.NoError(t, err)
 	o.stands(t, 700, 300, 700)
+}
+
+// The program is built and run as a user would.
+func TestAgent(t *testing.T) {
+	t.Parallel()
+	program := exampletest.Build(t)
+	program.Prints(
+		`agent-1: 25 calls made, 15 refused`,
+		`agent-2 used 50 of 250`,
+		`summary: replayed: true`,
+		`run 43: refused, 400 of the month are free`,
+		`ann: 320 used this month, 680 left`,
+		`ann: 335 used this month, 665 left`,
+		`entries: 0 differences`,
+	)
 }

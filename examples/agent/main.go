@@ -3,11 +3,7 @@
 //
 //	go run ./examples/agent
 //
-// A run's budget is carved from its user's monthly budget when it begins. The run gives parts of it to agents of its
-// own, whose tool calls charge it at once. Unused units of an agent go back to the run, and those of a run to the
-// user: when it ends, fails or is cancelled, and after a crash at its deadline.
-//
-// Read agent.go. main.go runs it on a throwaway Postgres, or on that of DATABASE_URL in a database of its own that it
+// Read agent.go and README.md. main.go runs it on a throwaway Postgres, or on that of DATABASE_URL in a database of its own that it
 // drops at the end.
 package main
 
@@ -17,7 +13,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/pgmetered/metered"
@@ -27,20 +22,13 @@ import (
 )
 
 func main() {
-	exampledb.Main("agent", func(ctx context.Context) error { return start(ctx, os.Stdout) })
-}
-
-func start(ctx context.Context, out io.Writer) (err error) {
-	db, err := exampledb.Open(ctx, "agent", exampledb.Options{SQL: callsSQL})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	o, err := newOffice(db.Pool)
-	if err != nil {
-		return err
-	}
-	return story(ctx, out, o)
+	exampledb.With("agent", exampledb.Options{SQL: callsSQL}, func(ctx context.Context, db *exampledb.Database) error {
+		o, err := newOffice(db.Pool)
+		if err != nil {
+			return err
+		}
+		return story(ctx, os.Stdout, o)
+	})
 }
 
 func story(ctx context.Context, out io.Writer, o *office) error {
@@ -103,12 +91,14 @@ func crash(ctx context.Context, out io.Writer, o *office, stands func() error) e
 	if err != nil {
 		return err
 	}
-	for ended := 0; ended < 2; time.Sleep(50 * time.Millisecond) {
+	ended := 0
+	err = exampledb.Await(ctx, func() (bool, error) {
 		report, err := leases.Sweep(ctx, o.db, o.client.Budget)
-		if err != nil {
-			return err
-		}
 		ended += report.Settled
+		return ended == 2, err
+	})
+	if err != nil {
+		return err
 	}
 	if err := stands(); err != nil {
 		return err
@@ -135,13 +125,10 @@ func (o *office) abandon(ctx context.Context, user, id string, units int64, afte
 
 // callAtOnce makes n calls at the same time.
 func (r *run) callAtOnce(ctx context.Context, n int, units int64) (made, refused int, err error) {
-	errs := make([]error, n)
-	var calls sync.WaitGroup
-	for i := range n {
-		calls.Go(func() { _, _, errs[i] = r.call(ctx, fmt.Sprint("call-", i+1), "search", units) })
-	}
-	calls.Wait()
-	for _, e := range errs {
+	for _, e := range exampledb.AtOnce(n, func(i int) error {
+		_, _, err := r.call(ctx, fmt.Sprint("call-", i+1), "search", units)
+		return err
+	}) {
 		switch {
 		case e == nil:
 			made++

@@ -2,10 +2,6 @@
 //
 //	go run ./examples/billing
 //
-// An account's month is its own: from the day of the subscription on, in its time zone. The plan's units are a lot of
-// credit that ends with the month, beside promotional and paid credit. A draw, the work that it pays for, and the
-// alert that it sets off commit together or not at all. Invoices are sums of the ledger, written once for each month.
-//
 // Read service.go and usage.go, then money.go and invoice.go. main.go runs it on a throwaway Postgres, or on that of
 // DATABASE_URL in a database of its own that it drops at the end.
 package main
@@ -16,7 +12,6 @@ import (
 	"fmt"
 	"io"
 	"os"
-	"sync"
 	"time"
 
 	"github.com/pgmetered/metered"
@@ -24,25 +19,16 @@ import (
 )
 
 func main() {
-	exampledb.Main("billing", func(ctx context.Context) error { return run(ctx, os.Stdout) })
-}
-
-func run(ctx context.Context, out io.Writer) (err error) {
-	db, err := exampledb.Open(ctx, "billing", exampledb.Options{SQL: serviceSQL, Jobs: true})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	s, err := newService(db.Pool)
-	if err != nil {
-		return err
-	}
-	stopWork, err := exampledb.Work(ctx, s.river)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, stopWork()) }()
-	return story(ctx, out, s)
+	exampledb.With("billing", exampledb.Options{SQL: serviceSQL, Jobs: true}, func(ctx context.Context, db *exampledb.Database) error {
+		s, err := newService(db.Pool)
+		if err != nil {
+			return err
+		}
+		if err := db.Work(ctx, s.river); err != nil {
+			return err
+		}
+		return story(ctx, os.Stdout, s)
+	})
 }
 
 // story is the first month of an account. The tests are those of many months.
@@ -123,14 +109,11 @@ func balance(ctx context.Context, out io.Writer, s *service) error {
 
 // rush makes n renders at the same time.
 func rush(ctx context.Context, out io.Writer, s *service, n int, units int64) error {
-	errs := make([]error, n)
-	var renders sync.WaitGroup
-	for i := range n {
-		renders.Go(func() { _, errs[i] = s.render(ctx, fmt.Sprint("render-", i+1), "ann", units) })
-	}
-	renders.Wait()
 	var done, refused int
-	for _, err := range errs {
+	for _, err := range exampledb.AtOnce(n, func(i int) error {
+		_, err := s.render(ctx, fmt.Sprint("render-", i+1), "ann", units)
+		return err
+	}) {
 		switch {
 		case err == nil:
 			done++
@@ -146,19 +129,12 @@ func rush(ctx context.Context, out io.Writer, s *service, n int, units int64) er
 
 // alerted waits for River to have worked the job.
 func alerted(ctx context.Context, out io.Writer, s *service) error {
-	for {
+	return exampledb.Await(ctx, func() (done bool, err error) {
 		var n, used int64
-		if err := s.pool.QueryRow(ctx, `select count(*), coalesce(max(used), 0) from alerts`).Scan(&n, &used); err != nil {
-			return err
-		}
+		err = s.pool.QueryRow(ctx, `select count(*), coalesce(max(used), 0) from alerts`).Scan(&n, &used)
 		if n > 0 {
 			fmt.Fprintf(out, "alerts: %d, at %d\n", n, used)
-			return nil
 		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-time.After(20 * time.Millisecond):
-		}
-	}
+		return n > 0, err
+	})
 }

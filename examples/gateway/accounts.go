@@ -1,7 +1,9 @@
 package main
 
 import (
+	"context"
 	"crypto/sha256"
+	"encoding/json"
 	"errors"
 	"net/http"
 	"strings"
@@ -11,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/httpmetered"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // gatewaySQL is the application's own tables: callers and answers. It knows nothing of the library.
@@ -118,3 +121,34 @@ insert into accounts (id, parent, level, zone, monthly, tokens_per_minute, reque
     ('acme/ads/eve',           'acme/ads',        'user', null, 10e6, null,  null, null,                 null),
     ('acme/ads/eve/laptop',    'acme/ads/eve',    'key',  null, null, 20e3,  60,   sha256('key-of-eve'), null)
 on conflict (id) do nothing`
+
+var errCredit = &httpmetered.Problem{Status: http.StatusBadRequest, Detail: "want an id, and an amount of micro-dollars"}
+
+// credit grants a lot of paid or given credit. The payment's id makes it one lot, however often the request comes.
+func (g *gateway) credit(w http.ResponseWriter, r *http.Request) error {
+	organisation, err := g.admin(r)
+	if err != nil {
+		return err
+	}
+	var payment struct {
+		ID       string    `json:"id"`
+		Amount   int64     `json:"amount"`
+		Category string    `json:"category"`
+		Expires  time.Time `json:"expires"`
+	}
+	payment.Category = "paid"
+	if err := json.NewDecoder(http.MaxBytesReader(w, r.Body, 1<<10)).Decode(&payment); err != nil || payment.ID == "" {
+		return errors.Join(errCredit, err)
+	}
+	var granted wallet.Granted
+	err = g.metered.RunTx(r.Context(), pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) (err error) {
+		granted, err = g.wallet.Grant(ctx, tx, wallet.Grant{
+			Wallet: credit(organisation), Amount: payment.Amount, Category: payment.Category, Expires: payment.Expires, Reference: payment.ID,
+		})
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	return answer(w, granted)
+}

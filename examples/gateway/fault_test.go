@@ -1,22 +1,18 @@
 package main
 
 import (
-	"bufio"
-	"context"
 	"fmt"
 	"io"
 	"net/http"
 	"os/exec"
-	"path/filepath"
 	"strings"
 	"sync"
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/examples/internal/exampletest"
 	"github.com/pgmetered/metered/internal/pgserver"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
@@ -32,17 +28,9 @@ type process struct {
 
 func (p *process) start() {
 	p.t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*patience)
-	p.t.Cleanup(cancel)
-	p.cmd = exec.CommandContext(ctx, p.binary, append([]string{"-listen", p.address}, p.args...)...)
-	stdout, err := p.cmd.StdoutPipe()
-	require.NoError(p.t, err)
-	require.NoError(p.t, p.cmd.Start())
-	line, err := bufio.NewReader(stdout).ReadString('\n')
-	require.NoError(p.t, err)
-	_, rest, _ := strings.Cut(line, "http://")
+	var rest string
+	rest, p.cmd = exampletest.Start(p.t, p.binary, "", "http://", append([]string{"-listen", p.address}, p.args...)...)
 	p.address, _, _ = strings.Cut(rest, "/")
-	go func() { _, _ = io.Copy(io.Discard, stdout) }()
 }
 
 func (p *process) kill() {
@@ -61,23 +49,12 @@ func (p *process) kill() {
 func TestGateways_CutKilledAndRestartedTheModelAndTheLedgerAgree(t *testing.T) {
 	t.Parallel()
 	streams := pgtest.Size(60, 200)
-	server, err := pgserver.Start(t.Context(), pgserver.Options{
-		Private: true, Durable: true, TCP: true, Settings: map[string]string{"fsync": "off"}, // the machine does not crash
-	})
-	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, server.Stop()) })
-	pool, err := pgxpool.New(t.Context(), server.ConnString())
-	require.NoError(t, err)
-	t.Cleanup(pool.Close)
-	_, err = metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
-	require.NoError(t, err)
+	server, pool := pgtest.Start(t, pgserver.Options{Private: true, Durable: true, TCP: true, Settings: map[string]string{"fsync": "off"}}) // the machine does not crash
 	f := newFixture(t, pool, 3*time.Second)
 	f.model.pace = 5 * time.Millisecond
 	f.generous()
 
-	binary := filepath.Join(t.TempDir(), "gateway")
-	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()
-	require.NoError(t, err, "go build: %s", out)
+	binary := exampletest.Binary(t)
 	var gateways []*process
 	for range 3 {
 		p := &process{t: t, binary: binary, address: "127.0.0.1:0", args: []string{

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"maps"
 	"net/http"
 	"net/http/httptest"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -17,6 +19,8 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/examples/internal/examplehttp"
+	"github.com/pgmetered/metered/examples/internal/exampletest"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -66,8 +70,8 @@ func (f *fixture) set(account, column string, value int64) {
 // grants gives acme credit.
 func (f *fixture) grants(micro int64) {
 	f.t.Helper()
-	status, body := f.do(f.t.Context(), http.MethodPost, "/v1/credit", "admin-of-acme", "", fmt.Sprintf(`{"id": %q, "amount": %d}`, fmt.Sprint("payment-", micro), micro))
-	require.Equal(f.t, http.StatusOK, status, body)
+	a := asking(f.t.Context(), f.bases[0], http.MethodPost, "/v1/credit", "admin-of-acme", map[string]any{"id": fmt.Sprint("payment-", micro), "amount": micro})
+	require.Equal(f.t, http.StatusOK, a.Status, a.Body)
 }
 
 // counted is the model's count of a generation, and why that ended.
@@ -88,30 +92,9 @@ func (m *model) ids() []string {
 	return slices.Collect(maps.Keys(m.generations))
 }
 
-// do sends a request and reads all of its answer. A status of 0 is no answer.
-func (f *fixture) do(ctx context.Context, method, path, secret, key, body string) (status int, text string) {
-	res, err := f.send(ctx, f.bases[0], method, path, secret, key, body)
-	if err != nil {
-		return 0, err.Error()
-	}
-	defer res.Body.Close()
-	all, err := io.ReadAll(res.Body)
-	if err != nil {
-		return 0, err.Error()
-	}
-	return res.StatusCode, string(all)
-}
-
-func (f *fixture) send(ctx context.Context, base, method, path, secret, key, body string) (*http.Response, error) {
-	req, err := http.NewRequestWithContext(ctx, method, base+path, strings.NewReader(body))
-	if err != nil {
-		return nil, err
-	}
-	req.Header.Set("Authorization", "Bearer "+secret)
-	if key != "" {
-		req.Header.Set("Idempotency-Key", key)
-	}
-	return http.DefaultClient.Do(req)
+// asking sends requests with a secret.
+func asking(ctx context.Context, base, method, path, secret string, body any) examplehttp.Answer {
+	return examplehttp.NewClient(base).Do(ctx, method, path, body, "Authorization", "Bearer "+secret)
 }
 
 // heard is a client's view of a completion.
@@ -130,7 +113,13 @@ func (f *fixture) ask(base, secret, key, prompt string, hangUp int) (h heard) {
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
 	defer cancel()
 	body, _ := json.Marshal(chat{Model: "large", Messages: []message{{"user", prompt}}, MaxTokens: 100})
-	res, err := f.send(ctx, base, http.MethodPost, "/v1/chat/completions", secret, key, string(body))
+	r, err := http.NewRequestWithContext(ctx, http.MethodPost, base+"/v1/chat/completions", bytes.NewReader(body))
+	require.NoError(f.t, err)
+	r.Header.Set("Authorization", "Bearer "+secret)
+	if key != "" {
+		r.Header.Set("Idempotency-Key", key)
+	}
+	res, err := http.DefaultClient.Do(r)
 	if err != nil {
 		return heard{Problem: err.Error()}
 	}
@@ -173,4 +162,31 @@ func (f *fixture) spent(scope string) (spent, held int64) {
 	u, err := f.metered.Budget.Usage(f.t.Context(), f.pool, budget.Query{Scope: scope})
 	require.NoError(f.t, err)
 	return u[0].Spent - u[0].Refunded, u[0].Held
+}
+
+// The program is built and run as a user would.
+func TestGateway(t *testing.T) {
+	t.Parallel()
+	readme, err := os.ReadFile("README.md")
+	require.NoError(t, err)
+	program := exampletest.Build(t)
+	program.Serve("curl -i ", "/v1/credit", func(base string) {
+		var cost struct {
+			Cost int64 `json:"cost_microdollars"`
+		}
+		for _, step := range []struct{ method, path, secret, body string }{ // as README.md and the program have them
+			{http.MethodPost, "/v1/credit", "admin-of-acme", `{"id": "payment-1", "amount": 5000000}`},
+			{http.MethodPost, "/v1/chat/completions", "key-of-ann", `{"model": "small", "messages": [{"role": "user", "content": "How is a stream metered?"}]}`},
+			{http.MethodGet, "/v1/usage", "key-of-ann", ""},
+		} {
+			require.Contains(t, string(readme), step.path)
+			require.Contains(t, string(readme), step.body)
+			a := asking(t.Context(), base, step.method, step.path, step.secret, []byte(step.body))
+			require.Equal(t, http.StatusOK, a.Status, a.Body)
+			if events := strings.Split(a.Body, "data: "); len(events) > 2 {
+				require.NoError(t, json.Unmarshal([]byte(events[len(events)-2]), &cost))
+			}
+		}
+		require.NotZero(t, cost.Cost)
+	})
 }

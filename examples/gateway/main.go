@@ -3,11 +3,6 @@
 //
 //	go run ./examples/gateway     # then follow its output
 //
-// An organisation, its teams, their users and their keys each have limits of their own: prepaid credit, a budget of a
-// month in the customer's time zone, tokens and requests per minute. A request holds units of all of them. Its stream
-// is passed on, and the model's count is captured together with the record of the request. A client that hangs up
-// pays for the part that it got. A killed gateway leaves nothing held.
-//
 // With -database, of the application's own, there can be any number of processes:
 //
 //	go run ./examples/gateway -database postgres://… -model http://… -listen 127.0.0.1:8081
@@ -18,11 +13,12 @@ package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"net/http"
 	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 	"github.com/pgmetered/metered/examples/internal/examplehttp"
@@ -36,15 +32,18 @@ func main() {
 	flag.StringVar(&cfg.model, "model", "", "the address of the model's server; defaults to a stand-in")
 	flag.DurationVar(&cfg.ttl, "ttl", 15*time.Second, "how long a request of a gateway that died keeps its hold")
 	flag.Parse()
-	exampledb.Main("gateway", func(ctx context.Context) error { return run(ctx, *listen, *database, cfg) })
+	opts := exampledb.Options{SQL: gatewaySQL, Use: *database}
+	exampledb.With("gateway", opts, func(ctx context.Context, db *exampledb.Database) error {
+		if *database == "" {
+			if _, err := db.Pool.Exec(ctx, seedSQL); err != nil { // its secrets are known
+				return err
+			}
+		}
+		return run(ctx, *listen, db.Pool, cfg)
+	})
 }
 
-func run(ctx context.Context, listen, database string, cfg config) (err error) {
-	pool, closeDB, err := exampledb.Use(ctx, database, "gateway", exampledb.Options{SQL: gatewaySQL})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, closeDB()) }()
+func run(ctx context.Context, listen string, pool *pgxpool.Pool, cfg config) (err error) {
 	if cfg.model == "" {
 		stand := &http.Server{Handler: newModel(50 * time.Millisecond).handler()}
 		if cfg.model, _, err = examplehttp.Serve(ctx, "127.0.0.1:0", stand); err != nil {
@@ -54,11 +53,6 @@ func run(ctx context.Context, listen, database string, cfg config) (err error) {
 	g, err := newGateway(pool, cfg)
 	if err != nil {
 		return err
-	}
-	if database == "" {
-		if _, err := pool.Exec(ctx, seedSQL); err != nil { // its secrets are known
-			return err
-		}
 	}
 	exampledb.Every(ctx, cfg.ttl, func(ctx context.Context) error { // expired holds and lots have ended without it
 		parts := maintain.Parts{Ledger: g.metered.Budget, Holds: g.metered.Holds, Wallets: g.wallet}

@@ -4,13 +4,16 @@ import (
 	"context"
 	"net/http"
 	"net/http/httptest"
-	"sync"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/examples/internal/exampledb"
+	"github.com/pgmetered/metered/examples/internal/examplehttp"
+	"github.com/pgmetered/metered/examples/internal/exampletest"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -22,24 +25,29 @@ type fixture struct {
 // openAPI serves on loopback, with workers or without.
 func openAPI(t *testing.T, limit int64, workers bool) *fixture {
 	t.Helper()
-	pool := pgtest.Open(t)
-	_, err := pool.Exec(t.Context(), tasksSQL)
-	require.NoError(t, err)
-	a, err := newApp(pool, []budget.Limit{{Name: "hourly", Max: limit, Window: time.Hour}})
+	f := serve(t, pgtest.Open(t), limit)
+	_, err := f.pool.Exec(t.Context(), tasksSQL)
 	require.NoError(t, err)
 	if workers {
-		require.NoError(t, a.river.Start(context.Background()))
+		require.NoError(t, f.river.Start(context.Background()))
 		t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 			defer cancel()
-			require.NoError(t, a.river.StopAndCancel(ctx))
+			require.NoError(t, f.river.StopAndCancel(ctx))
 		})
 	}
+	return f
+}
+
+func serve(t *testing.T, pool *pgxpool.Pool, limit int64) *fixture {
+	t.Helper()
+	a, err := newApp(pool, []budget.Limit{budget.PerWindow(limit, time.Hour).Named("hourly")})
+	require.NoError(t, err)
 	handler, err := a.handler()
 	require.NoError(t, err)
 	server := httptest.NewServer(handler)
 	t.Cleanup(server.Close)
-	return &fixture{a, client{server.URL, "key-of-ann"}, client{server.URL, "key-of-ben"}}
+	return &fixture{a, newClient(server.URL, "key-of-ann"), newClient(server.URL, "key-of-ben")}
 }
 
 // usage is an account's spent and held units, from a ledger that is verified.
@@ -67,11 +75,11 @@ func TestTask_IsChargedItsActualCost(t *testing.T) {
 	for _, n := range []int64{2, 97, 600851475143, 1_000_000_000_039} {
 		r := f.ann.submit(bounded(t), "", n)
 		require.Equal(t, http.StatusAccepted, r.Status, r.Body)
-		s, err := f.ann.await(bounded(t), r.ID)
+		s, err := f.ann.await(bounded(t), r.Field("id"))
 		require.NoError(t, err)
 		factors, divisions, err := factorize(t.Context(), n)
 		require.NoError(t, err)
-		require.Equal(t, status{ID: r.ID, Number: n, State: "done", Factors: factors, Charged: units(divisions)}, s)
+		require.Equal(t, status{ID: r.Field("id"), Number: n, State: "done", Factors: factors, Charged: units(divisions)}, s)
 		total += units(divisions)
 	}
 	spent, held := f.usage(t, "ann")
@@ -83,18 +91,10 @@ func TestSubmit_EstimatesThatAreHeldAreNotAdmittedTwice(t *testing.T) {
 	const number = 1_000_000_000_039
 	estimate := units(atMost(number))
 	f := openAPI(t, 5*estimate+estimate/2, false)
-	var mu sync.Mutex
 	codes := map[int]int{}
-	var wg sync.WaitGroup
-	for range 20 {
-		wg.Go(func() {
-			r := f.ann.submit(context.Background(), "", number)
-			mu.Lock()
-			defer mu.Unlock()
-			codes[r.Status]++
-		})
+	for _, r := range exampledb.AtOnce(20, func(int) examplehttp.Answer { return f.ann.submit(context.Background(), "", number) }) {
+		codes[r.Status]++
 	}
-	wg.Wait()
 	require.Equal(t, map[int]int{http.StatusAccepted: 5, http.StatusTooManyRequests: 15}, codes)
 	require.Equal(t, http.StatusAccepted, f.ben.submit(t.Context(), "", number).Status)
 	var tasks, enqueued int
@@ -111,9 +111,9 @@ func TestTask_ThatFailsForGoodReleasesItsHold(t *testing.T) {
 	require.Equal(t, http.StatusAccepted, r.Status)
 	refused := f.ann.submit(bounded(t), "", 1<<60-93)
 	require.Equal(t, http.StatusTooManyRequests, refused.Status, "while it is tried")
-	s, err := f.ann.await(bounded(t), r.ID)
+	s, err := f.ann.await(bounded(t), r.Field("id"))
 	require.NoError(t, err)
-	require.Equal(t, status{ID: r.ID, Number: 1<<63 - 25, State: "failed"}, s)
+	require.Equal(t, status{ID: r.Field("id"), Number: 1<<63 - 25, State: "failed"}, s)
 	spent, held := f.usage(t, "ann")
 	require.Equal(t, []int64{0, 0}, []int64{spent, held})
 	require.Eventually(t, func() bool { // River says so a moment later
@@ -129,8 +129,8 @@ func TestAPI_HidesTheTasksOfOtherAccounts(t *testing.T) {
 	r := f.ann.submit(t.Context(), "", 97)
 	unknown := f.ben.do(t.Context(), http.MethodGet, "/tasks/unknown", "", nil)
 	require.Equal(t, http.StatusNotFound, unknown.Status)
-	require.Equal(t, unknown, f.ben.do(t.Context(), http.MethodGet, "/tasks/"+r.ID, "", nil))
-	nobody := client{f.ann.base, "key-of-nobody"}
+	require.Equal(t, unknown.Body, f.ben.do(t.Context(), http.MethodGet, "/tasks/"+r.Field("id"), "", nil).Body)
+	nobody := newClient(f.ann.Base, "key-of-nobody")
 	require.Equal(t, http.StatusUnauthorized, nobody.submit(t.Context(), "", 97).Status)
 }
 
@@ -146,4 +146,26 @@ func TestFactorize_TakesNoMoreThanEstimated(t *testing.T) {
 		require.Equal(t, n, product)
 		require.LessOrEqual(t, divisions, atMost(n), n)
 	}
+}
+
+// The program is built and run as a user would.
+func TestMeteredAPI(t *testing.T) {
+	t.Parallel()
+	program := exampletest.Build(t)
+	program.Prints(
+		`"state":"done","factors":[71,839,1471,6857],"units_held":0,"units_charged":1}`,
+		`"state":"done","factors":[1000000000039],"units_held":0,"units_charged":500}`,
+		`"state":"failed","units_held":0,"units_charged":0}`,
+		`"violated-policies":["hourly"]`,
+		"charged: 501, held: 0; verified",
+		": 0 differences",
+	)
+	require.Error(t, program.Command("-worker").Run())
+
+	program.Serve("curl -i ", "/tasks", func(base string) {
+		ann := newClient(base, "key-of-ann")
+		done, err := ann.await(t.Context(), ann.submit(t.Context(), "", 91).Field("id"))
+		require.NoError(t, err)
+		require.Equal(t, []int64{7, 13}, done.Factors)
+	})
 }

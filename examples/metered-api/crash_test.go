@@ -1,22 +1,18 @@
 package main
 
 import (
-	"bufio"
-	"context"
 	"io"
 	"math/rand/v2"
-	"net/http/httptest"
 	"os"
 	"os/exec"
-	"path/filepath"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/examples/internal/exampledb"
+	"github.com/pgmetered/metered/examples/internal/exampletest"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
@@ -26,39 +22,22 @@ import (
 func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing.T) {
 	t.Parallel()
 	tasks, kills := pgtest.Size(40, 120), pgtest.Size(6, 20)
-	binary := filepath.Join(t.TempDir(), "metered-api")
-	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()
-	require.NoError(t, err, "go build: %s", out)
+	binary := exampletest.Binary(t)
 	db, err := exampledb.Open(t.Context(), "crash", exampledb.Options{Jobs: true, SQL: tasksSQL, Log: io.Discard})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, db.Close()) })
-	a, err := newApp(db.Pool, []budget.Limit{{Name: "hourly", Max: 1 << 40, Window: time.Hour}})
-	require.NoError(t, err)
-	handler, err := a.handler()
-	require.NoError(t, err)
-	server := httptest.NewServer(handler)
-	t.Cleanup(server.Close)
-	f := &fixture{a, client{server.URL, "key-of-ann"}, client{server.URL, "key-of-ben"}}
+	f := serve(t, db.Pool, 1<<40)
 
 	ids := map[string]int64{} // numbers by task
 	for range tasks {
 		number := 1 + 1<<(30+rand.Int64N(18)) + rand.Int64N(1<<30)
 		r := f.ann.submit(t.Context(), "", number)
 		require.Equal(t, 202, r.Status, r.Body)
-		ids[r.ID] = number
+		ids[r.Field("id")] = number
 	}
 
 	start := func() *exec.Cmd {
-		ctx, cancel := context.WithTimeout(context.Background(), 3*time.Minute)
-		t.Cleanup(cancel)
-		cmd := exec.CommandContext(ctx, binary, "-worker", "-database", db.ConnString())
-		cmd.Stderr = os.Stderr
-		stdout, err := cmd.StdoutPipe()
-		require.NoError(t, err)
-		require.NoError(t, cmd.Start())
-		line, err := bufio.NewReader(stdout).ReadString('\n')
-		require.NoError(t, err)
-		require.Equal(t, "working\n", line)
+		_, cmd := exampletest.Start(t, binary, "", "working", "-worker", "-database", db.ConnString())
 		return cmd
 	}
 	cut := 0
@@ -84,7 +63,7 @@ func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing
 	require.NoError(t, last.Wait())
 
 	pgtest.SetClock(t, db.Pool, time.Now().Add(24*time.Hour))
-	_, err = a.metered.Holds.Sweep(t.Context(), db.Pool, holds.SweepOptions{})
+	_, err = f.metered.Holds.Sweep(t.Context(), db.Pool, holds.SweepOptions{})
 	require.NoError(t, err)
 	f.requireSettled(t, ids)
 }

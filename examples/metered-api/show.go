@@ -1,41 +1,26 @@
 package main
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
 	"io"
 	"net/http"
-	"strings"
-	"time"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/examples/internal/exampledb"
+	"github.com/pgmetered/metered/examples/internal/examplehttp"
 )
 
-// show serves on loopback, and is its own client.
-func show(ctx context.Context, out io.Writer, a *app) error {
-	ctx, cancel := context.WithCancel(ctx)
-	defer cancel()
-	base, closed, err := a.serve(ctx, "127.0.0.1:0")
-	if err != nil {
-		return err
-	}
-	if err := story(ctx, out, client{base, "key-of-ann"}, a); err != nil {
-		return err
-	}
-	cancel()
-	return <-closed
-}
-
-func story(ctx context.Context, out io.Writer, ann client, a *app) error {
-	post := func(key string, number int64) reply {
+// show is the demonstration, of one account.
+func show(ctx context.Context, out io.Writer, ann client, a *app) error {
+	post := func(key string, number int64) (id string) {
 		r := ann.submit(ctx, key, number)
 		fmt.Fprintf(out, "POST /tasks %d\n     %d %s\n", number, r.Status, r.Body)
-		return r
+		return r.Field("id")
 	}
-	watch := func(r reply) {
-		s, err := ann.await(ctx, r.ID)
+	watch := func(id string) {
+		s, err := ann.await(ctx, id)
 		text, _ := json.Marshal(s)
 		if err != nil {
 			text = []byte(err.Error())
@@ -67,60 +52,31 @@ func story(ctx context.Context, out io.Writer, ann client, a *app) error {
 }
 
 // client is an account's.
-type client struct{ base, key string }
+type client struct {
+	*examplehttp.Client
+	key string
+}
 
-type reply struct {
-	Status     int // 0: no answer
-	RetryAfter string
-	Body       string
-	ID         string // of the task
+func newClient(base, key string) client { return client{examplehttp.NewClient(base), key} }
+
+func (c client) do(ctx context.Context, method, path, key string, body any) examplehttp.Answer {
+	return c.Do(ctx, method, path, body, "Authorization", "Bearer "+c.key, "Idempotency-Key", key)
 }
 
 // submit asks for a number's factors. key may be "".
-func (c client) submit(ctx context.Context, key string, number int64) reply {
-	body := fmt.Appendf(nil, `{"number": %d}`, number)
-	return c.do(ctx, http.MethodPost, "/tasks", key, body)
+func (c client) submit(ctx context.Context, key string, number int64) examplehttp.Answer {
+	return c.do(ctx, http.MethodPost, "/tasks", key, map[string]int64{"number": number})
 }
 
 // await asks for a task until it is done, or failed.
 func (c client) await(ctx context.Context, id string) (s status, err error) {
-	for {
+	err = exampledb.Await(ctx, func() (bool, error) {
 		r := c.do(ctx, http.MethodGet, "/tasks/"+id, "", nil)
 		if r.Status != http.StatusOK {
-			return s, fmt.Errorf("status %d: %s", r.Status, r.Body)
+			return false, fmt.Errorf("status %d: %s", r.Status, r.Body)
 		}
-		if err := json.Unmarshal([]byte(r.Body), &s); err != nil || s.State != "waiting" {
-			return s, err
-		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-ctx.Done():
-			return s, context.Cause(ctx)
-		}
-	}
-}
-
-func (c client) do(ctx context.Context, method, path, key string, body []byte) reply {
-	req, err := http.NewRequestWithContext(ctx, method, c.base+path, bytes.NewReader(body))
-	if err != nil {
-		return reply{Body: err.Error()}
-	}
-	req.Header.Set("Authorization", "Bearer "+c.key)
-	if key != "" {
-		req.Header.Set("Idempotency-Key", key)
-	}
-	res, err := http.DefaultClient.Do(req)
-	if err != nil {
-		return reply{Body: err.Error()}
-	}
-	defer res.Body.Close()
-	all, err := io.ReadAll(res.Body)
-	if err != nil {
-		return reply{Body: err.Error()}
-	}
-	r := reply{Status: res.StatusCode, RetryAfter: res.Header.Get("Retry-After"), Body: strings.TrimSpace(string(all))}
-	var task struct{ ID string }
-	_ = json.Unmarshal(all, &task)
-	r.ID = task.ID
-	return r
+		err := json.Unmarshal([]byte(r.Body), &s)
+		return s.State != "waiting", err
+	})
+	return s, err
 }

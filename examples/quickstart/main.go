@@ -15,67 +15,78 @@ package main
 
 import (
 	"context"
-	"errors"
+	"fmt"
 	"net/http"
 	"os"
+	"path/filepath"
+	"runtime"
+	"strings"
 	"time"
 
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 	"github.com/pgmetered/metered/examples/internal/examplehttp"
 )
 
+// uploadsSQL is the application's own table. It knows nothing of the library.
+const uploadsSQL = `
+create table uploads (
+    id         bigint generated always as identity primary key,
+    account    text not null,
+    name       text not null,
+    content    bytea not null,
+    sha256     bytea,       -- this and the next by the worker
+    media_type text
+)`
+
 func main() {
-	exampledb.Main("quickstart", func(ctx context.Context) error { return run(ctx, &report{out: os.Stdout}, os.Args[1:]) })
-}
-
-// story is the state that the steps of the demonstration share.
-type story struct {
-	*report
-	db     *exampledb.Database
-	app    *app
-	client *client
-	files  []file
-	first  struct { // upload, for the step that repeats it
-		request sent
-		answer  answer
-	}
-}
-
-func run(ctx context.Context, r *report, args []string) (err error) {
-	files, err := readFiles(args)
-	if err != nil {
-		return err
-	}
-	began := time.Now()
-	r.title("Postgres")
-	db, err := exampledb.Open(ctx, "quickstart", exampledb.Options{
-		Jobs: true, SQL: uploadsSQL, Durable: true, Log: indented{r.out},
+	opts := exampledb.Options{Jobs: true, SQL: uploadsSQL, Durable: true, Log: os.Stdout}
+	exampledb.With("quickstart", opts, func(ctx context.Context, db *exampledb.Database) (err error) {
+		files, err := readFiles(os.Args[1:])
+		if err != nil {
+			return err
+		}
+		a, err := newApp(db.Pool, plansFor(files))
+		if err != nil {
+			return err
+		}
+		if err := db.Work(ctx, a.river); err != nil {
+			return err
+		}
+		base, _, err := examplehttp.Serve(ctx, "127.0.0.1:0", &http.Server{Handler: a.handler(), ReadHeaderTimeout: 10 * time.Second})
+		if err != nil {
+			return err
+		}
+		s := &story{report: &report{out: os.Stdout}, db: db, app: a, client: examplehttp.NewClient(base), files: files}
+		defer stopped(&err)
+		for _, step := range []func(context.Context){
+			s.uploads, s.repeats, s.overBudget, s.race, s.crash, s.lostAcknowledgement, s.ledger,
+		} {
+			step(ctx)
+		}
+		return s.summary()
 	})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	a, err := newApp(db.Pool, plansFor(files))
-	if err != nil {
-		return err
-	}
-	stopWork, err := exampledb.Work(ctx, a.river)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, stopWork()) }()
-	base, _, err := examplehttp.Serve(ctx, "127.0.0.1:0", &http.Server{Handler: a.handler(), ReadHeaderTimeout: 10 * time.Second})
-	if err != nil {
-		return err
-	}
-	r.line("schema and River's tables made, HTTP at %s (%v)", base, time.Since(began).Round(time.Millisecond))
+}
 
-	s := &story{report: r, db: db, app: a, client: newClient(base), files: files}
-	defer stopped(&err)
-	for _, step := range []func(context.Context){
-		s.uploads, s.repeats, s.overBudget, s.race, s.crash, s.lostAcknowledgement, s.ledger,
-	} {
-		step(ctx)
+// file is a file to upload.
+type file struct {
+	Name    string
+	Content []byte
+}
+
+// readFiles reads the files named, or some of the repository's own.
+func readFiles(paths []string) (files []file, err error) {
+	if len(paths) == 0 {
+		_, here, _, _ := runtime.Caller(0)
+		for _, name := range []string{"LICENSE", "metered.go", "go.sum", "schema.sql"} {
+			paths = append(paths, filepath.Join(filepath.Dir(here), "..", "..", name))
+		}
 	}
-	return r.summary()
+	for _, path := range paths {
+		content, err := os.ReadFile(path)
+		if err != nil {
+			return nil, fmt.Errorf("name some files to upload: %w", err)
+		}
+		files = append(files, file{strings.ToValidUTF8(filepath.Base(path), "_"), content})
+	}
+	return files, nil
 }

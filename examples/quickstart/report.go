@@ -1,9 +1,14 @@
 package main
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"io"
-	"text/tabwriter"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/tokens"
 )
 
 // report prints the story and counts the checks.
@@ -24,19 +29,7 @@ func check[T comparable](r *report, what string, got, want T) {
 		r.line("FAILED  %s: got %v, want %v", what, got, want)
 		return
 	}
-	r.line("ok      %s: %v", what, got)
-}
-
-// table prints rows of cells, aligned.
-func (r *report) table(rows ...[]any) {
-	w := tabwriter.NewWriter(r.out, 0, 0, 2, ' ', 0)
-	for _, row := range rows {
-		for i, cell := range row {
-			fmt.Fprintf(w, "%s%v", []string{"  ", "\t"}[min(i, 1)], cell)
-		}
-		fmt.Fprintln(w)
-	}
-	_ = w.Flush()
+	r.line("ok      %s: %+v", what, got)
 }
 
 func (r *report) summary() error {
@@ -72,4 +65,36 @@ func stopped(err *error) {
 	default:
 		panic(reason)
 	}
+}
+
+// counts is how many rows the database has of all that a command writes.
+type counts struct{ Entries, Operations, Spent, Rows, Jobs int }
+
+const countsSQL = `
+select (select count(*) from metered.ledger), (select count(*) from metered.operations),
+    (select count(*) from metered.tokens where used > 0),
+    (select count(*) from uploads), (select count(*) from river_job)`
+
+func count(ctx context.Context, db interface {
+	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
+}) (c counts, err error) {
+	err = db.QueryRow(ctx, countsSQL).Scan(&c.Entries, &c.Operations, &c.Spent, &c.Rows, &c.Jobs)
+	return c, err
+}
+
+func (s *story) unchanged(ctx context.Context, before counts) {
+	check(s.report, "in the database as before", must(count(ctx, s.db.Pool)), before)
+}
+
+func (s *story) inspect(ctx context.Context, request sent) (tokens.Info, error) {
+	return s.app.metered.Tokens.Inspect(ctx, s.db.Pool, purpose, request.account, request.token)
+}
+
+// unspent checks that a token can still be used.
+func (s *story) unspent(ctx context.Context, request sent) {
+	info, err := s.inspect(ctx, request)
+	if !errors.Is(err, tokens.ErrInvalid) {
+		ok(err)
+	}
+	check(s.report, "uses left of its token", info.UsesLeft, 1)
 }

@@ -5,11 +5,6 @@
 //	curl -i 127.0.0.1:8080/redeem -d '{"code": "WELCOME"}'
 //	curl -i 127.0.0.1:8080/offers
 //
-// An attempt at a voucher is charged before the look-up, and stays charged when it fails: the limits are against
-// guessing. Answers show the units left (RateLimit), refusals also a time to come back (Retry-After) and a reason.
-// The number of admitted attempts is exact in any window, for any number of clients and processes. The offers are
-// limited too: a look writes nothing, so its limit is decided from memory.
-//
 // Read service.go, the command and its HTTP side, and offers.go, a limit from memory. main.go runs it on a throwaway
 // Postgres, or on that of DATABASE_URL in a database of its own that it drops at the end.
 package main
@@ -19,7 +14,6 @@ import (
 	"errors"
 	"flag"
 	"fmt"
-	"net/http"
 	"os"
 	"time"
 
@@ -43,37 +37,17 @@ var usual = limits{
 func main() {
 	listen := flag.String("listen", "", "serve at this address instead of the demonstration")
 	flag.Parse()
-	exampledb.Main("ratelimit", func(ctx context.Context) error { return run(ctx, *listen) })
-}
-
-func run(ctx context.Context, listen string) (err error) {
-	db, err := exampledb.Open(ctx, "ratelimit", exampledb.Options{SQL: vouchersSQL})
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, db.Close()) }()
-	if _, err := db.Pool.Exec(ctx, `insert into vouchers values ('WELCOME', 500), ('SUMMER', 1000)`); err != nil {
-		return err
-	}
-	if listen == "" {
-		return show(ctx, os.Stdout, db.Pool)
-	}
-	s, err := newService(db.Pool, usual)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	base, closed, err := serve(ctx, listen, s)
-	if err != nil {
-		return err
-	}
-	fmt.Printf("redeem WELCOME or SUMMER:\ncurl -i %s/redeem -d '{\"code\": \"WELCOME\"}'\n", base)
-	return <-closed
-}
-
-// serve serves until ctx is done, and then finishes its requests.
-func serve(ctx context.Context, address string, s *service) (base string, closed <-chan error, err error) {
-	return examplehttp.Serve(ctx, address, &http.Server{
-		Handler: s.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second,
+	exampledb.With("ratelimit", exampledb.Options{SQL: vouchersSQL}, func(ctx context.Context, db *exampledb.Database) (err error) {
+		if _, err := db.Pool.Exec(ctx, `insert into vouchers values ('WELCOME', 500), ('SUMMER', 1000)`); err != nil {
+			return err
+		}
+		s, err := newService(db.Pool, usual)
+		if err != nil {
+			return err
+		}
+		defer func() { err = errors.Join(err, s.close()) }()
+		return examplehttp.Run(ctx, *listen, s.handler(), func(base string) {
+			fmt.Printf("redeem WELCOME or SUMMER:\ncurl -i %s/redeem -d '{\"code\": \"WELCOME\"}'\n", base)
+		}, func(ctx context.Context, base string) error { return show(ctx, os.Stdout, base, s, db.Pool) })
 	})
 }

@@ -24,11 +24,9 @@ type config struct {
 
 	// refresh is how often the map is read where nothing is heard of it.
 	refresh time.Duration
-	// background is whether this process works jobs.
-	background bool
 }
 
-var usual = config{holdFor: 5 * time.Minute, payTakes: 1500 * time.Millisecond, refresh: time.Second, background: true}
+var usual = config{holdFor: 5 * time.Minute, payTakes: 1500 * time.Millisecond, refresh: time.Second}
 
 // app is one process of the application.
 type app struct {
@@ -67,27 +65,16 @@ func newApp(pool *pgxpool.Pool, cfg config) (*app, error) {
 	return a, nil
 }
 
-// start begins the work beside the requests: the listener that feeds the map, and the workers of the
-// cleanup jobs.
-func (a *app) start(ctx context.Context) error {
+// start begins to listen for changes, which the map shows.
+func (a *app) start(ctx context.Context) {
 	ctx, a.cancel = context.WithCancel(ctx)
 	a.background.Go(func() { a.listen(ctx) })
-	if !a.cfg.background {
-		return nil
-	}
-	return a.river.Start(ctx)
 }
 
-func (a *app) stop() error {
+func (a *app) stop() {
 	a.cancel()
 	a.live.close()
 	a.background.Wait()
-	if !a.cfg.background {
-		return nil
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
-	defer cancel()
-	return a.river.StopAndCancel(ctx)
 }
 
 // listen has the map read anew when a hold changes, whichever process changed it.

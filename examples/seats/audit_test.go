@@ -49,7 +49,7 @@ func TestAudit_HasActorActionAddressAndChange(t *testing.T) {
 		t.Helper()
 		from := one[int64](h, lastRecord)
 		a := b.ask(method, path, "op-"+want.Action, body)
-		require.Less(t, a.status, 300, a.body)
+		require.Less(t, a.Status, 300, a.body)
 		if want.Action == "checkout" {
 			want.Changes["entity"] = "order/" + a.body["order_id"].(string)
 		}

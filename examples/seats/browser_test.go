@@ -1,16 +1,16 @@
 package main
 
 import (
-	"bytes"
 	"cmp"
+	"context"
 	"encoding/json"
 	"fmt"
-	"io"
 	"net/http"
 
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/examples/internal/examplehttp"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
@@ -18,7 +18,7 @@ import (
 type browser struct {
 	h       *hall
 	user    string
-	cookie  *http.Cookie
+	cookie  string
 	process int
 }
 
@@ -30,7 +30,7 @@ func (h *hall) login(user string) *browser {
 	require.NoError(h.t, err)
 	require.NoError(h.t, response.Body.Close())
 	require.Len(h.t, response.Cookies(), 1)
-	return &browser{h: h, user: user, cookie: response.Cookies()[0]}
+	return &browser{h: h, user: user, cookie: sessionCookie + "=" + response.Cookies()[0].Value}
 }
 
 // people makes n users of an organisation and signs them in, at the processes in turn.
@@ -63,51 +63,25 @@ func (b *browser) at(process int) *browser {
 
 // answer is the server's answer.
 type answer struct {
-	status int
-	header http.Header
-	text   string
-	body   map[string]any
+	examplehttp.Answer
+	body map[string]any
 }
 
-func (a answer) code() string { s, _ := a.body["code"].(string); return s }
+func (a answer) code() string { return a.Field("code") }
 
-func (a answer) hold() string { s, _ := a.body["hold_id"].(string); return s }
+func (a answer) hold() string { return a.Field("hold_id") }
 
-func (b *browser) do(method, path, key string, body any) (a answer, err error) {
-	var reader io.Reader
-	if body != nil {
-		raw, err := json.Marshal(body)
-		if err != nil {
-			return a, err
-		}
-		reader = bytes.NewReader(raw)
-	}
-	request, err := http.NewRequest(method, b.h.bases[b.process]+path, reader)
-	if err != nil {
-		return a, err
-	}
-	request.Header.Set("User-Agent", "agent 007")
-	if b.cookie != nil {
-		request.AddCookie(b.cookie)
-	}
-	if key != "" {
-		request.Header.Set("Idempotency-Key", key)
-	}
-	response, err := http.DefaultClient.Do(request)
-	if err != nil {
-		return a, err
-	}
-	defer response.Body.Close()
-	raw, err := io.ReadAll(response.Body)
-	a = answer{status: response.StatusCode, header: response.Header, text: string(raw)}
-	_ = json.Unmarshal(raw, &a.body)
-	return a, err
+func (b *browser) do(method, path, key string, body any) answer {
+	c := examplehttp.Client{Base: b.h.bases[b.process], HTTP: http.DefaultClient}
+	a := answer{Answer: c.Do(context.Background(), method, path, body, "User-Agent", "agent 007", "Cookie", b.cookie, "Idempotency-Key", key)}
+	_ = json.Unmarshal([]byte(a.Body), &a.body)
+	return a
 }
 
 func (b *browser) ask(method, path, key string, body any) answer {
 	b.h.t.Helper()
-	a, err := b.do(method, path, key, body)
-	require.NoError(b.h.t, err)
+	a := b.do(method, path, key, body)
+	require.NoError(b.h.t, a.Err)
 	return a
 }
 
@@ -121,7 +95,7 @@ func (b *browser) hold(seat string) (a answer) {
 	key := metered.NewID()
 	pgtest.WaitFor(b.h.t, "an answer", func() bool {
 		a = b.ask(http.MethodPost, b.seatPath(seat, "hold"), key, nil)
-		return a.status != http.StatusServiceUnavailable
+		return a.Status != http.StatusServiceUnavailable
 	})
 	return a
 }
@@ -143,13 +117,13 @@ func (h *hall) setSale(body map[string]any) {
 	h.t.Helper()
 	body["status"] = cmp.Or(body["status"], any("published"))
 	a := h.set("", body)
-	require.Equal(h.t, http.StatusOK, a.status, a.text)
+	require.Equal(h.t, http.StatusOK, a.Status, a.Body)
 }
 
 func (b *browser) holding(seat string) string {
 	b.h.t.Helper()
 	a := b.hold(seat)
-	require.Equal(b.h.t, http.StatusCreated, a.status, a.text)
+	require.Equal(b.h.t, http.StatusCreated, a.Status, a.Body)
 	return a.hold()
 }
 

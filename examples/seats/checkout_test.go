@@ -90,7 +90,7 @@ func TestCheckout_SellsAllThatOneHolds(t *testing.T) {
 	ben := h.people(h.org, 1)[0]
 	ids := []string{ben.holding(h.seats[0]), ben.holding(h.seats[1]), ben.holding(h.seats[100])}
 	a := ben.checkout("pay-1", ids...)
-	require.Equal(t, http.StatusOK, a.status, a.text)
+	require.Equal(t, http.StatusOK, a.Status, a.Body)
 	require.Equal(t, 4500.0+4500+5200, a.body["cents"])
 	require.Zero(t, during, "transactions open while the payment is on its way")
 	require.Equal(t, []string{a.body["order_id"].(string)}, all[string](h, `select id::text from hall.orders`))
@@ -101,8 +101,8 @@ func TestCheckout_SellsAllThatOneHolds(t *testing.T) {
 	}
 	// Repeated, because the answer was lost: the first answer, and the same payment.
 	again := ben.checkout("pay-1", ids...)
-	require.Equal(t, http.StatusOK, again.status)
-	require.Equal(t, a.text, again.text)
+	require.Equal(t, http.StatusOK, again.Status)
+	require.Equal(t, a.Body, again.Body)
 	require.Equal(t, 1, paid.attempts)
 	require.Empty(t, paid.voided)
 	other := ben.checkout("pay-1", ids[0])
@@ -131,9 +131,9 @@ func TestCheckout_OfAttemptsWithOneKeyOneIsPaidFor(t *testing.T) {
 			}
 		})
 		a := ben.checkout("pay-1", cheap...)
-		require.Equal(t, http.StatusOK, between.status, between.text)
+		require.Equal(t, http.StatusOK, between.Status, between.Body)
 		if same {
-			require.Equal(t, between.text, a.text)
+			require.Equal(t, between.Body, a.Body)
 		} else {
 			require.Equal(t, "operation_conflict", a.code())
 		}
@@ -156,7 +156,7 @@ func TestCheckout_OfAHoldThatRanOutSellsNothing(t *testing.T) {
 	paid := h.till(func(int) { clock.Set(noon.Add(5 * time.Minute)) })
 	before := h.written()
 	a := people[0].checkout("", first, second)
-	require.Equal(t, http.StatusConflict, a.status, a.text)
+	require.Equal(t, http.StatusConflict, a.Status, a.Body)
 	require.Equal(t, "hold_expired", a.code())
 	require.Equal(t, before, h.written())
 	require.Len(t, paid.authorised, 1)
@@ -171,8 +171,8 @@ func TestCheckout_OfAHoldThatRanOutSellsNothing(t *testing.T) {
 	a = people[0].checkout("", first, second)
 	require.Equal(t, "hold_expired", a.code())
 	require.Len(t, paid.authorised, 1, "known before any payment")
-	require.Equal(t, http.StatusOK, people[0].checkout("", second).status)
-	require.Equal(t, http.StatusOK, people[1].checkout("", taken).status)
+	require.Equal(t, http.StatusOK, people[0].checkout("", second).Status)
+	require.Equal(t, http.StatusOK, people[1].checkout("", taken).Status)
 	require.Equal(t, "hold_expired", people[0].cancel(first).code())
 	h.verify()
 }

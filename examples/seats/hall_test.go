@@ -3,8 +3,6 @@ package main
 import (
 	"context"
 	"net/http/httptest"
-	"slices"
-	"sync"
 	"testing"
 	"time"
 
@@ -48,7 +46,7 @@ func openOn(t *testing.T, pool *pgxpool.Pool, processes int, cfg config, running
 	for range processes {
 		a, err := newApp(pool, cfg)
 		require.NoError(t, err)
-		require.NoError(t, a.start(context.Background()))
+		a.start(context.Background())
 		server := httptest.NewUnstartedServer(a.handler())
 		server.Config.RegisterOnShutdown(a.live.close)
 		server.Start()
@@ -56,7 +54,7 @@ func openOn(t *testing.T, pool *pgxpool.Pool, processes int, cfg config, running
 			a.live.close()
 			server.CloseClientConnections()
 			server.Close()
-			require.NoError(t, a.stop())
+			a.stop()
 		})
 		h.apps, h.bases = append(h.apps, a), append(h.bases, server.URL)
 	}
@@ -100,27 +98,11 @@ func (h *hall) exec(sql string, args ...any) {
 	require.NoError(h.t, err)
 }
 
-// together calls f for each at the same time.
-func together[T, R any](list []T, f func(int, T) R) []R {
-	results := make([]R, len(list))
-	start := make(chan struct{})
-	var wg sync.WaitGroup
-	for i, x := range list {
-		wg.Go(func() {
-			<-start
-			results[i] = f(i, x)
-		})
-	}
-	close(start)
-	wg.Wait()
-	return results
-}
-
 // counted is how many answers there were of each status.
 func counted(answers []answer) map[int]int {
 	n := map[int]int{}
 	for _, a := range answers {
-		n[a.status]++
+		n[a.Status]++
 	}
 	return n
 }
@@ -191,9 +173,4 @@ func (h *hall) verify() {
 		}
 		require.Equal(h.t, usage[0].Used+usage[0].Held, block.Taken)
 	}
-}
-
-func sorted(list []string) []string {
-	slices.Sort(list)
-	return list
 }

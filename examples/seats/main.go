@@ -7,20 +7,23 @@
 // Any number of processes serve one database. Each may end at any time, and none knows anything that the database
 // does not.
 //
-// Read hold.go, the command behind a click, and checkout.go, which pays for held seats. event.go and block.go decide
-// which seats are for sale. projection.go and live.go lead from the library's transitions to the browsers. README.md
-// lists the guarantees. main.go runs it on the database of DATABASE_URL or on a throwaway Postgres.
+// Read hold.go, the command behind a click, and then README.md. main.go runs it on the database of DATABASE_URL or on a
+// throwaway Postgres.
 package main
 
 import (
 	"context"
-	"errors"
+	_ "embed"
 	"flag"
 	"fmt"
 	"log/slog"
 	"net/http"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 	"github.com/pgmetered/metered/examples/internal/examplehttp"
 	"github.com/pgmetered/metered/holds"
@@ -33,53 +36,121 @@ func main() {
 	flag.DurationVar(&cfg.holdFor, "hold", cfg.holdFor, "how long a seat is held")
 	flag.DurationVar(&cfg.payTakes, "pay", cfg.payTakes, "how long the pretended payment takes")
 	flag.Parse()
-	exampledb.Main("seats", func(ctx context.Context) error { return run(ctx, *listen, *seats, cfg) })
+	exampledb.With("seats", exampledb.Options{Jobs: true, Shared: true}, func(ctx context.Context, db *exampledb.Database) error {
+		return run(ctx, db, *listen, *seats, cfg)
+	})
 }
 
-func run(ctx context.Context, listen string, seats int, cfg config) (err error) {
-	connString, throwaway, stop, err := exampledb.Server(ctx)
+func run(ctx context.Context, db *exampledb.Database, listen string, seats int, cfg config) error {
+	if err := setUp(ctx, db.Pool, seats); err != nil {
+		return err
+	}
+	a, err := newApp(db.Pool, cfg)
 	if err != nil {
 		return err
 	}
-	defer func() { err = errors.Join(err, stop()) }()
-	pool, closePool, err := exampledb.Use(ctx, connString, "seats", exampledb.Options{Jobs: true})
-	if err != nil {
+	if err := db.Work(ctx, a.river); err != nil { // the cleanup jobs
 		return err
 	}
-	defer func() { err = errors.Join(err, closePool()) }()
-	if err := setUp(ctx, pool, seats); err != nil {
-		return err
-	}
-	a, err := newApp(pool, cfg)
-	if err != nil {
-		return err
-	}
-	// Its own end comes after that of the last request, also after Ctrl-C.
-	if err := a.start(context.WithoutCancel(ctx)); err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, a.stop()) }()
+	a.start(context.WithoutCancel(ctx)) // its own end comes after that of the last request, also after Ctrl-C
+	defer a.stop()
 	exampledb.Every(ctx, 30*time.Second, func(ctx context.Context) error { // announces ends that no cleanup job did
-		_, err := a.metered.Holds.Sweep(ctx, pool, holds.SweepOptions{})
+		_, err := a.metered.Holds.Sweep(ctx, db.Pool, holds.SweepOptions{})
 		return err
 	})
-	base, closed, err := serve(ctx, listen, a)
-	if err != nil {
-		return err
-	}
-	fmt.Printf("open %s\n", base)
-	if throwaway {
-		fmt.Printf("a second process: DATABASE_URL='%s' go run ./examples/seats -listen 127.0.0.1:8081\n", connString)
-	}
-	return <-closed
-}
-
-// serve serves until ctx is done, and then finishes its requests.
-func serve(ctx context.Context, address string, a *app) (base string, closed <-chan error, err error) {
 	server := &http.Server{
 		Handler: a.handler(), ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 15 * time.Second,
 		ErrorLog: slog.NewLogLogger(slog.Default().Handler(), slog.LevelWarn),
 	}
 	server.RegisterOnShutdown(a.live.close) // the streams would never end by themselves
-	return examplehttp.Serve(ctx, address, server)
+	base, closed, err := examplehttp.Serve(ctx, listen, server)
+	if err != nil {
+		return err
+	}
+	fmt.Printf("open %s\n", base)
+	if db.Throwaway() {
+		fmt.Printf("a second process: DATABASE_URL='%s' go run ./examples/seats -listen 127.0.0.1:8081\n", db.ConnString())
+	}
+	return <-closed
+}
+
+//go:embed schema.sql
+var schemaSQL string
+
+// setUpLock is held by the process that sets the database up.
+const setUpLock = 7_328_321
+
+// setUp makes the application's tables, and a hall to try, if they are missing.
+func setUp(ctx context.Context, pool *pgxpool.Pool, seats int) error {
+	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, `select pg_advisory_xact_lock($1)`, setUpLock); err != nil {
+			return err
+		}
+		if _, err := tx.Exec(ctx, schemaSQL); err != nil {
+			return err
+		}
+		var filled bool
+		if err := tx.QueryRow(ctx, `select exists (select from hall.organisations)`).Scan(&filled); err != nil || filled {
+			return err
+		}
+		for _, d := range demo {
+			if err := d.insert(ctx, tx, seats); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+}
+
+// organisation is one to try the program with.
+type organisation struct {
+	name, event string
+	users       []user
+}
+
+type user struct {
+	name string
+	role role
+}
+
+var demo = []organisation{
+	{"City Theatre", "A Winter's Tale", []user{
+		{"Ada (manager)", manager}, {"Bo (box office)", boxOffice},
+		{"Ben", customer}, {"Cleo", customer}, {"Dan", customer},
+	}},
+	{"Harbour Hall", "Chamber Music on Sunday", []user{{"Eve (manager)", manager}, {"Finn", customer}, {"Gwen", customer}}},
+}
+
+// blockSeats is the size of a block: 10 rows of 10 seats.
+const blockSeats = 100
+
+var sections = []struct {
+	name  string
+	cents int64
+}{{"Stalls left", 4500}, {"Stalls centre", 5200}, {"Stalls right", 4500}, {"Balcony left", 3000}, {"Balcony right", 3000}}
+
+func (o organisation) insert(ctx context.Context, tx pgx.Tx, seats int) error {
+	org, event := metered.NewID(), metered.NewID()
+	b := &pgx.Batch{}
+	b.Queue(`insert into hall.organisations values ($1, $2)`, org, o.name)
+	for _, u := range o.users {
+		b.Queue(`insert into hall.users values ($1, $2, $3, $4)`, metered.NewID(), org, u.name, u.role)
+	}
+	b.Queue(`insert into hall.events values ($1, $2, $3, $4)`, event, org, o.event, statusPublished)
+	block := ""
+	for i := range seats {
+		no, in := i/blockSeats, i%blockSeats
+		if in == 0 {
+			block = metered.NewID()
+			section := sections[no%len(sections)]
+			if no >= len(sections) {
+				section.name = fmt.Sprintf("%s %d", section.name, no/len(sections)+1)
+			}
+			size := min(blockSeats, seats-i)
+			b.Queue(`insert into hall.blocks values ($1, $2, $3, $4, $5, $6)`, block, event, no, section.name, section.cents, size)
+		}
+		b.Queue(`insert into hall.seats (id, event, block, ordinal, row, number) values ($1, $2, $3, $4, $5, $6)`,
+			metered.NewID(), event, block, i, string(rune('A'+in/10)), in%10+1)
+	}
+	return tx.SendBatch(ctx, b).Close()
 }

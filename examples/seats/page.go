@@ -20,34 +20,9 @@ var templates = template.Must(template.ParseFS(pageFiles, "page/*.html"))
 func (a *app) pages(mux *http.ServeMux) {
 	mux.Handle("GET /page/", http.FileServerFS(pageFiles))
 	mux.HandleFunc("GET /{$}", a.serveHome)
-	mux.HandleFunc("GET /events/{event}", a.page(a.showEvent))
+	mux.HandleFunc("GET /events/{event}", a.serveEvent)
 	mux.HandleFunc("POST /login", a.serveLogin)
 	mux.HandleFunc("POST /logout", a.serveLogout)
-}
-
-// page serves a page of an event to those who may see it. Others are sent to sign in.
-func (a *app) page(show func(http.ResponseWriter, *http.Request, session, string)) http.HandlerFunc {
-	return func(w http.ResponseWriter, r *http.Request) {
-		event := r.PathValue("event")
-		cookie, err := r.Cookie(sessionCookie)
-		var who session
-		switch {
-		case err != nil:
-			err = errNoSession
-		case !uuidForm.MatchString(event):
-			err = errNotFound
-		default:
-			who, err = a.signedIn(r.Context(), cookie)
-		}
-		switch {
-		case errors.Is(err, errNoSession):
-			http.Redirect(w, r, "/", http.StatusSeeOther)
-		case err != nil:
-			sorry(w, err)
-		default:
-			show(w, r, who, event)
-		}
-	}
 }
 
 type choice struct{ ID, Name, Org string }
@@ -59,13 +34,9 @@ const (
 
 // serveHome lists the events of a signed-in user, and shows the sign-in to others.
 func (a *app) serveHome(w http.ResponseWriter, r *http.Request) {
-	var who session
-	cookie, err := r.Cookie(sessionCookie)
-	if err == nil {
-		who, err = a.signedIn(r.Context(), cookie)
-	}
+	who, err := a.user(r)
 	name, sql, args := "home.html", eventsSQL, []any{who.Org, who.Role.may(manager)}
-	if errors.Is(err, errNoSession) || errors.Is(err, http.ErrNoCookie) {
+	if errors.Is(err, errNoSession) {
 		name, sql, args, err = "login.html", usersSQL, nil, nil
 	}
 	var choices []choice
@@ -102,15 +73,29 @@ from hall.events e join hall.blocks b on b.event = e.id join hall.seats s on s.b
 where e.id = $1 and e.org = $2
 order by s.ordinal`
 
-// showEvent is the page of an event: its seats, which never change. Their states come by the stream.
-func (a *app) showEvent(w http.ResponseWriter, r *http.Request, who session, event string) {
+// serveEvent is the page of an event for those who may see it: its seats, which never change. Their states come by the
+// stream. Others are sent to sign in.
+func (a *app) serveEvent(w http.ResponseWriter, r *http.Request) {
+	event := r.PathValue("event")
+	who, err := a.user(r)
+	if errors.Is(err, errNoSession) {
+		http.Redirect(w, r, "/", http.StatusSeeOther)
+		return
+	}
+	if err == nil && !uuidForm.MatchString(event) {
+		err = errNotFound
+	}
+	if err != nil {
+		sorry(w, err)
+		return
+	}
 	rows, _ := a.pool.Query(r.Context(), pageSQL, event, who.Org) // the error is that of the rows
 	var title string
 	var blocks []pageBlock
 	var block pageBlock
 	var row string
 	var seat pageSeat
-	_, err := pgx.ForEachRow(rows, []any{&title, &block.ID, &block.Name, &block.Cents, &row, &seat.ID, &seat.Ordinal, &seat.Number}, func() error {
+	_, err = pgx.ForEachRow(rows, []any{&title, &block.ID, &block.Name, &block.Cents, &row, &seat.ID, &seat.Ordinal, &seat.Number}, func() error {
 		if n := len(blocks); n == 0 || blocks[n-1].ID != block.ID {
 			blocks = append(blocks, block)
 		}

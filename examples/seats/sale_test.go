@@ -8,6 +8,8 @@ import (
 	"testing"
 
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/examples/internal/exampledb"
 )
 
 func TestBlock_TakesASeatOutOfTheSaleAndPutsItBack(t *testing.T) {
@@ -17,18 +19,18 @@ func TestBlock_TakesASeatOutOfTheSaleAndPutsItBack(t *testing.T) {
 	seat := h.seats[42]
 	hold := people[0].holding(seat)
 	before := h.written()
-	require.Equal(t, http.StatusForbidden, people[0].ask(http.MethodPost, people[0].seatPath(seat, "block"), "", nil).status)
+	require.Equal(t, http.StatusForbidden, people[0].ask(http.MethodPost, people[0].seatPath(seat, "block"), "", nil).Status)
 	require.Equal(t, before, h.written())
 	for range 2 { // blocked is blocked
 		a := h.admin.ask(http.MethodPost, h.admin.seatPath(seat, "block"), "", nil)
-		require.Equal(t, http.StatusOK, a.status, a.text)
+		require.Equal(t, http.StatusOK, a.Status, a.Body)
 	}
 	a := people[0].checkout("", hold)
-	require.Equal(t, http.StatusConflict, a.status)
+	require.Equal(t, http.StatusConflict, a.Status)
 	require.Equal(t, "hold_released", a.code())
 	for _, b := range people {
 		a := b.hold(seat)
-		require.Equal(t, http.StatusConflict, a.status)
+		require.Equal(t, http.StatusConflict, a.Status)
 		require.Equal(t, "seat_blocked", a.code())
 	}
 	h.verify()
@@ -36,14 +38,14 @@ func TestBlock_TakesASeatOutOfTheSaleAndPutsItBack(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, "user:"+h.admin.user, events[1].Note.Actor)
 
-	require.Equal(t, http.StatusOK, h.admin.ask(http.MethodPost, h.admin.seatPath(seat, "unblock"), "", nil).status)
+	require.Equal(t, http.StatusOK, h.admin.ask(http.MethodPost, h.admin.seatPath(seat, "unblock"), "", nil).Status)
 	h.verify()
 	bought := people[1].checkout("", people[1].holding(seat))
-	require.Equal(t, http.StatusOK, bought.status)
+	require.Equal(t, http.StatusOK, bought.Status)
 	a = h.admin.ask(http.MethodPost, h.admin.seatPath(seat, "block"), "", nil)
-	require.Equal(t, http.StatusConflict, a.status)
+	require.Equal(t, http.StatusConflict, a.Status)
 	require.Equal(t, "seat_sold", a.code())
-	require.Equal(t, http.StatusOK, h.admin.ask(http.MethodPost, h.admin.seatPath(seat, "unblock"), "", nil).status, "of no effect")
+	require.Equal(t, http.StatusOK, h.admin.ask(http.MethodPost, h.admin.seatPath(seat, "unblock"), "", nil).Status, "of no effect")
 	h.verify()
 	m, err := h.apps[0].readMap(t.Context(), h.org, h.event)
 	require.NoError(t, err)
@@ -75,8 +77,7 @@ func TestBoxOffice_IsNotOvertakenByThoseWhoComeLater(t *testing.T) {
 			ask := func(b *browser, method, path string, body any) <-chan answer {
 				answered := make(chan answer, 1)
 				go func() {
-					a, _ := b.do(method, path, "", body)
-					answered <- a
+					answered <- b.do(method, path, "", body)
 				}()
 				waiters++
 				h.waiting(waiters)
@@ -87,8 +88,8 @@ func TestBoxOffice_IsNotOvertakenByThoseWhoComeLater(t *testing.T) {
 			later := ask(people[1], http.MethodPost, people[1].seatPath(h.seats[100], "hold"), nil) // in another block
 			bought := ask(people[2], http.MethodPost, event+"/checkout", map[string]any{"holds": []string{cart}})
 			require.NoError(t, tx.Rollback(t.Context()))
-			require.Equal(t, http.StatusCreated, (<-first).status)
-			require.Equal(t, http.StatusOK, (<-set).status)
+			require.Equal(t, http.StatusCreated, (<-first).Status)
+			require.Equal(t, http.StatusOK, (<-set).Status)
 			require.Equal(t, test.held, (<-later).code())
 			require.Equal(t, test.checkout, (<-bought).code())
 			h.verify()
@@ -105,31 +106,31 @@ func TestSale_SellsEverySeatOnce(t *testing.T) {
 	go func() {
 		defer close(admin)
 		for i := range 20 {
-			_, _ = h.admin.do(http.MethodPost, h.admin.seatPath(h.seats[i*25], "block"), "", nil)
-			_, _ = h.admin.do(http.MethodPost, h.admin.seatPath(h.seats[i*25], "unblock"), "", nil)
+			h.admin.do(http.MethodPost, h.admin.seatPath(h.seats[i*25], "block"), "", nil)
+			h.admin.do(http.MethodPost, h.admin.seatPath(h.seats[i*25], "unblock"), "", nil)
 		}
 	}()
 	sell := func(b *browser, seats ...string) (bought int) {
 		for _, seat := range seats {
 			a := b.hold(seat)
-			if a.status == http.StatusTooManyRequests {
+			if a.Status == http.StatusTooManyRequests {
 				return bought
 			}
-			if a.status != http.StatusCreated {
+			if a.Status != http.StatusCreated {
 				continue
 			}
 			c := b.checkout("", a.hold())
-			if c.status == http.StatusOK {
+			if c.Status == http.StatusOK {
 				bought++
 			} else if !strings.HasPrefix(c.code(), "hold_") { // the box office may have blocked it
-				t.Errorf("checkout: %s", c.text)
+				t.Errorf("checkout: %s", c.Body)
 			}
 		}
 		return bought
 	}
 	sum := 0
 	twice := slices.Concat(h.seats, h.seats)
-	for _, n := range together(people, func(i int, b *browser) int { return sell(b, twice[i*8:i*8+30]...) }) {
+	for _, n := range exampledb.AtOnce(len(people), func(i int) int { return sell(people[i], twice[i*8:i*8+30]...) }) {
 		sum += n
 	}
 	<-admin

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"context"
 	"crypto/rand"
 	"errors"
 	"net/http"
@@ -30,9 +29,13 @@ select u.org, u.id, u.name, o.name, u.role
 from hall.sessions s join hall.users u on u.id = s.person join hall.organisations o on o.id = u.org
 where s.id = $1 and s.expires > now()`
 
-// signedIn finds the user of a session, in their present role.
-func (a *app) signedIn(ctx context.Context, cookie *http.Cookie) (s session, err error) {
-	err = a.pool.QueryRow(ctx, sessionSQL, cookie.Value).Scan(&s.Org, &s.User, &s.Name, &s.OrgName, &s.Role)
+// user finds the user of a request's session, in their present role.
+func (a *app) user(r *http.Request) (s session, err error) {
+	cookie, err := r.Cookie(sessionCookie)
+	if err != nil {
+		return s, errNoSession
+	}
+	err = a.pool.QueryRow(r.Context(), sessionSQL, cookie.Value).Scan(&s.Org, &s.User, &s.Name, &s.OrgName, &s.Role)
 	if errors.Is(err, pgx.ErrNoRows) {
 		err = errNoSession
 	}

@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"regexp"
-	"sync"
 	"testing"
 	"time"
 
@@ -15,6 +14,9 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/examples/internal/exampledb"
+	"github.com/pgmetered/metered/examples/internal/examplehttp"
+	"github.com/pgmetered/metered/examples/internal/exampletest"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 )
@@ -37,11 +39,22 @@ func open(t *testing.T) *fixture {
 	return &fixture{s, server.URL, pgtest.SetClock(t, pool, time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC))}
 }
 
-func (f *fixture) visitor() *browser { return newBrowser(f.base) }
+// visitorAt is a visitor, with a cookie of its own.
+type visitorAt struct{ *examplehttp.Client }
 
-func email(text string) map[string]string { return map[string]string{"email": text} }
+func (f *fixture) visitor() visitorAt { return visitorAt{examplehttp.NewClient(f.base)} }
 
-func named(name string) map[string]string { return map[string]string{"name": name} }
+func (v visitorAt) claims(address string) examplehttp.Answer {
+	return v.Do(context.Background(), "POST", "/claims", map[string]string{"email": address})
+}
+
+func (v visitorAt) confirms(claim, name string) examplehttp.Answer {
+	return v.Do(context.Background(), "POST", "/claims/"+claim+"/confirm", map[string]string{"name": name})
+}
+
+func (v visitorAt) cancels(claim string) examplehttp.Answer {
+	return v.Do(context.Background(), "DELETE", "/claims/"+claim, nil)
+}
 
 // users are all users, and with them the ledger is verified.
 func (f *fixture) users(t *testing.T) []user {
@@ -56,7 +69,7 @@ func (f *fixture) users(t *testing.T) []user {
 	return users
 }
 
-func decode[T any](t *testing.T, a reply) (v T) {
+func decode[T any](t *testing.T, a examplehttp.Answer) (v T) {
 	t.Helper()
 	require.NoError(t, json.Unmarshal([]byte(a.Body), &v), a.Body)
 	return v
@@ -67,31 +80,22 @@ func TestClaim_OfManyAtOnceOneHasTheAddress(t *testing.T) {
 	f := open(t)
 	for round := range 5 {
 		spellings := []string{"Ann%d@example.com", "ann%d@EXAMPLE.com", " ann%d@example.com "}
-		var mu sync.Mutex
-		var won []*browser
-		var claims []string
-		var wg sync.WaitGroup
-		for i := range 40 {
-			b := f.visitor()
-			wg.Go(func() {
-				a := b.do(context.Background(), "POST", "/claims", email(fmt.Sprintf(spellings[i%len(spellings)], round)))
-				mu.Lock()
-				defer mu.Unlock()
-				switch a.Status {
-				case http.StatusCreated:
-					won, claims = append(won, b), append(claims, a.ID)
-				case http.StatusConflict:
-					if a.RetryAfter != "900" || claimID.MatchString(a.Body) {
-						t.Errorf("%+v", a)
-					}
-				default:
-					t.Errorf("%+v", a)
-				}
-			})
+		visitors := make([]visitorAt, 40)
+		won := 0
+		for i, a := range exampledb.AtOnce(len(visitors), func(i int) examplehttp.Answer {
+			visitors[i] = f.visitor()
+			return visitors[i].claims(fmt.Sprintf(spellings[i%len(spellings)], round))
+		}) {
+			if a.Status == http.StatusCreated {
+				won++
+				require.Equal(t, http.StatusCreated, visitors[i].confirms(a.Field("id"), "Ann").Status)
+				continue
+			}
+			require.Equal(t, http.StatusConflict, a.Status, a.Body)
+			require.Equal(t, "900", a.Header.Get("Retry-After"))
+			require.NotRegexp(t, claimID, a.Body)
 		}
-		wg.Wait()
-		require.Len(t, won, 1)
-		require.Equal(t, http.StatusCreated, won[0].do(t.Context(), "POST", "/claims/"+claims[0]+"/confirm", named("Ann")).Status)
+		require.Equal(t, 1, won)
 	}
 	require.Len(t, f.users(t), 5)
 }
@@ -100,26 +104,16 @@ func TestClaim_TheSameVisitorGetsTheSameClaimAndDeadline(t *testing.T) {
 	t.Parallel()
 	f := open(t)
 	ann := f.visitor()
-	first := ann.do(t.Context(), "POST", "/claims", email("ann@example.com"))
+	first := ann.claims("ann@example.com")
 	require.Equal(t, http.StatusCreated, first.Status)
 	require.Equal(t, 900, decode[claimed](t, first).ExpiresIn)
 	f.clock.Advance(100 * time.Second)
-	var wg sync.WaitGroup
-	for range 10 { // in other tabs
-		wg.Go(func() {
-			again := ann.do(context.Background(), "POST", "/claims", email("Ann@Example.com"))
-			if again.Status != http.StatusOK {
-				t.Errorf("%+v", again)
-				return
-			}
-			want := decode[claimed](t, first)
-			want.ExpiresIn = 800
-			if got := decode[claimed](t, again); got != want {
-				t.Errorf("%+v, want %+v", got, want)
-			}
-		})
+	want := decode[claimed](t, first)
+	want.ExpiresIn = 800
+	for _, again := range exampledb.AtOnce(10, func(int) examplehttp.Answer { return ann.claims("Ann@Example.com") }) { // in other tabs
+		require.Equal(t, http.StatusOK, again.Status)
+		require.Equal(t, want, decode[claimed](t, again))
 	}
-	wg.Wait()
 	list, err := f.metered.Holds.List(t.Context(), f.pool, holds.Filter{})
 	require.NoError(t, err)
 	require.Len(t, list.Holds, 1)
@@ -130,44 +124,37 @@ func TestConfirm_TheUserHasTheAddressAsItWasTyped(t *testing.T) {
 	t.Parallel()
 	f := open(t)
 	ann := f.visitor()
-	first := ann.do(t.Context(), "POST", "/claims", email(" Ann@Example.com "))
+	first := ann.claims(" Ann@Example.com ")
 	require.Equal(t, http.StatusCreated, first.Status, first.Body)
-	require.Equal(t, first.ID, ann.do(t.Context(), "POST", "/claims", email("ann@example.com")).ID)
-	require.Equal(t, http.StatusCreated, ann.do(t.Context(), "POST", "/claims/"+first.ID+"/confirm", named("Ann")).Status)
+	require.Equal(t, first.Field("id"), ann.claims("ann@example.com").Field("id"))
+	require.Equal(t, http.StatusCreated, ann.confirms(first.Field("id"), "Ann").Status)
 	require.Equal(t, "Ann@Example.com", f.users(t)[0].Email)
-	require.Equal(t, http.StatusBadRequest, f.visitor().do(t.Context(), "POST", "/claims", email("ann")).Status)
+	require.Equal(t, http.StatusBadRequest, f.visitor().claims("ann").Status)
 }
 
 func TestConfirm_MakesOneUserHoweverOftenItIsSent(t *testing.T) {
 	t.Parallel()
 	f := open(t)
 	ann := f.visitor()
-	claim := ann.do(t.Context(), "POST", "/claims", email("ann@example.com")).ID
-	bodies := make([]string, 10)
-	var wg sync.WaitGroup
-	for i := range bodies {
-		wg.Go(func() {
-			bodies[i] = ann.do(context.Background(), "POST", "/claims/"+claim+"/confirm", named("Ann")).Body
-		})
-	}
-	wg.Wait()
+	claim := ann.claims("ann@example.com").Field("id")
+	answers := exampledb.AtOnce(10, func(int) examplehttp.Answer { return ann.confirms(claim, "Ann") })
 	users := f.users(t)
 	require.Equal(t, []user{{users[0].ID, "ann@example.com", "Ann"}}, users)
-	for _, body := range bodies {
-		require.JSONEq(t, fmt.Sprintf(`{"id":%d,"email":"ann@example.com","name":"Ann"}`, users[0].ID), body)
+	for _, a := range answers {
+		require.JSONEq(t, fmt.Sprintf(`{"id":%d,"email":"ann@example.com","name":"Ann"}`, users[0].ID), a.Body)
 	}
 	key := holds.Key{Type: emailType, Value: "ann@example.com"}
 	claimed, err := f.metered.Holds.Claimed(t.Context(), f.pool, "", key)
 	require.NoError(t, err)
 	require.Equal(t, fmt.Sprint("user/", users[0].ID), claimed[key].Entity)
 
-	require.Equal(t, http.StatusConflict, ann.do(t.Context(), "POST", "/claims/"+claim+"/confirm", named("Another")).Status)
-	require.Equal(t, http.StatusConflict, ann.do(t.Context(), "DELETE", "/claims/"+claim, nil).Status)
+	require.Equal(t, http.StatusConflict, ann.confirms(claim, "Another").Status)
+	require.Equal(t, http.StatusConflict, ann.cancels(claim).Status)
 	f.clock.Advance(100 * 24 * time.Hour) // for good
-	for _, b := range []*browser{ann, f.visitor()} {
-		a := b.do(t.Context(), "POST", "/claims", email("ann@example.com"))
+	for _, b := range []visitorAt{ann, f.visitor()} {
+		a := b.claims("ann@example.com")
 		require.Equal(t, http.StatusConflict, a.Status)
-		require.Empty(t, a.RetryAfter)
+		require.Empty(t, a.Header.Get("Retry-After"))
 	}
 	require.Len(t, f.users(t), 1)
 }
@@ -176,54 +163,57 @@ func TestAbandoned_IsFreeWhenItsTimeIsOverAndNoSooner(t *testing.T) {
 	t.Parallel()
 	f := open(t)
 	ann, ben := f.visitor(), f.visitor()
-	first := ann.do(t.Context(), "POST", "/claims", email("x@example.com")).ID
+	first := ann.claims("x@example.com").Field("id")
 	f.clock.Advance(15*time.Minute - time.Microsecond)
-	a := ben.do(t.Context(), "POST", "/claims", email("x@example.com"))
-	require.Equal(t, []any{http.StatusConflict, "1"}, []any{a.Status, a.RetryAfter})
+	a := ben.claims("x@example.com")
+	require.Equal(t, []any{http.StatusConflict, "1"}, []any{a.Status, a.Header.Get("Retry-After")})
 	f.clock.Advance(time.Microsecond)
-	require.Equal(t, http.StatusConflict, ann.do(t.Context(), "POST", "/claims/"+first+"/confirm", named("Ann")).Status)
-	require.Equal(t, http.StatusCreated, ben.do(t.Context(), "POST", "/claims", email("x@example.com")).Status, "with nobody sweeping")
-	require.Equal(t, http.StatusConflict, ann.do(t.Context(), "POST", "/claims/"+first+"/confirm", named("Ann")).Status)
+	require.Equal(t, http.StatusConflict, ann.confirms(first, "Ann").Status)
+	require.Equal(t, http.StatusCreated, ben.claims("x@example.com").Status, "with nobody sweeping")
+	require.Equal(t, http.StatusConflict, ann.confirms(first, "Ann").Status)
 	require.Empty(t, f.users(t))
 }
 
 var claimID = regexp.MustCompile(`claim_[0-9a-f]`)
 
-const noClaim = `{"title":"Not Found","status":404,"detail":"no such claim","code":"hold_unknown"}` + "\n"
+const noClaim = `{"title":"Not Found","status":404,"detail":"no such claim","code":"hold_unknown"}`
 
 // For another visitor a claim in any state does not exist.
 func TestStranger_LearnsAndChangesNothing(t *testing.T) {
 	t.Parallel()
 	f := open(t)
 	ann, eve := f.visitor(), f.visitor()
-	eve.do(t.Context(), "POST", "/claims", email("eve@example.com")) // has a cookie
-	claim := ann.do(t.Context(), "POST", "/claims", email("ann@example.com")).ID
+	eve.claims("eve@example.com") // has a cookie
+	claim := ann.claims("ann@example.com").Field("id")
 	try := func() {
 		t.Helper()
 		for _, id := range []string{claim, "claim_unknown"} {
-			require.Equal(t, reply{Status: 404, Body: noClaim}, eve.do(t.Context(), "DELETE", "/claims/"+id, nil))
-			require.Equal(t, reply{Status: 404, Body: noClaim}, eve.do(t.Context(), "POST", "/claims/"+id+"/confirm", named("Eve")))
+			require.Equal(t, noClaim, eve.cancels(id).Body)
+			require.Equal(t, noClaim, eve.confirms(id, "Eve").Body)
 		}
 	}
 	try()
-	require.Equal(t, http.StatusCreated, ann.do(t.Context(), "POST", "/claims/"+claim+"/confirm", named("Ann")).Status)
+	require.Equal(t, http.StatusCreated, ann.confirms(claim, "Ann").Status)
 	try()
 	require.Len(t, f.users(t), 1)
 }
 
-func TestCancel_FreesTheAddressAtOnce(t *testing.T) {
+// The program is built and run as a user would.
+func TestSignup(t *testing.T) {
 	t.Parallel()
-	f := open(t)
-	ann, ben := f.visitor(), f.visitor()
-	first := ann.do(t.Context(), "POST", "/claims", email("x@example.com")).ID
-	for range 2 {
-		require.Equal(t, http.StatusNoContent, ann.do(t.Context(), "DELETE", "/claims/"+first, nil).Status)
-	}
-	second := ben.do(t.Context(), "POST", "/claims", email("x@example.com"))
-	require.Equal(t, http.StatusCreated, second.Status)
-	require.NotEqual(t, first, second.ID)
-	require.Equal(t, http.StatusConflict, ann.do(t.Context(), "POST", "/claims/"+first+"/confirm", named("Ann")).Status)
-	require.Equal(t, http.StatusNoContent, ann.do(t.Context(), "DELETE", "/claims/"+first, nil).Status)
-	require.Equal(t, http.StatusCreated, ben.do(t.Context(), "POST", "/claims/"+second.ID+"/confirm", named("Ben")).Status)
-	require.Len(t, f.users(t), 1)
+	program := exampletest.Build(t)
+	program.Prints(
+		`409 {"title":"Conflict","status":409,"detail":"somebody is signing up with this address","code":"claim_taken","retry_after_seconds":`,
+		`404 {"title":"Not Found","status":404,"detail":"no such claim","code":"hold_unknown"}`,
+		`201 {"id":1,"email":"ann@example.com","name":"Ann"}`,
+		`409 {"title":"Conflict","status":409,"detail":"there is an account with this address","code":"claim_taken"}`,
+		`409 {"title":"Conflict","status":409,"detail":"the claim has ended: claim the address again","code":"hold_`,
+		"status and how many: map[201:1 409:19]",
+	)
+
+	program.Serve("-b jar ", "/claims", func(base string) {
+		a := visitorAt{examplehttp.NewClient(base)}.claims("ann@example.com")
+		require.Equal(t, 201, a.Status)
+		require.Contains(t, a.Body, `"expires_in_seconds":900`)
+	})
 }

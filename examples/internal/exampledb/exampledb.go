@@ -15,95 +15,119 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/pgserver"
 )
 
-// Options selects the content of the database. The zero value is metered's tables only.
+// Options selects the database and its content. The zero value has metered's tables only.
 type Options struct {
 	// Jobs has River's tables made, too. Defaults to false.
 	Jobs bool
 	// SQL makes the application's own tables. Defaults to none.
 	SQL string
-	// MaxConns is the size of the pool. Defaults to 16.
-	MaxConns int32
+	// Use is the connection string of a database to use, and to keep. Defaults to a new one, which is removed.
+	Use string
+	// Shared uses, and keeps, the database that DATABASE_URL names, or the one of a durable throwaway server that other
+	// processes reach by ConnString. Defaults to false.
+	Shared bool
 	// Durable leaves a throwaway server as durable as it is by default. Defaults to false.
 	Durable bool
-	// Private starts a throwaway server even if DATABASE_URL is set, for a program that crashes it. Defaults to false.
-	Private bool
 	// Log gets a line on the server. Defaults to the standard error.
 	Log io.Writer
 }
 
 const createTimeout = time.Minute // the machine may be busy
 
-// Database is a database of this program's own.
+// Database is the database of a program.
 type Database struct {
-	Pool   *pgxpool.Pool
-	server *pgserver.Server
-	name   string
+	Pool       *pgxpool.Pool
+	connString string
+	server     *pgserver.Server // nil with Options.Use
+	name       string           // of a database to remove
+	workers    []worker
 }
 
-// Open makes a database whose name begins with "metered_" and the program's. Call Close in the end.
-func Open(ctx context.Context, program string, opts Options) (*Database, error) {
+// Open makes a database whose name begins with "metered_" and the program's, or opens the one of opts. Call Close in
+// the end.
+func Open(ctx context.Context, program string, opts Options) (d *Database, err error) {
+	d = &Database{connString: opts.Use}
+	defer func() {
+		if err != nil {
+			d, err = nil, errors.Join(err, d.Close())
+		}
+	}()
+	if opts.Use == "" {
+		if err := d.create(ctx, program, opts); err != nil {
+			return d, err
+		}
+	}
+	config, err := pgxpool.ParseConfig(d.connString)
+	if err != nil {
+		return d, err
+	}
+	config.MaxConns = 16
+	if d.Pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+		return d, err
+	}
+	if _, err := metered.Migrate(ctx, d.Pool, metered.MigrateOptions{River: opts.Jobs}); err != nil {
+		return d, err
+	}
+	_, err = d.Pool.Exec(ctx, opts.SQL)
+	return d, err
+}
+
+// create starts the server, if it has to, and makes the database.
+func (d *Database) create(ctx context.Context, program string, opts Options) (err error) {
 	if opts.Log == nil {
 		opts.Log = os.Stderr
 	}
-	server, err := pgserver.Start(ctx, pgserver.Options{Durable: opts.Durable, Private: opts.Private, Log: opts.Log})
+	d.server, err = pgserver.Start(ctx, pgserver.Options{Durable: opts.Durable || opts.Shared, TCP: opts.Shared, Log: opts.Log})
 	if err != nil {
-		return nil, err
+		return err
 	}
-	d := &Database{server: server, name: "metered_" + program + "_" + strings.ToLower(rand.Text()[:10])}
+	if d.connString = d.server.ConnString(); opts.Shared {
+		return nil
+	}
+	d.name = "metered_" + program + "_" + strings.ToLower(rand.Text()[:10])
+	d.connString = pgserver.WithDatabase(d.connString, d.name)
 	// After Ctrl-C, too, it is known whether there is a database to remove.
 	creating, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	defer cancel()
 	err = d.admin(creating, "create database %s template template0 encoding 'UTF8' lc_collate 'C' lc_ctype 'C'")
-	cancel()
 	if err == nil {
 		err = ctx.Err()
 	}
-	if err == nil {
-		d.Pool, err = newPool(ctx, d.ConnString(), opts.MaxConns)
-	}
-	if err == nil {
-		err = fill(ctx, d.Pool, opts)
-	}
-	if err != nil {
-		return nil, errors.Join(err, d.Close())
-	}
-	return d, nil
+	return err
 }
-
-// Crash ends every process of a server that is Private with SIGKILL.
-func (d *Database) Crash() error { return d.server.Kill() }
-
-// Recover restarts the server with the files on its disk.
-func (d *Database) Recover(ctx context.Context) error { return d.server.Restart(ctx) }
 
 // ConnString is for other processes of the program, and other pools.
-func (d *Database) ConnString() string { return pgserver.WithDatabase(d.server.ConnString(), d.name) }
+func (d *Database) ConnString() string { return d.connString }
 
-// Server is for a program whose processes share a database, which it does not remove. That is the one of
-// DATABASE_URL, or the one of a throwaway server which they reach by connString, until stop.
-func Server(ctx context.Context) (connString string, throwaway bool, stop func() error, err error) {
-	server, err := pgserver.Start(ctx, pgserver.Options{Durable: true, TCP: true, Log: os.Stderr})
-	if err != nil {
-		return "", false, nil, err
-	}
-	return server.ConnString(), server.Owned(), server.Stop, nil
-}
+// Throwaway reports whether the server ends with the program.
+func (d *Database) Throwaway() bool { return d.server != nil && d.server.Owned() }
 
-// Close closes the pool and removes the database, and the server if it is a throwaway one. It works after Ctrl-C, too.
-// Connections that are still in use after 10 s are an error, and are cut.
+// Close stops the workers, closes the pool and removes the database, and the server if it is a throwaway one. It works after
+// Ctrl-C, too. Connections that are still in use after 10 s are an error, and are cut.
 func (d *Database) Close() (err error) {
-	if d.Pool != nil {
-		err = ClosePool(d.Pool)
-	}
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
-	return errors.Join(err, d.admin(ctx, "drop database if exists %s with (force)"), d.server.Stop())
+	for _, w := range d.workers {
+		err = errors.Join(err, w.StopAndCancel(ctx))
+	}
+	if d.Pool != nil {
+		err = errors.Join(err, closePool(d.Pool))
+	}
+	if d.name != "" {
+		err = errors.Join(err, d.admin(ctx, "drop database if exists %s with (force)"))
+	}
+	if d.server != nil {
+		err = errors.Join(err, d.server.Stop())
+	}
+	return err
 }
 
-// ClosePool is Pool.Close, which waits for ever for connections that are in use, with a bound of 10 s.
-func ClosePool(pool *pgxpool.Pool) error {
+// closePool is Pool.Close, which waits for ever for connections that are in use, with a bound of 10 s.
+func closePool(pool *pgxpool.Pool) error {
 	closed := make(chan struct{})
 	go func() {
 		defer close(closed)

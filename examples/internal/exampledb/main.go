@@ -2,16 +2,14 @@ package exampledb
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
 	"os/signal"
+	"sync"
 	"syscall"
 	"time"
-
-	"github.com/jackc/pgx/v5/pgxpool"
-
-	"github.com/pgmetered/metered"
 )
 
 // Main runs an example until it ends, or Ctrl-C ends ctx. It exits with 1 if the example fails.
@@ -24,60 +22,31 @@ func Main(program string, run func(ctx context.Context) error) {
 	}
 }
 
-// Use is Open, or with a connString a pool on that database, which is migrated and kept. Call closeDB in the end.
-func Use(ctx context.Context, connString, program string, opts Options) (pool *pgxpool.Pool, closeDB func() error, err error) {
-	if connString == "" {
+// With is Main for an example with one database.
+func With(program string, opts Options, run func(ctx context.Context, db *Database) error) {
+	Main(program, func(ctx context.Context) (err error) {
 		db, err := Open(ctx, program, opts)
 		if err != nil {
-			return nil, nil, err
+			return err
 		}
-		return db.Pool, db.Close, nil
-	}
-	if pool, err = newPool(ctx, connString, opts.MaxConns); err != nil {
-		return nil, nil, err
-	}
-	if err := fill(ctx, pool, opts); err != nil {
-		pool.Close()
-		return nil, nil, err
-	}
-	return pool, func() error { return ClosePool(pool) }, nil
+		defer func() { err = errors.Join(err, db.Close()) }()
+		return run(ctx, db)
+	})
 }
 
-func newPool(ctx context.Context, connString string, maxConns int32) (*pgxpool.Pool, error) {
-	config, err := pgxpool.ParseConfig(connString)
-	if err != nil {
-		return nil, err
-	}
-	if config.MaxConns = maxConns; maxConns <= 0 {
-		config.MaxConns = 16
-	}
-	return pgxpool.NewWithConfig(ctx, config)
-}
-
-func fill(ctx context.Context, pool *pgxpool.Pool, opts Options) error {
-	if _, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: opts.Jobs}); err != nil {
-		return err
-	}
-	_, err := pool.Exec(ctx, opts.SQL)
-	return err
-}
-
-// Worker is a River client.
-type Worker interface {
+// worker is a River client.
+type worker interface {
 	Start(ctx context.Context) error
 	StopAndCancel(ctx context.Context) error
 }
 
-// Work starts a worker. Ctrl-C does not end it, but stop does, within 10 s.
-func Work(ctx context.Context, w Worker) (stop func() error, err error) {
+// Work starts a worker. Ctrl-C does not end it, but Close does.
+func (d *Database) Work(ctx context.Context, w worker) error {
 	if err := w.Start(context.WithoutCancel(ctx)); err != nil {
-		return nil, fmt.Errorf("starting River's workers: %w", err)
+		return fmt.Errorf("starting River's workers: %w", err)
 	}
-	return func() error {
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), 10*time.Second)
-		defer cancel()
-		return w.StopAndCancel(ctx)
-	}, nil
+	d.workers = append(d.workers, w)
+	return nil
 }
 
 // Every calls f now and then until ctx is done, and logs its errors.
@@ -95,4 +64,33 @@ func Every(ctx context.Context, interval time.Duration, f func(context.Context) 
 			}
 		}
 	}()
+}
+
+// Await calls f every 20 ms until it is done, fails, or ctx is.
+func Await(ctx context.Context, f func() (done bool, err error)) error {
+	for {
+		if done, err := f(); done || err != nil {
+			return err
+		}
+		select {
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		case <-time.After(20 * time.Millisecond):
+		}
+	}
+}
+
+// AtOnce calls f n times at the same time, and returns the results in order.
+func AtOnce[R any](n int, f func(i int) R) []R {
+	results, start := make([]R, n), make(chan struct{})
+	var wg sync.WaitGroup
+	for i := range n {
+		wg.Go(func() {
+			<-start
+			results[i] = f(i)
+		})
+	}
+	close(start)
+	wg.Wait()
+	return results
 }

@@ -1,4 +1,4 @@
-// Package examplehttp serves an example over HTTP.
+// Package examplehttp serves an example over HTTP, and is its client.
 package examplehttp
 
 import (
@@ -32,4 +32,26 @@ func Serve(ctx context.Context, address string, server *http.Server) (base strin
 		done <- err
 	})
 	return "http://" + listener.Addr().String(), done, nil
+}
+
+// Run serves at an address until ctx is done, and calls announce with it. Without an address it serves on loopback
+// until the demonstration, show, has ended.
+func Run(ctx context.Context, address string, handler http.Handler, announce func(base string), show func(ctx context.Context, base string) error) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	listen := address
+	if address == "" {
+		listen = "127.0.0.1:0"
+	}
+	base, closed, err := Serve(ctx, listen, &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second})
+	if err != nil {
+		return err
+	}
+	if address != "" {
+		announce(base)
+		return <-closed
+	}
+	err = show(ctx, base)
+	cancel()
+	return errors.Join(err, <-closed)
 }

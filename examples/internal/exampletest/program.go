@@ -18,6 +18,42 @@ import (
 	"github.com/pgmetered/metered/internal/pgserver"
 )
 
+// Binary builds the example of the test's directory.
+func Binary(t *testing.T) (path string) {
+	t.Helper()
+	binary := filepath.Join(t.TempDir(), "example")
+	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()
+	require.NoError(t, err, "go build: %s", out)
+	return binary
+}
+
+// Start starts a binary on a database, and waits for the line of its output that has a text, and returns the rest of
+// that line. The rest of the output goes nowhere.
+func Start(t *testing.T, binary, databaseURL, text string, args ...string) (rest string, cmd *exec.Cmd) {
+	t.Helper()
+	cmd = command(t, binary, databaseURL, args...)
+	cmd.Stderr = os.Stderr
+	stdout, err := cmd.StdoutPipe()
+	require.NoError(t, err)
+	require.NoError(t, cmd.Start())
+	lines := bufio.NewScanner(stdout)
+	for found := false; !found; {
+		require.True(t, lines.Scan(), "%s does not print %q", binary, text)
+		_, rest, found = strings.Cut(lines.Text(), text)
+	}
+	go func() { _, _ = io.Copy(io.Discard, stdout) }()
+	return rest, cmd
+}
+
+func command(t *testing.T, binary, databaseURL string, args ...string) *exec.Cmd {
+	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) // the machine may be busy
+	t.Cleanup(cancel)
+	cmd := exec.CommandContext(ctx, binary, args...)
+	cmd.Dir = t.TempDir() // not that of the repository
+	cmd.Env = append(os.Environ(), "DATABASE_URL="+databaseURL)
+	return cmd
+}
+
 // Program is an example on a server of its own.
 type Program struct {
 	t      *testing.T
@@ -25,26 +61,30 @@ type Program struct {
 	server *pgserver.Server
 }
 
-// Build builds the example of the test's directory.
+// Build builds the example of the test's directory. At the end of the test no database of it is left.
 func Build(t *testing.T) *Program {
 	t.Helper()
-	binary := filepath.Join(t.TempDir(), "example")
-	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()
-	require.NoError(t, err, "go build: %s", out)
+	binary := Binary(t)
 	server, err := pgserver.Start(t.Context(), pgserver.Options{TCP: true})
 	require.NoError(t, err)
-	t.Cleanup(func() { require.NoError(t, server.Stop()) })
+	dir, err := os.Getwd()
+	require.NoError(t, err)
+	t.Cleanup(func() {
+		conn, err := pgx.Connect(context.Background(), server.ConnString())
+		require.NoError(t, err)
+		var left int
+		err = conn.QueryRow(context.Background(), `select count(*) from pg_database where starts_with(datname, $1)`, "metered_"+filepath.Base(dir)+"_").Scan(&left)
+		require.NoError(t, err)
+		require.Zero(t, left, "databases left behind")
+		require.NoError(t, conn.Close(context.Background()))
+		require.NoError(t, server.Stop())
+	})
 	return &Program{t, binary, server}
 }
 
 // Command is one run of it.
 func (p *Program) Command(args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // the machine may be busy
-	p.t.Cleanup(cancel)
-	cmd := exec.CommandContext(ctx, p.binary, args...)
-	cmd.Dir = p.t.TempDir() // not that of the repository
-	cmd.Env = append(os.Environ(), "DATABASE_URL="+p.server.ConnString())
-	return cmd
+	return command(p.t, p.binary, p.server.ConnString(), args...)
 }
 
 // Prints runs it, and checks that the output of the run, which must succeed, has the texts.
@@ -68,30 +108,9 @@ func (p *Program) Output(args ...string) string {
 // then report success.
 func (p *Program) Serve(before, after string, f func(base string)) {
 	p.t.Helper()
-	serving := p.Command("-listen", "127.0.0.1:0")
-	stdout, err := serving.StdoutPipe()
-	require.NoError(p.t, err)
-	require.NoError(p.t, serving.Start())
-	lines := bufio.NewScanner(stdout)
-	base := ""
-	for base == "" && lines.Scan() {
-		_, base, _ = strings.Cut(lines.Text(), before)
-	}
-	base, _, _ = strings.Cut(base, after)
+	rest, serving := Start(p.t, p.binary, p.server.ConnString(), before, "-listen", "127.0.0.1:0")
+	base, _, _ := strings.Cut(rest, after)
 	f(base)
 	require.NoError(p.t, serving.Process.Signal(os.Interrupt))
-	_, err = io.Copy(io.Discard, stdout)
-	require.NoError(p.t, err)
 	require.NoError(p.t, serving.Wait())
-}
-
-// LeavesNoDatabase checks that no database with a name like the pattern is left.
-func (p *Program) LeavesNoDatabase(like string) {
-	p.t.Helper()
-	conn, err := pgx.Connect(p.t.Context(), p.server.ConnString())
-	require.NoError(p.t, err)
-	defer conn.Close(context.Background())
-	var left int
-	require.NoError(p.t, conn.QueryRow(p.t.Context(), `select count(*) from pg_database where datname like $1`, like).Scan(&left))
-	require.Zero(p.t, left, "databases left behind")
 }
