@@ -6,22 +6,21 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// Errors of calls, besides metered.ErrNotMigrated and metered.ErrNotGranted. Enqueue and EnqueueMany say which of them abort the transaction.
+// Errors, besides metered.ErrNotMigrated and metered.ErrNotGranted.
 var (
-	ErrArgument      error = errArgument                                           // every refused argument: the error is an *ArgumentError, and no SQL ran
-	ErrConflict      error = errConflict                                           // the key was used before for another job: the error is a *ConflictError
-	ErrBusy          error = fault.ErrBusy                                         // another transaction has had the key for all of Config.LockTimeout
+	ErrArgument      error = errArgument                                           // an *ArgumentError. No SQL ran
+	ErrConflict      error = errConflict                                           // a *ConflictError
+	ErrBusy          error = fault.ErrBusy                                         // another transaction kept the key for Config.LockTimeout
 	ErrSerialization error = fault.ErrSerialization                                // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
 	ErrNotFound      error = fault.New("job_key_not_found", "jobs: key not found") // the key was never used, not committed, or purged
-	// River gave a keyed job another id than the one claimed. Plugin is missing from river.Config.Plugins, or a hook changed the job's
-	// queue, id or metadata
-	ErrPlugin error = fault.New("job_plugin", "jobs: the job did not get the id claimed for it: "+
-		"is jobs.Plugin() in river.Config.Plugins, and does every hook leave queue, id and metadata alone?")
+	ErrPlugin        error = errPlugin                                             // Plugin is not in river.Config.Plugins, or a hook changed a keyed job's queue, id or metadata
 )
 
 var (
 	errArgument = fault.New("invalid_argument", "jobs: invalid argument")
 	errConflict = fault.New("job_conflict", "jobs: conflict")
+	errPlugin   = fault.New("job_plugin", "jobs: the job did not get the id claimed for it: "+
+		"is jobs.Plugin() in river.Config.Plugins, and does every hook leave queue, id and metadata alone?")
 )
 
 // ArgumentError says why an argument was refused. Field: "Options.Key".
@@ -41,11 +40,10 @@ const (
 	differsArgs   = "args"
 )
 
-// ConflictError says that a key was used before, for another job. Its text leaves out the recorded kind, tenant and args: they may be
-// somebody else's.
+// ConflictError says that a key was used before, for another job. Its text says nothing of that job.
 type ConflictError struct {
 	Queue, Key string
-	JobID      int64  // of the job that the key was first used for
+	JobID      int64  // of the first use
 	Differs    string // the first that differs: "kind", "tenant" or "args"
 }
 

@@ -26,8 +26,7 @@ const findSQL = `
 select queue, key, job_id, kind, tenant, created_at
 from metered.find_job_key($1, $2)`
 
-// Find returns the record of a key, or ErrNotFound. queue "" means "default". It takes no lock. To make sure that a job exists, call
-// Enqueue.
+// Find returns the record of a key, or ErrNotFound. queue "" means "default". It takes no lock.
 func (e *Enqueuer) Find(ctx context.Context, db querier, queue, key string) (Record, error) {
 	if err := cmp.Or(e.made(), notNil("db", db)); err != nil {
 		return Record{}, err

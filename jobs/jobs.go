@@ -29,13 +29,13 @@ const (
 // Config configures an Enqueuer. The zero value suits most programs.
 type Config struct {
 	Schema string // as metered.Migrate made it. River's is the client's. Defaults to "metered"
-	// bounds how long a call waits for transactions that claimed the same keys, 1ms to 1h. A shorter lock_timeout, statement_timeout or
-	// deadline counts too. Defaults to 5s
+	// bounds the wait for transactions that claimed the same keys, 1ms to 1h. A shorter lock_timeout,
+	// statement_timeout or deadline counts too. Defaults to 5s
 	LockTimeout time.Duration
-	// sends each new job to metered.Client.Listen, with the commit, for a round trip. Every role that may connect to the database can
-	// listen. metered.Config.NotifyJobs sets it for Client.Jobs
+	// sends new jobs to metered.Client.Listen, where every role may hear them, for a round trip.
+	// metered.Config.NotifyJobs sets it for Client.Jobs
 	Notify   bool
-	Observer observe.Observer // gets an event for each call. Defaults to none
+	Observer observe.Observer
 }
 
 // Enqueuer enqueues jobs through a River client. It is safe for concurrent use.
@@ -49,7 +49,7 @@ type Enqueuer struct {
 	claimSQL, claimManySQL, findSQL, purgeSQL, purgeableSQL string
 }
 
-// New returns an Enqueuer on client, which may be insert-only, or ErrArgument. It sends no SQL.
+// New returns an Enqueuer on client, which may be insert-only. It sends no SQL.
 func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 	if err := notNil("client", client); err != nil {
 		return nil, err

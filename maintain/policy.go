@@ -20,12 +20,12 @@ type Parts struct {
 	Wallets *wallet.Book   // likewise of lots
 }
 
-// Policy says how long rows are kept. The zero value deletes no entry, operation or job key: too short an age is
+// Policy says how long rows are kept. Zero keeps entries, operations and job keys for ever: too short an age is
 // dangerous there.
 type Policy struct {
-	Entries    time.Duration // the longest Limit.Reach or more, and until nobody refunds or invoices. Defaults to 0, for ever
-	Operations time.Duration // longer than clients repeat calls. Defaults to 0, for ever
-	JobKeys    time.Duration // longer than callers retry or schedule ahead. Defaults to 0, for ever
+	Entries    time.Duration // the longest Limit.Reach or more, and until nobody refunds or invoices
+	Operations time.Duration // longer than clients repeat calls
+	JobKeys    time.Duration // longer than callers retry or schedule ahead
 	Holds      time.Duration // since they ended. Defaults to 30 days
 	Leases     time.Duration // since they were settled. Defaults to 30 days
 	Tokens     time.Duration // since they ended. Defaults to 30 days

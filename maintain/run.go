@@ -34,11 +34,10 @@ type Step struct {
 	Err  error            `json:"-"`             // why it failed
 }
 
-// Run sweeps holds, leases with carved children, and lots. Then it purges holds, leases, tokens, operations, job keys and
-// entries: children are settled after their holds, purges keep rows that are not announced or settled, and entries take
-// longest.
+// Run sweeps holds, leases with carved children, and lots. Then it purges holds, leases, tokens, operations, job keys
+// and entries.
 //
-// A step that fails stops no other: Run joins the errors, which name their steps. Batches that are done stay done when ctx
+// A step that fails stops no other: Run joins the errors, which name their steps. Finished batches stay done when ctx
 // ends, and the next run does the rest. Any number may run at once.
 func Run(ctx context.Context, pool *pgxpool.Pool, parts Parts, policy Policy) (Report, error) {
 	if err := fault.NotNil(errArgument, "pool", pool); err != nil {

@@ -41,9 +41,9 @@ func (l *LSN) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// CommitLSN returns an LSN behind all commits on the primary so far, never too early. Call it after a commit, on the same server. It costs
-// a round trip, which metered.Command.LSN saves. db is a pool or a connection of the primary, not a pgx.Tx, whose own commit is yet to
-// come.
+// CommitLSN returns an LSN behind all commits on the primary so far. Call it after a commit, on the same server. It
+// costs a round trip, which metered.Command.LSN saves. db is a pool or a connection of the primary, not a pgx.Tx,
+// whose own commit is yet to come.
 func CommitLSN(ctx context.Context, db querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
 		return 0, err
@@ -81,10 +81,10 @@ type querier interface {
 
 // Reads that a replica could not answer.
 var (
-	// the replica had not replayed the log up to the position in time, or did not answer: a *StaleError, and context.DeadlineExceeded too
+	// the replica stayed behind, or did not answer: a *StaleError, and context.DeadlineExceeded too
 	ErrStale error = errStale
 
-	// the position is ahead of a server that is a primary. So it came from another cluster, or a failover lost the commits before it
+	// the position is ahead of a primary: it came from another cluster, or a failover lost its commits
 	ErrAhead error = fault.New("position_unknown", "replica: the position is not one of this server")
 
 	errStale = fault.New("stale_read", "replica: the replica is behind the position that was asked for")
@@ -124,18 +124,13 @@ const (
 	answerTimeout    = time.Second // for the replica, beyond the timeout
 )
 
-// ReadAt calls fn with a connection of the replica, once every commit before lsn is visible there. fn may run any reads (Usage, Get,
-// Lookup). Its error is returned unchanged.
+// ReadAt calls fn with a connection of the replica, once every commit before lsn is visible there. fn may run any
+// reads (Usage, Get, Lookup). Its error is returned unchanged.
 //
-//	lsn, err := replica.CommitLSN(ctx, primary) // after the write, or metered.Outcome.LSN
-//	err = replica.ReadAt(ctx, pool, lsn, replica.Options{}, func(ctx context.Context, conn *pgx.Conn) error {
-//		hold, err = book.Get(ctx, conn, "", id, "")
-//		return err
-//	})
-//
-// No transaction is open during the wait. The replica must use physical replication, without a pooler that spreads statements over servers.
-// The primary works too, without a wait. If an idle primary has open transactions, the wait can take some 15 seconds. Errors before fn is
-// called: *metered.ArgumentError, *StaleError (ask the primary), and ErrAhead.
+// No transaction is open during the wait. The replica must use physical replication, without a pooler that spreads
+// statements over servers. The primary works too, without a wait. If an idle primary has open transactions, the wait
+// can take some 15 seconds. Errors before fn is called: *metered.ArgumentError, *StaleError (ask the primary), and
+// ErrAhead.
 func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options, fn func(context.Context, *pgx.Conn) error) error {
 	if opts.Timeout == 0 {
 		opts.Timeout = defaultTimeout

@@ -7,15 +7,15 @@
 //	out, err := sqlmetered.DoTx(ctx, client, tx, cmd, nil)
 //	err = sqlmetered.Commit(tx)
 //
-// Most programs want [DoTx] and [Commit]. [InTx] is for budget, holds, tokens and jobs alone. Beside the rules of
+// Most programs want DoTx and Commit. InTx is for budget, holds, tokens and jobs alone. Beside the rules of
 // metered.DoTx:
 //
-//   - A function called here uses only the transaction that it is given. A call of the *sql.Tx in it never returns. Calls
-//     of other goroutines, and the rollback of database/sql when the context of BeginTx is done, wait for the function.
-//   - In a repetition the command is a replay (Outcome.Replayed), but your writes through the *sql.Tx are repeated: roll
-//     back then, or make them in the command's function.
-//   - Large objects cannot be used. A *sql.Tx of another driver (lib/pq) is a *metered.ArgumentError, with nothing sent. A driver
-//     that wraps pgx's has to pass arguments on unchanged.
+//   - A function uses only the transaction that it is given. A call of the *sql.Tx in it never returns. Calls of
+//     other goroutines, and the rollback when BeginTx's context is done, wait for the function.
+//   - In a repetition the command is a replay (Outcome.Replayed), but your writes through the *sql.Tx are repeated:
+//     roll back then, or make them in the function.
+//   - Large objects cannot be used. A *sql.Tx of another driver (lib/pq) is a *metered.ArgumentError. A driver that
+//     wraps pgx's has to pass arguments on unchanged.
 package sqlmetered
 
 import (
@@ -41,8 +41,8 @@ func notPgx() error {
 	return fault.Invalid(errArgument, "tx", "is not a transaction of pgx's stdlib driver")
 }
 
-// DoTx is metered.DoTx inside tx. If the command is refused or fails, tx is as before, and usable. It takes effect
-// when tx commits. Errors: those of metered.DoTx and InTx.
+// DoTx is metered.DoTx inside tx. If the command is refused or fails, tx is as before, and usable. Errors: those of
+// metered.DoTx and InTx.
 func DoTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx, cmd metered.Command, fn metered.Func[R]) (metered.Outcome[R], error) {
 	var out metered.Outcome[R]
 	var done error
@@ -57,12 +57,12 @@ func DoTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx, cmd metered
 }
 
 // InTx calls fn once with tx as a pgx.Tx, which is dead when fn returns (metered.ErrTxDone). fn cannot end the
-// transaction (metered.ErrTxControl). Its Begin sets a savepoint, InTx sets none: after an error the rollback of tx
-// undoes fn's writes. A panic in fn goes on, and leaves tx open.
+// transaction (metered.ErrTxControl). InTx sets no savepoint: after an error the rollback of tx undoes fn's writes. A
+// panic in fn leaves tx open.
 //
 // Errors before fn is called: *metered.ArgumentError, sql.ErrTxDone, an error of ctx. After it: those of fn, and
-// metered.ErrTxFailed if fn returns nil though a statement failed or rows are open. It costs no round trip, but one if
-// the connection has a pgx tracer.
+// metered.ErrTxFailed if fn returns nil though a statement failed or rows are open. It costs no round trip, but one
+// if the connection has a pgx tracer.
 func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(fault.NotNil(errArgument, "tx", tx), fault.NotNil(errArgument, "fn", fn)); err != nil {
 		return err
@@ -80,11 +80,10 @@ func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.T
 	return err
 }
 
-// Commit commits tx, and reports the outcome. nil: it is committed. metered.ErrCommitUnknown: the answer was lost, or
-// the context of BeginTx ended before it came. Run the transaction again with the same command then, which is a replay
-// if it was committed. sql.ErrTxDone: tx had ended before, with either outcome. Any other error: it is not committed.
-// That is metered.ErrTxFailed after a failed statement, the error of BeginTx's context if COMMIT was not sent, or an
-// error of Postgres (metered.Retryable).
+// Commit commits tx. On metered.ErrCommitUnknown the answer was lost, or BeginTx's context ended before it came: run
+// the transaction again with the same command, which is a replay if it was committed. On sql.ErrTxDone tx had ended
+// before, with either outcome. Any other error means not committed: metered.ErrTxFailed after a failed statement, the
+// context's error, or an error of Postgres (metered.Retryable).
 //
 // The context of a request ends when its client leaves. Begin with context.WithoutCancel(r.Context()), and a timeout,
 // to learn the outcome.

@@ -1,25 +1,18 @@
-// Package tokens keeps one-time grants in Postgres: secrets that are minted for a purpose and a subject, and consumed at most once, inside
-// the transaction that acts on their grant.
+// Package tokens keeps one-time grants in Postgres: secrets that are minted for a purpose and a subject, and consumed
+// at most once, inside the transaction that acts on their grant.
 //
-//	store, err := tokens.New(tokens.Config{Prefix: "acme_upload"})
-//	minted, err := store.Mint(ctx, tx, tokens.Mint{Purpose: "upload", Subject: user, Payload: asset, TTL: time.Hour})
-//	send(minted.Token.Reveal())
-//	…
-//	grant, err := store.Consume(ctx, tx, "upload", user, presented)
-//	if errors.Is(err, tokens.ErrInvalid) { … 403 … }
-//
-// The database keeps the SHA-256 of the text, not the text. A Token prints redacted; Reveal is the only way to it:
+// The database keeps the SHA-256 of a token's text. A Token prints redacted, and Reveal is the only way to the text:
 //
 //	acme_upload_9mzR0q…7dQ2uVfZ3k
 //	└ prefix ──┘└ 43 ─────┘└ 6 ─┘  32 secret bytes and a CRC-32 (IEEE), in base 62
 //
-// The checksum refuses mistyped text without a query. Every bad token gets the same ErrInvalid. A wrong purpose or subject does not use a
-// token up.
+// The checksum refuses mistyped text without a query. Every bad token gets the same ErrInvalid. A wrong purpose or
+// subject does not use a token up.
 //
-// Consumers of one token queue on its row, and exactly one commits the last use. At READ COMMITTED the others get ErrInvalid, at higher
-// levels ErrSerialization, then ErrInvalid. A token is good while clock < ExpiresAt, by the database's clock when Consume begins. Mail
-// scanners follow links: call Inspect on GET, and Consume on POST.
+// Consumers of one token queue on its row, and exactly one commits the last use. At READ COMMITTED the others get
+// ErrInvalid, at higher levels ErrSerialization, then ErrInvalid. A token is good while clock < ExpiresAt, by the
+// database's clock when Consume begins. Mail scanners follow links: call Inspect on GET, and Consume on POST.
 //
-// Every call may fail with ErrArgument before any SQL, and with errors of Postgres. Writes also fail with ErrBusy and ErrSerialization.
-// Rolling back undoes them. Locks are kept until the transaction ends.
+// Every call may fail with ErrArgument, and with errors of Postgres. Writes also fail with ErrBusy and
+// ErrSerialization. Rolling back undoes them. Locks are kept until the transaction ends.
 package tokens

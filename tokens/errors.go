@@ -7,11 +7,10 @@ import (
 
 // Refusals. They leave the transaction usable, and nothing written.
 var (
-	ErrArgument error = errArgument // every refused argument: the error is an *ArgumentError, and no SQL ran
-	// the one answer for a bad token: malformed, unknown, used, expired, revoked, or of another purpose or subject: an *InvalidError
+	ErrArgument error = errArgument // an *ArgumentError. No SQL ran
+	// an *InvalidError, the same for every bad token
 	ErrInvalid error = fault.New("token_invalid", "tokens: the token is not valid")
-	// a token with the given Secret was minted before, and is not purged
-	ErrExists error = fault.New("token_exists", "tokens: a token with this secret was minted before")
+	ErrExists  error = fault.New("token_exists", "tokens: a token with this secret was minted before")
 )
 
 // Failures of the moment. They abort the transaction, as do metered.ErrNotMigrated and metered.ErrNotGranted.
@@ -32,7 +31,7 @@ func invalid(field, format string, args ...any) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// InvalidError prints and encodes the same for every reason, so a client may see it. Log its Reason beside it.
+// InvalidError prints and encodes the same for every reason, so a client may see it.
 type InvalidError struct {
 	redacted
 	reason func() string // a func, so that no printer gets at it by reflection

@@ -13,7 +13,7 @@ import (
 
 // Info is the grant of a good token.
 type Info struct {
-	Digest    Digest          `json:"digest"` // identifies the token, for audit records
+	Digest    Digest          `json:"digest"`
 	Purpose   string          `json:"purpose"`
 	Subject   string          `json:"subject"`
 	Payload   json.RawMessage `json:"payload,omitempty"` // of Mint, as JSON, or nil
@@ -40,7 +40,7 @@ type Grant struct {
 	ConsumedAt time.Time `json:"consumed_at"` // by the database's clock
 }
 
-// Internals is for the other packages of this module: nobody else can import lend.Key.
+// Internals is for this module: nobody else can import lend.Key.
 func Internals(lend.Key) internals { return internals{} }
 
 // internals are lent to metered.

@@ -16,28 +16,29 @@ import (
 
 // Mint describes a token.
 type Mint struct {
-	Purpose string        // the kind of grant, such as "upload": 1 to 128 bytes of UTF-8. Required
-	Subject string        // the user or thing that it is for, presented with the token: 1 to 512 bytes of UTF-8. Required
-	Payload any           // comes back with the grant, as JSON of at most 8 KiB (a json.RawMessage byte for byte). It is stored in the clear
-	TTL     time.Duration // how long the token is good, 1s to 400 days, cut to microseconds. Defaults to 1h
-	Uses    int           // how often it can be consumed, 1 to 1,000,000. Uses queue on its row. Defaults to 1
-	Secret  Secret        // from NewSecret or Derive, for a command that must return the same token again. Defaults to 32 bytes of crypto/rand
+	Purpose string        // such as "upload", 1 to 128 bytes of UTF-8. Required
+	Subject string        // the user or thing that it is for, 1 to 512 bytes of UTF-8. Required
+	Payload any           // comes back with the grant, as JSON of at most 8 KiB, stored in the clear
+	TTL     time.Duration // 1s to 400 days, cut to microseconds. Defaults to 1h
+	Uses    int           // 1 to 1,000,000. Defaults to 1
+	Secret  Secret        // from NewSecret or Derive. Defaults to 32 bytes of crypto/rand
 }
 
 // Minted is a new token.
 type Minted struct {
-	Token     Token     `json:"token"`  // the only copy of its text, redacted: Reveal it to hand it out
-	Digest    Digest    `json:"digest"` // identifies the token in logs, in the database and for Revoke
+	Token     Token     `json:"token"` // the only copy of its text
+	Digest    Digest    `json:"digest"`
 	Purpose   string    `json:"purpose"`
 	Subject   string    `json:"subject"`
 	Uses      int       `json:"uses"`
 	MintedAt  time.Time `json:"minted_at"`          // by the database's clock
-	ExpiresAt time.Time `json:"expires_at"`         // MintedAt + TTL. It is not good at that time any more
+	ExpiresAt time.Time `json:"expires_at"`         // MintedAt + TTL
 	Replaced  int64     `json:"replaced,omitempty"` // live tokens that Replace revoked
 }
 
-// Mint stores a new token and returns it, in one round trip. After a rollback the token is unknown: hand it out after the commit. Each call
-// mints another token, except with a Secret: then a second call is ErrExists, and Store.Token has the text. It locks only the given secret.
+// Mint stores a new token and returns it, in one round trip. Hand it out after the commit. Each call mints another
+// token, except with a Secret: then a second call is ErrExists, and Store.Token has the text. It locks only the given
+// secret.
 func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	minted, err := s.prepare("Mint", m)
 	if err != nil {
@@ -50,8 +51,7 @@ func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	return batch[0].Minted, nil
 }
 
-// MintMany stores up to 1000 tokens in one round trip, all or none, and returns them in the order of mints. The same secret twice in mints
-// is ErrArgument. Otherwise as Mint.
+// MintMany is Mint for up to 1000 tokens, all or none, in the order of mints. The same secret twice is ErrArgument.
 func (s *Store) MintMany(ctx context.Context, tx pgx.Tx, mints []Mint) ([]Minted, error) {
 	if len(mints) > maxMints {
 		return nil, invalid("Mints", "%d: want at most %d", len(mints), maxMints)

@@ -11,14 +11,14 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
-// PurgeOptions are the options of Purge.
+// PurgeOptions configures Purge.
 type PurgeOptions struct {
-	// how long a token is kept after its last use, revocation or expiry, 1s to a century. Until then its secret cannot be minted again.
+	// since a token's last use, revocation or expiry, 1s to a century. Until then its secret cannot be minted again.
 	// Defaults to 30 days
 	OlderThan time.Duration
-	Batch     int                 // tokens of one transaction, 1 to 10,000. Defaults to 1,000
-	Progress  func(deleted int64) // is called after each batch with the number so far
-	DryRun    bool                // counts the rows, and deletes none. It needs SELECT on the table
+	Batch     int                 // tokens per transaction, 1 to 10,000. Defaults to 1,000
+	Progress  func(deleted int64) // is called after each batch
+	DryRun    bool                // counts, and deletes none. Needs SELECT on the table
 }
 
 const purgeableSQL = `
@@ -27,8 +27,8 @@ where coalesce(t.ended_at, t.expires_at) <= cutoff.at`
 
 const purgeSQL = `select deleted, last from metered.purge_tokens($1, metered.clock() - $2::interval, $3)`
 
-// Purge deletes tokens that ended longer ago than OlderThan, oldest first, and returns how many. It owns its transactions: deleted rows
-// stay deleted if it fails or ctx ends. Any number may run at once. It needs the schema's owner or metered.GrantMaintenanceSQL.
+// Purge deletes tokens that ended longer ago than OlderThan, and returns how many. It owns its transactions: deleted
+// rows stay deleted on error. Any number may run at once. It needs metered.GrantMaintenanceSQL.
 func (s *Store) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(s.made(), notNil("pool", pool)); err != nil {
 		return 0, err

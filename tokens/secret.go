@@ -31,9 +31,9 @@ func NewSecret(b []byte) (Secret, error) {
 	return newSecret([secretBytes]byte(b)), nil
 }
 
-// Derive returns the Secret that belongs to key and parts, always the same: an HMAC-SHA-256 in which ("ab", "c") and ("a", "bc") differ. It
-// is for commands that must return the same token when they run again: make the parts from the operation's tenant and id, and the token's
-// place. The key is 32 to 1024 random bytes. Keep it like the database's password. There are 1 to 16 parts, together at most 4096 bytes.
+// Derive returns the Secret that belongs to key and parts, an HMAC-SHA-256, for commands that must return the same
+// token when they run again: make the parts from the operation's tenant and id, and the token's place. The key is 32
+// to 1024 random bytes, kept like the database's password. There are 1 to 16 parts, together at most 4096 bytes.
 func Derive(key []byte, parts ...string) (Secret, error) {
 	if len(key) < minKeyLen || len(key) > maxKeyLen {
 		return Secret{}, invalid("key", "%d bytes: want %d to %d", len(key), minKeyLen, maxKeyLen)

@@ -39,15 +39,14 @@ const (
 	defaultOlderThan   = 30 * 24 * time.Hour // how long Purge keeps tokens that have ended
 )
 
-// Config has the place of a Store's tokens and their form. The zero value works.
+// Config configures a Store. The zero value works.
 type Config struct {
 	Schema string // as metered.Migrate made it. Defaults to "metered"
-	// begins the tokens: 1 to 32 of A-Z, a-z, 0-9 and _, starting with a letter and not ending with _. Choose one per product, and register
-	// it with scanners of leaked secrets. Tokens of another prefix are refused: keep a second Store while old ones are in use. Defaults to
-	// "metered".
+	// begins the tokens, and tells scanners of leaked secrets your product: 1 to 32 of A-Z, a-z, 0-9 and _, starting
+	// with a letter and not ending with _. Tokens of another prefix are refused. Defaults to "metered".
 	Prefix      string
-	LockTimeout time.Duration    // bounds the wait for each lock, 1ms to 1h: then ErrBusy. A shorter lock_timeout counts too. Defaults to 5s
-	Observer    observe.Observer // gets an event for each call. Defaults to none
+	LockTimeout time.Duration // of each lock, 1ms to 1h. A shorter lock_timeout counts too. Defaults to 5s
+	Observer    observe.Observer
 }
 
 // Store mints and consumes tokens of one prefix in one schema. It is safe for concurrent use.
@@ -106,7 +105,7 @@ var validPrefix = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$`)
 // made refuses the zero Store, which has no prefix.
 func (s *Store) made() error { return fault.Made(errArgument, "store", s != nil && s.prefix != "") }
 
-// Prefix is that of Config, or its default. A token's text is the prefix, _ and 49 of 0-9, a-z and A-Z.
+// Prefix is that of Config, or its default.
 func (s *Store) Prefix() string { return s.prefix }
 
 // querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.

@@ -31,7 +31,7 @@ func (s *Store) Parse(text string) (Token, error) {
 	return s.token(text), nil
 }
 
-// Token returns the token that a secret makes in this store, minted or not: after ErrExists, or when a replay needs the text.
+// Token returns the token of a secret in this store, minted or not: after ErrExists, or when a replay needs the text.
 func (s *Store) Token(secret Secret) (Token, error) {
 	if err := s.made(); err != nil {
 		return Token{}, err

@@ -7,7 +7,7 @@ import (
 	"github.com/pgmetered/metered/internal/redact"
 )
 
-// Token is a secret that grants something to the client that presents it. Printed, logged or encoded it is redacted:
+// Token is a secret for the client that presents it. Printed, logged or encoded it is redacted:
 // "acme_upload_REDACTED". Compare Digests, not Tokens. The zero Token is no token.
 type Token struct {
 	redacted
@@ -27,8 +27,8 @@ func (t Token) Reveal() string {
 
 func (t Token) Digest() Digest { return sha256.Sum256([]byte(t.Reveal())) }
 
-// Digest is the SHA-256 of a token's text, the key of its row. It does not give the token away, so use it in logs and for Revoke. As text
-// it is 64 hexadecimal digits.
+// Digest is the SHA-256 of a token's text, the key of its row. It does not give the token away: use it in logs and
+// for Revoke. As text it is 64 hexadecimal digits.
 type Digest [sha256.Size]byte
 
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }

@@ -14,22 +14,18 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// Cleanup configures a job that ends a hold when its time is over, so that subscribers and listeners hear of it at
-// about that time. The hold's units are free when it is due, with or without such a job. The zero value is ready for
-// use.
+// Cleanup configures a job that ends a hold when it is due, so that subscribers and listeners hear of it. The units
+// are free then in any case. The zero value works.
 type Cleanup struct {
-	// Delay is how long after the hold is due the job runs, up to 24h. Defaults to 10s.
-	Delay time.Duration
-	// Queue is the job's queue. Defaults to River's default queue.
-	Queue string
-	// MaxAttempts is how often the job is tried before it is discarded, up to 32,767. Defaults to River's, 25.
-	MaxAttempts int
+	Delay       time.Duration // from the hold's due time to the job, up to 24h. Defaults to 10s
+	Queue       string        // defaults to River's
+	MaxAttempts int           // up to 32,767. Defaults to River's, 25
 }
 
 const defaultDelay = 10 * time.Second
 
-// Job returns a job, and how to insert it, that ends a hold. The hold is placed now, for ttl with its grace. The
-// error is a *budget.ArgumentError.
+// Job returns a job, and how to insert it, for a hold that is placed now, for ttl with its grace. The error is a
+// *budget.ArgumentError.
 func (c Cleanup) Job(tenant, id string, ttl time.Duration) (CleanupArgs, river.InsertOpts, error) {
 	delay := cmp.Or(c.Delay, defaultDelay)
 	if delay < 0 || delay > 24*time.Hour {
@@ -42,26 +38,19 @@ func (c Cleanup) Job(tenant, id string, ttl time.Duration) (CleanupArgs, river.I
 	return args, river.InsertOpts{Queue: c.Queue, MaxAttempts: c.MaxAttempts, ScheduledAt: time.Now().Add(ttl + delay)}, nil
 }
 
-// CleanupArgs are the args of a job that ends one hold when its time is over. metered.Tx.Place and Tx.Claim enqueue
-// it if they are given a Cleanup. A program that places holds without a command can enqueue it itself. A river.Client
-// without its worker fails the job: the kind is not registered there.
+// CleanupArgs are the args of a job that ends a hold. metered.Tx.Place and Tx.Claim enqueue it if they are given a
+// Cleanup. A river.Client without its worker fails the job.
 type CleanupArgs struct {
-	Tenant string `json:"tenant,omitempty"`
-	ID     string `json:"id"`
-	// DelayMS is how many milliseconds after the hold is due the job runs again, if it ran too early.
-	DelayMS int64 `json:"delay_ms"`
+	Tenant  string `json:"tenant,omitempty"`
+	ID      string `json:"id"`
+	DelayMS int64  `json:"delay_ms"` // Cleanup.Delay
 }
 
 // Kind is the job's kind.
 func (CleanupArgs) Kind() string { return "metered_hold_cleanup" }
 
-// NewCleanupWorker returns the worker of CleanupArgs. Register it wherever the queue of such jobs is worked:
-//
-//	river.AddWorker(workers, holdjobs.NewCleanupWorker(pool, book))
-//
-// It ends the hold and announces it to subscribers and listeners, once, however often the job runs. It leaves a hold
-// that was captured, released or purged. If the hold was extended, or is not due yet by the database's clock, the job
-// is snoozed until it is.
+// NewCleanupWorker returns the worker of CleanupArgs, which calls holds.Book.Expire. If the hold was extended, or is
+// not due yet, the job is snoozed until it is.
 func NewCleanupWorker(pool *pgxpool.Pool, book *holds.Book) river.Worker[CleanupArgs] {
 	return &cleanupWorker{pool: pool, book: book}
 }

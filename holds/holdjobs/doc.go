@@ -1,3 +1,3 @@
-// Package holdjobs has the River workers that belong to holds. NewWorker holds a job's estimated cost until its
-// actual cost is known. NewCleanupWorker ends a hold when its time is over.
+// Package holdjobs has River workers for holds: NewWorker for jobs whose cost is known at their end, NewCleanupWorker
+// for holds that are due.
 package holdjobs

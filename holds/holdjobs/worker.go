@@ -49,25 +49,18 @@ type Ref struct {
 	ID     string `json:"id"`
 }
 
-// Cost is the actual cost of a job. Set one of Lines, All and Nothing: otherwise the attempt fails with an
-// *budget.ArgumentError, and the job is tried again.
+// Cost is the actual cost of a job. Set one of Lines, All and Nothing: else the attempt fails with a
+// *budget.ArgumentError.
 type Cost struct {
-	// Lines are the units used, by scope. Their Limits, beside All too, are those of holds.Capture.
-	Lines []holds.Line
-	// All says that the job used all held units.
-	All bool
-	// Nothing says that the job used nothing: nothing is charged and the hold is released.
-	Nothing bool
-	// Over is the policy for a line beyond the estimate. With holds.OverRefused a job that costs more than its
-	// estimate fails at each attempt, to its last. So hold an estimate that the cost cannot exceed, or use another
-	// policy: the cost is incurred. holds.OverAllowed charges the excess, holds.OverIfFits only where the line's
-	// limits have room for it. Defaults to holds.OverRefused.
-	Over holds.Over
-	// Entity is linked to the hold. Defaults to none.
-	Entity string
-	// Write makes the job's own writes, in the transaction that captures the cost and completes the job. It cannot
-	// end that transaction. It may be called several times, and must have no effect outside the transaction. Defaults
-	// to none.
+	Lines   []holds.Line // units used, as in holds.Capture, beside All too
+	All     bool         // all held units
+	Nothing bool         // the hold is released
+	// Over is for a Line beyond the estimate. With holds.OverRefused, the default, such a job fails at each attempt,
+	// to its last: hold an estimate that the cost cannot exceed, or use another policy.
+	Over   holds.Over
+	Entity string // as in holds.Capture
+	// Write makes the job's own writes, in the transaction that captures the cost and completes the job, which it
+	// cannot end. It may be called several times, and must have no effect elsewhere.
 	Write func(ctx context.Context, tx pgx.Tx) error
 }
 
@@ -84,22 +77,18 @@ func (c Cost) check() error {
 	return nil
 }
 
-// Work does the work of a job, outside any transaction, and returns its cost. It may be called several times for one
-// job, as any River worker may.
+// Work does a job, outside any transaction, and returns its cost. It may be called several times for one job.
 type Work[T Args] func(ctx context.Context, job *river.Job[T]) (Cost, error)
 
-// Options configures NewWorker. The zero value is ready for use. A duration that is not positive is the default.
+// Options configures NewWorker. A duration that is not positive is the default.
 type Options struct {
-	// Timeout bounds one attempt, as River's Worker.Timeout does. Defaults to 1m, as River's.
-	Timeout time.Duration
-	// RetryAfter is how long until a failed job is tried again. Defaults to 30s.
-	RetryAfter time.Duration
-	// Margin is how much longer than an attempt and the pause after it the hold lasts. It has to cover the time that
-	// the job then waits in its queue. Defaults to 1m.
+	Timeout    time.Duration // of an attempt, as River's Worker.Timeout. Defaults to 1m
+	RetryAfter time.Duration // until a failed job is tried again. Defaults to 30s
+	// Margin is how much longer than an attempt and the pause after it the hold lasts: the time that the job then
+	// waits in its queue. Defaults to 1m.
 	//
-	// With the defaults, a job whose worker was killed ends cancelled. River gives it to another worker after
-	// river.Config.RescueStuckJobsAfter, 1h, when its hold has expired. To have it tried again, set
-	// RescueStuckJobsAfter lower, and Margin to half a minute more than that.
+	// A job whose worker was killed goes to another after river.Config.RescueStuckJobsAfter, 1h, and is cancelled,
+	// since its hold has expired. To have it tried again, set that lower, and Margin half a minute higher than that.
 	Margin time.Duration
 }
 
@@ -107,16 +96,16 @@ type Options struct {
 //
 //   - A command places the hold and enqueues the job (metered.Tx.Place, metered.Tx.Enqueue).
 //   - The worker extends the hold to cover the attempt, and calls work.
-//   - One transaction captures the cost, makes work's writes and completes the job. If it fails by no fault of the
-//     job's (a deadlock, a busy scope, a lost connection), it is retried while the attempt lasts.
-//   - If work fails and the job will be retried, the hold is extended. If it fails for good, or is cancelled while
-//     it runs, the hold is released.
+//   - One transaction captures the cost, makes work's writes and completes the job. It is retried while the attempt
+//     lasts, unless the job is at fault.
+//   - If work fails, the hold is extended for the next attempt. After the last one, or if the job is cancelled while
+//     it runs, it is released.
 //   - If the worker dies, or the job is cancelled or discarded elsewhere, the hold expires.
 //
-// A job whose hold has ended or is missing is cancelled, since its cost could not be charged. So the hold's TTL must
-// be longer than a job waits in its queue, and holds.Config.MaxLifetime longer than all its attempts.
+// A job whose hold has ended is cancelled, since its cost could not be charged. So the hold's TTL must be longer than
+// a job waits in its queue, and holds.Config.MaxLifetime longer than all its attempts.
 //
-// Locks: what Write locks and the job's row, then the hold's scopes, each time until COMMIT.
+// Locks: those of Cost.Write and the job's row, then the hold's scopes, until COMMIT.
 func NewWorker[T Args](pool *pgxpool.Pool, book *holds.Book, work Work[T], opts Options) river.Worker[T] {
 	return &worker[T]{pool: pool, book: inHolds.AnyHolder(book), work: work, opts: Options{
 		Timeout:    cmp.Or(max(opts.Timeout, 0), time.Minute),
