@@ -1,14 +1,11 @@
-// Package console is a page that shows the state of a schema of metered in a browser.
+// Package console is a page that shows the state of a schema of metered in a browser: scopes, holds, operations and
+// River's jobs, live, and without JavaScript too.
 //
 //	page, err := console.New(pool, console.Config{})
 //	mux.Handle("/console/", http.StripPrefix("/console", onlyStaff(page)))
 //
-// It shows an overview (rate, refusals, hot scopes, holds, the lag of the sweep, leases), a scope (its usage against
-// each of its limits over time, its entries, its holds, the reason of a refusal), a hold's history, an operation, and
-// River's jobs behind it. It is live, and works without JavaScript too.
-//
-// It can only read. Each request is one READ ONLY transaction with a timeout, and a role with the grants of
-// metered.GrantReportingSQL alone can serve it.
+// It can only read: a role with the grants of metered.GrantReportingSQL alone can serve it. Each request is one READ
+// ONLY transaction.
 //
 // It authenticates nobody. Put it behind your program's authentication: everybody who reaches it sees every tenant's
 // scopes, holds and operations.
@@ -32,28 +29,26 @@ import (
 // ArgumentError says why a field of Config was refused.
 type ArgumentError = fault.Argument
 
-// Config configures a Handler. The zero value is ready for use.
+// Config configures a Handler. The zero value works.
 type Config struct {
-	Schema string // the schema that metered.Migrate created; defaults to "metered"
+	Schema string // as metered.Migrate made it. Defaults to "metered"
 
-	// Limits returns the limits of a scope, which come with each call and are not in the database. It is called for
-	// every scope on a page, from several goroutines, and must not block. The page shows up to 16.
-	// Limits that a user types into the form replace them. Without any, the page takes those of refusals on record.
-	// Defaults to none.
+	// Limits returns the limits of a scope, of which the page shows up to 16. It is called from several goroutines,
+	// and must not block. Limits that a user types replace them. Without any, the page takes those of refusals on
+	// record.
 	Limits func(scope string) []budget.Limit
 
-	// RiverSchema has River's tables. Defaults to the first schema of the role's search_path that has them. The page
-	// says so if there are none, or if the role may not read river_job.
+	// RiverSchema has River's tables. Defaults to the first schema of the role's search_path that has them.
 	RiverSchema string
-	RiverUI     string // the address of River UI, whose page of a job is at /jobs/ and its number. Defaults to no links
+	RiverUI     string // the address of River UI, with jobs at /jobs/ID. Defaults to no links
 
-	Title    string         // of the page, in its header; defaults to "metered"
+	Title    string         // of the page. Defaults to "metered"
 	Location *time.Location // of the times shown. Defaults to UTC
 
 	Refresh    time.Duration // how often an open page is read again, 100ms to 1h. Defaults to 2s
-	Timeout    time.Duration // of each request's and each refresh's reads, 10ms to 1m. Defaults to 2s
-	MaxConns   int           // how many connections of the pool the page uses at once, 1 to 64. Defaults to 2
-	MaxViewers int           // how many browsers are kept live at once, 1 to 10,000. Others reload. Defaults to 100
+	Timeout    time.Duration // of a page's reads, 10ms to 1m. Defaults to 2s
+	MaxConns   int           // connections in use at once, 1 to 64. Defaults to 2
+	MaxViewers int           // live browsers, 1 to 10,000. Others reload. Defaults to 100
 
 	Logger *slog.Logger // gets errors of pages that could not be served. Defaults to slog.Default()
 }
@@ -70,7 +65,7 @@ type Handler struct {
 	wrong  *template.Template
 }
 
-// New returns a Handler on a pool, or an *ArgumentError. It does not touch the database. The pool may lead to a replica.
+// New returns a Handler on a pool, which may lead to a replica. It does not touch the database.
 func New(pool *pgxpool.Pool, cfg Config) (*Handler, error) {
 	if pool == nil {
 		return nil, fault.Invalid(errArgument, "pool", "is nil")
@@ -101,7 +96,7 @@ func (h *Handler) Close() { h.live.close() }
 // maxName is how long a name of Postgres's can be, in bytes.
 const maxName = 63
 
-// ErrArgument is every refused argument, as an *ArgumentError.
+// ErrArgument is an *ArgumentError.
 var ErrArgument error = errArgument
 
 var errArgument = fault.New("invalid_argument", "console: invalid argument")

@@ -2,8 +2,8 @@ package holds
 
 // Values of Note.Actor.
 const (
-	System    = "system"    // the program itself
-	Anonymous = "anonymous" // somebody unknown
+	System    = "system"
+	Anonymous = "anonymous"
 )
 
 // User is a user of the application.

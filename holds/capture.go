@@ -18,7 +18,6 @@ import (
 // Over is the policy for a capture of more units than the hold keeps.
 type Over string
 
-// The policies.
 const (
 	OverRefused Over = ""        // *ExcessError
 	OverIfFits  Over = "if fits" // the excess is charged if its Line's limits admit it, else *budget.ExceededError

@@ -26,13 +26,13 @@ type Key struct {
 
 // Claim is a hold on a thing that one holder can have at a time: a user name, a seat, a machine.
 type Claim struct {
-	Tenant    string          // keeps the keys of tenants apart
-	Key       Key             // neither part empty, its Scope at most 255 bytes
-	Holder    string          // not ""
-	Lines     []Line          // are reserved with the claim
-	Charges   []budget.Charge // are charged with the claim
-	MustExist bool            // as in budget.Charge, of Key.Scope
-	TTL       time.Duration   // as in Request, like the next three
+	Tenant    string // keeps the keys of tenants apart
+	Key       Key    // neither part empty, its Scope at most 255 bytes
+	Holder    string // not ""
+	Lines     []Line
+	Charges   []budget.Charge
+	MustExist bool          // as in budget.Charge, of Key.Scope
+	TTL       time.Duration // as in Request, like the next three
 	Grace     time.Duration
 	Metadata  json.RawMessage // a claim that its holder gets back keeps the first
 	Note      budget.Note

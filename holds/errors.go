@@ -21,7 +21,7 @@ var (
 	ErrExcess  error = errExcess  // an *ExcessError
 	ErrCeiling error = errCeiling // an extension beyond Hold.Ceiling
 	ErrState   error = errState   // a *StateError
-	// ErrRetired: the id's time is not after the latest that was purged.
+	// the id's time is not after the latest that was purged
 	ErrRetired       error = fault.New("hold_retired", "holds: the hold may have been purged")
 	ErrConflict      error = fault.New("hold_conflict", "holds: the id was used for another hold")
 	ErrNotReturnable error = fault.New("hold_not_returnable", "holds: a charge of the hold was purged or refunded before")

@@ -11,7 +11,6 @@ import (
 // State is the state of a hold.
 type State string
 
-// The states.
 const (
 	Held     State = "held"
 	Captured State = "captured"

@@ -45,9 +45,8 @@ type ListenOptions struct {
 // Missed. If it then reads the holds that it needs it misses nothing, but may hear of a transition again: compare the
 // Version.
 //
-// Listen makes a connection of its own with pool's configuration: to the primary, and not through a pooler in
-// transaction mode, where it hears nothing and gets no error. It connects again, first within 0.1s, in the end every
-// 5s to 10s.
+// Listen makes a connection of its own with pool's configuration, and again within 10s when it is lost: to the
+// primary, and not through a pooler in transaction mode, where it hears nothing and gets no error.
 func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(b.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err

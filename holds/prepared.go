@@ -16,7 +16,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Internals is for this module: nobody else can import lend.Key.
+// Internals is for the packages of this module.
 func Internals(lend.Key) internals { return internals{} }
 
 // internals are lent to holdjobs and metered.

@@ -74,15 +74,11 @@ var statuses = map[string]int{
 // statusClientClosedRequest is the status of a call that was cancelled: nobody reads the answer.
 const statusClientClosedRequest = 499
 
-// ProblemOf decides the HTTP answer to an error of this library, by its code: status, Retry-After and body (docs/http.md has the table).
+// ProblemOf decides the HTTP answer to an error of this library, by its code: status, Retry-After and body.
+// docs/http.md has the tables. A *Problem is itself. An error without a code is a 503 if it may pass
+// (metered.Retryable), else a 500.
 //
-// A want of prepaid credit is a 402, another limit over the lifetime a 409, and a limit over a window or period, or on attempts, a 429 with
-// Retry-After, unless waiting does not help. If several limits refuse, 402 comes before 409, and 409 before 429. An error that may pass
-// (metered.Retryable) is a 503 with Retry-After: 1, and after a *metered.IndefiniteError the body has the operation's id. A cancelled call
-// is a 499. All else is a 500 without a code: an error of a command's function, and arguments that the program makes up rather than a
-// client.
-//
-// A *Problem is itself. The body has nothing of an error's text: no scope, amount or name, nor why a token was refused. Add a Detail in
+// The body has nothing of an error's text: no scope, amount or name, nor why a token was refused. Add a Detail in
 // your own words, and then call Write.
 func ProblemOf(err error) Problem {
 	code := fault.Code(err)

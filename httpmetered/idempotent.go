@@ -26,20 +26,20 @@ const (
 
 // IdempotentConfig configures Idempotent. Only Tenant is required.
 type IdempotentConfig struct {
-	// names the client of a request: the signed-in user, as Command.Tenant. An error is answered as Write does, a *Problem as it is, "" as
+	// names the client of a request: the signed-in user, as Command.Tenant. An error is answered as Write does, "" as
 	// 500. Tenant must not read the body. Ids that the server makes need another tenant.
 	Tenant func(*http.Request) (string, error)
-	// returns the request's command: charges, a token, RecordRefusal and so on. Idempotent sets its ID, Tenant and Input, and a missing
-	// Name: the request's pattern, or its method, "other" for one that net/http does not name. An error is answered as that of Tenant.
-	// Defaults to an empty command.
+	// returns the request's command: charges, a token, RecordRefusal and so on. Idempotent sets its ID, Tenant and
+	// Input, and a missing Name: the request's pattern or method. An error is answered as that of Tenant. Defaults to
+	// an empty command.
 	Command  func(r *http.Request, body []byte) (metered.Command, error)
-	Optional bool // lets requests without a key through, each as a command with an id of its own. Defaults to false: 400
-	// is the status, 300 to 500, from which on the handler's answer undoes the command and is not recorded. At 500 a 4xx of the handler
-	// commits its writes, is charged, and is the recorded answer. Defaults to 400.
+	Optional bool // carries out requests without a key, each with an id of its own, instead of 400
+	// is the status, 300 to 500, from which on the handler's answer undoes the command and is not recorded. Defaults
+	// to 400.
 	CommitBelow  int
 	RequestBytes int64                      // the largest body, held in memory, else 413. Defaults to 1 MiB
 	AnswerBytes  int                        // the largest body of an answer, up to 256 KiB, else 500. Defaults to 64 KiB
-	Policies     *Policies                  // are shown beside answers that were charged. Defaults to none
+	Policies     *Policies                  // are shown beside answers that were charged
 	OnError      func(*http.Request, error) // is called with errors behind answers of 500 and more, but not the handler's. Defaults to slog
 }
 
@@ -51,14 +51,14 @@ type idempotent struct {
 
 type flight struct{ tenant, key string }
 
-// Idempotent returns a middleware that carries out a request with an Idempotency-Key once. The handler runs in a metered command, whose id
-// is the key, and its answer is the command's recorded result. A repetition gets that answer again, byte for byte, until its record is
-// purged. The command's Input is method, path, query and body. Safe methods pass through.
+// Idempotent returns a middleware that carries out a request with an Idempotency-Key once. The handler runs in a
+// metered command: the key is its id, method, path, query and body are its Input, and the handler's answer is its
+// recorded result. A repetition gets that answer, byte for byte, until its record is purged. Safe methods pass
+// through.
 //
-// The handler writes through Tx(r), and may run several times: it must have no effect elsewhere (metered.Func). Nothing is sent before
-// COMMIT. A refusal or failure of the command is sent instead of the handler's answer, and is not recorded unless Command.RecordRefusal is
-// set. A panic, or an answer of CommitBelow and more, undoes the command. Answer errors of tx with Write, so that metered.Do can retry.
-// docs/http.md has the other answers.
+// The handler writes through Tx(r), and may run several times: it must have no effect elsewhere. Nothing is sent
+// before COMMIT. A refusal or failure of the command replaces the handler's answer. A panic, or an answer of
+// CommitBelow and more, undoes the command. Answer errors of tx with Write, so that metered.Do can retry.
 func Idempotent(client *metered.Client, cfg IdempotentConfig) (func(http.Handler) http.Handler, error) {
 	cfg.CommitBelow = cmp.Or(cfg.CommitBelow, http.StatusBadRequest)
 	cfg.RequestBytes = cmp.Or(cfg.RequestBytes, defaultRequestBytes)

@@ -17,15 +17,14 @@ const maxIdempotencyKeyBytes = 255
 var (
 	ErrKeyMissing error = fault.New("idempotency_key_missing", "httpmetered: the request has no Idempotency-Key")
 	ErrKeyInvalid error = fault.New("idempotency_key_invalid", "httpmetered: the Idempotency-Key cannot be used")
-	// another request with the key is being carried out. Ask again
-	ErrInFlight error = fault.New("idempotency_key_in_flight", "httpmetered: another request with the Idempotency-Key is being carried out")
+	ErrInFlight   error = fault.New("idempotency_key_in_flight", "httpmetered: another request with the Idempotency-Key is being carried out")
 )
 
 const fieldKey = "Idempotency-Key"
 
-// Key returns the Idempotency-Key of a request, for Command.ID of a command that the handler runs itself: 1 to 255 printable ASCII
-// characters. The draft's spelling is a String of structured fields ("8e03…"), whose parameters are skipped. A bare one has no spaces and
-// none of ,";\. Both are the same key. Errors: ErrKeyMissing, and ErrKeyInvalid, also for several fields.
+// Key returns the Idempotency-Key of a request, for Command.ID of a command that the handler runs itself: 1 to 255
+// printable ASCII characters, quoted as in the draft, or bare without spaces and ,";\. Both are the same key. Errors:
+// ErrKeyMissing, and ErrKeyInvalid, also for several fields.
 func Key(r *http.Request) (string, error) {
 	values := r.Header.Values(fieldKey)
 	switch len(values) {

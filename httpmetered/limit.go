@@ -19,23 +19,23 @@ type LimitConfig struct {
 	// begins the scopes: budget.ScopeKey(Kind, "client", key) for one client, and (Kind, "all", "") for Shared. For LimitLeased the Pool
 	// needs a Rule for the prefix Kind + "/". Required.
 	Kind string
-	// names the client: the signed-in user, an API key, an address that your proxy vouches for. An error is answered as that of
-	// IdempotentConfig.Tenant. Required with Limits.
+	// names the client: the signed-in user, an API key, an address that your proxy vouches for. An error is answered
+	// as that of IdempotentConfig.Tenant. Required with Limits.
 	Key    func(*http.Request) (string, error)
 	Limits []budget.Limit                     // of each client. Each needs a name, which is shown (PoliciesConfig.Limits)
-	Shared []budget.Limit                     // of all clients together. Their numbers are never shown
-	Amount func(*http.Request) (int64, error) // the units that a request is charged. 0 lets it through uncharged. Defaults to 1
-	// lets requests through, uncharged and unlimited, while the database cannot be asked, each with a call of OnError. Defaults to false:
-	// 503
+	Shared []budget.Limit                     // of all clients together
+	Amount func(*http.Request) (int64, error) // units of a request, 0 for no charge. Defaults to 1
+	// lets requests through, uncharged and unlimited, while the database cannot be asked, instead of 503
 	FailOpen bool
-	OnError  func(*http.Request, error) // is called with errors that are answered with 500 and more, or that FailOpen let pass. Defaults to slog
+	OnError  func(*http.Request, error) // is called with errors behind answers of 500 and more, or that FailOpen let pass. Defaults to slog
 }
 
-// Limit returns a middleware that charges each request before its handler, in a transaction of its own, exactly, over any number of
-// processes. If one limit refuses, nothing is charged. The handler's answer changes nothing: attempts count.
+// Limit returns a middleware that charges each request before its handler, in a transaction of its own, exactly, over
+// any number of processes. Attempts count, whatever the handler answers. If one limit refuses, nothing is charged,
+// and Policies.Write answers.
 //
-// An answer has RateLimit-Policy and RateLimit. A refusal is a problem (Policies.Write). A database that cannot be asked is a 503, unless
-// FailOpen is set. With both Limits and Shared a request costs three round trips, else one. Charges of Shared commit one after the other.
+// An answer has RateLimit-Policy and RateLimit. With both Limits and Shared a request costs three round trips, else
+// one. Charges of Shared commit one after the other.
 func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
 	if err := cmp.Or(fault.NotNil(errArgument, "db", db), fault.NotNil(errArgument, "ledger", ledger)); err != nil {
 		return nil, err
@@ -53,8 +53,8 @@ func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.
 	})
 }
 
-// LimitLeased is Limit from memory (leases.Pool.Allow): as exact, and without the database for as long as leased units last. RateLimit
-// shows this process's view. Units that a killed process had leased count as used until its leases end.
+// LimitLeased is Limit from memory (leases.Pool.Allow): as exact, and without the database for as long as leased
+// units last. RateLimit shows this process's view. Units that a killed process had leased count until its leases end.
 func LimitLeased(pool *leases.Pool, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
 	if err := fault.NotNil(errArgument, "pool", pool); err != nil {
 		return nil, err

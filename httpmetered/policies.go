@@ -30,14 +30,14 @@ var errArgument = fault.New("invalid_argument", "httpmetered: invalid argument")
 
 // PoliciesConfig selects the limits that clients see.
 type PoliciesConfig struct {
-	// those of a client's own budget, as given to budget.Charge. Each needs a name, which is shown: 1 to 64 printable ASCII characters.
-	// Windows are rounded up to seconds, months have 31 days there and years 366. Prepaid credit is no policy.
+	// of a client's own budget. Each needs a name, which is shown: 1 to 64 printable ASCII characters. Windows are
+	// rounded up to seconds, months have 31 days there and years 366. Prepaid credit is no policy.
 	Limits []budget.Limit
-	Shared []budget.Limit    // of several clients together: their names are shown when they refuse, their numbers never
-	Units  map[string]string // quota units of Limits, by name, such as "content-bytes" of the draft. Defaults to "requests"
+	Shared []budget.Limit    // of several clients: named when they refuse, their numbers never shown
+	Units  map[string]string // quota units of Limits, by name, such as "content-bytes". Defaults to "requests"
 }
 
-// Policies are limits as clients get to see them. It is safe for concurrent use. Nil and the zero value are no policies.
+// Policies are limits as clients get to see them. Nil and the zero value are none. It is safe for concurrent use.
 type Policies struct {
 	shown  []policy
 	shared []string // names
@@ -118,8 +118,8 @@ func length(p budget.Period) time.Duration {
 	return p.Length
 }
 
-// Partition returns the same policies with a partition key, the parameter pk of both fields: it tells the budgets of a client apart. It is
-// 1 to 32 bytes, or a *budget.ArgumentError. Make it of the request's own content, and of no secret.
+// Partition returns the same policies with a partition key, the parameter pk of both fields: it tells the budgets of
+// a client apart. It is 1 to 32 bytes of the request's own content, and of no secret.
 func (p *Policies) Partition(key []byte) (*Policies, error) {
 	if err := fault.NotNil(errArgument, "policies", p); err != nil {
 		return nil, err

@@ -17,15 +17,15 @@ type Problem struct {
 	Type              string         `json:"type,omitempty"`
 	Title             string         `json:"title,omitempty"`
 	Status            int            `json:"status,omitempty"`
-	Detail            string         `json:"detail,omitempty"`              // for the client, in words of yours
+	Detail            string         `json:"detail,omitempty"`              // in your words
 	Code              string         `json:"code,omitempty"`                // see metered.Code
-	RetryAfterSeconds int64          `json:"retry_after_seconds,omitempty"` // 0 means that there is no Retry-After
-	ViolatedPolicies  []string       `json:"violated-policies,omitempty"`   // the names of the policies that refused
-	Operation         string         `json:"operation,omitempty"`           // the id of an operation whose outcome is not known
-	Extra             map[string]any `json:"-"`                             // members of your own (RFC 9457, 3.2), over those above, left out if they cannot be JSON
+	RetryAfterSeconds int64          `json:"retry_after_seconds,omitempty"` // 0: no Retry-After
+	ViolatedPolicies  []string       `json:"violated-policies,omitempty"`   // that refused
+	Operation         string         `json:"operation,omitempty"`           // id, if its outcome is not known
+	Extra             map[string]any `json:"-"`                             // members of your own, over those above
 }
 
-// Error makes a Problem an error: one that a handler's own code returns, and that Write answers as it is.
+// Error makes a Problem an error, which Write answers as it is.
 func (p *Problem) Error() string {
 	return fmt.Sprintf("httpmetered: %d %s", p.Status, cmp.Or(p.Detail, p.Title, p.Code))
 }
@@ -44,7 +44,7 @@ func (p Problem) MarshalJSON() ([]byte, error) {
 	return json.Marshal(members)
 }
 
-// Write answers with the problem and its Status, 500 if it has none, and sets Retry-After. No cache keeps it, as RFC 6585 demands of a 429.
+// Write answers with the problem and its Status, 500 if it has none. No cache keeps it.
 func (p Problem) Write(w http.ResponseWriter) {
 	if p.Status == 0 {
 		p.Status = http.StatusInternalServerError

@@ -13,7 +13,7 @@ var (
 	ErrBusy          error = fault.ErrBusy                                         // another transaction kept the key for Config.LockTimeout
 	ErrSerialization error = fault.ErrSerialization                                // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
 	ErrNotFound      error = fault.New("job_key_not_found", "jobs: key not found") // the key was never used, not committed, or purged
-	ErrPlugin        error = errPlugin                                             // Plugin is not in river.Config.Plugins, or a hook changed a keyed job's queue, id or metadata
+	ErrPlugin        error = errPlugin                                             // Plugin is missing, or a hook changed queue, id or metadata
 )
 
 var (

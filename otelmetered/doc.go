@@ -3,7 +3,7 @@
 //	observer, err := otelmetered.New(otelmetered.Config{})
 //	client, err := metered.New(pool, metered.Config{Observer: observer, River: queue})
 //
-// Its README has every metric and label in one table, with the meaning of a rise. grafana/dashboard.json and
+// Its README has every metric and label, with the meaning of a rise. grafana/dashboard.json and
 // prometheus/alerts.yaml are made of these.
 //
 // No label has scopes, subjects, keys or ids. Labels of the program's own words (names of commands, of limits and

@@ -15,19 +15,18 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Config configures an Observer. The zero value measures and traces with OpenTelemetry's global providers.
+// Config configures an Observer. The zero value uses OpenTelemetry's global providers.
 type Config struct {
 	MeterProvider  metric.MeterProvider // defaults to otel.GetMeterProvider()
 	TracerProvider trace.TracerProvider // defaults to otel.GetTracerProvider()
 	// MaxNames bounds the names of commands, of limits and of kinds of jobs, each, 1 to 1,000. Further ones are
-	// "other", and counted in metered.labels.overflow. Defaults to 100.
+	// "other". Defaults to 100.
 	MaxNames int
-	// NoIDs leaves the ids and tenants of operations out of spans, where they are personal. Defaults to false.
+	// NoIDs leaves the ids and tenants of operations out of spans.
 	NoIDs bool
 }
 
-// Observer measures and traces. Make it with New, and give it to everything that has an Observer in its Config. It is safe
-// for concurrent use.
+// Observer measures and traces everything that has it as Observer in its Config. It is safe for concurrent use.
 type Observer struct {
 	meter  metric.Meter
 	tracer trace.Tracer

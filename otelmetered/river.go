@@ -13,9 +13,9 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Middleware links a job's span and the command that enqueued it, both ways. It puts the trace's traceparent into the
-// job's metadata (MetadataTrace), to which the worker's span links. Put it into the Config.Middleware of the River
-// clients that insert, and of those that work. A job keeps its own trace: it may run much later, and more than once.
+// Middleware links a job's span and the command that enqueued it, both ways, by the job's metadata (MetadataTrace).
+// Put it into the Config.Middleware of the River clients that insert, and of those that work. A job keeps its own
+// trace.
 func (o *Observer) Middleware() rivertype.Middleware { return &middleware{o: o} }
 
 // MetadataTrace is the member of a job's metadata with the W3C traceparent of the span that enqueued it.

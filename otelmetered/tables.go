@@ -27,9 +27,8 @@ var tables = map[string]string{
 // tablesTimeout bounds the query of a collection.
 const tablesTimeout = 5 * time.Second
 
-// WatchTables measures the rows of the tables of a schema, "" for "metered", as Postgres estimated them when it last
-// analysed them. The metric is metered.table.rows, with one query for each collection. One process of all should do
-// it. The returned function ends it.
+// WatchTables measures the rows of the tables of a schema, "" for "metered", as Postgres last estimated them:
+// metered.table.rows, with one query for each collection. One process of all should do it. stop ends it.
 func (o *Observer) WatchTables(pool *pgxpool.Pool, schema string) (stop func() error, err error) {
 	if pool == nil {
 		return nil, errors.New("otelmetered: pool is nil")

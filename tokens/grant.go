@@ -40,7 +40,7 @@ type Grant struct {
 	ConsumedAt time.Time `json:"consumed_at"` // by the database's clock
 }
 
-// Internals is for this module: nobody else can import lend.Key.
+// Internals is for the packages of this module.
 func Internals(lend.Key) internals { return internals{} }
 
 // internals are lent to metered.

@@ -13,24 +13,24 @@ import (
 type Balance struct {
 	Wallet    string    `json:"wallet"`
 	Now       time.Time `json:"now"`       // by the database's clock
-	Seq       int64     `json:"seq"`       // the last entry, or 0
-	Units     int64     `json:"units"`     // units to draw, without Config.Overdraft. Less than 0 if overdrawn
-	Held      int64     `json:"held"`      // units of open holds and leases
+	Seq       int64     `json:"seq"`       // of the last entry, or 0
+	Units     int64     `json:"units"`     // to draw, without Config.Overdraft. Less than 0 if overdrawn
+	Held      int64     `json:"held"`      // by open holds and leases
 	Overdrawn int64     `json:"overdrawn"` // -Units, or 0
-	Lots      []Lot     `json:"lots"`      // lots with units, in the order in which they are drawn
+	Lots      []Lot     `json:"lots"`      // in the order in which they are drawn
 }
 
 // Lot is a lot with units left, or held.
 type Lot struct {
-	Lot       int64     `json:"lot"` // the lot's number
+	Lot       int64     `json:"lot"`
 	Reference string    `json:"reference,omitempty"`
 	Category  string    `json:"category,omitempty"`
 	Priority  int       `json:"priority"`
 	GrantedAt time.Time `json:"granted_at"`
 	Expires   time.Time `json:"expires_at,omitzero"` // zero if the lot never ends
-	Amount    int64     `json:"amount"`              // units at the grant
-	Units     int64     `json:"units"`               // units that can be drawn
-	Held      int64     `json:"held"`                // units of open holds and leases
+	Amount    int64     `json:"amount"`              // at the grant
+	Units     int64     `json:"units"`               // to draw
+	Held      int64     `json:"held"`                // by open holds and leases
 }
 
 const balanceSQL = `select now, seq, units, held, lots from metered.wallet_balance($1::text)`
@@ -79,7 +79,7 @@ func (b Balance) Of(category string) (units int64) {
 	return units
 }
 
-// Expiring returns the units that lapse before a time unless they are drawn first.
+// Expiring returns the units that lapse before a time unless they are drawn.
 func (b Balance) Expiring(before time.Time) (units int64) {
 	for _, l := range b.Lots {
 		if !l.Expires.IsZero() && l.Expires.Before(before) {

@@ -16,17 +16,16 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Config configures a Book. The zero value is ready for use.
+// Config configures a Book. The zero value works.
 type Config struct {
-	Overdraft   int64          // how far draws may go below zero, up to 2^62, in every wallet, even of a mistyped name (budget.Config.MustExist)
-	Priorities  map[string]int // by category, for grants without one. Lower is drawn first. Defaults to 0
-	LateRefunds Late           // of grants without one. Defaults to 30 days
-	// for budget.Config.OnThreshold: Left counts units to draw, with Overdraft, and Used units below zero. See docs/thresholds.md
-	Thresholds  []budget.Threshold
-	Subscribers []Subscriber // get each breakage, in order, from Sweep and Expire
+	Overdraft   int64              // how far draws may go below zero, up to 2^62, in every wallet, even of a mistyped name
+	Priorities  map[string]int     // by category, for grants without one. Defaults to 0
+	LateRefunds Late               // of grants without one. Defaults to 30 days
+	Thresholds  []budget.Threshold // see docs/thresholds.md
+	Subscribers []Subscriber       // get each breakage from Sweep and Expire
 }
 
-// Late is the time that a new lot lasts which a refund to an ended lot makes: up to 36,525 days, or Lapse or Forever.
+// Late is how long the new lot lasts that a refund to an ended lot makes: up to 36,525 days, or Lapse or Forever.
 type Late time.Duration
 
 const (
@@ -51,7 +50,7 @@ type Book struct {
 	observer *observed.To
 }
 
-// Internals is for the other packages of this module: nobody else can import lend.Key.
+// Internals is for the packages of this module.
 func Internals(lend.Key) internals { return internals{} }
 
 // internals are lent to maintain and metered.
@@ -65,7 +64,7 @@ func (internals) Schema(b *Book) schema.Name { return b.schema }
 
 var inBudget = budget.Internals(lend.Key{})
 
-// New returns a Book on the ledger, or an *ArgumentError. It sends no SQL.
+// New returns a Book on the ledger. It sends no SQL.
 func New(l *budget.Ledger, cfg Config) (*Book, error) {
 	if err := notNil("ledger", l); err != nil {
 		return nil, err
@@ -115,15 +114,16 @@ func (b *Book) priced(wallet string, note budget.Note) (*ledger.ChargeCall[budge
 // someone is the actor of a charge that is only checked.
 var someone = budget.Note{Actor: "-"}
 
-// Limit is the limit of draws, named "credit": credited units and Config.Overdraft, with Config.Thresholds.
+// Limit is the limit of draws, "credit": credited units and Config.Overdraft, with Config.Thresholds.
 func (b *Book) Limit() budget.Limit { return b.limit }
 
-// Charge is a draw as a charge, for commands or beside other scopes, with Limit and further limits, such as a plan's cap of the month.
+// Charge is a draw as a charge, for commands or beside other scopes, with Limit and further limits, such as a plan's
+// cap.
 func (b *Book) Charge(wallet string, amount int64, limits ...budget.Limit) budget.Charge {
 	return budget.Charge{Scope: wallet, Amount: amount, Limits: append([]budget.Limit{b.Limit()}, limits...)}
 }
 
-// Line holds units of a wallet as a line of a hold or session, with limits as in Charge.
+// Line holds units of a wallet in a hold or session, with limits as in Charge.
 func (b *Book) Line(wallet string, amount int64, limits ...budget.Limit) holds.Line {
 	return holds.Line{Scope: wallet, Amount: amount, Limits: append([]budget.Limit{b.Limit()}, limits...)}
 }

@@ -1,18 +1,13 @@
 // Package wallet keeps prepaid credit in lots, each with its own end, priority and category.
 //
-//	ledger, err := budget.New(budget.Config{})
-//	book, err := wallet.New(ledger, wallet.Config{})
-//	book.Grant(ctx, tx, wallet.Grant{Wallet: "ann", Amount: 1000, For: 30 * 24 * time.Hour, Reference: "invoice-17"})
-//	book.Draw(ctx, tx, wallet.Draw{Wallet: "ann", Amount: 20})
+// A wallet is a scope of the ledger with a grant. A grant is a credit, and a draw is a charge with Book.Limit: holds,
+// leases, commands and httpmetered spend lots with the Charge and the Line of a Book. budget.Ledger.Refund gives back
+// draws. Lots are drawn by priority (lower first), end and age. At its end, by the database's clock, a lot's units
+// lapse (breakage), whenever a draw or Sweep writes that down. Units that no lot covers are overdraft, up to
+// Config.Overdraft, and the next credit pays them back. docs/credit.md has more of holds, refunds and lots that have
+// ended.
 //
-// A wallet is a scope of the ledger with a grant. A grant is a credit, and a draw is a charge with Book.Limit: holds, leases, commands and
-// httpmetered spend lots with the Charge and the Line of a Book. budget.Ledger.Refund gives back draws. Lots are drawn by priority (lower
-// first), end and age. At its end, by the database's clock, a lot's units lapse (breakage), whenever a draw or Sweep writes that down.
-//
-// Units of a hold or a lease stay with it after their lot's end, and lapse when they are freed. A refund goes back to the drawn lots, the
-// last one first (Grant.LateRefunds: after their end). Units that no lot covers are overdraft, up to Config.Overdraft, and the next credit
-// pays them back.
-//
-// Writes lock the wallet until the transaction ends, so they come last in it, and reads take no lock. Rolling back undoes a write. Every
-// call may fail with a *budget.ArgumentError, and writes with the errors of budget.Ledger.Charge.
+// Writes lock the wallet until the transaction ends, so they come last in it, and reads take no lock. Rolling back
+// undoes a write. Every call may fail with a *budget.ArgumentError, and writes with the errors of
+// budget.Ledger.Charge.
 package wallet

@@ -17,28 +17,28 @@ import (
 // Draw is an amount to take from a wallet.
 type Draw struct {
 	Wallet string
-	Amount int64 // units, 1 to 2^53
-	UpTo   bool  // takes the units that there are, at least 1 and at most Amount, Config.Overdraft among them. Defaults to false: all or none
+	Amount int64 // 1 to 2^53
+	UpTo   bool  // takes the units that there are, with Config.Overdraft, from 1 to Amount
 	Note   budget.Note
 }
 
 // Drawn is the answer of Draw.
 type Drawn struct {
 	Wallet    string    `json:"wallet"`
-	Seq       int64     `json:"seq"` // with Wallet it names the draw, for a refund
+	Seq       int64     `json:"seq"` // names the draw, for a refund
 	At        time.Time `json:"at"`  // by the database's clock
 	Amount    int64     `json:"amount"`
-	Lots      []Move    `json:"lots,omitempty"` // units of each lot, in the order in which they were drawn
-	Overdrawn int64     `json:"overdrawn"`      // units of Amount that no lot covers
-	Left      int64     `json:"left"`           // the balance after it, less than 0 if overdrawn
+	Lots      []Move    `json:"lots,omitempty"` // in the order in which they were drawn
+	Overdrawn int64     `json:"overdrawn"`      // that no lot covers
+	Left      int64     `json:"left"`           // the balance after it
 }
 
 const drawSQL = `
 select coalesce(seq, 0), coalesce(at, 'epoch'), coalesce(amount, 0), lots, coalesce(overdrawn, 0), coalesce(left_over, 0), refused, crossed
 from metered.draw(($1::metered.new_charge[])[1], $2::bool, $3::interval, $4::int, $5::metered.origin)`
 
-// Draw takes units from a wallet's lots, in their order. If there are too few, it writes nothing and returns a *budget.ExceededError, which
-// has the available units.
+// Draw takes units from a wallet's lots. If there are too few, it writes nothing and returns a *budget.ExceededError,
+// which has the available units.
 func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err error) {
 	call, err := b.prepareDraw(d)
 	if err = cmp.Or(err, notNil("tx", tx)); err != nil {

@@ -29,21 +29,21 @@ type Breakage struct {
 	Lot       int64     `json:"lot"`
 	Reference string    `json:"reference,omitempty"`
 	Category  string    `json:"category,omitempty"`
-	Granted   int64     `json:"granted"` // units of the grant
+	Granted   int64     `json:"granted"` // by the grant
 	GrantedAt time.Time `json:"granted_at"`
-	Expires   time.Time `json:"expires_at"` // when the lot ended
-	Amount    int64     `json:"amount"`     // units that lapsed since subscribers last heard of the lot
-	Seq       int64     `json:"seq"`        // the last entry about the lot
+	Expires   time.Time `json:"expires_at"`
+	Amount    int64     `json:"amount"` // lapsed since subscribers last heard of the lot
+	Seq       int64     `json:"seq"`    // the last entry about the lot
 }
 
-// Subscriber gets each breakage in a savepoint of the sweep's transaction, which it must not end. An error takes back its own writes, and the
-// next sweep calls again. A panic takes back the batch.
+// Subscriber gets each breakage in a savepoint of the sweep's transaction, which it must not end. An error takes back
+// its own writes, and the next sweep calls again. A panic takes back the batch.
 type Subscriber func(ctx context.Context, tx pgx.Tx, b Breakage) error
 
-// SweepOptions says how Sweep works.
+// SweepOptions configures Sweep.
 type SweepOptions struct {
-	Batch    int               // lots of one transaction, 1 to 2,000. Defaults to 500
-	Max      int               // the most batches. Defaults to 0, all
+	Batch    int               // lots per transaction, 1 to 2,000. Defaults to 500
+	Max      int               // the most batches. Defaults to all
 	Progress func(SweepReport) // is called after each committed batch
 }
 
@@ -51,9 +51,9 @@ type SweepOptions struct {
 type SweepReport struct {
 	Ended     int `json:"ended"`     // lots that lapsed or rolled over
 	Announced int `json:"announced"` // breakages that Subscribers got
-	Failed    int `json:"failed"`    // breakages and wallets left for the next sweep, since a Subscriber or OnThreshold failed
+	Failed    int `json:"failed"`    // breakages and wallets whose Subscriber or OnThreshold failed: left for the next sweep
 	Busy      int `json:"busy"`      // lots of locked wallets, left for the next sweep
-	Batches   int `json:"batches"`   // transactions
+	Batches   int `json:"batches"`
 }
 
 const sweepSQL = `
@@ -62,9 +62,9 @@ from metered.sweep_lots($1::timestamptz, $2::bigint, $3::int, $4::text, $5::bool
 
 const toldSQL = `select metered.told_lots($1::bigint[], $2::bigint[])`
 
-// Sweep writes down the ends of all lots that are due, and announces breakage to Config.Subscribers, also that which draws wrote. Run it
-// every few minutes, in any number of processes. It owns its transactions, and a writer waits for one batch at most. On error, or when ctx
-// ends, the batches before stay done. Errors of subscribers are joined at the end, and stop nothing.
+// Sweep writes down the ends of lots that are due, and announces breakage to Config.Subscribers, also of draws. Run
+// it every few minutes, in any number of processes. It owns its transactions, and a writer waits for one batch at
+// most. On error the batches before stay done. Errors of subscribers are joined, and stop nothing.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err
@@ -84,8 +84,8 @@ func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions)
 	return s.report, err
 }
 
-// Expire is Sweep for one wallet, in tx, for a job at a lot's end. It waits for the wallet's lock. Errors of subscribers and of OnThreshold
-// come with the report: commit all the same.
+// Expire is Sweep for one wallet, in tx, for a job at a lot's end. It waits for the wallet's lock. Errors of
+// subscribers and of OnThreshold come with the report: commit all the same.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, wallet string) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkWallet("wallet", wallet)); err != nil {
 		return SweepReport{}, err

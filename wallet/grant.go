@@ -18,25 +18,25 @@ import (
 // Grant is a lot to be granted to a wallet.
 type Grant struct {
 	Wallet   string        // any scope of the ledger, 1 to 255 bytes
-	Amount   int64         // units, 1 to 2^53
-	Expires  time.Time     // the lot's end, before the year 9000. Defaults to none: the lot never ends
-	For      time.Duration // the time from the grant to the lot's end, in place of Expires, up to 36,525 days
+	Amount   int64         // 1 to 2^53
+	Expires  time.Time     // the lot's end, before the year 9000. Defaults to none
+	For      time.Duration // from now to the lot's end, in place of Expires, up to 36,525 days
 	Category string        // such as "paid" or "promotional", up to 255 bytes
 	Priority *int          // an int32: lower is drawn first. Defaults to that of the Category (Config.Priorities)
-	// up to 255 bytes, makes the grant idempotent until a purge takes its lot. A second grant is ErrConflict if another field than Note
-	// differs, so compute Expires from the payment's time, not from time.Now. Defaults to "": each call grants.
+	// up to 255 bytes, makes the grant idempotent until a purge takes its lot. A second grant is ErrConflict if
+	// another field than Note differs: compute Expires from the payment
 	Reference   string
-	RollCap     int64         // the most units that roll over into another lot at the lot's end, once
-	RollFor     time.Duration // how much longer the other lot lasts, up to 36,525 days. Defaults to 0: it never ends
-	LateRefunds Late          // the lot for a refund after the lot's end. Defaults to Config.LateRefunds
+	RollCap     int64         // the most units that roll over at the lot's end, once
+	RollFor     time.Duration // how much longer they last, up to 36,525 days. Defaults to for ever
+	LateRefunds Late          // after the lot's end. Defaults to Config.LateRefunds
 	Note        budget.Note
 }
 
 // Granted is the lot that Grant or Rollover made.
 type Granted struct {
-	Lot      int64     `json:"lot"`                 // the lot's number. 0 if Rollover found no unit
-	Amount   int64     `json:"amount"`              // units of the lot
-	Seq      int64     `json:"seq"`                 // the entry of the ledger
+	Lot      int64     `json:"lot"`                 // 0 if Rollover found no unit
+	Amount   int64     `json:"amount"`              // of the lot
+	Seq      int64     `json:"seq"`                 // of the entry
 	At       time.Time `json:"at,omitzero"`         // by the database's clock
 	Expires  time.Time `json:"expires_at,omitzero"` // zero if the lot never ends
 	Replayed bool      `json:"replayed,omitempty"`  // an earlier call made the lot

@@ -16,26 +16,26 @@ import (
 // Revoke takes credit back: a payment that bounced.
 type Revoke struct {
 	Wallet    string
-	Lot       int64  // the lot's number. Either Lot or Reference
+	Lot       int64  // either Lot or Reference
 	Reference string // of the lot's grant
-	Amount    int64  // units, up to 2^53. Defaults to 0: all of the lot
+	Amount    int64  // up to 2^53. Defaults to all of the lot
 	Note      budget.Note
 }
 
 // Revoked is the answer of Revoke.
 type Revoked struct {
 	Lot     int64 `json:"lot"`
-	Amount  int64 `json:"amount"`  // units that were taken back
-	Missing int64 `json:"missing"` // units that could not be taken back. For a whole lot, its drawn and held units
-	Seq     int64 `json:"seq"`     // the last entry that was written (one for each lot), or 0
+	Amount  int64 `json:"amount"`
+	Missing int64 `json:"missing"` // not taken back: for a whole lot, drawn and held units, but not lapsed ones
+	Seq     int64 `json:"seq"`     // of the last entry (one for each lot), or 0
 }
 
 const revokeSQL = `
 select status, coalesce(no, 0), coalesce(revoked, 0), coalesce(missing, 0), coalesce(seq, 0), crossed
 from metered.revoke_lot($1::text, $2::bigint, $3::bigint, $4::text, $5::bigint, (($6::metered.new_charge[])[1]).limits, $7::int, $8::metered.origin)`
 
-// Revoke takes back units of a lot, and of lots that it rolled over into, that are neither drawn nor held, and counts the missing ones.
-// Lapsed units are not missing. A second call for a whole lot takes nothing more. Refusal: ErrUnknownLot.
+// Revoke takes back units of a lot, and of lots that it rolled over into, that are neither drawn nor held, and counts
+// the missing ones. A second call for a whole lot takes nothing more. Refusal: ErrUnknownLot.
 func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Revoked{}, err
@@ -73,10 +73,10 @@ func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked
 // Rollover moves units that a lot has left into another lot before its end.
 type Rollover struct {
 	Wallet    string
-	Lot       int64         // the lot's number. Either Lot or Reference
+	Lot       int64         // either Lot or Reference
 	Reference string        // of the lot's grant
-	Cap       int64         // the most units to move, 1 to 2^53. The others stay in the lot
-	For       time.Duration // the time from now to the new lot's end. Defaults to 0: it never ends
+	Cap       int64         // the most units to move, 1 to 2^53
+	For       time.Duration // from now to the new lot's end. Defaults to for ever
 	Note      budget.Note
 }
 
@@ -84,7 +84,8 @@ const rolloverSQL = `
 select status, coalesce(no, 0), coalesce(units, 0), coalesce(seq, 0), at, expires_at, crossed
 from metered.roll_over($1::text, $2::bigint, row($3::bigint, $4::text, $5::bigint, $6::interval)::metered.lot_rollover, (($7::metered.new_charge[])[1]).limits, $8::int, $9::metered.origin)`
 
-// Rollover is done once for a lot: a second call returns the lot that the first call, or the end of the lot, made. Refusal: ErrUnknownLot.
+// Rollover is done once for a lot: a second call returns the lot that the first call, or the lot's end, made.
+// Refusal: ErrUnknownLot.
 func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Granted, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkAmount("Rollover.Cap", r.Cap)); err != nil {
 		return Granted{}, err

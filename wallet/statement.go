@@ -24,7 +24,7 @@ var moveKinds = map[string]string{
 
 // Move is the effect of an entry on a lot.
 type Move struct {
-	Lot       int64  `json:"lot"` // the lot's number, or 0 for units that no lot covers
+	Lot       int64  `json:"lot"` // 0 for units that no lot covers
 	Reference string `json:"reference,omitempty"`
 	Category  string `json:"category,omitempty"`
 	// Kind is "credited" for a new lot, "taken" by a charge, "given back" by a refund, "held", "captured" or "freed" by a hold, "lapsed",
@@ -42,8 +42,8 @@ order by m.seq, m.nth`
 // statementPage is how many entries are read between two looks at their moves.
 const statementPage = 200
 
-// Statement is budget.Ledger.Entries with the balance after each entry and its effect on lots. The opening balance of a range is that of
-// the line before it: To its beginning, NewestFirst, Max 1.
+// Statement is budget.Ledger.Entries with the balance after each entry and its effect on lots. docs/credit.md shows
+// the opening balance of a range.
 func (b *Book) Statement(ctx context.Context, db budget.Querier, wallet string, opts budget.EntriesOptions) iter.Seq2[Line, error] {
 	return func(yield func(Line, error) bool) {
 		if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
