@@ -201,13 +201,16 @@ func TestSession_ALostCommitThatCannotBeResolvedIsIndefinite(t *testing.T) {
 				n++
 				s, err := metered.Open[usage](t.Context(), c, stream(fmt.Sprint(n)))
 				require.NoError(t, err)
-				ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
+				deadline := pgtest.NewDeadline(t, time.Minute)
+				ctx, cancel := context.WithCancel(deadline)
 				w.Once(func(f *pgtest.Flush) bool { return slices.Contains(f.SQL, "commit") }, func(f *pgtest.Flush) {
 					w.Refuse(true)
-					if fault(f); leaves {
-						deliver := f.Deliver
-						f.Deliver = func() { deliver(); cancel() }
+					fault(f)
+					deliver, end := f.Deliver, deadline.Pass
+					if leaves {
+						end = cancel
 					}
+					f.Deliver = func() { deliver(); end() }
 				})
 				err = act(ctx, s)
 				cancel()

@@ -86,15 +86,15 @@ func TestDo_AnOutcomeThatStaysUnknownIsIndefinite(t *testing.T) {
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
 				if by == "deadline" {
-					ctx, cancel = context.WithTimeout(ctx, 3*time.Second)
-					defer cancel()
+					deadline := pgtest.NewDeadline(t, time.Minute)
+					ctx, cancel = deadline, deadline.Pass
 				}
 				w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) {
 					w.Refuse(true)
 					if f.Lose(); committed {
 						f.LoseAnswer()
 					}
-					if by == "cancel" {
+					if by != "timeout" {
 						deliver := f.Deliver
 						f.Deliver = func() { deliver(); cancel() }
 					}

@@ -71,15 +71,12 @@ func TestDo_ABackendKilledWhileQueuedForAScopeLeavesNothing(t *testing.T) {
 
 func TestDo_TheServerGivesUpBeforeTheDeadline(t *testing.T) {
 	t.Parallel()
-	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute})
+	pool, c := setUp(t, metered.Config{LockTimeout: time.Hour})
 	cmd := whole(t, pool, c, "op")
 	release := lockScope(t, pool, c, "op/b")
 	pgtest.RequireUsable(t, c, "warm")
 	connections := pool.Stat().NewConnsCount()
-	ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
-	defer cancel()
-	_, err := metered.Do(ctx, c, cmd, wholeFunc("op", nil))
-	require.NoError(t, ctx.Err(), "the deadline has passed")
+	_, err := metered.Do(pgtest.NewDeadline(t, 4*time.Second), c, cmd, wholeFunc("op", nil))
 	require.ErrorIs(t, err, metered.ErrBusy)
 	require.NotErrorIs(t, err, metered.ErrIndefinite)
 	require.Equal(t, nothing, footprintOf(t, pool, cmd))
@@ -111,20 +108,16 @@ func TestDo_AHoldGivesUpBeforeTheDeadline(t *testing.T) {
 	} {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
-			pool, c := setUp(t, metered.Config{LockTimeout: time.Minute})
+			pool, c := setUp(t, metered.Config{LockTimeout: time.Hour})
 			_, err := metered.Do(t.Context(), c, metered.Command{ID: "before", Input: 1},
 				pgtest.Placing(holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{room("seat", 1, 9)}}))
 			require.NoError(t, err)
 			lockScope(t, pool, c, "seat")
-			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Second)
-			defer cancel()
-			_, err = metered.Do(ctx, c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
-				if _, err := tx.Exec(ctx, "select pg_sleep(1)"); err != nil {
-					return nil, err
-				}
+			deadline := pgtest.NewDeadline(t, time.Hour)
+			_, err = metered.Do(deadline, c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+				deadline.Set(100 * time.Millisecond)
 				return nil, fn(ctx, tx)
 			})
-			require.NoError(t, ctx.Err(), "the deadline has passed")
 			require.ErrorIs(t, err, metered.ErrBusy)
 			require.NotErrorIs(t, err, metered.ErrIndefinite)
 		})

@@ -164,11 +164,11 @@ func TestDo_BoundsTheTransactionByTheDeadline(t *testing.T) {
 		return ms
 	}
 	require.Equal(t, [3]int{}, within(t.Context(), "no deadline"))
-	ctx, cancel := context.WithTimeout(t.Context(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), time.Hour)
 	defer cancel()
 	for _, ms := range within(ctx, "deadline") {
-		require.Greater(t, ms, 5_000)
-		require.LessOrEqual(t, ms, 19_750, "a margin is left")
+		require.Greater(t, ms, 3_000_000)
+		require.LessOrEqual(t, ms, 3_600_000-250, "a margin is left")
 	}
 	// A session that is stricter stays so.
 	_, err := pool.Exec(t.Context(), `do $$ begin execute format('alter database %I set statement_timeout = ''3s''', current_database()); end $$`)
@@ -185,14 +185,11 @@ func TestDo_AStatementThatOutlastsTheDeadlineIsEndedByTheServer(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	pgtest.RequireUsable(t, c, "warm")
 	connections := pool.Stat().NewConnsCount()
-	ctx, cancel := context.WithTimeout(t.Context(), 3*time.Second)
-	defer cancel()
-	_, err := metered.Do(ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{charge("s", 1, 0)}},
+	_, err := metered.Do(pgtest.NewDeadline(t, 3*time.Second), c, metered.Command{ID: "op", Charges: []budget.Charge{charge("s", 1, 0)}},
 		func(ctx context.Context, tx *metered.Tx) (any, error) {
 			_, err := tx.Exec(ctx, "select pg_sleep(60)")
 			return nil, err
 		})
-	require.NoError(t, ctx.Err())
 	require.ErrorContains(t, err, "57014")
 	require.Equal(t, connections, pool.Stat().NewConnsCount())
 	require.Zero(t, used(t, pool, c, "s"))
