@@ -31,12 +31,12 @@ func TestChargeEach_IsAsOneByOne(t *testing.T) {
 			unmet := func() bool { // chance may leave one out for long
 				return slices.ContainsFunc(codes, func(code string) bool { return o.codes[code] == 0 })
 			}
-			for n := 0; n < 120 || n < 1000 && unmet(); n++ {
+			for n := 0; n < pgtest.Size(60, 120) || n < 1000 && unmet(); n++ {
 				o.history(4)
 				o.compare(iso)
 			}
 			t.Logf("%d charges: %d made, refused or failed %v", o.made+o.refused(), o.made, o.codes)
-			require.Greater(t, o.made, 500)
+			require.Greater(t, o.made, 300)
 			for _, code := range codes {
 				require.NotZero(t, o.codes[code], code)
 			}

@@ -23,7 +23,7 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	given := map[string]bool{}
 	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	for name, value := range map[string]string{"rapid.checks": pgtest.Size("100", "250"), "rapid.nofailfile": "true"} {
+	for name, value := range map[string]string{"rapid.checks": pgtest.Size("60", "250"), "rapid.nofailfile": "true"} {
 		if !given[name] {
 			if err := flag.Set(name, value); err != nil {
 				panic(err)

@@ -65,7 +65,7 @@ func TestPlans_AreRightFromTheFirstChargeOn(t *testing.T) {
 				others(seq*12 + 1)
 			}
 			fewCharges, fewOthers := measure(func() { charges(50) }), measure(func() { others(111) })
-			charges(4800)
+			charges(pgtest.Size(1500, 4800)) // a scan of them reads far more than half again
 			manyCharges, manyOthers := measure(func() { charges(50) }), measure(func() { others(112) })
 
 			require.Equal(t, scans, tableStat(t, conn, "ledger", "seq_scan")+tableStat(t, conn, "refund_sum", "seq_scan"))

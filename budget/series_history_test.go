@@ -324,7 +324,7 @@ func (x *life) moment() time.Time {
 func TestSeries_AgreesWithAPlainList(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)
-	for seed := range uint64(40) {
+	for seed := range pgtest.Size(uint64(16), 40) {
 		x := live(t, pool, l, clock, seed)
 		if len(x.log) > 0 {
 			require.NoError(t, x.compare(t.Context()), "seed %d, %v", seed, x.loc)

@@ -30,7 +30,7 @@ func TestMain(m *testing.M) {
 	flag.Parse()
 	given := map[string]bool{}
 	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	checks := pgtest.Size("60", "400")
+	checks := pgtest.Size("40", "400")
 	for name, value := range map[string]string{"rapid.checks": checks, "rapid.nofailfile": "true"} {
 		if !given[name] {
 			if err := flag.Set(name, value); err != nil {

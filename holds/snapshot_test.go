@@ -81,12 +81,12 @@ func TestTransitions_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 					old := begin(t, f.pool, iso)
 					_, err := f.ledger.Usage(ctx, old, budget.Query{Scope: scope}) // takes the snapshot
 					require.NoError(t, err)
-					for range 64 { // credits end nothing
-						_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
-							return f.ledger.Credit(ctx, tx, budget.Credit{Scope: scope, Amount: 1})
-						})
-						require.NoError(t, err)
-					}
+					require.NoError(t, pgx.BeginFunc(ctx, f.pool, func(tx pgx.Tx) (err error) {
+						for n := 0; n < 64 && err == nil; n++ { // credits end nothing
+							_, err = f.ledger.Credit(ctx, tx, budget.Credit{Scope: scope, Amount: 1})
+						}
+						return err
+					}))
 					f.clock.Advance(time.Minute)
 					_, err = f.ledger.Purge(ctx, f.pool, budget.PurgeOptions{Scope: scope, OlderThan: time.Second})
 					require.NoError(t, err)

@@ -194,10 +194,10 @@ func collided(err error) bool {
 func TestCharge_NearTheEndIsExact(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
-	limit := budget.Lifetime(2000)
+	limit := budget.Lifetime(600)
 	pools := []*leases.Pool{f.pool(leases.Rule{}), f.pool(leases.Rule{}), f.pool(leases.Rule{}), f.pool(leases.Rule{})}
 	spent := int64(0)
-	deadline := time.Now().Add(time.Minute)
+	deadline := time.Now().Add(3 * time.Minute)
 	for i := 0; spent < limit.Max && time.Now().Before(deadline); i++ {
 		_, err := f.spend(pools[i%4], pgx.ReadCommitted, charge(1, limit))
 		var refused *budget.ExceededError

@@ -73,25 +73,25 @@ func EveryCall(t testing.TB, app *pgxpool.Pool, c *metered.Client) {
 	require.Empty(t, report.Differences)
 }
 
-// BigTablesSQL is a scope with 60,000 charges and 50,000 refunds of them, 20,000 holds in another,
+// BigTablesSQL is a scope with 15,000 charges and 12,500 refunds of them, 5,000 holds in another,
 // and as many tokens, keys and operations.
 const BigTablesSQL = `
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, ref)
-	select g, 2, metered.clock() - interval '30 min' + g * interval '10 ms', 2 * g, 0, 0, 0, 0, 'c'::"char", 'refunded', null::bigint from generate_series(1, 60000) g
-	union all select 60000 + g, 1, metered.clock() - interval '10 min' + g * interval '1 ms', 120000, g, 0, 0, 0, 'r', 'refunded', g from generate_series(1, 50000) g;
+	select g, 2, metered.clock() - interval '30 min' + g * interval '40 ms', 2 * g, 0, 0, 0, 0, 'c'::"char", 'refunded', null::bigint from generate_series(1, 15000) g
+	union all select 15000 + g, 1, metered.clock() - interval '10 min' + g * interval '1 ms', 30000, g, 0, 0, 0, 'r', 'refunded', g from generate_series(1, 12500) g;
 insert into metered.refund_sum (scope, level, block, amount)
-	select 'refunded', lv, g >> (4 * lv), count(*) from generate_series(1::bigint, 50000) g, generate_series(0, 15) lv
+	select 'refunded', lv, g >> (4 * lv), count(*) from generate_series(1::bigint, 12500) g, generate_series(0, 15) lv
 	where lv = 0 or g >> (4 * lv) > 0 group by lv, g >> (4 * lv);
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold)
-	select g, 1, metered.clock() - interval '30 min' + g * interval '1 ms', 0, 0, 0, g, 0, 'h', 'held', metered.clock() + interval '1 h', 'old ' || g from generate_series(1, 20000) g;
+	select g, 1, metered.clock() - interval '30 min' + g * interval '1 ms', 0, 0, 0, g, 0, 'h', 'held', metered.clock() + interval '1 h', 'old ' || g from generate_series(1, 5000) g;
 insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
 	select metered.clock(), metered.clock() + interval '1 h', metered.clock() + interval '1 h', metered.clock() + interval '1 h', 1, 'h', '', 'old ' || g, 'ann', '', array[metered._scope_key('held')]
-	from generate_series(1, 20000) g;
+	from generate_series(1, 5000) g;
 insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq) select h.no, h.keys[1], 1, 1, h.due, 'held', 1 from metered.holds h;
 insert into metered.hold_events (hold, at, deadline, version, kind) select h.no, h.placed_at, h.deadline, 1, 'h' from metered.holds h;
 insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject)
-	select sha256(g::text::bytea), metered.clock(), metered.clock() + interval '1 h', 1, 'p', 's' || g from generate_series(1, 20000) g;
+	select sha256(g::text::bytea), metered.clock(), metered.clock() + interval '1 h', 1, 'p', 's' || g from generate_series(1, 5000) g;
 insert into metered.job_keys (job_id, created_at, queue, key, kind, tenant, digest)
-	select g, metered.clock() - interval '1 h', 'default', 'old ' || g, 'k', '', '' from generate_series(1, 20000) g;
+	select g, metered.clock() - interval '1 h', 'default', 'old ' || g, 'k', '', '' from generate_series(1, 5000) g;
 insert into metered.operations (at, tenant, id, fingerprint, result)
-	select metered.clock() - interval '1 h', '', 'old ' || g, '', '1' from generate_series(1, 20000) g`
+	select metered.clock() - interval '1 h', '', 'old ' || g, '', '1' from generate_series(1, 5000) g`

@@ -51,7 +51,7 @@ func TestClusters_OneBudgetServesTwo(t *testing.T) {
 func TestClusters_ADeadlineEndsAChild(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t, 1_000)
-	w.carve("a", 600, 3*time.Second)
+	w.carve("a", 600, time.Hour)
 	w.credited("a")
 	w.charge("a", 1, 10)
 	var id string
@@ -60,6 +60,12 @@ func TestClusters_ADeadlineEndsAChild(t *testing.T) {
 		id = h.ID
 		return err
 	}))
+	l, err := w.get(t.Context(), w.home, "a")
+	require.NoError(t, err)
+	// River's clock is the server's: it is the job that is moved.
+	ends := pgtest.Value[time.Time](t, w.away.local, `with scheduled as (select id, scheduled_at from river_job where kind = 'metered_carve_end')
+		update river_job j set scheduled_at = now() from scheduled s where s.id = j.id returning s.scheduled_at`)
+	require.WithinDuration(t, l.EndsAt, ends, 0, "the job is due when the child is")
 	w.eventually("the end", func(ctx context.Context) error {
 		if pgtest.Value[bool](t, w.away.local, `select exists (select from metered.ledger where scope = 'a' and kind = 'z')`) {
 			return nil
