@@ -1,7 +1,6 @@
 package budget_test
 
 import (
-	"flag"
 	"fmt"
 	"math"
 	"os"
@@ -17,19 +16,9 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// TestMain sets how many random histories are tried, unless -rapid.checks does. A
-// failure prints the seed that repeats it, so there is no need for a file of it.
+// TestMain sets how many random histories are tried.
 func TestMain(m *testing.M) {
-	flag.Parse()
-	given := map[string]bool{}
-	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	for name, value := range map[string]string{"rapid.checks": pgtest.Size("60", "250"), "rapid.nofailfile": "true"} {
-		if !given[name] {
-			if err := flag.Set(name, value); err != nil {
-				panic(err)
-			}
-		}
-	}
+	pgtest.Histories(60, 250)
 	os.Exit(m.Run())
 }
 

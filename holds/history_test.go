@@ -2,7 +2,6 @@ package holds_test
 
 import (
 	"context"
-	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -24,20 +23,9 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// TestMain sets how many random histories are tried in each half of the test, unless
-// -rapid.checks does.
+// TestMain sets how many random histories are tried in each half of the test.
 func TestMain(m *testing.M) {
-	flag.Parse()
-	given := map[string]bool{}
-	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	checks := pgtest.Size("40", "400")
-	for name, value := range map[string]string{"rapid.checks": checks, "rapid.nofailfile": "true"} {
-		if !given[name] {
-			if err := flag.Set(name, value); err != nil {
-				panic(err)
-			}
-		}
-	}
+	pgtest.Histories(40, 400)
 	os.Exit(m.Run())
 }
 

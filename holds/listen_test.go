@@ -379,7 +379,7 @@ func TestListen_NoticesAConnectionThatDiedWithoutAWord(t *testing.T) {
 			return swallowing(server, &dead), nil
 		}
 	})
-	l := startListening(t, pool, holds.ListenOptions{Idle: 200 * time.Millisecond})
+	l := startListening(t, pool, holds.ListenOptions{Idle: 3 * time.Second})
 	l.missed()
 	dead.Store(true)
 	f.mustPlace(holds.Request{ID: "h1", Lines: []holds.Line{{Scope: "room", Amount: 1}}})
@@ -421,7 +421,7 @@ func TestListen_AnIdleConnectionThatAnswersIsKept(t *testing.T) {
 			return &counted{Conn: conn, wrote: asked}, err
 		}
 	})
-	l := startListening(t, pool, holds.ListenOptions{Idle: 500 * time.Millisecond})
+	l := startListening(t, pool, holds.ListenOptions{Idle: 3 * time.Second})
 	l.missed()
 	for len(asked) > 0 {
 		<-asked

@@ -1,7 +1,6 @@
 package leases_test
 
 import (
-	"flag"
 	"fmt"
 	"os"
 	"sync/atomic"
@@ -24,16 +23,7 @@ func TestMain(m *testing.M) {
 		serve(conn)
 		return
 	}
-	flag.Parse()
-	given := map[string]bool{}
-	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	for name, value := range map[string]string{"rapid.checks": pgtest.Size("40", "80"), "rapid.nofailfile": "true"} {
-		if !given[name] {
-			if err := flag.Set(name, value); err != nil {
-				panic(err)
-			}
-		}
-	}
+	pgtest.Histories(40, 80)
 	os.Exit(m.Run())
 }
 

@@ -3,7 +3,6 @@ package wallet_test
 import (
 	"context"
 	"errors"
-	"flag"
 	"fmt"
 	"os"
 	"slices"
@@ -20,22 +19,9 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// TestMain sets how many random histories are tried, unless -rapid.checks does.
+// TestMain sets how many random histories are tried.
 func TestMain(m *testing.M) {
-	flag.Parse()
-	checks := pgtest.Size("40", "300")
-	if testing.Short() {
-		checks = "250" // rapid then makes a fifth: each kind of act is still among them
-	}
-	given := map[string]bool{}
-	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
-	for name, value := range map[string]string{"rapid.checks": checks, "rapid.nofailfile": "true"} {
-		if !given[name] {
-			if err := flag.Set(name, value); err != nil {
-				panic(err)
-			}
-		}
-	}
+	pgtest.Histories(40, 300)
 	os.Exit(m.Run())
 }
 
@@ -48,6 +34,9 @@ func TestWallets_AgreeWithTheModel(t *testing.T) {
 	f := setUp(t, wallet.Config{})
 	rapid.Check(t, func(rt *rapid.T) { newHistory(rt, f).run() })
 	t.Logf("%v", seenActs.n)
+	if testing.Short() {
+		return
+	}
 	for _, kind := range []string{"draw", "grant", "reserve", "refund", "lapsed", "refused", "carve", "end a child", "repaired"} { // every run of so many histories has these
 		require.Positive(t, seenActs.count(kind), "no history had it: %s", kind)
 	}

@@ -1,0 +1,27 @@
+package pgtest
+
+import (
+	"flag"
+	"strconv"
+	"testing"
+)
+
+// Histories sets how many random histories each test of pgregory.net/rapid tries, unless -rapid.checks does: quick, full
+// where Long is true, or under -short a quarter of quick. A failure prints the seed that repeats it, so there is no need for a file of it.
+func Histories(quick, full int) {
+	flag.Parse()
+	checks := Size(quick, full)
+	if testing.Short() {
+		checks = quick / 4 * 5 // of which rapid then makes a fifth
+	}
+	given := map[string]bool{}
+	flag.Visit(func(f *flag.Flag) { given[f.Name] = true })
+	for name, value := range map[string]string{"rapid.checks": strconv.Itoa(checks), "rapid.nofailfile": "true"} {
+		if given[name] {
+			continue
+		}
+		if err := flag.Set(name, value); err != nil {
+			panic(err)
+		}
+	}
+}
