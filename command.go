@@ -37,49 +37,45 @@ const (
 
 // Command declares a call. Only ID is required.
 type Command struct {
-	// 1 to 255 bytes of UTF-8: the same ID of the same Tenant is carried out once. A UUIDv7 carries its time. Without a time (here or in
-	// IssuedAt) an ID looks new again when its record is purged.
-	ID string
-	// owns the ID, up to 255 bytes. If clients choose IDs, it must be the signed-in user or account, or one client can get another's
-	// result. Defaults to "".
-	Tenant string
-	Name   string // the kind of command, up to 255 bytes. The same ID with another name is a conflict
-	// the command's argument, as JSON of up to 1 MiB, of which the SHA-256 is stored. The same ID with other input is a conflict. A
-	// function that charges, credits, refunds or calls holds needs one. Defaults to none.
-	Input any
-	// when the client issued the command, the same in each repetition, unless a UUIDv7 says it. An operation with a time is ErrRetired if
-	// it is not newer than the purged records. Defaults to none.
-	IssuedAt time.Time
-	// are made last, all or none. The fingerprint has scopes and amounts, not limits. A charge that the function makes room for belongs in
-	// Tx.Charge: an early look refuses before the function runs where this process saw a scope refuse in the last 10 to 20 seconds.
+	// 1 to 255 bytes: the same ID of the same Tenant is carried out once. Without a time (a UUIDv7's, or IssuedAt) it looks new again when
+	// its record is purged
+	ID     string
+	Tenant string // owns the ID, up to 255 bytes. If clients choose IDs, it must be the signed-in user or account, or one client can get another's result
+	Name   string // the kind of command, up to 255 bytes. The same ID with another is ErrConflict
+	// the argument, as JSON of up to 1 MiB, whose SHA-256 is stored. The same ID with another is ErrConflict. A function that charges,
+	// credits, refunds or calls holds needs one
+	Input    any
+	IssuedAt time.Time // when the client issued it, the same in each repetition, if ID is no UUIDv7. A time not newer than the purged records is ErrRetired
+	// are made last, all or none. The fingerprint has scopes and amounts, not limits. After a recent refusal of a scope they are looked at
+	// first (docs/model.md): a charge that the function makes room for belongs in Tx.Charge
 	Charges   []budget.Charge
-	EarlyLook bool // takes that look in any case. Defaults to Config.EarlyLook
-	// are placed with the charges, and looked at early. Their scopes and units are in the fingerprint. Tx.Placed has the ids. A hold that
-	// the function makes room for belongs in Tx.Place.
+	EarlyLook bool // takes that look always
+	// are placed with the charges, and looked at first: a hold that the function makes room for belongs in Tx.Place. The fingerprint has
+	// scopes and units, and Tx.Placed the ids
 	Holds  []holds.Request
 	Claims []holds.Claim
-	// are charges in a transaction of their own before the command, once per call of Do that is no replay. They stay when it fails: for
-	// limits on attempts. A refusal is ErrTooManyAttempts. To count failures alone, let the function refund Tx.Sticky. Not in DoTx.
+	// are charged in a transaction of their own before the command, once per call of Do that is no replay. They stay when it fails: for
+	// limits on attempts. A refusal is ErrTooManyAttempts. To count failures alone, let the function refund Tx.Sticky
 	Sticky    []budget.Charge
-	Token     *Redeem        // is spent by the command, unless it is a replay. Defaults to none
-	Isolation pgx.TxIsoLevel // of the transaction. Defaults to READ COMMITTED, the fastest on a hot scope. Not in DoTx
-	// releases the locks before the commit is durable, for hot scopes. Do still returns when it is. Until then others may see state that a
-	// crash undoes (docs/model.md). Not in DoTx.
+	Token     *Redeem        // is spent by the command, unless it is a replay
+	Isolation pgx.TxIsoLevel // defaults to READ COMMITTED, the fastest on a hot scope
+	// releases the locks before the commit is durable, for hot scopes. Do returns when it is. Until then others may see state that a crash
+	// undoes (docs/model.md)
 	EarlyRelease bool
 	// makes a refusal by the command's own token, charges and holds, or by Sticky, the operation's answer: the same ID gets it again, even
 	// if there is room by then. It is written after the rollback. If that fails, Do returns another error and nothing is decided. A
-	// malformed token is not recorded. Not in DoTx.
+	// malformed token is not recorded
 	RecordRefusal bool
-	LSN           bool // asks for Outcome.LSN, so that a read of a replica can wait for this command (replica.ReadAt). Not in DoTx (replica.CommitLSN)
+	LSN           bool // asks for Outcome.LSN, for replica.ReadAt. In DoTx use replica.CommitLSN
 
 	settling *settling // of a session
 }
 
-// Redeem is a token as it was presented, for tokens.Store.Consume. It is printed, logged and encoded without the token's text.
+// Redeem is a token as it was presented, for tokens.Store.Consume. It prints and encodes without the token's text.
 type Redeem struct {
-	Purpose   string // as in tokens.Mint
-	Subject   string // as in tokens.Mint
-	Presented string // the token's text
+	Purpose   string // as in tokens.Mint, as Subject
+	Subject   string
+	Presented string
 }
 
 func (r Redeem) redacted() string { return fmt.Sprintf("token for %q of %q", r.Purpose, r.Subject) }

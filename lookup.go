@@ -29,13 +29,13 @@ type Operation struct {
 	Name     string          `json:"name,omitempty"`
 	Result   json.RawMessage `json:"result"`
 	Receipt  budget.Receipt  `json:"receipt"`            // without standings
-	Holds    []holds.Hold    `json:"holds,omitempty"`    // as they were when it was completed
+	Holds    []holds.Hold    `json:"holds,omitempty"`    // as of At
 	Draws    []wallet.Drawn  `json:"draws,omitempty"`    // by Tx.Draw
-	At       time.Time       `json:"at"`                 // when it was completed, by the database's clock
-	IssuedAt time.Time       `json:"issued_at,omitzero"` // zero if the id carried no time
+	At       time.Time       `json:"at"`                 // of completion, by the database's clock
+	IssuedAt time.Time       `json:"issued_at,omitzero"` // zero if the id had no time
 	Refusal  error           `json:"-"`                  // nil if it committed
-	Code     string          `json:"code,omitempty"`     // that of Refusal
-	Jobs     []int64         `json:"jobs,omitempty"`     // the ids of the first 1,000 of River's jobs that Tx.Enqueue made
+	Code     string          `json:"code,omitempty"`     // of Refusal
+	Jobs     []int64         `json:"jobs,omitempty"`     // the ids of the first 1,000 that Tx.Enqueue made
 }
 
 const lookupSQL = `
@@ -43,7 +43,7 @@ select result, scopes, amounts, seqs, ats, holds, at, issued_at, refusal, coales
 from metered.operations
 where tenant = $1 and id = $2`
 
-// Lookup returns the record of an operation, or ErrUnknownOperation if it has not committed or was purged. It waits for nobody, so a record
+// Lookup returns the record of an operation, or ErrUnknownOperation if it has not committed or was purged. It does not wait, so a record
 // with EarlyRelease may not be durable yet.
 func (c *Client) Lookup(ctx context.Context, db budget.Querier, tenant, id string) (Operation, error) {
 	if err := cmp.Or(c.made(), notNil("db", db)); err != nil {
@@ -111,11 +111,10 @@ func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, dra
 	return receipt, all, draws, nil
 }
 
-// PurgeOptions says which records of operations to purge.
 type PurgeOptions struct {
-	OlderThan time.Duration       // how long an operation is remembered, 1s to a century: longer than any client may wait before it repeats a call. Required
+	OlderThan time.Duration       // 1s to a century: longer than any client may wait before it repeats a call. Required
 	Batch     int                 // records of one transaction, 1 to 10,000. Defaults to 1,000
-	Progress  func(deleted int64) // is called after each batch with the number so far
+	Progress  func(deleted int64) // is called after each batch
 	DryRun    bool                // counts the rows, and deletes none. It needs SELECT on the table
 }
 
@@ -123,10 +122,9 @@ const purgeableSQL = `
 select count(*) from metered.operations o, (select metered.clock() - $1::interval as at) cutoff
 where o.at < cutoff.at and coalesce(o.issued_at, o.at) < cutoff.at`
 
-// PurgeOperations deletes records that were issued and completed longer ago than OlderThan, and returns how many. An id with a time at or
-// before the latest deleted one is ErrRetired from then on. An id without a time looks new again. It owns its transactions: deleted rows
-// stay deleted if it fails. Calls at once wait for each other, for at most Config.LockTimeout (ErrBusy). It needs the schema's owner or
-// GrantMaintenanceSQL.
+// PurgeOperations deletes records that were issued and completed longer ago than OlderThan, and returns how many. From then on an id with a
+// time at or before the latest deleted one is ErrRetired, and one without a time looks new. Each batch is a transaction, and stays if a
+// later one fails. Calls at once wait for each other, up to Config.LockTimeout (ErrBusy). It needs GrantMaintenanceSQL.
 func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(c.made(), notNil("pool", pool)); err != nil {
 		return 0, err

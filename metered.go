@@ -54,35 +54,33 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// NewID returns a UUIDv7 for Command.ID. Make it at the client, and send it again with each repetition.
+// NewID returns a UUIDv7 for Command.ID. Make it at the client, and send it with each repetition.
 func NewID() string { return uuidv7.New() }
 
 // Func is the body of a command: its writes, through tx, and its result, which is stored as JSON. It may be called several times, and must
-// have no effect outside the transaction. Do inside it, with its ctx or one made from it, is ErrNested. Work that goes on after the command
-// needs a context from elsewhere.
+// have no effect outside the transaction. Do inside it, with its ctx or one made from it, is ErrNested.
 type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 
-// Outcome is the answer of a committed command. On error every field except Sticky is zero, and of a refusal on record also
-// Replayed and At are set.
+// Outcome is the answer of a committed command. On error every field except Sticky is zero, but for Replayed and At of a refusal on record.
 type Outcome[R any] struct {
-	Result   R               `json:"result"`   // the function's result, as it comes back from JSON
+	Result   R               `json:"result"`   // as it comes back from JSON
 	Raw      json.RawMessage `json:"-"`        // that JSON, the same bytes for each replay
-	Replayed bool            `json:"replayed"` // this is the record of an earlier call, or of this one after the answer to COMMIT was lost
+	Replayed bool            `json:"replayed"` // this is an earlier call's record, or this one's after a lost answer to COMMIT
 	Receipt  budget.Receipt  `json:"receipt"`  // the charges, without sticky ones. A replay has no standings
-	// the charges of this call for Command.Sticky, also on error. Empty if the charges were refused, are not known to be taken (ErrSticky),
-	// or if this call found the record of another.
+	// this call's charges of Command.Sticky, also on error. Empty if they were refused, are not known to be taken (ErrSticky), or if it
+	// found another's record
 	Sticky budget.Receipt `json:"sticky,omitzero"`
-	Holds  []holds.Hold   `json:"holds,omitempty"` // of the calls of Tx, in their order, each as it was after its call, also in a replay
-	Draws  []wallet.Drawn `json:"draws,omitempty"` // of Tx.Draw, in their order, also in a replay
-	At     time.Time      `json:"at"`              // when the command was completed, by the database's clock
-	LSN    replica.LSN    `json:"lsn,omitzero"`    // behind the commit, if Command.LSN is set, or 0 if the server did not say
+	Holds  []holds.Hold   `json:"holds,omitempty"` // by calls of Tx, in their order, each as it was after its call, also in a replay
+	Draws  []wallet.Drawn `json:"draws,omitempty"` // of Tx.Draw, likewise
+	At     time.Time      `json:"at"`              // of completion, by the database's clock
+	LSN    replica.LSN    `json:"lsn,omitzero"`    // behind the commit, if Command.LSN is set. 0 if the server did not say
 }
 
 // Do runs a command as one unit: it claims the operation id, spends the token, calls fn (which may be nil) with the transaction, makes the
-// charges, records the result and commits. If a part fails, nothing is left, except sticky charges.
+// charges, records the result and commits.
 //
 // A command that committed under the same ID and Tenant gets its first result, without running again. Its token must be presented, but may
-// be spent. Concurrent calls with one id wait for each other. A refused command leaves no record, unless RecordRefusal asks for one.
+// be spent. Concurrent calls with one id wait for each other.
 //
 // Do tries again after SQLSTATE 40001 and 40P01, up to Config.MaxAttempts, and looks up a COMMIT whose answer was lost, until ctx's
 // deadline or Config.ResolveTimeout. A panic in fn rolls back and goes on.
@@ -100,7 +98,7 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 }
 
 // DoTx runs a command inside the caller's transaction, behind a savepoint: if it is refused or fails, tx is as before, and usable. It takes
-// effect with the caller's commit. A rollback takes its record back too.
+// effect with the caller's commit, and so does its record.
 //
 // The scopes stay locked until tx ends: make it the last thing. A second command in tx, or one after a charge, can deadlock (40P01).
 // Nothing is retried, and no timeout is set: see Client.RunTx. Sticky, Isolation, EarlyRelease, RecordRefusal and LSN are refused. After a
@@ -188,52 +186,46 @@ func encoded[R any](fn Func[R], result *R) work {
 	}
 }
 
-// Config configures a Client. The zero value works, without jobs and without derived secrets.
+// The zero Config works, without jobs and derived secrets.
 type Config struct {
 	Schema         string                // as Migrate created it. Defaults to "metered"
-	River          *river.Client[pgx.Tx] // for Tx.Enqueue; keys need jobs.Plugin() in it. Defaults to none (ErrNoRiver)
+	River          *river.Client[pgx.Tx] // for Tx.Enqueue, else ErrNoRiver. Keys need jobs.Plugin() in it
 	TokenPrefix    string                // begins the text of tokens. Defaults to "metered"
-	SecretKey      []byte                // of Client.Secret, 32 to 1024 bytes. Defaults to none
+	SecretKey      []byte                // of Client.Secret, 32 to 1024 bytes
 	LockTimeout    time.Duration         // bounds each wait for locks, as ctx's deadline does, 1ms to 1h. Defaults to 5s
-	ClockTolerance time.Duration         // as in budget.Config, as the next three. Defaults to 1m
-	MustExist      bool                  // only scopes that were created are charged, credited or held
-	RequireActor   bool                  // each write has a Note with an Actor
-	NoStandings    bool                  // receipts have no standings of limits, which is faster
-	EarlyLook      bool                  // sets Command.EarlyLook for every command
-	MaxFuture      time.Duration         // how far the time of an id or an event may be ahead of the database's clock, up to 24h. Defaults to 5m
-	MaxLateness    time.Duration         // how long ago an event may have occurred. Defaults to 35 days
-	MaxAttempts    int                   // how often Do runs a command that fails with 40001 or 40P01, 1 to 100. Defaults to 10
-	ResolveTimeout time.Duration         // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h. Defaults to 30s
-	Holds          holds.Config          // of Client.Holds; subscribers cost a round trip while the locks are held
+	ClockTolerance time.Duration         // as in budget.Config, as the next three
+	MustExist      bool
+	RequireActor   bool
+	NoStandings    bool
+	EarlyLook      bool          // sets Command.EarlyLook
+	MaxFuture      time.Duration // how far the time of an id or an event may be ahead of the clock, up to 24h. Defaults to 5m
+	MaxLateness    time.Duration // as in budget.Config
+	MaxAttempts    int           // of a command that fails with 40001 or 40P01, 1 to 100. Defaults to 10
+	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h. Defaults to 30s
+	Holds          holds.Config  // of Client.Holds. Subscribers cost a round trip while the locks are held
 	// sends the jobs of committed commands to Client.Listen, and those of Client.Jobs for a round trip of each call. Every role that may
 	// connect can listen
 	NotifyJobs        bool
-	NotifyChargesFrom int64 // sends charges of so many units and more likewise. Defaults to 0, none
-	// spends charges (not sticky ones) of its Rules' scopes from leases, without the scopes' locks. Limits are kept. Their receipts have no
-	// Standings. Defaults to none
-	Leases *leases.Pool
-	// gets the thresholds that charges and holds cross (budget.Limit.Tell), as budget.Config.OnThreshold. A command that crosses one runs
-	// again, once. Defaults to none: limits with thresholds are refused.
-	OnThreshold func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error
-	Observer    observe.Observer // gets an event for each call of the Client and its pieces. Leases has that of its ledger. Defaults to none
-	// is called for every refused command, in Do's goroutine, after the rollback: for audit records. Defaults to none
-	OnRefusal func(context.Context, Refusal)
+	NotifyChargesFrom int64                                                         // sends charges of so many units and more likewise. 0 is none
+	Leases            *leases.Pool                                                  // spends charges (not sticky ones) of its Rules' scopes from leases, without the scopes' locks and Standings
+	OnThreshold       func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error // as in budget.Config. A command that crosses a threshold runs again, once
+	Observer          observe.Observer                                              // sees the calls of the Client and its pieces, but for Leases
+	OnRefusal         func(context.Context, Refusal)                                // is called for every refused command, in Do's goroutine, after the rollback: for audit records
 }
 
 // Refusal is a command that was refused.
 type Refusal struct {
-	Command Command // without its Token, which may still be unspent
+	Command Command // without its Token, which may be unspent
 	// of package budget (ErrExceeded, ErrScopeUnknown, ErrScopeRetired, ErrScopeClosed, ErrRefundExceeds), tokens (ErrInvalid) or holds
 	// (ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling, ErrNotReturnable)
 	Err      error
-	Sticky   bool // a sticky charge was refused: Err is ErrTooManyAttempts
-	Replayed bool // the refusal was on record
+	Sticky   bool // Err is ErrTooManyAttempts
+	Replayed bool // it was on record
 }
 
-// Client runs commands on a pool. It is safe for concurrent use. Its first call checks the schema once:
-// ErrNotMigrated, ErrSchemaVersion.
+// Client runs commands on a pool. It is safe for concurrent use. Its first call checks the schema once: ErrNotMigrated, ErrSchemaVersion.
 type Client struct {
-	Budget *budget.Ledger // set up for the same schema, as the next ones
+	Budget *budget.Ledger
 	Holds  *holds.Book
 	Tokens *tokens.Store
 	Jobs   *jobs.Enqueuer // nil without Config.River
@@ -253,7 +245,7 @@ type Client struct {
 
 type statements struct{ lookup, purge, purgeable, notify string }
 
-// New returns a Client, or an *ArgumentError. It sends no SQL.
+// New sends no SQL.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	if err := notNil("pool", pool); err != nil {
 		return nil, err
@@ -345,8 +337,8 @@ func orDefault(d, def time.Duration) time.Duration {
 	return d
 }
 
-// Secret derives the secret of a token that the operation mints. The same operation and label give the same secret, so a replay can show a
-// token that is stored nowhere. It needs Config.SecretKey.
+// Secret derives the secret of a token that the operation mints from Config.SecretKey. The same operation and label give the same secret,
+// so a replay can show it, though it is stored nowhere.
 func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error) {
 	if err := c.made(); err != nil {
 		return tokens.Secret{}, err
@@ -359,7 +351,7 @@ func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error
 
 // RunTx runs fn in a transaction of the Client's pool, for the pieces alone and for DoTx. After SQLSTATE 40001 or 40P01 it runs fn again,
 // up to Config.MaxAttempts times. So fn must have no effect outside tx, and must not end it (ErrTxControl, and its commits stay). An error
-// of fn rolls back, and is returned. Its own errors: ErrSerialization, ErrCommitUnknown, ErrTxFailed, ErrNested inside a command.
+// of fn rolls back, and is returned. Its own errors: ErrSerialization, ErrCommitUnknown, ErrTxFailed, ErrNested.
 func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(c.made(), notNil("fn", fn)); err != nil {
 		return err
@@ -383,13 +375,9 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 	return commit.Run(ctx, tx, "metered", ErrCommitUnknown, func(tx pgx.Tx) error { return fn(ctx, tx) })
 }
 
-// Warm makes a new connection as fast as one that has been used, where deadlines are short: on a fresh one Postgres compiles and plans each
-// function at its first call, which takes tens of milliseconds.
-//
-//	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error { return metered.Warm(ctx, conn, "") }
-//
-// It runs a session and a command, and rolls them back. An empty schema means "metered". Where the schema is missing, or not granted, it
-// does nothing. After another error the connection is of no use.
+// Warm makes a new connection as fast as a used one, where deadlines are short: call it in pgxpool.Config.AfterConnect
+// (docs/operations.md). It runs a session and a command, and rolls them back. schema defaults to "metered". Where that is missing, or not
+// granted, it does nothing. After another error the connection is of no use.
 func Warm(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if err := notNil("conn", conn); err != nil {
 		return err

@@ -15,40 +15,34 @@ import (
 //go:generate go run ./internal/schema/render schema.sql
 //go:generate go test ./internal/schema -run Catalog -update
 
-// SchemaVersion is the version of the schema that this release creates and needs. It also works on the version after
-// it, as long as that one has the functions that it calls.
+// SchemaVersion is the version of the schema that this release creates and needs. It also works on the next one that has the functions that
+// it calls.
 const SchemaVersion = schema.Version
 
-// MigrateOptions are the options of Migrate. The zero value creates the schema "metered" and nothing else.
+// The zero MigrateOptions creates the schema "metered" alone.
 type MigrateOptions struct {
-	Schema string // defaults to "metered"
-	// drops the functions and types that only the build before this one calls (MigrateReport.Previous), once no process of that build runs.
-	// Defaults to false: the next upgrade drops them.
-	DropPrevious bool
-	River        bool                                   // bring River's own tables to the latest version that this build of River knows
-	RiverSchema  string                                 // defaults to the connection's search_path, as with River itself
-	OnWait       func(ctx context.Context, what string) // is called before each new attempt to get a lock, with the reason of the wait. Defaults to none
+	Schema       string                                 // defaults to "metered"
+	DropPrevious bool                                   // drops the functions and types that only the build before calls, once none of its processes runs. Else the next upgrade does
+	River        bool                                   // brings River's tables to the latest version that this build of River knows
+	RiverSchema  string                                 // defaults to the connection's search_path
+	OnWait       func(ctx context.Context, what string) // is called before each new attempt to get a lock, with the reason of the wait
 }
 
-// MigrateReport is the report of Migrate.
 type MigrateReport struct {
-	From, To int                // the versions before and after. From is 0 without a schema. Both are SchemaVersion + 1 if it is newer than this build
-	Repaired []SchemaDifference // differences in a schema of this version that Migrate mended
+	From, To int                // versions. From is 0 without a schema. Both are SchemaVersion + 1 for one newer than this build
+	Repaired []SchemaDifference // mended differences in a schema of this version
 	Dropped  []string           // functions and types of earlier versions
-	Previous []string           // functions and types that only the build before this one calls
-	River    []int              // the versions of River's migrations that were made
+	Previous []string           // functions and types that only the build before calls
+	River    []int              // versions of River's migrations that were made
 }
 
-// Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and repairs functions that are missing or differ.
-// Any number of processes may call it at once, at every start, through a pooler too. It changes the schema in one transaction, and River's
-// in one for each migration. Processes of the version before can go on, and a schema that is newer by one version is left as it is
-// (docs/operations.md).
+// Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and repairs functions that are missing or differ, in
+// one transaction, and River's in one for each migration. Any number of processes may call it at once, at every start, through a pooler
+// too, while those of the version before go on (docs/operations.md). It leaves a schema that is newer by one version as it is.
 //
-// It waits for a lock for a second at a time, so that nobody queues behind it for longer. Then it calls OnWait and tries again, until ctx
-// is done (ErrBusy): give ctx a deadline.
-//
-// The role that creates the schema owns it, and upgrades it. It needs no right to create schemas if it owns an empty one of that name.
-// ErrSchemaVersion and ErrSchemaDiffers change nothing.
+// It waits for a lock for a second at a time, calls OnWait and tries again, until ctx is done (ErrBusy): give ctx a deadline. The role that
+// creates the schema owns it, and upgrades it. It needs no right to create schemas if it owns an empty one of that name. ErrSchemaVersion
+// and ErrSchemaDiffers change nothing.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (MigrateReport, error) {
 	n, err := parseSchema("MigrateOptions.Schema", opts.Schema)
 	if err := cmp.Or(notNil("pool", pool), err); err != nil {
@@ -62,18 +56,17 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (Migr
 	}, err
 }
 
-// SchemaReport is the report of Validate.
 type SchemaReport struct {
 	Version     int                // 0 without a schema
-	Differences []SchemaDifference // objects that are not as this build needs them: of a newer Version, those that make its calls fail
+	Differences []SchemaDifference // objects that differ from this build's needs: of a newer Version, those that make its calls fail
 	Previous    []string           // as in MigrateReport
 }
 
-// SchemaDifference is one object of the schema that is not as it should be.
+// SchemaDifference is an object of the schema that is not as it should be.
 type SchemaDifference struct {
 	Object  string `json:"object"` // "function clock()", "column ledger.seq", "index holds_due"
 	Problem string `json:"problem"`
-	Want    string `json:"want,omitempty"` // of a function's body a hash. It may be empty
+	Want    string `json:"want,omitempty"` // of a function's body a hash. May be empty
 	Have    string `json:"have,omitempty"`
 }
 
@@ -84,7 +77,7 @@ func differences(all []migrate.Difference) (wrong []SchemaDifference) {
 	return wrong
 }
 
-// Err is nil if this build can use the schema. Otherwise it is ErrNotMigrated, ErrSchemaVersion or ErrSchemaDiffers.
+// Err is nil, ErrNotMigrated, ErrSchemaVersion or ErrSchemaDiffers.
 func (r SchemaReport) Err() error {
 	var wrong []migrate.Difference
 	for _, d := range r.Differences {
@@ -93,9 +86,9 @@ func (r SchemaReport) Err() error {
 	return migrate.Err(SchemaVersion, r.Version, wrong)
 }
 
-// Validate compares the schema ("" means "metered") with the one that this build needs, objects and owners, and that nothing can be
-// executed by everybody. Added objects and comments are no difference. Every role with GrantSQL may call it. An error means that the schema
-// could not be read. SchemaReport.Err is the verdict.
+// Validate compares the schema, by default "metered", with the one that this build needs: objects, owners, and that not everybody can
+// execute functions. Added objects and comments are no difference. Every role with GrantSQL may call it. SchemaReport.Err is the verdict.
+// An error means that the schema could not be read.
 func Validate(ctx context.Context, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }, schemaName string) (SchemaReport, error) {
@@ -107,23 +100,16 @@ func Validate(ctx context.Context, db interface {
 	return SchemaReport{Version: s.Version, Differences: differences(s.Differences), Previous: s.Previous}, err
 }
 
-// SchemaSQLOptions are the options of SchemaSQL. The zero value is the whole schema.
+// The zero SchemaSQLOptions is the whole schema.
 type SchemaSQLOptions struct {
-	Schema string // 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor "pg_". Defaults to "metered"
-	// the installed version. 0, the default, renders the whole schema, an earlier version the upgrade to SchemaVersion, and SchemaVersion
-	// all functions, as a repair does.
-	From int
-	// as in MigrateOptions. With From = SchemaVersion it is all that is rendered, for the migration when no process of the build before
-	// runs any more.
-	DropPrevious bool
-	// runs the text: "goose", "golang-migrate" (without x-multi-statement), "tern" or "atlas" (versioned). Defaults to "": several
-	// statements, for psql or a simple query
-	Tool string
+	Schema       string // 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor "pg_". Defaults to "metered"
+	From         int    // the installed version. 0 renders the whole schema, an earlier version the upgrade, and SchemaVersion all functions, as a repair
+	DropPrevious bool   // as in MigrateOptions. With From = SchemaVersion nothing else is rendered
+	Tool         string // "goose", "golang-migrate" (without x-multi-statement), "tern", "atlas" (versioned), or "": several statements, for psql
 }
 
-// SchemaSQL renders Migrate's statements as a file of a migration tool: the whole schema, or the upgrade from an earlier version. Run it in
-// one transaction, with a lock_timeout, as the role that owns the data or is to own it. It puts the session's search_path back. The text is
-// ASCII. See docs/operations.md.
+// SchemaSQL renders Migrate's statements as a file of a migration tool, in ASCII: the whole schema, or the upgrade from an earlier version.
+// Run it in one transaction, with a lock_timeout, as the role that owns the data or is to own it (docs/operations.md).
 func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	n, err := parseSchema("SchemaSQLOptions.Schema", opts.Schema)
 	if err != nil {
@@ -138,25 +124,22 @@ func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	return schema.Current().Script(n, opts.From, opts.DropPrevious, opts.Tool), nil
 }
 
-// GrantSQL renders the grants under which an application can make every call but those of GrantMaintenanceSQL: EXECUTE on functions and
-// SELECT on tables. No function changes or deletes a ledger entry, or takes spending back. The application is trusted with its arguments:
-// limits, notes and operation ids.
+// GrantSQL renders the grants under which an application can make every call but those of GrantMaintenanceSQL. It can change no ledger
+// entry, and is trusted with its arguments (SECURITY.md).
 //
-// Run it as the schema's owner, after Migrate or SchemaSQL. role must exist. An upgrade gives the roles of the version before the grants
-// that they need. The text also takes the functions from PUBLIC. docs/operations.md has the grants for River's tables.
+// Run it as the schema's owner, after Migrate or SchemaSQL. role must exist. An upgrade renews the grants. The text also takes the
+// functions from PUBLIC. River's tables need other grants (docs/operations.md).
 func GrantSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Application)
 }
 
-// GrantMaintenanceSQL renders the grants of maintenance: the Purge calls and budget.Ledger.RepairClock. A role may have both sets of
-// grants.
+// GrantMaintenanceSQL renders the grants of the Purge calls and budget.Ledger.RepairClock. A role may have both sets of grants.
 func GrantMaintenanceSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Maintenance)
 }
 
-// GrantReportingSQL renders the grants under which a role can read reports: the views, and what budget.Ledger.Usage, Entries and Check, and
-// holds.Book.Get, List, Due and History read. It sees amounts, notes, and the metadata of holds, but neither digests and payloads of
-// tokens, nor results and fingerprints of operations. It cannot write, lock a row, or wait for one.
+// GrantReportingSQL renders the grants under which a role can read the views, and what budget.Ledger.Usage, Entries and Check, and
+// holds.Book.Get, List, Due and History read. It can neither write nor lock, and sees no secrets and results (docs/operations.md).
 func GrantReportingSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Reporting)
 }

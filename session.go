@@ -26,29 +26,27 @@ import (
 
 const defaultSessionTTL = time.Minute
 
-// Reservation declares a session: work whose cost is known at its end. ID and Lines are required.
+// Reservation declares a session: work whose cost is known at its end. Settle is the command of its ID. ID and Lines are required.
 type Reservation struct {
-	// as in Command, like the next four: Settle is the command of that ID. Its fingerprint has Name, Input, IssuedAt and Holder, and
-	// without Input also Metadata, and the scopes and amounts of Lines and Charges.
+	// as in Command, like the next four. The fingerprint has Name, Input, IssuedAt and Holder, and without Input also Metadata, and the
+	// scopes and amounts of Lines and Charges
 	ID       string
 	Tenant   string // also the hold's tenant
 	Name     string
 	Input    any
 	IssuedAt time.Time
 
-	Lines   []holds.Line    // the estimate: units that are held of each scope, or wallet, until Settle
-	Charges []budget.Charge // are spent by Open, with the hold, each time it opens: rates, a fee for each try. They stay
+	Lines   []holds.Line    // the estimate: units of each scope, or wallet, to hold until Settle
+	Charges []budget.Charge // are spent each time it opens, and stay: rates, a fee for each try
 
-	// how long the units of a process that died stay held, within Config.Holds' bounds. A session renews its hold after a third. Defaults
-	// to 1m
-	TTL   time.Duration
-	Grace time.Duration // how much longer a hold that could not be renewed can be settled (holds.Request). Defaults to a quarter of TTL
+	TTL   time.Duration // how long the units of a dead process stay held, within Config.Holds' bounds, renewed after a third. Defaults to 1m
+	Grace time.Duration // how much longer a hold that could not be renewed can be settled. Defaults to a quarter of TTL
 
-	OpenTimeout time.Duration // bounds Open and its waits, and not the session, as a deadline of ctx would. Defaults to none
+	OpenTimeout time.Duration // bounds Open and its waits, and not the session, as ctx's deadline would
 
 	Holder   string // as in holds.Request, like the next two
 	Metadata json.RawMessage
-	Note     budget.Note // also of the entries of Settle and Cancel, unless these have another
+	Note     budget.Note // also of Settle and Cancel, unless these have another
 
 	Isolation    pgx.TxIsoLevel // of Settle, as in Command, like the next two
 	EarlyRelease bool
@@ -65,22 +63,15 @@ type settling struct {
 // errPurged is the error of asking for a record that was there, and is not any more.
 var errPurged = errors.New("metered: the record was purged meanwhile")
 
-// Open reserves the greatest cost of some work, and returns a session that keeps the reservation while the work goes on:
-//
-//	s, err := metered.Open[Usage](ctx, client, metered.Reservation{ID: key, Tenant: user, Lines: estimate})
-//	if err != nil { … }
-//	defer s.Close()
-//	… the work, with s.Context() …
-//	out, err := s.Settle(ctx, metered.Cost{Lines: actual}, fn)
+// Open reserves the greatest cost of some work. Its session keeps the reservation while the work goes on with Session.Context, until
+// Settle.
 //
 // The answer to the same ID again depends on its state. Settled: the session is Finished, with the recorded Outcome. Open: *RunningError.
 // Cancelled, or past its deadline and grace: it is opened anew, by exactly one of the callers. Another command's: ErrConflict.
 //
-// It is one round trip, in a transaction of its own. Locks: the operation id, then the scopes. A refusal
-// (*budget.ExceededError, *budget.ScopeError) reserves and charges nothing. Otherwise it fails as Do.
-//
-// The end of ctx is that of the session's context, too. If ctx ends before Open returns, the reservation is released in the background. Its
-// Charges stay.
+// Open is one round trip, in a transaction of its own. Locks: the operation id, then the scopes. A refusal reserves and charges nothing.
+// Otherwise it fails as Do. The session's context ends with ctx. If ctx ends before Open returns, the reservation is released in the
+// background, and its Charges stay.
 func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], error) {
 	if err := c.made(); err != nil {
 		return nil, err
@@ -268,11 +259,10 @@ func (s *session) refused(status string, at, due *time.Time) error {
 
 // Answers of sessions. Nothing was done.
 var (
-	ErrRunning  error = errRunning // another session of the operation is open: the error is a *RunningError
-	ErrLost     error = errLost    // the session's hold has ended otherwise: the error is a *LostError
+	ErrRunning  error = errRunning // another session of it is open: a *RunningError
+	ErrLost     error = errLost    // its hold has ended otherwise: a *LostError
 	ErrFinished error = fault.New("session_finished", "metered: the operation is on record, and not to be done again")
-	// the cause of a session's context that ends at the hold's deadline, at the ceiling or without Postgres: a *RenewalError. Settle works
-	// for Reservation.Grace
+	// the cause of a context that ends at the hold's deadline or ceiling: a *RenewalError. Settle works for Reservation.Grace
 	ErrNotRenewed error = errNotRenewed
 )
 
@@ -282,10 +272,10 @@ var (
 	errNotRenewed = fault.New("session_not_renewed", "metered: the session's hold could not be renewed")
 )
 
-// RunningError says until when the session that is open is held, unless it is renewed.
+// RunningError says until when the open session is held, unless it is renewed.
 type RunningError struct {
-	Tenant, ID string        // of the operation
-	Until      time.Time     // by the database's clock: then its units are free, and the operation can be opened anew
+	Tenant, ID string
+	Until      time.Time     // then the units are free, and the operation can be opened anew
 	RetryAfter time.Duration // until then
 }
 
@@ -300,11 +290,11 @@ func (e *RunningError) RetryAfterSeconds() (seconds int64, ok bool) {
 	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
 }
 
-// LostError says why a session can be neither settled nor cancelled: its hold fell due, somebody ended it, or the operation was settled by
-// a session that was opened later.
+// LostError says why a session can be neither settled nor cancelled: its hold fell due, somebody ended it, or a session that was opened
+// later settled the operation.
 type LostError struct {
-	ID    string // of the operation
-	Cause error  // a *holds.StateError, with the present hold, or holds.ErrUnknown or ErrRetired, after a purge
+	ID    string
+	Cause error // a *holds.StateError with the present hold, or after a purge holds.ErrUnknown or ErrRetired
 }
 
 func (e *LostError) Error() string {
@@ -315,9 +305,9 @@ func (e *LostError) Unwrap() error { return errLost }
 
 // RenewalError says why a session's work should end.
 type RenewalError struct {
-	ID    string    // of the operation
-	Due   time.Time // by the database's clock: until then the session can be settled
-	Cause error     // of the last try: holds.ErrCeiling at the hold's ceiling
+	ID    string
+	Due   time.Time // the session can be settled until then
+	Cause error     // of the last try, or holds.ErrCeiling
 }
 
 func (e *RenewalError) Error() string {
@@ -352,17 +342,17 @@ type session struct {
 	settles  int // are going on
 }
 
-// Context is for the work. It is made from Open's, and ends at Settle, Cancel and Close, when the session is lost (*LostError), and at the
-// hold's deadline if it could not be renewed (*RenewalError): context.Cause has the reason.
+// Context is for the work. It ends with Open's, at Settle, Cancel and Close, when the session is lost (*LostError), and at the hold's
+// deadline if it could not be renewed (*RenewalError): context.Cause has the reason.
 func (s *Session[R]) Context() context.Context { return s.s.ctx }
 
-// Finished reports whether the operation is on record: the work must not be done again. Outcome is its answer.
+// Finished reports whether the operation is on record, with Outcome: the work must not be done again.
 func (s *Session[R]) Finished() bool { return s.finished }
 
-// Outcome is the recorded answer of a finished session, else zero.
+// Outcome is zero, unless Finished.
 func (s *Session[R]) Outcome() Outcome[R] { return s.out }
 
-// Hold is the session's hold as it was last seen: placed, or renewed.
+// Hold is the hold as it was placed or last renewed.
 func (s *Session[R]) Hold() holds.Hold {
 	s.s.mu.Lock()
 	defer s.s.mu.Unlock()
@@ -371,21 +361,19 @@ func (s *Session[R]) Hold() holds.Hold {
 
 // Cost is the usage of a session's work. Either All or Lines is required.
 type Cost struct {
-	// are the used units, by scope. A line without Limits has those of the Reservation, for OverIfFits, OverUpTo and thresholds
-	// (holds.Capture)
-	Lines  []holds.Line
-	All    bool        // all that is held was used
-	Over   holds.Over  // the rule for a Line beyond the held units. Defaults to holds.OverRefused
-	Entity string      // is linked to the hold, as in holds.Capture
-	Note   budget.Note // defaults to that of the Reservation
+	Lines  []holds.Line // the used units, by scope. A line without Limits has those of the Reservation
+	All    bool         // all that is held
+	Over   holds.Over   // the rule for a Line beyond the held units. Defaults to holds.OverRefused
+	Entity string       // as in holds.Capture
+	Note   budget.Note  // defaults to that of the Reservation
 }
 
-// Settle captures the used units, frees the rest, calls fn (which may be nil) for the caller's writes, records the result, and commits: all
-// or nothing. It is the command of the session's ID, with the rules of Do. The same again, in any process, is answered by the record. With
-// other amounts it is ErrConflict.
+// Settle captures the used units, frees the rest, calls fn (which may be nil), records the result, and commits: all or nothing. It is the
+// command of the session's ID, with the rules of Do. The same again, in any process, is answered by the record. With other amounts it is
+// ErrConflict.
 //
-// ctx must not be that of a request whose client is gone: context.WithTimeout(context.WithoutCancel(r.Context()), …). Errors that pass
-// (Retryable) are tried again until ctx ends or the hold has fallen due. So fn may be called again.
+// ctx must outlive a request whose client may go: context.WithTimeout(context.WithoutCancel(r.Context()), …). Errors that pass (Retryable)
+// are tried again until ctx ends or the hold has fallen due. So fn may be called again.
 //
 // After an error the hold is as before, and renewed: settle again, or Cancel. *holds.ExcessError: more was used than is held.
 // *budget.ExceededError: it does not fit. *LostError: the session's hold has ended.
@@ -478,8 +466,8 @@ func (s *session) capture(used Cost) holds.Capture {
 	}
 }
 
-// Cancel frees the held units and charges none of them. The operation is not recorded: the same ID can be opened anew. reason is stored
-// with the hold. A second call does nothing. *LostError if the session was settled, or has lost its hold. Otherwise as Settle.
+// Cancel frees the held units and charges none. The operation is not recorded: the same ID can be opened anew. reason is stored with the
+// hold. A second call does nothing. After Settle, or without its hold, *LostError. Otherwise as Settle.
 func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	if s.finished {
 		return &LostError{ID: s.s.r.ID, Cause: ErrFinished}
@@ -527,8 +515,8 @@ func (s *session) release(ctx context.Context, reason string, until time.Time) (
 	return err
 }
 
-// Close ends the session's renewals and its context, and sends nothing. Defer it. Units of a session that is neither settled nor cancelled
-// are free when its hold falls due.
+// Close ends the session's renewals and its context, and sends nothing. Defer it. Units that are neither settled nor cancelled are free
+// when the hold falls due.
 func (s *Session[R]) Close() { s.s.end(nil, sessionAbandoned) }
 
 // lost makes an error of a call about the session's hold a *LostError, if it says that the hold is not held.

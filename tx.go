@@ -35,15 +35,13 @@ import (
 //
 // Charge, Credit, Refund, Place, Claim, Capture, Release, Extend, Return and Draw are made in the last flush, all or none: credits and
 // refunds first, then holds, then draws, then charges. A refusal is the error of Do. They are not part of the fingerprint, so they need a
-// Command.Input that decides them. If a limit depends on what the function reads, see budget.Limit.MaxFrom.
+// Command.Input that decides them. The Receipt has charges alone.
 type Tx struct {
 	guarded
 
 	Grant  *tokens.Grant  // of the command's token, or nil
-	Sticky budget.Receipt // the charges of Command.Sticky, which stay on any error
-	// the ids of Command.Holds and Claims, in this order. A holder that has a claim already keeps it under its first id, which
-	// Outcome.Holds has
-	Placed []string
+	Sticky budget.Receipt // the charges of Command.Sticky
+	Placed []string       // the ids of Command.Holds and Claims, in this order. A holder that has a claim already keeps its first id, which Outcome.Holds has
 
 	over    *atomic.Bool // the function has returned. Nil for the zero value, which was never begun
 	client  *Client
@@ -124,7 +122,6 @@ func (t *Tx) held(kind string) func([]holds.Hold) {
 	}
 }
 
-// Charge adds charges to the command's.
 func (t *Tx) Charge(charges ...budget.Charge) error {
 	if err := t.open(); err != nil {
 		return err
@@ -138,12 +135,11 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 	return nil
 }
 
-// Credit adds credit that the command's holds and charges can spend. It is not in Outcome.Receipt.
+// Credit adds credit that the command's holds and charges can spend.
 func (t *Tx) Credit(credits ...budget.Credit) error {
 	return prepareEntries(t, inBudget.Credit, credits)
 }
 
-// Refund is budget.Ledger.Refund. It is not in Outcome.Receipt.
 func (t *Tx) Refund(refunds ...budget.Refund) error {
 	return prepareEntries(t, inBudget.Refund, refunds)
 }
@@ -164,7 +160,7 @@ func prepareEntries[E any](t *Tx, prepare func(*budget.Ledger, E) (*entryCall, e
 	return nil
 }
 
-// Draw draws from wallets. Outcome.Draws has the units and their lots. A draw of a whole amount can also be a charge (wallet.Book.Charge).
+// Draw draws from wallets: see Outcome.Draws.
 func (t *Tx) Draw(book *wallet.Book, draws ...wallet.Draw) error {
 	if err := cmp.Or(t.open(), notNil("book", book)); err != nil {
 		return err
@@ -181,7 +177,6 @@ func (t *Tx) Draw(book *wallet.Book, draws ...wallet.Draw) error {
 	return nil
 }
 
-// Enqueue is jobs.Enqueuer.Enqueue in the command's transaction.
 func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options) (jobs.Result, error) {
 	switch {
 	case t.dead():
@@ -196,7 +191,6 @@ func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options
 	return r, err
 }
 
-// Secret is Client.Secret for this command.
 func (t *Tx) Secret(label string) (tokens.Secret, error) {
 	if t.client == nil {
 		return tokens.Secret{}, ErrTxDone
@@ -204,13 +198,12 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 	return t.client.Secret(t.op.Tenant, t.op.ID, label)
 }
 
-// Place returns the hold's id. The hold is in Outcome.Holds. cleanup, if not nil, enqueues the hold's cleanup job now, with the errors of
-// Enqueue.
+// Place returns the hold's id. The hold is in Outcome.Holds. cleanup, if not nil, enqueues its cleanup job now, with the errors of Enqueue.
 func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return inHolds.Place(t.client.Holds, r) })
 }
 
-// Claim is as Place. If the holder has the key already, Outcome.Holds has that claim, with another id than the one returned.
+// Claim is as Place. A claim that the holder has already is in Outcome.Holds, with another id than the one returned.
 func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holdsCall, error) { return inHolds.Claim(t.client.Holds, c) })
 }
@@ -283,15 +276,15 @@ var (
 type Notice struct {
 	Missed  bool            `json:"missed,omitempty"` // the rest is then empty
 	Tenant  string          `json:"tenant,omitempty"`
-	ID      string          `json:"id,omitempty"` // of the command, or "" for jobs that were enqueued without one
+	ID      string          `json:"id,omitempty"` // of the command. "" for jobs without one
 	Name    string          `json:"name,omitempty"`
 	Charges []budget.Charge `json:"charges,omitempty"`
 	Jobs    []jobs.Enqueued `json:"jobs,omitempty"`
 	Cut     bool            `json:"cut,omitempty"` // some did not fit: Client.Lookup has all charges
 }
 
-// Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, as holds.Book.Listen does. For exactly once,
-// enqueue a job in the command.
+// Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, as holds.Book.Listen does: best effort. For
+// exactly once, enqueue a job in the command.
 func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(c.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err
