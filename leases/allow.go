@@ -17,14 +17,12 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Allow spends charges from memory, all or none, for limits on attempts and on commands that write nothing else. nil
-// means that they are spent, for good. Otherwise the error is an *budget.ExceededError with its retry time,
-// ErrUnavailable, an *budget.ArgumentError, ErrClosed, or ctx's error.
+// Allow spends charges from memory, all or none, for limits on attempts and on commands that write nothing else. nil means that they are
+// spent, for good. Otherwise the error is an *budget.ExceededError, ErrUnavailable, ErrClosed, ctx's error, or an *budget.ArgumentError, as
+// for charges with a Note, which could not be stored, and of scopes without a Rule.
 //
-// Most calls touch no database. A call that finds no slice waits for one, or charges the ledger directly, as long as
-// ctx lives. When Postgres is away, Allow goes on as long as its slices last, and then refuses (ErrUnavailable): it
-// never admits a charge by default. Charges with a Note, which could not be stored, and of scopes without a Rule are
-// an *budget.ArgumentError.
+// A call that finds no slice waits for one, or charges the ledger directly, as long as ctx lives. When Postgres is away, Allow goes on as
+// long as its slices last, and then refuses (ErrUnavailable).
 func (p *Pool) Allow(ctx context.Context, charges ...budget.Charge) error {
 	if len(charges) == 1 {
 		l, err := p.limiter(&charges[0])
@@ -86,13 +84,12 @@ func checkAmount(n int64) error {
 	return nil
 }
 
-// Limiter is Allow for one scope and its limits, without looking for them.
+// Limiter is Allow for one scope and its limits, and faster.
 type Limiter struct {
 	pool *Pool
 	slot *slot
 }
 
-// Limiter returns the Limiter of a charge. Its amount is that of Allow.
 func (p *Pool) Limiter(c budget.Charge) (*Limiter, error) {
 	for {
 		l, err := p.limiter(&c)
@@ -148,9 +145,8 @@ func (s *slot) standings() []budget.Posted {
 	return []budget.Posted{e}
 }
 
-// Receipt shows the limits of charges of Allow or a Limiter as far as this process knows: their standing when its
-// slice was opened, less its own spends since, but not those of others. It is for httpmetered.Policies.Show, and empty
-// before the first decision.
+// Receipt shows the limits of charges of Allow or a Limiter as far as this process knows: their standing when its slice was opened, less
+// its own spends since, but not those of others. It is for httpmetered.Policies.Show, and empty before the first decision.
 func (p *Pool) Receipt(charges ...budget.Charge) (r budget.Receipt) {
 	for i := range charges {
 		if l, err := p.limiter(&charges[i]); err == nil {

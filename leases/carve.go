@@ -30,26 +30,15 @@ var (
 // maxTTL bounds Carving.TTL.
 const maxTTL = 3660 * 24 * time.Hour
 
-// Carver gives part of a scope to a child scope for a time: to an agent's run under its user's budget, or to a
-// project under its organisation.
+// Carver gives part of a scope to a child scope for a time: to an agent's run under its user's budget, or to a project under its
+// organisation.
 //
-//	carver, err := leases.NewCarver(ledger)
-//	lease, err := carver.Carve(ctx, tx, leases.Carving{
-//		Child: "run/42", From: budget.Charge{Scope: "user/ann", Amount: 500, Limits: limits}, TTL: time.Hour,
-//	})
-//	…
-//	ledger.Charge(ctx, tx, budget.Charge{Scope: "run/42", Amount: 7, Limits: []budget.Limit{budget.Prepaid(0)}})
-//	…
-//	lease, err = carver.End(ctx, tx, "run/42", budget.Note{})
+// While the child is open, all its units count as held at the parent. End captures its charges, less refunds, at the parent, and frees the
+// rest. Charge the child with budget.Prepaid: with other limits, or with credit from elsewhere, it can spend more than it was given, and
+// the parent is charged for all of that. A child can be the parent of others, which end no later than it does and are settled before it.
 //
-// While the child is open, all its units count as held at the parent. End captures its charges, less refunds,
-// at the parent, and frees the rest. Charge the child with budget.Prepaid: with other limits, or with credit from
-// elsewhere, it can spend more than it was given, and the parent is charged for all of that.
-//
-// A child can be the parent of others. They end no later than it does, and it is settled after them.
-//
-// Its calls are correct at all isolation levels. At REPEATABLE READ and SERIALIZABLE they can fail with SQLSTATE
-// 40001. Package carvejobs carves for a child on another Postgres cluster.
+// All isolation levels are correct. Above READ COMMITTED calls can fail with SQLSTATE 40001. Package carvejobs carves for a child on
+// another Postgres cluster.
 type Carver struct {
 	ledger *budget.Ledger
 	wait   int32
@@ -57,7 +46,6 @@ type Carver struct {
 	owner  string
 }
 
-// NewCarver returns a Carver.
 func NewCarver(l *budget.Ledger) (*Carver, error) {
 	if err := notNil("ledger", l); err != nil {
 		return nil, err
@@ -71,23 +59,19 @@ func NewCarver(l *budget.Ledger) (*Carver, error) {
 
 // Carving is part of a scope, for a child.
 type Carving struct {
-	Child string        // the scope that gets the units, used for this alone: it has no entries yet
+	Child string        // the scope that gets the units, without entries, and used for this alone
 	From  budget.Charge // the parent, how many units, and the limits that must admit them, as a hold
-	// TTL is for how long, 1ms to 3,660 days, after which Sweep ends the child: run it, for runs that crash. Until it
-	// is ended, the child can be charged, and its units are held. A child of a child ends with that one
-	// at the latest. Required.
-	TTL time.Duration
-	// Away means that the child is on another cluster: it gets nothing here, and only SettleAway and WriteOff end it.
-	Away bool
+	// after which Sweep ends the child, 1ms to 3,660 days. Until it does, the child can be charged, and its units are held. A child of a
+	// child ends with that one at the latest. Required
+	TTL  time.Duration
+	Away bool // the child is on another cluster: it gets nothing here, and only SettleAway and WriteOff end it
 }
 
-// Carve gives the child its units, all or none, in tx. A second call with the same child, parent and amount does
-// nothing and returns the lease as it is by now: the child's name makes it happen once. In a command pass its
-// *metered.Tx.
+// Carve gives the child its units, all or none, in tx, which may be a *metered.Tx. A second call with the same child, parent and amount
+// returns the lease as it is by now.
 //
-// It locks the scopes of parent and child until tx ends. A later charge of another scope, even a command's, can
-// deadlock (40P01, which metered.Do retries). Errors: *budget.ExceededError and *budget.ScopeError of the parent,
-// ErrCarved, ErrChildUsed, and those of budget.Ledger.Charge.
+// It locks the scopes of parent and child until tx ends. A later charge of another scope, even a command's, can deadlock (40P01, which
+// metered.Do retries). Errors: ErrCarved, ErrChildUsed, and those of budget.Ledger.Charge at the parent.
 func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error) {
 	if err := cmp.Or(c.made(), notNil("tx", tx), checkChild("Carving.Child", g.Child)); err != nil {
 		return Lease{}, err
@@ -127,13 +111,12 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 	})
 }
 
-// End ends a child: from tx's commit on it refuses every charge, hold, credit and refund (budget.ErrScopeClosed). End
-// captures the child's charges at the parent, and frees the rest. The child's own Usage still shows that rest as
-// left: see the Lease.
+// End ends a child: from tx's commit on it refuses every charge, hold, credit and refund (budget.ErrScopeClosed), though its own Usage
+// still shows the freed units.
 //
-// Units of the child that are still held, by holds, by leases of a Pool or by its own children, can yet be captured.
-// The Lease then has no SettledAt, and the parent keeps all units until End or Sweep finds none held. A second call
-// for a settled child does nothing. Locks: the scopes of parent and child.
+// Units of the child that holds, leases or its own children still hold can yet be captured: the Lease then has no SettledAt, and the parent
+// keeps all units until End or Sweep finds none held. A second call for a settled child does nothing. Locks: the scopes of parent and
+// child.
 func (c *Carver) End(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {
 		return Lease{}, err
@@ -153,11 +136,10 @@ func (c *Carver) close(ctx context.Context, tx pgx.Tx, child, by string) (l Leas
 // of names the child that an error is about.
 func of(err error, child string) error { return fmt.Errorf("%w: %q", err, child) }
 
-// Receive credits a child on this cluster with the units that another cluster carved for it. from is the lease there:
-// its Child, Granted and EndsAt count. With Granted 0, or after EndsAt by this cluster's clock, the child gets nothing,
-// now or later: the Lease has SettledAt and 0 Spent. A second call for a child does nothing and returns its lease. End
-// ends the child, and Lease.Spent then is the number of units for SettleAway. Package carvejobs does all that. Errors:
-// ErrChildUsed.
+// Receive credits a child on this cluster with the units that another cluster carved for it. from is the lease there: its Child, Granted
+// and EndsAt count. With Granted 0, or after EndsAt by this cluster's clock, the child gets nothing, now or later: the Lease has SettledAt
+// and 0 Spent. A second call returns the lease. After End, Lease.Spent is the units for SettleAway. Package carvejobs does all that.
+// Errors: ErrChildUsed.
 func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, from Lease, note budget.Note) (Lease, error) {
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("from.Child", from.Child)); err != nil {
 		return Lease{}, err
@@ -172,9 +154,8 @@ func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, from Lease, note budget
 	return l, failed("receive units", err)
 }
 
-// SettleAway settles the parent's side of a Carving that is Away, used units having been spent. A second call does
-// nothing and returns the lease as it was settled. Then call it on the child's cluster too, to record there that the
-// parent is settled. Until then a purge keeps the child's row, so that a repeated message gets the right answer.
+// SettleAway settles the parent's side of a Carving that is Away, used units having been spent. A second call returns the lease as it was
+// settled. Then call it on the child's cluster too: until then a purge keeps the child's row, for repeated messages.
 func (c *Carver) SettleAway(ctx context.Context, tx pgx.Tx, child string, used int64, note budget.Note) (Lease, error) {
 	if used < 0 {
 		return Lease{}, invalid("used", "%d is negative", used)
@@ -182,8 +163,8 @@ func (c *Carver) SettleAway(ctx context.Context, tx pgx.Tx, child string, used i
 	return c.settleAway(ctx, tx, child, &used, note)
 }
 
-// WriteOff settles the parent's side of a Carving that is Away as spent in full, for when its cluster is lost for
-// good. It never admits too much. A later message of that cluster changes nothing.
+// WriteOff settles the parent's side of a Carving that is Away as spent in full, for when its cluster is lost for good. A later message of
+// that cluster changes nothing.
 func (c *Carver) WriteOff(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	return c.settleAway(ctx, tx, child, nil, note)
 }
@@ -199,8 +180,7 @@ func (c *Carver) settleAway(ctx context.Context, tx pgx.Tx, child string, used *
 	return l, failed("settle a child", err)
 }
 
-// Get returns the lease of a child, or ErrUnknownChild. On the parent's cluster it is the parent's side, else the
-// child's.
+// Get returns a child's lease, the parent's side on its cluster, or ErrUnknownChild.
 func (c *Carver) Get(ctx context.Context, db budget.Querier, child string) (Lease, error) {
 	if err := cmp.Or(c.made(), notNil("db", db), checkChild("child", child)); err != nil {
 		return Lease{}, err

@@ -15,10 +15,9 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Charge is budget.Ledger.Charge, spending from leases where there are any: such entries have Lease, and neither Seq
-// nor Standings. A spend counts for everybody at once, as held. A lease that another process has settled costs one
-// more round trip. If a window or a period without holds refuses a single charge, the refusal is remembered for 2
-// seconds at most. It answers charges of the same amount, even after a refund.
+// Charge is budget.Ledger.Charge, spending from leases where there are any: such entries have Lease, and neither Seq nor Standings. A lease
+// that another process has settled costs one more round trip. If a window or a period without holds refuses a single charge, the refusal is
+// remembered for 2 seconds at most, for charges of the same amount, even after a refund.
 func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) (budget.Receipt, error) {
 	if err := p.usable(); err != nil {
 		return budget.Receipt{}, err
@@ -151,7 +150,7 @@ func (p *Pool) look(c *ledger.Charging, charges []budget.Charge) {
 	}
 }
 
-// Internals is for the other packages of this module: nobody else can import lend.Key.
+// Internals is for this module alone.
 func Internals(lend.Key) internals { return internals{} }
 
 // internals are lent to metered.

@@ -31,32 +31,26 @@ var (
 	errClosed      = fault.New("leases_closed", "leases: the pool is closed")
 )
 
-// Config configures a Pool. It needs Rules.
 type Config struct {
-	Rules []Rule // the scopes to lease. The first that matches a scope counts
-	// Owner names this process in the history of its leases, 1 to 200 bytes, and must not be another's. Defaults to the
-	// host's name, the process id and a random suffix.
-	Owner string
-	// OnError is called with failures in the background: a lease that cannot be opened or settled yet, a lost
-	// connection for recalls. No units are lost by them. Defaults to none.
-	OnError func(error)
-	// NoRecall leaves out the connection on which the Pool listens for recalls, where a pooler would not let it through.
-	// Slices then come back when they are idle or end. Defaults to false.
-	NoRecall bool
+	Rules []Rule // the scopes to lease. The first that matches counts. Required
+	// names this process in the history of its leases, 1 to 200 bytes, and must not be another's. Defaults to the host's name, the process
+	// id and a random suffix
+	Owner    string
+	OnError  func(error) // is called with failures in the background, which lose no units
+	NoRecall bool        // leaves out the connection that listens for recalls, which a pooler may not let through. Slices then come back when they are idle or end
 }
 
-// Rule says which scopes are leased, and how.
+// Rule says which scopes are leased, and how (docs/scale.md).
 type Rule struct {
 	Prefix string        // of the scopes, as in "org/". "" is all
-	Least  int64         // the smallest slice, in units. Smaller ones go to the ledger directly. Defaults to 16
+	Least  int64         // the smallest slice, in units. Defaults to 16
 	Most   int64         // the largest slice, up to 2^53. Defaults to 1<<20
 	Lasts  time.Duration // how long a slice should last at the demand seen, 10ms to 1m. Defaults to 500ms
 	Idle   time.Duration // after so long without a spend a slice is given back, 10ms to TTL. Defaults to 1s
 	TTL    time.Duration // the life of a lease, 100ms to 1h: so long units are out of reach if a process dies. Defaults to 10s
-	Share  int           // a slice is at most one part in Share of what the limits still admit, 1 to 1,000,000. Defaults to 32
-	// Refuse is how long a refusal is remembered, for the same amount, where a credit or a release could end it
-	// earlier. Refusals by a window or a period without holds are remembered for 2 seconds, if Refuse is not more,
-	// even after a refund. None is remembered beyond its retry time. 0 to 1m. Defaults to 100ms.
+	Share  int           // a slice is at most one part in Share of the units left, 1 to 1,000,000. Defaults to 32
+	// how long a refusal is remembered, for the same amount, where a credit or a release could end it earlier, 0 to 1m. Defaults to 100ms.
+	// Others are remembered as by Pool.Charge, and none beyond its retry time
 	Refuse time.Duration
 }
 
@@ -103,7 +97,7 @@ func (r *Rule) complete(i int) error {
 	return nil
 }
 
-// New returns a Pool, or a *budget.ArgumentError. It does not touch the database.
+// New does not touch the database.
 func New(pool *pgxpool.Pool, ledger *budget.Ledger, cfg Config) (*Pool, error) {
 	p, err := bare(pool, ledger)
 	if err != nil {

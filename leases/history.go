@@ -14,7 +14,6 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
-// Lease is the record of a lease.
 type Lease struct {
 	No        int64     `json:"no"`
 	Scope     string    `json:"scope"`
@@ -22,7 +21,7 @@ type Lease struct {
 	Owner     string    `json:"owner"` // the process that opened it
 	Child     string    `json:"child,omitempty"`
 	Granted   int64     `json:"granted"`
-	Spent     int64     `json:"spent"` // while it is open: spends on record, which are none for a lease in memory
+	Spent     int64     `json:"spent"` // while it is open those on record, none for a lease in memory
 	OpenedAt  time.Time `json:"opened_at"`
 	EndsAt    time.Time `json:"ends_at"`
 	SettledAt time.Time `json:"settled_at,omitzero"` // zero while it is open
@@ -37,8 +36,7 @@ select l.no, l.scope, case l.mode when 's' then 'rows' when 'm' then 'memory' wh
     l.opened_at, l.ends_at, l.settled_at, coalesce(l.settled_by, ''), l.opened_seq, coalesce(l.settled_seq, 0)
 from metered.leases l where l.scope = $1 and l.no < $2 order by l.no desc limit $3`
 
-// History iterates over the leases of a scope, newest first. It reads pages, with no statement open in between. An error is
-// the iteration's last element.
+// History yields the leases of a scope, newest first.
 func (p *Pool) History(ctx context.Context, db budget.Querier, scope string) iter.Seq2[Lease, error] {
 	return func(yield func(Lease, error) bool) {
 		if err := cmp.Or(p.usable(), notNil("db", db)); err != nil {
@@ -56,12 +54,12 @@ func (p *Pool) History(ctx context.Context, db budget.Querier, scope string) ite
 	}
 }
 
-// Spend is a spend from a lease, in a transaction that committed.
+// Spend is a committed spend from a lease.
 type Spend struct {
 	Lease           int64       `json:"lease"`
 	Offset          int64       `json:"offset"` // where it begins in the lease
 	Amount          int64       `json:"amount"`
-	At              time.Time   `json:"at"` // by the database's clock
+	At              time.Time   `json:"at"`
 	OperationTenant string      `json:"operation_tenant,omitempty"`
 	Operation       string      `json:"operation,omitempty"` // the command that spent it
 	Note            budget.Note `json:"note,omitzero"`
@@ -72,8 +70,7 @@ select s.lease, s.at_offset, s.amount, s.at, coalesce(s.operation_tenant, ''), c
     coalesce(s.note ->> 'actor'::text, ''), coalesce(s.note ->> 'tenant'::text, ''), coalesce(s.note ->> 'correlation'::text, ''), coalesce(s.note ->> 'reason'::text, '')
 from metered.lease_spends s where s.lease = $1 and s.at_offset > $2 order by s.at_offset limit $3`
 
-// Spends iterates over the spends from a lease, as History does over leases. Together they itemise each capture of a
-// lease that the ledger's entries (budget.Ledger.Entries) show as one.
+// Spends yields the spends from a lease, which itemise its captures in the ledger.
 func (p *Pool) Spends(ctx context.Context, db budget.Querier, lease int64) iter.Seq2[Spend, error] {
 	return func(yield func(Spend, error) bool) {
 		if err := cmp.Or(p.usable(), notNil("db", db)); err != nil {
@@ -114,12 +111,11 @@ func pages[R any](ctx context.Context, db budget.Querier, sql string, of any, fr
 	}
 }
 
-// PurgeOptions configures Purge.
 type PurgeOptions struct {
-	OlderThan time.Duration       // the age since settlement, 1s to a century, from which Purge deletes a lease. Required
-	Batch     int                 // how many rows one transaction deletes, 1 to 10,000. Defaults to 1,000
-	Progress  func(deleted int64) // is called after each batch with the number so far. Defaults to none
-	DryRun    bool                // counts leases that are ready to be deleted, and deletes none. Needs SELECT on the table. Defaults to false
+	OlderThan time.Duration       // the age since settlement, 1s to a century. Required
+	Batch     int                 // rows of one transaction, 1 to 10,000. Defaults to 1,000
+	Progress  func(deleted int64) // is called after each batch
+	DryRun    bool                // counts leases, and deletes none. It needs SELECT on the table
 }
 
 const purgeableSQL = `
@@ -129,9 +125,8 @@ where y.settled_at < cutoff.at and (y.mode <> 'g' or y.home_at is not null and y
 
 const purgeSQL = `select deleted, last from metered.purge_leases($1, metered.clock() - $2::interval, $3)`
 
-// Purge deletes leases that were settled longer ago than OlderThan, with their spends, and returns how many rows.
-// Their captures stay in the ledger. It owns its transactions, one for each batch: deleted batches stay deleted if it
-// fails or ctx ends. It needs the schema's owner or a role with metered.GrantMaintenanceSQL's grants.
+// Purge deletes leases that were settled longer ago than OlderThan, with their spends, and returns how many rows. Their captures stay in
+// the ledger. Each batch is a transaction, and stays if a later one fails. It needs metered.GrantMaintenanceSQL.
 func Purge(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, opts PurgeOptions) (int64, error) {
 	p, err := bare(pool, ledger)
 	if err != nil {

@@ -112,16 +112,14 @@ func (p *Pool) tellSettled(ctx context.Context, spent, returned int64) {
 	}
 }
 
-// SweepReport is the result of a Sweep.
 type SweepReport struct {
-	Settled int `json:"settled"` // leases and children that were settled
+	Settled int `json:"settled"` // leases and children
 	Busy    int `json:"busy"`    // leases that transactions still spend from, left for the next sweep
 	Held    int `json:"held"`    // children that were ended, and of which units are still held: left, too
 }
 
-// Sweep settles the leases of all processes that have ended, and ends the children of this cluster whose time is over
-// (Carver), in one transaction each. A Pool does so by itself every few seconds while it has leases. Run it where all
-// processes may be gone. Any number may run at once.
+// Sweep settles the leases of all processes that have ended, and ends the children of this cluster whose time is over, in one transaction
+// each. A Pool does so by itself every few seconds while it has leases: run Sweep where all may be gone. Any number may run at once.
 func Sweep(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger) (SweepReport, error) {
 	var report SweepReport
 	p, err := bare(pool, ledger)
@@ -260,8 +258,8 @@ func (s *slot) age(p *Pool, now time.Time) (left int) {
 	return left
 }
 
-// Close gives all leases back and waits for it, as long as ctx lives. A lease that cannot be settled then ends at its
-// deadline. If it served Allow, units that were not reported count as spent. The Pool cannot be used afterwards.
+// Close gives all leases back, as long as ctx lives. A lease that cannot be settled ends at its deadline. If it served Allow, units that
+// were not reported count as spent.
 func (p *Pool) Close(ctx context.Context) error {
 	if p == nil || p.db == nil {
 		return p.usable()

@@ -2,15 +2,12 @@
 // pieces then use, or in the Config of budget, tokens or jobs where these are used alone. Holds and leases use their ledger's. Module
 // otelmetered is one for OpenTelemetry.
 //
-// An Observer is called in the goroutine that does the work, which waits for it: count only, and send from elsewhere. While it is called in
-// Do, a command may have claimed its id and spent its token, but it has locked no scope, except with subscribers or budget.Limit.MaxFrom. A
-// call in a transaction of the caller's has the locks of that transaction.
-//
-// An Observer that panics changes nothing: the panic is recovered, the first one is written to slog.Default, and the call goes on. Without
-// an Observer nothing is called, measured or allocated.
+// An Observer is called in the goroutine that does the work, which waits for it: count only, and send from elsewhere. In Do a command may
+// then have claimed its id and spent its token, but has locked no scope, except with subscribers or budget.Limit.MaxFrom. In a transaction
+// of the caller's that has its locks. If it panics, the panic is recovered, the first one is written to slog.Default, and the call goes on.
 //
 // Names are the program's own words (of commands, limits, queues) or the library's. An Observer never gets scopes, subjects, keys and
-// amounts of customers, except in Op.ID and Op.Tenant, which are for traces and not for labels.
+// amounts of customers, except in End.Err, and in Op.ID and Op.Tenant, which are for traces and not for labels.
 package observe
 
 import (
@@ -18,12 +15,11 @@ import (
 	"time"
 )
 
-// Observer gets work and events of the library. Many goroutines call it at once.
+// Observer gets work and events of the library, from many goroutines at once.
 type Observer interface {
-	// is called when a piece of work begins. It returns the work's context, made from ctx, and a function that is called once at its end,
-	// or nil
+	// is called when a piece of work begins, and returns the work's context, made from ctx, and a function for its end, or nil
 	Start(ctx context.Context, op Op) (context.Context, func(End))
-	Event(ctx context.Context, e Event) // is called after an event
+	Event(ctx context.Context, e Event)
 }
 
 // Work is a kind of work. In quotes are the possible Names.
@@ -44,15 +40,14 @@ const (
 	Lease    Work = "lease"    // "open" or "settle" a lease, or charge for Allow without one ("direct")
 )
 
-// Op is a piece of work.
 type Op struct {
 	Work Work
-	Name string // as of Work, and bounded, as far as the program's own names are
+	Name string // as of Work
 
 	Tenant, ID string // of a Command: unbounded, and perhaps personal
 }
 
-// Outcome is the outcome of a Command. Code has its reason.
+// Outcome is the outcome of a Command.
 type Outcome string
 
 const (
@@ -65,13 +60,12 @@ const (
 	Failed     Outcome = "failed"     // anything else: nothing was written
 )
 
-// End is the end of a piece of work.
 type End struct {
-	Err  error  // nil if it succeeded. Its text may have scopes and amounts
-	Code string // metered.Code(Err): bounded, "" for errors that are not the library's
+	Err  error  // its text may have scopes and amounts
+	Code string // metered.Code(Err)
 
 	Outcome    Outcome // of a Command, as the next two
-	Attempts   int     // how often it was tried
+	Attempts   int
 	RoundTrips int     // of its flushes, in all attempts, without its function's
 	Rows       int64   // as of Work
 	Jobs       []int64 // of Enqueue: the ids, new or not
@@ -117,13 +111,10 @@ const (
 	Session Kind = "session"
 )
 
-// Event is something that happened.
 type Event struct {
-	Kind Kind
-	Name string // as of Kind
-	N    int64  // 1 or more
-	// the change goes if an open transaction rolls back. Otherwise it is committed, or an answer that no rollback takes back, as a refusal.
-	// A command of metered.Do reports tokens and holds when they are committed. Jobs are always pending.
-	Pending bool
+	Kind    Kind
+	Name    string        // as of Kind
+	N       int64         // 1 or more
+	Pending bool          // the change goes if an open transaction rolls back, else it stays. Jobs are always pending, and metered.Do's tokens and holds never
 	Lag     time.Duration // of SweepLag and LotsLag
 }

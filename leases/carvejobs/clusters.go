@@ -20,14 +20,13 @@ func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
 }
 
-// Config configures Clusters. The zero value is ready for use.
+// The zero Config is ready for use.
 type Config struct {
-	Queue string // of the jobs, on both clusters. Defaults to River's default queue
-	// RetryAfter is how long until a job is tried again that could not reach the other cluster, or that waits for the
-	// end of holds. It is snoozed, so it is tried for ever. 10ms to 1h. Defaults to 5s.
+	Queue string // of the jobs, on both clusters. Defaults to River's
+	// how long until a job that could not reach the other cluster, or waits for the end of holds, is tried again, for ever. 10ms to 1h.
+	// Defaults to 5s
 	RetryAfter time.Duration
-	// OnError is called with the reason why a job has to be tried again. Defaults to none.
-	OnError func(error)
+	OnError    func(error) // is called with the reason why a job has to be tried again
 }
 
 // Clusters are the clusters that a process can reach. It is safe for concurrent use.
@@ -41,7 +40,7 @@ type cluster struct {
 	carver *leases.Carver
 }
 
-// New returns Clusters by name. The names are stored in jobs and must stay. Each client needs metered.Config.River.
+// New takes the clients by the names of their clusters, which are stored in jobs and must stay. Each needs metered.Config.River.
 func New(clients map[string]*metered.Client, cfg Config) (*Clusters, error) {
 	cfg.RetryAfter = cmp.Or(cfg.RetryAfter, 5*time.Second)
 	if cfg.RetryAfter < 10*time.Millisecond || cfg.RetryAfter > time.Hour {
@@ -65,9 +64,9 @@ func (c *Clusters) made() error { return fault.Made(errArgument, "clusters", c !
 
 // Link names a child, and the clusters that it links.
 type Link struct {
-	Home  string `json:"home"`  // the cluster of the parent
-	Away  string `json:"away"`  // the cluster of the child
-	Child string `json:"child"` // its scope, 1 to 255 bytes. It has no entries, and is used for one Carving.
+	Home  string `json:"home"`  // of the parent
+	Away  string `json:"away"`  // of the child
+	Child string `json:"child"` // its scope, 1 to 255 bytes, without entries, and used for one Carving
 }
 
 // find returns the clusters of a link.
@@ -91,11 +90,11 @@ func (c *Clusters) find(l Link) (home, away *cluster, err error) {
 	return home, away, err
 }
 
-// Carving is part of a scope, for a child on another cluster.
+// Carving is as leases.Carving, for a child on another cluster.
 type Carving struct {
 	Link
-	From budget.Charge // the parent, how many units, and the limits that must admit them, as a hold
-	TTL  time.Duration // after which the child is ended, 1ms to 3,660 days. Required
+	From budget.Charge
+	TTL  time.Duration
 }
 
 // The tenants that own the ids of the steps' operations. The id is the child.
@@ -108,9 +107,8 @@ const (
 	writeOffStep = "metered/carve/write_off"
 )
 
-// Carve takes the units at home, in a command, with a job that gives them to the child. A second call for a child
-// returns the result of the first. With another parent or amount it is metered.ErrConflict. Errors: those of
-// leases.Carver.Carve and of metered.Do.
+// Carve takes the units at home, in a command, with a job that gives them to the child. A second call for a child returns the first result.
+// With another parent or amount it is metered.ErrConflict. Errors: those of leases.Carver.Carve and of metered.Do.
 func (c *Clusters) Carve(ctx context.Context, g Carving) (leases.Lease, error) {
 	home, _, err := c.find(g.Link)
 	if err != nil {
@@ -130,10 +128,9 @@ func (c *Clusters) Carve(ctx context.Context, g Carving) (leases.Lease, error) {
 	})
 }
 
-// Close closes the child before its time, in a command on its cluster, with a job that settles at home. The Lease is
-// the child's: Spent is the number of units spent. While units of the child are held it has no SettledAt, and a job
-// goes on when none are. A child whose units are still on their way is closed as unused. Errors: those of
-// leases.Carver.End and of metered.Do.
+// End closes the child before its time, in a command on its cluster, with a job that settles at home. The Lease is the child's. While units
+// of the child are held it has no SettledAt, and a job goes on when none are. A child whose units are still on their way is closed as
+// unused. Errors: those of leases.Carver.End and of metered.Do.
 func (c *Clusters) End(ctx context.Context, l Link, note budget.Note) (leases.Lease, error) {
 	_, away, err := c.find(l)
 	if err != nil {
@@ -176,9 +173,8 @@ func (c *Clusters) report(ctx context.Context, tx *metered.Tx, l Link, closed le
 	return closed, err
 }
 
-// WriteOff settles the units at home as spent in full, for when the child's cluster is lost for good. It never admits
-// too much: units that the child did not spend are lost. A later message of that cluster changes nothing. Only a
-// person should decide it.
+// WriteOff settles the units at home as spent in full, for when the child's cluster is lost for good. Only a person should decide it: units
+// that the child did not spend are lost. A later message of that cluster changes nothing.
 func (c *Clusters) WriteOff(ctx context.Context, l Link, note budget.Note) (leases.Lease, error) {
 	home, _, err := c.find(l)
 	if err != nil {

@@ -1,5 +1,5 @@
-// Package carvejobs carves part of a budget for a scope on another Postgres cluster. So one budget serves several
-// clusters, each with the speed of its own disk, and no coordinator but Postgres.
+// Package carvejobs carves part of a budget for a scope on another Postgres cluster. So one budget serves several clusters, each with the
+// speed of its own disk, and no coordinator but Postgres (docs/scale.md).
 //
 //	clusters, err := carvejobs.New(map[string]*metered.Client{"eu": eu, "us": us}, carvejobs.Config{})
 //	clusters.AddWorkers(workers) // of the River clients of both clusters
@@ -8,19 +8,17 @@
 //		From: budget.Charge{Scope: "acme", Amount: 10_000, Limits: limits}, TTL: time.Hour,
 //	})
 //
-// It is a transfer with an outbox. Each step is a metered command with the child as operation id. A River job, which
-// commits with the step before, carries it to the other cluster. So each step happens once, whatever dies in between:
+// Each step is a metered command with the child as operation id. A River job, which commits with the step before, carries it to the other
+// cluster. So each step happens once, whatever dies in between:
 //
 //	home: carve    all units count as held at the parent
 //	away: credit   the child has them, or nothing if its time is over
-//	away: close    at the deadline, or early by Close: the child takes no more charges
+//	away: close    at the deadline, or early by End: the child takes no more charges
 //	home: settle   units that the child spent are captured at the parent, and the rest is free there
-//	away: note     the parent is settled: a purge may take the child's row, after its end
+//	away: note     a purge may take the child's row, after its end
 //
-// Until home settles, all units count there, even past the deadline. So no limit is exceeded while a cluster or the
-// network is away, and unused units come back soon after both are there again. For a cluster that is lost for good
-// there is WriteOff.
+// Until home settles, all units count there, even past the deadline. So no limit is exceeded while a cluster or the network is away, and
+// unused units come back soon after both are there again. For a cluster that is lost for good there is WriteOff.
 //
-// After a worker was killed, River repeats its job after river.Config.RescueStuckJobsAfter, 1h by default: set it
-// lower.
+// After a worker was killed, River repeats its job after river.Config.RescueStuckJobsAfter, 1h by default: set it lower.
 package carvejobs
