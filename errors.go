@@ -52,7 +52,7 @@ var (
 
 var errIndefinite = fault.New("indefinite", "metered: the outcome is not known")
 
-// IndefiniteError says that COMMIT may or may not have taken effect, or is not known to be durable. Call again with the same command.
+// IndefiniteError says that COMMIT may have taken effect, or is not known to be durable. Call again with the same command.
 type IndefiniteError struct {
 	Tenant, ID string
 

@@ -192,7 +192,7 @@ type Config struct {
 	River          *river.Client[pgx.Tx] // for Tx.Enqueue, else ErrNoRiver. Keys need jobs.Plugin() in it
 	TokenPrefix    string                // begins the text of tokens. Defaults to "metered"
 	SecretKey      []byte                // of Client.Secret, 32 to 1024 bytes
-	LockTimeout    time.Duration         // bounds each wait for locks, as ctx's deadline does, 1ms to 1h. Defaults to 5s
+	LockTimeout    time.Duration         // of each wait for locks, which ctx's deadline bounds too, 1ms to 1h. Defaults to 5s
 	ClockTolerance time.Duration         // as in budget.Config, as the next three
 	MustExist      bool
 	RequireActor   bool
@@ -203,24 +203,22 @@ type Config struct {
 	MaxAttempts    int           // of a command that fails with 40001 or 40P01, 1 to 100. Defaults to 10
 	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h. Defaults to 30s
 	Holds          holds.Config  // of Client.Holds. Subscribers cost a round trip while the locks are held
-	// sends the jobs of committed commands to Client.Listen, and those of Client.Jobs for a round trip of each call. Every role that may
-	// connect can listen
+	// sends the jobs of committed commands to Client.Listen, and those of Client.Jobs at a round trip a call. Every role that may connect
+	// can listen
 	NotifyJobs        bool
-	NotifyChargesFrom int64                                                         // sends charges of so many units and more likewise. 0 is none
-	Leases            *leases.Pool                                                  // spends charges (not sticky ones) of its Rules' scopes from leases, without the scopes' locks and Standings
+	NotifyChargesFrom int64                                                         // likewise, charges of so many units and more. 0 is none
+	Leases            *leases.Pool                                                  // spends charges (not sticky ones) of its Rules' scopes, without the scopes' locks and Standings
 	OnThreshold       func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error // as in budget.Config. A command that crosses a threshold runs again, once
-	Observer          observe.Observer                                              // sees the calls of the Client and its pieces, but for Leases
-	OnRefusal         func(context.Context, Refusal)                                // is called for every refused command, in Do's goroutine, after the rollback: for audit records
+	Observer          observe.Observer                                              // of the Client and its pieces, but for Leases
+	OnRefusal         func(context.Context, Refusal)                                // is called in Do's goroutine, after the rollback of a refused command: for audit records
 }
 
 // Refusal is a command that was refused.
 type Refusal struct {
-	Command Command // without its Token, which may be unspent
-	// of package budget (ErrExceeded, ErrScopeUnknown, ErrScopeRetired, ErrScopeClosed, ErrRefundExceeds), tokens (ErrInvalid) or holds
-	// (ErrTaken, ErrState, ErrUnknown, ErrExcess, ErrCeiling, ErrNotReturnable)
-	Err      error
-	Sticky   bool // Err is ErrTooManyAttempts
-	Replayed bool // it was on record
+	Command  Command // without its Token, which may be unspent
+	Err      error   // of package budget, tokens or holds
+	Sticky   bool    // Err is ErrTooManyAttempts
+	Replayed bool    // it was on record
 }
 
 // Client runs commands on a pool. It is safe for concurrent use. Its first call checks the schema once: ErrNotMigrated, ErrSchemaVersion.
@@ -351,7 +349,7 @@ func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error
 
 // RunTx runs fn in a transaction of the Client's pool, for the pieces alone and for DoTx. After SQLSTATE 40001 or 40P01 it runs fn again,
 // up to Config.MaxAttempts times. So fn must have no effect outside tx, and must not end it (ErrTxControl, and its commits stay). An error
-// of fn rolls back, and is returned. Its own errors: ErrSerialization, ErrCommitUnknown, ErrTxFailed, ErrNested.
+// of fn rolls back. RunTx has ErrSerialization, ErrCommitUnknown, ErrTxFailed and ErrNested.
 func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(c.made(), notNil("fn", fn)); err != nil {
 		return err

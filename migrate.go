@@ -22,10 +22,10 @@ const SchemaVersion = schema.Version
 // The zero MigrateOptions creates the schema "metered" alone.
 type MigrateOptions struct {
 	Schema       string                                 // defaults to "metered"
-	DropPrevious bool                                   // drops the functions and types that only the build before calls, once none of its processes runs. Else the next upgrade does
+	DropPrevious bool                                   // drops the functions and types that only the build before calls, once none of its processes runs
 	River        bool                                   // brings River's tables to the latest version that this build of River knows
 	RiverSchema  string                                 // defaults to the connection's search_path
-	OnWait       func(ctx context.Context, what string) // is called before each new attempt to get a lock, with the reason of the wait
+	OnWait       func(ctx context.Context, what string) // is called before each new attempt to get a lock, with the reason
 }
 
 type MigrateReport struct {
@@ -37,12 +37,11 @@ type MigrateReport struct {
 }
 
 // Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and repairs functions that are missing or differ, in
-// one transaction, and River's in one for each migration. Any number of processes may call it at once, at every start, through a pooler
-// too, while those of the version before go on (docs/operations.md). It leaves a schema that is newer by one version as it is.
+// one transaction, and River's in one for each migration. Any number of processes may call it at once, at every start, while those of the
+// version before go on (docs/operations.md). It leaves a schema that is newer by one version as it is.
 //
-// It waits for a lock for a second at a time, calls OnWait and tries again, until ctx is done (ErrBusy): give ctx a deadline. The role that
-// creates the schema owns it, and upgrades it. It needs no right to create schemas if it owns an empty one of that name. ErrSchemaVersion
-// and ErrSchemaDiffers change nothing.
+// It waits for a lock for a second at a time, until ctx is done (ErrBusy): give ctx a deadline. The role that creates the schema owns it,
+// and upgrades it. The owner of an empty one needs no right to create it. ErrSchemaVersion and ErrSchemaDiffers change nothing.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (MigrateReport, error) {
 	n, err := parseSchema("MigrateOptions.Schema", opts.Schema)
 	if err := cmp.Or(notNil("pool", pool), err); err != nil {
@@ -103,7 +102,7 @@ func Validate(ctx context.Context, db interface {
 // The zero SchemaSQLOptions is the whole schema.
 type SchemaSQLOptions struct {
 	Schema       string // 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor "pg_". Defaults to "metered"
-	From         int    // the installed version. 0 renders the whole schema, an earlier version the upgrade, and SchemaVersion all functions, as a repair
+	From         int    // the installed version. 0 renders all, an earlier version the upgrade, and SchemaVersion all functions, as a repair
 	DropPrevious bool   // as in MigrateOptions. With From = SchemaVersion nothing else is rendered
 	Tool         string // "goose", "golang-migrate" (without x-multi-statement), "tern", "atlas" (versioned), or "": several statements, for psql
 }
@@ -138,8 +137,8 @@ func GrantMaintenanceSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Maintenance)
 }
 
-// GrantReportingSQL renders the grants under which a role can read the views, and what budget.Ledger.Usage, Entries and Check, and
-// holds.Book.Get, List, Due and History read. It can neither write nor lock, and sees no secrets and results (docs/operations.md).
+// GrantReportingSQL renders the grants under which a role can read the views, use, entries and holds, and neither write nor lock
+// (docs/operations.md).
 func GrantReportingSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Reporting)
 }

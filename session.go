@@ -28,8 +28,8 @@ const defaultSessionTTL = time.Minute
 
 // Reservation declares a session: work whose cost is known at its end. Settle is the command of its ID. ID and Lines are required.
 type Reservation struct {
-	// as in Command, like the next four. The fingerprint has Name, Input, IssuedAt and Holder, and without Input also Metadata, and the
-	// scopes and amounts of Lines and Charges
+	// as in Command, like the next four. The fingerprint also has Holder, and without Input Metadata, and the scopes and amounts of Lines
+	// and Charges
 	ID       string
 	Tenant   string // also the hold's tenant
 	Name     string
@@ -290,8 +290,8 @@ func (e *RunningError) RetryAfterSeconds() (seconds int64, ok bool) {
 	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
 }
 
-// LostError says why a session can be neither settled nor cancelled: its hold fell due, somebody ended it, or a session that was opened
-// later settled the operation.
+// LostError says why a session can be neither settled nor cancelled: its hold fell due or was ended, or a session that was opened later
+// settled the operation.
 type LostError struct {
 	ID    string
 	Cause error // a *holds.StateError with the present hold, or after a purge holds.ErrUnknown or ErrRetired
@@ -369,14 +369,13 @@ type Cost struct {
 }
 
 // Settle captures the used units, frees the rest, calls fn (which may be nil), records the result, and commits: all or nothing. It is the
-// command of the session's ID, with the rules of Do. The same again, in any process, is answered by the record. With other amounts it is
-// ErrConflict.
+// command of the session's ID, with the rules of Do: a repetition is answered by the record, and other amounts are ErrConflict.
 //
 // ctx must outlive a request whose client may go: context.WithTimeout(context.WithoutCancel(r.Context()), …). Errors that pass (Retryable)
-// are tried again until ctx ends or the hold has fallen due. So fn may be called again.
+// are tried again until ctx ends or the hold has fallen due.
 //
 // After an error the hold is as before, and renewed: settle again, or Cancel. *holds.ExcessError: more was used than is held.
-// *budget.ExceededError: it does not fit. *LostError: the session's hold has ended.
+// *budget.ExceededError: it does not fit. *LostError: the hold has ended.
 func (s *Session[R]) Settle(ctx context.Context, used Cost, fn Func[R]) (Outcome[R], error) {
 	h := s.s
 	if s.finished {

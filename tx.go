@@ -29,9 +29,9 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// Tx is a command's transaction: a pgx.Tx for your own writes, the grant, and the calls that belong to the command. One goroutine at a time
-// may use it, until the function returns (ErrTxDone). Commit, Rollback and such statements are ErrTxControl. Savepoints (Begin) work. Send
-// no statements over Conn.
+// Tx is a command's transaction: a pgx.Tx for your own writes, and the calls that belong to the command. One goroutine at a time may use
+// it, until the function returns (ErrTxDone). Statements that end it are ErrTxControl. Savepoints (Begin) work. Send no statements over
+// Conn.
 //
 // Charge, Credit, Refund, Place, Claim, Capture, Release, Extend, Return and Draw are made in the last flush, all or none: credits and
 // refunds first, then holds, then draws, then charges. A refusal is the error of Do. They are not part of the fingerprint, so they need a

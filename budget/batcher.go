@@ -23,8 +23,8 @@ type BatcherConfig struct {
 }
 
 // Batcher commits charges of many goroutines together: those that arrived while the last batch was committed. A lone charge does not wait,
-// and a locked scope delays no other. Charges are judged as by Ledger.ChargeEach, those of a scope in the order of their arrival. It is
-// safe for concurrent use.
+// and a locked scope delays no other. Charges are judged as by Ledger.ChargeEach, in a scope in the order of arrival. It is safe for
+// concurrent use.
 type Batcher struct {
 	ledger *Ledger
 	pool   *pgxpool.Pool
@@ -71,7 +71,7 @@ func (b *Batcher) Charge(ctx context.Context, charge Charge) (Posted, error) {
 	return b.submit(ctx, a)
 }
 
-// Ingest is Charge for an event, counted once as by Ledger.Ingest. After ErrCommitUnknown, call it again.
+// Ingest is Charge for an event, as by Ledger.Ingest. After ErrCommitUnknown, call it again.
 func (b *Batcher) Ingest(ctx context.Context, event Event) (Posted, error) {
 	if err := b.made(); err != nil {
 		return Posted{}, err

@@ -7,9 +7,9 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// Unit is a unit of the calendar, with weeks from Monday on (docs/plans.md). Series also takes an hour, of which one that comes twice is
-// two, and a fixed length as time.ParseDuration reads it, such as "15m", in whole microseconds from the range's beginning. It leaves out a
-// day that clocks skip.
+// Unit is a unit of the calendar, with weeks from Monday on (docs/plans.md). Series also takes an hour, also one that comes twice, and a
+// fixed length as time.ParseDuration reads it, such as "15m", in whole microseconds from the range's beginning. It leaves out a day that
+// clocks skip.
 type Unit string
 
 const (

@@ -51,8 +51,7 @@ const chargeSQL = `
 select seqs, ats, used, held, refused, periods, crossed
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 
-// Charge charges all scopes or none, in one round trip. A refusal writes nothing. Charges of one scope are added up to one entry, and must
-// have the same Note.
+// Charge charges all scopes or none, in one round trip. Charges of one scope become one entry, and must have the same Note.
 func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (r Receipt, err error) {
 	if err := notNil("tx", tx); err != nil {
 		return Receipt{}, err
@@ -83,7 +82,7 @@ const checkSQL = `
 select used, held, refused, periods
 from metered.check_charge($1::metered.new_charge[], $2::interval)`
 
-// Check returns the answer of Charge now, without Seq and At, and reserves nothing.
+// Check returns the answer of Charge now, without Seq and At.
 func (l *Ledger) Check(ctx context.Context, db Querier, charges ...Charge) (Receipt, error) {
 	if err := notNil("db", db); err != nil {
 		return Receipt{}, err

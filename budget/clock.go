@@ -12,10 +12,10 @@ import (
 // ClockState is a scope whose last entry is, or was, ahead of the clock.
 type ClockState struct {
 	Scope    string        `json:"scope"`
-	Seq      int64         `json:"seq"` // the last entry, or that of the repair
+	Seq      int64         `json:"seq"` // the last entry, or the repair's
 	At       time.Time     `json:"at"`
-	Ahead    time.Duration `json:"-"`        // how far ahead of the clock
-	Repaired bool          `json:"repaired"` // RepairClock wrote an entry
+	Ahead    time.Duration `json:"-"` // how far ahead of the clock
+	Repaired bool          `json:"repaired"`
 }
 
 const aheadSQL = `

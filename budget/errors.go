@@ -85,10 +85,10 @@ type Refusal struct {
 	Leased    int64  `json:"leased,omitempty"`   // of open leases
 	Requested int64  `json:"requested"`          // by all charges of the call on the scope
 	Available int64  `json:"available"`
-	// the time until Requested fits if nothing else happens: with open holds the earliest possible, with leases the end of the last. JSON
-	// has null for Never
+	// until Requested fits if nothing else happens: with open holds the earliest possible, with leases the end of the last. JSON has null
+	// for Never
 	RetryAfter  time.Duration `json:"-"`
-	HoldDue     time.Duration `json:"-"` // the time until an open hold may fall due, if Held > 0
+	HoldDue     time.Duration `json:"-"` // until an open hold may fall due, if Held > 0
 	PeriodStart time.Time     `json:"period_start,omitzero"`
 	PeriodEnd   time.Time     `json:"period_end,omitzero"`
 }

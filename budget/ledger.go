@@ -20,15 +20,15 @@ type Config struct {
 	Schema         string        // as metered.Migrate created it. Defaults to "metered"
 	LockTimeout    time.Duration // the wait for a write's locks, 1ms to 1h: then ErrBusy. Defaults to 5s
 	ClockTolerance time.Duration // how far a last entry may be ahead of the clock before ErrClock, 1µs to 24h. Defaults to 1m
-	MustExist      bool          // sets MustExist for every charge, credit, hold and claim
-	NoStandings    bool          // sets NoStandings for every charge
+	MustExist      bool          // for every charge, credit, hold and claim
+	NoStandings    bool          // for every charge
 	RequireActor   bool          // refuses writes whose Note has no Actor
 	MaxLateness    time.Duration // the oldest age of an event, 1s to 10 years: then ErrLate. Defaults to 35 days
 	MaxFuture      time.Duration // how far an event's time may be ahead of the clock, 1µs to 24h. Defaults to 5m
 	// receives crossed thresholds (docs/thresholds.md), also of Books and Pools on the Ledger. It may write in tx, behind a savepoint, and
 	// not end it. Its error takes the call back. Limits with thresholds need it.
 	OnThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
-	Observer    observe.Observer // sees the calls of the Ledger, its Books and Pools
+	Observer    observe.Observer // of the Ledger, its Books and Pools
 }
 
 // Bounds of Config.
@@ -60,7 +60,7 @@ type Ledger struct {
 	onThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
 }
 
-// Querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.
+// Querier runs reads: a pool, a connection or a transaction.
 type Querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row

@@ -15,12 +15,12 @@ import (
 )
 
 type PurgeOptions struct {
-	OlderThan time.Duration // the age of entries, 1µs to 36,525 days: at least Limit.Reach of every limit in use. Required
+	OlderThan time.Duration // the age of entries, 1µs to 36,525 days: at least every limit's Limit.Reach. Required
 	Scope     string        // restricts the purge to one scope
 	After     string        // PurgeReport.Last of a canceled purge, to go on
 	Batch     int           // entries of one transaction, 16 to 100,000. Defaults to 5,000
 	// reports whether an idle scope may be deleted as if it was never charged: numbers begin at 1 again. Its limits must have no lifetimes
-	// and a Limit.Reach up to OlderThan, and no older charge be refunded. Scopes with credit, debt, open holds or claims stay.
+	// and a Limit.Reach up to OlderThan, and no older charge be refunded. Scopes with credit, debt, holds or claims stay.
 	Forget   func(scope string) bool
 	Progress func(PurgeReport) // is called after each transaction
 	DryRun   bool              // counts the entries, in READ ONLY transactions without locks. Not with Forget
@@ -63,7 +63,7 @@ with recursive s as (
 )
 select scope from s where scope is not null limit $2`
 
-// Purge deletes entries older than OlderThan. It keeps entry 1 of each scope, up to 16 older ones and all sums: limits that reach back to
+// Purge deletes entries older than OlderThan, but for entry 1 of each scope, up to 16 older ones and all sums: limits that reach back to
 // OlderThan stay exact, and others are ErrWindowPurged. A refund of a deleted charge is ErrEntryPurged. Each of its transactions locks one
 // scope, and stays if a later one fails. Any number may run at once. It needs metered.GrantMaintenanceSQL.
 func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (PurgeReport, error) {

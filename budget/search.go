@@ -24,10 +24,9 @@ type EntrySearch struct {
 	Look            int    // the most to look at, up to 100,000. Defaults to 10,000
 }
 
-// EntriesFound is the answer of a search, in its order.
 type EntriesFound struct {
 	Entries []Entry `json:"entries"`
-	Next    int64   `json:"next,omitempty"` // 0, or the next search's After, with NewestFirst its Before
+	Next    int64   `json:"next,omitempty"` // 0, or After of the next search, with NewestFirst Before
 }
 
 const searchSQL = `

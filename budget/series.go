@@ -21,7 +21,7 @@ type RangeUsage struct {
 	Unsettled         int64     `json:"unsettled,omitempty"` // spent in the range from open leases: counts when these are settled
 }
 
-// Used is the use as windows count it: Charged less RefundedOfCharged.
+// Used is Charged less RefundedOfCharged, as windows count it.
 func (u RangeUsage) Used() int64 { return u.Charged - u.RefundedOfCharged }
 
 // Billed is the amount to bill if a refund counts when it is made, perhaps negative: Charged less RefundsMade. Bills of all ranges add up

@@ -21,15 +21,15 @@ import (
 )
 
 // Threshold is a level of use to report: "80 % used", "credit below 500". The charge of a limit (Limit.Tell) that reaches it calls
-// Config.OnThreshold before it commits: once in a period, and else once until use has gone back by Rearm. The scope remembers reports by
-// the names of the threshold and of the limit (or the limit's kind), not by Max (docs/thresholds.md).
+// Config.OnThreshold before it commits: once in a period, and else once until use has gone back by Rearm. A report is remembered by the
+// names of threshold and limit (or the limit's kind), not by Max (docs/thresholds.md).
 type Threshold struct {
 	Name    string `json:"name"`              // 1 to 64 bytes, unique in the limits of a scope
-	Percent int64  `json:"percent,omitempty"` // of Max used, 1 to 100, not for Prepaid. Without this and the next two the level is 0 units left
-	Used    int64  `json:"used,omitempty"`    // units used, 1 to 2^62
-	Left    int64  `json:"left,omitempty"`    // units left, 1 to 2^62
+	Percent int64  `json:"percent,omitempty"` // of Max used, 1 to 100, not for Prepaid. Without this and the next two the level is 0 left
+	Used    int64  `json:"used,omitempty"`    // units, 1 to 2^62
+	Left    int64  `json:"left,omitempty"`    // units, 1 to 2^62
 	Spent   bool   `json:"spent,omitempty"`   // held units count as available: the capture with the limit reports, and not the hold
-	// how far use must go back, in percent of a Percent and else in units. Not for a period. Defaults to a tenth of the level, at least 1
+	// how far use must go back, in percent of a Percent, else in units. Not for a period. Defaults to a tenth of the level, at least 1
 	Rearm int64 `json:"rearm,omitempty"`
 }
 

@@ -24,7 +24,7 @@ type VerifyReport struct {
 	Last        string       `json:"last,omitempty"` // the last scope checked to its end
 }
 
-// Difference is a value of the ledger that does not follow from the entries.
+// Difference is a value that does not follow from the entries.
 type Difference struct {
 	Scope string `json:"scope"`
 	Seq   int64  `json:"seq"`   // the wrong entry. For a sum of refunds, the first charge of its block
@@ -109,9 +109,8 @@ order by l.no`
 // beginVerifySQL keeps operators and functions that somebody has created out of a report.
 const beginVerifySQL = `begin isolation level repeatable read, read only; set local search_path = pg_catalog, pg_temp`
 
-// Verify recomputes each entry from the one before, the sums of refunds, and the units of holds, leases and lots. A difference is no error.
-// It cannot notice that last entries are missing (docs/operations.md). It reads each scope in one snapshot, and if ctx ends, returns its
-// findings with the error.
+// Verify recomputes each entry from the one before, sums of refunds, and units of holds, leases and lots (docs/operations.md). A difference
+// is no error. It reads each scope in one snapshot. If ctx ends, it returns its findings with the error.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return VerifyReport{}, err

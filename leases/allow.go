@@ -145,8 +145,8 @@ func (s *slot) standings() []budget.Posted {
 	return []budget.Posted{e}
 }
 
-// Receipt shows the limits of charges of Allow or a Limiter as far as this process knows: their standing when its slice was opened, less
-// its own spends since, but not those of others. It is for httpmetered.Policies.Show, and empty before the first decision.
+// Receipt shows the limits of charges of Allow or a Limiter as this process knows them: their standing when its slice was opened, less its
+// own spends since. It is for httpmetered.Policies.Show, and empty before the first decision.
 func (p *Pool) Receipt(charges ...budget.Charge) (r budget.Receipt) {
 	for i := range charges {
 		if l, err := p.limiter(&charges[i]); err == nil {
@@ -156,7 +156,6 @@ func (p *Pool) Receipt(charges ...budget.Charge) (r budget.Receipt) {
 	return r
 }
 
-// AllowN is Pool.Allow of n units.
 func (l Limiter) AllowN(ctx context.Context, n int64) error {
 	if err := checkAmount(n); err != nil {
 		return err

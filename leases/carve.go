@@ -57,10 +57,9 @@ func NewCarver(l *budget.Ledger) (*Carver, error) {
 	return &Carver{ledger: l, wait: int32(wait / time.Millisecond), sql: renderCarve(name), owner: owner()}, nil
 }
 
-// Carving is part of a scope, for a child.
 type Carving struct {
-	Child string        // the scope that gets the units, without entries, and used for this alone
-	From  budget.Charge // the parent, how many units, and the limits that must admit them, as a hold
+	Child string        // the scope that gets the units, without entries and used for this alone
+	From  budget.Charge // the parent, the units, and the limits that must admit them, as a hold
 	// after which Sweep ends the child, 1ms to 3,660 days. Until it does, the child can be charged, and its units are held. A child of a
 	// child ends with that one at the latest. Required
 	TTL  time.Duration

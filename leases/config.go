@@ -19,10 +19,8 @@ import (
 
 // Errors of this package, beside those of package budget.
 var (
-	// ErrUnavailable: Allow has no slice, and the database cannot be asked. Allow refuses. If only the answer was
-	// lost, the units may have been spent.
-	ErrUnavailable error = errUnavailable
-	ErrClosed      error = errClosed // the Pool was closed
+	ErrUnavailable error = errUnavailable // of Allow. If only the database's answer was lost, the units may be spent
+	ErrClosed      error = errClosed
 )
 
 var (
@@ -37,7 +35,7 @@ type Config struct {
 	// id and a random suffix
 	Owner    string
 	OnError  func(error) // is called with failures in the background, which lose no units
-	NoRecall bool        // leaves out the connection that listens for recalls, which a pooler may not let through. Slices then come back when they are idle or end
+	NoRecall bool        // leaves out the connection that listens for recalls, for poolers. Slices then come back when they are idle or end
 }
 
 // Rule says which scopes are leased, and how (docs/scale.md).

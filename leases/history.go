@@ -21,7 +21,7 @@ type Lease struct {
 	Owner     string    `json:"owner"` // the process that opened it
 	Child     string    `json:"child,omitempty"`
 	Granted   int64     `json:"granted"`
-	Spent     int64     `json:"spent"` // while it is open those on record, none for a lease in memory
+	Spent     int64     `json:"spent"` // while it is open those on record, none in memory
 	OpenedAt  time.Time `json:"opened_at"`
 	EndsAt    time.Time `json:"ends_at"`
 	SettledAt time.Time `json:"settled_at,omitzero"` // zero while it is open
@@ -115,7 +115,7 @@ type PurgeOptions struct {
 	OlderThan time.Duration       // the age since settlement, 1s to a century. Required
 	Batch     int                 // rows of one transaction, 1 to 10,000. Defaults to 1,000
 	Progress  func(deleted int64) // is called after each batch
-	DryRun    bool                // counts leases, and deletes none. It needs SELECT on the table
+	DryRun    bool                // counts leases alone. It needs SELECT on the table
 }
 
 const purgeableSQL = `

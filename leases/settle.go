@@ -114,8 +114,8 @@ func (p *Pool) tellSettled(ctx context.Context, spent, returned int64) {
 
 type SweepReport struct {
 	Settled int `json:"settled"` // leases and children
-	Busy    int `json:"busy"`    // leases that transactions still spend from, left for the next sweep
-	Held    int `json:"held"`    // children that were ended, and of which units are still held: left, too
+	Busy    int `json:"busy"`    // leases still spent from, left for the next sweep
+	Held    int `json:"held"`    // children that were ended, with units still held: left, too
 }
 
 // Sweep settles the leases of all processes that have ended, and ends the children of this cluster whose time is over, in one transaction

@@ -26,17 +26,16 @@ type Observer interface {
 type Work string
 
 const (
-	Command Work = "command" // metered.Do or DoTx, with all its attempts. Name is Command.Name
-	Connect Work = "connect" // waits for a connection of the pool
-	// a round trip of a command: "begin" (or after sticky charges "open"), "sticky", "lock", "complete", "commit" alone, "replay". It
-	// includes waits for locks. One with Code "busy" waited for the lock timeout
+	Command Work = "command" // metered.Do or DoTx, with all attempts. Name is Command.Name
+	Connect Work = "connect" // waits for the pool
+	// a round trip of a command, with waits for locks: "begin" (or after sticky charges "open"), "sticky", "lock", "complete", "commit", "replay"
 	Flush    Work = "flush"
 	Function Work = "function" // the command's function, with its statements and jobs
-	Call     Work = "call"     // a call of a piece, as "budget.charge" or "holds.place", with its round trips
-	Enqueue  Work = "enqueue"  // jobs.Enqueue or EnqueueMany. Name is the kind of the first job
-	Batch    Work = "batch"    // one transaction of a budget.Batcher. End.Rows are its charges
-	Sweep    Work = "sweep"    // holds.Book.Sweep, or wallet.Book.Sweep as "lots". End.Rows are the holds announced, or the lots ended
-	Purge    Work = "purge"    // "entries" "operations" "holds" "tokens" "job_keys" "leases". End.Rows were deleted
+	Call     Work = "call"     // of a piece, as "budget.charge" or "holds.place"
+	Enqueue  Work = "enqueue"  // jobs.Enqueue or EnqueueMany. Name is the first job's kind
+	Batch    Work = "batch"    // a transaction of a budget.Batcher. End.Rows are its charges
+	Sweep    Work = "sweep"    // holds.Book.Sweep, or wallet.Book.Sweep as "lots". End.Rows are announced holds, or ended lots
+	Purge    Work = "purge"    // "entries" "operations" "holds" "tokens" "job_keys" "leases". End.Rows are deleted
 	Lease    Work = "lease"    // "open" or "settle" a lease, or charge for Allow without one ("direct")
 )
 
@@ -54,9 +53,9 @@ const (
 	Committed  Outcome = "committed"  // the only one that has taken effect
 	Open       Outcome = "open"       // DoTx: done, in a transaction that is the caller's to commit
 	Replayed   Outcome = "replayed"   // an earlier call committed it
-	Refused    Outcome = "refused"    // by a budget, a token, a hold or a scope, or by a refusal on record
+	Refused    Outcome = "refused"    // by a budget, token, hold or scope, or on record
 	Conflict   Outcome = "conflict"   // the id belongs to another command, or its time is too old or too new
-	Indefinite Outcome = "indefinite" // it is unknown whether it committed
+	Indefinite Outcome = "indefinite" // unknown whether it committed
 	Failed     Outcome = "failed"     // anything else: nothing was written
 )
 
@@ -75,46 +74,43 @@ type End struct {
 type Kind string
 
 const (
-	Retried    Kind = "retried"     // a transaction runs again after a collision: "serialization" "deadlock" "lease_closed"
-	CommitLost Kind = "commit_lost" // the answer to a COMMIT was lost. N are the commands or charges in it
-	// one event for each of N: "committed", "not_committed", or "unknown", which is an ErrIndefinite or ErrCommitUnknown
+	Retried    Kind = "retried"     // a transaction runs again: "serialization" "deadlock" "lease_closed"
+	CommitLost Kind = "commit_lost" // an answer to COMMIT was lost. N are its commands or charges
+	// for each of N: "committed", "not_committed", or "unknown" (ErrIndefinite, ErrCommitUnknown)
 	CommitResolved Kind = "commit_resolved"
 
-	// Name is the limit's, or else "lifetime", "credit", its window, as "1h0m0s", or its period, as "month (UTC)". A refusal by two limits
-	// is two events.
+	// for each limit: its Name, or else "lifetime", "credit", its window, as "1h0m0s", or its period, as "month (UTC)"
 	LimitRefused Kind = "limit_refused"
-	Threshold    Kind = "threshold" // a charge crossed a threshold. Name is the limit's, as of LimitRefused, a slash, and the threshold's
+	Threshold    Kind = "threshold" // was crossed. Name is the limit's, as of LimitRefused, a slash, and the threshold's
 
 	TokenConsumed Kind = "token_consumed"
-	TokenRefused  Kind = "token_refused" // Name is the tokens.InvalidError.Reason
+	TokenRefused  Kind = "token_refused" // a tokens.InvalidError.Reason
 
-	Hold Kind = "hold" // N holds changed: Name is a holds.EventKind, as "placed", "captured", "released", "expired"
-	Job  Kind = "job"  // N jobs are "created", or were there under their key: "existing"
+	Hold Kind = "hold" // N holds changed: a holds.EventKind, as "placed", "captured", "released", "expired"
+	Job  Kind = "job"  // N jobs are "created", or their keys' are "existing"
 
-	SweepLag  Kind = "sweep_lag"  // Lag is the lateness of the oldest due hold when a sweep began, 0 without one
-	SweepLeft Kind = "sweep_left" // N holds were left for the next sweep: "skipped" (in use), "failed" (a subscriber)
-	LotsLag   Kind = "lots_lag"   // as SweepLag, of the sweep of lots (wallet.Book.Sweep)
+	SweepLag  Kind = "sweep_lag"  // of the oldest due hold when a sweep began, or 0
+	SweepLeft Kind = "sweep_left" // N holds left for the next sweep: "skipped" (in use), "failed" (a subscriber)
+	LotsLag   Kind = "lots_lag"   // of wallet.Book.Sweep
 	LotsLeft  Kind = "lots_left"
-	Purged    Kind = "purged" // N rows of a Purge's Name are deleted, one event for each batch
+	Purged    Kind = "purged" // N rows of a Purge's Name, for each batch
 
-	LeaseOpened   Kind = "lease_opened"   // N units were leased to this process
-	LeaseEnded    Kind = "lease_ended"    // a lease opened with N units has ended
-	LeaseSpent    Kind = "lease_spent"    // N units were spent of a lease that this process settled, its own or another's
-	LeaseReturned Kind = "lease_returned" // N units of that lease came free
-	LeaseRecalled Kind = "lease_recalled" // this process recalled all slices of a scope, after a refusal
+	LeaseOpened   Kind = "lease_opened"   // N units, to this process
+	LeaseEnded    Kind = "lease_ended"    // one opened with N units
+	LeaseSpent    Kind = "lease_spent"    // N units, of a lease that this process settled, its own or another's
+	LeaseReturned Kind = "lease_returned" // the other N units of that lease
+	LeaseRecalled Kind = "lease_recalled" // all slices of a scope, after a refusal
 
 	Lots       Kind = "lots"        // N lots of wallets were "granted", "revoked" (in part or whole), "rolled over", or "ended" by a sweep
-	LotsLapsed Kind = "lots_lapsed" // N units of lots lapsed (breakage), counted by the sweep, even if another call ended the lots
+	LotsLapsed Kind = "lots_lapsed" // N units of lots (breakage), counted by the sweep, even if another call ended the lots
 
-	// a session (metered.Open) was "opened", "renewed", "not_renewed" by a failed try, "settled", "cancelled", "lost", or "abandoned"
-	// (closed without any of these)
-	Session Kind = "session"
+	Session Kind = "session" // "opened", "renewed", "not_renewed" by a failed try, "settled", "cancelled", "lost", "abandoned" (only closed)
 )
 
 type Event struct {
 	Kind    Kind
 	Name    string        // as of Kind
 	N       int64         // 1 or more
-	Pending bool          // the change goes if an open transaction rolls back, else it stays. Jobs are always pending, and metered.Do's tokens and holds never
+	Pending bool          // the change goes if an open transaction rolls back. Jobs are always pending, and metered.Do's tokens and holds never
 	Lag     time.Duration // of SweepLag and LotsLag
 }

@@ -23,10 +23,10 @@ func invalid(field, format string, args ...any) error {
 // The zero Config is ready for use.
 type Config struct {
 	Queue string // of the jobs, on both clusters. Defaults to River's
-	// how long until a job that could not reach the other cluster, or waits for the end of holds, is tried again, for ever. 10ms to 1h.
+	// after which a job that could not reach the other cluster, or waits for the end of holds, is tried again, for ever. 10ms to 1h.
 	// Defaults to 5s
 	RetryAfter time.Duration
-	OnError    func(error) // is called with the reason why a job has to be tried again
+	OnError    func(error) // is called with the reason
 }
 
 // Clusters are the clusters that a process can reach. It is safe for concurrent use.
@@ -62,11 +62,10 @@ func New(clients map[string]*metered.Client, cfg Config) (*Clusters, error) {
 
 func (c *Clusters) made() error { return fault.Made(errArgument, "clusters", c != nil && c.all != nil) }
 
-// Link names a child, and the clusters that it links.
 type Link struct {
 	Home  string `json:"home"`  // of the parent
 	Away  string `json:"away"`  // of the child
-	Child string `json:"child"` // its scope, 1 to 255 bytes, without entries, and used for one Carving
+	Child string `json:"child"` // its scope, 1 to 255 bytes, without entries, used for one Carving
 }
 
 // find returns the clusters of a link.
