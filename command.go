@@ -49,7 +49,7 @@ type Command struct {
 	// are made last, all or none. The fingerprint has scopes and amounts, not limits. After a recent refusal of a scope they are looked at
 	// first (docs/model.md): a charge that the function makes room for belongs in Tx.Charge
 	Charges   []budget.Charge
-	EarlyLook bool // takes that look always
+	EarlyLook bool // always looks at them first
 	// are placed with the charges, and looked at first: a hold that the function makes room for belongs in Tx.Place. The fingerprint has
 	// scopes and units, and Tx.Placed the ids
 	Holds  []holds.Request

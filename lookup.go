@@ -22,7 +22,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// Operation is the record of a command that committed, or of one that was refused (Command.RecordRefusal).
+// Operation is the record of a command that committed, or was refused (Command.RecordRefusal).
 type Operation struct {
 	Tenant   string          `json:"tenant,omitempty"`
 	ID       string          `json:"id"`
@@ -31,11 +31,11 @@ type Operation struct {
 	Receipt  budget.Receipt  `json:"receipt"`            // without standings
 	Holds    []holds.Hold    `json:"holds,omitempty"`    // as of At
 	Draws    []wallet.Drawn  `json:"draws,omitempty"`    // by Tx.Draw
-	At       time.Time       `json:"at"`                 // of completion, by the database's clock
+	At       time.Time       `json:"at"`                 // of completion
 	IssuedAt time.Time       `json:"issued_at,omitzero"` // zero if the id had no time
 	Refusal  error           `json:"-"`                  // nil if it committed
 	Code     string          `json:"code,omitempty"`     // of Refusal
-	Jobs     []int64         `json:"jobs,omitempty"`     // the ids of the first 1,000 that Tx.Enqueue made
+	Jobs     []int64         `json:"jobs,omitempty"`     // the first 1,000 of Tx.Enqueue
 }
 
 const lookupSQL = `

@@ -2,8 +2,8 @@
 // enqueues jobs, and all of it commits or none of it does.
 //
 //	out, err := metered.Do(ctx, client, metered.Command{
-//	    ID:      requestID, // the same id never runs twice
-//	    Tenant:  user,      // the owner of the id: the signed-in user
+//	    ID:      requestID,
+//	    Tenant:  user,
 //	    Name:    "upload",
 //	    Input:   input,
 //	    Token:   &metered.Redeem{Purpose: "upload", Subject: user, Presented: token},
@@ -65,15 +65,15 @@ type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 type Outcome[R any] struct {
 	Result   R               `json:"result"`   // as it comes back from JSON
 	Raw      json.RawMessage `json:"-"`        // that JSON, the same bytes for each replay
-	Replayed bool            `json:"replayed"` // this is an earlier call's record, or this one's after a lost answer to COMMIT
+	Replayed bool            `json:"replayed"` // an earlier call's record, or this one's after a lost answer to COMMIT
 	Receipt  budget.Receipt  `json:"receipt"`  // the charges, without sticky ones. A replay has no standings
 	// this call's charges of Command.Sticky, also on error. Empty if they were refused, are not known to be taken (ErrSticky), or if it
 	// found another's record
 	Sticky budget.Receipt `json:"sticky,omitzero"`
-	Holds  []holds.Hold   `json:"holds,omitempty"` // by calls of Tx, in their order, each as it was after its call, also in a replay
+	Holds  []holds.Hold   `json:"holds,omitempty"` // by calls of Tx, each as it was after its call, also in a replay
 	Draws  []wallet.Drawn `json:"draws,omitempty"` // of Tx.Draw, likewise
 	At     time.Time      `json:"at"`              // of completion, by the database's clock
-	LSN    replica.LSN    `json:"lsn,omitzero"`    // behind the commit, if Command.LSN is set. 0 if the server did not say
+	LSN    replica.LSN    `json:"lsn,omitzero"`    // behind the commit, with Command.LSN. 0 if unknown
 }
 
 // Do runs a command as one unit: it claims the operation id, spends the token, calls fn (which may be nil) with the transaction, makes the

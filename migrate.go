@@ -65,7 +65,7 @@ type SchemaReport struct {
 type SchemaDifference struct {
 	Object  string `json:"object"` // "function clock()", "column ledger.seq", "index holds_due"
 	Problem string `json:"problem"`
-	Want    string `json:"want,omitempty"` // of a function's body a hash. May be empty
+	Want    string `json:"want,omitempty"` // of a function's body a hash
 	Have    string `json:"have,omitempty"`
 }
 

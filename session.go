@@ -40,7 +40,7 @@ type Reservation struct {
 	Charges []budget.Charge // are spent each time it opens, and stay: rates, a fee for each try
 
 	TTL   time.Duration // how long the units of a dead process stay held, within Config.Holds' bounds, renewed after a third. Defaults to 1m
-	Grace time.Duration // how much longer a hold that could not be renewed can be settled. Defaults to a quarter of TTL
+	Grace time.Duration // how much longer a hold that was not renewed can be settled. Defaults to a quarter of TTL
 
 	OpenTimeout time.Duration // bounds Open and its waits, and not the session, as ctx's deadline would
 

@@ -272,11 +272,11 @@ var (
 	inWallet = wallet.Internals(lend.Key{})
 )
 
-// Notice tells a listener of a committed command, of jobs that Client.Jobs enqueued without one, or that notices may have been missed.
+// Notice tells a listener of a committed command, of jobs of Client.Jobs without one, or that notices may have been missed.
 type Notice struct {
 	Missed  bool            `json:"missed,omitempty"` // the rest is then empty
 	Tenant  string          `json:"tenant,omitempty"`
-	ID      string          `json:"id,omitempty"` // of the command. "" for jobs without one
+	ID      string          `json:"id,omitempty"` // "" for jobs without a command
 	Name    string          `json:"name,omitempty"`
 	Charges []budget.Charge `json:"charges,omitempty"`
 	Jobs    []jobs.Enqueued `json:"jobs,omitempty"`

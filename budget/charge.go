@@ -28,10 +28,10 @@ type Receipt struct {
 // Posted is an entry that was written.
 type Posted struct {
 	Scope     string     `json:"scope"`
-	Seq       int64      `json:"seq"`             // names the entry, with Scope. 0 for units spent from a lease
+	Seq       int64      `json:"seq"`             // names the entry, with Scope. 0 if spent from a lease
 	Lease     int64      `json:"lease,omitempty"` // that it was spent from (package leases)
 	Amount    int64      `json:"amount"`
-	At        time.Time  `json:"at"`                  // by the database's clock
+	At        time.Time  `json:"at"`
 	Standings []Standing `json:"standings,omitempty"` // after the charge
 	Replayed  bool       `json:"replayed,omitempty"`  // the event was counted before, by this entry
 }

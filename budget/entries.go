@@ -66,7 +66,7 @@ where scope = $1 and seq > $2 and seq < $3 `
 	newestSQL  = entrySQL + `order by seq desc limit $4`
 )
 
-// Entries yields a scope's entries. A purge leaves a gap after entry 1. The loop may use db.
+// Entries yields a scope's entries. A purge leaves a gap after entry 1.
 func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts EntriesOptions) iter.Seq2[Entry, error] {
 	return func(yield func(Entry, error) bool) {
 		after, before, err := l.between(ctx, db, scope, opts)

@@ -28,8 +28,8 @@ const maxIDBytes = 255
 // Ingest makes the charges of up to 1,000 events, as ChargeEach does, and records their ids. A recorded event is not counted again: its
 // answer is the first entry, with Posted.Replayed, or ErrConflict if scope, amount or OccurredAt differ. A refused event is not recorded.
 //
-// After metered.Client.PurgeOperations an event is ErrRetired if its time (of a UUIDv7, or else OccurredAt) is not after the last deleted
-// record, and an event without a time counts as new. Ingest locks the ids before the scopes: two locks for an event.
+// After metered.Client.PurgeOperations an event whose time (of a UUIDv7, or else OccurredAt) is not after the last deleted record is
+// ErrRetired, and one without a time is new. The ids are locked before the scopes: two locks an event.
 func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...Event) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("events", len(events))); err != nil {
 		return nil, err

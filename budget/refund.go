@@ -14,7 +14,7 @@ import (
 )
 
 type Refund struct {
-	Scope  string // with Seq names the charge, as its Posted does
+	Scope  string // with Seq names the charge
 	Seq    int64
 	Amount int64 // 1 to the rest of the charge, or All
 	All    bool  // gives back the rest, at least 1 unit

@@ -40,7 +40,7 @@ const retireSQL = resourceSQL + `coalesce(changed, false), coalesce(held, -1)
 from metered.retire_scopes($1::text[], $3::bool, $2::int)`
 
 // Retire locks up to 64 created scopes (else *ScopeError): once tx has committed, calls with MustExist are refused. Entries and open holds
-// stay: roll back if Resource.Held forbids it. Leases end: any process may settle them, and units in a lost process's memory count as
+// stay: roll back if Resource.Held forbids it. Leases end: any process may settle them, and units in a dead process's memory count as
 // spent.
 func (l *Ledger) Retire(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "retire", scopes)

@@ -17,7 +17,7 @@ type RangeUsage struct {
 	Charged           int64     `json:"charged"` // charges and captures
 	Credited          int64     `json:"credited"`
 	RefundedOfCharged int64     `json:"refunded_of_charged"` // of Charged until now: may rise after the range
-	RefundsMade       int64     `json:"refunds_made"`        // in the range, of any charge: final after it
+	RefundsMade       int64     `json:"refunds_made"`        // of any charge: final after the range
 	Unsettled         int64     `json:"unsettled,omitempty"` // spent in the range from open leases: counts when these are settled
 }
 

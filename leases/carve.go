@@ -162,8 +162,8 @@ func (c *Carver) SettleAway(ctx context.Context, tx pgx.Tx, child string, used i
 	return c.settleAway(ctx, tx, child, &used, note)
 }
 
-// WriteOff settles the parent's side of a Carving that is Away as spent in full, for when its cluster is lost for good. A later message of
-// that cluster changes nothing.
+// WriteOff settles the parent's side of a Carving that is Away as spent in full: its cluster is lost for good. A later message of that
+// cluster changes nothing.
 func (c *Carver) WriteOff(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	return c.settleAway(ctx, tx, child, nil, note)
 }

@@ -106,8 +106,8 @@ const (
 	writeOffStep = "metered/carve/write_off"
 )
 
-// Carve takes the units at home, in a command, with a job that gives them to the child. A second call for a child returns the first result.
-// With another parent or amount it is metered.ErrConflict. Errors: those of leases.Carver.Carve and of metered.Do.
+// Carve takes the units at home, in a command, with a job that gives them to the child. A second call returns the first result, and with
+// another parent or amount metered.ErrConflict. Errors: those of leases.Carver.Carve and of metered.Do.
 func (c *Clusters) Carve(ctx context.Context, g Carving) (leases.Lease, error) {
 	home, _, err := c.find(g.Link)
 	if err != nil {

@@ -1,13 +1,6 @@
 // Package carvejobs carves part of a budget for a scope on another Postgres cluster. So one budget serves several clusters, each with the
 // speed of its own disk, and no coordinator but Postgres (docs/scale.md).
 //
-//	clusters, err := carvejobs.New(map[string]*metered.Client{"eu": eu, "us": us}, carvejobs.Config{})
-//	clusters.AddWorkers(workers) // of the River clients of both clusters
-//	lease, err := clusters.Carve(ctx, carvejobs.Carving{
-//		Link: carvejobs.Link{Home: "eu", Away: "us", Child: "acme/us/17"},
-//		From: budget.Charge{Scope: "acme", Amount: 10_000, Limits: limits}, TTL: time.Hour,
-//	})
-//
 // Each step is a metered command with the child as operation id. A River job, which commits with the step before, carries it to the other
 // cluster. So each step happens once, whatever dies in between:
 //
@@ -18,7 +11,7 @@
 //	away: note     a purge may take the child's row, after its end
 //
 // Until home settles, all units count there, even past the deadline. So no limit is exceeded while a cluster or the network is away, and
-// unused units come back soon after both are there again. For a cluster that is lost for good there is WriteOff.
+// unused units come back soon after both are there again.
 //
 // After a worker was killed, River repeats its job after river.Config.RescueStuckJobsAfter, 1h by default: set it lower.
 package carvejobs
