@@ -17,14 +17,14 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// Key names a thing that one holder can have. Bytes are compared, so normalise a value first (case, Unicode:
-// golang.org/x/text/secure/precis).
+// Key names the thing that a Claim is for. Bytes are compared, so normalise a value first
+// (golang.org/x/text/secure/precis).
 type Key struct {
 	Type  string `json:"type"`
 	Value string `json:"value"`
 }
 
-// Claim is a hold on a thing that one holder can have at a time: a user name, a seat, a machine.
+// Claim is a hold on a name, a seat, a machine: one holder has it at a time.
 type Claim struct {
 	Tenant    string // keeps the keys of tenants apart
 	Key       Key    // neither part empty, its Scope at most 255 bytes

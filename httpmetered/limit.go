@@ -16,8 +16,8 @@ import (
 
 // LimitConfig configures Limit and LimitLeased.
 type LimitConfig struct {
-	// begins the scopes: budget.ScopeKey(Kind, "client", key) for one client, and (Kind, "all", "") for Shared. For LimitLeased the Pool
-	// needs a Rule for the prefix Kind + "/". Required.
+	// begins the scopes: budget.ScopeKey(Kind, "client", key), and (Kind, "all", "") for Shared. For LimitLeased the
+	// Pool needs a Rule for the prefix Kind + "/". Required.
 	Kind string
 	// names the client: the signed-in user, an API key, an address that your proxy vouches for. An error is answered
 	// as that of IdempotentConfig.Tenant. Required with Limits.

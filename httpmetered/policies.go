@@ -37,7 +37,7 @@ type PoliciesConfig struct {
 	Units  map[string]string // quota units of Limits, by name, such as "content-bytes". Defaults to "requests"
 }
 
-// Policies are limits as clients get to see them. Nil and the zero value are none. It is safe for concurrent use.
+// Policies are limits as clients get to see them. Nil and the zero value are none. They are safe for concurrent use.
 type Policies struct {
 	shown  []policy
 	shared []string // names

@@ -1,11 +1,6 @@
-// Package sqlmetered runs metered commands, and the pieces, inside a *sql.Tx of pgx's stdlib driver. Your own writes
-// by the *sql.Tx and the command commit together, or neither does:
-//
-//	tx, err := db.BeginTx(ctx, nil) // db is best stdlib.OpenDBFromPool of the Client's pool
-//	defer tx.Rollback()
-//	… your writes through tx …
-//	out, err := sqlmetered.DoTx(ctx, client, tx, cmd, nil)
-//	err = sqlmetered.Commit(tx)
+// Package sqlmetered runs metered commands, and the pieces, inside a *sql.Tx of pgx's stdlib driver, best of
+// stdlib.OpenDBFromPool with the Client's pool. Your own writes by the *sql.Tx and the command commit together, or
+// neither does.
 //
 // Most programs want DoTx and Commit. InTx is for budget, holds, tokens and jobs alone. Beside the rules of
 // metered.DoTx:
