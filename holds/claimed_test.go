@@ -224,3 +224,41 @@ func TestClaim_OfAnyScopeKeepsNobodyFromReading(t *testing.T) {
 	require.Len(t, all.Holds, 1)
 	require.Nil(t, all.Holds[0].Claim)
 }
+
+// With Reveal, the refusal of a taken key has the same answer as Claimed, for a held claim and for a confirmed one.
+// Without it, the refusal does not name the holder. Both hold for a raised error too, as in a command.
+func TestTaken_NamesTheHolderWithReveal(t *testing.T) {
+	t.Parallel()
+	for _, iso := range isolations {
+		f := setUp(t, holds.Config{})
+		mine, err := f.claim(holds.Claim{Key: seat("a"), Holder: "ann", Metadata: []byte(`{"note": "\u0000"}`)})
+		require.NoError(t, err)
+		for _, confirmed := range []bool{false, true} {
+			if confirmed {
+				_, err = f.capture(holds.Capture{IDs: []string{mine.ID}, All: true})
+				require.NoError(t, err)
+			}
+			want := f.claimed(seat("a"))
+			for _, reveal := range []bool{false, true} {
+				for _, raising := range []bool{false, true} {
+					call, err := claimHold(f.book, holds.Claim{Key: seat("a"), Holder: "ben", TTL: time.Minute, Reveal: reveal})
+					require.NoError(t, err)
+					tx := begin(t, f.pool, iso)
+					_, err = call.Scan(tx.QueryRow(t.Context(), call.SQL, call.Args(sending(raising))...))
+					require.NoError(t, tx.Rollback(context.Background()))
+					var taken *holds.TakenError
+					require.ErrorAs(t, err, &taken)
+					require.Equal(t, seat("a"), taken.Key)
+					require.Equal(t, confirmed, taken.Confirmed)
+					require.NotContains(t, err.Error(), "ann")
+					if !reveal {
+						require.Nil(t, taken.By)
+						continue
+					}
+					require.Equal(t, &want, taken.By)
+					require.Equal(t, []any{mine.ID, "ann", mine.Deadline}, []any{taken.By.ID, taken.By.Holder, taken.By.Deadline})
+				}
+			}
+		}
+	}
+}

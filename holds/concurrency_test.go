@@ -270,3 +270,122 @@ func placeMany(f *fixture, n int, ttl time.Duration, scopes ...string) (ids []st
 	}
 	return ids
 }
+
+// Two placements end holds that are due and that both come across, one of them in
+// several steps: the rows of its second step come before those of its first in the
+// order of rows.
+func TestPlace_EndingManyHoldsInStepsDoesNotDeadlock(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	const both, more = 2, 520
+	line := func(scope string, n int64) holds.Line { return capacity(scope, n, 10*more) }
+	// In the order of rows: "last" is due after all others on s, "shared" is the first.
+	f.mustPlace(holds.Request{ID: "gate", TTL: 3 * time.Minute, Lines: []holds.Line{line("s", 1), line("u", 1)}})
+	f.mustPlace(holds.Request{ID: "last", TTL: 3 * time.Minute, Lines: []holds.Line{line("s", 1), line("t", 1)}})
+	f.mustPlace(holds.Request{ID: "shared", TTL: time.Minute, Lines: []holds.Line{line("s", 1), line("t", 1)}})
+	for i := range more {
+		f.mustPlace(holds.Request{ID: fmt.Sprint(i), TTL: 2 * time.Minute, Lines: []holds.Line{line("s", 1)}})
+	}
+	f.clock.Advance(time.Hour)
+	wait := begin(t, f.pool, pgx.ReadCommitted)
+	_, err := f.book.Place(t.Context(), wait, holds.Request{ID: "ends gate", TTL: time.Minute, Lines: []holds.Line{line("u", 1)}})
+	require.NoError(t, err)
+	place := func(id, scope string, amount, limit int64) <-chan error {
+		return pgtest.Going(func() error {
+			_, err := f.place(holds.Request{ID: id, Lines: []holds.Line{capacity(scope, amount, limit)}})
+			return err
+		})
+	}
+	all := place("all of s", "s", more, more)
+	pgtest.WaitQueued(t, f.pool, 1)
+	other := place("all of t", "t", both, both)
+	pgtest.WaitFor(t, "the other to wait or to be done", func() bool { return len(other) > 0 || pgtest.Queued(t, f.pool) == 2 })
+	require.NoError(t, wait.Commit(t.Context()))
+	require.NoError(t, <-all)
+	require.NoError(t, <-other)
+	// Let in for good: all holds that stood in the way have ended, and a clock that goes back does not bring them back.
+	f.clock.Set(noon)
+	_, held := f.usage("s")
+	require.Equal(t, int64(more), held)
+	f.verify()
+}
+
+// A call that waits for the row of a hold that another transaction is ending waits no longer than for a lock, or than
+// its session's own setting allows. The session has that setting back afterwards.
+func TestLockTimeout_BoundsTheWaitForAHoldsRow(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	ctx := t.Context()
+	ledger, book := f.ledger, f.book
+	waiting := func(timeout time.Duration) {
+		var err error
+		ledger, err = budget.New(budget.Config{LockTimeout: timeout})
+		require.NoError(t, err)
+		book, err = holds.New(ledger, holds.Config{})
+		require.NoError(t, err)
+	}
+	place := func(id string, scopes ...string) func(tx pgx.Tx) error {
+		r := holds.Request{ID: id, TTL: time.Minute}
+		for _, scope := range scopes {
+			r.Lines = append(r.Lines, capacity(scope, 1, 1))
+		}
+		return func(tx pgx.Tx) error { _, err := book.Place(ctx, tx, r); return err }
+	}
+	h := f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 1, 1), capacity("b", 1, 1)}})
+	live := holds.Request{ID: "live", TTL: time.Hour, Lines: []holds.Line{capacity("d", 1, 1)}}
+	f.mustPlace(live)
+	f.mustPlace(holds.Request{ID: "too", TTL: time.Hour, Lines: []holds.Line{capacity("e", 1, 1)}})
+	f.clock.Advance(time.Minute)
+	row := func(id string) func(pgx.Tx) error {
+		return func(tx pgx.Tx) error {
+			_, err := tx.Exec(ctx, `select from metered.holds where id = $1 for update`, id)
+			return err
+		}
+	}
+	for name, c := range map[string]struct{ busy, call func(tx pgx.Tx) error }{
+		"charge": {row("h"), func(tx pgx.Tx) error {
+			_, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "b", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}})
+			return err
+		}},
+		"place":      {place("ends h", "a"), place("after h", "b")},
+		"same":       {place("two places", "x"), place("two places", "y")},
+		"same again": {row("live"), func(tx pgx.Tx) error { _, err := book.Place(ctx, tx, live); return err }},
+		"release": {row("live"), func(tx pgx.Tx) error {
+			_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"live"}})
+			return err
+		}},
+		"release two": {row("live"), func(tx pgx.Tx) error {
+			_, err := book.Release(ctx, tx, holds.Release{IDs: []string{"live", "too"}})
+			return err
+		}},
+		"extend": {row("live"), func(tx pgx.Tx) error {
+			_, err := book.Extend(ctx, tx, holds.Extend{IDs: []string{"live"}, By: time.Second})
+			return err
+		}},
+		"expire": {row("h"), func(tx pgx.Tx) error {
+			_, _, err := book.Expire(ctx, tx, holds.Expire{ID: "h", Deadline: h.Deadline})
+			return err
+		}},
+	} {
+		for own, timeout := range map[string]time.Duration{"0": 100 * time.Millisecond, "50ms": time.Hour} {
+			waiting(timeout)
+			busy, tx := begin(t, f.pool, pgx.ReadCommitted), begin(t, f.pool, pgx.ReadCommitted)
+			require.NoError(t, c.busy(busy), name)
+			_, err := tx.Exec(ctx, `set local statement_timeout = '20s'; set local lock_timeout = '`+own+`'`)
+			require.NoError(t, err)
+			require.ErrorIs(t, c.call(tx), budget.ErrBusy, "%s, %s", name, own)
+			require.NoError(t, busy.Rollback(ctx))
+			require.NoError(t, tx.Rollback(ctx))
+		}
+
+		tx := begin(t, f.pool, pgx.ReadCommitted)
+		_, err := tx.Exec(ctx, `set local lock_timeout = '7654ms'`)
+		require.NoError(t, err)
+		require.NoError(t, c.call(tx), name)
+		var setting string
+		require.NoError(t, tx.QueryRow(ctx, "show lock_timeout").Scan(&setting))
+		require.Equal(t, "7654ms", setting, name)
+		require.NoError(t, tx.Rollback(ctx))
+	}
+	f.verify()
+}

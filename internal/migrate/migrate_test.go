@@ -22,7 +22,6 @@ import (
 	"github.com/pgmetered/metered/internal/lockkey"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/schema"
-	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/tokens"
 )
 
@@ -361,119 +360,6 @@ func TestSchemaSQL_MarksStatementsForTheTool(t *testing.T) {
 		_, err := metered.SchemaSQL(opts)
 		require.ErrorIs(t, err, metered.ErrArgument)
 	}
-}
-
-// Validate names each difference. Migrate repairs functions, and changes nothing where a table differs.
-func TestValidate_NamesEachDifference(t *testing.T) {
-	t.Parallel()
-	pgtest.OnEachVersion(t)
-	pool := pgtest.Open(t)
-	for _, test := range []struct {
-		change, back string // back is empty where Migrate repairs it
-		want         string
-	}{
-		{"drop function metered.keep_memory()", "", "function keep_memory() is missing"},
-		{"create or replace function metered.clock() returns timestamptz language sql volatile as 'select now()'", "", "function clock() differs: it is"},
-		{"alter function metered.clock() security definer", "", "function clock() differs: it is"},
-		{"alter function metered.clock() set search_path = public", "", "function clock() differs: it is"},
-		{"alter function metered.clock() reset all; alter function metered.clock() immutable", "", "function clock() differs: it is"},
-		{"grant execute on function metered.clock() to public", "", "function clock() can be executed by everybody"},
-		{"alter table metered.ledger drop column anchor_at", "alter table metered.ledger add column anchor_at timestamptz", "column ledger.anchor_at is missing"},
-		{"alter table metered.ledger alter column held drop not null", "alter table metered.ledger alter column held set not null",
-			`column ledger.held differs: it is "bigint" and should be "bigint not null"`},
-		{"alter table metered.tokens alter column used set default 1", "alter table metered.tokens alter column used set default 0",
-			`column tokens.used differs: it is "integer not null default 1" and should be "integer not null default 0"`},
-		{"alter index metered.holds_due rename to other", "alter index metered.other rename to holds_due", "index holds_due is missing"},
-		{"drop index metered.operations_at; create index operations_at on metered.operations (at desc)",
-			"drop index metered.operations_at; create index operations_at on metered.operations (at)", "index operations_at differs"},
-		{"alter table metered.tokens drop constraint tokens_uses_check", "alter table metered.tokens add constraint tokens_uses_check check (uses >= 1)",
-			"constraint tokens.tokens_uses_check is missing"},
-		{"alter table metered.tokens drop constraint tokens_uses_check; alter table metered.tokens add constraint tokens_uses_check check (uses >= 1) not valid",
-			"alter table metered.tokens validate constraint tokens_uses_check", "NOT VALID"},
-		{"alter table metered.job_keys set unlogged", "alter table metered.job_keys set logged", "table job_keys differs"},
-		{"alter domain metered.units add constraint small check (value < 10)", "alter domain metered.units drop constraint small", "type units differs"},
-		{"drop view metered.scopes", "", "column scopes.clock_repairs is missing"},
-		{"drop view metered.scopes; create view metered.scopes as select 1 as scope", "", "column scopes.clock_repairs is missing"},
-		{"alter view metered.scopes owner to pg_monitor", "", "table scopes has another owner"},
-	} {
-		pgtest.Execute(t, pool, test.change)
-		found := pgtest.Validate(t, pool)
-		require.ErrorIs(t, found.Err(), metered.ErrSchemaDiffers, test.change)
-		require.ErrorContains(t, found.Err(), test.want, test.change)
-		require.Equal(t, "schema_differs", metered.Code(found.Err()))
-		report, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
-		if test.back == "" {
-			require.NoError(t, err, test.change)
-			require.Equal(t, found.Differences, report.Repaired)
-		} else {
-			require.ErrorIs(t, err, metered.ErrSchemaDiffers, test.change)
-			require.ErrorContains(t, err, test.want, test.change)
-			require.Equal(t, found, pgtest.Validate(t, pool), "nothing was changed")
-			pgtest.Execute(t, pool, test.back)
-		}
-		require.NoError(t, pgtest.Validate(t, pool).Err(), test.change)
-	}
-}
-
-func TestValidate_AnAddedObjectIsNoDifference(t *testing.T) {
-	t.Parallel()
-	pgtest.OnEachVersion(t)
-	pool := pgtest.Open(t)
-	pgtest.Execute(t, pool, `
-		create table metered.mine (id int primary key);
-		alter table metered.ledger add column mine text;
-		create index mine_index on metered.ledger (mine);
-		create function metered.clock(zone text) returns timestamptz language sql as 'select now()';
-		create function metered.my_trigger() returns trigger language plpgsql as 'begin return null; end';
-		create trigger mine after insert on metered.ledger for each row execute function metered.my_trigger();
-		create view metered.my_view as select * from metered.ledger;
-		create type metered.my_type as (a int);
-		grant select on metered.tokens to public;
-		comment on table metered.ledger is 'ours'`)
-	require.Equal(t, metered.SchemaReport{Version: metered.SchemaVersion}, pgtest.Validate(t, pool))
-	report := pgtest.Migrate(t, pool, metered.MigrateOptions{DropPrevious: true})
-	require.Equal(t, metered.MigrateReport{From: metered.SchemaVersion, To: metered.SchemaVersion}, report)
-
-	pgtest.Execute(t, pool, "drop function metered.keep_memory()")
-	pgtest.Migrate(t, pool, metered.MigrateOptions{})
-	require.True(t, pgtest.Value[bool](t, pool, "select has_function_privilege('public', 'metered.my_trigger()', 'execute')"), "it is not this library's")
-	require.Equal(t, "ours", pgtest.Value[string](t, pool, "select obj_description('metered.ledger'::regclass)"))
-}
-
-func TestValidate_WorksInATransactionAndForTheApplication(t *testing.T) {
-	t.Parallel()
-	pgtest.OnEachVersion(t)
-	owner := pgtest.Open(t)
-	app := pgtest.AsRole(t, owner, metered.GrantSQL, "")
-	require.NoError(t, pgtest.Validate(t, app).Err())
-	tx, err := app.Begin(t.Context())
-	require.NoError(t, err)
-	_, err = tx.Exec(t.Context(), "set local search_path = metered")
-	require.NoError(t, err)
-	require.NoError(t, pgtest.Validate(t, tx).Err())
-	require.Equal(t, "metered", pgtest.Value[string](t, tx, "show search_path"))
-	require.NoError(t, tx.Rollback(t.Context()))
-	conn, err := app.Acquire(t.Context())
-	require.NoError(t, err)
-	defer conn.Release()
-	require.NoError(t, pgtest.Validate(t, conn).Err())
-
-	stranger := pgtest.AsRole(t, owner, nil, "")
-	_, err = metered.Validate(t.Context(), stranger, "")
-	require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err))
-	require.ErrorContains(t, err, "metered.GrantSQL")
-	_, err = metered.Migrate(t.Context(), app, metered.MigrateOptions{})
-	require.NoError(t, err, "there is nothing to do")
-}
-
-func TestValidate_SaysThatThereIsNoSchema(t *testing.T) {
-	t.Parallel()
-	pgtest.OnEachVersion(t)
-	report := pgtest.Validate(t, pgtest.OpenWith(t, pgtest.Options{Empty: true}))
-	require.Zero(t, report.Version)
-	require.NotEmpty(t, report.Differences)
-	require.ErrorIs(t, report.Err(), metered.ErrNotMigrated)
-	require.NotEmpty(t, report.Differences)
 }
 
 // Migrate refuses a schema that has another version than it says, and leaves it as it is.

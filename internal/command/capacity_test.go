@@ -1,0 +1,222 @@
+package command_test
+
+import (
+	"context"
+	"fmt"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// hall is a table of capacities, of which the hall "h" has some.
+func hall(t *testing.T, pool *pgxpool.Pool, seats int64) {
+	t.Helper()
+	_, err := pool.Exec(t.Context(), `create table halls (id text primary key, seats bigint); grant all on halls to public`)
+	require.NoError(t, err)
+	_, err = pool.Exec(t.Context(), `insert into halls values ('h', $1)`, seats)
+	require.NoError(t, err)
+}
+
+// seatsOf is the limit that the table says.
+var seatsOf = []budget.Limit{budget.Lifetime(0).Named("seats").MaxFrom(`select seats from halls where id = $1 for share`, "h")}
+
+// ways are those to take one seat whose capacity is computed.
+var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error{
+	"Command.Charges": func(ctx context.Context, _ *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error {
+		_, err := metered.Do[any](ctx, c, metered.Command{ID: id, Isolation: level, Charges: []budget.Charge{{Scope: "hall", Amount: 1, Limits: seatsOf}}}, nil)
+		return err
+	},
+	"Command.Holds": func(ctx context.Context, _ *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error {
+		_, err := metered.Do[any](ctx, c, metered.Command{ID: id, Isolation: level, Holds: []holds.Request{
+			{TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: seatsOf}, room("other", 1, 1000)}}}}, nil)
+		return err
+	},
+	"Tx.Charge": func(ctx context.Context, _ *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error {
+		_, err := metered.Do(ctx, c, metered.Command{ID: id, Input: 1, Isolation: level}, func(_ context.Context, tx *metered.Tx) (any, error) {
+			return nil, tx.Charge(budget.Charge{Scope: "hall", Amount: 1, Limits: seatsOf})
+		})
+		return err
+	},
+	"Tx.Place": func(ctx context.Context, _ *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error {
+		_, err := metered.Do(ctx, c, metered.Command{ID: id, Input: 1, Isolation: level}, pgtest.Placing(
+			holds.Request{TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: seatsOf}}}))
+		return err
+	},
+	"Ledger.Charge": func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client, _ string, level pgx.TxIsoLevel) error {
+		return pgtest.Retried(ctx, pool, level, func(tx pgx.Tx) error {
+			_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: "hall", Amount: 1, Limits: seatsOf})
+			return err
+		})
+	},
+	"Book.Place": func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client, _ string, level pgx.TxIsoLevel) error {
+		return pgtest.Retried(ctx, pool, level, func(tx pgx.Tx) error {
+			_, err := c.Holds.Place(ctx, tx, holds.Request{TTL: time.Hour, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: seatsOf}}})
+			return err
+		})
+	},
+	"DoTx": func(ctx context.Context, pool *pgxpool.Pool, c *metered.Client, id string, level pgx.TxIsoLevel) error {
+		return pgtest.Retried(ctx, pool, level, func(tx pgx.Tx) error {
+			_, err := metered.DoTx[any](ctx, c, tx, metered.Command{ID: id, Charges: []budget.Charge{{Scope: "hall", Amount: 1, Limits: seatsOf}}}, nil)
+			return err
+		})
+	},
+}
+
+// A capacity that is lowered while a call waits for the scope counts: nobody is let in by the one before.
+func TestCapacity_LoweredWhileACallWaitsForTheLockIsTheOneThatCounts(t *testing.T) {
+	t.Parallel()
+	for name, take := range ways {
+		for _, level := range isolationLevels {
+			t.Run(name+", "+string(level), func(t *testing.T) {
+				t.Parallel()
+				pool, c := setUp(t, metered.Config{EarlyLook: true})
+				ctx := t.Context()
+				hall(t, pool, 4)
+				for i := range 3 {
+					require.NoError(t, take(ctx, pool, c, fmt.Sprint("op", i), level))
+				}
+				unlock := lockScope(t, pool, c, "hall")
+				answered := make(chan error, 1)
+				go func() { answered <- take(ctx, pool, c, "late", level) }()
+				pgtest.WaitAdvisory(t, pool, 1)
+				_, err := pool.Exec(ctx, `update halls set seats = 3`)
+				require.NoError(t, err)
+				unlock()
+				var exceeded *budget.ExceededError
+				require.ErrorAs(t, <-answered, &exceeded)
+				require.EqualValues(t, 3, exceeded.Refusals[0].Limit.Max)
+				require.Equal(t, "seats", exceeded.Refusals[0].Limit.Name)
+
+				_, err = pool.Exec(ctx, `update halls set seats = 4`)
+				require.NoError(t, err)
+				require.NoError(t, take(ctx, pool, c, "raised", level), "the early look leaves the limit out")
+				require.ErrorIs(t, take(ctx, pool, c, "full", level), budget.ErrExceeded)
+			})
+		}
+	}
+}
+
+// Under load, with a capacity that moves, never more is taken than it allows at the time.
+func TestCapacity_ThatMovesIsNeverPassed(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			pool, c := setUp(t, metered.Config{MaxAttempts: 100}, pgtest.Options{MaxConns: 12})
+			ctx := t.Context()
+			hall(t, pool, 0)
+			const rounds, callers = 8, 6
+			var taken atomic.Int64
+			for round := range int64(rounds) {
+				// Raised by five and, while callers come, lowered to two more than are taken.
+				_, err := pool.Exec(ctx, `update halls set seats = $1`, taken.Load()+5)
+				require.NoError(t, err)
+				least := taken.Load() + 2
+				atOnce(callers+1, func(i int) {
+					if i == callers {
+						// The caller that lowers it reads the taken seats under the lock.
+						err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+							if err := c.Budget.Lock(ctx, tx, "hall"); err != nil {
+								return err
+							}
+							_, err := tx.Exec(ctx, `update halls set seats = greatest($1, coalesce((select spent from metered.ledger where scope = 'hall' order by seq desc limit 1), 0))`, least)
+							return err
+						})
+						if err != nil {
+							t.Errorf("%v", err)
+						}
+						return
+					}
+					switch err := ways["Command.Charges"](ctx, pool, c, fmt.Sprint(round, "/", i), level); metered.Code(err) {
+					case "":
+						require.NoError(t, err)
+						taken.Add(1)
+					case "budget_exceeded":
+					default:
+						t.Errorf("%v", err)
+					}
+				})
+				seats := pgtest.Value[int64](t, pool, `select seats from halls`)
+				require.Equal(t, taken.Load(), seats, "as many as there are in the end, and no more")
+				require.Equal(t, taken.Load(), used(t, pool, c, "hall"))
+			}
+		})
+	}
+}
+
+// A query that locks a row meets the same errors there as any other statement.
+func TestCapacity_AQueryThatWaitsInVainIsBusy(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	hall(t, pool, 4)
+	tx, err := pool.Begin(ctx)
+	require.NoError(t, err)
+	defer tx.Rollback(context.Background())
+	_, err = tx.Exec(ctx, "update halls set seats = 3")
+	require.NoError(t, err)
+	limits := []budget.Limit{budget.Lifetime(0).MaxFrom("select seats from halls for share nowait")}
+	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "hall", Amount: 1, Limits: limits}}}, nil)
+	require.ErrorIs(t, err, metered.ErrBusy)
+	require.NotErrorIs(t, err, budget.ErrLimitQuery)
+	require.True(t, metered.Retryable(err))
+}
+
+func TestCapacity_AQueryThatDoesNotAnswerIsAnError(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	hall(t, pool, 4)
+	for sql, text := range map[string]string{
+		"select seats from halls where id = 'none'": "answered nothing",
+		"select null::bigint":                       "answered nothing",
+		"select -1::bigint":                         "-1 is not from 0",
+		"select seats from nowhere":                 "nowhere",
+		"commit":                                    "not complete",
+		"select v from (values (7), (0)) t(v)":      "too many rows",
+		"select 'abc'::bigint":                      "abc",
+		"select 'abc'":                              "cannot scan text",
+	} {
+		limits := []budget.Limit{budget.Lifetime(0).MaxFrom(sql)}
+		_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{{Scope: "hall", Amount: 1, Limits: limits}}}, nil)
+		require.ErrorIs(t, err, budget.ErrLimitQuery, sql)
+		require.ErrorContains(t, err, text)
+		require.False(t, metered.Retryable(err))
+	}
+	two := []budget.Charge{{Scope: "fine", Amount: 1, Limits: seatsOf}, {Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom("select seats from nowhere")}}}
+	_, err := metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: two}, nil)
+	require.ErrorIs(t, err, budget.ErrLimitQuery)
+	require.ErrorContains(t, err, "or of another limit")
+	// Above READ COMMITTED a query that locks nothing answers from before the locks.
+	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op", Isolation: pgx.RepeatableRead, Charges: []budget.Charge{
+		{Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom("select seats from halls")}}}}, nil)
+	require.ErrorIs(t, err, budget.ErrLimitQuery)
+	require.ErrorContains(t, err, "FOR SHARE")
+	_, err = metered.Do[any](ctx, c, metered.Command{ID: "op", Charges: []budget.Charge{
+		{Scope: "hall", Amount: 1, Limits: []budget.Limit{budget.Lifetime(0).MaxFrom(" ")}}}}, nil)
+	require.ErrorIs(t, err, metered.ErrArgument)
+	require.Zero(t, count(t, pool, "metered.ledger"))
+
+	_, err = c.Budget.Check(ctx, pool, budget.Charge{Scope: "hall", Amount: 1, Limits: []budget.Limit{
+		budget.Lifetime(0).MaxFrom("select v from (values (7), (0)) t(v)")}})
+	require.ErrorIs(t, err, budget.ErrLimitQuery)
+	receipt, err := c.Budget.Check(ctx, pool, budget.Charge{Scope: "hall", Amount: 4, Limits: seatsOf})
+	require.NoError(t, err)
+	require.EqualValues(t, 0, receipt.Entries[0].Standings[0].Available)
+	_, err = c.Budget.Check(ctx, pool, budget.Charge{Scope: "hall", Amount: 5, Limits: seatsOf})
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		_, err := c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{"h"}, Over: holds.OverIfFits, Lines: []holds.Line{{Scope: "hall", Amount: 1, Limits: seatsOf}}})
+		return err
+	})
+	require.ErrorIs(t, err, budget.ErrArgument)
+}

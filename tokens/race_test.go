@@ -1,0 +1,169 @@
+package tokens_test
+
+import (
+	"errors"
+	"sync"
+	"sync/atomic"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/tokens"
+)
+
+const racers = 64
+
+// race runs f in this many goroutines at once.
+func race(n int, f func(i int)) {
+	var ready, done sync.WaitGroup
+	start := make(chan struct{})
+	ready.Add(n)
+	for i := range n {
+		done.Go(func() {
+			ready.Done()
+			<-start
+			f(i)
+		})
+	}
+	ready.Wait()
+	close(start)
+	done.Wait()
+}
+
+// testRace lets 64 consumers race for a token and requires that exactly so many
+// commit as it has uses, and that the others get the answer that it is used.
+func testRace(t *testing.T, uses int, levelOf func(i int) pgx.TxIsoLevel) {
+	pool := pgtest.OpenWith(t, pgtest.Options{MaxConns: 32})
+	store := newStore(t)
+	minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s", Uses: uses})
+	_, err := pool.Exec(ctx, "create table done (n int not null)")
+	require.NoError(t, err)
+
+	var won, lost, other, retries atomic.Int64
+	left := make([]atomic.Int64, uses)
+	race(racers, func(i int) {
+		var grant tokens.Grant
+		n, err := retried(pool, levelOf(i), func(tx pgx.Tx) (err error) {
+			if grant, err = store.Consume(ctx, tx, "p", "s", minted.Token.Reveal()); err != nil {
+				return err
+			}
+			_, err = tx.Exec(ctx, "insert into done values ($1)", i)
+			return err
+		})
+		retries.Add(int64(n))
+		var invalid *tokens.InvalidError
+		switch {
+		case err == nil:
+			won.Add(1)
+			left[grant.UsesLeft].Add(1)
+		case errors.As(err, &invalid) && invalid.Reason() == "used":
+			lost.Add(1)
+		default:
+			other.Add(1)
+			t.Error(err)
+		}
+	})
+	require.EqualValues(t, uses, won.Load())
+	require.EqualValues(t, racers-uses, lost.Load())
+	require.Zero(t, other.Load())
+	for i := range left {
+		require.EqualValues(t, 1, left[i].Load(), "each use once")
+	}
+	var rows, used int
+	require.NoError(t, pool.QueryRow(ctx, "select (select count(*) from done), used from metered.tokens").Scan(&rows, &used))
+	require.Equal(t, uses, rows)
+	require.Equal(t, uses, used)
+	t.Logf("%d retries", retries.Load())
+}
+
+func TestConsume_OfRacingConsumersExactlyOneWins(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			testRace(t, 1, func(int) pgx.TxIsoLevel { return level })
+		})
+	}
+	t.Run("mixed", func(t *testing.T) {
+		t.Parallel()
+		testRace(t, 1, func(i int) pgx.TxIsoLevel { return isolationLevels[i%3] })
+	})
+}
+
+func TestConsume_OfRacingConsumersExactlyAsManyWinAsThereAreUses(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	for _, level := range isolationLevels {
+		t.Run(string(level), func(t *testing.T) {
+			t.Parallel()
+			testRace(t, 10, func(int) pgx.TxIsoLevel { return level })
+		})
+	}
+	t.Run("mixed", func(t *testing.T) {
+		t.Parallel()
+		testRace(t, 10, func(i int) pgx.TxIsoLevel { return isolationLevels[i%3] })
+	})
+}
+
+// waitForLock returns when a session of this database waits for a lock.
+func waitForLock(t *testing.T, pool *pgxpool.Pool) {
+	t.Helper()
+	require.Eventually(t, func() bool {
+		var waiting bool
+		err := pool.QueryRow(ctx, `select exists (select from pg_stat_activity
+			where datname = current_database() and wait_event_type = 'Lock')`).Scan(&waiting)
+		return err == nil && waiting
+	}, 10*time.Second, time.Millisecond)
+}
+
+// The loser waits on the winner's row. Then it gets the truth about the token, or an error that says to try again.
+func TestConsume_TheLoserOfARaceHearsTheTruth(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		for _, commits := range []bool{true, false} {
+			name := string(level) + ", winner rolls back"
+			if commits {
+				name = string(level) + ", winner commits"
+			}
+			t.Run(name, func(t *testing.T) {
+				t.Parallel()
+				pool, store := pgtest.Open(t), newStore(t)
+				minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
+				winner, err := pool.Begin(ctx)
+				require.NoError(t, err)
+				_, err = store.Consume(ctx, winner, "p", "s", minted.Token.Reveal())
+				require.NoError(t, err)
+
+				heard := make(chan error, 1)
+				go func() {
+					heard <- pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
+						_, err := store.Consume(ctx, tx, "p", "s", minted.Token.Reveal())
+						return err
+					})
+				}()
+				waitForLock(t, pool)
+				if commits {
+					require.NoError(t, winner.Commit(ctx))
+				} else {
+					require.NoError(t, winner.Rollback(ctx))
+				}
+				err = <-heard
+				switch {
+				case !commits:
+					require.NoError(t, err)
+				case level == pgx.ReadCommitted:
+					requireInvalid(t, err, "used")
+				default:
+					require.Equal(t, sqlstate.SerializationFailure, sqlstate.Of(err))
+					require.NotErrorIs(t, err, tokens.ErrInvalid)
+				}
+			})
+		}
+	}
+}

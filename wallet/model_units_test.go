@@ -1,0 +1,197 @@
+package wallet_test
+
+import (
+	"cmp"
+	"slices"
+	"time"
+
+	"github.com/pgmetered/metered/wallet"
+)
+
+// take takes units of the lots, in their order.
+func (m *model) take(units int64) (parts []mPart) {
+	for _, i := range m.order() {
+		if n := min(units, m.lots[i].rest()); n > 0 {
+			parts = append(parts, mPart{i, n})
+			units -= n
+		}
+	}
+	return parts
+}
+
+func mSum(parts []mPart) (units int64) {
+	for _, p := range parts {
+		units += p.amount
+	}
+	return units
+}
+
+func (m *model) spend(units int64) []mPart {
+	if !m.opened {
+		m.plain -= units
+		return []mPart{{-1, units}}
+	}
+	parts := m.take(units)
+	for _, p := range parts {
+		m.lots[p.lot].drawn += p.amount
+	}
+	if over := units - mSum(parts); over > 0 {
+		m.debt += over
+		parts = append(parts, mPart{-1, over})
+	}
+	return parts
+}
+
+func (m *model) keep(units int64) []mPart {
+	if !m.opened {
+		return nil
+	}
+	parts := m.take(units)
+	for _, p := range parts {
+		m.lots[p.lot].kept += p.amount
+	}
+	if over := units - mSum(parts); over > 0 {
+		parts = append(parts, mPart{-1, over})
+	}
+	return parts
+}
+
+// pay pays the overdraft as far as there are units: first spent units, then held ones, the oldest hold first.
+func (m *model) pay() {
+	if !m.opened {
+		return
+	}
+	for _, p := range m.take(m.debt) {
+		m.lots[p.lot].drawn += p.amount
+		m.debt -= p.amount
+		m.serial++
+		m.paid = append(m.paid, mPaid{m.serial, p.lot, p.amount})
+	}
+	for i := range m.holds {
+		h := &m.holds[i]
+		for j := range h.parts {
+			if h.parts[j].lot >= 0 {
+				continue
+			}
+			for _, p := range m.take(h.parts[j].amount) {
+				m.lots[p.lot].kept += p.amount
+				h.parts[j].amount -= p.amount
+				h.parts = append(h.parts, p)
+			}
+		}
+		h.parts = slices.DeleteFunc(h.parts, func(p mPart) bool { return p.amount == 0 })
+	}
+}
+
+// split takes the first of a hold's units, in the order of lots, and overdraft last.
+func (m *model) split(h *mHold, units int64) (first []mPart) {
+	slices.SortStableFunc(h.parts, func(a, b mPart) int {
+		if a.lot < 0 || b.lot < 0 {
+			return cmp.Compare(b.lot, a.lot)
+		}
+		return m.before(a.lot, b.lot)
+	})
+	var merged, rest []mPart
+	for _, p := range h.parts {
+		if n := len(merged); n > 0 && merged[n-1].lot == p.lot {
+			merged[n-1].amount += p.amount
+		} else {
+			merged = append(merged, p)
+		}
+	}
+	for _, p := range merged {
+		n := min(units, p.amount)
+		units -= n
+		if n > 0 {
+			first = append(first, mPart{p.lot, n})
+		}
+		if n < p.amount {
+			rest = append(rest, mPart{p.lot, p.amount - n})
+		}
+	}
+	h.parts = rest
+	return first
+}
+
+// letGo gives back units of a hold. They lapse if their lot has ended.
+func (m *model) letGo(h *mHold, units int64) {
+	h.amount -= units
+	for _, p := range m.split(h, units) {
+		if p.lot < 0 {
+			continue
+		}
+		l := &m.lots[p.lot]
+		if l.kept -= p.amount; l.due(m.last) {
+			l.lapsed += p.amount
+		}
+	}
+}
+
+// giveBack gives units of a refund back to a lot. If it has ended, they lapse or go on in a new one.
+func (m *model) giveBack(lot int, units int64, at time.Time) {
+	l := &m.lots[lot]
+	if l.drawn -= units; !l.due(at) {
+		return
+	}
+	if l.late == wallet.Lapse {
+		l.lapsed += units
+		return
+	}
+	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late, from: lot + 1}
+	if l.late != wallet.Forever {
+		next.ends = at.Add(time.Duration(l.late))
+	}
+	l.rolled += units
+	m.add(next)
+}
+
+// refund gives units of a draw back to its lots, the last one first. Overdrawn units reduce the debt first. Next they
+// go to the lots that have paid the debt since, and the rest becomes a lot.
+func (m *model) refund(d *mDraw, units int64, now time.Time) {
+	at := m.settle(now)
+	d.refunded += units
+	if !m.opened {
+		m.plain += units
+		return
+	}
+	bare := int64(0)
+	for left := units; left > 0; {
+		p := &d.parts[len(d.parts)-1]
+		n := min(left, p.amount)
+		if p.lot < 0 {
+			bare += n
+		} else {
+			m.giveBack(p.lot, n, at)
+		}
+		left -= n
+		if p.amount -= n; p.amount == 0 {
+			d.parts = d.parts[:len(d.parts)-1]
+		}
+	}
+	n := min(bare, m.debt)
+	m.debt -= n
+	bare -= n
+	for i := len(m.paid) - 1; i >= 0 && bare > 0; i-- {
+		if p := &m.paid[i]; p.amount > 0 {
+			n := min(bare, p.amount)
+			p.amount -= n
+			bare -= n
+			m.giveBack(p.lot, n, at)
+		}
+	}
+	if bare > 0 {
+		m.add(mLot{amount: bare, late: wallet.Lapse})
+	}
+	m.pay()
+}
+
+// grant adds a lot. The first one makes the scope a wallet: its units become a lot that never ends.
+func (m *model) grant(l mLot, now time.Time) {
+	if !m.opened && slices.ContainsFunc(m.holds, func(h mHold) bool { return !h.ended && h.amount > 0 && h.least > h.spent && !h.due.After(now) }) {
+		m.due(now) // a minimum that fell due was spent before there were lots
+	}
+	m.open()
+	m.settle(now)
+	m.add(l)
+	m.pay()
+}
