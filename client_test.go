@@ -9,14 +9,12 @@ import (
 	"log/slog"
 	"math"
 	"reflect"
-	"slices"
 	"strings"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -74,102 +72,14 @@ func TestRedeem_PrintsWithoutItsToken(t *testing.T) {
 type foreign struct{}
 
 func (foreign) Error() string { return "foreign" }
-func (foreign) Code() string  { return "foreign" }
+
+func (foreign) Code() string { return "foreign" }
 
 func TestCode_IsOfThisLibrarysErrorsOnly(t *testing.T) {
 	t.Parallel()
 	require.Empty(t, metered.Code(nil))
 	require.Empty(t, metered.Code(foreign{}))
 	require.Equal(t, "busy", metered.Code(errors.Join(foreign{}, fmt.Errorf("while: %w", metered.ErrBusy))))
-}
-
-func TestDo_WaitsForATokenNoLongerThanTheLockTimeout(t *testing.T) {
-	t.Parallel()
-	pool, c := pgtest.SetUp(t, metered.Config{LockTimeout: 100 * time.Millisecond})
-	presented := pgtest.Mint(t, pool, c)
-	holder, err := pool.Begin(t.Context())
-	require.NoError(t, err)
-	defer func() { _ = holder.Rollback(context.Background()) }()
-	_, err = c.Tokens.Consume(t.Context(), holder, "upload", "ann", presented)
-	require.NoError(t, err)
-
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	_, err = metered.Do(ctx, c, metered.Command{ID: "op", Token: pgtest.Redeem(presented)}, pgtest.MustNotRun(t))
-	require.ErrorIs(t, err, metered.ErrBusy)
-	require.NotErrorIs(t, err, context.DeadlineExceeded)
-}
-
-func TestDo_AStatementTimeoutOfTheFunctionsOwnIsNotTheDeadline(t *testing.T) {
-	t.Parallel()
-	_, c := pgtest.SetUp(t, metered.Config{})
-	fn := func(ctx context.Context, tx *metered.Tx) (any, error) {
-		_, err := tx.Exec(ctx, `set local statement_timeout = '10ms'`)
-		require.NoError(t, err)
-		_, err = tx.Exec(ctx, `select pg_sleep(60)`)
-		return nil, err
-	}
-	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op"}, fn)
-	require.Error(t, err)
-	require.NotErrorIs(t, err, metered.ErrTimeout)
-	require.NotErrorIs(t, err, context.DeadlineExceeded)
-}
-
-func TestPurgeOperations_WorksAtEachDefaultIsolation(t *testing.T) {
-	t.Parallel()
-	pgtest.OnEachVersion(t)
-	pool, c := pgtest.SetUp(t, metered.Config{}, pgtest.Options{Config: func(cfg *pgxpool.Config) {
-		cfg.ConnConfig.RuntimeParams["default_transaction_isolation"] = "serializable"
-	}})
-	clock := pgtest.SetClock(t, pool, pgtest.Tomorrow(12))
-	for i := range 40 {
-		_, err := metered.Do[any](t.Context(), c, metered.Command{ID: fmt.Sprint(i), Isolation: pgx.ReadCommitted}, nil)
-		require.NoError(t, err)
-	}
-	clock.Advance(time.Hour)
-	pgtest.AtOnce(8, func(int) {
-		if _, err := c.PurgeOperations(t.Context(), pool, metered.PurgeOptions{OlderThan: time.Minute, Batch: 3}); err != nil {
-			t.Error(err)
-		}
-	})
-	require.Zero(t, pgtest.Count(t, pool, "metered.operations"))
-}
-
-func TestDo_InsideACommandIsNested(t *testing.T) {
-	t.Parallel()
-	var c *metered.Client
-	nested := func(ctx context.Context) {
-		for _, ctx := range []context.Context{ctx, context.WithoutCancel(ctx)} {
-			_, err := metered.Do(ctx, c, metered.Command{ID: "inner", Input: 1}, pgtest.MustNotRun(t))
-			require.ErrorIs(t, err, metered.ErrNested)
-			require.Equal(t, "nested_command", metered.Code(err))
-		}
-	}
-	subscriber := func(ctx context.Context, tx pgx.Tx, _ holds.Transition) error {
-		nested(ctx)
-		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "inner", Input: 1}, pgtest.MustNotRun(t))
-		require.ErrorIs(t, err, metered.ErrNested)
-		return nil
-	}
-	cfg := metered.Config{Holds: holds.Config{Subscribers: []holds.Subscriber{subscriber}}}
-	pool, made := pgtest.SetUp(t, cfg, pgtest.Options{MaxConns: 2})
-	c = made
-	ctx := t.Context()
-	other := pgtest.NewClient(t, pool, metered.Config{})
-	fn := func(ctx context.Context, tx *metered.Tx) (any, error) {
-		nested(ctx)
-		_, err := metered.Do[any](ctx, other, metered.Command{ID: metered.NewID(), Input: 1}, nil)
-		require.NoError(t, err, "of another client")
-		return pgtest.Placing(holds.Request{TTL: time.Minute, Lines: []holds.Line{pgtest.Room("seat", 1, 9)}})(ctx, tx)
-	}
-	_, err := metered.Do(ctx, c, metered.Command{ID: "outer", Input: 1}, fn)
-	require.NoError(t, err)
-	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-		_, err := metered.DoTx(ctx, c, tx, metered.Command{ID: "outer, in a transaction", Input: 1}, fn)
-		return err
-	}))
-	_, err = metered.Do[any](ctx, c, metered.Command{ID: "inner", Input: 1}, nil)
-	require.NoError(t, err, "afterwards")
 }
 
 func TestNewID_IsAUUIDOfVersion7ThatDoCarriesTheTimeOf(t *testing.T) {
@@ -338,125 +248,6 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	}
 }
 
-// As a test of a program's own function might pass it.
-func TestTx_TheZeroValueIsOver(t *testing.T) {
-	t.Parallel()
-	ctx, tx := t.Context(), &metered.Tx{}
-	b := &pgx.Batch{}
-	b.Queue("select 1")
-	request, ids := holds.Request{Lines: []holds.Line{{Scope: "s", Amount: 1}}, TTL: time.Minute}, []string{"a"}
-	for name, call := range map[string]func() error{
-		"Exec":      func() error { _, err := tx.Exec(ctx, "select 1"); return err },
-		"Query":     func() error { _, err := tx.Query(ctx, "select 1"); return err },
-		"QueryRow":  func() error { return tx.QueryRow(ctx, "select 1").Scan() },
-		"SendBatch": func() error { return tx.SendBatch(ctx, b).Close() },
-		"Prepare":   func() error { _, err := tx.Prepare(ctx, "p", "select 1"); return err },
-		"CopyFrom":  func() error { _, err := tx.CopyFrom(ctx, nil, nil, nil); return err },
-		"Begin":     func() error { _, err := tx.Begin(ctx); return err },
-		"Charge":    func() error { return tx.Charge(pgtest.Charge("s", 1, 0)) },
-		"Credit":    func() error { return tx.Credit(budget.Credit{Scope: "s", Amount: 1}) },
-		"Refund":    func() error { return tx.Refund(budget.Refund{Scope: "s", Seq: 1, Amount: 1}) },
-		"Enqueue":   func() error { _, err := tx.Enqueue(ctx, pgtest.Process{}, nil); return err },
-		"Secret":    func() error { _, err := tx.Secret("x"); return err },
-		"Place":     func() error { _, err := tx.Place(ctx, request, nil); return err },
-		"Claim":     func() error { _, err := tx.Claim(ctx, holds.Claim{}, nil); return err },
-		"Capture":   func() error { return tx.Capture(holds.Capture{IDs: ids}) },
-		"Release":   func() error { return tx.Release(holds.Release{IDs: ids}) },
-		"Extend":    func() error { return tx.Extend(holds.Extend{IDs: ids, By: time.Second}) },
-		"Return":    func() error { return tx.Return(holds.Return{IDs: ids}) },
-	} {
-		require.NotPanics(t, func() { require.ErrorIs(t, call(), metered.ErrTxDone, name) }, name)
-	}
-	require.NotPanics(t, func() { large := tx.LargeObjects(); _, _ = large.Create(ctx, 0) })
-}
-
-func TestSecret_AReplayCanShowTheTokenThatTheCommandMinted(t *testing.T) {
-	t.Parallel()
-	pool, c := pgtest.SetUp(t, metered.Config{SecretKey: pgtest.SecretKey})
-	ctx := t.Context()
-	cmd := metered.Command{Tenant: "ns", ID: "op"}
-	var minted string
-	invite := func(ctx context.Context, tx *metered.Tx) (map[string]string, error) {
-		secret, err := tx.Secret("invitation")
-		require.NoError(t, err)
-		m, err := c.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "invite", Subject: "bob", Secret: secret})
-		if err != nil {
-			return nil, err
-		}
-		minted = m.Token.Reveal()
-		return map[string]string{"digest": m.Digest.String()}, nil
-	}
-	_, err := metered.Do(ctx, c, cmd, func(ctx context.Context, tx *metered.Tx) (map[string]string, error) {
-		_, err := invite(ctx, tx)
-		require.NoError(t, err)
-		return nil, pgtest.ErrOwn
-	})
-	require.ErrorIs(t, err, pgtest.ErrOwn)
-	failed := minted
-	out, err := metered.Do(ctx, c, cmd, invite)
-	require.NoError(t, err)
-	require.Equal(t, failed, minted, "each attempt mints the same")
-
-	again, err := metered.Do(ctx, pgtest.NewClient(t, pool, metered.Config{SecretKey: pgtest.SecretKey}), cmd, invite)
-	require.NoError(t, err)
-	require.True(t, again.Replayed)
-	require.Equal(t, out.Result, again.Result)
-	secret, err := c.Secret("ns", "op", "invitation")
-	require.NoError(t, err)
-	shown, err := c.Tokens.Token(secret)
-	require.NoError(t, err)
-	require.Equal(t, minted, shown.Reveal())
-
-	// No other operation, tenant, label or key gives it.
-	seen := map[string]bool{minted: true}
-	for _, parts := range [][3]string{{"ns", "op", ""}, {"ns", "op", "x"}, {"", "op", "invitation"}, {"ns", "op2", "invitation"}, {"nso", "p", "invitation"}} {
-		secret, err := c.Secret(parts[0], parts[1], parts[2])
-		require.NoError(t, err)
-		token, err := c.Tokens.Token(secret)
-		require.NoError(t, err)
-		require.False(t, seen[token.Reveal()])
-		seen[token.Reveal()] = true
-	}
-	_, err = metered.Do(ctx, pgtest.NewClient(t, pool, metered.Config{}), metered.Command{ID: "no key"}, func(_ context.Context, tx *metered.Tx) (any, error) {
-		_, err := tx.Secret("invitation")
-		return nil, err
-	})
-	require.ErrorIs(t, err, metered.ErrArgument)
-
-	// The stored rows do not give the token away.
-	_, body, _ := strings.Cut(minted, "_")
-	for _, table := range []string{"metered.operations", "metered.tokens", "metered.ledger"} {
-		require.Zero(t, pgtest.Value[int](t, pool, "select count(*) from "+table+" x where position($1 in x::text || coalesce(convert_from("+
-			map[bool]string{true: "x.result", false: "null"}[table == "metered.operations"]+", 'utf8'), '')) > 0", body), table)
-	}
-	_, err = metered.Do(ctx, c, metered.Command{ID: "redeem", Token: &metered.Redeem{Purpose: "invite", Subject: "bob", Presented: shown.Reveal()}},
-		func(_ context.Context, tx *metered.Tx) (any, error) {
-			require.Equal(t, "invite", tx.Grant.Purpose)
-			return nil, nil
-		})
-	require.NoError(t, err)
-}
-
-func TestNew_CopiesTheKey(t *testing.T) {
-	t.Parallel()
-	key := slices.Clone(pgtest.SecretKey)
-	c, err := metered.New(pgtest.Nowhere(t), metered.Config{SecretKey: key})
-	require.NoError(t, err)
-	before, err := c.Secret("", "op", "")
-	require.NoError(t, err)
-	clear(key) // the caller's, who may want it out of memory
-	after, err := c.Secret("", "op", "")
-	require.NoError(t, err)
-	require.Equal(t, textOf(t, c, before), textOf(t, c, after))
-}
-
-func textOf(t *testing.T, c *metered.Client, secret tokens.Secret) string {
-	t.Helper()
-	token, err := c.Tokens.Token(secret)
-	require.NoError(t, err)
-	return token.Reveal()
-}
-
 // A caller can send on the values that the library returns: each field has a name, of one spelling, and no duration
 // is a bare number of nanoseconds.
 func TestJSON_ReturnedValuesHaveNamesAndUnits(t *testing.T) {
@@ -503,48 +294,4 @@ func requireNames(t *testing.T, of reflect.Type, seen map[reflect.Type]bool) {
 			requireNames(t, field.Type, seen)
 		}
 	}
-}
-
-// A client can demand that each write says who acts, and that each scope was created.
-func TestClient_CanDemandAnActorAndScopesThatExist(t *testing.T) {
-	t.Parallel()
-	pool, c := pgtest.SetUp(t, metered.Config{RequireActor: true, MustExist: true})
-	ctx := t.Context()
-	ann := budget.Note{Actor: "ann"}
-	do := func(fn func(tx pgx.Tx) error) error { return pgx.BeginFunc(ctx, pool, fn) }
-	require.NoError(t, do(func(tx pgx.Tx) error { _, err := c.Budget.Create(ctx, tx, "s"); return err }))
-	calls := map[string]func(tx pgx.Tx, scope string, note budget.Note) error{
-		"charge": func(tx pgx.Tx, scope string, note budget.Note) error {
-			_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 1, Note: note})
-			return err
-		},
-		"credit": func(tx pgx.Tx, scope string, note budget.Note) error {
-			_, err := c.Budget.Credit(ctx, tx, budget.Credit{Scope: scope, Amount: 1, Note: note})
-			return err
-		},
-		"place": func(tx pgx.Tx, scope string, note budget.Note) error {
-			_, err := c.Holds.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 1}}, Note: note})
-			return err
-		},
-		"capture more than is held": func(tx pgx.Tx, scope string, note budget.Note) error {
-			h, err := c.Holds.Place(ctx, tx, holds.Request{TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 1}}, Note: ann})
-			if err == nil {
-				_, err = c.Holds.Capture(ctx, tx, holds.Capture{IDs: []string{h.ID}, Lines: []holds.Line{{Scope: scope, Amount: 2}}, Over: holds.OverAllowed, Note: note})
-			}
-			return err
-		},
-	}
-	for name, call := range calls {
-		require.NoError(t, do(func(tx pgx.Tx) error { return call(tx, "s", ann) }), name)
-		require.ErrorIs(t, do(func(tx pgx.Tx) error { return call(tx, "s", budget.Note{}) }), metered.ErrArgument, name)
-		require.ErrorIs(t, do(func(tx pgx.Tx) error { return call(tx, "mistyped", ann) }), budget.ErrScopeUnknown, name)
-	}
-	require.ErrorIs(t, do(func(tx pgx.Tx) error {
-		_, err := c.Budget.Refund(ctx, tx, budget.Refund{Scope: "s", Seq: 1, Amount: 1})
-		return err
-	}), metered.ErrArgument)
-	require.ErrorIs(t, do(func(tx pgx.Tx) error {
-		_, err := c.Budget.RepairClock(ctx, tx, "s", budget.Note{})
-		return err
-	}), metered.ErrArgument)
 }
