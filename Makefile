@@ -51,7 +51,7 @@ lint: ## check formatting, vet and staticcheck
 	go vet work
 	$(STATICCHECK)
 
-bench: ## measure what it costs: a table, and a report in bench/out
+bench: ## measure what it costs: a table
 	go -C bench run .
 
 vulncheck: ## look for known vulnerabilities in what the code calls, in all modules (asks vuln.go.dev)

@@ -20,46 +20,22 @@ import (
 )
 
 var allowFigures = []figure{
-	{
-		name: "allow_ns_limiter", unit: "ns", goal: atMost(150),
-		meaning: "a decision of Allow from memory, one goroutine, by a Limiter of the scope",
-		measure: on(options{conns: 4}, hotScope, allowed(1, true)),
-	},
-	{
-		name: "allow_ns_by_name", unit: "ns", goal: atMost(300),
-		meaning: "the same by the scope's name",
-		measure: on(options{conns: 4}, hotScope, allowed(1, false)),
-	},
-	{
-		name: "allow_ns_8_goroutines", unit: "ns", goal: atMost(400),
-		meaning: "the same, 8 goroutines on one scope: all of their time, by the number of decisions",
-		measure: on(options{conns: 4}, hotScope, allowed(8, false)),
-	},
-	{
-		name: "allow_db_calls_per_million", unit: "calls", goal: atMost(200),
-		meaning: "calls to the database for a million decisions at 200,000 a second: leases opened and settled, and direct charges",
-		measure: on(options{conns: 4}, hotScope, allowCalls),
-	},
-	{
-		name: "allow_vs_redis_rate", unit: "times the rate", goal: atLeast(50),
-		meaning: "decisions/s over 1,000 scopes, 8 goroutines, against go-redis/redis_rate, " + lessDurable,
-		measure: on(options{conns: 8}, hotScope, allowAgainstRedis),
-	},
-	{
-		name: "allow_vs_throttled", unit: "times the rate", goal: atLeast(1),
-		meaning: "decisions/s over 1,000 scopes, 8 goroutines, against throttled on its store in memory, which nobody else sees",
-		measure: on(options{conns: 8}, hotScope, allowAgainstThrottled),
-	},
-	{
-		name: "lease_stranded", unit: "% of the budget", goal: atMost(2),
-		meaning: "units that slices keep from others over the last tenth of a budget, on average, 4 processes",
-		measure: on(options{conns: 8}, hotScope, stranded),
-	},
-	{
-		name: "lease_over_admission", unit: "units", goal: goal{"=", 0},
-		meaning: "units beyond the limit in any sliding window of a second, recomputed from the rows; 4 processes, 8 clients, leases and direct charges",
-		measure: on(options{conns: 12}, hotScope, overAdmission),
-	},
+	{"allow_ns_limiter", "ns", atMost(150), "a decision of Allow from memory, one goroutine, by a Limiter of the scope",
+		on(options{conns: 4}, hotScope, allowed(1, true))},
+	{"allow_ns_by_name", "ns", atMost(300), "the same by the scope's name",
+		on(options{conns: 4}, hotScope, allowed(1, false))},
+	{"allow_ns_8_goroutines", "ns", atMost(400), "the same, 8 goroutines on one scope: all of their time, by the number of decisions",
+		on(options{conns: 4}, hotScope, allowed(8, false))},
+	{"allow_db_calls_per_million", "calls", atMost(200), "calls to the database for a million decisions at 200,000 a second: leases opened and settled, and direct charges",
+		on(options{conns: 4}, hotScope, allowCalls)},
+	{"allow_vs_redis_rate", "times the rate", atLeast(50), "decisions/s over 1,000 scopes, 8 goroutines, against go-redis/redis_rate, " + lessDurable,
+		on(options{conns: 8}, hotScope, allowAgainstRedis)},
+	{"allow_vs_throttled", "times the rate", atLeast(1), "decisions/s over 1,000 scopes, 8 goroutines, against throttled on its store in memory, which nobody else sees",
+		on(options{conns: 8}, hotScope, allowAgainstThrottled)},
+	{"lease_stranded", "% of the budget", atMost(2), "units that slices keep from others over the last tenth of a budget, on average, 4 processes",
+		on(options{conns: 8}, hotScope, stranded)},
+	{"lease_over_admission", "units", goal{"=", 0}, "units beyond the limit in any sliding window of a second, recomputed from the rows; 4 processes, 8 clients, leases and direct charges",
+		on(options{conns: 12}, hotScope, overAdmission)},
 }
 
 // deciding lets goroutines call op n times each, and returns the nanoseconds of a call and the allocations.
@@ -144,39 +120,39 @@ func allowCalls(ctx context.Context, b *bench, k *kit) (samples, error) {
 	return samples{values: []float64{calls / float64(n) * 1e6}, note: fmt.Sprintf("%d decisions in %.1f s", n, seconds)}, err
 }
 
-// deciders are compared in turns, 8 goroutines over 1,000 scopes.
-func (b *bench) deciders(n map[string]int, ops map[string]func(i int) error, a, z string) (samples, error) {
-	rates := map[string][]float64{}
+// against compares Allow in turns with another limiter, 8 goroutines over 1,000 scopes.
+func (k *kit) against(ctx context.Context, b *bench, name string, calls int, other func(scope string) (refused bool, err error)) (s samples, err error) {
+	p, err := k.lease(leases.Rule{Least: 10_000, TTL: hotRule.TTL, Idle: hotRule.Idle})
+	if err != nil {
+		return s, err
+	}
+	scopes := make([]string, 1000) // made before they are measured
+	for i := range scopes {
+		scopes[i] = scopeName(i)
+	}
+	var allows, others []float64
 	for round := range b.rounds() + 1 {
-		for _, name := range []string{a, z} {
-			ns, _, err := deciding(8, n[name]/8, ops[name])
-			if err != nil {
-				return samples{}, fmt.Errorf("%s: %w", name, err)
+		fast, _, err := deciding(8, b.pick(2_000_000, 400_000)/8, func(i int) error {
+			return p.Allow(ctx, budget.Charge{Scope: scopes[i*7919%1000], Amount: 1, Limits: roomy})
+		})
+		if err != nil {
+			return s, err
+		}
+		slow, _, err := deciding(8, calls/8, func(i int) error {
+			refused, err := other(scopes[i*7919%1000])
+			if err == nil && refused {
+				err = errors.New("refused")
 			}
-			if round > 0 {
-				rates[name] = append(rates[name], 1e9/ns)
-			}
+			return err
+		})
+		if err != nil {
+			return s, fmt.Errorf("%s: %w", name, err)
+		}
+		if round > 0 {
+			allows, others = append(allows, 1e9/fast), append(others, 1e9/slow)
 		}
 	}
-	return samples{values: ratios(rates[a], rates[z]), note: fmt.Sprintf("%s %s/s, %s %s/s", a, number(median(rates[a])), z, number(median(rates[z])))}, nil
-}
-
-// scopeNames are made before they are measured.
-func scopeNames() []string {
-	names := make([]string, 1000)
-	for i := range names {
-		names[i] = scopeName(i)
-	}
-	return names
-}
-
-// allowing is Allow over 1,000 scopes.
-func (k *kit) allowing(ctx context.Context) (func(i int) error, error) {
-	p, err := k.lease(leases.Rule{Least: 10_000, TTL: hotRule.TTL, Idle: hotRule.Idle})
-	names := scopeNames()
-	return func(i int) error {
-		return p.Allow(ctx, budget.Charge{Scope: names[i*7919%1000], Amount: 1, Limits: roomy})
-	}, err
+	return samples{values: ratios(allows, others), note: fmt.Sprintf("allow %s/s, %s %s/s", number(median(allows)), name, number(median(others)))}, nil
 }
 
 func allowAgainstRedis(ctx context.Context, b *bench, k *kit) (samples, error) {
@@ -189,29 +165,15 @@ func allowAgainstRedis(ctx context.Context, b *bench, k *kit) (samples, error) {
 		return samples{}, err
 	}
 	defer r.stop()
-	allow, err := k.allowing(ctx)
-	if err != nil {
-		return samples{}, err
-	}
-	rate, names := redis_rate.NewLimiter(r.client), scopeNames()
+	rate := redis_rate.NewLimiter(r.client)
 	limit := redis_rate.Limit{Rate: 1_000_000_000, Burst: 1_000_000_000, Period: time.Hour}
-	return b.deciders(map[string]int{"allow": b.pick(2_000_000, 400_000), "redis_rate": b.pick(80_000, 8_000)}, map[string]func(int) error{
-		"allow": allow,
-		"redis_rate": func(i int) error {
-			res, err := rate.Allow(ctx, names[i*7919%1000], limit)
-			if err == nil && res.Allowed == 0 {
-				err = errors.New("refused")
-			}
-			return err
-		},
-	}, "allow", "redis_rate")
+	return k.against(ctx, b, "redis_rate", b.pick(80_000, 8_000), func(scope string) (bool, error) {
+		res, err := rate.Allow(ctx, scope, limit)
+		return err == nil && res.Allowed == 0, err
+	})
 }
 
 func allowAgainstThrottled(ctx context.Context, b *bench, k *kit) (samples, error) {
-	allow, err := k.allowing(ctx)
-	if err != nil {
-		return samples{}, err
-	}
 	store, err := memstore.NewCtx(0)
 	if err != nil {
 		return samples{}, err
@@ -220,17 +182,10 @@ func allowAgainstThrottled(ctx context.Context, b *bench, k *kit) (samples, erro
 	if err != nil {
 		return samples{}, err
 	}
-	names, n := scopeNames(), b.pick(2_000_000, 400_000)
-	return b.deciders(map[string]int{"allow": n, "throttled": n}, map[string]func(int) error{
-		"allow": allow,
-		"throttled": func(i int) error {
-			limited, _, err := gcra.RateLimitCtx(ctx, names[i*7919%1000], 1)
-			if err == nil && limited {
-				err = errors.New("refused")
-			}
-			return err
-		},
-	}, "allow", "throttled")
+	return k.against(ctx, b, "throttled", b.pick(2_000_000, 400_000), func(scope string) (bool, error) {
+		limited, _, err := gcra.RateLimitCtx(ctx, scope, 1)
+		return limited, err
+	})
 }
 
 // stranded lets 4 processes spend a budget to its end, and counts the units that they keep and do not use.

@@ -100,7 +100,7 @@ func ingestSingles(k *kit) contender {
 	}}
 }
 
-// perCall is a's charges over b's ops in the same time. Each op of a makes n charges.
+// perCall is a's charges over b's ops in the same time. Each op of a makes n times as many.
 func perCall(out outcome, a, b string, n int) samples {
 	s := out.ratio(a, b)
 	for i := range s.values {
@@ -119,10 +119,8 @@ func (b *bench) batches(ctx context.Context) (outcome, error) {
 }
 
 func batchFigure(n int, g goal) figure {
-	return figure{
-		name: fmt.Sprintf("batch_%d_vs_single", n), unit: "times the rate", goal: g,
-		meaning: fmt.Sprintf("charges/s by ChargeEach of %d a call against single charges, 8 clients, scopes apart", n),
-		measure: func(ctx context.Context, b *bench) (samples, error) {
+	return figure{fmt.Sprintf("batch_%d_vs_single", n), "times the rate", g, fmt.Sprintf("charges/s by ChargeEach of %d a call against single charges, 8 clients, scopes apart", n),
+		func(ctx context.Context, b *bench) (samples, error) {
 			out, err := b.batches(ctx)
 			return perCall(out, fmt.Sprint("each ", n), "single", n), err
 		},
@@ -131,20 +129,15 @@ func batchFigure(n int, g goal) figure {
 
 var batchFigures = []figure{
 	batchFigure(64, atLeast(10)), batchFigure(512, atLeast(14)),
-	{
-		name: "ingest_vs_single", unit: "times the rate", goal: atLeast(15),
-		meaning: "events/s by Ingest of 512 a call, one in ten delivered twice, against commands with an id and a charge, 8 clients",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
+	{"ingest_vs_single", "times the rate", atLeast(15), "events/s by Ingest of 512 a call, one in ten delivered twice, against commands with an id and a charge, 8 clients",
+		func(ctx context.Context, b *bench) (samples, error) {
 			out, err := b.compare(ctx, b.concurrent(batchClients), options{}, oneOf(1000),
 				entry{"ingest", ingestOf(512)}, entry{"command", ingestSingles})
 			return perCall(out, "ingest", "command", 512), err
 		},
 	},
-	{
-		name: "batch_over_admission", unit: "units", goal: goal{"=", 0},
-		meaning: "units beyond the limit in any window, and events counted twice, recomputed from the rows after batches, events and singles on 20 scopes",
-		measure: on(options{conns: 12}, oneOf(20), batchOverAdmission),
-	},
+	{"batch_over_admission", "units", goal{"=", 0}, "units beyond the limit in any window, and events counted twice, recomputed from the rows after batches, events and singles on 20 scopes",
+		on(options{conns: 12}, oneOf(20), batchOverAdmission)},
 }
 
 // batchOverAdmission lets batches, events, a Batcher and single charges meet at tight limits.

@@ -17,11 +17,6 @@ values (nextval('metered.bench_seq'), 1, clock_timestamp(), 1, 0, 0, 0, 0, 'c', 
 	lockSQL = `select pg_advisory_xact_lock($1)`
 )
 
-// seedSumSQL is the obvious check: the sum of the window.
-const seedSumSQL = `
-select coalesce(sum(amount), 0)::bigint from metered.ledger
-where scope = $1 and at > clock_timestamp() - $2::interval`
-
 // chargeFloor writes the entry and commits.
 func chargeFloor(k *kit) contender {
 	return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
@@ -30,55 +25,18 @@ func chargeFloor(k *kit) contender {
 	})
 }
 
-// chargeLockedFloor locks the scope in the same flush.
-func chargeLockedFloor(k *kit) contender {
-	return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
-		scope := k.scope()
-		batch := &pgx.Batch{}
-		batch.Queue(lockSQL, lockKey(scope))
-		batch.Queue(floorChargeSQL, scope, nil, nil)
-		return tx.SendBatch(ctx, batch).Close()
-	})
-}
-
-// chargeSeed locks, sums and inserts, a statement each.
-func chargeSeed(k *kit) contender {
-	return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
-		scope := k.scope()
-		if err := seedCheck(ctx, tx, scope); err != nil {
-			return err
-		}
-		_, err := tx.Exec(ctx, floorChargeSQL, scope, nil, nil)
-		return err
-	})
-}
-
-func seedCheck(ctx context.Context, tx pgx.Tx, scope string) error {
-	if _, err := tx.Exec(ctx, lockSQL, lockKey(scope)); err != nil {
-		return err
-	}
-	var used int64
-	if err := tx.QueryRow(ctx, seedSumSQL, scope, window).Scan(&used); err != nil {
-		return err
-	}
-	if used+1 > roomy[0].Max {
-		return budget.ErrExceeded
-	}
-	return nil
-}
-
 // chargeMetered is the library's, as its documentation says to call it.
 func chargeMetered(k *kit) contender {
-	return contender{op: func(ctx context.Context, _ int) error {
+	return k.does("", func(ctx context.Context) error {
 		return k.charge(ctx, budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy})
-	}}
+	})
 }
 
 // chargeQuiet asks for no standing.
 func chargeQuiet(k *kit) contender {
-	return contender{op: func(ctx context.Context, _ int) error {
+	return k.does("", func(ctx context.Context) error {
 		return k.charge(ctx, budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy, NoStandings: true})
-	}}
+	})
 }
 
 // A hand-written charge: a function that raises a counter if that fits, and inserts a row. It knows no windows, and
@@ -124,14 +82,12 @@ const boundMeaning = "the same by charges that ask for no standing, which a boun
 
 var chargeFigures = []figure{
 	rates("charge_vs_floor", atLeast(0.62), "charges/s over 1,000 scopes, 8 clients, against the bare insert of the entry",
-		oneOf(1000), entry{"metered", chargeMetered}, entry{"floor", chargeFloor}, entry{"seed", chargeSeed}),
+		oneOf(1000), entry{"metered", chargeMetered}, entry{"floor", chargeFloor}),
 	rates("charge_bound_vs_floor", atLeast(0.72), boundMeaning, oneOf(1000), entry{"metered", chargeQuiet}, entry{"floor", chargeFloor}),
 	rates("charge_vs_counter_row", atLeast(0.70),
 		"charges/s over 1,000 scopes, 8 clients, against a counter by hand: UPDATE where it fits and INSERT, in one function; no windows",
 		oneOf(1000), entry{"metered", chargeMetered}, entry{"counter", chargeCounter}),
 	rates("charge_bound_vs_counter_row", atLeast(0.85), boundMeaning, oneOf(1000), entry{"metered", chargeQuiet}, entry{"counter", chargeCounter}),
-	rates("charge_hot_vs_lock_floor", goal{}, "charges/s on one scope, 8 clients, against lock, the same insert, commit",
-		hotScope, entry{"metered", chargeMetered}, entry{"locked floor", chargeLockedFloor}),
 	costs("multi_scope_8_vs_1", atMost(3), "one call that charges 8 scopes against one that charges 1",
 		inTurn(), entry{"8 scopes", chargeMany(8)}, entry{"1 scope", chargeMany(1)}),
 }

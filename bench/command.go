@@ -10,7 +10,6 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/tokens"
 )
 
 type work struct {
@@ -47,16 +46,6 @@ func begin(ctx context.Context, conn *pgxpool.Conn, sql string, args ...any) (pg
 	return results.Tx(), nil
 }
 
-// onConn runs f on a connection, and leaves no transaction behind when it fails.
-func (k *kit) onConn(ctx context.Context, f func(*pgxpool.Conn) error) error {
-	conn, err := k.Acquire(ctx)
-	if err != nil {
-		return err
-	}
-	defer conn.Release() // which closes it, if it is in a transaction still
-	return f(conn)
-}
-
 // commandFloor makes the writes in the library's flushes: first BEGIN and the token, then the job, then charge,
 // operation and COMMIT. It takes no locks beyond those of its writes.
 func commandFloor(k *kit) contender { return k.floor(false) }
@@ -70,50 +59,30 @@ func (k *kit) floor(locked bool) contender {
 		if err != nil {
 			return err
 		}
-		return k.onConn(ctx, func(conn *pgxpool.Conn) error {
-			tx, err := begin(ctx, conn, floorTokenSQL, token.Digest[:])
-			if err != nil {
-				return err
-			}
-			job, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
-			if err != nil {
-				return err
-			}
-			id, scope := metered.NewID(), k.scope()
-			batch := &pgx.Batch{}
-			if locked {
-				batch.Queue(lockSQL, lockKey(scope))
-			}
-			batch.Queue(floorChargeSQL, scope, "", id)
-			batch.Queue(floorOperationSQL, "", id, fingerprint, resultOf(job), scope, job.Job.ID)
-			batch.Queue("commit")
-			return conn.SendBatch(ctx, batch).Close()
-		})
-	}
-	return contender{op: op, stock: k.stockTokens}
-}
-
-// commandSeed is the obvious order, a statement each: BEGIN, lock, sum, entry, token,
-// job, operation, COMMIT. Its record comes late because it holds the job's id.
-func commandSeed(k *kit) contender {
-	return k.spendingToken(func(ctx context.Context, tx pgx.Tx, token tokens.Minted) error {
-		id, scope := metered.NewID(), k.scope()
-		if err := seedCheck(ctx, tx, scope); err != nil {
+		conn, err := k.Acquire(ctx)
+		if err != nil {
 			return err
 		}
-		if _, err := tx.Exec(ctx, floorChargeSQL, scope, "", id); err != nil {
-			return err
-		}
-		if _, err := tx.Exec(ctx, floorTokenSQL, token.Digest[:]); err != nil {
+		defer conn.Release() // which closes it, if it is in a transaction still
+		tx, err := begin(ctx, conn, floorTokenSQL, token.Digest[:])
+		if err != nil {
 			return err
 		}
 		job, err := k.queue.InsertTx(ctx, tx, work{N: 1}, nil)
 		if err != nil {
 			return err
 		}
-		_, err = tx.Exec(ctx, floorOperationSQL, "", id, fingerprint, resultOf(job), scope, job.Job.ID)
-		return err
-	})
+		id, scope := metered.NewID(), k.scope()
+		batch := &pgx.Batch{}
+		if locked {
+			batch.Queue(lockSQL, lockKey(scope))
+		}
+		batch.Queue(floorChargeSQL, scope, "", id)
+		batch.Queue(floorOperationSQL, "", id, fingerprint, resultOf(job), scope, job.Job.ID)
+		batch.Queue("commit")
+		return conn.SendBatch(ctx, batch).Close()
+	}
+	return contender{op: op, stock: k.stockTokens}
 }
 
 // commandMetered is the library's.

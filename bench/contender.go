@@ -162,7 +162,7 @@ func (o outcome) against(a, b string, values []float64, shown func(rate float64)
 	var notes []string
 	for _, name := range names {
 		notes = append(notes, name+" "+shown(median(o.rates[name])))
-		if i := slices.IndexFunc(o.where, func(p profile) bool { return p.Contender == name }); i >= 0 {
+		if i := slices.IndexFunc(o.where, func(p profile) bool { return p.contender == name }); i >= 0 {
 			s.where = append(s.where, o.where[i])
 		}
 	}

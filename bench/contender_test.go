@@ -36,8 +36,8 @@ func TestOutcome_RatiosAreTakenInEachRound(t *testing.T) {
 	o := outcome{names: []string{"c", "b", "d", "a"}, rates: map[string][]float64{"a": {10, 1, 30}, "b": {5, 4, 10}}}
 	require.Equal(t, []float64{2, 0.25, 3}, o.ratio("a", "b").values)
 	require.Equal(t, []float64{0.5, 4, 10.0 / 30}, o.cost("a", "b").values)
-	o.where = []profile{{Contender: "c"}, {Contender: "b"}, {Contender: "d"}, {Contender: "a"}}
-	require.Equal(t, []profile{{Contender: "a"}, {Contender: "b"}, {Contender: "c"}, {Contender: "d"}}, o.ratio("a", "b").where)
+	o.where = []profile{{contender: "c"}, {contender: "b"}, {contender: "d"}, {contender: "a"}}
+	require.Equal(t, []profile{{contender: "a"}, {contender: "b"}, {contender: "c"}, {contender: "d"}}, o.ratio("a", "b").where)
 }
 
 func TestDrive_StopsAtTheLimitAndCountsItsOps(t *testing.T) {
@@ -89,6 +89,6 @@ func TestMeasure_AFigureThatFailsDoesNotTakeTheOthersAlong(t *testing.T) {
 	})
 	require.ErrorIs(t, err, broken)
 	require.Len(t, results, 2)
-	require.Contains(t, results[0].NotRun, "broken")
-	require.Equal(t, 1.0, *results[1].Value)
+	require.Contains(t, results[0].notRun, "broken")
+	require.Equal(t, []float64{1}, results[1].values)
 }

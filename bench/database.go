@@ -106,14 +106,13 @@ func (b *bench) open(ctx context.Context, o options) (s *site, err error) {
 	if err != nil {
 		return nil, err
 	}
-	template, err := b.template(ctx, admin, o.server)
-	if err != nil {
-		_ = admin.Close(ctx)
-		return nil, err
-	}
 	s = &site{name: b.newName()}
 	quoted := pgx.Identifier{s.name}.Sanitize()
-	if _, err := admin.Exec(ctx, "create database "+quoted+" template "+template); err != nil {
+	template, err := b.template(ctx, admin, o.server)
+	if err == nil {
+		_, err = admin.Exec(ctx, "create database "+quoted+" template "+template)
+	}
+	if err != nil {
 		_ = admin.Close(ctx)
 		return nil, err
 	}
@@ -230,15 +229,4 @@ func (s *site) connect(ctx context.Context) error {
 		conns = append(conns, c)
 	}
 	return nil
-}
-
-// timed returns the seconds that f takes for n calls.
-func timed(n int, f func() error) (float64, error) {
-	began := time.Now()
-	for range n {
-		if err := f(); err != nil {
-			return 0, err
-		}
-	}
-	return time.Since(began).Seconds(), nil
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"math"
 	"slices"
 	"strings"
 	"text/tabwriter"
@@ -12,11 +13,10 @@ import (
 // figure is one thing that is measured. To add one, append it to a list that
 // figures names.
 type figure struct {
-	name    string
-	meaning string
-	unit    string
-	goal    goal
-	measure func(context.Context, *bench) (samples, error)
+	name, unit string
+	goal       goal
+	meaning    string
+	measure    func(context.Context, *bench) (samples, error)
 }
 
 // goal is the bound of a value. The zero goal is none: the value is only reported.
@@ -55,60 +55,36 @@ type samples struct {
 	where  []profile // where the time went, of each contender
 }
 
-// result is a figure with its value, as results.json holds it.
+// result is a figure with its samples.
 type result struct {
-	Name    string    `json:"name"`
-	Value   *float64  `json:"value"` // the median of Rounds, null if it was not run
-	Unit    string    `json:"unit"`
-	Goal    string    `json:"goal"`
-	Met     bool      `json:"met"`
-	Spread  []float64 `json:"spread,omitempty"` // the least, the quartiles and the most of Rounds
-	Rounds  []float64 `json:"rounds,omitempty"`
-	Meaning string    `json:"meaning"`
-	Note    string    `json:"note,omitempty"`
-	NotRun  string    `json:"not_run,omitempty"`
-	Where   []profile `json:"where,omitempty"`
+	figure
+	samples
 }
 
-func (f figure) result(s samples) result {
-	r := result{
-		Name: f.name, Unit: f.unit, Goal: f.goal.String(), Meaning: f.meaning,
-		Note: s.note, NotRun: s.notRun, Where: s.where, Rounds: s.values,
-	}
-	if len(s.values) == 0 {
-		return r
-	}
-	value := median(s.values)
-	r.Value, r.Met = &value, f.goal.met(value)
-	for _, q := range []float64{0, 0.25, 0.75, 1} {
-		r.Spread = append(r.Spread, quantile(s.values, q))
-	}
-	return r
-}
-
-// value is the value as text.
+// value is the median of the rounds as text.
 func (r result) value() string {
-	if r.Value == nil {
+	if len(r.values) == 0 {
 		return "not run"
 	}
-	return number(*r.Value)
+	return number(median(r.values))
 }
 
 // spread is between which values the middle half of the rounds lies.
 func (r result) spread() string {
-	if len(r.Rounds) < 2 {
+	if len(r.values) < 2 {
 		return ""
 	}
-	return number(r.Spread[1]) + " … " + number(r.Spread[2])
+	return number(quantile(r.values, 0.25)) + " … " + number(quantile(r.values, 0.75))
 }
 
+// verdict is whether the goal is met: yes, NO, or nothing without a goal.
 func (r result) verdict() string {
 	switch {
-	case r.Value == nil:
+	case len(r.values) == 0:
 		return "not run"
-	case r.Goal == "none":
+	case r.goal.op == "":
 		return ""
-	case r.Met:
+	case r.goal.met(median(r.values)):
 		return "yes"
 	}
 	return "NO"
@@ -146,31 +122,24 @@ func printTable(w io.Writer, results []result) {
 	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
 	fmt.Fprintln(t, "figure\tvalue\tunit\tmiddle half\tgoal\tmet\t")
 	for _, r := range results {
-		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t\n", r.Name, r.value(), r.Unit, r.spread(), r.Goal, r.verdict())
+		fmt.Fprintf(t, "%s\t%s\t%s\t%s\t%s\t%s\t\n", r.name, r.value(), r.unit, r.spread(), r.goal, r.verdict())
 	}
 	t.Flush()
 	for _, r := range results {
-		for _, text := range []string{r.NotRun, r.Note} {
-			if text != "" {
-				fmt.Fprintf(w, "  %s: %s\n", r.Name, text)
-			}
+		if text := r.notRun + r.note; text != "" {
+			fmt.Fprintf(w, "  %s: %s\n", r.name, text)
 		}
 	}
 }
 
 func printMisses(w io.Writer, results []result) {
-	missed := slices.DeleteFunc(slices.Clone(results), func(r result) bool { return r.Met || r.Value == nil })
-	if len(missed) == 0 {
-		fmt.Fprintln(w, "\nNo goal that was measured is missed.")
-		return
-	}
 	fmt.Fprintln(w, "\nGoals missed, and where the time went:")
-	for _, r := range missed {
-		fmt.Fprintf(w, "\n%s: %s %s, goal %s (%s)\n", r.Name, r.value(), r.Unit, r.Goal, r.Meaning)
-		if r.Note != "" {
-			fmt.Fprintf(w, "    %s\n", r.Note)
+	for _, r := range results {
+		if r.verdict() != "NO" {
+			continue
 		}
-		for _, p := range r.Where {
+		fmt.Fprintf(w, "\n%s: %s %s, goal %s (%s)\n", r.name, r.value(), r.unit, r.goal, r.meaning)
+		for _, p := range r.where {
 			fmt.Fprintf(w, "    %s\n", p)
 		}
 	}
@@ -180,3 +149,29 @@ func printMisses(w io.Writer, results []result) {
 var figures = slices.Concat(
 	chargeFigures, thresholdFigures, batchFigures, windowFigures, walletFigures, commandFigures, leaseFigures, allowFigures, pieceFigures, holdFigures, seatFigures, carveFigures, observerFigures, pageFigures, // with goals
 )
+
+// median returns 0 of nothing.
+func median(values []float64) float64 { return quantile(values, 0.5) }
+
+// quantile interpolates between the two values next to it.
+func quantile(values []float64, q float64) float64 {
+	if len(values) == 0 {
+		return 0
+	}
+	sorted := slices.Sorted(slices.Values(values))
+	at := q * float64(len(sorted)-1)
+	below := int(math.Floor(at))
+	if below+1 == len(sorted) {
+		return sorted[below]
+	}
+	return sorted[below] + (at-float64(below))*(sorted[below+1]-sorted[below])
+}
+
+// ratios divides round by round, so that a disturbance of a whole round cancels out.
+func ratios(a, b []float64) []float64 {
+	out := make([]float64, min(len(a), len(b)))
+	for i := range out {
+		out[i] = a[i] / b[i]
+	}
+	return out
+}

@@ -20,30 +20,18 @@ var holdFigures = []figure{
 		oneOf(1000), entry{"place + capture", placeAndCapture}, entry{"charge", chargeMetered}),
 	costs("session_vs_hold_and_command", atMost(1.2), "metered.Open and Settle, against placing a hold in a transaction and metered.Do that captures it",
 		oneOf(1000), entry{"open + settle", session}, entry{"place + command", placeAndCommand}),
-	{
-		name: "hold_place_100k_open_vs_10", unit: "times the cost", goal: atMost(1.2),
-		meaning: "placing on a scope with 100,000 open holds, none of them due, against one with 10 to 30",
-		measure: amongHolds(false, (*kit).placeOn),
-	},
-	{
-		name: "hold_place_200k_ended_vs_10", unit: "times the cost", goal: atMost(1.2),
-		meaning: "placing on a scope with 10 open holds and 200,000 ended ones that an old snapshot keeps alive, against one with 10 to 30 open",
-		measure: amongHolds(true, (*kit).placeOn),
-	},
-	{
-		name: "hold_due_200k_ended_vs_10", unit: "times the cost", goal: atMost(1.2),
-		meaning: "among 200,000 ended holds under an old snapshot, a usage and a refusal, which say when the first falls due, against among 10",
-		measure: amongHolds(true, (*kit).askOn),
-	},
-	{
-		name: "hold_sweep_vs_release", unit: "times the rate", goal: atLeast(10),
-		meaning: "holds/s that Sweep ends, against one connection that releases them one by one",
-		measure: on(options{conns: 2}, nil, sweepRate),
-	},
+	{"hold_place_100k_open_vs_10", "times the cost", atMost(1.2), "placing on a scope with 100,000 open holds, none of them due, against one with 10 to 30",
+		amongHolds(false, (*kit).placeOn)},
+	{"hold_place_200k_ended_vs_10", "times the cost", atMost(1.2), "placing on a scope with 10 open holds and 200,000 ended ones that an old snapshot keeps alive, against one with 10 to 30 open",
+		amongHolds(true, (*kit).placeOn)},
+	{"hold_due_200k_ended_vs_10", "times the cost", atMost(1.2), "among 200,000 ended holds under an old snapshot, a usage and a refusal, which say when the first falls due, against among 10",
+		amongHolds(true, (*kit).askOn)},
+	{"hold_sweep_vs_release", "times the rate", atLeast(10), "holds/s that Sweep ends, against one connection that releases them one by one",
+		on(options{conns: 2}, nil, sweepRate)},
 }
 
-func (k *kit) request() holds.Request {
-	return holds.Request{Lines: []holds.Line{{Scope: k.scope(), Amount: 1, Limits: roomy}}, TTL: time.Hour}
+func request(scope string, limits []budget.Limit) holds.Request {
+	return holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: limits}}, TTL: time.Hour}
 }
 
 func (k *kit) place(ctx context.Context, r holds.Request) (h holds.Hold, err error) {
@@ -55,15 +43,12 @@ func (k *kit) place(ctx context.Context, r holds.Request) (h holds.Hold, err err
 }
 
 func place(k *kit) contender {
-	return contender{op: func(ctx context.Context, _ int) error {
-		_, err := k.place(ctx, k.request())
-		return err
-	}}
+	return k.does("", func(ctx context.Context) error { return k.placeOn(ctx, k.scope()) })
 }
 
 func placeAndCapture(k *kit) contender {
 	return contender{op: func(ctx context.Context, _ int) error {
-		h, err := k.place(ctx, k.request())
+		h, err := k.place(ctx, request(k.scope(), roomy))
 		if err != nil {
 			return err
 		}
@@ -76,7 +61,7 @@ func placeAndCapture(k *kit) contender {
 
 func session(k *kit) contender {
 	return contender{op: func(ctx context.Context, _ int) error {
-		s, err := metered.Open[int](ctx, k.client, metered.Reservation{ID: metered.NewID(), Lines: k.request().Lines})
+		s, err := metered.Open[int](ctx, k.client, metered.Reservation{ID: metered.NewID(), Lines: request(k.scope(), roomy).Lines})
 		if err != nil {
 			return err
 		}
@@ -88,7 +73,7 @@ func session(k *kit) contender {
 
 func placeAndCommand(k *kit) contender {
 	return contender{op: func(ctx context.Context, _ int) error {
-		h, err := k.place(ctx, k.request())
+		h, err := k.place(ctx, request(k.scope(), roomy))
 		if err != nil {
 			return err
 		}
@@ -132,7 +117,7 @@ func (k *kit) loadHolds(ctx context.Context, scope string, n int, due time.Time)
 
 // placeOn places a hold on that scope.
 func (k *kit) placeOn(ctx context.Context, scope string) error {
-	_, err := k.place(ctx, holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: roomy}}, TTL: time.Hour})
+	_, err := k.place(ctx, request(scope, roomy))
 	return err
 }
 
@@ -143,8 +128,7 @@ func (k *kit) askOn(ctx context.Context, scope string) error {
 	if err != nil {
 		return err
 	}
-	none := budget.Lifetime(1)
-	_, err = k.place(ctx, holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{none}}}, TTL: time.Hour})
+	_, err = k.place(ctx, request(scope, []budget.Limit{budget.Lifetime(1)}))
 	var exceeded *budget.ExceededError
 	if !errors.As(err, &exceeded) {
 		return fmt.Errorf("not refused: %w", err)
@@ -201,69 +185,53 @@ func amongHolds(ended bool, call func(k *kit, ctx context.Context, scope string)
 				return samples{}, err
 			}
 		}
-		charging := func(name string, scope func(call int) string) contender {
-			calls := 0
-			return contender{name: name, site: k.site, op: func(ctx context.Context, _ int) error {
-				calls++
-				return call(k, ctx, scope(calls-1))
-			}}
-		}
-		a := charging(fmt.Sprintf("among %d", many), func(int) string { return "many" })
-		z := charging("among 10", func(call int) string { return fmt.Sprint("ten-", call/turns.count) })
+		calls := 0
+		a := k.does(fmt.Sprintf("among %d", many), func(ctx context.Context) error { return call(k, ctx, "many") })
+		z := k.does("among 10", func(ctx context.Context) error {
+			calls++
+			return call(k, ctx, fmt.Sprint("ten-", (calls-1)/turns.count))
+		})
 		turns.contenders = []contender{a, z}
 		out, err := turns.run(ctx, b)
 		return out.cost(a.name, z.name), err
 	})
 }
 
-// sweepRate ends holds over ten scopes, some seconds' worth of a busy service.
-func sweepRate(ctx context.Context, b *bench, k *kit) (s samples, err error) {
+// sweepRate ends holds over ten scopes, some seconds' worth of a busy service. Sweep ends them in one op, and release
+// a tenth of them.
+func sweepRate(ctx context.Context, b *bench, k *kit) (samples, error) {
 	n := b.pick(5000, 1000)
-	var sweeps, releases []float64
-	var watches [2]*watch
-	for i, name := range []string{"sweep", "release"} {
-		if watches[i], err = newWatch(ctx, name, k.site); err != nil {
-			return s, err
+	rounds := 0
+	load := func(each int, due time.Duration) func(context.Context, int) (int, error) {
+		return func(ctx context.Context, ops int) (int, error) {
+			rounds++
+			for i := range 10 {
+				if err := k.loadHolds(ctx, fmt.Sprintf("%d/%d", rounds, i), each, time.Now().Add(due)); err != nil {
+					return 0, err
+				}
+			}
+			return ops, nil
 		}
-		defer watches[i].close()
 	}
-	for round := range b.pick(5, 2) {
-		ids := make([]string, 0, n/10)
-		for i := range 10 {
-			due, live := fmt.Sprintf("due/%d/%d", round, i), fmt.Sprintf("live/%d/%d", round, i)
-			if err := k.loadHolds(ctx, due, n/10, time.Now().Add(-time.Hour)); err != nil {
-				return s, err
-			}
-			if err := k.loadHolds(ctx, live, n/100, time.Now().Add(time.Hour)); err != nil {
-				return s, err
-			}
-			for j := range n / 100 {
-				ids = append(ids, fmt.Sprintf("load-%s-%d", live, j+1))
-			}
+	sweep := k.does("sweep", func(ctx context.Context) error {
+		report, err := k.client.Holds.Sweep(ctx, k.Pool, holds.SweepOptions{})
+		if err != nil || report.Expired != n {
+			err = errors.Join(err, fmt.Errorf("%d of %d swept", report.Expired, n))
 		}
-		stop := watches[0].start(ctx, true)
-		took, err := timed(1, func() error {
-			report, err := k.client.Holds.Sweep(ctx, k.Pool, holds.SweepOptions{})
-			if err != nil || report.Expired != n {
-				err = errors.Join(err, fmt.Errorf("%d of %d swept", report.Expired, n))
-			}
-			return err
-		})
-		if err := errors.Join(err, stop(n)); err != nil {
-			return s, err
+		return err
+	})
+	release := k.does("release", func(ctx context.Context) error {
+		var ids []string
+		for i := range n / 10 {
+			ids = append(ids, fmt.Sprintf("load-%d/%d-%d", rounds, i%10, i/10+1))
 		}
-		sweeps = append(sweeps, float64(n)/took)
-		stop = watches[1].start(ctx, true)
-		took, err = timed(1, func() error { return k.releaseAll(ctx, ids) })
-		if err := errors.Join(err, stop(len(ids))); err != nil {
-			return s, err
-		}
-		releases = append(releases, float64(len(ids))/took)
-	}
-	s.values = ratios(sweeps, releases)
-	s.where = []profile{watches[0].profile(sweeps), watches[1].profile(releases)}
-	s.note = fmt.Sprintf("swept %s/s, released %s/s", number(median(sweeps)), number(median(releases)))
-	return s, nil
+		return k.releaseAll(ctx, ids)
+	})
+	sweep.stock, release.stock = load(n/10, -time.Hour), load(n/100, time.Hour)
+	out, err := comparison{contenders: []contender{sweep, release}, clients: 1, count: 1, rounds: b.pick(5, 2)}.run(ctx, b)
+	s := perCall(out, "sweep", "release", 10)
+	s.note += fmt.Sprintf(" of %d holds", n/10)
+	return s, err
 }
 
 // releaseAll releases holds one by one.

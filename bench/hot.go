@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/pgmetered/metered/internal/pgserver"
@@ -11,65 +10,38 @@ import (
 var commandFigures = []figure{
 	rates("command_vs_floor", atLeast(0.65),
 		"whole commands/s (token, job, charge, operation) over 1,000 scopes, 8 clients, against the same writes unchecked",
-		oneOf(1000), entry{"metered", commandMetered}, entry{"floor", commandFloor}, entry{"seed", commandSeed}),
+		oneOf(1000), entry{"metered", commandMetered}, entry{"floor", commandFloor}),
 	hotFigure("command_hot_rtt1_vs_locked_floor", atLeast(0.90), "metered", "locked floor",
 		"whole commands/s, one scope, 32 clients, 1 ms round trip, against floor with the scope's lock"),
-	hotFigure("command_hot_rtt1_vs_seed", goal{}, "metered", "seed", "the same against seed"),
-	{
-		name: "command_hot_commit2ms_early_vs_plain", unit: "times the rate",
-		meaning: "early lock release against the plain command, one scope, 64 clients, commits slowed to 2 ms",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
+	{"command_hot_commit2ms_early_vs_plain", "times the rate", goal{}, "early lock release against the plain command, one scope, 64 clients, commits slowed to 2 ms",
+		func(ctx context.Context, b *bench) (samples, error) {
 			return b.withSlowCommits(ctx, b.pick(5, 2),
 				entry{"early release", commandReleased}, entry{"plain", commandMetered}, entry{"locked floor", commandLockedFloor})
 		},
 	},
-	{
-		name: "command_hot_commit2ms_scopes_4_vs_1", unit: "times the rate",
-		meaning: "early lock release on 4 scopes against one, 64 clients, commits slowed to 2 ms: the most that perfect stripes would bring",
-		measure: spreadCommits,
-	},
+	{"command_hot_commit2ms_scopes_4_vs_1", "times the rate", goal{}, "early lock release on 4 scopes against one, 64 clients, commits slowed to 2 ms: the most that perfect stripes would bring",
+		spreadCommits},
 }
 
 // hotFigure is the rate of contender a by that of b on a hot scope.
 func hotFigure(name string, g goal, a, b, meaning string) figure {
 	return figure{name: name, unit: "times the rate", goal: g, meaning: meaning, measure: func(ctx context.Context, bench *bench) (samples, error) {
-		hot, err := bench.hot(ctx, time.Millisecond)
-		s := hot.ratio(a, b)
-		s.note += fmt.Sprintf("; a bare statement takes %.2f ms", float64(hot.roundTrip.Microseconds())/1000)
-		return s, err
+		out, err := bench.hot(ctx)
+		return out.ratio(a, b), err
 	}}
 }
 
-// hotOutcome is that of all contenders on one scope, 32 clients.
-type hotOutcome struct {
-	outcome
-	roundTrip time.Duration // as seen by a bare statement
-}
-
-// hot measures them behind a proxy of that round trip. Several figures
-// are read from it.
-func (b *bench) hot(ctx context.Context, roundTrip time.Duration) (hotOutcome, error) {
-	return share(b, "hot "+roundTrip.String(), func() (hotOutcome, error) {
-		p, err := startProxy(b.connString, roundTrip)
+// hot is all contenders on one scope, by 32 clients, behind a proxy with a round trip of 1 ms. Several figures are read
+// from it.
+func (b *bench) hot(ctx context.Context) (outcome, error) {
+	return share(b, "hot", func() (outcome, error) {
+		p, err := startProxy(b.connString, time.Millisecond)
 		if err != nil {
-			return hotOutcome{}, err
+			return outcome{}, err
 		}
 		defer p.close()
-		var h hotOutcome
-		if h.roundTrip, err = p.bareStatement(ctx, b.connString); err != nil {
-			return h, err
-		}
-		c := b.concurrent(32)
-		cons, drop, err := b.contenders(ctx, options{dial: p.dial, conns: c.clients}, hotScope,
-			entry{"metered", commandMetered}, entry{"locked floor", commandLockedFloor}, entry{"floor", commandFloor},
-			entry{"leased", commandLeased}, entry{"seed", commandSeed})
-		if err != nil {
-			return h, err
-		}
-		defer drop()
-		c.contenders = cons
-		h.outcome, err = c.run(ctx, b)
-		return h, err
+		return b.compare(ctx, b.concurrent(32), options{dial: p.dial}, hotScope,
+			entry{"metered", commandMetered}, entry{"locked floor", commandLockedFloor}, entry{"floor", commandFloor}, entry{"leased", commandLeased})
 	})
 }
 

@@ -151,11 +151,16 @@ func (k *kit) verified(ctx context.Context, scope string) error {
 	return err
 }
 
+// does is a contender on the kit's database.
+func (k *kit) does(name string, op func(context.Context) error) contender {
+	return contender{name: name, site: k.site, op: func(ctx context.Context, _ int) error { return op(ctx) }}
+}
+
 // inTx is a contender whose op is a transaction.
 func (k *kit) inTx(op func(context.Context, pgx.Tx) error) contender {
-	return contender{op: func(ctx context.Context, _ int) error {
+	return k.does("", func(ctx context.Context) error {
 		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error { return op(ctx, tx) })
-	}}
+	})
 }
 
 // spendingToken is inTx with a token that is to be spent.

@@ -1,23 +1,24 @@
 // Command bench measures the cost of metering, mostly as ratios between things done in turns in one run, and reports
 // which goals are met.
 //
-//	go -C bench run . [-short] [-figure name,name] [-list] [-out dir]
+//	go -C bench run . [-short] [-figure name,name] [-list]
 //
 // It starts a throwaway Postgres with durable settings, or uses DATABASE_URL (the databases it makes there are
-// dropped again). It ends with a table, and writes results.json to -out.
+// dropped again). It ends with a table.
 package main
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"flag"
 	"fmt"
 	"os"
 	"os/signal"
-	"path/filepath"
+	"runtime"
 	"syscall"
 	"time"
+
+	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/internal/pgserver"
 )
@@ -36,7 +37,6 @@ func run(ctx context.Context) error {
 	short := flag.Bool("short", false, "a quick look, under a minute: fewer rounds, smaller tables")
 	names := flag.String("figure", "", "measure only these, by name, separated by commas; defaults to all")
 	list := flag.Bool("list", false, "list the figures")
-	out := flag.String("out", "out", "the directory for results.json")
 	flag.Parse()
 
 	picked, err := pick(figures, *names)
@@ -57,24 +57,21 @@ func run(ctx context.Context) error {
 	b := newBench(*short, server.ConnString())
 	b.owned, b.thorough = server.Owned(), !*short || *names != ""
 	defer b.close()
-	if err := b.checkServer(ctx); err != nil {
+	about, err := b.server(ctx)
+	if err != nil {
 		return err
 	}
 	results, failed := b.measure(ctx, picked)
 	if ctx.Err() != nil {
 		failed = errors.Join(failed, errors.New("interrupted: figures are missing"))
-		ctx = context.WithoutCancel(ctx)
-	}
-	about, err := b.about(ctx, time.Since(b.began))
-	if err != nil {
-		return err
-	}
-	if err := save(*out, results); err != nil {
-		return err
 	}
 	printTable(os.Stdout, results)
 	printMisses(os.Stdout, results)
-	fmt.Printf("\n%s\n%s is in %s\n", about, resultsFile, *out)
+	length := "full run"
+	if b.short {
+		length = "short run: fewer rounds, smaller tables, so only a rough look"
+	}
+	fmt.Printf("\n%s; %s; took %.0f s\n", about, length, time.Since(b.began).Seconds())
 	return failed
 }
 
@@ -94,35 +91,40 @@ func (b *bench) measure(ctx context.Context, picked []figure) ([]result, error) 
 			failed = append(failed, fmt.Errorf("%s: %w", f.name, err))
 			s = samples{notRun: "failed: " + err.Error()}
 		}
-		r := f.result(s)
+		r := result{f, s}
 		results = append(results, r)
-		b.logf("  %s %s, goal %s, in %.1f s", r.value(), r.Unit, r.Goal, time.Since(began).Seconds())
+		b.logf("  %s %s, goal %s, in %.1f s", r.value(), r.unit, r.goal, time.Since(began).Seconds())
 	}
 	return results, errors.Join(failed...)
 }
 
-// about describes the run: server, machine and time.
-func (b *bench) about(ctx context.Context, took time.Duration) (string, error) {
-	server, err := b.server(ctx)
+// neededConnections are those of the largest comparison: three contenders with 64 clients each, or five with 32, and
+// the watchers.
+const neededConnections = 220
+
+const serverSQL = `
+select format('Postgres %s, fsync %s, synchronous_commit %s, full_page_writes %s', current_setting('server_version'),
+        current_setting('fsync'), current_setting('synchronous_commit'), current_setting('full_page_writes')),
+    'off' in (current_setting('fsync'), current_setting('synchronous_commit'), current_setting('full_page_writes')),
+    current_setting('max_connections')::int`
+
+// server describes the server and the machine. It warns of settings that make commits cheaper than durable ones, and of
+// too few connections, since some figures do with less.
+func (b *bench) server(ctx context.Context) (string, error) {
+	conn, err := pgx.Connect(ctx, b.connString)
 	if err != nil {
 		return "", err
 	}
-	length := "full run"
-	if b.short {
-		length = "short run: fewer rounds, smaller tables, so only a rough look"
+	defer conn.Close(context.WithoutCancel(ctx))
+	var about string
+	var cheap bool
+	var most int
+	err = conn.QueryRow(ctx, serverSQL).Scan(&about, &cheap, &most)
+	if cheap {
+		b.logf("WARNING: %s: commits here are not durable, and no figure compares with those of a server where they are", about)
 	}
-	return fmt.Sprintf("%s; %s; took %.0f s", server, length, took.Seconds()), nil
-}
-
-const resultsFile = "results.json"
-
-func save(out string, results []result) error {
-	if err := os.MkdirAll(out, 0o755); err != nil {
-		return err
+	if err == nil && most < neededConnections {
+		b.logf("max_connections is %d: figures with many clients need %d, and will fail", most, neededConnections)
 	}
-	text, err := json.MarshalIndent(results, "", "  ")
-	if err != nil {
-		return err
-	}
-	return os.WriteFile(filepath.Join(out, resultsFile), append(text, '\n'), 0o644)
+	return fmt.Sprintf("%s; %d cores, %s", about, runtime.NumCPU(), runtime.Version()), err
 }

@@ -9,7 +9,7 @@ import (
 
 func exactSleeps() {}
 
-// sleep may be coarse here: the time of a bare statement is measured and printed.
+// sleep may be coarse here.
 func sleep(d time.Duration) { time.Sleep(d) }
 
 func endWithUs(*exec.Cmd) {}

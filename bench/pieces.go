@@ -21,21 +21,12 @@ var pieceFigures = []figure{
 		hotScope, entry{"consume", tokenConsume}, entry{"update", tokenUpdate}),
 	rates("enqueue_keyed_vs_river", atLeast(0.85), "enqueueing with a key against River's InsertTx alone, 8 clients",
 		hotScope, entry{"keyed", enqueue(true)}, entry{"river", riverInsert}, entry{"keyless", enqueue(false)}),
-	{
-		name: "bytes_per_charge", unit: "bytes", goal: atMost(220),
-		meaning: "heap and index bytes per ledger entry, scopes of 24 bytes, 1,000 of them charged in random order",
-		measure: on(options{}, oneOf(1000), bytesPerCharge),
-	},
-	{
-		name: "purge_rows_per_s_vs_delete", unit: "times the rate", goal: atLeast(0.8),
-		meaning: "entries purged a second against a bare batched DELETE by key of as many rows",
-		measure: on(options{conns: 2}, nil, purgeRate),
-	},
-	{
-		name: "refusal_flood_connections", unit: "connections", goal: atMost(floodPool),
-		meaning: fmt.Sprintf("connections that a pool of %d opened during 10,000 refused commands, 32 clients", floodPool),
-		measure: on(options{conns: floodPool}, oneOf(1000), refusalFlood),
-	},
+	{"bytes_per_charge", "bytes", atMost(220), "heap and index bytes per ledger entry, scopes of 24 bytes, 1,000 of them charged in random order",
+		on(options{}, oneOf(1000), bytesPerCharge)},
+	{"purge_rows_per_s_vs_delete", "times the rate", atLeast(0.8), "entries purged a second against a bare batched DELETE by key of as many rows",
+		on(options{conns: 2}, nil, purgeRate)},
+	{"refusal_flood_connections", "connections", atMost(floodPool), fmt.Sprintf("connections that a pool of %d opened during 10,000 refused commands, 32 clients", floodPool),
+		on(options{conns: floodPool}, oneOf(1000), refusalFlood)},
 }
 
 func tokenConsume(k *kit) contender {
@@ -94,31 +85,16 @@ func bytesPerCharge(ctx context.Context, b *bench, k *kit) (samples, error) {
 			return samples{}, err
 		}
 	}
-	var rows, heap, row float64
+	var rows, heap, indexes, row float64
 	err := k.QueryRow(ctx, `
-select count(*)::float8, pg_table_size('metered.ledger')::float8, avg(pg_column_size(l.*))::float8
-from metered.ledger l`).Scan(&rows, &heap, &row)
+select count(*)::float8, pg_table_size('metered.ledger')::float8, avg(pg_column_size(l.*))::float8,
+    (select sum(pg_relation_size(indexrelid)) from pg_index where indrelid = 'metered.ledger'::regclass)::float8
+from metered.ledger l`).Scan(&rows, &heap, &row, &indexes)
 	if err != nil || int(rows) != charges {
 		return samples{}, fmt.Errorf("%v entries after %d charges: %w", rows, charges, err)
 	}
-	note := fmt.Sprintf("%.0f in the heap, of them %.0f the row with its header", heap/rows, row)
-	total := heap
-	indexes, err := k.Query(ctx, `select indexrelid::regclass::text, pg_relation_size(indexrelid)::float8
-		from pg_index where indrelid = 'metered.ledger'::regclass order by 1`)
-	if err != nil {
-		return samples{}, err
-	}
-	var name string
-	var bytes float64
-	_, err = pgx.ForEachRow(indexes, []any{&name, &bytes}, func() error {
-		total += bytes
-		note += fmt.Sprintf(", %.0f in %s", bytes/rows, name)
-		return nil
-	})
-	if err != nil {
-		return samples{}, err
-	}
-	return samples{values: []float64{total / rows}, note: note + fmt.Sprintf("; %.0f entries", rows)}, nil
+	note := fmt.Sprintf("%.0f in the heap, of them %.0f the row with its header; %.0f in the indexes; %.0f entries", heap/rows, row, indexes/rows, rows)
+	return samples{values: []float64{(heap + indexes) / rows}, note: note}, nil
 }
 
 const deleteSQL = `delete from metered.ledger where scope = $1 and seq > $2 and seq <= $3`
@@ -134,21 +110,22 @@ func purgeRate(ctx context.Context, b *bench, k *kit) (samples, error) {
 		_, err := k.Exec(ctx, loadChainSQL, "chain", entries, 2*time.Hour)
 		return n, err
 	}
-	purge := contender{name: "purge", site: k.site, stock: load, op: func(ctx context.Context, _ int) error {
+	purge := k.does("purge", func(ctx context.Context) error {
 		report, err := k.client.Budget.Purge(ctx, k.Pool, budget.PurgeOptions{OlderThan: time.Hour, Scope: "chain", Batch: batch})
 		if err == nil && report.Entries < int64(entries)-32 {
 			err = fmt.Errorf("purged %d of %d", report.Entries, entries)
 		}
 		return errors.Join(err, k.clear(ctx))
-	}}
-	bare := contender{name: "delete", site: k.site, stock: load, op: func(ctx context.Context, _ int) error {
+	})
+	bare := k.does("delete", func(ctx context.Context) error {
 		for from := 0; from < entries; from += batch {
 			if _, err := k.Exec(ctx, deleteSQL, "chain", from, from+batch); err != nil {
 				return err
 			}
 		}
 		return k.clear(ctx)
-	}}
+	})
+	purge.stock, bare.stock = load, load
 	out, err := comparison{contenders: []contender{purge, bare}, clients: 1, count: 1, rounds: b.pick(7, 3)}.run(ctx, b)
 	s := out.ratio("purge", "delete")
 	s.note = fmt.Sprintf("%s entries/s, delete %s/s, in batches of %d; an op below is all %d",

@@ -3,20 +3,16 @@ package main
 import (
 	"context"
 	"fmt"
-	"syscall"
 
 	"github.com/jackc/pgx/v5"
 )
 
 // profile is where a contender's time went, per op, over all its slices.
 type profile struct {
-	Contender     string   `json:"contender"`
-	Rate          float64  `json:"rate"`                     // ops per second, the median of the rounds
-	BackendMicros *float64 `json:"backend_cpu_us,omitempty"` // of its Postgres backends
-	ClientMicros  float64  `json:"client_cpu_us"`            // of this program, its proxy included
-	WALBytes      float64  `json:"wal_bytes"`                // of the server, by all its backends
-
-	rates []float64 // of the rounds
+	contender     string
+	rate          float64  // ops per second, the median of the rounds
+	backendMicros *float64 // CPU of its Postgres backends
+	walBytes      float64  // of the server, by all its backends
 }
 
 // watch measures a contender's profile on a connection of its own, past any proxy.
@@ -30,7 +26,7 @@ type watch struct {
 }
 
 // reading is the values of the counters.
-type reading struct{ backend, client, wal float64 }
+type reading struct{ backend, wal float64 }
 
 // watchName tells a watch's session from those that are watched.
 const watchName = "metered bench watch"
@@ -68,11 +64,6 @@ func (w *watch) read(ctx context.Context) (r reading, err error) {
 			return r, err
 		}
 	}
-	var usage syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &usage); err != nil {
-		return r, err
-	}
-	r.client = float64(usage.Utime.Nano() + usage.Stime.Nano())
 	return r, w.conn.QueryRow(ctx, walSQL).Scan(&r.wal)
 }
 
@@ -93,7 +84,6 @@ func (w *watch) start(ctx context.Context, counts bool) func(ops int) error {
 		}
 		w.ops += ops
 		w.sum.backend += after.backend - before.backend
-		w.sum.client += after.client - before.client
 		w.sum.wal += after.wal - before.wal
 		return nil
 	}
@@ -102,21 +92,18 @@ func (w *watch) start(ctx context.Context, counts bool) func(ops int) error {
 // profile is the samples' result, with the rates of its slices.
 func (w *watch) profile(rates []float64) profile {
 	n := float64(max(w.ops, 1))
-	p := profile{
-		Contender: w.name, Rate: median(rates), rates: rates,
-		ClientMicros: w.sum.client / n / 1000, WALBytes: w.sum.wal / n,
-	}
+	p := profile{contender: w.name, rate: median(rates), walBytes: w.sum.wal / n}
 	if w.withCPU {
 		micros := w.sum.backend / n / 1000
-		p.BackendMicros = &micros
+		p.backendMicros = &micros
 	}
 	return p
 }
 
 func (p profile) String() string {
 	backends := ""
-	if p.BackendMicros != nil {
-		backends = fmt.Sprintf(" %.0f µs CPU in its backends,", *p.BackendMicros)
+	if p.backendMicros != nil {
+		backends = fmt.Sprintf(" %.0f µs CPU in its backends,", *p.backendMicros)
 	}
-	return fmt.Sprintf("%s: %s/s; per op%s %.0f µs CPU in this program, %.0f bytes of WAL", p.Contender, number(p.Rate), backends, p.ClientMicros, p.WALBytes)
+	return fmt.Sprintf("%s: %s/s; per op%s %.0f bytes of WAL", p.contender, number(p.rate), backends, p.walBytes)
 }

@@ -31,13 +31,11 @@ func TestContenders_WriteTheSameRows(t *testing.T) {
 	}{
 		{[]string{"metered.ledger"}, []entry{
 			{name: "charge", make: chargeMetered}, {name: "charge floor", make: chargeFloor},
-			{name: "charge locked", make: chargeLockedFloor}, {name: "charge seed", make: chargeSeed},
 			{name: "charge quiet", make: chargeQuiet}, {name: "charge counter", make: chargeCounter},
 		}},
 		{[]string{"metered.ledger", "metered.operations", "metered.tokens", "river_job"}, []entry{
 			{name: "command", make: commandMetered}, {name: "command floor", make: commandFloor},
-			{name: "command locked", make: commandLockedFloor}, {name: "command seed", make: commandSeed},
-			{name: "command released", make: commandReleased},
+			{name: "command locked", make: commandLockedFloor}, {name: "command released", make: commandReleased},
 		}},
 		{[]string{"metered.tokens"}, []entry{{name: "consume", make: tokenConsume}, {name: "update", make: tokenUpdate}}},
 		{[]string{"river_job"}, []entry{{name: "keyless", make: enqueue(false)}, {name: "river", make: riverInsert}}},

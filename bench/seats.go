@@ -19,14 +19,12 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgserver"
 )
 
 var seatFigures = []figure{
-	{
-		name: "seats_http_hold_p95", unit: "ms", goal: atMost(200),
-		meaning: "examples/seats over HTTP: 100 holds/s on one event for 60 s, each given back 3 s later, from when it was to be sent until its answer",
-		measure: seatsOverHTTP,
-	},
+	{"seats_http_hold_p95", "ms", atMost(200), "examples/seats over HTTP: 100 holds/s on one event for 60 s, each given back 3 s later, from when it was to be sent until its answer",
+		seatsOverHTTP},
 }
 
 const (
@@ -57,7 +55,7 @@ func seatsOverHTTP(ctx context.Context, b *bench) (out samples, err error) {
 		return out, err
 	}
 	defer os.RemoveAll(dir)
-	if err := h.start(ctx, filepath.Join(dir, "seats"), databaseURL(b.connString, s.name)); err != nil {
+	if err := h.start(ctx, filepath.Join(dir, "seats"), pgserver.WithDatabase(b.connString, s.name)); err != nil {
 		return out, err
 	}
 	warm, holds := seatsRate*b.pick(5, 1), seatsRate*b.pick(60, 5)
@@ -98,16 +96,6 @@ func machineLoad() string {
 	}
 	minute, _, _ := strings.Cut(string(averages), " ")
 	return minute
-}
-
-// databaseURL is a server's connection string with another database.
-func databaseURL(server, name string) string {
-	u, err := url.Parse(server)
-	if err != nil || u.Scheme == "" {
-		return server + " dbname=" + name
-	}
-	u.Path = "/" + name
-	return u.String()
 }
 
 // seatsHall is the running program, with signed-in users.
@@ -157,10 +145,7 @@ func (h *seatsHall) fill(ctx context.Context, s *site, users int) error {
 	if err := s.QueryRow(ctx, `select id::text from hall.events order by name limit 1`).Scan(&h.event); err != nil {
 		return err
 	}
-	rows, err := s.Query(ctx, `select id::text from hall.seats where event = $1 order by md5(id::text)`, h.event)
-	if err != nil {
-		return err
-	}
+	rows, _ := s.Query(ctx, `select id::text from hall.seats where event = $1 order by md5(id::text)`, h.event) // the error is that of the rows
 	seats, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err != nil {
 		return err
@@ -211,19 +196,9 @@ func (h *seatsHall) load(ctx context.Context, from, n int) (l seatsLoad, err err
 	var mu sync.Mutex
 	var requests sync.WaitGroup
 	began := time.Now()
-	ticker := time.NewTicker(time.Millisecond)
-	defer ticker.Stop()
 	for i := range n {
 		at := began.Add(time.Duration(i) * time.Second / seatsRate)
-		for time.Now().Before(at) {
-			select {
-			case <-ctx.Done():
-			case <-ticker.C:
-				continue
-			}
-			break
-		}
-		if ctx.Err() != nil {
+		if wait(ctx, time.Until(at)) != nil {
 			break
 		}
 		requests.Go(func() {
@@ -240,6 +215,14 @@ func (h *seatsHall) load(ctx context.Context, from, n int) (l seatsLoad, err err
 	return l, errors.Join(err, ctx.Err())
 }
 
+func wait(ctx context.Context, d time.Duration) error {
+	select {
+	case <-time.After(d):
+	case <-ctx.Done():
+	}
+	return ctx.Err()
+}
+
 // holdAndCancel is one hold, counted from when it was to be sent.
 func (h *seatsHall) holdAndCancel(ctx context.Context, i int, at time.Time) (held, given float64, err error) {
 	var seat string
@@ -254,10 +237,8 @@ func (h *seatsHall) holdAndCancel(ctx context.Context, i int, at time.Time) (hel
 	if err != nil {
 		return 0, 0, err
 	}
-	select {
-	case <-time.After(seatsKept):
-	case <-ctx.Done():
-		return 0, 0, ctx.Err()
+	if err := wait(ctx, seatsKept); err != nil {
+		return 0, 0, err
 	}
 	began := time.Now()
 	_, err = h.ask(ctx, http.MethodDelete, h.bases[(i+1)%2]+"/api/holds/"+hold, cookie, http.StatusOK)

@@ -12,21 +12,12 @@ import (
 )
 
 var walletFigures = []figure{
-	{
-		name: "draw_1_lot_vs_charge", unit: "times the cost", goal: atMost(1.6),
-		meaning: "a draw from a wallet with one lot, against a charge of prepaid credit of a scope without lots",
-		measure: func(ctx context.Context, b *bench) (samples, error) { return b.draws(ctx, oneLot, noLots) },
-	},
-	{
-		name: "draw_4_live_10000_ended_vs_charge", unit: "times the cost", goal: atMost(2.5),
-		meaning: "a draw from a wallet with 4 live lots and 10,000 that ended, against the same charge",
-		measure: func(ctx context.Context, b *bench) (samples, error) { return b.draws(ctx, manyEnded, noLots) },
-	},
-	{
-		name: "draw_ended_lots_flat", unit: "times the cost", goal: atMost(1.2),
-		meaning: "a draw from a wallet with 4 live lots and 10,000 that ended, against one with 4 live lots alone",
-		measure: func(ctx context.Context, b *bench) (samples, error) { return b.draws(ctx, manyEnded, noneEnded) },
-	},
+	{"draw_1_lot_vs_charge", "times the cost", atMost(1.6), "a draw from a wallet with one lot, against a charge of prepaid credit of a scope without lots",
+		func(ctx context.Context, b *bench) (samples, error) { return b.draws(ctx, oneLot, noLots) }},
+	{"draw_4_live_10000_ended_vs_charge", "times the cost", atMost(2.5), "a draw from a wallet with 4 live lots and 10,000 that ended, against the same charge",
+		func(ctx context.Context, b *bench) (samples, error) { return b.draws(ctx, manyEnded, noLots) }},
+	{"draw_ended_lots_flat", "times the cost", atMost(1.2), "a draw from a wallet with 4 live lots and 10,000 that ended, against one with 4 live lots alone",
+		func(ctx context.Context, b *bench) (samples, error) { return b.draws(ctx, manyEnded, noneEnded) }},
 }
 
 // The scopes that are compared. Each has credit for as many draws as there may be.

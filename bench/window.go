@@ -10,15 +10,10 @@ import (
 )
 
 var windowFigures = []figure{
-	{
-		name: "charge_window_1e6_vs_1e2", unit: "times the cost", goal: atMost(1.15),
-		meaning: "a charge with a million entries and 10,000 refunds in its window, against one with 100 to 120",
-		measure: func(ctx context.Context, b *bench) (samples, error) { return chargeByWindow(ctx, b, roomy) },
-	},
-	{
-		name: "charge_period_1e6_vs_1e2", unit: "times the cost", goal: atMost(1.15),
-		meaning: "the same in a calendar year of a time zone, in place of a window",
-		measure: func(ctx context.Context, b *bench) (samples, error) {
+	{"charge_window_1e6_vs_1e2", "times the cost", atMost(1.15), "a charge with a million entries and 10,000 refunds in its window, against one with 100 to 120",
+		func(ctx context.Context, b *bench) (samples, error) { return chargeByWindow(ctx, b, roomy) }},
+	{"charge_period_1e6_vs_1e2", "times the cost", atMost(1.15), "the same in a calendar year of a time zone, in place of a window",
+		func(ctx context.Context, b *bench) (samples, error) {
 			berlin, err := time.LoadLocation("Europe/Berlin")
 			if err != nil {
 				return samples{}, err
@@ -26,26 +21,14 @@ var windowFigures = []figure{
 			return chargeByWindow(ctx, b, []budget.Limit{budget.Per(roomy[0].Max, budget.Year, berlin, time.Now().AddDate(0, 0, -300))})
 		},
 	},
-	{
-		name: "refusal_vs_charge", unit: "times the cost", goal: atMost(1.0),
-		meaning: "a refused charge, retry-after included, against an allowed one, with a million entries in the window",
-		measure: refusalCost,
-	},
-	{
-		name: "series_31_1e6_vs_1e2", unit: "times the cost", goal: atMost(2.5),
-		meaning: "the usage of a range in 31 buckets, of a million entries with 10,000 refunds, against one of 100",
-		measure: seriesByEntries,
-	},
-	{
-		name: "charge_scopes_1e6_vs_1e3", unit: "times the cost", goal: atMost(1.3),
-		meaning: "a charge with a million scopes in the table, against one with a thousand",
-		measure: chargeByScopes,
-	},
-	{
-		name: "charge_cold_start", unit: "times the cost", goal: atMost(1.3),
-		meaning: "the last 1,000 of 100,000 charges on a database that was never analysed, against the first 1,000",
-		measure: chargeColdStart,
-	},
+	{"refusal_vs_charge", "times the cost", atMost(1.0), "a refused charge, retry-after included, against an allowed one, with a million entries in the window",
+		refusalCost},
+	{"series_31_1e6_vs_1e2", "times the cost", atMost(2.5), "the usage of a range in 31 buckets, of a million entries with 10,000 refunds, against one of 100",
+		seriesByEntries},
+	{"charge_scopes_1e6_vs_1e3", "times the cost", atMost(1.3), "a charge with a million scopes in the table, against one with a thousand",
+		chargeByScopes},
+	{"charge_cold_start", "times the cost", atMost(1.3), "the last 1,000 of 100,000 charges on a database that was never analysed, against the first 1,000",
+		chargeColdStart},
 }
 
 // loadChainSQL writes a chain of $2 charges of one unit, one a second, the last of them $3 ago, with the same rows as
@@ -69,8 +52,6 @@ type chains struct {
 }
 
 func chainName(size, i int) string { return fmt.Sprintf("chain/%08d/%09d", size, i) }
-
-func (c *chains) largest() int { return c.long }
 
 // restoreChainsSQL deletes entries made since the chains were loaded. A chain has a refund of every hundredth charge.
 const restoreChainsSQL = `
@@ -112,24 +93,13 @@ func (b *bench) loadChains(ctx context.Context) (*chains, error) {
 	return c, nil
 }
 
-// inTurn names a chain of that size, another one after so many calls.
-func (c *chains) inTurn(size, calls int) func() string {
-	n := 0
-	return func() string {
-		n++
-		return chainName(size, (n-1)/calls%c.copies[size])
-	}
-}
-
-// on is a contender that charges chains of a size, in turns of so many calls.
+// on is a contender that charges chains of a size, another one after so many calls.
 func (c *chains) on(size, calls int, limits []budget.Limit) contender {
-	scope := c.inTurn(size, calls)
-	return contender{
-		name: fmt.Sprintf("%d entries", size), site: c.site,
-		op: func(ctx context.Context, _ int) error {
-			return c.charge(ctx, budget.Charge{Scope: scope(), Amount: 1, Limits: limits})
-		},
-	}
+	n := 0
+	return c.does(fmt.Sprintf("%d entries", size), func(ctx context.Context) error {
+		n++
+		return c.charge(ctx, budget.Charge{Scope: chainName(size, (n-1)/calls%c.copies[size]), Amount: 1, Limits: limits})
+	})
 }
 
 func chargeByWindow(ctx context.Context, b *bench, limits []budget.Limit) (samples, error) {
@@ -138,13 +108,13 @@ func chargeByWindow(ctx context.Context, b *bench, limits []budget.Limit) (sampl
 		return samples{}, err
 	}
 	turns := b.sequential()
-	big, small := c.on(c.largest(), turns.count, limits), c.on(100, turns.count, limits)
+	big, small := c.on(c.long, turns.count, limits), c.on(100, turns.count, limits)
 	turns.contenders = []contender{big, small}
 	out, err := turns.run(ctx, b)
 	if err != nil {
 		return samples{}, err
 	}
-	return out.cost(big.name, small.name), c.verified(ctx, chainName(c.largest(), 0))
+	return out.cost(big.name, small.name), c.verified(ctx, chainName(c.long, 0))
 }
 
 // seriesByEntries asks for a chain from its first entry to its last in 31 buckets, as for a month by day.
@@ -159,7 +129,7 @@ func seriesByEntries(ctx context.Context, b *bench) (samples, error) {
 		err := c.QueryRow(ctx, "select min(at), max(at) from metered.ledger where scope = $1 and seq in (1, $2)", scope, size).Scan(&from, &to)
 		to = to.Add(time.Microsecond)
 		bucket := budget.Unit(((to.Sub(from)/31 + time.Microsecond).Truncate(time.Microsecond)).String())
-		return contender{name: fmt.Sprintf("%d entries", size), site: c.site, op: func(ctx context.Context, _ int) error {
+		return c.does(fmt.Sprintf("%d entries", size), func(ctx context.Context) error {
 			ranges, err := c.client.Budget.Series(ctx, c.Pool, scope, from, to, bucket, nil)
 			charged := int64(0)
 			for _, u := range ranges {
@@ -169,9 +139,9 @@ func seriesByEntries(ctx context.Context, b *bench) (samples, error) {
 				err = fmt.Errorf("%d buckets, %d charged", len(ranges), charged)
 			}
 			return err
-		}}, err
+		}), err
 	}
-	big, err := series(c.largest())
+	big, err := series(c.long)
 	if err != nil {
 		return samples{}, err
 	}
@@ -192,7 +162,7 @@ func refusalCost(ctx context.Context, b *bench) (samples, error) {
 	if err != nil {
 		return samples{}, err
 	}
-	scope := chainName(c.largest(), 0)
+	scope := chainName(c.long, 0)
 	usage, err := c.client.Budget.Check(ctx, c.Pool, budget.Charge{Scope: scope, Amount: 1, Limits: roomy})
 	if err != nil {
 		return samples{}, err
@@ -200,7 +170,7 @@ func refusalCost(ctx context.Context, b *bench) (samples, error) {
 	used := usage.Entries[0].Standings[0].Used - 1
 	leave := []int64{1, 1000, used / 2}
 	n := 0
-	refused := contender{name: "refused", site: c.site, op: func(ctx context.Context, _ int) error {
+	refused := c.does("refused", func(ctx context.Context) error {
 		n++
 		limit := budget.Limit{Max: used + 1 - leave[n%len(leave)], Window: window}
 		err := c.charge(ctx, budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{limit}})
@@ -212,12 +182,12 @@ func refusalCost(ctx context.Context, b *bench) (samples, error) {
 			return fmt.Errorf("retry after %v", after)
 		}
 		return nil
-	}}
-	allowed := c.on(c.largest(), 1, roomy)
+	})
+	allowed := c.on(c.long, 1, roomy)
 	allowed.name = "allowed"
 	out, err := b.sequential(refused, allowed).run(ctx, b)
 	s := out.cost("refused", "allowed")
-	s.note += fmt.Sprintf("; %d entries; 1, 1000 or %d of them have to leave", c.largest(), used/2)
+	s.note += fmt.Sprintf("; %d entries; 1, 1000 or %d of them have to leave", c.long, used/2)
 	return s, err
 }
 
@@ -239,12 +209,11 @@ func chargeByScopes(ctx context.Context, b *bench) (samples, error) {
 		}
 		defer k.drop()
 		b.logf("  loading %d scopes", size)
-		for _, sql := range []string{loadScopesSQL, "vacuum analyze metered.ledger", "checkpoint"} {
-			var args []any
-			if sql == loadScopesSQL {
-				args = []any{size}
-			}
-			if _, err := k.Exec(ctx, sql, args...); err != nil {
+		if _, err := k.Exec(ctx, loadScopesSQL, size); err != nil {
+			return samples{}, err
+		}
+		for _, sql := range []string{"vacuum analyze metered.ledger", "checkpoint"} {
+			if _, err := k.Exec(ctx, sql); err != nil {
 				return samples{}, err
 			}
 		}
@@ -258,7 +227,7 @@ func chargeByScopes(ctx context.Context, b *bench) (samples, error) {
 	}
 	s := out.cost(c.contenders[0].name, c.contenders[1].name)
 	s.note += fmt.Sprintf("; WAL a charge: %.0f and %.0f bytes, pages touched first after a checkpoint included",
-		out.where[0].WALBytes, out.where[1].WALBytes)
+		out.where[0].walBytes, out.where[1].walBytes)
 	return s, nil
 }
 
