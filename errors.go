@@ -2,6 +2,7 @@ package metered
 
 import (
 	"fmt"
+	"time"
 
 	"github.com/pgmetered/metered/internal/command"
 	"github.com/pgmetered/metered/internal/fault"
@@ -64,6 +65,65 @@ func (e *IndefiniteError) Error() string {
 }
 
 func (e *IndefiniteError) Unwrap() []error { return []error{errIndefinite, e.cause} }
+
+// Answers of sessions. Nothing was done.
+var (
+	ErrRunning  error = errRunning // another session of it is open: a *RunningError
+	ErrLost     error = errLost    // its hold has ended otherwise: a *LostError
+	ErrFinished error = fault.New("session_finished", "metered: the operation is on record, and not to be done again")
+	// the cause of a context that ends at the hold's deadline or ceiling: a *RenewalError. Settle works for Reservation.Grace
+	ErrNotRenewed error = errNotRenewed
+)
+
+var (
+	errRunning    = fault.New("session_running", "metered: a session of the operation is open")
+	errLost       = fault.New("session_lost", "metered: the session has lost its hold")
+	errNotRenewed = fault.New("session_not_renewed", "metered: the session's hold could not be renewed")
+)
+
+// RunningError says until when the open session is held, unless it is renewed.
+type RunningError struct {
+	Tenant, ID string
+	Until      time.Time     // then the units are free, and the operation can be opened anew
+	RetryAfter time.Duration // until then
+}
+
+func (e *RunningError) Error() string {
+	return fmt.Sprintf("%v: operation %q of tenant %q, for another %v unless it is renewed", errRunning, e.ID, e.Tenant, e.RetryAfter)
+}
+
+func (e *RunningError) Unwrap() error { return errRunning }
+
+// RetryAfterSeconds is RetryAfter rounded up, always ok.
+func (e *RunningError) RetryAfterSeconds() (seconds int64, ok bool) {
+	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
+}
+
+// LostError says why a session can be neither settled nor cancelled: its hold fell due or was ended, or a session that was opened later
+// settled the operation.
+type LostError struct {
+	ID    string
+	Cause error // a *holds.StateError with the present hold, or after a purge holds.ErrUnknown or ErrRetired
+}
+
+func (e *LostError) Error() string {
+	return fmt.Sprintf("%v: operation %q: %v", errLost, e.ID, e.Cause)
+}
+
+func (e *LostError) Unwrap() error { return errLost }
+
+// RenewalError says why a session's work should end.
+type RenewalError struct {
+	ID    string
+	Due   time.Time // the session can be settled until then
+	Cause error     // of the last try, or holds.ErrCeiling
+}
+
+func (e *RenewalError) Error() string {
+	return fmt.Sprintf("%v: operation %q can be settled until %s: %v", errNotRenewed, e.ID, e.Due.Format(time.RFC3339), e.Cause)
+}
+
+func (e *RenewalError) Unwrap() error { return errNotRenewed }
 
 // ArgumentError says why an argument was refused, in all packages.
 type ArgumentError = fault.Argument
