@@ -34,7 +34,7 @@ type Hold struct {
 	Due      time.Time       `json:"due"`               // Deadline plus Request.Grace: the end of capture
 	Ceiling  time.Time       `json:"ceiling,omitzero"`  // bounds Extend, zero for none
 	EndedAt  time.Time       `json:"ended_at,omitzero"` // when captured or released. Due if it expired
-	Now      time.Time       `json:"now"`               // when it was read, by the database's clock
+	Now      time.Time       `json:"now"`               // the database's clock at the read
 	Lines    []HeldLine      `json:"lines"`
 	Claim    *Key            `json:"claim,omitempty"`
 	Entity   string          `json:"entity,omitempty"`   // Capture.Entity

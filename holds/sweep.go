@@ -81,7 +81,7 @@ func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended b
 type SweepOptions struct {
 	Batch    int               // holds per transaction, 1 to 10,000, fewer if they have over 2,000 scopes. Defaults to 500
 	Max      int               // of batches. Defaults to no bound
-	Progress func(SweepReport) // is called after each committed batch
+	Progress func(SweepReport) // after each batch
 }
 
 // SweepReport counts the holds of a sweep.
@@ -101,14 +101,12 @@ from (select metered.clock() as now offset 0) c,
 
 const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 
-// Sweep ends and announces holds that are due. Their units are free already. Run it every few seconds to a minute.
-// Any number may run at once, and calls wait for no more than a batch.
+// Sweep ends and announces holds that are due, in batches of their own transactions. Their units are free already.
+// Run it every few seconds to a minute. Any number may run at once, and calls wait for no more than a batch. Errors
+// of subscribers stop nothing, and are joined.
 //
 // A hold is announced once, by the Subscribers and the Notify of the Book whose Sweep or Expire ends it: use one with
 // the application's Config.
-//
-// It owns its transactions. On error earlier batches stay done and are reported. Errors of subscribers stop nothing,
-// and are joined.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err

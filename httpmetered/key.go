@@ -13,7 +13,7 @@ import (
 // maxIdempotencyKeyBytes bounds an Idempotency-Key without its quotes, as an operation's id is bounded.
 const maxIdempotencyKeyBytes = 255
 
-// Faults of an Idempotency-Key, or of the request that has it.
+// Faults of an Idempotency-Key.
 var (
 	ErrKeyMissing error = fault.New("idempotency_key_missing", "httpmetered: the request has no Idempotency-Key")
 	ErrKeyInvalid error = fault.New("idempotency_key_invalid", "httpmetered: the Idempotency-Key cannot be used")

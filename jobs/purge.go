@@ -16,7 +16,7 @@ type PurgeOptions struct {
 	// of a key, 1s to a century: longer than any caller may retry, and than any job is scheduled ahead. Required
 	OlderThan time.Duration
 	Batch     int                 // keys per transaction, 1 to 10,000. Defaults to 1,000
-	Progress  func(deleted int64) // is called after each batch
+	Progress  func(deleted int64) // after each batch
 	DryRun    bool                // counts, and deletes none. Needs SELECT on the table
 }
 
@@ -24,8 +24,8 @@ const purgeableSQL = `
 select count(*) from metered.job_keys k, (select metered.clock() - $1::interval as at) cutoff
 where k.created_at < cutoff.at`
 
-// Purge forgets keys older than opts.OlderThan, and returns how many. A forgotten key looks new: its next Enqueue
-// makes another job. It owns its transactions: finished batches stay on error. Any number may run at once. It needs
+// Purge forgets keys older than opts.OlderThan, in batches of their own transactions, and returns how many. A
+// forgotten key looks new: its next Enqueue makes another job. Any number may run at once. It needs
 // metered.GrantMaintenanceSQL.
 func (e *Enqueuer) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(e.made(), notNil("pool", pool)); err != nil {

@@ -35,7 +35,7 @@ type Policy struct {
 	NoPurges bool                    // for a role without metered.GrantMaintenanceSQL
 	Batch    int                     // rows of a transaction, 16 to 2,000. Defaults to that of each call
 	After    string                  // Report.After of a run that was canceled
-	Progress func(Report)            // is called after each batch
+	Progress func(Report)            // after each batch
 }
 
 const (

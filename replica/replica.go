@@ -18,8 +18,8 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// LSN is a position in the write-ahead log of a primary: later commits have greater ones. As text it has the form of pg_lsn, such as
-// "16/B374D848". After a failover it says nothing about the new primary.
+// LSN is a position in the write-ahead log of a primary: later commits have greater ones. As text it is a pg_lsn,
+// such as "16/B374D848". After a failover it says nothing about the new primary.
 type LSN uint64
 
 func ParseLSN(text string) (LSN, error) {

@@ -37,7 +37,7 @@ func (i Info) Decode(v any) error {
 type Grant struct {
 	Info
 
-	ConsumedAt time.Time `json:"consumed_at"` // by the database's clock
+	ConsumedAt time.Time `json:"consumed_at"`
 }
 
 // Internals is for the packages of this module.

@@ -31,7 +31,7 @@ type Minted struct {
 	Purpose   string    `json:"purpose"`
 	Subject   string    `json:"subject"`
 	Uses      int       `json:"uses"`
-	MintedAt  time.Time `json:"minted_at"`          // by the database's clock
+	MintedAt  time.Time `json:"minted_at"`
 	ExpiresAt time.Time `json:"expires_at"`         // MintedAt + TTL
 	Replaced  int64     `json:"replaced,omitempty"` // live tokens that Replace revoked
 }

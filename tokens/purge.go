@@ -17,7 +17,7 @@ type PurgeOptions struct {
 	// Defaults to 30 days
 	OlderThan time.Duration
 	Batch     int                 // tokens per transaction, 1 to 10,000. Defaults to 1,000
-	Progress  func(deleted int64) // is called after each batch
+	Progress  func(deleted int64) // after each batch
 	DryRun    bool                // counts, and deletes none. Needs SELECT on the table
 }
 
@@ -27,8 +27,8 @@ where coalesce(t.ended_at, t.expires_at) <= cutoff.at`
 
 const purgeSQL = `select deleted, last from metered.purge_tokens($1, metered.clock() - $2::interval, $3)`
 
-// Purge deletes tokens that ended longer ago than OlderThan, and returns how many. It owns its transactions: deleted
-// rows stay deleted on error. Any number may run at once. It needs metered.GrantMaintenanceSQL.
+// Purge deletes tokens that ended longer ago than OlderThan, in batches of their own transactions, and returns how
+// many. Any number may run at once. It needs metered.GrantMaintenanceSQL.
 func (s *Store) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(s.made(), notNil("pool", pool)); err != nil {
 		return 0, err

@@ -12,7 +12,7 @@ import (
 // Balance is the balance of a wallet.
 type Balance struct {
 	Wallet    string    `json:"wallet"`
-	Now       time.Time `json:"now"`       // by the database's clock
+	Now       time.Time `json:"now"`
 	Seq       int64     `json:"seq"`       // of the last entry, or 0
 	Units     int64     `json:"units"`     // to draw, without Config.Overdraft. Less than 0 if overdrawn
 	Held      int64     `json:"held"`      // by open holds and leases
@@ -27,7 +27,7 @@ type Lot struct {
 	Category  string    `json:"category,omitempty"`
 	Priority  int       `json:"priority"`
 	GrantedAt time.Time `json:"granted_at"`
-	Expires   time.Time `json:"expires_at,omitzero"` // zero if the lot never ends
+	Expires   time.Time `json:"expires_at,omitzero"` // zero for never
 	Amount    int64     `json:"amount"`              // at the grant
 	Units     int64     `json:"units"`               // to draw
 	Held      int64     `json:"held"`                // by open holds and leases

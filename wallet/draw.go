@@ -26,7 +26,7 @@ type Draw struct {
 type Drawn struct {
 	Wallet    string    `json:"wallet"`
 	Seq       int64     `json:"seq"` // names the draw, for a refund
-	At        time.Time `json:"at"`  // by the database's clock
+	At        time.Time `json:"at"`
 	Amount    int64     `json:"amount"`
 	Lots      []Move    `json:"lots,omitempty"` // in the order in which they were drawn
 	Overdrawn int64     `json:"overdrawn"`      // that no lot covers

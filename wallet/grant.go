@@ -34,11 +34,11 @@ type Grant struct {
 
 // Granted is the lot that Grant or Rollover made.
 type Granted struct {
-	Lot      int64     `json:"lot"`                 // 0 if Rollover found no unit
-	Amount   int64     `json:"amount"`              // of the lot
-	Seq      int64     `json:"seq"`                 // of the entry
-	At       time.Time `json:"at,omitzero"`         // by the database's clock
-	Expires  time.Time `json:"expires_at,omitzero"` // zero if the lot never ends
+	Lot      int64     `json:"lot"`    // 0 if Rollover found no unit
+	Amount   int64     `json:"amount"` // of the lot
+	Seq      int64     `json:"seq"`    // of the entry
+	At       time.Time `json:"at,omitzero"`
+	Expires  time.Time `json:"expires_at,omitzero"` // zero for never
 	Replayed bool      `json:"replayed,omitempty"`  // an earlier call made the lot
 }
 
