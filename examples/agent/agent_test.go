@@ -36,9 +36,7 @@ func (o *office) stands(t *testing.T, used, left, calls int64) {
 	var made int64
 	require.NoError(t, o.db.QueryRow(t.Context(), `select coalesce(sum(units), 0)::bigint from calls`).Scan(&made))
 	require.Equal(t, []int64{used, left, calls}, []int64{gotUsed, gotLeft, made}, "used, left, units of calls")
-	report, err := o.client.Budget.Verify(t.Context(), o.db, budget.VerifyOptions{})
-	require.NoError(t, err)
-	require.Empty(t, report.Differences)
+	pgtest.RequireVerified(t, o.db, o.client.Budget)
 }
 
 func TestWork_AgentsSpendAtOnceAndUnusedUnitsGoBack(t *testing.T) {

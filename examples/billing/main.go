@@ -2,7 +2,7 @@
 //
 //	go run ./examples/billing
 //
-// Read service.go and usage.go, then money.go and invoice.go. main.go runs it on a throwaway Postgres, or on that of
+// Read service.go and usage.go, then invoice.go. main.go runs it on a throwaway Postgres, or on that of
 // DATABASE_URL in a database of its own that it drops at the end.
 package main
 

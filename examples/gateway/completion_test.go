@@ -11,7 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // rows are the completions that were settled, by id.
@@ -63,9 +63,7 @@ func (f *fixture) requireSettled() map[string]completion {
 			}
 		}
 	}
-	report, err := f.metered.Budget.Verify(f.t.Context(), f.pool, budget.VerifyOptions{})
-	require.NoError(f.t, err)
-	require.Empty(f.t, report.Differences)
+	pgtest.RequireVerified(f.t, f.pool, f.metered.Budget)
 	return f.rows()
 }
 

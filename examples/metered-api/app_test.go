@@ -53,9 +53,7 @@ func serve(t *testing.T, pool *pgxpool.Pool, limit int64) *fixture {
 // usage is an account's spent and held units, from a ledger that is verified.
 func (f *fixture) usage(t *testing.T, account string) (spent, held int64) {
 	t.Helper()
-	report, err := f.metered.Budget.Verify(t.Context(), f.pool, budget.VerifyOptions{})
-	require.NoError(t, err)
-	require.Empty(t, report.Differences)
+	pgtest.RequireVerified(t, f.pool, f.metered.Budget)
 	usage, err := f.metered.Budget.Usage(t.Context(), f.pool, budget.Query{Scope: scopeOf(account)})
 	require.NoError(t, err)
 	return usage[0].Spent, usage[0].Held

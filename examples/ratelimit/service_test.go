@@ -56,13 +56,6 @@ func (r *running) another() {
 	r.bases = append(r.bases, server.URL)
 }
 
-func (r running) verify() {
-	r.Helper()
-	report, err := r.s.metered.Budget.Verify(r.Context(), r.pool, budget.VerifyOptions{})
-	require.NoError(r, err)
-	require.Empty(r, report.Differences)
-}
-
 func limit(name string, n int64, window time.Duration) budget.Limit {
 	return budget.Limit{Name: name, Max: n, Window: window}
 }
@@ -137,7 +130,7 @@ func TestService_AdmitsExactlyTheLimitInEveryWindow(t *testing.T) {
 	}
 	require.NotZero(t, refusals)
 	require.Greater(t, len(model), 26, "the windows moved")
-	r.verify()
+	pgtest.RequireVerified(t, r.pool, r.s.metered.Budget)
 }
 
 func TestService_LetsInAtTheStatedSecond(t *testing.T) {

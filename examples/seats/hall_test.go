@@ -145,9 +145,7 @@ func (h *hall) charged(user string) int64 {
 func (h *hall) verify() {
 	h.t.Helper()
 	ctx := context.Background()
-	report, err := h.app.metered.Budget.Verify(ctx, h.pool, budget.VerifyOptions{})
-	require.NoError(h.t, err)
-	require.Empty(h.t, report.Differences)
+	pgtest.RequireVerified(h.t, h.pool, h.app.metered.Budget)
 	m, err := h.app.readMap(ctx, h.org, h.event)
 	require.NoError(h.t, err)
 	for i, seat := range h.seats {

@@ -13,7 +13,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 	"github.com/pgmetered/metered/examples/internal/examplehttp"
 	"github.com/pgmetered/metered/examples/internal/exampletest"
@@ -63,9 +62,7 @@ func (f *fixture) users(t *testing.T) []user {
 	require.NoError(t, err)
 	users, err := pgx.CollectRows(rows, pgx.RowToStructByPos[user])
 	require.NoError(t, err)
-	report, err := f.metered.Budget.Verify(t.Context(), f.pool, budget.VerifyOptions{})
-	require.NoError(t, err)
-	require.Empty(t, report.Differences)
+	pgtest.RequireVerified(t, f.pool, f.metered.Budget)
 	return users
 }
 

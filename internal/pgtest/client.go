@@ -11,6 +11,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/jobs"
 )
 
@@ -56,4 +57,13 @@ func LockScope(t testing.TB, pool *pgxpool.Pool, c *metered.Client, scope string
 	release = func() { _ = tx.Rollback(context.Background()) }
 	t.Cleanup(release)
 	return release
+}
+
+// RequireVerified checks that a ledger adds up.
+func RequireVerified(t testing.TB, pool *pgxpool.Pool, ledger *budget.Ledger) {
+	t.Helper()
+	report, err := ledger.Verify(t.Context(), pool, budget.VerifyOptions{})
+	if err != nil || len(report.Differences) > 0 {
+		t.Fatalf("pgtest: the ledger does not add up: %v %v", report.Differences, err)
+	}
 }
