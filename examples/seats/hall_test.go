@@ -42,7 +42,7 @@ func open(t *testing.T, processes int, cfg config) *hall {
 func openOn(t *testing.T, pool *pgxpool.Pool, processes int, cfg config, running ...string) *hall {
 	t.Helper()
 	h := &hall{t: t, pool: pool, bases: running}
-	require.NoError(t, setUp(t.Context(), pool, 500))
+	require.NoError(t, setUp(t.Context(), pool))
 	for range processes {
 		a, err := newApp(pool, cfg)
 		require.NoError(t, err)

@@ -31,18 +31,17 @@ import (
 
 func main() {
 	listen := flag.String("listen", "127.0.0.1:8080", "the address to serve at")
-	seats := flag.Int("seats", 500, "how many seats the hall gets, when the database is set up")
 	cfg := usual
 	flag.DurationVar(&cfg.holdFor, "hold", cfg.holdFor, "how long a seat is held")
 	flag.DurationVar(&cfg.payTakes, "pay", cfg.payTakes, "how long the pretended payment takes")
 	flag.Parse()
 	exampledb.With("seats", exampledb.Options{Jobs: true, Shared: true}, func(ctx context.Context, db *exampledb.Database) error {
-		return run(ctx, db, *listen, *seats, cfg)
+		return run(ctx, db, *listen, cfg)
 	})
 }
 
-func run(ctx context.Context, db *exampledb.Database, listen string, seats int, cfg config) error {
-	if err := setUp(ctx, db.Pool, seats); err != nil {
+func run(ctx context.Context, db *exampledb.Database, listen string, cfg config) error {
+	if err := setUp(ctx, db.Pool); err != nil {
 		return err
 	}
 	a, err := newApp(db.Pool, cfg)
@@ -81,7 +80,7 @@ var schemaSQL string
 const setUpLock = 7_328_321
 
 // setUp makes the application's tables, and a hall to try, if they are missing.
-func setUp(ctx context.Context, pool *pgxpool.Pool, seats int) error {
+func setUp(ctx context.Context, pool *pgxpool.Pool) error {
 	return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		if _, err := tx.Exec(ctx, `select pg_advisory_xact_lock($1)`, setUpLock); err != nil {
 			return err
@@ -94,7 +93,7 @@ func setUp(ctx context.Context, pool *pgxpool.Pool, seats int) error {
 			return err
 		}
 		for _, d := range demo {
-			if err := d.insert(ctx, tx, seats); err != nil {
+			if err := d.insert(ctx, tx); err != nil {
 				return err
 			}
 		}
@@ -121,15 +120,13 @@ var demo = []organisation{
 	{"Harbour Hall", "Chamber Music on Sunday", []user{{"Eve (manager)", manager}, {"Finn", customer}, {"Gwen", customer}}},
 }
 
-// blockSeats is the size of a block: 10 rows of 10 seats.
-const blockSeats = 100
-
 var sections = []struct {
 	name  string
 	cents int64
 }{{"Stalls left", 4500}, {"Stalls centre", 5200}, {"Stalls right", 4500}, {"Balcony left", 3000}, {"Balcony right", 3000}}
 
-func (o organisation) insert(ctx context.Context, tx pgx.Tx, seats int) error {
+// insert makes an organisation with its event. Each section is a block of 10 rows of 10 seats.
+func (o organisation) insert(ctx context.Context, tx pgx.Tx) error {
 	org, event := metered.NewID(), metered.NewID()
 	b := &pgx.Batch{}
 	b.Queue(`insert into hall.organisations values ($1, $2)`, org, o.name)
@@ -137,20 +134,13 @@ func (o organisation) insert(ctx context.Context, tx pgx.Tx, seats int) error {
 		b.Queue(`insert into hall.users values ($1, $2, $3, $4)`, metered.NewID(), org, u.name, u.role)
 	}
 	b.Queue(`insert into hall.events values ($1, $2, $3, $4)`, event, org, o.event, statusPublished)
-	block := ""
-	for i := range seats {
-		no, in := i/blockSeats, i%blockSeats
-		if in == 0 {
-			block = metered.NewID()
-			section := sections[no%len(sections)]
-			if no >= len(sections) {
-				section.name = fmt.Sprintf("%s %d", section.name, no/len(sections)+1)
-			}
-			size := min(blockSeats, seats-i)
-			b.Queue(`insert into hall.blocks values ($1, $2, $3, $4, $5, $6)`, block, event, no, section.name, section.cents, size)
+	for no, section := range sections {
+		block := metered.NewID()
+		b.Queue(`insert into hall.blocks values ($1, $2, $3, $4, $5, 100)`, block, event, no, section.name, section.cents)
+		for in := range 100 {
+			b.Queue(`insert into hall.seats (id, event, block, ordinal, row, number) values ($1, $2, $3, $4, $5, $6)`,
+				metered.NewID(), event, block, 100*no+in, string(rune('A'+in/10)), in%10+1)
 		}
-		b.Queue(`insert into hall.seats (id, event, block, ordinal, row, number) values ($1, $2, $3, $4, $5, $6)`,
-			metered.NewID(), event, block, i, string(rune('A'+in/10)), in%10+1)
 	}
 	return tx.SendBatch(ctx, b).Close()
 }

@@ -28,31 +28,20 @@ type action struct {
 	serve func(http.ResponseWriter, *request) error
 }
 
-// handler serves the page and these. Some need the right to sell or to manage:
-//
-//	GET    /api/events/{event}/map                      the seats, and one's own holds
-//	GET    /api/events/{event}/stream                   the same, whenever it changes
-//	POST   /api/events/{event}/seats/{seat}/hold        {"source": "web"}
-//	DELETE /api/holds/{hold}
-//	POST   /api/events/{event}/checkout                 {"holds": ["…"]}
-//	sell   /api/events/{event}/seats/{seat}/block       POST, and …/unblock
-//	manage /api/events/{event}/blocks/{block}           PUT {"capacity": 80}
-//	manage /api/events/{event}                          PUT {"status": "published", "opens": "…", "closes": "…"}
-//
-// A request that changes something needs an Idempotency-Key: repeated with it, after a lost answer, it gets the same
-// answer.
+// handler serves the page and these, to each role what it may do, with the bodies that they take. A request that changes
+// something needs an Idempotency-Key: repeated with it, after a lost answer, it gets the same answer.
 func (a *app) handler() http.Handler {
 	mux := http.NewServeMux()
 	for pattern, act := range map[string]action{
 		"GET /api/events/{event}/map":                   {"map", customer, a.serveMap},
-		"GET /api/events/{event}/stream":                {"stream", customer, a.serveStream},
-		"POST /api/events/{event}/seats/{seat}/hold":    {"hold", customer, a.serveHold},
+		"GET /api/events/{event}/stream":                {"stream", customer, a.serveStream}, // the map, whenever it changes
+		"POST /api/events/{event}/seats/{seat}/hold":    {"hold", customer, a.serveHold},     // {"source": "web"}
 		"DELETE /api/holds/{hold}":                      {"cancel", customer, a.serveCancel},
-		"POST /api/events/{event}/checkout":             {"checkout", customer, a.serveCheckout},
+		"POST /api/events/{event}/checkout":             {"checkout", customer, a.serveCheckout}, // {"holds": ["…"]}
 		"POST /api/events/{event}/seats/{seat}/block":   {"block", boxOffice, a.serveBlock},
 		"POST /api/events/{event}/seats/{seat}/unblock": {"unblock", boxOffice, a.serveUnblock},
-		"PUT /api/events/{event}/blocks/{block}":        {"capacity", manager, a.serveCapacity},
-		"PUT /api/events/{event}":                       {"sale", manager, a.serveSale},
+		"PUT /api/events/{event}/blocks/{block}":        {"capacity", manager, a.serveCapacity}, // {"capacity": 80}
+		"PUT /api/events/{event}":                       {"sale", manager, a.serveSale},         // {"status": "published", "opens": "…", "closes": "…"}
 	} {
 		mux.HandleFunc(pattern, a.api(act))
 	}

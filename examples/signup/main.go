@@ -26,13 +26,13 @@ import (
 
 func main() {
 	listen := flag.String("listen", "", "serve at this address instead of the demonstration")
-	ttl := flag.Duration("ttl", 15*time.Minute, "with -listen: how long a visitor has to finish")
 	flag.Parse()
+	ttl := 15 * time.Minute
 	if *listen == "" {
-		*ttl = 2 * time.Second // nobody wants to wait for long
+		ttl = 2 * time.Second // nobody wants to wait for long
 	}
 	exampledb.With("signup", exampledb.Options{SQL: usersSQL}, func(ctx context.Context, db *exampledb.Database) error {
-		s, err := newSignup(db.Pool, *ttl)
+		s, err := newSignup(db.Pool, ttl)
 		if err != nil {
 			return err
 		}
@@ -43,7 +43,7 @@ func main() {
 		})
 		return examplehttp.Run(ctx, *listen, s.handler(), func(base string) {
 			fmt.Printf("curl -i -c jar -b jar %s/claims -d '{\"email\": \"ann@example.com\"}'\n", base)
-		}, func(ctx context.Context, base string) error { return show(ctx, os.Stdout, base, *ttl) })
+		}, func(ctx context.Context, base string) error { return show(ctx, os.Stdout, base, ttl) })
 	})
 }
 
