@@ -19,7 +19,7 @@ var (
 	ErrUnknown error = errUnknown // no such hold, or another holder's (IsOthers)
 	ErrTaken   error = errTaken   // a *TakenError
 	ErrExcess  error = errExcess  // an *ExcessError
-	ErrCeiling error = errCeiling // an extension beyond Hold.Ceiling
+	ErrCeiling error = errCeiling // an extension beyond Hold.Ceiling. The text says how much is left
 	ErrState   error = errState   // a *StateError
 	// the id's time is not after the latest that was purged
 	ErrRetired       error = fault.New("hold_retired", "holds: the hold may have been purged")

@@ -30,8 +30,8 @@ type IdempotentConfig struct {
 	// 500. Tenant must not read the body. Ids that the server makes need another tenant.
 	Tenant func(*http.Request) (string, error)
 	// returns the request's command: charges, a token, RecordRefusal and so on. Idempotent sets its ID, Tenant and
-	// Input, and a missing Name: the request's pattern or method. An error is answered as that of Tenant. Defaults to
-	// an empty command.
+	// Input, and a missing Name: the request's pattern or method, "other" for one that net/http does not name. An
+	// error is answered as that of Tenant. Defaults to an empty command.
 	Command  func(r *http.Request, body []byte) (metered.Command, error)
 	Optional bool // carries out requests without a key, each with an id of its own, instead of 400
 	// is the status, 300 to 500, from which on the handler's answer undoes the command and is not recorded. Defaults

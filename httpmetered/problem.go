@@ -22,7 +22,7 @@ type Problem struct {
 	RetryAfterSeconds int64          `json:"retry_after_seconds,omitempty"` // 0: no Retry-After
 	ViolatedPolicies  []string       `json:"violated-policies,omitempty"`   // that refused
 	Operation         string         `json:"operation,omitempty"`           // id, if its outcome is not known
-	Extra             map[string]any `json:"-"`                             // members of your own, over those above
+	Extra             map[string]any `json:"-"`                             // members of your own, over those above, left out if they cannot be JSON
 }
 
 // Error makes a Problem an error, which Write answers as it is.

@@ -18,7 +18,7 @@ import (
 type Mint struct {
 	Purpose string        // such as "upload", 1 to 128 bytes of UTF-8. Required
 	Subject string        // the user or thing that it is for, 1 to 512 bytes of UTF-8. Required
-	Payload any           // comes back with the grant, as JSON of at most 8 KiB, stored in the clear
+	Payload any           // comes back with the grant, as JSON of at most 8 KiB (a json.RawMessage byte for byte), stored in the clear
 	TTL     time.Duration // 1s to 400 days, cut to microseconds. Defaults to 1h
 	Uses    int           // 1 to 1,000,000. Defaults to 1
 	Secret  Secret        // from NewSecret or Derive. Defaults to 32 bytes of crypto/rand
