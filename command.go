@@ -35,7 +35,7 @@ const (
 	maxResultBytes = 1 << 20 // of the result as JSON
 )
 
-// Command declares a call. Only ID is required.
+// Only ID of a Command is required.
 type Command struct {
 	// 1 to 255 bytes: the same ID of the same Tenant is carried out once. Without a time (a UUIDv7's, or IssuedAt) it looks new again when
 	// its record is purged
@@ -71,7 +71,7 @@ type Command struct {
 	settling *settling // of a session
 }
 
-// Redeem is a token as it was presented, for tokens.Store.Consume. It prints and encodes without the token's text.
+// Redeem is a presented token. It prints and encodes without the token's text.
 type Redeem struct {
 	Purpose   string // as in tokens.Mint, as Subject
 	Subject   string

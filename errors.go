@@ -29,7 +29,7 @@ var (
 	ErrUnknownOperation error = fault.New("operation_unknown", "metered: no such operation")
 )
 
-// Failures of a command. Except after ErrIndefinite and ErrCommitUnknown, the call committed nothing.
+// Failures of a command.
 var (
 	ErrBusy          error = fault.ErrBusy          // a lock was not free within the lock timeout
 	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01, in all attempts. In DoTx run tx again
@@ -53,7 +53,7 @@ var (
 
 var errIndefinite = fault.New("indefinite", "metered: the outcome is not known")
 
-// IndefiniteError says that COMMIT may have taken effect, or is not known to be durable. Call again with the same command.
+// IndefiniteError says that COMMIT may have taken effect, or is not known to be durable.
 type IndefiniteError struct {
 	Tenant, ID string
 
@@ -81,10 +81,9 @@ var (
 	errNotRenewed = fault.New("session_not_renewed", "metered: the session's hold could not be renewed")
 )
 
-// RunningError says until when the open session is held, unless it is renewed.
 type RunningError struct {
 	Tenant, ID string
-	Until      time.Time     // then the units are free, and the operation can be opened anew
+	Until      time.Time     // then, unless it is renewed, the units are free and the operation can be opened anew
 	RetryAfter time.Duration // until then
 }
 
@@ -112,7 +111,6 @@ func (e *LostError) Error() string {
 
 func (e *LostError) Unwrap() error { return errLost }
 
-// RenewalError says why a session's work should end.
 type RenewalError struct {
 	ID    string
 	Due   time.Time // the session can be settled until then

@@ -14,7 +14,7 @@
 //	})
 //
 // Do owns its transaction, DoTx runs in one of yours, and Open is for work whose cost is known at its end. Charges are made last, with
-// COMMIT. So a command can be refused after its function has run: the function must have no effect outside the transaction.
+// COMMIT. So a command can be refused after its function has run.
 //
 // A nil error means committed. After an *IndefiniteError nobody knows: call again with the same command. Any other error means that nothing
 // was written, except sticky charges and a recorded refusal.
@@ -213,7 +213,6 @@ type Config struct {
 	OnRefusal         func(context.Context, Refusal)                                // is called in Do's goroutine, after the rollback of a refused command: for audit records
 }
 
-// Refusal is a command that was refused.
 type Refusal struct {
 	Command  Command // without its Token, which may be unspent
 	Err      error   // of package budget, tokens or holds

@@ -19,7 +19,6 @@ import (
 // it calls.
 const SchemaVersion = schema.Version
 
-// The zero MigrateOptions creates the schema "metered" alone.
 type MigrateOptions struct {
 	Schema       string                                 // defaults to "metered"
 	DropPrevious bool                                   // drops the functions and types that only the build before calls, once none of its processes runs
@@ -61,7 +60,6 @@ type SchemaReport struct {
 	Previous    []string           // as in MigrateReport
 }
 
-// SchemaDifference is an object of the schema that is not as it should be.
 type SchemaDifference struct {
 	Object  string `json:"object"` // "function clock()", "column ledger.seq", "index holds_due"
 	Problem string `json:"problem"`
@@ -99,7 +97,6 @@ func Validate(ctx context.Context, db interface {
 	return SchemaReport{Version: s.Version, Differences: differences(s.Differences), Previous: s.Previous}, err
 }
 
-// The zero SchemaSQLOptions is the whole schema.
 type SchemaSQLOptions struct {
 	Schema       string // 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor "pg_". Defaults to "metered"
 	From         int    // the installed version. 0 renders all, an earlier version the upgrade, and SchemaVersion all functions, as a repair

@@ -25,7 +25,7 @@ import (
 
 const defaultSessionTTL = time.Minute
 
-// Reservation declares a session: work whose cost is known at its end. Settle is the command of its ID. ID and Lines are required.
+// Reservation declares a session. ID and Lines are required.
 type Reservation struct {
 	// as in Command, like the next four. The fingerprint also has Holder, and without Input Metadata, and the scopes and amounts of Lines
 	// and Charges
@@ -256,7 +256,7 @@ func (s *session) refused(status string, at, due *time.Time) error {
 	return fmt.Errorf("metered: the schema answers %q, which this build does not know", status)
 }
 
-// Session is work whose cost is held. It is safe for concurrent use.
+// Session is safe for concurrent use.
 type Session[R any] struct {
 	s        *session
 	finished bool
@@ -299,7 +299,7 @@ func (s *Session[R]) Hold() holds.Hold {
 	return s.s.hold
 }
 
-// Cost is the usage of a session's work. Either All or Lines is required.
+// Cost is a session's usage: All or Lines.
 type Cost struct {
 	Lines  []holds.Line // the used units, by scope. A line without Limits has those of the Reservation
 	All    bool         // all that is held

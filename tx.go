@@ -272,9 +272,9 @@ var (
 	inWallet = wallet.Internals(lend.Key{})
 )
 
-// Notice tells a listener of a committed command, of jobs of Client.Jobs without one, or that notices may have been missed.
+// Notice is a committed command, or jobs of Client.Jobs without one.
 type Notice struct {
-	Missed  bool            `json:"missed,omitempty"` // the rest is then empty
+	Missed  bool            `json:"missed,omitempty"` // some may be missed, and the rest is empty
 	Tenant  string          `json:"tenant,omitempty"`
 	ID      string          `json:"id,omitempty"` // "" for jobs without a command
 	Name    string          `json:"name,omitempty"`

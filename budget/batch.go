@@ -19,7 +19,6 @@ import (
 	"github.com/pgmetered/metered/internal/savepoint"
 )
 
-// Result is the answer to one charge or event of a batch.
 type Result struct {
 	Posted  Posted // if Err is nil
 	Err     error  // a refusal, or an error of this charge or event alone, such as ErrClock
@@ -28,7 +27,7 @@ type Result struct {
 
 // ChargeEach makes up to 1,000 charges in one round trip, each on its own and in their order: a refusal is in its Result, and stops no
 // other. Its own error aborts tx, except with thresholds, when it works in a savepoint. Each scope takes a place in the server's lock table
-// (docs/scale.md). Without a transaction of yours, use a Batcher.
+// (docs/scale.md).
 func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("charges", len(charges))); err != nil {
 		return nil, err

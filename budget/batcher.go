@@ -15,7 +15,6 @@ import (
 	"github.com/pgmetered/metered/internal/pause"
 )
 
-// The zero BatcherConfig is ready for use.
 type BatcherConfig struct {
 	MaxBatch int           // charges in one transaction, 1 to 1,000. Defaults to 512
 	Lanes    int           // batches in flight, each on a connection, 1 to 64. Defaults to 2
@@ -23,8 +22,7 @@ type BatcherConfig struct {
 }
 
 // Batcher commits charges of many goroutines together: those that arrived while the last batch was committed. A lone charge does not wait,
-// and a locked scope delays no other. Charges are judged as by Ledger.ChargeEach, in a scope in the order of arrival. It is safe for
-// concurrent use.
+// and a locked scope delays no other. Charges are judged as by Ledger.ChargeEach, in a scope in the order of arrival.
 type Batcher struct {
 	ledger *Ledger
 	pool   *pgxpool.Pool

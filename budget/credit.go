@@ -11,7 +11,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Credit is an amount to add to a scope: a top-up, prepaid money. Its fields are as in a Charge.
+// Credit is a top-up, prepaid money. Its fields are as in a Charge.
 type Credit struct {
 	Scope     string
 	Amount    int64

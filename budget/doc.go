@@ -19,7 +19,6 @@
 // Ledger.Lock, or a command. All isolation levels are correct, and READ COMMITTED is the fastest.
 //
 // Every call may fail with an *ArgumentError, before any SQL. Every write may fail with ErrBusy, ErrOverflow or ErrSerialization, and a
-// charge with ErrClock or ErrWindowPurged too: these abort the transaction. A refusal, *ExceededError or *ScopeError, leaves it usable.
-// Reads take no lock, and run on replicas too. Iterators read pages, with no statement open in between, and yield an error last. JSON has
-// durations in microseconds, under names that end in _us.
+// charge with ErrClock or ErrWindowPurged too. Reads take no lock, and run on replicas too. Iterators read pages, with no statement open in
+// between, and yield an error last. JSON has durations in microseconds, under names that end in _us.
 package budget

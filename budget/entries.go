@@ -17,7 +17,7 @@ var kinds = map[string]string{
 	"e": "lapse", "v": "revoke", "o": "roll over",
 }
 
-// Entry is one entry of a scope's chain, with the scope's sums after it.
+// An Entry has the scope's sums after it.
 type Entry struct {
 	Scope string `json:"scope"`
 	Seq   int64  `json:"seq"` // 1, 2, 3, … in a scope

@@ -14,17 +14,17 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Errors of calls. They abort the transaction, except the first five: these refuse, and write nothing.
+// Errors of calls. They abort the transaction, except the first five: these write nothing, and leave it usable.
 var (
 	ErrArgument      error = errArgument     // an *ArgumentError
 	ErrExceeded      error = errExceeded     // an *ExceededError
 	ErrScopeUnknown  error = errScopeUnknown // never created: a *ScopeError, as the next two
 	ErrScopeRetired  error = errScopeRetired
-	ErrScopeClosed   error = errScopeClosed                                                                    // carved, and ended. Credit and Refund abort the transaction
-	ErrBusy          error = fault.ErrBusy                                                                     // Config.LockTimeout has passed
-	ErrSerialization error = fault.ErrSerialization                                                            // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
-	ErrNotMigrated   error = fault.ErrNotMigrated                                                              // a part of the schema is missing
-	ErrNotGranted    error = fault.ErrNotGranted                                                               // the role lacks a privilege
+	ErrScopeClosed   error = errScopeClosed         // carved, and ended. Credit and Refund abort the transaction
+	ErrBusy          error = fault.ErrBusy          // Config.LockTimeout has passed
+	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
+	ErrNotMigrated   error = fault.ErrNotMigrated
+	ErrNotGranted    error = fault.ErrNotGranted
 	ErrClock         error = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock") // see Ledger.RepairClock
 	ErrOverflow      error = fault.New("budget_overflow", "budget: total would overflow")
 	ErrWindowPurged  error = errWindowPurged // a window, or a range of time (a *PurgedError), begins before the retained entries
@@ -47,7 +47,7 @@ var (
 	ErrClosed        error = fault.New("batcher_closed", "budget: the batcher is closed")
 )
 
-// Refusals of a refund. They wrote nothing, and leave the transaction usable.
+// Refusals of a refund. They leave the transaction usable.
 var (
 	ErrUnknownEntry  error = fault.New("budget_unknown_entry", "budget: no such entry")
 	ErrEntryPurged   error = fault.New("budget_entry_purged", "budget: the charge was purged")

@@ -43,7 +43,7 @@ const (
 	maxMaxFuture          = 24 * time.Hour
 )
 
-// Ledger charges, credits and refunds scopes. It is safe for concurrent use.
+// Ledger is safe for concurrent use.
 type Ledger struct {
 	schema    schema.Name
 	wait      time.Duration
@@ -60,7 +60,7 @@ type Ledger struct {
 	onThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
 }
 
-// Querier runs reads: a pool, a connection or a transaction.
+// Querier is a pool, a connection or a transaction.
 type Querier interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row

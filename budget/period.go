@@ -13,8 +13,8 @@ import (
 // every is the length of one period, as an interval of Postgres.
 var every = map[Unit]string{Day: "P1D", Week: "P7D", Month: "P1M", Year: "P1Y"}
 
-// Period is the period by which a limit counts. Per and PerPeriod make one. Periods follow each other without a gap, before the anchor too,
-// and contain their first moment. The database's clock and time zone data decide which is now. Equal periods are ==, and zero is none.
+// Per and PerPeriod make a Period. Periods follow each other without a gap, before the anchor too, and contain their first moment. The
+// database's clock and time zone data decide which is now. Equal periods are ==, and zero is none.
 type Period struct {
 	Unit   Unit          // Day, Week, Month or Year in Zone, "" for a Length
 	Length time.Duration `json:"-"` // up to 36,525 days, in microseconds

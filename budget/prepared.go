@@ -22,7 +22,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Internals is for this module alone.
+// Internals is internal.
 func Internals(lend.Key) internals { return internals{} }
 
 // internals are lent to holds, wallet, leases and metered.

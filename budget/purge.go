@@ -22,7 +22,7 @@ type PurgeOptions struct {
 	// reports whether an idle scope may be deleted as if it was never charged: numbers begin at 1 again. Its limits must have no lifetimes
 	// and a Limit.Reach up to OlderThan, and no older charge be refunded. Scopes with credit, debt, holds or claims stay.
 	Forget   func(scope string) bool
-	Progress func(PurgeReport) // is called after each transaction
+	Progress func(PurgeReport) // after each transaction
 	DryRun   bool              // counts the entries, in READ ONLY transactions without locks. Not with Forget
 }
 

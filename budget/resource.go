@@ -95,7 +95,7 @@ type ResourceFilter struct {
 const resourcesSQL = resourceSQL + `false, 0
 from metered.resources where scope >= $1::text and scope > $2::text order by scope limit $3`
 
-// Resources returns created scopes, also retired ones, in the order of bytes.
+// Resources returns created and retired scopes, in the order of bytes.
 func (l *Ledger) Resources(ctx context.Context, db Querier, f ResourceFilter) ([]Resource, error) {
 	if err := cmp.Or(l.made(), notNil("db", db), checkText("ResourceFilter.Prefix", f.Prefix, bounds.MaxScopeBytes),
 		checkText("ResourceFilter.After", f.After, bounds.MaxScopeBytes)); err != nil {

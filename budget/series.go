@@ -133,7 +133,6 @@ func (l *Ledger) ranges(ctx context.Context, db Querier, scope string, edges []t
 	return ranges, nil
 }
 
-// PurgedError is the ErrWindowPurged of a range of time.
 type PurgedError struct {
 	Scope     string
 	KnownFrom time.Time // use is known from then on

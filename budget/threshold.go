@@ -36,7 +36,7 @@ type Threshold struct {
 // thresholdList is a list that can be compared, filled from the front.
 type thresholdList [bounds.MaxThresholds]Threshold
 
-// Crossing is a threshold that was reached, with fields as in a Standing.
+// Crossing is a reached threshold, with fields as in a Standing.
 type Crossing struct {
 	Scope       string    `json:"scope"`
 	Seq         int64     `json:"seq"` // the entry that reached it: unique with Scope and the names

@@ -14,7 +14,7 @@ type VerifyOptions struct {
 	Scope          string             // restricts the check to one scope
 	After          string             // VerifyReport.Last, to go on
 	MaxDifferences int                // ends the check. Defaults to 1,000
-	Progress       func(VerifyReport) // is called for each scope and each 10,000 entries
+	Progress       func(VerifyReport) // for each scope and each 10,000 entries
 }
 
 type VerifyReport struct {
