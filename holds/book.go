@@ -17,7 +17,7 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Config configures a Book. The zero value works.
+// The zero Config works.
 type Config struct {
 	MinTTL, MaxTTL time.Duration // bound Request.TTL, from 1ms to MaxLifetime. Default to 1s and 1h
 	// MaxLifetime bounds the time from placement to deadline, up to 10 years. Defaults to 24h, or a longer MaxTTL.
@@ -52,14 +52,13 @@ const (
 // else the subscriber fails, even if it returns nil. It closes its rows and does not end tx.
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
-// Transition is one change of a hold.
 type Transition struct {
 	Kind EventKind   `json:"kind"`
 	Hold Hold        `json:"hold"` // after it
 	Note budget.Note `json:"note,omitzero"`
 }
 
-// Book places holds in a ledger and ends them. It is safe for concurrent use.
+// Book is safe for concurrent use.
 type Book struct {
 	ledger *budget.Ledger
 	cfg    Config
@@ -70,7 +69,7 @@ type Book struct {
 	observer *observed.To // the ledger's
 }
 
-// New returns a Book on the ledger, with its schema and LockTimeout. It does not touch the database.
+// New uses the ledger's schema and LockTimeout. It sends no SQL.
 func New(ledger *budget.Ledger, cfg Config) (*Book, error) {
 	if err := notNil("ledger", ledger); err != nil {
 		return nil, err

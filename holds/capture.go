@@ -28,7 +28,6 @@ const (
 // policies are the policies as the function capture_holds in schema.sql knows them.
 var policies = map[Over]string{OverRefused: "refuse", OverIfFits: "fit", OverUpTo: "upto", OverAllowed: "allow"}
 
-// Capture says which holds become spending.
 type Capture struct {
 	Tenant string
 	IDs    []string

@@ -14,11 +14,11 @@
 // of one Tenant, or on none. A Holder, if set, must be that of each hold. A Note is recorded in the history and the
 // ledger. Ids, tenants, holders and entities have at most 255 bytes. A second call writes again, or finds the hold
 // ended (*StateError). Only Place with an ID, Claim and Expire can be repeated, and any call in a command
-// (metered.Tx). Optional fields default to none.
+// (metered.Tx).
 //
 // Writes lock scopes, and then holds, until the transaction ends: call them last in it. Two calls in one transaction
 // can deadlock with two in another (docs/operations.md): make one call of several Lines, or use a command. Reads take
-// no lock. They also run on a replica, whose clock then decides which holds have expired.
+// no lock, and run on a replica too, whose clock then decides which holds have expired.
 //
 // Every call may fail with a *budget.ArgumentError, before any SQL unless the call says otherwise. Every write may
 // fail with budget.ErrBusy, budget.ErrClock, budget.ErrWindowPurged, budget.ErrOverflow, SQLSTATE 40001 or 40P01,

@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Answers. They wrote nothing and leave the transaction usable.
+// Answers. They wrote nothing.
 var (
 	ErrUnknown error = errUnknown // no such hold, or another holder's (IsOthers)
 	ErrTaken   error = errTaken   // a *TakenError
@@ -90,7 +90,6 @@ func (e *StateError) Error() string { return fmt.Sprintf("%v: %q", e.kind(), e.I
 
 func (e *StateError) Unwrap() []error { return []error{e.kind(), errState} }
 
-// TakenError says until when a claim is taken.
 type TakenError struct {
 	Key        Key
 	RetryAfter time.Duration // until it falls free, unless its holder acts. 0 if Confirmed
@@ -115,7 +114,7 @@ func (e *TakenError) RetryAfterSeconds() (seconds int64, ok bool) {
 	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
 }
 
-// ExcessError is a capture or return of more units than are Open.
+// ExcessError is a capture or return of more units than Open.
 type ExcessError struct {
 	ID, Scope       string
 	Requested, Open int64

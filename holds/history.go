@@ -13,7 +13,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// EventKind is the kind of a transition.
 type EventKind string
 
 const (
@@ -33,7 +32,7 @@ var kinds = map[string]EventKind{
 	"r": EventReleased, "x": EventExpired, "b": EventReturned, "g": EventReturnedPart,
 }
 
-// Event is one transition of a hold. Its JSON is for reading: Rebuild needs the result of History.
+// Event is a transition. Its JSON is for reading: Rebuild needs the result of History.
 type Event struct {
 	Tenant          string          `json:"tenant,omitempty"`
 	ID              string          `json:"id"`

@@ -8,7 +8,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// State is the state of a hold.
 type State string
 
 const (
@@ -46,7 +45,6 @@ type Hold struct {
 	Crossed []budget.Crossing `json:"crossed,omitempty"`
 }
 
-// HeldLine is a hold's part of one scope.
 type HeldLine struct {
 	Scope    string `json:"scope"`
 	Amount   int64  `json:"amount"`             // placed

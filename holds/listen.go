@@ -12,7 +12,7 @@ import (
 	"github.com/pgmetered/metered/internal/listen"
 )
 
-// Notice is a committed transition, or the news that some may have been missed.
+// Notice is a committed transition.
 type Notice struct {
 	Missed  bool      `json:"missed,omitempty"` // some may be missed, and the rest is empty
 	Tenant  string    `json:"tenant,omitempty"`
@@ -30,15 +30,14 @@ type Notice struct {
 	Cut      bool        `json:"cut,omitempty"` // Note or Lines did not fit into 8,000 bytes: see History, Get
 }
 
-// ListenOptions configures Listen. The zero value works.
 type ListenOptions struct {
 	// Idle bounds the silence of a connection, and then of the server's answer, 10ms to 1h. Defaults to 15s.
 	Idle    time.Duration
-	OnError func(error) // is called in another goroutine for a lost connection
+	OnError func(error) // for a lost connection, in another goroutine
 }
 
 // Listen calls handle with every transition that a Book with Config.Notify commits in this schema, one at a time, in
-// the order of commit. An expiry is heard when Sweep or Expire announces it. It returns ctx.Err() or handle's error.
+// the order of commit. An expiry is heard when Sweep or Expire announces it. It returns ctx's error or handle's.
 //
 // A notice is a hint, which every role that may connect can send: read the hold (Get) before you act. After each
 // connect, and where notices were lost (an unreadable one, a queue beyond 10,000 or 16 MiB), handle gets one with

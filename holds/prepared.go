@@ -16,7 +16,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Internals is for the packages of this module.
+// Internals is internal.
 func Internals(lend.Key) internals { return internals{} }
 
 // internals are lent to holdjobs and metered.

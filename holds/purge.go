@@ -10,12 +10,11 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
-// PurgeOptions configures Purge. The zero value works.
 type PurgeOptions struct {
 	OlderThan time.Duration       // since the hold's end, 1s to a century. Defaults to 30 days
 	Batch     int                 // holds per transaction, 1 to 10,000. Defaults to 1,000
 	Progress  func(deleted int64) // after each batch
-	DryRun    bool                // counts, and deletes none. Needs SELECT on the table
+	DryRun    bool                // only counts. Needs SELECT on the table
 }
 
 const purgeableSQL = `

@@ -15,7 +15,6 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Expire names a hold to end, if its time is over.
 type Expire struct {
 	Tenant   string
 	ID       string
@@ -77,14 +76,12 @@ func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended b
 	return h, status == "expired", err
 }
 
-// SweepOptions configures Sweep. The zero value sweeps all due holds.
 type SweepOptions struct {
 	Batch    int               // holds per transaction, 1 to 10,000, fewer if they have over 2,000 scopes. Defaults to 500
 	Max      int               // of batches. Defaults to no bound
 	Progress func(SweepReport) // after each batch
 }
 
-// SweepReport counts the holds of a sweep.
 type SweepReport struct {
 	Expired   int       `json:"expired"` // were announced. Other writes may have ended them before
 	Skipped   int       `json:"skipped"` // were locked by others: left for the next sweep

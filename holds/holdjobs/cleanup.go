@@ -15,7 +15,7 @@ import (
 )
 
 // Cleanup configures a job that ends a hold when it is due, so that subscribers and listeners hear of it. The units
-// are free then in any case. The zero value works.
+// are free then in any case.
 type Cleanup struct {
 	Delay       time.Duration // from the hold's due time to the job, up to 24h. Defaults to 10s
 	Queue       string        // defaults to River's
@@ -46,7 +46,6 @@ type CleanupArgs struct {
 	DelayMS int64  `json:"delay_ms"` // Cleanup.Delay
 }
 
-// Kind is the job's kind.
 func (CleanupArgs) Kind() string { return "metered_hold_cleanup" }
 
 // NewCleanupWorker returns the worker of CleanupArgs, which calls holds.Book.Expire. It leaves holds that were

@@ -37,13 +37,12 @@ func made(pool *pgxpool.Pool, book *holds.Book) error {
 	return fault.Made(errArgument, "book", inHolds.Schema(book) != schema.Name{})
 }
 
-// Args are the args of a job whose cost is held: they name the hold.
+// Args are the args of a job whose cost is held.
 type Args interface {
 	river.JobArgs
 	HeldBy() Ref
 }
 
-// Ref names a hold.
 type Ref struct {
 	Tenant string `json:"tenant,omitempty"`
 	ID     string `json:"id"`
@@ -80,7 +79,7 @@ func (c Cost) check() error {
 // Work does a job, outside any transaction, and returns its cost. It may be called several times for one job.
 type Work[T Args] func(ctx context.Context, job *river.Job[T]) (Cost, error)
 
-// Options configures NewWorker. A duration that is not positive is the default.
+// A duration that is not positive is the default.
 type Options struct {
 	Timeout    time.Duration // of an attempt, as River's Worker.Timeout. Defaults to 1m
 	RetryAfter time.Duration // until a failed job is tried again. Defaults to 30s
