@@ -37,8 +37,7 @@ const maxTTL = 3660 * 24 * time.Hour
 // rest. Charge the child with budget.Prepaid: with other limits, or with credit from elsewhere, it can spend more than it was given, and
 // the parent is charged for all of that. A child can be the parent of others, which end no later than it does and are settled before it.
 //
-// All isolation levels are correct. Above READ COMMITTED calls can fail with SQLSTATE 40001. Package carvejobs carves for a child on
-// another Postgres cluster.
+// Above READ COMMITTED calls can fail with SQLSTATE 40001. Package carvejobs carves for a child on another Postgres cluster.
 type Carver struct {
 	ledger *budget.Ledger
 	wait   int32

@@ -150,7 +150,7 @@ func (p *Pool) look(c *ledger.Charging, charges []budget.Charge) {
 	}
 }
 
-// Internals is for this module alone.
+// Internals is internal.
 func Internals(lend.Key) internals { return internals{} }
 
 // internals are lent to metered.

@@ -34,7 +34,7 @@ type Config struct {
 	// names this process in the history of its leases, 1 to 200 bytes, and must not be another's. Defaults to the host's name, the process
 	// id and a random suffix
 	Owner    string
-	OnError  func(error) // is called with failures in the background, which lose no units
+	OnError  func(error) // gets failures in the background, which lose no units
 	NoRecall bool        // leaves out the connection that listens for recalls, for poolers. Slices then come back when they are idle or end
 }
 
@@ -95,7 +95,7 @@ func (r *Rule) complete(i int) error {
 	return nil
 }
 
-// New does not touch the database.
+// New sends no SQL.
 func New(pool *pgxpool.Pool, ledger *budget.Ledger, cfg Config) (*Pool, error) {
 	p, err := bare(pool, ledger)
 	if err != nil {

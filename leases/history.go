@@ -54,7 +54,6 @@ func (p *Pool) History(ctx context.Context, db budget.Querier, scope string) ite
 	}
 }
 
-// Spend is a committed spend from a lease.
 type Spend struct {
 	Lease           int64       `json:"lease"`
 	Offset          int64       `json:"offset"` // where it begins in the lease
@@ -114,8 +113,8 @@ func pages[R any](ctx context.Context, db budget.Querier, sql string, of any, fr
 type PurgeOptions struct {
 	OlderThan time.Duration       // the age since settlement, 1s to a century. Required
 	Batch     int                 // rows of one transaction, 1 to 10,000. Defaults to 1,000
-	Progress  func(deleted int64) // is called after each batch
-	DryRun    bool                // counts leases alone. It needs SELECT on the table
+	Progress  func(deleted int64) // after each batch
+	DryRun    bool                // only counts leases. Needs SELECT on the table
 }
 
 const purgeableSQL = `
@@ -125,8 +124,8 @@ where y.settled_at < cutoff.at and (y.mode <> 'g' or y.home_at is not null and y
 
 const purgeSQL = `select deleted, last from metered.purge_leases($1, metered.clock() - $2::interval, $3)`
 
-// Purge deletes leases that were settled longer ago than OlderThan, with their spends, and returns how many rows. Their captures stay in
-// the ledger. Each batch is a transaction, and stays if a later one fails. It needs metered.GrantMaintenanceSQL.
+// Purge deletes leases that were settled longer ago than OlderThan, with their spends, in batches of their own transactions, and returns
+// how many rows. Their captures stay in the ledger. It needs metered.GrantMaintenanceSQL.
 func Purge(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, opts PurgeOptions) (int64, error) {
 	p, err := bare(pool, ledger)
 	if err != nil {

@@ -28,7 +28,7 @@ const (
 	openWait     = 100 * time.Millisecond // for a slice that is being opened
 )
 
-// Pool owns the leases of a process. It is safe for concurrent use.
+// Pool is safe for concurrent use.
 type Pool struct {
 	db     *pgxpool.Pool
 	own    *pgxpool.Pool // a few connections, to open and settle while all of db's are busy

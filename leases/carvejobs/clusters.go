@@ -20,16 +20,15 @@ func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
 }
 
-// The zero Config is ready for use.
 type Config struct {
 	Queue string // of the jobs, on both clusters. Defaults to River's
 	// after which a job that could not reach the other cluster, or waits for the end of holds, is tried again, for ever. 10ms to 1h.
 	// Defaults to 5s
 	RetryAfter time.Duration
-	OnError    func(error) // is called with the reason
+	OnError    func(error) // gets the reason
 }
 
-// Clusters are the clusters that a process can reach. It is safe for concurrent use.
+// Clusters are safe for concurrent use.
 type Clusters struct {
 	cfg Config
 	all map[string]*cluster
@@ -89,7 +88,7 @@ func (c *Clusters) find(l Link) (home, away *cluster, err error) {
 	return home, away, err
 }
 
-// Carving is as leases.Carving, for a child on another cluster.
+// Carving is as leases.Carving.
 type Carving struct {
 	Link
 	From budget.Charge
@@ -172,8 +171,7 @@ func (c *Clusters) report(ctx context.Context, tx *metered.Tx, l Link, closed le
 	return closed, err
 }
 
-// WriteOff settles the units at home as spent in full, for when the child's cluster is lost for good. Only a person should decide it: units
-// that the child did not spend are lost. A later message of that cluster changes nothing.
+// WriteOff is leases.Carver.WriteOff at home. Only a person should decide it: units that the child did not spend are lost.
 func (c *Clusters) WriteOff(ctx context.Context, l Link, note budget.Note) (leases.Lease, error) {
 	home, _, err := c.find(l)
 	if err != nil {

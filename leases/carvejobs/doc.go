@@ -10,8 +10,7 @@
 //	home: settle   units that the child spent are captured at the parent, and the rest is free there
 //	away: note     a purge may take the child's row, after its end
 //
-// Until home settles, all units count there, even past the deadline. So no limit is exceeded while a cluster or the network is away, and
-// unused units come back soon after both are there again.
+// Until home settles, all units count there, even past the deadline. So no limit is exceeded while a cluster or the network is away.
 //
 // After a worker was killed, River repeats its job after river.Config.RescueStuckJobsAfter, 1h by default: set it lower.
 package carvejobs
