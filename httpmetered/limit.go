@@ -14,7 +14,6 @@ import (
 	"github.com/pgmetered/metered/leases"
 )
 
-// LimitConfig configures Limit and LimitLeased.
 type LimitConfig struct {
 	// begins the scopes: budget.ScopeKey(Kind, "client", key), and (Kind, "all", "") for Shared. For LimitLeased the
 	// Pool needs a Rule for the prefix Kind + "/". Required.

@@ -28,7 +28,6 @@ const (
 
 var errArgument = fault.New("invalid_argument", "httpmetered: invalid argument")
 
-// PoliciesConfig selects the limits that clients see.
 type PoliciesConfig struct {
 	// of a client's own budget. Each needs a name, which is shown: 1 to 64 printable ASCII characters. Windows are
 	// rounded up to seconds, months have 31 days there and years 366. Prepaid credit is no policy.
@@ -51,7 +50,6 @@ type policy struct {
 	params string
 }
 
-// NewPolicies returns Policies, or a *budget.ArgumentError.
 func NewPolicies(cfg PoliciesConfig) (*Policies, error) {
 	p := &Policies{}
 	seen := map[string]bool{}

@@ -12,7 +12,6 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// Record is the record of a key.
 type Record struct {
 	Queue     string    `json:"queue"`
 	Key       string    `json:"key"`

@@ -26,7 +26,7 @@ const (
 	maxLockTimeout     = time.Hour
 )
 
-// Config configures an Enqueuer. The zero value suits most programs.
+// The zero Config suits most programs.
 type Config struct {
 	Schema string // as metered.Migrate made it. River's is the client's. Defaults to "metered"
 	// bounds the wait for transactions that claimed the same keys, 1ms to 1h. A shorter lock_timeout,
@@ -38,7 +38,7 @@ type Config struct {
 	Observer observe.Observer
 }
 
-// Enqueuer enqueues jobs through a River client. It is safe for concurrent use.
+// Enqueuer is safe for concurrent use.
 type Enqueuer struct {
 	client   *river.Client[pgx.Tx]
 	sequence string // River's, as text for regclass

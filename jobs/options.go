@@ -14,13 +14,11 @@ type Options struct {
 	InsertOpts river.InsertOpts // win over the args' own and the client's. UniqueOpts, also of the args, exclude a Key
 }
 
-// Item is one job of EnqueueMany.
 type Item struct {
 	Args    river.JobArgs
 	Options *Options
 }
 
-// Result says which job there is now.
 type Result struct {
 	JobID   int64             `json:"job_id"`        // as in Record
 	Created bool              `json:"created"`       // this call inserted the job

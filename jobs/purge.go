@@ -11,13 +11,12 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
-// PurgeOptions says which keys to forget.
 type PurgeOptions struct {
 	// of a key, 1s to a century: longer than any caller may retry, and than any job is scheduled ahead. Required
 	OlderThan time.Duration
 	Batch     int                 // keys per transaction, 1 to 10,000. Defaults to 1,000
 	Progress  func(deleted int64) // after each batch
-	DryRun    bool                // counts, and deletes none. Needs SELECT on the table
+	DryRun    bool                // only counts. Needs SELECT on the table
 }
 
 const purgeableSQL = `

@@ -15,14 +15,14 @@ import (
 	"time"
 )
 
-// Observer gets work and events of the library, from many goroutines at once.
+// An Observer is called from many goroutines at once.
 type Observer interface {
 	// is called when a piece of work begins, and returns the work's context, made from ctx, and a function for its end, or nil
 	Start(ctx context.Context, op Op) (context.Context, func(End))
 	Event(ctx context.Context, e Event)
 }
 
-// Work is a kind of work. In quotes are the possible Names.
+// In quotes are the possible Names.
 type Work string
 
 const (
@@ -46,7 +46,6 @@ type Op struct {
 	Tenant, ID string // of a Command: unbounded, and perhaps personal
 }
 
-// Outcome is the outcome of a Command.
 type Outcome string
 
 const (
@@ -70,7 +69,7 @@ type End struct {
 	Jobs       []int64 // of Enqueue: the ids, new or not
 }
 
-// Kind is a kind of event. In quotes are the possible Names.
+// In quotes are the possible Names.
 type Kind string
 
 const (

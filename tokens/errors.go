@@ -5,7 +5,7 @@ import (
 	"github.com/pgmetered/metered/internal/redact"
 )
 
-// Refusals. They leave the transaction usable, and nothing written.
+// Refusals. They leave the transaction usable.
 var (
 	ErrArgument error = errArgument // an *ArgumentError. No SQL ran
 	// an *InvalidError, the same for every bad token

@@ -40,7 +40,7 @@ type Grant struct {
 	ConsumedAt time.Time `json:"consumed_at"`
 }
 
-// Internals is for the packages of this module.
+// Internals is internal.
 func Internals(lend.Key) internals { return internals{} }
 
 // internals are lent to metered.

@@ -14,7 +14,6 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Mint describes a token.
 type Mint struct {
 	Purpose string        // such as "upload", 1 to 128 bytes of UTF-8. Required
 	Subject string        // the user or thing that it is for, 1 to 512 bytes of UTF-8. Required
@@ -24,7 +23,6 @@ type Mint struct {
 	Secret  Secret        // from NewSecret or Derive. Defaults to 32 bytes of crypto/rand
 }
 
-// Minted is a new token.
 type Minted struct {
 	Token     Token     `json:"token"` // the only copy of its text
 	Digest    Digest    `json:"digest"`

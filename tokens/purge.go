@@ -11,14 +11,13 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
-// PurgeOptions configures Purge.
 type PurgeOptions struct {
 	// since a token's last use, revocation or expiry, 1s to a century. Until then its secret cannot be minted again.
 	// Defaults to 30 days
 	OlderThan time.Duration
 	Batch     int                 // tokens per transaction, 1 to 10,000. Defaults to 1,000
 	Progress  func(deleted int64) // after each batch
-	DryRun    bool                // counts, and deletes none. Needs SELECT on the table
+	DryRun    bool                // only counts. Needs SELECT on the table
 }
 
 const purgeableSQL = `

@@ -39,7 +39,7 @@ const (
 	defaultOlderThan   = 30 * 24 * time.Hour // how long Purge keeps tokens that have ended
 )
 
-// Config configures a Store. The zero value works.
+// The zero Config works.
 type Config struct {
 	Schema string // as metered.Migrate made it. Defaults to "metered"
 	// begins the tokens, and tells scanners of leaked secrets your product: 1 to 32 of A-Z, a-z, 0-9 and _, starting
@@ -49,7 +49,7 @@ type Config struct {
 	Observer    observe.Observer
 }
 
-// Store mints and consumes tokens of one prefix in one schema. It is safe for concurrent use.
+// Store is safe for concurrent use.
 type Store struct {
 	prefix        string
 	lockTimeoutMS int32
@@ -63,7 +63,7 @@ type statements struct {
 	mint, replace, consume, inspect, revoke, revokeSubject, purge, purgeable string
 }
 
-// New returns a Store, or ErrArgument. It sends no SQL.
+// New sends no SQL.
 func New(config Config) (*Store, error) {
 	name, err := schema.Parse(config.Schema)
 	if err != nil {
@@ -105,7 +105,6 @@ var validPrefix = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$`)
 // made refuses the zero Store, which has no prefix.
 func (s *Store) made() error { return fault.Made(errArgument, "store", s != nil && s.prefix != "") }
 
-// Prefix is that of Config, or its default.
 func (s *Store) Prefix() string { return s.prefix }
 
 // querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.

@@ -9,7 +9,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// Balance is the balance of a wallet.
 type Balance struct {
 	Wallet    string    `json:"wallet"`
 	Now       time.Time `json:"now"`

@@ -16,7 +16,7 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Config configures a Book. The zero value works.
+// The zero Config works.
 type Config struct {
 	Overdraft   int64              // how far draws may go below zero, up to 2^62, in every wallet, even of a mistyped name
 	Priorities  map[string]int     // by category, for grants without one. Defaults to 0
@@ -39,7 +39,7 @@ const (
 	maxDuration        = 36525 * 24 * time.Hour // of Grant.For, Grant.RollFor, Rollover.For and Late
 )
 
-// Book grants lots to wallets, and draws them. It is safe for concurrent use.
+// Book is safe for concurrent use.
 type Book struct {
 	ledger   *budget.Ledger
 	cfg      Config
@@ -50,7 +50,7 @@ type Book struct {
 	observer *observed.To
 }
 
-// Internals is for the packages of this module.
+// Internals is internal.
 func Internals(lend.Key) internals { return internals{} }
 
 // internals are lent to maintain and metered.
@@ -64,7 +64,7 @@ func (internals) Schema(b *Book) schema.Name { return b.schema }
 
 var inBudget = budget.Internals(lend.Key{})
 
-// New returns a Book on the ledger. It sends no SQL.
+// New sends no SQL.
 func New(l *budget.Ledger, cfg Config) (*Book, error) {
 	if err := notNil("ledger", l); err != nil {
 		return nil, err

@@ -14,7 +14,6 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Draw is an amount to take from a wallet.
 type Draw struct {
 	Wallet string
 	Amount int64 // 1 to 2^53
@@ -22,7 +21,6 @@ type Draw struct {
 	Note   budget.Note
 }
 
-// Drawn is the answer of Draw.
 type Drawn struct {
 	Wallet    string    `json:"wallet"`
 	Seq       int64     `json:"seq"` // names the draw, for a refund

@@ -9,7 +9,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Refusals. They wrote nothing and leave the transaction usable, as does *budget.ExceededError.
+// Refusals. They leave the transaction usable, as does *budget.ExceededError.
 var (
 	// of another grant: look it up, and do not repeat this one
 	ErrConflict   error = fault.New("wallet_conflict", "wallet: the reference was used for another grant")

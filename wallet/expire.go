@@ -40,14 +40,12 @@ type Breakage struct {
 // its own writes, and the next sweep calls again. A panic takes back the batch.
 type Subscriber func(ctx context.Context, tx pgx.Tx, b Breakage) error
 
-// SweepOptions configures Sweep.
 type SweepOptions struct {
 	Batch    int               // lots per transaction, 1 to 2,000. Defaults to 500
 	Max      int               // the most batches. Defaults to all
 	Progress func(SweepReport) // after each batch
 }
 
-// SweepReport counts the work of Sweep or Expire.
 type SweepReport struct {
 	Ended     int `json:"ended"`     // lots that lapsed or rolled over
 	Announced int `json:"announced"` // breakages that Subscribers got

@@ -22,7 +22,6 @@ type Revoke struct {
 	Note      budget.Note
 }
 
-// Revoked is the answer of Revoke.
 type Revoked struct {
 	Lot     int64 `json:"lot"`
 	Amount  int64 `json:"amount"`

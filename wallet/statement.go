@@ -10,7 +10,6 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// Line is an entry of a wallet, with its effect on the lots.
 type Line struct {
 	budget.Entry
 	Balance int64  `json:"balance"` // after the entry: Credited - Spent + Refunded - Held

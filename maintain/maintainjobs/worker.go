@@ -12,12 +12,10 @@ import (
 	"github.com/pgmetered/metered/maintain"
 )
 
-// Args are the args of a job that makes one run.
 type Args struct {
 	Purge bool `json:"purge"` // runs the purges. Otherwise the job runs the sweeps
 }
 
-// Kind is the job's kind.
 func (Args) Kind() string { return "metered_maintain" }
 
 // PeriodicJobs are the sweeps, which run each minute if sweep is 0, and the purges, which run each 24 hours if purge is
