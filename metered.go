@@ -210,7 +210,7 @@ type Config struct {
 	Leases            *leases.Pool                                                  // spends charges (not sticky ones) of its Rules' scopes, without the scopes' locks and Standings
 	OnThreshold       func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error // as in budget.Config. A command that crosses a threshold runs again, once
 	Observer          observe.Observer                                              // of the Client and its pieces, but for Leases
-	OnRefusal         func(context.Context, Refusal)                                // is called in Do's goroutine, after the rollback of a refused command: for audit records
+	OnRefusal         func(context.Context, Refusal)                                // in Do's goroutine, after the rollback of a refused command: for audit records
 }
 
 type Refusal struct {

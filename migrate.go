@@ -24,14 +24,14 @@ type MigrateOptions struct {
 	DropPrevious bool                                   // drops the functions and types that only the build before calls, once none of its processes runs
 	River        bool                                   // brings River's tables to the latest version that this build of River knows
 	RiverSchema  string                                 // defaults to the connection's search_path
-	OnWait       func(ctx context.Context, what string) // is called before each new attempt to get a lock, with the reason
+	OnWait       func(ctx context.Context, what string) // before each new attempt to get a lock, with the reason
 }
 
 type MigrateReport struct {
 	From, To int                // versions. From is 0 without a schema. Both are SchemaVersion + 1 for one newer than this build
 	Repaired []SchemaDifference // mended differences in a schema of this version
 	Dropped  []string           // functions and types of earlier versions
-	Previous []string           // functions and types that only the build before calls
+	Previous []string           // those that MigrateOptions.DropPrevious drops
 	River    []int              // versions of River's migrations that were made
 }
 
@@ -61,7 +61,7 @@ type SchemaReport struct {
 }
 
 type SchemaDifference struct {
-	Object  string `json:"object"` // "function clock()", "column ledger.seq", "index holds_due"
+	Object  string `json:"object"` // such as "index holds_due"
 	Problem string `json:"problem"`
 	Want    string `json:"want,omitempty"` // of a function's body a hash
 	Have    string `json:"have,omitempty"`

@@ -7,12 +7,11 @@
 //	          └─── Extend ───▶ held, with a later deadline
 //
 // Return gives captured units back. Held units count against every limit of their scopes until Hold.Due and no
-// longer, swept or not. With a lifetime limit captured units stay spent: seats, stock. With a window the limit is a
-// rate.
+// longer, swept or not.
 //
 // Writes take the caller's transaction: a rollback undoes them. A call acts on all holds that it names, 1 to 100 IDs
 // of one Tenant, or on none. A Holder, if set, must be that of each hold. A Note is recorded in the history and the
-// ledger. Ids, tenants, holders and entities have at most 255 bytes. A second call writes again, or finds the hold
+// ledger. Ids, tenants, holders and entities have up to 255 bytes. A second call writes again, or finds the hold
 // ended (*StateError). Only Place with an ID, Claim and Expire can be repeated, and any call in a command
 // (metered.Tx).
 //

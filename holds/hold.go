@@ -41,7 +41,7 @@ type Hold struct {
 	Metadata json.RawMessage `json:"metadata,omitempty"` // of the Request
 	Created  bool            `json:"created,omitempty"`  // by this very call
 	Charges  []budget.Posted `json:"charges,omitempty"`  // of Request.Charges, if Created
-	// Crossed lists the thresholds that this very call crossed, as passed to budget.Config.OnThreshold.
+	// Crossed has the thresholds that this very call crossed (budget.Config.OnThreshold).
 	Crossed []budget.Crossing `json:"crossed,omitempty"`
 }
 

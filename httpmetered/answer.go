@@ -200,7 +200,7 @@ func (p *Policies) ProblemOf(err error) Problem {
 	return problem
 }
 
-// Write is the function Write, with the names of the policies that refused, and with the fields of a refusal (ShowRefusal).
+// Write is the function Write, with ProblemOf's names and the fields of ShowRefusal.
 func (p *Policies) Write(w http.ResponseWriter, err error) (status int) {
 	failing(w, err)
 	problem := p.problem(w, err)

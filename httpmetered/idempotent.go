@@ -40,7 +40,7 @@ type IdempotentConfig struct {
 	RequestBytes int64                      // the largest body, held in memory, else 413. Defaults to 1 MiB
 	AnswerBytes  int                        // the largest body of an answer, up to 256 KiB, else 500. Defaults to 64 KiB
 	Policies     *Policies                  // are shown beside answers that were charged
-	OnError      func(*http.Request, error) // is called with errors behind answers of 500 and more, but not the handler's. Defaults to slog
+	OnError      func(*http.Request, error) // gets errors behind answers of 500 and more, but not the handler's. Defaults to slog
 }
 
 type idempotent struct {

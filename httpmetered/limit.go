@@ -26,7 +26,7 @@ type LimitConfig struct {
 	Amount func(*http.Request) (int64, error) // units of a request, 0 for no charge. Defaults to 1
 	// lets requests through, uncharged and unlimited, while the database cannot be asked, instead of 503
 	FailOpen bool
-	OnError  func(*http.Request, error) // is called with errors behind answers of 500 and more, or that FailOpen let pass. Defaults to slog
+	OnError  func(*http.Request, error) // gets errors behind answers of 500 and more, or that FailOpen let pass. Defaults to slog
 }
 
 // Limit returns a middleware that charges each request before its handler, in a transaction of its own, exactly, over

@@ -20,7 +20,7 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Errors of carving. They leave the transaction usable, and nothing written.
+// Errors of carving. They leave the transaction usable.
 var (
 	ErrCarved       error = fault.New("carve_conflict", "leases: the child was carved before, from another scope or with another amount")
 	ErrChildUsed    error = fault.New("carve_child_used", "leases: the child has entries already")
@@ -136,8 +136,7 @@ func of(err error, child string) error { return fmt.Errorf("%w: %q", err, child)
 
 // Receive credits a child on this cluster with the units that another cluster carved for it. from is the lease there: its Child, Granted
 // and EndsAt count. With Granted 0, or after EndsAt by this cluster's clock, the child gets nothing, now or later: the Lease has SettledAt
-// and 0 Spent. A second call returns the lease. After End, Lease.Spent is the units for SettleAway. Package carvejobs does all that.
-// Errors: ErrChildUsed.
+// and 0 Spent. A second call returns the lease. After End, Lease.Spent is the units for SettleAway. Errors: ErrChildUsed.
 func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, from Lease, note budget.Note) (Lease, error) {
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("from.Child", from.Child)); err != nil {
 		return Lease{}, err

@@ -17,7 +17,7 @@ import (
 	"github.com/pgmetered/metered/internal/lend"
 )
 
-// Errors of this package, beside those of package budget.
+// Errors, beside those of package budget.
 var (
 	ErrUnavailable error = errUnavailable // of Allow. If only the database's answer was lost, the units may be spent
 	ErrClosed      error = errClosed

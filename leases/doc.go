@@ -6,12 +6,12 @@
 //	…
 //	receipt, err := pool.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: 5, Limits: limits})
 //
-// There are two ways to spend:
+// Two ways to spend:
 //
 //   - Pool.Charge has the signature and the errors of budget.Ledger.Charge. A spend is a row in your transaction: a rollback takes it back,
 //     and a killed process loses nothing. metered.Config.Leases does the same for commands.
-//   - Pool.Allow decides from memory, in nanoseconds, without a transaction. Units that a killed process had leased and not reported count
-//     as spent: after a crash a limit can admit too little, and never too much.
+//   - Pool.Allow decides from memory, without a transaction. Units that a killed process had leased and not reported count as spent: after
+//     a crash a limit can admit too little, and never too much.
 //
 // A lease counts as held in full while it is open, at most until the first period of its limits ends. Settling it captures its spends and
 // frees the rest. So no limit is ever exceeded. Its owner settles it when it is used up or idle, and in Close, and once it has ended any

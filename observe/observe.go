@@ -4,7 +4,7 @@
 //
 // An Observer is called in the goroutine that does the work, which waits for it: count only, and send from elsewhere. In Do a command may
 // then have claimed its id and spent its token, but has locked no scope, except with subscribers or budget.Limit.MaxFrom. In a transaction
-// of the caller's that has its locks. If it panics, the panic is recovered, the first one is written to slog.Default, and the call goes on.
+// of the caller's that has its locks. Its panics are recovered, and the first is written to slog.Default.
 //
 // Names are the program's own words (of commands, limits, queues) or the library's. An Observer never gets scopes, subjects, keys and
 // amounts of customers, except in End.Err, and in Op.ID and Op.Tenant, which are for traces and not for labels.

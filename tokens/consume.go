@@ -17,7 +17,8 @@ const consumeSQL = `select ` + ledger.TokenColumns + ` from metered.consume_toke
 // Consume takes one use of a good token of this purpose and subject, in one round trip. A repeated request presents a
 // used token (metered.Do remembers).
 //
-// It locks the token's row. Several tokens in one transaction can deadlock. ErrInvalid leaves the token as it was.
+// It locks the token's row. Several tokens in one transaction can deadlock. ErrInvalid, also for a wrong purpose or
+// subject, leaves the token as it was.
 func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presented string) (grant Grant, err error) {
 	p, err := s.present(purpose, subject, presented)
 	if err != nil {

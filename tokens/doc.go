@@ -1,13 +1,10 @@
 // Package tokens keeps one-time grants in Postgres: secrets that are minted for a purpose and a subject, and consumed
 // at most once, inside the transaction that acts on their grant.
 //
-// The database keeps the SHA-256 of a token's text. A Token prints redacted, and Reveal is the only way to the text:
+// The database keeps the SHA-256 of a token's text:
 //
 //	acme_upload_9mzR0q…7dQ2uVfZ3k
 //	└ prefix ──┘└ 43 ─────┘└ 6 ─┘  32 secret bytes and a CRC-32 (IEEE), in base 62
-//
-// The checksum refuses mistyped text without a query. Every bad token gets the same ErrInvalid. A wrong purpose or
-// subject does not use a token up.
 //
 // Consumers of one token queue on its row, and exactly one commits the last use. At READ COMMITTED the others get
 // ErrInvalid, at higher levels ErrSerialization, then ErrInvalid. A token is good while clock < ExpiresAt, by the

@@ -7,8 +7,8 @@ import (
 	"github.com/pgmetered/metered/internal/redact"
 )
 
-// Token is a secret for the client that presents it. Printed, logged or encoded it is redacted:
-// "acme_upload_REDACTED". Compare Digests, not Tokens. The zero Token is no token.
+// Token is a secret for the client that presents it. Reveal returns its text. Printed, logged or encoded it is
+// redacted: "acme_upload_REDACTED". Compare Digests, not Tokens. The zero Token is no token.
 type Token struct {
 	redacted
 	reveal func() string
@@ -17,7 +17,6 @@ type Token struct {
 // redacted has the methods by which a type prints, logs and encodes.
 type redacted = redact.Text
 
-// Reveal returns the token's text.
 func (t Token) Reveal() string {
 	if t.reveal == nil {
 		return ""

@@ -4,8 +4,7 @@
 // leases, commands and httpmetered spend lots with the Charge and the Line of a Book. budget.Ledger.Refund gives back
 // draws. Lots are drawn by priority (lower first), end and age. At its end, by the database's clock, a lot's units
 // lapse (breakage), whenever a draw or Sweep writes that down. Units that no lot covers are overdraft, up to
-// Config.Overdraft, and the next credit pays them back. docs/credit.md has more of holds, refunds and lots that have
-// ended.
+// Config.Overdraft, and the next credit pays them back. More: docs/credit.md.
 //
 // Writes lock the wallet until the transaction ends, so they come last in it, and reads take no lock. Rolling back
 // undoes a write. Every call may fail with a *budget.ArgumentError, and writes with the errors of
