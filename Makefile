@@ -24,8 +24,8 @@ test: ## run all tests of all modules
 long: ## run them at full size: every place where a connection is cut, long random histories, soaks
 	METERED_LONG=1 go test -timeout 1h work
 
-interleave: ## run pairs of calls in each order of their statements: PREEMPTIONS=1, CALLS=charge+refund, ORDER=rc,rc:0.0.1
-	go test -C integration_test ./orders -count=1 -v -timeout 48h -orders 0 -preemptions $(or $(PREEMPTIONS),1) -calls "$(CALLS)" -order "$(ORDER)"
+interleave: ## run pairs of calls in each order of their statements: PREEMPTIONS=1, CALLS=charge+refund, ORDER=rc,rc:0.0.1, TOGETHER=3
+	go test -C integration_test ./orders -count=1 -v -timeout 48h -orders 0 -preemptions $(or $(PREEMPTIONS),1) -together $(or $(TOGETHER),2) -calls "$(CALLS)" -order "$(ORDER)"
 
 histories: ## record calls under faults, and look for an order that explains their answers: OPERATIONS=100000
 	go test -C integration_test ./histories -count=1 -v -timeout 6h -operations $(or $(OPERATIONS),100000)

@@ -22,6 +22,7 @@ type call struct {
 	model func(m *model) string
 	// committed is true where the call is made at READ COMMITTED alone.
 	committed bool
+	session   bool // one of its process is open
 }
 
 var tell = hour.Tell(budget.Threshold{Name: "sixty", Used: level, Rearm: rearm})
@@ -174,6 +175,28 @@ var calls = []call{
 		m.done["command"] = said == ok
 		return said
 	}},
+
+	{name: "session-open", own: func(ctx context.Context, c *metered.Client, _ *pgxpool.Pool, w *world, _ pgx.TxIsoLevel) error {
+		s, err := metered.Open[int](ctx, c, w.reservation("session", 35))
+		if err == nil {
+			s.Close() // as one of a process that dies
+		}
+		return err
+	}, model: func(m *model) string {
+		if m.holds["session"] == "h" {
+			return "session_running"
+		}
+		return m.hold("session", 35)
+	}},
+
+	{name: "session-settle", session: true, own: func(ctx context.Context, c *metered.Client, _ *pgxpool.Pool, w *world, _ pgx.TxIsoLevel) error {
+		_, err := w.sessions[c].Settle(ctx, metered.Cost{Lines: []holds.Line{{Scope: w.scope("s"), Amount: 3}}}, nil)
+		return err
+	}, model: func(m *model) string { m.sessionEnds(3); return ok }},
+
+	{name: "session-cancel", session: true, own: func(ctx context.Context, c *metered.Client, _ *pgxpool.Pool, w *world, _ pgx.TxIsoLevel) error {
+		return w.sessions[c].Cancel(ctx, "not needed")
+	}, model: func(m *model) string { m.sessionEnds(0); return ok }},
 
 	{name: "lease-open", tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
 		var no *int64

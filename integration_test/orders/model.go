@@ -27,6 +27,7 @@ type model struct {
 	ahead    bool // the clock jumped, and is not repaired
 	reported bool
 	reports  int
+	settled  int // sessions
 }
 
 type sums struct{ spent, refunded, credited, held int64 }
@@ -102,6 +103,16 @@ func (m *model) lowered() {
 	}
 }
 
+// sessionEnds ends one of the sessions of 10 units.
+func (m *model) sessionEnds(spent int64) {
+	m.scopes["s"].held -= 10
+	m.scopes["s"].spent += spent
+	if spent > 0 {
+		m.settled++
+	}
+	m.lowered()
+}
+
 func (m *model) available() (units int64) {
 	for _, l := range m.lots {
 		units += l.rest
@@ -145,7 +156,8 @@ func (m *model) text() string {
 	return b.String()
 }
 
-func (m *model) count() (n int) {
+func (m *model) count() int {
+	n := m.settled
 	for _, done := range m.done {
 		if done {
 			n++

@@ -80,6 +80,8 @@ type world struct {
 	due   time.Time // the deadline of the hold that is due
 	lease struct{ no, fence int64 }
 	model *model
+
+	sessions map[*metered.Client]*metered.Session[int]
 }
 
 func (w *world) scope(name string) string { return w.name + "/" + name }
@@ -102,7 +104,7 @@ const (
 
 // build makes a world with the data that the calls need. advance moves the clock.
 func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs need, advance func(time.Duration)) (*world, error) {
-	w := &world{pieces: p, name: name, model: &model{
+	w := &world{pieces: p, name: name, sessions: map[*metered.Client]*metered.Session[int]{}, model: &model{
 		scopes: map[string]*sums{"s": {}, "t": {}, "w": {}, "child": {}}, holds: map[string]string{}, held: map[string]int64{}, done: map[string]bool{}}}
 	m := w.model
 	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
@@ -188,10 +190,6 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 		}
 		return b.err
 	})
-	if err == nil && needs&jumped != 0 {
-		m.ahead = true
-		advance(-30 * time.Minute)
-	}
 	return w, err
 }
 
@@ -221,6 +219,19 @@ func (w *world) mint(ctx context.Context, tx pgx.Tx) error {
 	minted, err := w.tokens.Mint(ctx, tx, tokens.Mint{Purpose: "order", Subject: w.name, Secret: secret})
 	if err == nil {
 		w.token = minted.Token.Reveal()
+	}
+	return err
+}
+
+func (w *world) reservation(id string, amount int64) metered.Reservation {
+	return metered.Reservation{ID: id, Tenant: w.name, TTL: time.Hour, Lines: []holds.Line{{Scope: w.scope("s"), Amount: amount, Limits: []budget.Limit{hour}}}}
+}
+
+// open opens a session of a client.
+func (w *world) open(ctx context.Context, c *metered.Client, id string) (err error) {
+	w.sessions[c], err = metered.Open[int](ctx, c, w.reservation(id, 10))
+	if err == nil {
+		w.model.scopes["s"].held += 10
 	}
 	return err
 }

@@ -100,10 +100,11 @@ func Install(ctx context.Context, conn *pgx.Conn) error {
 // Pool is the pool of a session, for objects that calls need.
 func (e *Explorer) Pool(session int) *pgxpool.Pool { return e.sessions[session].pool }
 
-// Close ends the sessions.
+// Close ends the sessions, also those that an error has left at a gate.
 func (e *Explorer) Close(ctx context.Context) {
 	for _, s := range e.sessions {
 		if s.pool != nil {
+			_, _ = e.control.Exec(ctx, "select pg_catalog.pg_terminate_backend($1)", int32(s.pid))
 			s.pool.Close()
 		}
 	}
