@@ -15,7 +15,7 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// Event is a charge for something that happened, such as a message of a queue. It is counted once, however often it arrives.
+// Event is a charge that is counted once, however often it arrives, such as a message of a queue.
 type Event struct {
 	Charge
 	ID         string    // 1 to 255 bytes, shared with the commands of the Tenant. A UUIDv7 carries its time

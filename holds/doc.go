@@ -7,7 +7,7 @@
 //	          └─── Extend ───▶ held, with a later deadline
 //
 // Return gives captured units back. Held units count against every limit of their scopes until Hold.Due and no
-// longer, swept or not.
+// longer, swept or not. With a lifetime limit captured units stay spent.
 //
 // Writes take the caller's transaction: a rollback undoes them. A call acts on all holds that it names, 1 to 100 IDs
 // of one Tenant, or on none. A Holder, if set, must be that of each hold. A Note is recorded in the history and the

@@ -50,6 +50,7 @@ type policy struct {
 	params string
 }
 
+// NewPolicies fails with a *budget.ArgumentError.
 func NewPolicies(cfg PoliciesConfig) (*Policies, error) {
 	p := &Policies{}
 	seen := map[string]bool{}

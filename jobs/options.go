@@ -5,7 +5,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// Options are a job's options beside its args. Nil and the zero value mean River's defaults, without a key.
+// Nil and zero Options mean River's defaults, without a key.
 type Options struct {
 	// makes the Enqueue idempotent within the queue, for all kinds and tenants: 1 to 255 bytes of UTF-8 without NUL,
 	// such as "asset/42"

@@ -17,7 +17,7 @@ import (
 
 // An Observer is called from many goroutines at once.
 type Observer interface {
-	// is called when a piece of work begins, and returns the work's context, made from ctx, and a function for its end, or nil
+	// begins a piece of work. It returns the work's context, made from ctx, and a function for its end, or nil
 	Start(ctx context.Context, op Op) (context.Context, func(End))
 	Event(ctx context.Context, e Event)
 }

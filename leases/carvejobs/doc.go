@@ -1,5 +1,5 @@
-// Package carvejobs carves part of a budget for a scope on another Postgres cluster. So one budget serves several clusters, each with the
-// speed of its own disk, and no coordinator but Postgres (docs/scale.md).
+// Package carvejobs carves part of a budget for a scope on another Postgres cluster. So one budget serves several clusters
+// (docs/scale.md).
 //
 // Each step is a metered command with the child as operation id. A River job, which commits with the step before, carries it to the other
 // cluster. So each step happens once, whatever dies in between:
