@@ -25,6 +25,7 @@ type Receipt struct {
 	Crossed []Crossing `json:"crossed,omitempty"`
 }
 
+// Posted is an entry that was written.
 type Posted struct {
 	Scope     string     `json:"scope"`
 	Seq       int64      `json:"seq"`             // names the entry, with Scope. 0 if spent from a lease

@@ -321,10 +321,13 @@ func (x *life) moment() time.Time {
 	return at.Truncate(24 * time.Hour)
 }
 
+// seriesSeeds is how many histories there are: enough for each of the breaks below to be found.
+var seriesSeeds = pgtest.Size(uint64(20), 60)
+
 func TestSeries_AgreesWithAPlainList(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)
-	for seed := range pgtest.Size(uint64(16), 40) {
+	for seed := range seriesSeeds {
 		x := live(t, pool, l, clock, seed)
 		if len(x.log) > 0 {
 			require.NoError(t, x.compare(t.Context()), "seed %d, %v", seed, x.loc)
@@ -358,7 +361,7 @@ func TestSeries_APlainListFindsEachBreak(t *testing.T) {
 					if after = before then raise exception 'nothing to break'; end if;
 					execute after;
 				end $$`)
-			for seed := range uint64(60) {
+			for seed := range seriesSeeds {
 				if x := live(t, pool, l, clock, seed); len(x.log) > 0 && x.compare(t.Context()) != nil {
 					return
 				}

@@ -117,7 +117,7 @@ func TestEnd_OfARaceHasExactlyOneWinner(t *testing.T) {
 			ctx := t.Context()
 			retry := &retrier{pool: f.pool}
 			won := map[holds.EventKind]int{}
-			for round := range 40 {
+			for round := range pgtest.Size(20, 40) {
 				h := f.mustPlace(holds.Request{ID: fmt.Sprint(round), Lines: []holds.Line{capacity("seat", 1, 1), capacity("house", 1, 9999)}})
 				var mu sync.Mutex
 				winners := map[holds.EventKind]int{}

@@ -3,6 +3,7 @@ package holds_test
 import (
 	"context"
 	"errors"
+	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -110,10 +111,10 @@ func TestFault_AKilledBackendLeavesTheOldStateOrTheNew(t *testing.T) {
 				}
 				execute(t, f.pool, sql)
 			}
-			for i, s := range transitions() {
+			for _, s := range transitions() {
 				before := f.dump()
 				kills := 0
-				for at := pgtest.Size(1+i%3, 1); ; at += pgtest.Size(3, 1) { // at each write, or at each third
+				for at := pgtest.Size(1+rand.IntN(3), 1); ; at += pgtest.Size(3+rand.IntN(7), 1) { // at each write, or at some
 					execute(t, f.pool, `select setval('fault_at', $1::bigint)`, -at)
 					err := s.run(f)
 					if err == nil {

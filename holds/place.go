@@ -19,6 +19,7 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
+// Line is an amount of one scope.
 type Line struct {
 	Scope     string         // 1 to 255 bytes of UTF-8
 	Amount    int64          // 1 to 2^53, from 0 in a Capture
@@ -29,6 +30,7 @@ type Line struct {
 	AtLeast int64
 }
 
+// Request is what Place reserves.
 type Request struct {
 	// ID is unique within Tenant, 1 to 255 bytes of UTF-8. With a UUIDv7 a repetition after a purge is refused
 	// instead of placed again. Defaults to a new UUIDv7.

@@ -70,15 +70,16 @@ func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	pgtest.OnEachVersion(t)
 	const analyse = `analyze metered.holds, metered.hold_lines, metered.ledger, metered.hold_events`
 	many, most := pgtest.Size(8_000, 20_000), pgtest.Size(20_000, 100_000) // the pages of 8,000 lines are 100 and more
-	for _, c := range []struct {
+	type plan struct {
 		few           int  // when the first plans are made
 		analysed      bool // then
 		many          int
 		analysedAgain bool
-	}{
+	}
+	for _, c := range pgtest.Size([]plan{{0, false, most, false}, {0, false, many, true}, {30, true, many, false}, {3000, false, many, false}}, []plan{
 		{0, false, most, false}, {0, false, most, true}, {0, true, many, false}, {30, false, many, false}, {30, true, many, false},
 		{300, false, many, false}, {300, true, many, false}, {3000, false, many, false}, {3000, true, many, false},
-	} {
+	}) {
 		for _, kind := range []string{"open", "ended"} {
 			t.Run(fmt.Sprintf("%s, %+v", kind, c), func(t *testing.T) {
 				t.Parallel()
@@ -183,7 +184,7 @@ func TestPlans_TheFirstDueIsFoundAtOnce(t *testing.T) {
 func TestPlans_ABatchReadsNoMoreTheMoreThereAre(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	for _, rows := range []int{0, 30, 300, 3000} {
+	for _, rows := range pgtest.Size([]int{0, 300}, []int{0, 30, 300, 3000}) {
 		for _, analysed := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%d rows, analysed %v", rows, analysed), func(t *testing.T) {
 				t.Parallel()

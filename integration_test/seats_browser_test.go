@@ -98,11 +98,16 @@ func (p *page) do(steps ...chromedp.Action[chromedp.Void]) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx, time.Minute)
 	defer cancel()
-	err := chromedp.Do(ctx, steps...)
-	if err != nil {
-		p.shot("failed")
+	for _, step := range steps {
+		err := chromedp.Do(ctx, step)
+		for err != nil && ctx.Err() == nil && strings.Contains(err.Error(), "does not have a layout object") {
+			err = chromedp.Do(ctx, step) // the page was drawn anew between finding the element and clicking it
+		}
+		if err != nil {
+			p.shot("failed")
+		}
+		require.NoError(p.t, err, p.name)
 	}
-	require.NoError(p.t, err, p.name)
 }
 
 func eval[T any](p *page, expression string) T {

@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
+// Mint describes a token.
 type Mint struct {
 	Purpose string        // such as "upload", 1 to 128 bytes of UTF-8. Required
 	Subject string        // the user or thing that it is for, 1 to 512 bytes of UTF-8. Required

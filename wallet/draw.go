@@ -21,6 +21,7 @@ type Draw struct {
 	Note   budget.Note
 }
 
+// Drawn is the answer of Draw.
 type Drawn struct {
 	Wallet    string    `json:"wallet"`
 	Seq       int64     `json:"seq"` // names the draw, for a refund

@@ -15,6 +15,7 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
+// Grant is a lot for a wallet.
 type Grant struct {
 	Wallet   string        // any scope of the ledger, 1 to 255 bytes
 	Amount   int64         // 1 to 2^53

@@ -35,6 +35,12 @@ func (a *acts) count(what string) int {
 	return a.n[what]
 }
 
+func (a *acts) String() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return fmt.Sprint(a.n)
+}
+
 func (h *history) units(label string, lo, hi int) int64 {
 	return int64(rapid.IntRange(lo, hi).Draw(h.T, label))
 }

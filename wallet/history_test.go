@@ -33,7 +33,7 @@ func TestWallets_AgreeWithTheModel(t *testing.T) {
 	pgtest.OnEachVersion(t)
 	f := setUp(t, wallet.Config{})
 	rapid.Check(t, func(rt *rapid.T) { newHistory(rt, f).run() })
-	t.Logf("%v", seenActs.n)
+	t.Log(seenActs.String())
 	if testing.Short() {
 		return
 	}

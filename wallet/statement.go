@@ -10,6 +10,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
+// Line is an entry, with its effect on lots.
 type Line struct {
 	budget.Entry
 	Balance int64  `json:"balance"` // after the entry: Credited - Spent + Refunded - Held

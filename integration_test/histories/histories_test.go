@@ -33,7 +33,7 @@ import (
 )
 
 var (
-	operations = flag.Int("operations", pgtest.Size(1_500, 100_000), "how many calls the clients make")
+	operations = flag.Int("operations", pgtest.Size(1_200, 100_000), "how many calls the clients make")
 	things     = flag.Int("calls", 600, "how many calls are about the same things, before new ones take their place")
 )
 
@@ -71,7 +71,7 @@ func newWorld(t *testing.T) *world {
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = server.Stop() })
 	w := &world{T: t, server: server, began: time.Now(), tokens: map[string]string{}, faults: map[string]*atomic.Int64{}}
-	for _, name := range []string{"cut", "killed", "stopped", "crashed", "left"} {
+	for _, name := range []string{"cut", "killed", "stopped", "crashed", "left", "locks", "clock"} {
 		w.faults[name] = new(atomic.Int64)
 	}
 	config, err := pgxpool.ParseConfig(server.ConnString())
@@ -82,7 +82,7 @@ func newWorld(t *testing.T) *world {
 	t.Cleanup(w.pool.Close)
 	_, err = metered.Migrate(t.Context(), w.pool, metered.MigrateOptions{})
 	require.NoError(t, err)
-	_, err = w.pool.Exec(t.Context(), "create table done (id text primary key)")
+	_, err = w.pool.Exec(t.Context(), "create table done (id text primary key);"+clockSQL, pgx.QueryExecModeSimpleProtocol)
 	require.NoError(t, err)
 	var cutter *pgtest.Cutter
 	w.cut, cutter = pgtest.Cut(t, w.pool)
@@ -165,6 +165,26 @@ func (w *world) record(client int, c call, id string, fn func(ctx context.Contex
 // generation is the number of the things that calls are about by now.
 func (w *world) generation() int64 { return w.ended.Load() / int64(*things) }
 
+// clockSQL makes the library's clock that of the server with a step in it.
+const clockSQL = `create schema stepped; create sequence stepped.clock minvalue -1000000000; select setval('stepped.clock', 0);
+	create or replace function metered.clock() returns timestamptz language sql volatile security definer
+	as $$ select pg_catalog.clock_timestamp() + pg_catalog.pg_sequence_last_value('stepped.clock') * interval '1 ms' $$`
+
+// fillLocks takes all that is left of the server's table of locks, for a while: statements of others fail.
+func (w *world) fillLocks(ctx context.Context) error {
+	return pgx.BeginFunc(ctx, w.pool, func(tx pgx.Tx) error {
+		for n := 0; ; n++ {
+			if err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "select pg_advisory_xact_lock(77, g) from generate_series($1::int, $1::int + 499) g", n*500)
+				return err
+			}); err != nil {
+				time.Sleep(rand.N(50 * time.Millisecond)) // for so long there are none
+				return err
+			}
+		}
+	})
+}
+
 // chaos ends, kills and stops backends of the server, and the server itself, in the pace of the calls.
 func (w *world) chaos() {
 	ctx := context.Background()
@@ -180,6 +200,16 @@ func (w *world) chaos() {
 			w.faults["crashed"].Add(1)
 			require.NoError(w.T, w.server.Kill())
 			require.NoError(w.T, w.server.Restart(ctx))
+			continue
+		}
+		switch rand.IntN(15) {
+		case 0:
+			w.faults["locks"].Add(1)
+			_ = w.fillLocks(ctx)
+			continue
+		case 1: // within the tolerance, and now and then beyond it
+			w.faults["clock"].Add(1)
+			_, _ = w.pool.Exec(ctx, "select setval('stepped.clock', $1)", rand.IntN(3000)-1500+rand.IntN(20)/19*90_000)
 			continue
 		}
 		var pid int

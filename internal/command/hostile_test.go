@@ -28,7 +28,7 @@ import (
 func hostileCalls(t *testing.T) int {
 	text := os.Getenv("METERED_HOSTILE_CALLS")
 	if text == "" {
-		return pgtest.Size(2_500, 12_000)
+		return pgtest.Size(4_000, 12_000)
 	}
 	n, err := strconv.Atoi(text)
 	require.NoError(t, err)
@@ -65,7 +65,7 @@ func TestGrants_NoCallBreaksAnInvariant(t *testing.T) {
 				}
 				f := functions[h.rand.IntN(len(functions))]
 				sql := h.call(f)
-				_, err := role.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
+				err := h.exec(role, sql)
 				var answer *pgconn.PgError
 				switch {
 				case err == nil:
@@ -91,6 +91,53 @@ func TestGrants_NoCallBreaksAnInvariant(t *testing.T) {
 	}
 }
 
+// roleSettings are those that a role may choose for itself.
+var roleSettings = []string{
+	"search_path = evil, metered, pg_catalog", "search_path = ''", "time zone 'Asia/Kathmandu'", "jit_above_cost = 0", "row_security = off",
+	"statement_timeout = '1 min'", "enable_seqscan = off", "datestyle = 'SQL, DMY'", "extra_float_digits = -15", "plan_cache_mode = force_generic_plan",
+}
+
+// evilSQL makes tables and functions of the library's names, for a search_path that has them first.
+const evilSQL = `create schema evil; grant usage on schema evil to public;
+	do $$ declare t text; begin
+		for t in select relname from pg_class where relnamespace = 'metered'::regnamespace and relkind = 'r' loop
+			execute format('create table evil.%I (like metered.%I); grant all on evil.%I to public', t, t, t);
+		end loop;
+	end $$;
+	create function evil.clock() returns timestamptz language sql as $$ select timestamptz '1970-01-01Z' $$;
+	create function evil._lock_keys(bigint[], int) returns boolean language sql as 'select false'`
+
+// exec makes a call: by itself, or in a transaction with a setting, which is committed, or prepared and then committed.
+func (h *hostile) exec(role *pgxpool.Pool, sql string) error {
+	ctx := h.Context()
+	if h.rand.IntN(3) == 0 {
+		_, err := role.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
+		return err
+	}
+	conn, err := role.Acquire(ctx)
+	require.NoError(h, err)
+	defer conn.Release()
+	run := func(sql string) {
+		if err == nil {
+			_, err = conn.Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
+		}
+	}
+	run("begin isolation level " + string(isolationLevels[h.rand.IntN(len(isolationLevels))]))
+	run("set local " + roleSettings[h.rand.IntN(len(roleSettings))])
+	run(sql)
+	if h.rand.IntN(10) == 0 {
+		run("prepare transaction 'hostile'")
+		run("commit prepared 'hostile'")
+	}
+	if err == nil && conn.Conn().PgConn().TxStatus() == 'T' {
+		run("commit")
+		return err
+	}
+	_, end := conn.Exec(ctx, "rollback", pgx.QueryExecModeSimpleProtocol)
+	require.NoError(h, end)
+	return err
+}
+
 type hostile struct {
 	*testing.T
 	owner *pgxpool.Pool
@@ -111,7 +158,9 @@ func newHostile(t *testing.T) *hostile {
 	owner, c := setUp(t, metered.Config{})
 	h := &hostile{T: t, owner: owner, c: c, rand: rand.New(rand.NewPCG(seed, 0)), types: map[uint32]hostileType{}}
 	h.clock = pgtest.SetClock(t, owner, pgtest.Tomorrow(12))
-	_, err := owner.Exec(ctx, `select metered.grant_lot('w', null, row(1000, null, g * interval '10 min', '', 0, null, null, 5, '1 h', null)::metered.new_lot, false, 1000, null)
+	_, err := owner.Exec(ctx, evilSQL, pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, err)
+	_, err = owner.Exec(ctx, `select metered.grant_lot('w', null, row(1000, null, g * interval '10 min', '', 0, null, null, 5, '1 h', null)::metered.new_lot, false, 1000, null)
 		from generate_series(1, 20) g`)
 	require.NoError(t, err)
 	require.NoError(t, pgx.BeginFunc(ctx, owner, func(tx pgx.Tx) error {
@@ -223,6 +272,9 @@ func (h *hostile) check(purged bool) {
 		"notes and names beyond the bounds": `select count(*) from metered.ledger where octet_length(scope) > 255 or octet_length(note::text) > 16384`,
 	} {
 		require.Zero(h, count(h.T, h.owner, "("+sql+") x(n) where n > 0"), what)
+	}
+	for _, table := range []string{"ledger", "holds", "tokens", "operations", "lots"} {
+		require.Zero(h, count(h.T, h.owner, "evil."+table), "rows went to a table of the same name")
 	}
 	list, err := h.c.Holds.List(ctx, h.owner, holds.Filter{})
 	require.NoError(h, err)

@@ -51,7 +51,9 @@ var shared = sync.OnceValues(func() (*cluster, error) {
 	defer cancel()
 	// Some tests switch locks off, and each deadlock then lasts until Postgres looks for it, by default after a second.
 	// Autovacuum would go round hundreds of databases that live for seconds.
-	server, err := pgserver.Start(ctx, pgserver.Options{Settings: map[string]string{"deadlock_timeout": "100ms", "autovacuum": "off"}})
+	server, err := pgserver.Start(ctx, pgserver.Options{Settings: map[string]string{
+		"deadlock_timeout": "100ms", "autovacuum": "off", "max_prepared_transactions": "16",
+	}})
 	if err != nil {
 		return nil, err
 	}
