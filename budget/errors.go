@@ -20,11 +20,11 @@ var (
 	ErrExceeded      error = errExceeded     // an *ExceededError
 	ErrScopeUnknown  error = errScopeUnknown // never created: a *ScopeError, as the next two
 	ErrScopeRetired  error = errScopeRetired
-	ErrScopeClosed   error = errScopeClosed         // carved, and ended. Credit and Refund abort the transaction
-	ErrBusy          error = fault.ErrBusy          // Config.LockTimeout has passed
-	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
-	ErrNotMigrated   error = fault.ErrNotMigrated
-	ErrNotGranted    error = fault.ErrNotGranted
+	ErrScopeClosed   error = errScopeClosed                                                                    // carved, and ended. Credit and Refund abort the transaction
+	ErrBusy          error = fault.ErrBusy                                                                     // Config.LockTimeout has passed
+	ErrSerialization error = fault.ErrSerialization                                                            // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
+	ErrNotMigrated   error = fault.ErrNotMigrated                                                              // tables or functions are missing
+	ErrNotGranted    error = fault.ErrNotGranted                                                               // the role lacks a privilege
 	ErrClock         error = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock") // see Ledger.RepairClock
 	ErrOverflow      error = fault.New("budget_overflow", "budget: total would overflow")
 	ErrWindowPurged  error = errWindowPurged // a window, or a range of time (a *PurgedError), begins before the retained entries

@@ -209,7 +209,11 @@ func (w *world) chaos() {
 			continue
 		case 1: // within the tolerance, and now and then beyond it
 			w.faults["clock"].Add(1)
-			_, _ = w.pool.Exec(ctx, "select setval('stepped.clock', $1)", rand.IntN(3000)-1500+rand.IntN(20)/19*90_000)
+			ms := rand.IntN(3000) - 1500
+			if rand.IntN(20) == 0 {
+				ms += 90_000
+			}
+			_, _ = w.pool.Exec(ctx, "select setval('stepped.clock', $1)", ms)
 			continue
 		}
 		var pid int

@@ -16,7 +16,7 @@ var eachVersion = os.Getenv("METERED_EACH_VERSION")
 var marked sync.Map // by the names of tests
 
 // OnEachVersion marks a test whose answer may depend on the version of Postgres: plans, isolation levels, roles, the wire, races, models. CI runs it
-// on the oldest or the newest version, too, by turns from commit to commit: METERED_EACH_VERSION leaves out all others that open a database. Call
+// on the oldest or the newest version, too, and the commit decides on which: METERED_EACH_VERSION leaves out all others that open a database. Call
 // it before Open.
 func OnEachVersion(t testing.TB) {
 	marked.Store(t.Name(), true)
