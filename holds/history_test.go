@@ -25,7 +25,7 @@ import (
 
 // TestMain sets how many random histories are tried in each half of the test.
 func TestMain(m *testing.M) {
-	pgtest.Histories(30, 400)
+	pgtest.Histories(40, 400)
 	os.Exit(m.Run())
 }
 

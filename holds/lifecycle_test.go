@@ -213,6 +213,23 @@ func TestHistory_OfACaptureHasTheEntriesOfTheLedger(t *testing.T) {
 	f.verify()
 }
 
+// A hold is extended up to its ceiling, and not a microsecond further.
+func TestExtend_EndsAtTheCeiling(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{MaxTTL: time.Minute, MaxLifetime: time.Hour})
+	h := f.mustPlace(holds.Request{ID: "h", TTL: time.Minute, Lines: []holds.Line{capacity("room", 1, 1)}})
+	left := noon.Add(time.Hour).Sub(h.Deadline)
+	_, err := f.extend(left+time.Microsecond, "h")
+	require.ErrorIs(t, err, holds.ErrCeiling)
+	require.Equal(t, h.Deadline, f.get("h").Deadline)
+	_, err = f.extend(left, "h")
+	require.NoError(t, err)
+	require.Equal(t, noon.Add(time.Hour), f.get("h").Deadline.UTC())
+	_, err = f.extend(time.Microsecond, "h")
+	require.ErrorIs(t, err, holds.ErrCeiling)
+	f.verify()
+}
+
 // Some JSON of Go is no JSON to jsonb.
 func TestRefusal_ShowsAHoldWithAnyMetadata(t *testing.T) {
 	t.Parallel()
