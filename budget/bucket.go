@@ -8,8 +8,8 @@ import (
 )
 
 // Unit is a unit of the calendar, with weeks from Monday on (docs/plans.md). Series also takes an hour, also one that comes twice, and a
-// fixed length as time.ParseDuration reads it, such as "15m", in whole microseconds from the range's beginning. It leaves out a day that
-// clocks skip.
+// fixed length as time.ParseDuration reads it, such as "15m", in whole microseconds from the range's beginning, but no Every. It leaves out
+// a day that clocks skip.
 type Unit string
 
 const (
@@ -22,7 +22,8 @@ const (
 
 // fixed is the length of a unit that is not of the calendar, else 0.
 func (u Unit) fixed() time.Duration {
-	if u == Hour || every[u] != "" {
+	switch u {
+	case Hour, Day, Week, Month, Year:
 		return 0
 	}
 	d, err := time.ParseDuration(string(u))

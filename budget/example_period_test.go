@@ -50,3 +50,20 @@ func ExamplePer() {
 	// small: refused, next month it fits: true
 	// large: 3600 left, until midnight in Berlin: true
 }
+
+// A quarter, and half a year from the day of a contract on.
+func ExampleEvery() {
+	day := time.Date(2026, time.November, 25, 12, 0, 0, 0, time.UTC)
+	contract := time.Date(2025, time.August, 31, 0, 0, 0, 0, time.UTC)
+	for _, limit := range []budget.Limit{
+		budget.Per(30_000, budget.Every(3, budget.Month), time.UTC, time.Time{}),
+		budget.Per(60_000, budget.Every(6, budget.Month), time.UTC, contract),
+	} {
+		start, end, err := limit.Period.At(day)
+		check(err)
+		fmt.Println(limit.Period.Unit, start.Format(time.DateOnly), end.Format(time.DateOnly))
+	}
+	// Output:
+	// 3 months 2026-10-01 2027-01-01
+	// 6 months 2026-08-31 2027-02-28
+}

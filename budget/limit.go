@@ -42,17 +42,11 @@ func Prepaid(overdraft int64) Limit { return Limit{Max: overdraft, Prepaid: true
 // Reach is the age up to which entries count: a window, the longest period and a day more, or 0 for a lifetime.
 func (l Limit) Reach() time.Duration {
 	const day = 24 * time.Hour
-	switch l.Period.Unit {
-	case Day:
-		return 2 * day
-	case Week:
-		return 8 * day
-	case Month:
-		return 32 * day
-	case Year:
-		return 367 * day
+	months, days := l.Period.Unit.lasts()
+	if months+days == 0 {
+		return max(l.Window, l.Period.Length, 0)
 	}
-	return max(l.Window, l.Period.Length, 0)
+	return time.Duration(days+months/12*366+months%12*31+1) * day
 }
 
 func (l Limit) Named(name string) Limit {

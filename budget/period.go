@@ -10,19 +10,16 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// every is the length of one period, as an interval of Postgres.
-var every = map[Unit]string{Day: "P1D", Week: "P7D", Month: "P1M", Year: "P1Y"}
-
 // Per and PerPeriod make a Period. Periods follow each other without a gap, before the anchor too, and contain their first moment. The
 // database's clock and time zone data decide which is now. Equal periods are ==, and zero is none.
 type Period struct {
-	Unit   Unit          // Day, Week, Month or Year in Zone, "" for a Length
+	Unit   Unit          // Day, Week, Month, Year or an Every of one, in Zone. "" for a Length
 	Length time.Duration `json:"-"` // up to 36,525 days, in microseconds
 	Zone   string        // the IANA name of its time zone
 	Anchor time.Time     // the beginning of a period, in UTC and microseconds. Required for a Length
 }
 
-// Per admits max units in each day, week, month or year of a location, from the anchor's time of day, weekday or date on, and without an
+// Per admits max units in each day, week, month, year or Every of these in a location, from the anchor's time of day, weekday or date on, and without an
 // anchor from midnight, Monday, the 1st, or the 1st of January (docs/plans.md). A day that a month lacks is its last day. A time of day
 // that clocks skip is as much later. The server must know the location's name, else ErrTimeZone: calls refuse time.Local. nil is UTC.
 func Per(max int64, unit Unit, location *time.Location, anchor time.Time) Limit {
@@ -71,8 +68,10 @@ func (p Period) check(field string) error {
 		return checkWindow(field+".Length", p.Length)
 	case p.Length != 0:
 		return invalid(field+".Length", "and a Unit exclude each other")
-	case every[p.Unit] == "":
-		return invalid(field+".Unit", "%q is not one of day, week, month, year", p.Unit)
+	case !p.Unit.ofCalendar():
+		return invalid(field+".Unit", "%q is not one of day, week, month, year, and no budget.Every of them", p.Unit)
+	case p.Anchor.IsZero() && !p.Unit.fits():
+		return invalid(field+".Anchor", "is missing: periods of %s are counted from it", p.Unit)
 	case p.Zone == "Local":
 		return invalid(field+".Zone", "is that of time.Local, which has no name: use time.LoadLocation")
 	case len(p.Zone) > 64 || !namedZone.MatchString(p.Zone):
@@ -89,7 +88,7 @@ func (p Period) sent() ledger.Period {
 	case p.Unit == "":
 		return ledger.Period{Every: ledger.Every(p.Length), Anchor: p.Anchor}
 	}
-	return ledger.Period{Every: every[p.Unit], Anchor: p.Anchor, Zone: p.Zone}
+	return ledger.Period{Every: p.Unit.sent(), Anchor: p.Anchor, Zone: p.Zone}
 }
 
 func (p Period) MarshalJSON() ([]byte, error) { return json.Marshal(p.json()) }

@@ -31,7 +31,7 @@ func (p Period) At(t time.Time) (start, end time.Time, err error) {
 	if !p.Anchor.IsZero() {
 		origin = shownAt(p.Anchor, loc)
 	}
-	months, days := map[Unit]int{Month: 1, Year: 12}[p.Unit], map[Unit]int{Day: 1, Week: 7}[p.Unit]
+	months, days := p.Unit.lasts()
 	n := 1
 	if days > 0 {
 		n += int((shown.Unix() - origin.Unix()) / (24 * 60 * 60) / int64(days))

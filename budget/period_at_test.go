@@ -65,6 +65,7 @@ func TestPeriodAt_IsTheDatabasesOwn(t *testing.T) {
 			for every, limit := range map[string]budget.Limit{
 				"1 day": budget.Per(1, budget.Day, loc, time.Time{}), "7 days": budget.Per(1, budget.Week, loc, time.Time{}),
 				"1 mon": budget.Per(1, budget.Month, loc, anchor), "1 year": budget.Per(1, budget.Year, loc, anchor),
+				"3 mons": budget.Per(1, budget.Every(3, budget.Month), loc, anchor), "10 days": budget.Per(1, budget.Every(10, budget.Day), loc, anchor),
 			} {
 				if i%2 == 1 {
 					limit.Period.Anchor = x.UTC().Truncate(time.Microsecond)

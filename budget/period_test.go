@@ -1,9 +1,12 @@
 package budget_test
 
 import (
+	"encoding/json"
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
+	"strings"
 	"testing"
 	"time"
 	_ "time/tzdata"
@@ -41,13 +44,14 @@ func spanOf(t testing.TB, p budget.Period, at time.Time) span {
 		anchor = shown(p.Anchor, loc)
 	}
 	now := shown(at, loc)
+	count, unit := counted(t, p.Unit)
 	near := map[budget.Unit]int{
 		budget.Day: int(now.Unix()/86400 - anchor.Unix()/86400), budget.Week: int(now.Unix()/86400-anchor.Unix()/86400) / 7,
 		budget.Month: (now.Year()-anchor.Year())*12 + int(now.Month()-anchor.Month()), budget.Year: now.Year() - anchor.Year(),
-	}[p.Unit]
+	}[unit] / count
 	var s span
 	for k := near - 3; k <= near+3; k++ {
-		start := firstShown(after(anchor, p.Unit, k), loc)
+		start := firstShown(after(anchor, unit, k*count), loc)
 		if !start.After(at) {
 			s.start = start
 		} else if s.end.IsZero() {
@@ -55,6 +59,17 @@ func spanOf(t testing.TB, p budget.Period, at time.Time) span {
 		}
 	}
 	return s
+}
+
+// counted is a unit as so many others: "3 months" as 3 of a month.
+func counted(t testing.TB, u budget.Unit) (count int, unit budget.Unit) {
+	n, name, several := strings.Cut(string(u), " ")
+	if !several {
+		return 1, u
+	}
+	count, err := strconv.Atoi(n)
+	require.NoError(t, err)
+	return count, budget.Unit(strings.TrimSuffix(name, "s"))
 }
 
 // shown is the reading of a clock in loc at a time, as if it were UTC.
@@ -153,10 +168,13 @@ func anyPeriod(rt *rapid.T, near time.Time) budget.Period {
 	}
 	loc, err := time.LoadLocation(rapid.SampledFrom(zones).Draw(rt, "zone"))
 	require.NoError(rt, err)
-	unit := rapid.SampledFrom([]budget.Unit{budget.Day, budget.Week, budget.Month, budget.Year, ""}).Draw(rt, "unit")
+	unit := rapid.SampledFrom([]budget.Unit{budget.Day, budget.Week, budget.Month, budget.Year, "", budget.Every(3, budget.Month), budget.Every(6, budget.Month)}).Draw(rt, "unit")
+	several := budget.Every(rapid.IntRange(2, 40).Draw(rt, "several"), rapid.SampledFrom([]budget.Unit{budget.Day, budget.Week, budget.Month}).Draw(rt, "of"))
 	switch {
 	case unit == "":
 		return budget.PerPeriod(1, time.Duration(rapid.Int64Range(1_000_000_000, 40*86400_000_000).Draw(rt, "length"))*time.Microsecond, anchor).Period
+	case rapid.Bool().Draw(rt, "of several"):
+		unit = several
 	case rapid.Bool().Draw(rt, "by the calendar"):
 		anchor = time.Time{}
 	}
@@ -214,6 +232,18 @@ func TestPeriods_RefuseZonesWithoutAName(t *testing.T) {
 		"no zone":      {Max: 1, Period: budget.Period{Unit: budget.Month}},
 		"no unit":      {Max: 1, Period: budget.Period{Zone: "UTC"}},
 		"other unit":   {Max: 1, Period: budget.Period{Unit: "hour", Zone: "UTC"}},
+		"0 days":       budget.Per(1, budget.Every(0, budget.Day), time.UTC, start),
+		"-1 months":    budget.Per(1, budget.Every(-1, budget.Month), time.UTC, start),
+		"hours":        budget.Per(1, budget.Every(2, budget.Hour), time.UTC, start),
+		"a century":    budget.Per(1, budget.Every(1201, budget.Month), time.UTC, start),
+		"many weeks":   budget.Per(1, budget.Every(1<<60, budget.Week), time.UTC, start),
+		"no anchor 2":  budget.Per(1, budget.Every(5, budget.Month), time.UTC, time.Time{}),
+		"no anchor 3":  budget.Per(1, budget.Every(2, budget.Week), time.UTC, time.Time{}),
+		"no anchor 4":  budget.Per(1, budget.Every(2, budget.Year), time.UTC, time.Time{}),
+		"a year":       {Max: 1, Period: budget.Period{Unit: "12 months", Zone: "UTC"}},
+		"a week":       {Max: 1, Period: budget.Period{Unit: "7 days", Zone: "UTC"}},
+		"a month":      {Max: 1, Period: budget.Period{Unit: "1 months", Zone: "UTC"}},
+		"leading 0":    {Max: 1, Period: budget.Period{Unit: "03 months", Zone: "UTC"}},
 		"both":         {Max: 1, Window: time.Hour, Period: budget.Period{Unit: budget.Month, Zone: "UTC"}},
 		"no anchor":    budget.PerPeriod(1, time.Hour, time.Time{}),
 		"no length":    budget.PerPeriod(1, 0, start),
@@ -241,6 +271,28 @@ func TestPeriods_RefuseZonesWithoutAName(t *testing.T) {
 	for _, name := range zones {
 		mustCharge(t, pool, l, "b", 1, budget.Per(100, budget.Day, location(t, name), time.Time{}))
 	}
+}
+
+// Units of equal length are equal, however they were made, and come back from JSON.
+func TestEvery_HasOneTextForALength(t *testing.T) {
+	t.Parallel()
+	quarter := budget.Every(3, budget.Month)
+	for got, want := range map[budget.Unit]budget.Unit{
+		budget.Every(1, budget.Month): budget.Month, budget.Every(12, budget.Month): budget.Year, budget.Every(7, budget.Day): budget.Week,
+		budget.Every(14, budget.Day): "2 weeks", budget.Every(10, budget.Day): "10 days", budget.Every(24, budget.Month): "2 years",
+		budget.Every(2, budget.Every(9, budget.Month)): "18 months", quarter: "3 months", budget.Every(2, quarter): "6 months", budget.Every(4, quarter): budget.Year,
+	} {
+		require.Equal(t, want, got)
+		limit := budget.Per(7, got, time.UTC, time.Date(2026, 1, 31, 0, 0, 0, 0, time.UTC))
+		text, err := json.Marshal(limit)
+		require.NoError(t, err)
+		var back budget.Limit
+		require.NoError(t, json.Unmarshal(text, &back), string(text))
+		require.True(t, limit == back)
+	}
+	start, end, err := budget.Per(1, quarter, time.UTC, time.Time{}).Period.At(time.Date(2026, 11, 25, 6, 0, 0, 0, time.UTC))
+	require.NoError(t, err)
+	require.Equal(t, []time.Time{time.Date(2026, 10, 1, 0, 0, 0, 0, time.UTC), time.Date(2027, 1, 1, 0, 0, 0, 0, time.UTC)}, []time.Time{start, end})
 }
 
 // Two periods are the same limit only if they are equal: none swallows another in one call, and equal ones are judged once.

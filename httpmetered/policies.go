@@ -104,17 +104,10 @@ func newPolicy(limit budget.Limit, unit string) policy {
 // length is the longest that a period is, but for clocks that are set back.
 func length(p budget.Period) time.Duration {
 	const day = 24 * time.Hour
-	switch p.Unit {
-	case budget.Day:
-		return day
-	case budget.Week:
-		return 7 * day
-	case budget.Month:
-		return 31 * day
-	case budget.Year:
-		return 366 * day
+	if p.Unit == "" {
+		return p.Length
 	}
-	return p.Length
+	return budget.Limit{Period: p}.Reach() - day
 }
 
 // Partition returns the same policies with a partition key, the parameter pk of both fields: it tells the budgets of

@@ -247,6 +247,7 @@ func TestParse_LimitsDurationsAndTimes(t *testing.T) {
 		"1000/1h": `{"max":1000,"window_us":3600000000}`, "day=5/1d": `{"name":"day","max":5,"window_us":86400000000}`,
 		"20/lifetime": `{"max":20,"lifetime":true}`, "prepaid": `{"max":0,"prepaid":true}`,
 		"a=credit/50": `{"name":"a","max":50,"prepaid":true}`, "1/1d12h": `{"max":1,"window_us":129600000000}`,
+		"9/3months":                  `{"max":9,"period":"3 months","time_zone":"UTC"}`,
 		"plan=9/month@Europe/Berlin": `{"name":"plan","max":9,"period":"month","time_zone":"Europe/Berlin"}`,
 	} {
 		limit, err := parseLimit(text)
