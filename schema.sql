@@ -106,19 +106,19 @@ create type metered.lease_terms as (mode text, owner text, least bigint, share i
 -- The origin of an entry or a transition: the command, if it is one, and a note.
 create type metered.origin as (tenant text, operation text, note jsonb);
 
+-- Units of one scope that a capture takes, that a refund gives back, or that are captured when a hold expires.
+create type metered.used_units as (scope text, amount bigint, limits metered.charge_limit[]);
+
 -- A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then
 -- it is derived. claim is the claimed scope, if it is a claim. lifetime is how long
--- after its beginning a hold ends at the latest.
+-- after its beginning a hold ends at the latest. minimum has the units captured of its scopes when it expires.
 create type metered.new_hold as (
     tenant text, id text, chosen boolean, key bigint, holder text, claim text, fingerprint bytea,
-    issued_at timestamptz, ttl interval, grace interval, lifetime interval, metadata json);
+    issued_at timestamptz, ttl interval, grace interval, lifetime interval, metadata json, minimum metered.used_units[]);
 
 -- Holds of one tenant, and the holder that they must have ('' for any). issued are the times
 -- that the ids carry.
 create type metered.hold_ids as (tenant text, ids text[], issued timestamptz[], holder text);
-
--- Units of one scope that a capture takes, or that a refund gives back.
-create type metered.used_units as (scope text, amount bigint, limits metered.charge_limit[]);
 
 -- A lot to be granted to a wallet. It ends at expires_at, or lasts after it is granted, or never. Up to roll_cap of the
 -- units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last
@@ -247,6 +247,26 @@ end
 $$;
 
 -- Whether each is within the bounds of its fields.
+create function metered._fits(all_of metered.used_units[]) returns boolean
+language plpgsql immutable strict
+as $$
+declare
+    x metered.used_units;
+begin
+    foreach x in array all_of loop
+        if octet_length(x.scope) > 255
+            or array_lower(x.limits, 1) <> 1
+            or array_ndims(x.limits) <> 1
+            or cardinality(x.limits) > 16
+            or pg_column_size(x.limits) > 1400 and not metered._fits(x.limits) then
+            return false;
+        end if;
+    end loop;
+    return true;
+end
+$$;
+
+-- Whether each is within the bounds of its fields.
 create function metered._fits(all_of metered.hold_ids[]) returns boolean
 language plpgsql immutable strict
 as $$
@@ -262,26 +282,6 @@ begin
             or array_lower(x.issued, 1) <> 1
             or array_ndims(x.issued) <> 1
             or cardinality(x.issued) > 100 then
-            return false;
-        end if;
-    end loop;
-    return true;
-end
-$$;
-
--- Whether each is within the bounds of its fields.
-create function metered._fits(all_of metered.used_units[]) returns boolean
-language plpgsql immutable strict
-as $$
-declare
-    x metered.used_units;
-begin
-    foreach x in array all_of loop
-        if octet_length(x.scope) > 255
-            or array_lower(x.limits, 1) <> 1
-            or array_ndims(x.limits) <> 1
-            or cardinality(x.limits) > 16
-            or pg_column_size(x.limits) > 1400 and not metered._fits(x.limits) then
             return false;
         end if;
     end loop;
@@ -3249,7 +3249,7 @@ begin
                 retry := metered._leaves_at(t, base_seq, base_spent, u, l.win, room);
             elsif l.win > interval '0' and room >= 0 then
                 m := metered._minima_leave(t, l, '-infinity', clk + interval '1 microsecond', clk, of_nos);
-                retry := metered._fits_at(t, l, room, u - least_due, base_seq, base_spent, clk, m.units, m.leave);
+                retry := metered._fits_at(t, l, room, u - least_due, row(n, base_seq, base_spent), clk, m.units, m.leave);
             end if;
             -- The end of holds can make room, sooner or at all: but for their minima, until these have left.
             room := l.max - own - c.amount;
@@ -3260,7 +3260,7 @@ begin
             end if;
             if room >= 0 and falls < coalesce(retry, 'infinity') and falls < coalesce(p[2], 'infinity') then
                 m := metered._minima_leave(t, l, '-infinity', 'infinity', clk, of_nos);
-                first := metered._fits_at(t, l, room, spent, base_seq, base_spent, falls, m.units, m.leave);
+                first := metered._fits_at(t, l, room, spent, row(n, base_seq, base_spent), falls, m.units, m.leave);
                 retry := least(retry, case when p is null or first < p[2] then first end);
             end if;
             if l.win is null and room >= 0 and retry is null then
@@ -3271,7 +3271,7 @@ begin
                 retry := p[2];
                 if greatest(still, own) > l.max - c.amount then
                     m := metered._minima_leave(t, l, p[2], 'infinity', clk, of_nos);
-                    retry := metered._fits_at(t, l, room, 0, 0, 0,
+                    retry := metered._fits_at(t, l, room, 0, row(n, 0, 0),
                         coalesce(metered._first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
                 end if;
             end if;
@@ -5709,7 +5709,7 @@ $$;
 
 -- The first time from since on at which charges and minima leave room enough in a window, if nothing else changes, or null for never. used has
 -- the charged units, counted from the base as _spent_since has it. They leave the window by age, and minima leave as _minima_leave has it.
-create function metered._fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base_seq bigint, base_spent bigint,
+create function metered._fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base metered.counted,
     since timestamptz, units bigint[], leave timestamptz[]) returns timestamptz
 language plpgsql stable
 as $$
@@ -5737,7 +5737,7 @@ begin
     while gone - few > 1 loop
         half := (gone + few) / 2;
         free := case when used <= room - stays[half + 1] then '-infinity'
-            when l.win > interval '0' then metered._leaves_at(tip, base_seq, base_spent, used, l.win, room - stays[half + 1])
+            when l.win > interval '0' then metered._leaves_at(tip, base.base_seq, base.base_spent, used, l.win, room - stays[half + 1])
             else 'infinity' end;
         first := greatest(since, case when half > 0 then leave[half] end);
         best := least(best, greatest(first, free));
@@ -6043,6 +6043,10 @@ begin
         or octet_length(hold.fingerprint) > 33
         or pg_column_size(hold.metadata) > 65540
         or pg_column_compression(hold.metadata) is not null and octet_length(hold.metadata::text) > 65536
+        or array_lower(hold.minimum, 1) <> 1
+        or array_ndims(hold.minimum) <> 1
+        or cardinality(hold.minimum) > 64
+        or pg_column_size(hold.minimum) > 1400 and not metered._fits(hold.minimum)
         or array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
         or cardinality(charges) > 64
@@ -6077,9 +6081,9 @@ $$;
 --
 -- If the caller chose the id, it is locked after the scopes: a call that places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
--- id that was made up for this call is not looked for. minimum has the units captured of its scopes when the hold expires.
+-- id that was made up for this call is not looked for.
 create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
-    origin metered.origin, channel text, raising boolean, reveal boolean default false, minimum metered.used_units[] default null,
+    origin metered.origin, channel text, raising boolean, reveal boolean default false,
     out status text, out placed_at timestamptz, out deadline timestamptz,
     out seqs bigint[], out ats timestamptz[], out refused jsonb, out stored json, out crossed jsonb)
 language plpgsql volatile
@@ -6105,6 +6109,10 @@ begin
         or octet_length(hold.fingerprint) > 33
         or pg_column_size(hold.metadata) > 65540
         or pg_column_compression(hold.metadata) is not null and octet_length(hold.metadata::text) > 65536
+        or array_lower(hold.minimum, 1) <> 1
+        or array_ndims(hold.minimum) <> 1
+        or cardinality(hold.minimum) > 64
+        or pg_column_size(hold.minimum) > 1400 and not metered._fits(hold.minimum)
         or array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
         or cardinality(charges) > 64
@@ -6112,11 +6120,7 @@ begin
         or wait_ms > 3600000
         or pg_column_size(origin.note) > 8196
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192
-        or octet_length(channel) > 64
-        or array_lower(minimum, 1) <> 1
-        or array_ndims(minimum) <> 1
-        or cardinality(minimum) > 64
-        or pg_column_size(minimum) > 1400 and not metered._fits(minimum) then
+        or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of place' using errcode = '22023';
     end if;
     foreach charge in array charges loop
@@ -6202,15 +6206,15 @@ begin
         select new_no, l.key, l.held, l.held, place.placed_at + due_in, l.scope, l.seq - (l.amount > l.held)::int
         from rows from (unnest(charges), unnest(seqs)) l(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, seq) where l.held > 0;
     end if;
-    if minimum is not null then
+    if hold.minimum is not null then
         update metered.hold_lines l set at_least = u.amount
-        from unnest(minimum) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
+        from unnest(hold.minimum) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
         get diagnostics changed = row_count;
-        if changed <> cardinality(minimum) then
+        if changed <> cardinality(hold.minimum) then
             perform metered._require(false, 'minimum');
         end if;
         lines := (select jsonb_agg(case when u.amount is null then x.line else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
-            from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(minimum) u on u.scope = x.line ->> 'scope');
+            from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(hold.minimum) u on u.scope = x.line ->> 'scope');
     end if;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
     values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_build_object(
@@ -7722,7 +7726,7 @@ $$;
 --
 -- The operation's lock comes first, as in a command. It is for transactions that see commits that came while they waited for it.
 create function metered.open_session(command metered.new_command, hold metered.new_hold, charges metered.new_charge[], ahead interval,
-    wait_ms int, origin metered.origin, channel text, minimum metered.used_units[],
+    wait_ms int, origin metered.origin, channel text,
     out status text, out placed_at timestamptz, out deadline timestamptz,
     out seqs bigint[], out ats timestamptz[], out refused jsonb, out stored json, out crossed jsonb)
 language plpgsql volatile
@@ -7746,6 +7750,10 @@ begin
         or octet_length(hold.fingerprint) > 33
         or pg_column_size(hold.metadata) > 65540
         or pg_column_compression(hold.metadata) is not null and octet_length(hold.metadata::text) > 65536
+        or array_lower(hold.minimum, 1) <> 1
+        or array_ndims(hold.minimum) <> 1
+        or cardinality(hold.minimum) > 64
+        or pg_column_size(hold.minimum) > 1400 and not metered._fits(hold.minimum)
         or array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
         or cardinality(charges) > 64
@@ -7753,11 +7761,7 @@ begin
         or wait_ms > 3600000
         or pg_column_size(origin.note) > 8196
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192
-        or octet_length(channel) > 64
-        or array_lower(minimum, 1) <> 1
-        or array_ndims(minimum) <> 1
-        or cardinality(minimum) > 64
-        or pg_column_size(minimum) > 1400 and not metered._fits(minimum) then
+        or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of open_session' using errcode = '22023';
     end if;
     if (not hold.chosen and hold.claim is null and octet_length(ids) >= 32 and not metered._one_snapshot()) is not true then
@@ -7791,7 +7795,7 @@ begin
     if status is not null then
         return;
     end if;
-    p := metered.place(hold, charges, ahead, wait_ms, origin, channel, false, false, minimum);
+    p := metered.place(hold, charges, ahead, wait_ms, origin, channel, false);
     status := p.status;
     placed_at := p.placed_at;
     deadline := p.deadline;
@@ -8325,9 +8329,9 @@ comment on type metered.charge_limit is 'A limit: so many units in each window o
 comment on type metered.new_charge is 'Units of one scope that a call spends or holds. amount is how many units more count against the scope''s limits, and held is how many more are held; so spending grows by amount - held. Its four uses: (1) a charge has held = 0, and all units are spent; (2) a placement has held > 0: the hold that is being placed holds these units, and the other units of amount are spent; (3) a spend from a lease has lease set: it takes the units of that lease from lease_offset on, key is the fence of the lease, held is 0 and there are no limits; (4) a capture has held < 0, inside functions only: -held units stop being held and are spent, and amount units beyond them are charged. With amount = 0 it spends held units alone, and usage stays as it is.';
 comment on type metered.lease_terms is 'How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.';
 comment on type metered.origin is 'The origin of an entry or a transition: the command, if it is one, and a note.';
-comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the claimed scope, if it is a claim. lifetime is how long after its beginning a hold ends at the latest.';
+comment on type metered.used_units is 'Units of one scope that a capture takes, that a refund gives back, or that are captured when a hold expires.';
+comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the claimed scope, if it is a claim. lifetime is how long after its beginning a hold ends at the latest. minimum has the units captured of its scopes when it expires.';
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
-comment on type metered.used_units is 'Units of one scope that a capture takes, or that a refund gives back.';
 comment on type metered.new_lot is 'A lot to be granted to a wallet. It ends at expires_at, or lasts after it is granted, or never. Up to roll_cap of the units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last for late from then on (0: for ever), or ends at once (null).';
 comment on type metered.lot_rollover is 'How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).';
 comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy is for units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), allow (they are charged).';
@@ -8557,7 +8561,7 @@ comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is '
 comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that no.';
 comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the holds that are named, unless these are another holder''s (see _lock_holds); the ids that it places, by key; then rows of holds, by no: of those that are named, and of those that are due in scopes that it may charge and could be in its way. A command that names thousands of scopes needs a larger lock table.';
 comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'The refusal of place at this moment, without a lock, in a command that has begun (it is no replay): status is taken, refused, or null where it would not, or where only place can decide: of a hold that was placed before, and from an older snapshot. stored is the hold of a taken claim, if reveal.';
-comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean, metered.used_units[]) is 'Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none. status is placed, same (placed before, with the same content, which stored has), conflict (with other content), retired, taken (of a claim: another holder has it, until deadline if that is not null, and stored is their hold, if reveal) or refused.';
+comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean) is 'Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none. status is placed, same (placed before, with the same content, which stored has), conflict (with other content), retired, taken (of a claim: another holder has it, until deadline if that is not null, and stored is their hold, if reveal) or refused.';
 comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends all their units (used is null), or the units given for the scopes of one hold. Where no units are given (amount is null), it spends the hold''s units, and limits report. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
 comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.';
@@ -8578,7 +8582,7 @@ comment on function metered.begin_command(boolean, boolean, metered.new_command,
 comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A refusal raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back. The result is empty.';
 comment on function metered.finish_command(text) is 'Lets the COMMIT of a command pass that was completed without finishing, if this is its transaction still.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. No further: a clock that was ahead for a while would refuse new ids for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
-comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, metered.used_units[]) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them, running (another session is open, until deadline, as seen at placed_at) or busy (so is one of another command).';
+comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them, running (another session is open, until deadline, as seen at placed_at) or busy (so is one of another command).';
 comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and one that is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
 comment on view metered.statement is 'The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1 ms for a thousand entries. Without a scope it reads the whole ledger, and a condition on the time alone does not help. The spends from a lease are one capture here, and rows of lease_spends_words.';
 comment on column metered.statement.scope is 'the charged scope';

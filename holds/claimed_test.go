@@ -216,7 +216,7 @@ func TestClaim_OfAnyScopeKeepsNobodyFromReading(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	_, err := f.pool.Exec(t.Context(), `select metered.place(
-		('', 'by hand', false, null, '', 'a', decode(repeat('00', 33), 'hex'), null, '1 min', '0', '1 hour', null)::metered.new_hold,
+		('', 'by hand', false, null, '', 'a', decode(repeat('00', 33), 'hex'), null, '1 min', '0', '1 hour', null, null)::metered.new_hold,
 		array[('a', null, 1, 1, '{}', null, false, null, null)::metered.new_charge], '1 min', 1000, (null, null, null)::metered.origin, null, false)`)
 	require.NoError(t, err)
 	all, err := f.book.List(t.Context(), f.pool, holds.Filter{})

@@ -202,7 +202,7 @@ func TestNotice_OfManyLinesAndLongTextsIsCutToFit(t *testing.T) {
 	_, err = f.release(ids...)
 	require.NoError(t, err)
 	_, err = f.pool.Exec(t.Context(), `select metered.place(
-		('', 'by hand', true, null, '', null, decode(repeat('00', 33), 'hex'), null, '1 min', '0', '1 hour', null)::metered.new_hold,
+		('', 'by hand', true, null, '', null, decode(repeat('00', 33), 'hex'), null, '1 min', '0', '1 hour', null, null)::metered.new_hold,
 		array(select ('scope ' || repeat('x', 200) || n, null, 1, 1, '{}', null, false, null, null)::metered.new_charge from generate_series(1, 64) n),
 		'1 min', 1000, (null, null, '[7, {"actor": "x"}]')::metered.origin, $1, false)`, f.book.Channel()+"+")
 	require.NoError(t, err)

@@ -15,7 +15,7 @@ const sessionPrefix = "session_"
 
 const openSQL = `
 select status, placed_at, deadline, seqs, ats, refused, stored, crossed
-from metered.open_session($1::metered.new_command, $2::metered.new_hold, $3::metered.new_charge[], $4::interval, $5::int, $6::metered.origin, $7::text, $8::metered.used_units[])`
+from metered.open_session($1::metered.new_command, $2::metered.new_hold, $3::metered.new_charge[], $4::interval, $5::int, $6::metered.origin, $7::text)`
 
 // prepareOpen validates the request of a session's hold, of its operation's tenant. Each call makes another id.
 func (b *Book) prepareOpen(r Request, o *ledger.Opening) (*call, error) {
@@ -27,6 +27,6 @@ func (b *Book) prepareOpen(r Request, o *ledger.Opening) (*call, error) {
 	}
 	place := c.Args
 	c.SQL = b.sql.open
-	c.Args = func(s ledger.Sending) []any { return slices.Concat([]any{o.Command()}, place(s)[:6], place(s)[8:]) }
+	c.Args = func(s ledger.Sending) []any { return slices.Concat([]any{o.Command()}, place(s)[:6]) }
 	return c, nil
 }

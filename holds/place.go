@@ -54,7 +54,7 @@ type Request struct {
 
 const placeSQL = `
 select status, placed_at, deadline, seqs, ats, refused, stored, crossed
-from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool, $8::bool, $9::metered.used_units[])`
+from metered.place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool, $8::bool)`
 
 const lookSQL = `
 select status, at, deadline, refused, stored
@@ -89,10 +89,9 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 		i := slices.IndexFunc(charges, func(c ledger.Charge) bool { return c.Scope == line.Scope })
 		charges[i].Held += line.Amount
 	}
-	least := minima(r.Lines)
 	hold := ledger.NewHold{
 		Tenant: r.Tenant, ID: r.ID, Chosen: chosen, Holder: r.Holder, Claim: r.claim, Fingerprint: r.fingerprint(charges), IssuedAt: issuedAt(r.ID),
-		TTL: r.TTL, Grace: r.Grace, Lifetime: b.lifetime(), Metadata: string(r.Metadata),
+		TTL: r.TTL, Grace: r.Grace, Lifetime: b.lifetime(), Metadata: string(r.Metadata), Minimum: minima(r.Lines),
 	}
 	locks := priced.Locks
 	if chosen {
@@ -116,7 +115,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 			Looked:   func(row pgx.Row) (refusal, err error) { return looked(priced, r.key, row) },
 		},
 		Args: func(s ledger.Sending) []any {
-			return []any{hold.String(), ledger.Charges(ledger.Telling(charges, s.Telling)), priced.Tolerance, s.WaitMS, s.Origin(inBudget.NoteJSON(r.Note)), b.channel(), s.Raising, r.reveal, ledger.AllUsed(least)}
+			return []any{hold.String(), ledger.Charges(ledger.Telling(charges, s.Telling)), priced.Tolerance, s.WaitMS, s.Origin(inBudget.NoteJSON(r.Note)), b.channel(), s.Raising, r.reveal}
 		},
 		Scan: func(row pgx.Row) ([]Hold, error) { return b.scanPlaced(priced, r, row, &crossed) },
 	}, nil

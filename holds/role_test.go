@@ -196,7 +196,7 @@ func TestRole_NoHoldEndsBeforeItBegins(t *testing.T) {
 		at, err := time.Parse(time.DateOnly, c.at)
 		require.NoError(t, err)
 		owner.clock.Set(at)
-		_, err = app.Exec(t.Context(), `select metered.place(row('', 'h', true, null, '', null, decode(repeat('01', 33), 'hex'), null, $1, $2, $3, null),
+		_, err = app.Exec(t.Context(), `select metered.place(row('', 'h', true, null, '', null, decode(repeat('01', 33), 'hex'), null, $1, $2, $3, null, null),
 			array[row('a', null, 1, 1, '{}', null, null, null, null)]::metered.new_charge[], '1 min', 1000, null, null, false)`, pgx.QueryExecModeSimpleProtocol, c.ttl, c.grace, c.lifetime)
 		if c.by != "" {
 			require.NoError(t, err)

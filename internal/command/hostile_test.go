@@ -360,7 +360,7 @@ func (h *hostile) call(f hostileFunction) string {
 	}
 	// The id of a session's hold has that of its operation in it.
 	if f.name == "metered.open_session" && h.rand.IntN(4) > 0 {
-		args[slices.Index(f.names, "hold")] = fmt.Sprintf(`row('', repeat('%d', 32) || gen_random_uuid(), false, null, '', null, decode(repeat('01', 33), 'hex'), null, %s, %s, '1 h', null)::metered.new_hold`,
+		args[slices.Index(f.names, "hold")] = fmt.Sprintf(`row('', repeat('%d', 32) || gen_random_uuid(), false, null, '', null, decode(repeat('01', 33), 'hex'), null, %s, %s, '1 h', null, null)::metered.new_hold`,
 			h.rand.IntN(10), h.value(1186, "ttl"), h.value(1186, "grace"))
 		args[slices.Index(f.names, "charges")] = `array[row('seats', null, 3, 3, '{}', null, null, null, null), row('w', null, 2, 1, '{}', null, null, null, null)]::metered.new_charge[]`
 	}

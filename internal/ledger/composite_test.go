@@ -69,12 +69,14 @@ func TestHolds_ComeToTheServerAsTheyAre(t *testing.T) {
 		require.Nil(t, issued[1])
 
 		hold := ledger.NewHold{Tenant: text, ID: other, Chosen: true, Key: -5, Holder: text, Claim: other, Fingerprint: []byte{0, 1, 255, '"', '\\'},
-			IssuedAt: &early, TTL: time.Microsecond, Grace: time.Hour, Lifetime: 87600 * time.Hour, Metadata: `{"a": "\\\"é"}`}
+			IssuedAt: &early, TTL: time.Microsecond, Grace: time.Hour, Lifetime: 87600 * time.Hour, Metadata: `{"a": "\\\"é"}`, Minimum: []ledger.Used{{Scope: text, Amount: 7}}}
 		var got ledger.NewHold
+		got.Minimum = make([]ledger.Used, 1)
 		var claim *string
-		require.NoError(t, pool.QueryRow(t.Context(), `select h.tenant, h.id, h.chosen, h.key, h.holder, h.claim, h.fingerprint, h.issued_at, h.ttl, h.grace, h.lifetime, h.metadata::text
+		require.NoError(t, pool.QueryRow(t.Context(), `select h.tenant, h.id, h.chosen, h.key, h.holder, h.claim, h.fingerprint, h.issued_at, h.ttl, h.grace, h.lifetime, h.metadata::text,
+				h.minimum[1].scope, h.minimum[1].amount
 			from (select ($1::metered.new_hold).*) h`, hold.String()).Scan(&got.Tenant, &got.ID, &got.Chosen, &got.Key, &got.Holder, &claim, &got.Fingerprint,
-			&got.IssuedAt, &got.TTL, &got.Grace, &got.Lifetime, &got.Metadata))
+			&got.IssuedAt, &got.TTL, &got.Grace, &got.Lifetime, &got.Metadata, &got.Minimum[0].Scope, &got.Minimum[0].Amount))
 		require.True(t, early.Equal(*got.IssuedAt))
 		got.IssuedAt = hold.IssuedAt
 		if claim != nil {

@@ -251,6 +251,7 @@ type NewHold struct {
 	TTL, Grace    time.Duration
 	Lifetime      time.Duration // 0 for any
 	Metadata      string        // JSON, or "" for none
+	Minimum       []Used        // captured when it expires
 }
 
 // String is the hold as text.
@@ -263,8 +264,12 @@ func (h NewHold) String() string {
 	if h.Lifetime > 0 {
 		lifetime = interval(h.Lifetime)
 	}
+	minimum := ""
+	if h.Minimum != nil {
+		minimum = text(allUsed(h.Minimum))
+	}
 	return composite(text(h.Tenant), text(h.ID), boolean(h.Chosen), key, text(h.Holder), textOrNull(h.Claim), bytes(h.Fingerprint),
-		moment(h.IssuedAt), interval(h.TTL), interval(h.Grace), lifetime, textOrNull(h.Metadata))
+		moment(h.IssuedAt), interval(h.TTL), interval(h.Grace), lifetime, textOrNull(h.Metadata), minimum)
 }
 
 // Used is metered.used_units: units of a scope that a capture takes or a refund gives back.
@@ -280,6 +285,10 @@ func AllUsed(of []Used) any {
 	if of == nil {
 		return nil
 	}
+	return allUsed(of)
+}
+
+func allUsed(of []Used) string {
 	rows := make([]string, len(of))
 	for i, u := range of {
 		amount := number(u.Amount)

@@ -201,9 +201,9 @@ $$;
 --
 -- If the caller chose the id, it is locked after the scopes: a call that places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
--- id that was made up for this call is not looked for. minimum has the units captured of its scopes when the hold expires.
+-- id that was made up for this call is not looked for.
 create function metered.place(hold metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int,
-    origin metered.origin, channel text, raising boolean, reveal boolean default false, minimum metered.used_units[] default null,
+    origin metered.origin, channel text, raising boolean, reveal boolean default false,
     out status text, out placed_at timestamptz, out deadline timestamptz,
     out seqs bigint[], out ats timestamptz[], out refused jsonb, out stored json, out crossed jsonb)
 language plpgsql volatile
@@ -304,15 +304,15 @@ begin
         select new_no, l.key, l.held, l.held, place.placed_at + due_in, l.scope, l.seq - (l.amount > l.held)::int
         from rows from (unnest(charges), unnest(seqs)) l(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, seq) where l.held > 0;
     end if;
-    if minimum is not null then
+    if hold.minimum is not null then
         update metered.hold_lines l set at_least = u.amount
-        from unnest(minimum) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
+        from unnest(hold.minimum) u where l.hold = new_no and l.scope = u.scope and u.amount between 1 and l.amount;
         get diagnostics changed = row_count;
-        if changed <> cardinality(minimum) then
+        if changed <> cardinality(hold.minimum) then
             perform metered._require(false, 'minimum');
         end if;
         lines := (select jsonb_agg(case when u.amount is null then x.line else x.line || jsonb_build_object('at_least', u.amount) end order by x.n)
-            from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(minimum) u on u.scope = x.line ->> 'scope');
+            from jsonb_array_elements(lines) with ordinality x(line, n) left join unnest(hold.minimum) u on u.scope = x.line ->> 'scope');
     end if;
     insert into metered.hold_events (hold, at, deadline, version, kind, detail, note, operation_tenant, operation)
     values (new_no, place.placed_at, place.deadline, 1, 'h', jsonb_build_object(

@@ -262,7 +262,7 @@ begin
                 retry := metered._leaves_at(t, base_seq, base_spent, u, l.win, room);
             elsif l.win > interval '0' and room >= 0 then
                 m := metered._minima_leave(t, l, '-infinity', clk + interval '1 microsecond', clk, of_nos);
-                retry := metered._fits_at(t, l, room, u - least_due, base_seq, base_spent, clk, m.units, m.leave);
+                retry := metered._fits_at(t, l, room, u - least_due, row(n, base_seq, base_spent), clk, m.units, m.leave);
             end if;
             -- The end of holds can make room, sooner or at all: but for their minima, until these have left.
             room := l.max - own - c.amount;
@@ -273,7 +273,7 @@ begin
             end if;
             if room >= 0 and falls < coalesce(retry, 'infinity') and falls < coalesce(p[2], 'infinity') then
                 m := metered._minima_leave(t, l, '-infinity', 'infinity', clk, of_nos);
-                first := metered._fits_at(t, l, room, spent, base_seq, base_spent, falls, m.units, m.leave);
+                first := metered._fits_at(t, l, room, spent, row(n, base_seq, base_spent), falls, m.units, m.leave);
                 retry := least(retry, case when p is null or first < p[2] then first end);
             end if;
             if l.win is null and room >= 0 and retry is null then
@@ -284,7 +284,7 @@ begin
                 retry := p[2];
                 if greatest(still, own) > l.max - c.amount then
                     m := metered._minima_leave(t, l, p[2], 'infinity', clk, of_nos);
-                    retry := metered._fits_at(t, l, room, 0, 0, 0,
+                    retry := metered._fits_at(t, l, room, 0, row(n, 0, 0),
                         coalesce(metered._first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
                 end if;
             end if;

@@ -36,7 +36,7 @@ $$;
 
 -- The first time from since on at which charges and minima leave room enough in a window, if nothing else changes, or null for never. used has
 -- the charged units, counted from the base as _spent_since has it. They leave the window by age, and minima leave as _minima_leave has it.
-create function metered._fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base_seq bigint, base_spent bigint,
+create function metered._fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base metered.counted,
     since timestamptz, units bigint[], leave timestamptz[]) returns timestamptz
 language plpgsql stable
 as $$
@@ -64,7 +64,7 @@ begin
     while gone - few > 1 loop
         half := (gone + few) / 2;
         free := case when used <= room - stays[half + 1] then '-infinity'
-            when l.win > interval '0' then metered._leaves_at(tip, base_seq, base_spent, used, l.win, room - stays[half + 1])
+            when l.win > interval '0' then metered._leaves_at(tip, base.base_seq, base.base_spent, used, l.win, room - stays[half + 1])
             else 'infinity' end;
         first := greatest(since, case when half > 0 then leave[half] end);
         best := least(best, greatest(first, free));

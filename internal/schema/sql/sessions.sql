@@ -5,7 +5,7 @@
 --
 -- The operation's lock comes first, as in a command. It is for transactions that see commits that came while they waited for it.
 create function metered.open_session(command metered.new_command, hold metered.new_hold, charges metered.new_charge[], ahead interval,
-    wait_ms int, origin metered.origin, channel text, minimum metered.used_units[],
+    wait_ms int, origin metered.origin, channel text,
     out status text, out placed_at timestamptz, out deadline timestamptz,
     out seqs bigint[], out ats timestamptz[], out refused jsonb, out stored json, out crossed jsonb)
 language plpgsql volatile
@@ -49,7 +49,7 @@ begin
     if status is not null then
         return;
     end if;
-    p := metered.place(hold, charges, ahead, wait_ms, origin, channel, false, false, minimum);
+    p := metered.place(hold, charges, ahead, wait_ms, origin, channel, false);
     status := p.status;
     placed_at := p.placed_at;
     deadline := p.deadline;

@@ -46,19 +46,19 @@ create type metered.lease_terms as (mode text, owner text, least bigint, share i
 -- The origin of an entry or a transition: the command, if it is one, and a note.
 create type metered.origin as (tenant text, operation text, note jsonb);
 
+-- Units of one scope that a capture takes, that a refund gives back, or that are captured when a hold expires.
+create type metered.used_units as (scope text, amount bigint, limits metered.charge_limit[]);
+
 -- A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then
 -- it is derived. claim is the claimed scope, if it is a claim. lifetime is how long
--- after its beginning a hold ends at the latest.
+-- after its beginning a hold ends at the latest. minimum has the units captured of its scopes when it expires.
 create type metered.new_hold as (
     tenant text, id text, chosen boolean, key bigint, holder text, claim text, fingerprint bytea,
-    issued_at timestamptz, ttl interval, grace interval, lifetime interval, metadata json);
+    issued_at timestamptz, ttl interval, grace interval, lifetime interval, metadata json, minimum metered.used_units[]);
 
 -- Holds of one tenant, and the holder that they must have ('' for any). issued are the times
 -- that the ids carry.
 create type metered.hold_ids as (tenant text, ids text[], issued timestamptz[], holder text);
-
--- Units of one scope that a capture takes, or that a refund gives back.
-create type metered.used_units as (scope text, amount bigint, limits metered.charge_limit[]);
 
 -- A lot to be granted to a wallet. It ends at expires_at, or lasts after it is granted, or never. Up to roll_cap of the
 -- units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last
