@@ -333,7 +333,7 @@ create table metered.schema_version (
     installed_at timestamptz not null default clock_timestamp() -- when
 );
 
-insert into metered.schema_version (version) values (1);
+insert into metered.schema_version (version) values (2);
 
 -- The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed.
 -- Each entry carries its scope's totals after it, so the state of a scope is its

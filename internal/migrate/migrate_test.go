@@ -367,9 +367,9 @@ func TestMigrate_RefusesASchemaOfAnotherVersionThanItSays(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	for what, test := range map[string]struct{ change, want string }{
-		"unreleased 1":   {"alter table metered.schema_version rename installed_at to applied_at", "of an unreleased build"},
-		"unreleased 2":   {"alter table metered.schema_version rename installed_at to applied_at; insert into metered.schema_version values (2)", "of an unreleased build"},
-		"unreleased 3":   {"alter table metered.schema_version rename installed_at to applied_at; insert into metered.schema_version values (2), (3)", "of an unreleased build"},
+		"unreleased 1":   {"alter table metered.schema_version rename installed_at to applied_at; update metered.schema_version set version = 1", "of an unreleased build"},
+		"unreleased 2":   {"alter table metered.schema_version rename installed_at to applied_at; insert into metered.schema_version values (1)", "of an unreleased build"},
+		"unreleased 3":   {"alter table metered.schema_version rename installed_at to applied_at; insert into metered.schema_version values (1), (3)", "of an unreleased build"},
 		"emptied":        {"truncate metered.schema_version", "schema_version says no version"},
 		"set back":       {"update metered.schema_version set version = 0", "schema_version says no version"},
 		"far back":       {"update metered.schema_version set version = -1", "schema_version says no version"},

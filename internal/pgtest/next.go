@@ -1,6 +1,7 @@
 package pgtest
 
 import (
+	"fmt"
 	"io/fs"
 	"strings"
 	"sync"
@@ -28,7 +29,7 @@ create type metered.claimant as (
 );
 
 -- A fingerprint: a version byte`},
-	{"sql/tables.sql", "(version) values (1);", "(version) values (2);"},
+	{"sql/tables.sql", fmt.Sprintf("(version) values (%d);", schema.Version), fmt.Sprintf("(version) values (%d);", schema.Version+1)},
 	{"sql/tables.sql", "    primary key (queue, key)\n);\n", `    claimant   text,                    -- who claimed it; null of the build before
     primary key (queue, key)
 );
@@ -43,7 +44,7 @@ create index job_keys_claimant on metered.job_keys (claimant) where claimant is 
 		"    t.used                                      -- how often it was\n"},
 }
 
-const nextMigration = `-- Version 2: a key of a job says who claimed it.
+const nextMigration = `-- The next version: a key of a job says who claimed it.
 alter table metered.job_keys add column claimant text;
 create index job_keys_claimant on metered.job_keys (claimant) where claimant is not null;
 update metered.job_keys set claimant = 'build before' where tenant <> '';
@@ -76,8 +77,8 @@ func NextFiles(t testing.TB) fstest.MapFS {
 		}
 		files[edit.file].Data = []byte(strings.Replace(text, edit.old, edit.new, 1))
 	}
-	files["versions/0001.txt"] = files["catalog.txt"]
-	files["versions/0002.sql"] = &fstest.MapFile{Data: []byte(nextMigration)}
+	files[fmt.Sprintf("versions/%04d.txt", schema.Version)] = files["catalog.txt"]
+	files[fmt.Sprintf("versions/%04d.sql", schema.Version+1)] = &fstest.MapFile{Data: []byte(nextMigration)}
 	nextCatalog.Lock()
 	defer nextCatalog.Unlock()
 	if nextCatalog.text == "" {

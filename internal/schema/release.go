@@ -10,7 +10,7 @@ import (
 )
 
 // Version is the version of the schema that this build makes.
-const Version = 1
+const Version = 2
 
 // Files are the source of this build's release.
 //

@@ -1,0 +1,71 @@
+package migrate_test
+
+import (
+	"compress/gzip"
+	"fmt"
+	"io"
+	"os"
+	"testing"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/migrate"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+// oldCalls are calls of version 1 from SQL, that leave rows of many kinds.
+const oldCalls = `
+select metered.charge(array[row('charged', null, 5, 0, array[row(100, '1 hour', null, null, null, false)]::metered.charge_limit[], null, false, null, null)]::metered.new_charge[],
+	'1 min', 1000, null);
+select metered.place(row('', 'held', true, null, 'ann', null, decode(repeat('01', 33), 'hex'), null, '1 hour', '0', '1 day', null, null),
+	array[row('held', null, 3, 3, '{}', null, false, null, null)]::metered.new_charge[], '1 min', 1000, null, null, true);
+insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject) values (sha256('t'), metered.clock(), metered.clock() + interval '1 h', 1, 'p', 's');
+insert into metered.job_keys (job_id, created_at, queue, key, kind, tenant, digest) values (1, metered.clock(), 'default', 'k', 'k', '', '');
+insert into metered.operations (at, tenant, id, fingerprint, result) values (metered.clock(), '', 'op', '', '1')`
+
+// The schema of each release, as it was released and with rows in it, becomes that of this build, and keeps its rows.
+func TestUpgrade_OfEachReleasedVersion(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	for version := 1; version < schema.Version; version++ {
+		t.Run(fmt.Sprint(version), func(t *testing.T) {
+			t.Parallel()
+			pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+			file, err := os.Open(fmt.Sprintf("../schema/testdata/%04d.sql.gz", version))
+			require.NoError(t, err)
+			defer file.Close()
+			unzipped, err := gzip.NewReader(file)
+			require.NoError(t, err)
+			sql, err := io.ReadAll(unzipped)
+			require.NoError(t, err)
+			execute(t, pool, schema.Script(string(sql)))
+			execute(t, pool, oldCalls)
+			before := rows(t, pool)
+
+			report := mustUpgrade(t, pool, schema.Current(), migrate.Options{})
+			require.Equal(t, [2]int{version, schema.Version}, [2]int{report.From, report.To})
+			require.ElementsMatch(t, schema.Current().Previous(), report.Previous)
+			requireWhole(t, pool, schema.Current())
+
+			for sql, want := range before {
+				require.Equal(t, want, value[string](t, pool, sql), sql)
+			}
+			mustUpgrade(t, pool, schema.Current(), migrate.Options{DropPrevious: true})
+			requireSame(t, freshly(t, schema.Current()), pool)
+
+			c := pgtest.NewClient(t, pool, metered.Config{})
+			used, err := c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "charged"})
+			require.NoError(t, err)
+			require.EqualValues(t, 5, used[0].Used)
+			require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				_, err := c.Budget.Charge(t.Context(), tx, budget.Charge{Scope: "charged", Amount: 1, Limits: []budget.Limit{budget.Lifetime(6)}})
+				return err
+			}))
+			pgtest.RequireVerified(t, pool, c.Budget)
+		})
+	}
+}
