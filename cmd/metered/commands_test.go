@@ -39,7 +39,7 @@ func TestMigrate_OfASchemaThatDiffers(t *testing.T) {
 	l.ok("verify")
 	execute(t, pool, `alter table metered.holds drop column entity cascade`)
 	said := l.exits(exitDifferences, "migrate", "validate").out
-	require.Regexp(t, `^Schema metered is of version 1, and \d+ objects differ from what this build needs\n`, said)
+	require.Regexp(t, `^Schema metered is of version 2, and \d+ objects differ from what this build needs\n`, said)
 	require.Contains(t, said, "\n  column holds.entity is missing\n")
 	execute(t, pool, `insert into metered.schema_version (version) values ($1)`, metered.SchemaVersion+2)
 	require.Contains(t, l.exits(exitSchema, "usage", "org/acme").err, "use a newer build")
