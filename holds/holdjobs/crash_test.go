@@ -57,6 +57,7 @@ func settlingJob(t *testing.T, statement string, strike func(w *pgtest.Wire, own
 func TestHeldWorker_ALostConnectionWhileCapturingIsMadeUpFor(t *testing.T) {
 	t.Parallel()
 	for _, statement := range settling {
+		n := 0
 		for what, fault := range map[string]func(w *pgtest.Wire, owner *pgxpool.Pool, f *pgtest.Flush){
 			"kill before": func(_ *pgtest.Wire, owner *pgxpool.Pool, f *pgtest.Flush) { f.Terminate(t, owner) },
 			"kill after": func(_ *pgtest.Wire, owner *pgxpool.Pool, f *pgtest.Flush) {
@@ -64,6 +65,10 @@ func TestHeldWorker_ALostConnectionWhileCapturingIsMadeUpFor(t *testing.T) {
 			},
 			"cut after": func(_ *pgtest.Wire, _ *pgxpool.Pool, f *pgtest.Flush) { f.LoseAnswer() },
 		} {
+			// Each statement meets one of the faults, another one in each run, and COMMIT all.
+			if n++; !pgtest.Long && statement != "commit" && n > 1 {
+				continue
+			}
 			t.Run(what+" "+statement, func(t *testing.T) {
 				t.Parallel()
 				var struck atomic.Bool
