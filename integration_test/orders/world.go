@@ -264,7 +264,7 @@ const stateSQL = `
 with chain as (
     select scope, seq, kind, amount, at, spent, refunded, credited, held, epoch,
         lag(seq) over p as seq0, lag(spent) over p as spent0, lag(refunded) over p as refunded0, lag(held) over p as held0, lag(at) over p as at0, lag(epoch) over p as epoch0
-    from metered.ledger where scope like $1 || '/%'
+    from metered.ledger where scope = any (array[$1 || '/s', $1 || '/t', $1 || '/w', $1 || '/child'])
     window p as (partition by scope order by seq)),
 tips as (select distinct on (scope) * from chain order by scope, seq desc),
 sums as (
@@ -284,7 +284,7 @@ select
         (select count(*) from metered.operations o where o.tenant = $1) + (select count(*) from metered.job_keys k where k.tenant = $1),
         (select coalesce(max(case when l.settled_at is null then 'open' else 'settled' end), '') || '/' ||
             coalesce(sum((select coalesce(sum(x.amount), 0) from metered.lease_spends x where x.lease = l.no)), 0) from metered.leases l where l.scope = $1 || '/s' and l.owner = 'me'),
-        (select count(*) from reports r where r.scope like $1 || '/%')),
+        (select count(*) from reports r where r.scope = any (array[$1 || '/s', $1 || '/t', $1 || '/w', $1 || '/child']))),
     (select count(*) from chain where seq0 > 1 and (seq <> seq0 + 1 or epoch < epoch0 or epoch = epoch0 and at < at0
         or spent <> spent0 + case when kind in ('c', 'u') then amount else 0 end
         or refunded <> refunded0 + case when kind = 'r' then amount else 0 end

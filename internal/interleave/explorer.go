@@ -205,7 +205,7 @@ func (e *Explorer) settle(ctx context.Context, all []*session, s *session, r *Ru
 // await waits for an event of s, or until s is blocked. Without s it waits for an event of any session.
 func (e *Explorer) await(ctx context.Context, all []*session, s *session, r *Run) error {
 	began := time.Now()
-	pause := 200 * time.Microsecond
+	pause := 500 * time.Microsecond // most steps have ended by then, and need no look at the locks
 	for {
 		if s != nil {
 			select {
