@@ -348,6 +348,34 @@ func TestThresholds_OfALotsEndCountNoHoldThatIsDue(t *testing.T) {
 	f.verify()
 }
 
+// A sweep, a revocation or a rollover that crosses a threshold also writes the end of holds that fell due before. Those
+// entries do not remember the report: their units lower no balance.
+func TestThresholds_OfALotsEndAreRememberedFromItOn(t *testing.T) {
+	t.Parallel()
+	for name, end := range map[string]func(f *fixture){
+		"sweep": func(f *fixture) { require.Equal(f, 1, f.expire().Ended) },
+		"revoke": func(f *fixture) {
+			_, err := f.revoke(wallet.Revoke{Reference: "hour"})
+			require.NoError(f, err)
+		},
+		"rollover": func(f *fixture) { f.rollover(wallet.Rollover{Reference: "ever", Cap: 1}) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUpReporting(t, low(100), nil)
+			f.grant(wallet.Grant{Amount: 100, Reference: "ever"})
+			f.grant(wallet.Grant{Amount: 95, Reference: "hour", For: time.Hour})
+			f.place("h", 90, 30*time.Minute)
+			f.clock.Advance(time.Hour)
+			end(f)
+			require.Len(t, f.crossed(), 1)
+			f.verify()
+			require.Zero(t, f.expire().Ended)
+			require.Empty(t, f.crossed(), "it was reported")
+		})
+	}
+}
+
 // A wallet that remembers as many thresholds as a scope can refuses the draw that reaches another one, by the ledger's own error. The end of a lot is
 // not refused.
 func TestThresholds_ADrawBeyondTheirNumberIsRefused(t *testing.T) {

@@ -153,6 +153,11 @@ type hostile struct {
 
 func newHostile(t *testing.T) *hostile {
 	seed := uint64(time.Now().UnixNano())
+	if text := os.Getenv("METERED_HOSTILE_SEED"); text != "" {
+		var err error
+		seed, err = strconv.ParseUint(text, 10, 64)
+		require.NoError(t, err)
+	}
 	t.Logf("seed %d", seed)
 	ctx := t.Context()
 	owner, c := setUp(t, metered.Config{})

@@ -112,7 +112,8 @@ $$;
 
 -- Writes the ends that are due in a wallet by clk, in their order: of holds, whose rows it locks, and of lots. It ends the first max_lots lots (null: all), and
 -- beyond them lots of due holds, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry behind that, with a
--- new lots_end, without the caller, operation and note of tip.
+-- new lots_end, without the caller, operation and note of tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross:
+-- the entries remember them from the first one on that lowers the balance, since an expired hold lowers none.
 create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -141,6 +142,7 @@ begin
         before := metered._unbound_lock_wait(before);
         if nos is not null then
             perform metered._expire_rows(nos, clk, (metered._by_system()).note);
+            e.crossed := (select y.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq);
         end if;
     end if;
     select y.expires_at, y.no into stop_end, stop_no from metered.lots y
@@ -177,6 +179,7 @@ begin
             where stop_end is null or (y.expires_at, y.no) < (stop_end, stop_no) or y.no = any (named)
             order by y.expires_at, y.no limit 1;
             exit when l.no is null;
+            e.crossed := tip.crossed;
             e := metered._end_lot(e, l);
             if metered._rolls(l) > 0 and l.roll_end > until then
                 ends := least(ends, l.roll_end);
@@ -190,12 +193,14 @@ begin
         end loop;
         if due.hold is not null then
             line := due.line;
+            e.crossed := case when line.at_least > line.captured then tip.crossed else e.crossed end;
             e := metered._end_line(e, line, due.id, clk);
         end if;
     end loop;
     if metered._lags(tip) and e.lots_end > until then
         delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
     end if;
+    e.crossed := tip.crossed;
     return e;
 end
 $$;
