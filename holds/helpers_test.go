@@ -52,7 +52,7 @@ func setUp(t *testing.T, cfg holds.Config) *fixture {
 
 func on(t *testing.T, pool *pgxpool.Pool, cfg holds.Config, clock *pgtest.Clock) *fixture {
 	t.Helper()
-	ledger, err := budget.New(budget.Config{})
+	ledger, err := budget.New(budget.Config{LockTimeout: time.Minute})
 	require.NoError(t, err)
 	book, err := holds.New(ledger, cfg)
 	require.NoError(t, err)

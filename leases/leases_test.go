@@ -27,7 +27,7 @@ type fixture struct {
 
 func setUp(t *testing.T) *fixture {
 	db := pgtest.Open(t)
-	ledger, err := budget.New(budget.Config{})
+	ledger, err := budget.New(budget.Config{LockTimeout: time.Minute})
 	require.NoError(t, err)
 	return &fixture{t, db, ledger}
 }

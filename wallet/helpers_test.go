@@ -36,7 +36,7 @@ func setUp(t *testing.T, cfg wallet.Config) *fixture {
 	f := &fixture{T: t, pool: pgtest.Open(t)}
 	f.clock = pgtest.SetClock(t, f.pool, noon)
 	var err error
-	f.ledger, err = budget.New(budget.Config{})
+	f.ledger, err = budget.New(budget.Config{LockTimeout: time.Minute})
 	require.NoError(t, err)
 	f.holds, err = holds.New(f.ledger, holds.Config{MaxTTL: 365 * day, MaxLifetime: 365 * day})
 	require.NoError(t, err)

@@ -25,9 +25,13 @@ func SetUp(t testing.TB, cfg metered.Config, opts ...Options) (*pgxpool.Pool, *m
 	return pool, NewClient(t, pool, cfg)
 }
 
-// NewClient returns a client of pool that can enqueue.
+// NewClient returns a client of pool that can enqueue. It waits a minute for locks unless cfg says otherwise, since five seconds
+// can pass on a busy machine in a test that is not about them.
 func NewClient(t testing.TB, pool *pgxpool.Pool, cfg metered.Config) *metered.Client {
 	t.Helper()
+	if cfg.LockTimeout == 0 {
+		cfg.LockTimeout = time.Minute
+	}
 	var err error
 	cfg.River, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Plugins: []rivertype.Plugin{jobs.Plugin()},
