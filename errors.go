@@ -10,7 +10,7 @@ import (
 	"github.com/pgmetered/metered/internal/migrate"
 )
 
-// Refused before any SQL, or by the set-up.
+// Refusals before any SQL, and faults of the set-up.
 var (
 	ErrArgument      error = errArgument          // an *ArgumentError
 	ErrSchemaVersion error = migrate.ErrVersion   // the schema is too new, or lacks a function that this build calls
@@ -41,9 +41,9 @@ var (
 	ErrNoRiver       error = fault.New("no_river", "metered: no River client was configured")
 	// a statement of the function or a subscriber failed, and it returned nil, or the caller's transaction had failed before
 	ErrTxFailed error = guardtx.ErrFailed
-	// no JSON or UTF-8, or larger than 1 MiB. In a replay it does not fit the type: Lookup has it
+	// it is no JSON or UTF-8, or over 1 MiB. In a replay it does not fit the type: Lookup has it
 	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
-	// not by a refusal. They may have been taken. The function did not run
+	// for another cause than a refusal: they may have been taken. The function did not run
 	ErrSticky error = fault.New("sticky_failed", "metered: the sticky charges could not be taken")
 	// Command.Sticky was refused (429): also a *budget.ExceededError
 	ErrTooManyAttempts = fault.ErrTooManyAttempts
@@ -81,6 +81,7 @@ var (
 	errNotRenewed = fault.New("session_not_renewed", "metered: the session's hold could not be renewed")
 )
 
+// RunningError says that another session has the operation open.
 type RunningError struct {
 	Tenant, ID string
 	Until      time.Time     // then, unless it is renewed, the units are free and the operation can be opened anew
@@ -111,6 +112,7 @@ func (e *LostError) Error() string {
 
 func (e *LostError) Unwrap() error { return errLost }
 
+// RenewalError says why a session's hold was not renewed.
 type RenewalError struct {
 	ID    string
 	Due   time.Time // the session can be settled until then

@@ -111,6 +111,7 @@ func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, dra
 	return receipt, all, draws, nil
 }
 
+// PurgeOptions says which records of operations to delete.
 type PurgeOptions struct {
 	OlderThan time.Duration       // 1s to a century: longer than any client may wait before it repeats a call. Required
 	Batch     int                 // records of one transaction, 1 to 10,000. Defaults to 1,000
@@ -122,9 +123,9 @@ const purgeableSQL = `
 select count(*) from metered.operations o, (select metered.clock() - $1::interval as at) cutoff
 where o.at < cutoff.at and coalesce(o.issued_at, o.at) < cutoff.at`
 
-// PurgeOperations deletes records that were issued and completed longer ago than OlderThan, in batches of their own transactions, and
-// returns how many. From then on an id with a time at or before the latest deleted one is ErrRetired, and one without a time looks new.
-// Calls at once wait for each other, up to Config.LockTimeout (ErrBusy). It needs GrantMaintenanceSQL.
+// PurgeOperations deletes records that were issued and completed longer ago than OlderThan, in batches, and returns how many. From then on
+// an id with a time at or before the latest deleted one is ErrRetired, and one without a time looks new. Calls at once wait for each other,
+// up to Config.LockTimeout (ErrBusy). It needs GrantMaintenanceSQL.
 func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(c.made(), notNil("pool", pool)); err != nil {
 		return 0, err

@@ -213,6 +213,7 @@ type Config struct {
 	OnRefusal         func(context.Context, Refusal)                                // in Do's goroutine, after the rollback of a refused command: for audit records
 }
 
+// Refusal is a refused command, for Config.OnRefusal.
 type Refusal struct {
 	Command  Command // without its Token, which may be unspent
 	Err      error   // of package budget, tokens or holds

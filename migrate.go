@@ -19,6 +19,7 @@ import (
 // it calls.
 const SchemaVersion = schema.Version
 
+// MigrateOptions names the schema. Zero works.
 type MigrateOptions struct {
 	Schema       string                                 // defaults to "metered"
 	DropPrevious bool                                   // drops the functions and types that only the build before calls, once none of its processes runs
@@ -27,20 +28,21 @@ type MigrateOptions struct {
 	OnWait       func(ctx context.Context, what string) // before each new attempt to get a lock, with the reason
 }
 
+// MigrateReport lists the changes that Migrate made.
 type MigrateReport struct {
-	From, To int                // versions. From is 0 without a schema. Both are SchemaVersion + 1 for one newer than this build
+	From, To int                // versions. From is 0 without a schema. Both are SchemaVersion + 1 if the schema is newer
 	Repaired []SchemaDifference // mended differences in a schema of this version
 	Dropped  []string           // functions and types of earlier versions
-	Previous []string           // those that MigrateOptions.DropPrevious drops
+	Previous []string           // those that DropPrevious drops
 	River    []int              // versions of River's migrations that were made
 }
 
 // Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and repairs functions that are missing or differ, in
-// one transaction, and River's in one for each migration. Any number of processes may call it at once, at every start, while those of the
+// one transaction. Each migration of River's has its own. Any number of processes may call it at once, at every start, while those of the
 // version before go on (docs/operations.md). It leaves a schema that is newer by one version as it is.
 //
 // It waits for a lock for a second at a time, until ctx is done (ErrBusy): give ctx a deadline. The role that creates the schema owns it,
-// and upgrades it. The owner of an empty one needs no right to create it. ErrSchemaVersion and ErrSchemaDiffers change nothing.
+// and upgrades it. ErrSchemaVersion and ErrSchemaDiffers change nothing.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (MigrateReport, error) {
 	n, err := parseSchema("MigrateOptions.Schema", opts.Schema)
 	if err := cmp.Or(notNil("pool", pool), err); err != nil {
@@ -54,12 +56,14 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (Migr
 	}, err
 }
 
+// SchemaReport is the answer of Validate.
 type SchemaReport struct {
 	Version     int                // 0 without a schema
-	Differences []SchemaDifference // objects that differ from this build's needs: of a newer Version, those that make its calls fail
+	Differences []SchemaDifference // of a newer Version only those that make this build's calls fail
 	Previous    []string           // as in MigrateReport
 }
 
+// SchemaDifference is an object that is not as this build needs it.
 type SchemaDifference struct {
 	Object  string `json:"object"` // such as "index holds_due"
 	Problem string `json:"problem"`
@@ -84,8 +88,7 @@ func (r SchemaReport) Err() error {
 }
 
 // Validate compares the schema, by default "metered", with the one that this build needs: objects, owners, and that not everybody can
-// execute functions. Added objects and comments are no difference. Every role with GrantSQL may call it. SchemaReport.Err is the verdict.
-// An error means that the schema could not be read.
+// execute functions. SchemaReport.Err is the verdict. An error means that the schema could not be read.
 func Validate(ctx context.Context, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }, schemaName string) (SchemaReport, error) {
@@ -97,6 +100,7 @@ func Validate(ctx context.Context, db interface {
 	return SchemaReport{Version: s.Version, Differences: differences(s.Differences), Previous: s.Previous}, err
 }
 
+// SchemaSQLOptions describes the file of SchemaSQL.
 type SchemaSQLOptions struct {
 	Schema       string // 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor "pg_". Defaults to "metered"
 	From         int    // the installed version. 0 renders all, an earlier version the upgrade, and SchemaVersion all functions, as a repair

@@ -27,8 +27,7 @@ const defaultSessionTTL = time.Minute
 
 // Reservation declares a session. ID and Lines are required.
 type Reservation struct {
-	// as in Command, like the next four. The fingerprint also has Holder, and without Input Metadata, and the scopes and amounts of Lines
-	// and Charges
+	// as in Command, like the next four. The fingerprint also has Holder. Without Input it has Metadata, scopes and amounts, too
 	ID       string
 	Tenant   string // also the hold's tenant
 	Name     string
@@ -256,7 +255,7 @@ func (s *session) refused(status string, at, due *time.Time) error {
 	return fmt.Errorf("metered: the schema answers %q, which this build does not know", status)
 }
 
-// Session is safe for concurrent use.
+// Session is work whose greatest cost is held. It is safe for concurrent use.
 type Session[R any] struct {
 	s        *session
 	finished bool

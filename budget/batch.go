@@ -19,6 +19,7 @@ import (
 	"github.com/pgmetered/metered/internal/savepoint"
 )
 
+// Result is the answer to one charge or event of several.
 type Result struct {
 	Posted  Posted // if Err is nil
 	Err     error  // a refusal, or an error of this charge or event alone, such as ErrClock

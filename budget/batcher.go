@@ -15,6 +15,7 @@ import (
 	"github.com/pgmetered/metered/internal/pause"
 )
 
+// The zero BatcherConfig works.
 type BatcherConfig struct {
 	MaxBatch int           // charges in one transaction, 1 to 1,000. Defaults to 512
 	Lanes    int           // batches in flight, each on a connection, 1 to 64. Defaults to 2
@@ -22,7 +23,7 @@ type BatcherConfig struct {
 }
 
 // Batcher commits charges of many goroutines together: those that arrived while the last batch was committed. A lone charge does not wait,
-// and a locked scope delays no other. Charges are judged as by Ledger.ChargeEach, in a scope in the order of arrival.
+// and a locked scope delays no other. Charges of a scope are judged in the order of arrival, as by Ledger.ChargeEach.
 type Batcher struct {
 	ledger *Ledger
 	pool   *pgxpool.Pool

@@ -15,7 +15,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// The zero Config is ready for use.
+// The zero Config works.
 type Config struct {
 	Schema         string        // as metered.Migrate created it. Defaults to "metered"
 	LockTimeout    time.Duration // the wait for a write's locks, 1ms to 1h: then ErrBusy. Defaults to 5s
@@ -25,8 +25,8 @@ type Config struct {
 	RequireActor   bool          // refuses writes whose Note has no Actor
 	MaxLateness    time.Duration // the oldest age of an event, 1s to 10 years: then ErrLate. Defaults to 35 days
 	MaxFuture      time.Duration // how far an event's time may be ahead of the clock, 1µs to 24h. Defaults to 5m
-	// receives crossed thresholds (docs/thresholds.md), also of Books and Pools on the Ledger. It may write in tx, behind a savepoint, and
-	// not end it. Its error takes the call back. Limits with thresholds need it.
+	// receives crossed thresholds (docs/thresholds.md), also of Books and Pools on the Ledger. It may write in tx, and not end it. Its
+	// error takes the call back. Limits with thresholds need it.
 	OnThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
 	Observer    observe.Observer // of the Ledger, its Books and Pools
 }

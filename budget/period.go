@@ -19,9 +19,9 @@ type Period struct {
 	Anchor time.Time     // the beginning of a period, in UTC and microseconds. Required for a Length
 }
 
-// Per admits max units in each day, week, month, year or Every of these in a location, from the anchor's time of day, weekday or date on, and without an
-// anchor from midnight, Monday, the 1st, or the 1st of January (docs/plans.md). A day that a month lacks is its last day. A time of day
-// that clocks skip is as much later. The server must know the location's name, else ErrTimeZone: calls refuse time.Local. nil is UTC.
+// Per admits max units in each day, week, month, year or Every of these in a location, from the anchor's time of day, weekday or date on,
+// and without an anchor from midnight, Monday, the 1st, or the 1st of January (docs/plans.md). The server must know the location's name,
+// else ErrTimeZone: calls refuse time.Local. nil is UTC.
 func Per(max int64, unit Unit, location *time.Location, anchor time.Time) Limit {
 	return Limit{Max: max, Period: Period{Unit: unit, Zone: location.String(), Anchor: anchored(anchor)}}
 }

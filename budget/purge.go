@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
+// PurgeOptions says which entries to delete.
 type PurgeOptions struct {
 	OlderThan time.Duration // the age of entries, 1µs to 36,525 days: at least every limit's Limit.Reach. Required
 	Scope     string        // restricts the purge to one scope
@@ -26,6 +27,7 @@ type PurgeOptions struct {
 	DryRun   bool              // counts the entries, in READ ONLY transactions without locks. Not with Forget
 }
 
+// PurgeReport counts scopes and entries.
 type PurgeReport struct {
 	Scopes    int       `json:"scopes"`    // looked at
 	Entries   int64     `json:"entries"`   // deleted
@@ -65,7 +67,7 @@ select scope from s where scope is not null limit $2`
 
 // Purge deletes entries older than OlderThan, but for entry 1 of each scope, up to 16 older ones and all sums: limits that reach back to
 // OlderThan stay exact, and others are ErrWindowPurged. A refund of a deleted charge is ErrEntryPurged. Each of its transactions locks one
-// scope, and stays if a later one fails. Any number may run at once. It needs metered.GrantMaintenanceSQL.
+// scope, and stays if a later one fails. It needs metered.GrantMaintenanceSQL.
 func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (PurgeReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return PurgeReport{}, err

@@ -13,6 +13,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
+// Refund gives back units of one charge.
 type Refund struct {
 	Scope  string // with Seq names the charge
 	Seq    int64

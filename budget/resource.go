@@ -86,6 +86,7 @@ func (l *Ledger) declare(ctx context.Context, tx pgx.Tx, doing string, scopes []
 	return all, nil
 }
 
+// The zero ResourceFilter selects all scopes.
 type ResourceFilter struct {
 	Prefix string // of the scopes: Scopes.Prefix makes one
 	After  string // skips the scopes up to this one

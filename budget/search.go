@@ -24,9 +24,10 @@ type EntrySearch struct {
 	Look            int    // the most to look at, up to 100,000. Defaults to 10,000
 }
 
+// EntriesFound is a page of entries.
 type EntriesFound struct {
 	Entries []Entry `json:"entries"`
-	Next    int64   `json:"next,omitempty"` // 0, or After of the next search, with NewestFirst Before
+	Next    int64   `json:"next,omitempty"` // 0, or After (with NewestFirst: Before) of the next search
 }
 
 const searchSQL = `

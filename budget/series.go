@@ -133,6 +133,7 @@ func (l *Ledger) ranges(ctx context.Context, db Querier, scope string, edges []t
 	return ranges, nil
 }
 
+// PurgedError says that a purge has cut a range of time.
 type PurgedError struct {
 	Scope     string
 	KnownFrom time.Time // use is known from then on

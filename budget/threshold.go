@@ -21,8 +21,7 @@ import (
 )
 
 // Threshold is a level of use to report: "80 % used", "credit below 500". The charge of a limit (Limit.Tell) that reaches it calls
-// Config.OnThreshold before it commits: once in a period, and else once until use has gone back by Rearm. A report is remembered by the
-// names of threshold and limit (or the limit's kind), not by Max (docs/thresholds.md).
+// Config.OnThreshold before it commits: once in a period, and else once until use has gone back by Rearm. More: docs/thresholds.md.
 type Threshold struct {
 	Name    string `json:"name"`              // 1 to 64 bytes, unique in the limits of a scope
 	Percent int64  `json:"percent,omitempty"` // of Max used, 1 to 100, not for Prepaid. Without this and the next two the level is 0 left

@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
+// The zero VerifyOptions checks all scopes.
 type VerifyOptions struct {
 	Scope          string             // restricts the check to one scope
 	After          string             // VerifyReport.Last, to go on
@@ -17,6 +18,7 @@ type VerifyOptions struct {
 	Progress       func(VerifyReport) // for each scope and each 10,000 entries
 }
 
+// VerifyReport counts scopes and entries, and lists differences.
 type VerifyReport struct {
 	Scopes      int          `json:"scopes"`
 	Entries     int64        `json:"entries"`

@@ -30,8 +30,7 @@ type Config struct {
 	// Subscribers are called in order with every transition of this Book's calls. If one returns an error, panics or
 	// outlives ctx, the transition is taken back and the call fails.
 	Subscribers []Subscriber
-	// Notify sends every committed transition to Listen. Such commits pass the server one by one
-	// (docs/operations.md).
+	// Notify sends every committed transition to Listen. Such commits pass the server one by one (docs/operations.md).
 	Notify bool
 	// NotifyContent is Notify with all fields of Notice, which any role that may connect can read.
 	NotifyContent bool
@@ -52,6 +51,7 @@ const (
 // else the subscriber fails, even if it returns nil. It closes its rows and does not end tx.
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
+// Transition is one change of a hold.
 type Transition struct {
 	Kind EventKind   `json:"kind"`
 	Hold Hold        `json:"hold"` // after it

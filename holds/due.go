@@ -12,7 +12,7 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// A zero field selects all, except Tenant.
+// DueFilter selects due holds. A zero field selects all, except Tenant.
 type DueFilter struct {
 	Tenant      string // unless AllTenants is set
 	AllTenants  bool

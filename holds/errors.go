@@ -90,6 +90,7 @@ func (e *StateError) Error() string { return fmt.Sprintf("%v: %q", e.kind(), e.I
 
 func (e *StateError) Unwrap() []error { return []error{e.kind(), errState} }
 
+// TakenError says that a key has an active claim.
 type TakenError struct {
 	Key        Key
 	RetryAfter time.Duration // until it falls free, unless its holder acts. 0 if Confirmed

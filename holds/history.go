@@ -13,6 +13,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
+// EventKind says which transition it was.
 type EventKind string
 
 const (

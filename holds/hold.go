@@ -8,6 +8,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
+// State is the state of a hold.
 type State string
 
 const (
@@ -21,7 +22,7 @@ const (
 // states maps letters of the tables to states. Returned is a "c" in the tables, with a mark.
 var states = map[string]State{"h": Held, "c": Captured, "r": Released, "x": Expired, "b": Returned}
 
-// Hold is how a hold stood at Now. Once it is due it is Expired, swept or not.
+// Hold is the state of a hold at Now. Once it is due it is Expired, swept or not.
 type Hold struct {
 	Tenant   string          `json:"tenant,omitempty"`
 	ID       string          `json:"id"`
@@ -45,6 +46,7 @@ type Hold struct {
 	Crossed []budget.Crossing `json:"crossed,omitempty"`
 }
 
+// HeldLine has a hold's units of one scope.
 type HeldLine struct {
 	Scope    string `json:"scope"`
 	Amount   int64  `json:"amount"`             // placed

@@ -30,6 +30,7 @@ type Notice struct {
 	Cut      bool        `json:"cut,omitempty"` // Note or Lines did not fit into 8,000 bytes: see History, Get
 }
 
+// The zero ListenOptions works.
 type ListenOptions struct {
 	// Idle bounds the silence of a connection, and then of the server's answer, 10ms to 1h. Defaults to 15s.
 	Idle    time.Duration
@@ -37,7 +38,7 @@ type ListenOptions struct {
 }
 
 // Listen calls handle with every transition that a Book with Config.Notify commits in this schema, one at a time, in
-// the order of commit. An expiry is heard when Sweep or Expire announces it. It returns ctx's error or handle's.
+// the order of commit. It returns ctx's error or handle's.
 //
 // A notice is a hint, which every role that may connect can send: read the hold (Get) before you act. After each
 // connect, and where notices were lost (an unreadable one, a queue beyond 10,000 or 16 MiB), handle gets one with

@@ -30,10 +30,10 @@ type Line struct {
 	AtLeast int64
 }
 
-// Request is what Place reserves.
+// Request is a hold to place.
 type Request struct {
-	// ID is unique within Tenant, 1 to 255 bytes of UTF-8. With a UUIDv7 a repetition after a purge is refused
-	// instead of placed again. Defaults to a new UUIDv7.
+	// ID is unique within Tenant. With a UUIDv7 a repetition after a purge is refused instead of placed again. Defaults
+	// to a new UUIDv7.
 	ID       string
 	Tenant   string          // separates ids, but not scopes, of tenants
 	Holder   string          // calls that name another do not find the hold

@@ -10,6 +10,7 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
+// PurgeOptions says which holds to delete. Zero works.
 type PurgeOptions struct {
 	OlderThan time.Duration       // since the hold's end, 1s to a century. Defaults to 30 days
 	Batch     int                 // holds per transaction, 1 to 10,000. Defaults to 1,000
@@ -24,10 +25,10 @@ where h.ended_at is not null and (h.claim is null or h.state <> 'c' or h.returne
 
 const purgeSQL = `select deleted, last from metered.purge_holds($1, metered.clock() - $2::interval, $3, $4)`
 
-// Purge deletes holds that ended longer ago than OlderThan, in batches of their own transactions, with their history
-// but not the ledger's entries, and returns how many. It keeps confirmed claims, holds that are not announced, and
-// holds whose id has a later time. Afterwards an id with a time (UUIDv7) at or before the latest purged one is
-// ErrRetired. Any other id looks new.
+// Purge deletes holds that ended longer ago than OlderThan, in batches, with their history but not the ledger's
+// entries, and returns how many. It keeps confirmed claims, holds that are not announced, and holds whose id has a
+// later time. Afterwards an id with a time (UUIDv7) at or before the latest purged one is ErrRetired. Any other id
+// looks new.
 //
 // It waits, up to LockTimeout (budget.ErrBusy), for other purges and for REPEATABLE READ transactions that placed an
 // id with a time. It needs GrantMaintenanceSQL's grants.

@@ -43,7 +43,7 @@ func (b *Book) Get(ctx context.Context, db budget.Querier, tenant, id, holder st
 	return Hold{}, unknown(others)
 }
 
-// A zero field selects all. A hold must match every other one.
+// Filter selects holds of one tenant. A zero field selects all. A hold must match every other one.
 type Filter struct {
 	Tenant string // "" is a tenant, too
 	Holder string
@@ -55,6 +55,7 @@ type Filter struct {
 	Max    int    // size of a page, 1 to 1,000. Defaults to 100
 }
 
+// Page is a part of a list of holds.
 type Page struct {
 	Holds []Hold `json:"holds"`
 	Next  string `json:"next,omitempty"` // continues the list, as After of the filter. "" at its end

@@ -13,6 +13,7 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
+// Release names holds to free.
 type Release struct {
 	Tenant   string
 	IDs      []string
@@ -47,6 +48,7 @@ func (b *Book) prepareRelease(r Release) (*call, error) {
 	return b.prepare(sql, EventReleased, r.Tenant, r.IDs, r.Holder, r.Note)
 }
 
+// Return names captured holds, or units, to give back.
 type Return struct {
 	Tenant string
 	IDs    []string
@@ -101,6 +103,7 @@ func (b *Book) prepareReturn(r Return) (*call, error) {
 	return b.prepare(b.sql.giveBack, EventReturned, r.Tenant, r.IDs, r.Holder, r.Note, ledger.AllUsed(parts), r.SkipPurged)
 }
 
+// Extend names holds to keep for longer.
 type Extend struct {
 	Tenant string
 	IDs    []string

@@ -15,6 +15,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
+// Expire names a hold that may be due.
 type Expire struct {
 	Tenant   string
 	ID       string
@@ -76,12 +77,14 @@ func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended b
 	return h, status == "expired", err
 }
 
+// The zero SweepOptions sweeps all due holds.
 type SweepOptions struct {
 	Batch    int               // holds per transaction, 1 to 10,000, fewer if they have over 2,000 scopes. Defaults to 500
 	Max      int               // of batches. Defaults to no bound
 	Progress func(SweepReport) // after each batch
 }
 
+// SweepReport counts holds.
 type SweepReport struct {
 	Expired   int       `json:"expired"` // were announced. Other writes may have ended them before
 	Skipped   int       `json:"skipped"` // were locked by others: left for the next sweep
@@ -98,9 +101,8 @@ from (select metered.clock() as now offset 0) c,
 
 const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 
-// Sweep ends and announces holds that are due, in batches of their own transactions. Their units are free already.
-// Run it every few seconds to a minute. Any number may run at once, and calls wait for no more than a batch. Errors
-// of subscribers stop nothing, and are joined.
+// Sweep ends and announces holds that are due, in batches. Run it every few seconds to a minute. Any number may run at
+// once, and calls wait for no more than a batch. Errors of subscribers stop nothing, and are joined.
 //
 // A hold is announced once, by the Subscribers and the Notify of the Book whose Sweep or Expire ends it: use one with
 // the application's Config.

@@ -24,7 +24,7 @@ const (
 	maxAnswerBytes      = 256 << 10
 )
 
-// Only Tenant is required.
+// IdempotentConfig configures Idempotent. Only Tenant is required.
 type IdempotentConfig struct {
 	// names the client of a request: the signed-in user, as Command.Tenant. An error is answered as Write does, "" as
 	// 500. Tenant must not read the body. Ids that the server makes need another tenant.

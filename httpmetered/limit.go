@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/leases"
 )
 
+// LimitConfig says which limits a request is charged against.
 type LimitConfig struct {
 	// begins the scopes: budget.ScopeKey(Kind, "client", key), and (Kind, "all", "") for Shared. For LimitLeased the
 	// Pool needs a Rule for the prefix Kind + "/". Required.

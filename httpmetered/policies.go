@@ -28,6 +28,7 @@ const (
 
 var errArgument = fault.New("invalid_argument", "httpmetered: invalid argument")
 
+// PoliciesConfig names the limits to show.
 type PoliciesConfig struct {
 	// of a client's own budget. Each needs a name, which is shown: 1 to 64 printable ASCII characters. Windows are
 	// rounded up to seconds, months have 31 days there and years 366. Prepaid credit is no policy.

@@ -12,6 +12,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
+// Record is a used key and its job.
 type Record struct {
 	Queue     string    `json:"queue"`
 	Key       string    `json:"key"`

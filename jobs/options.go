@@ -14,11 +14,13 @@ type Options struct {
 	InsertOpts river.InsertOpts // win over the args' own and the client's. UniqueOpts, also of the args, exclude a Key
 }
 
+// Item is a job to enqueue.
 type Item struct {
 	Args    river.JobArgs
 	Options *Options
 }
 
+// Result is the job of an Enqueue.
 type Result struct {
 	JobID   int64             `json:"job_id"`        // as in Record
 	Created bool              `json:"created"`       // this call inserted the job

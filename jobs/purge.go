@@ -11,6 +11,7 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
+// PurgeOptions says which keys to delete.
 type PurgeOptions struct {
 	// of a key, 1s to a century: longer than any caller may retry, and than any job is scheduled ahead. Required
 	OlderThan time.Duration
@@ -23,9 +24,8 @@ const purgeableSQL = `
 select count(*) from metered.job_keys k, (select metered.clock() - $1::interval as at) cutoff
 where k.created_at < cutoff.at`
 
-// Purge forgets keys older than opts.OlderThan, in batches of their own transactions, and returns how many. A
-// forgotten key looks new: its next Enqueue makes another job. Any number may run at once. It needs
-// metered.GrantMaintenanceSQL.
+// Purge forgets keys older than opts.OlderThan, in batches, and returns how many. A forgotten key looks new: its next
+// Enqueue makes another job. It needs metered.GrantMaintenanceSQL.
 func (e *Enqueuer) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(e.made(), notNil("pool", pool)); err != nil {
 		return 0, err

@@ -56,11 +56,11 @@ func NewCarver(l *budget.Ledger) (*Carver, error) {
 	return &Carver{ledger: l, wait: int32(wait / time.Millisecond), sql: renderCarve(name), owner: owner()}, nil
 }
 
+// Carving gives units of a scope to a child.
 type Carving struct {
 	Child string        // the scope that gets the units, without entries and used for this alone
 	From  budget.Charge // the parent, the units, and the limits that must admit them, as a hold
-	// after which Sweep ends the child, 1ms to 3,660 days. Until it does, the child can be charged, and its units are held. A child of a
-	// child ends with that one at the latest. Required
+	// after which Sweep ends the child, 1ms to 3,660 days. Until it does, the child can be charged, and its units are held. Required
 	TTL  time.Duration
 	Away bool // the child is on another cluster: it gets nothing here, and only SettleAway and WriteOff end it
 }
@@ -151,8 +151,8 @@ func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, from Lease, note budget
 	return l, failed("receive units", err)
 }
 
-// SettleAway settles the parent's side of a Carving that is Away, used units having been spent. A second call returns the lease as it was
-// settled. Then call it on the child's cluster too: until then a purge keeps the child's row, for repeated messages.
+// SettleAway settles the parent's side of a Carving that is Away, with used units spent. A second call returns the lease as it was settled.
+// Then call it on the child's cluster too: until then a purge keeps the child's row, for repeated messages.
 func (c *Carver) SettleAway(ctx context.Context, tx pgx.Tx, child string, used int64, note budget.Note) (Lease, error) {
 	if used < 0 {
 		return Lease{}, invalid("used", "%d is negative", used)

@@ -29,6 +29,7 @@ var (
 	errClosed      = fault.New("leases_closed", "leases: the pool is closed")
 )
 
+// Config configures a Pool. It needs Rules.
 type Config struct {
 	Rules []Rule // the scopes to lease. The first that matches counts. Required
 	// names this process in the history of its leases, 1 to 200 bytes, and must not be another's. Defaults to the host's name, the process

@@ -14,11 +14,11 @@
 //     a crash a limit can admit too little, and never too much.
 //
 // A lease counts as held in full while it is open, at most until the first period of its limits ends. Settling it captures its spends and
-// frees the rest. Its owner settles it when it is used up or idle, and in Close, and once it has ended any Pool or Sweep. Settling waits
+// frees the rest. Its owner settles it when it is used up or idle, and in Close. Once it has ended, any Pool or Sweep does. Settling waits
 // for open transactions that spent from it, up to a second or the ledger's lock timeout, whichever is shorter, and is repeated if they go
 // on.
 //
 // The ledger serves charges that a lease cannot: with Limit.MaxFrom, larger than a slice, of scopes that are seldom charged, and near the
-// end of a budget. A charge that is refused for want of leased units recalls them from all processes. All isolation levels are correct.
-// Above READ COMMITTED a spend also locks the lease's row.
+// end of a budget. A charge that is refused for want of leased units recalls them from all processes. Above READ COMMITTED a spend also
+// locks the lease's row.
 package leases

@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
+// Lease is a lease, or a carved child.
 type Lease struct {
 	No        int64     `json:"no"`
 	Scope     string    `json:"scope"`
@@ -21,7 +22,7 @@ type Lease struct {
 	Owner     string    `json:"owner"` // the process that opened it
 	Child     string    `json:"child,omitempty"`
 	Granted   int64     `json:"granted"`
-	Spent     int64     `json:"spent"` // while it is open those on record, none in memory
+	Spent     int64     `json:"spent"` // while it is open, those on record
 	OpenedAt  time.Time `json:"opened_at"`
 	EndsAt    time.Time `json:"ends_at"`
 	SettledAt time.Time `json:"settled_at,omitzero"` // zero while it is open
@@ -54,6 +55,7 @@ func (p *Pool) History(ctx context.Context, db budget.Querier, scope string) ite
 	}
 }
 
+// Spend is one charge from a lease.
 type Spend struct {
 	Lease           int64       `json:"lease"`
 	Offset          int64       `json:"offset"` // where it begins in the lease
@@ -110,6 +112,7 @@ func pages[R any](ctx context.Context, db budget.Querier, sql string, of any, fr
 	}
 }
 
+// PurgeOptions says which leases to delete.
 type PurgeOptions struct {
 	OlderThan time.Duration       // the age since settlement, 1s to a century. Required
 	Batch     int                 // rows of one transaction, 1 to 10,000. Defaults to 1,000
@@ -124,8 +127,8 @@ where y.settled_at < cutoff.at and (y.mode <> 'g' or y.home_at is not null and y
 
 const purgeSQL = `select deleted, last from metered.purge_leases($1, metered.clock() - $2::interval, $3)`
 
-// Purge deletes leases that were settled longer ago than OlderThan, with their spends, in batches of their own transactions, and returns
-// how many rows. Their captures stay in the ledger. It needs metered.GrantMaintenanceSQL.
+// Purge deletes leases that were settled longer ago than OlderThan, with their spends, in batches, and returns how many rows. Their
+// captures stay in the ledger. It needs metered.GrantMaintenanceSQL.
 func Purge(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, opts PurgeOptions) (int64, error) {
 	p, err := bare(pool, ledger)
 	if err != nil {

@@ -112,6 +112,7 @@ func (p *Pool) tellSettled(ctx context.Context, spent, returned int64) {
 	}
 }
 
+// SweepReport counts leases and carved children.
 type SweepReport struct {
 	Settled int `json:"settled"` // leases and children
 	Busy    int `json:"busy"`    // leases still spent from, left for the next sweep

@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// Parts are of one schema.
+// Parts are the objects to maintain, of one schema.
 type Parts struct {
 	Ledger  *budget.Ledger // Required
 	Holds   *holds.Book    // with the application's Subscribers. nil: holds are not swept

@@ -18,11 +18,13 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
+// Report has the steps of a run.
 type Report struct {
 	Steps []Step `json:"steps"`           // all nine, in their order
 	After string `json:"after,omitempty"` // the last scope that the purge of entries did, "" if it did all
 }
 
+// Step is one sweep or purge.
 type Step struct {
 	Name string `json:"name"` // as in "sweep holds"
 	Done int64  `json:"done"` // rows that it ended or deleted

@@ -22,7 +22,7 @@ type Observer interface {
 	Event(ctx context.Context, e Event)
 }
 
-// In quotes are the possible Names.
+// Work is a kind of work. Its Names are in quotes.
 type Work string
 
 const (
@@ -39,6 +39,7 @@ const (
 	Lease    Work = "lease"    // "open" or "settle" a lease, or charge for Allow without one ("direct")
 )
 
+// Op is a piece of work that begins.
 type Op struct {
 	Work Work
 	Name string // as of Work
@@ -46,6 +47,7 @@ type Op struct {
 	Tenant, ID string // of a Command: unbounded, and perhaps personal
 }
 
+// Outcome is how a command ended.
 type Outcome string
 
 const (
@@ -58,6 +60,7 @@ const (
 	Failed     Outcome = "failed"     // anything else: nothing was written
 )
 
+// End is how a piece of work ended.
 type End struct {
 	Err  error  // its text may have scopes and amounts
 	Code string // metered.Code(Err)
@@ -69,7 +72,7 @@ type End struct {
 	Jobs       []int64 // of Enqueue: the ids, new or not
 }
 
-// In quotes are the possible Names.
+// Kind is a kind of event. Its Names are in quotes.
 type Kind string
 
 const (
@@ -106,6 +109,7 @@ const (
 	Session Kind = "session" // "opened", "renewed", "not_renewed" by a failed try, "settled", "cancelled", "lost", "abandoned" (only closed)
 )
 
+// Event is a moment without a duration.
 type Event struct {
 	Kind    Kind
 	Name    string        // as of Kind

@@ -99,6 +99,7 @@ func invalid(field, format string, args ...any) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
+// StaleError says how far a replica was behind.
 type StaleError struct {
 	Wanted  LSN
 	Reached LSN // 0 if it did not say
@@ -111,6 +112,7 @@ func (e *StaleError) Error() string {
 
 func (e *StaleError) Unwrap() error { return errStale }
 
+// The zero Options works.
 type Options struct {
 	Timeout time.Duration // bounds the wait for a replica that is behind, 1ms to 1h, as ctx's deadline does. Defaults to 5s
 }

@@ -15,7 +15,7 @@ import (
 const consumeSQL = `select ` + ledger.TokenColumns + ` from metered.consume_token($1, $2, $3, $4)`
 
 // Consume takes one use of a good token of this purpose and subject, in one round trip. A repeated request presents a
-// used token (metered.Do remembers).
+// used token (metered.Do has the first result).
 //
 // It locks the token's row. Several tokens in one transaction can deadlock. ErrInvalid, also for a wrong purpose or
 // subject, leaves the token as it was.

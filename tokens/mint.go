@@ -24,6 +24,7 @@ type Mint struct {
 	Secret  Secret        // from NewSecret or Derive. Defaults to 32 bytes of crypto/rand
 }
 
+// Minted is a new token.
 type Minted struct {
 	Token     Token     `json:"token"` // the only copy of its text
 	Digest    Digest    `json:"digest"`

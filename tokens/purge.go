@@ -11,6 +11,7 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
+// PurgeOptions says which tokens to delete. Zero works.
 type PurgeOptions struct {
 	// since a token's last use, revocation or expiry, 1s to a century. Until then its secret cannot be minted again.
 	// Defaults to 30 days
@@ -26,8 +27,8 @@ where coalesce(t.ended_at, t.expires_at) <= cutoff.at`
 
 const purgeSQL = `select deleted, last from metered.purge_tokens($1, metered.clock() - $2::interval, $3)`
 
-// Purge deletes tokens that ended longer ago than OlderThan, in batches of their own transactions, and returns how
-// many. Any number may run at once. It needs metered.GrantMaintenanceSQL.
+// Purge deletes tokens that ended longer ago than OlderThan, in batches, and returns how many. It needs
+// metered.GrantMaintenanceSQL.
 func (s *Store) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(s.made(), notNil("pool", pool)); err != nil {
 		return 0, err

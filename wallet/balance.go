@@ -9,6 +9,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
+// Balance is the state of a wallet at Now, in units.
 type Balance struct {
 	Wallet    string    `json:"wallet"`
 	Now       time.Time `json:"now"`

@@ -25,7 +25,7 @@ type Config struct {
 	Subscribers []Subscriber       // get each breakage from Sweep and Expire
 }
 
-// Late is how long the new lot lasts that a refund to an ended lot makes: up to 36,525 days, or Lapse or Forever.
+// Late is for refunds to an ended lot: they make a new lot, which lasts up to 36,525 days, or Lapse or Forever.
 type Late time.Duration
 
 const (

@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
+// Draw takes units from a wallet.
 type Draw struct {
 	Wallet string
 	Amount int64 // 1 to 2^53

@@ -40,12 +40,14 @@ type Breakage struct {
 // its own writes, and the next sweep calls again. A panic takes back the batch.
 type Subscriber func(ctx context.Context, tx pgx.Tx, b Breakage) error
 
+// The zero SweepOptions sweeps all due lots.
 type SweepOptions struct {
 	Batch    int               // lots per transaction, 1 to 2,000. Defaults to 500
 	Max      int               // the most batches. Defaults to all
 	Progress func(SweepReport) // after each batch
 }
 
+// SweepReport counts lots and breakages.
 type SweepReport struct {
 	Ended     int `json:"ended"`     // lots that lapsed or rolled over
 	Announced int `json:"announced"` // breakages that Subscribers got
@@ -60,9 +62,8 @@ from metered.sweep_lots($1::timestamptz, $2::bigint, $3::int, $4::text, $5::bool
 
 const toldSQL = `select metered.told_lots($1::bigint[], $2::bigint[])`
 
-// Sweep writes down the ends of lots that are due, in batches of their own transactions, and announces breakage to
-// Config.Subscribers, also of draws. Run it every few minutes, in any number of processes. A writer waits for one
-// batch at most. Errors of subscribers are joined, and stop nothing.
+// Sweep writes down the ends of lots that are due, in batches, and announces breakage to Config.Subscribers, also of draws. Run it every
+// few minutes, in any number of processes. Errors of subscribers are joined, and stop nothing.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err

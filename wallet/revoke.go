@@ -22,6 +22,7 @@ type Revoke struct {
 	Note      budget.Note
 }
 
+// Revoked has the units that were taken back.
 type Revoked struct {
 	Lot     int64 `json:"lot"`
 	Amount  int64 `json:"amount"`

@@ -14,8 +14,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// Cleanup configures a job that ends a hold when it is due, so that subscribers and listeners hear of it. The units
-// are free then in any case.
+// Cleanup configures a job that ends a hold when it is due, so that subscribers and listeners hear of it.
 type Cleanup struct {
 	Delay       time.Duration // from the hold's due time to the job, up to 24h. Defaults to 10s
 	Queue       string        // defaults to River's
@@ -38,8 +37,7 @@ func (c Cleanup) Job(tenant, id string, ttl time.Duration) (CleanupArgs, river.I
 	return args, river.InsertOpts{Queue: c.Queue, MaxAttempts: c.MaxAttempts, ScheduledAt: time.Now().Add(ttl + delay)}, nil
 }
 
-// CleanupArgs are the args of a job that ends a hold. metered.Tx.Place and Tx.Claim enqueue it if they are given a
-// Cleanup. A river.Client without its worker fails the job.
+// CleanupArgs are the args of a job that ends a hold. A river.Client without its worker fails the job.
 type CleanupArgs struct {
 	Tenant  string `json:"tenant,omitempty"`
 	ID      string `json:"id"`

@@ -43,6 +43,7 @@ type Args interface {
 	HeldBy() Ref
 }
 
+// Ref names a hold.
 type Ref struct {
 	Tenant string `json:"tenant,omitempty"`
 	ID     string `json:"id"`
@@ -79,7 +80,7 @@ func (c Cost) check() error {
 // Work does a job, outside any transaction, and returns its cost. It may be called several times for one job.
 type Work[T Args] func(ctx context.Context, job *river.Job[T]) (Cost, error)
 
-// A duration that is not positive is the default.
+// Options configures NewWorker. A duration that is not positive is the default.
 type Options struct {
 	Timeout    time.Duration // of an attempt, as River's Worker.Timeout. Defaults to 1m
 	RetryAfter time.Duration // until a failed job is tried again. Defaults to 30s

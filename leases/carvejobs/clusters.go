@@ -20,6 +20,7 @@ func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
 }
 
+// The zero Config works.
 type Config struct {
 	Queue string // of the jobs, on both clusters. Defaults to River's
 	// after which a job that could not reach the other cluster, or waits for the end of holds, is tried again, for ever. 10ms to 1h.
@@ -61,6 +62,7 @@ func New(clients map[string]*metered.Client, cfg Config) (*Clusters, error) {
 
 func (c *Clusters) made() error { return fault.Made(errArgument, "clusters", c != nil && c.all != nil) }
 
+// Link names a child and its clusters.
 type Link struct {
 	Home  string `json:"home"`  // of the parent
 	Away  string `json:"away"`  // of the child

@@ -12,6 +12,7 @@ import (
 	"github.com/pgmetered/metered/maintain"
 )
 
+// Args are the args of a job: sweeps or purges.
 type Args struct {
 	Purge bool `json:"purge"` // runs the purges. Otherwise the job runs the sweeps
 }
