@@ -52,10 +52,7 @@ func TestGrants_NoCallBreaksAnInvariant(t *testing.T) {
 			functions := h.functions(role)
 			require.Greater(t, len(functions), 5)
 			calls := hostileCalls(t) * grant.share / 6
-			refused, by := map[string]int{}, map[string]int{}
-			for _, f := range functions {
-				by[f.name] = 0
-			}
+			refused, by, tried := map[string]int{}, map[string]int{}, map[string]int{}
 			for n := range calls {
 				if n%(calls/4+1) == calls/4 {
 					h.clock.Advance(20 * time.Minute) // what is held falls due
@@ -65,6 +62,7 @@ func TestGrants_NoCallBreaksAnInvariant(t *testing.T) {
 				}
 				f := functions[h.rand.IntN(len(functions))]
 				sql := h.call(f)
+				tried[f.name]++
 				err := h.exec(role, sql)
 				var answer *pgconn.PgError
 				switch {
@@ -81,9 +79,12 @@ func TestGrants_NoCallBreaksAnInvariant(t *testing.T) {
 				}
 			}
 			t.Logf("%d calls, refused: %v, done: %v", calls, refused, by)
-			for name, n := range by {
+			for name, n := range tried {
+				if n < 150 {
+					continue // of few calls with drawn arguments none may be valid
+				}
 				if !slices.Contains([]string{"metered.block_commit", "metered.begin_command", "metered.complete_command", "metered.finish_command"}, name) {
-					require.Positive(t, n, "no call of %s got through", name) // these are for a command's transaction
+					require.Positive(t, by[name], "no call of %s got through", name) // these are for a command's transaction
 				}
 			}
 			h.check(grant.name == "maintenance")
