@@ -256,32 +256,32 @@ func TestThreshold_OfAPeriodIsReportedOnceThoughTheClockJumpsPastItsEnd(t *testi
 // A scope remembers as many thresholds as are documented. A charge that needs one more is refused, and none is reported twice.
 func TestThreshold_AScopeHasABoundedNumber(t *testing.T) {
 	t.Parallel()
+	pool, l, clock := openReporting(t, budget.Config{})
+	clock.Set(start.Add(12 * time.Hour))
 	for kind, limit := range map[string]budget.Limit{"lifetime": budget.Lifetime(10_000), "window": budget.PerWindow(10_000, time.Hour), "period": budget.Per(10_000, budget.Day, time.UTC, time.Time{})} {
-		pool, l, clock := openReporting(t, budget.Config{})
-		clock.Set(start.Add(12 * time.Hour))
 		try := func(n int) error {
 			name := fmt.Sprint("limit", n)
-			_, err := charge(t.Context(), pool, l, "a", 1, limit.Named(name).Tell(budget.Threshold{Name: name, Used: 1}))
+			_, err := charge(t.Context(), pool, l, kind, 1, limit.Named(name).Tell(budget.Threshold{Name: name, Used: 1}))
 			return err
 		}
 		for n := range bounds.MaxScopeThresholds {
 			require.NoError(t, try(n))
 		}
-		require.Len(t, reported(t, pool, "a"), bounds.MaxScopeThresholds)
+		require.Len(t, reported(t, pool, kind), bounds.MaxScopeThresholds)
 		require.ErrorIs(t, try(64), budget.ErrThresholds, kind)
 		for n := range bounds.MaxScopeThresholds {
 			require.NoError(t, try(n))
 		}
-		require.Empty(t, reported(t, pool, "a"), kind)
+		require.Empty(t, reported(t, pool, kind), kind)
 		clock.Advance(72 * time.Hour)
 		if err := try(64); kind == "lifetime" {
 			require.ErrorIs(t, err, budget.ErrThresholds)
 		} else {
 			require.NoError(t, err, kind)
-			require.Len(t, reported(t, pool, "a"), 1)
+			require.Len(t, reported(t, pool, kind), 1)
 		}
-		requireVerified(t, pool, l)
 	}
+	requireVerified(t, pool, l)
 }
 
 // A call may carry more thresholds than a scope remembers otherwise. The next ones, that carry a part of them and report no other, are not refused.

@@ -309,7 +309,7 @@ func TestCapture_AsTheHoldFallsDueIsWholeOrNone(t *testing.T) {
 	f := setUp(t, holds.Config{})
 	tick(t, f)
 	captured, expired := 0, 0
-	for us := range 12 {
+	for us := 0; us < 12; us += pgtest.Size(2, 1) {
 		for _, over := range []holds.Over{holds.OverRefused, holds.OverAllowed, holds.OverIfFits} {
 			for _, amount := range []int64{5, 8} {
 				scope := fmt.Sprintf("%s %d %d", over, us, amount)

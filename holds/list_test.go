@@ -326,7 +326,7 @@ func TestList_OfAClaimsKeyReadsNoMoreTheMoreHoldsThereAre(t *testing.T) {
 			select placed_at, deadline, due, ceiling, ended_at, version, state, pending, tenant, left(id, 39) || to_char(g, 'fm00000'), holder, claim, fingerprint, keys
 			from metered.holds, generate_series(1, 3000) g where claim is not null`)
 		require.NoError(t, err)
-		f.crowd("room", 30_000, 2*time.Hour, true)
+		f.crowd("room", pgtest.Size(10_000, 30_000), 2*time.Hour, true)
 		if analysed {
 			execute(t, f.pool, `analyze metered.holds, metered.hold_lines`)
 		}
@@ -336,6 +336,6 @@ func TestList_OfAClaimsKeyReadsNoMoreTheMoreHoldsThereAre(t *testing.T) {
 		list(2)
 		pgtest.FlushStatistics(t, conn)
 		require.Equal(t, before, queryRow[int](t, f.pool, scans))
-		require.Less(t, buffers(t, conn, strings.TrimSpace(spied.sql), spied.args...), 600, "all of the others' are 30,000")
+		require.Less(t, buffers(t, conn, strings.TrimSpace(spied.sql), spied.args...), 600, "all of the others' are 10,000 and more")
 	}
 }

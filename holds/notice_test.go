@@ -16,6 +16,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/bounds"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // expected is the notice that a transition should give: the hold after it, and the event in its history.
@@ -169,7 +170,7 @@ func TestNotice_OfManyLinesAndLongTextsIsCutToFit(t *testing.T) {
 		return lines
 	}
 	seen := map[bool]int{}
-	for width := 2; width <= 250; width++ { // over the edge, a few bytes at a time
+	for width := 2; width <= 250; width += pgtest.Size(3, 1) { // over the edge, a few bytes at a time
 		n, _ := place(holds.Request{ID: fmt.Sprint(width), Lines: many(32, width)})
 		seen[n.Cut]++
 		require.NotEmpty(t, n.Lines)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // day is a period done plainly, and the units that count in it.
@@ -78,7 +79,7 @@ func TestPeriods_HoldsCountWhereTheyAreOpen(t *testing.T) {
 	berlin, err := time.LoadLocation("Europe/Berlin")
 	require.NoError(t, err)
 	anchor := time.Date(2026, 3, 1, 4, 0, 0, 0, time.UTC)
-	for seed := range uint64(24) {
+	for seed := range pgtest.Size[uint64](12, 24) {
 		r := rand.New(rand.NewPCG(seed, 7))
 		now := []time.Time{time.Date(2026, 3, 27, 9, 0, 0, 0, berlin), time.Date(2026, 10, 23, 9, 0, 0, 0, berlin)}[seed%2].UTC()
 		d := &day{open: map[string]*held{}, limit: budget.Per(20, budget.Day, berlin, time.Time{}), span: func(at time.Time) (start, end time.Time) {

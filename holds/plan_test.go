@@ -154,7 +154,7 @@ func TestPlans_TheFirstDueIsFoundAtOnce(t *testing.T) {
 			require.NoError(t, err)
 			open = open[1:]
 		}
-		if i%3 == 0 { // after a place, a release and a capture in turns
+		if i%9 == 0 { // after a release and a capture in turns
 			require.False(t, queryRow[bool](t, f.pool, `select exists (select from metered.hold_lines l where l.scope = 'room' and l.open > 0
 				and l.due < (select next_due from metered.ledger where scope = 'room' order by seq desc limit 1))`), "next_due is too late")
 		}
