@@ -169,8 +169,7 @@ func (a *asked) result(row *eachRow) Result {
 		posted.Standings = make([]Standing, len(a.limits))
 	}
 	for i, limit := range a.limits {
-		used := row.used[i] + posted.Amount
-		posted.Standings[i] = Standing{Limit: limit, Used: used, Held: row.held, Available: available(limit.Max, used, row.held)}
+		posted.Standings[i] = limit.standing(row.used[i]+posted.Amount, row.held)
 		if !limit.Period.IsZero() {
 			posted.Standings[i].PeriodStart, posted.Standings[i].PeriodEnd = row.periods.Next()
 		}

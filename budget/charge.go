@@ -40,9 +40,10 @@ type Posted struct {
 // begins.
 type Standing struct {
 	Limit       Limit     `json:"limit"`
-	Used        int64     `json:"used"`      // units that count, without held ones. Negative with credit
-	Held        int64     `json:"held"`      // of open holds and leases
-	Available   int64     `json:"available"` // the most that the limit still admits
+	Used        int64     `json:"used"`           // units that count, without held ones. Negative with credit
+	Held        int64     `json:"held"`           // of open holds and leases
+	Available   int64     `json:"available"`      // the most that the limit still admits
+	Over        bool      `json:"over,omitempty"` // a limit with Observe would have refused the charge
 	PeriodStart time.Time `json:"period_start,omitzero"`
 	PeriodEnd   time.Time `json:"period_end,omitzero"`
 }

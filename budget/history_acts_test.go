@@ -150,7 +150,7 @@ func (h *history) decidedByABound(charges []budget.Charge, got budget.Receipt, e
 	fits := true
 	for i, c := range charges {
 		for _, limit := range c.Limits {
-			fits = fits && h.models[i].trulyUsed(h.now, limit)+c.Amount <= limit.Max
+			fits = fits && (limit.Observe || h.models[i].trulyUsed(h.now, limit)+c.Amount <= limit.Max)
 		}
 	}
 	switch {
@@ -172,6 +172,7 @@ func (h *history) limit(m *model) budget.Limit {
 	limit := rapid.SampledFrom(h.kinds).Draw(h.T, "kind of limit")
 	used, _ := m.used(h.now, limit)
 	limit.Max = max(0, used+int64(rapid.IntRange(-20, 12).Draw(h.T, "room")))
+	limit.Observe = rapid.IntRange(0, 7).Draw(h.T, "is tried") == 7
 	return limit
 }
 

@@ -79,6 +79,7 @@ func checkHistories(t *testing.T) {
 			h.compareUsage()
 		}
 		h.compareSeries()
+		h.compareWhatIf()
 		for _, m := range h.models {
 			report, err := l.Verify(t.Context(), pool, budget.VerifyOptions{Scope: m.scope})
 			require.NoError(rt, err)

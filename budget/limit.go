@@ -20,6 +20,7 @@ type Limit struct {
 	Period   Period        // charges of the present period count
 	Lifetime bool          // all charges count, less credits
 	Prepaid  bool          // as Lifetime, but a refusal asks for more credit
+	Observe  bool          // judges, and never refuses: see Standing.Over. To try a limit, not for Prepaid. Leases leave its charges to the ledger
 	Name     string        // in refusals, standings and metrics
 
 	query      *query                       // reads Max from the database, nil if Max is set
@@ -75,6 +76,8 @@ func (l Limit) check(field string) error {
 		}
 	}
 	switch kinds := l.kinds(); {
+	case l.Observe && l.Prepaid:
+		return invalid(field+".Observe", "is not for Prepaid: it would give credit that nobody bought")
 	case kinds > 1:
 		return invalid(field+".Window", "Period, Lifetime and Prepaid exclude each other")
 	case !l.Period.IsZero():
@@ -107,6 +110,9 @@ func (l Limit) sentWith(most int64) ledger.Limit {
 // sent is the limit as it is sent.
 func (l Limit) sent() ledger.Limit {
 	sent := ledger.Limit{Max: l.Max, Window: l.Window, Period: l.Period.sent()}
+	if l.Observe {
+		sent.Max = bounds.MaxLimit
+	}
 	if l.tells() {
 		of := l.sentThresholds()
 		sent.Thresholds, sent.TellAt, sent.Spent = of.text, of.tellAt, of.spent
@@ -121,13 +127,14 @@ type limitJSON struct {
 	WindowUS int64  `json:"window_us,omitempty"`
 	Lifetime bool   `json:"lifetime,omitempty"`
 	Prepaid  bool   `json:"prepaid,omitempty"`
+	Observe  bool   `json:"observe,omitempty"`
 	periodJSON
 	Thresholds []Threshold `json:"thresholds,omitempty"`
 }
 
 func (l Limit) MarshalJSON() ([]byte, error) {
 	return json.Marshal(limitJSON{
-		Name: l.Name, Max: l.Max, WindowUS: l.Window.Microseconds(), Lifetime: l.Lifetime, Prepaid: l.Prepaid,
+		Name: l.Name, Max: l.Max, WindowUS: l.Window.Microseconds(), Lifetime: l.Lifetime, Prepaid: l.Prepaid, Observe: l.Observe,
 		periodJSON: l.Period.json(), Thresholds: l.Thresholds(),
 	})
 }
@@ -144,7 +151,10 @@ func (l *Limit) UnmarshalJSON(text []byte) error {
 	if err != nil {
 		return err
 	}
-	*l = Limit{Name: in.Name, Max: in.Max, Window: time.Duration(in.WindowUS) * time.Microsecond, Period: period, Lifetime: in.Lifetime, Prepaid: in.Prepaid}
+	*l = Limit{
+		Name: in.Name, Max: in.Max, Window: time.Duration(in.WindowUS) * time.Microsecond, Period: period,
+		Lifetime: in.Lifetime, Prepaid: in.Prepaid, Observe: in.Observe,
+	}
 	if l.kinds() > 1 {
 		return invalid("window_us", "period, lifetime and prepaid exclude each other")
 	}

@@ -161,8 +161,8 @@ func (m *model) judge(now time.Time, c budget.Charge) (standings []budget.Standi
 			s = m.span(later(now, m.last()), limit.Period)
 		}
 		standings = append(standings, budget.Standing{Limit: limit, Used: used + c.Amount, Available: max(0, limit.Max-used-c.Amount),
-			PeriodStart: s.start, PeriodEnd: s.end})
-		if used+c.Amount > limit.Max {
+			Over: limit.Observe && used+c.Amount > limit.Max, PeriodStart: s.start, PeriodEnd: s.end})
+		if used+c.Amount > limit.Max && !limit.Observe {
 			refusals = append(refusals, budget.Refusal{
 				Scope: c.Scope, Limit: limit, Used: used, Requested: c.Amount, Available: max(0, limit.Max-used),
 				RetryAfter: m.retryAfter(now, limit, c.Amount), PeriodStart: s.start, PeriodEnd: s.end,

@@ -272,8 +272,8 @@ func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
 			if m.quiet[i] && a.Seqs != nil { // Check has them in any case
 				continue
 			}
-			s := Standing{Limit: limit, Used: a.Used[n-1] + e.Amount, Held: a.Held[i], PeriodStart: start, PeriodEnd: end}
-			s.Available = available(limit.Max, s.Used, s.Held)
+			s := limit.standing(a.Used[n-1]+e.Amount, a.Held[i])
+			s.PeriodStart, s.PeriodEnd = start, end
 			e.Standings = append(e.Standings, s)
 		}
 		r.Entries[i] = e
@@ -355,6 +355,11 @@ func do[E any](ctx context.Context, tx pgx.Tx, l *Ledger, name string, prepare f
 	ctx, span := l.begin(ctx, name)
 	defer func() { span.End(err) }()
 	return call.Scan(tx.QueryRow(ctx, call.SQL, call.Args(ledger.Sending{WaitMS: l.waitMS()})...))
+}
+
+// standing is that of a limit after a charge.
+func (l Limit) standing(used, held int64) Standing {
+	return Standing{Limit: l, Used: used, Held: held, Available: available(l.Max, used, held), Over: l.Observe && used > l.Max-held}
 }
 
 // available is the amount that a limit still admits. Where a scope has so much credit that it would

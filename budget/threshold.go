@@ -24,7 +24,7 @@ import (
 // Config.OnThreshold before it commits: once in a period, and else once until use has gone back by Rearm. More: docs/thresholds.md.
 type Threshold struct {
 	Name    string `json:"name"`              // 1 to 64 bytes, unique in the limits of a scope
-	Percent int64  `json:"percent,omitempty"` // of Max used, 1 to 100, not for Prepaid. Without this and the next two the level is 0 left
+	Percent int64  `json:"percent,omitempty"` // of Max used, 1 to 1,000, not for Prepaid. Without this and the next two the level is 0 left
 	Used    int64  `json:"used,omitempty"`    // units, 1 to 2^62
 	Left    int64  `json:"left,omitempty"`    // units, 1 to 2^62
 	Spent   bool   `json:"spent,omitempty"`   // held units count as available: the capture with the limit reports, and not the hold
@@ -166,8 +166,8 @@ func (t Threshold) check(l Limit) error {
 	switch {
 	case levels > 1:
 		return invalid(".Percent", "Used and Left exclude each other")
-	case t.Percent < 0 || t.Percent > 100:
-		return invalid(".Percent", "%d is not from 1 to 100", t.Percent)
+	case t.Percent < 0 || t.Percent > bounds.MaxPercent:
+		return invalid(".Percent", "%d is not from 1 to %d", t.Percent, bounds.MaxPercent)
 	case t.Percent > 0 && l.Prepaid:
 		return invalid(".Percent", "is not for a limit of credit, of which there is no whole: write Left")
 	case t.Used < 0 || t.Used > bounds.MaxLimit:
@@ -184,13 +184,16 @@ func (t Threshold) check(l Limit) error {
 
 // levels are the level and where it is armed again, in units used.
 func (t Threshold) levels(most int64) (level, rearm int64) {
+	if t.Percent > 100 { // beyond it all levels are MaxLimit, and nothing overflows
+		most = min(most, bounds.MaxLimit/t.Percent*100)
+	}
 	back := t.Rearm
 	if back == 0 {
 		back = max(1, (t.Percent+t.Used+t.Left)/10)
 	}
 	switch {
 	case t.Percent > 0:
-		level = most/100*t.Percent + (most%100*t.Percent+99)/100
+		level = min(bounds.MaxLimit, most/100*t.Percent+(most%100*t.Percent+99)/100)
 		rearm = most/100*(t.Percent-back) + most%100*(t.Percent-back)/100
 		return level, min(rearm, level-1)
 	case t.Used > 0:

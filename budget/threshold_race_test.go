@@ -221,7 +221,7 @@ func TestThreshold_ArgumentsAreChecked(t *testing.T) {
 		"two limits":    check(l, stock.Tell(eighty()...), budget.Lifetime(50).Tell(eighty()...)),
 		"too many":      check(l, stock.Tell(nine...)),
 		"two levels":    check(l, stock.Tell(budget.Threshold{Name: "a", Percent: 1, Left: 1})),
-		"percent":       check(l, stock.Tell(budget.Threshold{Name: "a", Percent: 101})),
+		"percent":       check(l, stock.Tell(budget.Threshold{Name: "a", Percent: bounds.MaxPercent + 1})),
 		"of credit":     check(l, budget.Prepaid(0).Tell(budget.Threshold{Name: "a", Percent: 80})),
 		"used":          check(l, stock.Tell(budget.Threshold{Name: "a", Used: -1})),
 		"left":          check(l, stock.Tell(budget.Threshold{Name: "a", Left: -1})),

@@ -53,7 +53,7 @@ func ExampleIdempotent() {
 		log.Fatal(err)
 	}
 	once, err := httpmetered.Idempotent(client, httpmetered.IdempotentConfig{
-		Tenant: signedIn,
+		Tenant: signedIn, Documentation: "https://example.com/idempotency",
 		Command: func(r *http.Request, _ []byte) (metered.Command, error) {
 			user, err := signedIn(r)
 			return metered.Command{Charges: []budget.Charge{{
@@ -75,15 +75,15 @@ func ExampleIdempotent() {
 		}
 		w := httptest.NewRecorder()
 		mux.ServeHTTP(w, r)
-		fmt.Println(send.key, send.item, w.Code, w.Header().Get("Content-Type"))
+		fmt.Printf("%q %s %d %q %q\n", send.key, send.item, w.Code, w.Header().Get("Idempotent-Replayed"), w.Header().Get("Link"))
 	}
 	// Output:
-	// a tea 201 application/json
-	// a tea 201 application/json
-	// a rum 422 application/problem+json
-	// b tea 201 application/json
-	// c tea 429 application/problem+json
-	//  tea 400 application/problem+json
+	// "a" tea 201 "" ""
+	// "a" tea 201 "true" ""
+	// "a" rum 422 "" "<https://example.com/idempotency>; rel=\"describedby\""
+	// "b" tea 201 "" ""
+	// "c" tea 429 "" ""
+	// "" tea 400 "" "<https://example.com/idempotency>; rel=\"describedby\""
 }
 
 // address is the key of a client that is not signed in. Behind a proxy, take the address that the proxy vouches for.

@@ -11,6 +11,8 @@ import (
 	"io"
 	"log/slog"
 	"net/http"
+	"net/url"
+	"strings"
 	"sync"
 
 	"github.com/pgmetered/metered"
@@ -37,10 +39,12 @@ type IdempotentConfig struct {
 	// is the status, 300 to 500, from which on the handler's answer undoes the command and is not recorded. Defaults
 	// to 400.
 	CommitBelow  int
-	RequestBytes int64                      // the largest body, held in memory, else 413. Defaults to 1 MiB
-	AnswerBytes  int                        // the largest body of an answer, up to 256 KiB, else 500. Defaults to 64 KiB
-	Policies     *Policies                  // are shown beside answers that were charged
-	OnError      func(*http.Request, error) // gets errors behind answers of 500 and more, but not the handler's. Defaults to slog
+	RequestBytes int64     // the largest body, held in memory, else 413. Defaults to 1 MiB
+	AnswerBytes  int       // the largest body of an answer, up to 256 KiB, else 500. Defaults to 64 KiB
+	Policies     *Policies // are shown beside answers that were charged
+	// is the URL of your page about keys: the type of 400, 409 and 422 for a key, and their Link with rel="describedby"
+	Documentation string
+	OnError       func(*http.Request, error) // gets errors behind answers of 500 and more, but not the handler's. Defaults to slog
 }
 
 type idempotent struct {
@@ -53,8 +57,8 @@ type flight struct{ tenant, key string }
 
 // Idempotent returns a middleware that carries out a request with an Idempotency-Key once. The handler runs in a
 // metered command: the key is its id, method, path, query and body are its Input, and the handler's answer is its
-// recorded result. A repetition gets that answer, byte for byte, until its record is purged. Safe methods pass
-// through.
+// recorded result. A repetition gets that answer, byte for byte, until its record is purged, with Idempotent-Replayed:
+// true. Safe methods pass through.
 //
 // The handler writes through Tx(r), and may run several times: it must have no effect elsewhere. Nothing is sent
 // before COMMIT. A refusal or failure of the command replaces the handler's answer. A panic, or an answer of
@@ -69,6 +73,8 @@ func Idempotent(client *metered.Client, cfg IdempotentConfig) (func(http.Handler
 		return nil, err
 	case cfg.CommitBelow < 300 || cfg.CommitBelow > 500:
 		return nil, fault.Invalid(errArgument, "IdempotentConfig.CommitBelow", "%d is not from 300 to 500", cfg.CommitBelow)
+	case cfg.Documentation != "" && !documents(cfg.Documentation):
+		return nil, fault.Invalid(errArgument, "IdempotentConfig.Documentation", "%q is no URL of http or https", cfg.Documentation)
 	case cfg.RequestBytes < 0:
 		return nil, fault.Invalid(errArgument, "IdempotentConfig.RequestBytes", "%d is negative", cfg.RequestBytes)
 	case cfg.AnswerBytes < 0 || cfg.AnswerBytes > maxAnswerBytes:
@@ -102,6 +108,9 @@ func (m *idempotent) serve(w http.ResponseWriter, r *http.Request, next http.Han
 		return
 	}
 	out, err := m.run(w, r, next)
+	if out.Replayed {
+		w.Header().Set(fieldReplayed, "true")
+	}
 	var own *undone
 	switch {
 	case err == nil:
@@ -117,6 +126,15 @@ func (m *idempotent) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	}
 }
 
+// fieldReplayed marks an answer that was made by an earlier request.
+const fieldReplayed = "Idempotent-Replayed"
+
+// documents reports whether a URL can be the type of a problem, and stand in a Link.
+func documents(page string) bool {
+	u, err := url.Parse(page)
+	return err == nil && (u.Scheme == "http" || u.Scheme == "https") && u.Host != "" && u.String() == page && !strings.ContainsAny(page, "<> \"")
+}
+
 // words describe codes in terms of an Idempotency-Key.
 var words = map[string]string{
 	"operation_conflict": "the Idempotency-Key was used for another request",
@@ -128,6 +146,10 @@ var words = map[string]string{
 func (m *idempotent) refuse(w http.ResponseWriter, r *http.Request, err error) {
 	p := m.Policies.problem(w, err)
 	p.Detail = cmp.Or(p.Detail, words[p.Code])
+	if m.Documentation != "" && (words[p.Code] != "" || strings.HasPrefix(p.Code, "idempotency_key_")) && p.Status < http.StatusInternalServerError {
+		p.Type = m.Documentation
+		w.Header().Add("Link", "<"+m.Documentation+`>; rel="describedby"`)
+	}
 	if p.Status >= http.StatusInternalServerError {
 		m.OnError(r, err)
 	}

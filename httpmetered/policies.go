@@ -85,7 +85,9 @@ func NewPolicies(cfg PoliciesConfig) (*Policies, error) {
 		}
 	}
 	for _, limit := range cfg.Limits {
-		p.shown = append(p.shown, newPolicy(limit, cfg.Units[limit.Name]))
+		if !limit.Observe { // a client must not keep to a limit that does not bite
+			p.shown = append(p.shown, newPolicy(limit, cfg.Units[limit.Name]))
+		}
 	}
 	p.header = p.policyField()
 	return p, nil

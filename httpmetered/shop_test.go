@@ -79,7 +79,7 @@ func branch(t *testing.T, pool *pgxpool.Pool, cfg httpmetered.IdempotentConfig, 
 
 type reply struct {
 	status int
-	header http.Header
+	header http.Header // without the mark of a replay
 	body   string
 }
 
@@ -103,6 +103,7 @@ func (s *shop) send(ctx context.Context, method, path, who, body string, keys ..
 	defer func() { _ = got.Body.Close() }()
 	b, err := io.ReadAll(got.Body)
 	got.Header.Del("Date")
+	got.Header.Del("Idempotent-Replayed")
 	return reply{got.StatusCode, got.Header, string(b)}, err
 }
 
@@ -145,7 +146,7 @@ func created(w http.ResponseWriter, r *http.Request) {
 	_, _ = fmt.Fprintf(w, "{\"id\": %q,\n \"of\": %q, \"umlaut\": \"ä<&>\"}", metered.NewID(), body)
 }
 
-// raw are the bytes of an answer, without its date.
+// raw are the bytes of an answer, without its date and the mark of a replay.
 func (s *shop) raw(body, key string) string {
 	s.t.Helper()
 	conn, err := net.Dial("tcp", strings.TrimPrefix(s.url, "http://"))
@@ -157,7 +158,7 @@ func (s *shop) raw(body, key string) string {
 	var b strings.Builder
 	for lines := bufio.NewReader(conn); ; {
 		line, err := lines.ReadString('\n')
-		if !strings.HasPrefix(line, "Date: ") {
+		if !strings.HasPrefix(line, "Date: ") && !strings.HasPrefix(line, "Idempotent-Replayed: true\r") {
 			b.WriteString(line)
 		}
 		if err != nil {

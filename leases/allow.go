@@ -115,7 +115,7 @@ func (p *Pool) limiter(c *budget.Charge) (Limiter, error) {
 	case err != nil:
 		return Limiter{}, err
 	case s == nil:
-		return Limiter{}, invalid("Charge.Scope", "%q has no Rule in the Pool, or a limit with MaxFrom, or more than %d sets of limits", c.Scope, maxSlots)
+		return Limiter{}, invalid("Charge.Scope", "%q has no Rule in the Pool, or a limit with MaxFrom or Observe, or more than %d sets of limits", c.Scope, maxSlots)
 	case c.Note != budget.Note{}:
 		return Limiter{}, invalid("Charge.Note", "cannot be stored by Allow")
 	case c.MustExist != s.exist:

@@ -107,7 +107,7 @@ func (p *Pool) add(slots *sync.Map, c *budget.Charge, rule *Rule, memory bool) (
 	if err != nil {
 		return nil, err
 	}
-	if len(call.Queries) > 0 {
+	if len(call.Queries) > 0 || slices.ContainsFunc(c.Limits, func(l budget.Limit) bool { return l.Observe }) {
 		return nil, nil
 	}
 	fresh := new(scope)

@@ -18,6 +18,7 @@ const (
 	MaxSearch             = 100_000                // entries that one search looks at
 	MaxFound              = 1000                   // entries that one search finds
 	MaxThresholds         = 8                      // of one Limit
+	MaxPercent            = 1000                   // of Threshold.Percent
 	MaxScopeThresholds    = 64                     // that one scope remembers
 	MaxThresholdNameBytes = 64                     // of Threshold.Name, and of the Name of a limit with thresholds
 )

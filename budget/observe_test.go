@@ -1,0 +1,108 @@
+package budget_test
+
+import (
+	"encoding/json"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
+)
+
+func observed(l budget.Limit) budget.Limit {
+	l.Observe = true
+	return l
+}
+
+// Each charge says whether the limit would have refused it. Windows forget, as for a limit that bites.
+func TestObserve_ALimitJudgesAndNeverRefuses(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, clock := open(t)
+	tried := []budget.Limit{
+		observed(budget.PerWindow(10, time.Hour)), observed(budget.Per(20, budget.Day, time.UTC, time.Time{})), observed(budget.Lifetime(30)),
+		budget.PerWindow(1_000, time.Hour),
+	}
+	over := func(standings []budget.Standing) (all [4]bool) {
+		for i, s := range standings {
+			all[i] = s.Over
+		}
+		return all
+	}
+	charges := func(amount int64) [4]bool {
+		t.Helper()
+		c := budget.Charge{Scope: "a", Amount: amount, Limits: tried}
+		checked, err := l.Check(ctx, pool, c)
+		require.NoError(t, err)
+		posted := mustCharge(t, pool, l, "a", amount, tried...)
+		require.Equal(t, checked.Entries[0].Standings, posted.Standings)
+		return over(posted.Standings)
+	}
+	require.Equal(t, [4]bool{}, charges(10))
+	require.Equal(t, [4]bool{0: true}, charges(1))
+	require.Equal(t, [4]bool{0: true}, charges(9))
+	require.Equal(t, [4]bool{0: true, 1: true}, charges(1))
+	clock.Advance(time.Hour)
+	require.Equal(t, [4]bool{1: true}, charges(9))
+	clock.Advance(24 * time.Hour)
+	require.Equal(t, [4]bool{2: true}, charges(1))
+
+	var batch []budget.Result
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+		batch, err = l.ChargeEach(ctx, tx, budget.Charge{Scope: "a", Amount: 9, Limits: tried}, budget.Charge{Scope: "a", Amount: 1, Limits: tried})
+		return err
+	}))
+	require.Equal(t, [4]bool{2: true}, over(batch[0].Posted.Standings))
+	require.Equal(t, [4]bool{0: true, 2: true}, over(batch[1].Posted.Standings))
+	now, err := l.ChargeNow(ctx, pool, budget.Charge{Scope: "a", Amount: 1, Limits: tried})
+	require.NoError(t, err)
+	require.Equal(t, [4]bool{0: true, 2: true}, over(now.Standings))
+	require.Zero(t, now.Standings[0].Available)
+
+	asked, err := l.Check(ctx, pool, budget.Charge{Scope: "b", Amount: 5, Limits: []budget.Limit{budget.Limit{Window: time.Hour, Observe: true}.MaxFrom("select 4")}})
+	require.NoError(t, err)
+	require.True(t, asked.Entries[0].Standings[0].Over, "the query's number is judged")
+
+	_, err = charge(ctx, pool, l, "a", 1_000, tried...)
+	require.ErrorIs(t, err, budget.ErrExceeded, "the last one bites")
+	requireVerified(t, pool, l)
+}
+
+// OnThreshold hears once of the scopes that a tried limit would refuse, and of those that go far beyond.
+func TestObserve_ThresholdsBeyondTheLimitAreReported(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := openReporting(t, budget.Config{})
+	tried := observed(budget.Per(100, budget.Day, time.UTC, time.Time{})).Tell(
+		budget.Threshold{Name: "80%", Percent: 80}, budget.Threshold{Name: "refused", Used: 101}, budget.Threshold{Name: "double", Percent: 200})
+	for _, step := range []struct {
+		amount int64
+		want   []string
+	}{{79, []string{}}, {21, []string{"80%"}}, {1, []string{"refused"}}, {98, []string{}}, {1, []string{"double"}}, {500, []string{}}} {
+		mustCharge(t, pool, l, "a", step.amount, tried)
+		require.Equal(t, step.want, reported(t, pool, "a"), step.amount)
+	}
+	requireVerified(t, pool, l)
+}
+
+func TestObserve_ArgumentsAndJSON(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool, l, _ := openReporting(t, budget.Config{})
+	_, err := charge(ctx, pool, l, "a", 1, observed(budget.Prepaid(5)))
+	require.ErrorContains(t, err, "Observe")
+	for percent, ok := range map[int64]bool{-1: false, 101: true, bounds.MaxPercent: true, bounds.MaxPercent + 1: false} {
+		_, err := charge(ctx, pool, l, "b", 1, budget.PerWindow(bounds.MaxLimit, time.Hour).Tell(budget.Threshold{Name: "far", Percent: percent}))
+		require.Equal(t, ok, err == nil, "%d: %v", percent, err)
+	}
+	require.Empty(t, reported(t, pool, "b"), "no level overflows")
+
+	text, err := json.Marshal(observed(budget.PerWindow(5, time.Hour)))
+	require.NoError(t, err)
+	require.JSONEq(t, `{"max":5,"window_us":3600000000,"observe":true}`, string(text))
+	var back budget.Limit
+	require.NoError(t, json.Unmarshal(text, &back))
+	require.Equal(t, observed(budget.PerWindow(5, time.Hour)), back)
+}
