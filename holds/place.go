@@ -80,15 +80,14 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 	if r.ID == "" {
 		r.ID = uuidv7.New()
 	}
+	if len(r.Lines) == 0 {
+		return nil, invalid("Request.Lines", "are none")
+	}
 	priced, err := b.check(&r)
 	if err != nil {
 		return nil, err
 	}
 	charges := priced.Charges
-	for _, line := range r.Lines {
-		i := slices.IndexFunc(charges, func(c ledger.Charge) bool { return c.Scope == line.Scope })
-		charges[i].Held += line.Amount
-	}
 	hold := ledger.NewHold{
 		Tenant: r.Tenant, ID: r.ID, Chosen: chosen, Holder: r.Holder, Claim: r.claim, Fingerprint: r.fingerprint(charges), IssuedAt: issuedAt(r.ID),
 		TTL: r.TTL, Grace: r.Grace, Lifetime: b.lifetime(), Metadata: string(r.Metadata), Minimum: minima(r.Lines),
@@ -128,9 +127,6 @@ func (b *Book) check(r *Request) (*charging, error) {
 	}
 	if err := b.required("Request.Holder", r.Holder); err != nil {
 		return nil, err
-	}
-	if len(r.Lines) == 0 {
-		return nil, invalid("Request.Lines", "are none")
 	}
 	if r.TTL < b.cfg.MinTTL || r.TTL > b.cfg.MaxTTL {
 		return nil, invalid("Request.TTL", "%v is not from Config.MinTTL, %v, to Config.MaxTTL, %v", r.TTL, b.cfg.MinTTL, b.cfg.MaxTTL)
@@ -179,6 +175,12 @@ func (b *Book) check(r *Request) (*charging, error) {
 		charges = append(charges, c)
 	}
 	priced, err := inBudget.Charges(b.ledger, charges...)
+	if err == nil {
+		for _, line := range r.Lines {
+			i := slices.IndexFunc(priced.Charges, func(c ledger.Charge) bool { return c.Scope == line.Scope })
+			priced.Charges[i].Held += line.Amount
+		}
+	}
 	return priced, renamed(err, "Request.Lines", func(i int) string {
 		switch lines := len(r.Lines); {
 		case i >= lines:

@@ -49,6 +49,17 @@ func (internals) Extend(b *Book, e Extend) (*ledger.Call[[]Hold], error) { retur
 // Return prepares Book.Return.
 func (internals) Return(b *Book, r Return) (*ledger.Call[[]Hold], error) { return b.prepareReturn(r) }
 
+// Park validates the request of a job that waits until it fits. The job's name becomes the hold's ID and Holder.
+func (internals) Park(b *Book, r Request) (*ledger.Parking, error) {
+	return b.anyHolder().preparePark(r)
+}
+
+// Channel is that of transitions, as placements have it, nil for none.
+func (internals) Channel(b *Book) any { return b.channel() }
+
+// Ledger is the one that b is on.
+func (internals) Ledger(b *Book) *budget.Ledger { return b.ledger }
+
 // Schema is the zero Name for a Book that New has not made.
 func (internals) Schema(b *Book) schema.Name { return b.schema }
 

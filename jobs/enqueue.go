@@ -27,7 +27,7 @@ func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, o
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
 		return Result{}, err
 	}
-	p, err := prepare("", args, opts)
+	p, err := e.prepare("", args, opts)
 	if err != nil {
 		return Result{}, err
 	}
@@ -50,11 +50,14 @@ func (e *Enqueuer) EnqueueMany(ctx context.Context, tx pgx.Tx, items []Item) ([]
 	}
 	all := make([]*prepared, len(items))
 	for i, item := range items {
-		p, err := prepare(fmt.Sprintf("Items[%d].", i), item.Args, item.Options)
+		p, err := e.prepare(fmt.Sprintf("Items[%d].", i), item.Args, item.Options)
 		if err != nil {
 			return nil, err
 		}
 		all[i] = p
+	}
+	if err := fewHolds(all); err != nil {
+		return nil, err
 	}
 	return e.enqueue(ctx, tx, all)
 }
@@ -83,7 +86,7 @@ func (e *Enqueuer) enqueueAll(ctx context.Context, tx pgx.Tx, all []*prepared) (
 		}
 	}
 	if len(keyed) == 0 {
-		return e.insert(ctx, tx, all)
+		return e.insertNew(ctx, tx, all, nil)
 	}
 
 	claims, err := e.claimKeys(ctx, tx, keyed)
@@ -131,6 +134,7 @@ func (e *Enqueuer) insertNew(ctx context.Context, tx pgx.Tx, all []*prepared, cl
 	results := make([]Result, len(all))
 	var fresh []*prepared
 	var places []int // of fresh in all
+	var gated []int  // in all: new jobs with a hold
 	for i, p := range all {
 		if p.key != "" {
 			c := claims[0]
@@ -143,22 +147,26 @@ func (e *Enqueuer) insertNew(ctx context.Context, tx pgx.Tx, all []*prepared, cl
 				continue
 			}
 		}
+		if p.parking != nil {
+			gated = append(gated, i)
+			continue
+		}
 		fresh, places = append(fresh, p), append(places, i)
 	}
-	if len(fresh) == 0 {
-		return results, nil
-	}
-	inserted, err := e.insert(ctx, tx, fresh)
-	if err != nil {
-		return nil, err
-	}
-	for i, place := range places {
-		if fresh[i].key != "" && inserted[i].JobID != results[place].JobID {
-			return nil, ErrPlugin
+	if len(fresh) > 0 {
+		inserted, err := e.insert(ctx, tx, fresh)
+		if err != nil {
+			return nil, err
 		}
-		results[place] = inserted[i]
+		for i, place := range places {
+			if fresh[i].key != "" && inserted[i].JobID != results[place].JobID {
+				return nil, ErrPlugin
+			}
+			results[place] = inserted[i]
+		}
 	}
-	return results, nil
+	// Last, since it locks scopes until tx ends.
+	return results, e.park(ctx, tx, all, gated, results)
 }
 
 // insert is River's.

@@ -8,17 +8,20 @@ import (
 
 // Errors, besides metered.ErrNotMigrated and metered.ErrNotGranted.
 var (
-	ErrArgument      error = errArgument                                           // an *ArgumentError. No SQL ran
-	ErrConflict      error = errConflict                                           // a *ConflictError
-	ErrBusy          error = fault.ErrBusy                                         // another transaction kept the key for Config.LockTimeout
-	ErrSerialization error = fault.ErrSerialization                                // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
-	ErrNotFound      error = fault.New("job_key_not_found", "jobs: key not found") // the key was never used, not committed, or purged
-	ErrPlugin        error = errPlugin                                             // Plugin is missing, or a hook changed queue, id or metadata
+	ErrArgument      error = errArgument                                                // an *ArgumentError. No SQL ran
+	ErrConflict      error = errConflict                                                // a *ConflictError
+	ErrBusy          error = fault.ErrBusy                                              // another transaction kept the key for Config.LockTimeout
+	ErrSerialization error = fault.ErrSerialization                                     // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
+	ErrNotFound      error = fault.New("job_key_not_found", "jobs: key not found")      // the key was never used, not committed, or purged
+	ErrFull          error = errFull                                                    // a *FullError
+	ErrNotParked     error = fault.New("job_not_parked", "jobs: the job is not parked") // it was released, dropped or cancelled, or never parked
+	ErrPlugin        error = errPlugin                                                  // Plugin is missing, or a hook changed queue, id or metadata
 )
 
 var (
 	errArgument = fault.New("invalid_argument", "jobs: invalid argument")
 	errConflict = fault.New("job_conflict", "jobs: conflict")
+	errFull     = fault.New("jobs_full", "jobs: too many jobs are parked")
 	errPlugin   = fault.New("job_plugin", "jobs: the job did not get the id claimed for it: "+
 		"is jobs.Plugin() in river.Config.Plugins, and does every hook leave queue, id and metadata alone?")
 )
@@ -44,7 +47,7 @@ const (
 type ConflictError struct {
 	Queue, Key string
 	JobID      int64  // of the first use
-	Differs    string // the first that differs: "kind", "tenant" or "args"
+	Differs    string // the first that differs: "kind", "tenant" or "args", which are also the units of Options.Hold
 }
 
 func (e *ConflictError) Error() string {
@@ -52,3 +55,15 @@ func (e *ConflictError) Error() string {
 }
 
 func (e *ConflictError) Unwrap() error { return errConflict }
+
+// FullError says that Options.MaxParked jobs wait for the scope already. The job was not enqueued.
+type FullError struct {
+	Scope     string
+	MaxParked int
+}
+
+func (e *FullError) Error() string {
+	return fmt.Sprintf("%v: %d wait for %q", errFull, e.MaxParked, e.Scope)
+}
+
+func (e *FullError) Unwrap() error { return errFull }

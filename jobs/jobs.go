@@ -7,6 +7,8 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/listen"
 	"github.com/pgmetered/metered/internal/observed"
@@ -36,6 +38,14 @@ type Config struct {
 	// metered.Config.NotifyJobs sets it for Client.Jobs
 	Notify   bool
 	Observer observe.Observer
+
+	// places the holds of Options.Hold, which need it. metered.Client.Jobs has the Client's
+	Holds *holds.Book
+	// is asked, under the scope's lock, for the limits of a scope as they are now, before its parked jobs are released. nil means those that
+	// each job came with, as does a nil function. A limit that was lowered ends no job
+	Limits func(ctx context.Context, tx pgx.Tx, scope string) ([]budget.Limit, error)
+	// is called in the transaction that drops a parked job, Options.MaxWait after it was parked. An error keeps the job
+	OnDrop func(ctx context.Context, tx pgx.Tx, dropped Parked) error
 }
 
 // Enqueuer is safe for concurrent use.
@@ -47,6 +57,8 @@ type Enqueuer struct {
 	observer *observed.To
 
 	claimSQL, claimManySQL, findSQL, purgeSQL, purgeableSQL string
+
+	gate gate
 }
 
 // New returns an Enqueuer on client, which may be insert-only. It sends no SQL.
@@ -77,7 +89,12 @@ func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 			return nil, invalid("Config.Notify", "the channel %q is longer than the %d bytes of a name: use a shorter schema", channel, listen.MaxNameBytes)
 		}
 	}
+	gate, err := newGate(client, name, config)
+	if err != nil {
+		return nil, err
+	}
 	return &Enqueuer{
+		gate:         gate,
 		channel:      channel,
 		client:       client,
 		sequence:     sequence.Sanitize(),

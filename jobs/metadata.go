@@ -3,6 +3,7 @@ package jobs
 import (
 	"bytes"
 	"encoding/json"
+	"strconv"
 
 	"github.com/riverqueue/river/rivertype"
 
@@ -13,6 +14,7 @@ import (
 const (
 	metadataKey    = "metered:key"
 	metadataTenant = "metered:tenant"
+	metadataGated  = "metered:gated"
 )
 
 // Key returns the key that job was enqueued with, or "".
@@ -21,9 +23,19 @@ func Key(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Key }
 // Tenant returns the tenant that job was enqueued for, or "".
 func Tenant(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Tenant }
 
+// HoldOf returns the id of the hold that job was released with, or "" if it was enqueued without Options.Hold. Its tenant is
+// Tenant(job). A job whose Hold has no Lines has no hold of that id.
+func HoldOf(job *rivertype.JobRow) string {
+	if !readMetadata(job.Metadata).Gated {
+		return ""
+	}
+	return "job/" + strconv.FormatInt(job.ID, 10)
+}
+
 type ownMetadata struct {
 	Key    string `json:"metered:key,omitempty"`
 	Tenant string `json:"metered:tenant,omitempty"`
+	Gated  bool   `json:"metered:gated,omitempty"` // it has units of its own: Options.Hold
 }
 
 func readMetadata(metadata []byte) (own ownMetadata) {
@@ -49,13 +61,16 @@ func withOwn(field string, metadata []byte, own ownMetadata) ([]byte, error) {
 	if err := jsonb.Check(metadata); err != nil {
 		return nil, invalid(field, "%s", err)
 	}
-	for _, name := range []string{metadataKey, metadataTenant} {
+	for _, name := range []string{metadataKey, metadataTenant, metadataGated} {
 		if _, ok := members[name]; ok {
 			return nil, invalid(field, "the member %q is this package's", name)
 		}
 	}
 	if own == (ownMetadata{}) {
 		return metadata, nil
+	}
+	if own.Gated {
+		members[metadataGated] = json.RawMessage("true")
 	}
 	for name, value := range map[string]string{metadataKey: own.Key, metadataTenant: own.Tenant} {
 		if value == "" {

@@ -1,8 +1,12 @@
 package jobs
 
 import (
+	"time"
+
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgmetered/metered/holds"
 )
 
 // Nil and zero Options mean River's defaults, without a key.
@@ -12,6 +16,16 @@ type Options struct {
 	Key        string
 	Tenant     string           // the owner, at most 255 bytes of UTF-8 without NUL, in the job's metadata
 	InsertOpts river.InsertOpts // win over the args' own and the client's. UniqueOpts, also of the args, exclude a Key
+
+	// Hold has the units that the job needs: Lines are held until the job ends, and Charges are spent when it starts. If they
+	// fit, the job starts now. If not, it is parked until they do: River does not know it yet (docs/jobs.md). ID and Holder stay
+	// empty, and Tenant is the job's. TTL, which counts from the start, defaults to holds.Config.MaxTTL. No limit has MaxFrom or
+	// Thresholds. It excludes UniqueOpts, ScheduledAt and Pending
+	Hold *holds.Request
+	// Parked jobs of different keys take turns: at most 255 bytes. Defaults to Tenant. InsertOpts.Priority goes first
+	Fair      string
+	MaxWait   time.Duration // a job that is parked for so long is dropped, up to ten years. Defaults to for ever
+	MaxParked int           // ErrFull if so many jobs wait for the scope already. Defaults to any number
 }
 
 // Item is a job to enqueue.
@@ -24,7 +38,9 @@ type Item struct {
 type Result struct {
 	JobID   int64             `json:"job_id"`        // as in Record
 	Created bool              `json:"created"`       // this call inserted the job
-	Job     *rivertype.JobRow `json:"job,omitempty"` // River's row, nil for a known key
+	Job     *rivertype.JobRow `json:"job,omitempty"` // River's row, nil for a known key and for a parked job
+	// Parked: the job waits for units of a scope. In metered.Tx.Enqueue that is decided at the command's end
+	Parked bool `json:"parked,omitempty"`
 }
 
 // Enqueued is a new job in a metered.Notice, with River's id.

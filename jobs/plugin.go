@@ -7,16 +7,41 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// Plugin gives keyed jobs the id that was claimed with their key. Put it once into the Config.Plugins of every client that an Enqueuer
-// uses.
+// Plugin gives keyed jobs the id that was claimed with their key, and keeps jobs with Options.Hold from River until their units fit.
+// Put it once into the Config.Plugins of every client that an Enqueuer uses.
 func Plugin() rivertype.Plugin { return &plugin{} }
 
 type plugin struct{ river.HookDefaults }
 
 var (
-	_ rivertype.Plugin          = (*plugin)(nil)
-	_ rivertype.HookInsertBegin = (*plugin)(nil)
+	_ rivertype.Plugin              = (*plugin)(nil)
+	_ rivertype.HookInsertBegin     = (*plugin)(nil)
+	_ rivertype.JobInsertMiddleware = (*plugin)(nil)
 )
+
+// IsMiddleware makes it one.
+func (*plugin) IsMiddleware() bool { return true }
+
+// gatedParams is where the parameters go that River has prepared for gated jobs, in the context of its insert.
+type gatedParams struct{ all []*rivertype.JobInsertParams }
+
+type gatedKey struct{}
+
+// InsertMany takes gated jobs, and inserts none of them. A call has gated jobs alone.
+func (*plugin) InsertMany(ctx context.Context, params []*rivertype.JobInsertParams, inner func(context.Context) ([]*rivertype.JobInsertResult, error)) ([]*rivertype.JobInsertResult, error) {
+	to, ok := ctx.Value(gatedKey{}).(*gatedParams)
+	if !ok {
+		return inner(ctx)
+	}
+	to.all = append(to.all, params...)
+	results := make([]*rivertype.JobInsertResult, len(params))
+	for i, p := range params {
+		results[i] = &rivertype.JobInsertResult{Job: &rivertype.JobRow{
+			EncodedArgs: p.EncodedArgs, Kind: p.Kind, MaxAttempts: p.MaxAttempts, Metadata: p.Metadata, Priority: p.Priority, Queue: p.Queue, State: p.State, Tags: p.Tags,
+		}}
+	}
+	return results, nil
+}
 
 // ident identifies a key.
 type ident struct{ queue, key string }

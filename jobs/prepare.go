@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"cmp"
 	"encoding/json"
+	"fmt"
 	"math"
 	"regexp"
 	"strings"
@@ -13,6 +14,7 @@ import (
 
 	"github.com/pgmetered/metered/internal/jsonb"
 	"github.com/pgmetered/metered/internal/jsontext"
+	"github.com/pgmetered/metered/internal/ledger"
 )
 
 // prepared is a job whose arguments have been checked.
@@ -23,6 +25,9 @@ type prepared struct {
 	key    string
 	tenant string
 	digest []byte // of a keyed job
+
+	parking *ledger.Parking // of a job with Options.Hold
+	waits   waits
 }
 
 func (p *prepared) ident() ident { return ident{p.opts.Queue, p.key} }
@@ -30,7 +35,7 @@ func (p *prepared) ident() ident { return ident{p.opts.Queue, p.key} }
 // prepare checks everything that can be checked without the database, so that no
 // wrong argument costs the caller its transaction. at is how the caller reached
 // them: "" or "Items[3].".
-func prepare(at string, args river.JobArgs, opts *Options) (*prepared, error) {
+func (e *Enqueuer) prepare(at string, args river.JobArgs, opts *Options) (*prepared, error) {
 	if err := notNil(at+"Args", args); err != nil {
 		return nil, err
 	}
@@ -57,8 +62,20 @@ func prepare(at string, args river.JobArgs, opts *Options) (*prepared, error) {
 	if err := p.resolve(at + "Options.InsertOpts."); err != nil {
 		return nil, err
 	}
-	p.opts.Metadata, err = withOwn(at+"Options.InsertOpts.Metadata", p.opts.Metadata, ownMetadata{p.key, p.tenant})
+	p.opts.Metadata, err = withOwn(at+"Options.InsertOpts.Metadata", p.opts.Metadata, ownMetadata{p.key, p.tenant, opts.Hold != nil})
 	if err != nil {
+		return nil, err
+	}
+	if opts.Hold != nil {
+		if err := e.prepareHold(at, p, opts); err != nil {
+			return nil, err
+		}
+		// Limits may have changed since, and do not count.
+		encoded = append(encoded, 0)
+		for _, c := range p.parking.Charges {
+			encoded = fmt.Appendf(encoded, "%q %d %d\n", c.Scope, c.Amount, c.Held)
+		}
+	} else if err := noWaits(at, opts); err != nil {
 		return nil, err
 	}
 	if p.key != "" {

@@ -57,6 +57,14 @@ type Placing struct {
 	Looked func(pgx.Row) (refusal, err error)
 }
 
+// Parking are the charges of a job that waits until they fit.
+type Parking struct {
+	Charging
+	Hold    string // a metered.new_hold, whose id the job gives
+	Minimum string // of the hold, as metered.used_units[], "" for none
+	Channel any    // of the hold's transitions, nil for none
+}
+
 // Opening is the further part of a placement that opens a session.
 type Opening struct {
 	Operation   string                                        // its id

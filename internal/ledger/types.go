@@ -97,6 +97,9 @@ type Slice struct {
 	No, Fence, Offset int64
 }
 
+// Limits is an array of metered.charge_limit.
+func Limits(of []Limit) string { return limits(of) }
+
 func limits(of []Limit) string {
 	rows := make([]string, len(of))
 	for i, l := range of {

@@ -38,6 +38,9 @@ const (
 // Commands is the channel on which a schema's commands and jobs are announced.
 func Commands(schema string) string { return schema + "_commands" }
 
+// Parked is the channel on which the schema says that parked jobs may fit.
+func Parked(schema string) string { return schema[:min(len(schema), 56)] + "_parked" }
+
 const (
 	connectTimeout     = 30 * time.Second
 	closeTimeout       = time.Second

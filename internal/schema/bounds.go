@@ -30,7 +30,7 @@ const (
 
 // Bounds are all bounds. Each function checks its arguments first (SQLSTATE 22023).
 var Bounds = []Bound{
-	{"scope of_scope child of_child only_scope claim scopes", 255, Bytes, ""},
+	{"scope of_scope child of_child only_scope only_scopes claim scopes", 255, Bytes, ""},
 	{"id of_id ids operation tenant of_tenant holder entity", 255, Bytes, ""},
 	{"owner of_owner by_whom reference of_reference category name named", 255, Bytes, ""},
 	{"of_queue of_key of_kind prefix marker mode policy zone", 255, Bytes, ""},
@@ -39,7 +39,8 @@ var Bounds = []Bound{
 	{"subject for_subject", 512, Bytes, ""},
 	{"note payload", 8192, Bytes, ""},
 	{"metadata", 65536, Bytes, ""},
-	{"of_result of_refusal", 1 << 20, Bytes, ""},
+	{"parking", 16 << 20, Bytes, ""},
+	{"of_result of_refusal given", 1 << 20, Bytes, ""},
 	{"fingerprint of_fingerprint digest token_digest of_digest", 33, Bytes, ""},
 	{"thresholds", 1536, Bytes, ""},
 	{"thresholds", 8, Lines, ""},
@@ -49,6 +50,7 @@ var Bounds = []Bound{
 	{"limits", 16, Items, ""},
 	{"used minimum", 64, Items, ""},
 	{"scopes", 64, Items, "lock_scopes retire_scopes"},
+	{"only_scopes", 64, Items, ""},
 	{"scopes", 1000, Items, "create_scopes"},
 	{"scopes windows periods", 1024, Items, "usage"},
 	{"scopes keys id_keys", 10_000, Items, "lock_all"},
@@ -63,6 +65,8 @@ var Bounds = []Bound{
 	{"max_rows", 100_000, Value, "purge_scope"},
 	{"look", 100_000, Value, ""},
 	{"most", 1000, Value, ""},
+	{"max_jobs", 1000, Value, ""},
+	{"of_priority", 4, Value, ""},
 	{"uses share", 1_000_000, Value, ""},
 }
 

@@ -106,6 +106,14 @@ var Functions = []Function{
 	{"find_job_key", Application, read},
 	{"purge_job_keys", Maintenance, purgeBatch},
 
+	{"park_jobs", Application, write},
+	{"judged_scopes", Application, write},
+	{"release_jobs", Application, purgeBatch + "\n" + interpreted},
+	{"next_release", Application | Reporting, readBatch},
+	{"drop_parked", Application, write},
+	{"change_parked", Application, write},
+	{"explain_parked", Application | Reporting, write},
+
 	{"begin_command", Application, write},
 	{"complete_command", Application, write},
 	{"finish_command", Application, owned},

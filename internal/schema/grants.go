@@ -31,6 +31,8 @@ var Tables = []Table{
 	{"holds_horizon", Application | Reporting},
 	{"operations", Application},
 	{"job_keys", Application},
+	{"parked_jobs", Application},
+	{"parked_scopes", Application | Reporting},
 	{"schema_version", Application | Maintenance | Reporting},
 	{"statement", Reporting},
 	{"scopes", Reporting},

@@ -8,7 +8,7 @@ import (
 // sources are the files of the schema in the order in which they are run: a function in SQL
 // follows those that it calls.
 var sources = []string{
-	"begin", "types", "tables", "locks", "ledger", "lots", "duelots", "lapses", "lotmoves", "lotends", "wallets", "periods", "limits", "thresholds", "charges", "series", "leases", "carve", "resources", "expiry", "minima", "holds", "transitions", "returns", "tokens", "jobs", "operations", "sessions", "batches", "reporting",
+	"begin", "types", "tables", "locks", "ledger", "lots", "duelots", "lapses", "lotmoves", "lotends", "wallets", "periods", "limits", "thresholds", "charges", "series", "leases", "carve", "resources", "expiry", "minima", "holds", "transitions", "returns", "tokens", "jobs", "parked", "operations", "sessions", "batches", "reporting",
 }
 
 // statement is one of a release's, with the comment above it.
@@ -23,7 +23,7 @@ type statement struct {
 // verbs are the beginnings of all statements. An upgrade repeats those from "create function" on, and creates new
 // types. The rest is for migrations.
 var verbs = regexp.MustCompile(`(?m)^(do |insert into|(?:create|alter) (?:table|(?:unique )?index|sequence)|` +
-	`create (?:type|domain)|create function|create view|comment on)(?: ?metered\.([a-z_0-9]+))?`)
+	`create (?:type|domain)|create function|create trigger|create view|comment on)(?: ?metered\.([a-z_0-9]+))?`)
 
 // statements splits a text of SQL. A statement ends with its line, outside of $$.
 func statements(sql string) []statement {

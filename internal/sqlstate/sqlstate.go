@@ -21,6 +21,7 @@ const (
 	LeaseClosed   = "MT009" // a lease cannot be spent from. DETAIL names it, as a refusal
 	UnknownZone   = "MT010" // the server does not know the time zone in DETAIL
 	Thresholds    = "MT012" // a scope has too many thresholds
+	LineFull      = "MT013" // too many jobs wait for a scope. DETAIL names it
 	Crossing      = "MT011" // a threshold is crossed, and the caller did not say that it tells
 )
 

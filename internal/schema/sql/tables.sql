@@ -338,6 +338,50 @@ create table metered.job_keys (
 -- For purging by age.
 create index job_keys_age on metered.job_keys (created_at);
 
+-- Jobs that wait for units of a scope: see parked.sql. Each has no row of River's yet.
+create table metered.parked_jobs (
+    job_id    bigint      primary key,  -- the id that it will have in river_job
+    turn      bigint      not null,     -- its round in the line
+    amount    bigint      not null,     -- the units that it needs of the scope
+    class     bigint      not null,     -- a hash of its limits of the scope
+    parked_at timestamptz not null,     -- when it was parked
+    drop_at   timestamptz,              -- when it is dropped, or null: never
+    priority  smallint    not null,     -- River's: 1 is first
+    scope     text collate "C" not null, -- the scope that it waits for
+    fair      text collate "C" not null, -- jobs of different keys take turns
+    tenant    text collate "C" not null, -- of the job and its hold
+    job       jsonb       not null,     -- its columns in river_job
+    hold      text        not null,     -- the hold, a metered.new_hold
+    charges   text        not null,     -- metered.new_charge[] of all its scopes
+    minimum   text                      -- metered.used_units[]
+);
+
+-- The order of a line.
+create index parked_jobs_line on metered.parked_jobs (scope, priority, turn, job_id);
+
+-- The last job of a key in a line.
+create index parked_jobs_fair on metered.parked_jobs (scope, priority, fair, turn);
+
+-- The smallest job of each class in a line.
+create index parked_jobs_class on metered.parked_jobs (scope, class, amount);
+
+create index parked_jobs_drop on metered.parked_jobs (drop_at) where drop_at is not null;
+
+-- The lines. A scope that no job waits for has none.
+create table metered.parked_scopes (
+    key      bigint      not null,      -- of the scope's lock
+    wake_at  timestamptz not null,      -- when the line is to be looked at: -infinity (now), or infinity (when units are freed)
+    next_at  timestamptz not null default 'infinity', -- the earliest time that the present look has found
+    waiting  bigint      not null,      -- jobs in the line
+    again    boolean     not null default false, -- units were freed since the present look began
+    turns    bigint[]    not null default '{0,0,0,0}', -- the last round that was released, of each priority
+    after    bigint[],                  -- where the present look goes on: priority, turn, job_id
+    trouble  text,                      -- why the last look failed
+    scope    text collate "C" primary key -- the scope
+) with (fillfactor = 70);
+
+create index parked_scopes_wake on metered.parked_scopes (wake_at);
+
 -- Commands that committed, by the caller's id: written with the command's own writes, so
 -- that a record exists exactly where they do. An event of charge_each has one, too, with the result
 -- null and one scope. Its issued_at is the time of the id, or else when it occurred. Refusals, too, where the caller asked

@@ -1,0 +1,397 @@
+package jobs_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/jobs"
+)
+
+// gated is a fixture whose Enqueuer holds units.
+type gated struct {
+	*fixture
+	ledger *budget.Ledger
+	book   *holds.Book
+}
+
+func openGated(t *testing.T, change func(*jobs.Config)) *gated {
+	t.Helper()
+	g := &gated{}
+	var err error
+	g.ledger, err = budget.New(budget.Config{})
+	require.NoError(t, err)
+	g.book, err = holds.New(g.ledger, holds.Config{})
+	require.NoError(t, err)
+	config := jobs.Config{Holds: g.book}
+	if change != nil {
+		change(&config)
+	}
+	g.fixture = on(t, database(t, nil), config, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
+	return g
+}
+
+// slots holds so many of most units of a scope, while the job lasts.
+func slots(scope string, amount, most int64) holds.Line {
+	return holds.Line{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.Lifetime(most)}}
+}
+
+func needs(lines ...holds.Line) *jobs.Options {
+	return &jobs.Options{Hold: &holds.Request{Lines: lines}}
+}
+
+func (g *gated) in(level pgx.TxIsoLevel, fn func(tx pgx.Tx) error) {
+	g.t.Helper()
+	require.NoError(g.t, pgtest.Retried(g.ctx, g.pool, level, fn))
+}
+
+// end releases the hold of a job, as its end does.
+func (g *gated) end(id int64) {
+	g.t.Helper()
+	g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
+		_, err := g.book.Release(g.ctx, tx, holds.Release{IDs: []string{fmt.Sprintf("job/%d", id)}})
+		return err
+	})
+}
+
+func (g *gated) release() jobs.ReleaseReport {
+	g.t.Helper()
+	report, err := g.Release(g.ctx, g.pool)
+	require.NoError(g.t, err)
+	return report
+}
+
+// river are the ids of the jobs that River has.
+func (g *gated) river() []int64 {
+	g.t.Helper()
+	rows, err := g.pool.Query(g.ctx, "select id from river_job order by id")
+	require.NoError(g.t, err)
+	ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	require.NoError(g.t, err)
+	return ids
+}
+
+func (g *gated) lines() (n int) {
+	g.t.Helper()
+	require.NoError(g.t, g.pool.QueryRow(g.ctx, "select count(*) from metered.parked_scopes").Scan(&n))
+	return n
+}
+
+func TestGated_StartsWhatFitsAndParksTheRest(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	first := g.mustEnqueue(process{"a"}, needs(slots("gpu", 1, 1)))
+	require.False(t, first.Parked)
+	require.Equal(t, first.JobID, first.Job.ID)
+	row := g.job(first.JobID)
+	require.Equal(t, `{"asset": "a"}`, string(row.EncodedArgs))
+	require.Equal(t, rivertype.JobStateAvailable, row.State)
+	require.Equal(t, river.PriorityDefault, row.Priority)
+	require.Equal(t, 25, row.MaxAttempts)
+	held, err := g.book.Get(g.ctx, g.pool, "", jobs.HoldOf(row), jobs.HoldOf(row))
+	require.NoError(t, err)
+	require.Equal(t, holds.Held, held.State)
+
+	second := g.mustEnqueue(process{"b"}, needs(slots("gpu", 1, 1)))
+	require.True(t, second.Parked)
+	require.Nil(t, second.Job)
+	require.Equal(t, []int64{first.JobID}, g.river())
+	require.Zero(t, g.release().Released)
+
+	g.end(first.JobID)
+	require.Equal(t, jobs.ReleaseReport{Released: 1}, g.release())
+	require.Equal(t, []int64{first.JobID, second.JobID}, g.river())
+	require.Equal(t, `{"asset": "b"}`, string(g.job(second.JobID).EncodedArgs))
+	require.Zero(t, g.lines(), "a line that is empty is no line")
+	pgtest.RequireVerified(t, g.pool, g.ledger)
+}
+
+// A transaction whose snapshot is older than the parked job frees units. It must not miss the job.
+func TestGated_FreedByAnOldSnapshot(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	for _, level := range isolationLevels {
+		scope := "scope/" + string(level)
+		first := g.mustEnqueue(process{"a"}, needs(slots(scope, 1, 1)))
+		old := g.begin(level)
+		_, err := old.Exec(g.ctx, "select count(*) from river_job")
+		require.NoError(t, err)
+		second := g.mustEnqueue(process{"b"}, needs(slots(scope, 1, 1)))
+		require.True(t, second.Parked)
+		_, err = g.book.Release(g.ctx, old, holds.Release{IDs: []string{jobs.HoldOf(first.Job)}})
+		if level == pgx.ReadCommitted {
+			require.NoError(t, err)
+			require.NoError(t, old.Commit(g.ctx))
+		} else {
+			require.ErrorIs(t, err, jobs.ErrSerialization)
+			require.NoError(t, old.Rollback(g.ctx))
+			g.in(level, func(tx pgx.Tx) error {
+				_, err := g.book.Release(g.ctx, tx, holds.Release{IDs: []string{jobs.HoldOf(first.Job)}})
+				return err
+			})
+		}
+		require.EqualValues(t, 1, g.release().Released, level)
+		g.end(second.JobID)
+	}
+}
+
+func TestGated_AtEachIsolationLevel(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	for _, level := range isolationLevels {
+		scope := "scope/" + string(level)
+		var ids []int64
+		for i := range 3 {
+			g.in(level, func(tx pgx.Tx) error {
+				r, err := g.Enqueue(g.ctx, tx, process{"a"}, needs(slots(scope, 1, 1)))
+				if err == nil {
+					require.Equal(t, i > 0, r.Parked)
+					ids = append(ids[:i], r.JobID)
+				}
+				return err
+			})
+		}
+		g.end(ids[0])
+		g.in(level, func(tx pgx.Tx) error {
+			results, err := g.ReleaseIn(g.ctx, tx, scope)
+			if err == nil {
+				require.Len(t, results, 1)
+				require.Equal(t, ids[1], results[0].JobID)
+			}
+			return err
+		})
+	}
+}
+
+func TestGated_KeyIsOneJobParkedOrNot(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	opts := func(key string, amount int64) *jobs.Options {
+		o := needs(slots("gpu", amount, 2))
+		o.Key = key
+		return o
+	}
+	first, second := g.mustEnqueue(process{"a"}, opts("a", 2)), g.mustEnqueue(process{"b"}, opts("b", 2))
+	require.True(t, second.Parked)
+	require.Equal(t, jobs.Result{JobID: first.JobID}, g.mustEnqueue(process{"a"}, opts("a", 2)))
+	require.Equal(t, jobs.Result{JobID: second.JobID}, g.mustEnqueue(process{"b"}, opts("b", 2)))
+	_, err := g.enqueue(process{"b"}, opts("b", 1))
+	require.ErrorIs(t, err, jobs.ErrConflict)
+	_, err = g.enqueue(process{"c"}, opts("b", 2))
+	require.ErrorIs(t, err, jobs.ErrConflict)
+
+	g.end(first.JobID)
+	require.EqualValues(t, 1, g.release().Released)
+	require.Equal(t, jobs.Result{JobID: second.JobID}, g.mustEnqueue(process{"b"}, opts("b", 2)))
+	require.Equal(t, "b", jobs.Key(g.job(second.JobID)))
+	g.requireCounts(2, 2)
+}
+
+func TestGated_TenantsTakeTurns(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	running := g.mustEnqueue(process{"running"}, needs(slots("gpu", 1, 1)))
+	enqueue := func(tenant string, priority int) int64 {
+		o := needs(slots("gpu", 1, 1))
+		o.Tenant, o.InsertOpts.Priority = tenant, priority
+		r := g.mustEnqueue(process{tenant}, o)
+		require.True(t, r.Parked)
+		return r.JobID
+	}
+	var order []int64
+	many := []int64{enqueue("many", 0), enqueue("many", 0), enqueue("many", 0)}
+	one := enqueue("one", 0)
+	low := []int64{enqueue("low", 4), enqueue("low", 4)}
+	many = append(many, enqueue("many", 0))
+	want := []int64{many[0], one, many[1], many[2], many[3], low[0], low[1]}
+
+	last := running.JobID
+	tenant := ""
+	for range len(want) + 1 {
+		g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
+			_, err := g.book.Release(g.ctx, tx, holds.Release{Tenant: tenant, IDs: []string{fmt.Sprintf("job/%d", last)}})
+			return err
+		})
+		before := g.river()
+		require.EqualValues(t, 1, g.release().Released)
+		for _, id := range g.river() {
+			if !contains(before, id) {
+				last = id
+			}
+		}
+		tenant = jobs.Tenant(g.job(last))
+		if order = append(order, last); last == one { // one comes again, and waits for a turn of many's
+			again := enqueue("one", 0)
+			want = append(want[:3:3], append([]int64{again}, want[3:]...)...)
+		}
+	}
+	require.Equal(t, want, order)
+}
+
+func contains(all []int64, id int64) bool {
+	for _, one := range all {
+		if one == id {
+			return true
+		}
+	}
+	return false
+}
+
+// A job that two scopes refuse waits for one after the other, and keeps neither from others.
+func TestGated_GoesOnToTheNextScopeThatRefuses(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	a := g.mustEnqueue(process{"a"}, needs(slots("a", 1, 1)))
+	b := g.mustEnqueue(process{"b"}, needs(slots("b", 1, 1)))
+	both := g.mustEnqueue(process{"both"}, needs(slots("a", 1, 1), slots("b", 1, 1)))
+	require.True(t, both.Parked)
+	onlyA := g.mustEnqueue(process{"only a"}, needs(slots("a", 1, 1)))
+	require.True(t, onlyA.Parked)
+
+	g.end(a.JobID)
+	require.EqualValues(t, 1, g.release().Released)
+	require.Equal(t, []int64{a.JobID, b.JobID, onlyA.JobID}, g.river())
+	g.end(b.JobID)
+	require.Zero(t, g.release().Released, "a is taken again")
+	g.end(onlyA.JobID)
+	require.EqualValues(t, 1, g.release().Released)
+	require.Contains(t, g.river(), both.JobID)
+	require.Zero(t, g.lines())
+	pgtest.RequireVerified(t, g.pool, g.ledger)
+}
+
+func TestGated_AWindowThatRollsFreeIsLookedAtInTime(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
+	rate := func() *jobs.Options {
+		return &jobs.Options{Hold: &holds.Request{Charges: []budget.Charge{{Scope: "rate", Amount: 1, Limits: []budget.Limit{budget.PerWindow(1, time.Minute)}}}}}
+	}
+	first := g.mustEnqueue(process{"a"}, rate())
+	require.False(t, first.Parked)
+	clock.Advance(10 * time.Second)
+	second, third := g.mustEnqueue(process{"b"}, rate()), g.mustEnqueue(process{"c"}, rate())
+	require.True(t, second.Parked && third.Parked)
+	due := func() time.Duration {
+		var us int64
+		require.NoError(t, g.pool.QueryRow(g.ctx, "select metered.next_release()").Scan(&us))
+		return time.Duration(us) * time.Microsecond
+	}
+	// third came while second waited, and asked for a look.
+	require.Zero(t, g.release().Released)
+	require.Equal(t, 50*time.Second, due())
+	clock.Advance(50*time.Second - time.Microsecond)
+	require.Zero(t, g.release().Released)
+	clock.Advance(time.Microsecond)
+	require.EqualValues(t, 1, g.release().Released)
+	require.Equal(t, []int64{first.JobID, second.JobID}, g.river())
+	require.Equal(t, time.Minute, due())
+	clock.Advance(time.Minute)
+	require.EqualValues(t, 1, g.release().Released)
+	require.Zero(t, g.lines())
+}
+
+func TestGated_RefusesWhatCannotWait(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	tooMuch := needs(holds.Line{Scope: "gpu", Amount: 2, Limits: []budget.Limit{budget.PerWindow(1, time.Minute)}})
+	_, err := g.enqueue(process{"a"}, tooMuch)
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	_, err = g.enqueue(process{"a"}, needs(holds.Line{Scope: "none", Amount: 1, MustExist: true}))
+	require.ErrorIs(t, err, budget.ErrScopeUnknown)
+
+	g.mustEnqueue(process{"a"}, needs(slots("gpu", 1, 1)))
+	waiting := needs(slots("gpu", 1, 1))
+	waiting.MaxParked = 1
+	require.True(t, g.mustEnqueue(process{"b"}, waiting).Parked)
+	_, err = g.enqueue(process{"c"}, waiting)
+	require.ErrorIs(t, err, jobs.ErrFull)
+	require.Equal(t, "jobs_full", metered.Code(err))
+	require.Equal(t, &jobs.FullError{Scope: "gpu", MaxParked: 1}, err)
+	g.requireCounts(1, 0)
+}
+
+func TestGated_DropsAfterMaxWait(t *testing.T) {
+	t.Parallel()
+	var dropped []jobs.Parked
+	g := openGated(t, func(c *jobs.Config) {
+		c.OnDrop = func(_ context.Context, _ pgx.Tx, p jobs.Parked) error { dropped = append(dropped, p); return nil }
+	})
+	clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
+	g.mustEnqueue(process{"a"}, needs(slots("gpu", 1, 1)))
+	o := needs(slots("gpu", 1, 1))
+	o.MaxWait, o.Key, o.Tenant = time.Minute, "k", "acme"
+	second := g.mustEnqueue(process{"b"}, o)
+	clock.Advance(time.Minute - time.Microsecond)
+	require.Equal(t, jobs.ReleaseReport{}, g.release())
+	clock.Advance(time.Microsecond)
+	require.Equal(t, jobs.ReleaseReport{Dropped: 1}, g.release())
+	require.Len(t, dropped, 1)
+	require.Equal(t, jobs.Parked{
+		JobID: second.JobID, Queue: "default", Kind: "process", Key: "k", Tenant: "acme", Fair: "acme", Priority: 1, Args: []byte(`{"asset": "b"}`),
+		Scope: "gpu", Amount: 1, ParkedAt: clock.Now().Add(-time.Minute), DropAt: clock.Now(),
+	}, dropped[0])
+	require.Equal(t, jobs.Result{JobID: second.JobID}, g.mustEnqueue(process{"b"}, o), "its key stays used")
+}
+
+func TestGated_IsExplainedCancelledAndReprioritized(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	g.mustEnqueue(process{"a"}, needs(slots("gpu", 1, 1)))
+	b, c := g.mustEnqueue(process{"b"}, needs(slots("gpu", 1, 1))), g.mustEnqueue(process{"c"}, needs(slots("gpu", 1, 1)))
+	p, err := g.Explain(g.ctx, g.pool, c.JobID)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, p.Position)
+	require.EqualValues(t, 2, p.Waiting)
+	require.Equal(t, []string{`"gpu" has a limit of 1 in all: 0 used, 1 held, 1 wanted: when units are freed`}, p.Refused[:1])
+
+	g.in(pgx.ReadCommitted, func(tx pgx.Tx) error { _, err := g.Reprioritize(g.ctx, tx, b.JobID, 4); return err })
+	all, err := g.Parked(g.ctx, g.pool, "gpu", 0, 10)
+	require.NoError(t, err)
+	require.Len(t, all, 2)
+	require.Equal(t, c.JobID, all[0].JobID)
+	all, err = g.Parked(g.ctx, g.pool, "gpu", c.JobID, 10)
+	require.NoError(t, err)
+	require.Len(t, all, 1)
+	require.Equal(t, b.JobID, all[0].JobID)
+
+	for _, id := range []int64{c.JobID, b.JobID} {
+		g.in(pgx.ReadCommitted, func(tx pgx.Tx) error { _, err := g.CancelParked(g.ctx, tx, id); return err })
+	}
+	require.Zero(t, g.lines())
+	_, err = g.Explain(g.ctx, g.pool, c.JobID)
+	require.ErrorIs(t, err, jobs.ErrNotParked)
+}
+
+func TestGated_LimitsAreAskedAtRelease(t *testing.T) {
+	t.Parallel()
+	most := int64(1)
+	g := openGated(t, func(c *jobs.Config) {
+		c.Limits = func(context.Context, pgx.Tx, string) ([]budget.Limit, error) {
+			return []budget.Limit{budget.Lifetime(most)}, nil
+		}
+	})
+	for range 4 {
+		g.mustEnqueue(process{"a"}, needs(slots("gpu", 1, 1)))
+	}
+	require.Len(t, g.river(), 1)
+	require.Zero(t, g.release().Released)
+	most = 3 // a plan was raised
+	g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
+		results, err := g.ReleaseIn(g.ctx, tx, "gpu")
+		require.Len(t, results, 2)
+		return err
+	})
+	require.Len(t, g.river(), 3)
+	require.Zero(t, g.release().Released)
+}

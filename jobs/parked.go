@@ -1,0 +1,193 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
+)
+
+// Parked is a job that waits for units. Position, Waiting, LookedAt and Refused are set by Explain alone.
+type Parked struct {
+	JobID    int64           `json:"job_id"` // the id that it will have
+	Queue    string          `json:"queue"`
+	Kind     string          `json:"kind"`
+	Key      string          `json:"key,omitempty"`
+	Tenant   string          `json:"tenant,omitempty"`
+	Fair     string          `json:"fair,omitempty"`
+	Priority int             `json:"priority"`
+	Args     json.RawMessage `json:"args"`
+	Scope    string          `json:"scope"`  // that it waits for
+	Amount   int64           `json:"amount"` // units that it needs of it
+	ParkedAt time.Time       `json:"parked_at"`
+	DropAt   time.Time       `json:"drop_at,omitzero"`
+
+	Position int64     `json:"position,omitempty"` // in the line of the scope, 1 is next. No further than 10,000
+	Waiting  int64     `json:"waiting,omitempty"`  // jobs in the line
+	LookedAt time.Time `json:"looked_at,omitzero"` // when the line is looked at, zero for when units are freed
+	Trouble  string    `json:"trouble,omitempty"`  // why the last look at the line failed
+	Refused  []string  `json:"refused,omitempty"`  // the limits that keep it, each with what is used, and until when
+}
+
+func (p *Parked) decode(raw []byte) error {
+	var row struct {
+		Parked
+		DropAt *time.Time `json:"drop_at"`
+		WakeAt *time.Time `json:"wake_at"`
+		Now    time.Time
+
+		Refused []struct {
+			Limit   *int
+			Scope   string
+			Used    int64
+			Held    int64
+			Own     int64
+			Leased  int64
+			RetryUS int64 `json:"retry_us"`
+		} `json:"refused"`
+		Charges []struct {
+			Scope  string
+			Amount int64
+			Limits []struct {
+				Max      int64
+				WindowUS *float64 `json:"window_us"`
+			}
+		}
+	}
+	if err := json.Unmarshal(raw, &row); err != nil {
+		return err
+	}
+	*p = row.Parked
+	p.ParkedAt = p.ParkedAt.UTC()
+	p.Refused = nil
+	if row.DropAt != nil {
+		p.DropAt = row.DropAt.UTC()
+	}
+	if row.WakeAt != nil {
+		p.LookedAt = row.WakeAt.UTC()
+	}
+	for _, r := range row.Refused {
+		if r.Limit == nil {
+			p.Refused = append(p.Refused, fmt.Sprintf("%q does not exist, or is closed", r.Scope))
+			continue
+		}
+		n := *r.Limit
+		for _, c := range row.Charges {
+			if n < len(c.Limits) {
+				p.Refused = append(p.Refused, reason(c.Scope, c.Amount, c.Limits[n].Max, c.Limits[n].WindowUS, r.Used, r.Held+r.Own+r.Leased, r.RetryUS))
+				break
+			}
+			n -= len(c.Limits)
+		}
+	}
+	return nil
+}
+
+const (
+	changeSQL  = `select metered.change_parked($1::bigint, $2::int, $3::int)`
+	explainSQL = `select metered.explain_parked($1::bigint, $2::interval)`
+	listSQL    = `
+select j.job_id, j.job ->> 'queue', j.job ->> 'kind', coalesce(j.job -> 'metadata' ->> 'metered:key', ''), j.tenant, j.fair, j.priority,
+	j.job -> 'args', j.scope, j.amount, j.parked_at, j.drop_at
+from metered.parked_jobs j
+where j.scope = $1 and (j.priority, j.turn, j.job_id) > (
+	select coalesce(pg_catalog.max(a.priority), -1), coalesce(pg_catalog.max(a.turn), -1), coalesce(pg_catalog.max(a.job_id), -1)
+	from metered.parked_jobs a where a.job_id = $2)
+order by j.priority, j.turn, j.job_id limit $3`
+)
+
+// CancelParked takes a job that is parked out of its line for good, and returns it, or ErrNotParked: then River has it, or it is gone.
+// Its key stays used.
+func (e *Enqueuer) CancelParked(ctx context.Context, tx pgx.Tx, jobID int64) (Parked, error) {
+	return e.change(ctx, tx, jobID, nil)
+}
+
+// Reprioritize gives a job that is parked another of River's priorities, from 1, the first, to 4, and a turn at the end of that priority.
+func (e *Enqueuer) Reprioritize(ctx context.Context, tx pgx.Tx, jobID int64, priority int) (Parked, error) {
+	if priority < 1 || priority > 4 {
+		return Parked{}, invalid("priority", "%d: want 1 to 4", priority)
+	}
+	return e.change(ctx, tx, jobID, &priority)
+}
+
+func (e *Enqueuer) change(ctx context.Context, tx pgx.Tx, jobID int64, priority *int) (p Parked, err error) {
+	if err := e.gated("tx", tx); err != nil {
+		return p, err
+	}
+	return p, e.one(&p, "change a parked job", tx.QueryRow(ctx, e.gate.changeSQL, jobID, priority, int32(e.wait/time.Millisecond)))
+}
+
+// Explain returns a parked job with its place in line and the limits that keep it, or ErrNotParked. It takes no lock.
+func (e *Enqueuer) Explain(ctx context.Context, db querier, jobID int64) (p Parked, err error) {
+	if err := e.gated("db", db); err != nil {
+		return p, err
+	}
+	probe, err := inBudget.Charges(inHolds.Ledger(e.gate.book), budget.Charge{Scope: "x", Amount: 1})
+	if err != nil {
+		return p, err
+	}
+	return p, e.one(&p, "explain a parked job", db.QueryRow(ctx, e.gate.explainSQL, jobID, probe.Tolerance))
+}
+
+// one reads a row with a parked job, or null.
+func (e *Enqueuer) one(p *Parked, doing string, row pgx.Row) error {
+	var raw []byte
+	if err := row.Scan(&raw); err != nil {
+		return fault.Failed("jobs", doing, err)
+	}
+	if raw == nil {
+		return ErrNotParked
+	}
+	return p.decode(raw)
+}
+
+// Parked returns up to 1,000 jobs that wait for a scope, in the order of its line, behind the job of id after, or from the first on for 0. A
+// job that is in another line by now, or in none, is followed by the first. It takes no lock.
+func (e *Enqueuer) Parked(ctx context.Context, db rowsQuerier, scope string, after int64, most int) ([]Parked, error) {
+	if err := e.gated("db", db); err != nil {
+		return nil, err
+	}
+	if most < 1 || most > 1000 {
+		return nil, invalid("most", "%d: want 1 to 1000", most)
+	}
+	rows, err := db.Query(ctx, e.gate.listSQL, scope, after, most)
+	if err != nil {
+		return nil, fault.Failed("jobs", "list parked jobs", err)
+	}
+	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p Parked, err error) {
+		var dropAt *time.Time
+		err = row.Scan(&p.JobID, &p.Queue, &p.Kind, &p.Key, &p.Tenant, &p.Fair, &p.Priority, &p.Args, &p.Scope, &p.Amount, &p.ParkedAt, &dropAt)
+		p.ParkedAt = p.ParkedAt.UTC()
+		if dropAt != nil {
+			p.DropAt = dropAt.UTC()
+		}
+		return p, err
+	})
+	return all, fault.Failed("jobs", "list parked jobs", err)
+}
+
+// rowsQuerier runs reads of many rows.
+type rowsQuerier interface {
+	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
+}
+
+// reason says in words which limit keeps a job.
+func reason(scope string, amount, most int64, windowUS *float64, used, held, retryUS int64) string {
+	within := "in its period"
+	switch {
+	case windowUS != nil && *windowUS == 0:
+		within = "in all"
+	case windowUS != nil:
+		within = "in " + (time.Duration(*windowUS) * time.Microsecond).String()
+	}
+	until := "when units are freed"
+	if retryUS >= 0 {
+		until = "in " + (time.Duration(retryUS) * time.Microsecond).String()
+	}
+	return fmt.Sprintf("%q has a limit of %d %s: %d used, %d held, %d wanted: %s", scope, most, within, used, held, amount, until)
+}

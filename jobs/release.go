@@ -1,0 +1,255 @@
+package jobs
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lend"
+)
+
+var inBudget = budget.Internals(lend.Key{})
+
+// ReleaseReport counts jobs and lines. A line are the jobs that wait for one scope.
+type ReleaseReport struct {
+	Released int64 `json:"released"` // jobs that River has now
+	Dropped  int64 `json:"dropped"`  // jobs that had waited for Options.MaxWait
+	Busy     int64 `json:"busy"`     // lines whose scopes were locked for Config.LockTimeout
+	Troubled int64 `json:"troubled"` // lines that could not be looked at: see Parked.Trouble
+}
+
+const (
+	releaseBatch = 64 // jobs in a transaction
+	dropBatch    = 200
+)
+
+const (
+	releaseSQL = `
+	select pg_catalog.row_number() over () as nth, r.*, r.status = 'released' as starts
+	from metered.release_jobs($2::text[], $3::text::jsonb, $4::int, $5::int, $6::interval, $7::metered.origin, $8::text) r`
+	releasedColumns = `a.status, a.job, a.scope, m.created_at, m.scheduled_at`
+
+	judgedSQL = `select metered.judged_scopes($1::text[], $2::int, $3::int)`
+	nextSQL   = `select metered.next_release()`
+	dropSQL   = `select d from metered.drop_parked($1::int) d`
+)
+
+// Release releases all parked jobs that fit by now, and drops those that have waited for Options.MaxWait, in transactions of its
+// own. Run does so as soon as units are free. Release is for a program that calls it in its own time. Any number may run at once.
+func (e *Enqueuer) Release(ctx context.Context, pool *pgxpool.Pool) (report ReleaseReport, err error) {
+	if err := e.gated("pool", pool); err != nil {
+		return report, err
+	}
+	for more := true; more; {
+		var busy []string
+		if more, busy, err = e.releaseDue(ctx, pool, &report); err != nil {
+			return report, err
+		}
+		if more {
+			continue
+		}
+		for _, scope := range busy {
+			if err := e.releaseBusy(ctx, pool, scope, &report); err != nil {
+				return report, err
+			}
+		}
+	}
+	return report, nil
+}
+
+// ReleaseIn releases parked jobs that fit by now and wait for one of these scopes, at most 64 scopes, in the caller's transaction: with the raise of a
+// limit that lets them in, or right behind a call that frees units. It locks the scopes until tx ends, so it comes last. At most 64
+// jobs are released. Others that fit are left to Run.
+func (e *Enqueuer) ReleaseIn(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Result, error) {
+	if err := e.gated("tx", tx); err != nil {
+		return nil, err
+	}
+	if len(scopes) < 1 || len(scopes) > 64 {
+		return nil, invalid("scopes", "%d of them: want 1 to 64", len(scopes))
+	}
+	b, err := e.releaseIn(ctx, tx, scopes)
+	return b.results, err
+}
+
+// gated refuses an Enqueuer without a Book, and an argument that is nil.
+func (e *Enqueuer) gated(field string, arg any) error {
+	if err := e.made(); err != nil {
+		return err
+	}
+	if e.gate.book == nil {
+		return invalid("Config.Holds", "is nil: this Enqueuer parks no jobs")
+	}
+	return notNil(field, arg)
+}
+
+// batch is what one transaction released.
+type batch struct {
+	results  []Result
+	more     bool
+	busy     []string
+	troubled int64
+}
+
+// releaseIn releases jobs of these scopes, whose locks it waits for, or of all lines that are due, for nil.
+func (e *Enqueuer) releaseIn(ctx context.Context, tx pgx.Tx, scopes []string) (b batch, err error) {
+	wait := int32(e.wait / time.Millisecond)
+	given, err := e.limitsNow(ctx, tx, scopes, wait)
+	if err != nil {
+		return b, err
+	}
+	probe, err := inBudget.Charges(inHolds.Ledger(e.gate.book), budget.Charge{Scope: "x", Amount: 1})
+	if err != nil {
+		return b, err
+	}
+	rows, err := tx.Query(ctx, e.gate.releaseSQL, e.gate.riverSchema, scopes, given, wait, releaseBatch, probe.Tolerance,
+		ledger.Sending{}.Origin(`{"actor": "system"}`), inHolds.Channel(e.gate.book))
+	if err != nil {
+		return b, fault.Failed("jobs", "release", err)
+	}
+	var status string
+	var job []byte
+	var scope pgtype.Text
+	var createdAt, scheduledAt *time.Time
+	_, err = pgx.ForEachRow(rows, []any{&status, &job, &scope, &createdAt, &scheduledAt}, func() error {
+		switch status {
+		case "more":
+			b.more = true
+		case "busy":
+			b.busy = append(b.busy, scope.String)
+		case "trouble":
+			b.troubled++
+		default:
+			var j gatedJob
+			if err := json.Unmarshal(job, &j); err != nil {
+				return err
+			}
+			b.results = append(b.results, Result{JobID: j.ID, Created: true, Job: startedRow(j, *createdAt, *scheduledAt)})
+		}
+		return nil
+	})
+	if err != nil {
+		return b, fault.Failed("jobs", "release", err)
+	}
+	if e.channel != "" {
+		err = e.notify(ctx, tx, b.results)
+	}
+	return b, err
+}
+
+// limitsNow asks Config.Limits, nil without it.
+func (e *Enqueuer) limitsNow(ctx context.Context, tx pgx.Tx, scopes []string, wait int32) (any, error) {
+	if e.gate.config.Limits == nil {
+		return nil, nil
+	}
+	var judged []string
+	if err := tx.QueryRow(ctx, e.gate.judgedSQL, scopes, wait, releaseBatch).Scan(&judged); err != nil {
+		return nil, fault.Failed("jobs", "release", err)
+	}
+	given := make(map[string]*string, len(judged))
+	for _, scope := range judged {
+		limits, err := e.gate.config.Limits(ctx, tx, scope)
+		if err != nil {
+			return nil, err
+		}
+		given[scope] = nil
+		if limits == nil {
+			continue
+		}
+		call, err := inBudget.Charges(inHolds.Ledger(e.gate.book), budget.Charge{Scope: scope, Amount: 1, Limits: limits})
+		if err != nil {
+			return nil, err
+		}
+		text := ledger.Limits(call.Charges[0].Limits)
+		given[scope] = &text
+	}
+	encoded, err := json.Marshal(given)
+	return string(encoded), err
+}
+
+// releaseDue releases and drops a batch of what is due, as far as locks are to be had at once.
+func (e *Enqueuer) releaseDue(ctx context.Context, pool *pgxpool.Pool, report *ReleaseReport) (more bool, busy []string, err error) {
+	b, err := e.releaseTx(ctx, pool, nil, report)
+	if err != nil {
+		return false, nil, err
+	}
+	dropped, err := e.drop(ctx, pool)
+	report.Dropped += int64(dropped)
+	return b.more || dropped == dropBatch, b.busy, err
+}
+
+// releaseBusy waits for the lock of a line's scope, and releases its jobs.
+func (e *Enqueuer) releaseBusy(ctx context.Context, pool *pgxpool.Pool, scope string, report *ReleaseReport) error {
+	for {
+		b, err := e.releaseTx(ctx, pool, []string{scope}, report)
+		if errors.Is(err, ErrBusy) {
+			report.Busy++
+			return nil
+		}
+		if err != nil || !b.more {
+			return err
+		}
+	}
+}
+
+func (e *Enqueuer) releaseTx(ctx context.Context, pool *pgxpool.Pool, scopes []string, report *ReleaseReport) (b batch, err error) {
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		b, err = e.releaseIn(ctx, tx, scopes)
+		return err
+	})
+	if err == nil {
+		report.Released += int64(len(b.results))
+		report.Troubled += b.troubled
+	}
+	return b, err
+}
+
+// drop drops jobs that have waited for too long.
+func (e *Enqueuer) drop(ctx context.Context, pool *pgxpool.Pool) (n int, err error) {
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		rows, err := tx.Query(ctx, e.gate.dropSQL, dropBatch)
+		if err != nil {
+			return fault.Failed("jobs", "drop", err)
+		}
+		dropped, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p Parked, err error) {
+			var raw []byte
+			if err = row.Scan(&raw); err == nil {
+				err = p.decode(raw)
+			}
+			return p, err
+		})
+		if err != nil {
+			return fault.Failed("jobs", "drop", err)
+		}
+		for _, p := range dropped {
+			if e.gate.config.OnDrop == nil {
+				break
+			}
+			if err := e.gate.config.OnDrop(ctx, tx, p); err != nil {
+				return err
+			}
+		}
+		n = len(dropped)
+		return nil
+	})
+	return n, err
+}
+
+// next is the time until something is due, at most that long.
+func (e *Enqueuer) next(ctx context.Context, pool *pgxpool.Pool, most time.Duration) (time.Duration, error) {
+	var us *int64
+	if err := pool.QueryRow(ctx, e.gate.nextSQL).Scan(&us); err != nil {
+		return 0, fault.Failed("jobs", "next release", err)
+	}
+	if us == nil {
+		return most, nil
+	}
+	return min(most, time.Duration(*us)*time.Microsecond), nil
+}

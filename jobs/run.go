@@ -1,0 +1,96 @@
+package jobs
+
+import (
+	"context"
+	"math/rand/v2"
+	"time"
+
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered/internal/listen"
+)
+
+const (
+	// Run looks at the clock at least so often: of the lines, and not of each job.
+	longestPause = 5 * time.Second
+	// Run's pause after an error, and the bounds of that after a lock that was not to be had.
+	afterError        = time.Second
+	minBusy, spanBusy = 5 * time.Millisecond, 15 * time.Millisecond
+	patience          = 3 // looks at locked lines before Run waits for their locks
+)
+
+// Run releases parked jobs as soon as their units fit, until ctx ends. Each process with workers can run one. It listens on a connection
+// of its own for transactions that freed units, and sleeps until the time at which a window, a period or a hold frees some. Where it
+// cannot listen, as behind PgBouncer in transaction mode, it looks every five seconds. onError, which may be nil, hears errors, after which Run goes on.
+func (e *Enqueuer) Run(ctx context.Context, pool *pgxpool.Pool, onError func(error)) error {
+	if err := e.gated("pool", pool); err != nil {
+		return err
+	}
+	if onError == nil {
+		onError = func(error) {}
+	}
+	wake := make(chan struct{}, 1)
+	poke := func() {
+		select {
+		case wake <- struct{}{}:
+		default:
+		}
+	}
+	listening, stop := context.WithCancel(ctx)
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		_ = listen.Run(listening, listen.Channel[struct{}]{
+			Name: listen.Parked(e.gate.name.String()), Config: pool.Config(), Parse: func(string) (struct{}, bool) { return struct{}{}, true },
+			Idle: listen.DefaultIdle, OnError: listen.Wrapped("jobs", onError),
+		}, func(context.Context, struct{}) error { poke(); return nil })
+	}()
+	defer func() { stop(); <-done }()
+	busyLooks := 0
+	for ctx.Err() == nil {
+		pause := e.look(ctx, pool, &busyLooks, onError)
+		timer := time.NewTimer(pause)
+		select {
+		case <-ctx.Done():
+		case <-wake:
+		case <-timer.C:
+		}
+		timer.Stop()
+	}
+	return ctx.Err()
+}
+
+// look releases all that fits, and returns how long Run may sleep.
+func (e *Enqueuer) look(ctx context.Context, pool *pgxpool.Pool, busyLooks *int, onError func(error)) time.Duration {
+	var report ReleaseReport
+	for {
+		more, busy, err := e.releaseDue(ctx, pool, &report)
+		switch {
+		case err != nil:
+			if ctx.Err() == nil {
+				onError(err)
+			}
+			return afterError
+		case more:
+			continue
+		case len(busy) == 0:
+			*busyLooks = 0
+			pause, err := e.next(ctx, pool, longestPause)
+			if err != nil {
+				onError(err)
+				return afterError
+			}
+			return pause
+		case *busyLooks < patience: // nearly always another Run, which releases the same jobs
+			*busyLooks++
+			return minBusy + rand.N(spanBusy)
+		}
+		*busyLooks = 0
+		for _, scope := range busy {
+			if err := e.releaseBusy(ctx, pool, scope, &report); err != nil {
+				onError(err)
+				return afterError
+			}
+		}
+	}
+}
