@@ -314,7 +314,7 @@ func (c *Client) setUpPieces() (err error) {
 		return fmt.Errorf("metered: %w", err)
 	}
 	if c.cfg.River != nil {
-		config := jobs.Config{Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, Observer: c.cfg.Observer}
+		config := jobs.Config{Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, Observer: c.cfg.Observer, Holds: c.Holds}
 		if c.enqueuer, err = jobs.New(c.cfg.River, config); err != nil {
 			return fmt.Errorf("metered: %w", err)
 		}

@@ -177,6 +177,8 @@ func (t *Tx) Draw(book *wallet.Book, draws ...wallet.Draw) error {
 	return nil
 }
 
+// Enqueue is jobs.Enqueuer.Enqueue. A new job with a Hold waits for the last flush, as Place does: there its units are held, or the job is
+// parked. Until then Result has its id alone. A rollback to a savepoint does not undo it.
 func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options) (jobs.Result, error) {
 	switch {
 	case t.dead():
@@ -184,11 +186,24 @@ func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options
 	case t.client.enqueuer == nil:
 		return jobs.Result{}, ErrNoRiver
 	}
-	r, err := t.client.enqueuer.Enqueue(ctx, t, args, opts)
-	if err == nil {
+	if opts != nil && opts.Hold != nil {
+		if err := t.open(); err != nil {
+			return jobs.Result{}, err
+		}
+	}
+	r, park, err := inJobs.Enqueue(ctx, t.client.enqueuer, t, args, opts)
+	switch {
+	case err != nil:
+		return r, err
+	case park != nil:
+		t.holds = append(t.holds, command.StepOf(park, nil))
+		if len(t.jobIDs) < maxJobIDs {
+			t.jobIDs = append(t.jobIDs, r.JobID)
+		}
+	default:
 		t.enqueued(r)
 	}
-	return r, err
+	return r, nil
 }
 
 func (t *Tx) Secret(label string) (tokens.Secret, error) {
@@ -267,6 +282,7 @@ type (
 var (
 	inBudget = budget.Internals(lend.Key{})
 	inHolds  = holds.Internals(lend.Key{})
+	inJobs   = jobs.Internals(lend.Key{})
 	inLeases = leases.Internals(lend.Key{})
 	inTokens = tokens.Internals(lend.Key{})
 	inWallet = wallet.Internals(lend.Key{})

@@ -166,7 +166,10 @@ func (e *Enqueuer) insertNew(ctx context.Context, tx pgx.Tx, all []*prepared, cl
 		}
 	}
 	// Last, since it locks scopes until tx ends.
-	return results, e.park(ctx, tx, all, gated, results)
+	if err := e.park(ctx, tx, all, gated, results); err != nil {
+		return nil, err
+	}
+	return results, nil
 }
 
 // insert is River's.

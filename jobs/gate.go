@@ -129,6 +129,10 @@ func (e *Enqueuer) park(ctx context.Context, tx pgx.Tx, all []*prepared, gated [
 	if err != nil {
 		return err
 	}
+	if l := all[gated[0]].late; l != nil {
+		l.new, l.job = true, jobs[0]
+		return nil
+	}
 	some := all[gated[0]].parking
 	rows, err := tx.Query(ctx, e.gate.parkSQL, e.parkArgs(jobs, some, ledger.Sending{WaitMS: int32(e.wait / time.Millisecond)})...)
 	if err != nil {
@@ -234,6 +238,60 @@ func (p *prepared) gated(id int64, params *rivertype.JobInsertParams) gatedJob {
 		Hold: p.parking.Hold, Charges: ledger.Charges(p.parking.Charges), Minimum: p.parking.Minimum,
 		Fair: p.waits.fair, Most: p.waits.most, WaitUS: p.waits.maxWait.Microseconds(),
 	}
+}
+
+// Internals is internal.
+func Internals(lend.Key) internals { return internals{} }
+
+// internals are lent to metered.
+type internals struct{}
+
+// Enqueue is Enqueuer.Enqueue in a command. A new job with Options.Hold is left to the call, for the command's end, and its
+// result has its id alone. A nil call: all is done.
+func (internals) Enqueue(ctx context.Context, e *Enqueuer, tx pgx.Tx, args river.JobArgs, opts *Options) (Result, *ledger.Call[Result], error) {
+	if opts == nil || opts.Hold == nil {
+		r, err := e.Enqueue(ctx, tx, args, opts)
+		return r, nil, err
+	}
+	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
+		return Result{}, nil, err
+	}
+	p, err := e.prepare("", args, opts)
+	if err != nil {
+		return Result{}, nil, err
+	}
+	p.late = &late{}
+	results, err := e.enqueueAll(ctx, tx, []*prepared{p})
+	if err != nil || !p.late.new {
+		return first(results), nil, err
+	}
+	j := p.late.job
+	call := &ledger.Call[Result]{
+		SQL: e.gate.parkSQL, Locks: p.parking.Locks, Kind: "park",
+		Args: func(s ledger.Sending) []any { return e.parkArgs([]gatedJob{j}, p.parking, s) },
+		Scan: func(row pgx.Row) (Result, error) {
+			var answer parkAnswer
+			r := Result{JobID: j.ID, Created: true}
+			if err := row.Scan(answer.dest()...); err != nil {
+				return r, e.parkFailed(p.parking, err)
+			}
+			return r, answer.into(p, j, &r)
+		},
+	}
+	return results[0], call, nil
+}
+
+func first(results []Result) Result {
+	if len(results) == 0 {
+		return Result{}
+	}
+	return results[0]
+}
+
+// late is a job that is left to the end of its command.
+type late struct {
+	new bool
+	job gatedJob
 }
 
 // insertSQL inserts the jobs that a function of ours lets start, with the rights of the caller, and tells River of them as its

@@ -14,15 +14,16 @@ import (
 func TestCalls_NilIsRefused(t *testing.T) {
 	t.Parallel()
 	client := insertOnly(t)
-	e, err := jobs.New(client, jobs.Config{})
-	require.NoError(t, err)
+	e := openGatedOn(t, client)
 	none := niltest.Given{Arg: (*jobs.Options)(nil)}
 	niltest.Methods(t, e, map[string][]any{
 		"Enqueue": {noSQL{}, process{}, none}, "EnqueueMany": {noSQL{}, []jobs.Item{{Args: process{}}}},
+		"Release": {new(pgxpool.Pool)}, "ReleaseIn": {noSQL{}, "scope"}, "Run": {new(pgxpool.Pool), niltest.Given{Arg: (func(error))(nil)}},
+		"CancelParked": {noSQL{}, int64(1)}, "Reprioritize": {noSQL{}, int64(1), 1}, "Explain": {noSQL{}, int64(1)}, "Parked": {noSQL{}, "scope", int64(0), 1},
 		"Find": {noSQL{}, "", "k"}, "Purge": {new(pgxpool.Pool), jobs.PurgeOptions{OlderThan: time.Hour}},
 	})
 	niltest.Func(t, "New", jobs.New, client, jobs.Config{})
-	_, err = e.Enqueue(t.Context(), noSQL{}, (*process)(nil), nil)
+	_, err := e.Enqueue(t.Context(), noSQL{}, (*process)(nil), nil)
 	requireInvalid(t, err, "Args")
 	_, err = e.EnqueueMany(t.Context(), noSQL{}, []jobs.Item{{}})
 	requireInvalid(t, err, "Items[0].Args")

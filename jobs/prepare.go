@@ -28,6 +28,7 @@ type prepared struct {
 
 	parking *ledger.Parking // of a job with Options.Hold
 	waits   waits
+	late    *late // its command parks it, at its end
 }
 
 func (p *prepared) ident() ident { return ident{p.opts.Queue, p.key} }
