@@ -681,8 +681,7 @@ create table metered.parked_jobs (
     tenant    text collate "C" not null, -- of the job and its hold
     job       jsonb       not null,     -- its columns in river_job
     hold      text        not null,     -- the hold, a metered.new_hold
-    charges   text        not null,     -- metered.new_charge[] of all its scopes
-    minimum   text                      -- metered.used_units[]
+    charges   text        not null      -- metered.new_charge[] of all its scopes
 );
 
 -- The order of a line.
@@ -7637,14 +7636,14 @@ $$;
 
 -- Holds the units of a job that starts, and charges the others: as place, also for a job that holds nothing. Then due is null.
 create function metered._start_job(h metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
-    minimum metered.used_units[], out started boolean, out refused jsonb, out due timestamptz)
+    out started boolean, out refused jsonb, out due timestamptz)
 language plpgsql volatile
 as $$
 declare
     p record;
 begin
     if (select bool_or(c.held > 0) from unnest(charges) c) then
-        p := metered.place(h, charges, ahead, wait_ms, origin, channel, false, false, minimum);
+        p := metered.place(h, charges, ahead, wait_ms, origin, channel, false, false);
         due := p.deadline + h.grace;
     else
         p := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', null, false);
@@ -7659,7 +7658,7 @@ $$;
 -- With raising, the last two are SQLSTATE MT001 and MT013. A job that would fit is parked too where others wait for one
 -- of its scopes, and the line is looked at in turn.
 --
--- Each element of parking has River's columns of the job, with its job_id; the hold, the charges and the minimum of place, as text; the key
+-- Each element of parking has River's columns of the job, with its job_id; the hold and the charges of place, as text; the key
 -- of its turn (fair), the most jobs in its line (most), how long it waits (wait_us), and whether its limits may be raised (hopeful).
 create function metered.park_jobs(parking jsonb, ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean)
 returns table (nth int, status text, job jsonb, refused jsonb, scope text, retry_us bigint)
@@ -7712,7 +7711,7 @@ begin
         h.claim := null;
         busy := (select y.scope from unnest(cs) x, lateral (select z.scope from metered.parked_scopes z where z.scope = x.scope) y limit 1);
         if busy is null then
-            p := metered._start_job(h, cs, ahead, wait_ms, origin, channel, (j ->> 'minimum')::metered.used_units[]);
+            p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
             if p.started then
                 status := 'started'; job := j; refused := null; scope := null; retry_us := null;
                 return next;
@@ -7749,11 +7748,11 @@ begin
             continue;
         end if;
         c := (metered._charge_of(scope, cs))[1];
-        insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, drop_at, priority, scope, fair, tenant, job, hold, charges, minimum)
+        insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, drop_at, priority, scope, fair, tenant, job, hold, charges)
         values ((j ->> 'job_id')::bigint, metered._turn(park_jobs.scope, (j ->> 'priority')::int, coalesce(j ->> 'fair', '')), c.amount,
             hashtextextended(c.limits::text, 0), clk, clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', (j ->> 'priority')::int,
-            park_jobs.scope, coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,minimum,fair,most,wait_us,hopeful}'::text[],
-            h::text, j ->> 'charges', j ->> 'minimum');
+            park_jobs.scope, coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful}'::text[],
+            h::text, j ->> 'charges');
         perform metered._join_line(scope, c.key, case when refused is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end);
         status := 'parked';
         return next;
@@ -7847,7 +7846,7 @@ begin
                 continue;
             end if;
             h := r.hold::metered.new_hold;
-            p := metered._start_job(h, cs, ahead, wait_ms, origin, channel, r.minimum::metered.used_units[]);
+            p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
             if p.started then
                 jobs := jobs || r.job;
                 delete from metered.parked_jobs j where j.job_id = r.job_id;
@@ -9220,7 +9219,6 @@ comment on column metered.parked_jobs.tenant is 'of the job and its hold';
 comment on column metered.parked_jobs.job is 'its columns in river_job';
 comment on column metered.parked_jobs.hold is 'the hold, a metered.new_hold';
 comment on column metered.parked_jobs.charges is 'metered.new_charge[] of all its scopes';
-comment on column metered.parked_jobs.minimum is 'metered.used_units[]';
 comment on table metered.parked_scopes is 'The lines. A scope that no job waits for has none.';
 comment on column metered.parked_scopes.key is 'of the scope''s lock';
 comment on column metered.parked_scopes.wake_at is 'when the line is to be looked at: -infinity (now), or infinity (when units are freed)';

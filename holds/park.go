@@ -30,11 +30,7 @@ func (b *Book) preparePark(r Request) (*ledger.Parking, error) {
 	}
 	hold := ledger.NewHold{
 		Tenant: r.Tenant, ID: r.ID, Holder: r.ID, Fingerprint: r.fingerprint(priced.Charges),
-		TTL: r.TTL, Grace: r.Grace, Lifetime: b.lifetime(), Metadata: string(r.Metadata),
+		TTL: r.TTL, Grace: r.Grace, Lifetime: b.lifetime(), Metadata: string(r.Metadata), Minimum: minima(r.Lines),
 	}
-	p := &ledger.Parking{Charging: priced.Charging, Hold: hold.String(), Channel: b.channel()}
-	if least := minima(r.Lines); least != nil {
-		p.Minimum, _ = ledger.AllUsed(least).(string)
-	}
-	return p, nil
+	return &ledger.Parking{Charging: priced.Charging, Hold: hold.String(), Channel: b.channel()}, nil
 }

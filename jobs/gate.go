@@ -176,7 +176,6 @@ type gatedJob struct {
 
 	Hold    string `json:"hold"`
 	Charges string `json:"charges"`
-	Minimum string `json:"minimum,omitempty"`
 	Fair    string `json:"fair"`
 	Most    int    `json:"most,omitempty"`
 	WaitUS  int64  `json:"wait_us,omitempty"`
@@ -235,7 +234,7 @@ func (p *prepared) gated(id int64, params *rivertype.JobInsertParams) gatedJob {
 	return gatedJob{
 		ID: id, Kind: params.Kind, Queue: params.Queue, Args: params.EncodedArgs, Metadata: params.Metadata, Tags: append([]string{}, params.Tags...),
 		Priority: params.Priority, MaxAttempts: params.MaxAttempts,
-		Hold: p.parking.Hold, Charges: ledger.Charges(p.parking.Charges), Minimum: p.parking.Minimum,
+		Hold: p.parking.Hold, Charges: ledger.Charges(p.parking.Charges),
 		Fair: p.waits.fair, Most: p.waits.most, WaitUS: p.waits.maxWait.Microseconds(),
 	}
 }

@@ -5,7 +5,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
-	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/internal/niltest"
 	"github.com/pgmetered/metered/jobs"

@@ -61,7 +61,6 @@ type Placing struct {
 type Parking struct {
 	Charging
 	Hold    string // a metered.new_hold, whose id the job gives
-	Minimum string // of the hold, as metered.used_units[], "" for none
 	Channel any    // of the hold's transitions, nil for none
 }
 

@@ -310,7 +310,7 @@ func TestUpgrade_RefusesAVersionThatWasSetBack(t *testing.T) {
 	pgtest.OnEachVersion(t)
 	next := pgtest.Next(t)
 	pool := freshly(t, next)
-	execute(t, pool, "update metered.schema_version set version = 1")
+	execute(t, pool, fmt.Sprintf("update metered.schema_version set version = %d", schema.Version))
 	before := catalog(t, pool)
 	_, err := upgrade(t.Context(), pool, next, migrate.Options{})
 	s := examine(t, pool, next, "")

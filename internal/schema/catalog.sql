@@ -51,6 +51,9 @@ union all
 select 'constraint', r.relname || '.' || c.conname, pg_get_constraintdef(c.oid), false, false
 from relations r join pg_constraint c on c.conrelid = r.oid where c.contype <> 'n'
 union all
+select 'trigger', r.relname || '.' || g.tgname, pg_get_triggerdef(g.oid), g.tgenabled <> 'O', false
+from relations r join pg_trigger g on g.tgrelid = r.oid where not g.tgisinternal
+union all
 select 'function', proname || '(' || coalesce(takes, '') || ')',
     '(' || pg_get_function_arguments(oid) || ')' || coalesce(' returns ' || pg_get_function_result(oid), '') || ' language ' || concat_ws(' ',
         (select l.lanname from pg_language l where l.oid = prolang),

@@ -149,14 +149,14 @@ $$;
 
 -- Holds the units of a job that starts, and charges the others: as place, also for a job that holds nothing. Then due is null.
 create function metered._start_job(h metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
-    minimum metered.used_units[], out started boolean, out refused jsonb, out due timestamptz)
+    out started boolean, out refused jsonb, out due timestamptz)
 language plpgsql volatile
 as $$
 declare
     p record;
 begin
     if (select bool_or(c.held > 0) from unnest(charges) c) then
-        p := metered.place(h, charges, ahead, wait_ms, origin, channel, false, false, minimum);
+        p := metered.place(h, charges, ahead, wait_ms, origin, channel, false, false);
         due := p.deadline + h.grace;
     else
         p := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', null, false);
@@ -171,7 +171,7 @@ $$;
 -- With raising, the last two are SQLSTATE MT001 and MT013. A job that would fit is parked too where others wait for one
 -- of its scopes, and the line is looked at in turn.
 --
--- Each element of parking has River's columns of the job, with its job_id; the hold, the charges and the minimum of place, as text; the key
+-- Each element of parking has River's columns of the job, with its job_id; the hold and the charges of place, as text; the key
 -- of its turn (fair), the most jobs in its line (most), how long it waits (wait_us), and whether its limits may be raised (hopeful).
 create function metered.park_jobs(parking jsonb, ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean)
 returns table (nth int, status text, job jsonb, refused jsonb, scope text, retry_us bigint)
@@ -211,7 +211,7 @@ begin
         h.claim := null;
         busy := (select y.scope from unnest(cs) x, lateral (select z.scope from metered.parked_scopes z where z.scope = x.scope) y limit 1);
         if busy is null then
-            p := metered._start_job(h, cs, ahead, wait_ms, origin, channel, (j ->> 'minimum')::metered.used_units[]);
+            p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
             if p.started then
                 status := 'started'; job := j; refused := null; scope := null; retry_us := null;
                 return next;
@@ -248,11 +248,11 @@ begin
             continue;
         end if;
         c := (metered._charge_of(scope, cs))[1];
-        insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, drop_at, priority, scope, fair, tenant, job, hold, charges, minimum)
+        insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, drop_at, priority, scope, fair, tenant, job, hold, charges)
         values ((j ->> 'job_id')::bigint, metered._turn(park_jobs.scope, (j ->> 'priority')::int, coalesce(j ->> 'fair', '')), c.amount,
             hashtextextended(c.limits::text, 0), clk, clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', (j ->> 'priority')::int,
-            park_jobs.scope, coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,minimum,fair,most,wait_us,hopeful}'::text[],
-            h::text, j ->> 'charges', j ->> 'minimum');
+            park_jobs.scope, coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful}'::text[],
+            h::text, j ->> 'charges');
         perform metered._join_line(scope, c.key, case when refused is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end);
         status := 'parked';
         return next;
@@ -346,7 +346,7 @@ begin
                 continue;
             end if;
             h := r.hold::metered.new_hold;
-            p := metered._start_job(h, cs, ahead, wait_ms, origin, channel, r.minimum::metered.used_units[]);
+            p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
             if p.started then
                 jobs := jobs || r.job;
                 delete from metered.parked_jobs j where j.job_id = r.job_id;

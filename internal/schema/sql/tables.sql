@@ -352,8 +352,7 @@ create table metered.parked_jobs (
     tenant    text collate "C" not null, -- of the job and its hold
     job       jsonb       not null,     -- its columns in river_job
     hold      text        not null,     -- the hold, a metered.new_hold
-    charges   text        not null,     -- metered.new_charge[] of all its scopes
-    minimum   text                      -- metered.used_units[]
+    charges   text        not null      -- metered.new_charge[] of all its scopes
 );
 
 -- The order of a line.

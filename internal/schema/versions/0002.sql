@@ -1,1 +1,78 @@
 -- Version 2, of 0.2.0.
+
+-- Jobs that wait for units of a scope: see parked.sql. Each has no row of River's yet.
+create table metered.parked_jobs (
+    job_id    bigint      primary key,  -- the id that it will have in river_job
+    turn      bigint      not null,     -- its round in the line
+    amount    bigint      not null,     -- the units that it needs of the scope
+    class     bigint      not null,     -- a hash of its limits of the scope
+    parked_at timestamptz not null,     -- when it was parked
+    drop_at   timestamptz,              -- when it is dropped, or null: never
+    priority  smallint    not null,     -- River's: 1 is first
+    scope     text collate "C" not null, -- the scope that it waits for
+    fair      text collate "C" not null, -- jobs of different keys take turns
+    tenant    text collate "C" not null, -- of the job and its hold
+    job       jsonb       not null,     -- its columns in river_job
+    hold      text        not null,     -- the hold, a metered.new_hold
+    charges   text        not null      -- metered.new_charge[] of all its scopes
+);
+
+-- The order of a line.
+create index parked_jobs_line on metered.parked_jobs (scope, priority, turn, job_id);
+
+-- The last job of a key in a line.
+create index parked_jobs_fair on metered.parked_jobs (scope, priority, fair, turn);
+
+-- The smallest job of each class in a line.
+create index parked_jobs_class on metered.parked_jobs (scope, class, amount);
+
+create index parked_jobs_drop on metered.parked_jobs (drop_at) where drop_at is not null;
+
+-- The lines. A scope that no job waits for has none.
+create table metered.parked_scopes (
+    key      bigint      not null,      -- of the scope's lock
+    wake_at  timestamptz not null,      -- when the line is to be looked at: -infinity (now), or infinity (when units are freed)
+    next_at  timestamptz not null default 'infinity', -- the earliest time that the present look has found
+    waiting  bigint      not null,      -- jobs in the line
+    again    boolean     not null default false, -- units were freed since the present look began
+    turns    bigint[]    not null default '{0,0,0,0}', -- the last round that was released, of each priority
+    after    bigint[],                  -- where the present look goes on: priority, turn, job_id
+    trouble  text,                      -- why the last look failed
+    scope    text collate "C" primary key -- the scope
+) with (fillfactor = 70);
+
+create index parked_scopes_wake on metered.parked_scopes (wake_at);
+
+-- The trigger of the ledger, with its functions: they are created again as those of the version.
+-- The channel on which releasers hear that a line is marked.
+create function metered._parked_channel() returns text
+language sql immutable
+as $$
+    select left(substr('metered/parked/metered', 16), 56) || '_parked'
+$$;
+
+-- Marks the line of a scope of which units were freed, if it has one. At READ COMMITTED this sees each line, since
+-- whoever parks a job holds the scope's lock. An older snapshot may not show a line that is there: an insert meets it, with
+-- 40001, and the block takes the insert back.
+create function metered._mark_freed() returns trigger
+language plpgsql volatile
+as $$
+begin
+    if exists (select from metered.parked_scopes p where p.scope = new.scope and not (p.again and p.wake_at = '-infinity')) then
+        update metered.parked_scopes p set wake_at = '-infinity', again = true where p.scope = new.scope;
+        perform pg_notify(metered._parked_channel(), '');
+    elsif metered._one_snapshot() and not exists (select from metered.parked_scopes p where p.scope = new.scope) then
+        begin
+            insert into metered.parked_scopes (scope, key, wake_at, waiting) values (new.scope, 0, 'infinity', 0) on conflict do nothing;
+            raise exception using errcode = 'MT100';
+        exception when sqlstate 'MT100' then
+            null;
+        end;
+    end if;
+    return new;
+end
+$$;
+
+-- Credits, refunds, releases, expiries and clock repairs can let a job in. Other entries cannot, and cost a comparison.
+create trigger ledger_frees before insert on metered.ledger
+    for each row when (new.kind in ('d', 'r', 'l', 'x', 'k')) execute function metered._mark_freed();
