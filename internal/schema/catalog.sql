@@ -51,7 +51,7 @@ union all
 select 'constraint', r.relname || '.' || c.conname, pg_get_constraintdef(c.oid), false, false
 from relations r join pg_constraint c on c.conrelid = r.oid where c.contype <> 'n'
 union all
-select 'trigger', r.relname || '.' || g.tgname, pg_get_triggerdef(g.oid), g.tgenabled <> 'O', false
+select 'trigger', r.relname || '.' || g.tgname, pg_get_triggerdef(g.oid) || case when g.tgenabled = 'O' then '' else ' not enabled' end, false, false
 from relations r join pg_trigger g on g.tgrelid = r.oid where not g.tgisinternal
 union all
 select 'function', proname || '(' || coalesce(takes, '') || ')',
