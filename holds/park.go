@@ -1,10 +1,13 @@
 package holds
 
 import (
-	"cmp"
+	"time"
 
 	"github.com/pgmetered/metered/internal/ledger"
 )
+
+// untilTheJobEnds is the time after which a job's hold falls due by itself: the job's end ends it.
+const untilTheJobEnds = 3650 * 24 * time.Hour
 
 // preparePark validates the request of a job that waits until it fits.
 func (b *Book) preparePark(r Request) (*ledger.Parking, error) {
@@ -17,7 +20,11 @@ func (b *Book) preparePark(r Request) (*ledger.Parking, error) {
 	case len(r.Lines)+len(r.Charges) == 0:
 		return nil, invalid("Request.Lines", "and Charges are none")
 	}
-	r.ID, r.TTL = "job", cmp.Or(r.TTL, b.cfg.MaxTTL)
+	ttl, lifetime := r.TTL, b.lifetime()
+	if ttl == 0 {
+		ttl, lifetime, r.TTL = untilTheJobEnds, 0, b.cfg.MaxTTL
+	}
+	r.ID = "job"
 	priced, err := b.check(&r)
 	if err != nil {
 		return nil, err
@@ -30,7 +37,7 @@ func (b *Book) preparePark(r Request) (*ledger.Parking, error) {
 	}
 	hold := ledger.NewHold{
 		Tenant: r.Tenant, ID: r.ID, Holder: r.ID, Fingerprint: r.fingerprint(priced.Charges),
-		TTL: r.TTL, Grace: r.Grace, Lifetime: b.lifetime(), Metadata: string(r.Metadata), Minimum: minima(r.Lines),
+		TTL: ttl, Grace: r.Grace, Lifetime: lifetime, Metadata: string(r.Metadata), Minimum: minima(r.Lines),
 	}
 	return &ledger.Parking{Charging: priced.Charging, Hold: hold.String(), Channel: b.channel()}, nil
 }

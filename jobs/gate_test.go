@@ -2,7 +2,6 @@ package jobs_test
 
 import (
 	"context"
-	"fmt"
 	"testing"
 	"time"
 
@@ -71,7 +70,7 @@ func (g *gated) in(level pgx.TxIsoLevel, fn func(tx pgx.Tx) error) {
 func (g *gated) end(id int64) {
 	g.t.Helper()
 	g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-		_, err := g.book.Release(g.ctx, tx, holds.Release{IDs: []string{fmt.Sprintf("job/%d", id)}})
+		_, err := g.book.Release(g.ctx, tx, holds.Release{IDs: []string{jobs.HoldOf(g.job(id))}})
 		return err
 	})
 }
@@ -231,7 +230,7 @@ func TestGated_TenantsTakeTurns(t *testing.T) {
 	tenant := ""
 	for range len(want) + 1 {
 		g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
-			_, err := g.book.Release(g.ctx, tx, holds.Release{Tenant: tenant, IDs: []string{fmt.Sprintf("job/%d", last)}})
+			_, err := g.book.Release(g.ctx, tx, holds.Release{Tenant: tenant, IDs: []string{jobs.HoldOf(g.job(last))}})
 			return err
 		})
 		before := g.river()
@@ -366,7 +365,7 @@ func TestGated_IsExplainedCancelledAndReprioritized(t *testing.T) {
 	require.EqualValues(t, 2, p.Position)
 	require.EqualValues(t, 2, p.Waiting)
 	require.Len(t, p.Refused, 1)
-	require.Contains(t, p.Refused[0], `"gpu" has a limit of 1 in all: 0 used, 1 held, 1 wanted: in 59m`, "the hold falls due then")
+	require.Contains(t, p.Refused[0], `"gpu" has a limit of 1 in all: 0 used, 1 held, 1 wanted: in 87599h59m`, "the hold falls due then")
 
 	g.in(pgx.ReadCommitted, func(tx pgx.Tx) error { _, err := g.Reprioritize(g.ctx, tx, b.JobID, 4); return err })
 	all, err := g.Parked(g.ctx, g.pool, "gpu", 0, 10)

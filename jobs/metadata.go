@@ -2,8 +2,9 @@ package jobs
 
 import (
 	"bytes"
+	"crypto/rand"
 	"encoding/json"
-	"strconv"
+	"fmt"
 
 	"github.com/riverqueue/river/rivertype"
 
@@ -14,7 +15,7 @@ import (
 const (
 	metadataKey    = "metered:key"
 	metadataTenant = "metered:tenant"
-	metadataGated  = "metered:gated"
+	metadataHold   = "metered:hold"
 )
 
 // Key returns the key that job was enqueued with, or "".
@@ -25,17 +26,27 @@ func Tenant(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Te
 
 // HoldOf returns the id of the hold that job was released with, or "" if it was enqueued without Options.Hold. Its tenant is
 // Tenant(job). A job whose Hold has no Lines has no hold of that id.
-func HoldOf(job *rivertype.JobRow) string {
-	if !readMetadata(job.Metadata).Gated {
-		return ""
-	}
-	return "job/" + strconv.FormatInt(job.ID, 10)
-}
+func HoldOf(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Hold }
 
 type ownMetadata struct {
 	Key    string `json:"metered:key,omitempty"`
 	Tenant string `json:"metered:tenant,omitempty"`
-	Gated  bool   `json:"metered:gated,omitempty"` // it has units of its own: Options.Hold
+	Hold   string `json:"metered:hold,omitempty"` // of a job with Options.Hold
+}
+
+// withHold adds a new id of the hold of a job to its metadata, which River's hooks have left an object. It is random, too, since
+// River's sequence of ids can be set back.
+func withHold(metadata []byte, id int64) ([]byte, error) {
+	members := map[string]json.RawMessage{}
+	if len(metadata) > 0 {
+		if err := json.Unmarshal(metadata, &members); err != nil || members == nil {
+			return nil, ErrPlugin
+		}
+	}
+	var random [8]byte
+	_, _ = rand.Read(random[:]) // never fails
+	members[metadataHold] = fmt.Appendf(nil, `"job/%d/%x"`, id, random)
+	return json.Marshal(members)
 }
 
 func readMetadata(metadata []byte) (own ownMetadata) {
@@ -61,16 +72,13 @@ func withOwn(field string, metadata []byte, own ownMetadata) ([]byte, error) {
 	if err := jsonb.Check(metadata); err != nil {
 		return nil, invalid(field, "%s", err)
 	}
-	for _, name := range []string{metadataKey, metadataTenant, metadataGated} {
+	for _, name := range []string{metadataKey, metadataTenant, metadataHold} {
 		if _, ok := members[name]; ok {
 			return nil, invalid(field, "the member %q is this package's", name)
 		}
 	}
 	if own == (ownMetadata{}) {
 		return metadata, nil
-	}
-	if own.Gated {
-		members[metadataGated] = json.RawMessage("true")
 	}
 	for name, value := range map[string]string{metadataKey: own.Key, metadataTenant: own.Tenant} {
 		if value == "" {

@@ -19,8 +19,8 @@ type Options struct {
 
 	// Hold has the units that the job needs: Lines are held until the job ends, and Charges are spent when it starts. If they
 	// fit, the job starts now. If not, it is parked until they do: River does not know it yet (docs/jobs.md). ID and Holder stay
-	// empty, and Tenant is the job's. TTL, which counts from the start, defaults to holds.Config.MaxTTL. No limit has MaxFrom or
-	// Thresholds. It excludes UniqueOpts, ScheduledAt and Pending
+	// empty, and Tenant is the job's. TTL defaults to the time until the job ends. Else the units are free so long after the start,
+	// whether the job has ended or not. No limit has MaxFrom or Thresholds. It excludes UniqueOpts, ScheduledAt and Pending
 	Hold *holds.Request
 	// Parked jobs of different keys take turns: at most 255 bytes. Defaults to Tenant. InsertOpts.Priority goes first
 	Fair      string

@@ -63,7 +63,7 @@ func (e *Enqueuer) prepare(at string, args river.JobArgs, opts *Options) (*prepa
 	if err := p.resolve(at + "Options.InsertOpts."); err != nil {
 		return nil, err
 	}
-	p.opts.Metadata, err = withOwn(at+"Options.InsertOpts.Metadata", p.opts.Metadata, ownMetadata{p.key, p.tenant, opts.Hold != nil})
+	p.opts.Metadata, err = withOwn(at+"Options.InsertOpts.Metadata", p.opts.Metadata, ownMetadata{Key: p.key, Tenant: p.tenant})
 	if err != nil {
 		return nil, err
 	}

@@ -20,6 +20,7 @@ var inBudget = budget.Internals(lend.Key{})
 
 // ReleaseReport counts jobs and lines. A line are the jobs that wait for one scope.
 type ReleaseReport struct {
+	Ended    int64 `json:"ended"`    // holds of jobs that had ended
 	Released int64 `json:"released"` // jobs that River has now
 	Dropped  int64 `json:"dropped"`  // jobs that had waited for Options.MaxWait
 	Busy     int64 `json:"busy"`     // lines whose scopes were locked for Config.LockTimeout
@@ -42,10 +43,13 @@ const (
 	dropSQL   = `select d from metered.drop_parked($1::int) d`
 )
 
-// Release releases all parked jobs that fit by now, and drops those that have waited for Options.MaxWait, in transactions of its
-// own. Run does so as soon as units are free. Release is for a program that calls it in its own time. Any number may run at once.
+// Release releases the holds of jobs that have ended, then all parked jobs that fit by now, and drops those that have waited for
+// Options.MaxWait, in transactions of its own. Run does so as soon as units are free. Release is for a program that calls it in its own time. Any number may run at once.
 func (e *Enqueuer) Release(ctx context.Context, pool *pgxpool.Pool) (report ReleaseReport, err error) {
 	if err := e.gated("pool", pool); err != nil {
+		return report, err
+	}
+	if report.Ended, err = e.endHolds(ctx, pool); err != nil {
 		return report, err
 	}
 	for more := true; more; {

@@ -19,9 +19,13 @@ const (
 	patience          = 3 // looks at locked lines before Run waits for their locks
 )
 
-// Run releases parked jobs as soon as their units fit, until ctx ends. Each process with workers can run one. It listens on a connection
-// of its own for transactions that freed units, and sleeps until the time at which a window, a period or a hold frees some. Where it
-// cannot listen, as behind PgBouncer in transaction mode, it looks every five seconds. onError, which may be nil, hears errors, after which Run goes on.
+// Run releases parked jobs as soon as their units fit, until ctx ends. Each process with workers runs one, on the client that works them.
+// It listens on a connection of its own for transactions that freed units, and sleeps until the time at which a window, a period or a
+// hold frees some. Where it cannot listen, as behind PgBouncer in transaction mode, it looks every five seconds.
+//
+// Run also releases the hold of each job that has ended, completed, cancelled or discarded: at once for jobs of its client, and
+// within some seconds for jobs of others, and for those that a dead process or a deleted row left. onError, which may be nil, hears
+// errors from several goroutines, after which Run goes on.
 func (e *Enqueuer) Run(ctx context.Context, pool *pgxpool.Pool, onError func(error)) error {
 	if err := e.gated("pool", pool); err != nil {
 		return err
@@ -45,7 +49,12 @@ func (e *Enqueuer) Run(ctx context.Context, pool *pgxpool.Pool, onError func(err
 			Idle: listen.DefaultIdle, OnError: listen.Wrapped("jobs", onError),
 		}, func(context.Context, struct{}) error { poke(); return nil })
 	}()
-	defer func() { stop(); <-done }()
+	ending := make(chan struct{})
+	go func() {
+		defer close(ending)
+		e.ender(listening, pool, poke, onError)
+	}()
+	defer func() { stop(); <-done; <-ending }()
 	busyLooks := 0
 	for ctx.Err() == nil {
 		pause := e.look(ctx, pool, &busyLooks, onError)

@@ -68,7 +68,7 @@ func (w *worker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[T], 
 	if cost.Nothing {
 		return w.release(ctx, tx, job, "nothing was used")
 	}
-	ref := job.Args.HeldBy()
+	ref := heldBy(job)
 	_, err = w.book.Capture(ctx, tx, holds.Capture{
 		Tenant: ref.Tenant, IDs: []string{ref.ID}, All: cost.All, Lines: cost.Lines, Over: cost.Over,
 		Entity: cost.Entity, Note: note(job.JobRow, ref.Tenant, ""),

@@ -18,6 +18,7 @@ import (
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/jobs"
 )
 
 var errArgument = fault.New("invalid_argument", "holdjobs: invalid argument")
@@ -37,7 +38,7 @@ func made(pool *pgxpool.Pool, book *holds.Book) error {
 	return fault.Made(errArgument, "book", inHolds.Schema(book) != schema.Name{})
 }
 
-// Args are the args of a job whose cost is held.
+// Args are the args of a job that names its hold. The hold of a job with jobs.Options.Hold needs no name.
 type Args interface {
 	river.JobArgs
 	HeldBy() Ref
@@ -78,7 +79,7 @@ func (c Cost) check() error {
 }
 
 // Work does a job, outside any transaction, and returns its cost. It may be called several times for one job.
-type Work[T Args] func(ctx context.Context, job *river.Job[T]) (Cost, error)
+type Work[T river.JobArgs] func(ctx context.Context, job *river.Job[T]) (Cost, error)
 
 // Options configures NewWorker. A duration that is not positive is the default.
 type Options struct {
@@ -94,7 +95,7 @@ type Options struct {
 
 // NewWorker returns a River worker for the pattern "hold the estimate, run the job, capture the actual cost":
 //
-//   - A command places the hold and enqueues the job (metered.Tx.Place, metered.Tx.Enqueue).
+//   - A command enqueues the job with jobs.Options.Hold, or places the hold and enqueues a job that names it, by Args.
 //   - The worker extends the hold to cover the attempt, and calls work.
 //   - One transaction captures the cost, makes work's writes and completes the job. It is retried while the attempt
 //     lasts, unless the job is at fault.
@@ -102,11 +103,12 @@ type Options struct {
 //     it runs, it is released.
 //   - If the worker dies, or the job is cancelled or discarded elsewhere, the hold expires.
 //
-// A job whose hold has ended is cancelled, since its cost could not be charged. So the hold's TTL must be longer than
-// a job waits in its queue, and holds.Config.MaxLifetime longer than all its attempts.
+// A job whose hold has ended, or which has none, is cancelled, since its cost could not be charged. So the hold's TTL must be
+// longer than a job waits in its queue, and holds.Config.MaxLifetime longer than all its attempts. A jobs.Options.Hold without a TTL
+// lasts until the job ends, however long that is.
 //
 // Locks: those of Cost.Write and the job's row, then the hold's scopes, until COMMIT.
-func NewWorker[T Args](pool *pgxpool.Pool, book *holds.Book, work Work[T], opts Options) river.Worker[T] {
+func NewWorker[T river.JobArgs](pool *pgxpool.Pool, book *holds.Book, work Work[T], opts Options) river.Worker[T] {
 	return &worker[T]{pool: pool, book: inHolds.AnyHolder(book), work: work, opts: Options{
 		Timeout:    cmp.Or(max(opts.Timeout, 0), time.Minute),
 		RetryAfter: cmp.Or(max(opts.RetryAfter, 0), 30*time.Second),
@@ -114,7 +116,7 @@ func NewWorker[T Args](pool *pgxpool.Pool, book *holds.Book, work Work[T], opts 
 	}}
 }
 
-type worker[T Args] struct {
+type worker[T river.JobArgs] struct {
 	river.WorkerDefaults[T]
 	pool *pgxpool.Pool
 	book *holds.Book
@@ -167,6 +169,14 @@ func (w *worker[T]) attempt(ctx context.Context, job *river.Job[T]) error {
 	return w.settle(ctx, job, cost)
 }
 
+// heldBy is the hold of a job: the one that its args name, or that of its jobs.Options.Hold.
+func heldBy[T river.JobArgs](job *river.Job[T]) Ref {
+	if args, ok := any(job.Args).(Args); ok && args.HeldBy().ID != "" {
+		return args.HeldBy()
+	}
+	return Ref{Tenant: jobs.Tenant(job.JobRow), ID: jobs.HoldOf(job.JobRow)}
+}
+
 // notHeldError means that the job's hold has ended.
 type notHeldError struct{ cause error }
 
@@ -201,7 +211,10 @@ func inTheWay(err error) bool { return sqlstate.Collided(err) || errors.Is(err, 
 // cover extends the hold to last for span from now, or to its ceiling. A hold in its grace cannot be extended, and
 // can be captured while the grace lasts.
 func (w *worker[T]) cover(ctx context.Context, job *river.Job[T], span time.Duration) error {
-	book, ref := w.book, job.Args.HeldBy()
+	book, ref := w.book, heldBy(job)
+	if ref.ID == "" {
+		return &notHeldError{errors.New("it was enqueued without a hold")}
+	}
 	h, err := book.Get(ctx, w.pool, ref.Tenant, ref.ID, "")
 	if err == nil && h.State != holds.Held {
 		err = &holds.StateError{ID: h.ID, State: h.State, Hold: h}
@@ -279,7 +292,7 @@ func (w *worker[T]) next(ctx context.Context, job *river.Job[T], err error) (spa
 }
 
 func (w *worker[T]) release(ctx context.Context, tx pgx.Tx, job *river.Job[T], reason string) error {
-	ref := job.Args.HeldBy()
+	ref := heldBy(job)
 	_, err := w.book.Release(ctx, tx, holds.Release{Tenant: ref.Tenant, IDs: []string{ref.ID}, Note: note(job.JobRow, ref.Tenant, reason)})
 	return ofHold(err)
 }

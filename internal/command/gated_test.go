@@ -59,7 +59,7 @@ func TestDo_GatedJobsStartOrAreParkedWithTheCommand(t *testing.T) {
 
 	// A command that frees the units marks the line, and its commit lets the job start.
 	_, err = metered.Do(context.Background(), c, metered.Command{ID: "free", Input: 1}, func(_ context.Context, tx *metered.Tx) (int, error) {
-		return 0, tx.Release(holds.Release{Tenant: "acme", IDs: []string{"job/1"}})
+		return 0, tx.Release(holds.Release{Tenant: "acme", IDs: []string{pgtest.Value[string](t, pool, "select metadata ->> 'metered:hold' from river_job")}})
 	})
 	require.NoError(t, err)
 	report, err := c.Jobs.Release(context.Background(), pool)

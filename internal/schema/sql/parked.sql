@@ -32,9 +32,10 @@ begin
 end
 $$;
 
--- Credits, refunds, releases, expiries and clock repairs can let a job in. Other entries cannot, and cost a comparison.
+-- Credits, refunds, releases, expiries and clock repairs can let a job in, and a capture can, sooner than its hold would have fallen
+-- due: a window leaves the captured units behind. Other entries cannot, and cost a comparison.
 create trigger ledger_frees before insert on metered.ledger
-    for each row when (new.kind in ('d', 'r', 'l', 'x', 'k')) execute function metered._mark_freed();
+    for each row when (new.kind in ('d', 'r', 'l', 'u', 'x', 'k')) execute function metered._mark_freed();
 
 -- The charge of a scope among those of a job.
 create function metered._charge_of(of_scope text, charges metered.new_charge[]) returns metered.new_charge[]
@@ -93,8 +94,8 @@ begin
 end
 $$;
 
--- Adds a job to the line's count, and lets the line be looked at no later than wake. The scope is locked. Releasers hear of
--- an earlier time.
+-- Adds a job to the line's count, and lets the line be looked at no later than wake, also if a look that has begun goes on behind
+-- the job. The scope is locked. Releasers hear of an earlier time.
 create function metered._join_line(of_scope text, of_key bigint, wake timestamptz) returns void
 language plpgsql volatile
 as $$
@@ -103,7 +104,8 @@ declare
 begin
     insert into metered.parked_scopes as p (scope, key, wake_at, again, waiting)
     values (of_scope, of_key, wake, wake = '-infinity', 1)
-    on conflict (scope) do update set waiting = p.waiting + 1, wake_at = least(p.wake_at, excluded.wake_at), again = p.again or excluded.again;
+    on conflict (scope) do update set waiting = p.waiting + 1, wake_at = least(p.wake_at, excluded.wake_at),
+        next_at = least(p.next_at, excluded.wake_at), again = p.again or excluded.again;
     if wake < coalesce(before, 'infinity') then
         perform pg_notify(metered._parked_channel(), '');
     end if;
@@ -143,6 +145,7 @@ as $$
         and char_length(j ->> 'kind') between 1 and 127 and char_length(j ->> 'queue') between 1 and 64
         and (j ->> 'priority')::int between 1 and 4 and (j ->> 'max_attempts')::int between 1 and 32767 and (j ->> 'job_id')::bigint > 0
         and jsonb_typeof(j -> 'tags') = 'array' and octet_length(coalesce(j ->> 'fair', '')) <= 255
+        and j -> 'metadata' ->> 'metered:hold' ~ ('^job/' || (j ->> 'job_id') || '/[0-9a-f]{16}$')
         and octet_length(j ->> 'charges') <= 65536 and octet_length(j ->> 'hold') <= 131072
         and coalesce((j ->> 'most')::bigint > 0, true) and coalesce((j ->> 'wait_us')::bigint between 1 and 315576000000000, true)
 $$;
@@ -205,7 +208,7 @@ begin
         nth := nth + 1;
         cs := (j ->> 'charges')::metered.new_charge[];
         h := (j ->> 'hold')::metered.new_hold;
-        h.id := 'job/' || (j ->> 'job_id');
+        h.id := j -> 'metadata' ->> 'metered:hold';
         h.holder := h.id;
         h.chosen := false;
         h.claim := null;
@@ -303,7 +306,6 @@ declare
     seen   int := 0;
     open   boolean := false;
     whole  boolean := false;    -- all classes were asked, or all jobs looked at
-    soon   boolean := false;
 begin
     select * into s from metered.parked_scopes y where y.scope = of_scope for update;
     if not found then
@@ -342,7 +344,7 @@ begin
             continue when r.amount >= (closed ->> r.class::text)::bigint or r.drop_at <= clk;
             cs := metered._under_limits(r.charges::metered.new_charge[], given);
             if cs is null or not metered._try_each(array(select x.key from unnest(cs) x order by x.key)) then
-                soon := true;
+                s.next_at := least(s.next_at, clk + interval '20 milliseconds');
                 continue;
             end if;
             h := r.hold::metered.new_hold;
@@ -379,7 +381,6 @@ begin
     update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = null,
         after = case when whole then null else s.after end,
         wake_at = case when not whole or y.again then '-infinity'
-            when soon then clk + interval '20 milliseconds'
             else greatest(s.next_at, clk + interval '1 millisecond') end
     where y.scope = of_scope;
     return jobs;

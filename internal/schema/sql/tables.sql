@@ -164,6 +164,9 @@ create unique index holds_claim on metered.holds (claim)
 create index holds_ended on metered.holds (ended_at)
     where ended_at is not null and (claim is null or state <> 'c' or returned);
 
+-- The holds of jobs that have not ended: see jobs.Enqueuer.Run.
+create index holds_jobs on metered.holds (no) where pending and id like 'job/%';
+
 -- One scope of a hold.
 create table metered.hold_lines (
     hold     bigint      not null,      -- holds.no

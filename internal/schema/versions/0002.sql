@@ -1,5 +1,8 @@
 -- Version 2, of 0.2.0.
 
+-- The holds of jobs that have not ended: see jobs.Enqueuer.Run.
+create index holds_jobs on metered.holds (no) where pending and id like 'job/%';
+
 -- Jobs that wait for units of a scope: see parked.sql. Each has no row of River's yet.
 create table metered.parked_jobs (
     job_id    bigint      primary key,  -- the id that it will have in river_job
@@ -73,6 +76,7 @@ begin
 end
 $$;
 
--- Credits, refunds, releases, expiries and clock repairs can let a job in. Other entries cannot, and cost a comparison.
+-- Credits, refunds, releases, expiries and clock repairs can let a job in, and a capture can, sooner than its hold would have fallen
+-- due: a window leaves the captured units behind. Other entries cannot, and cost a comparison.
 create trigger ledger_frees before insert on metered.ledger
-    for each row when (new.kind in ('d', 'r', 'l', 'x', 'k')) execute function metered._mark_freed();
+    for each row when (new.kind in ('d', 'r', 'l', 'u', 'x', 'k')) execute function metered._mark_freed();

@@ -1,0 +1,227 @@
+package jobs
+
+import (
+	"cmp"
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
+	"github.com/jackc/pgx/v5/pgtype"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// park enqueues those of all that gated names, and fills in their results.
+func (e *Enqueuer) park(ctx context.Context, tx pgx.Tx, all []*prepared, gated []int, results []Result) error {
+	if len(gated) == 0 {
+		return nil
+	}
+	jobs, err := e.gatedJobs(ctx, tx, all, gated, results)
+	if err != nil {
+		return err
+	}
+	if l := all[gated[0]].late; l != nil {
+		l.new, l.job = true, jobs[0]
+		return nil
+	}
+	some := all[gated[0]].parking
+	rows, err := tx.Query(ctx, e.gate.parkSQL, e.parkArgs(jobs, some, ledger.Sending{WaitMS: int32(e.wait / time.Millisecond)})...)
+	if err != nil {
+		return fault.Failed("jobs", "park", err)
+	}
+	var answer parkAnswer
+	var refused error // the first
+	_, err = pgx.ForEachRow(rows, answer.dest(), func() error {
+		i := gated[answer.nth-1]
+		if err := answer.into(all[i], jobs[answer.nth-1], &results[i]); err != nil && refused == nil {
+			refused = err
+		}
+		return nil
+	})
+	return cmp.Or(e.parkFailed(some, err), refused)
+}
+
+// parkFailed maps an error of Postgres.
+func (e *Enqueuer) parkFailed(of *ledger.Parking, err error) error {
+	switch state := sqlstate.Of(err); {
+	case err == nil:
+		return nil
+	case state == sqlstate.LineFull:
+		return fullOf(err)
+	case state == sqlstate.Exceeded || sqlstate.OfBudget(state):
+		return of.Failed(err)
+	}
+	return fault.Failed("jobs", "park", err)
+}
+
+// gatedJob is a job as metered.park_jobs takes it.
+type gatedJob struct {
+	ID          int64           `json:"job_id"`
+	Kind        string          `json:"kind"`
+	Queue       string          `json:"queue"`
+	Args        json.RawMessage `json:"args"`
+	Metadata    json.RawMessage `json:"metadata"`
+	Tags        []string        `json:"tags"`
+	Priority    int             `json:"priority"`
+	MaxAttempts int             `json:"max_attempts"`
+
+	Hold    string `json:"hold"`
+	Charges string `json:"charges"`
+	Fair    string `json:"fair"`
+	Most    int    `json:"most,omitempty"`
+	WaitUS  int64  `json:"wait_us,omitempty"`
+	Hopeful bool   `json:"hopeful,omitempty"`
+}
+
+const drawIDsSQL = `select pg_catalog.nextval($1::text::regclass) from pg_catalog.generate_series(1, $2::int)`
+
+// gatedJobs gives the jobs their ids, and has River prepare them.
+func (e *Enqueuer) gatedJobs(ctx context.Context, tx pgx.Tx, all []*prepared, gated []int, results []Result) ([]gatedJob, error) {
+	var bare []int
+	for _, i := range gated {
+		if all[i].key == "" {
+			bare = append(bare, i)
+		}
+	}
+	if len(bare) > 0 {
+		rows, err := tx.Query(ctx, drawIDsSQL, e.sequence, len(bare))
+		if err != nil {
+			return nil, fault.Failed("jobs", "draw ids", err)
+		}
+		ids, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+		if err != nil {
+			return nil, fault.Failed("jobs", "draw ids", err)
+		}
+		for n, i := range bare {
+			results[i] = Result{JobID: ids[n], Created: true}
+		}
+	}
+	params := make([]river.InsertManyParams, len(gated))
+	for n, i := range gated {
+		params[n] = river.InsertManyParams{Args: all[i].args, InsertOpts: &all[i].opts}
+	}
+	taken := &gatedParams{}
+	var err error
+	if _, err = e.client.InsertManyTx(context.WithValue(ctx, gatedKey{}, taken), tx, params); err != nil {
+		return nil, fmt.Errorf("jobs: insert: %w", err)
+	}
+	if len(taken.all) != len(gated) {
+		abort(ctx, tx)
+		return nil, ErrPlugin
+	}
+	jobs := make([]gatedJob, len(gated))
+	for n, i := range gated {
+		p := taken.all[n]
+		if p.Kind != all[i].kind || p.Queue != all[i].opts.Queue {
+			abort(ctx, tx)
+			return nil, ErrPlugin
+		}
+		if jobs[n], err = all[i].gated(results[i].JobID, p); err != nil {
+			return nil, err
+		}
+		jobs[n].Hopeful = e.gate.config.Limits != nil
+	}
+	return jobs, nil
+}
+
+func (p *prepared) gated(id int64, params *rivertype.JobInsertParams) (gatedJob, error) {
+	metadata, err := withHold(params.Metadata, id)
+	return gatedJob{
+		ID: id, Kind: params.Kind, Queue: params.Queue, Args: params.EncodedArgs, Metadata: metadata, Tags: append([]string{}, params.Tags...),
+		Priority: params.Priority, MaxAttempts: params.MaxAttempts,
+		Hold: p.parking.Hold, Charges: ledger.Charges(p.parking.Charges),
+		Fair: p.waits.fair, Most: p.waits.most, WaitUS: p.waits.maxWait.Microseconds(),
+	}, err
+}
+
+// insertSQL inserts the jobs that a function of ours lets start, with the rights of the caller, and tells River of them as its
+// own inserts do. River's notice is of the schema in which it was sent.
+const insertSQL = `
+with asked as materialized (%s
+), made as (
+	insert into river_job (id, args, kind, max_attempts, metadata, priority, queue, tags)
+	select (a.job ->> 'job_id')::bigint, a.job -> 'args', a.job ->> 'kind', (a.job ->> 'max_attempts')::smallint, a.job -> 'metadata',
+		(a.job ->> 'priority')::smallint, a.job ->> 'queue', array(select pg_catalog.jsonb_array_elements_text(a.job -> 'tags'))::varchar(255)[]
+	from asked a where a.starts
+	returning id, created_at, scheduled_at
+), said as materialized (
+	select pg_catalog.pg_notify(pg_catalog.concat(coalesce(nullif($1::text, ''), pg_catalog.current_schema()), '.river_insert'),
+		pg_catalog.json_build_object('queue', q.queue)::text)
+	from (select distinct a.job ->> 'queue' as queue from asked a where a.starts) q
+)
+select %s
+from asked a left join made m on a.starts and m.id = (a.job ->> 'job_id')::bigint, (select pg_catalog.count(*) from said) s
+order by a.nth`
+
+const (
+	parkSQL = `
+	select p.*, p.status = 'started' as starts
+	from metered.park_jobs($2::text::jsonb, $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool) p`
+	parkedColumns = `a.nth, a.status, a.refused, a.scope, m.created_at, m.scheduled_at`
+)
+
+func (e *Enqueuer) parkArgs(jobs []gatedJob, some *ledger.Parking, s ledger.Sending) []any {
+	encoded, _ := json.Marshal(jobs) // texts, and JSON of River's
+	return []any{e.gate.riverSchema, string(encoded), some.Tolerance, s.WaitMS, s.Origin(""), some.Channel, s.Raising}
+}
+
+// parkAnswer is a row of metered.park_jobs.
+type parkAnswer struct {
+	nth                  int
+	status               string
+	refused              []byte
+	scope                pgtype.Text
+	createdAt, scheduled *time.Time
+}
+
+func (a *parkAnswer) dest() []any {
+	return []any{&a.nth, &a.status, &a.refused, &a.scope, &a.createdAt, &a.scheduled}
+}
+
+// into is the answer as the result of the job, or its refusal.
+func (a *parkAnswer) into(p *prepared, j gatedJob, r *Result) error {
+	switch a.status {
+	case "full":
+		return &FullError{Scope: a.scope.String, MaxParked: p.waits.most}
+	case "refused":
+		return p.parking.Refused(a.refused)
+	case "parked":
+		r.Parked = true
+		return nil
+	}
+	if a.createdAt == nil || a.scheduled == nil {
+		return errors.New("jobs: park: the job was not inserted")
+	}
+	r.Job = startedRow(j, *a.createdAt, *a.scheduled)
+	return nil
+}
+
+// startedRow is River's row of a job that started.
+func startedRow(j gatedJob, createdAt, scheduledAt time.Time) *rivertype.JobRow {
+	return &rivertype.JobRow{
+		ID: j.ID, EncodedArgs: j.Args, Kind: j.Kind, Queue: j.Queue, Metadata: j.Metadata, Tags: j.Tags, Priority: j.Priority, MaxAttempts: j.MaxAttempts,
+		State: rivertype.JobStateAvailable, CreatedAt: createdAt.UTC(), ScheduledAt: scheduledAt.UTC(),
+	}
+}
+
+// fullOf reads a raised MT013.
+func fullOf(err error) error {
+	var pg *pgconn.PgError
+	if !errors.As(err, &pg) || pg.Code != sqlstate.LineFull {
+		return nil
+	}
+	var said struct {
+		Scope string
+		Most  int
+	}
+	_ = json.Unmarshal([]byte(pg.Detail), &said)
+	return &FullError{Scope: said.Scope, MaxParked: said.Most}
+}
