@@ -137,7 +137,9 @@ type history struct {
 	before int64 // the last hold of other histories
 }
 
-func (h *history) level() pgx.TxIsoLevel { return rapid.SampledFrom(isolationLevels).Draw(h.T, "level") }
+func (h *history) level() pgx.TxIsoLevel {
+	return rapid.SampledFrom(isolationLevels).Draw(h.T, "level")
+}
 
 func (h *history) limit(scope string) []budget.Limit {
 	if w := h.m.window[scope]; w > 0 {

@@ -4,6 +4,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
@@ -71,4 +72,82 @@ func TestRoles_MaintenanceMayPurgeButNotClaim(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 1, deleted)
 	f.requireCounts(1, 0)
+}
+
+func TestRoles_ApplicationParksAndReleasesAndOthersDoNot(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	role := func(grants func(schema, role string) (string, error)) *gated {
+		pool := pgtest.AsRole(t, g.pool, grants, riverGrantSQL)
+		return &gated{fixture: on(t, pool, jobs.Config{Holds: g.book}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}}), ledger: g.ledger, book: g.book}
+	}
+	app := role(metered.GrantSQL)
+	first := app.mustEnqueue(process{"a"}, needs(slots("gpu", 1, 1)))
+	parked := []jobs.Result{app.mustEnqueue(process{"b"}, needs(slots("gpu", 1, 1))), app.mustEnqueue(process{"c"}, needs(slots("gpu", 1, 1)))}
+	require.True(t, parked[0].Parked && parked[1].Parked)
+	_, err := app.pool.Exec(g.ctx, "update river_job set state = 'cancelled', finalized_at = now() where id = $1", first.JobID)
+	require.NoError(t, err)
+	require.Equal(t, jobs.ReleaseReport{Ended: 1, Released: 1}, app.release())
+	app.in(pgx.ReadCommitted, func(tx pgx.Tx) error { _, err := app.Reprioritize(g.ctx, tx, parked[1].JobID, 2); return err })
+	_, err = app.Explain(g.ctx, app.pool, parked[1].JobID)
+	require.NoError(t, err)
+
+	for _, forbidden := range []string{
+		"insert into metered.parked_scopes (key, wake_at, waiting, scope) values (1, now(), 1, 's')",
+		"update metered.parked_jobs set amount = 1",
+		"update metered.parked_scopes set waiting = 0",
+		"delete from metered.parked_jobs",
+		"truncate metered.parked_scopes",
+		"select metered._start_job(null, null, null, 1, null, null)",
+		"select metered._leave_line(1)",
+		"select metered._mark_freed()",
+	} {
+		_, err = app.pool.Exec(g.ctx, forbidden)
+		requireForbidden(t, err, forbidden)
+	}
+	reporting, maintenance := role(metered.GrantReportingSQL), role(metered.GrantMaintenanceSQL)
+	_, err = reporting.Explain(g.ctx, reporting.pool, parked[1].JobID)
+	require.NoError(t, err)
+	for name, other := range map[string]*gated{"reporting": reporting, "maintenance": maintenance} {
+		_, err = other.enqueue(process{"d"}, needs(slots("gpu", 1, 1)))
+		requireForbidden(t, err, name)
+		_, err = other.Release(g.ctx, other.pool)
+		requireForbidden(t, err, name)
+		err = pgx.BeginFunc(g.ctx, other.pool, func(tx pgx.Tx) error {
+			_, err := other.CancelParked(g.ctx, tx, parked[1].JobID)
+			return err
+		})
+		requireForbidden(t, err, name)
+	}
+	pgtest.RequireVerified(t, g.pool, g.ledger)
+}
+
+// The functions refuse what the Enqueuer does not send.
+func TestRoles_ParkJobsRefusesWrongArguments(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	app := pgtest.AsRole(t, g.pool, metered.GrantSQL, riverGrantSQL)
+	job := func(changed string) string {
+		return `[{"job_id": 5, "kind": "k", "queue": "q", "args": {}, "metadata": {"metered:hold": "job/5/0123456789abcdef"}, "tags": [], "priority": 1, "max_attempts": 1,
+			"hold": "(,,,,,,,,,,,,)", "charges": "{}"` + changed + `}]`
+	}
+	for _, parking := range []string{
+		"[]", "{}", "null", "[1]", `[{}]`,
+		job(`, "job_id": 6`), job(`, "priority": 5`), job(`, "max_attempts": 0`), job(`, "queue": ""`), job(`, "tags": {}`), job(`, "metadata": {}`),
+		job(`, "metadata": {"metered:hold": "h"}`), job(`, "most": 0`), job(`, "wait_us": 0`), job(``), // without charges
+	} {
+		_, err := app.Exec(g.ctx, "select metered.park_jobs($1::jsonb, interval '1 minute', 1000, null, null, false)", parking)
+		require.Equal(t, "22023", sqlstate.Of(err), "%s: %v", parking, err)
+	}
+	for _, call := range []string{
+		"metered.release_jobs(null, null, 1000, 0, interval '1 minute', null, null)",
+		"metered.release_jobs(null, null, 1000, 1001, interval '1 minute', null, null)",
+		"metered.judged_scopes(null, 1000, 0)",
+		"metered.drop_parked(0)",
+		"metered.change_parked(1, 5, 1000)",
+		"metered.change_parked(1, 0, 1000)",
+	} {
+		_, err := app.Exec(g.ctx, "select "+call)
+		require.Equal(t, "22023", sqlstate.Of(err), "%s: %v", call, err)
+	}
 }
