@@ -21,6 +21,7 @@ var statuses = map[string]int{
 	"token_invalid": http.StatusForbidden,
 
 	"budget_exceeded": http.StatusTooManyRequests, // of ErrExceeded alone, without its limits
+	"jobs_full":       http.StatusTooManyRequests,
 
 	"leases_unavailable": http.StatusServiceUnavailable,
 	"leases_closed":      http.StatusServiceUnavailable,
@@ -50,6 +51,7 @@ var statuses = map[string]int{
 	"hold_conflict":         http.StatusConflict,
 	"hold_retired":          http.StatusConflict,
 	"job_conflict":          http.StatusConflict,
+	"job_not_parked":        http.StatusConflict,
 	"token_exists":          http.StatusConflict,
 	"carve_conflict":        http.StatusConflict,
 	"carve_child_used":      http.StatusConflict,
