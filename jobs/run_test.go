@@ -225,7 +225,7 @@ func TestRun_KilledConnectionsLoseNoJobAndNoUnit(t *testing.T) {
 		}
 		return nil
 	}))
-	for i := range 2 {
+	for range 2 {
 		config := g.pool.Config()
 		config.ConnConfig.RuntimeParams["application_name"] = "victim"
 		pool, err := pgxpool.NewWithConfig(g.ctx, config)
@@ -233,10 +233,11 @@ func TestRun_KilledConnectionsLoseNoJobAndNoUnit(t *testing.T) {
 		t.Cleanup(pool.Close)
 		e, _ := startGated(t, pool, g, workers)
 		run(t, e, pool, nil)
-		if i == 0 {
-			go killer(g.ctx, t, g.pool, "victim", pgtest.Size(40, 800))
-		}
 	}
+	ctx, stop := context.WithCancel(g.ctx)
+	killed := make(chan struct{})
+	go func() { defer close(killed); killer(ctx, t, g.pool, "victim", pgtest.Size(40, 800)) }()
+	defer func() { stop(); <-killed }()
 	require.NoError(t, pgtest.InParallel(4, func(w int) error {
 		for i := range total / 4 {
 			o := needs(slots("gpu", 1, most))
