@@ -127,6 +127,13 @@ create type metered.new_lot as (
     amount bigint, expires_at timestamptz, lasts interval, category text, priority int, reference text, fingerprint bytea,
     roll_cap bigint, roll_for interval, late interval);
 
+-- How a lot renews and rolls over. Each period of renews has a lot of renew_amount units, and renewal is the reference of the first. Units that roll over
+-- last until their period of roll_to ends, or else for roll_for. They do so roll_again times more (-1: always). With roll_shared the lot's roll_cap counts all
+-- units of the category that rolled over. The caller sets neither renewal, roll_for nor of_reference, which is the reference of the lot that had the units first.
+create type metered.lot_plan as (
+    renews metered.period, renew_amount bigint, renewal text, roll_to metered.period, roll_for interval, roll_again int,
+    roll_shared boolean, of_reference text);
+
 -- How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).
 create type metered.lot_rollover as (of_lot bigint, of_reference text, cap bigint, lasts interval);
 
@@ -351,7 +358,8 @@ create table metered.ledger (
     kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair,
                                       -- z the scope was closed: nothing new is let in;
                                       -- of holds: h held, u captured (used), l released, x expired;
-                                      -- of lots, credit taken back: e lapsed (ended), v revoked, o rolled over
+                                      -- of lots, credit taken back: e lapsed (ended), v revoked, o rolled over;
+                                      -- s scheduled: a lot that begins later, is withdrawn, or whose end was set
     scope     text collate "C" not null, -- the charged scope
     next_due  timestamptz,            -- no open hold falls due before this, or -infinity: the scope is closed
     ref       bigint,                 -- of a refund: the seq of its charge
@@ -361,7 +369,7 @@ create table metered.ledger (
     note      jsonb,                  -- actor, tenant, correlation, reason
     anchor_at timestamptz,            -- some time in the past, for which anchor_spent is known, or null
     anchor_spent bigint,              -- spent at that time: it bounds the units spent since
-    lots_end timestamptz,             -- no lot of the scope ends before this, or null: the scope has no lots
+    lots_end timestamptz,             -- no lot of the scope ends or begins before this, or null: the scope has no lots
     crossed jsonb,                    -- the reported thresholds, until they are armed again, or null
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
@@ -520,7 +528,7 @@ create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 create index hold_lines_least on metered.hold_lines (scope, due) where open > 0 and at_least > 0;
 
 -- Lots: the credit of a wallet, in parts that end. The wallet's balance is in its ledger, as of any scope. This table says where
--- it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry
+-- it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending. The columns of a lot are only changed behind an entry
 -- of its scope, which the guard lets one writer make.
 create table metered.lots (
     no          bigint      generated always as identity primary key, -- the number of the lot
@@ -547,7 +555,11 @@ create table metered.lots (
     scope       text collate "C" not null, -- the wallet
     category    text collate "C" not null, -- of the caller: paid, promotional
     reference   text collate "C",       -- of the caller, once in a wallet
-    fingerprint bytea                   -- of the grant under the reference: a version byte and a SHA-256
+    fingerprint bytea,                  -- of the grant under the reference: a version byte and a SHA-256
+    pending     bigint      not null default 0, -- units of amount that nobody can draw before starts_at
+    starts_at   timestamptz,            -- when it begins, or began, or null: with the grant
+    again       boolean     not null default false, -- its units roll over again, or share a cap: no call leaves its end to a later one
+    plan        metered.lot_plan        -- how it renews and rolls over, or null
 ) with (fillfactor = 70);
 
 -- The order in which lots are drawn. Neither a draw that leaves a rest, nor what is in a lot that is drawn empty, changes
@@ -557,6 +569,14 @@ create index lots_open on metered.lots (scope, priority, expires_at, no) where o
 -- The lots of a wallet by their end, and the lots that roll over, in the order in which they are drawn then.
 create index lots_ends on metered.lots (scope, expires_at, no) where open;
 create index lots_rolling on metered.lots (scope, priority, roll_end, roll_no) where open and roll_cap is not null;
+
+-- Lots that begin later, in one wallet and in all.
+create index lots_starts on metered.lots (scope, starts_at, no) where pending > 0;
+create index lots_starting on metered.lots (starts_at, no) where pending > 0;
+
+-- Lots whose end no call leaves to a later one, and lots that hold units which rolled over.
+create index lots_again on metered.lots (scope, expires_at, no) where open and again;
+create index lots_carried on metered.lots (scope, category, expires_at) where origin = 'r';
 
 -- The lots of all wallets by their end, with those that subscribers have not heard of.
 create index lots_due on metered.lots (expires_at, no) where open or untold > 0;
@@ -582,7 +602,8 @@ create table metered.lot_moves (
     amount bigint not null,             -- how many units
     back   bigint not null default 0,   -- units of amount that refunds gave back
     kind   "char" not null,             -- d credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund,
-                                        -- h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over
+                                        -- h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over,
+                                        -- s scheduled for later, or its end set, w withdrawn before it began
     scope  text collate "C" not null,   -- the wallet
     primary key (scope, seq, nth)
 );
@@ -1105,7 +1126,7 @@ create function metered._append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
 begin
-    if e.amount < 1 and e.kind not in ('k', 'z') then
+    if e.amount < 1 and e.kind not in ('k', 'z', 's') then
         perform metered._no_amount();
     end if;
     insert into metered.ledger values (e.*) on conflict do nothing;
@@ -1153,7 +1174,7 @@ begin
         e.crossed := case when e.crossed is not null then metered._rearmed(e) end;
         perform metered._append(e);
     else
-        e := (metered._credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c', wait_ms)).entry;
+        e := (metered._credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, null, 'c', wait_ms)).entry;
     end if;
     seq := e.seq;
     at := e.at;
@@ -1318,7 +1339,7 @@ begin
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
         and (tip.lots_end is null or metered._debt(tip) = 0) and not exists (
         select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
-        select from metered.lots l where l.scope = of_scope and l.untold > 0) and not exists (
+        select from metered.lots l where l.scope = of_scope and (l.untold > 0 or l.pending > 0)) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
         delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
         get diagnostics rest = row_count;
@@ -1412,6 +1433,61 @@ create function metered._rolls(l metered.lots) returns bigint
 language sql stable
 as $$
     select case when l.roll_cap is not null then least(l.rest, l.roll_cap) else 0 end
+$$;
+
+-- The units of a lot that roll over at its end. A shared cap counts all units of its category that have rolled over. among has the lots that a reader knows
+-- better than the table does.
+create function metered._rolls_among(l metered.lots, among metered.lots[]) returns bigint
+language plpgsql stable
+as $$
+begin
+    if (l.plan).roll_shared is not true or l.roll_cap is null or l.rest = 0 then
+        return metered._rolls(l);
+    end if;
+    return greatest(0, least(l.rest, l.roll_cap
+        - (select coalesce(sum(y.rest + y.held), 0) from unnest(among) y where y.origin = 'r' and (y.plan).roll_shared and y.category = l.category and y.expires_at > l.expires_at)
+        - (select coalesce(sum(y.rest + y.held), 0) from metered.lots y
+           where y.scope = l.scope and y.category = l.category and y.origin = 'r' and (y.plan).roll_shared and y.expires_at > l.expires_at
+             and y.no <> all (array(select x.no from unnest(among) x where x.no is not null)))));
+end
+$$;
+
+-- Whether the end of a lot with that plan depends on other lots, or makes a lot that ends in turn. No call leaves such an end to a later one.
+create function metered._again(plan metered.lot_plan) returns boolean
+language sql immutable
+as $$
+    select coalesce(plan.roll_again <> 0, false) or coalesce(plan.roll_shared, false)
+$$;
+
+-- The plan of a lot that takes over units of l.
+create function metered._plan_on(l metered.lots) returns metered.lot_plan
+language plpgsql stable
+as $$
+declare
+    plan metered.lot_plan := l.plan;
+begin
+    plan.renews := null;
+    plan.renew_amount := null;
+    plan.of_reference := coalesce(l.reference, plan.of_reference);
+    if plan.roll_again > 0 then
+        plan.roll_again := plan.roll_again - 1;
+    end if;
+    return case when plan is not distinct from row(null, null, null, null, null, null, null, null)::metered.lot_plan then null else plan end;
+end
+$$;
+
+-- The end of the lot into which one rolls over that ends at ends.
+create function metered._roll_end(ends timestamptz, plan metered.lot_plan, roll_for interval) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    if ends = 'infinity' then     -- it does not end, so nothing rolls over
+        return ends;
+    elsif (plan.roll_to).every is not null then
+        return (metered._period_at(plan.roll_to, ends))[2];
+    end if;
+    return case when roll_for = interval '0' then 'infinity' else ends + roll_for end;
+end
 $$;
 
 -- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for a charge (t), for units that were
@@ -1521,7 +1597,7 @@ $$;
 
 -- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. as_no is the number of the
 -- lot, if one was set aside for it.
-create function metered._append_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
+create function metered._append_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", of_lot bigint, as_no bigint,
     out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
@@ -1539,12 +1615,12 @@ begin
     end if;
     perform metered._append(entry);
     insert into metered.lots (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
-        priority, origin, open, scope, category, reference, fingerprint)
+        priority, origin, open, scope, category, reference, fingerprint, again, plan)
     overriding system value
     values (coalesce(as_no, nextval(numbers)), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, lot.amount, lot.roll_cap,
         case when lot.roll_cap is not null then nextval(numbers) end,
-        case when lot.roll_for = interval '0' then 'infinity' else lot.expires_at + lot.roll_for end, lot.late, of_lot,
-        lot.priority, as_origin, true, tip.scope, lot.category, lot.reference, lot.fingerprint)
+        case when lot.roll_cap is not null then metered._roll_end(lot.expires_at, plan, lot.roll_for) end, lot.late, of_lot,
+        lot.priority, as_origin, true, tip.scope, lot.category, lot.reference, lot.fingerprint, metered._again(plan), plan)
     on conflict do nothing
     returning lots.no into _append_lot.no;
     if _append_lot.no is null then
@@ -1555,7 +1631,7 @@ end
 $$;
 
 -- The same, and pays an overdraft back at once.
-create function metered._add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
+create function metered._add_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", of_lot bigint, as_no bigint,
     out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
@@ -1563,7 +1639,7 @@ declare
     debt bigint := metered._debt(tip);
     made record;
 begin
-    made := metered._append_lot(tip, lot, as_origin, of_lot, as_no);
+    made := metered._append_lot(tip, lot, plan, as_origin, of_lot, as_no);
     entry := made.entry;
     no := made.no;
     if debt > 0 then
@@ -1631,8 +1707,10 @@ declare
     made record;
 begin
     entry := metered._take_back(tip, l.no, units, 'o');
-    update metered.lots y set roll_cap = null where y.no = l.no;
-    made := metered._add_lot(entry, row(units, ends, null, l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'r', l.no, as_no);
+    update metered.lots y set roll_cap = null, again = false where y.no = l.no;
+    made := metered._add_lot(entry, row(units, ends, null, l.category, l.priority, null, null,
+        case when as_no is not null and (l.plan).roll_again <> 0 then l.roll_cap end, (l.plan).roll_for, l.late)::metered.new_lot,
+        metered._plan_on(l), 'r', l.no, as_no);
     entry := made.entry;
     no := made.no;
     if as_no is not null and entry.at > l.expires_at then
@@ -1656,8 +1734,8 @@ begin
 end
 $$;
 
--- Ends that come by time alone: of lots, and of holds in a wallet. They happen in the order of their times, whenever they are written. At the same
--- instant lots end before holds, and each by number. A writer of a wallet first writes the ends that are due (settle), under the
+-- Time alone ends lots and holds of a wallet, and begins lots. It does so in the order of the times, whenever a call writes it. At the same
+-- instant lots end, then lots begin, then holds end, each in the order of the numbers. A writer of a wallet first writes the ends that are due (settle), under the
 -- wallet's lock. A reader counts them the same (_due_lots, lapsing). So no answer depends on a sweep.
 --
 -- Nobody draws a lot that has ended, and its lapse changes no other lot. So a call writes the ends of the first few lots, and leaves the
@@ -1701,7 +1779,7 @@ begin
 end
 $$;
 
--- When the next lot of a wallet ends, of those that have a rest or are held: infinity, if none does.
+-- When the next lot of a wallet ends, of those that have a rest or are held, or begins: infinity, if none does.
 create function metered._next_end(of_scope text, clk timestamptz) returns timestamptz
 language plpgsql stable
 as $$
@@ -1709,7 +1787,8 @@ begin
     return least(
         coalesce((select y.expires_at from metered.lots y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
         coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lots x where x.no = k.lot) y
-            where k.scope = of_scope and y.expires_at > clk), 'infinity'));
+            where k.scope = of_scope and y.expires_at > clk), 'infinity'),
+        coalesce((select y.starts_at from metered.lots y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.no limit 1), 'infinity'));
 end
 $$;
 
@@ -1719,7 +1798,7 @@ language plpgsql volatile
 as $$
 declare
     e metered.ledger := metered._own_entry(tip, l.expires_at);
-    n bigint := metered._rolls(l);
+    n bigint := metered._rolls_among(l, '{}');
 begin
     if n > 0 then
         e := (metered._roll_lot(e, l, n, l.roll_end, l.roll_no)).entry;
@@ -1728,6 +1807,98 @@ begin
         e := metered._take_back(e, l.no, l.rest - n, 'e');
     end if;
     return e;
+end
+$$;
+
+-- Begins a lot, at its time: credits its units, which pay an overdraft back at once, and notes the lot of the next period if it renews. Appends the entry behind
+-- tip, and returns it.
+create function metered._start_lot(tip metered.ledger, l metered.lots) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    e    metered.ledger := metered._own_entry(tip, l.starts_at);
+    debt bigint := metered._debt(tip);
+begin
+    e.seq := e.seq + 1;
+    e.kind := 'd';
+    e.amount := l.pending;
+    e.credited := e.credited + l.pending;
+    update metered.lots y set pending = 0, rest = l.pending, open = true, granted_at = l.starts_at, granted_seq = e.seq, last_seq = e.seq where y.no = l.no;
+    if e.crossed is not null then
+        e.crossed := metered._rearmed(e);
+    end if;
+    perform metered._append(e);
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (e.scope, e.seq, 1, l.no, 'd', l.pending);
+    if debt > 0 then
+        perform metered._pay_back(e, debt, 2);
+    end if;
+    perform metered._renew_lot(l, e.seq);
+    return e;
+end
+$$;
+
+-- The lot of the period after that of l, which renews.
+create function metered._next_lot(l metered.lots) returns metered.lots
+language plpgsql stable
+as $$
+declare
+    follows metered.lots := l;
+begin
+    follows.no := null;
+    follows.roll_no := null;
+    follows.starts_at := (metered._period_at((l.plan).renews, l.starts_at))[2];
+    follows.expires_at := (metered._period_at((l.plan).renews, follows.starts_at))[2];
+    follows.roll_end := case when l.roll_cap is not null then metered._roll_end(follows.expires_at, l.plan, (l.plan).roll_for) end;
+    follows.amount := (l.plan).renew_amount;
+    follows.pending := follows.amount;
+    follows.rest := 0;
+    follows.reference := left((l.plan).renewal || ' ' || to_char(follows.starts_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 255);
+    return follows;
+end
+$$;
+
+-- Notes the lot of the next period if l renews, which began with the entry at_seq. It has no reference if another lot has that one.
+create function metered._renew_lot(l metered.lots, at_seq bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    follows metered.lots;
+begin
+    if ((l.plan).renews).every is not null then
+        follows := metered._next_lot(l);
+        follows.granted_seq := at_seq;
+        follows.last_seq := at_seq;
+        if exists (select from metered.lots y where y.scope = l.scope and y.reference = follows.reference) then
+            follows.reference := null;
+        end if;
+        perform metered._note_lot(follows);
+        l.plan.renews := null;
+        l.plan.renew_amount := null;
+        update metered.lots y set plan = l.plan where y.no = l.no;
+    end if;
+end
+$$;
+
+-- Notes a lot that begins later.
+create function metered._note_lot(l metered.lots) returns bigint
+language plpgsql volatile
+as $$
+declare
+    numbers regclass := pg_get_serial_sequence('metered.lots', 'no');
+    made    bigint;
+begin
+    insert into metered.lots (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late,
+        priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan)
+    overriding system value
+    values (nextval(numbers), l.starts_at, l.expires_at, l.granted_seq, l.last_seq, l.amount, 0, l.roll_cap,
+        case when l.roll_cap is not null then nextval(numbers) end, l.roll_end, l.late,
+        l.priority, 'g', false, l.scope, l.category, l.reference, l.fingerprint, l.amount, l.starts_at, metered._again(l.plan), l.plan)
+    on conflict do nothing
+    returning no into made;
+    if made is null then
+        perform metered._collided();
+    end if;
+    return made;
 end
 $$;
 
@@ -1768,8 +1939,8 @@ begin
 end
 $$;
 
--- Writes the ends that are due in a wallet by clk, in their order: of holds, whose rows it locks, and of lots. It ends the first max_lots lots (null: all), and
--- beyond them lots of due holds, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry behind that, with a
+-- Writes all that is due in a wallet by clk, in its order: ends of holds, whose rows it locks, ends of lots, and beginnings. It ends the first max_lots lots (null: all), and
+-- beyond them lots of due holds, lots that begin, lots on whose end others depend, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry behind that, with a
 -- new lots_end, without the caller, operation and note of tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross:
 -- the entries remember them from the first one on that lowers the balance, since an expired hold lowers none.
 create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint, wait_ms int) returns metered.ledger
@@ -1781,10 +1952,13 @@ declare
     nos     bigint[];           -- holds that are due
     named   bigint[] := '{}';   -- lots that must be ended, and of no hold that is due
     l       metered.lots;
+    begins  metered.lots;
     due     record;
     line    metered.hold_lines;
     pos_end timestamptz := '-infinity';     -- the lot that was ended last, behind which the next is
     pos_no  bigint := 0;
+    begun   timestamptz := '-infinity';     -- the lot that began last, behind which the next does
+    begun_no bigint := 0;
     stop_end timestamptz;       -- the first lot that is left to others, or null
     stop_no bigint;
     left_over bigint := units;  -- of units, in lots that go on
@@ -1808,7 +1982,8 @@ begin
     if stop_end is not null then
         named := array(
             select k.lot from metered.hold_lines x, lateral (select o.lot from metered.lot_holds o where o.scope = x.scope and o.seq = x.opened_seq and o.lot > 0) k
-            where x.hold = any (nos) and x.scope = tip.scope and x.open > 0);
+            where x.hold = any (nos) and x.scope = tip.scope and x.open > 0
+            union select y.no from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until);
         for l in
             select y.* from metered.lots y
             where left_over > 0 and y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until
@@ -1836,7 +2011,22 @@ begin
                 (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= due.due order by z.expires_at, z.no limit 1)) y
             where stop_end is null or (y.expires_at, y.no) < (stop_end, stop_no) or y.no = any (named)
             order by y.expires_at, y.no limit 1;
-            exit when l.no is null;
+            select y.* into begins from metered.lots y
+            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= due.due and (y.starts_at, y.no) > (begun, begun_no) order by y.starts_at, y.no limit 1;
+            exit when l.no is null and begins.no is null;
+            if l.no is null or begins.starts_at < l.expires_at then
+                ends := least(ends, case when begins.expires_at > until then begins.expires_at end,
+                    case when ((begins.plan).renews).every is not null then
+                        case when (metered._next_lot(begins)).starts_at > until then (metered._next_lot(begins)).starts_at end end);
+                e.lots_end := ends;
+                e := metered._start_lot(e, begins);
+                begun := begins.starts_at;
+                begun_no := begins.no;
+                if stop_end is not null then
+                    named := named || begins.no;
+                end if;
+                continue;
+            end if;
             e.crossed := tip.crossed;
             e := metered._end_lot(e, l);
             if metered._rolls(l) > 0 and l.roll_end > until then
@@ -1844,7 +2034,7 @@ begin
             end if;
             e.lots_end := ends;
             if stop_end is not null then
-                named := named || l.roll_no;
+                named := case when nos is null then array_remove(named, l.no) else named end || l.roll_no;
             end if;
             pos_end := greatest(pos_end, l.expires_at);
             pos_no := case when pos_end = l.expires_at then l.no else pos_no end;
@@ -1889,53 +2079,72 @@ $$;
 
 -- What a wallet has behind the ends that are due, for readers, who write none of them: duelots.sql says in which order ends happen.
 
--- The lot into which a lot rolls over at its end, or null.
-create function metered._gone_on(l metered.lots) returns metered.lots
+-- The lot into which so many units of l roll over at its end, or null for none. It has no number if nobody has written l yet.
+create function metered._gone_on(l metered.lots, units bigint) returns metered.lots
 language plpgsql stable
 as $$
 declare
     child metered.lots;
 begin
-    if metered._rolls(l) > 0 then
+    if units > 0 then
         child.no := l.roll_no;
         child.granted_at := l.expires_at;
         child.expires_at := l.roll_end;
-        child.amount := metered._rolls(l);
-        child.rest := child.amount;
+        child.amount := units;
+        child.rest := units;
         child.held := 0;
+        child.pending := 0;
         child.from_lot := l.no;
         child.priority := l.priority;
         child.scope := l.scope;
         child.category := l.category;
+        child.origin := 'r';
+        child.plan := metered._plan_on(l);
+        if (l.plan).roll_again <> 0 then
+            child.roll_cap := l.roll_cap;
+            child.roll_end := metered._roll_end(child.expires_at, child.plan, (l.plan).roll_for);
+        end if;
     end if;
     return child;
 end
 $$;
 
--- The ends of a wallet's due holds, and of the lots that they keep units of, as settle would write them: these lots behind that, and the lots into which one
--- rolls over, how many units of them lapsed, and by how many units the wallet is still overdrawn.
+-- The lots of a wallet behind all that is due, as settle would write it: those of which due holds keep units, those that begin, those on whose end others
+-- depend, and those into which one of these rolls over. lapsed is how many units lapsed, less those that began, and debt by how many units the wallet is still
+-- overdrawn.
 create function metered._due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
 language plpgsql stable
 as $$
 declare
-    kept   metered.lot_holds[]; -- units of these holds, and overdrawn units of other holds
-    spent  bigint;              -- of debt
+    until  timestamptz := greatest(clk, tip.at);
+    due    boolean := coalesce(tip.next_due <= clk, false); -- some holds are
+    kept   metered.lot_holds[] := '{}'; -- units of these holds, and overdrawn units of other holds
+    starts metered.lots[] := '{}';      -- that begin
+    begun  boolean;             -- some have
+    spent  bigint := 0;         -- of debt
     at     timestamptz := tip.at;
     child  metered.lots;
-    due    record;
+    nos    bigint[] := '{}';    -- of the due holds, in their order, with their times, entries and minima
+    times  timestamptz[];
+    seqs   bigint[];
+    minima bigint[];
+    turn   int := 1;            -- the next of them
     k      record;
     own    record;
     j      int;
+    s      int;
     part   bigint;
     units  bigint;
 begin
     debt := metered._debt(tip);
     lapsed := 0;
     lots := '{}';
-    if not coalesce(tip.next_due <= clk, false) then
-        return;
+    if tip.lots_end <= until then
+        starts := array(select y from metered.lots y where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until order by y.starts_at, y.no);
+        lots := array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.no);
     end if;
-    if debt = 0 then    -- then no hold pays for another one, and one statement does
+    begun := starts <> '{}';
+    if due and debt = 0 and starts = '{}' and lots = '{}' then    -- then no hold pays for another one, and one statement does
         for k in
             select o.lot, sum(o.amount)::bigint as kept, coalesce(sum(o.freed) filter (where o.expires_at > greatest(o.due, tip.at)), 0)::bigint as back,
                 coalesce(sum(o.freed) filter (where o.expires_at <= greatest(o.due, tip.at)), 0)::bigint as late
@@ -1953,59 +2162,78 @@ begin
             lapsed := lapsed + k.late;
             lots := lots || child;
         end loop;
-    else
-        kept := array(
-            select o from metered.lot_holds o
-            where o.scope = tip.scope and o.seq = any (array(select y.opened_seq from metered.hold_lines y
-                where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk))
-            order by o.seq, o.lot);
-        lots := array(select y from metered.lots y where y.no = any (array(select o.lot from unnest(kept) o)) order by y.no);
+    elsif due or starts <> '{}' or lots <> '{}' then
+        if due then
+            select array_agg(y.hold order by y.due, y.hold), array_agg(y.due order by y.due, y.hold), array_agg(y.opened_seq order by y.due, y.hold),
+                array_agg(least(y.open, greatest(0, y.at_least - y.captured)) order by y.due, y.hold)
+            into nos, times, seqs, minima
+            from metered.hold_lines y where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk;
+            nos := coalesce(nos, '{}');
+            kept := array(select o from metered.lot_holds o where o.scope = tip.scope and o.seq = any (seqs) order by o.seq, o.lot);
+            lots := lots || array(select y from metered.lots y where y.no = any (array(select o.lot from unnest(kept) o))
+                and y.no <> all (array(select x.no from unnest(lots) x)) order by y.no);
+        end if;
         kept := kept || array(select o from metered.lot_holds o
-            where o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(kept) x)) order by o.seq);
+            where debt > 0 and o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(kept) x)) order by o.seq);
         spent := debt - (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0);
     end if;
-    for due in
-        select y.hold, y.due, y.opened_seq, least(y.open, greatest(0, y.at_least - y.captured)) as minimum from metered.hold_lines y
-        where debt > 0 and y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk
-        union all select null, greatest(clk, tip.at), null, null
-        order by due, hold
     loop
-        at := greatest(at, due.due);
-        j := 1;
-        while j <= cardinality(lots) loop
-            if lots[j].rest > 0 and lots[j].expires_at <= due.due then
-                child := metered._gone_on(lots[j]);
-                lapsed := lapsed + lots[j].rest - coalesce(child.rest, 0);
+        j := (select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0 and lots[x.j].expires_at <= until
+            order by lots[x.j].expires_at, lots[x.j].no, x.j limit 1);
+        s := (select x.j from generate_subscripts(starts, 1) x(j) order by starts[x.j].starts_at, starts[x.j].no, x.j limit 1);
+        if j is not null and lots[j].expires_at <= coalesce(starts[s].starts_at, 'infinity') and lots[j].expires_at <= coalesce(times[turn], 'infinity') then
+            units := metered._rolls_among(lots[j], lots);
+            child := metered._gone_on(lots[j], units);
+            lapsed := lapsed + lots[j].rest - units;
+            if lots[j].held = 0 and (lots[j].no is null or lots[j].last_seq is null) then   -- nobody has written it, and nothing is left of it
+                lots := lots[:j - 1] || lots[j + 1:];
+            else
                 lots[j].rest := 0;
                 lots[j].roll_cap := null;
-                if child.no is not null then
-                    lots := lots || child;
+            end if;
+            if units > 0 then
+                lots := lots || child;
+            end if;
+            continue;
+        elsif s is not null and starts[s].starts_at <= coalesce(times[turn], 'infinity') then
+            child := starts[s];
+            at := greatest(at, child.starts_at);
+            starts := starts[:s - 1] || starts[s + 1:];
+            if ((child.plan).renews).every is not null and (metered._next_lot(child)).starts_at <= until then
+                starts := starts || metered._next_lot(child);
+            end if;
+            lapsed := lapsed - child.pending;
+            child.rest := child.pending;
+            child.pending := 0;
+            child.granted_at := child.starts_at;
+            lots := lots || child;
+        elsif turn <= cardinality(nos) then
+            at := greatest(at, times[turn]);
+            units := minima[turn];
+            for k in
+                select o.n, o.lot, o.amount, y.n as j from unnest(kept) with ordinality o(seq, lot, amount, scope, n)
+                    left join (select x.no, x.priority, x.expires_at, row_number() over () as n from unnest(lots) x) y on y.no = o.lot
+                where o.seq = seqs[turn] and o.amount > 0 order by y.priority, y.expires_at, y.no
+            loop
+                part := least(units, k.amount);
+                units := units - part;
+                kept[k.n].amount := 0;
+                if k.lot = 0 then
+                    spent := spent + part;
+                    continue;
                 end if;
-            end if;
-            j := j + 1;
-        end loop;
-        exit when due.hold is null;
-        units := due.minimum;
-        for k in
-            select o.n, o.lot, o.amount, y.n as j from unnest(kept) with ordinality o(seq, lot, amount, scope, n)
-                left join (select x.no, x.priority, x.expires_at, row_number() over () as n from unnest(lots) x) y on y.no = o.lot
-            where o.seq = due.opened_seq and o.amount > 0 order by y.priority, y.expires_at, y.no
-        loop
-            part := least(units, k.amount);
-            units := units - part;
-            kept[k.n].amount := 0;
-            if k.lot = 0 then
-                spent := spent + part;
-                continue;
-            end if;
-            j := k.j;
-            lots[j].held := lots[j].held - k.amount;
-            if lots[j].expires_at <= at then
-                lapsed := lapsed + k.amount - part;
-            else
-                lots[j].rest := lots[j].rest + k.amount - part;
-            end if;
-        end loop;
+                j := k.j;
+                lots[j].held := lots[j].held - k.amount;
+                if lots[j].expires_at <= at then
+                    lapsed := lapsed + k.amount - part;
+                else
+                    lots[j].rest := lots[j].rest + k.amount - part;
+                end if;
+            end loop;
+            turn := turn + 1;
+        else
+            exit;
+        end if;
         continue when spent + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0) = 0;
         -- As _pay_back does it.
         for k in select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0
@@ -2025,7 +2253,9 @@ begin
             end loop;
         end loop;
     end loop;
-    debt := coalesce(spent, 0) + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0);
+    if due or begun then
+        debt := case when nos <> '{}' or begun or kept <> '{}' then coalesce(spent, 0) + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0) else debt end;
+    end if;
 end
 $$;
 
@@ -2044,7 +2274,7 @@ begin
     if (tip.lots_end <= until) is not true then
         return d.lapsed;
     end if;
-    nos := array(select x.no from unnest(d.lots) x);
+    nos := array(select x.no from unnest(d.lots) x where x.no is not null);
     select count(*) as n, sum(x.rest - case when x.roll_end > until then metered._rolls(x) else 0 end) as units into few
     from (select y.* from metered.lots y where y.scope = tip.scope and y.open and y.expires_at <= until and y.no <> all (nos)
           order by y.expires_at, y.no limit metered._ends_per_call() + 1) x;
@@ -2068,6 +2298,7 @@ as $$
 declare
     until timestamptz := greatest(clk, tip.at);
     due   metered.lots[] := (metered._due_lots(tip, clk)).lots;
+    nos   bigint[] := array(select x.no from unnest(due) x where x.no is not null);
     l     metered.lots;
 begin
     foreach l in array due loop
@@ -2082,7 +2313,7 @@ begin
                          union select unnest(of_nos)) n,
             -- A join without the limit can be one that reads all lots.
             lateral (select z.* from metered.lots z where z.no = n.no limit 1) y
-        where y.no <> all (array(select x.no from unnest(due) x))
+        where y.no <> all (nos)
     loop
         while l.rest > 0 and l.expires_at <= until loop
             if l.held > 0 then
@@ -2091,7 +2322,7 @@ begin
                 select y.* into l from metered.lots y where y.no = l.no;
                 l.held := 0;
             end if;
-            l := metered._gone_on(l);
+            l := metered._gone_on(l, metered._rolls(l));
         end loop;
         if l.rest > 0 or l.held > 0 then
             return next l;
@@ -2233,7 +2464,7 @@ begin
     else
         tip := metered._take_back(tip, of_lot, units, 'o');
         tip := (metered._append_lot(tip, row(units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
-            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'l', of_lot, null)).entry;
+            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, metered._plan_on(l), 'l', of_lot, null)).entry;
     end if;
 end
 $$;
@@ -2385,12 +2616,10 @@ begin
 end
 $$;
 
--- Credits a wallet by a lot. e is as _next_entry has it. The scope is a wallet from here on.
-create function metered._credit_lot(e metered.ledger, lot metered.new_lot, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
+-- An entry that is to be written, whose scope is a wallet from here on.
+create function metered._as_wallet(e metered.ledger) returns metered.ledger
 language plpgsql volatile
 as $$
-declare
-    made record;
 begin
     if e.lots_end is null then
         e.seq := e.seq - 1;
@@ -2398,9 +2627,20 @@ begin
         e.seq := e.seq + 1;
         e.lots_end := 'infinity';
     end if;
-    e := metered._after_due(e, 0, wait_ms);
+    return e;
+end
+$$;
+
+-- Credits a wallet by a lot. e is as _next_entry has it. The scope is a wallet from here on.
+create function metered._credit_lot(e metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
+language plpgsql volatile
+as $$
+declare
+    made record;
+begin
+    e := metered._after_due(metered._as_wallet(e), 0, wait_ms);
     e.seq := e.seq - 1;
-    made := metered._add_lot(e, lot, as_origin, null, null);
+    made := metered._add_lot(e, lot, plan, as_origin, null, null);
     entry := made.entry;
     no := made.no;
 end
@@ -2491,6 +2731,15 @@ begin
     e := metered._end_named(e, metered._family(no));
     nos := metered._family(no);
     revoked := 0;
+    for l in select y.* from metered.lots y where y.no = any (nos) and y.pending > 0 order by y.no loop
+        part := case when units is null then l.pending else least(units - revoked, l.pending) end;
+        exit when part = 0;
+        e := metered._withdraw(e, l, part);
+        revoked := revoked + part;
+        seq := e.seq;
+        at := e.at;
+        e.seq := e.seq + 1;
+    end loop;
     for l in select y.* from metered.lots y where y.no = any (nos) and y.open and y.rest > 0 order by y.no loop
         part := least(units - revoked, l.rest);
         exit when part = 0;
@@ -2624,7 +2873,7 @@ $$;
 create function metered._untold_json(l metered.lots) returns json
 language sql stable
 as $$
-    select json_build_object('wallet', l.scope, 'lot', l.no, 'reference', l.reference, 'category', l.category, 'granted', l.amount,
+    select json_build_object('wallet', l.scope, 'lot', l.no, 'reference', coalesce(l.reference, (l.plan).of_reference), 'category', l.category, 'granted', l.amount,
         'granted_at', l.granted_at, 'expires_at', l.expires_at, 'amount', l.untold, 'seq', l.last_seq)
 $$;
 
@@ -2673,17 +2922,23 @@ begin
         from ((select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.open and y.expires_at <= clk
                order by y.priority, y.expires_at, y.no)
               union
+              (select y.no, y.starts_at from metered.lots y where y.scope = only_scope and y.pending > 0 and y.starts_at <= clk order by y.starts_at, y.no)
+              union
               (select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.untold > 0 order by y.expires_at, y.no)) d
         where (d.expires_at, d.no) > (after_end, after_no);
         more := coalesce(cardinality(due) > max_lots, false);
         due := due[1:max_lots];
         seen := coalesce(cardinality(due), 0);
-        last_end := (select y.expires_at from metered.lots y where y.no = due[seen]);
+        last_end := (select case when y.pending > 0 then y.starts_at else y.expires_at end from metered.lots y where y.no = due[seen]);
     else
         select array_agg(d.no order by d.expires_at, d.no), count(*), max(d.expires_at), count(*) = max_lots into due, seen, last_end, more
-        from (select y.no, y.expires_at from metered.lots y
+        from ((select y.no, y.expires_at from metered.lots y
               where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
-              order by y.expires_at, y.no limit max_lots) d;
+              order by y.expires_at, y.no limit max_lots)
+              union all
+              (select y.no, y.starts_at from metered.lots y
+              where y.pending > 0 and (y.starts_at, y.no) > (after_end, after_no) and y.starts_at <= clk order by y.starts_at, y.no limit max_lots)
+              order by 2, 1 limit max_lots) d;
         for s in
             select x.scope, metered._scope_key(x.scope) as key
             from (select distinct y.scope from metered.lots y where y.no = any (due)) x order by 2
@@ -2696,8 +2951,9 @@ begin
     last_no := due[seen];
     busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
     for s in
-        select y.scope, max(y.expires_at) as last_end, count(*)::int as lots, array_agg(y.no) as nos from metered.lots y
-        where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked) group by y.scope order by y.scope
+        select y.scope, max(case when y.pending > 0 then y.starts_at else y.expires_at end) as last_end, count(*) filter (where y.open)::int as lots, array_agg(y.no) as nos
+        from metered.lots y
+        where y.no = any (due) and (y.open and y.expires_at <= clk or y.pending > 0 and y.starts_at <= clk) and y.scope = any (locked) group by y.scope order by y.scope
     loop
         tip := metered._entry_for_write(s.scope);
         w := metered._cross_lowered(tip, 0, limits, clk);
@@ -2710,7 +2966,7 @@ begin
         e.crossed := w.crossed;
         e := metered._settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
         ended := ended + (select count(*) from metered.lots y where y.no = any (s.nos) and not y.open);
-        due := due || array(select y.no from metered.lots y where y.from_lot = any (s.nos) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
+        due := due || array(select y.no from metered.lots y where (y.from_lot = any (s.nos) or y.granted_seq > tip.seq and y.scope = s.scope) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
         if e.seq > tip.seq and w.crossings is not null then
             crossed := coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[e.seq]);
         end if;
@@ -2755,7 +3011,7 @@ begin
     delete from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep;
     -- A lot stays while one is there that it went on in: it is found by its reference. And that one stays while it could be rolled over again.
     loop
-        delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0
+        delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0
             and 0 = (select count(*) from metered.lots y where y.from_lot = l.no)
             and (l.from_lot is null or 1 > (select count(*) from metered.lots y
                 where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0)));
@@ -2766,10 +3022,50 @@ $$;
 
 -- The functions of wallets that applications call. See lots.sql.
 
--- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status is granted, same (it was granted under the
--- reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing
--- written, if the scope must exist and does not.
+-- Grants a lot that begins at once and has no plan: see plan_lot.
 create function metered.grant_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, must_exist boolean, wait_ms int, origin metered.origin,
+    out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    if greatest(octet_length(lot.category), octet_length(lot.reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
+        or octet_length(lot.fingerprint) > 33
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
+        raise exception 'out of bounds: an argument of grant_lot' using errcode = '22023';
+    end if;
+    select g.status, g.no, g.seq, g.at, g.expires_at, g.refused into status, no, seq, at, expires_at, refused
+    from metered.plan_lot(of_scope, key, lot, null, null, must_exist, wait_ms, origin) g;
+end
+$$;
+
+-- Checks a plan that a caller passes. What comes again is a day long at least, since a call writes all that came meanwhile.
+create function metered._require_plan(lot metered.new_lot, plan metered.lot_plan, starts_at timestamptz) returns void
+language plpgsql stable
+as $$
+begin
+    perform metered._require(plan.renewal is null and plan.of_reference is null and plan.roll_for is null
+        and (((plan.renews).every is null) = (plan.renew_amount is null)) and coalesce(plan.renew_amount between 1 and 9007199254740992, true)
+        and coalesce((plan.renews).every >= interval '1 day', true) and coalesce(octet_length((plan.renews).zone) <= 255, true)
+        and coalesce(octet_length((plan.roll_to).zone) <= 255, true)
+        and ((plan.renews).every is null or lot.lasts is null and lot.expires_at is null and lot.reference is not null)
+        and (lot.roll_cap is not null or (plan.roll_to).every is null and plan.roll_again is null and plan.roll_shared is null)
+        and coalesce(plan.roll_again between -1 and 10000, true)
+        and (coalesce(plan.roll_again, 0) = 0 or coalesce((plan.roll_to).every, lot.roll_for) >= interval '1 day')
+        and coalesce(starts_at > '-infinity' and starts_at < '9000-01-01 00:00:00+00', true), 'plan');
+end
+$$;
+
+-- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. status is granted, same (it was
+-- granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing
+-- written, if the scope must exist and does not.
+create function metered.plan_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, plan metered.lot_plan, starts_at timestamptz, must_exist boolean,
+    wait_ms int, origin metered.origin,
     out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
 language plpgsql volatile
 security definer
@@ -2780,14 +3076,16 @@ as $$
 declare
     e    metered.ledger;
     was  metered.lots;
+    first metered.lots;
     made record;
 begin
-    if greatest(octet_length(lot.category), octet_length(lot.reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
+    if greatest(octet_length(lot.category), octet_length(lot.reference), octet_length((plan.renews).zone), octet_length(plan.renewal), octet_length((plan.roll_to).zone), octet_length(plan.of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or octet_length(lot.fingerprint) > 33
+        or plan.roll_again > 10000
         or wait_ms > 3600000
         or pg_column_size(origin.note) > 8196
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
-        raise exception 'out of bounds: an argument of grant_lot' using errcode = '22023';
+        raise exception 'out of bounds: an argument of plan_lot' using errcode = '22023';
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true), 'key');
     perform metered._require(lot.amount between 1 and 9007199254740992 and octet_length(lot.category) <= 255 and lot.priority is not null
@@ -2797,6 +3095,9 @@ begin
         and coalesce(lot.expires_at > '-infinity' and lot.expires_at < '9000-01-01 00:00:00+00', true)
         and (lot.roll_cap is null) = (lot.roll_for is null) and coalesce(lot.roll_cap between 1 and 9007199254740992, true)
         and coalesce(metered._goes_on(lot.roll_for), true) and coalesce(metered._goes_on(lot.late), true), 'lot');
+    if plan is distinct from null or starts_at is not null then
+        perform metered._require_plan(lot, plan, starts_at);
+    end if;
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     if lot.reference is not null then
         select * into was from metered.lots y where y.scope = of_scope and y.reference = lot.reference;
@@ -2816,20 +3117,214 @@ begin
             return;
         end if;
     end if;
-    lot.expires_at := coalesce(e.at + lot.lasts, lot.expires_at, 'infinity');
-    if lot.expires_at <= e.at then
+    if ((plan).renews).every is not null then
+        first.starts_at := (metered._period_at(plan.renews, coalesce(starts_at, e.at)))[1];
+        lot.expires_at := (metered._period_at(plan.renews, first.starts_at))[2];
+        plan.renewal := lot.reference;
+    end if;
+    if plan is distinct from null then
+        plan.roll_for := lot.roll_for;
+    end if;
+    lot.expires_at := coalesce(greatest(e.at, starts_at) + lot.lasts, lot.expires_at, 'infinity');
+    if lot.expires_at <= greatest(e.at, starts_at) then
         status := metered._missing_lot(e);   -- it was not granted before, as of now
         status := 'ended';
         at := e.at;
         return;
     end if;
     e := metered._after_minima(e, wait_ms);
-    made := metered._credit_lot(e, lot, 'g', wait_ms);
+    first.scope := of_scope;
+    first.amount := lot.amount;
+    first.expires_at := lot.expires_at;
+    first.roll_cap := lot.roll_cap;
+    first.late := lot.late;
+    first.priority := lot.priority;
+    first.category := lot.category;
+    first.reference := lot.reference;
+    first.fingerprint := lot.fingerprint;
+    first.plan := plan;
+    if starts_at > e.at then
+        first.starts_at := starts_at;
+        if lot.roll_cap is not null then
+            first.roll_end := metered._roll_end(lot.expires_at, plan, lot.roll_for);
+        end if;
+        e := metered._schedule(metered._after_due(metered._as_wallet(e), 0, wait_ms), lot.amount, starts_at);
+        first.granted_seq := e.seq;
+        first.last_seq := e.seq;
+        no := metered._note_lot(first);
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, e.seq, 1, no, 's', lot.amount);
+    else
+        made := metered._credit_lot(e, lot, plan, 'g', wait_ms);
+        e := made.entry;
+        no := made.no;
+        if ((plan).renews).every is not null then
+            first.no := no;
+            perform metered._renew_lot(first, e.seq);
+        end if;
+    end if;
     status := 'granted';
-    no := made.no;
-    seq := (made.entry).seq;
-    at := (made.entry).at;
+    seq := e.seq;
+    at := e.at;
     expires_at := nullif(lot.expires_at, 'infinity');
+end
+$$;
+
+-- Appends an entry that moves no units: a lot of so many units is scheduled, or its end is set. e is as _next_entry has it, behind everything due. The lot begins or
+-- ends at comes.
+create function metered._schedule(e metered.ledger, units bigint, comes timestamptz) returns metered.ledger
+language plpgsql volatile
+as $$
+begin
+    e.kind := 's';
+    e.amount := units;
+    e.lots_end := least(e.lots_end, comes);
+    perform metered._append(e);
+    return e;
+end
+$$;
+
+-- Sets the end of a lot, by its number or reference: earlier, later, or never (infinity). status is set, same (it has that end), unknown, ended (it has
+-- ended by now, or the end would be over), or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report.
+create function metered.set_lot_end(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, ends timestamptz, limits metered.charge_limit[],
+    wait_ms int, origin metered.origin,
+    out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e   metered.ledger;
+    l   metered.lots;
+    w   record;
+    was bigint;
+begin
+    if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
+        or array_lower(limits, 1) <> 1
+        or array_ndims(limits) <> 1
+        or cardinality(limits) > 16
+        or pg_column_size(limits) > 1400 and not metered._fits(limits)
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
+        raise exception 'out of bounds: an argument of set_lot_end' using errcode = '22023';
+    end if;
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+        and (ends = 'infinity' or ends > '-infinity' and ends < '9000-01-01 00:00:00+00') is true, 'set_lot_end');
+    e := metered._next_entry(of_scope, key, wait_ms, origin);
+    l := metered._find_lot(of_scope, of_lot, of_reference);
+    if l.no is null then
+        status := metered._missing_lot(e);
+        return;
+    end if;
+    no := l.no;
+    units := l.amount;
+    at := e.at;
+    seq := l.last_seq;
+    if l.expires_at = ends then
+        status := 'same';
+        return;
+    elsif l.expires_at <= e.at or ends <= greatest(e.at, case when l.pending > 0 then l.starts_at end) then
+        status := metered._missing_lot(e);
+        status := 'ended';
+        return;
+    end if;
+    was := e.seq;
+    w := metered._cross_lowered(e, 0, limits, least(e.at, metered.clock()));
+    if w.silent then
+        status := 'crossing';
+        return;
+    end if;
+    e.crossed := w.crossed;
+    e := metered._after_due(e, 0, wait_ms);
+    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
+    l := metered._find_lot(of_scope, l.no, null);
+    at := e.at;
+    e := metered._schedule(e, l.rest + l.held + l.pending, ends);
+    update metered.lots y set expires_at = ends, last_seq = e.seq,
+        roll_end = case when l.roll_cap is null then l.roll_end
+            when (l.plan).roll_for is not null or ((l.plan).roll_to).every is not null then metered._roll_end(ends, l.plan, (l.plan).roll_for)
+            when l.roll_end = 'infinity' or l.expires_at = 'infinity' or ends = 'infinity' then 'infinity'
+            else ends + (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end
+    where y.no = l.no;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, e.seq, 1, l.no, 's', e.amount);
+    status := 'set';
+    seq := e.seq;
+    crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
+end
+$$;
+
+-- Ends the renewals of a grant, by its reference: the lot of the next period is withdrawn, and none comes after it. The present one stays. status is revoked,
+-- same (they were ended before), unknown (no such grant renews), or crossing, as revoke_lot has it.
+create function metered.end_renewal(of_scope metered.scope_name, key bigint, of_reference text, limits metered.charge_limit[], wait_ms int, origin metered.origin,
+    out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz, out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e   metered.ledger;
+    l   metered.lots;
+    w   record;
+    was bigint;
+begin
+    if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
+        or array_lower(limits, 1) <> 1
+        or array_ndims(limits) <> 1
+        or cardinality(limits) > 16
+        or pg_column_size(limits) > 1400 and not metered._fits(limits)
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
+        raise exception 'out of bounds: an argument of end_renewal' using errcode = '22023';
+    end if;
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_reference) between 1 and 255) is true, 'end_renewal');
+    e := metered._next_entry(of_scope, key, wait_ms, origin);
+    l := metered._find_lot(of_scope, null, of_reference);
+    if l.no is null or (l.plan).renewal is distinct from of_reference then
+        status := metered._missing_lot(e);
+        return;
+    end if;
+    was := e.seq;
+    w := metered._cross_lowered(e, 0, limits, least(e.at, metered.clock()));
+    if w.silent then
+        status := 'crossing';
+        return;
+    end if;
+    e.crossed := w.crossed;
+    e := metered._after_due(e, 0, wait_ms);
+    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
+    select * into l from metered.lots y where y.scope = of_scope and y.pending > 0 and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
+    order by y.starts_at, y.no limit 1;
+    missing := 0;
+    revoked := 0;
+    if l.no is null then
+        status := metered._missing_lot(e);
+        status := 'same';
+        return;
+    end if;
+    e := metered._withdraw(e, l, l.pending);
+    status := 'revoked';
+    no := l.no;
+    revoked := l.pending;
+    seq := e.seq;
+    at := e.at;
+    crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
+end
+$$;
+
+-- Takes back units of a lot before they begin. Without any left, it does not begin, and none comes after it. Appends the entry e, and returns it.
+create function metered._withdraw(e metered.ledger, l metered.lots, units bigint) returns metered.ledger
+language plpgsql volatile
+as $$
+begin
+    e := metered._schedule(e, units, e.lots_end);
+    update metered.lots y set pending = y.pending - units, revoked = y.revoked + units, last_seq = e.seq where y.no = l.no;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (l.scope, e.seq, 1, l.no, 'w', units);
+    return e;
 end
 $$;
 
@@ -2897,8 +3392,8 @@ begin
     -- Aggregates inside lateral leave the planner no join to choose.
     select e.credited - e.spent + e.refunded - e.held - case when metered._lags(e) then metered._lapsing(e, e.at) else 0 end, m.lots into left_over, lots
     from metered.ledger e, lateral (
-        select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) as lots
-        from metered.lot_moves x, lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y
+        select json_agg(json_build_object('lot', y.no, 'reference', coalesce(y.reference, y.of_reference), 'category', y.category, 'amount', x.amount) order by x.nth) as lots
+        from metered.lot_moves x, lateral (select z.no, z.reference, (z.plan).of_reference, z.category from metered.lots z where z.no = x.lot limit 1) y
         where x.scope = e.scope and x.seq = e.seq) m
     where e.scope = charge.scope and e.seq = draw.seq;
     overdrawn := greatest(0, least(amount, -left_over));
@@ -2940,7 +3435,7 @@ begin
         return;
     end if;
     lots := (
-        select json_agg(json_build_object('lot', x.no, 'reference', x.reference, 'category', x.category, 'priority', x.priority,
+        select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference', coalesce(x.reference, (x.plan).of_reference), 'category', x.category, 'priority', x.priority,
             'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held)
             order by x.priority, x.expires_at, x.no)
         from metered._lots_now(tip, clk, null) x);
@@ -8812,7 +9307,7 @@ select l.scope,                                 -- the charged scope
     l.at,                                       -- by the database's clock
     case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund' when 'k' then 'clock repair' when 'z' then 'close'
         when 'h' then 'hold' when 'u' then 'capture' when 'l' then 'release' when 'x' then 'expire'
-        when 'e' then 'lapse' when 'v' then 'revoke' when 'o' then 'roll over' end as kind, -- the kind of entry
+        when 'e' then 'lapse' when 'v' then 'revoke' when 'o' then 'roll over' when 's' then 'schedule' end as kind, -- the kind of entry
     l.amount,                                   -- of the entry, never negative
     case when l.kind in ('c', 'u', 'e', 'v', 'o') then l.amount when l.kind in ('r', 'd') then -l.amount else 0 end as change, -- of used
     l.spent - l.refunded - l.credited as used,  -- charges less refunds and credits, so far
@@ -8971,14 +9466,14 @@ select t.purpose,                               -- the right that it grants
 from metered.tokens t, (select metered.clock() as now) c;
 
 -- Lots of wallets, with words for their states. By scope, or by no, it reads an index. Everything else reads all lots. What
--- is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled.
+-- is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled + pending.
 create view metered.lots_words as
 select y.no,                                    -- the number of the lot
     y.scope,                                    -- the wallet
     y.reference,                                -- of the caller, once in a wallet
     y.category,                                 -- of the caller, as paid or promotional
     y.priority,                                 -- the lower one is drawn first
-    case when y.rest > 0 and y.expires_at <= c.now then 'ended' when y.rest > 0 then 'open' when y.held > 0 then 'held'
+    case when y.pending > 0 then 'pending' when y.rest > 0 and y.expires_at <= c.now then 'ended' when y.rest > 0 then 'open' when y.held > 0 then 'held'
         when y.lapsed > 0 or y.rolled > 0 then 'ended' when y.revoked = y.amount then 'revoked' else 'used up' end as state, -- ended: units were left at its end, whether that is written down or not. held: the rest is in open holds and leases
     case y.origin when 'g' then 'granted' when 'c' then 'credited' when 'r' then 'rolled over' else 'given back late' end as origin, -- where its units are from
     y.from_lot,                                 -- the lot that they were in before
@@ -8992,7 +9487,11 @@ select y.no,                                    -- the number of the lot
     y.revoked,                                  -- units that were taken back
     y.rolled,                                   -- units that rolled over into another lot
     y.granted_seq,                              -- the entry that credited it
-    y.last_seq                                  -- the last entry that moved units of it
+    y.last_seq,                                 -- the last entry that moved units of it
+    y.pending,                                  -- units that nobody can draw before starts_at
+    y.starts_at,                                -- when it begins, or began, or null: with the grant
+    (y.plan).of_reference as of_reference,      -- the reference of the lot that had its units first, or null
+    (y.plan).renewal as renewal                 -- the reference of the grant that renews by it, or null
 from metered.lots y, (select metered.clock() as now) c;
 
 -- The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a
@@ -9006,9 +9505,9 @@ select m.scope,                                 -- the wallet
     y.reference,                                -- of the lot
     y.category,                                 -- of the lot
     case m.kind when 'd' then 'credited' when 't' then 'taken' when 'p' then 'paid back' when 'g' then 'given back' when 'h' then 'held' when 'q' then 'held after'
-        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' end as does, -- the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold
+        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' when 's' then 'scheduled' when 'w' then 'withdrawn' end as does, -- the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold
     m.amount,                                   -- units
-    case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind = 'u' then 0 else -m.amount end as change, -- of the lot's rest
+    case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind in ('u', 's', 'w') then 0 else -m.amount end as change, -- of the lot's rest
     m.back as given_back,                       -- of what was drawn, what refunds gave back
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
@@ -9035,6 +9534,7 @@ comment on type metered.used_units is 'Units of one scope that a capture takes, 
 comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the claimed scope, if it is a claim. lifetime is how long after its beginning a hold ends at the latest. minimum has the units captured of its scopes when it expires.';
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
 comment on type metered.new_lot is 'A lot to be granted to a wallet. It ends at expires_at, or lasts after it is granted, or never. Up to roll_cap of the units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last for late from then on (0: for ever), or ends at once (null).';
+comment on type metered.lot_plan is 'How a lot renews and rolls over. Each period of renews has a lot of renew_amount units, and renewal is the reference of the first. Units that roll over last until their period of roll_to ends, or else for roll_for. They do so roll_again times more (-1: always). With roll_shared the lot''s roll_cap counts all units of the category that rolled over. The caller sets neither renewal, roll_for nor of_reference, which is the reference of the lot that had the units first.';
 comment on type metered.lot_rollover is 'How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).';
 comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy is for units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), allow (they are charged).';
 comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt has the standing of its limits. leased: some of its charges are spent from leases. name is the command''s name, and jobs are those that it made: both are for the record.';
@@ -9057,7 +9557,7 @@ comment on column metered.ledger.refunded is 'sum of refunds so far, never decre
 comment on column metered.ledger.credited is 'sum of credits so far, less revoked and lapsed units';
 comment on column metered.ledger.held is 'units in open holds now';
 comment on column metered.ledger.epoch is 'clock repairs so far';
-comment on column metered.ledger.kind is 'c charge, d credit (deposit), r refund, k clock repair, z the scope was closed: nothing new is let in; of holds: h held, u captured (used), l released, x expired; of lots, credit taken back: e lapsed (ended), v revoked, o rolled over';
+comment on column metered.ledger.kind is 'c charge, d credit (deposit), r refund, k clock repair, z the scope was closed: nothing new is let in; of holds: h held, u captured (used), l released, x expired; of lots, credit taken back: e lapsed (ended), v revoked, o rolled over; s scheduled: a lot that begins later, is withdrawn, or whose end was set';
 comment on column metered.ledger.scope is 'the charged scope';
 comment on column metered.ledger.next_due is 'no open hold falls due before this, or -infinity: the scope is closed';
 comment on column metered.ledger.ref is 'of a refund: the seq of its charge';
@@ -9067,7 +9567,7 @@ comment on column metered.ledger.operation is 'the operation''s id, where a comm
 comment on column metered.ledger.note is 'actor, tenant, correlation, reason';
 comment on column metered.ledger.anchor_at is 'some time in the past, for which anchor_spent is known, or null';
 comment on column metered.ledger.anchor_spent is 'spent at that time: it bounds the units spent since';
-comment on column metered.ledger.lots_end is 'no lot of the scope ends before this, or null: the scope has no lots';
+comment on column metered.ledger.lots_end is 'no lot of the scope ends or begins before this, or null: the scope has no lots';
 comment on column metered.ledger.crossed is 'the reported thresholds, until they are armed again, or null The guard: a writer that did not see the last entry collides here, whatever its isolation level, even if it never took the lock.';
 comment on table metered.refund_sum is 'Refunds by the charge they refund, summed in blocks of 16^level charges (level 0: one charge): the refunds of all charges after some entry are at most 15 rows of each level, however many there are. See ADR 1.';
 comment on column metered.refund_sum.block is 'charge''s seq >> 4 * level';
@@ -9136,7 +9636,7 @@ comment on column metered.hold_lines.scope is 'the scope that it holds units of'
 comment on column metered.hold_lines.refunded is 'units of captured that return_holds gave back';
 comment on column metered.hold_lines.opened_seq is 'the entry that holds its units';
 comment on column metered.hold_lines.at_least is 'is captured when the hold expires, as far as it was not before';
-comment on table metered.lots is 'Lots: the credit of a wallet, in parts that end. The wallet''s balance is in its ledger, as of any scope. This table says where it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry of its scope, which the guard lets one writer make.';
+comment on table metered.lots is 'Lots: the credit of a wallet, in parts that end. The wallet''s balance is in its ledger, as of any scope. This table says where it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending. The columns of a lot are only changed behind an entry of its scope, which the guard lets one writer make.';
 comment on column metered.lots.no is 'the number of the lot';
 comment on column metered.lots.granted_at is 'when it was granted';
 comment on column metered.lots.expires_at is 'nothing is drawn of it from here on, or infinity: it never ends';
@@ -9162,13 +9662,17 @@ comment on column metered.lots.scope is 'the wallet';
 comment on column metered.lots.category is 'of the caller: paid, promotional';
 comment on column metered.lots.reference is 'of the caller, once in a wallet';
 comment on column metered.lots.fingerprint is 'of the grant under the reference: a version byte and a SHA-256';
+comment on column metered.lots.pending is 'units of amount that nobody can draw before starts_at';
+comment on column metered.lots.starts_at is 'when it begins, or began, or null: with the grant';
+comment on column metered.lots.again is 'its units roll over again, or share a cap: no call leaves its end to a later one';
+comment on column metered.lots.plan is 'how it renews and rolls over, or null';
 comment on table metered.lot_moves is 'The effect of each entry of a wallet on its lots.';
 comment on column metered.lot_moves.seq is 'the entry';
 comment on column metered.lot_moves.nth is '1, 2, 3 and so on in the entry';
 comment on column metered.lot_moves.lot is 'lots.no, or 0: overdraft, which no lot covers';
 comment on column metered.lot_moves.amount is 'how many units';
 comment on column metered.lot_moves.back is 'units of amount that refunds gave back';
-comment on column metered.lot_moves.kind is 'd credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund, h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over';
+comment on column metered.lot_moves.kind is 'd credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund, h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over, s scheduled for later, or its end set, w withdrawn before it began';
 comment on column metered.lot_moves.scope is 'the wallet';
 comment on table metered.lot_holds is 'Units of lots in open holds and leases.';
 comment on column metered.lot_holds.seq is 'the entry that held the units: hold_lines.opened_seq or leases.opened_seq. 0: spent units that are overdrawn, while ends of lots are unwritten';
@@ -9260,7 +9764,10 @@ comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text,
 comment on function metered.roll_over(metered.scope_name, bigint, metered.lot_rollover, metered.charge_limit[], int, metered.origin) is 'Rolls units of a lot over into another one: once. status is rolled, same (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.';
 comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end and last_no are where to go on, if there may be more.';
 comment on function metered.told_lots(bigint[], bigint[]) is 'Marks lapsed units of lots as reported to subscribers: so many units of each.';
-comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status is granted, same (it was granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing written, if the scope must exist and does not.';
+comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot that begins at once and has no plan: see plan_lot.';
+comment on function metered.plan_lot(metered.scope_name, bigint, metered.new_lot, metered.lot_plan, timestamptz, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. status is granted, same (it was granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing written, if the scope must exist and does not.';
+comment on function metered.set_lot_end(metered.scope_name, bigint, bigint, text, timestamptz, metered.charge_limit[], int, metered.origin) is 'Sets the end of a lot, by its number or reference: earlier, later, or never (infinity). status is set, same (it has that end), unknown, ended (it has ended by now, or the end would be over), or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report.';
+comment on function metered.end_renewal(metered.scope_name, bigint, text, metered.charge_limit[], int, metered.origin) is 'Ends the renewals of a grant, by its reference: the lot of the next period is withdrawn, and none comes after it. The present one stays. status is revoked, same (they were ended before), unknown (no such grant renews), or crossing, as revoke_lot has it.';
 comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is the balance behind it. A refusal of a command''s draw raises, because COMMIT follows, and its draws are kept for its record.';
 comment on function metered.wallet_balance(text) is 'The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the lots that have some of either, in the order in which they are drawn. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.';
 comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when refused. It returns the whole answer: that costs less than to assign each part.';
@@ -9435,7 +9942,7 @@ comment on column metered.tokens_words.ended_at is 'last use, revocation, or exp
 comment on column metered.tokens_words.uses is 'how often it can be used';
 comment on column metered.tokens_words.used is 'how often it was';
 comment on column metered.tokens_words.sole is 'whether it replaced the subject''s token before it';
-comment on view metered.lots_words is 'Lots of wallets, with words for their states. By scope, or by no, it reads an index. Everything else reads all lots. What is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled.';
+comment on view metered.lots_words is 'Lots of wallets, with words for their states. By scope, or by no, it reads an index. Everything else reads all lots. What is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled + pending.';
 comment on column metered.lots_words.no is 'the number of the lot';
 comment on column metered.lots_words.scope is 'the wallet';
 comment on column metered.lots_words.reference is 'of the caller, once in a wallet';
@@ -9455,6 +9962,10 @@ comment on column metered.lots_words.revoked is 'units that were taken back';
 comment on column metered.lots_words.rolled is 'units that rolled over into another lot';
 comment on column metered.lots_words.granted_seq is 'the entry that credited it';
 comment on column metered.lots_words.last_seq is 'the last entry that moved units of it';
+comment on column metered.lots_words.pending is 'units that nobody can draw before starts_at';
+comment on column metered.lots_words.starts_at is 'when it begins, or began, or null: with the grant';
+comment on column metered.lots_words.of_reference is 'the reference of the lot that had its units first, or null';
+comment on column metered.lots_words.renewal is 'the reference of the grant that renews by it, or null';
 comment on view metered.lots_statement is 'The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a look-up for each row. A lot or a time alone does not help. Moves of entries that were purged are gone.';
 comment on column metered.lots_statement.scope is 'the wallet';
 comment on column metered.lots_statement.seq is 'the entry: statement.seq';
@@ -9481,8 +9992,8 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_after_due,_after_minima,_announce,_append,_append_lot,
-            _as_far_as_admitted,_balance,_base,_bound_lock_wait,_by_system,_capture_lots,_capture_minima,
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_after_due,_after_minima,_again,_announce,_append,_append_lot,
+            _as_far_as_admitted,_as_wallet,_balance,_base,_bound_lock_wait,_by_system,_capture_lots,_capture_minima,
             _charge_anyway,_charge_of,_check_limits,_check_now,_close_lease,_close_scope,_collided,_created_json,
             _credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_due_after,_due_lots,
             _due_minima,_end_line,_end_lot,_end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,
@@ -9492,24 +10003,26 @@ begin
             _lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,_leaves_at,_line_json,_lines,
             _lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_place,_lots_now,
             _mark_freed,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_named_holds,_next_end,
-            _next_entry,_no_amount,_old_lot,_on_spending,_one_snapshot,_open_wallet,_others_fall_due,_overdue,
-            _owe,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,_pay_back,_period_at,
-            _periods_of,_placed_before,_purge_lots,_raise_sequence,_rearmed,_recorded_events,_recorded_meanwhile,
-            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,
-            _refuse_stale,_refuse_unreported,_refusing,_release_line,_release_lines,_remember_hold,_reported_after_repair,
-            _reported_until,_require,_resource_for_write,_roll_lot,_rolls,_scope_key,_settle,_shorter,_spend_range,
-            _spent_limits,_spent_since,_start_job,_take_back,_take_lots,_threshold_key,_token_fits,_try_each,
-            _try_keys,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,_usage_known_from,
-            _use_lots,_with_absent,_with_keys,_without_lapsing,_write_charges,_write_exact,_write_plain,
-            _written_here,announced,begin_command,block_commit,capture_holds,carve,change_parked,charge,
-            charge_each,charge_leased,check_charge,claim_job_key,clock,complete_command,consume_token,create_scopes,
-            credit,draw,drop_parked,due_holds,end_child,expire_hold,explain_parked,extend_holds,find_job_key,
-            finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,
-            look_place,mint_tokens,next_release,open_lease,open_session,park_jobs,place,purge_holds,purge_job_keys,
-            purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,release_captured,
-            release_holds,release_jobs,repair_clock,replace_token,retire_scopes,return_holds,revoke_lot,
-            revoke_token,revoke_tokens,roll_over,search_entries,settle_away,settle_lease,spend,sweep_holds,
-            sweep_lots,told_lots,usage,usage_at,wallet_balance}')
+            _next_entry,_next_lot,_no_amount,_note_lot,_old_lot,_on_spending,_one_snapshot,_open_wallet,
+            _others_fall_due,_overdue,_owe,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,
+            _pay_back,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_sequence,_rearmed,
+            _recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
+            _refuse_closed,_refuse_hold,_refuse_stale,_refuse_unreported,_refusing,_release_line,_release_lines,
+            _remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_shorter,_spend_range,
+            _spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_lots,_threshold_key,_token_fits,
+            _try_each,_try_keys,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,
+            _usage_known_from,_use_lots,_with_absent,_with_keys,_withdraw,_without_lapsing,_write_charges,
+            _write_exact,_write_plain,_written_here,announced,begin_command,block_commit,capture_holds,
+            carve,change_parked,charge,charge_each,charge_leased,check_charge,claim_job_key,clock,complete_command,
+            consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,expire_hold,
+            explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,
+            keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,open_lease,open_session,
+            park_jobs,place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,
+            purge_tokens,receive_child,refund,release_captured,release_holds,release_jobs,repair_clock,
+            replace_token,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,
+            set_lot_end,settle_away,settle_lease,spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,
+            wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -14,7 +14,7 @@ import (
 var kinds = map[string]string{
 	"c": "charge", "d": "credit", "r": "refund", "k": "clock repair",
 	"h": "hold", "u": "capture", "l": "release", "x": "expire", "z": "close",
-	"e": "lapse", "v": "revoke", "o": "roll over",
+	"e": "lapse", "v": "revoke", "o": "roll over", "s": "schedule",
 }
 
 // An Entry has the scope's sums after it.
@@ -22,7 +22,7 @@ type Entry struct {
 	Scope string `json:"scope"`
 	Seq   int64  `json:"seq"` // 1, 2, 3, … in a scope
 	// "charge", "credit", "refund", "clock repair", of holds "hold", "capture", "release", "expire", of a carved scope's end "close", and
-	// of lots, which lower Credited, "lapse", "revoke", "roll over"
+	// of lots, which lower Credited, "lapse", "revoke", "roll over", and for a lot that begins later or whose end was set "schedule"
 	Kind            string    `json:"kind"`
 	Amount          int64     `json:"amount"` // 0 for a clock repair and a close
 	At              time.Time `json:"at"`     // by the database's clock, never decreasing within an Epoch

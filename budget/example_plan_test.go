@@ -139,10 +139,6 @@ func Example_planChange() {
 	ledger, err := budget.New(budget.Config{})
 	check(err)
 
-	// prorated is the quota of a period in which a plan was replaced by another one: of each the part in which it was in force.
-	prorated := func(before, after int64, start, changed, end time.Time) int64 {
-		return before + (after-before)*int64(end.Sub(changed)/time.Second)/int64(end.Sub(start)/time.Second)
-	}
 	spend := func(amount, max int64) {
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			limit := budget.Per(max, budget.Month, time.UTC, time.Time{})
@@ -158,10 +154,12 @@ func Example_planChange() {
 	}
 	spend(900, 1_000)
 	setClock(start.AddDate(0, 0, 20))
-	changed, end := start.AddDate(0, 0, 20), start.AddDate(0, 1, 0)
-	spend(900, prorated(1_000, 4_000, start, changed, end)) // up: 1,000 + 3,000 of the last third
-	spend(1, 1_000)                                         // down again: over it until May
-	setClock(end)
+	month := budget.Per(1_000, budget.Month, time.UTC, time.Time{}).Period
+	more, err := month.Prorate(4_000-1_000, start.AddDate(0, 0, 20))
+	check(err)
+	spend(900, 1_000+more) // up: 1,000 more in the last third of April
+	spend(1, 1_000)        // down again: over it until May
+	setClock(start.AddDate(0, 1, 0))
 	spend(1, 1_000)
 	// Output:
 	// left: 100

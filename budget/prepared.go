@@ -44,6 +44,14 @@ func (internals) Settings(l *Ledger) (name schema.Name, wait time.Duration, acto
 	return l.schema, l.wait, l.actor
 }
 
+// Period is a period as it is sent, after its checks.
+func (internals) Period(field string, p Period) (ledger.Period, error) {
+	if p.IsZero() {
+		return ledger.Period{}, nil
+	}
+	return p.sent(), p.check(field)
+}
+
 // Observer is the ledger's, or nil.
 func (internals) Observer(l *Ledger) *observed.To { return l.observer }
 

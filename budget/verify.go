@@ -295,7 +295,7 @@ func following(prev, e Entry) (want Entry, known bool) {
 		want.Held -= e.Amount
 	case "release", "expire":
 		want.Held -= e.Amount
-	case "close":
+	case "close", "schedule":
 	case "clock repair":
 		want.Epoch++
 	default:
@@ -341,7 +341,7 @@ func (v *verification) decide(amount bool) {
 }
 
 func (v *verification) amount(e Entry) {
-	if (e.Amount < 1) != (e.Kind == "clock repair" || e.Kind == "close") {
+	if (e.Amount < 1) != (e.Kind == "clock repair" || e.Kind == "close") && e.Kind != "schedule" {
 		v.differs(e, "amount", e.Amount, "1 or more, 0 for a clock repair and a close")
 	}
 }

@@ -20,7 +20,8 @@ with tip as (
     select m.lot, coalesce(sum(m.amount) filter (where m.kind = 'd'), 0) as granted,
         coalesce(sum(case when m.kind in ('t', 'p', 'u') then m.amount when m.kind = 'g' then -m.amount end), 0) as drawn,
         coalesce(sum(case when m.kind in ('h', 'q') then m.amount when m.kind in ('u', 'f') then -m.amount end), 0) as held,
-        coalesce(sum(m.amount) filter (where m.kind = 'e'), 0) as lapsed, coalesce(sum(m.amount) filter (where m.kind = 'v'), 0) as revoked,
+        coalesce(sum(m.amount) filter (where m.kind = 'e'), 0) as lapsed, coalesce(sum(m.amount) filter (where m.kind in ('v', 'w')), 0) as revoked,
+        coalesce(sum(m.amount) filter (where m.kind = 'w'), 0) as withdrawn,
         coalesce(sum(m.amount) filter (where m.kind = 'o'), 0) as rolled,
         coalesce(sum(m.amount) filter (where m.kind = 'g'), 0) as given, sum(m.back) as back
     from moves m group by m.lot
@@ -34,8 +35,8 @@ with tip as (
 select l.granted_seq, 'lot ' || l.no, format('%s rest, %s drawn, %s held, %s lapsed, %s revoked, %s rolled over', l.rest, l.drawn, l.held, l.lapsed, l.revoked, l.rolled),
     format('%s in all, none negative', l.amount)
 from lots l
-where l.rest + l.drawn + l.held + l.lapsed + l.revoked + l.rolled <> l.amount
-   or least(l.rest, l.drawn, l.held, l.lapsed, l.revoked, l.rolled, l.untold, l.lapsed - l.untold) < 0 or l.open <> (l.rest > 0)
+where l.rest + l.drawn + l.held + l.lapsed + l.revoked + l.rolled + l.pending <> l.amount
+   or least(l.pending, l.rest, l.drawn, l.held, l.lapsed, l.revoked, l.rolled, l.untold, l.lapsed - l.untold) < 0 or l.open <> (l.rest > 0)
 union all
 select t.seq, 'rests of lots', coalesce(s.rest, 0)::text, greatest(0, t.credited - t.spent + t.refunded - t.held)::text
 from tip t, (select sum(l.rest) as rest from lots l) s
@@ -51,7 +52,7 @@ from tip t, (select sum(k.amount) as units from kept k where k.lot = 0) k
 where t.lots_end <= t.at and k.units > 0 and exists (select from lots l where l.open and l.expires_at > t.at)
 union all
 select t.seq, 'lots_end', t.lots_end::text, 'at most ' || l.expires_at
-from tip t, lots l where l.open and t.lots_end > l.expires_at
+from tip t, lots l where l.open and t.lots_end > l.expires_at or l.pending > 0 and t.lots_end > l.starts_at
 union all
 select l.granted_seq, 'held of lot ' || l.no, l.held::text, coalesce(k.units, 0)::text
 from lots l left join (select k.lot, sum(k.amount) as units from kept k group by k.lot) k on k.lot = l.no
@@ -68,16 +69,16 @@ union all
 select e.seq, 'moves of lots', coalesce(m.units, 0)::text, e.amount::text
 from metered.ledger e
     left join lateral (select sum(m.amount) as units from metered.lot_moves m
-        where m.scope = e.scope and m.seq = e.seq and m.kind = case e.kind when 'c' then 't' when 'r' then 'g' when 'l' then 'f' when 'x' then 'f' else e.kind end) m on true
+        where m.scope = e.scope and m.seq = e.seq and m.kind = case e.kind when 'c' then 't' when 'r' then 'g' when 'l' then 'f' when 'x' then 'f' when 's' then m.kind else e.kind end and (e.kind <> 's' or m.kind in ('s', 'w'))) m on true
     left join (select l.granted_seq as seq, sum(l.amount) as units from lots l where l.origin = 'c' group by l.granted_seq) c on c.seq = e.seq and e.kind = 'r'
 where e.scope = $1 and e.seq >= $2 and e.lots_end is not null and e.kind not in ('k', 'z') and coalesce(m.units, 0) + coalesce(c.units, 0) <> e.amount
 union all
 select l.granted_seq, 'moves of lot ' || l.no, format(l.told, m.granted, m.drawn, m.held, m.lapsed, m.revoked, m.rolled),
-    format(l.told, l.amount, l.drawn, l.held, l.lapsed, l.revoked, l.rolled)
+    format(l.told, l.amount - l.pending, l.drawn, l.held, l.lapsed, l.revoked, l.rolled)
 from (select *, '%s granted, %s drawn, %s held, %s lapsed, %s revoked, %s rolled over' as told from lots) l left join did m on m.lot = l.no
 where l.granted_seq >= $2 and ((coalesce(m.drawn, 0), coalesce(m.lapsed, 0), coalesce(m.revoked, 0), coalesce(m.rolled, 0)) <> (l.drawn, l.lapsed, l.revoked, l.rolled)
     -- What became a lot behind an entry of something else has no move, nor what was held of it then.
-    or l.origin <> 'c' and (coalesce(m.granted, 0), coalesce(m.held, 0)) <> (l.amount, l.held))
+    or l.origin <> 'c' and (coalesce(m.granted, 0), coalesce(m.held, 0)) <> (l.amount - l.pending - coalesce(m.withdrawn, 0), l.held))
 union all
 select l.granted_seq, 'given back to lot ' || l.no, m.given::text, m.back::text
 from lots l join did m on m.lot = l.no

@@ -22,7 +22,7 @@ type Balance struct {
 
 // Lot is a lot with units left, or held.
 type Lot struct {
-	Lot       int64     `json:"lot"`
+	Lot       int64     `json:"lot"` // 0 if it renews another, and nobody has written its beginning
 	Reference string    `json:"reference,omitempty"`
 	Category  string    `json:"category,omitempty"`
 	Priority  int       `json:"priority"`

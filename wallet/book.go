@@ -35,6 +35,8 @@ const (
 
 const (
 	defaultLateRefunds = Late(30 * 24 * time.Hour)
+	day                = 24 * time.Hour
+	maxRolls           = 10_000                 // Grant.RollTimes
 	maxTextBytes       = 255                    // of a wallet, a reference and a category
 	maxDuration        = 36525 * 24 * time.Hour // of Grant.For, Grant.RollFor, Rollover.For and Late
 )
@@ -134,10 +136,10 @@ func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	grant, draw, balance, revoke, rollover, sweep, told, moves string
+	grant, plan, draw, balance, revoke, renewal, setEnd, rollover, sweep, told, moves string
 }
 
 func render(n schema.Name) statements {
-	return statements{grant: n.SQL(grantSQL), draw: n.SQL(drawSQL), balance: n.SQL(balanceSQL),
+	return statements{grant: n.SQL(grantSQL), plan: n.SQL(planSQL), renewal: n.SQL(renewalSQL), setEnd: n.SQL(setEndSQL), draw: n.SQL(drawSQL), balance: n.SQL(balanceSQL),
 		revoke: n.SQL(revokeSQL), rollover: n.SQL(rolloverSQL), sweep: n.SQL(sweepSQL), told: n.SQL(toldSQL), moves: n.SQL(movesSQL)}
 }

@@ -51,7 +51,7 @@ func TestRefund_ToALotThatHasEndedFollowsItsPolicy(t *testing.T) {
 			case "default":
 				require.Equal(t, noon.Add(time.Hour+time.Duration(30*24*time.Hour)), f.balance().Lots[0].Expires)
 			}
-			require.Equal(t, map[string]int64{"b": 5, "": 1}, f.left())
+			require.Equal(t, map[string]int64{"b": 5, "a": 1}, f.left())
 			f.refund(d.Seq, 4)
 			f.has(10)
 			f.draw(10)

@@ -25,10 +25,18 @@ type Grant struct {
 	Priority *int          // an int32: lower is drawn first. Defaults to that of the Category (Config.Priorities)
 	// up to 255 bytes, makes the grant idempotent until a purge takes its lot. A second grant is ErrConflict if
 	// another field than Note differs: compute Expires from the payment
-	Reference   string
-	RollCap     int64         // the most units that roll over at the lot's end, once
-	RollFor     time.Duration // how much longer they last, up to 36,525 days. Defaults to for ever
-	LateRefunds Late          // after the lot's end. Defaults to Config.LateRefunds
+	Reference  string
+	RollCap    int64         // the most units that roll over at the lot's end
+	RollFor    time.Duration // how much longer they last, up to 36,525 days. Defaults to for ever
+	RollTo     budget.Period // the units last until the end of the period in which they rolled over, in place of RollFor
+	RollTimes  int           // how often the units can roll over, up to 10,000, or -1: always. Defaults to once
+	RollShared bool          // RollCap is for all units of the Category that rolled over, together
+	Starts     time.Time     // nothing is drawn of the lot before, and For counts from it. Defaults to now
+	// the lot ends with the period that is now, or in which it Starts, and each next period brings one like it, whether anything runs then
+	// or not, until Revoke.Renewals. For a Reference, without Expires and For. Its period has an hour at least
+	Renews      budget.Period
+	First       int64 // units of the first lot of Renews: Period.Prorate. Defaults to Amount
+	LateRefunds Late  // after the lot's end. Defaults to Config.LateRefunds
 	Note        budget.Note
 }
 
@@ -46,12 +54,20 @@ const grantSQL = `
 select coalesce(status, ''), coalesce(no, 0), coalesce(seq, 0), coalesce(at, 'epoch'), expires_at, refused
 from metered.grant_lot($1::text, $2::bigint, $3::metered.new_lot, $4::bool, $5::int, $6::metered.origin)`
 
+const planSQL = `
+select coalesce(status, ''), coalesce(no, 0), coalesce(seq, 0), coalesce(at, 'epoch'), expires_at, refused
+from metered.plan_lot($1::text, $2::bigint, $3::metered.new_lot, $7::metered.lot_plan, $8::timestamptz, $4::bool, $5::int, $6::metered.origin)`
+
 // Grant adds a lot to a wallet. The lot pays an overdraft back at once. Refusals: ErrConflict, ErrExpired, *budget.ScopeError.
 func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Granted{}, err
 	}
 	lot, err := b.lot(g)
+	if err != nil {
+		return Granted{}, err
+	}
+	plan, err := g.plan()
 	if err != nil {
 		return Granted{}, err
 	}
@@ -65,7 +81,16 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 	var status string
 	var expires *time.Time
 	var refused []byte
-	err = tx.QueryRow(ctx, b.sql.grant, g.Wallet, c.Key, lot.String(), c.MustExist, b.waitMS(), ledger.Origin{Note: c.Note}.String()).
+	args := []any{g.Wallet, c.Key, lot.String(), c.MustExist, b.waitMS(), ledger.Origin{Note: c.Note}.String()}
+	sql := b.sql.grant
+	if value := plan.Value(); value != nil || !g.Starts.IsZero() {
+		var starts *time.Time
+		if !g.Starts.IsZero() {
+			starts = &g.Starts
+		}
+		sql, args = b.sql.plan, append(args, value, starts)
+	}
+	err = tx.QueryRow(ctx, sql, args...).
 		Scan(&status, &granted.Lot, &granted.Seq, &granted.At, &expires, &refused)
 	if err != nil {
 		return Granted{}, failed("grant", err)
@@ -73,7 +98,7 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 	if expires != nil {
 		granted.Expires = expires.UTC()
 	}
-	granted.Amount, granted.At, granted.Replayed = g.Amount, granted.At.UTC(), status == "same"
+	granted.Amount, granted.At, granted.Replayed = lot.Amount, granted.At.UTC(), status == "same"
 	switch {
 	case len(refused) > 0:
 		return Granted{}, call.Refused(refused)
@@ -94,7 +119,7 @@ func (b *Book) lot(g Grant) (ledger.Lot, error) {
 		fault.Text(errArgument, "Grant.Reference", g.Reference, maxTextBytes)); err != nil {
 		return ledger.Lot{}, err
 	}
-	lot := ledger.Lot{Amount: g.Amount, Expires: g.Expires, Lasts: g.For, Category: g.Category, Reference: g.Reference,
+	lot := ledger.Lot{Amount: cmp.Or(g.First, g.Amount), Expires: g.Expires, Lasts: g.For, Category: g.Category, Reference: g.Reference,
 		Priority: b.cfg.Priorities[g.Category], RollCap: g.RollCap}
 	if g.Priority != nil {
 		lot.Priority = *g.Priority
@@ -119,7 +144,7 @@ func (b *Book) lot(g Grant) (ledger.Lot, error) {
 		if err := checkAmount("Grant.RollCap", g.RollCap); err != nil {
 			return ledger.Lot{}, err
 		}
-		if g.For == 0 && g.Expires.IsZero() {
+		if g.For == 0 && g.Expires.IsZero() && g.Renews.IsZero() {
 			return ledger.Lot{}, invalid("Grant.RollCap", "is for a lot that ends")
 		}
 		if g.RollFor != 0 {
@@ -143,14 +168,72 @@ func (b *Book) lot(g Grant) (ledger.Lot, error) {
 	return lot, nil
 }
 
-// fingerprint is version 1 of the fields that a repetition must have in common: those of the Grant, without defaults. The
-// note is not part of it.
+// tooShort reports whether a period is no day long. A call writes all that came since the last one, so that nothing comes more often.
+func tooShort(p budget.Period) bool { return p.Length != 0 && p.Length < day }
+
+// plan validates how a lot renews and rolls over.
+func (g Grant) plan() (p ledger.Plan, err error) {
+	if p.Renews, err = inBudget.Period("Grant.Renews", g.Renews); err != nil {
+		return p, err
+	}
+	if p.RollTo, err = inBudget.Period("Grant.RollTo", g.RollTo); err != nil {
+		return p, err
+	}
+	ends := g.For != 0 || !g.Expires.IsZero()
+	switch {
+	case !g.Renews.IsZero() && ends:
+		return p, invalid("Grant.Renews", "excludes Expires and For: a lot ends with its period")
+	case !g.Renews.IsZero() && g.Reference == "":
+		return p, invalid("Grant.Renews", "is for a grant with a Reference")
+	case tooShort(g.Renews):
+		return p, invalid("Grant.Renews", "%v is shorter than a day", g.Renews.Length)
+	case g.First != 0 && g.Renews.IsZero():
+		return p, invalid("Grant.First", "is for a grant that Renews")
+	case g.First != 0 && checkAmount("Grant.First", g.First) != nil:
+		return p, checkAmount("Grant.First", g.First)
+	case g.RollCap == 0 && (!g.RollTo.IsZero() || g.RollTimes != 0 || g.RollShared):
+		return p, invalid("Grant.RollCap", "is missing, for RollTo, RollTimes and RollShared")
+	case !g.RollTo.IsZero() && g.RollFor != 0:
+		return p, invalid("Grant.RollTo", "and RollFor exclude each other")
+	case g.RollTimes < -1 || g.RollTimes > maxRolls:
+		return p, invalid("Grant.RollTimes", "%d is not from 1 to %d, nor -1", g.RollTimes, maxRolls)
+	case g.RollTimes != 0 && g.RollTimes != 1 && (tooShort(g.RollTo) || g.RollTo.IsZero() && g.RollFor < day):
+		return p, invalid("Grant.RollTimes", "is for units that end again: write RollTo or RollFor, of a day or more")
+	case !g.Starts.IsZero() && (g.Starts.Year() < 1 || g.Starts.UTC().Year() >= 9000):
+		return p, invalid("Grant.Starts", "is not before the year 9000")
+	case !g.Starts.IsZero() && !g.Expires.IsZero() && !g.Starts.Before(g.Expires):
+		return p, invalid("Grant.Starts", "is not before Expires")
+	}
+	if p.RollShared = g.RollShared; g.RollTimes != 0 {
+		p.RollAgain = max(g.RollTimes-1, -1)
+	}
+	if g.RollTimes < 0 {
+		p.RollAgain = -1
+	}
+	if !g.Renews.IsZero() {
+		p.RenewAmount = g.Amount
+	}
+	return p, nil
+}
+
+// fingerprint is a hash of the fields that a repetition must have in common: those of the Grant, without defaults and without the note. Its first byte is 1, or 2 if the
+// grant has a field that builds of 0.1.0 do not know.
 func (g Grant) fingerprint() []byte {
 	expires := ""
 	if !g.Expires.IsZero() {
 		expires = g.Expires.UTC().Truncate(time.Microsecond).Format(time.RFC3339Nano)
 	}
 	text, _ := json.Marshal([]any{g.Wallet, g.Amount, expires, g.For, g.Category, g.Priority, g.Reference, g.RollCap, g.RollFor, g.LateRefunds})
+	version := byte(1)
+	if !g.Starts.IsZero() || !g.Renews.IsZero() || !g.RollTo.IsZero() || g.RollTimes != 0 || g.RollShared {
+		version = 2
+		starts := ""
+		if !g.Starts.IsZero() {
+			starts = g.Starts.UTC().Truncate(time.Microsecond).Format(time.RFC3339Nano)
+		}
+		more, _ := json.Marshal([]any{starts, g.Renews, g.First, g.RollTo, g.RollTimes, g.RollShared})
+		text = append(text, more...)
+	}
 	sum := sha256.Sum256(text)
-	return append([]byte{1}, sum[:]...)
+	return append([]byte{version}, sum[:]...)
 }

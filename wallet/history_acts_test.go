@@ -1,9 +1,11 @@
 package wallet_test
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"sync"
 	"time"
 
@@ -71,20 +73,52 @@ func (h *history) grant() {
 		g.Expires = h.now.Add(h.seconds("expires", 0, 5, 10, 20, 30, 60))
 		l.ends = g.Expires
 	}
+	if h.once("later", 4) {
+		g.Starts = h.now.Add(h.seconds("starts", 0, 3, 10, 20, 40, 90000))
+		l.starts = g.Starts
+		if g.For != 0 {
+			l.ends = mLater(at, g.Starts).Add(g.For)
+		}
+		if !g.Expires.IsZero() && !g.Starts.Before(g.Expires) {
+			g.Expires = g.Starts.Add(h.seconds("after", 1, 10, 90000))
+			l.ends = g.Expires
+		}
+	}
+	days := budget.PerPeriod(1, 24*time.Hour, noon.Add(7*time.Minute)).Period
+	if h.once("renews", 4) {
+		g.Expires, g.For, g.Renews = time.Time{}, 0, days
+		g.Reference = fmt.Sprint("plan", h.units("plan", 1, 4))
+		l.reference, l.renewal, l.renews, l.each = g.Reference, g.Reference, days, g.Amount
+		l.ends = mEnd(days, mLater(at, g.Starts))
+		if h.once("first", 2) {
+			g.First = h.units("first", 1, 20)
+			l.amount = g.First
+		}
+	}
 	if h.once("priority", 4) {
 		l.priority = int(h.units("priority", -1, 12))
 		g.Priority = &l.priority
 	}
 	if !l.ends.IsZero() && h.once("rolls", 3) {
 		g.RollCap, l.rollCap = h.units("cap", 1, 10), 0
-		g.RollFor = rapid.SampledFrom([]time.Duration{0, 5 * time.Second, 30 * time.Second}).Draw(h.T, "roll for")
-		l.rollCap, l.rollFor = g.RollCap, g.RollFor
+		g.RollFor = rapid.SampledFrom([]time.Duration{0, 5 * time.Second, 30 * time.Second, 24 * time.Hour}).Draw(h.T, "roll for")
+		if h.once("to a period", 3) {
+			g.RollFor, g.RollTo, l.rollTo = 0, days, days
+		}
+		if g.RollFor > time.Hour || !g.RollTo.IsZero() {
+			g.RollTimes = rapid.SampledFrom([]int{0, 0, 1, 2, 3, -1}).Draw(h.T, "times")
+			if l.again = max(g.RollTimes-1, 0); g.RollTimes < 0 {
+				l.again = -1
+			}
+		}
+		g.RollShared = h.once("shared", 3)
+		l.rollCap, l.rollFor, l.shared, l.fullCap = g.RollCap, g.RollFor, g.RollShared, g.RollCap
 	}
 	if h.once("late refunds", 3) {
 		g.LateRefunds = rapid.SampledFrom([]wallet.Late{wallet.Lapse, wallet.Forever, wallet.Late(7 * time.Second)}).Draw(h.T, "late")
 		l.late = g.LateRefunds
 	}
-	if h.once("referenced", 2) {
+	if g.Renews.IsZero() && h.once("referenced", 2) {
 		g.Reference = fmt.Sprint("r", h.units("reference", 1, 6))
 		l.reference = g.Reference
 	}
@@ -104,7 +138,7 @@ func (h *history) grant() {
 			return wallet.ErrConflict
 		case was >= 0:
 			return nil
-		case l.due(at):
+		case l.due(mLater(at, g.Starts)):
 			return wallet.ErrExpired
 		}
 		m.grant(l, h.now)
@@ -113,7 +147,8 @@ func (h *history) grant() {
 	if err == nil {
 		require.Equal(h.T, was >= 0, granted.Replayed)
 		if was < 0 {
-			was = len(h.m.lots) - 1
+			for was = len(h.m.lots) - 1; h.m.lots[was].grant.Wallet == ""; was-- { // the next one of Renews is behind it
+			}
 			require.Equal(h.T, l.ends, granted.Expires)
 		}
 		require.Equal(h.T, h.nos[was], granted.Lot)
@@ -177,7 +212,7 @@ func (h *history) draw() {
 			continue
 		}
 		l := &h.m.lots[p.lot]
-		want.Lots = append(want.Lots, wallet.Move{Lot: h.nos[p.lot], Reference: l.reference, Category: l.category, Amount: p.amount})
+		want.Lots = append(want.Lots, wallet.Move{Lot: h.nos[p.lot], Reference: cmp.Or(l.reference, l.shown), Category: l.category, Amount: p.amount})
 	}
 	require.Equal(h.T, want, drawn)
 }
@@ -252,6 +287,16 @@ func (h *history) revoke() {
 		}
 		m.due(h.now)
 		want = wallet.Revoked{Lot: h.nos[i]}
+		for _, j := range m.family(i) { // units that have not begun
+			l := &m.lots[j]
+			n := l.pending
+			if r.Amount > 0 {
+				n = min(n, r.Amount-want.Amount)
+			}
+			l.pending -= n
+			l.revoked += n
+			want.Amount += n
+		}
 		for _, j := range m.family(i) {
 			l := &m.lots[j]
 			n := l.rest()
@@ -273,6 +318,70 @@ func (h *history) revoke() {
 	if err == nil {
 		got.Seq = 0
 		require.Equal(h.T, want, got)
+	}
+}
+
+// endRenewals ends the renewals of a plan.
+func (h *history) endRenewals() {
+	reference := fmt.Sprint("plan", h.units("plan", 1, 4))
+	if h.once("another", 6) {
+		reference = "r1"
+	}
+	var want wallet.Revoked
+	got, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Revoked, error) {
+		return h.book.Revoke(ctx, tx, wallet.Revoke{Wallet: h.scope, Reference: reference, Renewals: true})
+	}, func(m *model) error {
+		if !slices.ContainsFunc(m.lots, func(l mLot) bool { return l.reference == reference && l.renewal == reference }) {
+			return wallet.ErrUnknownLot
+		}
+		m.due(h.now)
+		for i := range m.lots {
+			if l := &m.lots[i]; l.renewal == reference && !l.renews.IsZero() && l.pending > 0 {
+				want.Lot, want.Amount = int64(l.no), l.pending
+				l.revoked, l.pending, l.renews = l.revoked+l.pending, 0, budget.Period{}
+				m.at(h.now)
+			}
+		}
+		return nil
+	})
+	if err == nil {
+		require.Equal(h.T, want.Amount, got.Amount)
+		require.Equal(h.T, want.Lot > 0, got.Lot > 0)
+	}
+}
+
+// setEnd sets the end of a lot.
+func (h *history) setEnd() {
+	i, no, reference := h.lot()
+	e := wallet.LotEnd{Wallet: h.scope, Lot: no, Reference: reference}
+	if !h.once("never", 4) {
+		e.Expires = h.now.Add(h.seconds("expires", 0, 5, 10, 30, 60, 90000))
+	}
+	var same bool
+	got, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) { return h.book.SetEnd(ctx, tx, e) }, func(m *model) error {
+		if i < 0 {
+			return wallet.ErrUnknownLot
+		}
+		at := mLater(h.now, m.last)
+		l := &m.lots[i]
+		begins := at
+		if l.pending > 0 {
+			begins = mLater(at, l.starts)
+		}
+		switch same = l.ends.Equal(e.Expires); {
+		case same:
+		case l.due(at) || !e.Expires.IsZero() && !e.Expires.After(begins):
+			return wallet.ErrExpired
+		default:
+			m.due(h.now)
+			m.lots[i].ends = e.Expires
+			m.at(h.now)
+		}
+		return nil
+	})
+	if err == nil {
+		require.Equal(h.T, same, got.Replayed)
+		require.Equal(h.T, e.Expires, got.Expires)
 	}
 }
 
@@ -320,7 +429,7 @@ func (h *history) expire() {
 
 func (m *model) expire(now time.Time) {
 	for i := range m.lots {
-		if m.lots[i].due(now) && m.lots[i].rest() > 0 {
+		if l := &m.lots[i]; l.due(now) && l.rest() > 0 || l.pending > 0 && !l.starts.After(now) {
 			m.due(now)
 			break
 		}
@@ -331,7 +440,7 @@ func (m *model) expire(now time.Time) {
 func (h *history) advance() {
 	var times []time.Time
 	for i := range h.m.lots {
-		times = append(times, h.m.lots[i].ends)
+		times = append(times, h.m.lots[i].ends, h.m.lots[i].starts)
 	}
 	for _, hold := range h.m.holds {
 		if !hold.lease {
@@ -345,5 +454,5 @@ func (h *history) advance() {
 			return
 		}
 	}
-	h.set(h.now.Add(h.seconds("advance", 1, 3, 10, 30)))
+	h.set(h.now.Add(h.seconds("advance", 1, 3, 10, 30, 1, 3, 10, 30, 70000, 200000)))
 }

@@ -110,10 +110,10 @@ func newHistory(rt *rapid.T, f *fixture) *history {
 
 func (h *history) run() {
 	acts := map[string]func(){"grant": h.grant, "draw": h.draw, "reserve": h.reserve, "capture": h.capture, "release": h.release,
-		"extend": h.extend, "refund": h.refund, "credit": h.credit, "sweep": h.sweep, "revoke": h.revoke, "roll over": h.rollOver, "expire": h.expire, "advance": h.advance,
+		"extend": h.extend, "refund": h.refund, "credit": h.credit, "sweep": h.sweep, "revoke": h.revoke, "end renewals": h.endRenewals, "set an end": h.setEnd, "roll over": h.rollOver, "expire": h.expire, "advance": h.advance,
 		"carve": h.carve, "end a child": h.endChild, "repair": h.repair, "step back": func() { h.set(h.now.Add(-h.seconds("back", 1, 5, 20))) }}
 	names := []string{"grant", "grant", "grant", "draw", "draw", "draw", "draw", "reserve", "reserve", "reserve", "capture", "capture", "release", "extend",
-		"refund", "refund", "refund", "refund", "refund", "refund", "credit", "sweep", "revoke", "revoke", "roll over", "expire", "carve", "end a child",
+		"refund", "refund", "refund", "refund", "refund", "refund", "credit", "end renewals", "set an end", "set an end", "sweep", "revoke", "revoke", "roll over", "expire", "carve", "end a child",
 		"advance", "advance", "advance", "advance", "step back", "repair"}
 	swept := !h.unswept && rapid.Bool().Draw(h.T, "swept")
 	if h.unswept {
@@ -216,20 +216,26 @@ func (h *history) numberDraws() {
 }
 
 // kept is where a lot is, as the database has it.
-type kept struct{ Amount, Rest, Drawn, Held, Lapsed, Revoked, Rolled int64 }
+type kept struct {
+	Amount, Rest, Drawn, Held, Lapsed, Revoked, Rolled, Pending int64
+	Ends                                                        time.Time
+}
 
 // check compares each lot, and the balance.
 func (h *history) check() {
 	rows, err := h.f.pool.Query(h.Context(),
-		`select amount, rest, drawn, held, lapsed, revoked, rolled from metered.lots where scope = $1 order by no`, h.scope)
+		`select amount, rest, drawn, held, lapsed, revoked, rolled, pending, coalesce(nullif(expires_at, 'infinity'), '0001-01-01 00:00:00+00') from metered.lots where scope = $1 order by no`, h.scope)
 	require.NoError(h.T, err)
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[kept])
 	require.NoError(h.T, err)
+	for i := range got {
+		got[i].Ends = got[i].Ends.UTC()
+	}
 	want := []kept{}
 	lots := slices.Clone(h.m.lots)
 	slices.SortFunc(lots, func(a, b mLot) int { return a.no - b.no })
 	for _, l := range lots {
-		want = append(want, kept{l.amount, l.rest(), l.drawn, l.kept, l.lapsed, l.revoked, l.rolled})
+		want = append(want, kept{l.amount, l.rest(), l.drawn, l.kept, l.lapsed, l.revoked, l.rolled, l.pending, l.ends})
 	}
 	if !h.lags {
 		require.Equal(h.T, want, got, "%s", h.name)

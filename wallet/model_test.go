@@ -5,6 +5,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -36,9 +37,22 @@ type mLot struct {
 	rollFor             time.Duration
 	late                wallet.Late
 	grant               wallet.Grant
-	child               int // 1 + the number of the lot that it rolled over into, 0 for none
-	from                int // 1 + the number of the lot that its units were in before, 0 for none
-	no, rollNo          int // its number, and the number set aside for the lot that it rolls over into
+	child               int       // 1 + the number of the lot that it rolled over into, 0 for none
+	from                int       // 1 + the number of the lot that its units were in before, 0 for none
+	shown               string    // the reference of the lot that its units were in first
+	pending             int64     // units that begin at starts
+	starts              time.Time // zero: they began with the grant
+	renews              budget.Period
+	began               time.Time // of the first of renews: its grant
+	fullCap             int64     // the rollCap of each of them
+	each                int64     // units of each lot of renews
+	renewal             string    // the reference of the first of them
+	rollTo              budget.Period
+	again               int  // how often its units can roll over after the first time, -1: always
+	shared              bool // rollCap is for all units of the category that rolled over
+	pooled              bool // it rolled over of a shared one
+	carried             bool // its units rolled over into it
+	no, rollNo          int  // its number, and the number set aside for the lot that it rolls over into
 }
 
 // mPart is units taken of a lot. Lot -1 is the overdraft.
@@ -83,7 +97,9 @@ func (m *model) clone() *model {
 }
 
 // rest is the free units of a lot.
-func (l *mLot) rest() int64 { return l.amount - l.drawn - l.kept - l.lapsed - l.revoked - l.rolled }
+func (l *mLot) rest() int64 {
+	return l.amount - l.drawn - l.kept - l.lapsed - l.revoked - l.rolled - l.pending
+}
 
 func (l *mLot) due(now time.Time) bool { return !l.ends.IsZero() && !l.ends.After(now) }
 
@@ -159,15 +175,18 @@ func (m *model) settle(now time.Time) time.Time {
 	return m.at(now)
 }
 
-// due lets everything due happen, in the order of time: lots that end, and then holds.
+// due lets everything due happen, in the order of time: lots that end, lots that begin, and then holds.
 func (m *model) due(now time.Time) {
 	until := mLater(now, m.last)
 	for {
-		lot, hold := -1, -1
+		lot, hold, start := -1, -1, -1
 		for i := range m.lots {
 			l := &m.lots[i]
 			if l.due(until) && l.rest() > 0 && (lot < 0 || cmp.Or(l.ends.Compare(m.lots[lot].ends), cmp.Compare(l.no, m.lots[lot].no)) < 0) {
 				lot = i
+			}
+			if l.pending > 0 && !l.starts.After(until) && (start < 0 || cmp.Or(l.starts.Compare(m.lots[start].starts), cmp.Compare(l.no, m.lots[start].no)) < 0) {
+				start = i
 			}
 		}
 		for i := range m.holds { // with nothing held one is due by the clock alone, which may go back
@@ -176,9 +195,14 @@ func (m *model) due(now time.Time) {
 			}
 		}
 		switch {
-		case lot >= 0 && (hold < 0 || !m.lots[lot].ends.After(m.holds[hold].due)):
+		case lot >= 0 && (hold < 0 || !m.lots[lot].ends.After(m.holds[hold].due)) && (start < 0 || !m.lots[lot].ends.After(m.lots[start].starts)):
 			m.at(m.lots[lot].ends)
 			m.endLot(lot)
+		case start >= 0 && (hold < 0 || !m.lots[start].starts.After(m.holds[hold].due)):
+			m.at(m.lots[start].starts)
+			m.lots[start].pending = 0
+			m.pay()
+			m.renew(start)
 		case hold >= 0:
 			h := &m.holds[hold]
 			m.at(h.due)
@@ -195,7 +219,13 @@ func (m *model) due(now time.Time) {
 // endLot ends a lot: some units roll over, the rest lapse.
 func (m *model) endLot(i int) {
 	l := &m.lots[i]
-	if n := min(l.rest(), l.rollCap); n > 0 {
+	room := l.rollCap
+	for j := range m.lots {
+		if c := &m.lots[j]; l.shared && c.pooled && c.category == l.category && (c.ends.IsZero() || c.ends.After(l.ends)) {
+			room -= c.rest() + c.kept
+		}
+	}
+	if n := min(l.rest(), room); n > 0 {
 		m.roll(i, n, l.ends, l.rollFor, l.rollNo)
 		l = &m.lots[i]
 	}
@@ -218,14 +248,54 @@ func (m *model) add(l mLot) {
 // roll lets units of a lot go on in another one.
 func (m *model) roll(i int, units int64, from time.Time, lasts time.Duration, no int) {
 	l := &m.lots[i]
-	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late, from: i + 1, no: no}
+	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late, from: i + 1, no: no, carried: true, pooled: l.shared || l.pooled, shown: cmp.Or(l.reference, l.shown)}
 	if lasts != 0 {
 		next.ends = from.Add(lasts)
+	}
+	if no > 0 { // at its end
+		if !l.rollTo.IsZero() {
+			next.ends = mEnd(l.rollTo, from)
+		}
+		if l.again != 0 {
+			next.rollCap, next.rollFor, next.rollTo, next.shared, next.again = l.rollCap, l.rollFor, l.rollTo, l.shared, l.again
+		}
+		if l.again > 0 {
+			next.again--
+		}
 	}
 	l.rolled += units
 	l.rollCap = 0
 	l.child = len(m.lots) + 1
 	m.add(next)
+}
+
+// mEnd is the end of a period.
+func mEnd(p budget.Period, at time.Time) time.Time {
+	_, end, err := p.At(at)
+	if err != nil {
+		panic(err)
+	}
+	return end
+}
+
+// renew notes the lot of the period after that of a lot that has begun.
+func (m *model) renew(i int) {
+	l := m.lots[i]
+	if l.renews.IsZero() {
+		return
+	}
+	m.lots[i].renews = budget.Period{}
+	l.starts = mEnd(l.renews, mLater(l.starts, l.began))
+	l.ends = mEnd(l.renews, l.starts)
+	l.amount, l.pending = l.each, l.each
+	l.drawn, l.kept, l.lapsed, l.revoked, l.rolled, l.child, l.from, l.no, l.rollNo, l.rollCap = 0, 0, 0, 0, 0, 0, 0, 0, 0, l.fullCap
+	l.reference, l.grant = l.renewal+" "+l.starts.UTC().Format("2006-01-02T15:04:05Z"), wallet.Grant{}
+	for j := range m.lots {
+		if m.lots[j].reference == l.reference {
+			l.reference = ""
+		}
+	}
+	m.add(l)
 }
 
 // settled is the wallet as a reader sees it.

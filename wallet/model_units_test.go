@@ -137,7 +137,7 @@ func (m *model) giveBack(lot int, units int64, at time.Time) {
 		l.lapsed += units
 		return
 	}
-	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late, from: lot + 1}
+	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late, from: lot + 1, shown: cmp.Or(l.reference, l.shown)}
 	if l.late != wallet.Forever {
 		next.ends = at.Add(time.Duration(l.late))
 	}
@@ -191,7 +191,14 @@ func (m *model) grant(l mLot, now time.Time) {
 		m.due(now) // a minimum that fell due was spent before there were lots
 	}
 	m.open()
-	m.settle(now)
+	at := m.settle(now)
+	if l.starts.After(at) {
+		l.pending = l.amount
+		m.add(l)
+		return
+	}
+	l.began, l.starts = at, time.Time{}
 	m.add(l)
 	m.pay()
+	m.renew(len(m.lots) - 1)
 }

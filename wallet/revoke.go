@@ -19,6 +19,7 @@ type Revoke struct {
 	Lot       int64  // either Lot or Reference
 	Reference string // of the lot's grant
 	Amount    int64  // up to 2^53. Defaults to all of the lot
+	Renewals  bool   // of the grant that Renews under Reference: the lot of the next period and all later ones, and not the present lot
 	Note      budget.Note
 }
 
@@ -33,6 +34,11 @@ type Revoked struct {
 const revokeSQL = `
 select status, coalesce(no, 0), coalesce(revoked, 0), coalesce(missing, 0), coalesce(seq, 0), crossed
 from metered.revoke_lot($1::text, $2::bigint, $3::bigint, $4::text, $5::bigint, (($6::metered.new_charge[])[1]).limits, $7::int, $8::metered.origin)`
+
+const renewalSQL = `
+select status, coalesce(no, 0), coalesce(revoked, 0), coalesce(missing, 0), coalesce(seq, 0), crossed
+from metered.end_renewal($1::text, $2::bigint, $4::text, (($6::metered.new_charge[])[1]).limits, $7::int, $8::metered.origin)
+where $3::bigint is null and $5::bigint is null`
 
 // Revoke takes back units of a lot, and of lots that it rolled over into, that are neither drawn nor held, and counts
 // the missing ones. A second call for a whole lot takes nothing more. Refusal: ErrUnknownLot.
@@ -49,6 +55,12 @@ func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked
 	if err != nil {
 		return Revoked{}, err
 	}
+	sql := b.sql.revoke
+	if r.Renewals {
+		if sql = b.sql.renewal; r.Reference == "" || r.Amount != 0 {
+			return Revoked{}, invalid("Revoke.Renewals", "is for a Reference, without an Amount")
+		}
+	}
 	ctx, span := b.begin(ctx, "wallet.revoke")
 	defer func() { span.End(err) }()
 	var units *int64
@@ -57,7 +69,7 @@ func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked
 	}
 	var status string
 	err = named.lower(ctx, tx, &status, func(tx pgx.Tx, charges string) (crossed []byte, err error) {
-		err = tx.QueryRow(ctx, b.sql.revoke, r.Wallet, named.key, named.lot, named.reference, units, charges, b.waitMS(), named.origin).
+		err = tx.QueryRow(ctx, sql, r.Wallet, named.key, named.lot, named.reference, units, charges, b.waitMS(), named.origin).
 			Scan(&status, &revoked.Lot, &revoked.Amount, &revoked.Missing, &revoked.Seq, &crossed)
 		return crossed, failed("revoke", err)
 	})

@@ -19,7 +19,7 @@ type Line struct {
 
 var moveKinds = map[string]string{
 	"d": "credited", "t": "taken", "p": "paid back", "g": "given back", "h": "held", "q": "held after", "u": "captured", "f": "freed",
-	"e": "lapsed", "v": "revoked", "o": "rolled over",
+	"e": "lapsed", "v": "revoked", "o": "rolled over", "s": "scheduled", "w": "withdrawn",
 }
 
 // Move is the effect of an entry on a lot.
@@ -28,13 +28,13 @@ type Move struct {
 	Reference string `json:"reference,omitempty"`
 	Category  string `json:"category,omitempty"`
 	// Kind is "credited" for a new lot, "taken" by a charge, "given back" by a refund, "held", "captured" or "freed" by a hold, "lapsed",
-	// "revoked" or "rolled over", for an overdraft "paid back", and for overdrawn units of an earlier hold "held after".
+	// "revoked" or "rolled over", before a lot begins "scheduled" (also for an end that is set) or "withdrawn", for an overdraft "paid back", and for overdrawn units of an earlier hold "held after".
 	Kind   string `json:"kind,omitempty"`
 	Amount int64  `json:"amount"`
 }
 
 const movesSQL = `
-select m.seq, m.lot, coalesce(l.reference, ''), coalesce(l.category, ''), m.kind::text, m.amount
+select m.seq, m.lot, coalesce(l.reference, (l.plan).of_reference, ''), coalesce(l.category, ''), m.kind::text, m.amount
 from metered.lot_moves m left join metered.lots l on l.no = m.lot
 where m.scope = $1 and m.seq between $2 and $3
 order by m.seq, m.nth`

@@ -74,6 +74,9 @@ var all = []Mutant{
 	// Thresholds.
 	{"a threshold is reported without its state", "_cross_thresholds", "tips[i] := tip;", "", "./budget", "TestThreshold_OfAPeriodIsReportedOnceInEach"},
 	{"a threshold is crossed in silence", "_cross_thresholds", "silent := silent or l.telling is not true;", "", "./budget", "TestThreshold_IsReportedByEveryWayToCharge"},
+	{"a plan brings no lot after the first two", "_start_lot", "perform metered._renew_lot(l, e.seq);", "null;", "./wallet", "TestRenews_YearsThatNobodyTouchedAreWrittenByOneCall"},
+	{"a reader counts no lot that begins", "_due_lots", "lapsed := lapsed - child.pending;", "null;", "./wallet", "TestRenews_YearsThatNobodyTouchedAreWrittenByOneCall"},
+	{"a shared cap counts each lot alone", "_rolls_among", "if (l.plan).roll_shared is not true or", "if true or", "./wallet", "TestRenews_YearsThatNobodyTouchedAreWrittenByOneCall"},
 	{"a scope remembers any number of thresholds", "_kept_reports", "raise exception 'the scope has more thresholds than %', most using errcode = 'MT012', detail = tip.scope;", "null;", "./budget", "TestThreshold_AScopeHasABoundedNumber"},
 	{"a repair forgets the reports of a period", "_reported_after_repair", "while (was ->> 'from')::timestamptz > clk loop", "while false loop", "./budget", "TestThreshold_OfAPeriodIsReportedOnceThoughTheClockJumpsPastItsEnd"},
 	{"a threshold refuses a cost that was incurred", "_cross_captured", "exception when sqlstate 'MT002' or", "exception when", "./holds", "TestThresholds_NeverRefuseACostThatWasIncurred"},
@@ -102,7 +105,7 @@ var all = []Mutant{
 	{"a refund of overdraft makes credit", "_refund_parts", "bare := bare + case when lot = 0 then units else 0 end;", "", "./wallet", "TestRefund_OfOverdraftMakesNoCreditThatNeverEnds"},
 	{"a capture forgets the priority of lots", "_capture_lots", "order by l.priority, l.expires_at, nullif(y.lot, 0)", "order by l.expires_at, nullif(y.lot, 0)", "./wallet", "TestCapture_FollowsPriorityBeforeTheEndOfLots"},
 	{"a grant leaves the overdraft", "_add_lot", "if debt > 0 then", "if false then", "./wallet", "TestOverdraft_IsPaidBackByTheNextGrant"},
-	{"a grant's reference grants twice", "grant_lot", "case when was.fingerprint = lot.fingerprint then 'same' else 'conflict' end", "'same'", "./wallet", "TestGrant_OfAReferenceIsMadeOnce"},
+	{"a grant's reference grants twice", "plan_lot", "case when was.fingerprint = lot.fingerprint then 'same' else 'conflict' end", "'same'", "./wallet", "TestGrant_OfAReferenceIsMadeOnce"},
 	{"a revocation leaves units of due holds", "revoke_lot", "e := metered._after_due(e, 0, wait_ms);", "", "./wallet", "TestRevoke_TakesUnitsThatADueHoldFreed"},
 	{"a rollover takes all units", "_rolls", "least(l.rest, l.roll_cap)", "l.rest", "./wallet", "TestWallets_AgreeWithTheModel"},
 	{"a due hold gives to a lot that has ended", "_free_lots", "if l.expires_at <= freed.at then", "if false then", "./wallet", "TestReservation_FreedUnitsOfAnEndedLotLapseAtOnce"},

@@ -33,3 +33,33 @@ func (l Lot) String() string {
 	return composite(number(l.Amount), expires, lasts, text(l.Category), number(int64(l.Priority)), textOrNull(l.Reference), bytes(l.Fingerprint),
 		rollCap, rollFor, late)
 }
+
+// Plan is metered.lot_plan, as a caller sends it. The zero value is none.
+type Plan struct {
+	Renews      Period
+	RenewAmount int64
+	RollTo      Period
+	RollAgain   int
+	RollShared  bool
+}
+
+// Value is the plan as text, or nil for none.
+func (p Plan) Value() any {
+	if p.Renews.IsZero() && p.RollTo.IsZero() && p.RollAgain == 0 && !p.RollShared {
+		return nil
+	}
+	renews, amount, rollTo, again, shared := "", "", "", "", ""
+	if !p.Renews.IsZero() {
+		renews, amount = text(p.Renews.String()), number(p.RenewAmount)
+	}
+	if !p.RollTo.IsZero() {
+		rollTo = text(p.RollTo.String())
+	}
+	if p.RollAgain != 0 {
+		again = number(int64(p.RollAgain))
+	}
+	if p.RollShared {
+		shared = boolean(true)
+	}
+	return composite(renews, amount, "", rollTo, "", again, shared, "")
+}

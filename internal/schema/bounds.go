@@ -32,7 +32,7 @@ const (
 var Bounds = []Bound{
 	{"scope of_scope child of_child only_scope only_scopes claim scopes", 255, Bytes, ""},
 	{"id of_id ids operation tenant of_tenant holder entity", 255, Bytes, ""},
-	{"owner of_owner by_whom reference of_reference category name named", 255, Bytes, ""},
+	{"owner of_owner by_whom reference of_reference renewal category name named", 255, Bytes, ""},
 	{"of_queue of_key of_kind prefix marker mode policy zone", 255, Bytes, ""},
 	{"channel", 64, Bytes, ""},
 	{"purpose for_purpose", 128, Bytes, ""},
@@ -67,6 +67,7 @@ var Bounds = []Bound{
 	{"most", 1000, Value, ""},
 	{"max_jobs", 1000, Value, ""},
 	{"of_priority", 4, Value, ""},
+	{"roll_again", 10_000, Value, ""},
 	{"uses share", 1_000_000, Value, ""},
 }
 

@@ -72,6 +72,9 @@ var Functions = []Function{
 	{"retire_scopes", Application, write},
 
 	{"grant_lot", Application, write},
+	{"plan_lot", Application, write},
+	{"set_lot_end", Application, write},
+	{"end_renewal", Application, write},
 	{"draw", Application, write},
 	{"revoke_lot", Application, write},
 	{"roll_over", Application, write},

@@ -1,5 +1,5 @@
--- Ends that come by time alone: of lots, and of holds in a wallet. They happen in the order of their times, whenever they are written. At the same
--- instant lots end before holds, and each by number. A writer of a wallet first writes the ends that are due (settle), under the
+-- Time alone ends lots and holds of a wallet, and begins lots. It does so in the order of the times, whenever a call writes it. At the same
+-- instant lots end, then lots begin, then holds end, each in the order of the numbers. A writer of a wallet first writes the ends that are due (settle), under the
 -- wallet's lock. A reader counts them the same (_due_lots, lapsing). So no answer depends on a sweep.
 --
 -- Nobody draws a lot that has ended, and its lapse changes no other lot. So a call writes the ends of the first few lots, and leaves the
@@ -43,7 +43,7 @@ begin
 end
 $$;
 
--- When the next lot of a wallet ends, of those that have a rest or are held: infinity, if none does.
+-- When the next lot of a wallet ends, of those that have a rest or are held, or begins: infinity, if none does.
 create function metered._next_end(of_scope text, clk timestamptz) returns timestamptz
 language plpgsql stable
 as $$
@@ -51,7 +51,8 @@ begin
     return least(
         coalesce((select y.expires_at from metered.lots y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
         coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lots x where x.no = k.lot) y
-            where k.scope = of_scope and y.expires_at > clk), 'infinity'));
+            where k.scope = of_scope and y.expires_at > clk), 'infinity'),
+        coalesce((select y.starts_at from metered.lots y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.no limit 1), 'infinity'));
 end
 $$;
 
@@ -61,7 +62,7 @@ language plpgsql volatile
 as $$
 declare
     e metered.ledger := metered._own_entry(tip, l.expires_at);
-    n bigint := metered._rolls(l);
+    n bigint := metered._rolls_among(l, '{}');
 begin
     if n > 0 then
         e := (metered._roll_lot(e, l, n, l.roll_end, l.roll_no)).entry;
@@ -70,6 +71,98 @@ begin
         e := metered._take_back(e, l.no, l.rest - n, 'e');
     end if;
     return e;
+end
+$$;
+
+-- Begins a lot, at its time: credits its units, which pay an overdraft back at once, and notes the lot of the next period if it renews. Appends the entry behind
+-- tip, and returns it.
+create function metered._start_lot(tip metered.ledger, l metered.lots) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    e    metered.ledger := metered._own_entry(tip, l.starts_at);
+    debt bigint := metered._debt(tip);
+begin
+    e.seq := e.seq + 1;
+    e.kind := 'd';
+    e.amount := l.pending;
+    e.credited := e.credited + l.pending;
+    update metered.lots y set pending = 0, rest = l.pending, open = true, granted_at = l.starts_at, granted_seq = e.seq, last_seq = e.seq where y.no = l.no;
+    if e.crossed is not null then
+        e.crossed := metered._rearmed(e);
+    end if;
+    perform metered._append(e);
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (e.scope, e.seq, 1, l.no, 'd', l.pending);
+    if debt > 0 then
+        perform metered._pay_back(e, debt, 2);
+    end if;
+    perform metered._renew_lot(l, e.seq);
+    return e;
+end
+$$;
+
+-- The lot of the period after that of l, which renews.
+create function metered._next_lot(l metered.lots) returns metered.lots
+language plpgsql stable
+as $$
+declare
+    follows metered.lots := l;
+begin
+    follows.no := null;
+    follows.roll_no := null;
+    follows.starts_at := (metered._period_at((l.plan).renews, l.starts_at))[2];
+    follows.expires_at := (metered._period_at((l.plan).renews, follows.starts_at))[2];
+    follows.roll_end := case when l.roll_cap is not null then metered._roll_end(follows.expires_at, l.plan, (l.plan).roll_for) end;
+    follows.amount := (l.plan).renew_amount;
+    follows.pending := follows.amount;
+    follows.rest := 0;
+    follows.reference := left((l.plan).renewal || ' ' || to_char(follows.starts_at at time zone 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'), 255);
+    return follows;
+end
+$$;
+
+-- Notes the lot of the next period if l renews, which began with the entry at_seq. It has no reference if another lot has that one.
+create function metered._renew_lot(l metered.lots, at_seq bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    follows metered.lots;
+begin
+    if ((l.plan).renews).every is not null then
+        follows := metered._next_lot(l);
+        follows.granted_seq := at_seq;
+        follows.last_seq := at_seq;
+        if exists (select from metered.lots y where y.scope = l.scope and y.reference = follows.reference) then
+            follows.reference := null;
+        end if;
+        perform metered._note_lot(follows);
+        l.plan.renews := null;
+        l.plan.renew_amount := null;
+        update metered.lots y set plan = l.plan where y.no = l.no;
+    end if;
+end
+$$;
+
+-- Notes a lot that begins later.
+create function metered._note_lot(l metered.lots) returns bigint
+language plpgsql volatile
+as $$
+declare
+    numbers regclass := pg_get_serial_sequence('metered.lots', 'no');
+    made    bigint;
+begin
+    insert into metered.lots (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late,
+        priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan)
+    overriding system value
+    values (nextval(numbers), l.starts_at, l.expires_at, l.granted_seq, l.last_seq, l.amount, 0, l.roll_cap,
+        case when l.roll_cap is not null then nextval(numbers) end, l.roll_end, l.late,
+        l.priority, 'g', false, l.scope, l.category, l.reference, l.fingerprint, l.amount, l.starts_at, metered._again(l.plan), l.plan)
+    on conflict do nothing
+    returning no into made;
+    if made is null then
+        perform metered._collided();
+    end if;
+    return made;
 end
 $$;
 
@@ -110,8 +203,8 @@ begin
 end
 $$;
 
--- Writes the ends that are due in a wallet by clk, in their order: of holds, whose rows it locks, and of lots. It ends the first max_lots lots (null: all), and
--- beyond them lots of due holds, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry behind that, with a
+-- Writes all that is due in a wallet by clk, in its order: ends of holds, whose rows it locks, ends of lots, and beginnings. It ends the first max_lots lots (null: all), and
+-- beyond them lots of due holds, lots that begin, lots on whose end others depend, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry behind that, with a
 -- new lots_end, without the caller, operation and note of tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross:
 -- the entries remember them from the first one on that lowers the balance, since an expired hold lowers none.
 create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint, wait_ms int) returns metered.ledger
@@ -123,10 +216,13 @@ declare
     nos     bigint[];           -- holds that are due
     named   bigint[] := '{}';   -- lots that must be ended, and of no hold that is due
     l       metered.lots;
+    begins  metered.lots;
     due     record;
     line    metered.hold_lines;
     pos_end timestamptz := '-infinity';     -- the lot that was ended last, behind which the next is
     pos_no  bigint := 0;
+    begun   timestamptz := '-infinity';     -- the lot that began last, behind which the next does
+    begun_no bigint := 0;
     stop_end timestamptz;       -- the first lot that is left to others, or null
     stop_no bigint;
     left_over bigint := units;  -- of units, in lots that go on
@@ -150,7 +246,8 @@ begin
     if stop_end is not null then
         named := array(
             select k.lot from metered.hold_lines x, lateral (select o.lot from metered.lot_holds o where o.scope = x.scope and o.seq = x.opened_seq and o.lot > 0) k
-            where x.hold = any (nos) and x.scope = tip.scope and x.open > 0);
+            where x.hold = any (nos) and x.scope = tip.scope and x.open > 0
+            union select y.no from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until);
         for l in
             select y.* from metered.lots y
             where left_over > 0 and y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until
@@ -178,7 +275,22 @@ begin
                 (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= due.due order by z.expires_at, z.no limit 1)) y
             where stop_end is null or (y.expires_at, y.no) < (stop_end, stop_no) or y.no = any (named)
             order by y.expires_at, y.no limit 1;
-            exit when l.no is null;
+            select y.* into begins from metered.lots y
+            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= due.due and (y.starts_at, y.no) > (begun, begun_no) order by y.starts_at, y.no limit 1;
+            exit when l.no is null and begins.no is null;
+            if l.no is null or begins.starts_at < l.expires_at then
+                ends := least(ends, case when begins.expires_at > until then begins.expires_at end,
+                    case when ((begins.plan).renews).every is not null then
+                        case when (metered._next_lot(begins)).starts_at > until then (metered._next_lot(begins)).starts_at end end);
+                e.lots_end := ends;
+                e := metered._start_lot(e, begins);
+                begun := begins.starts_at;
+                begun_no := begins.no;
+                if stop_end is not null then
+                    named := named || begins.no;
+                end if;
+                continue;
+            end if;
             e.crossed := tip.crossed;
             e := metered._end_lot(e, l);
             if metered._rolls(l) > 0 and l.roll_end > until then
@@ -186,7 +298,7 @@ begin
             end if;
             e.lots_end := ends;
             if stop_end is not null then
-                named := named || l.roll_no;
+                named := case when nos is null then array_remove(named, l.no) else named end || l.roll_no;
             end if;
             pos_end := greatest(pos_end, l.expires_at);
             pos_no := case when pos_end = l.expires_at then l.no else pos_no end;

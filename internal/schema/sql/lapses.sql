@@ -1,52 +1,71 @@
 -- What a wallet has behind the ends that are due, for readers, who write none of them: duelots.sql says in which order ends happen.
 
--- The lot into which a lot rolls over at its end, or null.
-create function metered._gone_on(l metered.lots) returns metered.lots
+-- The lot into which so many units of l roll over at its end, or null for none. It has no number if nobody has written l yet.
+create function metered._gone_on(l metered.lots, units bigint) returns metered.lots
 language plpgsql stable
 as $$
 declare
     child metered.lots;
 begin
-    if metered._rolls(l) > 0 then
+    if units > 0 then
         child.no := l.roll_no;
         child.granted_at := l.expires_at;
         child.expires_at := l.roll_end;
-        child.amount := metered._rolls(l);
-        child.rest := child.amount;
+        child.amount := units;
+        child.rest := units;
         child.held := 0;
+        child.pending := 0;
         child.from_lot := l.no;
         child.priority := l.priority;
         child.scope := l.scope;
         child.category := l.category;
+        child.origin := 'r';
+        child.plan := metered._plan_on(l);
+        if (l.plan).roll_again <> 0 then
+            child.roll_cap := l.roll_cap;
+            child.roll_end := metered._roll_end(child.expires_at, child.plan, (l.plan).roll_for);
+        end if;
     end if;
     return child;
 end
 $$;
 
--- The ends of a wallet's due holds, and of the lots that they keep units of, as settle would write them: these lots behind that, and the lots into which one
--- rolls over, how many units of them lapsed, and by how many units the wallet is still overdrawn.
+-- The lots of a wallet behind all that is due, as settle would write it: those of which due holds keep units, those that begin, those on whose end others
+-- depend, and those into which one of these rolls over. lapsed is how many units lapsed, less those that began, and debt by how many units the wallet is still
+-- overdrawn.
 create function metered._due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
 language plpgsql stable
 as $$
 declare
-    kept   metered.lot_holds[]; -- units of these holds, and overdrawn units of other holds
-    spent  bigint;              -- of debt
+    until  timestamptz := greatest(clk, tip.at);
+    due    boolean := coalesce(tip.next_due <= clk, false); -- some holds are
+    kept   metered.lot_holds[] := '{}'; -- units of these holds, and overdrawn units of other holds
+    starts metered.lots[] := '{}';      -- that begin
+    begun  boolean;             -- some have
+    spent  bigint := 0;         -- of debt
     at     timestamptz := tip.at;
     child  metered.lots;
-    due    record;
+    nos    bigint[] := '{}';    -- of the due holds, in their order, with their times, entries and minima
+    times  timestamptz[];
+    seqs   bigint[];
+    minima bigint[];
+    turn   int := 1;            -- the next of them
     k      record;
     own    record;
     j      int;
+    s      int;
     part   bigint;
     units  bigint;
 begin
     debt := metered._debt(tip);
     lapsed := 0;
     lots := '{}';
-    if not coalesce(tip.next_due <= clk, false) then
-        return;
+    if tip.lots_end <= until then
+        starts := array(select y from metered.lots y where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until order by y.starts_at, y.no);
+        lots := array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.no);
     end if;
-    if debt = 0 then    -- then no hold pays for another one, and one statement does
+    begun := starts <> '{}';
+    if due and debt = 0 and starts = '{}' and lots = '{}' then    -- then no hold pays for another one, and one statement does
         for k in
             select o.lot, sum(o.amount)::bigint as kept, coalesce(sum(o.freed) filter (where o.expires_at > greatest(o.due, tip.at)), 0)::bigint as back,
                 coalesce(sum(o.freed) filter (where o.expires_at <= greatest(o.due, tip.at)), 0)::bigint as late
@@ -64,59 +83,78 @@ begin
             lapsed := lapsed + k.late;
             lots := lots || child;
         end loop;
-    else
-        kept := array(
-            select o from metered.lot_holds o
-            where o.scope = tip.scope and o.seq = any (array(select y.opened_seq from metered.hold_lines y
-                where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk))
-            order by o.seq, o.lot);
-        lots := array(select y from metered.lots y where y.no = any (array(select o.lot from unnest(kept) o)) order by y.no);
+    elsif due or starts <> '{}' or lots <> '{}' then
+        if due then
+            select array_agg(y.hold order by y.due, y.hold), array_agg(y.due order by y.due, y.hold), array_agg(y.opened_seq order by y.due, y.hold),
+                array_agg(least(y.open, greatest(0, y.at_least - y.captured)) order by y.due, y.hold)
+            into nos, times, seqs, minima
+            from metered.hold_lines y where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk;
+            nos := coalesce(nos, '{}');
+            kept := array(select o from metered.lot_holds o where o.scope = tip.scope and o.seq = any (seqs) order by o.seq, o.lot);
+            lots := lots || array(select y from metered.lots y where y.no = any (array(select o.lot from unnest(kept) o))
+                and y.no <> all (array(select x.no from unnest(lots) x)) order by y.no);
+        end if;
         kept := kept || array(select o from metered.lot_holds o
-            where o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(kept) x)) order by o.seq);
+            where debt > 0 and o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(kept) x)) order by o.seq);
         spent := debt - (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0);
     end if;
-    for due in
-        select y.hold, y.due, y.opened_seq, least(y.open, greatest(0, y.at_least - y.captured)) as minimum from metered.hold_lines y
-        where debt > 0 and y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk
-        union all select null, greatest(clk, tip.at), null, null
-        order by due, hold
     loop
-        at := greatest(at, due.due);
-        j := 1;
-        while j <= cardinality(lots) loop
-            if lots[j].rest > 0 and lots[j].expires_at <= due.due then
-                child := metered._gone_on(lots[j]);
-                lapsed := lapsed + lots[j].rest - coalesce(child.rest, 0);
+        j := (select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0 and lots[x.j].expires_at <= until
+            order by lots[x.j].expires_at, lots[x.j].no, x.j limit 1);
+        s := (select x.j from generate_subscripts(starts, 1) x(j) order by starts[x.j].starts_at, starts[x.j].no, x.j limit 1);
+        if j is not null and lots[j].expires_at <= coalesce(starts[s].starts_at, 'infinity') and lots[j].expires_at <= coalesce(times[turn], 'infinity') then
+            units := metered._rolls_among(lots[j], lots);
+            child := metered._gone_on(lots[j], units);
+            lapsed := lapsed + lots[j].rest - units;
+            if lots[j].held = 0 and (lots[j].no is null or lots[j].last_seq is null) then   -- nobody has written it, and nothing is left of it
+                lots := lots[:j - 1] || lots[j + 1:];
+            else
                 lots[j].rest := 0;
                 lots[j].roll_cap := null;
-                if child.no is not null then
-                    lots := lots || child;
+            end if;
+            if units > 0 then
+                lots := lots || child;
+            end if;
+            continue;
+        elsif s is not null and starts[s].starts_at <= coalesce(times[turn], 'infinity') then
+            child := starts[s];
+            at := greatest(at, child.starts_at);
+            starts := starts[:s - 1] || starts[s + 1:];
+            if ((child.plan).renews).every is not null and (metered._next_lot(child)).starts_at <= until then
+                starts := starts || metered._next_lot(child);
+            end if;
+            lapsed := lapsed - child.pending;
+            child.rest := child.pending;
+            child.pending := 0;
+            child.granted_at := child.starts_at;
+            lots := lots || child;
+        elsif turn <= cardinality(nos) then
+            at := greatest(at, times[turn]);
+            units := minima[turn];
+            for k in
+                select o.n, o.lot, o.amount, y.n as j from unnest(kept) with ordinality o(seq, lot, amount, scope, n)
+                    left join (select x.no, x.priority, x.expires_at, row_number() over () as n from unnest(lots) x) y on y.no = o.lot
+                where o.seq = seqs[turn] and o.amount > 0 order by y.priority, y.expires_at, y.no
+            loop
+                part := least(units, k.amount);
+                units := units - part;
+                kept[k.n].amount := 0;
+                if k.lot = 0 then
+                    spent := spent + part;
+                    continue;
                 end if;
-            end if;
-            j := j + 1;
-        end loop;
-        exit when due.hold is null;
-        units := due.minimum;
-        for k in
-            select o.n, o.lot, o.amount, y.n as j from unnest(kept) with ordinality o(seq, lot, amount, scope, n)
-                left join (select x.no, x.priority, x.expires_at, row_number() over () as n from unnest(lots) x) y on y.no = o.lot
-            where o.seq = due.opened_seq and o.amount > 0 order by y.priority, y.expires_at, y.no
-        loop
-            part := least(units, k.amount);
-            units := units - part;
-            kept[k.n].amount := 0;
-            if k.lot = 0 then
-                spent := spent + part;
-                continue;
-            end if;
-            j := k.j;
-            lots[j].held := lots[j].held - k.amount;
-            if lots[j].expires_at <= at then
-                lapsed := lapsed + k.amount - part;
-            else
-                lots[j].rest := lots[j].rest + k.amount - part;
-            end if;
-        end loop;
+                j := k.j;
+                lots[j].held := lots[j].held - k.amount;
+                if lots[j].expires_at <= at then
+                    lapsed := lapsed + k.amount - part;
+                else
+                    lots[j].rest := lots[j].rest + k.amount - part;
+                end if;
+            end loop;
+            turn := turn + 1;
+        else
+            exit;
+        end if;
         continue when spent + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0) = 0;
         -- As _pay_back does it.
         for k in select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0
@@ -136,7 +174,9 @@ begin
             end loop;
         end loop;
     end loop;
-    debt := coalesce(spent, 0) + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0);
+    if due or begun then
+        debt := case when nos <> '{}' or begun or kept <> '{}' then coalesce(spent, 0) + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0) else debt end;
+    end if;
 end
 $$;
 
@@ -155,7 +195,7 @@ begin
     if (tip.lots_end <= until) is not true then
         return d.lapsed;
     end if;
-    nos := array(select x.no from unnest(d.lots) x);
+    nos := array(select x.no from unnest(d.lots) x where x.no is not null);
     select count(*) as n, sum(x.rest - case when x.roll_end > until then metered._rolls(x) else 0 end) as units into few
     from (select y.* from metered.lots y where y.scope = tip.scope and y.open and y.expires_at <= until and y.no <> all (nos)
           order by y.expires_at, y.no limit metered._ends_per_call() + 1) x;
@@ -179,6 +219,7 @@ as $$
 declare
     until timestamptz := greatest(clk, tip.at);
     due   metered.lots[] := (metered._due_lots(tip, clk)).lots;
+    nos   bigint[] := array(select x.no from unnest(due) x where x.no is not null);
     l     metered.lots;
 begin
     foreach l in array due loop
@@ -193,7 +234,7 @@ begin
                          union select unnest(of_nos)) n,
             -- A join without the limit can be one that reads all lots.
             lateral (select z.* from metered.lots z where z.no = n.no limit 1) y
-        where y.no <> all (array(select x.no from unnest(due) x))
+        where y.no <> all (nos)
     loop
         while l.rest > 0 and l.expires_at <= until loop
             if l.held > 0 then
@@ -202,7 +243,7 @@ begin
                 select y.* into l from metered.lots y where y.no = l.no;
                 l.held := 0;
             end if;
-            l := metered._gone_on(l);
+            l := metered._gone_on(l, metered._rolls(l));
         end loop;
         if l.rest > 0 or l.held > 0 then
             return next l;

@@ -188,7 +188,7 @@ create function metered._append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
 begin
-    if e.amount < 1 and e.kind not in ('k', 'z') then
+    if e.amount < 1 and e.kind not in ('k', 'z', 's') then
         perform metered._no_amount();
     end if;
     insert into metered.ledger values (e.*) on conflict do nothing;
@@ -226,7 +226,7 @@ begin
         e.crossed := case when e.crossed is not null then metered._rearmed(e) end;
         perform metered._append(e);
     else
-        e := (metered._credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, 'c', wait_ms)).entry;
+        e := (metered._credit_lot(e, row(units, 'infinity', null, '', 0, null, null, null, null, null)::metered.new_lot, null, 'c', wait_ms)).entry;
     end if;
     seq := e.seq;
     at := e.at;
@@ -372,7 +372,7 @@ begin
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
         and (tip.lots_end is null or metered._debt(tip) = 0) and not exists (
         select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
-        select from metered.lots l where l.scope = of_scope and l.untold > 0) and not exists (
+        select from metered.lots l where l.scope = of_scope and (l.untold > 0 or l.pending > 0)) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
         delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
         get diagnostics rest = row_count;

@@ -69,6 +69,15 @@ begin
     e := metered._end_named(e, metered._family(no));
     nos := metered._family(no);
     revoked := 0;
+    for l in select y.* from metered.lots y where y.no = any (nos) and y.pending > 0 order by y.no loop
+        part := case when units is null then l.pending else least(units - revoked, l.pending) end;
+        exit when part = 0;
+        e := metered._withdraw(e, l, part);
+        revoked := revoked + part;
+        seq := e.seq;
+        at := e.at;
+        e.seq := e.seq + 1;
+    end loop;
     for l in select y.* from metered.lots y where y.no = any (nos) and y.open and y.rest > 0 order by y.no loop
         part := least(units - revoked, l.rest);
         exit when part = 0;
@@ -188,7 +197,7 @@ $$;
 create function metered._untold_json(l metered.lots) returns json
 language sql stable
 as $$
-    select json_build_object('wallet', l.scope, 'lot', l.no, 'reference', l.reference, 'category', l.category, 'granted', l.amount,
+    select json_build_object('wallet', l.scope, 'lot', l.no, 'reference', coalesce(l.reference, (l.plan).of_reference), 'category', l.category, 'granted', l.amount,
         'granted_at', l.granted_at, 'expires_at', l.expires_at, 'amount', l.untold, 'seq', l.last_seq)
 $$;
 
@@ -224,17 +233,23 @@ begin
         from ((select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.open and y.expires_at <= clk
                order by y.priority, y.expires_at, y.no)
               union
+              (select y.no, y.starts_at from metered.lots y where y.scope = only_scope and y.pending > 0 and y.starts_at <= clk order by y.starts_at, y.no)
+              union
               (select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.untold > 0 order by y.expires_at, y.no)) d
         where (d.expires_at, d.no) > (after_end, after_no);
         more := coalesce(cardinality(due) > max_lots, false);
         due := due[1:max_lots];
         seen := coalesce(cardinality(due), 0);
-        last_end := (select y.expires_at from metered.lots y where y.no = due[seen]);
+        last_end := (select case when y.pending > 0 then y.starts_at else y.expires_at end from metered.lots y where y.no = due[seen]);
     else
         select array_agg(d.no order by d.expires_at, d.no), count(*), max(d.expires_at), count(*) = max_lots into due, seen, last_end, more
-        from (select y.no, y.expires_at from metered.lots y
+        from ((select y.no, y.expires_at from metered.lots y
               where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
-              order by y.expires_at, y.no limit max_lots) d;
+              order by y.expires_at, y.no limit max_lots)
+              union all
+              (select y.no, y.starts_at from metered.lots y
+              where y.pending > 0 and (y.starts_at, y.no) > (after_end, after_no) and y.starts_at <= clk order by y.starts_at, y.no limit max_lots)
+              order by 2, 1 limit max_lots) d;
         for s in
             select x.scope, metered._scope_key(x.scope) as key
             from (select distinct y.scope from metered.lots y where y.no = any (due)) x order by 2
@@ -247,8 +262,9 @@ begin
     last_no := due[seen];
     busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
     for s in
-        select y.scope, max(y.expires_at) as last_end, count(*)::int as lots, array_agg(y.no) as nos from metered.lots y
-        where y.no = any (due) and y.open and y.expires_at <= clk and y.scope = any (locked) group by y.scope order by y.scope
+        select y.scope, max(case when y.pending > 0 then y.starts_at else y.expires_at end) as last_end, count(*) filter (where y.open)::int as lots, array_agg(y.no) as nos
+        from metered.lots y
+        where y.no = any (due) and (y.open and y.expires_at <= clk or y.pending > 0 and y.starts_at <= clk) and y.scope = any (locked) group by y.scope order by y.scope
     loop
         tip := metered._entry_for_write(s.scope);
         w := metered._cross_lowered(tip, 0, limits, clk);
@@ -261,7 +277,7 @@ begin
         e.crossed := w.crossed;
         e := metered._settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
         ended := ended + (select count(*) from metered.lots y where y.no = any (s.nos) and not y.open);
-        due := due || array(select y.no from metered.lots y where y.from_lot = any (s.nos) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
+        due := due || array(select y.no from metered.lots y where (y.from_lot = any (s.nos) or y.granted_seq > tip.seq and y.scope = s.scope) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
         if e.seq > tip.seq and w.crossings is not null then
             crossed := coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[e.seq]);
         end if;
@@ -294,7 +310,7 @@ begin
     delete from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep;
     -- A lot stays while one is there that it went on in: it is found by its reference. And that one stays while it could be rolled over again.
     loop
-        delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0
+        delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0
             and 0 = (select count(*) from metered.lots y where y.from_lot = l.no)
             and (l.from_lot is null or 1 > (select count(*) from metered.lots y
                 where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0)));

@@ -112,7 +112,7 @@ begin
     else
         tip := metered._take_back(tip, of_lot, units, 'o');
         tip := (metered._append_lot(tip, row(units, case when l.late = interval '0' then 'infinity' else refund.at + l.late end, null,
-            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'l', of_lot, null)).entry;
+            l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, metered._plan_on(l), 'l', of_lot, null)).entry;
     end if;
 end
 $$;
@@ -264,12 +264,10 @@ begin
 end
 $$;
 
--- Credits a wallet by a lot. e is as _next_entry has it. The scope is a wallet from here on.
-create function metered._credit_lot(e metered.ledger, lot metered.new_lot, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
+-- An entry that is to be written, whose scope is a wallet from here on.
+create function metered._as_wallet(e metered.ledger) returns metered.ledger
 language plpgsql volatile
 as $$
-declare
-    made record;
 begin
     if e.lots_end is null then
         e.seq := e.seq - 1;
@@ -277,9 +275,20 @@ begin
         e.seq := e.seq + 1;
         e.lots_end := 'infinity';
     end if;
-    e := metered._after_due(e, 0, wait_ms);
+    return e;
+end
+$$;
+
+-- Credits a wallet by a lot. e is as _next_entry has it. The scope is a wallet from here on.
+create function metered._credit_lot(e metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", wait_ms int, out entry metered.ledger, out no bigint)
+language plpgsql volatile
+as $$
+declare
+    made record;
+begin
+    e := metered._after_due(metered._as_wallet(e), 0, wait_ms);
     e.seq := e.seq - 1;
-    made := metered._add_lot(e, lot, as_origin, null, null);
+    made := metered._add_lot(e, lot, plan, as_origin, null, null);
     entry := made.entry;
     no := made.no;
 end

@@ -29,6 +29,61 @@ as $$
     select case when l.roll_cap is not null then least(l.rest, l.roll_cap) else 0 end
 $$;
 
+-- The units of a lot that roll over at its end. A shared cap counts all units of its category that have rolled over. among has the lots that a reader knows
+-- better than the table does.
+create function metered._rolls_among(l metered.lots, among metered.lots[]) returns bigint
+language plpgsql stable
+as $$
+begin
+    if (l.plan).roll_shared is not true or l.roll_cap is null or l.rest = 0 then
+        return metered._rolls(l);
+    end if;
+    return greatest(0, least(l.rest, l.roll_cap
+        - (select coalesce(sum(y.rest + y.held), 0) from unnest(among) y where y.origin = 'r' and (y.plan).roll_shared and y.category = l.category and y.expires_at > l.expires_at)
+        - (select coalesce(sum(y.rest + y.held), 0) from metered.lots y
+           where y.scope = l.scope and y.category = l.category and y.origin = 'r' and (y.plan).roll_shared and y.expires_at > l.expires_at
+             and y.no <> all (array(select x.no from unnest(among) x where x.no is not null)))));
+end
+$$;
+
+-- Whether the end of a lot with that plan depends on other lots, or makes a lot that ends in turn. No call leaves such an end to a later one.
+create function metered._again(plan metered.lot_plan) returns boolean
+language sql immutable
+as $$
+    select coalesce(plan.roll_again <> 0, false) or coalesce(plan.roll_shared, false)
+$$;
+
+-- The plan of a lot that takes over units of l.
+create function metered._plan_on(l metered.lots) returns metered.lot_plan
+language plpgsql stable
+as $$
+declare
+    plan metered.lot_plan := l.plan;
+begin
+    plan.renews := null;
+    plan.renew_amount := null;
+    plan.of_reference := coalesce(l.reference, plan.of_reference);
+    if plan.roll_again > 0 then
+        plan.roll_again := plan.roll_again - 1;
+    end if;
+    return case when plan is not distinct from row(null, null, null, null, null, null, null, null)::metered.lot_plan then null else plan end;
+end
+$$;
+
+-- The end of the lot into which one rolls over that ends at ends.
+create function metered._roll_end(ends timestamptz, plan metered.lot_plan, roll_for interval) returns timestamptz
+language plpgsql stable
+as $$
+begin
+    if ends = 'infinity' then     -- it does not end, so nothing rolls over
+        return ends;
+    elsif (plan.roll_to).every is not null then
+        return (metered._period_at(plan.roll_to, ends))[2];
+    end if;
+    return case when roll_for = interval '0' then 'infinity' else ends + roll_for end;
+end
+$$;
+
 -- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for a charge (t), for units that were
 -- overdrawn (p), for a hold (h, q) that the entry of_hold holds. nth is the number of its next move. ended is null, or the time of an entry
 -- that lags: lots that ended by then are passed over.
@@ -136,7 +191,7 @@ $$;
 
 -- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. as_no is the number of the
 -- lot, if one was set aside for it.
-create function metered._append_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
+create function metered._append_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", of_lot bigint, as_no bigint,
     out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
@@ -154,12 +209,12 @@ begin
     end if;
     perform metered._append(entry);
     insert into metered.lots (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
-        priority, origin, open, scope, category, reference, fingerprint)
+        priority, origin, open, scope, category, reference, fingerprint, again, plan)
     overriding system value
     values (coalesce(as_no, nextval(numbers)), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, lot.amount, lot.roll_cap,
         case when lot.roll_cap is not null then nextval(numbers) end,
-        case when lot.roll_for = interval '0' then 'infinity' else lot.expires_at + lot.roll_for end, lot.late, of_lot,
-        lot.priority, as_origin, true, tip.scope, lot.category, lot.reference, lot.fingerprint)
+        case when lot.roll_cap is not null then metered._roll_end(lot.expires_at, plan, lot.roll_for) end, lot.late, of_lot,
+        lot.priority, as_origin, true, tip.scope, lot.category, lot.reference, lot.fingerprint, metered._again(plan), plan)
     on conflict do nothing
     returning lots.no into _append_lot.no;
     if _append_lot.no is null then
@@ -170,7 +225,7 @@ end
 $$;
 
 -- The same, and pays an overdraft back at once.
-create function metered._add_lot(tip metered.ledger, lot metered.new_lot, as_origin "char", of_lot bigint, as_no bigint,
+create function metered._add_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", of_lot bigint, as_no bigint,
     out entry metered.ledger, out no bigint)
 language plpgsql volatile
 as $$
@@ -178,7 +233,7 @@ declare
     debt bigint := metered._debt(tip);
     made record;
 begin
-    made := metered._append_lot(tip, lot, as_origin, of_lot, as_no);
+    made := metered._append_lot(tip, lot, plan, as_origin, of_lot, as_no);
     entry := made.entry;
     no := made.no;
     if debt > 0 then
@@ -246,8 +301,10 @@ declare
     made record;
 begin
     entry := metered._take_back(tip, l.no, units, 'o');
-    update metered.lots y set roll_cap = null where y.no = l.no;
-    made := metered._add_lot(entry, row(units, ends, null, l.category, l.priority, null, null, null, null, l.late)::metered.new_lot, 'r', l.no, as_no);
+    update metered.lots y set roll_cap = null, again = false where y.no = l.no;
+    made := metered._add_lot(entry, row(units, ends, null, l.category, l.priority, null, null,
+        case when as_no is not null and (l.plan).roll_again <> 0 then l.roll_cap end, (l.plan).roll_for, l.late)::metered.new_lot,
+        metered._plan_on(l), 'r', l.no, as_no);
     entry := made.entry;
     no := made.no;
     if as_no is not null and entry.at > l.expires_at then

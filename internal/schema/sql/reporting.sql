@@ -16,7 +16,7 @@ select l.scope,                                 -- the charged scope
     l.at,                                       -- by the database's clock
     case l.kind when 'c' then 'charge' when 'd' then 'credit' when 'r' then 'refund' when 'k' then 'clock repair' when 'z' then 'close'
         when 'h' then 'hold' when 'u' then 'capture' when 'l' then 'release' when 'x' then 'expire'
-        when 'e' then 'lapse' when 'v' then 'revoke' when 'o' then 'roll over' end as kind, -- the kind of entry
+        when 'e' then 'lapse' when 'v' then 'revoke' when 'o' then 'roll over' when 's' then 'schedule' end as kind, -- the kind of entry
     l.amount,                                   -- of the entry, never negative
     case when l.kind in ('c', 'u', 'e', 'v', 'o') then l.amount when l.kind in ('r', 'd') then -l.amount else 0 end as change, -- of used
     l.spent - l.refunded - l.credited as used,  -- charges less refunds and credits, so far
@@ -175,14 +175,14 @@ select t.purpose,                               -- the right that it grants
 from metered.tokens t, (select metered.clock() as now) c;
 
 -- Lots of wallets, with words for their states. By scope, or by no, it reads an index. Everything else reads all lots. What
--- is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled.
+-- is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled + pending.
 create view metered.lots_words as
 select y.no,                                    -- the number of the lot
     y.scope,                                    -- the wallet
     y.reference,                                -- of the caller, once in a wallet
     y.category,                                 -- of the caller, as paid or promotional
     y.priority,                                 -- the lower one is drawn first
-    case when y.rest > 0 and y.expires_at <= c.now then 'ended' when y.rest > 0 then 'open' when y.held > 0 then 'held'
+    case when y.pending > 0 then 'pending' when y.rest > 0 and y.expires_at <= c.now then 'ended' when y.rest > 0 then 'open' when y.held > 0 then 'held'
         when y.lapsed > 0 or y.rolled > 0 then 'ended' when y.revoked = y.amount then 'revoked' else 'used up' end as state, -- ended: units were left at its end, whether that is written down or not. held: the rest is in open holds and leases
     case y.origin when 'g' then 'granted' when 'c' then 'credited' when 'r' then 'rolled over' else 'given back late' end as origin, -- where its units are from
     y.from_lot,                                 -- the lot that they were in before
@@ -196,7 +196,11 @@ select y.no,                                    -- the number of the lot
     y.revoked,                                  -- units that were taken back
     y.rolled,                                   -- units that rolled over into another lot
     y.granted_seq,                              -- the entry that credited it
-    y.last_seq                                  -- the last entry that moved units of it
+    y.last_seq,                                 -- the last entry that moved units of it
+    y.pending,                                  -- units that nobody can draw before starts_at
+    y.starts_at,                                -- when it begins, or began, or null: with the grant
+    (y.plan).of_reference as of_reference,      -- the reference of the lot that had its units first, or null
+    (y.plan).renewal as renewal                 -- the reference of the grant that renews by it, or null
 from metered.lots y, (select metered.clock() as now) c;
 
 -- The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a
@@ -210,9 +214,9 @@ select m.scope,                                 -- the wallet
     y.reference,                                -- of the lot
     y.category,                                 -- of the lot
     case m.kind when 'd' then 'credited' when 't' then 'taken' when 'p' then 'paid back' when 'g' then 'given back' when 'h' then 'held' when 'q' then 'held after'
-        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' end as does, -- the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold
+        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' when 's' then 'scheduled' when 'w' then 'withdrawn' end as does, -- the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold
     m.amount,                                   -- units
-    case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind = 'u' then 0 else -m.amount end as change, -- of the lot's rest
+    case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind in ('u', 's', 'w') then 0 else -m.amount end as change, -- of the lot's rest
     m.back as given_back,                       -- of what was drawn, what refunds gave back
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone

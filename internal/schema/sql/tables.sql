@@ -22,7 +22,8 @@ create table metered.ledger (
     kind      "char"      not null,   -- c charge, d credit (deposit), r refund, k clock repair,
                                       -- z the scope was closed: nothing new is let in;
                                       -- of holds: h held, u captured (used), l released, x expired;
-                                      -- of lots, credit taken back: e lapsed (ended), v revoked, o rolled over
+                                      -- of lots, credit taken back: e lapsed (ended), v revoked, o rolled over;
+                                      -- s scheduled: a lot that begins later, is withdrawn, or whose end was set
     scope     text collate "C" not null, -- the charged scope
     next_due  timestamptz,            -- no open hold falls due before this, or -infinity: the scope is closed
     ref       bigint,                 -- of a refund: the seq of its charge
@@ -32,7 +33,7 @@ create table metered.ledger (
     note      jsonb,                  -- actor, tenant, correlation, reason
     anchor_at timestamptz,            -- some time in the past, for which anchor_spent is known, or null
     anchor_spent bigint,              -- spent at that time: it bounds the units spent since
-    lots_end timestamptz,             -- no lot of the scope ends before this, or null: the scope has no lots
+    lots_end timestamptz,             -- no lot of the scope ends or begins before this, or null: the scope has no lots
     crossed jsonb,                    -- the reported thresholds, until they are armed again, or null
     -- The guard: a writer that did not see the last entry collides here,
     -- whatever its isolation level, even if it never took the lock.
@@ -191,7 +192,7 @@ create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 create index hold_lines_least on metered.hold_lines (scope, due) where open > 0 and at_least > 0;
 
 -- Lots: the credit of a wallet, in parts that end. The wallet's balance is in its ledger, as of any scope. This table says where
--- it is from. amount = rest + drawn + held + lapsed + revoked + rolled. The columns of a lot are only changed behind an entry
+-- it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending. The columns of a lot are only changed behind an entry
 -- of its scope, which the guard lets one writer make.
 create table metered.lots (
     no          bigint      generated always as identity primary key, -- the number of the lot
@@ -218,7 +219,11 @@ create table metered.lots (
     scope       text collate "C" not null, -- the wallet
     category    text collate "C" not null, -- of the caller: paid, promotional
     reference   text collate "C",       -- of the caller, once in a wallet
-    fingerprint bytea                   -- of the grant under the reference: a version byte and a SHA-256
+    fingerprint bytea,                  -- of the grant under the reference: a version byte and a SHA-256
+    pending     bigint      not null default 0, -- units of amount that nobody can draw before starts_at
+    starts_at   timestamptz,            -- when it begins, or began, or null: with the grant
+    again       boolean     not null default false, -- its units roll over again, or share a cap: no call leaves its end to a later one
+    plan        metered.lot_plan        -- how it renews and rolls over, or null
 ) with (fillfactor = 70);
 
 -- The order in which lots are drawn. Neither a draw that leaves a rest, nor what is in a lot that is drawn empty, changes
@@ -228,6 +233,14 @@ create index lots_open on metered.lots (scope, priority, expires_at, no) where o
 -- The lots of a wallet by their end, and the lots that roll over, in the order in which they are drawn then.
 create index lots_ends on metered.lots (scope, expires_at, no) where open;
 create index lots_rolling on metered.lots (scope, priority, roll_end, roll_no) where open and roll_cap is not null;
+
+-- Lots that begin later, in one wallet and in all.
+create index lots_starts on metered.lots (scope, starts_at, no) where pending > 0;
+create index lots_starting on metered.lots (starts_at, no) where pending > 0;
+
+-- Lots whose end no call leaves to a later one, and lots that hold units which rolled over.
+create index lots_again on metered.lots (scope, expires_at, no) where open and again;
+create index lots_carried on metered.lots (scope, category, expires_at) where origin = 'r';
 
 -- The lots of all wallets by their end, with those that subscribers have not heard of.
 create index lots_due on metered.lots (expires_at, no) where open or untold > 0;
@@ -253,7 +266,8 @@ create table metered.lot_moves (
     amount bigint not null,             -- how many units
     back   bigint not null default 0,   -- units of amount that refunds gave back
     kind   "char" not null,             -- d credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund,
-                                        -- h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over
+                                        -- h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over,
+                                        -- s scheduled for later, or its end set, w withdrawn before it began
     scope  text collate "C" not null,   -- the wallet
     primary key (scope, seq, nth)
 );

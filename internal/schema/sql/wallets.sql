@@ -1,15 +1,45 @@
 -- The functions of wallets that applications call. See lots.sql.
 
--- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. status is granted, same (it was granted under the
--- reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing
--- written, if the scope must exist and does not.
+-- Grants a lot that begins at once and has no plan: see plan_lot.
 create function metered.grant_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, must_exist boolean, wait_ms int, origin metered.origin,
+    out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
+language plpgsql volatile
+as $$
+begin
+    select g.status, g.no, g.seq, g.at, g.expires_at, g.refused into status, no, seq, at, expires_at, refused
+    from metered.plan_lot(of_scope, key, lot, null, null, must_exist, wait_ms, origin) g;
+end
+$$;
+
+-- Checks a plan that a caller passes. What comes again is a day long at least, since a call writes all that came meanwhile.
+create function metered._require_plan(lot metered.new_lot, plan metered.lot_plan, starts_at timestamptz) returns void
+language plpgsql stable
+as $$
+begin
+    perform metered._require(plan.renewal is null and plan.of_reference is null and plan.roll_for is null
+        and (((plan.renews).every is null) = (plan.renew_amount is null)) and coalesce(plan.renew_amount between 1 and 9007199254740992, true)
+        and coalesce((plan.renews).every >= interval '1 day', true) and coalesce(octet_length((plan.renews).zone) <= 255, true)
+        and coalesce(octet_length((plan.roll_to).zone) <= 255, true)
+        and ((plan.renews).every is null or lot.lasts is null and lot.expires_at is null and lot.reference is not null)
+        and (lot.roll_cap is not null or (plan.roll_to).every is null and plan.roll_again is null and plan.roll_shared is null)
+        and coalesce(plan.roll_again between -1 and 10000, true)
+        and (coalesce(plan.roll_again, 0) = 0 or coalesce((plan.roll_to).every, lot.roll_for) >= interval '1 day')
+        and coalesce(starts_at > '-infinity' and starts_at < '9000-01-01 00:00:00+00', true), 'plan');
+end
+$$;
+
+-- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. status is granted, same (it was
+-- granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing
+-- written, if the scope must exist and does not.
+create function metered.plan_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, plan metered.lot_plan, starts_at timestamptz, must_exist boolean,
+    wait_ms int, origin metered.origin,
     out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
 language plpgsql volatile
 as $$
 declare
     e    metered.ledger;
     was  metered.lots;
+    first metered.lots;
     made record;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true), 'key');
@@ -20,6 +50,9 @@ begin
         and coalesce(lot.expires_at > '-infinity' and lot.expires_at < '9000-01-01 00:00:00+00', true)
         and (lot.roll_cap is null) = (lot.roll_for is null) and coalesce(lot.roll_cap between 1 and 9007199254740992, true)
         and coalesce(metered._goes_on(lot.roll_for), true) and coalesce(metered._goes_on(lot.late), true), 'lot');
+    if plan is distinct from null or starts_at is not null then
+        perform metered._require_plan(lot, plan, starts_at);
+    end if;
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     if lot.reference is not null then
         select * into was from metered.lots y where y.scope = of_scope and y.reference = lot.reference;
@@ -39,20 +72,186 @@ begin
             return;
         end if;
     end if;
-    lot.expires_at := coalesce(e.at + lot.lasts, lot.expires_at, 'infinity');
-    if lot.expires_at <= e.at then
+    if ((plan).renews).every is not null then
+        first.starts_at := (metered._period_at(plan.renews, coalesce(starts_at, e.at)))[1];
+        lot.expires_at := (metered._period_at(plan.renews, first.starts_at))[2];
+        plan.renewal := lot.reference;
+    end if;
+    if plan is distinct from null then
+        plan.roll_for := lot.roll_for;
+    end if;
+    lot.expires_at := coalesce(greatest(e.at, starts_at) + lot.lasts, lot.expires_at, 'infinity');
+    if lot.expires_at <= greatest(e.at, starts_at) then
         status := metered._missing_lot(e);   -- it was not granted before, as of now
         status := 'ended';
         at := e.at;
         return;
     end if;
     e := metered._after_minima(e, wait_ms);
-    made := metered._credit_lot(e, lot, 'g', wait_ms);
+    first.scope := of_scope;
+    first.amount := lot.amount;
+    first.expires_at := lot.expires_at;
+    first.roll_cap := lot.roll_cap;
+    first.late := lot.late;
+    first.priority := lot.priority;
+    first.category := lot.category;
+    first.reference := lot.reference;
+    first.fingerprint := lot.fingerprint;
+    first.plan := plan;
+    if starts_at > e.at then
+        first.starts_at := starts_at;
+        if lot.roll_cap is not null then
+            first.roll_end := metered._roll_end(lot.expires_at, plan, lot.roll_for);
+        end if;
+        e := metered._schedule(metered._after_due(metered._as_wallet(e), 0, wait_ms), lot.amount, starts_at);
+        first.granted_seq := e.seq;
+        first.last_seq := e.seq;
+        no := metered._note_lot(first);
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, e.seq, 1, no, 's', lot.amount);
+    else
+        made := metered._credit_lot(e, lot, plan, 'g', wait_ms);
+        e := made.entry;
+        no := made.no;
+        if ((plan).renews).every is not null then
+            first.no := no;
+            perform metered._renew_lot(first, e.seq);
+        end if;
+    end if;
     status := 'granted';
-    no := made.no;
-    seq := (made.entry).seq;
-    at := (made.entry).at;
+    seq := e.seq;
+    at := e.at;
     expires_at := nullif(lot.expires_at, 'infinity');
+end
+$$;
+
+-- Appends an entry that moves no units: a lot of so many units is scheduled, or its end is set. e is as _next_entry has it, behind everything due. The lot begins or
+-- ends at comes.
+create function metered._schedule(e metered.ledger, units bigint, comes timestamptz) returns metered.ledger
+language plpgsql volatile
+as $$
+begin
+    e.kind := 's';
+    e.amount := units;
+    e.lots_end := least(e.lots_end, comes);
+    perform metered._append(e);
+    return e;
+end
+$$;
+
+-- Sets the end of a lot, by its number or reference: earlier, later, or never (infinity). status is set, same (it has that end), unknown, ended (it has
+-- ended by now, or the end would be over), or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report.
+create function metered.set_lot_end(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, ends timestamptz, limits metered.charge_limit[],
+    wait_ms int, origin metered.origin,
+    out status text, out no bigint, out units bigint, out seq bigint, out at timestamptz, out crossed jsonb)
+language plpgsql volatile
+as $$
+declare
+    e   metered.ledger;
+    l   metered.lots;
+    w   record;
+    was bigint;
+begin
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+        and (ends = 'infinity' or ends > '-infinity' and ends < '9000-01-01 00:00:00+00') is true, 'set_lot_end');
+    e := metered._next_entry(of_scope, key, wait_ms, origin);
+    l := metered._find_lot(of_scope, of_lot, of_reference);
+    if l.no is null then
+        status := metered._missing_lot(e);
+        return;
+    end if;
+    no := l.no;
+    units := l.amount;
+    at := e.at;
+    seq := l.last_seq;
+    if l.expires_at = ends then
+        status := 'same';
+        return;
+    elsif l.expires_at <= e.at or ends <= greatest(e.at, case when l.pending > 0 then l.starts_at end) then
+        status := metered._missing_lot(e);
+        status := 'ended';
+        return;
+    end if;
+    was := e.seq;
+    w := metered._cross_lowered(e, 0, limits, least(e.at, metered.clock()));
+    if w.silent then
+        status := 'crossing';
+        return;
+    end if;
+    e.crossed := w.crossed;
+    e := metered._after_due(e, 0, wait_ms);
+    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
+    l := metered._find_lot(of_scope, l.no, null);
+    at := e.at;
+    e := metered._schedule(e, l.rest + l.held + l.pending, ends);
+    update metered.lots y set expires_at = ends, last_seq = e.seq,
+        roll_end = case when l.roll_cap is null then l.roll_end
+            when (l.plan).roll_for is not null or ((l.plan).roll_to).every is not null then metered._roll_end(ends, l.plan, (l.plan).roll_for)
+            when l.roll_end = 'infinity' or l.expires_at = 'infinity' or ends = 'infinity' then 'infinity'
+            else ends + (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end
+    where y.no = l.no;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, e.seq, 1, l.no, 's', e.amount);
+    status := 'set';
+    seq := e.seq;
+    crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
+end
+$$;
+
+-- Ends the renewals of a grant, by its reference: the lot of the next period is withdrawn, and none comes after it. The present one stays. status is revoked,
+-- same (they were ended before), unknown (no such grant renews), or crossing, as revoke_lot has it.
+create function metered.end_renewal(of_scope metered.scope_name, key bigint, of_reference text, limits metered.charge_limit[], wait_ms int, origin metered.origin,
+    out status text, out no bigint, out revoked bigint, out missing bigint, out seq bigint, out at timestamptz, out crossed jsonb)
+language plpgsql volatile
+as $$
+declare
+    e   metered.ledger;
+    l   metered.lots;
+    w   record;
+    was bigint;
+begin
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_reference) between 1 and 255) is true, 'end_renewal');
+    e := metered._next_entry(of_scope, key, wait_ms, origin);
+    l := metered._find_lot(of_scope, null, of_reference);
+    if l.no is null or (l.plan).renewal is distinct from of_reference then
+        status := metered._missing_lot(e);
+        return;
+    end if;
+    was := e.seq;
+    w := metered._cross_lowered(e, 0, limits, least(e.at, metered.clock()));
+    if w.silent then
+        status := 'crossing';
+        return;
+    end if;
+    e.crossed := w.crossed;
+    e := metered._after_due(e, 0, wait_ms);
+    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
+    select * into l from metered.lots y where y.scope = of_scope and y.pending > 0 and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
+    order by y.starts_at, y.no limit 1;
+    missing := 0;
+    revoked := 0;
+    if l.no is null then
+        status := metered._missing_lot(e);
+        status := 'same';
+        return;
+    end if;
+    e := metered._withdraw(e, l, l.pending);
+    status := 'revoked';
+    no := l.no;
+    revoked := l.pending;
+    seq := e.seq;
+    at := e.at;
+    crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
+end
+$$;
+
+-- Takes back units of a lot before they begin. Without any left, it does not begin, and none comes after it. Appends the entry e, and returns it.
+create function metered._withdraw(e metered.ledger, l metered.lots, units bigint) returns metered.ledger
+language plpgsql volatile
+as $$
+begin
+    e := metered._schedule(e, units, e.lots_end);
+    update metered.lots y set pending = y.pending - units, revoked = y.revoked + units, last_seq = e.seq where y.no = l.no;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (l.scope, e.seq, 1, l.no, 'w', units);
+    return e;
 end
 $$;
 
@@ -104,8 +303,8 @@ begin
     -- Aggregates inside lateral leave the planner no join to choose.
     select e.credited - e.spent + e.refunded - e.held - case when metered._lags(e) then metered._lapsing(e, e.at) else 0 end, m.lots into left_over, lots
     from metered.ledger e, lateral (
-        select json_agg(json_build_object('lot', y.no, 'reference', y.reference, 'category', y.category, 'amount', x.amount) order by x.nth) as lots
-        from metered.lot_moves x, lateral (select z.no, z.reference, z.category from metered.lots z where z.no = x.lot limit 1) y
+        select json_agg(json_build_object('lot', y.no, 'reference', coalesce(y.reference, y.of_reference), 'category', y.category, 'amount', x.amount) order by x.nth) as lots
+        from metered.lot_moves x, lateral (select z.no, z.reference, (z.plan).of_reference, z.category from metered.lots z where z.no = x.lot limit 1) y
         where x.scope = e.scope and x.seq = e.seq) m
     where e.scope = charge.scope and e.seq = draw.seq;
     overdrawn := greatest(0, least(amount, -left_over));
@@ -137,7 +336,7 @@ begin
         return;
     end if;
     lots := (
-        select json_agg(json_build_object('lot', x.no, 'reference', x.reference, 'category', x.category, 'priority', x.priority,
+        select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference', coalesce(x.reference, (x.plan).of_reference), 'category', x.category, 'priority', x.priority,
             'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held)
             order by x.priority, x.expires_at, x.no)
         from metered._lots_now(tip, clk, null) x);

@@ -80,3 +80,14 @@ $$;
 -- due: a window leaves the captured units behind. Other entries cannot, and cost a comparison.
 create trigger ledger_frees before insert on metered.ledger
     for each row when (new.kind in ('d', 'r', 'l', 'u', 'x', 'k')) execute function metered._mark_freed();
+
+-- Lots that begin later, that renew, and that roll over more than once.
+alter table metered.lots
+    add column pending bigint not null default 0,
+    add column starts_at timestamptz,
+    add column again boolean not null default false,
+    add column plan metered.lot_plan;
+create index lots_starts on metered.lots (scope, starts_at, no) where pending > 0;
+create index lots_starting on metered.lots (starts_at, no) where pending > 0;
+create index lots_again on metered.lots (scope, expires_at, no) where open and again;
+create index lots_carried on metered.lots (scope, category, expires_at) where origin = 'r';
