@@ -27,8 +27,8 @@ const (
 // so one statement sees both or neither.
 const endedSQL = `
 select l.no, l.tenant, l.id, case when l.open then (
-	select pg_catalog.count(*) from river_job j
-	where j.id = pg_catalog.split_part(l.id, '/', 2)::bigint and j.metadata ->> 'metered:hold' = l.id and j.finalized_at is null) = 0 else false end
+	select count(*) from river_job j
+	where j.id = pg_catalog.split_part(l.id, '/', 2)::bigint and j.metadata operator(pg_catalog.->>) 'metered:hold' = l.id and j.finalized_at is null) = 0 else false end
 from (
 	select h.no, h.tenant, h.id, h.state = 'h' and h.due > metered.clock() and h.id ~ '^job/[0-9]{1,18}/[0-9a-f]{16}$' as open
 	from metered.holds h where h.pending and h.id like 'job/%' and h.no > $1::bigint order by h.no limit $2::int) l

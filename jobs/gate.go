@@ -3,7 +3,6 @@ package jobs
 import (
 	"cmp"
 	"errors"
-	"fmt"
 	"strings"
 	"time"
 
@@ -44,12 +43,10 @@ func newGate(client *river.Client[pgx.Tx], name schema.Name, config Config) (gat
 	if g.riverSchema != "" {
 		table = pgx.Identifier{g.riverSchema, "river_job"}
 	}
-	insert := strings.ReplaceAll(insertSQL, "river_job", table.Sanitize())
-	g.parkSQL = name.SQL(fmt.Sprintf(insert, parkSQL, parkedColumns))
-	g.releaseSQL = name.SQL(fmt.Sprintf(insert, releaseSQL, releasedColumns))
+	onRiver := func(sql string) string { return name.SQL(strings.ReplaceAll(sql, "river_job", table.Sanitize())) }
+	g.parkSQL, g.releaseSQL, g.endedSQL = onRiver(parkSQL), onRiver(releaseSQL), onRiver(endedSQL)
 	g.judgedSQL, g.nextSQL, g.dropSQL, g.changeSQL = name.SQL(judgedSQL), name.SQL(nextSQL), name.SQL(dropSQL), name.SQL(changeSQL)
 	g.explainSQL, g.listSQL = name.SQL(explainSQL), name.SQL(listSQL)
-	g.endedSQL = name.SQL(strings.ReplaceAll(endedSQL, "river_job", table.Sanitize()))
 	return g, nil
 }
 

@@ -142,30 +142,37 @@ func (p *prepared) gated(id int64, params *rivertype.JobInsertParams) (gatedJob,
 	}, err
 }
 
-// insertSQL inserts the jobs that a function of ours lets start, with the rights of the caller, and tells River of them as its
-// own inserts do. River's notice is of the schema in which it was sent.
-const insertSQL = `
-with asked as materialized (%s
+// A statement that inserts the jobs that a function of ours lets start, with the privileges of the caller, and tells River of them as
+// its own inserts do. River's notice is of the schema in which it was sent. The call of the function, and the columns of the answer,
+// stand between.
+const (
+	startsSQL = `
+with asked as materialized (`
+
+	insertedSQL = `
 ), made as (
 	insert into river_job (id, args, kind, max_attempts, metadata, priority, queue, tags)
-	select (a.job ->> 'job_id')::bigint, a.job -> 'args', a.job ->> 'kind', (a.job ->> 'max_attempts')::smallint, a.job -> 'metadata',
-		(a.job ->> 'priority')::smallint, a.job ->> 'queue', array(select pg_catalog.jsonb_array_elements_text(a.job -> 'tags'))::varchar(255)[]
+	select (a.job operator(pg_catalog.->>) 'job_id')::bigint, a.job operator(pg_catalog.->) 'args', a.job operator(pg_catalog.->>) 'kind',
+		(a.job operator(pg_catalog.->>) 'max_attempts')::smallint, a.job operator(pg_catalog.->) 'metadata',
+		(a.job operator(pg_catalog.->>) 'priority')::smallint, a.job operator(pg_catalog.->>) 'queue',
+		array(select pg_catalog.jsonb_array_elements_text(a.job operator(pg_catalog.->) 'tags'))::varchar(255)[]
 	from asked a where a.starts
 	returning id, created_at, scheduled_at
 ), said as materialized (
 	select pg_catalog.pg_notify(pg_catalog.concat(coalesce(nullif($1::text, ''), pg_catalog.current_schema()), '.river_insert'),
 		pg_catalog.json_build_object('queue', q.queue)::text)
-	from (select distinct a.job ->> 'queue' as queue from asked a where a.starts) q
+	from (select distinct a.job operator(pg_catalog.->>) 'queue' as queue from asked a where a.starts) q
 )
-select %s
-from asked a left join made m on a.starts and m.id = (a.job ->> 'job_id')::bigint, (select pg_catalog.count(*) from said) s
+select `
+
+	answeredSQL = `
+from asked a left join made m on a.starts and m.id = (a.job operator(pg_catalog.->>) 'job_id')::bigint, (select count(*) from said) s
 order by a.nth`
 
-const (
-	parkSQL = `
+	parkSQL = startsSQL + `
 	select p.*, p.status = 'started' as starts
-	from metered.park_jobs($2::text::jsonb, $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool) p`
-	parkedColumns = `a.nth, a.status, a.refused, a.scope, m.created_at, m.scheduled_at`
+	from metered.park_jobs($2::text::jsonb, $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool) p` + insertedSQL +
+		`a.nth, a.status, a.refused, a.scope, m.created_at, m.scheduled_at` + answeredSQL
 )
 
 func (e *Enqueuer) parkArgs(jobs []gatedJob, some *ledger.Parking, s ledger.Sending) []any {

@@ -92,8 +92,9 @@ const (
 	changeSQL  = `select metered.change_parked($1::bigint, $2::int, $3::int)`
 	explainSQL = `select metered.explain_parked($1::bigint, $2::interval)`
 	listSQL    = `
-select j.job_id, j.job ->> 'queue', j.job ->> 'kind', coalesce(j.job -> 'metadata' ->> 'metered:key', ''), j.tenant, j.fair, j.priority,
-	j.job -> 'args', j.scope, j.amount, j.parked_at, j.drop_at
+select j.job_id, j.job operator(pg_catalog.->>) 'queue', j.job operator(pg_catalog.->>) 'kind',
+	coalesce(j.job operator(pg_catalog.->) 'metadata' operator(pg_catalog.->>) 'metered:key', ''), j.tenant, j.fair, j.priority,
+	j.job operator(pg_catalog.->) 'args', j.scope, j.amount, j.parked_at, j.drop_at
 from metered.parked_jobs j
 where j.scope = $1 and (j.priority, j.turn, j.job_id) > (
 	select coalesce(pg_catalog.max(a.priority), -1), coalesce(pg_catalog.max(a.turn), -1), coalesce(pg_catalog.max(a.job_id), -1)

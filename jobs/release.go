@@ -33,10 +33,10 @@ const (
 )
 
 const (
-	releaseSQL = `
+	releaseSQL = startsSQL + `
 	select pg_catalog.row_number() over () as nth, r.*, r.status = 'released' as starts
-	from metered.release_jobs($2::text[], $3::text::jsonb, $4::int, $5::int, $6::interval, $7::metered.origin, $8::text) r`
-	releasedColumns = `a.status, a.job, a.scope, m.created_at, m.scheduled_at`
+	from metered.release_jobs($2::text[], $3::text::jsonb, $4::int, $5::int, $6::interval, $7::metered.origin, $8::text) r` + insertedSQL +
+		`a.status, a.job, a.scope, m.created_at, m.scheduled_at` + answeredSQL
 
 	judgedSQL = `select metered.judged_scopes($1::text[], $2::int, $3::int)`
 	nextSQL   = `select metered.next_release()`
