@@ -163,3 +163,42 @@ func ExampleReservation_minimum() {
 	// 30 seconds later: 30 used, 0 held
 	// opened anew: 30 used, 600 held
 }
+
+// The result of the work arrives in another process, as a webhook does. It settles the session by the operation's id.
+func ExampleResume() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	client, err := metered.New(pool, metered.Config{})
+	if err != nil {
+		log.Fatal(err)
+	}
+	started, err := metered.Open[transcript](ctx, client, reserve("job-1"))
+	if err != nil {
+		log.Fatal(err)
+	}
+	defer started.Close()
+
+	arrived := func(id string, seconds int64) error {
+		s, err := metered.Resume[transcript](ctx, client, metered.Reservation{ID: id, Tenant: "ann", Name: "transcribe"})
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		out, err := s.Settle(ctx, metered.Cost{Lines: []holds.Line{{Scope: "seconds/ann", Amount: seconds}}},
+			func(context.Context, *metered.Tx) (transcript, error) { return transcript{seconds}, nil })
+		if err == nil {
+			fmt.Println("charged", out.Holds[0].Lines[0].Captured, "replayed", out.Replayed)
+		}
+		return err
+	}
+	fmt.Println(arrived("job-1", 240))
+	fmt.Println(arrived("job-1", 240)) // the webhook comes twice
+	fmt.Println(errors.Is(arrived("job-2", 240), metered.ErrLost))
+	// Output:
+	// charged 240 replayed false
+	// <nil>
+	// charged 240 replayed true
+	// <nil>
+	// true
+}

@@ -490,6 +490,7 @@ func (s *session) settle() (over func()) {
 // The reports of a session to observers.
 const (
 	sessionOpened     = "opened"
+	sessionResumed    = "resumed"
 	sessionRenewed    = "renewed"
 	sessionNotRenewed = "not_renewed"
 	sessionSettled    = "settled"

@@ -145,7 +145,7 @@ func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
 	place, look, open, lockAll, capture, release, releaseCaptured, extend, giveBack, expire string
-	get, claimed, list, claims, due, history                                                string
+	get, ofSession, claimed, list, claims, due, history                                     string
 	sweep, announced, purge, purgeable                                                      string
 }
 
@@ -154,7 +154,7 @@ func render(n schema.Name) statements {
 		place: n.SQL(placeSQL), look: n.SQL(lookSQL), open: n.SQL(openSQL), lockAll: n.SQL(ledger.LockAllSQL), capture: n.SQL(captureSQL), release: n.SQL(releaseSQL),
 		releaseCaptured: n.SQL(releaseCapturedSQL),
 		extend:          n.SQL(extendSQL), giveBack: n.SQL(returnSQL), expire: n.SQL(expireSQL),
-		get: n.SQL(getSQL), claimed: n.SQL(claimedSQL), list: n.SQL(listSQL),
+		get: n.SQL(getSQL), ofSession: n.SQL(ofSessionSQL), claimed: n.SQL(claimedSQL), list: n.SQL(listSQL),
 		claims: n.SQL(listClaimsSQL), due: n.SQL(dueSQL), history: n.SQL(historySQL),
 		sweep: n.SQL(sweepSQL), announced: n.SQL(announcedSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL),
 	}

@@ -1,10 +1,15 @@
 package holds
 
 import (
+	"context"
 	"crypto/sha256"
+	"errors"
 	"fmt"
 	"slices"
 
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
@@ -17,10 +22,39 @@ const openSQL = `
 select status, placed_at, deadline, seqs, ats, refused, stored, crossed
 from metered.open_session($1::metered.new_command, $2::metered.new_hold, $3::metered.new_charge[], $4::interval, $5::int, $6::metered.origin, $7::text)`
 
+// idsOfSession begins the ids of the holds of an operation's sessions.
+func idsOfSession(operation string) string {
+	sum := sha256.Sum256([]byte(operation))
+	return fmt.Sprintf("%s%x_", sessionPrefix, sum[:16])
+}
+
+const ofSessionSQL = `
+select metered.hold_json(h.no, c.now), h.fingerprint
+from (select metered.clock() as now) c, metered.holds h
+where h.tenant = $1 and h.id >= $2 and h.id < $3 and h.state = 'h' and h.due > c.now and ($4 = '' or h.holder = $4)
+limit 1`
+
+// ofSession returns the open hold of an operation's session, and its fingerprint, or ErrUnknown.
+func (b *Book) ofSession(ctx context.Context, db budget.Querier, tenant, operation, holder string) (h Hold, fingerprint []byte, err error) {
+	if err := checkNames(tenant, holder); err != nil {
+		return Hold{}, nil, err
+	}
+	var raw []byte
+	ids := idsOfSession(operation)
+	err = db.QueryRow(ctx, b.sql.ofSession, tenant, ids, ids+"~", holder).Scan(&raw, &fingerprint)
+	if errors.Is(err, pgx.ErrNoRows) {
+		return Hold{}, nil, unknown(false)
+	}
+	if err != nil {
+		return Hold{}, nil, failed("resume", err)
+	}
+	err = h.decode(raw)
+	return h, fingerprint, err
+}
+
 // prepareOpen validates the request of a session's hold, of its operation's tenant. Each call makes another id.
 func (b *Book) prepareOpen(r Request, o *ledger.Opening) (*call, error) {
-	sum := sha256.Sum256([]byte(o.Operation))
-	r.ID, r.opening = fmt.Sprintf("%s%x_%s", sessionPrefix, sum[:16], uuidv7.New()), o
+	r.ID, r.opening = idsOfSession(o.Operation)+uuidv7.New(), o
 	c, err := b.preparePlace(r)
 	if err != nil {
 		return nil, err

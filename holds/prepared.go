@@ -30,6 +30,11 @@ func (internals) Open(b *Book, r Request, o *ledger.Opening) (*ledger.Call[[]Hol
 	return b.prepareOpen(r, o)
 }
 
+// OfSession is the open hold of an operation's session, and its fingerprint.
+func (internals) OfSession(ctx context.Context, b *Book, db budget.Querier, tenant, operation, holder string) (Hold, []byte, error) {
+	return b.ofSession(ctx, db, tenant, operation, holder)
+}
+
 // Claim prepares Book.Claim.
 func (internals) Claim(b *Book, c Claim) (*ledger.Call[[]Hold], error) { return b.prepareClaim(c) }
 

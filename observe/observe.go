@@ -106,7 +106,7 @@ const (
 	Lots       Kind = "lots"        // N lots of wallets were "granted", "revoked" (in part or whole), "rolled over", or "ended" by a sweep
 	LotsLapsed Kind = "lots_lapsed" // N units of lots (breakage), counted by the sweep, even if another call ended the lots
 
-	Session Kind = "session" // "opened", "renewed", "not_renewed" by a failed try, "settled", "cancelled", "lost", "abandoned" (only closed)
+	Session Kind = "session" // "opened", "resumed", "renewed", "not_renewed" by a failed try, "settled", "cancelled", "lost", "abandoned" (only closed)
 )
 
 // Event is a moment without a duration.
