@@ -8,6 +8,7 @@ import (
 	"strings"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
@@ -109,11 +110,14 @@ func (m migration) schema(ctx context.Context, tx pgx.Tx) (Report, error) {
 	return report, irreparable(after, after.Differences())
 }
 
-// run runs a text of several statements. Without arguments Exec uses the simple protocol, which
-// takes the whole of it.
+// run runs a text of several statements, each sent as one of its own, all in one round trip. Citus passes the text of
+// some statements on to the workers, and a text of several is more than it can pass on.
 func (m migration) run(ctx context.Context, tx pgx.Tx, sql string) error {
-	_, err := tx.Exec(ctx, "set local search_path = pg_catalog, pg_temp;\n"+m.opts.Schema.SQL(sql), pgx.QueryExecModeSimpleProtocol)
-	return err
+	batch := &pgconn.Batch{}
+	for _, text := range schema.Statements("set local search_path = pg_catalog, pg_temp;\n" + m.opts.Schema.SQL(sql)) {
+		batch.ExecParams(text, nil, nil, nil, nil)
+	}
+	return tx.Conn().PgConn().ExecBatch(ctx, batch).Close()
 }
 
 const ownerSQL = `

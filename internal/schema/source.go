@@ -48,3 +48,17 @@ func statements(sql string) []statement {
 	}
 	return all
 }
+
+// Statements splits a text of this package's SQL into its statements.
+func Statements(sql string) []string {
+	var texts []string
+	rest := sql
+	for _, s := range statements(sql) {
+		texts = append(texts, s.text)
+		_, rest, _ = strings.Cut(rest, s.text)
+	}
+	if rest = strings.TrimSpace(rest); rest != "" { // a last one without a semicolon, or a comment
+		texts = append(texts, rest)
+	}
+	return texts
+}
