@@ -208,6 +208,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"ChargeEach": {tx, charge}, "ChargeNow": {pool, charge}, "Ingest": {tx, budget.Event{ID: "e", Charge: charge}},
 		"UsageBetween": {tx, "s", start, start.Add(1000)}, "SearchEntries": {tx, "s", budget.EntrySearch{}},
 		"Series": {tx, "s", start, start.Add(1000), budget.Day, niltest.Given{Arg: time.UTC}},
+		"WhatIf": {tx, budget.PerWindow(1, time.Hour), start, start.Add(1000), "s"},
 	})
 	niltest.Func(t, "NewBatcher", budget.NewBatcher, pool, niltest.Given{Arg: ledger}, budget.BatcherConfig{})
 	batcher, err := budget.NewBatcher(pool, ledger, budget.BatcherConfig{})

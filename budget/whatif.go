@@ -1,6 +1,7 @@
 package budget
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"slices"
@@ -24,7 +25,7 @@ type Trial struct {
 // reads the running sums at some points in time, no entries: a few dozen where a scope stays clear of the limit, and more where its use
 // hovers there. A purged range is a *PurgedError. A transaction at REPEATABLE READ keeps refunds of now out.
 func (l *Ledger) WhatIf(ctx context.Context, db Querier, limit Limit, from, to time.Time, scopes ...string) ([]Trial, error) {
-	if err := limit.check("limit"); err != nil {
+	if err := cmp.Or(l.made(), notNil("db", db), limit.check("limit")); err != nil {
 		return nil, err
 	}
 	if limit.Window == 0 && limit.Period.IsZero() || limit.query != nil {
