@@ -104,6 +104,24 @@ func (b *behind) jobs() {
 	b.try("Enqueuer.Purge", func(ctx context.Context) error {
 		return second(queue.Purge(ctx, b.pool, jobs.PurgeOptions{OlderThan: time.Hour}))
 	})
+	scope := b.id("gated")
+	gated := func(q *jobs.Enqueuer) func(ctx context.Context, tx pgx.Tx) (jobs.Result, error) {
+		return func(ctx context.Context, tx pgx.Tx) (jobs.Result, error) {
+			one := holds.Line{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}
+			return q.Enqueue(ctx, tx, process{"gated"}, &jobs.Options{Hold: &holds.Request{Lines: []holds.Line{one}}})
+		}
+	}
+	given(b, gated(b.d.Jobs)) // it has the unit
+	parked := given(b, gated(b.d.Jobs))
+	b.tx("Enqueuer.Enqueue", func(ctx context.Context, tx pgx.Tx) error { return second(gated(queue)(ctx, tx)) })
+	b.try("Enqueuer.Parked", func(ctx context.Context) error { return second(queue.Parked(ctx, b.pool, scope, 0, 10)) })
+	b.try("Enqueuer.Explain", func(ctx context.Context) error { return second(queue.Explain(ctx, b.pool, parked.JobID)) })
+	b.try("Enqueuer.Release", func(ctx context.Context) error { return second(queue.Release(ctx, b.pool)) })
+	b.tx("Enqueuer.ReleaseIn", func(ctx context.Context, tx pgx.Tx) error { return second(queue.ReleaseIn(ctx, tx, scope)) })
+	b.tx("Enqueuer.Reprioritize", func(ctx context.Context, tx pgx.Tx) error {
+		return second(queue.Reprioritize(ctx, tx, parked.JobID, 2))
+	})
+	b.tx("Enqueuer.CancelParked", func(ctx context.Context, tx pgx.Tx) error { return second(queue.CancelParked(ctx, tx, parked.JobID)) })
 }
 
 func (b *behind) leases() {

@@ -274,6 +274,9 @@ func (b *behind) ledger() {
 	b.try("Ledger.Series", func(ctx context.Context) error {
 		return second(l.Series(ctx, b.pool, scope, from, to, budget.Day, time.UTC))
 	})
+	b.try("Ledger.WhatIf", func(ctx context.Context) error {
+		return second(l.WhatIf(ctx, b.pool, budget.PerWindow(1, time.Hour), from, to, scope))
+	})
 	b.try("Ledger.SearchEntries", func(ctx context.Context) error {
 		return second(l.SearchEntries(ctx, b.pool, scope, budget.EntrySearch{Note: budget.Note{Actor: "ann"}}))
 	})
@@ -319,6 +322,9 @@ func (b *behind) wallets() {
 	b.tx("wallet.Book.Revoke", func(ctx context.Context, tx pgx.Tx) error {
 		return second(book.Revoke(ctx, tx, wallet.Revoke{Wallet: name, Lot: granted.Lot, Amount: 1}))
 	})
+	b.tx("wallet.Book.SetEnd", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.SetEnd(ctx, tx, wallet.LotEnd{Wallet: name, Lot: granted.Lot, Expires: time.Now().Add(24 * time.Hour)}))
+	})
 	b.tx("wallet.Book.Rollover", func(ctx context.Context, tx pgx.Tx) error {
 		return second(book.Rollover(ctx, tx, wallet.Rollover{Wallet: name, Lot: granted.Lot, Cap: 1, For: time.Hour}))
 	})
@@ -350,7 +356,7 @@ func (b *behind) batches() {
 func (b *behind) complete() {
 	offline := []string{"Client.Secret", "Ledger.LockKey", "Book.Channel", "Store.Parse", "Store.Prefix", "Store.Token", "Pool.Limiter", "Pool.Receipt"}
 	// These keep a session, and are for a connection of their own.
-	session := []string{"Client.Listen", "Book.Listen"}
+	session := []string{"Client.Listen", "Book.Listen", "Enqueuer.Run"}
 	offline = append(offline, "wallet.Book.Limit", "wallet.Book.Charge", "wallet.Book.Line")
 	for _, made := range []any{b.c, b.c.Budget, &budget.Batcher{}, b.c.Holds, b.c.Tokens, b.c.Jobs, &leases.Pool{}, &leases.Carver{}, &leases.Limiter{}, &wallet.Book{}} {
 		of := reflect.TypeOf(made)
