@@ -94,6 +94,29 @@ func newPage(t *testing.T, browser context.Context, base, user, dir string, widt
 	return p
 }
 
+// clickUntil clicks until something is seen: a click misses a button that still slides into its place.
+func (p *page) clickUntil(button, seen string) {
+	p.t.Helper()
+	ctx, cancel := context.WithTimeout(p.ctx, time.Minute)
+	defer cancel()
+	try := func(step chromedp.Action[chromedp.Void]) error {
+		short, cancel := context.WithTimeout(ctx, 5*time.Second)
+		defer cancel()
+		return chromedp.Do(short, step)
+	}
+	for {
+		_ = try(chromedp.Click(chromedp.CSS(button)))
+		err := try(chromedp.WaitVisible(chromedp.CSS(seen)))
+		if err == nil {
+			return
+		}
+		if ctx.Err() != nil {
+			p.shot("failed")
+			require.NoError(p.t, err, p.name)
+		}
+	}
+}
+
 func (p *page) do(steps ...chromedp.Action[chromedp.Void]) {
 	p.t.Helper()
 	ctx, cancel := context.WithTimeout(p.ctx, time.Minute)
@@ -245,7 +268,7 @@ func TestSeatsPage_TwoBrowsersSeeEachOther(t *testing.T) {
 	cleo.do(chromedp.Click(chromedp.CSS("#fold")), chromedp.WaitVisible(chromedp.CSS("#inside")))
 	cleo.shot("cart")
 	cleo.noSideways()
-	cleo.do(chromedp.Click(chromedp.CSS("#pay")), chromedp.WaitVisible(chromedp.CSS("#bought")))
+	cleo.clickUntil("#pay", "#bought")
 	cleo.seesText("#bought-text", "Stalls left B2")
 	cleo.shot("bought")
 	cleo.do(chromedp.Click(chromedp.CSS("#bought button")))
