@@ -240,7 +240,7 @@ func (h *history) refund() {
 		if amount > d.amount-d.refunded {
 			return budget.ErrRefundExceeds
 		}
-		m.refund(&m.draws[i], amount, h.now)
+		m.refund(i, amount, h.now)
 		return nil
 	})
 	if err == nil && len(h.m.lots) > lots {
@@ -255,6 +255,7 @@ func (h *history) credit() {
 		return h.f.ledger.Credit(ctx, tx, budget.Credit{Scope: h.scope, Amount: amount})
 	}, func(m *model) error {
 		if !m.opened {
+			m.minima(h.now)
 			m.at(h.now)
 			m.plain += amount
 			return nil

@@ -147,13 +147,17 @@ func (m *model) giveBack(lot int, units int64, at time.Time) {
 
 // refund gives units of a draw back to its lots, the last one first. Overdrawn units reduce the debt first. Next they
 // go to the lots that have paid the debt since, and the rest becomes a lot.
-func (m *model) refund(d *mDraw, units int64, now time.Time) {
-	at := m.settle(now)
-	d.refunded += units
+func (m *model) refund(i int, units int64, now time.Time) {
+	m.minima(now)
 	if !m.opened {
+		m.at(now)
+		m.draws[i].refunded += units
 		m.plain += units
 		return
 	}
+	at := m.settle(now)
+	d := &m.draws[i] // behind the captures of minima
+	d.refunded += units
 	bare := int64(0)
 	for left := units; left > 0; {
 		p := &d.parts[len(d.parts)-1]
@@ -185,11 +189,16 @@ func (m *model) refund(d *mDraw, units int64, now time.Time) {
 	m.pay()
 }
 
+// minima ends the holds that are due in a scope that is no wallet yet, if one of them spends a minimum.
+func (m *model) minima(now time.Time) {
+	if !m.opened && slices.ContainsFunc(m.holds, func(h mHold) bool { return !h.ended && h.amount > 0 && h.least > h.spent && !h.due.After(now) }) {
+		m.due(now)
+	}
+}
+
 // grant adds a lot. The first one makes the scope a wallet: its units become a lot that never ends.
 func (m *model) grant(l mLot, now time.Time) {
-	if !m.opened && slices.ContainsFunc(m.holds, func(h mHold) bool { return !h.ended && h.amount > 0 && h.least > h.spent && !h.due.After(now) }) {
-		m.due(now) // a minimum that fell due was spent before there were lots
-	}
+	m.minima(now)
 	m.open()
 	at := m.settle(now)
 	if l.starts.After(at) {
