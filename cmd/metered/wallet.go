@@ -103,7 +103,8 @@ func (a *app) lotsCmd() *cobra.Command {
 		Use:   "lots WALLET",
 		Short: "List a wallet's lots, newest first, with their outcomes",
 		Long: `Lots lists all lots of a wallet, ended ones too, until they are purged. GRANTED is the sum of the units left (REST), DRAWN,
-HELD, LAPSED at the lot's end, REVOKED, and ROLLED over into another lot. State is open, held, ended, revoked or used up.
+HELD, LAPSED at the lot's end, REVOKED, and ROLLED over into another lot. State is pending (it begins later), open, held,
+ended, revoked or used up.
 "FROM" is the lot that its units were in before.`,
 		Example: `  metered lots user/ann
   metered lots user/ann --limit 0 --json`,

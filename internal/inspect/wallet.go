@@ -97,6 +97,7 @@ select l.lots_end is not null from metered.ledger l where l.scope = $1 order by 
 type LotState string
 
 const (
+	LotPending LotState = "pending" // it begins later
 	LotOpen    LotState = "open"    // something can be drawn of it
 	LotHeld    LotState = "held"    // its remaining units are in open holds and leases
 	LotEnded   LotState = "ended"   // something was left at its end, whether that is written down or not
@@ -104,16 +105,16 @@ const (
 	LotUsedUp  LotState = "used up"
 )
 
-// Lot is a lot and its units: Granted = Rest + Drawn + Held + Lapsed + Revoked + Rolled.
+// Lot is a lot and its units: Granted = Rest + Drawn + Held + Lapsed + Revoked + Rolled + Pending.
 type Lot struct {
 	No        int64     `json:"lot"`
 	Scope     string    `json:"wallet"`
-	Reference string    `json:"reference,omitempty"`
+	Reference string    `json:"reference,omitempty"` // its own, or that of the lot that had its units first
 	Category  string    `json:"category,omitempty"`
 	Priority  int       `json:"priority"`
 	State     LotState  `json:"state"`
-	From      int64     `json:"from_lot,omitempty"` // the lot that its units were in before
-	GrantedAt time.Time `json:"granted_at"`
+	From      int64     `json:"from_lot,omitempty"`  // the lot that its units were in before
+	GrantedAt time.Time `json:"granted_at"`          // of a pending lot: when it begins
 	Expires   time.Time `json:"expires_at,omitzero"` // zero if it never ends
 	Granted   int64     `json:"granted"`
 	Rest      int64     `json:"rest"` // of an ended lot: lapses or rolls over with the wallet's next write or sweep
@@ -122,6 +123,7 @@ type Lot struct {
 	Lapsed    int64     `json:"lapsed"`
 	Revoked   int64     `json:"revoked"`
 	Rolled    int64     `json:"rolled"`
+	Pending   int64     `json:"pending,omitempty"`
 }
 
 // LotList is a page of lots.
@@ -131,9 +133,9 @@ type LotList struct {
 }
 
 const lotsSQL = `
-select l.no, l.scope, coalesce(l.reference, ''), l.category, l.priority, coalesce(l.from_lot, 0), l.granted_at, nullif(l.expires_at, 'infinity'),
-    l.amount, l.rest, l.drawn, l.held, l.lapsed, l.revoked, l.rolled,
-    case when l.rest > 0 and l.expires_at <= c.now then 'ended' when l.rest > 0 then 'open' when l.held > 0 then 'held'
+select l.no, l.scope, coalesce(l.reference, (l.plan).of_reference, ''), l.category, l.priority, coalesce(l.from_lot, 0), l.granted_at, nullif(l.expires_at, 'infinity'),
+    l.amount, l.rest, l.drawn, l.held, l.lapsed, l.revoked, l.rolled, l.pending,
+    case when l.pending > 0 then 'pending' when l.rest > 0 and l.expires_at <= c.now then 'ended' when l.rest > 0 then 'open' when l.held > 0 then 'held'
         when l.lapsed > 0 or l.rolled > 0 then 'ended' when l.revoked = l.amount then 'revoked' else 'used up' end
 from (select metered.clock() as now offset 0) c, metered.lots l
 where l.scope = $1 and l.no < $2
@@ -154,7 +156,7 @@ func (r *Reader) Lots(ctx context.Context, scope, after string, limit int) (LotL
 	lots, err := collect(ctx, r, lotsSQL, func(row pgx.CollectableRow) (l Lot, err error) {
 		var ends *time.Time
 		err = row.Scan(&l.No, &l.Scope, &l.Reference, &l.Category, &l.Priority, &l.From, &l.GrantedAt, &ends,
-			&l.Granted, &l.Rest, &l.Drawn, &l.Held, &l.Lapsed, &l.Revoked, &l.Rolled, &l.State)
+			&l.Granted, &l.Rest, &l.Drawn, &l.Held, &l.Lapsed, &l.Revoked, &l.Rolled, &l.Pending, &l.State)
 		l.GrantedAt, l.Expires = l.GrantedAt.UTC(), moment(ends)
 		return l, err
 	}, scope, before, limit)

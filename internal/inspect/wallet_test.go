@@ -107,6 +107,17 @@ func TestWallet_HasUnitsLotsAndTheNextEnd(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, []int64{50, 0}, []int64{page.Lots[1].Lapsed, page.Lots[1].Rest})
 	})
+	starts := clock.Now().Add(time.Hour)
+	require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+		_, err := book.Grant(t.Context(), tx, wallet.Grant{Wallet: "ann", Amount: 7, Reference: "later", Starts: starts})
+		return err
+	}))
+	f.read(func(ctx context.Context, r *inspect.Reader) {
+		page, err := r.Lots(ctx, "ann", "", 1)
+		require.NoError(t, err)
+		l := page.Lots[0]
+		require.Equal(t, []any{"later", inspect.LotPending, int64(7), int64(7), int64(0), starts}, []any{l.Reference, l.State, l.Granted, l.Pending, l.Rest, l.GrantedAt})
+	})
 }
 
 func TestSessions_DifferFromOtherHolds(t *testing.T) {
