@@ -3022,7 +3022,7 @@ $$;
 
 -- The functions of wallets that applications call. See lots.sql.
 
--- Grants a lot that begins at once and has no plan: see plan_lot.
+-- Grants a lot that begins at once and has no plan, for builds of 0.1.0: see plan_lot.
 create function metered.grant_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, must_exist boolean, wait_ms int, origin metered.origin,
     out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
 language plpgsql volatile
@@ -3118,7 +3118,7 @@ begin
         end if;
     end if;
     if ((plan).renews).every is not null then
-        first.starts_at := (metered._period_at(plan.renews, coalesce(starts_at, e.at)))[1];
+        first.starts_at := (metered._period_at(plan.renews, greatest(e.at, starts_at)))[1];
         lot.expires_at := (metered._period_at(plan.renews, first.starts_at))[2];
         plan.renewal := lot.reference;
     end if;
@@ -3239,6 +3239,7 @@ begin
     e.crossed := w.crossed;
     e := metered._after_due(e, 0, wait_ms);
     crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
+    perform metered._refuse_closed(e);
     l := metered._find_lot(of_scope, l.no, null);
     at := e.at;
     e := metered._schedule(e, l.rest + l.held + l.pending, ends);
@@ -9764,7 +9765,7 @@ comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text,
 comment on function metered.roll_over(metered.scope_name, bigint, metered.lot_rollover, metered.charge_limit[], int, metered.origin) is 'Rolls units of a lot over into another one: once. status is rolled, same (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.';
 comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end and last_no are where to go on, if there may be more.';
 comment on function metered.told_lots(bigint[], bigint[]) is 'Marks lapsed units of lots as reported to subscribers: so many units of each.';
-comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot that begins at once and has no plan: see plan_lot.';
+comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot that begins at once and has no plan, for builds of 0.1.0: see plan_lot.';
 comment on function metered.plan_lot(metered.scope_name, bigint, metered.new_lot, metered.lot_plan, timestamptz, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. status is granted, same (it was granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing written, if the scope must exist and does not.';
 comment on function metered.set_lot_end(metered.scope_name, bigint, bigint, text, timestamptz, metered.charge_limit[], int, metered.origin) is 'Sets the end of a lot, by its number or reference: earlier, later, or never (infinity). status is set, same (it has that end), unknown, ended (it has ended by now, or the end would be over), or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report.';
 comment on function metered.end_renewal(metered.scope_name, bigint, text, metered.charge_limit[], int, metered.origin) is 'Ends the renewals of a grant, by its reference: the lot of the next period is withdrawn, and none comes after it. The present one stays. status is revoked, same (they were ended before), unknown (no such grant renews), or crossing, as revoke_lot has it.';

@@ -52,11 +52,7 @@ type Granted struct {
 
 const grantSQL = `
 select coalesce(status, ''), coalesce(no, 0), coalesce(seq, 0), coalesce(at, 'epoch'), expires_at, refused
-from metered.grant_lot($1::text, $2::bigint, $3::metered.new_lot, $4::bool, $5::int, $6::metered.origin)`
-
-const planSQL = `
-select coalesce(status, ''), coalesce(no, 0), coalesce(seq, 0), coalesce(at, 'epoch'), expires_at, refused
-from metered.plan_lot($1::text, $2::bigint, $3::metered.new_lot, $7::metered.lot_plan, $8::timestamptz, $4::bool, $5::int, $6::metered.origin)`
+from metered.plan_lot($1::text, $2::bigint, $3::metered.new_lot, $4::metered.lot_plan, $5::timestamptz, $6::bool, $7::int, $8::metered.origin)`
 
 // Grant adds a lot to a wallet. The lot pays an overdraft back at once. Refusals: ErrConflict, ErrExpired, *budget.ScopeError.
 func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, err error) {
@@ -81,16 +77,11 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 	var status string
 	var expires *time.Time
 	var refused []byte
-	args := []any{g.Wallet, c.Key, lot.String(), c.MustExist, b.waitMS(), ledger.Origin{Note: c.Note}.String()}
-	sql := b.sql.grant
-	if value := plan.Value(); value != nil || !g.Starts.IsZero() {
-		var starts *time.Time
-		if !g.Starts.IsZero() {
-			starts = &g.Starts
-		}
-		sql, args = b.sql.plan, append(args, value, starts)
+	var starts *time.Time
+	if !g.Starts.IsZero() {
+		starts = &g.Starts
 	}
-	err = tx.QueryRow(ctx, sql, args...).
+	err = tx.QueryRow(ctx, b.sql.grant, g.Wallet, c.Key, lot.String(), plan.Value(), starts, c.MustExist, b.waitMS(), ledger.Origin{Note: c.Note}.String()).
 		Scan(&status, &granted.Lot, &granted.Seq, &granted.At, &expires, &refused)
 	if err != nil {
 		return Granted{}, failed("grant", err)

@@ -41,6 +41,15 @@ func TestRenews_YearsThatNobodyTouchedAreWrittenByOneCall(t *testing.T) {
 	require.EqualValues(t, days+1, pgtest.Value[int64](t, f.pool, "select count(*) from metered.lots where scope = 'w' and origin = 'g' and pending = 0"))
 }
 
+// A caller's clock can be behind, over the edge of a period.
+func TestRenews_AStartThatIsOverIsInThePresentPeriod(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	granted, err := f.tryGrant(wallet.Grant{Wallet: "w", Amount: 10, Reference: "plan", Renews: daily, Starts: noon.Add(-day)})
+	require.NoError(t, err)
+	require.Equal(t, noon.Truncate(day).Add(day), granted.Expires)
+}
+
 func TestRenews_ConcurrentCallsBeginEachLotOnce(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})

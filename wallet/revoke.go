@@ -19,7 +19,7 @@ type Revoke struct {
 	Lot       int64  // either Lot or Reference
 	Reference string // of the lot's grant
 	Amount    int64  // up to 2^53. Defaults to all of the lot
-	Renewals  bool   // of the grant that Renews under Reference: the lot of the next period and all later ones, and not the present lot
+	Renewals  bool   // of the grant that Renews under Reference: all lots that have not begun. The present one stays
 	Note      budget.Note
 }
 

@@ -1,6 +1,6 @@
 -- The functions of wallets that applications call. See lots.sql.
 
--- Grants a lot that begins at once and has no plan: see plan_lot.
+-- Grants a lot that begins at once and has no plan, for builds of 0.1.0: see plan_lot.
 create function metered.grant_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, must_exist boolean, wait_ms int, origin metered.origin,
     out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
 language plpgsql volatile
@@ -73,7 +73,7 @@ begin
         end if;
     end if;
     if ((plan).renews).every is not null then
-        first.starts_at := (metered._period_at(plan.renews, coalesce(starts_at, e.at)))[1];
+        first.starts_at := (metered._period_at(plan.renews, greatest(e.at, starts_at)))[1];
         lot.expires_at := (metered._period_at(plan.renews, first.starts_at))[2];
         plan.renewal := lot.reference;
     end if;
@@ -180,6 +180,7 @@ begin
     e.crossed := w.crossed;
     e := metered._after_due(e, 0, wait_ms);
     crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
+    perform metered._refuse_closed(e);
     l := metered._find_lot(of_scope, l.no, null);
     at := e.at;
     e := metered._schedule(e, l.rest + l.held + l.pending, ends);
