@@ -115,7 +115,7 @@ func (e *Enqueuer) end(ctx context.Context, pool *pgxpool.Pool, tenant string, i
 }
 
 // ender releases the holds of jobs as they end, until ctx ends: those that client worked at once, and the others at its next look.
-func (e *Enqueuer) ender(ctx context.Context, pool *pgxpool.Pool, ended func(), onError func(error)) {
+func (e *Enqueuer) ender(ctx context.Context, pool *pgxpool.Pool, ended func(), failed func(error)) {
 	events, stop := e.events()
 	defer stop()
 	look := time.NewTimer(0)
@@ -140,8 +140,8 @@ func (e *Enqueuer) ender(ctx context.Context, pool *pgxpool.Pool, ended func(), 
 		if n > 0 {
 			ended()
 		}
-		if err != nil && ctx.Err() == nil {
-			onError(err)
+		if err != nil {
+			failed(err)
 		}
 	}
 }

@@ -25,13 +25,15 @@ const (
 //
 // Run also releases the hold of each job that has ended, completed, cancelled or discarded: at once for jobs of its client, and
 // within some seconds for jobs of others, and for those that a dead process or a deleted row left. onError, which may be nil, hears
-// errors from several goroutines, after which Run goes on.
+// errors from several goroutines, after which Run goes on. It hears none that come of the end of ctx.
 func (e *Enqueuer) Run(ctx context.Context, pool *pgxpool.Pool, onError func(error)) error {
 	if err := e.gated("pool", pool); err != nil {
 		return err
 	}
-	if onError == nil {
-		onError = func(error) {}
+	report := func(err error) {
+		if onError != nil && ctx.Err() == nil {
+			onError(err)
+		}
 	}
 	wake := make(chan struct{}, 1)
 	poke := func() {
@@ -46,18 +48,18 @@ func (e *Enqueuer) Run(ctx context.Context, pool *pgxpool.Pool, onError func(err
 		defer close(done)
 		_ = listen.Run(listening, listen.Channel[struct{}]{
 			Name: listen.Parked(e.gate.name.String()), Config: pool.Config(), Parse: func(string) (struct{}, bool) { return struct{}{}, true },
-			Idle: listen.DefaultIdle, OnError: listen.Wrapped("jobs", onError),
+			Idle: listen.DefaultIdle, OnError: listen.Wrapped("jobs", report),
 		}, func(context.Context, struct{}) error { poke(); return nil })
 	}()
 	ending := make(chan struct{})
 	go func() {
 		defer close(ending)
-		e.ender(listening, pool, poke, onError)
+		e.ender(listening, pool, poke, report)
 	}()
 	defer func() { stop(); <-done; <-ending }()
 	busyLooks := 0
 	for ctx.Err() == nil {
-		pause := e.look(ctx, pool, &busyLooks, onError)
+		pause := e.look(ctx, pool, &busyLooks, report)
 		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
@@ -70,15 +72,13 @@ func (e *Enqueuer) Run(ctx context.Context, pool *pgxpool.Pool, onError func(err
 }
 
 // look releases all that fits, and returns how long Run may sleep.
-func (e *Enqueuer) look(ctx context.Context, pool *pgxpool.Pool, busyLooks *int, onError func(error)) time.Duration {
+func (e *Enqueuer) look(ctx context.Context, pool *pgxpool.Pool, busyLooks *int, failed func(error)) time.Duration {
 	var report ReleaseReport
 	for {
 		more, busy, err := e.releaseDue(ctx, pool, &report)
 		switch {
 		case err != nil:
-			if ctx.Err() == nil {
-				onError(err)
-			}
+			failed(err)
 			return afterError
 		case more:
 			continue
@@ -86,7 +86,7 @@ func (e *Enqueuer) look(ctx context.Context, pool *pgxpool.Pool, busyLooks *int,
 			*busyLooks = 0
 			pause, err := e.next(ctx, pool, longestPause)
 			if err != nil {
-				onError(err)
+				failed(err)
 				return afterError
 			}
 			return pause
@@ -97,7 +97,7 @@ func (e *Enqueuer) look(ctx context.Context, pool *pgxpool.Pool, busyLooks *int,
 		*busyLooks = 0
 		for _, scope := range busy {
 			if err := e.releaseBusy(ctx, pool, scope, &report); err != nil {
-				onError(err)
+				failed(err)
 				return afterError
 			}
 		}

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -282,4 +283,34 @@ func TestRun_KilledConnectionsLoseNoJobAndNoUnit(t *testing.T) {
 	require.Equal(t, []int64{0, 0, int64(3 * total)}, []int64{usage[0].Spent, usage[0].Held, usage[1].Spent})
 	require.Zero(t, g.lines())
 	pgtest.RequireVerified(t, g.pool, g.ledger)
+}
+
+// cancelAt ends a context as a pool sends a statement that contains text.
+type cancelAt struct {
+	text   string
+	cancel func()
+}
+
+func (c cancelAt) TraceQueryStart(ctx context.Context, _ *pgx.Conn, query pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(query.SQL, c.text) {
+		c.cancel()
+	}
+	return ctx
+}
+
+func (cancelAt) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+// A stop is no error, at whichever statement it comes.
+func TestRun_ReportsNoErrorWhenItIsStopped(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	for range 2 {
+		g.mustEnqueue(process{"a"}, needs(slots("a", 1, 1)))
+	}
+	for _, text := range []string{"begin", "drop_parked", "next_release", "river_job"} {
+		ctx, cancel := context.WithCancel(context.Background())
+		pool := pgtest.Reopen(t, g.pool, func(c *pgxpool.Config) { c.ConnConfig.Tracer = cancelAt{text, cancel} })
+		require.ErrorIs(t, g.Run(ctx, pool, func(err error) { t.Errorf("at %s: %v", text, err) }), context.Canceled)
+		pool.Close()
+	}
 }
