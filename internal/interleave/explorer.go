@@ -11,6 +11,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math"
 	"slices"
 	"strconv"
 	"strings"
@@ -48,11 +49,13 @@ func ParseOrder(text string) (o Order, err error) {
 
 // Run is one order that was run.
 type Run struct {
-	Order  Order
-	Steps  []string // each step, as "session: gate"
+	Order  Order    // as far as a choice was left: Run goes on from there in the same way
+	Steps  []string // each step, as "session: gate", or some steps that were taken at once
 	Errs   []error  // of each call
 	Ended  []int    // the sessions in the order in which their calls ended
 	choice []choice
+	server []bool // whether the step was a gate inside a function
+	spent  int    // preemptions
 }
 
 // choice is a point of a run at which more than one session could go on.
@@ -114,77 +117,183 @@ func (e *Explorer) Close(ctx context.Context) {
 // Run runs one call in each session. It follows the order, and where that has ended it goes on with the session that ran
 // last, as long as that can, and then with the first that can.
 func (e *Explorer) Run(ctx context.Context, order Order, calls []Call) (*Run, error) {
+	return e.run(ctx, plan{order: order, most: math.MaxInt}, calls)
+}
+
+// plan is an order to follow, and the most preemptions. server says which gates of the order are inside functions, as far as an earlier run has
+// shown.
+type plan struct {
+	order  Order
+	server []bool
+	most   int
+}
+
+// then counts the gates that the session of a step opens next.
+func (p plan) then(step int) (g gates) {
+	for i := step + 1; i < len(p.server) && p.order[i] == p.order[step]; i++ {
+		if p.server[i] {
+			g.server++
+		} else {
+			g.client++
+		}
+	}
+	return g
+}
+
+func (e *Explorer) run(ctx context.Context, p plan, calls []Call) (*Run, error) {
 	r := &Run{Errs: make([]error, len(calls))}
 	all := e.sessions[:len(calls)]
+	if err := e.shut(ctx); err != nil {
+		return r, err
+	}
 	for i, s := range all {
 		s.start(ctx, calls[i])
 		if err := e.settle(ctx, all, s, r); err != nil {
 			return r, err
 		}
 	}
-	last := -1
-	for step := 0; ; step++ {
-		var could []int
-		open := 0
-		for i, s := range all {
-			if s.state == waiting {
-				could = append(could, i)
-			}
-			if s.state != ended {
-				open++
-			}
-		}
-		if open == 0 {
+	for c := (choice{last: -1}); ; c.last = c.took {
+		var open int
+		if c.could, open = ready(all); open == 0 {
 			return r, nil
 		}
-		if len(could) == 0 { // a deadlock: Postgres ends one of them
+		if len(c.could) == 0 { // a deadlock: Postgres ends one of them
+			c.took = c.last
 			if err := e.await(ctx, all, nil, r); err != nil {
 				return r, err
 			}
 			continue
 		}
-		next := could[0]
-		if slices.Contains(could, last) {
-			next = last
-		}
-		if len(r.Order) < len(order) {
-			next = order[len(r.Order)]
-			if !slices.Contains(could, next) {
-				return r, fmt.Errorf("interleave: step %d of order %s: session %d cannot go on: %w", len(r.Order), order, next, ErrDiverged)
+		step := len(r.Order)
+		switch {
+		case step < len(p.order):
+			if c.took = p.order[step]; !slices.Contains(c.could, c.took) {
+				return r, fmt.Errorf("interleave: step %d of order %s: session %d cannot go on: %w", step, p.order, c.took, ErrDiverged)
 			}
+		case slices.Contains(c.could, c.last):
+			c.took = c.last
+		default:
+			c.took = c.could[0]
 		}
-		r.choice = append(r.choice, choice{could, next, last})
-		r.Order = append(r.Order, next)
-		s := all[next]
-		r.Steps = append(r.Steps, fmt.Sprintf("%d: %s", next, s.at))
-		if err := e.open(ctx, s); err != nil {
+		r.spent += preempts(c, c.took)
+		// While no session is blocked, one may pass many gates at once. Another's lock is free where a statement of the client ends.
+		var ahead gates
+		alone := len(c.could) == open
+		switch {
+		case step < len(p.order) && alone:
+			ahead = p.then(step)
+		case step < len(p.order) || r.spent < p.most:
+		case alone:
+			ahead = gates{every, every}
+		default:
+			ahead = gates{0, every}
+		}
+		if err := e.pass(ctx, all, c, ahead, r); err != nil {
 			return r, err
 		}
-		if err := e.settle(ctx, all, s, r); err != nil {
-			return r, err
+	}
+}
+
+// ready are the sessions at a gate, and open is how many calls have not ended.
+func ready(all []*session) (could []int, open int) {
+	for i, s := range all {
+		if s.state == waiting {
+			could = append(could, i)
 		}
-		last = next
+		if s.state != ended {
+			open++
+		}
+	}
+	return could, open
+}
+
+// pass lets the session of a choice pass its gate and those ahead, and notes them.
+func (e *Explorer) pass(ctx context.Context, all []*session, c choice, ahead gates, r *Run) error {
+	s := all[c.took]
+	server, step := s.server, fmt.Sprintf("%d: %s", c.took, s.at)
+	if err := e.open(ctx, s, ahead); err != nil {
+		return err
+	}
+	if err := e.settle(ctx, all, s, r); err != nil {
+		return err
+	}
+	if ahead.server == every {
+		if len(all) == 2 { // no choice is left
+			return nil
+		}
+		var err error
+		if ahead, err = e.passed(ctx, s, ahead); err != nil {
+			return err
+		}
+	}
+	r.note(c, server, step)
+	for i := range ahead.client + ahead.server {
+		r.note(choice{[]int{c.took}, c.took, c.took}, i >= ahead.client, "")
+	}
+	return nil
+}
+
+func (r *Run) note(c choice, server bool, step string) {
+	r.choice = append(r.choice, c)
+	r.Order = append(r.Order, c.took)
+	r.server = append(r.server, server)
+	if step != "" {
+		r.Steps = append(r.Steps, step)
 	}
 }
 
 // ErrDiverged is that of an order which could not be followed, since the calls did not do the same as before.
 var ErrDiverged = errors.New("the calls took another way")
 
-// open lets a session pass the gate at which it waits.
-func (e *Explorer) open(ctx context.Context, s *session) (err error) {
-	s.state = running
-	if !s.server {
-		s.resume <- struct{}{}
-		return nil
+// shut shuts the gates that an earlier run has left open.
+func (e *Explorer) shut(ctx context.Context) error {
+	var sql strings.Builder
+	for _, s := range e.sessions {
+		fmt.Fprintf(&sql, "select pg_catalog.setval('gates.reached%[1]d', 1, false), pg_catalog.setval('gates.ahead%[1]d', 0);", s.key)
 	}
-	n := s.opened & 1
-	if s.opened == 0 {
-		_, err = e.control.Exec(ctx, "select pg_catalog.pg_advisory_unlock($1, $2)", s.key, n)
-	} else { // the lock of the gate before is free again: the session is behind it
-		_, err = e.control.Exec(ctx, "select pg_catalog.pg_advisory_lock($1, $3), pg_catalog.pg_advisory_unlock($1, $2)", s.key, n, 1-n)
-	}
-	s.opened++
+	_, err := e.control.Exec(ctx, sql.String(), pgx.QueryExecModeSimpleProtocol)
 	return err
+}
+
+// open lets a session pass the gate at which it waits, and so many behind it.
+func (e *Explorer) open(ctx context.Context, s *session, ahead gates) (err error) {
+	s.state = running
+	s.ahead.Store(ahead.client)
+	if s.server {
+		s.passed++
+	}
+	var sql []string
+	if s.server && s.waits > 0 { // the lock of the gate before is free again: the session is behind it
+		sql = append(sql, fmt.Sprintf("pg_catalog.pg_advisory_lock(%d, %d)", s.key, 1-s.waits&1))
+	}
+	if ahead.server > 0 {
+		sql = append(sql, fmt.Sprintf("pg_catalog.setval('gates.ahead%d', %d)", s.key, s.passed+ahead.server))
+	}
+	if s.server {
+		sql = append(sql, fmt.Sprintf("pg_catalog.pg_advisory_unlock(%d, %d)", s.key, s.waits&1))
+		s.waits++
+	}
+	if len(sql) > 0 {
+		_, err = e.control.Exec(ctx, "select "+strings.Join(sql, ", "), pgx.QueryExecModeSimpleProtocol)
+	}
+	if ahead.server < every {
+		s.passed += ahead.server
+	}
+	if !s.server && err == nil {
+		s.resume <- struct{}{}
+	}
+	return err
+}
+
+// passed counts the gates that a session has passed where every one was open.
+func (e *Explorer) passed(ctx context.Context, s *session, ahead gates) (gates, error) {
+	if ahead.client == every {
+		ahead.client -= s.ahead.Load()
+	}
+	before := s.passed
+	err := e.control.QueryRow(ctx, "select coalesce(pg_catalog.pg_sequence_last_value(('gates.reached' || $1::int)::regclass), 0)", s.key).Scan(&s.passed)
+	ahead.server = s.passed - before
+	return ahead, err
 }
 
 // settle waits until s is at a gate, blocked or ended, and the sessions that it has set free, too.
@@ -256,18 +365,18 @@ func (e *Explorer) note(all []*session, s *session, ev event, r *Run) {
 // Explore runs the calls that setup makes, in each order with at most so many preemptions, until visit says no. setup makes
 // the calls for each run anew, on data of their own. It returns how many orders were run.
 func (e *Explorer) Explore(ctx context.Context, preemptions int, setup func(n int) ([]Call, error), visit func(n int, r *Run) (bool, error)) (int, error) {
-	stack := []Order{nil}
+	stack := []plan{{most: preemptions}}
 	for n := 0; ; n++ {
 		if len(stack) == 0 {
 			return n, nil
 		}
-		order := stack[len(stack)-1]
+		p := stack[len(stack)-1]
 		stack = stack[:len(stack)-1]
 		calls, err := setup(n)
 		if err != nil {
 			return n, err
 		}
-		r, err := e.Run(ctx, order, calls)
+		r, err := e.run(ctx, p, calls)
 		if err != nil {
 			return n, err
 		}
@@ -277,11 +386,11 @@ func (e *Explorer) Explore(ctx context.Context, preemptions int, setup func(n in
 		spent := 0
 		for i, c := range r.choice {
 			for _, other := range c.could {
-				if i < len(order) || other == c.took {
+				if i < len(p.order) || other == c.took {
 					continue
 				}
 				if cost := spent + preempts(c, other); cost <= preemptions {
-					stack = append(stack, append(slices.Clone(r.Order[:i]), other))
+					stack = append(stack, plan{append(slices.Clone(r.Order[:i]), other), slices.Clone(r.server[:i]), preemptions})
 				}
 			}
 			spent += preempts(c, c.took)

@@ -11,8 +11,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// gatesSQL makes the gate. A session that has no key passes. Another says which gate it has reached, and waits for one of
-// two locks by turns, which the explorer holds. A sequence of the session counts the gates, since it is not rolled back.
+// gatesSQL makes the gate. A session that has no key passes. Another counts the gate, passes if the explorer has opened it ahead, and else says
+// which gate it has reached, and waits for one of two locks by turns, which the explorer holds. Sequences count, since they are not rolled back.
 const gatesSQL = `
 create schema gates;
 create function gates.pass(place text) returns void
@@ -25,7 +25,10 @@ begin
     if key is null then
         return;
     end if;
-    n := nextval('pg_temp.gates');
+    if nextval(current_setting('gates.reached')::oid::regclass) <= pg_sequence_last_value(current_setting('gates.ahead')::oid::regclass) then
+        return;
+    end if;
+    n := nextval('pg_temp.waits');
     raise info 'gate %', place;
     perform pg_advisory_lock(key, (n & 1)::int);
     perform pg_advisory_unlock(key, (n & 1)::int);
@@ -46,9 +49,16 @@ type session struct {
 	state  state
 	at     string // the gate at which it waits
 	server bool   // whether that gate is one inside a function
-	opened int    // those that the explorer has opened
-	err    error
+	passed int64  // gates inside functions
+	waits  int    // the gates inside functions at which the session waited, in all calls
+
+	ahead atomic.Int64 // the gates before the client's statements that are open
 }
+
+// gates are numbers of gates: those before statements of the client, and those inside functions.
+type gates struct{ client, server int64 }
+
+const every = 1 << 40 // is more than a call has
 
 type state int
 
@@ -82,7 +92,10 @@ func (s *session) open(ctx context.Context, config *pgxpool.Config) (err error) 
 	}
 	config.AfterConnect = func(ctx context.Context, conn *pgx.Conn) error {
 		s.pid = conn.PgConn().PID()
-		_, err := conn.Exec(ctx, fmt.Sprintf("create temp sequence gates minvalue 0 start 0; set gates.key = '%d'", s.key), pgx.QueryExecModeSimpleProtocol)
+		_, err := conn.Exec(ctx, fmt.Sprintf(`create temp sequence waits minvalue 0 start 0;
+			create sequence if not exists gates.reached%[1]d; create sequence if not exists gates.ahead%[1]d minvalue 0;
+			set gates.key = '%[1]d'; select set_config('gates.' || of, ('gates.' || of || '%[1]d')::regclass::oid::text, false) from (values ('reached'), ('ahead')) v(of)`,
+			s.key), pgx.QueryExecModeSimpleProtocol)
 		return err
 	}
 	if s.pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
@@ -93,7 +106,8 @@ func (s *session) open(ctx context.Context, config *pgxpool.Config) (err error) 
 
 // start runs a call in the background. It waits at a gate before its first statement.
 func (s *session) start(ctx context.Context, call func(context.Context, *pgxpool.Pool) error) {
-	s.state, s.err, s.at = running, nil, ""
+	s.state, s.at, s.passed = running, "", 0
+	s.ahead.Store(0)
 	s.stepped.Store(true)
 	go func() {
 		err := call(ctx, s.pool)
@@ -106,7 +120,7 @@ func (s *session) start(ctx context.Context, call func(context.Context, *pgxpool
 type gateTracer struct{ s *session }
 
 func (g gateTracer) wait(ctx context.Context, sql string) {
-	if !g.s.stepped.Load() {
+	if !g.s.stepped.Load() || g.s.ahead.Add(-1) >= 0 {
 		return
 	}
 	g.s.events <- event{place: short(sql)}
