@@ -8262,6 +8262,8 @@ begin
 end
 $$;
 
+-- Parked jobs whose units are free are released: they become jobs of River. Others are dropped, moved or explained.
+
 -- Charges with the limits that their scopes have now, as text by scope (given), or as they came where that is null, or null
 -- for the scope. null, if given does not have one of the scopes.
 create function metered._under_limits(charges metered.new_charge[], given jsonb) returns metered.new_charge[]

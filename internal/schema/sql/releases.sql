@@ -1,0 +1,317 @@
+-- Parked jobs whose units are free are released: they become jobs of River. Others are dropped, moved or explained.
+
+-- Charges with the limits that their scopes have now, as text by scope (given), or as they came where that is null, or null
+-- for the scope. null, if given does not have one of the scopes.
+create function metered._under_limits(charges metered.new_charge[], given jsonb) returns metered.new_charge[]
+language plpgsql immutable
+as $$
+begin
+    if given is not null then
+        for i in 1..cardinality(charges) loop
+            if not given ? charges[i].scope then
+                return null;
+            elsif given ->> charges[i].scope is not null then
+                charges[i].limits := (given ->> charges[i].scope)::metered.charge_limit[];
+            end if;
+        end loop;
+    end if;
+    return charges;
+end
+$$;
+
+-- Looks at the line of one scope, which is locked, and takes those jobs out of it that fit, at most room of them. A job that
+-- another scope refuses goes on to the line of that scope. The scopes of a job are locked as far as they
+-- are to be had at once. Otherwise the line is looked at again soon.
+--
+-- The smallest job of each class (jobs of equal limits) is asked first: if it does not fit, none of its class does. A look
+-- goes through at most 500 jobs. after is where the next one goes on.
+create function metered._release_line(of_scope text, given jsonb, room int, ahead interval, wait_ms int, origin metered.origin, channel text) returns jsonb[]
+language plpgsql volatile
+as $$
+declare
+    s      metered.parked_scopes;
+    r      metered.parked_jobs;
+    cs     metered.new_charge[];
+    c      metered.new_charge;
+    h      metered.new_hold;
+    p      record;
+    w      record;
+    closed jsonb := '{}';       -- by class: the smallest amount that was refused
+    jobs   jsonb[] := '{}';
+    clk    timestamptz;
+    k      bigint;
+    seen   int := 0;
+    open   boolean := false;
+    whole  boolean := false;    -- all classes were asked, or all jobs looked at
+begin
+    select * into s from metered.parked_scopes y where y.scope = of_scope for update;
+    if not found then
+        return jobs;
+    end if;
+    clk := metered.clock();
+    if s.after is null then
+        s.next_at := 'infinity';
+    end if;
+    update metered.parked_scopes y set again = s.after is not null and y.again where y.scope = of_scope;
+    for i in 1..64 loop
+        select * into r from metered.parked_jobs j
+        where j.scope = of_scope and j.class > coalesce(k, -9223372036854775808) order by j.class, j.amount limit 1;
+        whole := not found;
+        exit when whole;
+        k := r.class;
+        c := (metered._charge_of(of_scope, metered._under_limits(r.charges::metered.new_charge[], given)))[1];
+        w := metered._refusing(array[c], (metered.check_charge(array[c], ahead)).refused, of_scope, true);
+        if w.scope is null then     -- it fits, or the scope is absent or closed: place will say
+            open := true;
+        else
+            closed := closed || jsonb_build_object(k, r.amount);
+            s.next_at := least(s.next_at, clk + w.retry);
+        end if;
+    end loop;
+    whole := whole and not open;
+    if not whole then
+        for r in
+            select * from metered.parked_jobs j
+            where j.scope = of_scope and (j.priority, j.turn, j.job_id) > (coalesce(s.after[1], -1), coalesce(s.after[2], -1), coalesce(s.after[3], -1))
+            order by j.priority, j.turn, j.job_id limit 501
+        loop
+            seen := seen + 1;
+            exit when seen > 500 or cardinality(jobs) = room;
+            s.after := array[r.priority, r.turn, r.job_id];
+            continue when r.amount >= (closed ->> r.class::text)::bigint or r.drop_at <= clk;
+            cs := metered._under_limits(r.charges::metered.new_charge[], given);
+            if cs is null or not metered._try_each(array(select x.key from unnest(cs) x order by x.key)) then
+                s.next_at := least(s.next_at, clk + interval '20 milliseconds');
+                continue;
+            end if;
+            h := r.hold::metered.new_hold;
+            p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
+            if p.started then
+                jobs := jobs || r.job;
+                delete from metered.parked_jobs j where j.job_id = r.job_id;
+                s.waiting := s.waiting - 1;
+                s.turns[r.priority] := greatest(s.turns[r.priority], r.turn);
+                s.next_at := least(s.next_at, p.due);
+                continue;
+            end if;
+            w := metered._refusing(cs, p.refused, of_scope, true);
+            if w.scope is null then
+                s.next_at := least(s.next_at, clk + interval '1 minute');
+            elsif w.scope = of_scope then
+                closed := closed || jsonb_build_object(r.class, least(r.amount, (closed ->> r.class::text)::bigint));
+                s.next_at := least(s.next_at, clk + w.retry);
+            else
+                c := (metered._charge_of(w.scope, cs))[1];
+                update metered.parked_jobs j set scope = w.scope, amount = c.amount, class = hashtextextended(c.limits::text, 0),
+                    turn = metered._turn(w.scope, r.priority, r.fair)
+                where j.job_id = r.job_id;
+                s.waiting := s.waiting - 1;
+                perform metered._join_line(w.scope, c.key, coalesce(clk + w.retry, 'infinity'));
+            end if;
+        end loop;
+        whole := seen <= 500 and cardinality(jobs) < room or s.waiting = 0;
+    end if;
+    if whole and s.waiting = 0 then
+        delete from metered.parked_scopes y where y.scope = of_scope;
+        return jobs;
+    end if;
+    update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = null,
+        after = case when whole then null else s.after end,
+        wake_at = case when not whole or y.again then '-infinity'
+            else greatest(s.next_at, clk + interval '1 millisecond') end
+    where y.scope = of_scope;
+    return jobs;
+end
+$$;
+
+-- Lines to be looked at: of these scopes, or those that are marked or whose time has come.
+create function metered._lines(only_scopes text[], most int) returns table (scope text, key bigint)
+language plpgsql volatile
+as $$
+begin
+    if only_scopes is null then
+        return query select y.scope, y.key from metered.parked_scopes y where y.wake_at <= metered.clock() order by y.wake_at limit most;
+    else
+        return query select y.scope, y.key from metered.parked_scopes y where y.scope = any (only_scopes);
+    end if;
+end
+$$;
+
+-- The scopes whose limits release_jobs would judge, for given. It takes the locks that release_jobs takes.
+create function metered.judged_scopes(only_scopes text[], wait_ms int, max_jobs int) returns text[]
+language plpgsql volatile
+as $$
+declare
+    line   record;
+    judged text[] := '{}';
+begin
+    perform metered._require(max_jobs between 1 and 1000, 'max_jobs');
+    if only_scopes is not null then
+        perform metered._lock_all_scopes(only_scopes, null, wait_ms);
+    end if;
+    for line in select l.scope, l.key from metered._lines(only_scopes, 65) l loop
+        continue when not pg_try_advisory_xact_lock(line.key);
+        judged := judged || line.scope || array(
+            select distinct c.scope from (
+                select j.charges from metered.parked_jobs j, metered.parked_scopes y
+                where y.scope = line.scope and j.scope = line.scope
+                  and (j.priority, j.turn, j.job_id) > (coalesce(y.after[1], -1), coalesce(y.after[2], -1), coalesce(y.after[3], -1))
+                order by j.priority, j.turn, j.job_id limit max_jobs) f, unnest(f.charges::metered.new_charge[]) c
+            where pg_try_advisory_xact_lock(c.key));
+    end loop;
+    return array(select distinct x from unnest(judged) x);
+end
+$$;
+
+-- Releases parked jobs that fit, at most max_jobs: of the given scopes, whose locks it waits for, or of those
+-- lines that are marked, or whose time has come, and whose locks are to be had at once. Rows are released (job is for the caller to insert),
+-- busy (the lock of the scope was not to be had), trouble (why the line cannot be looked at), or more (call again).
+--
+-- Limits count as the jobs came with them, or as given has them: as text by scope, for lines and jobs whose scopes are all there.
+create function metered.release_jobs(only_scopes text[], given jsonb, wait_ms int, max_jobs int, ahead interval, origin metered.origin, channel text)
+returns table (status text, job jsonb, scope text)
+language plpgsql volatile
+as $$
+declare
+    line  record;
+    jobs  jsonb[];
+    left_ int := max_jobs;
+    more  boolean := false;
+    lines int := 0;
+begin
+    perform metered._require(max_jobs between 1 and 1000, 'max_jobs');
+    if only_scopes is not null then
+        perform metered._lock_all_scopes(only_scopes, null, wait_ms);
+    end if;
+    for line in select l.scope, l.key from metered._lines(only_scopes, 65) l loop
+        lines := lines + 1;
+        if left_ = 0 or lines > 64 then
+            more := true;
+            exit;
+        end if;
+        scope := line.scope;
+        if given is not null and not given ? line.scope or not pg_try_advisory_xact_lock(line.key) then
+            status := 'busy'; job := null;
+            return next;
+            continue;
+        end if;
+        begin
+            jobs := metered._release_line(line.scope, given, left_, ahead, wait_ms, origin, channel);
+        exception
+            when serialization_failure or deadlock_detected or lock_not_available then
+                raise;
+            when others then
+                status := 'trouble'; job := to_jsonb(sqlerrm);
+                return next;
+                update metered.parked_scopes y set wake_at = metered.clock() + interval '10 seconds', after = null, trouble = sqlerrm where y.scope = line.scope;
+                continue;
+        end;
+        status := 'released';
+        foreach job in array jobs loop
+            left_ := left_ - 1;
+            return next;
+        end loop;
+        more := more or exists (select from metered.parked_scopes y where y.scope = line.scope and y.wake_at <= metered.clock());
+    end loop;
+    if more then
+        status := 'more'; job := null; scope := null;
+        return next;
+    end if;
+end
+$$;
+
+-- Microseconds until a line is to be looked at or a parked job to be dropped, 0 if one is due, or null if no time is known.
+create function metered.next_release() returns bigint
+language plpgsql stable
+as $$
+declare
+    next timestamptz := least(
+        (select y.wake_at from metered.parked_scopes y order by y.wake_at limit 1),
+        (select j.drop_at from metered.parked_jobs j where j.drop_at is not null order by j.drop_at limit 1));
+begin
+    return case when next < 'infinity' then greatest(0, case when next > '-infinity' then extract(epoch from next - metered.clock()) * 1000000 else 0 end)::bigint end;
+end
+$$;
+
+-- Drops parked jobs whose time to wait is over, at most max_rows, as far as their lines are not locked. Returns them.
+create function metered.drop_parked(max_rows int) returns setof jsonb
+language plpgsql volatile
+as $$
+declare
+    j record;
+begin
+    perform metered._require(max_rows between 1 and 1000, 'max_rows');
+    for j in
+        select x.job_id, x.scope, y.key from metered.parked_jobs x, lateral (select z.key from metered.parked_scopes z where z.scope = x.scope limit 1) y
+        where x.drop_at <= metered.clock() order by x.drop_at limit max_rows
+    loop
+        continue when not pg_try_advisory_xact_lock(j.key);
+        continue when not exists (select from metered.parked_jobs x where x.job_id = j.job_id and x.scope = j.scope);
+        return next metered._leave_line(j.job_id);
+    end loop;
+end
+$$;
+
+-- Takes a parked job out of its line for good, or changes its priority, and returns it. null: it is not parked.
+create function metered.change_parked(of_job bigint, of_priority int, wait_ms int) returns jsonb
+language plpgsql volatile
+as $$
+declare
+    j   metered.parked_jobs;
+    was text;
+begin
+    perform metered._require(coalesce(of_priority between 1 and 4, true), 'of_priority');
+    select * into j from metered.parked_jobs x where x.job_id = of_job;
+    if not found then
+        if metered._one_snapshot() then     -- it may have been parked since
+            begin
+                insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, priority, scope, fair, tenant, job, hold, charges)
+                values (of_job, 0, 0, 0, 'epoch', 0, '', '', '', '{}', '', '') on conflict do nothing;
+                raise exception using errcode = 'MT100';
+            exception when sqlstate 'MT100' then
+                null;
+            end;
+        end if;
+        return null;
+    end if;
+    was := j.scope;
+    perform metered._lock_keys(array[(select y.key from metered.parked_scopes y where y.scope = was)], wait_ms);
+    select * into j from metered.parked_jobs x where x.job_id = of_job for update;
+    if not found then
+        return null;
+    elsif j.scope <> was then
+        raise exception 'could not serialize access: the job waits for another scope now' using errcode = '40001';
+    elsif of_priority is null then
+        return metered._leave_line(of_job);
+    elsif of_priority <> j.priority then
+        update metered.parked_jobs x set priority = of_priority, turn = metered._turn(j.scope, of_priority, j.fair)
+        where x.job_id = of_job returning x.* into j;
+    end if;
+    return metered._parked_json(j);
+end
+$$;
+
+-- A parked job, with its place in its line (no further than 10,000), when the line is looked at, and the answer of check_charge for it. null: it is not parked.
+create function metered.explain_parked(of_job bigint, ahead interval) returns jsonb
+language plpgsql stable
+as $$
+declare
+    j metered.parked_jobs;
+    s metered.parked_scopes;
+    v record;
+begin
+    select * into j from metered.parked_jobs x where x.job_id = of_job;
+    if not found then
+        return null;
+    end if;
+    select * into s from metered.parked_scopes y where y.scope = j.scope;
+    v := metered.check_charge(j.charges::metered.new_charge[], ahead);
+    return metered._parked_json(j) || jsonb_build_object('waiting', s.waiting, 'wake_at', nullif(greatest(s.wake_at, '0001-01-01Z'), 'infinity'), 'trouble', s.trouble,
+        'refused', v.refused, 'now', metered.clock(), 'charges', (select jsonb_agg(jsonb_build_object('scope', c.scope, 'amount', c.amount, 'limits', (
+            select jsonb_agg(jsonb_build_object('max', l.max, 'window_us', extract(epoch from l.win) * 1000000)) from unnest(c.limits) l)))
+            from unnest(j.charges::metered.new_charge[]) c),
+        'position', 1 + (select count(*) from (select from metered.parked_jobs x
+            where x.scope = j.scope and (x.priority, x.turn, x.job_id) < (j.priority, j.turn, j.job_id)
+            order by x.priority desc, x.turn desc, x.job_id desc limit 9999) y));
+end
+$$;
