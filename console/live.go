@@ -121,8 +121,9 @@ func (l *live) close() {
 
 // run reads every topic once in a while, until nobody looks.
 func (l *live) run() {
-	for all := true; ; {
+	for due := time.Now(); ; {
 		began := time.Now()
+		all := !began.Before(due)
 		for _, t := range l.seen(all) {
 			message, err := t.draw(context.Background())
 			if err != nil {
@@ -130,12 +131,13 @@ func (l *live) run() {
 			}
 			l.tell(t, message, err == nil)
 		}
-		next := time.NewTimer(max(l.refresh, min(share*time.Since(began), longest)))
+		if all {
+			due = time.Now().Add(max(l.refresh, min(share*time.Since(began), longest)))
+		}
+		next := time.NewTimer(time.Until(due))
 		select {
 		case <-next.C:
-			all = true
 		case <-l.wake:
-			all = false
 		case <-l.empty:
 		}
 		next.Stop()

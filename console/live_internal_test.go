@@ -119,6 +119,8 @@ func TestLive_EndsWithTheLastViewer(t *testing.T) {
 	leave()
 	pgtest.WaitFor(t, "the reader ends", func() bool { running, _, _ := l.state(); return !running })
 
+	signal(l.empty) // the reader before has not taken it
+
 	// The second viewer sees the first one's content, and a viewer of another page does not wait an hour.
 	first, leave, _ := l.look("a", counted(&n))
 	defer leave()
