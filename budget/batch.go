@@ -19,7 +19,7 @@ import (
 	"github.com/pgmetered/metered/internal/savepoint"
 )
 
-// Result is the answer to one charge or event of several.
+// Result is the answer to one of several charges or events.
 type Result struct {
 	Posted  Posted // if Err is nil
 	Err     error  // a refusal, or an error of this charge or event alone, such as ErrClock
@@ -27,7 +27,7 @@ type Result struct {
 }
 
 // ChargeEach makes up to 1,000 charges in one round trip, each on its own and in their order: a refusal is in its Result, and stops no
-// other. Its own error aborts tx, except with thresholds, when it works in a savepoint. Each scope takes a place in the server's lock table
+// other. Its own error aborts tx, except with thresholds, when it works in a savepoint. Each scope takes a lock of the server's table
 // (docs/scale.md).
 func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("charges", len(charges))); err != nil {

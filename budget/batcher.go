@@ -22,8 +22,8 @@ type BatcherConfig struct {
 	Timeout  time.Duration // of a batch with its attempts, 100ms to 1h. Defaults to 30s
 }
 
-// Batcher commits charges of many goroutines together: those that arrived while the last batch was committed. A lone charge does not wait,
-// and a locked scope delays no other. Charges of a scope are judged in the order of arrival, as by Ledger.ChargeEach.
+// Batcher commits charges together that arrive while the last batch commits. A lone charge does not wait, and a locked scope delays no
+// other. Charges of a scope are judged as they arrive, as by Ledger.ChargeEach.
 type Batcher struct {
 	ledger *Ledger
 	pool   *pgxpool.Pool
@@ -35,7 +35,7 @@ type Batcher struct {
 	running sync.WaitGroup // of lanes
 }
 
-// NewBatcher uses up to Lanes connections of pool, and one more for scopes that others lock.
+// NewBatcher uses up to Lanes connections, and one more for locked scopes.
 func NewBatcher(pool *pgxpool.Pool, l *Ledger, cfg BatcherConfig) (*Batcher, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return nil, err
@@ -57,8 +57,8 @@ func NewBatcher(pool *pgxpool.Pool, l *Ledger, cfg BatcherConfig) (*Batcher, err
 	return b, nil
 }
 
-// Charge returns when the charge is committed. On ErrCommitUnknown it may be, as when ctx ends while its batch is under way. After any
-// other error it was not made.
+// Charge returns when the charge is committed. After ErrCommitUnknown it may be: ctx ended while its batch was under way. After any other
+// error it was not made.
 func (b *Batcher) Charge(ctx context.Context, charge Charge) (Posted, error) {
 	if err := b.made(); err != nil {
 		return Posted{}, err
@@ -70,7 +70,7 @@ func (b *Batcher) Charge(ctx context.Context, charge Charge) (Posted, error) {
 	return b.submit(ctx, a)
 }
 
-// Ingest is Charge for an event, as by Ledger.Ingest. After ErrCommitUnknown, call it again.
+// Ingest is Ledger.Ingest for one event. After ErrCommitUnknown, call it again.
 func (b *Batcher) Ingest(ctx context.Context, event Event) (Posted, error) {
 	if err := b.made(); err != nil {
 		return Posted{}, err
@@ -82,7 +82,7 @@ func (b *Batcher) Ingest(ctx context.Context, event Event) (Posted, error) {
 	return b.submit(ctx, a)
 }
 
-// Close refuses new charges (ErrClosed), and waits for those before, which are committed in any case, until ctx ends.
+// Close refuses new charges (ErrClosed). Until ctx ends it waits for earlier ones, which are committed in any case.
 func (b *Batcher) Close(ctx context.Context) error {
 	if err := b.made(); err != nil {
 		return err

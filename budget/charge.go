@@ -19,25 +19,24 @@ type Charge struct {
 	NoStandings bool    `json:"no_standings,omitempty"` // leaves Posted.Standings out, which is faster
 }
 
-// Receipt lists the entries of a call, in the order in which scopes first appear.
+// Receipt lists the entries of a call, by the first charge of each scope.
 type Receipt struct {
 	Entries []Posted   `json:"entries"`
 	Crossed []Crossing `json:"crossed,omitempty"`
 }
 
-// Posted is an entry that was written.
+// Posted is a written entry.
 type Posted struct {
 	Scope     string     `json:"scope"`
 	Seq       int64      `json:"seq"`             // names the entry, with Scope. 0 if spent from a lease
-	Lease     int64      `json:"lease,omitempty"` // that it was spent from (package leases)
+	Lease     int64      `json:"lease,omitempty"` // it was spent from (package leases)
 	Amount    int64      `json:"amount"`
 	At        time.Time  `json:"at"`
 	Standings []Standing `json:"standings,omitempty"` // after the charge
 	Replayed  bool       `json:"replayed,omitempty"`  // the event was counted before, by this entry
 }
 
-// Standing is the state of a limit after a charge or at a check. A limit by period has a PeriodStart, and a PeriodEnd, where the next
-// begins.
+// Standing is the state of a limit after a charge or at a check. The PeriodEnd of a limit by period is where the next begins.
 type Standing struct {
 	Limit       Limit     `json:"limit"`
 	Used        int64     `json:"used"`           // units that count, without held ones. Negative with credit

@@ -25,7 +25,7 @@ type Entry struct {
 	// of lots, which lower Credited, "lapse", "revoke", "roll over", and for a lot that begins later or whose end was set "schedule"
 	Kind            string    `json:"kind"`
 	Amount          int64     `json:"amount"` // 0 for a clock repair and a close
-	At              time.Time `json:"at"`     // by the database's clock, never decreasing within an Epoch
+	At              time.Time `json:"at"`     // never decreases within an Epoch
 	Epoch           int       `json:"epoch"`  // the clock repairs before it
 	Spent           int64     `json:"spent"`
 	Refunded        int64     `json:"refunded"`
@@ -46,7 +46,7 @@ type EntriesOptions struct {
 	After       int64     // skips entries up to this number
 	Before      int64     // skips entries from this number on. 0 is none
 	Max         int       // the most entries. 0 is all
-	From, To    time.Time // the range of UsageBetween, at one more round trip. A purged range is a *PurgedError
+	From, To    time.Time // as in UsageBetween, at one more round trip
 }
 
 const entriesPage = 500

@@ -14,17 +14,17 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Errors of calls. They abort the transaction, except the first five: these write nothing, and leave it usable.
+// Errors of calls. The first five leave the transaction usable, and the others abort it.
 var (
 	ErrArgument      error = errArgument     // an *ArgumentError
 	ErrExceeded      error = errExceeded     // an *ExceededError
 	ErrScopeUnknown  error = errScopeUnknown // never created: a *ScopeError, as the next two
 	ErrScopeRetired  error = errScopeRetired
-	ErrScopeClosed   error = errScopeClosed                                                                    // carved, and ended. Credit and Refund abort the transaction
-	ErrBusy          error = fault.ErrBusy                                                                     // Config.LockTimeout has passed
-	ErrSerialization error = fault.ErrSerialization                                                            // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
-	ErrNotMigrated   error = fault.ErrNotMigrated                                                              // tables or functions are missing
-	ErrNotGranted    error = fault.ErrNotGranted                                                               // the role lacks a privilege
+	ErrScopeClosed   error = errScopeClosed         // carved, and ended. Credit and Refund abort the transaction
+	ErrBusy          error = fault.ErrBusy          // Config.LockTimeout has passed
+	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
+	ErrNotMigrated   error = fault.ErrNotMigrated
+	ErrNotGranted    error = fault.ErrNotGranted
 	ErrClock         error = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock") // see Ledger.RepairClock
 	ErrOverflow      error = fault.New("budget_overflow", "budget: total would overflow")
 	ErrWindowPurged  error = errWindowPurged // a window, or a range of time (a *PurgedError), begins before the retained entries
@@ -41,7 +41,7 @@ var (
 	ErrLate     error = fault.New("event_late", "budget: the event occurred longer ago than Config.MaxLateness")
 )
 
-// Errors of calls that own their transaction: Ledger.ChargeNow and Batcher.
+// Errors of ChargeNow and Batcher, which own their transaction.
 var (
 	ErrCommitUnknown error = fault.New("commit_unknown", "budget: whether the charge was committed is not known")
 	ErrClosed        error = fault.New("batcher_closed", "budget: the batcher is closed")
@@ -75,18 +75,18 @@ func invalid(field, format string, args ...any) error {
 // Never is the RetryAfter of a charge that waiting cannot help.
 const Never = time.Duration(math.MaxInt64)
 
-// Refusal is one limit that refused one charge, with fields as in a Standing.
+// Refusal is a limit that refused a charge. Other fields are as in a Standing.
 type Refusal struct {
 	Scope     string `json:"scope"`
 	Limit     Limit  `json:"limit"`
 	Used      int64  `json:"used"`
 	Held      int64  `json:"held"`               // of other transactions
-	OwnHeld   int64  `json:"own_held,omitempty"` // of the transaction's own holds, for which RetryAfter does not wait
+	OwnHeld   int64  `json:"own_held,omitempty"` // of this transaction, for which RetryAfter does not wait
 	Leased    int64  `json:"leased,omitempty"`   // of open leases
 	Requested int64  `json:"requested"`          // by all charges of the call on the scope
 	Available int64  `json:"available"`
-	// until Requested fits if nothing else happens: with open holds the earliest possible, with leases the end of the last. JSON has null
-	// for Never
+	// until Requested fits if nothing else happens: with open holds the earliest possible, with leases the end of the last. Never is null in
+	// JSON
 	RetryAfter  time.Duration `json:"-"`
 	HoldDue     time.Duration `json:"-"` // until an open hold may fall due, if Held > 0
 	PeriodStart time.Time     `json:"period_start,omitzero"`
@@ -114,7 +114,7 @@ func (r Refusal) text() string {
 	return fmt.Sprintf("%s: requested %d, available %d, %s, %s", where, r.Requested, r.Available, of, help)
 }
 
-// ExceededError lists every limit that refused. Its text has scopes and amounts, and is not for clients.
+// ExceededError lists every limit that refused. Its text is not for clients: it has scopes and amounts.
 type ExceededError struct {
 	Refusals []Refusal `json:"refusals"`
 }

@@ -6,8 +6,8 @@ import (
 	"strings"
 )
 
-// Every is n units as one, for Per: a quarter is Every(3, Month). In text it is "3 months". Equal lengths are ==: Every(12, Month) is Year.
-// A period of it needs an anchor, unless it divides the year into equal parts.
+// Every is n units as one, for Per: a quarter is Every(3, Month), "3 months". Equal lengths are ==: Every(12, Month) is Year. Per then
+// needs an anchor, unless the unit divides the year into equal parts.
 func Every(n int, u Unit) Unit {
 	months, days := u.lasts()
 	switch {

@@ -18,15 +18,15 @@ import (
 // The zero Config works.
 type Config struct {
 	Schema         string        // as metered.Migrate created it. Defaults to "metered"
-	LockTimeout    time.Duration // the wait for a write's locks, 1ms to 1h: then ErrBusy. Defaults to 5s
+	LockTimeout    time.Duration // of a write, 1ms to 1h: then ErrBusy. Defaults to 5s
 	ClockTolerance time.Duration // how far a last entry may be ahead of the clock before ErrClock, 1µs to 24h. Defaults to 1m
 	MustExist      bool          // for every charge, credit, hold and claim
 	NoStandings    bool          // for every charge
 	RequireActor   bool          // refuses writes whose Note has no Actor
 	MaxLateness    time.Duration // the oldest age of an event, 1s to 10 years: then ErrLate. Defaults to 35 days
 	MaxFuture      time.Duration // how far an event's time may be ahead of the clock, 1µs to 24h. Defaults to 5m
-	// receives crossed thresholds (docs/thresholds.md), also of Books and Pools on the Ledger. It may write in tx, and not end it. Its
-	// error takes the call back. Limits with thresholds need it.
+	// receives crossed thresholds, also of Books and Pools on the Ledger. It may write in tx, and not end it. Its error takes the call back.
+	// Limits with thresholds need it
 	OnThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
 	Observer    observe.Observer // of the Ledger, its Books and Pools
 }
@@ -102,7 +102,7 @@ func New(cfg Config) (*Ledger, error) {
 	}, nil
 }
 
-// LockKey is the key of a scope's advisory lock. In pg_locks classid is its upper half, objid its lower half, and objsubid 1.
+// LockKey is the key of a scope's advisory lock: in pg_locks classid is its upper half, objid its lower half, and objsubid 1.
 func (l *Ledger) LockKey(scope string) int64 { return lockkey.Of(l.space, scope) }
 
 // made refuses the zero Ledger, which has no schema.

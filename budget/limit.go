@@ -11,8 +11,8 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Limit is a number of units in a sliding window, in each period, or in the scope's lifetime. PerWindow, Per, PerPeriod, Lifetime and
-// Prepaid make one, with exactly one of these fields. Equal limits are ==. In JSON it is {"name":"burst","max":9,"window_us":60000000},
+// Limit is a number of units in a sliding window, each period, or the scope's lifetime. PerWindow, Per, PerPeriod, Lifetime and Prepaid
+// make one, with exactly one of these fields. Equal limits are ==. In JSON it is {"name":"burst","max":9,"window_us":60000000},
 // {"max":9,"lifetime":true}, {"max":9,"prepaid":true}, or {"max":9,"period":"month","time_zone":"Europe/Berlin"} with its "anchor".
 type Limit struct {
 	Max      int64         // units, 0 to 2^62
@@ -20,7 +20,7 @@ type Limit struct {
 	Period   Period        // charges of the present period count
 	Lifetime bool          // all charges count, less credits
 	Prepaid  bool          // as Lifetime, but a refusal asks for more credit
-	Observe  bool          // judges, and never refuses: see Standing.Over. To try a limit, not for Prepaid. Leases leave its charges to the ledger
+	Observe  bool          // never refuses: see Standing.Over. To try a limit, not for Prepaid. Leases leave its charges to the ledger
 	Name     string        // in refusals, standings and metrics
 
 	query      *query                       // reads Max from the database, nil if Max is set
@@ -40,7 +40,7 @@ func Lifetime(max int64) Limit { return Limit{Max: max, Lifetime: true} }
 // Prepaid admits credited units, and up to overdraft more. Over HTTP its refusal is a 402.
 func Prepaid(overdraft int64) Limit { return Limit{Max: overdraft, Prepaid: true} }
 
-// Reach is the age up to which entries count: a window, the longest period and a day more, or 0 for a lifetime.
+// Reach is the age up to which entries count: the window, or the longest period and a day, or 0 for a lifetime.
 func (l Limit) Reach() time.Duration {
 	const day = 24 * time.Hour
 	months, days := l.Period.Unit.lasts()
@@ -55,8 +55,8 @@ func (l Limit) Named(name string) Limit {
 	return l
 }
 
-// MaxFrom returns the limit with the Max that a query answers: one row of one integer from 0 to 2^62, else ErrLimitQuery. The call runs all
-// its queries behind the scopes' locks, in one round trip. Above READ COMMITTED the query must lock its rows (FOR SHARE). Not for Capture,
+// MaxFrom returns the limit with the Max that a query answers: one row of one integer from 0 to 2^62, else ErrLimitQuery. A call asks its
+// queries behind the scopes' locks, in one round trip. Above READ COMMITTED the query must lock its rows (FOR SHARE). Not for Capture,
 // ChargeNow and batches.
 func (l Limit) MaxFrom(sql string, args ...any) Limit {
 	l.Max, l.query = 0, &query{sql, slices.Clone(args)}

@@ -12,8 +12,8 @@ import (
 
 const lockSQL = `select metered.lock_scopes($1::text[], $2::int)`
 
-// Lock takes the locks of up to 64 scopes until tx ends. Later calls on these in tx cannot deadlock, but for placements of holds. At READ
-// COMMITTED, a row that you read behind it is current if its writers take the same locks.
+// Lock locks up to 64 scopes until tx ends. Later calls on them in tx cannot deadlock, except placements of holds. At READ COMMITTED, a row
+// that you then read is current if its writers take the same locks.
 func (l *Ledger) Lock(ctx context.Context, tx pgx.Tx, scopes ...string) error {
 	if err := cmp.Or(l.made(), notNil("tx", tx)); err != nil {
 		return err

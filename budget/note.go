@@ -5,7 +5,7 @@ import (
 	"time"
 )
 
-// Note names the cause of an entry, in texts of up to 255 bytes.
+// Note names the cause of an entry. Each text has up to 255 bytes.
 type Note struct {
 	Actor       string `json:"actor,omitempty"`
 	Tenant      string `json:"tenant,omitempty"`

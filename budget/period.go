@@ -10,8 +10,8 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Per and PerPeriod make a Period. Periods follow each other without a gap, before the anchor too, and contain their first moment. The
-// database's clock and time zone data decide which is now. Equal periods are ==, and zero is none.
+// Per and PerPeriod make a Period. Periods have no gaps, reach back before the anchor, and contain their first moment. The database's clock
+// and time zones decide which is now. Equal periods are ==, and zero is none.
 type Period struct {
 	Unit   Unit          // Day, Week, Month, Year or an Every of one, in Zone. "" for a Length
 	Length time.Duration `json:"-"` // up to 36,525 days, in microseconds
@@ -20,13 +20,13 @@ type Period struct {
 }
 
 // Per admits max units in each day, week, month, year or Every of these in a location, from the anchor's time of day, weekday or date on,
-// and without an anchor from midnight, Monday, the 1st, or the 1st of January (docs/plans.md). The server must know the location's name,
-// else ErrTimeZone: calls refuse time.Local. nil is UTC.
+// by default midnight, Monday, the 1st, or the 1st of January (docs/plans.md). The server must know the location's name (ErrTimeZone):
+// calls refuse time.Local. nil is UTC.
 func Per(max int64, unit Unit, location *time.Location, anchor time.Time) Limit {
 	return Limit{Max: max, Period: Period{Unit: unit, Zone: location.String(), Anchor: anchored(anchor)}}
 }
 
-// PerPeriod admits max units in each period of a fixed length, counted from the anchor.
+// PerPeriod admits max units in each period of a length, from the anchor on.
 func PerPeriod(max int64, length time.Duration, anchor time.Time) Limit {
 	return Limit{Max: max, Period: Period{Length: length, Anchor: anchored(anchor)}}
 }

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// At returns the first moments of t's period and of the next, in UTC, by the program's time zone data, which may differ from the server's.
-// An error is an *ArgumentError or ErrTimeZone.
+// At returns the first moments of t's period and of the next, in UTC, by the program's time zones, which may differ from the server's.
+// Errors: *ArgumentError, ErrTimeZone.
 func (p Period) At(t time.Time) (start, end time.Time, err error) {
 	if p.IsZero() {
 		return start, end, invalid("Period", "is missing")

@@ -20,11 +20,11 @@ type PurgeOptions struct {
 	Scope     string        // restricts the purge to one scope
 	After     string        // PurgeReport.Last of a canceled purge, to go on
 	Batch     int           // entries of one transaction, 16 to 100,000. Defaults to 5,000
-	// reports whether an idle scope may be deleted as if it was never charged: numbers begin at 1 again. Its limits must have no lifetimes
-	// and a Limit.Reach up to OlderThan, and no older charge be refunded. Scopes with credit, debt, holds or claims stay.
+	// reports whether an idle scope may be deleted, and begin at Seq 1 again. Its limits must have no lifetimes and a Limit.Reach up to
+	// OlderThan, and no older charge be refunded. Scopes with credit, debt, holds or claims stay
 	Forget   func(scope string) bool
 	Progress func(PurgeReport) // after each transaction
-	DryRun   bool              // counts the entries, in READ ONLY transactions without locks. Not with Forget
+	DryRun   bool              // only counts, without locks. Not with Forget
 }
 
 // PurgeReport counts scopes and entries.
@@ -66,8 +66,8 @@ with recursive s as (
 select scope from s where scope is not null limit $2`
 
 // Purge deletes entries older than OlderThan, but for entry 1 of each scope, up to 16 older ones and all sums: limits that reach back to
-// OlderThan stay exact, and others are ErrWindowPurged. A refund of a deleted charge is ErrEntryPurged. Each of its transactions locks one
-// scope, and stays if a later one fails. It needs metered.GrantMaintenanceSQL.
+// OlderThan stay exact, and others are ErrWindowPurged. A refund of a deleted charge is ErrEntryPurged. Each transaction locks one scope,
+// and stays if a later one fails. It needs metered.GrantMaintenanceSQL.
 func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (PurgeReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return PurgeReport{}, err

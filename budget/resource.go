@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// Resource is a scope that was created: calls with MustExist ask for one.
+// Resource is a created scope, as MustExist asks for.
 type Resource struct {
 	Scope     string    `json:"scope"`
 	CreatedAt time.Time `json:"created_at"`
@@ -30,8 +30,8 @@ select scope, coalesce((extract(epoch from created_at) * 1e6)::bigint, 0), (extr
 const createSQL = resourceSQL + `changed, 0
 from metered.create_scopes($1::text[], $2::int)`
 
-// Create declares that up to 1,000 scopes exist, and returns them by name. If one was retired it is a *ScopeError. A charge of them in tx
-// can deadlock with a Retire that waits.
+// Create declares that up to 1,000 scopes exist, and returns them by name. A retired one is a *ScopeError. A charge of them in tx can
+// deadlock with Retire.
 func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "create", scopes)
 }
@@ -40,13 +40,12 @@ const retireSQL = resourceSQL + `coalesce(changed, false), coalesce(held, -1)
 from metered.retire_scopes($1::text[], $3::bool, $2::int)`
 
 // Retire locks up to 64 created scopes (else *ScopeError): once tx has committed, calls with MustExist are refused. Entries and open holds
-// stay: roll back if Resource.Held forbids it. Leases end: any process may settle them, and units in a dead process's memory count as
-// spent.
+// stay: roll back if Resource.Held forbids it. Leases end: any process may settle them.
 func (l *Ledger) Retire(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "retire", scopes)
 }
 
-// Restore undoes Retire. Spent units count as before.
+// Restore undoes Retire. Spent units still count.
 func (l *Ledger) Restore(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "restore", scopes)
 }
@@ -130,7 +129,7 @@ func collectResources(ctx context.Context, db Querier, doing, sql string, args .
 	return all, failed(doing, err)
 }
 
-// ScopeError lists scopes that must exist and do not: it is all of ErrScopeUnknown, ErrScopeRetired and ErrScopeClosed that apply.
+// ScopeError lists scopes that must exist and do not: it is ErrScopeUnknown, ErrScopeRetired and ErrScopeClosed as they apply.
 type ScopeError struct {
 	Unknown []string `json:"unknown,omitempty"`
 	Retired []string `json:"retired,omitempty"`

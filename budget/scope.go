@@ -9,7 +9,7 @@ import (
 )
 
 // ScopeKey builds the scope of a kind ("seat"), a key ("21A") and a slot ("2026-11-21T20:00"), which may be empty. Different parts give
-// different scopes: "/" and "%" are escaped. Calls refuse the scope of an empty kind or key.
+// different scopes: "/" and "%" are escaped. Calls refuse an empty kind or key.
 func ScopeKey(kind, key, slot string) string {
 	if kind == "" || key == "" {
 		return ""
@@ -21,7 +21,7 @@ func ScopeKey(kind, key, slot string) string {
 	return scope
 }
 
-// SplitScope is the inverse of ScopeKey. Other scopes are an *ArgumentError.
+// SplitScope inverts ScopeKey. Other scopes are an *ArgumentError.
 func SplitScope(scope string) (kind, key, slot string, err error) {
 	if err := checkScope("scope", scope); err != nil {
 		return "", "", "", err

@@ -12,15 +12,15 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// Scopes are the scopes of one kind of resource, declared once. K is a string, an integer, a bool, a time.Time, a [16]byte (a UUID), a type
-// with MarshalText and UnmarshalText, or a struct of these, else Check fails. Different keys have different scopes.
+// Scopes declare the scopes of one kind of resource. K is a string, an integer, a bool, a time.Time, a [16]byte (a UUID), a type with
+// MarshalText and UnmarshalText, or a struct of these. Different keys have different scopes.
 type Scopes[K comparable] struct {
 	Kind      string  // the first part of each scope, not "claim". Required
 	Limits    []Limit // of each charge
 	MustExist bool    // as in Charge
 }
 
-// Check returns the mistake of a wrong declaration, whose scopes are all "".
+// Check returns the mistake of a declaration. Then its scopes are all "".
 func (s Scopes[K]) Check() error {
 	if err := checkScope("Scopes.Kind", s.Kind); err != nil {
 		return err
@@ -64,7 +64,7 @@ func (s Scopes[K]) Scope(key K) string {
 	return string(b)
 }
 
-// Parse is the inverse of Scope. A scope of another kind is an *ArgumentError.
+// Parse inverts Scope. A scope of another kind is an *ArgumentError.
 func (s Scopes[K]) Parse(scope string) (K, error) {
 	var key, none K
 	if err := checkScope("scope", scope); err != nil {

@@ -14,13 +14,13 @@ const (
 	defaultFound  = 100
 )
 
-// EntrySearch selects entries. A zero field matches every one.
+// EntrySearch selects entries. A zero field matches all.
 type EntrySearch struct {
-	EntriesOptions         // the entries to look at, and Max to find, 1 to 1,000, by default 100
-	Note            Note   // matches notes with its fields
+	EntriesOptions         // the entries to look at, and Max to find, 1 to 1,000, 100 by default
+	Note            Note   // matches notes that have its fields
 	Operation       string // the id of a command or event
 	OperationTenant string // of Operation
-	Name            string // of the command, until metered.Client.PurgeOperations deletes its record
+	Name            string // of the command, until its record is purged
 	Look            int    // the most to look at, up to 100,000. Defaults to 10,000
 }
 
@@ -35,7 +35,7 @@ select ` + entryColumns + `, matched, more
 from (select (f.entry).*, f.matched, f.more from metered.search_entries($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::int,
     row($7::text, $8::text, $9::text::jsonb), $10::text) f) x`
 
-// SearchEntries scans up to Look entries of a scope, without an index, for those that match. From and To leave fewer to scan.
+// SearchEntries scans up to Look entries of a scope for those that match, without an index: From and To leave fewer.
 func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, search EntrySearch) (found EntriesFound, err error) {
 	if err := search.check(); err != nil {
 		return EntriesFound{}, err

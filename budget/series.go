@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// RangeUsage is the use of a scope from From until before To, by Entry.At: held units count when they are captured (or their minimum falls
-// due), and events when they were recorded.
+// RangeUsage is the use of a scope from From until before To: held units count when they are captured (or their minimum falls due), and
+// events when they were recorded.
 type RangeUsage struct {
 	From              time.Time `json:"from"`
 	To                time.Time `json:"to"`
@@ -24,8 +24,7 @@ type RangeUsage struct {
 // Used is Charged less RefundedOfCharged, as windows count it.
 func (u RangeUsage) Used() int64 { return u.Charged - u.RefundedOfCharged }
 
-// Billed is the amount to bill if a refund counts when it is made, perhaps negative: Charged less RefundsMade. Bills of all ranges add up
-// to the use.
+// Billed is Charged less RefundsMade, perhaps negative: bills of all ranges add up to the use.
 func (u RangeUsage) Billed() int64 { return u.Charged - u.RefundsMade }
 
 const usageAtSQL = `
@@ -48,7 +47,7 @@ func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, fro
 }
 
 // Series is UsageBetween for each unit of the range, up to 2,000, in one statement. The first begins at from, and the last ends at to. Days
-// and times are those of location, nil for UTC.
+// are those of location, nil for UTC.
 func (l *Ledger) Series(
 	ctx context.Context, db Querier, scope string, from, to time.Time, unit Unit, location *time.Location,
 ) ([]RangeUsage, error) {
@@ -133,7 +132,7 @@ func (l *Ledger) ranges(ctx context.Context, db Querier, scope string, edges []t
 	return ranges, nil
 }
 
-// PurgedError says that a purge has cut a range of time.
+// PurgedError says that a purge cut a range of time.
 type PurgedError struct {
 	Scope     string
 	KnownFrom time.Time // use is known from then on

@@ -20,14 +20,14 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Threshold is a level of use to report: "80 % used", "credit below 500". The charge of a limit (Limit.Tell) that reaches it calls
-// Config.OnThreshold before it commits: once in a period, and else once until use has gone back by Rearm. More: docs/thresholds.md.
+// Threshold is a level of use to report: "80 % used", "credit below 500". The charge that reaches it calls Config.OnThreshold before it
+// commits: once in a period, and else once until use has gone back by Rearm (docs/thresholds.md).
 type Threshold struct {
 	Name    string `json:"name"`              // 1 to 64 bytes, unique in the limits of a scope
 	Percent int64  `json:"percent,omitempty"` // of Max used, 1 to 1,000, not for Prepaid. Without this and the next two the level is 0 left
 	Used    int64  `json:"used,omitempty"`    // units, 1 to 2^62
 	Left    int64  `json:"left,omitempty"`    // units, 1 to 2^62
-	Spent   bool   `json:"spent,omitempty"`   // held units count as available: the capture with the limit reports, and not the hold
+	Spent   bool   `json:"spent,omitempty"`   // held units count as available: a capture reports, not the hold
 	// how far use must go back, in percent of a Percent, else in units. Not for a period. Defaults to a tenth of the level, at least 1
 	Rearm int64 `json:"rearm,omitempty"`
 }
@@ -35,7 +35,7 @@ type Threshold struct {
 // thresholdList is a list that can be compared, filled from the front.
 type thresholdList [bounds.MaxThresholds]Threshold
 
-// Crossing is a reached threshold, with fields as in a Standing.
+// Crossing is a reached threshold. Other fields are as in a Standing.
 type Crossing struct {
 	Scope       string    `json:"scope"`
 	Seq         int64     `json:"seq"` // the entry that reached it: unique with Scope and the names
@@ -49,8 +49,8 @@ type Crossing struct {
 	PeriodEnd   time.Time `json:"period_end,omitzero"`
 }
 
-// Tell returns the limit with up to 8 thresholds, in place of those it had. A scope remembers up to 64 reported thresholds of all its
-// limits: a charge that would reach one more is ErrThresholds.
+// Tell returns the limit with up to 8 thresholds, in place of those it had. A scope remembers 64 reported ones: a charge that reaches one
+// more is ErrThresholds.
 func (l Limit) Tell(thresholds ...Threshold) Limit {
 	if len(thresholds) == 0 {
 		l.thresholds = unique.Handle[thresholdList]{}

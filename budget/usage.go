@@ -12,20 +12,19 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Query asks for the use of a scope in a Window, in a Period, or else in its lifetime.
+// Query asks for the use of a scope in a Window, a Period, or else its lifetime.
 type Query struct {
 	Scope  string
 	Window time.Duration
 	Period Period
 }
 
-// Usage is the use of a scope, with fields as in a Standing. JSON writes its window or period as a Limit does, and a lifetime as
-// "lifetime":true.
+// Usage is the use of a scope. Other fields are as in a Standing. JSON writes its window, period or lifetime as a Limit does.
 type Usage struct {
 	Query       `json:"-"`
 	Used        int64         `json:"used"`
 	Held        int64         `json:"held"`             // of open holds alone
-	Leased      int64         `json:"leased,omitempty"` // unspent units of open leases. Spent ones are in Used
+	Leased      int64         `json:"leased,omitempty"` // of open leases, unspent
 	HoldDue     time.Duration `json:"-"`                // as in a Refusal
 	Spent       int64         `json:"spent"`            // over the lifetime, as the next two
 	Refunded    int64         `json:"refunded"`
@@ -42,7 +41,7 @@ const usageSQL = `
 select used, held, spent, refunded, credited, seq, due_us, leased, starts_at, ends_at
 from metered.usage($1::text[], $2::interval[], $3::metered.period[], true)`
 
-// Usage returns the use of up to 1,024 scopes, in one round trip and from one snapshot.
+// Usage returns the use of up to 1,024 scopes, from one snapshot.
 func (l *Ledger) Usage(ctx context.Context, db Querier, queries ...Query) ([]Usage, error) {
 	if err := cmp.Or(l.made(), notNil("db", db)); err != nil {
 		return nil, err

@@ -10,7 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// The zero VerifyOptions checks all scopes.
+// Zero checks all scopes.
 type VerifyOptions struct {
 	Scope          string             // restricts the check to one scope
 	After          string             // VerifyReport.Last, to go on
@@ -18,7 +18,7 @@ type VerifyOptions struct {
 	Progress       func(VerifyReport) // for each scope and each 10,000 entries
 }
 
-// VerifyReport counts scopes and entries, and lists differences.
+// VerifyReport has the findings of Verify.
 type VerifyReport struct {
 	Scopes      int          `json:"scopes"`
 	Entries     int64        `json:"entries"`
@@ -111,8 +111,8 @@ order by l.no`
 // beginVerifySQL keeps operators and functions that somebody has created out of a report.
 const beginVerifySQL = `begin isolation level repeatable read, read only; set local search_path = pg_catalog, pg_temp`
 
-// Verify recomputes each entry from the one before, sums of refunds, and units of holds, leases and lots (docs/operations.md). A difference
-// is no error. It reads each scope in one snapshot. If ctx ends, it returns its findings with the error.
+// Verify recomputes entries, sums of refunds, and units of holds, leases and lots (docs/operations.md), each scope in one snapshot. A
+// difference is no error. If ctx ends, it returns its findings with the error.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return VerifyReport{}, err

@@ -10,20 +10,18 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// Trial is how another limit stands to what a scope spent. Charges that it would have refused count too, since they were made: what came
-// after the first of them might have gone otherwise.
+// Trial compares another limit with a scope's charges. Those that it would have refused count too, so trust only the first refusal.
 type Trial struct {
 	Scope     string    `json:"scope"`
 	Limit     Limit     `json:"limit"`
-	Used      int64     `json:"used"`                // the most units that counted at a time
+	Used      int64     `json:"used"`                // the most that counted at a time
 	Available int64     `json:"available"`           // the least that was left
-	RefusedAt time.Time `json:"refused_at,omitzero"` // of the first charge that the limit would have refused. Zero for none
+	RefusedAt time.Time `json:"refused_at,omitzero"` // of the first charge that it would have refused, or zero
 }
 
-// WhatIf tries a limit by window or period on the history of scopes, from a time until before another: who would have been refused, since
-// when, and how much would have been left. Units count as in a RangeUsage, so refunded ones do not, and held ones when they are captured. It
-// reads the running sums at some points in time, no entries: a few dozen where a scope stays clear of the limit, and more where its use
-// hovers there. A purged range is a *PurgedError. A transaction at REPEATABLE READ keeps refunds of now out.
+// WhatIf tries a limit by window or period on the history of scopes, from a time until before another (docs/plans.md). Units count as in a
+// RangeUsage: refunded ones do not, and held ones when they are captured. A purged range is a *PurgedError. At REPEATABLE READ refunds made
+// meanwhile do not count.
 func (l *Ledger) WhatIf(ctx context.Context, db Querier, limit Limit, from, to time.Time, scopes ...string) ([]Trial, error) {
 	if err := cmp.Or(l.made(), notNil("db", db), limit.check("limit")); err != nil {
 		return nil, err
