@@ -6,8 +6,8 @@ const (
 	Anonymous = "anonymous"
 )
 
-// User is a user of the application.
+// User is the Note.Actor of a user.
 func User(id string) string { return "user:" + id }
 
-// Job is a background job.
+// Job is the Note.Actor of a background job.
 func Job(name string) string { return "job:" + name }

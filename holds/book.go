@@ -23,16 +23,15 @@ type Config struct {
 	// MaxLifetime bounds the time from placement to deadline, up to 10 years. Defaults to 24h, or a longer MaxTTL.
 	MaxLifetime time.Duration
 	NoCeiling   bool // lets Extend go on to the year 9980, 10 years at a time, without MaxLifetime
-	// RequireHolder refuses to place, capture, release, extend or return without a Holder. Make another Book for the
-	// program's own work.
+	// RequireHolder refuses to place, capture, release, extend or return without a Holder.
 	RequireHolder bool
 	RequireActor  bool // refuses writes whose Note has no Actor. Defaults to the ledger's setting
-	// Subscribers are called in order with every transition of this Book's calls. If one returns an error, panics or
-	// outlives ctx, the transition is taken back and the call fails.
+	// Subscribers get every transition of this Book's calls, in order. If one returns an error, panics or outlives ctx,
+	// the transition is taken back and the call fails.
 	Subscribers []Subscriber
 	// Notify sends every committed transition to Listen. Such commits pass the server one by one (docs/operations.md).
 	Notify bool
-	// NotifyContent is Notify with all fields of Notice, which any role that may connect can read.
+	// NotifyContent is Notify with all fields of Notice, for any role that may connect.
 	NotifyContent bool
 }
 
@@ -47,8 +46,8 @@ const (
 )
 
 // Subscriber acts on a transition, within a savepoint of the call's transaction. For an effect outside the database
-// it enqueues a job through tx (jobs.Enqueuer). A statement that may fail needs a savepoint of its own (tx.Begin):
-// else the subscriber fails, even if it returns nil. It closes its rows and does not end tx.
+// enqueue a job through tx (jobs.Enqueuer). A statement that may fail needs a savepoint of its own (tx.Begin): else the
+// subscriber fails, even if it returns nil. Close rows, and do not end tx.
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
 // Transition is one change of a hold.

@@ -15,14 +15,14 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Over is the policy for a capture of more units than the hold keeps.
+// Over is the rule for a capture beyond the held units.
 type Over string
 
 const (
 	OverRefused Over = ""        // *ExcessError
-	OverIfFits  Over = "if fits" // the excess is charged if its Line's limits admit it, else *budget.ExceededError
-	OverUpTo    Over = "up to"   // as much of the excess is charged as its Line's limits admit: see HeldLine.Captured
-	OverAllowed Over = "allowed" // the excess is charged, for costs already incurred
+	OverIfFits  Over = "if fits" // all is charged if the Line's limits admit the excess, else *budget.ExceededError
+	OverUpTo    Over = "up to"   // as much of the excess is charged as the Line's limits admit: see HeldLine.Captured
+	OverAllowed Over = "allowed" // all is charged: the cost was incurred
 )
 
 // policies are the policies as the function capture_holds in schema.sql knows them.
@@ -34,16 +34,15 @@ type Capture struct {
 	IDs    []string
 	Holder string
 	All    bool // all held units. Set All or Lines
-	// Lines are the units used of each scope of a single hold, 0 for a scope left out. Lines of a claim include its
-	// own unit (of Key.Scope), unless Keep.
+	// Lines are the units used of each scope of one hold, 0 for a scope left out. Lines of a claim include its own unit
+	// (of Key.Scope), unless Keep.
 	//
-	// With OverIfFits and OverUpTo, a Line's Limits judge the excess. Otherwise they only carry thresholds, with All
-	// too, where Lines have no Amount (docs/thresholds.md).
+	// With OverIfFits and OverUpTo, a Line's Limits judge the excess. Otherwise they only carry thresholds, with All in
+	// Lines without Amount (docs/thresholds.md).
 	Lines []Line
-	// Keep leaves the rest held, under the same deadline. It cannot capture a claim's own unit, which confirms the
-	// claim and ends the hold.
+	// Keep leaves the rest held, and cannot capture a claim's own unit, which confirms the claim and ends the hold.
 	Keep   bool
-	Over   Over   // for a Line of more than is held
+	Over   Over   // for a Line beyond the held units
 	Entity string // the id of an order or the like
 	Note   budget.Note
 }
@@ -53,11 +52,11 @@ select refused, holds, crossed
 from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::metered.capture_terms, $4::interval,
     $5::int, $6::metered.origin, $7::text, $8::bool)`
 
-// Capture charges the units used, now, and frees the rest, until Hold.Due. If several calls end one hold at once, one
-// wins.
+// Capture charges the units used, now, and frees the rest, until Hold.Due. Of several calls that end a hold at once,
+// one wins.
 //
-// Errors: ErrUnknown (before any lock), ErrRetired, *StateError, *ExcessError, *budget.ExceededError, that of an
-// OnThreshold, and after SQL a *budget.ArgumentError for Lines that do not fit the hold.
+// Errors: ErrUnknown (before any lock), ErrRetired, *StateError, *ExcessError, *budget.ExceededError, an OnThreshold's,
+// and after SQL a *budget.ArgumentError for Lines that do not fit the hold.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.capture", (*Book).prepareCapture, c)
 }

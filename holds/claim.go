@@ -17,34 +17,34 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// Key names the thing that a Claim is for. Bytes are compared, so normalise a value first
+// Key names the thing that a Claim is for. Bytes are compared: normalise a value first
 // (golang.org/x/text/secure/precis).
 type Key struct {
 	Type  string `json:"type"`
 	Value string `json:"value"`
 }
 
-// Claim is a hold on a name, a seat, a machine: one holder has it at a time.
+// Claim is a hold on a name, a seat, a machine, for one holder at a time.
 type Claim struct {
 	Tenant    string // keeps the keys of tenants apart
-	Key       Key    // neither part empty, its Scope at most 255 bytes
+	Key       Key    // neither part empty, its Scope up to 255 bytes
 	Holder    string // not ""
 	Lines     []Line
 	Charges   []budget.Charge
 	MustExist bool          // as in budget.Charge, of Key.Scope
 	TTL       time.Duration // as in Request, like the next three
 	Grace     time.Duration
-	Metadata  json.RawMessage // a claim that its holder gets back keeps the first
+	Metadata  json.RawMessage // a repeated claim keeps the first
 	Note      budget.Note
 	Reveal    bool // sets TakenError.By, for callers who may know
 }
 
-// Claim places a hold of capacity 1 on a key, which has at most one active claim: one that is held and not due, or
-// captured (confirmed) and not given back (Return).
+// Claim places a hold on a key, which has at most one active claim: held and not due, or captured (confirmed) and not
+// given back (Return).
 //
-// A holder who repeats a claim that is not confirmed gets the same one (Created = false), or ErrConflict for other
-// lines or charges. Everybody else gets a *TakenError, as does the holder of a confirmed claim. Each new claim has a
-// new id, and calls with an old id cannot change it. Locks and other errors are those of Place.
+// A holder who repeats an unconfirmed claim gets the same one (Created = false), or ErrConflict for other lines or
+// charges. Others get a *TakenError, as does the holder of a confirmed claim. Each new claim has a new id. Locks and
+// other errors are those of Place.
 func (b *Book) Claim(ctx context.Context, tx pgx.Tx, c Claim) (Hold, error) {
 	return first(do(ctx, tx, b, "holds.claim", (*Book).prepareClaim, c))
 }
@@ -132,8 +132,8 @@ select (select metered.hold_json(h.no, c.now) from metered.holds h
 from (select metered.clock() as now) c, pg_catalog.unnest($1::text[]) with ordinality k(scope, n)
 order by k.n`
 
-// Claimed returns the active claims of up to 10,000 keys of a tenant, from one snapshot, and nothing for a key that
-// nobody has. The answer may be out of date: only Claim decides.
+// Claimed returns the active claims of up to 10,000 keys of a tenant, from one snapshot. The answer may be out of date:
+// only Claim decides.
 func (b *Book) Claimed(ctx context.Context, db budget.Querier, tenant string, keys ...Key) (map[Key]Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err

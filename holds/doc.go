@@ -6,20 +6,19 @@
 //	          ├─── deadline ─▶ expired
 //	          └─── Extend ───▶ held, with a later deadline
 //
-// Return gives captured units back. Held units count against every limit of their scopes until Hold.Due and no
-// longer, swept or not. With a lifetime limit captured units stay spent.
+// Return gives captured units back. Held units count against every limit of their scopes until Hold.Due and no longer,
+// swept or not.
 //
-// Writes take the caller's transaction: a rollback undoes them. A call acts on all holds that it names, 1 to 100 IDs
-// of one Tenant, or on none. A Holder, if set, must be that of each hold. A Note is recorded in the history and the
-// ledger. Ids, tenants, holders and entities have up to 255 bytes. A second call writes again, or finds the hold
-// ended (*StateError). Only Place with an ID, Claim and Expire can be repeated, and any call in a command
-// (metered.Tx).
+// A rollback undoes a write. A call acts on all holds that it names, 1 to 100 IDs of one Tenant, or on none. A Holder,
+// if set, must be that of each hold. A Note is recorded in the history and the ledger. Ids, tenants, holders and
+// entities have up to 255 bytes. Only Place with an ID, Claim and Expire can be repeated, and any call in a command
+// (metered.Tx): others write again, or find the hold ended (*StateError).
 //
-// Writes lock scopes, and then holds, until the transaction ends: call them last in it. Two calls in one transaction
-// can deadlock with two in another (docs/operations.md): make one call of several Lines, or use a command. Reads take
-// no lock, and run on a replica too, whose clock then decides which holds have expired.
+// Writes lock scopes, and then holds, until the transaction ends: call them last. Two calls in one transaction can
+// deadlock with two in another (docs/operations.md): make one call of several Lines, or use a command. Reads take no
+// lock, and run on a replica, whose clock then decides which holds have expired.
 //
-// Every call may fail with a *budget.ArgumentError, before any SQL unless the call says otherwise. Every write may
-// fail with budget.ErrBusy, budget.ErrClock, budget.ErrWindowPurged, budget.ErrOverflow, SQLSTATE 40001 or 40P01,
-// which abort the transaction. The errors that a method names leave it usable.
+// Every call may fail with a *budget.ArgumentError, before any SQL unless the call says otherwise. Every write may fail
+// with budget.ErrBusy, budget.ErrClock, budget.ErrWindowPurged, budget.ErrOverflow or budget.ErrSerialization, which
+// abort the transaction. Errors that a method names leave it usable.
 package holds

@@ -19,7 +19,7 @@ var (
 	ErrUnknown error = errUnknown // no such hold, or another holder's (IsOthers)
 	ErrTaken   error = errTaken   // a *TakenError
 	ErrExcess  error = errExcess  // an *ExcessError
-	ErrCeiling error = errCeiling // an extension beyond Hold.Ceiling. The text says how much is left
+	ErrCeiling error = errCeiling // an extension beyond Hold.Ceiling. Its text has the time left
 	ErrState   error = errState   // a *StateError
 	// the id's time is not after the latest that was purged
 	ErrRetired       error = fault.New("hold_retired", "holds: the hold may have been purged")
@@ -65,14 +65,13 @@ func (e *unknownError) LogValue() slog.Value { return slog.StringValue(e.Error()
 
 func (e *unknownError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Error()) }
 
-// IsOthers reports whether err is ErrUnknown of a hold that another holder has: for logs, not for the caller.
+// IsOthers reports whether err is ErrUnknown for another holder's hold: for logs alone.
 func IsOthers(err error) bool {
 	var e *unknownError
 	return errors.As(err, &e) && e.others()
 }
 
-// StateError is a hold whose state does not allow the call. Its code is hold_held, hold_captured, hold_released,
-// hold_expired or hold_returned.
+// StateError is a hold whose state does not allow the call. Its code is "hold_" and the state.
 type StateError struct {
 	ID    string
 	State State
@@ -93,8 +92,8 @@ func (e *StateError) Unwrap() []error { return []error{e.kind(), errState} }
 // TakenError says that a key has an active claim.
 type TakenError struct {
 	Key        Key
-	RetryAfter time.Duration // until it falls free, unless its holder acts. 0 if Confirmed
-	Confirmed  bool          // captured, and taken until it is given back
+	RetryAfter time.Duration // until it falls free, if its holder does nothing. 0 if Confirmed
+	Confirmed  bool          // taken until it is given back
 	By         *Hold         // the active claim, with Claim.Reveal. Nil in a replay
 }
 
@@ -115,7 +114,7 @@ func (e *TakenError) RetryAfterSeconds() (seconds int64, ok bool) {
 	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
 }
 
-// ExcessError is a capture or return of more units than Open.
+// ExcessError is a capture or return of more than the Open units.
 type ExcessError struct {
 	ID, Scope       string
 	Requested, Open int64

@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// EventKind says which transition it was.
+// EventKind is a kind of transition.
 type EventKind string
 
 const (
@@ -136,8 +136,8 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 	return nil
 }
 
-// Rebuild adds a history to a snapshot: a Hold of any call, or the zero Hold. The result is that of Get after the
-// last event, at its time. Events up to the snapshot's Version are skipped. Gaps and contradictions are errors.
+// Rebuild adds a history to a snapshot: a Hold of any call, or zero. It returns the hold as of the last event. Events
+// up to the snapshot's Version are skipped. Gaps and contradictions are errors.
 func Rebuild(snapshot Hold, history []Event) (Hold, error) {
 	if snapshot.Version == 0 && len(history) == 0 {
 		return Hold{}, invalid("history", "is empty")

@@ -22,7 +22,7 @@ const (
 // states maps letters of the tables to states. Returned is a "c" in the tables, with a mark.
 var states = map[string]State{"h": Held, "c": Captured, "r": Released, "x": Expired, "b": Returned}
 
-// Hold is the state of a hold at Now. Once it is due it is Expired, swept or not.
+// Hold is a hold at Now. Once it is due it is Expired, swept or not.
 type Hold struct {
 	Tenant   string          `json:"tenant,omitempty"`
 	ID       string          `json:"id"`
@@ -40,9 +40,9 @@ type Hold struct {
 	Entity   string          `json:"entity,omitempty"`   // Capture.Entity
 	Reason   string          `json:"reason,omitempty"`   // of the Note of its Release or Return
 	Metadata json.RawMessage `json:"metadata,omitempty"` // of the Request
-	Created  bool            `json:"created,omitempty"`  // by this very call
+	Created  bool            `json:"created,omitempty"`  // by this call
 	Charges  []budget.Posted `json:"charges,omitempty"`  // of Request.Charges, if Created
-	// Crossed has the thresholds that this very call crossed (budget.Config.OnThreshold).
+	// Crossed has the thresholds that this call crossed.
 	Crossed []budget.Crossing `json:"crossed,omitempty"`
 }
 
@@ -56,7 +56,7 @@ type HeldLine struct {
 	AtLeast  int64  `json:"at_least,omitempty"` // see Line.AtLeast
 }
 
-// Remaining is the time from Now to the deadline, 0 if past it or not held.
+// Remaining is the time from Now to the deadline, or 0 if it is not held.
 func (h Hold) Remaining() time.Duration {
 	if h.State != Held {
 		return 0

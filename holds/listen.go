@@ -19,7 +19,7 @@ type Notice struct {
 	ID      string    `json:"id,omitempty"`
 	Version int       `json:"version,omitempty"` // after the transition
 	Kind    EventKind `json:"kind,omitempty"`
-	// The rest is empty without Config.NotifyContent of the sender.
+	// The rest needs the sender's Config.NotifyContent.
 	At       time.Time   `json:"at,omitzero"`
 	Claim    *Key        `json:"claim,omitempty"`
 	State    State       `json:"state,omitempty"`
@@ -27,7 +27,7 @@ type Notice struct {
 	Deadline time.Time   `json:"deadline,omitzero"`
 	Note     budget.Note `json:"note,omitzero"`
 	Lines    []HeldLine  `json:"lines,omitempty"`
-	Cut      bool        `json:"cut,omitempty"` // Note or Lines did not fit into 8,000 bytes: see History, Get
+	Cut      bool        `json:"cut,omitempty"` // Note or Lines did not fit: see History, Get
 }
 
 // The zero ListenOptions works.
@@ -37,16 +37,15 @@ type ListenOptions struct {
 	OnError func(error) // for a lost connection, in another goroutine
 }
 
-// Listen calls handle with every transition that a Book with Config.Notify commits in this schema, one at a time, in
-// the order of commit. It returns ctx's error or handle's.
+// Listen calls handle with every transition that a Book with Config.Notify commits, one at a time, in the order of
+// commit. It returns ctx's error or handle's.
 //
 // A notice is a hint, which every role that may connect can send: read the hold (Get) before you act. After each
 // connect, and where notices were lost (an unreadable one, a queue beyond 10,000 or 16 MiB), handle gets one with
-// Missed. If it then reads the holds that it needs it misses nothing, but may hear of a transition again: compare the
-// Version.
+// Missed: read the holds that you need again. It may hear of a transition twice: compare the Version.
 //
-// Listen makes a connection of its own with pool's configuration, and again within 10s when it is lost: to the
-// primary, and not through a pooler in transaction mode, where it hears nothing and gets no error.
+// Listen makes a connection of its own with pool's configuration, and again within 10s when it is lost. It must lead to
+// the primary, and not through a pooler in transaction mode, where Listen hears nothing and gets no error.
 func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(b.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err

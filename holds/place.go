@@ -23,22 +23,21 @@ import (
 type Line struct {
 	Scope     string         // 1 to 255 bytes of UTF-8
 	Amount    int64          // 1 to 2^53, from 0 in a Capture
-	Limits    []budget.Limit // must all admit the amount beside spending and open holds
+	Limits    []budget.Limit // must all admit the amount
 	MustExist bool           // as in budget.Charge. Not for a Capture
-	// AtLeast, a part of Amount, is charged when the hold falls due, swept or not, less the units captured before.
-	// Release frees it. Not for a Capture.
+	// AtLeast, a part of Amount, is charged when the hold falls due, swept or not, less captured units. Release frees it.
+	// Not for a Capture.
 	AtLeast int64
 }
 
 // Request is a hold to place.
 type Request struct {
-	// ID is unique within Tenant. With a UUIDv7 a repetition after a purge is refused instead of placed again. Defaults
-	// to a new UUIDv7.
+	// ID is unique within Tenant. A UUIDv7 is not placed again after a purge. Defaults to a new UUIDv7.
 	ID       string
 	Tenant   string          // separates ids, but not scopes, of tenants
 	Holder   string          // calls that name another do not find the hold
 	Lines    []Line          // with Charges, 1 to 64 scopes
-	Charges  []budget.Charge // are spent at once, and stay so when the hold ends
+	Charges  []budget.Charge // are spent at once, for good
 	TTL      time.Duration   // within Config's bounds, in whole microseconds
 	Grace    time.Duration   // for capture past the deadline, up to Config.MaxTTL in whole microseconds
 	Metadata json.RawMessage // JSON, up to 64 KiB
@@ -60,10 +59,10 @@ const lookSQL = `
 select status, at, deadline, refused, stored
 from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::bool)`
 
-// Place reserves all Lines and makes all Charges, in one round trip. Holds that are due count as free.
+// Place reserves all Lines and makes all Charges, in one round trip.
 //
-// A repeated request (same ID, tenant, holder, scopes, amounts and metadata) reserves nothing. It returns the first
-// hold with Created = false, and a *StateError if that hold has ended.
+// A repeated request (same ID, tenant, holder, scopes, amounts and metadata) reserves nothing, and returns the first
+// hold with Created = false, or a *StateError if it has ended.
 //
 // It locks the scopes, the ID if the caller chose it, and holds that are due. Errors: *budget.ExceededError,
 // *budget.ScopeError, ErrConflict, ErrRetired, *StateError.

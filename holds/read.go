@@ -43,7 +43,7 @@ func (b *Book) Get(ctx context.Context, db budget.Querier, tenant, id, holder st
 	return Hold{}, unknown(others)
 }
 
-// Filter selects holds of one tenant. A zero field selects all. A hold must match every other one.
+// Filter selects holds of one tenant. Other zero fields select all.
 type Filter struct {
 	Tenant string // "" is a tenant, too
 	Holder string
@@ -58,7 +58,7 @@ type Filter struct {
 // Page is a part of a list of holds.
 type Page struct {
 	Holds []Hold `json:"holds"`
-	Next  string `json:"next,omitempty"` // continues the list, as After of the filter. "" at its end
+	Next  string `json:"next,omitempty"` // After of the next filter, "" at the end
 }
 
 const listFilterSQL = `
@@ -78,8 +78,8 @@ select h.no, metered.hold_json(h.no, $8::timestamptz) from metered.holds h
 where h.tenant = $1 and h.id >= $9 and h.id < $10 and h.claim = $11 and h.no < $6` + listFilterSQL + `
 order by h.no + 0 desc limit $7`
 
-// List returns a page of holds, newest first. Pages neither overlap nor miss a hold that was there at the beginning.
-// Holder, Entity and Claim are indexed.
+// List returns holds, newest first. Pages neither overlap nor miss a hold that was there at the beginning. Holder,
+// Entity and Claim are indexed.
 func (b *Book) List(ctx context.Context, db budget.Querier, f Filter) (Page, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Page{}, err

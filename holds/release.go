@@ -18,7 +18,7 @@ type Release struct {
 	Tenant   string
 	IDs      []string
 	Holder   string
-	Captured bool // also gives captured holds back, as Return does. Else they are a *StateError
+	Captured bool // also gives captured holds back, as Return. Else they are a *StateError
 	Note     budget.Note
 }
 
@@ -54,9 +54,8 @@ type Return struct {
 	IDs    []string
 	Holder string
 	All    bool   // all that is left. Set All or Lines
-	Lines  []Line // units of each scope of a single hold, without Limits
-	// SkipPurged leaves purged charges spent (Event.Skipped), but not a claim's own unit. Without it they are
-	// ErrNotReturnable.
+	Lines  []Line // units of each scope of one hold, without Limits
+	// SkipPurged leaves purged charges spent (Event.Skipped), but not a claim's own unit.
 	SkipPurged bool
 	Note       budget.Note
 }
@@ -65,12 +64,11 @@ const returnSQL = `
 select refused, holds
 from metered.return_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bool, $4::int, $5::metered.origin, $6::text, $7::bool)`
 
-// Return refunds the charges of captured holds, whole or by Lines, and frees a confirmed claim. A hold without
-// anything left is Returned. A claim's own unit goes back with all the rest or not at all. If a hold ended otherwise
-// after Capture.Keep, use budget.Ledger.Refund.
+// Return refunds the charges of captured holds, whole or by Lines, and frees a confirmed claim, whose own unit goes
+// back with all the rest or not at all. A hold without anything left is Returned. If a hold ended otherwise after
+// Capture.Keep, use budget.Ledger.Refund.
 //
-// Errors: ErrUnknown, ErrRetired, *StateError, *ExcessError for more than is left, ErrNotReturnable for a charge that
-// was purged, or refunded by another call.
+// Errors: ErrUnknown, ErrRetired, *StateError, *ExcessError for more than is left, ErrNotReturnable.
 func (b *Book) Return(ctx context.Context, tx pgx.Tx, r Return) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.return", (*Book).prepareReturn, r)
 }
@@ -108,7 +106,7 @@ type Extend struct {
 	Tenant string
 	IDs    []string
 	Holder string
-	By     time.Duration // is added to the deadline, 1µs to 10 years, in whole microseconds
+	By     time.Duration // to add to the deadline, 1µs to 10 years, in whole microseconds
 	Note   budget.Note
 }
 
@@ -116,8 +114,8 @@ const extendSQL = `
 select refused, holds
 from metered.extend_holds($1::metered.hold_ids, $2::interval, $3::int, $4::metered.origin, $5::text, $6::bool)`
 
-// Extend moves the deadlines of holds, and the ends of their grace. Errors: ErrUnknown, ErrRetired, *StateError past
-// the deadline, even in the grace, ErrCeiling.
+// Extend moves the deadlines of holds, with their grace. Errors: ErrUnknown, ErrRetired, *StateError past the deadline,
+// even in the grace, ErrCeiling.
 func (b *Book) Extend(ctx context.Context, tx pgx.Tx, e Extend) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.extend", (*Book).prepareExtend, e)
 }

@@ -6,7 +6,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// LineOf is a line of a declared kind, with its limits.
+// LineOf is a line of a declared kind, with limits.
 func LineOf[K comparable](kind budget.Scopes[K], key K, amount int64) Line {
 	c := kind.Charge(key, amount)
 	return Line{Scope: c.Scope, Amount: amount, Limits: c.Limits, MustExist: c.MustExist}
@@ -18,7 +18,7 @@ func ClaimOf[K comparable](kind budget.Scopes[K], key K) Claim {
 	return Claim{Key: Key{Type: kind.Kind, Value: value}, MustExist: kind.MustExist}
 }
 
-// ParseKey is the inverse of ClaimOf. Another kind's key is an *ArgumentError.
+// ParseKey inverts ClaimOf. Another kind's key is an *ArgumentError.
 func ParseKey[K comparable](kind budget.Scopes[K], key Key) (K, error) {
 	if key.Type != kind.Kind {
 		var none K

@@ -26,9 +26,9 @@ type Expire struct {
 const expireSQL = `
 select status, hold from metered.expire_hold($1::text, $2::text, $3::timestamptz, $4::timestamptz, $5::int, $6::text, $7::text)`
 
-// Expire ends one hold that is due, announces it, and reports whether this very call did. It is for a job at Hold.Due
-// (package holdjobs has one), and for another after an extension. A hold that ended, was extended or is not due stays
-// as it is, without an error. Errors: ErrUnknown, ErrRetired.
+// Expire ends one hold that is due, announces it, and reports whether this call did: for a job at Hold.Due (package
+// holdjobs). A hold that ended, was extended or is not due stays as it is, without an error. Errors: ErrUnknown,
+// ErrRetired.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended bool, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Hold{}, false, err
@@ -77,20 +77,20 @@ func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended b
 	return h, status == "expired", err
 }
 
-// The zero SweepOptions sweeps all due holds.
+// Zero sweeps all due holds.
 type SweepOptions struct {
-	Batch    int               // holds per transaction, 1 to 10,000, fewer if they have over 2,000 scopes. Defaults to 500
+	Batch    int               // holds per transaction, of up to 2,000 scopes together, 1 to 10,000. Defaults to 500
 	Max      int               // of batches. Defaults to no bound
 	Progress func(SweepReport) // after each batch
 }
 
 // SweepReport counts holds.
 type SweepReport struct {
-	Expired   int       `json:"expired"` // were announced. Other writes may have ended them before
-	Skipped   int       `json:"skipped"` // were locked by others: left for the next sweep
-	Failed    int       `json:"failed"`  // a subscriber failed: the next sweep announces them again
+	Expired   int       `json:"expired"` // announced. Other writes may have ended them before
+	Skipped   int       `json:"skipped"` // locked by others: left for the next sweep
+	Failed    int       `json:"failed"`  // a subscriber failed: left for the next sweep
 	Batches   int       `json:"batches"`
-	ScannedAt time.Time `json:"scanned_at,omitzero"` // the clock when the last batch looked for due holds
+	ScannedAt time.Time `json:"scanned_at,omitzero"` // when the last batch looked for due holds
 }
 
 // The clock is an argument so that it is read before the statement.
@@ -101,11 +101,10 @@ from (select metered.clock() as now offset 0) c,
 
 const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 
-// Sweep ends and announces holds that are due, in batches. Run it every few seconds to a minute. Any number may run at
-// once, and calls wait for no more than a batch. Errors of subscribers stop nothing, and are joined.
+// Sweep ends and announces holds that are due, in batches. Run it every few seconds to a minute, in any number of
+// processes: calls wait for no more than a batch. Errors of subscribers stop nothing, and are joined.
 //
-// A hold is announced once, by the Subscribers and the Notify of the Book whose Sweep or Expire ends it: use one with
-// the application's Config.
+// A hold is announced once, by the Subscribers and Notify of the Book that ends it: use the application's Config.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err
