@@ -14,15 +14,16 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Enqueue inserts a job in the caller's transaction. Workers see it when tx commits. After a rollback, also to a
-// savepoint, the job and its key are gone. The args of a repetition are compared as JSON: a field added to their type
-// makes old keys conflict, unless it is omitted when empty.
+// Enqueue inserts a job in tx. Workers see it after the commit. A rollback, also to a savepoint, undoes the job and its
+// key. The args of a repetition are compared as JSON: a field added to their type makes old keys conflict, unless it is
+// omitted when empty.
 //
 // It locks the key's row until tx ends. Others with this key wait for at most Config.LockTimeout, and then return its
-// job, above READ COMMITTED with one retry. Keys enqueued in different orders can deadlock: EnqueueMany sorts them.
+// job, above READ COMMITTED after ErrSerialization. Keys enqueued in different orders can deadlock: EnqueueMany sorts
+// them.
 //
-// ErrArgument and ErrConflict leave tx usable. Every other error aborts it, also of River and hooks. It takes one
-// round trip, or two with a new key.
+// ErrArgument and ErrConflict leave tx usable. Other errors, also of River and hooks, abort it. A new key costs a
+// second round trip.
 func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *Options) (Result, error) {
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
 		return Result{}, err
@@ -38,9 +39,9 @@ func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, o
 	return results[0], nil
 }
 
-// EnqueueMany is Enqueue for 1 to 10,000 jobs, in as many round trips as for one. Results are in the order of items.
-// A key that is there twice makes one job. One Config.LockTimeout bounds all waits. After an error other than
-// ErrArgument tx is aborted, unless no key was new.
+// EnqueueMany is Enqueue for 1 to 10,000 jobs, in as many round trips as for one. Results are in the order of items. A
+// repeated key makes one job. One Config.LockTimeout bounds all waits. Errors but ErrArgument abort tx, unless no key
+// was new.
 func (e *Enqueuer) EnqueueMany(ctx context.Context, tx pgx.Tx, items []Item) ([]Result, error) {
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
 		return nil, err

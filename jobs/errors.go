@@ -6,13 +6,13 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// Errors, besides metered.ErrNotMigrated and metered.ErrNotGranted.
+// Errors, beside metered.ErrNotMigrated and metered.ErrNotGranted.
 var (
 	ErrArgument      error = errArgument                                                // an *ArgumentError. No SQL ran
 	ErrConflict      error = errConflict                                                // a *ConflictError
 	ErrBusy          error = fault.ErrBusy                                              // another transaction kept the key for Config.LockTimeout
 	ErrSerialization error = fault.ErrSerialization                                     // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
-	ErrNotFound      error = fault.New("job_key_not_found", "jobs: key not found")      // the key was never used, not committed, or purged
+	ErrNotFound      error = fault.New("job_key_not_found", "jobs: key not found")      // the key was never used, or purged
 	ErrFull          error = errFull                                                    // a *FullError
 	ErrNotParked     error = fault.New("job_not_parked", "jobs: the job is not parked") // it was released, dropped or cancelled, or never parked
 	ErrPlugin        error = errPlugin                                                  // Plugin is missing, or a hook changed queue, id or metadata
@@ -26,7 +26,7 @@ var (
 		"is jobs.Plugin() in river.Config.Plugins, and does every hook leave queue, id and metadata alone?")
 )
 
-// ArgumentError says why an argument was refused. Field: "Options.Key".
+// ArgumentError names a refused argument, such as "Options.Key".
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -43,11 +43,11 @@ const (
 	differsArgs   = "args"
 )
 
-// ConflictError says that a key was used before, for another job. Its text says nothing of that job.
+// ConflictError says that another job has the key. Its text says nothing of that job.
 type ConflictError struct {
 	Queue, Key string
 	JobID      int64  // of the first use
-	Differs    string // the first that differs: "kind", "tenant" or "args", which are also the units of Options.Hold
+	Differs    string // the first difference: "kind", "tenant" or "args", also for the units of Options.Hold
 }
 
 func (e *ConflictError) Error() string {
@@ -56,7 +56,7 @@ func (e *ConflictError) Error() string {
 
 func (e *ConflictError) Unwrap() error { return errConflict }
 
-// FullError says that Options.MaxParked jobs wait for the scope already. The job was not enqueued.
+// FullError says that Options.MaxParked jobs wait for the scope.
 type FullError struct {
 	Scope     string
 	MaxParked int

@@ -12,11 +12,11 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// Record is a used key and its job.
+// Record is a key and its job.
 type Record struct {
 	Queue     string    `json:"queue"`
 	Key       string    `json:"key"`
-	JobID     int64     `json:"job_id"` // in River, which may have deleted the job since
+	JobID     int64     `json:"job_id"` // in River, where it may be deleted
 	Kind      string    `json:"kind"`
 	Tenant    string    `json:"tenant,omitempty"`
 	ClaimedAt time.Time `json:"claimed_at"`
@@ -26,7 +26,7 @@ const findSQL = `
 select queue, key, job_id, kind, tenant, created_at
 from metered.find_job_key($1, $2)`
 
-// Find returns the record of a key, or ErrNotFound. queue "" means "default". It takes no lock.
+// Find returns the record of a key, or ErrNotFound. queue "" means "default".
 func (e *Enqueuer) Find(ctx context.Context, db querier, queue, key string) (Record, error) {
 	if err := cmp.Or(e.made(), notNil("db", db)); err != nil {
 		return Record{}, err

@@ -28,23 +28,22 @@ const (
 	maxLockTimeout     = time.Hour
 )
 
-// The zero Config suits most programs.
+// The zero Config works.
 type Config struct {
 	Schema string // as metered.Migrate made it. River's is the client's. Defaults to "metered"
-	// bounds the wait for transactions that claimed the same keys, 1ms to 1h. A shorter lock_timeout,
-	// statement_timeout or deadline counts too. Defaults to 5s
+	// bounds the wait for transactions with the same keys, 1ms to 1h. A shorter lock_timeout, statement_timeout or deadline counts. Defaults
+	// to 5s
 	LockTimeout time.Duration
-	// sends new jobs to metered.Client.Listen, where every role may hear them, for a round trip.
-	// metered.Config.NotifyJobs sets it for Client.Jobs
+	// sends new jobs to metered.Client.Listen, which any role can do, for a round trip. Client.Jobs has metered.Config.NotifyJobs
 	Notify   bool
 	Observer observe.Observer
 
-	// places the holds of Options.Hold, which need it. metered.Client.Jobs has the Client's
+	// for Options.Hold. metered.Client.Jobs has the Client's
 	Holds *holds.Book
-	// is asked, under the scope's lock, for the limits of a scope as they are now, before its parked jobs are released. nil means those that
-	// each job came with, as does a nil function. A limit that was lowered ends no job
+	// returns, under the scope's lock, its limits as they are now, before its parked jobs are released. nil, as a result or a function, means
+	// those that each job came with
 	Limits func(ctx context.Context, tx pgx.Tx, scope string) ([]budget.Limit, error)
-	// is called in the transaction that drops a parked job, Options.MaxWait after it was parked. An error keeps the job
+	// is called in the transaction that drops a parked job, after Options.MaxWait. An error keeps the job
 	OnDrop func(ctx context.Context, tx pgx.Tx, dropped Parked) error
 }
 
@@ -61,7 +60,7 @@ type Enqueuer struct {
 	gate gate
 }
 
-// New returns an Enqueuer on client, which may be insert-only. It sends no SQL.
+// New sends no SQL. The client may be insert-only.
 func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 	if err := notNil("client", client); err != nil {
 		return nil, err

@@ -18,14 +18,13 @@ const (
 	metadataHold   = "metered:hold"
 )
 
-// Key returns the key that job was enqueued with, or "".
+// Key returns the key of job, or "".
 func Key(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Key }
 
-// Tenant returns the tenant that job was enqueued for, or "".
+// Tenant returns the tenant of job, or "".
 func Tenant(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Tenant }
 
-// HoldOf returns the id of the hold that job was released with, or "" if it was enqueued without Options.Hold. Its tenant is
-// Tenant(job). A job whose Hold has no Lines has no hold of that id.
+// HoldOf returns the id of job's hold, whose tenant is Tenant(job), or "" without Options.Hold. If that has no Lines, no hold has the id.
 func HoldOf(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Hold }
 
 type ownMetadata struct {

@@ -9,23 +9,22 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// Nil and zero Options mean River's defaults, without a key.
+// Nil and zero are River's defaults, without a key.
 type Options struct {
-	// makes the Enqueue idempotent within the queue, for all kinds and tenants: 1 to 255 bytes of UTF-8 without NUL,
-	// such as "asset/42"
+	// makes the Enqueue idempotent in the queue, for all kinds and tenants: 1 to 255 bytes of UTF-8 without NUL, such as "asset/42"
 	Key        string
-	Tenant     string           // the owner, at most 255 bytes of UTF-8 without NUL, in the job's metadata
+	Tenant     string           // the owner, up to 255 bytes as in Key, in the job's metadata
 	InsertOpts river.InsertOpts // win over the args' own and the client's. UniqueOpts, also of the args, exclude a Key
 
-	// Hold has the units that the job needs: Lines are held until the job ends, and Charges are spent when it starts. If they
-	// fit, the job starts now. If not, it is parked until they do: River does not know it yet (docs/jobs.md). ID and Holder stay
-	// empty, and Tenant is the job's. TTL defaults to the time until the job ends. Else the units are free so long after the start,
-	// whether the job has ended or not. No limit has MaxFrom or Thresholds. It excludes UniqueOpts, ScheduledAt and Pending
+	// Hold has the units that the job needs: Lines are held until it ends, Charges are spent when it starts. If they do not fit, the job is
+	// parked until they do: River does not know it yet (docs/jobs.md). ID and Holder stay empty, and Tenant is the job's. With a TTL the units
+	// are free so long after the start, even if the job goes on. No limit has MaxFrom or Thresholds. It excludes UniqueOpts, ScheduledAt and
+	// Pending
 	Hold *holds.Request
-	// Parked jobs of different keys take turns: at most 255 bytes. Defaults to Tenant. InsertOpts.Priority goes first
+	// parked jobs of different Fair take turns: up to 255 bytes. Defaults to Tenant. InsertOpts.Priority goes first
 	Fair      string
-	MaxWait   time.Duration // a job that is parked for so long is dropped, up to ten years. Defaults to for ever
-	MaxParked int           // ErrFull if so many jobs wait for the scope already. Defaults to any number
+	MaxWait   time.Duration // a job parked for so long is dropped, up to ten years. Defaults to for ever
+	MaxParked int           // ErrFull if so many jobs wait for the scope. Defaults to any number
 }
 
 // Item is a job to enqueue.
@@ -38,8 +37,8 @@ type Item struct {
 type Result struct {
 	JobID   int64             `json:"job_id"`        // as in Record
 	Created bool              `json:"created"`       // this call inserted the job
-	Job     *rivertype.JobRow `json:"job,omitempty"` // River's row, nil for a known key and for a parked job
-	// Parked: the job waits for units of a scope. In metered.Tx.Enqueue that is decided at the command's end
+	Job     *rivertype.JobRow `json:"job,omitempty"` // River's row, nil for a known key or a parked job
+	// the job waits for units. metered.Tx.Enqueue decides it at the command's end
 	Parked bool `json:"parked,omitempty"`
 }
 

@@ -12,9 +12,9 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// Parked is a job that waits for units. Position, Waiting, LookedAt and Refused are set by Explain alone.
+// Parked is a job that waits for units. Explain alone sets Position, Waiting, LookedAt and Refused.
 type Parked struct {
-	JobID    int64           `json:"job_id"` // the id that it will have
+	JobID    int64           `json:"job_id"` // its id in River later
 	Queue    string          `json:"queue"`
 	Kind     string          `json:"kind"`
 	Key      string          `json:"key,omitempty"`
@@ -23,15 +23,15 @@ type Parked struct {
 	Priority int             `json:"priority"`
 	Args     json.RawMessage `json:"args"`
 	Scope    string          `json:"scope"`  // that it waits for
-	Amount   int64           `json:"amount"` // units that it needs of it
+	Amount   int64           `json:"amount"` // units that it needs
 	ParkedAt time.Time       `json:"parked_at"`
 	DropAt   time.Time       `json:"drop_at,omitzero"`
 
 	Position int64     `json:"position,omitempty"` // in the line of the scope, 1 is next. No further than 10,000
 	Waiting  int64     `json:"waiting,omitempty"`  // jobs in the line
-	LookedAt time.Time `json:"looked_at,omitzero"` // when the line is looked at, zero for when units are freed
+	LookedAt time.Time `json:"looked_at,omitzero"` // the next look at the line, zero for when units are freed
 	Trouble  string    `json:"trouble,omitempty"`  // why the last look at the line failed
-	Refused  []string  `json:"refused,omitempty"`  // the limits that keep it, each with what is used, and until when
+	Refused  []string  `json:"refused,omitempty"`  // the limits that keep it, with their use, and until when
 }
 
 func (p *Parked) decode(raw []byte) error {
@@ -102,13 +102,12 @@ where j.scope = $1 and (j.priority, j.turn, j.job_id) > (
 order by j.priority, j.turn, j.job_id limit $3`
 )
 
-// CancelParked takes a job that is parked out of its line for good, and returns it, or ErrNotParked: then River has it, or it is gone.
-// Its key stays used.
+// CancelParked takes a parked job out of its line for good, and returns it, or ErrNotParked. Its key stays used.
 func (e *Enqueuer) CancelParked(ctx context.Context, tx pgx.Tx, jobID int64) (Parked, error) {
 	return e.change(ctx, tx, jobID, nil)
 }
 
-// Reprioritize gives a job that is parked another of River's priorities, from 1, the first, to 4, and a turn at the end of that priority.
+// Reprioritize gives a parked job another of River's priorities, from 1, the first, to 4, and the last turn in it.
 func (e *Enqueuer) Reprioritize(ctx context.Context, tx pgx.Tx, jobID int64, priority int) (Parked, error) {
 	if priority < 1 || priority > 4 {
 		return Parked{}, invalid("priority", "%d: want 1 to 4", priority)
@@ -123,7 +122,7 @@ func (e *Enqueuer) change(ctx context.Context, tx pgx.Tx, jobID int64, priority 
 	return p, e.one(&p, "change a parked job", tx.QueryRow(ctx, e.gate.changeSQL, jobID, priority, int32(e.wait/time.Millisecond)))
 }
 
-// Explain returns a parked job with its place in line and the limits that keep it, or ErrNotParked. It takes no lock.
+// Explain returns a parked job with its place in line and the limits that keep it, or ErrNotParked.
 func (e *Enqueuer) Explain(ctx context.Context, db querier, jobID int64) (p Parked, err error) {
 	if err := e.gated("db", db); err != nil {
 		return p, err
@@ -147,8 +146,8 @@ func (e *Enqueuer) one(p *Parked, doing string, row pgx.Row) error {
 	return p.decode(raw)
 }
 
-// Parked returns up to 1,000 jobs that wait for a scope, in the order of its line, behind the job of id after, or from the first on for 0. A
-// job that is in another line by now, or in none, is followed by the first. It takes no lock.
+// Parked returns up to 1,000 jobs that wait for a scope, in the order of its line, behind the job of id after. For 0, or a job that has
+// left the line, it begins with the first.
 func (e *Enqueuer) Parked(ctx context.Context, db rowsQuerier, scope string, after int64, most int) ([]Parked, error) {
 	if err := e.gated("db", db); err != nil {
 		return nil, err

@@ -7,8 +7,8 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// Plugin gives keyed jobs the id that was claimed with their key, and keeps jobs with Options.Hold from River until their units fit.
-// Put it once into the Config.Plugins of every client that an Enqueuer uses.
+// Plugin is needed for keys and Options.Hold. Put it once into the Config.Plugins of every client that an Enqueuer
+// uses.
 func Plugin() rivertype.Plugin { return &plugin{} }
 
 type plugin struct{ river.HookDefaults }

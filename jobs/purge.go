@@ -13,7 +13,7 @@ import (
 
 // PurgeOptions says which keys to delete.
 type PurgeOptions struct {
-	// of a key, 1s to a century: longer than any caller may retry, and than any job is scheduled ahead. Required
+	// of a key, 1s to a century: longer than callers retry or schedule ahead. Required
 	OlderThan time.Duration
 	Batch     int                 // keys per transaction, 1 to 10,000. Defaults to 1,000
 	Progress  func(deleted int64) // after each batch
@@ -24,8 +24,8 @@ const purgeableSQL = `
 select count(*) from metered.job_keys k, (select metered.clock() - $1::interval as at) cutoff
 where k.created_at < cutoff.at`
 
-// Purge forgets keys older than opts.OlderThan, in batches, and returns how many. A forgotten key looks new: its next
-// Enqueue makes another job. It needs metered.GrantMaintenanceSQL.
+// Purge deletes keys older than OlderThan, in batches, and returns how many. A deleted key looks new: its next Enqueue
+// makes another job. It needs metered.GrantMaintenanceSQL.
 func (e *Enqueuer) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(e.made(), notNil("pool", pool)); err != nil {
 		return 0, err

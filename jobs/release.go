@@ -18,13 +18,13 @@ import (
 
 var inBudget = budget.Internals(lend.Key{})
 
-// ReleaseReport counts jobs and lines. A line are the jobs that wait for one scope.
+// ReleaseReport counts jobs and lines: the jobs that wait for one scope.
 type ReleaseReport struct {
 	Ended    int64 `json:"ended"`    // holds of jobs that had ended
 	Released int64 `json:"released"` // jobs that River has now
-	Dropped  int64 `json:"dropped"`  // jobs that had waited for Options.MaxWait
+	Dropped  int64 `json:"dropped"`  // jobs, after Options.MaxWait
 	Busy     int64 `json:"busy"`     // lines whose scopes were locked for Config.LockTimeout
-	Troubled int64 `json:"troubled"` // lines that could not be looked at: see Parked.Trouble
+	Troubled int64 `json:"troubled"` // lines whose look failed: see Parked.Trouble
 }
 
 const (
@@ -43,8 +43,7 @@ const (
 	dropSQL   = `select d from metered.drop_parked($1::int) d`
 )
 
-// Release releases the holds of jobs that have ended, then all parked jobs that fit by now, and drops those that have waited for
-// Options.MaxWait, in transactions of its own. Run does so as soon as units are free. Release is for a program that calls it in its own time. Any number may run at once.
+// Release does the work of Run once, in transactions of its own, for a program that calls it in its own time. Any number may run at once.
 func (e *Enqueuer) Release(ctx context.Context, pool *pgxpool.Pool) (report ReleaseReport, err error) {
 	if err := e.gated("pool", pool); err != nil {
 		return report, err
@@ -69,9 +68,8 @@ func (e *Enqueuer) Release(ctx context.Context, pool *pgxpool.Pool) (report Rele
 	return report, nil
 }
 
-// ReleaseIn releases parked jobs that fit by now and wait for one of these scopes, at most 64 scopes, in the caller's transaction: with the raise of a
-// limit that lets them in, or right behind a call that frees units. It locks the scopes until tx ends, so it comes last. At most 64
-// jobs are released. Others that fit are left to Run.
+// ReleaseIn releases up to 64 parked jobs that wait for up to 64 scopes and fit by now, in the transaction that raises their limit or frees
+// units. It locks the scopes until tx ends, so it comes last. Others that fit are left to Run.
 func (e *Enqueuer) ReleaseIn(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Result, error) {
 	if err := e.gated("tx", tx); err != nil {
 		return nil, err

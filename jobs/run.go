@@ -19,13 +19,12 @@ const (
 	patience          = 3 // looks at locked lines before Run waits for their locks
 )
 
-// Run releases parked jobs as soon as their units fit, until ctx ends. Each process with workers runs one, on the client that works them.
-// It listens on a connection of its own for transactions that freed units, and sleeps until the time at which a window, a period or a
-// hold frees some. Where it cannot listen, as behind PgBouncer in transaction mode, it looks every five seconds.
+// Run releases parked jobs as soon as their units fit, and drops them after Options.MaxWait, until ctx ends. Each process with workers runs
+// one, on the client that works them. It listens on a connection of its own. Where it cannot, as behind PgBouncer in transaction mode, it
+// looks every five seconds.
 //
-// Run also releases the hold of each job that has ended, completed, cancelled or discarded: at once for jobs of its client, and
-// within some seconds for jobs of others, and for those that a dead process or a deleted row left. onError, which may be nil, hears
-// errors from several goroutines, after which Run goes on. It hears none that come of the end of ctx.
+// Run also releases the holds of jobs that were completed, cancelled, discarded or deleted: at once for jobs of its client, else within
+// some seconds. onError, which may be nil, gets errors from several goroutines, but none that come of ctx's end. Run goes on after them.
 func (e *Enqueuer) Run(ctx context.Context, pool *pgxpool.Pool, onError func(error)) error {
 	if err := e.gated("pool", pool); err != nil {
 		return err
