@@ -9,20 +9,20 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// Balance is the state of a wallet at Now, in units.
+// Balance is a wallet at Now, in units.
 type Balance struct {
 	Wallet    string    `json:"wallet"`
 	Now       time.Time `json:"now"`
 	Seq       int64     `json:"seq"`       // of the last entry, or 0
-	Units     int64     `json:"units"`     // to draw, without Config.Overdraft. Less than 0 if overdrawn
+	Units     int64     `json:"units"`     // to draw, without Config.Overdraft. Negative if overdrawn
 	Held      int64     `json:"held"`      // by open holds and leases
 	Overdrawn int64     `json:"overdrawn"` // -Units, or 0
-	Lots      []Lot     `json:"lots"`      // in the order in which they are drawn
+	Lots      []Lot     `json:"lots"`      // in the order of draws
 }
 
 // Lot is a lot with units left, or held.
 type Lot struct {
-	Lot       int64     `json:"lot"` // 0 if it renews another, and nobody has written its beginning
+	Lot       int64     `json:"lot"` // 0 if it renews another, and no write has begun it
 	Reference string    `json:"reference,omitempty"`
 	Category  string    `json:"category,omitempty"`
 	Priority  int       `json:"priority"`
@@ -35,7 +35,7 @@ type Lot struct {
 
 const balanceSQL = `select now, seq, units, held, lots from metered.wallet_balance($1::text)`
 
-// Balance returns the balance of a wallet now, with all that is due as ended. A replica has its own balance and clock.
+// Balance returns the balance of a wallet now. A replica goes by its own clock.
 func (b *Book) Balance(ctx context.Context, db budget.Querier, wallet string) (Balance, error) {
 	if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
 		return Balance{}, err
@@ -79,7 +79,7 @@ func (b Balance) Of(category string) (units int64) {
 	return units
 }
 
-// Expiring returns the units that lapse before a time unless they are drawn.
+// Expiring returns the units that lapse before a time unless drawn.
 func (b Balance) Expiring(before time.Time) (units int64) {
 	for _, l := range b.Lots {
 		if !l.Expires.IsZero() && l.Expires.Before(before) {

@@ -18,18 +18,18 @@ import (
 
 // The zero Config works.
 type Config struct {
-	Overdraft   int64              // how far draws may go below zero, up to 2^62, in every wallet, even of a mistyped name
+	Overdraft   int64              // how far draws may go below zero, up to 2^62, even in a wallet of a mistyped name
 	Priorities  map[string]int     // by category, for grants without one. Defaults to 0
 	LateRefunds Late               // of grants without one. Defaults to 30 days
-	Thresholds  []budget.Threshold // see docs/thresholds.md
+	Thresholds  []budget.Threshold // docs/thresholds.md
 	Subscribers []Subscriber       // get each breakage from Sweep and Expire
 }
 
-// Late is for refunds to an ended lot: they make a new lot, which lasts up to 36,525 days, or Lapse or Forever.
+// Late is how long the new lot of a refund to an ended lot lasts, up to 36,525 days, or Lapse or Forever.
 type Late time.Duration
 
 const (
-	Lapse   Late = -1 // there is no new lot: the refund lapses at once
+	Lapse   Late = -1 // no new lot: the refund lapses at once
 	Forever Late = -2 // the new lot never ends
 )
 
@@ -116,16 +116,15 @@ func (b *Book) priced(wallet string, note budget.Note) (*ledger.ChargeCall[budge
 // someone is the actor of a charge that is only checked.
 var someone = budget.Note{Actor: "-"}
 
-// Limit is the limit of draws, "credit": credited units and Config.Overdraft, with Config.Thresholds.
+// Limit is the limit of draws, "credit", with Config.Overdraft and Config.Thresholds.
 func (b *Book) Limit() budget.Limit { return b.limit }
 
-// Charge is a draw as a charge, for commands or beside other scopes, with Limit and further limits, such as a plan's
-// cap.
+// Charge is a draw as a charge, for commands or beside other scopes, with Limit and more, such as a plan's cap.
 func (b *Book) Charge(wallet string, amount int64, limits ...budget.Limit) budget.Charge {
 	return budget.Charge{Scope: wallet, Amount: amount, Limits: append([]budget.Limit{b.Limit()}, limits...)}
 }
 
-// Line holds units of a wallet in a hold or session, with limits as in Charge.
+// Line holds units in a hold or session, with limits as in Charge.
 func (b *Book) Line(wallet string, amount int64, limits ...budget.Limit) holds.Line {
 	return holds.Line{Scope: wallet, Amount: amount, Limits: append([]budget.Limit{b.Limit()}, limits...)}
 }

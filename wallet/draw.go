@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Draw takes units from a wallet.
+// Draw is units to take from a wallet.
 type Draw struct {
 	Wallet string
 	Amount int64 // 1 to 2^53
@@ -25,10 +25,10 @@ type Draw struct {
 // Drawn is the answer of Draw.
 type Drawn struct {
 	Wallet    string    `json:"wallet"`
-	Seq       int64     `json:"seq"` // names the draw, for a refund
+	Seq       int64     `json:"seq"` // names the draw for a refund
 	At        time.Time `json:"at"`
 	Amount    int64     `json:"amount"`
-	Lots      []Move    `json:"lots,omitempty"` // in the order in which they were drawn
+	Lots      []Move    `json:"lots,omitempty"` // in the order drawn
 	Overdrawn int64     `json:"overdrawn"`      // that no lot covers
 	Left      int64     `json:"left"`           // the balance after it
 }
@@ -38,7 +38,7 @@ select coalesce(seq, 0), coalesce(at, 'epoch'), coalesce(amount, 0), lots, coale
 from metered.draw(($1::metered.new_charge[])[1], $2::bool, $3::interval, $4::int, $5::metered.origin)`
 
 // Draw takes units from a wallet's lots. If there are too few, it writes nothing and returns a *budget.ExceededError,
-// which has the available units.
+// with the available units.
 func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err error) {
 	call, err := b.prepareDraw(d)
 	if err = cmp.Or(err, notNil("tx", tx)); err != nil {

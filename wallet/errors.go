@@ -11,7 +11,7 @@ import (
 
 // Refusals. They leave the transaction usable, as does *budget.ExceededError.
 var (
-	// of another grant: look it up, and do not repeat this one
+	// of another grant: do not repeat this one
 	ErrConflict   error = fault.New("wallet_conflict", "wallet: the reference was used for another grant")
 	ErrExpired    error = fault.New("wallet_expired", "wallet: the lot would have ended by now, by the database's clock")
 	ErrUnknownLot error = fault.New("wallet_unknown_lot", "wallet: the wallet has no such lot")

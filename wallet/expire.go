@@ -23,7 +23,7 @@ const (
 	maxBatch     = 2_000 // each lot may take a lock of the server's table
 )
 
-// Breakage is units of a lot that lapsed at its end.
+// Breakage is units that lapsed at a lot's end.
 type Breakage struct {
 	Wallet    string    `json:"wallet"`
 	Lot       int64     `json:"lot"`
@@ -32,15 +32,15 @@ type Breakage struct {
 	Granted   int64     `json:"granted"` // by the grant
 	GrantedAt time.Time `json:"granted_at"`
 	Expires   time.Time `json:"expires_at"`
-	Amount    int64     `json:"amount"` // lapsed since subscribers last heard of the lot
+	Amount    int64     `json:"amount"` // lapsed since the last Breakage of the lot
 	Seq       int64     `json:"seq"`    // the last entry about the lot
 }
 
-// Subscriber gets each breakage in a savepoint of the sweep's transaction, which it must not end. An error takes back
-// its own writes, and the next sweep calls again. A panic takes back the batch.
+// Subscriber gets a breakage in a savepoint of the sweep's transaction, which it must not end. An error takes back its writes, and the next
+// sweep calls again. A panic takes back the batch.
 type Subscriber func(ctx context.Context, tx pgx.Tx, b Breakage) error
 
-// The zero SweepOptions sweeps all due lots.
+// Zero sweeps all due lots.
 type SweepOptions struct {
 	Batch    int               // lots per transaction, 1 to 2,000. Defaults to 500
 	Max      int               // the most batches. Defaults to all
@@ -51,7 +51,7 @@ type SweepOptions struct {
 type SweepReport struct {
 	Ended     int `json:"ended"`     // lots that lapsed or rolled over
 	Announced int `json:"announced"` // breakages that Subscribers got
-	Failed    int `json:"failed"`    // breakages and wallets whose Subscriber or OnThreshold failed: left for the next sweep
+	Failed    int `json:"failed"`    // whose Subscriber or OnThreshold failed: left for the next sweep
 	Busy      int `json:"busy"`      // lots of locked wallets, left for the next sweep
 	Batches   int `json:"batches"`
 }
@@ -62,8 +62,8 @@ from metered.sweep_lots($1::timestamptz, $2::bigint, $3::int, $4::text, $5::bool
 
 const toldSQL = `select metered.told_lots($1::bigint[], $2::bigint[])`
 
-// Sweep writes down the ends of lots that are due, in batches, and announces breakage to Config.Subscribers, also of draws. Run it every
-// few minutes, in any number of processes. Errors of subscribers are joined, and stop nothing.
+// Sweep writes down the ends of lots that are due, in batches, and announces breakage to Config.Subscribers, also of lots that draws ended.
+// Run it every few minutes, in any number of processes. Errors of subscribers are joined, and stop nothing.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err
@@ -83,8 +83,8 @@ func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions)
 	return s.report, err
 }
 
-// Expire is Sweep for one wallet, in tx, for a job at a lot's end. It waits for the wallet's lock. Errors of
-// subscribers and of OnThreshold come with the report: commit all the same.
+// Expire is Sweep for one wallet, in tx, for a job at a lot's end. Errors of subscribers and of OnThreshold come with the report: commit
+// all the same.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, wallet string) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkWallet("wallet", wallet)); err != nil {
 		return SweepReport{}, err

@@ -17,30 +17,30 @@ import (
 
 // Grant is a lot for a wallet.
 type Grant struct {
-	Wallet   string        // any scope of the ledger, 1 to 255 bytes
+	Wallet   string        // any scope, 1 to 255 bytes
 	Amount   int64         // 1 to 2^53
 	Expires  time.Time     // the lot's end, before the year 9000. Defaults to none
-	For      time.Duration // from now to the lot's end, in place of Expires, up to 36,525 days
+	For      time.Duration // from now to the end, in place of Expires, up to 36,525 days
 	Category string        // such as "paid" or "promotional", up to 255 bytes
-	Priority *int          // an int32: lower is drawn first. Defaults to that of the Category (Config.Priorities)
-	// up to 255 bytes, makes the grant idempotent until a purge takes its lot. A second grant is ErrConflict if
-	// another field than Note differs: compute Expires from the payment
+	Priority *int          // an int32, lower first. Defaults to the Category's in Config.Priorities
+	// up to 255 bytes, makes the grant idempotent until a purge takes its lot. A second grant is ErrConflict if any field but Note differs:
+	// compute Expires from the payment
 	Reference  string
 	RollCap    int64         // the most units that roll over at the lot's end
-	RollFor    time.Duration // how much longer they last, up to 36,525 days. Defaults to for ever
-	RollTo     budget.Period // the units last until the end of the period in which they rolled over, in place of RollFor
-	RollTimes  int           // how often the units can roll over, up to 10,000, or -1: always. Defaults to once
-	RollShared bool          // RollCap is for all units of the Category that rolled over, together
-	Starts     time.Time     // nothing is drawn of the lot before, and For counts from it. Defaults to now
-	// the lot ends with the period that is now, or in which it Starts, and each next period brings one like it, whether anything runs then
-	// or not, until Revoke.Renewals. For a Reference, without Expires and For. Its period has an hour at least
+	RollFor    time.Duration // how much longer, up to 36,525 days. Defaults to for ever
+	RollTo     budget.Period // in place of RollFor: until the end of the period in which they roll over
+	RollTimes  int           // how often, up to 10,000, or -1: always. Defaults to once
+	RollShared bool          // RollCap is for all rolled-over units of the Category together
+	Starts     time.Time     // the lot's beginning, from which For counts. Defaults to now
+	// the lot ends with the period that is now, or in which it Starts, and each next period brings one like it, until Revoke.Renewals. It
+	// needs a Reference, neither Expires nor For, and a period of an hour at least
 	Renews      budget.Period
 	First       int64 // units of the first lot of Renews: Period.Prorate. Defaults to Amount
 	LateRefunds Late  // after the lot's end. Defaults to Config.LateRefunds
 	Note        budget.Note
 }
 
-// Granted is the lot that Grant or Rollover made.
+// Granted is a made lot.
 type Granted struct {
 	Lot      int64     `json:"lot"`    // 0 if Rollover found no unit
 	Amount   int64     `json:"amount"` // of the lot
@@ -54,7 +54,7 @@ const grantSQL = `
 select coalesce(status, ''), coalesce(no, 0), coalesce(seq, 0), coalesce(at, 'epoch'), expires_at, refused
 from metered.plan_lot($1::text, $2::bigint, $3::metered.new_lot, $4::metered.lot_plan, $5::timestamptz, $6::bool, $7::int, $8::metered.origin)`
 
-// Grant adds a lot to a wallet. The lot pays an overdraft back at once. Refusals: ErrConflict, ErrExpired, *budget.ScopeError.
+// Grant adds a lot to a wallet, which pays an overdraft back at once. Refusals: ErrConflict, ErrExpired, *budget.ScopeError.
 func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Granted{}, err

@@ -13,21 +13,21 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Revoke takes credit back: a payment that bounced.
+// Revoke takes credit back, as when a payment bounced.
 type Revoke struct {
 	Wallet    string
 	Lot       int64  // either Lot or Reference
 	Reference string // of the lot's grant
 	Amount    int64  // up to 2^53. Defaults to all of the lot
-	Renewals  bool   // of the grant that Renews under Reference: all lots that have not begun. The present one stays
+	Renewals  bool   // all lots of the Reference's Renews that have not begun. The present one stays
 	Note      budget.Note
 }
 
-// Revoked has the units that were taken back.
+// Revoked has the units taken back.
 type Revoked struct {
 	Lot     int64 `json:"lot"`
 	Amount  int64 `json:"amount"`
-	Missing int64 `json:"missing"` // not taken back: for a whole lot, drawn and held units, but not lapsed ones
+	Missing int64 `json:"missing"` // not taken back: for a whole lot, drawn and held units
 	Seq     int64 `json:"seq"`     // of the last entry (one for each lot), or 0
 }
 
@@ -40,8 +40,8 @@ select status, coalesce(no, 0), coalesce(revoked, 0), coalesce(missing, 0), coal
 from metered.end_renewal($1::text, $2::bigint, $4::text, (($6::metered.new_charge[])[1]).limits, $7::int, $8::metered.origin)
 where $3::bigint is null and $5::bigint is null`
 
-// Revoke takes back units of a lot, and of lots that it rolled over into, that are neither drawn nor held, and counts
-// the missing ones. A second call for a whole lot takes nothing more. Refusal: ErrUnknownLot.
+// Revoke takes back units of a lot, and of lots that it rolled over into, that are neither drawn nor held. A second call for a whole lot
+// takes nothing more. Refusal: ErrUnknownLot.
 func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Revoked{}, err
@@ -82,13 +82,13 @@ func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked
 	return revoked, named.known(status)
 }
 
-// Rollover moves units that a lot has left into another lot before its end.
+// Rollover moves the rest of a lot into another before its end.
 type Rollover struct {
 	Wallet    string
 	Lot       int64         // either Lot or Reference
 	Reference string        // of the lot's grant
 	Cap       int64         // the most units to move, 1 to 2^53
-	For       time.Duration // from now to the new lot's end. Defaults to for ever
+	For       time.Duration // until the new lot's end. Defaults to for ever
 	Note      budget.Note
 }
 
@@ -96,8 +96,7 @@ const rolloverSQL = `
 select status, coalesce(no, 0), coalesce(units, 0), coalesce(seq, 0), at, expires_at, crossed
 from metered.roll_over($1::text, $2::bigint, row($3::bigint, $4::text, $5::bigint, $6::interval)::metered.lot_rollover, (($7::metered.new_charge[])[1]).limits, $8::int, $9::metered.origin)`
 
-// Rollover is done once for a lot: a second call returns the lot that the first call, or the lot's end, made.
-// Refusal: ErrUnknownLot.
+// Rollover rolls a lot over once: a second call returns the lot that the first, or the lot's end, made. Refusal: ErrUnknownLot.
 func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Granted, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkAmount("Rollover.Cap", r.Cap)); err != nil {
 		return Granted{}, err

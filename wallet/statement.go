@@ -42,8 +42,7 @@ order by m.seq, m.nth`
 // statementPage is how many entries are read between two looks at their moves.
 const statementPage = 200
 
-// Statement is budget.Ledger.Entries with the balance after each entry and its effect on lots. docs/credit.md shows
-// the opening balance of a range.
+// Statement is budget.Ledger.Entries with the balance and the effect on lots (docs/credit.md).
 func (b *Book) Statement(ctx context.Context, db budget.Querier, wallet string, opts budget.EntriesOptions) iter.Seq2[Line, error] {
 	return func(yield func(Line, error) bool) {
 		if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
