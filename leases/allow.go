@@ -17,12 +17,12 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Allow spends charges from memory, all or none, for limits on attempts and on commands that write nothing else. nil means that they are
-// spent, for good. Otherwise the error is an *budget.ExceededError, ErrUnavailable, ErrClosed, ctx's error, or an *budget.ArgumentError, as
-// for charges with a Note, which could not be stored, and of scopes without a Rule.
+// Allow spends charges from memory, all or none, for limits on attempts. nil means that they are spent, for good. Otherwise the error is a
+// *budget.ExceededError, ErrUnavailable, ErrClosed, ctx's error, or a *budget.ArgumentError, also for a Note, which would be lost, and a
+// scope without a Rule.
 //
-// A call that finds no slice waits for one, or charges the ledger directly, as long as ctx lives. When Postgres is away, Allow goes on as
-// long as its slices last, and then refuses (ErrUnavailable).
+// Without a slice it waits for one, or charges the ledger, as long as ctx lives. When Postgres is away, Allow goes on as long as its slices
+// last, and then refuses (ErrUnavailable).
 func (p *Pool) Allow(ctx context.Context, charges ...budget.Charge) error {
 	if len(charges) == 1 {
 		l, err := p.limiter(&charges[0])
@@ -84,7 +84,7 @@ func checkAmount(n int64) error {
 	return nil
 }
 
-// Limiter is Allow for one scope and its limits, and faster.
+// Limiter is a faster Allow for one scope and its limits.
 type Limiter struct {
 	pool *Pool
 	slot *slot
@@ -145,8 +145,8 @@ func (s *slot) standings() []budget.Posted {
 	return []budget.Posted{e}
 }
 
-// Receipt shows the limits of charges of Allow or a Limiter as this process knows them: their standing when its slice was opened, less its
-// own spends since. It is for httpmetered.Policies.Show, and empty before the first decision.
+// Receipt shows the limits of charges of Allow or a Limiter as when the slice was opened, less this process's spends since: for
+// httpmetered.Policies.Show. It is empty before the first decision.
 func (p *Pool) Receipt(charges ...budget.Charge) (r budget.Receipt) {
 	for i := range charges {
 		if l, err := p.limiter(&charges[i]); err == nil {

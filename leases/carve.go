@@ -30,12 +30,11 @@ var (
 // maxTTL bounds Carving.TTL.
 const maxTTL = 3660 * 24 * time.Hour
 
-// Carver gives part of a scope to a child scope for a time: to an agent's run under its user's budget, or to a project under its
-// organisation.
+// Carver gives part of a scope to a child scope for a time, as to an agent's run under its user's budget.
 //
-// While the child is open, all its units count as held at the parent. End captures its charges, less refunds, at the parent, and frees the
-// rest. Charge the child with budget.Prepaid: with other limits, or with credit from elsewhere, it can spend more than it was given, and
-// the parent is charged for all of that. A child can be the parent of others, which end no later than it does and are settled before it.
+// While the child is open, all its units count as held at the parent. End captures its charges, less refunds, there, and frees the rest.
+// Charge the child with budget.Prepaid: with other limits, or with other credit, it can spend more, and the parent is charged for all of
+// that. A child can be the parent of others, which end no later and are settled before it.
 //
 // Above READ COMMITTED calls can fail with SQLSTATE 40001. Package carvejobs carves for a child on another Postgres cluster.
 type Carver struct {
@@ -58,15 +57,15 @@ func NewCarver(l *budget.Ledger) (*Carver, error) {
 
 // Carving gives units of a scope to a child.
 type Carving struct {
-	Child string        // the scope that gets the units, without entries and used for this alone
-	From  budget.Charge // the parent, the units, and the limits that must admit them, as a hold
-	// after which Sweep ends the child, 1ms to 3,660 days. Until it does, the child can be charged, and its units are held. Required
+	Child string        // gets the units: without entries, used for this alone
+	From  budget.Charge // the parent, the units, and the limits that must admit them
+	// after which Sweep ends the child, 1ms to 3,660 days. Until then it can be charged. Required
 	TTL  time.Duration
-	Away bool // the child is on another cluster: it gets nothing here, and only SettleAway and WriteOff end it
+	Away bool // the child is on another cluster, and only SettleAway and WriteOff end it here
 }
 
-// Carve gives the child its units, all or none, in tx, which may be a *metered.Tx. A second call with the same child, parent and amount
-// returns the lease as it is by now.
+// Carve gives the child its units, all or none. tx may be a *metered.Tx. A second call with the same child, parent and amount returns the
+// lease as it is.
 //
 // It locks the scopes of parent and child until tx ends. A later charge of another scope, even a command's, can deadlock (40P01, which
 // metered.Do retries). Errors: ErrCarved, ErrChildUsed, and those of budget.Ledger.Charge at the parent.
@@ -109,12 +108,11 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 	})
 }
 
-// End ends a child: from tx's commit on it refuses every charge, hold, credit and refund (budget.ErrScopeClosed), though its own Usage
-// still shows the freed units.
+// End ends a child: from tx's commit on it refuses every charge, hold, credit and refund (budget.ErrScopeClosed). Its Usage still shows the
+// freed units.
 //
-// Units of the child that holds, leases or its own children still hold can yet be captured: the Lease then has no SettledAt, and the parent
-// keeps all units until End or Sweep finds none held. A second call for a settled child does nothing. Locks: the scopes of parent and
-// child.
+// Units that its holds, leases or children still hold can yet be captured: the Lease then has no SettledAt, and the parent keeps all units
+// until End or Sweep finds none held. A second call for a settled child does nothing. Locks: the scopes of parent and child.
 func (c *Carver) End(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {
 		return Lease{}, err
@@ -134,9 +132,9 @@ func (c *Carver) close(ctx context.Context, tx pgx.Tx, child, by string) (l Leas
 // of names the child that an error is about.
 func of(err error, child string) error { return fmt.Errorf("%w: %q", err, child) }
 
-// Receive credits a child on this cluster with the units that another cluster carved for it. from is the lease there: its Child, Granted
-// and EndsAt count. With Granted 0, or after EndsAt by this cluster's clock, the child gets nothing, now or later: the Lease has SettledAt
-// and 0 Spent. A second call returns the lease. After End, Lease.Spent is the units for SettleAway. Errors: ErrChildUsed.
+// Receive credits a child on this cluster with the units that another cluster carved for it in the lease from: Child, Granted and EndsAt
+// count. With Granted 0, or after EndsAt by this cluster's clock, the child never gets any: the Lease has SettledAt and 0 Spent. A second
+// call returns the lease. After End, Lease.Spent is the units for SettleAway. Errors: ErrChildUsed.
 func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, from Lease, note budget.Note) (Lease, error) {
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("from.Child", from.Child)); err != nil {
 		return Lease{}, err
@@ -151,8 +149,8 @@ func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, from Lease, note budget
 	return l, failed("receive units", err)
 }
 
-// SettleAway settles the parent's side of a Carving that is Away, with used units spent. A second call returns the lease as it was settled.
-// Then call it on the child's cluster too: until then a purge keeps the child's row, for repeated messages.
+// SettleAway settles the parent's side of a Carving that is Away, with used units spent. A second call returns the settled lease. Then call
+// it on the child's cluster, where a purge keeps the child's row until then.
 func (c *Carver) SettleAway(ctx context.Context, tx pgx.Tx, child string, used int64, note budget.Note) (Lease, error) {
 	if used < 0 {
 		return Lease{}, invalid("used", "%d is negative", used)
@@ -160,8 +158,8 @@ func (c *Carver) SettleAway(ctx context.Context, tx pgx.Tx, child string, used i
 	return c.settleAway(ctx, tx, child, &used, note)
 }
 
-// WriteOff settles the parent's side of a Carving that is Away as spent in full: its cluster is lost for good. A later message of that
-// cluster changes nothing.
+// WriteOff settles the parent's side of a Carving that is Away as spent in full: the child's cluster is lost for good. Later messages of it
+// change nothing.
 func (c *Carver) WriteOff(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	return c.settleAway(ctx, tx, child, nil, note)
 }
@@ -177,7 +175,7 @@ func (c *Carver) settleAway(ctx context.Context, tx pgx.Tx, child string, used *
 	return l, failed("settle a child", err)
 }
 
-// Get returns a child's lease, the parent's side on its cluster, or ErrUnknownChild.
+// Get returns a child's lease, on the parent's cluster the parent's side, or ErrUnknownChild.
 func (c *Carver) Get(ctx context.Context, db budget.Querier, child string) (Lease, error) {
 	if err := cmp.Or(c.made(), notNil("db", db), checkChild("child", child)); err != nil {
 		return Lease{}, err

@@ -15,9 +15,9 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Charge is budget.Ledger.Charge, spending from leases where there are any: such entries have Lease, and neither Seq nor Standings. A lease
-// that another process has settled costs one more round trip. If a window or a period without holds refuses a single charge, the refusal is
-// remembered for 2 seconds at most, for charges of the same amount, even after a refund.
+// Charge is budget.Ledger.Charge, spending from leases where there are any: such entries have Lease, and neither Seq nor Standings. If a
+// window or a period without holds refuses a single charge, the refusal is remembered for up to 2 seconds, for the same amount, even after
+// a refund.
 func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) (budget.Receipt, error) {
 	if err := p.usable(); err != nil {
 		return budget.Receipt{}, err

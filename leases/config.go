@@ -19,7 +19,7 @@ import (
 
 // Errors, beside those of package budget.
 var (
-	ErrUnavailable error = errUnavailable // of Allow. If only the database's answer was lost, the units may be spent
+	ErrUnavailable error = errUnavailable // of Allow. If the database's answer was lost, the units may be spent
 	ErrClosed      error = errClosed
 )
 
@@ -32,24 +32,23 @@ var (
 // Config configures a Pool. It needs Rules.
 type Config struct {
 	Rules []Rule // the scopes to lease. The first that matches counts. Required
-	// names this process in the history of its leases, 1 to 200 bytes, and must not be another's. Defaults to the host's name, the process
-	// id and a random suffix
+	// names this process alone in the history of leases, 1 to 200 bytes. Defaults to the host's name, the process id and a random suffix
 	Owner    string
-	OnError  func(error) // gets failures in the background, which lose no units
-	NoRecall bool        // leaves out the connection that listens for recalls, for poolers. Slices then come back when they are idle or end
+	OnError  func(error) // gets errors in the background, which lose no units
+	NoRecall bool        // does not listen for recalls, for poolers. Slices then come back when they are idle or end
 }
 
-// Rule says which scopes are leased, and how (docs/scale.md).
+// Rule says how scopes are leased (docs/scale.md).
 type Rule struct {
 	Prefix string        // of the scopes, as in "org/". "" is all
 	Least  int64         // the smallest slice, in units. Defaults to 16
 	Most   int64         // the largest slice, up to 2^53. Defaults to 1<<20
-	Lasts  time.Duration // how long a slice should last at the demand seen, 10ms to 1m. Defaults to 500ms
-	Idle   time.Duration // after so long without a spend a slice is given back, 10ms to TTL. Defaults to 1s
-	TTL    time.Duration // the life of a lease, 100ms to 1h: so long units are out of reach if a process dies. Defaults to 10s
+	Lasts  time.Duration // how long a slice should last, 10ms to 1m. Defaults to 500ms
+	Idle   time.Duration // how long an unused slice is kept, 10ms to TTL. Defaults to 1s
+	TTL    time.Duration // the life of a lease, also of a dead process, 100ms to 1h. Defaults to 10s
 	Share  int           // a slice is at most one part in Share of the units left, 1 to 1,000,000. Defaults to 32
-	// how long a refusal is remembered, for the same amount, where a credit or a release could end it earlier, 0 to 1m. Defaults to 100ms.
-	// Others are remembered as by Pool.Charge, and none beyond its retry time
+	// how long a refusal is remembered, for the same amount, where a credit or a release could end it, 0 to 1m. Defaults to 100ms. Others are
+	// remembered as by Pool.Charge, and none beyond its retry time
 	Refuse time.Duration
 }
 

@@ -1,5 +1,5 @@
-// Package leases makes a budget faster than its own lock: it takes a slice of a scope under the lock once, and spends from it without the
-// lock. docs/scale.md says when.
+// Package leases makes a budget faster than its lock: it takes a slice of a scope under the lock once, and spends from it without the lock
+// (docs/scale.md).
 //
 //	pool, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{{Prefix: "org/"}}})
 //	defer pool.Close(ctx)
@@ -8,17 +8,16 @@
 //
 // Two ways to spend:
 //
-//   - Pool.Charge has the signature and the errors of budget.Ledger.Charge. A spend is a row in your transaction: a rollback takes it back,
-//     and a killed process loses nothing. metered.Config.Leases does the same for commands.
-//   - Pool.Allow decides from memory, without a transaction. Units that a killed process had leased and not reported count as spent: after
-//     a crash a limit can admit too little, and never too much.
+//   - Pool.Charge is budget.Ledger.Charge, where a spend is a row in your transaction: a rollback takes it back, and a killed process loses
+//     nothing. metered.Config.Leases does the same for commands.
+//   - Pool.Allow decides from memory, without a transaction. Units that a killed process had not reported count as spent: a limit can then
+//     admit too little, and never too much.
 //
 // A lease counts as held in full while it is open, at most until the first period of its limits ends. Settling it captures its spends and
 // frees the rest. Its owner settles it when it is used up or idle, and in Close. Once it has ended, any Pool or Sweep does. Settling waits
-// for open transactions that spent from it, up to a second or the ledger's lock timeout, whichever is shorter, and is repeated if they go
-// on.
+// for open transactions that spent from it, up to a second or the ledger's shorter LockTimeout, and is repeated.
 //
 // The ledger serves charges that a lease cannot: with Limit.MaxFrom, larger than a slice, of scopes that are seldom charged, and near the
-// end of a budget. A charge that is refused for want of leased units recalls them from all processes. Above READ COMMITTED a spend also
-// locks the lease's row.
+// end of a budget. A charge that lacks leased units recalls them from all processes. Above READ COMMITTED a spend also locks the lease's
+// row.
 package leases

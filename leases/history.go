@@ -18,11 +18,11 @@ import (
 type Lease struct {
 	No        int64     `json:"no"`
 	Scope     string    `json:"scope"`
-	Mode      string    `json:"mode"`  // where its spends are: "rows", "memory", or a child: "carved", "away" at home, "received" away
+	Mode      string    `json:"mode"`  // "rows", "memory" (of Allow), or of a child "carved", "away" at home, "received" away
 	Owner     string    `json:"owner"` // the process that opened it
 	Child     string    `json:"child,omitempty"`
 	Granted   int64     `json:"granted"`
-	Spent     int64     `json:"spent"` // while it is open, those on record
+	Spent     int64     `json:"spent"` // while open, those on record
 	OpenedAt  time.Time `json:"opened_at"`
 	EndsAt    time.Time `json:"ends_at"`
 	SettledAt time.Time `json:"settled_at,omitzero"` // zero while it is open
@@ -55,7 +55,7 @@ func (p *Pool) History(ctx context.Context, db budget.Querier, scope string) ite
 	}
 }
 
-// Spend is one charge from a lease.
+// Spend is a charge from a lease.
 type Spend struct {
 	Lease           int64       `json:"lease"`
 	Offset          int64       `json:"offset"` // where it begins in the lease
@@ -71,7 +71,7 @@ select s.lease, s.at_offset, s.amount, s.at, coalesce(s.operation_tenant, ''), c
     coalesce(s.note ->> 'actor'::text, ''), coalesce(s.note ->> 'tenant'::text, ''), coalesce(s.note ->> 'correlation'::text, ''), coalesce(s.note ->> 'reason'::text, '')
 from metered.lease_spends s where s.lease = $1 and s.at_offset > $2 order by s.at_offset limit $3`
 
-// Spends yields the spends from a lease, which itemise its captures in the ledger.
+// Spends yields the spends from a lease.
 func (p *Pool) Spends(ctx context.Context, db budget.Querier, lease int64) iter.Seq2[Spend, error] {
 	return func(yield func(Spend, error) bool) {
 		if err := cmp.Or(p.usable(), notNil("db", db)); err != nil {
@@ -114,7 +114,7 @@ func pages[R any](ctx context.Context, db budget.Querier, sql string, of any, fr
 
 // PurgeOptions says which leases to delete.
 type PurgeOptions struct {
-	OlderThan time.Duration       // the age since settlement, 1s to a century. Required
+	OlderThan time.Duration       // since settlement, 1s to a century. Required
 	Batch     int                 // rows of one transaction, 1 to 10,000. Defaults to 1,000
 	Progress  func(deleted int64) // after each batch
 	DryRun    bool                // only counts leases. Needs SELECT on the table
@@ -127,8 +127,8 @@ where y.settled_at < cutoff.at and (y.mode <> 'g' or y.home_at is not null and y
 
 const purgeSQL = `select deleted, last from metered.purge_leases($1, metered.clock() - $2::interval, $3)`
 
-// Purge deletes leases that were settled longer ago than OlderThan, with their spends, in batches, and returns how many rows. Their
-// captures stay in the ledger. It needs metered.GrantMaintenanceSQL.
+// Purge deletes leases settled longer ago than OlderThan, with their spends, in batches, and returns how many rows. The ledger's entries
+// stay. It needs metered.GrantMaintenanceSQL.
 func Purge(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, opts PurgeOptions) (int64, error) {
 	p, err := bare(pool, ledger)
 	if err != nil {

@@ -115,12 +115,12 @@ func (p *Pool) tellSettled(ctx context.Context, spent, returned int64) {
 // SweepReport counts leases and carved children.
 type SweepReport struct {
 	Settled int `json:"settled"` // leases and children
-	Busy    int `json:"busy"`    // leases still spent from, left for the next sweep
-	Held    int `json:"held"`    // children that were ended, with units still held: left, too
+	Busy    int `json:"busy"`    // leases that are spent from: left for the next sweep
+	Held    int `json:"held"`    // ended children with held units: left, too
 }
 
-// Sweep settles the leases of all processes that have ended, and ends the children of this cluster whose time is over, in one transaction
-// each. A Pool does so by itself every few seconds while it has leases: run Sweep where all may be gone. Any number may run at once.
+// Sweep settles ended leases of all processes, and ends this cluster's children whose time is over, in one transaction each. A Pool does so
+// every few seconds while it has leases: run Sweep where all Pools may be gone. Any number may run at once.
 func Sweep(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger) (SweepReport, error) {
 	var report SweepReport
 	p, err := bare(pool, ledger)
@@ -259,8 +259,7 @@ func (s *slot) age(p *Pool, now time.Time) (left int) {
 	return left
 }
 
-// Close gives all leases back, as long as ctx lives. A lease that cannot be settled ends at its deadline. If it served Allow, units that
-// were not reported count as spent.
+// Close gives all leases back, as long as ctx lives. A lease that cannot be settled ends at its deadline.
 func (p *Pool) Close(ctx context.Context) error {
 	if p == nil || p.db == nil {
 		return p.usable()

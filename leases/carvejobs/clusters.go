@@ -23,8 +23,7 @@ func invalid(field, format string, args ...any) error {
 // The zero Config works.
 type Config struct {
 	Queue string // of the jobs, on both clusters. Defaults to River's
-	// after which a job that could not reach the other cluster, or waits for the end of holds, is tried again, for ever. 10ms to 1h.
-	// Defaults to 5s
+	// after which a job that could not reach the other cluster, or waits for held units, is tried again, for ever. 10ms to 1h. Defaults to 5s
 	RetryAfter time.Duration
 	OnError    func(error) // gets the reason
 }
@@ -40,7 +39,7 @@ type cluster struct {
 	carver *leases.Carver
 }
 
-// New takes the clients by the names of their clusters, which are stored in jobs and must stay. Each needs metered.Config.River.
+// New takes the clients by names of clusters, which jobs store: they must stay. Each needs metered.Config.River.
 func New(clients map[string]*metered.Client, cfg Config) (*Clusters, error) {
 	cfg.RetryAfter = cmp.Or(cfg.RetryAfter, 5*time.Second)
 	if cfg.RetryAfter < 10*time.Millisecond || cfg.RetryAfter > time.Hour {
@@ -66,7 +65,7 @@ func (c *Clusters) made() error { return fault.Made(errArgument, "clusters", c !
 type Link struct {
 	Home  string `json:"home"`  // of the parent
 	Away  string `json:"away"`  // of the child
-	Child string `json:"child"` // its scope, 1 to 255 bytes, without entries, used for one Carving
+	Child string `json:"child"` // its scope, as in leases.Carving, up to 255 bytes
 }
 
 // find returns the clusters of a link.
@@ -90,7 +89,7 @@ func (c *Clusters) find(l Link) (home, away *cluster, err error) {
 	return home, away, err
 }
 
-// Carving is as leases.Carving.
+// Carving is as in package leases.
 type Carving struct {
 	Link
 	From budget.Charge
@@ -107,8 +106,8 @@ const (
 	writeOffStep = "metered/carve/write_off"
 )
 
-// Carve takes the units at home, in a command, with a job that gives them to the child. A second call returns the first result, and with
-// another parent or amount metered.ErrConflict. Errors: those of leases.Carver.Carve and of metered.Do.
+// Carve takes the units at home, and a job gives them to the child. A second call returns the first result, or with another parent or
+// amount metered.ErrConflict. Errors: those of leases.Carver.Carve and metered.Do.
 func (c *Clusters) Carve(ctx context.Context, g Carving) (leases.Lease, error) {
 	home, _, err := c.find(g.Link)
 	if err != nil {
@@ -128,9 +127,8 @@ func (c *Clusters) Carve(ctx context.Context, g Carving) (leases.Lease, error) {
 	})
 }
 
-// End closes the child before its time, in a command on its cluster, with a job that settles at home. The Lease is the child's. While units
-// of the child are held it has no SettledAt, and a job goes on when none are. A child whose units are still on their way is closed as
-// unused. Errors: those of leases.Carver.End and of metered.Do.
+// End closes the child before its time, and a job settles at home. The Lease is the child's, without SettledAt while units are held: a job
+// goes on when none are. A child whose units are still on their way is closed as unused. Errors: those of leases.Carver.End and metered.Do.
 func (c *Clusters) End(ctx context.Context, l Link, note budget.Note) (leases.Lease, error) {
 	_, away, err := c.find(l)
 	if err != nil {
@@ -173,7 +171,7 @@ func (c *Clusters) report(ctx context.Context, tx *metered.Tx, l Link, closed le
 	return closed, err
 }
 
-// WriteOff is leases.Carver.WriteOff at home. Only a person should decide it: units that the child did not spend are lost.
+// WriteOff is leases.Carver.WriteOff at home. A person should decide it: unspent units are lost.
 func (c *Clusters) WriteOff(ctx context.Context, l Link, note budget.Note) (leases.Lease, error) {
 	home, _, err := c.find(l)
 	if err != nil {

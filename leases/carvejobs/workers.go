@@ -39,7 +39,7 @@ type spentArgs struct {
 
 func (spentArgs) Kind() string { return "metered_carve_spent" }
 
-// AddWorkers registers the jobs' workers. Each cluster needs a River client that works them, in a process that reaches both clusters.
+// AddWorkers registers the workers. Each cluster needs a River client that works them, in a process that reaches both clusters.
 func (c *Clusters) AddWorkers(workers *river.Workers) {
 	river.AddWorker(workers, &worker[creditArgs]{clusters: c, step: c.credit})
 	river.AddWorker(workers, &worker[endArgs]{clusters: c, step: c.endDue})
