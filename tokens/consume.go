@@ -15,10 +15,9 @@ import (
 const consumeSQL = `select ` + ledger.TokenColumns + ` from metered.consume_token($1, $2, $3, $4)`
 
 // Consume takes one use of a good token of this purpose and subject, in one round trip. A repeated request presents a
-// used token (metered.Do has the first result).
+// used token (metered.Do has its first result).
 //
-// It locks the token's row. Several tokens in one transaction can deadlock. ErrInvalid, also for a wrong purpose or
-// subject, leaves the token as it was.
+// It locks the token's row. Several tokens in one transaction can deadlock. ErrInvalid leaves the token as it was.
 func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presented string) (grant Grant, err error) {
 	p, err := s.present(purpose, subject, presented)
 	if err != nil {
@@ -58,7 +57,7 @@ func tellRefused(ctx context.Context, to *observed.To, err error) {
 
 const inspectSQL = `select ` + ledger.TokenColumns + ` from metered.inspect_token($1, $2, $3)`
 
-// Inspect gives the answer that Consume would give now, and consumes nothing. It takes no lock, and runs on standbys.
+// Inspect is the answer of Consume now, and consumes nothing. It runs on standbys.
 func (s *Store) Inspect(ctx context.Context, db querier, purpose, subject, presented string) (Info, error) {
 	p, err := s.present(purpose, subject, presented)
 	if err != nil {

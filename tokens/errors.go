@@ -8,20 +8,20 @@ import (
 // Refusals. They leave the transaction usable.
 var (
 	ErrArgument error = errArgument // an *ArgumentError. No SQL ran
-	// an *InvalidError, the same for every bad token
+	// an *InvalidError
 	ErrInvalid error = fault.New("token_invalid", "tokens: the token is not valid")
 	ErrExists  error = fault.New("token_exists", "tokens: a token with this secret was minted before")
 )
 
 // Failures of the moment. They abort the transaction, as do metered.ErrNotMigrated and metered.ErrNotGranted.
 var (
-	ErrBusy          error = fault.ErrBusy          // a lock was not free within the lock timeout: try again
+	ErrBusy          error = fault.ErrBusy          // Config.LockTimeout has passed
 	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
 )
 
 var errArgument = fault.New("invalid_argument", "tokens: invalid argument")
 
-// ArgumentError says why an argument was refused. Field: "Mint.TTL".
+// ArgumentError names a refused argument, such as "Mint.TTL".
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -31,7 +31,7 @@ func invalid(field, format string, args ...any) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// InvalidError prints and encodes the same for every reason, so a client may see it.
+// InvalidError prints and encodes the same for every reason: a client may see it.
 type InvalidError struct {
 	redacted
 	reason func() string // a func, so that no printer gets at it by reflection
@@ -41,8 +41,8 @@ func refuse(r string) error {
 	return &InvalidError{redact.As(ErrInvalid.Error()), func() string { return r }}
 }
 
-// Reason is the first of these that holds, for your logs: "malformed" (not of this store's prefix, or mistyped: no query was made), "unknown"
-// (never minted, or purged), "purpose", "subject", "revoked", "used" or "expired".
+// Reason is the first that holds, for your logs: "malformed" (another prefix, or mistyped: no query was made),
+// "unknown" (never minted, or purged), "purpose", "subject", "revoked", "used" or "expired".
 func (e *InvalidError) Reason() string {
 	if e == nil || e.reason == nil {
 		return ""

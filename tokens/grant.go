@@ -22,7 +22,7 @@ type Info struct {
 	ExpiresAt time.Time       `json:"expires_at"`
 }
 
-// Decode unmarshals the payload into v. Without a payload it leaves v alone.
+// Decode unmarshals the payload into v, if there is one.
 func (i Info) Decode(v any) error {
 	if i.Payload == nil {
 		return nil
@@ -33,7 +33,7 @@ func (i Info) Decode(v any) error {
 	return nil
 }
 
-// Grant is a token that was consumed, if the transaction commits.
+// Grant is a token, consumed if the transaction commits.
 type Grant struct {
 	Info
 

@@ -14,11 +14,11 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Mint describes a token.
+// Mint is a token to mint.
 type Mint struct {
 	Purpose string        // such as "upload", 1 to 128 bytes of UTF-8. Required
-	Subject string        // the user or thing that it is for, 1 to 512 bytes of UTF-8. Required
-	Payload any           // comes back with the grant, as JSON of at most 8 KiB (a json.RawMessage byte for byte), stored in the clear
+	Subject string        // the user or thing it is for, 1 to 512 bytes of UTF-8. Required
+	Payload any           // comes back with the grant, as JSON of up to 8 KiB (a json.RawMessage byte for byte), stored in the clear
 	TTL     time.Duration // 1s to 400 days, cut to microseconds. Defaults to 1h
 	Uses    int           // 1 to 1,000,000. Defaults to 1
 	Secret  Secret        // from NewSecret or Derive. Defaults to 32 bytes of crypto/rand
@@ -36,9 +36,8 @@ type Minted struct {
 	Replaced  int64     `json:"replaced,omitempty"` // live tokens that Replace revoked
 }
 
-// Mint stores a new token and returns it, in one round trip. Hand it out after the commit. Each call mints another
-// token, except with a Secret: then a second call is ErrExists, and Store.Token has the text. It locks only the given
-// secret.
+// Mint stores a new token, in one round trip. Hand it out after the commit. Each call mints another token, except with
+// a Secret, which it locks: then a second call is ErrExists, and Store.Token has the text.
 func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	minted, err := s.prepare("Mint", m)
 	if err != nil {
@@ -51,7 +50,7 @@ func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	return batch[0].Minted, nil
 }
 
-// MintMany is Mint for up to 1000 tokens, all or none, in the order of mints. The same secret twice is ErrArgument.
+// MintMany is Mint for up to 1000 tokens, all or none. The same secret twice is ErrArgument.
 func (s *Store) MintMany(ctx context.Context, tx pgx.Tx, mints []Mint) ([]Minted, error) {
 	if len(mints) > maxMints {
 		return nil, invalid("Mints", "%d: want at most %d", len(mints), maxMints)

@@ -13,8 +13,7 @@ import (
 
 // PurgeOptions says which tokens to delete. Zero works.
 type PurgeOptions struct {
-	// since a token's last use, revocation or expiry, 1s to a century. Until then its secret cannot be minted again.
-	// Defaults to 30 days
+	// since the last use, revocation or expiry, 1s to a century. A purged secret can be minted again. Defaults to 30 days
 	OlderThan time.Duration
 	Batch     int                 // tokens per transaction, 1 to 10,000. Defaults to 1,000
 	Progress  func(deleted int64) // after each batch

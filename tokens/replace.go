@@ -13,10 +13,10 @@ const replaceSQL = `select status, minted_at, revoked
 from metered.replace_token($1::bigint, $2::metered.new_token, $3::int)`
 
 // Replace revokes every live token of m's purpose and subject and mints another, in one round trip: "send me a new
-// link". With a Secret a second call is ErrExists, and changes nothing.
+// link". A second call with a Secret is ErrExists, and changes nothing.
 //
-// At most one token of Replace is live per purpose and subject, beside those of Mint. Calls queue and the last one
-// wins. An older snapshot gets ErrSerialization. Locks: the purpose and subject, then the rows of the revoked tokens.
+// At most one token of Replace is live per purpose and subject, beside those of Mint. Calls queue, and the last wins.
+// Locks: the purpose and subject, then the rows of revoked tokens.
 func (s *Store) Replace(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	p, err := s.prepare("Mint", m)
 	if err != nil {

@@ -11,8 +11,7 @@ import (
 
 const revokeSQL = `select metered.revoke_token($1, $2)`
 
-// Revoke ends one token, and reports whether it was live. Parse has the digest of a text. It locks the token's row,
-// and waits for a transaction that consumes it.
+// Revoke ends a token, and reports whether it was live. Parse has the digest of a text. It locks the token's row.
 func (s *Store) Revoke(ctx context.Context, tx pgx.Tx, digest Digest) (bool, error) {
 	if err := cmp.Or(s.made(), notNil("tx", tx)); err != nil {
 		return false, err
@@ -26,8 +25,8 @@ func (s *Store) Revoke(ctx context.Context, tx pgx.Tx, digest Digest) (bool, err
 
 const revokeSubjectSQL = `select metered.revoke_tokens($1, $2, $3)`
 
-// RevokeSubject ends every live token of a purpose and subject, and returns how many. It misses those of transactions
-// still open. It locks their rows, by digest.
+// RevokeSubject ends every live token of a purpose and subject, and returns how many. It misses those of open
+// transactions. It locks their rows, by digest.
 func (s *Store) RevokeSubject(ctx context.Context, tx pgx.Tx, purpose, subject string) (int64, error) {
 	if err := cmp.Or(s.made(), notNil("tx", tx)); err != nil {
 		return 0, err

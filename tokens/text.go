@@ -14,7 +14,7 @@ const (
 	checksumLen = 6  // the fewest that hold 32 bits
 )
 
-// Parse reads a token's text, exactly as Reveal returned it, without a query: for Digest and Revoke. Other text is ErrInvalid, "malformed".
+// Parse reads a token's text, exactly as Reveal returned it, without a query. Other text is ErrInvalid.
 func (s *Store) Parse(text string) (Token, error) {
 	if err := s.made(); err != nil {
 		return Token{}, err
@@ -31,7 +31,7 @@ func (s *Store) Parse(text string) (Token, error) {
 	return s.token(text), nil
 }
 
-// Token returns the token of a secret in this store, minted or not: after ErrExists, or when a replay needs the text.
+// Token returns the token of a secret, minted or not: after ErrExists, or for a replay.
 func (s *Store) Token(secret Secret) (Token, error) {
 	if err := s.made(); err != nil {
 		return Token{}, err

@@ -7,8 +7,8 @@ import (
 	"github.com/pgmetered/metered/internal/redact"
 )
 
-// Token is a secret for the client that presents it. Reveal returns its text. Printed, logged or encoded it is
-// redacted: "acme_upload_REDACTED". Compare Digests, not Tokens. The zero Token is no token.
+// Token is a secret for a client. Reveal returns its text. Printed, logged or encoded it is redacted:
+// "acme_upload_REDACTED". Compare Digests, not Tokens. Zero is none.
 type Token struct {
 	redacted
 	reveal func() string
@@ -26,8 +26,8 @@ func (t Token) Reveal() string {
 
 func (t Token) Digest() Digest { return sha256.Sum256([]byte(t.Reveal())) }
 
-// Digest is the SHA-256 of a token's text, the key of its row. It does not give the token away: use it in logs and
-// for Revoke. As text it is 64 hexadecimal digits.
+// Digest is the SHA-256 of a token's text, for logs and Revoke: it does not give the token away. As text it is 64
+// hexadecimal digits.
 type Digest [sha256.Size]byte
 
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }
