@@ -76,12 +76,10 @@ var statuses = map[string]int{
 // statusClientClosedRequest is the status of a call that was cancelled: nobody reads the answer.
 const statusClientClosedRequest = 499
 
-// ProblemOf decides the HTTP answer to an error of this library, by its code: status, Retry-After and body.
-// docs/http.md has the tables. A *Problem is itself. An error without a code is a 503 if it may pass
-// (metered.Retryable), else a 500.
+// ProblemOf decides the HTTP answer to an error, by its code: status, Retry-After and body (docs/http.md). A *Problem is itself. An error
+// without a code is a 503 if it is metered.Retryable, else a 500.
 //
-// The body has nothing of an error's text: no scope, amount or name, nor why a token was refused. Add a Detail in
-// your own words, and then call Write.
+// The body has no scope, amount or name, nor why a token was refused. Add a Detail in your words, and then call Write.
 func ProblemOf(err error) Problem {
 	code := fault.Code(err)
 	p := Problem{Status: http.StatusInternalServerError}
@@ -133,9 +131,9 @@ func ProblemOf(err error) Problem {
 	return p
 }
 
-// Write answers an error as ProblemOf decides, and returns the status: log errors of 500 and more. In a handler below Idempotent the
-// command then fails with the error. A writer in between needs Unwrap, as http.ResponseController does. An answer that has begun cannot be
-// changed: panic(http.ErrAbortHandler) cuts it.
+// Write answers an error as ProblemOf decides, and returns the status: log errors of 500 and more. Below Idempotent the command then fails
+// with the error. A writer in between needs Unwrap, as for http.ResponseController. An answer that has begun cannot be changed:
+// panic(http.ErrAbortHandler) cuts it.
 func Write(w http.ResponseWriter, err error) (status int) {
 	return (*Policies)(nil).Write(w, err)
 }
@@ -178,7 +176,7 @@ func wait(err error) int64 {
 	return 0
 }
 
-// ProblemOf is the function ProblemOf, with the names of the policies that refused: shared ones too.
+// ProblemOf is the function ProblemOf, with the names of policies that refused, also shared ones.
 func (p *Policies) ProblemOf(err error) Problem {
 	problem := ProblemOf(err)
 	var exceeded *budget.ExceededError

@@ -28,23 +28,22 @@ const (
 
 // IdempotentConfig configures Idempotent. Only Tenant is required.
 type IdempotentConfig struct {
-	// names the client of a request: the signed-in user, as Command.Tenant. An error is answered as Write does, "" as
-	// 500. Tenant must not read the body. Ids that the server makes need another tenant.
+	// names the client of a request, the signed-in user, as Command.Tenant. An error is answered as by Write, "" as 500.
+	// Tenant must not read the body. Ids that the server makes need another tenant.
 	Tenant func(*http.Request) (string, error)
-	// returns the request's command: charges, a token, RecordRefusal and so on. Idempotent sets its ID, Tenant and
-	// Input, and a missing Name: the request's pattern or method, "other" for one that net/http does not name. An
-	// error is answered as that of Tenant. Defaults to an empty command.
+	// returns the request's command: charges, a token, RecordRefusal and so on. Idempotent sets its ID, Tenant and Input,
+	// and a missing Name: the request's pattern or method. An error is answered as that of Tenant. Defaults to an empty
+	// command.
 	Command  func(r *http.Request, body []byte) (metered.Command, error)
-	Optional bool // carries out requests without a key, each with an id of its own, instead of 400
-	// is the status, 300 to 500, from which on the handler's answer undoes the command and is not recorded. Defaults
-	// to 400.
+	Optional bool // carries out requests without a key, instead of 400
+	// is the status, 300 to 500, from which on the answer undoes the command and is not recorded. Defaults to 400.
 	CommitBelow  int
-	RequestBytes int64     // the largest body, held in memory, else 413. Defaults to 1 MiB
-	AnswerBytes  int       // the largest body of an answer, up to 256 KiB, else 500. Defaults to 64 KiB
+	RequestBytes int64     // the largest body, in memory, else 413. Defaults to 1 MiB
+	AnswerBytes  int       // the largest answer, up to 256 KiB, else 500. Defaults to 64 KiB
 	Policies     *Policies // are shown beside answers that were charged
-	// is the URL of your page about keys: the type of 400, 409 and 422 for a key, and their Link with rel="describedby"
+	// is the URL of your page about keys, to which 400, 409 and 422 for a key link
 	Documentation string
-	OnError       func(*http.Request, error) // gets errors behind answers of 500 and more, but not the handler's. Defaults to slog
+	OnError       func(*http.Request, error) // gets errors of answers of 500 and more, but not the handler's. Defaults to slog
 }
 
 type idempotent struct {
@@ -55,14 +54,13 @@ type idempotent struct {
 
 type flight struct{ tenant, key string }
 
-// Idempotent returns a middleware that carries out a request with an Idempotency-Key once. The handler runs in a
-// metered command: the key is its id, method, path, query and body are its Input, and the handler's answer is its
-// recorded result. A repetition gets that answer, byte for byte, until its record is purged, with Idempotent-Replayed:
-// true. Safe methods pass through.
+// Idempotent returns a middleware that carries out a request with an Idempotency-Key once, in a metered command: the
+// key is its id, method, path, query and body are its Input, and the handler's answer is its result. A repetition gets
+// that answer, byte for byte, until its record is purged, with Idempotent-Replayed: true. Safe methods pass through.
 //
-// The handler writes through Tx(r), and may run several times: it must have no effect elsewhere. Nothing is sent
-// before COMMIT. A refusal or failure of the command replaces the handler's answer. A panic, or an answer of
-// CommitBelow and more, undoes the command. Answer errors of tx with Write, so that metered.Do can retry.
+// The handler writes through Tx(r), and may run several times: it must have no effect elsewhere. Nothing is sent before
+// COMMIT. A refusal or failure of the command replaces its answer. A panic, or an answer of CommitBelow and more,
+// undoes the command. Answer errors of tx with Write, so that metered.Do can retry.
 func Idempotent(client *metered.Client, cfg IdempotentConfig) (func(http.Handler) http.Handler, error) {
 	cfg.CommitBelow = cmp.Or(cfg.CommitBelow, http.StatusBadRequest)
 	cfg.RequestBytes = cmp.Or(cfg.RequestBytes, defaultRequestBytes)
@@ -95,7 +93,7 @@ func logError(r *http.Request, err error) {
 
 type txKey struct{}
 
-// Tx returns the transaction of the command that a handler below Idempotent runs in, and nil elsewhere.
+// Tx returns the command's transaction in a handler below Idempotent, and nil elsewhere.
 func Tx(r *http.Request) *metered.Tx {
 	tx, _ := r.Context().Value(txKey{}).(*metered.Tx)
 	return tx

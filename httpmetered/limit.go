@@ -16,26 +16,25 @@ import (
 
 // LimitConfig says which limits a request is charged against.
 type LimitConfig struct {
-	// begins the scopes: budget.ScopeKey(Kind, "client", key), and (Kind, "all", "") for Shared. For LimitLeased the
-	// Pool needs a Rule for the prefix Kind + "/". Required.
+	// begins the scopes: budget.ScopeKey(Kind, "client", key), and (Kind, "all", "") for Shared. LimitLeased needs a Rule
+	// for the prefix Kind + "/". Required.
 	Kind string
 	// names the client: the signed-in user, an API key, an address that your proxy vouches for. An error is answered
 	// as that of IdempotentConfig.Tenant. Required with Limits.
 	Key    func(*http.Request) (string, error)
-	Limits []budget.Limit                     // of each client. Each needs a name, which is shown (PoliciesConfig.Limits)
+	Limits []budget.Limit                     // of each client, as in PoliciesConfig.Limits
 	Shared []budget.Limit                     // of all clients together
 	Amount func(*http.Request) (int64, error) // units of a request, 0 for no charge. Defaults to 1
-	// lets requests through, uncharged and unlimited, while the database cannot be asked, instead of 503
+	// lets requests pass, uncharged, while the database cannot be asked, instead of 503
 	FailOpen bool
-	OnError  func(*http.Request, error) // gets errors behind answers of 500 and more, or that FailOpen let pass. Defaults to slog
+	OnError  func(*http.Request, error) // gets errors of answers of 500 and more, or that FailOpen let pass. Defaults to slog
 }
 
 // Limit returns a middleware that charges each request before its handler, in a transaction of its own, exactly, over
-// any number of processes. Attempts count, whatever the handler answers. If one limit refuses, nothing is charged,
-// and Policies.Write answers.
+// any number of processes. If one limit refuses, nothing is charged, and Policies.Write answers.
 //
-// An answer has RateLimit-Policy and RateLimit. With both Limits and Shared a request costs three round trips, else
-// one. Charges of Shared commit one after the other.
+// Answers have RateLimit-Policy and RateLimit. With both Limits and Shared a request costs three round trips, else one.
+// Charges of Shared commit one after the other.
 func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
 	if err := cmp.Or(fault.NotNil(errArgument, "db", db), fault.NotNil(errArgument, "ledger", ledger)); err != nil {
 		return nil, err
@@ -53,8 +52,8 @@ func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.
 	})
 }
 
-// LimitLeased is Limit from memory (leases.Pool.Allow): as exact, and without the database for as long as leased
-// units last. RateLimit shows this process's view. Units that a killed process had leased count until its leases end.
+// LimitLeased is Limit from memory (leases.Pool.Allow): as exact, without the database while leased units last.
+// RateLimit shows this process's view.
 func LimitLeased(pool *leases.Pool, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
 	if err := fault.NotNil(errArgument, "pool", pool); err != nil {
 		return nil, err

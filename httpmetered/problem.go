@@ -22,7 +22,7 @@ type Problem struct {
 	RetryAfterSeconds int64          `json:"retry_after_seconds,omitempty"` // 0: no Retry-After
 	ViolatedPolicies  []string       `json:"violated-policies,omitempty"`   // that refused
 	Operation         string         `json:"operation,omitempty"`           // id, if its outcome is not known
-	Extra             map[string]any `json:"-"`                             // members of your own, over those above, left out if they cannot be JSON
+	Extra             map[string]any `json:"-"`                             // your members, over those above, left out if they cannot be JSON
 }
 
 // Error makes a Problem an error, which Write answers as it is.
@@ -44,7 +44,7 @@ func (p Problem) MarshalJSON() ([]byte, error) {
 	return json.Marshal(members)
 }
 
-// Write answers with the problem and its Status, 500 if it has none. No cache keeps it.
+// Write answers with the problem and its Status, by default 500. No cache keeps it.
 func (p Problem) Write(w http.ResponseWriter) {
 	if p.Status == 0 {
 		p.Status = http.StatusInternalServerError

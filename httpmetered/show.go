@@ -19,9 +19,8 @@ const (
 //	RateLimit-Policy: "burst";q=10;w=1, "daily";q=1000;w=86400
 //	RateLimit: "burst";r=9;t=1, "daily";r=420;t=86400
 //
-// t is the whole window, after which a client that keeps to r is sure to be admitted, or the rest of a period.
-// Policies that the receipt does not mention are left out of RateLimit. If there are several scopes, the smallest
-// remainder counts.
+// t is the whole window, after which a client that keeps to r is admitted, or the rest of a period. RateLimit has the
+// receipt's policies alone. Of several scopes the smallest remainder counts.
 func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 	left := map[string]service{}
 	for _, entry := range receipt.Entries {
@@ -44,8 +43,8 @@ func untilEnd(s budget.Standing, at time.Time) time.Duration {
 	return s.PeriodEnd.Sub(at)
 }
 
-// ShowRefusal sets both fields for a refusal, as Policies.Write does: r is the units that would have fitted, and t
-// the time until the amount fits, left out if waiting does not help. Retry-After is never earlier than any t.
+// ShowRefusal sets both fields for a refusal, as Policies.Write does: r is the units that would have fitted, and t the
+// time until the amount fits, left out if waiting does not help.
 func (p *Policies) ShowRefusal(h http.Header, e *budget.ExceededError) {
 	e = orNothing(e)
 	left := map[string]service{}
