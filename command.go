@@ -35,43 +35,42 @@ const (
 	maxResultBytes = 1 << 20 // of the result as JSON
 )
 
-// Only ID of a Command is required.
+// Only ID is required.
 type Command struct {
-	// 1 to 255 bytes: the same ID of the same Tenant is carried out once. Without a time (a UUIDv7's, or IssuedAt) it looks new again when
-	// its record is purged
+	// 1 to 255 bytes, carried out once for a Tenant. Without a time (a UUIDv7's, or IssuedAt) it looks new when its record is purged
 	ID     string
-	Tenant string // owns the ID, up to 255 bytes. If clients choose IDs, it must be the signed-in user or account, or one client can get another's result
+	Tenant string // owns the ID, up to 255 bytes. If clients choose IDs, it must be the signed-in user, or one client can get another's result
 	Name   string // the kind of command, up to 255 bytes. The same ID with another is ErrConflict
 	// the argument, as JSON of up to 1 MiB, whose SHA-256 is stored. The same ID with another is ErrConflict. A function that charges,
 	// credits, refunds or calls holds needs one
 	Input    any
-	IssuedAt time.Time // when the client issued it, the same in each repetition, if ID is no UUIDv7. A time not newer than the purged records is ErrRetired
+	IssuedAt time.Time // when the client issued it, the same in each repetition, if ID is no UUIDv7
 	// are made last, all or none. The fingerprint has scopes and amounts, not limits. After a recent refusal of a scope they are looked at
 	// first (docs/model.md): a charge that the function makes room for belongs in Tx.Charge
 	Charges   []budget.Charge
 	EarlyLook bool // always looks at them first
 	// are placed with the charges, and looked at first: a hold that the function makes room for belongs in Tx.Place. The fingerprint has
-	// scopes and units, and Tx.Placed the ids
+	// scopes and units
 	Holds  []holds.Request
 	Claims []holds.Claim
-	// are charged in a transaction of their own before the command, once per call of Do that is no replay. They stay when it fails: for
-	// limits on attempts. A refusal is ErrTooManyAttempts. To count failures alone, let the function refund Tx.Sticky
+	// are charged in a transaction of their own before the command, once per call of Do that is no replay, and stay when it fails: for limits
+	// on attempts. A refusal is ErrTooManyAttempts. To count failures alone, let the function refund Tx.Sticky
 	Sticky    []budget.Charge
-	Token     *Redeem        // is spent by the command, unless it is a replay
+	Token     *Redeem        // is spent, unless the command is a replay
 	Isolation pgx.TxIsoLevel // defaults to READ COMMITTED, the fastest on a hot scope
 	// releases the locks before the commit is durable, for hot scopes. Do returns when it is. Until then others may see state that a crash
-	// undoes (docs/model.md)
+	// undoes
 	EarlyRelease bool
-	// makes a refusal by the command's own token, charges and holds, or by Sticky, the operation's answer: the same ID gets it again, even
-	// if there is room by then. It is written after the rollback. If that fails, Do returns another error and nothing is decided. A
-	// malformed token is not recorded
+	// makes a refusal by the command's own token, charges and holds, or by Sticky, the operation's answer: the same ID gets it again, even if
+	// there is room by then. If it cannot be written, after the rollback, Do returns another error and nothing is decided. A malformed token
+	// is not recorded
 	RecordRefusal bool
 	LSN           bool // asks for Outcome.LSN, for replica.ReadAt. In DoTx use replica.CommitLSN
 
 	settling *settling // of a session
 }
 
-// Redeem is a presented token. It prints and encodes without the token's text.
+// Redeem is a presented token. It prints and encodes without its text.
 type Redeem struct {
 	Purpose   string // as in tokens.Mint, as Subject
 	Subject   string

@@ -15,7 +15,7 @@ var (
 	ErrArgument      error = errArgument          // an *ArgumentError
 	ErrSchemaVersion error = migrate.ErrVersion   // the schema is too new, or lacks a function that this build calls
 	ErrNotMigrated   error = fault.ErrNotMigrated // the schema or a part of it is missing, or is older
-	ErrSchemaDiffers error = migrate.ErrDiffers   // the schema differs from its version as the text says
+	ErrSchemaDiffers error = migrate.ErrDiffers   // its text has the differences
 	ErrNotGranted    error = fault.ErrNotGranted  // the role lacks a grant
 )
 
@@ -24,7 +24,7 @@ var errArgument = fault.New("invalid_argument", "metered: invalid argument")
 // Answers to an operation id. Nothing was done.
 var (
 	ErrConflict         error = command.ErrConflict // another command has the id
-	ErrRetired          error = command.ErrRetired  // the id's time is not after the purged records: perhaps it ran before
+	ErrRetired          error = command.ErrRetired  // the id's time is not after the purged records: it may have run
 	ErrFuture           error = command.ErrFuture   // the id's time is further ahead of the clock than Config.MaxFuture
 	ErrUnknownOperation error = fault.New("operation_unknown", "metered: no such operation")
 )
@@ -39,21 +39,21 @@ var (
 	ErrNested        error = command.ErrNested      // a command began in another's function or subscriber
 	ErrIndefinite    error = errIndefinite          // an *IndefiniteError
 	ErrNoRiver       error = fault.New("no_river", "metered: no River client was configured")
-	// a statement of the function or a subscriber failed, and it returned nil, or the caller's transaction had failed before
+	// a statement failed though the function or subscriber returned nil, or the caller's transaction had failed before
 	ErrTxFailed error = guardtx.ErrFailed
-	// it is no JSON or UTF-8, or over 1 MiB. In a replay it does not fit the type: Lookup has it
+	// it is no JSON or UTF-8, or over 1 MiB, or does not fit the type of a replay: Lookup has it
 	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
-	// for another cause than a refusal: they may have been taken. The function did not run
+	// not for a refusal: they may have been taken. The function did not run
 	ErrSticky error = fault.New("sticky_failed", "metered: the sticky charges could not be taken")
 	// Command.Sticky was refused (429): also a *budget.ExceededError
 	ErrTooManyAttempts = fault.ErrTooManyAttempts
-	// of Client.RunTx: nobody can know whether it took effect
+	// of Client.RunTx: it may have taken effect
 	ErrCommitUnknown error = fault.New("commit_unknown", "metered: the answer to COMMIT was lost")
 )
 
 var errIndefinite = fault.New("indefinite", "metered: the outcome is not known")
 
-// IndefiniteError says that COMMIT may have taken effect, or is not known to be durable.
+// IndefiniteError says that COMMIT may have taken effect, or may not be durable.
 type IndefiniteError struct {
 	Tenant, ID string
 
@@ -71,7 +71,7 @@ var (
 	ErrRunning  error = errRunning // another session of it is open: a *RunningError
 	ErrLost     error = errLost    // its hold has ended otherwise: a *LostError
 	ErrFinished error = fault.New("session_finished", "metered: the operation is on record, and not to be done again")
-	// the cause of a context that ends at the hold's deadline or ceiling: a *RenewalError. Settle works for Reservation.Grace
+	// the session's context ended at the hold's deadline or ceiling: a *RenewalError. Settle works for Reservation.Grace
 	ErrNotRenewed error = errNotRenewed
 )
 
@@ -81,10 +81,10 @@ var (
 	errNotRenewed = fault.New("session_not_renewed", "metered: the session's hold could not be renewed")
 )
 
-// RunningError says that another session has the operation open.
+// RunningError says that another session is open.
 type RunningError struct {
 	Tenant, ID string
-	Until      time.Time     // then, unless it is renewed, the units are free and the operation can be opened anew
+	Until      time.Time     // then, unless it is renewed, it can be opened anew
 	RetryAfter time.Duration // until then
 }
 
@@ -99,11 +99,11 @@ func (e *RunningError) RetryAfterSeconds() (seconds int64, ok bool) {
 	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
 }
 
-// LostError says why a session can be neither settled nor cancelled: its hold fell due or was ended, or a session that was opened later
-// settled the operation.
+// LostError says why a session can be neither settled nor cancelled: its hold fell due or was ended, or a later session settled the
+// operation.
 type LostError struct {
 	ID    string
-	Cause error // a *holds.StateError with the present hold, or after a purge holds.ErrUnknown or ErrRetired
+	Cause error // a *holds.StateError, or after a purge holds.ErrUnknown or ErrRetired
 }
 
 func (e *LostError) Error() string {
@@ -112,7 +112,7 @@ func (e *LostError) Error() string {
 
 func (e *LostError) Unwrap() error { return errLost }
 
-// RenewalError says why a session's hold was not renewed.
+// RenewalError says why a hold was not renewed.
 type RenewalError struct {
 	ID    string
 	Due   time.Time // the session can be settled until then
@@ -125,7 +125,7 @@ func (e *RenewalError) Error() string {
 
 func (e *RenewalError) Unwrap() error { return errNotRenewed }
 
-// ArgumentError says why an argument was refused, in all packages.
+// ArgumentError names a refused argument, in all packages.
 type ArgumentError = fault.Argument
 
 func invalid(field, format string, args ...any) error {
@@ -140,12 +140,12 @@ func misuse(field, format string, args ...any) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// Code returns the stable code of err (docs/http.md), the same in every package, or "" for nil and for errors that are not this library's.
-// Most errors of a connection have none: ask Retryable.
+// Code returns the stable code of err (docs/http.md), the same in every package, or "" for nil and other errors. Most errors of a
+// connection have none: ask Retryable.
 func Code(err error) string { return fault.Code(err) }
 
-// Retryable reports whether the same call may succeed later though nothing else is changed: a 503 over HTTP. True: ErrBusy, timeouts,
-// serialization failures and deadlocks, lost or refused connections, a server that starts, shuts down or is short of something,
-// replica.ErrStale and ErrIndefinite. For ErrSticky the error below it decides. Errors of other servers (*net.OpError, io.ErrUnexpectedEOF)
-// count as the database's, unless the function wraps them as text.
+// Retryable reports whether the same call may succeed later: a 503 over HTTP. True: ErrBusy, timeouts, serialization failures, deadlocks,
+// lost or refused connections, a server that starts, shuts down or is short of something, replica.ErrStale and ErrIndefinite. For ErrSticky
+// the error below it decides. Errors of other servers (*net.OpError, io.ErrUnexpectedEOF) count as the database's, unless the function
+// wraps them as text.
 func Retryable(err error) bool { return fault.Retryable(err) }

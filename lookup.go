@@ -44,8 +44,8 @@ select result, scopes, amounts, seqs, ats, holds, at, issued_at, refusal, coales
 from metered.operations
 where tenant = $1 and id = $2`
 
-// Lookup returns the record of an operation, or ErrUnknownOperation if it has not committed or was purged. It does not wait, so a record
-// with EarlyRelease may not be durable yet.
+// Lookup returns the record of an operation, or ErrUnknownOperation. It does not wait, so a record with EarlyRelease may not be durable
+// yet.
 func (c *Client) Lookup(ctx context.Context, db budget.Querier, tenant, id string) (Operation, error) {
 	if err := cmp.Or(c.made(), notNil("db", db)); err != nil {
 		return Operation{}, err
@@ -114,7 +114,7 @@ func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, dra
 
 // PurgeOptions says which records of operations to delete.
 type PurgeOptions struct {
-	OlderThan time.Duration       // 1s to a century: longer than any client may wait before it repeats a call. Required
+	OlderThan time.Duration       // 1s to a century: longer than clients repeat calls. Required
 	Batch     int                 // records of one transaction, 1 to 10,000. Defaults to 1,000
 	Progress  func(deleted int64) // after each batch
 	DryRun    bool                // only counts. Needs SELECT on the table
@@ -124,9 +124,9 @@ const purgeableSQL = `
 select count(*) from metered.operations o, (select metered.clock() - $1::interval as at) cutoff
 where o.at < cutoff.at and coalesce(o.issued_at, o.at) < cutoff.at`
 
-// PurgeOperations deletes records that were issued and completed longer ago than OlderThan, in batches, and returns how many. From then on
-// an id with a time at or before the latest deleted one is ErrRetired, and one without a time looks new. Calls at once wait for each other,
-// up to Config.LockTimeout (ErrBusy). It needs GrantMaintenanceSQL.
+// PurgeOperations deletes records issued and completed longer ago than OlderThan, in batches, and returns how many. Then an id with a time
+// at or before the latest deleted one is ErrRetired, and one without a time looks new. Calls wait for each other, up to Config.LockTimeout
+// (ErrBusy). It needs GrantMaintenanceSQL.
 func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(c.made(), notNil("pool", pool)); err != nil {
 		return 0, err
@@ -217,13 +217,13 @@ func (r *refusal) err() error {
 	return fault.New(r.Code, r.Text) // which errors.Is finds by its code
 }
 
-// Resume returns a session of an operation that is open, from any process: to settle or cancel it where its result arrives, or after its
-// process has died. ID and Tenant name it. Its fingerprint and, without Lines, its lines are those of Open. TTL, Grace, Note, Isolation
-// and the next two are for this process, a Holder must be that of Open, and Name is for the record.
+// Resume returns a session of an open operation, from any process: to settle or cancel it where its result arrives, or after its process
+// has died. ID and Tenant name it. Its fingerprint and, without Lines, its lines are those of Open. TTL, Grace, Note, Isolation and the
+// next two are for this process, a Holder must be that of Open, and Name is for the record.
 //
-// Both sessions renew the hold, and one of them ends it. Then the other's Settle has the recorded Outcome, or with other amounts
-// ErrConflict, its Cancel is a *LostError, and its context ends at its next renewal. An operation on record is a Finished session. Without
-// an open session the error is a *LostError: Open begins anew.
+// Both sessions renew the hold, and one ends it. Then the other's Settle has the recorded Outcome, or with other amounts ErrConflict, its
+// Cancel is a *LostError, and its context ends at its next renewal. An operation on record is a Finished session. Without an open session,
+// *LostError: Open begins anew.
 func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], error) {
 	if err := c.made(); err != nil {
 		return nil, err

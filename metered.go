@@ -14,10 +14,10 @@
 //	})
 //
 // Do owns its transaction, DoTx runs in one of yours, and Open is for work whose cost is known at its end. Charges are made last, with
-// COMMIT. So a command can be refused after its function has run.
+// COMMIT: a command can be refused after its function has run.
 //
-// A nil error means committed. After an *IndefiniteError nobody knows: call again with the same command. Any other error means that nothing
-// was written, except sticky charges and a recorded refusal.
+// A nil error means committed. After an *IndefiniteError nobody knows: call again with the same command. After any other error nothing is
+// written, except sticky charges and a recorded refusal.
 package metered
 
 import (
@@ -54,39 +54,39 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// NewID returns a UUIDv7 for Command.ID. Make it at the client, and send it with each repetition.
+// NewID returns a UUIDv7 for Command.ID. Make it at the client, the same for each repetition.
 func NewID() string { return uuidv7.New() }
 
-// Func is the body of a command: its writes, through tx, and its result, which is stored as JSON. It may be called several times, and must
-// have no effect outside the transaction. Do inside it, with its ctx or one made from it, is ErrNested.
+// Func makes a command's writes, through tx, and its result, stored as JSON. It may be called several times, and must have no effect
+// outside tx. Do with its ctx is ErrNested.
 type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 
-// Outcome is the answer of a committed command. On error every field except Sticky is zero, but for Replayed and At of a refusal on record.
+// Outcome is the answer of a committed command. On error all fields except Sticky are zero, but for Replayed and At of a refusal on record.
 type Outcome[R any] struct {
-	Result   R               `json:"result"`   // as it comes back from JSON
-	Raw      json.RawMessage `json:"-"`        // that JSON, the same bytes for each replay
+	Result   R               `json:"result"`   // as decoded from JSON
+	Raw      json.RawMessage `json:"-"`        // the JSON, the same bytes in each replay
 	Replayed bool            `json:"replayed"` // an earlier call's record, or this one's after a lost answer to COMMIT
 	Receipt  budget.Receipt  `json:"receipt"`  // the charges, without sticky ones. A replay has no standings
-	// this call's charges of Command.Sticky, also on error. Empty if they were refused, are not known to be taken (ErrSticky), or if it
-	// found another's record
+	// the charges of Command.Sticky, also on error. Empty if they were refused, are not known to be taken (ErrSticky), or if it found
+	// another's record
 	Sticky budget.Receipt `json:"sticky,omitzero"`
-	Holds  []holds.Hold   `json:"holds,omitempty"` // by calls of Tx, each as it was after its call, also in a replay
+	Holds  []holds.Hold   `json:"holds,omitempty"` // by calls of Tx, each as it was after its call
 	Draws  []wallet.Drawn `json:"draws,omitempty"` // of Tx.Draw, likewise
 	At     time.Time      `json:"at"`              // of completion, by the database's clock
 	LSN    replica.LSN    `json:"lsn,omitzero"`    // behind the commit, with Command.LSN. 0 if unknown
 }
 
-// Do runs a command as one unit: it claims the operation id, spends the token, calls fn (which may be nil) with the transaction, makes the
-// charges, records the result and commits.
+// Do runs a command as one unit: it claims the operation id, spends the token, calls fn (which may be nil), makes the charges, records the
+// result and commits.
 //
-// A command that committed under the same ID and Tenant gets its first result, without running again. Its token must be presented, but may
+// A command that committed under the same ID and Tenant gets its first result, without running again. It must present its token, which may
 // be spent. Concurrent calls with one id wait for each other.
 //
 // Do tries again after SQLSTATE 40001 and 40P01, up to Config.MaxAttempts, and looks up a COMMIT whose answer was lost, until ctx's
-// deadline or Config.ResolveTimeout. A panic in fn rolls back and goes on.
+// deadline or Config.ResolveTimeout. A panic in fn rolls back, and goes on.
 //
-// Locks: the operation id and the token's row from the beginning, and in the last flush scopes, ids of new holds and rows of holds, in one
-// order. ctx's deadline also bounds the server's waits.
+// Locks: the operation id and the token's row, and at the end scopes, ids of new holds and rows of holds, in one order. ctx's deadline also
+// bounds the server's waits.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := c.made(); err != nil {
 		return Outcome[R]{}, err
@@ -97,12 +97,12 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 	return run(ctx, c, nil, cmd, fn)
 }
 
-// DoTx runs a command inside the caller's transaction, behind a savepoint: if it is refused or fails, tx is as before, and usable. It takes
+// DoTx is Do inside the caller's transaction, behind a savepoint: if the command is refused or fails, tx is as before, and usable. It takes
 // effect with the caller's commit, and so does its record.
 //
 // The scopes stay locked until tx ends: make it the last thing. A second command in tx, or one after a charge, can deadlock (40P01).
 // Nothing is retried, and no timeout is set: see Client.RunTx. Sticky, Isolation, EarlyRelease, RecordRefusal and LSN are refused. After a
-// replay or ErrConflict the caller's commit waits until that record is durable. Otherwise as Do.
+// replay or ErrConflict the caller's commit waits until that record is durable.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := cmp.Or(c.made(), notNil("tx", tx)); err != nil {
 		return Outcome[R]{}, err
@@ -186,13 +186,13 @@ func encoded[R any](fn Func[R], result *R) work {
 	}
 }
 
-// The zero Config works, without jobs and derived secrets.
+// The zero Config works.
 type Config struct {
 	Schema         string                // as Migrate created it. Defaults to "metered"
-	River          *river.Client[pgx.Tx] // for Tx.Enqueue, else ErrNoRiver. Keys need jobs.Plugin() in it
+	River          *river.Client[pgx.Tx] // for Tx.Enqueue. Keys need jobs.Plugin() in it
 	TokenPrefix    string                // begins the text of tokens. Defaults to "metered"
 	SecretKey      []byte                // of Client.Secret, 32 to 1024 bytes
-	LockTimeout    time.Duration         // of each wait for locks, which ctx's deadline bounds too, 1ms to 1h. Defaults to 5s
+	LockTimeout    time.Duration         // of each wait for locks, 1ms to 1h. Defaults to 5s
 	ClockTolerance time.Duration         // as in budget.Config, as the next three
 	MustExist      bool
 	RequireActor   bool
@@ -203,14 +203,14 @@ type Config struct {
 	MaxAttempts    int           // of a command that fails with 40001 or 40P01, 1 to 100. Defaults to 10
 	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h. Defaults to 30s
 	Holds          holds.Config  // of Client.Holds. Subscribers cost a round trip while the locks are held
-	// sends the jobs of committed commands to Client.Listen, and those of Client.Jobs at a round trip a call. Every role that may connect
-	// can listen
+	// sends the jobs of committed commands to Client.Listen, and those of Client.Jobs at a round trip a call. Any role that may connect can
+	// listen
 	NotifyJobs        bool
 	NotifyChargesFrom int64                                                         // likewise, charges of so many units and more. 0 is none
-	Leases            *leases.Pool                                                  // spends charges (not sticky ones) of its Rules' scopes, without the scopes' locks and Standings
-	OnThreshold       func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error // as in budget.Config. A command that crosses a threshold runs again, once
+	Leases            *leases.Pool                                                  // spends charges, except sticky ones, of its Rules' scopes, without their locks and Standings
+	OnThreshold       func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error // as in budget.Config. A command that crosses one runs again, once
 	Observer          observe.Observer                                              // of the Client and its pieces, but for Leases
-	OnRefusal         func(context.Context, Refusal)                                // in Do's goroutine, after the rollback of a refused command: for audit records
+	OnRefusal         func(context.Context, Refusal)                                // in Do's goroutine, after the rollback: for audit records
 }
 
 // Refusal is a refused command, for Config.OnRefusal.
@@ -221,7 +221,7 @@ type Refusal struct {
 	Replayed bool    // it was on record
 }
 
-// Client runs commands on a pool. It is safe for concurrent use. Its first call checks the schema once: ErrNotMigrated, ErrSchemaVersion.
+// Client runs commands on a pool. It is safe for concurrent use. Its first call checks the schema: ErrNotMigrated, ErrSchemaVersion.
 type Client struct {
 	Budget *budget.Ledger
 	Holds  *holds.Book
@@ -335,8 +335,8 @@ func orDefault(d, def time.Duration) time.Duration {
 	return d
 }
 
-// Secret derives the secret of a token that the operation mints from Config.SecretKey. The same operation and label give the same secret,
-// so a replay can show it, though it is stored nowhere.
+// Secret derives the secret of a token that the operation mints from Config.SecretKey. A replay derives it again, since it is stored
+// nowhere.
 func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error) {
 	if err := c.made(); err != nil {
 		return tokens.Secret{}, err
@@ -348,8 +348,8 @@ func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error
 }
 
 // RunTx runs fn in a transaction of the Client's pool, for the pieces alone and for DoTx. After SQLSTATE 40001 or 40P01 it runs fn again,
-// up to Config.MaxAttempts times. So fn must have no effect outside tx, and must not end it (ErrTxControl, and its commits stay). An error
-// of fn rolls back. RunTx has ErrSerialization, ErrCommitUnknown, ErrTxFailed and ErrNested.
+// up to Config.MaxAttempts times: fn must have no effect outside tx, and must not end it (ErrTxControl, and its commits stay). An error of
+// fn rolls back. Others: ErrSerialization, ErrCommitUnknown, ErrTxFailed, ErrNested.
 func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(c.made(), notNil("fn", fn)); err != nil {
 		return err
@@ -374,8 +374,8 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 }
 
 // Warm makes a new connection as fast as a used one, where deadlines are short: call it in pgxpool.Config.AfterConnect
-// (docs/operations.md). It runs a session and a command, and rolls them back. schema defaults to "metered". Where that is missing, or not
-// granted, it does nothing. After another error the connection is of no use.
+// (docs/operations.md). schema defaults to "metered". Where that is missing, or not granted, Warm does nothing. After an error drop the
+// connection.
 func Warm(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if err := notNil("conn", conn); err != nil {
 		return err

@@ -15,34 +15,34 @@ import (
 //go:generate go run ./internal/schema/render schema.sql
 //go:generate go test ./internal/schema -run Catalog -update
 
-// SchemaVersion is the version of the schema that this release creates and needs. It also works on the next one that has the functions that
-// it calls.
+// SchemaVersion is the version of the schema that this release creates and needs. It also works on the next version that has the functions
+// that it calls.
 const SchemaVersion = schema.Version
 
-// MigrateOptions names the schema. Zero works.
+// Zero works.
 type MigrateOptions struct {
 	Schema       string                                 // defaults to "metered"
-	DropPrevious bool                                   // drops the functions and types that only the build before calls, once none of its processes runs
-	River        bool                                   // brings River's tables to the latest version that this build of River knows
+	DropPrevious bool                                   // drops functions and types that only the build before calls, once none of its processes runs
+	River        bool                                   // brings River's tables to the latest version of this build of River
 	RiverSchema  string                                 // defaults to the connection's search_path
-	OnWait       func(ctx context.Context, what string) // before each new attempt to get a lock, with the reason
+	OnWait       func(ctx context.Context, what string) // before each new attempt to get a lock
 }
 
-// MigrateReport lists the changes that Migrate made.
+// MigrateReport lists the changes of Migrate.
 type MigrateReport struct {
-	From, To int                // versions. From is 0 without a schema. Both are SchemaVersion + 1 if the schema is newer
-	Repaired []SchemaDifference // mended differences in a schema of this version
+	From, To int                // versions, From 0 without a schema, both SchemaVersion + 1 if it is newer
+	Repaired []SchemaDifference // in a schema of this version
 	Dropped  []string           // functions and types of earlier versions
 	Previous []string           // those that DropPrevious drops
-	River    []int              // versions of River's migrations that were made
+	River    []int              // versions of River's migrations
 }
 
-// Migrate creates the library's schema, brings an earlier version up to SchemaVersion, and repairs functions that are missing or differ, in
-// one transaction. Each migration of River's has its own. Any number of processes may call it at once, at every start, while those of the
-// version before go on (docs/operations.md). It leaves a schema that is newer by one version as it is.
+// Migrate creates the schema, brings an earlier version up to SchemaVersion, and repairs functions that are missing or differ, in one
+// transaction, with one more for each migration of River's. Any number of processes may call it at each start, while those of the version
+// before go on (docs/operations.md). It does not change a schema that is newer by one version.
 //
-// It waits for a lock for a second at a time, until ctx is done (ErrBusy): give ctx a deadline. The role that creates the schema owns it,
-// and upgrades it. ErrSchemaVersion and ErrSchemaDiffers change nothing.
+// It waits for locks until ctx is done (ErrBusy): give ctx a deadline. The role that creates the schema owns it, and upgrades it.
+// ErrSchemaVersion and ErrSchemaDiffers change nothing.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (MigrateReport, error) {
 	n, err := parseSchema("MigrateOptions.Schema", opts.Schema)
 	if err := cmp.Or(notNil("pool", pool), err); err != nil {
@@ -63,7 +63,7 @@ type SchemaReport struct {
 	Previous    []string           // as in MigrateReport
 }
 
-// SchemaDifference is an object that is not as this build needs it.
+// SchemaDifference is an object unlike this build's.
 type SchemaDifference struct {
 	Object  string `json:"object"` // such as "index holds_due"
 	Problem string `json:"problem"`
@@ -87,8 +87,8 @@ func (r SchemaReport) Err() error {
 	return migrate.Err(SchemaVersion, r.Version, wrong)
 }
 
-// Validate compares the schema, by default "metered", with the one that this build needs: objects, owners, and that not everybody can
-// execute functions. SchemaReport.Err is the verdict. An error means that the schema could not be read.
+// Validate compares the schema, by default "metered", with the one that this build needs: objects, owners, and functions that PUBLIC can
+// execute. SchemaReport.Err is the verdict. An error means that the schema could not be read.
 func Validate(ctx context.Context, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }, schemaName string) (SchemaReport, error) {
@@ -108,8 +108,8 @@ type SchemaSQLOptions struct {
 	Tool         string // "goose", "golang-migrate" (without x-multi-statement), "tern", "atlas" (versioned), or "": several statements, for psql
 }
 
-// SchemaSQL renders Migrate's statements as a file of a migration tool, in ASCII: the whole schema, or the upgrade from an earlier version.
-// Run it in one transaction, with a lock_timeout, as the role that owns the data or is to own it (docs/operations.md).
+// SchemaSQL renders Migrate's statements as a file of a migration tool, in ASCII: the whole schema, or an upgrade. Run it in one
+// transaction, with a lock_timeout, as the role that owns the data or is to own it (docs/operations.md).
 func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	n, err := parseSchema("SchemaSQLOptions.Schema", opts.Schema)
 	if err != nil {
@@ -124,11 +124,10 @@ func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	return schema.Current().Script(n, opts.From, opts.DropPrevious, opts.Tool), nil
 }
 
-// GrantSQL renders the grants under which an application can make every call but those of GrantMaintenanceSQL. It can change no ledger
-// entry, and is trusted with its arguments (SECURITY.md).
+// GrantSQL renders the grants of every other call. The role can change no ledger entry, and is trusted with its arguments (SECURITY.md).
 //
-// Run it as the schema's owner, after Migrate or SchemaSQL. role must exist. An upgrade renews the grants. The text also takes the
-// functions from PUBLIC. River's tables need other grants (docs/operations.md).
+// Run it as the schema's owner, after Migrate or SchemaSQL. It also takes the functions from PUBLIC. role must exist. An upgrade renews the
+// grants. River's tables need other grants (docs/operations.md).
 func GrantSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Application)
 }
@@ -138,8 +137,7 @@ func GrantMaintenanceSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Maintenance)
 }
 
-// GrantReportingSQL renders the grants under which a role can read the views, use, entries and holds, and neither write nor lock
-// (docs/operations.md).
+// GrantReportingSQL renders the grants to read views, use, entries and holds, without writing or locking (docs/operations.md).
 func GrantReportingSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Reporting)
 }

@@ -25,22 +25,22 @@ import (
 
 const defaultSessionTTL = time.Minute
 
-// Reservation declares a session. ID and Lines are required.
+// Reservation is a session to open. ID and Lines are required.
 type Reservation struct {
-	// as in Command, like the next four. The fingerprint also has Holder. Without Input it has Metadata, scopes and amounts, too
+	// as in Command, like the next four. The fingerprint also has Holder, and without Input Metadata, scopes and amounts
 	ID       string
 	Tenant   string // also the hold's tenant
 	Name     string
 	Input    any
 	IssuedAt time.Time
 
-	Lines   []holds.Line    // the estimate: units of each scope, or wallet, to hold until Settle
-	Charges []budget.Charge // are spent each time it opens, and stay: rates, a fee for each try
+	Lines   []holds.Line    // the estimate, held until Settle
+	Charges []budget.Charge // are spent each time it opens, and stay
 
-	TTL   time.Duration // how long the units of a dead process stay held, within Config.Holds' bounds, renewed after a third. Defaults to 1m
-	Grace time.Duration // how much longer a hold that was not renewed can be settled. Defaults to a quarter of TTL
+	TTL   time.Duration // how long units of a dead process stay held, within Config.Holds' bounds, renewed after a third. Defaults to 1m
+	Grace time.Duration // for Settle when the hold was not renewed. Defaults to a quarter of TTL
 
-	OpenTimeout time.Duration // bounds Open and its waits, and not the session, as ctx's deadline would
+	OpenTimeout time.Duration // bounds Open, and not the session, as ctx's deadline would
 
 	Holder   string // as in holds.Request, like the next two
 	Metadata json.RawMessage
@@ -61,14 +61,14 @@ type settling struct {
 // errPurged is the error of asking for a record that was there, and is not any more.
 var errPurged = errors.New("metered: the record was purged meanwhile")
 
-// Open reserves the greatest cost of some work. Its session keeps the reservation while the work goes on with Session.Context, until
-// Settle.
+// Open reserves the greatest cost of some work. Its session keeps the reservation while the work goes on with Session.Context, until Settle
+// (docs/streaming.md).
 //
-// The answer to the same ID again depends on its state. Settled: the session is Finished, with the recorded Outcome. Open: *RunningError.
-// Cancelled, or past its deadline and grace: it is opened anew, by exactly one of the callers. Another command's: ErrConflict.
+// The same ID again: once settled, the session is Finished, with the recorded Outcome. While it is open, *RunningError. After Cancel, or
+// past its deadline and grace, exactly one caller opens it anew. For another command, ErrConflict.
 //
-// Open is one round trip, in a transaction of its own. Locks: the operation id, then the scopes. A refusal reserves and charges nothing.
-// Otherwise it fails as Do. The session's context ends with ctx. If ctx ends before Open returns, the reservation is released in the
+// Open is one round trip, in its own transaction. Locks: the operation id, then the scopes. A refusal reserves and charges nothing. Other
+// errors are those of Do. The session's context ends with ctx. If ctx ends before Open returns, the reservation is released in the
 // background, and its Charges stay.
 func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], error) {
 	if err := c.made(); err != nil {
@@ -282,10 +282,10 @@ type session struct {
 }
 
 // Context is for the work. It ends with Open's, at Settle, Cancel and Close, when the session is lost (*LostError), and at the hold's
-// deadline if it could not be renewed (*RenewalError): context.Cause has the reason.
+// deadline if it was not renewed (*RenewalError): context.Cause has the reason.
 func (s *Session[R]) Context() context.Context { return s.s.ctx }
 
-// Finished reports whether the operation is on record, with Outcome: the work must not be done again.
+// Finished reports whether the operation is on record, with Outcome: do not work again.
 func (s *Session[R]) Finished() bool { return s.finished }
 
 // Outcome is zero, unless Finished.
@@ -307,14 +307,14 @@ type Cost struct {
 	Note   budget.Note  // defaults to that of the Reservation
 }
 
-// Settle captures the used units, frees the rest, calls fn (which may be nil), records the result, and commits: all or nothing. It is the
-// command of the session's ID, with the rules of Do: a repetition is answered by the record, and other amounts are ErrConflict.
+// Settle captures the used units, frees the rest, calls fn (which may be nil), records the result, and commits. It is the command of the
+// session's ID, as by Do: a repetition is answered by the record, and other amounts are ErrConflict.
 //
-// ctx must outlive a request whose client may go: context.WithTimeout(context.WithoutCancel(r.Context()), …). Errors that pass (Retryable)
-// are tried again until ctx ends or the hold has fallen due.
+// ctx must outlive a request whose client may go: context.WithTimeout(context.WithoutCancel(r.Context()), …). Retryable errors are tried
+// again until ctx ends or the hold is due.
 //
-// After an error the hold is as before, and renewed: settle again, or Cancel. *holds.ExcessError: more was used than is held.
-// *budget.ExceededError: it does not fit. *LostError: the hold has ended.
+// After an error the hold is as before, and renewed: settle again, or Cancel. Errors: *holds.ExcessError, *budget.ExceededError,
+// *LostError.
 func (s *Session[R]) Settle(ctx context.Context, used Cost, fn Func[R]) (Outcome[R], error) {
 	h := s.s
 	if s.finished {
@@ -404,8 +404,8 @@ func (s *session) capture(used Cost) holds.Capture {
 	}
 }
 
-// Cancel frees the held units and charges none. The operation is not recorded: the same ID can be opened anew. reason is stored with the
-// hold. A second call does nothing. After Settle, or without its hold, *LostError. Otherwise as Settle.
+// Cancel frees the held units and charges none. The same ID can be opened anew. The hold keeps the reason. A second call does nothing.
+// After Settle, or without its hold, *LostError. Otherwise as Settle.
 func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	if s.finished {
 		return &LostError{ID: s.s.r.ID, Cause: ErrFinished}
@@ -453,8 +453,8 @@ func (s *session) release(ctx context.Context, reason string, until time.Time) (
 	return err
 }
 
-// Close ends the session's renewals and its context, and sends nothing. Defer it. Units that are neither settled nor cancelled are free
-// when the hold falls due.
+// Close ends the session's renewals and its context, and sends nothing. Defer it. Units not settled or cancelled are free when the hold
+// falls due.
 func (s *Session[R]) Close() { s.s.end(nil, sessionAbandoned) }
 
 // lost makes an error of a call about the session's hold a *LostError, if it says that the hold is not held.

@@ -29,19 +29,18 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// Tx is a command's transaction: a pgx.Tx for your own writes, and the calls that belong to the command. One goroutine at a time may use
-// it, until the function returns (ErrTxDone). Statements that end it are ErrTxControl. Savepoints (Begin) work. Send no statements over
-// Conn.
+// Tx is a command's transaction: a pgx.Tx for your writes, and the calls of the command. One goroutine at a time may use it, until the
+// function returns (ErrTxDone). Statements that end it are ErrTxControl. Savepoints (Begin) work. Send nothing over Conn.
 //
-// Charge, Credit, Refund, Place, Claim, Capture, Release, Extend, Return and Draw are made in the last flush, all or none: credits and
-// refunds first, then holds, then draws, then charges. A refusal is the error of Do. They are not part of the fingerprint, so they need a
-// Command.Input that decides them. The Receipt has charges alone.
+// Charge, Credit, Refund, Place, Claim, Capture, Release, Extend, Return and Draw are made at the end, all or none: credits and refunds,
+// then holds, draws and charges. A refusal is the error of Do. They need a Command.Input that decides them, since the fingerprint leaves
+// them out. The Receipt has charges alone.
 type Tx struct {
 	guarded
 
 	Grant  *tokens.Grant  // of the command's token, or nil
 	Sticky budget.Receipt // the charges of Command.Sticky
-	Placed []string       // the ids of Command.Holds and Claims, in this order. A holder that has a claim already keeps its first id, which Outcome.Holds has
+	Placed []string       // the ids of Command.Holds and Claims, in order. A claim that its holder has already keeps its id, which Outcome.Holds has
 
 	over    *atomic.Bool // the function has returned. Nil for the zero value, which was never begun
 	client  *Client
@@ -135,7 +134,7 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 	return nil
 }
 
-// Credit adds credit that the command's holds and charges can spend.
+// Credit adds credit, which the command can spend.
 func (t *Tx) Credit(credits ...budget.Credit) error {
 	return prepareEntries(t, inBudget.Credit, credits)
 }
@@ -177,8 +176,8 @@ func (t *Tx) Draw(book *wallet.Book, draws ...wallet.Draw) error {
 	return nil
 }
 
-// Enqueue is jobs.Enqueuer.Enqueue. A new job with a Hold waits for the last flush, as Place does: there its units are held, or the job is
-// parked. Until then Result has its id alone. A rollback to a savepoint does not undo it.
+// Enqueue is jobs.Enqueuer.Enqueue. A new job with a Hold is placed or parked at the end: until then Result has its id alone, and a
+// rollback to a savepoint does not undo it.
 func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options) (jobs.Result, error) {
 	switch {
 	case t.dead():
@@ -213,12 +212,12 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 	return t.client.Secret(t.op.Tenant, t.op.ID, label)
 }
 
-// Place returns the hold's id. The hold is in Outcome.Holds. cleanup, if not nil, enqueues its cleanup job now, with the errors of Enqueue.
+// Place returns the hold's id. Outcome.Holds has the hold. A cleanup enqueues its job now, with the errors of Enqueue.
 func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return inHolds.Place(t.client.Holds, r) })
 }
 
-// Claim is as Place. A claim that the holder has already is in Outcome.Holds, with another id than the one returned.
+// Claim is as Place. A claim that its holder has already keeps its id, which Outcome.Holds has.
 func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holdsCall, error) { return inHolds.Claim(t.client.Holds, c) })
 }
@@ -299,7 +298,7 @@ type Notice struct {
 	Cut     bool            `json:"cut,omitempty"` // some did not fit: Client.Lookup has all charges
 }
 
-// Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, as holds.Book.Listen does: best effort. For
+// Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, best effort, as holds.Book.Listen. For
 // exactly once, enqueue a job in the command.
 func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(c.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
