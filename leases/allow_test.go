@@ -211,7 +211,7 @@ func TestRecall_UnitsOfOtherProcessesComeSoon(t *testing.T) {
 		t.Run(use, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t)
-			rule := leases.Rule{Share: 1, Least: 1000, TTL: time.Minute, Idle: time.Minute}
+			rule := leases.Rule{Share: 1, Least: 1000, TTL: time.Hour, Idle: time.Hour}
 			has, wants := f.pool(rule), f.pool(leases.Rule{})
 			limit := budget.Lifetime(1000)
 			scopes := []string{"one", "two", "three"}
@@ -242,16 +242,11 @@ func TestRecall_UnitsOfOtherProcessesComeSoon(t *testing.T) {
 				r := refused.Refusals[0]
 				require.Positive(t, r.Leased)
 				require.Zero(t, r.Held)
-				require.Greater(t, r.RetryAfter, 30*time.Second)
-				require.LessOrEqual(t, r.RetryAfter, time.Minute)
+				require.Greater(t, r.RetryAfter, 30*time.Minute)
+				require.LessOrEqual(t, r.RetryAfter, time.Hour)
 			}
 			for _, scope := range scopes {
-				began := time.Now()
-				pgtest.WaitFor(t, "the units", func() bool {
-					u := f.usage(scope)
-					return u.Leased == 0
-				})
-				require.Less(t, time.Since(began), 40*time.Second, "long before the lease ends")
+				pgtest.WaitFor(t, "the units, long before the lease ends", func() bool { return f.usage(scope).Leased == 0 })
 				pgtest.WaitFor(t, "them to be charged", func() bool { return ask(wants, scope, 500) == nil })
 			}
 			require.NoError(t, errors.Join(has.Close(t.Context()), wants.Close(t.Context())))
