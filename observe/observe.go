@@ -1,13 +1,12 @@
-// Package observe lets a program watch the library: for metrics, traces and logs. Set an Observer as metered.Config.Observer, which all
-// pieces then use, or in the Config of budget, tokens or jobs where these are used alone. Holds and leases use their ledger's. Module
-// otelmetered is one for OpenTelemetry.
+// Package observe lets a program watch the library: for metrics, traces and logs. Set an Observer in metered.Config, which all pieces then
+// use, or in the Config of budget, tokens or jobs alone. Holds and leases use their ledger's. Module otelmetered is one for OpenTelemetry.
 //
-// An Observer is called in the goroutine that does the work, which waits for it: count only, and send from elsewhere. In Do a command may
-// then have claimed its id and spent its token, but has locked no scope, except with subscribers or budget.Limit.MaxFrom. In a transaction
-// of the caller's that has its locks. Its panics are recovered, and the first is written to slog.Default.
+// The goroutine that does the work waits for the Observer: count only, and send from elsewhere. In Do the id and the token may be locked
+// meanwhile, but no scope, except with subscribers or budget.Limit.MaxFrom. A transaction of yours keeps all its locks. Its panics are
+// recovered, and the first is written to slog.Default.
 //
-// Names are the program's own words (of commands, limits, queues) or the library's. An Observer never gets scopes, subjects, keys and
-// amounts of customers, except in End.Err, and in Op.ID and Op.Tenant, which are for traces and not for labels.
+// Names are the program's own words (of commands, limits, queues) or the library's. An Observer gets no scopes, subjects, keys and amounts
+// of customers, except in End.Err, Op.ID and Op.Tenant: these are for traces, not for labels.
 package observe
 
 import (
@@ -17,7 +16,7 @@ import (
 
 // An Observer is called from many goroutines at once.
 type Observer interface {
-	// begins a piece of work. It returns the work's context, made from ctx, and a function for its end, or nil
+	// begins work. It returns the work's context, made from ctx, and a function for its end, or nil
 	Start(ctx context.Context, op Op) (context.Context, func(End))
 	Event(ctx context.Context, e Event)
 }
@@ -28,9 +27,9 @@ type Work string
 const (
 	Command Work = "command" // metered.Do or DoTx, with all attempts. Name is Command.Name
 	Connect Work = "connect" // waits for the pool
-	// a round trip of a command, with waits for locks: "begin" (or after sticky charges "open"), "sticky", "lock", "complete", "commit", "replay"
+	// a round trip of a command, with waits for locks: "begin" (after sticky charges "open"), "sticky", "lock", "complete", "commit", "replay"
 	Flush    Work = "flush"
-	Function Work = "function" // the command's function, with its statements and jobs
+	Function Work = "function" // the command's function
 	Call     Work = "call"     // of a piece, as "budget.charge" or "holds.place"
 	Enqueue  Work = "enqueue"  // jobs.Enqueue or EnqueueMany. Name is the first job's kind
 	Batch    Work = "batch"    // a transaction of a budget.Batcher. End.Rows are its charges
@@ -39,35 +38,35 @@ const (
 	Lease    Work = "lease"    // "open" or "settle" a lease, or charge for Allow without one ("direct")
 )
 
-// Op is a piece of work that begins.
+// Op is work that begins.
 type Op struct {
 	Work Work
 	Name string // as of Work
 
-	Tenant, ID string // of a Command: unbounded, and perhaps personal
+	Tenant, ID string // of a Command: unbounded, perhaps personal
 }
 
 // Outcome is how a command ended.
 type Outcome string
 
 const (
-	Committed  Outcome = "committed"  // the only one that has taken effect
-	Open       Outcome = "open"       // DoTx: done, in a transaction that is the caller's to commit
+	Committed  Outcome = "committed"  // the only one with an effect
+	Open       Outcome = "open"       // of DoTx: the caller has to commit
 	Replayed   Outcome = "replayed"   // an earlier call committed it
 	Refused    Outcome = "refused"    // by a budget, token, hold or scope, or on record
-	Conflict   Outcome = "conflict"   // the id belongs to another command, or its time is too old or too new
+	Conflict   Outcome = "conflict"   // another command has the id, or its time is too old or too new
 	Indefinite Outcome = "indefinite" // unknown whether it committed
 	Failed     Outcome = "failed"     // anything else: nothing was written
 )
 
-// End is how a piece of work ended.
+// End is how work ended.
 type End struct {
-	Err  error  // its text may have scopes and amounts
+	Err  error
 	Code string // metered.Code(Err)
 
 	Outcome    Outcome // of a Command, as the next two
 	Attempts   int
-	RoundTrips int     // of its flushes, in all attempts, without its function's
+	RoundTrips int     // in all attempts, without its function's
 	Rows       int64   // as of Work
 	Jobs       []int64 // of Enqueue: the ids, new or not
 }
@@ -77,18 +76,18 @@ type Kind string
 
 const (
 	Retried    Kind = "retried"     // a transaction runs again: "serialization" "deadlock" "lease_closed"
-	CommitLost Kind = "commit_lost" // an answer to COMMIT was lost. N are its commands or charges
+	CommitLost Kind = "commit_lost" // an answer to COMMIT was lost, for N commands or charges
 	// for each of N: "committed", "not_committed", or "unknown" (ErrIndefinite, ErrCommitUnknown)
 	CommitResolved Kind = "commit_resolved"
 
-	// for each limit: its Name, or else "lifetime", "credit", its window, as "1h0m0s", or its period, as "month (UTC)"
+	// each limit: its Name, or else "lifetime", "credit", its window, as "1h0m0s", or period, as "month (UTC)"
 	LimitRefused Kind = "limit_refused"
-	Threshold    Kind = "threshold" // was crossed. Name is the limit's, as of LimitRefused, a slash, and the threshold's
+	Threshold    Kind = "threshold" // was crossed: the limit, as in LimitRefused, a slash, and the threshold's Name
 
 	TokenConsumed Kind = "token_consumed"
 	TokenRefused  Kind = "token_refused" // a tokens.InvalidError.Reason
 
-	Hold Kind = "hold" // N holds changed: a holds.EventKind, as "placed", "captured", "released", "expired"
+	Hold Kind = "hold" // N holds changed: a holds.EventKind
 	Job  Kind = "job"  // N jobs are "created", or their keys' are "existing"
 
 	SweepLag  Kind = "sweep_lag"  // of the oldest due hold when a sweep began, or 0
@@ -99,14 +98,14 @@ const (
 
 	LeaseOpened   Kind = "lease_opened"   // N units, to this process
 	LeaseEnded    Kind = "lease_ended"    // one opened with N units
-	LeaseSpent    Kind = "lease_spent"    // N units, of a lease that this process settled, its own or another's
+	LeaseSpent    Kind = "lease_spent"    // N units of a lease that this process settled, its own or another's
 	LeaseReturned Kind = "lease_returned" // the other N units of that lease
 	LeaseRecalled Kind = "lease_recalled" // all slices of a scope, after a refusal
 
-	Lots       Kind = "lots"        // N lots of wallets were "granted", "revoked" (in part or whole), "rolled over", or "ended" by a sweep
-	LotsLapsed Kind = "lots_lapsed" // N units of lots (breakage), counted by the sweep, even if another call ended the lots
+	Lots       Kind = "lots"        // N lots were "granted", "revoked" (in part or whole), "rolled over", or "ended" by a sweep
+	LotsLapsed Kind = "lots_lapsed" // N units of lots (breakage), counted by a sweep, whatever call ended them
 
-	Session Kind = "session" // "opened", "resumed", "renewed", "not_renewed" by a failed try, "settled", "cancelled", "lost", "abandoned" (only closed)
+	Session Kind = "session" // "opened", "resumed", "renewed", "not_renewed" (a failed try), "settled", "cancelled", "lost", "abandoned" (only closed)
 )
 
 // Event is a moment without a duration.
@@ -114,6 +113,6 @@ type Event struct {
 	Kind    Kind
 	Name    string        // as of Kind
 	N       int64         // 1 or more
-	Pending bool          // the change goes if an open transaction rolls back. Jobs are always pending, and metered.Do's tokens and holds never
+	Pending bool          // gone if an open transaction rolls back: always for jobs, never for metered.Do's tokens and holds
 	Lag     time.Duration // of SweepLag and LotsLag
 }
