@@ -14,17 +14,16 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// Cleanup configures a job that ends a hold when it is due, so that subscribers and listeners hear of it.
+// Cleanup is a job that ends a hold when it is due, so that subscribers and listeners hear of it.
 type Cleanup struct {
-	Delay       time.Duration // from the hold's due time to the job, up to 24h. Defaults to 10s
+	Delay       time.Duration // from Hold.Due to the job, up to 24h. Defaults to 10s
 	Queue       string        // defaults to River's
 	MaxAttempts int           // up to 32,767. Defaults to River's, 25
 }
 
 const defaultDelay = 10 * time.Second
 
-// Job returns a job, and how to insert it, for a hold that is placed now, for ttl with its grace. The error is a
-// *budget.ArgumentError.
+// Job returns a job, and how to insert it, for a hold that is placed now, for ttl with its grace.
 func (c Cleanup) Job(tenant, id string, ttl time.Duration) (CleanupArgs, river.InsertOpts, error) {
 	delay := cmp.Or(c.Delay, defaultDelay)
 	if delay < 0 || delay > 24*time.Hour {
@@ -37,7 +36,7 @@ func (c Cleanup) Job(tenant, id string, ttl time.Duration) (CleanupArgs, river.I
 	return args, river.InsertOpts{Queue: c.Queue, MaxAttempts: c.MaxAttempts, ScheduledAt: time.Now().Add(ttl + delay)}, nil
 }
 
-// CleanupArgs are the args of a job that ends a hold. A river.Client without its worker fails the job.
+// CleanupArgs are the args of a Cleanup. A river.Client without its worker fails the job.
 type CleanupArgs struct {
 	Tenant  string `json:"tenant,omitempty"`
 	ID      string `json:"id"`
@@ -46,8 +45,8 @@ type CleanupArgs struct {
 
 func (CleanupArgs) Kind() string { return "metered_hold_cleanup" }
 
-// NewCleanupWorker returns the worker of CleanupArgs, which calls holds.Book.Expire. It leaves holds that were
-// captured, released or purged. If the hold was extended, or is not due yet, the job is snoozed until it is.
+// NewCleanupWorker returns the worker of CleanupArgs, which calls holds.Book.Expire, also for a hold that has ended or
+// was purged. If the hold was extended, or is not due yet, the job is snoozed until it is.
 func NewCleanupWorker(pool *pgxpool.Pool, book *holds.Book) river.Worker[CleanupArgs] {
 	return &cleanupWorker{pool: pool, book: book}
 }

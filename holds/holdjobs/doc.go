@@ -1,3 +1,3 @@
-// Package holdjobs has River workers for holds: NewWorker for jobs whose cost is known at their end, NewCleanupWorker
-// for holds that are due.
+// Package holdjobs has River workers: NewWorker for jobs whose cost is known at their end, NewCleanupWorker for holds
+// that are due.
 package holdjobs

@@ -38,7 +38,7 @@ func made(pool *pgxpool.Pool, book *holds.Book) error {
 	return fault.Made(errArgument, "book", inHolds.Schema(book) != schema.Name{})
 }
 
-// Args are the args of a job that names its hold. The hold of a job with jobs.Options.Hold needs no name.
+// Args are the args of a job that names its hold, for jobs without jobs.Options.Hold.
 type Args interface {
 	river.JobArgs
 	HeldBy() Ref
@@ -50,18 +50,17 @@ type Ref struct {
 	ID     string `json:"id"`
 }
 
-// Cost is the actual cost of a job. Set one of Lines, All and Nothing: else the attempt fails with a
-// *budget.ArgumentError.
+// Cost is the actual cost of a job. One of Lines, All and Nothing is required.
 type Cost struct {
-	Lines   []holds.Line // units used, as in holds.Capture, beside All too
+	Lines   []holds.Line // units used, as in holds.Capture, also beside All
 	All     bool         // all held units
 	Nothing bool         // the hold is released
-	// Over is for a Line beyond the estimate. With holds.OverRefused, the default, such a job fails at each attempt,
-	// to its last: hold an estimate that the cost cannot exceed, or use another policy.
+	// Over is for a Line beyond the estimate. With holds.OverRefused, the default, such a job fails at each attempt: hold an estimate that
+	// cannot be exceeded, or use another.
 	Over   holds.Over
 	Entity string // as in holds.Capture
-	// Write makes the job's own writes, in the transaction that captures the cost and completes the job, which it
-	// cannot end. It may be called several times, and must have no effect elsewhere.
+	// Write makes the job's writes, in the transaction that captures the cost and completes the job, which it cannot end. It may be called
+	// several times, and must have no effect elsewhere.
 	Write func(ctx context.Context, tx pgx.Tx) error
 }
 
@@ -78,34 +77,31 @@ func (c Cost) check() error {
 	return nil
 }
 
-// Work does a job, outside any transaction, and returns its cost. It may be called several times for one job.
+// Work does a job, outside any transaction, and returns its cost. It may be called several times.
 type Work[T river.JobArgs] func(ctx context.Context, job *river.Job[T]) (Cost, error)
 
-// Options configures NewWorker. A duration that is not positive is the default.
+// Options configures NewWorker. Durations that are not positive are the default.
 type Options struct {
-	Timeout    time.Duration // of an attempt, as River's Worker.Timeout. Defaults to 1m
+	Timeout    time.Duration // of an attempt. Defaults to 1m
 	RetryAfter time.Duration // until a failed job is tried again. Defaults to 30s
-	// Margin is how much longer than an attempt and the pause after it the hold lasts: the time that the job then
-	// waits in its queue. Defaults to 1m.
+	// Margin is how much longer than an attempt and the pause after it the hold lasts: the job's time in its queue. Defaults to 1m.
 	//
-	// A job whose worker was killed goes to another after river.Config.RescueStuckJobsAfter, 1h, and is cancelled,
-	// since its hold has expired. To have it tried again, set that lower, and Margin half a minute higher than that.
+	// A job of a killed worker goes to another after river.Config.RescueStuckJobsAfter, 1h, and is cancelled, since its hold has expired. To
+	// have it tried again, set that lower, and Margin half a minute higher.
 	Margin time.Duration
 }
 
 // NewWorker returns a River worker for the pattern "hold the estimate, run the job, capture the actual cost":
 //
-//   - A command enqueues the job with jobs.Options.Hold, or places the hold and enqueues a job that names it, by Args.
+//   - A command enqueues the job with jobs.Options.Hold, or places the hold and enqueues a job with Args.
 //   - The worker extends the hold to cover the attempt, and calls work.
-//   - One transaction captures the cost, makes work's writes and completes the job. It is retried while the attempt
-//     lasts, unless the job is at fault.
-//   - If work fails, the hold is extended for the next attempt. After the last one, or if the job is cancelled while
-//     it runs, it is released.
+//   - One transaction captures the cost, makes work's writes and completes the job. It is retried while the attempt lasts, unless the job
+//     is at fault.
+//   - If work fails, the hold is extended for the next attempt. After the last one, or if the running job is cancelled, it is released.
 //   - If the worker dies, or the job is cancelled or discarded elsewhere, the hold expires.
 //
-// A job whose hold has ended, or which has none, is cancelled, since its cost could not be charged. So the hold's TTL must be
-// longer than a job waits in its queue, and holds.Config.MaxLifetime longer than all its attempts. A jobs.Options.Hold without a TTL
-// lasts until the job ends, however long that is.
+// A job without an open hold is cancelled, since its cost could not be charged. So the hold's TTL must be longer than a job waits in its
+// queue, and holds.Config.MaxLifetime longer than all its attempts. A jobs.Options.Hold without a TTL lasts until the job ends.
 //
 // Locks: those of Cost.Write and the job's row, then the hold's scopes, until COMMIT.
 func NewWorker[T river.JobArgs](pool *pgxpool.Pool, book *holds.Book, work Work[T], opts Options) river.Worker[T] {
