@@ -1,5 +1,5 @@
-// Package replica reads commits of a primary from a physical replica, and never an older state. A write notes the end
-// of the log, and a read waits until the replica has come so far.
+// Package replica reads a primary's commits from a physical replica, never an older state: a write notes the end of the log, and a read
+// waits until the replica has come so far.
 package replica
 
 import (
@@ -18,8 +18,8 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// LSN is a position in the write-ahead log of a primary: later commits have greater ones. As text it is a pg_lsn,
-// such as "16/B374D848". After a failover it says nothing about the new primary.
+// LSN is a position in a primary's write-ahead log: later commits have greater ones. As text it is a pg_lsn, such as "16/B374D848". It
+// means nothing to the new primary after a failover.
 type LSN uint64
 
 func ParseLSN(text string) (LSN, error) {
@@ -41,9 +41,8 @@ func (l *LSN) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// CommitLSN returns an LSN behind all commits on the primary so far. Call it after a commit, on the same server. It
-// costs a round trip, which metered.Command.LSN saves. db is a pool or a connection of the primary, not a pgx.Tx,
-// whose own commit is yet to come.
+// CommitLSN returns an LSN behind all commits on the primary so far. Call it after a commit, with a pool or connection of the primary, not
+// a pgx.Tx. metered.Command.LSN saves the round trip.
 func CommitLSN(ctx context.Context, db querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
 		return 0, err
@@ -57,8 +56,8 @@ func CommitLSN(ctx context.Context, db querier) (LSN, error) {
 const readSQL = `
 select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()::text else (` + ledger.EndSQL + `) end`
 
-// ReadLSN returns an LSN behind all earlier reads from db, such as a recorded operation, for ReadAt on another server: the end of the log
-// now. db may be a replica, or a transaction, whose own writes are not covered.
+// ReadLSN returns an LSN behind all earlier reads from db, for ReadAt on another server. db may be a replica, or a transaction, whose own
+// writes are not covered.
 func ReadLSN(ctx context.Context, db querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
 		return 0, err
@@ -81,10 +80,10 @@ type querier interface {
 
 // Reads that a replica could not answer.
 var (
-	// the replica stayed behind, or did not answer: a *StaleError, and context.DeadlineExceeded too
+	// the replica stayed behind, or did not answer: a *StaleError, also context.DeadlineExceeded
 	ErrStale error = errStale
 
-	// the position is ahead of a primary: it came from another cluster, or a failover lost its commits
+	// a position ahead of a primary, from another cluster or lost by a failover
 	ErrAhead error = fault.New("position_unknown", "replica: the position is not one of this server")
 
 	errStale = fault.New("stale_read", "replica: the replica is behind the position that was asked for")
@@ -112,9 +111,9 @@ func (e *StaleError) Error() string {
 
 func (e *StaleError) Unwrap() error { return errStale }
 
-// The zero Options works.
+// Zero works.
 type Options struct {
-	Timeout time.Duration // bounds the wait for a replica that is behind, 1ms to 1h, as ctx's deadline does. Defaults to 5s
+	Timeout time.Duration // bounds the wait, 1ms to 1h, as ctx's deadline does. Defaults to 5s
 }
 
 const defaultTimeout = 5 * time.Second
@@ -124,12 +123,11 @@ const (
 	answerTimeout    = time.Second // for the replica, beyond the timeout
 )
 
-// ReadAt calls fn with a connection of the replica, once every commit before lsn is visible there. fn may run any
-// reads (Usage, Get, Lookup). Its error is returned unchanged.
+// ReadAt calls fn with a connection of the replica, once every commit before lsn is visible there. fn may make any reads (Usage, Get,
+// Lookup). Its error is returned unchanged.
 //
-// No transaction is open during the wait. The replica must use physical replication, without a pooler that spreads
-// statements over servers. The primary works too, without a wait. If an idle primary has open transactions, the wait
-// can take some 15 seconds. Errors before fn is called: *metered.ArgumentError, *StaleError (ask the primary), and
+// There must be no pooler that spreads statements over servers. The primary works too, without a wait. If an idle primary has open
+// transactions, the wait can take some 15 seconds. Errors before fn is called: *metered.ArgumentError, *StaleError (ask the primary), and
 // ErrAhead.
 func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options, fn func(context.Context, *pgx.Conn) error) error {
 	if opts.Timeout == 0 {
