@@ -1,16 +1,15 @@
 // Package sqlmetered runs metered commands, and the pieces, inside a *sql.Tx of pgx's stdlib driver, best of
-// stdlib.OpenDBFromPool with the Client's pool. Your own writes by the *sql.Tx and the command commit together, or
-// neither does.
+// stdlib.OpenDBFromPool with the Client's pool. Your writes by the *sql.Tx and the command commit together, or neither
+// does.
 //
-// Most programs want DoTx and Commit. InTx is for budget, holds, tokens and jobs alone. Beside the rules of
-// metered.DoTx:
+// Most programs want DoTx and Commit. InTx is for the pieces alone. Beside the rules of metered.DoTx:
 //
-//   - A function uses only the transaction that it is given. A call of the *sql.Tx in it never returns. Calls of
-//     other goroutines, and the rollback when BeginTx's context is done, wait for the function.
-//   - In a repetition the command is a replay (Outcome.Replayed), but your writes through the *sql.Tx are repeated:
-//     roll back then, or make them in the function.
+//   - A function uses only its own transaction: a call of the *sql.Tx in it never returns. Calls of other goroutines,
+//     and the rollback when BeginTx's context is done, wait for it.
+//   - In a replay (Outcome.Replayed) your writes through the *sql.Tx are repeated: roll back then, or make them in the
+//     function.
 //   - Large objects cannot be used. A *sql.Tx of another driver (lib/pq) is a *metered.ArgumentError. A driver that
-//     wraps pgx's has to pass arguments on unchanged.
+//     wraps pgx's must pass arguments on unchanged.
 package sqlmetered
 
 import (
@@ -36,8 +35,7 @@ func notPgx() error {
 	return fault.Invalid(errArgument, "tx", "is not a transaction of pgx's stdlib driver")
 }
 
-// DoTx is metered.DoTx inside tx. If the command is refused or fails, tx is as before, and usable. Errors: those of
-// metered.DoTx and InTx.
+// DoTx is metered.DoTx inside tx. Errors: those of metered.DoTx and InTx.
 func DoTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx, cmd metered.Command, fn metered.Func[R]) (metered.Outcome[R], error) {
 	var out metered.Outcome[R]
 	var done error
@@ -55,9 +53,9 @@ func DoTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx, cmd metered
 // transaction (metered.ErrTxControl). InTx sets no savepoint: after an error the rollback of tx undoes fn's writes. A
 // panic in fn leaves tx open.
 //
-// Errors before fn is called: *metered.ArgumentError, sql.ErrTxDone, an error of ctx. After it: those of fn, and
-// metered.ErrTxFailed if fn returns nil though a statement failed or rows are open. It costs no round trip, but one
-// if the connection has a pgx tracer.
+// Errors before fn is called: *metered.ArgumentError, sql.ErrTxDone, ctx's. After it: those of fn, and
+// metered.ErrTxFailed if fn returns nil though a statement failed or rows are open. It costs a round trip only if the
+// connection has a pgx tracer.
 func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(fault.NotNil(errArgument, "tx", tx), fault.NotNil(errArgument, "fn", fn)); err != nil {
 		return err
@@ -77,11 +75,11 @@ func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.T
 
 // Commit commits tx. On metered.ErrCommitUnknown the answer was lost, or BeginTx's context ended before it came: run
 // the transaction again with the same command, which is a replay if it was committed. On sql.ErrTxDone tx had ended
-// before, with either outcome. Any other error means not committed: metered.ErrTxFailed after a failed statement, the
-// context's error, or an error of Postgres (metered.Retryable).
+// before, either way. Any other error means not committed: metered.ErrTxFailed after a failed statement, the context's
+// error, or an error of Postgres (metered.Retryable).
 //
-// The context of a request ends when its client leaves. Begin with context.WithoutCancel(r.Context()), and a timeout,
-// to learn the outcome.
+// A request's context ends when its client leaves. Begin with context.WithoutCancel(r.Context()), and a timeout, to
+// learn the outcome.
 func Commit(tx *sql.Tx) error {
 	if err := fault.NotNil(errArgument, "tx", tx); err != nil {
 		return err
