@@ -20,10 +20,9 @@ type Parts struct {
 	Wallets *wallet.Book   // likewise of lots
 }
 
-// Policy says how long rows are kept. Zero keeps entries, operations and job keys for ever: too short an age is
-// dangerous there.
+// Policy says how long rows are kept. Zero keeps entries, operations and job keys for ever.
 type Policy struct {
-	Entries    time.Duration // the longest Limit.Reach or more, and until nobody refunds or invoices
+	Entries    time.Duration // at least every Limit.Reach, and until nobody refunds or invoices
 	Operations time.Duration // longer than clients repeat calls
 	JobKeys    time.Duration // longer than callers retry or schedule ahead
 	Holds      time.Duration // since they ended. Defaults to 30 days

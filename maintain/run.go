@@ -21,14 +21,14 @@ import (
 // Report has the steps of a run.
 type Report struct {
 	Steps []Step `json:"steps"`           // all nine, in their order
-	After string `json:"after,omitempty"` // the last scope that the purge of entries did, "" if it did all
+	After string `json:"after,omitempty"` // the last scope that the purge of entries did, "" after all
 }
 
 // Step is one sweep or purge.
 type Step struct {
 	Name string `json:"name"` // as in "sweep holds"
 	Done int64  `json:"done"` // rows that it ended or deleted
-	// rows that wait for the next run, by reason: "locked", "subscriber" (failed), "held" (children with holds)
+	// rows left for the next run, by reason: "locked", "subscriber" (failed), "held" (children with holds)
 	Left map[string]int64 `json:"left,omitempty"`
 	Off  string           `json:"off,omitempty"` // why it did not run
 	Err  error            `json:"-"`             // why it failed
@@ -37,8 +37,8 @@ type Step struct {
 // Run sweeps holds, leases with carved children, and lots. Then it purges holds, leases, tokens, operations, job keys
 // and entries.
 //
-// A step that fails stops no other: Run joins the errors, which name their steps. Finished batches stay done when ctx
-// ends, and the next run does the rest. Any number may run at once.
+// A step that fails stops no other: Run joins the errors, which name their steps. When ctx ends, finished batches stay,
+// and the next run does the rest. Any number may run at once.
 func Run(ctx context.Context, pool *pgxpool.Pool, parts Parts, policy Policy) (Report, error) {
 	if err := fault.NotNil(errArgument, "pool", pool); err != nil {
 		return Report{}, err

@@ -2,6 +2,4 @@
 //
 //	river.AddWorker(workers, maintainjobs.NewWorker(pool, parts, policy))
 //	config.PeriodicJobs = append(config.PeriodicJobs, maintainjobs.PeriodicJobs(time.Minute, 24*time.Hour)...)
-//
-// River's leader enqueues a job each time, whatever the number of processes.
 package maintainjobs

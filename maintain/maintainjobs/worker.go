@@ -14,14 +14,14 @@ import (
 
 // Args are the args of a job: sweeps or purges.
 type Args struct {
-	Purge bool `json:"purge"` // runs the purges. Otherwise the job runs the sweeps
+	Purge bool `json:"purge"` // runs the purges, else the sweeps
 }
 
 func (Args) Kind() string { return "metered_maintain" }
 
-// PeriodicJobs are the sweeps, which run each minute if sweep is 0, and the purges, which run each 24 hours if purge is
-// 0. A negative time leaves them out. Both also run when River starts. A sweep that fails is not tried again, since the
-// next one is soon. A purge is tried three times.
+// PeriodicJobs are the sweeps, by default each minute, and the purges, by default each 24 hours. A negative time leaves
+// them out. River's leader enqueues each one once, also when River starts. A sweep that fails is not tried again, and a
+// purge is tried three times.
 func PeriodicJobs(sweep, purge time.Duration) []*river.PeriodicJob {
 	var all []*river.PeriodicJob
 	add := func(every time.Duration, args Args, attempts int) {
@@ -36,9 +36,8 @@ func PeriodicJobs(sweep, purge time.Duration) []*river.PeriodicJob {
 	return all
 }
 
-// NewWorker returns the worker of Args. Its policy's NoSweeps leaves the job of the sweeps without work, and NoPurges
-// that of the purges. The job has no timeout. Its output is the maintain.Report, which a job that River stopped, or that
-// failed, goes on from.
+// NewWorker returns the worker of Args. NoSweeps and NoPurges of the policy leave their job without work. The job has
+// no timeout. Its output is the maintain.Report, from which a job that was stopped or failed goes on.
 func NewWorker(pool *pgxpool.Pool, parts maintain.Parts, policy maintain.Policy) river.Worker[Args] {
 	return &worker{pool: pool, parts: parts, policy: policy}
 }
