@@ -54,7 +54,7 @@ type Command struct {
 	Holds  []holds.Request
 	Claims []holds.Claim
 	// are charged in a transaction of their own before the command, once per call of Do that is no replay, and stay when it fails: for limits
-	// on attempts. A refusal is ErrTooManyAttempts. To count failures alone, let the function refund Tx.Sticky
+	// on attempts. A refusal is ErrTooManyAttempts. To count failures alone, refund Tx.Sticky
 	Sticky    []budget.Charge
 	Token     *Redeem        // is spent, unless the command is a replay
 	Isolation pgx.TxIsoLevel // defaults to READ COMMITTED, the fastest on a hot scope

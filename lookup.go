@@ -35,8 +35,8 @@ type Operation struct {
 	At       time.Time       `json:"at"`                 // of completion
 	IssuedAt time.Time       `json:"issued_at,omitzero"` // zero if the id had no time
 	Refusal  error           `json:"-"`                  // nil if it committed
-	Code     string          `json:"code,omitempty"`     // of Refusal
-	Jobs     []int64         `json:"jobs,omitempty"`     // the first 1,000 of Tx.Enqueue
+	Code     string          `json:"code,omitempty"`
+	Jobs     []int64         `json:"jobs,omitempty"` // the first 1,000 of Tx.Enqueue
 }
 
 const lookupSQL = `
@@ -124,9 +124,9 @@ const purgeableSQL = `
 select count(*) from metered.operations o, (select metered.clock() - $1::interval as at) cutoff
 where o.at < cutoff.at and coalesce(o.issued_at, o.at) < cutoff.at`
 
-// PurgeOperations deletes records issued and completed longer ago than OlderThan, in batches, and returns how many. Then an id with a time
-// at or before the latest deleted one is ErrRetired, and one without a time looks new. Calls wait for each other, up to Config.LockTimeout
-// (ErrBusy). It needs GrantMaintenanceSQL.
+// PurgeOperations deletes records issued and completed longer ago than OlderThan, in batches. Then an id with a time at or before the
+// latest deleted one is ErrRetired, and one without a time looks new. Calls wait for each other, up to Config.LockTimeout (ErrBusy). It
+// needs GrantMaintenanceSQL.
 func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(c.made(), notNil("pool", pool)); err != nil {
 		return 0, err
@@ -223,7 +223,7 @@ func (r *refusal) err() error {
 //
 // Both sessions renew the hold, and one ends it. Then the other's Settle has the recorded Outcome, or with other amounts ErrConflict, its
 // Cancel is a *LostError, and its context ends at its next renewal. An operation on record is a Finished session. Without an open session,
-// *LostError: Open begins anew.
+// *LostError.
 func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], error) {
 	if err := c.made(); err != nil {
 		return nil, err

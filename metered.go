@@ -1,5 +1,5 @@
-// Package metered runs metered commands on Postgres: a command charges budgets, spends a one-time grant, does the caller's own writes and
-// enqueues jobs, and all of it commits or none of it does.
+// Package metered runs metered commands on Postgres: a command charges budgets, spends a one-time grant, makes the caller's writes and
+// enqueues jobs, and all of it commits or none.
 //
 //	out, err := metered.Do(ctx, client, metered.Command{
 //	    ID:      requestID,
@@ -100,9 +100,9 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 // DoTx is Do inside the caller's transaction, behind a savepoint: if the command is refused or fails, tx is as before, and usable. It takes
 // effect with the caller's commit, and so does its record.
 //
-// The scopes stay locked until tx ends: make it the last thing. A second command in tx, or one after a charge, can deadlock (40P01).
-// Nothing is retried, and no timeout is set: see Client.RunTx. Sticky, Isolation, EarlyRelease, RecordRefusal and LSN are refused. After a
-// replay or ErrConflict the caller's commit waits until that record is durable.
+// The scopes stay locked until tx ends: make it the last thing. A second command in tx, or one after a charge, can deadlock (SQLSTATE
+// 40P01). Nothing is retried, and no timeout is set: see Client.RunTx. Sticky, Isolation, EarlyRelease, RecordRefusal and LSN are refused.
+// After a replay or ErrConflict the caller's commit waits until that record is durable.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := cmp.Or(c.made(), notNil("tx", tx)); err != nil {
 		return Outcome[R]{}, err
@@ -186,7 +186,7 @@ func encoded[R any](fn Func[R], result *R) work {
 	}
 }
 
-// The zero Config works.
+// Zero works.
 type Config struct {
 	Schema         string                // as Migrate created it. Defaults to "metered"
 	River          *river.Client[pgx.Tx] // for Tx.Enqueue. Keys need jobs.Plugin() in it
@@ -198,18 +198,18 @@ type Config struct {
 	RequireActor   bool
 	NoStandings    bool
 	EarlyLook      bool          // sets Command.EarlyLook
-	MaxFuture      time.Duration // how far the time of an id or an event may be ahead of the clock, up to 24h. Defaults to 5m
+	MaxFuture      time.Duration // as in budget.Config, also for the times of ids
 	MaxLateness    time.Duration // as in budget.Config
 	MaxAttempts    int           // of a command that fails with 40001 or 40P01, 1 to 100. Defaults to 10
 	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h. Defaults to 30s
-	Holds          holds.Config  // of Client.Holds. Subscribers cost a round trip while the locks are held
+	Holds          holds.Config  // of Client.Holds. Subscribers cost a round trip under the locks
 	// sends the jobs of committed commands to Client.Listen, and those of Client.Jobs at a round trip a call. Any role that may connect can
 	// listen
 	NotifyJobs        bool
 	NotifyChargesFrom int64                                                         // likewise, charges of so many units and more. 0 is none
 	Leases            *leases.Pool                                                  // spends charges, except sticky ones, of its Rules' scopes, without their locks and Standings
 	OnThreshold       func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error // as in budget.Config. A command that crosses one runs again, once
-	Observer          observe.Observer                                              // of the Client and its pieces, but for Leases
+	Observer          observe.Observer                                              // of the Client and its pieces, except Leases
 	OnRefusal         func(context.Context, Refusal)                                // in Do's goroutine, after the rollback: for audit records
 }
 
@@ -221,7 +221,7 @@ type Refusal struct {
 	Replayed bool    // it was on record
 }
 
-// Client runs commands on a pool. It is safe for concurrent use. Its first call checks the schema: ErrNotMigrated, ErrSchemaVersion.
+// Client runs commands on a pool. It is safe for concurrent use. Its first call may be ErrNotMigrated or ErrSchemaVersion.
 type Client struct {
 	Budget *budget.Ledger
 	Holds  *holds.Book
@@ -335,8 +335,7 @@ func orDefault(d, def time.Duration) time.Duration {
 	return d
 }
 
-// Secret derives the secret of a token that the operation mints from Config.SecretKey. A replay derives it again, since it is stored
-// nowhere.
+// Secret derives the secret of a token that the operation mints from Config.SecretKey. A replay derives it again.
 func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error) {
 	if err := c.made(); err != nil {
 		return tokens.Secret{}, err

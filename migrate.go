@@ -22,15 +22,15 @@ const SchemaVersion = schema.Version
 // Zero works.
 type MigrateOptions struct {
 	Schema       string                                 // defaults to "metered"
-	DropPrevious bool                                   // drops functions and types that only the build before calls, once none of its processes runs
-	River        bool                                   // brings River's tables to the latest version of this build of River
+	DropPrevious bool                                   // drops functions and types that only the build before calls: once none of its processes runs
+	River        bool                                   // brings River's tables to the version of this build of River
 	RiverSchema  string                                 // defaults to the connection's search_path
-	OnWait       func(ctx context.Context, what string) // before each new attempt to get a lock
+	OnWait       func(ctx context.Context, what string) // before each further try to get a lock
 }
 
 // MigrateReport lists the changes of Migrate.
 type MigrateReport struct {
-	From, To int                // versions, From 0 without a schema, both SchemaVersion + 1 if it is newer
+	From, To int                // versions: From 0 without a schema, both SchemaVersion + 1 if it is newer
 	Repaired []SchemaDifference // in a schema of this version
 	Dropped  []string           // functions and types of earlier versions
 	Previous []string           // those that DropPrevious drops
@@ -88,7 +88,7 @@ func (r SchemaReport) Err() error {
 }
 
 // Validate compares the schema, by default "metered", with the one that this build needs: objects, owners, and functions that PUBLIC can
-// execute. SchemaReport.Err is the verdict. An error means that the schema could not be read.
+// execute. SchemaReport.Err is the verdict.
 func Validate(ctx context.Context, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }, schemaName string) (SchemaReport, error) {
@@ -132,7 +132,7 @@ func GrantSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Application)
 }
 
-// GrantMaintenanceSQL renders the grants of the Purge calls and budget.Ledger.RepairClock. A role may have both sets of grants.
+// GrantMaintenanceSQL renders the grants of the Purge calls and budget.Ledger.RepairClock. A role may have both sets.
 func GrantMaintenanceSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Maintenance)
 }

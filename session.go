@@ -300,9 +300,9 @@ func (s *Session[R]) Hold() holds.Hold {
 
 // Cost is a session's usage: All or Lines.
 type Cost struct {
-	Lines  []holds.Line // the used units, by scope. A line without Limits has those of the Reservation
+	Lines  []holds.Line // the used units. A line without Limits has those of the Reservation
 	All    bool         // all that is held
-	Over   holds.Over   // the rule for a Line beyond the held units. Defaults to holds.OverRefused
+	Over   holds.Over   // for a Line beyond the held units. Defaults to holds.OverRefused
 	Entity string       // as in holds.Capture
 	Note   budget.Note  // defaults to that of the Reservation
 }
@@ -453,8 +453,8 @@ func (s *session) release(ctx context.Context, reason string, until time.Time) (
 	return err
 }
 
-// Close ends the session's renewals and its context, and sends nothing. Defer it. Units not settled or cancelled are free when the hold
-// falls due.
+// Close ends the session's renewals and context, and sends nothing: defer it. Units not settled or cancelled are free when the hold falls
+// due.
 func (s *Session[R]) Close() { s.s.end(nil, sessionAbandoned) }
 
 // lost makes an error of a call about the session's hold a *LostError, if it says that the hold is not held.

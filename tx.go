@@ -295,7 +295,7 @@ type Notice struct {
 	Name    string          `json:"name,omitempty"`
 	Charges []budget.Charge `json:"charges,omitempty"`
 	Jobs    []jobs.Enqueued `json:"jobs,omitempty"`
-	Cut     bool            `json:"cut,omitempty"` // some did not fit: Client.Lookup has all charges
+	Cut     bool            `json:"cut,omitempty"` // some did not fit: see Client.Lookup
 }
 
 // Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, best effort, as holds.Book.Listen. For

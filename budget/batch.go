@@ -22,13 +22,12 @@ import (
 // Result is the answer to one of several charges or events.
 type Result struct {
 	Posted  Posted // if Err is nil
-	Err     error  // a refusal, or an error of this charge or event alone, such as ErrClock
+	Err     error  // a refusal, or an error of this one alone, such as ErrClock
 	Crossed []Crossing
 }
 
-// ChargeEach makes up to 1,000 charges in one round trip, each on its own and in their order: a refusal is in its Result, and stops no
-// other. Its own error aborts tx, except with thresholds, when it works in a savepoint. Each scope takes a lock of the server's table
-// (docs/scale.md).
+// ChargeEach makes up to 1,000 charges in one round trip (docs/scale.md), each on its own, in order: a refusal is in its Result, and stops
+// no other. Its own error aborts tx, except with thresholds, when it works in a savepoint.
 func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("charges", len(charges))); err != nil {
 		return nil, err

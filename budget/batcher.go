@@ -15,15 +15,15 @@ import (
 	"github.com/pgmetered/metered/internal/pause"
 )
 
-// The zero BatcherConfig works.
+// Zero works.
 type BatcherConfig struct {
 	MaxBatch int           // charges in one transaction, 1 to 1,000. Defaults to 512
 	Lanes    int           // batches in flight, each on a connection, 1 to 64. Defaults to 2
 	Timeout  time.Duration // of a batch with its attempts, 100ms to 1h. Defaults to 30s
 }
 
-// Batcher commits charges together that arrive while the last batch commits. A lone charge does not wait, and a locked scope delays no
-// other. Charges of a scope are judged as they arrive, as by Ledger.ChargeEach.
+// Batcher commits charges together that arrive during the last commit. A lone charge does not wait, and a locked scope delays no other.
+// Charges of a scope are judged as they arrive, as by Ledger.ChargeEach.
 type Batcher struct {
 	ledger *Ledger
 	pool   *pgxpool.Pool
@@ -57,8 +57,8 @@ func NewBatcher(pool *pgxpool.Pool, l *Ledger, cfg BatcherConfig) (*Batcher, err
 	return b, nil
 }
 
-// Charge returns when the charge is committed. After ErrCommitUnknown it may be: ctx ended while its batch was under way. After any other
-// error it was not made.
+// Charge returns when the charge is committed. After ErrCommitUnknown it may be, as when ctx ends while its batch is under way. After other
+// errors it is not made.
 func (b *Batcher) Charge(ctx context.Context, charge Charge) (Posted, error) {
 	if err := b.made(); err != nil {
 		return Posted{}, err
@@ -82,7 +82,7 @@ func (b *Batcher) Ingest(ctx context.Context, event Event) (Posted, error) {
 	return b.submit(ctx, a)
 }
 
-// Close refuses new charges (ErrClosed). Until ctx ends it waits for earlier ones, which are committed in any case.
+// Close refuses new charges (ErrClosed), and waits until ctx ends for earlier ones, which are committed anyway.
 func (b *Batcher) Close(ctx context.Context) error {
 	if err := b.made(); err != nil {
 		return err

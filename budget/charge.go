@@ -13,9 +13,9 @@ import (
 type Charge struct {
 	Scope       string  `json:"scope"`            // 1 to 255 bytes of UTF-8
 	Amount      int64   `json:"amount"`           // units, 1 to 2^53
-	Limits      []Limit `json:"limits,omitempty"` // up to 16. Without any, the charge is only recorded
+	Limits      []Limit `json:"limits,omitempty"` // up to 16. Without any, it is only recorded
 	Note        Note    `json:"note,omitzero"`
-	MustExist   bool    `json:"must_exist,omitempty"`   // refuses a scope that was not created or is retired
+	MustExist   bool    `json:"must_exist,omitempty"`   // refuses a scope not created, or retired
 	NoStandings bool    `json:"no_standings,omitempty"` // leaves Posted.Standings out, which is faster
 }
 

@@ -37,10 +37,10 @@ type Entry struct {
 	OperationTenant string    `json:"operation_tenant,omitempty"`
 	Operation       string    `json:"operation,omitempty"` // the command or event that wrote it
 	Note            Note      `json:"note,omitzero"`
-	OccurredAt      time.Time `json:"occurred_at,omitzero"` // of the event
+	OccurredAt      time.Time `json:"occurred_at,omitzero"`
 }
 
-// The zero EntriesOptions selects all, oldest first.
+// Zero selects all, oldest first.
 type EntriesOptions struct {
 	NewestFirst bool
 	After       int64     // skips entries up to this number

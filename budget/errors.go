@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Errors of calls. The first five leave the transaction usable, and the others abort it.
+// The first five leave the transaction usable, the others abort it.
 var (
 	ErrArgument      error = errArgument     // an *ArgumentError
 	ErrExceeded      error = errExceeded     // an *ExceededError

@@ -15,7 +15,7 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// Event is a charge that counts once, however often it arrives, as from a queue.
+// Event is a charge that counts once, however often it arrives.
 type Event struct {
 	Charge
 	ID         string    // 1 to 255 bytes, shared with the commands of the Tenant. A UUIDv7 carries its time
@@ -28,8 +28,8 @@ const maxIDBytes = 255
 // Ingest is ChargeEach for up to 1,000 events, and records their ids. A recorded event is not counted again: its answer is the first entry,
 // with Posted.Replayed, or ErrConflict if scope, amount or OccurredAt differ. A refused event is not recorded.
 //
-// After metered.Client.PurgeOperations an event whose time (of a UUIDv7, or else OccurredAt) is not after the last deleted record is
-// ErrRetired, and one without a time is new. The ids are locked before the scopes.
+// After metered.Client.PurgeOperations an event whose time (a UUIDv7's, or OccurredAt) is not after the last deleted record is ErrRetired,
+// and one without a time is new. The ids are locked before the scopes.
 func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...Event) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("events", len(events))); err != nil {
 		return nil, err

@@ -15,16 +15,16 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// The zero Config works.
+// Zero works.
 type Config struct {
 	Schema         string        // as metered.Migrate created it. Defaults to "metered"
-	LockTimeout    time.Duration // of a write, 1ms to 1h: then ErrBusy. Defaults to 5s
+	LockTimeout    time.Duration // of a write's locks, 1ms to 1h: then ErrBusy. Defaults to 5s
 	ClockTolerance time.Duration // how far a last entry may be ahead of the clock before ErrClock, 1µs to 24h. Defaults to 1m
 	MustExist      bool          // for every charge, credit, hold and claim
 	NoStandings    bool          // for every charge
 	RequireActor   bool          // refuses writes whose Note has no Actor
 	MaxLateness    time.Duration // the oldest age of an event, 1s to 10 years: then ErrLate. Defaults to 35 days
-	MaxFuture      time.Duration // how far an event's time may be ahead of the clock, 1µs to 24h. Defaults to 5m
+	MaxFuture      time.Duration // how far an event may be ahead of the clock, 1µs to 24h. Defaults to 5m
 	// receives crossed thresholds, also of Books and Pools on the Ledger. It may write in tx, and not end it. Its error takes the call back.
 	// Limits with thresholds need it
 	OnThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error

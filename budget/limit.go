@@ -34,7 +34,7 @@ type query struct {
 
 func PerWindow(max int64, window time.Duration) Limit { return Limit{Max: max, Window: window} }
 
-// Lifetime admits max units in all: a stock, seats. Credits raise it.
+// Lifetime admits max units in all. Credits raise it.
 func Lifetime(max int64) Limit { return Limit{Max: max, Lifetime: true} }
 
 // Prepaid admits credited units, and up to overdraft more. Over HTTP its refusal is a 402.

@@ -16,9 +16,9 @@ import (
 
 // PurgeOptions says which entries to delete.
 type PurgeOptions struct {
-	OlderThan time.Duration // the age of entries, 1µs to 36,525 days: at least every limit's Limit.Reach. Required
-	Scope     string        // restricts the purge to one scope
-	After     string        // PurgeReport.Last of a canceled purge, to go on
+	OlderThan time.Duration // 1µs to 36,525 days: at least every Limit.Reach. Required
+	Scope     string        // purges one scope
+	After     string        // PurgeReport.Last, to go on
 	Batch     int           // entries of one transaction, 16 to 100,000. Defaults to 5,000
 	// reports whether an idle scope may be deleted, and begin at Seq 1 again. Its limits must have no lifetimes and a Limit.Reach up to
 	// OlderThan, and no older charge be refunded. Scopes with credit, debt, holds or claims stay
@@ -32,7 +32,7 @@ type PurgeReport struct {
 	Scopes    int       `json:"scopes"`    // looked at
 	Entries   int64     `json:"entries"`   // deleted
 	Forgotten int       `json:"forgotten"` // scopes deleted whole
-	Busy      int       `json:"busy"`      // scopes whose lock another transaction had
+	Busy      int       `json:"busy"`      // scopes locked by others
 	Last      string    `json:"last,omitempty"`
 	KeptSince time.Time `json:"kept_since,omitzero"` // windows and periods from then on are exact
 }
@@ -65,9 +65,9 @@ with recursive s as (
 )
 select scope from s where scope is not null limit $2`
 
-// Purge deletes entries older than OlderThan, but for entry 1 of each scope, up to 16 older ones and all sums: limits that reach back to
-// OlderThan stay exact, and others are ErrWindowPurged. A refund of a deleted charge is ErrEntryPurged. Each transaction locks one scope,
-// and stays if a later one fails. It needs metered.GrantMaintenanceSQL.
+// Purge deletes entries older than OlderThan, but for up to 17 of each scope: limits that reach back to OlderThan stay exact, and others
+// are ErrWindowPurged. A refund of a deleted charge is ErrEntryPurged. Each transaction locks one scope, and stays if a later one fails. It
+// needs metered.GrantMaintenanceSQL.
 func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (PurgeReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return PurgeReport{}, err

@@ -20,7 +20,7 @@ type Resource struct {
 	CreatedAt time.Time `json:"created_at"`
 	RetiredAt time.Time `json:"retired_at,omitzero"`
 	Changed   bool      `json:"changed,omitempty"` // by the call
-	Held      int64     `json:"held,omitempty"`    // of open holds, in the answers of Retire and Restore
+	Held      int64     `json:"held,omitempty"`    // of open holds, by Retire and Restore
 }
 
 // Times are in microseconds: as text they would be in the session's DateStyle.
@@ -39,8 +39,8 @@ func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Res
 const retireSQL = resourceSQL + `coalesce(changed, false), coalesce(held, -1)
 from metered.retire_scopes($1::text[], $3::bool, $2::int)`
 
-// Retire locks up to 64 created scopes (else *ScopeError): once tx has committed, calls with MustExist are refused. Entries and open holds
-// stay: roll back if Resource.Held forbids it. Leases end: any process may settle them.
+// Retire locks up to 64 created scopes (else *ScopeError): after the commit, calls with MustExist are refused. Entries and open holds stay:
+// roll back if Resource.Held forbids it. Leases end: any process may settle them.
 func (l *Ledger) Retire(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "retire", scopes)
 }
@@ -85,7 +85,7 @@ func (l *Ledger) declare(ctx context.Context, tx pgx.Tx, doing string, scopes []
 	return all, nil
 }
 
-// The zero ResourceFilter selects all scopes.
+// Zero selects all scopes.
 type ResourceFilter struct {
 	Prefix string // of the scopes: Scopes.Prefix makes one
 	After  string // skips the scopes up to this one
@@ -95,7 +95,7 @@ type ResourceFilter struct {
 const resourcesSQL = resourceSQL + `false, 0
 from metered.resources where scope >= $1::text and scope > $2::text order by scope limit $3`
 
-// Resources returns created and retired scopes, in the order of bytes.
+// Resources returns created and retired scopes, in order of bytes.
 func (l *Ledger) Resources(ctx context.Context, db Querier, f ResourceFilter) ([]Resource, error) {
 	if err := cmp.Or(l.made(), notNil("db", db), checkText("ResourceFilter.Prefix", f.Prefix, bounds.MaxScopeBytes),
 		checkText("ResourceFilter.After", f.After, bounds.MaxScopeBytes)); err != nil {

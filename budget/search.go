@@ -35,7 +35,7 @@ select ` + entryColumns + `, matched, more
 from (select (f.entry).*, f.matched, f.more from metered.search_entries($1::text, $2::bigint, $3::bigint, $4::bool, $5::int, $6::int,
     row($7::text, $8::text, $9::text::jsonb), $10::text) f) x`
 
-// SearchEntries scans up to Look entries of a scope for those that match, without an index: From and To leave fewer.
+// SearchEntries scans up to Look entries of a scope, without an index: From and To leave fewer.
 func (l *Ledger) SearchEntries(ctx context.Context, db Querier, scope string, search EntrySearch) (found EntriesFound, err error) {
 	if err := search.check(); err != nil {
 		return EntriesFound{}, err

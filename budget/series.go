@@ -32,8 +32,7 @@ select seq, spent, refunded, credited, refunded_after, unsettled, (extract(epoch
 from metered.usage_at($1::text, $2::timestamptz[])`
 
 // UsageBetween returns the use of a scope from a time (zero: the beginning) until before another, to the microsecond. A purged range is a
-// *PurgedError, and leaves the transaction usable. To miss no charge of the range that is yet to commit, call Lock first in tx, at READ
-// COMMITTED.
+// *PurgedError, and leaves the transaction usable. To miss no charge that is yet to commit, call Lock first in tx, at READ COMMITTED.
 func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, from, to time.Time) (RangeUsage, error) {
 	from, to, err := l.checkRange(db, scope, from, to)
 	if err != nil {

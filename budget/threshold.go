@@ -24,7 +24,7 @@ import (
 // commits: once in a period, and else once until use has gone back by Rearm (docs/thresholds.md).
 type Threshold struct {
 	Name    string `json:"name"`              // 1 to 64 bytes, unique in the limits of a scope
-	Percent int64  `json:"percent,omitempty"` // of Max used, 1 to 1,000, not for Prepaid. Without this and the next two the level is 0 left
+	Percent int64  `json:"percent,omitempty"` // of Max used, 1 to 1,000, not for Prepaid. Without this, Used and Left the level is 0 left
 	Used    int64  `json:"used,omitempty"`    // units, 1 to 2^62
 	Left    int64  `json:"left,omitempty"`    // units, 1 to 2^62
 	Spent   bool   `json:"spent,omitempty"`   // held units count as available: a capture reports, not the hold

@@ -34,7 +34,7 @@ type Usage struct {
 	PeriodEnd   time.Time     `json:"period_end,omitzero"`
 }
 
-// Available is the most that a limit of max units still admits. In a lifetime, Available(0) is the prepaid credit left.
+// Available is the most that a limit of max still admits. In a lifetime, Available(0) is the prepaid credit left.
 func (u Usage) Available(max int64) int64 { return available(max, u.Used, u.Held+u.Leased) }
 
 const usageSQL = `

@@ -12,7 +12,7 @@ import (
 
 // Zero checks all scopes.
 type VerifyOptions struct {
-	Scope          string             // restricts the check to one scope
+	Scope          string             // checks one scope
 	After          string             // VerifyReport.Last, to go on
 	MaxDifferences int                // ends the check. Defaults to 1,000
 	Progress       func(VerifyReport) // for each scope and each 10,000 entries
@@ -111,8 +111,8 @@ order by l.no`
 // beginVerifySQL keeps operators and functions that somebody has created out of a report.
 const beginVerifySQL = `begin isolation level repeatable read, read only; set local search_path = pg_catalog, pg_temp`
 
-// Verify recomputes entries, sums of refunds, and units of holds, leases and lots (docs/operations.md), each scope in one snapshot. A
-// difference is no error. If ctx ends, it returns its findings with the error.
+// Verify recomputes entries, refunds, holds, leases and lots (docs/operations.md), each scope in one snapshot. A difference is no error. If
+// ctx ends, it returns its findings with the error.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return VerifyReport{}, err

@@ -16,7 +16,7 @@ type Trial struct {
 	Limit     Limit     `json:"limit"`
 	Used      int64     `json:"used"`                // the most that counted at a time
 	Available int64     `json:"available"`           // the least that was left
-	RefusedAt time.Time `json:"refused_at,omitzero"` // of the first charge that it would have refused, or zero
+	RefusedAt time.Time `json:"refused_at,omitzero"` // of the first charge that it would have refused
 }
 
 // WhatIf tries a limit by window or period on the history of scopes, from a time until before another (docs/plans.md). Units count as in a

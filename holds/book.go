@@ -17,7 +17,7 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// The zero Config works.
+// Zero works.
 type Config struct {
 	MinTTL, MaxTTL time.Duration // bound Request.TTL, from 1ms to MaxLifetime. Default to 1s and 1h
 	// MaxLifetime bounds the time from placement to deadline, up to 10 years. Defaults to 24h, or a longer MaxTTL.
@@ -26,8 +26,8 @@ type Config struct {
 	// RequireHolder refuses to place, capture, release, extend or return without a Holder.
 	RequireHolder bool
 	RequireActor  bool // refuses writes whose Note has no Actor. Defaults to the ledger's setting
-	// Subscribers get every transition of this Book's calls, in order. If one returns an error, panics or outlives ctx,
-	// the transition is taken back and the call fails.
+	// Subscribers get every transition of this Book's calls, in order. An error, a panic or the end of ctx takes the
+	// transition back, and the call fails.
 	Subscribers []Subscriber
 	// Notify sends every committed transition to Listen. Such commits pass the server one by one (docs/operations.md).
 	Notify bool

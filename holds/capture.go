@@ -28,7 +28,7 @@ const (
 // policies are the policies as the function capture_holds in schema.sql knows them.
 var policies = map[Over]string{OverRefused: "refuse", OverIfFits: "fit", OverUpTo: "upto", OverAllowed: "allow"}
 
-// Capture names holds, and their used units.
+// Capture names holds and their used units.
 type Capture struct {
 	Tenant string
 	IDs    []string

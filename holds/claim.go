@@ -132,8 +132,7 @@ select (select metered.hold_json(h.no, c.now) from metered.holds h
 from (select metered.clock() as now) c, pg_catalog.unnest($1::text[]) with ordinality k(scope, n)
 order by k.n`
 
-// Claimed returns the active claims of up to 10,000 keys of a tenant, from one snapshot. The answer may be out of date:
-// only Claim decides.
+// Claimed returns the active claims of up to 10,000 keys of a tenant, from one snapshot. Only Claim decides.
 func (b *Book) Claimed(ctx context.Context, db budget.Querier, tenant string, keys ...Key) (map[Key]Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err

@@ -65,7 +65,7 @@ func (e *unknownError) LogValue() slog.Value { return slog.StringValue(e.Error()
 
 func (e *unknownError) MarshalJSON() ([]byte, error) { return json.Marshal(e.Error()) }
 
-// IsOthers reports whether err is ErrUnknown for another holder's hold: for logs alone.
+// IsOthers reports whether err is ErrUnknown for another holder's hold: for logs.
 func IsOthers(err error) bool {
 	var e *unknownError
 	return errors.As(err, &e) && e.others()

@@ -33,7 +33,7 @@ var kinds = map[string]EventKind{
 	"r": EventReleased, "x": EventExpired, "b": EventReturned, "g": EventReturnedPart,
 }
 
-// Event is a transition. Its JSON is for reading: Rebuild needs the result of History.
+// Event is a transition. Rebuild needs the result of History, not its JSON.
 type Event struct {
 	Tenant          string          `json:"tenant,omitempty"`
 	ID              string          `json:"id"`

@@ -37,16 +37,16 @@ type Hold struct {
 	Now      time.Time       `json:"now"`               // the database's clock at the read
 	Lines    []HeldLine      `json:"lines"`
 	Claim    *Key            `json:"claim,omitempty"`
-	Entity   string          `json:"entity,omitempty"`   // Capture.Entity
-	Reason   string          `json:"reason,omitempty"`   // of the Note of its Release or Return
-	Metadata json.RawMessage `json:"metadata,omitempty"` // of the Request
-	Created  bool            `json:"created,omitempty"`  // by this call
-	Charges  []budget.Posted `json:"charges,omitempty"`  // of Request.Charges, if Created
+	Entity   string          `json:"entity,omitempty"`
+	Reason   string          `json:"reason,omitempty"` // of the Note of its Release or Return
+	Metadata json.RawMessage `json:"metadata,omitempty"`
+	Created  bool            `json:"created,omitempty"` // by this call
+	Charges  []budget.Posted `json:"charges,omitempty"` // of Request.Charges, if Created
 	// Crossed has the thresholds that this call crossed.
 	Crossed []budget.Crossing `json:"crossed,omitempty"`
 }
 
-// HeldLine has a hold's units of one scope.
+// HeldLine is a hold's units of a scope.
 type HeldLine struct {
 	Scope    string `json:"scope"`
 	Amount   int64  `json:"amount"`             // placed

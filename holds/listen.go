@@ -30,7 +30,7 @@ type Notice struct {
 	Cut      bool        `json:"cut,omitempty"` // Note or Lines did not fit: see History, Get
 }
 
-// The zero ListenOptions works.
+// Zero works.
 type ListenOptions struct {
 	// Idle bounds the silence of a connection, and then of the server's answer, 10ms to 1h. Defaults to 15s.
 	Idle    time.Duration
@@ -40,12 +40,12 @@ type ListenOptions struct {
 // Listen calls handle with every transition that a Book with Config.Notify commits, one at a time, in the order of
 // commit. It returns ctx's error or handle's.
 //
-// A notice is a hint, which every role that may connect can send: read the hold (Get) before you act. After each
-// connect, and where notices were lost (an unreadable one, a queue beyond 10,000 or 16 MiB), handle gets one with
-// Missed: read the holds that you need again. It may hear of a transition twice: compare the Version.
+// A notice is a hint, which any role that may connect can send: read the hold (Get) before you act. After each connect,
+// and where notices were lost, handle gets one with Missed: read the holds that you need again. It may hear of a
+// transition twice: compare the Version.
 //
 // Listen makes a connection of its own with pool's configuration, and again within 10s when it is lost. It must lead to
-// the primary, and not through a pooler in transaction mode, where Listen hears nothing and gets no error.
+// the primary, and not through a pooler in transaction mode, where it hears nothing.
 func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(b.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err

@@ -149,7 +149,7 @@ func (b *Book) tell(ctx context.Context, tx pgx.Tx, t Transition) error {
 
 var errSwallowed = errors.New("holds: a statement of the subscriber failed, and it returned no error")
 
-// SubscriberError is the error of a subscriber, which took a transition back.
+// SubscriberError is a subscriber's error, which took a transition back.
 type SubscriberError struct {
 	ID   string
 	Kind EventKind

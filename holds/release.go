@@ -106,7 +106,7 @@ type Extend struct {
 	Tenant string
 	IDs    []string
 	Holder string
-	By     time.Duration // to add to the deadline, 1µs to 10 years, in whole microseconds
+	By     time.Duration // how much longer, 1µs to 10 years, in whole microseconds
 	Note   budget.Note
 }
 

@@ -90,7 +90,7 @@ type SweepReport struct {
 	Skipped   int       `json:"skipped"` // locked by others: left for the next sweep
 	Failed    int       `json:"failed"`  // a subscriber failed: left for the next sweep
 	Batches   int       `json:"batches"`
-	ScannedAt time.Time `json:"scanned_at,omitzero"` // when the last batch looked for due holds
+	ScannedAt time.Time `json:"scanned_at,omitzero"` // of the last batch
 }
 
 // The clock is an argument so that it is read before the statement.

@@ -93,7 +93,7 @@ func logError(r *http.Request, err error) {
 
 type txKey struct{}
 
-// Tx returns the command's transaction in a handler below Idempotent, and nil elsewhere.
+// Tx returns the command's transaction below Idempotent, and nil elsewhere.
 func Tx(r *http.Request) *metered.Tx {
 	tx, _ := r.Context().Value(txKey{}).(*metered.Tx)
 	return tx

@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/leases"
 )
 
-// LimitConfig says which limits a request is charged against.
+// LimitConfig says how a request is charged.
 type LimitConfig struct {
 	// begins the scopes: budget.ScopeKey(Kind, "client", key), and (Kind, "all", "") for Shared. LimitLeased needs a Rule
 	// for the prefix Kind + "/". Required.
@@ -30,8 +30,8 @@ type LimitConfig struct {
 	OnError  func(*http.Request, error) // gets errors of answers of 500 and more, or that FailOpen let pass. Defaults to slog
 }
 
-// Limit returns a middleware that charges each request before its handler, in a transaction of its own, exactly, over
-// any number of processes. If one limit refuses, nothing is charged, and Policies.Write answers.
+// Limit returns a middleware that charges each request before its handler, in its own transaction, exactly, over any
+// number of processes. If one limit refuses, nothing is charged, and Policies.Write answers.
 //
 // Answers have RateLimit-Policy and RateLimit. With both Limits and Shared a request costs three round trips, else one.
 // Charges of Shared commit one after the other.

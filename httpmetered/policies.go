@@ -37,7 +37,7 @@ type PoliciesConfig struct {
 	Units  map[string]string // of Limits, by name, such as "content-bytes". Defaults to "requests"
 }
 
-// Policies are limits as clients see them, safe for concurrent use. Nil and zero are none.
+// Policies are limits as clients see them. Nil and zero are none. Safe for concurrent use.
 type Policies struct {
 	shown  []policy
 	shared []string // names

@@ -1,8 +1,8 @@
 // Package jobs enqueues River jobs in the caller's transaction, once per key.
 //
-// The first Enqueue of a (queue, key) makes the job. Every later one returns that job's id with Created false, whatever
-// has become of the job, until Purge removes the key. Without a key it is River's insert. Workers, queues, retries and
-// hooks stay River's. Reads take no lock.
+// The first Enqueue of a (queue, key) makes the job. Later ones return its id with Created false, whatever became of
+// it, until Purge removes the key. Without a key it is River's insert. Workers, queues, retries and hooks stay River's.
+// Reads take no lock.
 //
 // River's unique jobs forget jobs that have ended: use them for "no two of these at once", without a key.
 // docs/operations.md has the grants on River's tables.

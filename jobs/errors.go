@@ -10,11 +10,11 @@ import (
 var (
 	ErrArgument      error = errArgument                                                // an *ArgumentError. No SQL ran
 	ErrConflict      error = errConflict                                                // a *ConflictError
-	ErrBusy          error = fault.ErrBusy                                              // another transaction kept the key for Config.LockTimeout
-	ErrSerialization error = fault.ErrSerialization                                     // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
+	ErrBusy          error = fault.ErrBusy                                              // Config.LockTimeout has passed
+	ErrSerialization error = fault.ErrSerialization                                     // SQLSTATE 40001 or 40P01: see metered.Client.RunTx
 	ErrNotFound      error = fault.New("job_key_not_found", "jobs: key not found")      // the key was never used, or purged
 	ErrFull          error = errFull                                                    // a *FullError
-	ErrNotParked     error = fault.New("job_not_parked", "jobs: the job is not parked") // it was released, dropped or cancelled, or never parked
+	ErrNotParked     error = fault.New("job_not_parked", "jobs: the job is not parked") // or not any more
 	ErrPlugin        error = errPlugin                                                  // Plugin is missing, or a hook changed queue, id or metadata
 )
 
@@ -43,7 +43,7 @@ const (
 	differsArgs   = "args"
 )
 
-// ConflictError says that another job has the key. Its text says nothing of that job.
+// ConflictError says that another job has the key.
 type ConflictError struct {
 	Queue, Key string
 	JobID      int64  // of the first use

@@ -28,7 +28,7 @@ const (
 	maxLockTimeout     = time.Hour
 )
 
-// The zero Config works.
+// Zero works.
 type Config struct {
 	Schema string // as metered.Migrate made it. River's is the client's. Defaults to "metered"
 	// bounds the wait for transactions with the same keys, 1ms to 1h. A shorter lock_timeout, statement_timeout or deadline counts. Defaults

@@ -18,13 +18,13 @@ const (
 	metadataHold   = "metered:hold"
 )
 
-// Key returns the key of job, or "".
+// Key returns job's key, or "".
 func Key(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Key }
 
-// Tenant returns the tenant of job, or "".
+// Tenant returns job's tenant, or "".
 func Tenant(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Tenant }
 
-// HoldOf returns the id of job's hold, whose tenant is Tenant(job), or "" without Options.Hold. If that has no Lines, no hold has the id.
+// HoldOf returns the id of job's hold, of Tenant(job), or "" without Options.Hold. Without Lines there is no such hold.
 func HoldOf(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Hold }
 
 type ownMetadata struct {

@@ -36,7 +36,7 @@ type Item struct {
 // Result is the job of an Enqueue.
 type Result struct {
 	JobID   int64             `json:"job_id"`        // as in Record
-	Created bool              `json:"created"`       // this call inserted the job
+	Created bool              `json:"created"`       // by this call
 	Job     *rivertype.JobRow `json:"job,omitempty"` // River's row, nil for a known key or a parked job
 	// the job waits for units. metered.Tx.Enqueue decides it at the command's end
 	Parked bool `json:"parked,omitempty"`

@@ -27,7 +27,7 @@ type Parked struct {
 	ParkedAt time.Time       `json:"parked_at"`
 	DropAt   time.Time       `json:"drop_at,omitzero"`
 
-	Position int64     `json:"position,omitempty"` // in the line of the scope, 1 is next. No further than 10,000
+	Position int64     `json:"position,omitempty"` // in the line, 1 is next, up to 10,000
 	Waiting  int64     `json:"waiting,omitempty"`  // jobs in the line
 	LookedAt time.Time `json:"looked_at,omitzero"` // the next look at the line, zero for when units are freed
 	Trouble  string    `json:"trouble,omitempty"`  // why the last look at the line failed
@@ -107,7 +107,7 @@ func (e *Enqueuer) CancelParked(ctx context.Context, tx pgx.Tx, jobID int64) (Pa
 	return e.change(ctx, tx, jobID, nil)
 }
 
-// Reprioritize gives a parked job another of River's priorities, from 1, the first, to 4, and the last turn in it.
+// Reprioritize gives a parked job another of River's priorities, 1 (first) to 4, and the last turn in it.
 func (e *Enqueuer) Reprioritize(ctx context.Context, tx pgx.Tx, jobID int64, priority int) (Parked, error) {
 	if priority < 1 || priority > 4 {
 		return Parked{}, invalid("priority", "%d: want 1 to 4", priority)

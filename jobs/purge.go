@@ -24,8 +24,7 @@ const purgeableSQL = `
 select count(*) from metered.job_keys k, (select metered.clock() - $1::interval as at) cutoff
 where k.created_at < cutoff.at`
 
-// Purge deletes keys older than OlderThan, in batches, and returns how many. A deleted key looks new: its next Enqueue
-// makes another job. It needs metered.GrantMaintenanceSQL.
+// Purge deletes keys older than OlderThan, in batches. A deleted key looks new. It needs metered.GrantMaintenanceSQL.
 func (e *Enqueuer) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(e.made(), notNil("pool", pool)); err != nil {
 		return 0, err

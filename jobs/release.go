@@ -23,7 +23,7 @@ type ReleaseReport struct {
 	Ended    int64 `json:"ended"`    // holds of jobs that had ended
 	Released int64 `json:"released"` // jobs that River has now
 	Dropped  int64 `json:"dropped"`  // jobs, after Options.MaxWait
-	Busy     int64 `json:"busy"`     // lines whose scopes were locked for Config.LockTimeout
+	Busy     int64 `json:"busy"`     // lines whose scopes stayed locked
 	Troubled int64 `json:"troubled"` // lines whose look failed: see Parked.Trouble
 }
 
@@ -43,7 +43,7 @@ const (
 	dropSQL   = `select d from metered.drop_parked($1::int) d`
 )
 
-// Release does the work of Run once, in transactions of its own, for a program that calls it in its own time. Any number may run at once.
+// Release does the work of Run once, in transactions of its own. Any number may run at once.
 func (e *Enqueuer) Release(ctx context.Context, pool *pgxpool.Pool) (report ReleaseReport, err error) {
 	if err := e.gated("pool", pool); err != nil {
 		return report, err

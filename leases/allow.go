@@ -17,9 +17,9 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Allow spends charges from memory, all or none, for limits on attempts. nil means that they are spent, for good. Otherwise the error is a
-// *budget.ExceededError, ErrUnavailable, ErrClosed, ctx's error, or a *budget.ArgumentError, also for a Note, which would be lost, and a
-// scope without a Rule.
+// Allow spends charges from memory, all or none, for limits on attempts. nil means that they are spent, for good. Errors:
+// *budget.ExceededError, ErrUnavailable, ErrClosed, ctx's, and *budget.ArgumentError, also for a Note, which would be lost, and a scope
+// without a Rule.
 //
 // Without a slice it waits for one, or charges the ledger, as long as ctx lives. When Postgres is away, Allow goes on as long as its slices
 // last, and then refuses (ErrUnavailable).

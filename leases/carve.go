@@ -55,7 +55,7 @@ func NewCarver(l *budget.Ledger) (*Carver, error) {
 	return &Carver{ledger: l, wait: int32(wait / time.Millisecond), sql: renderCarve(name), owner: owner()}, nil
 }
 
-// Carving gives units of a scope to a child.
+// Carving is a child to make.
 type Carving struct {
 	Child string        // gets the units: without entries, used for this alone
 	From  budget.Charge // the parent, the units, and the limits that must admit them
@@ -67,8 +67,8 @@ type Carving struct {
 // Carve gives the child its units, all or none. tx may be a *metered.Tx. A second call with the same child, parent and amount returns the
 // lease as it is.
 //
-// It locks the scopes of parent and child until tx ends. A later charge of another scope, even a command's, can deadlock (40P01, which
-// metered.Do retries). Errors: ErrCarved, ErrChildUsed, and those of budget.Ledger.Charge at the parent.
+// It locks the scopes of parent and child until tx ends. A later charge of another scope can deadlock (40P01, which metered.Do retries).
+// Errors: ErrCarved, ErrChildUsed, and those of budget.Ledger.Charge at the parent.
 func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error) {
 	if err := cmp.Or(c.made(), notNil("tx", tx), checkChild("Carving.Child", g.Child)); err != nil {
 		return Lease{}, err
@@ -111,8 +111,8 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 // End ends a child: from tx's commit on it refuses every charge, hold, credit and refund (budget.ErrScopeClosed). Its Usage still shows the
 // freed units.
 //
-// Units that its holds, leases or children still hold can yet be captured: the Lease then has no SettledAt, and the parent keeps all units
-// until End or Sweep finds none held. A second call for a settled child does nothing. Locks: the scopes of parent and child.
+// Units that its holds, leases or children still hold can yet be captured: the Lease then has no SettledAt, and the parent keeps all until
+// End or Sweep finds none held. A second call for a settled child does nothing. Locks: the scopes of parent and child.
 func (c *Carver) End(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {
 		return Lease{}, err

@@ -29,7 +29,7 @@ var (
 	errClosed      = fault.New("leases_closed", "leases: the pool is closed")
 )
 
-// Config configures a Pool. It needs Rules.
+// Config needs Rules.
 type Config struct {
 	Rules []Rule // the scopes to lease. The first that matches counts. Required
 	// names this process alone in the history of leases, 1 to 200 bytes. Defaults to the host's name, the process id and a random suffix

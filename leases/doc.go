@@ -1,15 +1,10 @@
 // Package leases makes a budget faster than its lock: it takes a slice of a scope under the lock once, and spends from it without the lock
 // (docs/scale.md).
 //
-//	pool, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{{Prefix: "org/"}}})
-//	defer pool.Close(ctx)
-//	…
-//	receipt, err := pool.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: 5, Limits: limits})
-//
 // Two ways to spend:
 //
-//   - Pool.Charge is budget.Ledger.Charge, where a spend is a row in your transaction: a rollback takes it back, and a killed process loses
-//     nothing. metered.Config.Leases does the same for commands.
+//   - Pool.Charge is budget.Ledger.Charge, where a spend is a row in your transaction: a rollback takes it back. metered.Config.Leases does
+//     so for commands.
 //   - Pool.Allow decides from memory, without a transaction. Units that a killed process had not reported count as spent: a limit can then
 //     admit too little, and never too much.
 //
@@ -17,7 +12,6 @@
 // frees the rest. Its owner settles it when it is used up or idle, and in Close. Once it has ended, any Pool or Sweep does. Settling waits
 // for open transactions that spent from it, up to a second or the ledger's shorter LockTimeout, and is repeated.
 //
-// The ledger serves charges that a lease cannot: with Limit.MaxFrom, larger than a slice, of scopes that are seldom charged, and near the
-// end of a budget. A charge that lacks leased units recalls them from all processes. Above READ COMMITTED a spend also locks the lease's
-// row.
+// The ledger serves charges that a lease cannot: with Limit.MaxFrom, larger than a slice, of seldom charged scopes, and near the end of a
+// budget. A charge that lacks units recalls leased ones from all processes. Above READ COMMITTED a spend also locks the lease's row.
 package leases

@@ -19,13 +19,13 @@ type Lease struct {
 	No        int64     `json:"no"`
 	Scope     string    `json:"scope"`
 	Mode      string    `json:"mode"`  // "rows", "memory" (of Allow), or of a child "carved", "away" at home, "received" away
-	Owner     string    `json:"owner"` // the process that opened it
+	Owner     string    `json:"owner"` // that opened it
 	Child     string    `json:"child,omitempty"`
 	Granted   int64     `json:"granted"`
 	Spent     int64     `json:"spent"` // while open, those on record
 	OpenedAt  time.Time `json:"opened_at"`
 	EndsAt    time.Time `json:"ends_at"`
-	SettledAt time.Time `json:"settled_at,omitzero"` // zero while it is open
+	SettledAt time.Time `json:"settled_at,omitzero"` // zero while open
 	SettledBy string    `json:"settled_by,omitempty"`
 	OpenedSeq int64     `json:"opened_seq"`            // the entry that holds its units
 	LastSeq   int64     `json:"settled_seq,omitempty"` // the last entry of its settlement

@@ -112,7 +112,7 @@ func (p *Pool) tellSettled(ctx context.Context, spent, returned int64) {
 	}
 }
 
-// SweepReport counts leases and carved children.
+// SweepReport counts leases and children.
 type SweepReport struct {
 	Settled int `json:"settled"` // leases and children
 	Busy    int `json:"busy"`    // leases that are spent from: left for the next sweep
@@ -120,7 +120,7 @@ type SweepReport struct {
 }
 
 // Sweep settles ended leases of all processes, and ends this cluster's children whose time is over, in one transaction each. A Pool does so
-// every few seconds while it has leases: run Sweep where all Pools may be gone. Any number may run at once.
+// every few seconds while it has leases: run Sweep where all may be gone. Any number may run at once.
 func Sweep(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger) (SweepReport, error) {
 	var report SweepReport
 	p, err := bare(pool, ledger)

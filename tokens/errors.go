@@ -13,10 +13,10 @@ var (
 	ErrExists  error = fault.New("token_exists", "tokens: a token with this secret was minted before")
 )
 
-// Failures of the moment. They abort the transaction, as do metered.ErrNotMigrated and metered.ErrNotGranted.
+// These abort the transaction, as do metered.ErrNotMigrated and metered.ErrNotGranted.
 var (
 	ErrBusy          error = fault.ErrBusy          // Config.LockTimeout has passed
-	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: run the transaction again (metered.Client.RunTx)
+	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01: see metered.Client.RunTx
 )
 
 var errArgument = fault.New("invalid_argument", "tokens: invalid argument")

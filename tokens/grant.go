@@ -11,7 +11,7 @@ import (
 	"github.com/pgmetered/metered/internal/observed"
 )
 
-// Info is the grant of a good token.
+// Info is a good token.
 type Info struct {
 	Digest    Digest          `json:"digest"`
 	Purpose   string          `json:"purpose"`

@@ -21,19 +21,19 @@ type Mint struct {
 	Payload any           // comes back with the grant, as JSON of up to 8 KiB (a json.RawMessage byte for byte), stored in the clear
 	TTL     time.Duration // 1s to 400 days, cut to microseconds. Defaults to 1h
 	Uses    int           // 1 to 1,000,000. Defaults to 1
-	Secret  Secret        // from NewSecret or Derive. Defaults to 32 bytes of crypto/rand
+	Secret  Secret        // Defaults to 32 bytes of crypto/rand
 }
 
 // Minted is a new token.
 type Minted struct {
-	Token     Token     `json:"token"` // the only copy of its text
+	Token     Token     `json:"token"` // its only copy
 	Digest    Digest    `json:"digest"`
 	Purpose   string    `json:"purpose"`
 	Subject   string    `json:"subject"`
 	Uses      int       `json:"uses"`
 	MintedAt  time.Time `json:"minted_at"`
-	ExpiresAt time.Time `json:"expires_at"`         // MintedAt + TTL
-	Replaced  int64     `json:"replaced,omitempty"` // live tokens that Replace revoked
+	ExpiresAt time.Time `json:"expires_at"`
+	Replaced  int64     `json:"replaced,omitempty"` // revoked by Replace
 }
 
 // Mint stores a new token, in one round trip. Hand it out after the commit. Each call mints another token, except with
@@ -50,7 +50,7 @@ func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	return batch[0].Minted, nil
 }
 
-// MintMany is Mint for up to 1000 tokens, all or none. The same secret twice is ErrArgument.
+// MintMany is Mint for up to 1000 tokens, all or none, in their order. The same secret twice is ErrArgument.
 func (s *Store) MintMany(ctx context.Context, tx pgx.Tx, mints []Mint) ([]Minted, error) {
 	if len(mints) > maxMints {
 		return nil, invalid("Mints", "%d: want at most %d", len(mints), maxMints)

@@ -39,7 +39,7 @@ const (
 	defaultOlderThan   = 30 * 24 * time.Hour // how long Purge keeps tokens that have ended
 )
 
-// The zero Config works.
+// Zero works.
 type Config struct {
 	Schema string // as metered.Migrate made it. Defaults to "metered"
 	// begins the tokens, for scanners of leaked secrets: 1 to 32 of A-Z, a-z, 0-9 and _, starting with a letter and not

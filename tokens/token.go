@@ -7,8 +7,8 @@ import (
 	"github.com/pgmetered/metered/internal/redact"
 )
 
-// Token is a secret for a client. Reveal returns its text. Printed, logged or encoded it is redacted:
-// "acme_upload_REDACTED". Compare Digests, not Tokens. Zero is none.
+// Token is a secret for a client. Reveal returns its text. It prints, logs and encodes as "acme_upload_REDACTED".
+// Compare Digests, not Tokens. Zero is none.
 type Token struct {
 	redacted
 	reveal func() string
@@ -26,7 +26,7 @@ func (t Token) Reveal() string {
 
 func (t Token) Digest() Digest { return sha256.Sum256([]byte(t.Reveal())) }
 
-// Digest is the SHA-256 of a token's text, for logs and Revoke: it does not give the token away. As text it is 64
+// Digest is the SHA-256 of a token's text, for Revoke and logs: it does not give the token away. It prints as 64
 // hexadecimal digits.
 type Digest [sha256.Size]byte
 

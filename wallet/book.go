@@ -16,7 +16,7 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// The zero Config works.
+// Zero works.
 type Config struct {
 	Overdraft   int64              // how far draws may go below zero, up to 2^62, even in a wallet of a mistyped name
 	Priorities  map[string]int     // by category, for grants without one. Defaults to 0

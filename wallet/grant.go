@@ -19,7 +19,7 @@ import (
 type Grant struct {
 	Wallet   string        // any scope, 1 to 255 bytes
 	Amount   int64         // 1 to 2^53
-	Expires  time.Time     // the lot's end, before the year 9000. Defaults to none
+	Expires  time.Time     // the end, before the year 9000. Defaults to none
 	For      time.Duration // from now to the end, in place of Expires, up to 36,525 days
 	Category string        // such as "paid" or "promotional", up to 255 bytes
 	Priority *int          // an int32, lower first. Defaults to the Category's in Config.Priorities
@@ -47,7 +47,7 @@ type Granted struct {
 	Seq      int64     `json:"seq"`    // of the entry
 	At       time.Time `json:"at,omitzero"`
 	Expires  time.Time `json:"expires_at,omitzero"` // zero for never
-	Replayed bool      `json:"replayed,omitempty"`  // an earlier call made the lot
+	Replayed bool      `json:"replayed,omitempty"`  // an earlier call made it
 }
 
 const grantSQL = `

@@ -28,7 +28,7 @@ type Revoked struct {
 	Lot     int64 `json:"lot"`
 	Amount  int64 `json:"amount"`
 	Missing int64 `json:"missing"` // not taken back: for a whole lot, drawn and held units
-	Seq     int64 `json:"seq"`     // of the last entry (one for each lot), or 0
+	Seq     int64 `json:"seq"`     // of the last entry, or 0
 }
 
 const revokeSQL = `

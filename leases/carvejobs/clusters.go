@@ -20,7 +20,7 @@ func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
 }
 
-// The zero Config works.
+// Zero works.
 type Config struct {
 	Queue string // of the jobs, on both clusters. Defaults to River's
 	// after which a job that could not reach the other cluster, or waits for held units, is tried again, for ever. 10ms to 1h. Defaults to 5s
