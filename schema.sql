@@ -717,6 +717,9 @@ create index parked_jobs_fair on metered.parked_jobs (scope, priority, fair, tur
 -- The smallest job of each class in a line.
 create index parked_jobs_class on metered.parked_jobs (scope, class, amount);
 
+-- The oldest job in a line.
+create index parked_jobs_age on metered.parked_jobs (scope, parked_at);
+
 create index parked_jobs_drop on metered.parked_jobs (drop_at) where drop_at is not null;
 
 -- The lines. A scope that no job waits for has none.
@@ -728,6 +731,8 @@ create table metered.parked_scopes (
     again    boolean     not null default false, -- units were freed since the present look began
     turns    bigint[]    not null default '{0,0,0,0}', -- the last round that was released, of each priority
     after    bigint[],                  -- where the present look goes on: priority, turn, job_id
+    started  bigint      not null default 0, -- jobs of the line that started since counting began
+    since    timestamptz,               -- when counting began: the line's rate is of an hour or two at most
     trouble  text,                      -- why the last look failed
     scope    text collate "C" primary key -- the scope
 ) with (fillfactor = 70);
@@ -8088,8 +8093,8 @@ as $$
 declare
     before timestamptz := (select p.wake_at from metered.parked_scopes p where p.scope = of_scope);
 begin
-    insert into metered.parked_scopes as p (scope, key, wake_at, again, waiting)
-    values (of_scope, of_key, wake, wake = '-infinity', 1)
+    insert into metered.parked_scopes as p (scope, key, wake_at, again, waiting, since)
+    values (of_scope, of_key, wake, wake = '-infinity', 1, metered.clock())
     on conflict (scope) do update set waiting = p.waiting + 1, wake_at = least(p.wake_at, excluded.wake_at),
         next_at = least(p.next_at, excluded.wake_at), again = p.again or excluded.again;
     if wake < coalesce(before, 'infinity') then
@@ -8379,7 +8384,12 @@ begin
         delete from metered.parked_scopes y where y.scope = of_scope;
         return jobs;
     end if;
-    update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = null,
+    s.started := s.started + cardinality(jobs);
+    if clk - s.since > interval '1 hour' then   -- the rate stays, and the past counts half
+        s.started := s.started / 2;
+        s.since := clk - (clk - s.since) / 2;
+    end if;
+    update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = null, started = s.started, since = s.since,
         after = case when whole then null else s.after end,
         wake_at = case when not whole or y.again then '-infinity'
             else greatest(s.next_at, clk + interval '1 millisecond') end
@@ -9522,6 +9532,39 @@ from metered.lot_moves m
     join metered.ledger l on l.scope = m.scope and l.seq = m.seq
     left join metered.lots y on y.no = m.lot;
 
+-- The lines of parked jobs: one row for each scope for whose units jobs wait. By scope it reads an index. Everything else reads all
+-- lines. oldest_at costs a look-up for each row that is shown.
+create view metered.parked_scopes_words as
+select p.scope,                                 -- the scope whose units the jobs wait for
+    p.waiting,                                  -- jobs in the line
+    (select j.parked_at from metered.parked_jobs j where j.scope = p.scope order by j.parked_at limit 1) as oldest_at, -- when the job was parked that waits longest
+    case when p.wake_at <= c.now then 'due' when p.wake_at < c.now + interval '5 years' then 'waits for a time' else 'waits for units' end as state, -- due: a releaser is to look at it now
+    case when p.wake_at > '-infinity' and p.wake_at < c.now + interval '5 years' then p.wake_at end as looked_at, -- when it is looked at, if no units are freed before. A job's hold without a TTL would end in ten years: that is no time to wait for
+    p.started,                                  -- jobs of the line that started since then
+    p.since,                                    -- when the line began, or an hour or two ago
+    p.trouble                                   -- why the last look at the line failed, or null
+from metered.parked_scopes p, (select metered.clock() as now) c;
+
+-- Parked jobs, without their args. By job_id, or by scope in the order of priority, turn and job_id, it reads an index. Everything else
+-- reads all parked jobs. position counts the jobs before each row that is shown: ask for it of a few rows only.
+create view metered.parked_jobs_words as
+select j.job_id,                                -- the id that it will have in river_job
+    j.scope,                                    -- the scope whose units it waits for
+    j.amount,                                   -- units that it needs of the scope
+    j.priority,                                 -- River's: 1 is first
+    1 + (select count(*) from (select from metered.parked_jobs b where b.scope = j.scope and (b.priority, b.turn, b.job_id) < (j.priority, j.turn, j.job_id)
+        order by b.priority desc, b.turn desc, b.job_id desc limit 9999) y) as position, -- in the line: 1 is next. No further than 10,000
+    j.turn,                                     -- its round in the line: jobs of different keys take turns
+    j.fair,                                     -- the key of its turns
+    j.tenant,                                   -- of the job and its hold
+    j.job ->> 'queue' as queue,                 -- River's queue
+    j.job ->> 'kind' as kind,                   -- River's kind
+    j.job -> 'metadata' ->> 'metered:key' as key, -- of the caller, or null
+    j.job -> 'metadata' ->> 'metered:hold' as hold, -- the id that its hold will have
+    j.parked_at,                                -- when it was parked
+    j.drop_at                                   -- when it is dropped, or null: never
+from metered.parked_jobs j;
+
 comment on function metered.keep_memory() is 'True, and makes a session on Postgres 14 faster: as it plans a statement of metered.clock(), the planner works this constant out, and nothing is left of it. That takes and frees a block of a megabyte, and so has glibc''s malloc keep up to 2 MB of free memory. Else it gives memory beyond 128 kB back to the kernel, and asks for it again up to four times in a place, a capture or a release: 15 to 19 percent of their time. See ADR 8. Later versions do that by themselves, and the block, taken at each statement that is planned, would be a third of the first call on a new connection.';
 comment on function metered.clock() is 'The only clock. clock_timestamp(), because now() is the start of the transaction, and a slow one would write entries already outside their window.';
 comment on domain metered.units is 'The amount of an entry, never negative: nobody can make one that takes spending back. A domain, since a table''s check would be parsed anew for each statement that inserts: 6 microseconds.';
@@ -9738,6 +9781,8 @@ comment on column metered.parked_scopes.waiting is 'jobs in the line';
 comment on column metered.parked_scopes.again is 'units were freed since the present look began';
 comment on column metered.parked_scopes.turns is 'the last round that was released, of each priority';
 comment on column metered.parked_scopes.after is 'where the present look goes on: priority, turn, job_id';
+comment on column metered.parked_scopes.started is 'jobs of the line that started since counting began';
+comment on column metered.parked_scopes.since is 'when counting began: the line''s rate is of an hour or two at most';
 comment on column metered.parked_scopes.trouble is 'why the last look failed';
 comment on column metered.parked_scopes.scope is 'the scope';
 comment on table metered.operations is 'Commands that committed, by the caller''s id: written with the command''s own writes, so that a record exists exactly where they do. An event of charge_each has one, too, with the result null and one scope. Its issued_at is the time of the id, or else when it occurred. Refusals, too, where the caller asked for the refusal to be remembered.';
@@ -9987,6 +10032,30 @@ comment on column metered.lots_statement.operation_tenant is 'of the operation';
 comment on column metered.lots_statement.operation is 'the operation''s id';
 comment on column metered.lots_statement.actor is 'who made the entry';
 comment on column metered.lots_statement.reason is 'why';
+comment on view metered.parked_scopes_words is 'The lines of parked jobs: one row for each scope for whose units jobs wait. By scope it reads an index. Everything else reads all lines. oldest_at costs a look-up for each row that is shown.';
+comment on column metered.parked_scopes_words.scope is 'the scope whose units the jobs wait for';
+comment on column metered.parked_scopes_words.waiting is 'jobs in the line';
+comment on column metered.parked_scopes_words.oldest_at is 'when the job was parked that waits longest';
+comment on column metered.parked_scopes_words.state is 'due: a releaser is to look at it now';
+comment on column metered.parked_scopes_words.looked_at is 'when it is looked at, if no units are freed before. A job''s hold without a TTL would end in ten years: that is no time to wait for';
+comment on column metered.parked_scopes_words.started is 'jobs of the line that started since then';
+comment on column metered.parked_scopes_words.since is 'when the line began, or an hour or two ago';
+comment on column metered.parked_scopes_words.trouble is 'why the last look at the line failed, or null';
+comment on view metered.parked_jobs_words is 'Parked jobs, without their args. By job_id, or by scope in the order of priority, turn and job_id, it reads an index. Everything else reads all parked jobs. position counts the jobs before each row that is shown: ask for it of a few rows only.';
+comment on column metered.parked_jobs_words.job_id is 'the id that it will have in river_job';
+comment on column metered.parked_jobs_words.scope is 'the scope whose units it waits for';
+comment on column metered.parked_jobs_words.amount is 'units that it needs of the scope';
+comment on column metered.parked_jobs_words.priority is 'River''s: 1 is first';
+comment on column metered.parked_jobs_words.position is 'in the line: 1 is next. No further than 10,000';
+comment on column metered.parked_jobs_words.turn is 'its round in the line: jobs of different keys take turns';
+comment on column metered.parked_jobs_words.fair is 'the key of its turns';
+comment on column metered.parked_jobs_words.tenant is 'of the job and its hold';
+comment on column metered.parked_jobs_words.queue is 'River''s queue';
+comment on column metered.parked_jobs_words.kind is 'River''s kind';
+comment on column metered.parked_jobs_words.key is 'of the caller, or null';
+comment on column metered.parked_jobs_words.hold is 'the id that its hold will have';
+comment on column metered.parked_jobs_words.parked_at is 'when it was parked';
+comment on column metered.parked_jobs_words.drop_at is 'when it is dropped, or null: never';
 
 -- Nothing is for everybody. See metered.GrantSQL.
 do $$

@@ -231,7 +231,7 @@ func TestHostileSearchPath_IsNotAskedBySuperusers(t *testing.T) {
 	report, err = c.Budget.Verify(ctx, super, budget.VerifyOptions{})
 	require.NoError(t, err)
 	require.NotEmpty(t, report.Differences)
-	for _, view := range []string{"statement", "scopes", "holds_words", "hold_events_words", "leases_words", "lease_spends_words", "operations_words", "tokens_words", "lots_words", "lots_statement"} {
+	for _, view := range []string{"statement", "scopes", "holds_words", "hold_events_words", "leases_words", "lease_spends_words", "operations_words", "tokens_words", "lots_words", "lots_statement", "parked_scopes_words", "parked_jobs_words"} {
 		_, err := super.Exec(ctx, "select * from metered."+view)
 		require.NoError(t, err, view)
 	}

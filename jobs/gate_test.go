@@ -365,7 +365,8 @@ func TestGated_IsExplainedCancelledAndReprioritized(t *testing.T) {
 	require.EqualValues(t, 2, p.Position)
 	require.EqualValues(t, 2, p.Waiting)
 	require.Len(t, p.Refused, 1)
-	require.Contains(t, p.Refused[0], `"gpu" has a limit of 1 in all: 0 used, 1 held, 1 wanted: in 87599h59m`, "the hold falls due then")
+	require.Contains(t, p.Refused[0], `"gpu" has a limit of 1 in all: 0 used, 1 held, 1 wanted: when units are freed`)
+	require.Zero(t, p.LookedAt, "the end of a hold without a TTL is no time to wait for")
 
 	g.in(pgx.ReadCommitted, func(tx pgx.Tx) error { _, err := g.Reprioritize(g.ctx, tx, b.JobID, 4); return err })
 	all, err := g.Parked(g.ctx, g.pool, "gpu", 0, 10)
@@ -406,4 +407,33 @@ func TestGated_LimitsAreAskedAtRelease(t *testing.T) {
 	})
 	require.Len(t, g.river(), 3)
 	require.Zero(t, g.release().Released)
+}
+
+// A line knows how many of its jobs start in a time, which is of the last hour or two.
+func TestGated_ALineKnowsItsRate(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
+	line := func() (started int64, over, oldest time.Duration) {
+		var since, parked time.Time
+		require.NoError(t, g.pool.QueryRow(g.ctx, "select started, since, oldest_at from metered.parked_scopes_words").Scan(&started, &since, &parked))
+		return started, clock.Now().Sub(since), clock.Now().Sub(parked)
+	}
+	last := g.mustEnqueue(process{"a"}, needs(slots("gpu", 1, 1))).JobID
+	var waiting []int64
+	for range 20 {
+		waiting = append(waiting, g.mustEnqueue(process{"b"}, needs(slots("gpu", 1, 1))).JobID)
+	}
+	for range 13 { // twelve an hour
+		started, over, _ := line()
+		require.EqualValues(t, over/(5*time.Minute), started)
+		clock.Advance(5 * time.Minute)
+		g.end(last)
+		require.EqualValues(t, 1, g.release().Released)
+		last, waiting = waiting[0], waiting[1:]
+	}
+	started, over, oldest := line()
+	require.EqualValues(t, 6, started, "the past counts half")
+	require.Equal(t, 65*time.Minute/2, over)
+	require.Equal(t, 65*time.Minute, oldest)
 }

@@ -34,6 +34,9 @@ type Parked struct {
 	Refused  []string  `json:"refused,omitempty"`  // the limits that keep it, with their use, and until when
 }
 
+// noTime is so long that nobody waits for it: a job's hold without a TTL would end in ten years.
+const noTime = 5 * 365 * 24 * time.Hour
+
 func (p *Parked) decode(raw []byte) error {
 	var row struct {
 		Parked
@@ -68,7 +71,7 @@ func (p *Parked) decode(raw []byte) error {
 	if row.DropAt != nil {
 		p.DropAt = row.DropAt.UTC()
 	}
-	if row.WakeAt != nil {
+	if row.WakeAt != nil && row.WakeAt.Before(row.Now.Add(noTime)) {
 		p.LookedAt = row.WakeAt.UTC()
 	}
 	for _, r := range row.Refused {
@@ -186,7 +189,7 @@ func reason(scope string, amount, most int64, windowUS *float64, used, held, ret
 		within = "in " + (time.Duration(*windowUS) * time.Microsecond).String()
 	}
 	until := "when units are freed"
-	if retryUS >= 0 {
+	if retryUS >= 0 && retryUS < noTime.Microseconds() {
 		until = "in " + (time.Duration(retryUS) * time.Microsecond).String()
 	}
 	return fmt.Sprintf("%q has a limit of %d %s: %d used, %d held, %d wanted: %s", scope, most, within, used, held, amount, until)

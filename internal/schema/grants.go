@@ -44,6 +44,8 @@ var Tables = []Table{
 	{"tokens_words", Reporting},
 	{"lots_words", Reporting},
 	{"lots_statement", Reporting},
+	{"parked_scopes_words", Application | Reporting},
+	{"parked_jobs_words", Reporting},
 }
 
 // GrantSQL renders the grants for a set of calls, in the schema n, to the role, which is quoted. Functions are named

@@ -33,6 +33,8 @@ func TestGrantReportingSQL_OnlyReads(t *testing.T) {
 		`select payload from metered.tokens_words`:                                          "42703",
 		`select result from metered.operations_words`:                                       "42703",
 		`select fingerprint from metered.operations_words`:                                  "42703",
+		`select args from metered.parked_jobs_words`:                                        "42703",
+		`select job from metered.parked_jobs`:                                               "",
 		`select * from metered.tokens`:                                                      "",
 		`select digest from metered.tokens limit 1`:                                         "",
 		`select result from metered.operations`:                                             "",
@@ -73,7 +75,7 @@ func TestGrantReportingSQL_OnlyReads(t *testing.T) {
 	require.NoError(t, err)
 	require.Empty(t, beyond)
 
-	for _, view := range []string{"statement", "scopes", "holds_words", "hold_events_words", "leases_words", "lease_spends_words", "operations_words", "tokens_words", "lots_words", "lots_statement"} {
+	for _, view := range []string{"statement", "scopes", "holds_words", "hold_events_words", "leases_words", "lease_spends_words", "operations_words", "tokens_words", "lots_words", "lots_statement", "parked_scopes_words", "parked_jobs_words"} {
 		_, err := role.Exec(ctx, "select * from metered."+view)
 		require.NoError(t, err, view)
 	}

@@ -102,8 +102,8 @@ as $$
 declare
     before timestamptz := (select p.wake_at from metered.parked_scopes p where p.scope = of_scope);
 begin
-    insert into metered.parked_scopes as p (scope, key, wake_at, again, waiting)
-    values (of_scope, of_key, wake, wake = '-infinity', 1)
+    insert into metered.parked_scopes as p (scope, key, wake_at, again, waiting, since)
+    values (of_scope, of_key, wake, wake = '-infinity', 1, metered.clock())
     on conflict (scope) do update set waiting = p.waiting + 1, wake_at = least(p.wake_at, excluded.wake_at),
         next_at = least(p.next_at, excluded.wake_at), again = p.again or excluded.again;
     if wake < coalesce(before, 'infinity') then

@@ -115,7 +115,12 @@ begin
         delete from metered.parked_scopes y where y.scope = of_scope;
         return jobs;
     end if;
-    update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = null,
+    s.started := s.started + cardinality(jobs);
+    if clk - s.since > interval '1 hour' then   -- the rate stays, and the past counts half
+        s.started := s.started / 2;
+        s.since := clk - (clk - s.since) / 2;
+    end if;
+    update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = null, started = s.started, since = s.since,
         after = case when whole then null else s.after end,
         wake_at = case when not whole or y.again then '-infinity'
             else greatest(s.next_at, clk + interval '1 millisecond') end

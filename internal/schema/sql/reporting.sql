@@ -227,3 +227,36 @@ select m.scope,                                 -- the wallet
 from metered.lot_moves m
     join metered.ledger l on l.scope = m.scope and l.seq = m.seq
     left join metered.lots y on y.no = m.lot;
+
+-- The lines of parked jobs: one row for each scope for whose units jobs wait. By scope it reads an index. Everything else reads all
+-- lines. oldest_at costs a look-up for each row that is shown.
+create view metered.parked_scopes_words as
+select p.scope,                                 -- the scope whose units the jobs wait for
+    p.waiting,                                  -- jobs in the line
+    (select j.parked_at from metered.parked_jobs j where j.scope = p.scope order by j.parked_at limit 1) as oldest_at, -- when the job was parked that waits longest
+    case when p.wake_at <= c.now then 'due' when p.wake_at < c.now + interval '5 years' then 'waits for a time' else 'waits for units' end as state, -- due: a releaser is to look at it now
+    case when p.wake_at > '-infinity' and p.wake_at < c.now + interval '5 years' then p.wake_at end as looked_at, -- when it is looked at, if no units are freed before. A job's hold without a TTL would end in ten years: that is no time to wait for
+    p.started,                                  -- jobs of the line that started since then
+    p.since,                                    -- when the line began, or an hour or two ago
+    p.trouble                                   -- why the last look at the line failed, or null
+from metered.parked_scopes p, (select metered.clock() as now) c;
+
+-- Parked jobs, without their args. By job_id, or by scope in the order of priority, turn and job_id, it reads an index. Everything else
+-- reads all parked jobs. position counts the jobs before each row that is shown: ask for it of a few rows only.
+create view metered.parked_jobs_words as
+select j.job_id,                                -- the id that it will have in river_job
+    j.scope,                                    -- the scope whose units it waits for
+    j.amount,                                   -- units that it needs of the scope
+    j.priority,                                 -- River's: 1 is first
+    1 + (select count(*) from (select from metered.parked_jobs b where b.scope = j.scope and (b.priority, b.turn, b.job_id) < (j.priority, j.turn, j.job_id)
+        order by b.priority desc, b.turn desc, b.job_id desc limit 9999) y) as position, -- in the line: 1 is next. No further than 10,000
+    j.turn,                                     -- its round in the line: jobs of different keys take turns
+    j.fair,                                     -- the key of its turns
+    j.tenant,                                   -- of the job and its hold
+    j.job ->> 'queue' as queue,                 -- River's queue
+    j.job ->> 'kind' as kind,                   -- River's kind
+    j.job -> 'metadata' ->> 'metered:key' as key, -- of the caller, or null
+    j.job -> 'metadata' ->> 'metered:hold' as hold, -- the id that its hold will have
+    j.parked_at,                                -- when it was parked
+    j.drop_at                                   -- when it is dropped, or null: never
+from metered.parked_jobs j;

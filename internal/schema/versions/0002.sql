@@ -29,6 +29,9 @@ create index parked_jobs_fair on metered.parked_jobs (scope, priority, fair, tur
 -- The smallest job of each class in a line.
 create index parked_jobs_class on metered.parked_jobs (scope, class, amount);
 
+-- The oldest job in a line.
+create index parked_jobs_age on metered.parked_jobs (scope, parked_at);
+
 create index parked_jobs_drop on metered.parked_jobs (drop_at) where drop_at is not null;
 
 -- The lines. A scope that no job waits for has none.
@@ -40,6 +43,8 @@ create table metered.parked_scopes (
     again    boolean     not null default false, -- units were freed since the present look began
     turns    bigint[]    not null default '{0,0,0,0}', -- the last round that was released, of each priority
     after    bigint[],                  -- where the present look goes on: priority, turn, job_id
+    started  bigint      not null default 0, -- jobs of the line that started since counting began
+    since    timestamptz,               -- when counting began: the line's rate is of an hour or two at most
     trouble  text,                      -- why the last look failed
     scope    text collate "C" primary key -- the scope
 ) with (fillfactor = 70);
