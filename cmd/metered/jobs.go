@@ -13,15 +13,17 @@ import (
 func (a *app) jobsCmd() *cobra.Command {
 	limit := 50
 	c := &cobra.Command{
-		Use:   "jobs",
+		Use:   "jobs [SCOPE]",
 		Short: "List the lines of jobs that wait for budget",
-		Long: `Jobs lists the scopes for whose units parked jobs wait, the longest lines first. A line that stays due has no releaser:
-jobs.Enqueuer.Run runs nowhere, or fails as TROUBLE says.`,
+		Long: `Jobs lists the scopes for whose units parked jobs wait, the longest lines first. OLDEST is how long the job waits that was
+parked first, and A HOUR how many jobs of the line start in an hour, by the last one or two. A line that stays due has no releaser:
+jobs.Enqueuer.Run runs nowhere, or fails as TROUBLE says. With a SCOPE it lists the jobs of that line, the next one first.`,
 		Example: `  metered jobs
-  metered jobs -n 10`,
+  metered jobs running/acme -n 10`,
+		Args: cobra.MaximumNArgs(1),
 	}
 	c.Flags().IntVarP(&limit, "limit", "n", limit, "list so many at most, 1 to 1000")
-	return a.does(c, needReporting, func(ctx context.Context, _ []string) error {
+	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		if limit < 1 || limit > inspect.MaxPage {
 			return usagef("--limit: %d is not from 1 to %d", limit, inspect.MaxPage)
 		}
@@ -29,6 +31,13 @@ jobs.Enqueuer.Run runs nowhere, or fails as TROUBLE says.`,
 			r, err := inspect.New(tx, a.schema)
 			if err != nil {
 				return err
+			}
+			if len(args) == 1 {
+				waiting, err := r.Waiting(ctx, args[0], limit)
+				if err != nil {
+					return err
+				}
+				return a.printWaiting(waiting)
 			}
 			lines, err := r.Lines(ctx, limit)
 			if err != nil {
@@ -40,7 +49,7 @@ jobs.Enqueuer.Run runs nowhere, or fails as TROUBLE says.`,
 }
 
 func (a *app) printLines(lines []inspect.Line) error {
-	t := a.table("SCOPE", "WAITING", "LOOKED AT", "TROUBLE")
+	t := a.table("SCOPE", "WAITING", "OLDEST", "A HOUR", "LOOKED AT", "TROUBLE")
 	for _, l := range lines {
 		if a.json {
 			if err := a.print(l); err != nil {
@@ -55,10 +64,27 @@ func (a *app) printLines(lines []inspect.Line) error {
 		case !l.LookedAt.IsZero():
 			at = l.LookedAt
 		}
-		t.row(l.Scope, l.Waiting, at, dash(l.Trouble))
+		t.row(l.Scope, l.Waiting, l.Age, fmt.Sprintf("%.1f", l.PerHour), at, dash(l.Trouble))
 	}
 	if len(lines) == 0 && !a.json {
 		fmt.Fprintln(a.out, "No jobs are parked.")
+	}
+	return t.flush()
+}
+
+func (a *app) printWaiting(waiting []inspect.Waiting) error {
+	t := a.table("POSITION", "JOB", "KIND", "QUEUE", "KEY", "TENANT", "PRIORITY", "UNITS", "PARKED AT", "DROPPED AT")
+	for _, w := range waiting {
+		if a.json {
+			if err := a.print(w); err != nil {
+				return err
+			}
+			continue
+		}
+		t.row(w.Position, w.JobID, w.Kind, w.Queue, dash(w.Key), dash(w.Tenant), w.Priority, w.Amount, w.ParkedAt, w.DropAt)
+	}
+	if len(waiting) == 0 && !a.json {
+		fmt.Fprintln(a.out, "No jobs are parked there.")
 	}
 	return t.flush()
 }

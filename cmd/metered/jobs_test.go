@@ -2,9 +2,11 @@ package main
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -35,6 +37,10 @@ func TestJobs_ListsTheLongestLinesFirst(t *testing.T) {
 	require.Equal(t, []any{false, false}, values(all, "due"))
 	require.NotNil(t, all[0]["looked_at"], "a hold falls due then")
 	require.Equal(t, []any{"long"}, values(l.objects("jobs", "-n", "1"), "scope"))
+	require.Equal(t, []any{0.0, 0.0}, values(all, "per_hour"))
+	oldest, err := time.Parse(time.RFC3339, all[0]["oldest"].(string))
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now(), oldest, time.Hour)
 	text := l.ok("jobs")
 	require.Contains(t, text, "WAITING")
 	require.Contains(t, text, "short")
@@ -44,4 +50,52 @@ func TestJobs_ListsTheLongestLinesFirst(t *testing.T) {
 	require.Contains(t, text, "now")
 	require.Contains(t, text, "no such zone")
 	l.exits(exitUsage, "jobs", "-n", "0")
+	l.exits(exitUsage, "jobs", "long", "short")
+
+	waiting := l.objects("jobs", "long")
+	require.Equal(t, []any{1.0, 2.0}, values(waiting, "position"))
+	require.Equal(t, []any{"process", "process"}, values(waiting, "kind"))
+	require.Equal(t, []any{1.0, 1.0}, values(waiting, "amount"))
+	require.Len(t, l.objects("jobs", "long", "-n", "1"), 1)
+	text = l.ok("jobs", "long")
+	require.Contains(t, text, "POSITION")
+	require.Contains(t, text, "default")
+	require.Contains(t, l.ok("jobs", "none"), "No jobs are parked there.")
+}
+
+func TestOperation_SaysThatItsJobIsParkedAndThenRivers(t *testing.T) {
+	t.Parallel()
+	pool, c := pgtest.SetUp(t, metered.Config{})
+	l := cli(t, pgtest.AsRole(t, pool, metered.GrantReportingSQL, "grant select on river_job to $role"))
+	var last int64
+	for i := range 3 {
+		outcome, err := metered.Do(t.Context(), c, metered.Command{ID: fmt.Sprint("op", i), Name: "order", Input: i}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
+			r, err := tx.Enqueue(ctx, pgtest.Process{Name: "a"}, &jobs.Options{Hold: &holds.Request{
+				Lines: []holds.Line{{Scope: "gpu", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}},
+			}})
+			return r.JobID, err
+		})
+		require.NoError(t, err)
+		last = outcome.Result
+	}
+	job := func(id string) map[string]any { return l.objects("operation", id)[0]["jobs"].(map[string]any)["jobs"].([]any)[0].(map[string]any) }
+	require.Equal(t, "available", job("op0")["state"])
+	require.Equal(t, map[string]any{
+		"id": float64(last), "state": "parked", "waits_for": "gpu", "position": 2.0, "kind": "process", "queue": "default", "attempt": 0.0, "priority": 1.0,
+		"created": job("op2")["created"],
+	}, job("op2"))
+	require.Contains(t, l.ok("operation", "op2"), "parked, number 2 in the line of gpu")
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		_, err := c.Jobs.CancelParked(t.Context(), tx, last)
+		return err
+	}))
+	require.Equal(t, true, job("op2")["gone"])
+	require.Contains(t, l.ok("operation", "op2"), "gone")
+
+	execute(t, pool, "update river_job set state = 'completed', finalized_at = now()")
+	report, err := c.Jobs.Release(t.Context(), pool)
+	require.NoError(t, err)
+	require.EqualValues(t, 1, report.Released)
+	require.Equal(t, "available", job("op1")["state"])
+	require.Contains(t, l.ok("operation", "op1"), "available")
 }

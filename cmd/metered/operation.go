@@ -76,8 +76,11 @@ func (a *app) printOperation(d inspect.OperationDetail) error {
 		jobs := a.table("JOB", "KIND", "QUEUE", "STATE", "ATTEMPT", "ERROR")
 		for _, j := range d.Jobs.Jobs {
 			state := j.State
-			if j.Gone {
+			switch {
+			case j.Gone:
 				state = "gone"
+			case j.State == inspect.Parked:
+				state = parkedState(j)
 			}
 			jobs.row(j.ID, dash(j.Kind), dash(j.Queue), dash(state), j.Attempt, dash(j.Error))
 		}
@@ -89,4 +92,12 @@ func (a *app) printOperation(d inspect.OperationDetail) error {
 		all = append(all, unreadable)
 	}
 	return a.sections(all...)
+}
+
+// parkedState says where a parked job waits.
+func parkedState(j inspect.Job) string {
+	if j.Position == 0 {
+		return fmt.Sprintf("parked in the line of %s", j.WaitsFor)
+	}
+	return fmt.Sprintf("parked, number %d in the line of %s", j.Position, j.WaitsFor)
 }

@@ -8,17 +8,22 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Job is one of River's jobs, without its args.
+// Parked is the state of a job that waits for units of a scope. River does not know it yet.
+const Parked = "parked"
+
+// Job is one of River's jobs, or a parked one, without its args.
 type Job struct {
 	ID          int64     `json:"id"`
-	Gone        bool      `json:"gone,omitempty"` // River has deleted it, or a savepoint took it back: the rest is empty
+	Gone        bool      `json:"gone,omitempty"` // River has deleted it, it was dropped from its line, or a savepoint took it back: the rest is empty
 	Kind        string    `json:"kind,omitempty"`
 	Queue       string    `json:"queue,omitempty"`
-	State       string    `json:"state,omitempty"` // River's word
+	State       string    `json:"state,omitempty"`     // River's word, or Parked
+	WaitsFor    string    `json:"waits_for,omitempty"` // the scope, of a parked job
+	Position    int64     `json:"position,omitempty"`  // in the line of the scope, of the first three parked jobs: 1 is next
 	Attempt     int       `json:"attempt"`
 	MaxAttempts int       `json:"max_attempts,omitempty"`
 	Priority    int       `json:"priority,omitempty"`
-	Created     time.Time `json:"created,omitzero"`
+	Created     time.Time `json:"created,omitzero"` // or parked
 	Scheduled   time.Time `json:"scheduled,omitzero"`
 	Attempted   time.Time `json:"attempted,omitzero"`
 	Finalized   time.Time `json:"finalized,omitzero"`
@@ -34,7 +39,7 @@ type JobList struct {
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
-// Jobs returns River's jobs of these ids, up to MaxPage, in this order.
+// Jobs returns the jobs of these ids, up to MaxPage, in this order.
 func (r *Reader) Jobs(ctx context.Context, ids []int64) (JobList, error) {
 	list := JobList{Jobs: []Job{}}
 	if len(ids) == 0 {
@@ -44,9 +49,20 @@ func (r *Reader) Jobs(ctx context.Context, ids []int64) (JobList, error) {
 		return list, invalid("ids", "are %d, want at most %d", len(ids), MaxPage)
 	}
 	found := make(map[int64]Job)
+	// Parked jobs first: one that is released meanwhile is seen twice, and River's row is the newer one.
+	_, err := collect(ctx, r, parkedSQL, func(row pgx.CollectableRow) (struct{}, error) {
+		j := Job{State: Parked}
+		err := row.Scan(&j.ID, &j.Kind, &j.Queue, &j.Priority, &j.Created, &j.Key, &j.Tenant, &j.WaitsFor, &j.Position)
+		j.Created = j.Created.UTC()
+		found[j.ID] = j
+		return struct{}{}, err
+	}, ids)
+	if err != nil {
+		return list, failed("jobs", err)
+	}
 	// Look first: an error would end a transaction around this call.
 	var there, readable bool
-	err := r.row(ctx, readableSQL, r.river).Scan(&there, &readable)
+	err = r.row(ctx, readableSQL, r.river).Scan(&there, &readable)
 	switch {
 	case err != nil:
 		return list, failed("jobs", err)
@@ -77,6 +93,12 @@ func (r *Reader) Jobs(ctx context.Context, ids []int64) (JobList, error) {
 	}
 	return list, nil
 }
+
+// Positions are counted, so few of them are.
+const parkedSQL = `
+select j.job_id, j.kind, j.queue, j.priority, j.parked_at, coalesce(j.key, ''), j.tenant, j.scope,
+    case when pg_catalog.row_number() over (order by j.job_id) <= 3 then j.position else 0 end
+from metered.parked_jobs_words j where j.job_id = any ($1)`
 
 const readableSQL = `
 select t.oid is not null, coalesce(pg_catalog.has_table_privilege(t.oid, 'select'), false)
