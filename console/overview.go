@@ -22,6 +22,7 @@ const (
 	latestShown   = 10
 	nearlyLooked  = 30 // scopes whose limits are looked at
 	nearlyShown   = 8
+	linesShown    = 10
 	endingWithin  = 7 * 24 * time.Hour
 )
 
@@ -41,6 +42,7 @@ type overview struct {
 	Nearly    []nearly // limits of which little is left
 	LowCredit []nearly // and prepaid credit
 	Ending    []inspect.Ending
+	Lines     []inspect.Line // of parked jobs
 }
 
 // nearly is a limit of a busy scope with little room left.
@@ -178,6 +180,9 @@ func (h *Handler) overview(ctx context.Context, in *inspect.Reader, _ url.Values
 		return page{}, err
 	}
 	if o.Ending, err = in.Ending(ctx, endingWithin, nearlyShown); err != nil {
+		return page{}, err
+	}
+	if o.Lines, err = in.Lines(ctx, linesShown); err != nil {
 		return page{}, err
 	}
 	o.Latency = latencyOf(latest.Operations)

@@ -19,6 +19,7 @@ const (
 	holdsShown   = 25
 	leasesShown  = 25
 	lotsShown    = 25
+	parkedShown  = 25
 )
 
 type scope struct {
@@ -36,7 +37,8 @@ type scope struct {
 	OlderThan   int64          // there are more before this one, if not 0
 	Holds       []holds.Hold
 	Leases      []leases.Lease
-	Lots        []inspect.Lot // of a wallet, newest first
+	Lots        []inspect.Lot     // of a wallet, newest first
+	Parked      []inspect.Waiting // the first jobs that wait for the scope
 }
 
 // LotsLeft are the first lots of a wallet to be drawn that have something.
@@ -156,6 +158,9 @@ func (s *scope) fill(ctx context.Context, in *inspect.Reader, q url.Values) (err
 			return err
 		}
 		s.Plots = append(s.Plots, plot)
+	}
+	if s.Parked, err = in.Waiting(ctx, s.Name, parkedShown); err != nil {
+		return err
 	}
 	held, err := in.Holds(ctx, inspect.HoldFilter{Scope: s.Name, Limit: holdsShown})
 	if err != nil {
