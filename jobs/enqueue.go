@@ -122,9 +122,7 @@ func (e *Enqueuer) tell(ctx context.Context, span observed.Span, results []Resul
 		}
 	}
 	for name, n := range map[string]int64{"created": created, "existing": int64(len(results)) - created} {
-		if n > 0 {
-			e.observer.Event(ctx, observe.Event{Kind: observe.Job, Name: name, N: n, Pending: true})
-		}
+		e.count(ctx, name, n, true)
 	}
 	span.With(observe.End{Err: err, Jobs: ids})
 }

@@ -46,7 +46,11 @@ func (internals) Enqueue(ctx context.Context, e *Enqueuer, tx pgx.Tx, args river
 			if err := row.Scan(answer.dest()...); err != nil {
 				return r, e.parkFailed(p.parking, err)
 			}
-			return r, answer.into(p, j, &r)
+			err := answer.into(p, j, &r)
+			if r.Parked {
+				e.count(ctx, "parked", 1, true)
+			}
+			return r, err
 		},
 	}
 	return results[0], call, nil

@@ -17,6 +17,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/sqlstate"
+	"github.com/pgmetered/metered/observe"
 )
 
 // park enqueues those of all that gated names, and fills in their results.
@@ -39,14 +40,26 @@ func (e *Enqueuer) park(ctx context.Context, tx pgx.Tx, all []*prepared, gated [
 	}
 	var answer parkAnswer
 	var refused error // the first
+	parked := int64(0)
 	_, err = pgx.ForEachRow(rows, answer.dest(), func() error {
 		i := gated[answer.nth-1]
 		if err := answer.into(all[i], jobs[answer.nth-1], &results[i]); err != nil && refused == nil {
 			refused = err
 		}
+		if results[i].Parked {
+			parked++
+		}
 		return nil
 	})
+	e.count(ctx, "parked", parked, true)
 	return cmp.Or(e.parkFailed(some, err), refused)
+}
+
+// count reports jobs to the observer.
+func (e *Enqueuer) count(ctx context.Context, name string, n int64, pending bool) {
+	if n > 0 && e.observer != nil {
+		e.observer.Event(ctx, observe.Event{Kind: observe.Job, Name: name, N: n, Pending: pending})
+	}
 }
 
 // parkFailed maps an error of Postgres.

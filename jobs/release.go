@@ -78,6 +78,7 @@ func (e *Enqueuer) ReleaseIn(ctx context.Context, tx pgx.Tx, scopes ...string) (
 		return nil, invalid("scopes", "%d of them: want 1 to 64", len(scopes))
 	}
 	b, err := e.releaseIn(ctx, tx, scopes)
+	e.count(ctx, "released", int64(len(b.results)), true)
 	return b.results, err
 }
 
@@ -207,6 +208,7 @@ func (e *Enqueuer) releaseTx(ctx context.Context, pool *pgxpool.Pool, scopes []s
 		return err
 	})
 	if err == nil {
+		e.count(ctx, "released", int64(len(b.results)), false)
 		report.Released += int64(len(b.results))
 		report.Troubled += b.troubled
 	}
@@ -241,6 +243,9 @@ func (e *Enqueuer) drop(ctx context.Context, pool *pgxpool.Pool) (n int, err err
 		n = len(dropped)
 		return nil
 	})
+	if err == nil {
+		e.count(ctx, "dropped", int64(n), false)
+	}
 	return n, err
 }
 

@@ -2,6 +2,7 @@ package otelmetered_test
 
 import (
 	"context"
+	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,6 +26,9 @@ func (s *service) work() {
 	stop, err := s.w.WatchTables(s.pool, "")
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = stop() })
+	stopParked, err := s.w.WatchParked(s.pool, "")
+	require.NoError(t, err)
+	t.Cleanup(func() { _ = stopParked() })
 
 	token := s.mint()
 	require.NoError(t, s.upload(ctx, "a", token))
@@ -73,7 +77,43 @@ func (s *service) work() {
 	s.lease()
 	s.wallets(clock)
 	s.session()
+	s.parked(clock)
 	s.maintain(clock)
+}
+
+// parked enqueues three jobs of which one fits. One of the others is dropped, and one is released when the limit is raised.
+func (s *service) parked(clock *pgtest.Clock) {
+	s.T.Helper()
+	t, ctx := s.T, s.T.Context()
+	most := int64(1)
+	enqueuer, err := jobs.New(s.queue, jobs.Config{Observer: s.w, Holds: s.client.Holds, Limits: func(context.Context, pgx.Tx, string) ([]budget.Limit, error) {
+		return []budget.Limit{budget.Lifetime(most)}, nil
+	}})
+	require.NoError(t, err)
+	for i := range 3 {
+		opts := &jobs.Options{Hold: &holds.Request{Lines: []holds.Line{{Scope: "gated", Amount: 1, Limits: []budget.Limit{budget.Lifetime(most)}}}}}
+		if i == 2 {
+			opts.MaxWait = time.Minute
+		}
+		_, err := metered.Do(ctx, s.client, metered.Command{ID: fmt.Sprint("gated ", i), Input: i}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+			return tx.Enqueue(ctx, thumbnail{int64(10 + i)}, opts)
+		})
+		require.NoError(t, err)
+	}
+	clock.Advance(time.Minute)
+	s.w.requireValue(2, "metered_jobs_total", "metered_result=parked")
+	s.w.requireValue(2, "metered_parked_jobs")
+	s.w.requireValue(60, "metered_parked_age_seconds")
+	_, err = enqueuer.Release(ctx, s.pool)
+	require.NoError(t, err)
+	s.w.requireValue(1, "metered_jobs_total", "metered_result=dropped")
+	most = 2
+	require.NoError(t, pgx.BeginFunc(ctx, s.pool, func(tx pgx.Tx) error {
+		_, err := enqueuer.ReleaseIn(ctx, tx, "gated")
+		return err
+	}))
+	s.w.requireValue(0, "metered_parked_jobs")
+	s.w.requireValue(0, "metered_parked_age_seconds")
 }
 
 // threshold charges half of a limit, and crosses a threshold.
