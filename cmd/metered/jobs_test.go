@@ -78,7 +78,9 @@ func TestOperation_SaysThatItsJobIsParkedAndThenRivers(t *testing.T) {
 		require.NoError(t, err)
 		last = outcome.Result
 	}
-	job := func(id string) map[string]any { return l.objects("operation", id)[0]["jobs"].(map[string]any)["jobs"].([]any)[0].(map[string]any) }
+	job := func(id string) map[string]any {
+		return l.objects("operation", id)[0]["jobs"].(map[string]any)["jobs"].([]any)[0].(map[string]any)
+	}
 	require.Equal(t, "available", job("op0")["state"])
 	require.Equal(t, map[string]any{
 		"id": float64(last), "state": "parked", "waits_for": "gpu", "position": 2.0, "kind": "process", "queue": "default", "attempt": 0.0, "priority": 1.0,
