@@ -61,9 +61,8 @@ type Command struct {
 	// releases the locks before the commit is durable, for hot scopes. Do returns when it is. Until then others may see state that a crash
 	// undoes
 	EarlyRelease bool
-	// makes a refusal by the command's own token, charges and holds, or by Sticky, the operation's answer: the same ID gets it again, even if
-	// there is room by then. If it cannot be written, after the rollback, Do returns another error and nothing is decided. A malformed token
-	// is not recorded
+	// makes a refusal by the command's own token, charges and holds, or by Sticky, the operation's answer: the same ID gets it again. If it
+	// cannot be written, after the rollback, Do returns another error and nothing is decided. A malformed token is not recorded
 	RecordRefusal bool
 	LSN           bool // asks for Outcome.LSN, for replica.ReadAt. In DoTx use replica.CommitLSN
 

@@ -25,13 +25,13 @@ var errArgument = fault.New("invalid_argument", "metered: invalid argument")
 var (
 	ErrConflict         error = command.ErrConflict // another command has the id
 	ErrRetired          error = command.ErrRetired  // the id's time is not after the purged records: it may have run
-	ErrFuture           error = command.ErrFuture   // the id's time is further ahead of the clock than Config.MaxFuture
+	ErrFuture           error = command.ErrFuture   // the id's time is beyond Config.MaxFuture
 	ErrUnknownOperation error = fault.New("operation_unknown", "metered: no such operation")
 )
 
 // Failures of a command.
 var (
-	ErrBusy          error = fault.ErrBusy          // a lock was not free within the lock timeout
+	ErrBusy          error = fault.ErrBusy          // Config.LockTimeout has passed
 	ErrSerialization error = fault.ErrSerialization // SQLSTATE 40001 or 40P01, in all attempts. In DoTx run tx again
 	ErrTimeout       error = command.ErrTimeout     // the server gave up at the deadline: also context.DeadlineExceeded
 	ErrTxControl     error = guardtx.ErrControl     // the function, a subscriber or Cost.Write tried to end the transaction
@@ -41,7 +41,7 @@ var (
 	ErrNoRiver       error = fault.New("no_river", "metered: no River client was configured")
 	// a statement failed though the function or subscriber returned nil, or the caller's transaction had failed before
 	ErrTxFailed error = guardtx.ErrFailed
-	// it is no JSON or UTF-8, or over 1 MiB, or does not fit the type of a replay: Lookup has it
+	// no JSON or UTF-8, or over 1 MiB, or a replay does not fit the type: Lookup has it
 	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
 	// not for a refusal: they may have been taken. The function did not run
 	ErrSticky error = fault.New("sticky_failed", "metered: the sticky charges could not be taken")

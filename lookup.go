@@ -29,9 +29,9 @@ type Operation struct {
 	ID       string          `json:"id"`
 	Name     string          `json:"name,omitempty"`
 	Result   json.RawMessage `json:"result"`
-	Receipt  budget.Receipt  `json:"receipt"`            // without standings
-	Holds    []holds.Hold    `json:"holds,omitempty"`    // as of At
-	Draws    []wallet.Drawn  `json:"draws,omitempty"`    // by Tx.Draw
+	Receipt  budget.Receipt  `json:"receipt"`         // without standings
+	Holds    []holds.Hold    `json:"holds,omitempty"` // as of At
+	Draws    []wallet.Drawn  `json:"draws,omitempty"`
 	At       time.Time       `json:"at"`                 // of completion
 	IssuedAt time.Time       `json:"issued_at,omitzero"` // zero if the id had no time
 	Refusal  error           `json:"-"`                  // nil if it committed
@@ -112,10 +112,10 @@ func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, dra
 	return receipt, all, draws, nil
 }
 
-// PurgeOptions says which records of operations to delete.
+// PurgeOptions says which records to delete.
 type PurgeOptions struct {
 	OlderThan time.Duration       // 1s to a century: longer than clients repeat calls. Required
-	Batch     int                 // records of one transaction, 1 to 10,000. Defaults to 1,000
+	Batch     int                 // records per transaction, 1 to 10,000. Defaults to 1,000
 	Progress  func(deleted int64) // after each batch
 	DryRun    bool                // only counts. Needs SELECT on the table
 }

@@ -9,7 +9,7 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Charge is an amount to take from a scope if all of its Limits admit it.
+// Charge takes an amount from a scope if all Limits admit it.
 type Charge struct {
 	Scope       string  `json:"scope"`            // 1 to 255 bytes of UTF-8
 	Amount      int64   `json:"amount"`           // units, 1 to 2^53

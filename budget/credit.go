@@ -11,7 +11,7 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Credit is a top-up, prepaid money. Its fields are as in a Charge.
+// Credit is a top-up, with fields as in a Charge.
 type Credit struct {
 	Scope     string
 	Amount    int64

@@ -27,7 +27,7 @@ var (
 	ErrNotGranted    error = fault.ErrNotGranted
 	ErrClock         error = fault.New("budget_clock", "budget: the scope's last entry is ahead of the clock") // see Ledger.RepairClock
 	ErrOverflow      error = fault.New("budget_overflow", "budget: total would overflow")
-	ErrWindowPurged  error = errWindowPurged // a window, or a range of time (a *PurgedError), begins before the retained entries
+	ErrWindowPurged  error = errWindowPurged // a window, or a range (a *PurgedError), begins before the retained entries
 	ErrTimeZone      error = fault.New("budget_time_zone", "budget: the server does not know the time zone")
 	ErrThresholds    error = fault.New("budget_thresholds", "budget: the scope has too many thresholds") // see Limit.Tell
 	ErrLimitQuery    error = fault.New("limit_query", "budget: the query of a limit")                    // see Limit.MaxFrom
@@ -131,7 +131,7 @@ func (e *ExceededError) Error() string {
 
 func (e *ExceededError) Unwrap() error { return errExceeded }
 
-// RetryAfter is the longest of the Refusals, perhaps Never.
+// RetryAfter is the longest of the Refusals', perhaps Never.
 func (e *ExceededError) RetryAfter() time.Duration {
 	var longest time.Duration
 	for _, r := range e.Refusals {

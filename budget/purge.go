@@ -19,7 +19,7 @@ type PurgeOptions struct {
 	OlderThan time.Duration // 1µs to 36,525 days: at least every Limit.Reach. Required
 	Scope     string        // purges one scope
 	After     string        // PurgeReport.Last, to go on
-	Batch     int           // entries of one transaction, 16 to 100,000. Defaults to 5,000
+	Batch     int           // entries per transaction, 16 to 100,000. Defaults to 5,000
 	// reports whether an idle scope may be deleted, and begin at Seq 1 again. Its limits must have no lifetimes and a Limit.Reach up to
 	// OlderThan, and no older charge be refunded. Scopes with credit, debt, holds or claims stay
 	Forget   func(scope string) bool

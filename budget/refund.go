@@ -13,12 +13,12 @@ import (
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Refund gives back units of one charge.
+// Refund gives units of a charge back.
 type Refund struct {
 	Scope  string // with Seq names the charge
 	Seq    int64
-	Amount int64 // 1 to the rest of the charge, or All
-	All    bool  // gives back the rest, at least 1 unit
+	Amount int64 // 1 to the rest of the charge
+	All    bool  // in place of Amount: the rest, at least 1
 	Note   Note
 }
 

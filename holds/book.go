@@ -50,7 +50,7 @@ const (
 // subscriber fails, even if it returns nil. Close rows, and do not end tx.
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
-// Transition is one change of a hold.
+// Transition is a change of a hold.
 type Transition struct {
 	Kind EventKind   `json:"kind"`
 	Hold Hold        `json:"hold"` // after it

@@ -52,8 +52,8 @@ select refused, holds, crossed
 from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::metered.capture_terms, $4::interval,
     $5::int, $6::metered.origin, $7::text, $8::bool)`
 
-// Capture charges the units used, now, and frees the rest, until Hold.Due. Of several calls that end a hold at once,
-// one wins.
+// Capture charges the units used, now, and frees the rest, until Hold.Due. If several calls end a hold at once, one
+// wins.
 //
 // Errors: ErrUnknown (before any lock), ErrRetired, *StateError, *ExcessError, *budget.ExceededError, an OnThreshold's,
 // and after SQL a *budget.ArgumentError for Lines that do not fit the hold.

@@ -43,7 +43,7 @@ type Event struct {
 	Deadline        time.Time       `json:"deadline,omitzero"`          // of a placement or an extension
 	Metadata        json.RawMessage `json:"metadata,omitempty"`         // of a placement
 	Entity          string          `json:"entity,omitempty"`           // of a capture
-	Captures        []budget.Posted `json:"captures,omitempty"`         // entries of a capture, whose At may be later
+	Captures        []budget.Posted `json:"captures,omitempty"`         // of a capture, whose At may be later
 	Refunds         []budget.Posted `json:"refunds,omitempty"`          // parts of charges, by a Return of Lines
 	Skipped         []budget.Posted `json:"skipped,omitempty"`          // purged charges that a Return left spent
 	OperationTenant string          `json:"operation_tenant,omitempty"` // with Operation: the command, if any
@@ -62,8 +62,8 @@ from metered.hold_events e
 where e.hold = (select h.no from metered.holds h where h.tenant = $1 and h.id = $2 and ($3 = '' or h.holder = $3))
 order by e.version`
 
-// History returns the transitions of a hold, oldest first, with Get's errors. An expiry is missing until it is
-// recorded, though Get says Expired.
+// History returns a hold's transitions, oldest first, with Get's errors. An expiry is missing until it is recorded,
+// though Get says Expired.
 func (b *Book) History(ctx context.Context, db budget.Querier, tenant, id, holder string) ([]Event, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err

@@ -55,7 +55,7 @@ type Filter struct {
 	Max    int    // size of a page, 1 to 1,000. Defaults to 100
 }
 
-// Page is a part of a list of holds.
+// Page is a part of a list.
 type Page struct {
 	Holds []Hold `json:"holds"`
 	Next  string `json:"next,omitempty"` // After of the next filter, "" at the end

@@ -54,7 +54,7 @@ type Return struct {
 	IDs    []string
 	Holder string
 	All    bool   // all that is left. Set All or Lines
-	Lines  []Line // units of each scope of one hold, without Limits
+	Lines  []Line // units of one hold, by scope, without Limits
 	// SkipPurged leaves purged charges spent (Event.Skipped), but not a claim's own unit.
 	SkipPurged bool
 	Note       budget.Note

@@ -22,8 +22,7 @@ import (
 // job, above READ COMMITTED after ErrSerialization. Keys enqueued in different orders can deadlock: EnqueueMany sorts
 // them.
 //
-// ErrArgument and ErrConflict leave tx usable. Other errors, also of River and hooks, abort it. A new key costs a
-// second round trip.
+// ErrArgument and ErrConflict leave tx usable, other errors abort it. A new key costs a second round trip.
 func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *Options) (Result, error) {
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
 		return Result{}, err

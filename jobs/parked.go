@@ -28,7 +28,7 @@ type Parked struct {
 	DropAt   time.Time       `json:"drop_at,omitzero"`
 
 	Position int64     `json:"position,omitempty"` // in the line, 1 is next, up to 10,000
-	Waiting  int64     `json:"waiting,omitempty"`  // jobs in the line
+	Waiting  int64     `json:"waiting,omitempty"`  // jobs in line
 	LookedAt time.Time `json:"looked_at,omitzero"` // the next look at the line, zero for when units are freed
 	Trouble  string    `json:"trouble,omitempty"`  // why the last look at the line failed
 	Refused  []string  `json:"refused,omitempty"`  // the limits that keep it, with their use, and until when

@@ -32,7 +32,7 @@ var (
 // Config needs Rules.
 type Config struct {
 	Rules []Rule // the scopes to lease. The first that matches counts. Required
-	// names this process alone in the history of leases, 1 to 200 bytes. Defaults to the host's name, the process id and a random suffix
+	// names this process alone in the history of leases, 1 to 200 bytes. Defaults to host, process id and a random suffix
 	Owner    string
 	OnError  func(error) // gets errors in the background, which lose no units
 	NoRecall bool        // does not listen for recalls, for poolers. Slices then come back when they are idle or end

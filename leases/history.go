@@ -18,8 +18,8 @@ import (
 type Lease struct {
 	No        int64     `json:"no"`
 	Scope     string    `json:"scope"`
-	Mode      string    `json:"mode"`  // "rows", "memory" (of Allow), or of a child "carved", "away" at home, "received" away
-	Owner     string    `json:"owner"` // that opened it
+	Mode      string    `json:"mode"` // "rows", "memory" (of Allow), or of a child "carved", "away" at home, "received" away
+	Owner     string    `json:"owner"`
 	Child     string    `json:"child,omitempty"`
 	Granted   int64     `json:"granted"`
 	Spent     int64     `json:"spent"` // while open, those on record
@@ -115,7 +115,7 @@ func pages[R any](ctx context.Context, db budget.Querier, sql string, of any, fr
 // PurgeOptions says which leases to delete.
 type PurgeOptions struct {
 	OlderThan time.Duration       // since settlement, 1s to a century. Required
-	Batch     int                 // rows of one transaction, 1 to 10,000. Defaults to 1,000
+	Batch     int                 // rows per transaction, 1 to 10,000. Defaults to 1,000
 	Progress  func(deleted int64) // after each batch
 	DryRun    bool                // only counts leases. Needs SELECT on the table
 }

@@ -2,11 +2,11 @@
 // use, or in the Config of budget, tokens or jobs alone. Holds and leases use their ledger's. Module otelmetered is one for OpenTelemetry.
 //
 // The goroutine that does the work waits for the Observer: count only, and send from elsewhere. In Do the id and the token may be locked
-// meanwhile, but no scope, except with subscribers or budget.Limit.MaxFrom. A transaction of yours keeps all its locks. Its panics are
-// recovered, and the first is written to slog.Default.
+// meanwhile, but no scope, except with subscribers or budget.Limit.MaxFrom. A transaction of yours keeps all its locks. An Observer's
+// panics are recovered, and the first goes to slog.Default.
 //
 // Names are the program's own words (of commands, limits, queues) or the library's. An Observer gets no scopes, subjects, keys and amounts
-// of customers, except in End.Err, Op.ID and Op.Tenant: these are for traces, not for labels.
+// of customers, except in End.Err, Op.ID and Op.Tenant, for traces and not for labels.
 package observe
 
 import (

@@ -11,7 +11,7 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
-// PurgeOptions says which tokens to delete. Zero works.
+// Zero works.
 type PurgeOptions struct {
 	// since the last use, revocation or expiry, 1s to a century. A purged secret can be minted again. Defaults to 30 days
 	OlderThan time.Duration

@@ -18,7 +18,7 @@ import (
 type Draw struct {
 	Wallet string
 	Amount int64 // 1 to 2^53
-	UpTo   bool  // takes what is left, with Config.Overdraft, from 1 to Amount
+	UpTo   bool  // takes available units, with Config.Overdraft, from 1 to Amount
 	Note   budget.Note
 }
 

@@ -29,7 +29,7 @@ type Breakage struct {
 	Lot       int64     `json:"lot"`
 	Reference string    `json:"reference,omitempty"`
 	Category  string    `json:"category,omitempty"`
-	Granted   int64     `json:"granted"` // by the grant
+	Granted   int64     `json:"granted"`
 	GrantedAt time.Time `json:"granted_at"`
 	Expires   time.Time `json:"expires_at"`
 	Amount    int64     `json:"amount"` // lapsed since the last Breakage of the lot
