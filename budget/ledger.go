@@ -116,7 +116,7 @@ type statements struct {
 	entries, newest, search, usageAt                          string
 	scopes, purge, purgeable, ahead, repair                   string
 	chain, anchors, refundSums, refunded, held                string
-	leases, carved, lots, carried                             string
+	leases, carved, lots, anyLots, carried                    string
 	create, retire, resources                                 string
 }
 
@@ -127,7 +127,7 @@ func render(n schema.Name) statements {
 		entries: n.SQL(entriesSQL), newest: n.SQL(newestSQL), search: n.SQL(searchSQL), usageAt: n.SQL(usageAtSQL),
 		scopes: n.SQL(scopesSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL), ahead: n.SQL(aheadSQL), repair: n.SQL(repairSQL),
 		chain: n.SQL(chainSQL), anchors: n.SQL(anchorsSQL), refundSums: n.SQL(refundSumsSQL), refunded: n.SQL(refundedSQL),
-		held: n.SQL(heldSQL), leases: n.SQL(leasesSQL), carved: n.SQL(carvedSQL), lots: n.SQL(lotsSQL), carried: n.SQL(carriedSQL),
+		held: n.SQL(heldSQL), leases: n.SQL(leasesSQL), carved: n.SQL(carvedSQL), lots: n.SQL(lotsSQL), anyLots: n.SQL(anyLotsSQL), carried: n.SQL(carriedSQL),
 		create: n.SQL(createSQL), retire: n.SQL(retireSQL), resources: n.SQL(resourcesSQL),
 	}
 }

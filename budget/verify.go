@@ -109,7 +109,7 @@ where l.scope = $1 and l.mode in ('c', 'g') and l.settled_at is not null and t.n
 order by l.no`
 
 // beginVerifySQL keeps operators and functions that somebody has created out of a report.
-const beginVerifySQL = `begin isolation level repeatable read, read only; set local search_path = pg_catalog, pg_temp`
+const beginVerifySQL = `begin isolation level repeatable read, read only; set local search_path = pg_catalog, pg_temp; set local jit = off`
 
 // Verify recomputes entries, refunds, holds, leases and lots (docs/operations.md), each scope in one snapshot. A difference is no error. If
 // ctx ends, it returns its findings with the error.

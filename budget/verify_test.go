@@ -9,6 +9,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // tampered is a scope with entries of every kind: 20 charges of 3 a minute apart,
@@ -159,4 +160,29 @@ func TestVerify_AfterAPurgeBeginsWithTheKeptEntries(t *testing.T) {
 	report, err := l.Verify(ctx, pool, budget.VerifyOptions{})
 	require.NoError(t, err)
 	require.Len(t, report.Differences, 1)
+}
+
+// The statement about lots takes longer to plan than all others together. A scope that is no wallet is spared it.
+func TestVerify_LooksForLotsInWalletsAlone(t *testing.T) {
+	t.Parallel()
+	pool, l, _ := open(t)
+	_, err := charge(t.Context(), pool, l, "plain", 1)
+	require.NoError(t, err)
+	tapped, wire := pgtest.Tap(t, pool, nil)
+	asked := func() (n int) {
+		for _, f := range wire.Sent() {
+			if f.Has("rests of lots") {
+				n++
+			}
+		}
+		return n
+	}
+	wire.Each(nil)
+	_, err = l.Verify(t.Context(), tapped, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.Zero(t, asked())
+	execute(t, pool, `select metered.grant_lot('plain', null, row(10, null, null, '', 0, null, null, null, null, null)::metered.new_lot, false, 1000, null)`)
+	_, err = l.Verify(t.Context(), tapped, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.Positive(t, asked())
 }
