@@ -8024,9 +8024,9 @@ end
 $$;
 
 -- Credits, refunds, releases, expiries and clock repairs can let a job in, and a capture can, sooner than its hold would have fallen
--- due: a window leaves the captured units behind. Other entries cannot, and cost a comparison.
+-- due: a window leaves the captured units behind. A lot that was scheduled will. Other entries cannot, and cost a comparison.
 create trigger ledger_frees before insert on metered.ledger
-    for each row when (new.kind in ('d', 'r', 'l', 'u', 'x', 'k')) execute function metered._mark_freed();
+    for each row when (new.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's')) execute function metered._mark_freed();
 
 -- The charge of a scope among those of a job.
 create function metered._charge_of(of_scope text, charges metered.new_charge[]) returns metered.new_charge[]
@@ -8085,6 +8085,15 @@ begin
 end
 $$;
 
+-- When the next lot of a wallet begins, which no entry of the ledger says at that time, or infinity. One that has begun and is not
+-- written yet counts already, and what follows it is not known: a minute from now.
+create function metered._lot_begins(of_scope text, clk timestamptz) returns timestamptz
+language sql stable
+as $$
+    select coalesce((select case when y.starts_at > clk then y.starts_at else clk + interval '1 minute' end
+        from metered.lots y where y.scope = of_scope and y.pending > 0 order by y.starts_at limit 1), 'infinity')
+$$;
+
 -- Adds a job to the line's count, and lets the line be looked at no later than wake, also if a look that has begun goes on behind
 -- the job. The scope is locked. Releasers hear of an earlier time.
 create function metered._join_line(of_scope text, of_key bigint, wake timestamptz) returns void
@@ -8093,6 +8102,7 @@ as $$
 declare
     before timestamptz := (select p.wake_at from metered.parked_scopes p where p.scope = of_scope);
 begin
+    wake := least(wake, metered._lot_begins(of_scope, metered.clock()));
     insert into metered.parked_scopes as p (scope, key, wake_at, again, waiting, since)
     values (of_scope, of_key, wake, wake = '-infinity', 1, metered.clock())
     on conflict (scope) do update set waiting = p.waiting + 1, wake_at = least(p.wake_at, excluded.wake_at),
@@ -8392,7 +8402,7 @@ begin
     update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = null, started = s.started, since = s.since,
         after = case when whole then null else s.after end,
         wake_at = case when not whole or y.again then '-infinity'
-            else greatest(s.next_at, clk + interval '1 millisecond') end
+            else greatest(least(s.next_at, metered._lot_begins(of_scope, clk)), clk + interval '1 millisecond') end
     where y.scope = of_scope;
     return jobs;
 end
@@ -10073,9 +10083,9 @@ begin
             _fits_at,_fits_origin,_free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_held_here,
             _hold_as_json,_is_job,_join_line,_kept_reports,_key_fits,_lags,_lapsing,_last_entry,_later_due,
             _lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,_leaves_at,_line_json,_lines,
-            _lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_place,_lots_now,
-            _mark_freed,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_named_holds,_next_end,
-            _next_entry,_next_lot,_no_amount,_note_lot,_old_lot,_on_spending,_one_snapshot,_open_wallet,
+            _lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_place,_lot_begins,
+            _lots_now,_mark_freed,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_named_holds,
+            _next_end,_next_entry,_next_lot,_no_amount,_note_lot,_old_lot,_on_spending,_one_snapshot,_open_wallet,
             _others_fall_due,_overdue,_owe,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,
             _pay_back,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_sequence,_rearmed,
             _recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,

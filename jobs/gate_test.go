@@ -2,6 +2,7 @@ package jobs_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -15,6 +16,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // gated is a fixture whose Enqueuer holds units.
@@ -436,4 +438,161 @@ func TestGated_ALineKnowsItsRate(t *testing.T) {
 	require.EqualValues(t, 6, started, "the past counts half")
 	require.Equal(t, 65*time.Minute/2, over)
 	require.Equal(t, 65*time.Minute, oldest)
+}
+
+// Units are freed in each way. A job that waits for them starts at the next look, though no time has passed.
+func TestGated_EachWayToFreeUnitsMarksTheLine(t *testing.T) {
+	t.Parallel()
+	lines := func(scope string, amount int64, limit budget.Limit) *jobs.Options {
+		return needs(holds.Line{Scope: scope, Amount: amount, Limits: []budget.Limit{limit}})
+	}
+	for name, test := range map[string]struct {
+		take func(*testing.T, *gated) *jobs.Options
+		free func(*gated, pgx.Tx) error
+	}{
+		"credit": {func(*testing.T, *gated) *jobs.Options { return lines("s", 5, budget.Prepaid(0)) }, func(g *gated, tx pgx.Tx) error {
+			_, err := g.ledger.Credit(g.ctx, tx, budget.Credit{Scope: "s", Amount: 5})
+			return err
+		}},
+		"refund": {func(_ *testing.T, g *gated) *jobs.Options {
+			g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
+				_, err := g.ledger.Charge(g.ctx, tx, budget.Charge{Scope: "s", Amount: 1})
+				return err
+			})
+			return lines("s", 1, budget.Lifetime(1))
+		}, func(g *gated, tx pgx.Tx) error {
+			_, err := g.ledger.Refund(g.ctx, tx, budget.Refund{Scope: "s", Seq: 1, Amount: 1})
+			return err
+		}},
+		"capture of a part": {func(_ *testing.T, g *gated) *jobs.Options {
+			g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
+				_, err := g.book.Place(g.ctx, tx, holds.Request{ID: "h", TTL: time.Hour, Lines: []holds.Line{{Scope: "s", Amount: 3}}})
+				return err
+			})
+			return lines("s", 2, budget.Lifetime(3))
+		}, func(g *gated, tx pgx.Tx) error {
+			_, err := g.book.Capture(g.ctx, tx, holds.Capture{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "s", Amount: 1}}})
+			return err
+		}},
+		"clock repair": {func(t *testing.T, g *gated) *jobs.Options {
+			clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
+			g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
+				_, err := g.ledger.Charge(g.ctx, tx, budget.Charge{Scope: "s", Amount: 1})
+				return err
+			})
+			require.True(t, g.mustEnqueue(process{"a"}, lines("s", 1, budget.PerWindow(1, time.Minute))).Parked)
+			clock.Advance(time.Hour)
+			g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
+				_, err := g.ledger.Credit(g.ctx, tx, budget.Credit{Scope: "s", Amount: 1})
+				return err
+			})
+			clock.Advance(-30 * time.Minute)
+			return nil
+		}, func(g *gated, tx pgx.Tx) error {
+			_, err := g.ledger.RepairClock(g.ctx, tx, "s", budget.Note{})
+			return err
+		}},
+		"a lot that begins at once": {func(*testing.T, *gated) *jobs.Options { return lines("s", 5, budget.Prepaid(0)) }, func(g *gated, tx pgx.Tx) error {
+			book, err := wallet.New(g.ledger, wallet.Config{})
+			if err == nil {
+				_, err = book.Grant(g.ctx, tx, wallet.Grant{Wallet: "s", Amount: 5, For: time.Hour, Reference: "a"})
+			}
+			return err
+		}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			g := openGated(t, nil)
+			if o := test.take(t, g); o != nil {
+				require.True(t, g.mustEnqueue(process{"a"}, o).Parked)
+			}
+			require.Zero(t, g.release().Released)
+			g.in(pgx.ReadCommitted, func(tx pgx.Tx) error { return test.free(g, tx) })
+			require.EqualValues(t, 1, g.release().Released)
+			require.Zero(t, g.lines())
+			pgtest.RequireVerified(t, g.pool, g.ledger)
+		})
+	}
+}
+
+// Units of a lot that begins later come without an entry that frees them. The job starts when the lot has begun.
+func TestGated_ALotThatBeginsLaterStartsTheJob(t *testing.T) {
+	t.Parallel()
+	for _, first := range []string{"the lot", "the job"} {
+		t.Run(first+" comes first", func(t *testing.T) {
+			t.Parallel()
+			g := openGated(t, nil)
+			clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
+			book, err := wallet.New(g.ledger, wallet.Config{})
+			require.NoError(t, err)
+			grant := func() {
+				g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
+					_, err := book.Grant(g.ctx, tx, wallet.Grant{Wallet: "s", Amount: 5, Starts: clock.Now().Add(time.Minute), For: time.Hour, Reference: "a"})
+					return err
+				})
+			}
+			enqueue := func() {
+				require.True(t, g.mustEnqueue(process{"a"}, needs(holds.Line{Scope: "s", Amount: 5, Limits: []budget.Limit{budget.Prepaid(0)}})).Parked)
+				require.Zero(t, g.release().Released)
+			}
+			if first == "the lot" {
+				grant()
+				enqueue()
+			} else {
+				enqueue()
+				grant()
+			}
+			require.Zero(t, g.release().Released)
+			clock.Advance(time.Minute)
+			require.EqualValues(t, 1, g.release().Released)
+		})
+	}
+}
+
+// A line of many hundreds is looked at in parts. Units that are freed between two of them let in jobs that were passed before.
+func TestGated_UnitsFreedBehindALookAreNotForgotten(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	running := g.mustEnqueue(process{"running"}, needs(slots("gpu", 2, 5)))
+	g.mustEnqueue(process{"running"}, needs(slots("gpu", 2, 5)))
+	var items []jobs.Item
+	for i := range 521 { // the last one fits, and so the look asks each
+		o := needs(slots("gpu", 2, 5))
+		if i >= 500 {
+			o = needs(slots("gpu", 4, 5))
+			o.InsertOpts.Priority = 4
+		}
+		if i == 520 {
+			o.Hold.Lines[0].Amount = 1
+		}
+		items = append(items, jobs.Item{Args: process{fmt.Sprint(i)}, Options: o})
+	}
+	var all []jobs.Result
+	g.in(pgx.ReadCommitted, func(tx pgx.Tx) (err error) {
+		all, err = g.EnqueueMany(g.ctx, tx, items)
+		return err
+	})
+	require.True(t, g.lookAt("gpu"))
+	g.end(running.JobID)
+	require.EqualValues(t, 2, g.release().Released)
+	require.Subset(t, g.river(), []int64{all[0].JobID, all[520].JobID})
+}
+
+// A job goes on to the line of a scope that refuses it for a time, and starts at that time.
+func TestGated_AJobInItsNextLineIsLookedAtInTime(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
+	rate := []budget.Charge{{Scope: "rate", Amount: 1, Limits: []budget.Limit{budget.PerWindow(1, time.Minute)}}}
+	first := g.mustEnqueue(process{"a"}, needs(slots("gpu", 1, 1)))
+	both := needs(slots("gpu", 1, 1))
+	both.Hold.Charges = rate
+	require.True(t, g.mustEnqueue(process{"b"}, both).Parked)
+	require.False(t, g.mustEnqueue(process{"c"}, &jobs.Options{Hold: &holds.Request{Charges: rate}}).Parked)
+	g.end(first.JobID)
+	require.Zero(t, g.release().Released)
+	require.Equal(t, 1, pgtest.Value[int](t, g.pool, "select count(*) from metered.parked_jobs where scope = 'rate'"))
+	clock.Advance(time.Minute)
+	require.EqualValues(t, 1, g.release().Released)
+	require.Zero(t, g.lines())
 }

@@ -164,39 +164,49 @@ func TestGated_CapturedUnitsLeaveTheWindowInTime(t *testing.T) {
 	require.EqualValues(t, 1, g.release().Released)
 }
 
-// Many hundreds of jobs in a line are looked at in parts. A job that joins the line between two of them is looked at in its time.
+// A line of many hundreds, of more classes than a look asks first, is looked at in parts. A job that joins it before the place where
+// the next part goes on is looked at in its time.
 func TestGated_AJobThatJoinsBehindALookIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	g := openGated(t, nil)
 	clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
-	charge := func(amount, most int64, window time.Duration) *jobs.Options {
-		return &jobs.Options{Hold: &holds.Request{Charges: []budget.Charge{{Scope: "rate", Amount: amount, Limits: []budget.Limit{budget.PerWindow(most, window)}}}}}
+	charge := func(amount, most int64, window time.Duration, priority int) *jobs.Options {
+		o := &jobs.Options{Hold: &holds.Request{Charges: []budget.Charge{{Scope: "rate", Amount: amount, Limits: []budget.Limit{budget.PerWindow(most, window)}}}}}
+		o.InsertOpts.Priority = priority
+		return o
 	}
-	require.False(t, g.mustEnqueue(process{"now"}, charge(5, 10, time.Hour)).Parked)
-	// Two of six do not fit for an hour, and one of four that comes later for a minute.
+	require.False(t, g.mustEnqueue(process{"now"}, charge(5, 10, time.Hour, 0)).Parked)
 	var items []jobs.Item
-	for range 510 {
-		items = append(items, jobs.Item{Args: process{"wait"}, Options: charge(6, 10, time.Hour)})
-	}
-	small := charge(1, 5, time.Minute) // of another class, which fits in a minute
-	for range 2 {
-		o := *small
-		o.InsertOpts.Priority = 4
-		items = append(items, jobs.Item{Args: process{"last"}, Options: &o})
+	for i := range 510 { // for an hour or two
+		items = append(items, jobs.Item{Args: process{"wait"}, Options: charge(6, 10, time.Hour+time.Duration(i)*time.Second, 2)})
 	}
 	g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
 		_, err := g.EnqueueMany(g.ctx, tx, items)
 		return err
 	})
-	look := func() {
-		_, err := g.pool.Exec(g.ctx, "select metered.release_jobs(array['rate'], null, 1000, 1, interval '1 minute', null, null)")
-		require.NoError(t, err)
+	require.True(t, g.lookAt("rate"))
+	// One of a class that no look asks first, for a minute.
+	early, window := int64(0), time.Minute
+	for ; early == 0; window += time.Second {
+		id := g.mustEnqueue(process{"early"}, charge(1, 5, window, 1)).JobID
+		if pgtest.Value[int](t, g.pool, "select count(distinct class) from metered.parked_jobs where class < (select class from metered.parked_jobs where job_id = $1)", id) > 64 {
+			early = id
+		} else {
+			g.in(pgx.ReadCommitted, func(tx pgx.Tx) error { _, err := g.CancelParked(g.ctx, tx, id); return err })
+		}
 	}
-	look() // the first 500
-	require.True(t, g.mustEnqueue(process{"early"}, small).Parked)
 	require.Zero(t, g.release().Released)
-	clock.Advance(time.Minute)
-	require.EqualValues(t, 3, g.release().Released)
+	clock.Advance(window)
+	require.EqualValues(t, 1, g.release().Released)
+	require.Contains(t, g.river(), early)
+}
+
+// lookAt goes through a part of a line, and reports whether jobs are left for the next one.
+func (g *gated) lookAt(scope string) bool {
+	g.t.Helper()
+	_, err := g.pool.Exec(g.ctx, "select metered.release_jobs(array[$1], null, 1000, 1, interval '1 minute', null, null)", scope)
+	require.NoError(g.t, err)
+	return pgtest.Value[bool](g.t, g.pool, "select after is not null from metered.parked_scopes where scope = $1", scope)
 }
 
 // killer ends backends of these pools at random times, n of them.
@@ -313,4 +323,41 @@ func TestRun_ReportsNoErrorWhenItIsStopped(t *testing.T) {
 		require.ErrorIs(t, g.Run(ctx, pool, func(err error) { t.Errorf("at %s: %v", text, err) }), context.Canceled)
 		pool.Close()
 	}
+}
+
+// Run sleeps for five seconds where it hears nothing. It hears of freed units, and of a job that joins a line and fits.
+func TestRun_HearsOfFreedUnitsAndOfEarlierLooksAtOnce(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	run(t, g.Enqueuer, g.pool, func(err error) { t.Error(err) })
+	place := func(id string) {
+		g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
+			_, err := g.book.Place(g.ctx, tx, holds.Request{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: id, Amount: 3}}})
+			return err
+		})
+	}
+	started := func(id int64) time.Duration {
+		began := time.Now()
+		pgtest.WaitFor(t, "the job starts", func() bool { return contains(g.river(), id) })
+		return time.Since(began)
+	}
+	freed, joined := time.Hour, time.Hour
+	for round := range 3 { // Run has just looked when a round begins, and the machine may be busy in one of them
+		scope := fmt.Sprint("scope/", round)
+		place(scope)
+		large := g.mustEnqueue(process{"large"}, needs(slots(scope, 3, 4)))
+		require.True(t, large.Parked)
+		time.Sleep(100 * time.Millisecond) // Run may look at the new line
+		small := g.mustEnqueue(process{"small"}, needs(slots(scope, 1, 4)))
+		require.True(t, small.Parked, "it waits for its turn, though it fits")
+		joined = min(joined, started(small.JobID))
+		g.end(small.JobID)
+		time.Sleep(100 * time.Millisecond)
+		g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
+			_, err := g.book.Release(g.ctx, tx, holds.Release{IDs: []string{scope}})
+			return err
+		})
+		freed = min(freed, started(large.JobID))
+	}
+	require.Less(t, max(freed, joined), 4*time.Second)
 }

@@ -33,9 +33,9 @@ end
 $$;
 
 -- Credits, refunds, releases, expiries and clock repairs can let a job in, and a capture can, sooner than its hold would have fallen
--- due: a window leaves the captured units behind. Other entries cannot, and cost a comparison.
+-- due: a window leaves the captured units behind. A lot that was scheduled will. Other entries cannot, and cost a comparison.
 create trigger ledger_frees before insert on metered.ledger
-    for each row when (new.kind in ('d', 'r', 'l', 'u', 'x', 'k')) execute function metered._mark_freed();
+    for each row when (new.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's')) execute function metered._mark_freed();
 
 -- The charge of a scope among those of a job.
 create function metered._charge_of(of_scope text, charges metered.new_charge[]) returns metered.new_charge[]
@@ -94,6 +94,15 @@ begin
 end
 $$;
 
+-- When the next lot of a wallet begins, which no entry of the ledger says at that time, or infinity. One that has begun and is not
+-- written yet counts already, and what follows it is not known: a minute from now.
+create function metered._lot_begins(of_scope text, clk timestamptz) returns timestamptz
+language sql stable
+as $$
+    select coalesce((select case when y.starts_at > clk then y.starts_at else clk + interval '1 minute' end
+        from metered.lots y where y.scope = of_scope and y.pending > 0 order by y.starts_at limit 1), 'infinity')
+$$;
+
 -- Adds a job to the line's count, and lets the line be looked at no later than wake, also if a look that has begun goes on behind
 -- the job. The scope is locked. Releasers hear of an earlier time.
 create function metered._join_line(of_scope text, of_key bigint, wake timestamptz) returns void
@@ -102,6 +111,7 @@ as $$
 declare
     before timestamptz := (select p.wake_at from metered.parked_scopes p where p.scope = of_scope);
 begin
+    wake := least(wake, metered._lot_begins(of_scope, metered.clock()));
     insert into metered.parked_scopes as p (scope, key, wake_at, again, waiting, since)
     values (of_scope, of_key, wake, wake = '-infinity', 1, metered.clock())
     on conflict (scope) do update set waiting = p.waiting + 1, wake_at = least(p.wake_at, excluded.wake_at),

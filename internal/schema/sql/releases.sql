@@ -123,7 +123,7 @@ begin
     update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = null, started = s.started, since = s.since,
         after = case when whole then null else s.after end,
         wake_at = case when not whole or y.again then '-infinity'
-            else greatest(s.next_at, clk + interval '1 millisecond') end
+            else greatest(least(s.next_at, metered._lot_begins(of_scope, clk)), clk + interval '1 millisecond') end
     where y.scope = of_scope;
     return jobs;
 end

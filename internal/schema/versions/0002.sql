@@ -82,9 +82,9 @@ end
 $$;
 
 -- Credits, refunds, releases, expiries and clock repairs can let a job in, and a capture can, sooner than its hold would have fallen
--- due: a window leaves the captured units behind. Other entries cannot, and cost a comparison.
+-- due: a window leaves the captured units behind. A lot that was scheduled will. Other entries cannot, and cost a comparison.
 create trigger ledger_frees before insert on metered.ledger
-    for each row when (new.kind in ('d', 'r', 'l', 'u', 'x', 'k')) execute function metered._mark_freed();
+    for each row when (new.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's')) execute function metered._mark_freed();
 
 -- Lots that begin later, that renew, and that roll over more than once.
 alter table metered.lots
