@@ -6,6 +6,11 @@ const short = 3
 // Parts of statements that several mutants break.
 const collided = "perform metered._collided();"
 
+// unmarked has the ledger mark lines at these kinds of entries alone.
+func unmarked(kinds string) string {
+	return "drop trigger ledger_frees on metered.ledger; create trigger ledger_frees before insert on metered.ledger for each row when (new.kind in (" + kinds + ")) execute function metered._mark_freed();"
+}
+
 var all = []Mutant{
 	// Entries and their guard.
 	{"no guard of a charge", "_write_charges", "if seqs is null then\n                " + collided, "if seqs is null then\n                null;", "./budget", "TestCharge_CollisionIsASerializationFailure"},
@@ -95,6 +100,24 @@ var all = []Mutant{
 	{"a message that is late makes credit", "receive_child", "when units = 0 or ends <= clk then 'late'", "when false then 'late'", "./leases", "TestCarve_MessagesOfAnotherClusterComeInAnyOrder"},
 	{"a lease of a retired scope goes on", "retire_scopes", "and y.mode in ('s', 'm') and y.ends_at > clk;", "and false;", "./leases", "TestRetire_EndsTheLeasesOfItsScope"},
 	{"units are let in after their slice's end", "leases/slice.go", "return offset, now.Before(s.ends) && now.UnixNano() < s.endsWall", "return offset, now.UnixNano() > 0", "./leases", "TestSlice_EndsByEitherClock"},
+
+	// Parked jobs.
+	{"a credit marks no line", "", "", unmarked("'r', 'l', 'u', 'x', 'k', 's'"), "./jobs", "TestGated_EachWayToFreeUnitsMarksTheLine/credit"},
+	{"a refund marks no line", "", "", unmarked("'d', 'l', 'u', 'x', 'k', 's'"), "./jobs", "TestGated_EachWayToFreeUnitsMarksTheLine/refund"},
+	{"a release marks no line", "", "", unmarked("'d', 'r', 'u', 'x', 'k', 's'"), "./jobs", "TestGated_StartsWhatFitsAndParksTheRest"},
+	{"a capture marks no line", "", "", unmarked("'d', 'r', 'l', 'x', 'k', 's'"), "./jobs", "TestGated_CapturedUnitsLeaveTheWindowInTime"},
+	{"a clock repair marks no line", "", "", unmarked("'d', 'r', 'l', 'u', 'x', 's'"), "./jobs", "TestGated_EachWayToFreeUnitsMarksTheLine/clock repair"},
+	{"a scheduled lot marks no line", "", "", unmarked("'d', 'r', 'l', 'u', 'x', 'k'"), "./jobs", "TestGated_ALotThatBeginsLaterStartsTheJob"},
+	{"a line forgets the lot that begins", "_lot_begins", "y.pending > 0", "false", "./jobs", "TestGated_ALotThatBeginsLaterStartsTheJob"},
+	{"a line is marked in silence", "_mark_freed", "perform pg_notify(metered._parked_channel(), '');", "null;", "./jobs", "TestRun_HearsOfFreedUnitsAndOfEarlierLooksAtOnce"},
+	{"a job joins a line in silence", "_join_line", "perform pg_notify(metered._parked_channel(), '');", "null;", "./jobs", "TestRun_HearsOfFreedUnitsAndOfEarlierLooksAtOnce"},
+	{"an old snapshot marks no line", "_mark_freed", "elsif metered._one_snapshot() and not exists", "elsif false and not exists", "./jobs", "TestGated_FreedByAnOldSnapshot"},
+	{"a job joins behind a look and is forgotten", "_join_line", "next_at = least(p.next_at, excluded.wake_at),", "next_at = p.next_at,", "./jobs", "TestGated_AJobThatJoinsBehindALookIsNotForgotten"},
+	{"units freed during a look are forgotten", "_release_line", "set again = s.after is not null and y.again where", "set again = false where", "./jobs", "TestGated_UnitsFreedBehindALookAreNotForgotten"},
+	{"a job moves to another line and is forgotten", "_release_line", "perform metered._join_line(w.scope, c.key, coalesce(clk + w.retry, 'infinity'));", "perform metered._join_line(w.scope, c.key, 'infinity');", "./jobs", "TestGated_AJobInItsNextLineIsLookedAtInTime"},
+	{"a job starts before others of its turn", "_turn", "(select p.turns[of_priority] from metered.parked_scopes p where p.scope = of_scope),", "0,", "./jobs", "TestGated_TenantsTakeTurns"},
+	{"a job that fits goes before the line", "park_jobs", "if busy is null then", "if true then", "./jobs", "TestRun_HearsOfFreedUnitsAndOfEarlierLooksAtOnce"},
+	{"the hold of a running job is released", "jobs/ended.go", "and j.finalized_at is null) = 0", "and j.finalized_at is null and j.state <> 'running') = 0", "./jobs", "TestRun_FindsJobsThatEndedElsewhere"},
 
 	// Wallets.
 	{"a lot is drawn after its end", "_write_charges", "if tip.lots_end <= greatest(at, tip.at) then", "if false then", "./wallet", "TestLot_EndsWhenItIsDueSweptOrNot"},
