@@ -9465,7 +9465,7 @@ select o.tenant,                                -- keeps the ids of tenants apar
     o.ats,                                      -- the time of each entry
     (select jsonb_agg(jsonb_build_object('tenant', j.h ->> 'tenant', 'id', j.h ->> 'id', 'state', case
             when (j.h ->> 'returned')::boolean then 'returned' else case j.h ->> 'state' when 'h' then 'held' when 'c' then 'captured' when 'r' then 'released' else 'expired' end end))
-        from (select x::json as h from unnest(o.holds) x) j) as holds, -- the holds that it placed, captured, released or gave back
+        from (select x::json as h from unnest(o.holds) x where not starts_with(x, '{"drawn"')) j) as holds, -- the holds that it placed, captured, released or gave back
     o.jobs,                                     -- the ids of River's jobs that it made
     o.refusal ->> 'code' as refusal_code,       -- why it was refused, as metered.Code has it
     o.refusal ->> 'text' as refusal_text,       -- the same for people

@@ -105,6 +105,7 @@ func TestTx_DrawIsOnRecordAndAReplaySaysTheSame(t *testing.T) {
 	require.NoError(t, err)
 	require.Equal(t, out.Draws, op.Draws)
 	require.Empty(t, op.Holds)
+	require.Nil(t, pgtest.Value[*string](t, p.pool, "select holds::text from metered.operations_words"), "draws are no holds")
 	require.EqualValues(t, 50, p.left("ben"))
 
 	entries := map[string]int{}
