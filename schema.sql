@@ -111,7 +111,8 @@ create type metered.used_units as (scope text, amount bigint, limits metered.cha
 
 -- A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then
 -- it is derived. claim is the claimed scope, if it is a claim. lifetime is how long
--- after its beginning a hold ends at the latest. minimum has the units captured of its scopes when it expires.
+-- after its beginning a hold ends at the latest. minimum has the units captured of its scopes when it expires. A hold up to so much, whose lines
+-- hold equal units, has a last minimum of scope '': the fewest units that each of its lines may hold.
 create type metered.new_hold as (
     tenant text, id text, chosen boolean, key bigint, holder text, claim text, fingerprint bytea,
     issued_at timestamptz, ttl interval, grace interval, lifetime interval, metadata json, minimum metered.used_units[]);
@@ -138,8 +139,8 @@ create type metered.lot_plan as (
 create type metered.lot_rollover as (of_lot bigint, of_reference text, cap bigint, lasts interval);
 
 -- How a capture is made. closing frees the rest and ends the holds. policy is for
--- units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), allow (they
--- are charged).
+-- units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), even (likewise, and of all
+-- scopes as many less as it takes for one), allow (they are charged).
 create type metered.capture_terms as (closing boolean, policy text, entity text);
 
 -- A command as its first and its last statement name it. key is that of its id's lock.
@@ -3346,12 +3347,9 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    tip    metered.ledger;
-    terms  metered.hold_terms;  -- null, or the clock by which the amount was decided
-    looked record;
+    mode   text := case when origin.operation is null then 'answer' else 'raise' end;
+    w      record;
     posted metered.charged;
-    l      metered.charge_limit;
-    i      int := 0;
 begin
     if greatest(octet_length(charge.scope), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(charge.limits, 1) <> 1
@@ -3368,25 +3366,13 @@ begin
     if (charge.held = 0 and charge.lease is null and charge.amount between 1 and 9007199254740992 and up_to is not null) is not true then
         perform metered._require(false, 'draw');
     end if;
-    if charge.key is null then
-        charge.key := metered._scope_key(charge.scope);
-    end if;
     if up_to then
-        perform metered._lock_keys(array[charge.key], wait_ms);
-        tip := metered._last_entry(charge.scope);
-        amount := charge.amount;
-        charge.amount := 1;
-        terms.at := metered.clock();
-        looked := metered._check_now(array[charge], array[tip], terms.at, ahead);
-        foreach l in array charge.limits loop
-            i := i + 1;
-            if looked.used[i] > l.max - looked.held[1] - amount then     -- a great credit makes no number too large
-                amount := l.max - looked.used[i] - looked.held[1];
-            end if;
-        end loop;
-        charge.amount := greatest(1, amount);   -- 1 is refused where there is none
+        w := metered._write_up_to(array[charge], 1, ahead, wait_ms, origin, mode, null, false);
+        charge := w.charges[1];
+        posted := w.posted;
+    else
+        posted := metered._write_charges(array[charge], ahead, wait_ms, origin, mode, null, false);
     end if;
-    posted := metered._write_charges(array[charge], ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, terms, false);
     amount := charge.amount;
     refused := posted.refused;
     if refused is not null then
@@ -4681,6 +4667,118 @@ begin
             extract(epoch from metered._first_due(scopes[i], tip.next_due, clk) - clk) * 1000000 end;
         return next;
     end loop;
+end
+$$;
+
+-- Charges and holds up to so many units: as many as the limits admit.
+
+-- How many units of each charge its limits do not admit, by the refusal of the charges.
+create function metered._beyond_limits(charges metered.new_charge[], refused jsonb) returns bigint[]
+language plpgsql immutable
+as $$
+declare
+    c    metered.new_charge;
+    l    metered.charge_limit;
+    d    jsonb;
+    n    int := 0;
+    most numeric;
+    all_of bigint[];
+begin
+    foreach c in array charges loop
+        most := 0;
+        foreach l in array c.limits loop
+            d := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
+            most := greatest(most, c.amount - l.max + (d ->> 'used')::numeric + (d ->> 'held')::bigint + (d ->> 'own')::bigint + (d ->> 'leased')::bigint);
+            n := n + 1;
+        end loop;
+        all_of := all_of || least(most, c.amount)::bigint;
+    end loop;
+    return all_of;
+end
+$$;
+
+-- _write_charges up to so many units. If limits refuse, all charges take as many units less as it takes, so that each takes the same, and no less than
+-- fewest. Charges that hold units hold fewer then, and what they spend stays. The second attempt has the locks and the clock of the first, so it is
+-- refused only if fewest units do not fit, either. Its refusal is the answer.
+create function metered._write_up_to(inout charges metered.new_charge[], fewest bigint, ahead interval, wait_ms int,
+    origin metered.origin, mode text, hold metered.hold_terms, standing boolean, out posted metered.charged)
+language plpgsql volatile
+as $$
+declare
+    c       metered.new_charge;
+    units   bigint;
+    less    bigint;
+    holding boolean := false;
+begin
+    posted := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', hold, standing);
+    if posted.refused is null or mode = 'answer' and not posted.refused -> 0 ? 'limit' then
+        return;
+    end if;
+    foreach c in array charges loop
+        holding := holding or c.held > 0;
+        units := case when c.held > 0 then c.held else coalesce(units, c.amount) end;
+    end loop;
+    less := least(units - fewest, (select max(x) from unnest(metered._beyond_limits(charges, posted.refused)) x));
+    for i in 1..cardinality(charges) loop
+        if holding = (charges[i].held > 0) then
+            charges[i].amount := charges[i].amount - less;
+            charges[i].held := charges[i].held - case when holding then less else 0 end;
+        end if;
+    end loop;
+    hold.at := posted.at;
+    posted := metered._write_charges(charges, ahead, wait_ms, origin, mode, hold, standing);
+end
+$$;
+
+-- Charges scopes as charge does, with equal amounts: all of it, or else the largest amount that the limits of all scopes admit, at least 1. amount is
+-- this. A refusal is of 1 unit. That of a command raises, because COMMIT follows, and its charges are kept for its record.
+create function metered.charge_up_to(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean, origin metered.origin,
+    out amount bigint, out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out refused jsonb,
+    out periods timestamptz[], out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    c metered.new_charge;
+    w record;
+    p metered.charged;
+begin
+    if array_lower(charges, 1) <> 1
+        or array_ndims(charges) <> 1
+        or cardinality(charges) > 64
+        or pg_column_size(charges) > 1400 and not metered._fits(charges)
+        or wait_ms > 3600000
+        or greatest(octet_length(origin.tenant), octet_length(origin.operation)) > 255
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
+        raise exception 'out of bounds: an argument of charge_up_to' using errcode = '22023';
+    end if;
+    foreach c in array charges loop
+        amount := coalesce(amount, c.amount);
+        if (c.amount = amount and c.held = 0) is not true then
+            perform metered._require(false, 'amounts');
+        end if;
+    end loop;
+    w := metered._write_up_to(charges, 1, ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, null, standing);
+    p := w.posted;
+    charges := w.charges;
+    amount := charges[1].amount;
+    seqs := p.seqs;
+    ats := p.ats;
+    used := p.used;
+    held := p.held;
+    refused := p.refused;
+    periods := p.periods;
+    crossed := p.crossed;
+    if origin.operation is not null then
+        for i in 1..cardinality(charges) loop
+            perform metered._remember_hold(json_build_object('drawn', json_build_object('wallet', charges[i].scope, 'seq', seqs[i], 'at', ats[i], 'amount', amount),
+                'charge', true));
+        end loop;
+    end if;
 end
 $$;
 
@@ -6597,7 +6695,7 @@ begin
         or pg_column_compression(hold.metadata) is not null and octet_length(hold.metadata::text) > 65536
         or array_lower(hold.minimum, 1) <> 1
         or array_ndims(hold.minimum) <> 1
-        or cardinality(hold.minimum) > 64
+        or cardinality(hold.minimum) > 65
         or pg_column_size(hold.minimum) > 1400 and not metered._fits(hold.minimum)
         or array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
@@ -6629,7 +6727,7 @@ $$;
 -- Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none.
 -- status is placed, same (placed before, with the same content, which stored has), conflict (with other
 -- content), retired, taken (of a claim: another holder has it, until deadline if that is not
--- null, and stored is their hold, if reveal) or refused.
+-- null, and stored is their hold, if reveal) or refused. Of a hold up to so much (see new_hold) stored is the hold.
 --
 -- If the caller chose the id, it is locked after the scopes: a call that places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
@@ -6656,6 +6754,9 @@ declare
     unused text;
     charge metered.new_charge;
     changed int;
+    n      int;
+    mode   text := case when raising then 'raise' else 'answer' end;
+    fewest bigint;      -- units of each line, of a hold up to so much
 begin
     if greatest(octet_length(hold.tenant), octet_length(hold.id), octet_length(hold.holder), octet_length(hold.claim), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or octet_length(hold.fingerprint) > 33
@@ -6663,7 +6764,7 @@ begin
         or pg_column_compression(hold.metadata) is not null and octet_length(hold.metadata::text) > 65536
         or array_lower(hold.minimum, 1) <> 1
         or array_ndims(hold.minimum) <> 1
-        or cardinality(hold.minimum) > 64
+        or cardinality(hold.minimum) > 65
         or pg_column_size(hold.minimum) > 1400 and not metered._fits(hold.minimum)
         or array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
@@ -6675,6 +6776,12 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of place' using errcode = '22023';
     end if;
+    n := cardinality(hold.minimum);
+    if n > 0 and (hold.minimum[n]).scope = '' then
+        fewest := (hold.minimum[n]).amount;
+        hold.minimum := nullif(hold.minimum[:n - 1], '{}');
+        perform metered._require((select min(x.held) = max(x.held) and fewest between 1 and min(x.held) from unnest(charges) x where x.held > 0), 'up to');
+    end if;
     foreach charge in array charges loop
         if charge.held > 0 then
             if charge.key is null then
@@ -6684,7 +6791,6 @@ begin
                 perform metered._require(false, 'key');
             end if;
             line_keys := line_keys || charge.key;
-            lines := lines || jsonb_build_object('scope', charge.scope, 'amount', charge.held, 'captured', 0, 'open', charge.held);
             claimed := claimed or charge.scope = hold.claim and charge.held = 1;
         end if;
     end loop;
@@ -6722,8 +6828,18 @@ begin
         end if;
         return;
     end if;
-    c := metered._write_charges(charges, ahead, wait_ms, origin, case when raising then 'raise' else 'answer' end,
-        row(hold.id, due_in, null, clk), false);
+    if fewest is null then
+        c := metered._write_charges(charges, ahead, wait_ms, origin, mode, row(hold.id, due_in, null, clk), false);
+    else
+        c := metered._write_up_to(charges, fewest, ahead, wait_ms, origin, mode, row(hold.id, due_in, null, clk), false);
+        charges := c.charges;
+        c := c.posted;
+    end if;
+    foreach charge in array charges loop
+        if charge.held > 0 then
+            lines := lines || jsonb_build_object('scope', charge.scope, 'amount', charge.held, 'captured', 0, 'open', charge.held);
+        end if;
+    end loop;
     seqs := c.seqs;
     ats := c.ats;
     refused := c.refused;
@@ -6775,6 +6891,9 @@ begin
         origin.note, origin.tenant, origin.operation);
     if channel is not null then
         perform metered._announce(channel, hold.tenant, hold.id, 1, 'placed');
+    end if;
+    if fewest is not null then
+        stored := metered.hold_json(new_no, placed_at);
     end if;
     if origin.operation is not null then
         unused := metered._remember_hold(metered._created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));
@@ -7001,23 +7120,21 @@ begin
 end
 $$;
 
--- Charges that were refused, as far as each of their limits admits them: null if none does at all.
-create function metered._as_far_as_admitted(charges metered.new_charge[], refused jsonb) returns metered.new_charge[]
+-- Charges that were refused, as far as limits admit them: each by its own limits, or evenly, all of them as many units less as it takes for one. Null if
+-- nothing is left.
+create function metered._as_far_as_admitted(charges metered.new_charge[], refused jsonb, evenly boolean) returns metered.new_charge[]
 language plpgsql immutable
 as $$
 declare
-    c   metered.new_charge;
-    l   metered.charge_limit;
-    d   jsonb;
-    n   int := 0;
-    fit metered.new_charge[];
+    c    metered.new_charge;
+    less bigint[] := metered._beyond_limits(charges, refused);
+    most bigint := case when evenly then (select max(x) from unnest(less) x) end;
+    i    int := 0;
+    fit  metered.new_charge[];
 begin
     foreach c in array charges loop
-        foreach l in array c.limits loop
-            d := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
-            c.amount := least(c.amount, l.max - (d ->> 'used')::bigint - (d ->> 'held')::bigint - (d ->> 'own')::bigint - (d ->> 'leased')::bigint);
-            n := n + 1;
-        end loop;
+        i := i + 1;
+        c.amount := c.amount - coalesce(most, less[i]);
         if c.amount > 0 then
             fit := fit || c;
         end if;
@@ -7084,7 +7201,7 @@ begin
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of capture_holds' using errcode = '22023';
     end if;
-    if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'allow') and (used is null or cardinality(named.ids) = 1)
+    if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'even', 'allow') and (used is null or cardinality(named.ids) = 1)
         or not terms.closing and used is not null) is not true then
         perform metered._require(false, 'terms');
     end if;
@@ -7157,7 +7274,8 @@ begin
         if c.refused -> 0 ? 'crossing' and raising then
             perform metered._refuse_unreported();
         end if;
-        fitting := case when terms.policy = 'upto' and not c.refused -> 0 ? 'crossing' then metered._as_far_as_admitted(excess, c.refused) else excess end;
+        fitting := case when terms.policy in ('upto', 'even') and not c.refused -> 0 ? 'crossing'
+            then metered._as_far_as_admitted(excess, c.refused, terms.policy = 'even') else excess end;
         if fitting = excess then
             refused := metered._refuse_hold(raising, json_build_object('status', 'refused', 'refused', c.refused,
                 'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
@@ -7165,7 +7283,7 @@ begin
         end if;
         excess := fitting;
     end loop;
-    if terms.policy = 'upto' then
+    if terms.policy in ('upto', 'even') then
         for n in 1..cardinality(scopes) loop
             units[n] := least(units[n], (select y.open from metered.hold_lines y where y.hold = k.nos[1] and y.scope = scopes[n])
                 + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[n]), 0));
@@ -8972,7 +9090,7 @@ begin
         or pg_column_compression(hold.metadata) is not null and octet_length(hold.metadata::text) > 65536
         or array_lower(hold.minimum, 1) <> 1
         or array_ndims(hold.minimum) <> 1
-        or cardinality(hold.minimum) > 64
+        or cardinality(hold.minimum) > 65
         or pg_column_size(hold.minimum) > 1400 and not metered._fits(hold.minimum)
         or array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
@@ -9022,6 +9140,7 @@ begin
     seqs := p.seqs;
     ats := p.ats;
     refused := p.refused;
+    stored := p.stored;
     crossed := p.crossed;
 end
 $$;
@@ -9587,12 +9706,12 @@ comment on type metered.new_charge is 'Units of one scope that a call spends or 
 comment on type metered.lease_terms is 'How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.';
 comment on type metered.origin is 'The origin of an entry or a transition: the command, if it is one, and a note.';
 comment on type metered.used_units is 'Units of one scope that a capture takes, that a refund gives back, or that are captured when a hold expires.';
-comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the claimed scope, if it is a claim. lifetime is how long after its beginning a hold ends at the latest. minimum has the units captured of its scopes when it expires.';
+comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the claimed scope, if it is a claim. lifetime is how long after its beginning a hold ends at the latest. minimum has the units captured of its scopes when it expires. A hold up to so much, whose lines hold equal units, has a last minimum of scope '''': the fewest units that each of its lines may hold.';
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
 comment on type metered.new_lot is 'A lot to be granted to a wallet. It ends at expires_at, or lasts after it is granted, or never. Up to roll_cap of the units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last for late from then on (0: for ever), or ends at once (null).';
 comment on type metered.lot_plan is 'How a lot renews and rolls over. Each period of renews has a lot of renew_amount units, and renewal is the reference of the first. Units that roll over last until their period of roll_to ends, or else for roll_for. They do so roll_again times more (-1: always). With roll_shared the lot''s roll_cap counts all units of the category that rolled over. The caller sets neither renewal, roll_for nor of_reference, which is the reference of the lot that had the units first.';
 comment on type metered.lot_rollover is 'How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).';
-comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy is for units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), allow (they are charged).';
+comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy is for units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), even (likewise, and of all scopes as many less as it takes for one), allow (they are charged).';
 comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt has the standing of its limits. leased: some of its charges are spent from leases. name is the command''s name, and jobs are those that it made: both are for the record.';
 comment on type metered.presented_token is 'A token as it was presented.';
 comment on type metered.new_token is 'A token to be minted.';
@@ -9831,6 +9950,7 @@ comment on function metered.wallet_balance(text) is 'The balance of a wallet: un
 comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when refused. It returns the whole answer: that costs less than to assign each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'The answer of charge at this moment, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage(text[], interval[], metered.period[], boolean) is 'The state of each scope, for each pair with a window. Window 0 is the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.';
+comment on function metered.charge_up_to(metered.new_charge[], interval, int, boolean, metered.origin) is 'Charges scopes as charge does, with equal amounts: all of it, or else the largest amount that the limits of all scopes admit, at least 1. amount is this. A refusal is of 1 unit. That of a command raises, because COMMIT follows, and its charges are kept for its record.';
 comment on function metered.usage_at(text, timestamptz[]) is 'The sums of a scope''s chain before each of the times, which ascend. seq is the last entry before it, refunded_after has the refunds by now of the charges after that, and unsettled the spends from open leases from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage is known. STABLE, so that all its statements see one snapshot.';
 comment on function metered.search_entries(text, bigint, bigint, boolean, int, int, metered.origin, text) is 'Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.';
 comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of the units that the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are the scope''s state before. It lasts for terms.ttl, or until the first of the limits'' periods ends: a lease that is settled later counts in the next one.';
@@ -9852,7 +9972,7 @@ comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is '
 comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that no.';
 comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the holds that are named, unless these are another holder''s (see _lock_holds); the ids that it places, by key; then rows of holds, by no: of those that are named, and of those that are due in scopes that it may charge and could be in its way. A command that names thousands of scopes needs a larger lock table.';
 comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'The refusal of place at this moment, without a lock, in a command that has begun (it is no replay): status is taken, refused, or null where it would not, or where only place can decide: of a hold that was placed before, and from an older snapshot. stored is the hold of a taken claim, if reveal.';
-comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean) is 'Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none. status is placed, same (placed before, with the same content, which stored has), conflict (with other content), retired, taken (of a claim: another holder has it, until deadline if that is not null, and stored is their hold, if reveal) or refused.';
+comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean) is 'Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none. status is placed, same (placed before, with the same content, which stored has), conflict (with other content), retired, taken (of a claim: another holder has it, until deadline if that is not null, and stored is their hold, if reveal) or refused. Of a hold up to so much (see new_hold) stored is the hold.';
 comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends all their units (used is null), or the units given for the scopes of one hold. Where no units are given (amount is null), it spends the hold''s units, and limits report. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
 comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.';
@@ -10075,36 +10195,36 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_after_due,_after_minima,_again,_announce,_append,_append_lot,
-            _as_far_as_admitted,_as_wallet,_balance,_base,_bound_lock_wait,_by_system,_capture_lots,_capture_minima,
-            _charge_anyway,_charge_of,_check_limits,_check_now,_close_lease,_close_scope,_collided,_created_json,
-            _credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,_debt,_due_after,_due_lots,
-            _due_minima,_end_line,_end_lot,_end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,
-            _expire_and_check,_expire_due,_expire_rows,_family,_find_lot,_first_due,_first_for_write,_fits,
-            _fits_at,_fits_origin,_free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_held_here,
-            _hold_as_json,_is_job,_join_line,_kept_reports,_key_fits,_lags,_lapsing,_last_entry,_later_due,
-            _lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,_leaves_at,_line_json,_lines,
-            _lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_place,_lot_begins,
-            _lots_now,_mark_freed,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_named_holds,
-            _next_end,_next_entry,_next_lot,_no_amount,_note_lot,_old_lot,_on_spending,_one_snapshot,_open_wallet,
-            _others_fall_due,_overdue,_owe,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,
-            _pay_back,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_sequence,_rearmed,
-            _recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
-            _refuse_closed,_refuse_hold,_refuse_stale,_refuse_unreported,_refusing,_release_line,_release_lines,
-            _remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
-            _roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_shorter,_spend_range,
-            _spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_lots,_threshold_key,_token_fits,
-            _try_each,_try_keys,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,
-            _usage_known_from,_use_lots,_with_absent,_with_keys,_withdraw,_without_lapsing,_write_charges,
-            _write_exact,_write_plain,_written_here,announced,begin_command,block_commit,capture_holds,
-            carve,change_parked,charge,charge_each,charge_leased,check_charge,claim_job_key,clock,complete_command,
-            consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,expire_hold,
-            explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,
-            keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,open_lease,open_session,
-            park_jobs,place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,
-            purge_tokens,receive_child,refund,release_captured,release_holds,release_jobs,repair_clock,
-            replace_token,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,
-            set_lot_end,settle_away,settle_lease,spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,
-            wallet_balance}')
+            _as_far_as_admitted,_as_wallet,_balance,_base,_beyond_limits,_bound_lock_wait,_by_system,_capture_lots,
+            _capture_minima,_charge_anyway,_charge_of,_check_limits,_check_now,_close_lease,_close_scope,
+            _collided,_created_json,_credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,
+            _debt,_due_after,_due_lots,_due_minima,_end_line,_end_lot,_end_minima,_end_minima_of,_end_named,
+            _ends_per_call,_entry_for_write,_expire_and_check,_expire_due,_expire_rows,_family,_find_lot,
+            _first_due,_first_for_write,_fits,_fits_at,_fits_origin,_free_lines,_free_lots,_fresh,_give_back,
+            _goes_on,_gone_on,_held_here,_hold_as_json,_is_job,_join_line,_kept_reports,_key_fits,_lags,
+            _lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,
+            _leaves_at,_line_json,_lines,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,
+            _lock_keys,_lock_place,_lot_begins,_lots_now,_mark_freed,_minima,_minima_leave,_missing_hold,
+            _missing_lot,_missing_token,_named_holds,_next_end,_next_entry,_next_lot,_no_amount,_note_lot,
+            _old_lot,_on_spending,_one_snapshot,_open_wallet,_others_fall_due,_overdue,_owe,_owed_before,
+            _own_entry,_parked_channel,_parked_json,_pass_ended,_pay_back,_period_at,_periods_of,_placed_before,
+            _plan_on,_purge_lots,_raise_sequence,_rearmed,_recorded_events,_recorded_meanwhile,_refund_fate,
+            _refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_stale,
+            _refuse_unreported,_refusing,_release_line,_release_lines,_remember_hold,_renew_lot,_reported_after_repair,
+            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,
+            _schedule,_scope_key,_settle,_shorter,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,
+            _take_back,_take_lots,_threshold_key,_token_fits,_try_each,_try_keys,_turn,_unbound_lock_wait,
+            _under_limits,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_with_absent,
+            _with_keys,_withdraw,_without_lapsing,_write_charges,_write_exact,_write_plain,_write_up_to,
+            _written_here,announced,begin_command,block_commit,capture_holds,carve,change_parked,charge,
+            charge_each,charge_leased,charge_up_to,check_charge,claim_job_key,clock,complete_command,consume_token,
+            create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,expire_hold,explain_parked,
+            extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
+            lock_all,lock_scopes,look_place,mint_tokens,next_release,open_lease,open_session,park_jobs,
+            place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
+            receive_child,refund,release_captured,release_holds,release_jobs,repair_clock,replace_token,
+            retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,set_lot_end,
+            settle_away,settle_lease,spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

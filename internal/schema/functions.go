@@ -50,6 +50,7 @@ var Functions = []Function{
 
 	{"lock_scopes", Application, owned},
 	{"charge", Application, write},
+	{"charge_up_to", Application, write},
 	{"charge_each", Application, write + "\nset enable_bitmapscan = off"},
 	{"check_charge", Application | Reporting, write},
 	{"usage", Application | Reporting, write},

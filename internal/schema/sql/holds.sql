@@ -197,7 +197,7 @@ $$;
 -- Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none.
 -- status is placed, same (placed before, with the same content, which stored has), conflict (with other
 -- content), retired, taken (of a claim: another holder has it, until deadline if that is not
--- null, and stored is their hold, if reveal) or refused.
+-- null, and stored is their hold, if reveal) or refused. Of a hold up to so much (see new_hold) stored is the hold.
 --
 -- If the caller chose the id, it is locked after the scopes: a call that places the same id
 -- on other scopes waits there, as long as for a scope, and then sees the first one. An
@@ -220,7 +220,16 @@ declare
     unused text;
     charge metered.new_charge;
     changed int;
+    n      int;
+    mode   text := case when raising then 'raise' else 'answer' end;
+    fewest bigint;      -- units of each line, of a hold up to so much
 begin
+    n := cardinality(hold.minimum);
+    if n > 0 and (hold.minimum[n]).scope = '' then
+        fewest := (hold.minimum[n]).amount;
+        hold.minimum := nullif(hold.minimum[:n - 1], '{}');
+        perform metered._require((select min(x.held) = max(x.held) and fewest between 1 and min(x.held) from unnest(charges) x where x.held > 0), 'up to');
+    end if;
     foreach charge in array charges loop
         if charge.held > 0 then
             if charge.key is null then
@@ -230,7 +239,6 @@ begin
                 perform metered._require(false, 'key');
             end if;
             line_keys := line_keys || charge.key;
-            lines := lines || jsonb_build_object('scope', charge.scope, 'amount', charge.held, 'captured', 0, 'open', charge.held);
             claimed := claimed or charge.scope = hold.claim and charge.held = 1;
         end if;
     end loop;
@@ -268,8 +276,18 @@ begin
         end if;
         return;
     end if;
-    c := metered._write_charges(charges, ahead, wait_ms, origin, case when raising then 'raise' else 'answer' end,
-        row(hold.id, due_in, null, clk), false);
+    if fewest is null then
+        c := metered._write_charges(charges, ahead, wait_ms, origin, mode, row(hold.id, due_in, null, clk), false);
+    else
+        c := metered._write_up_to(charges, fewest, ahead, wait_ms, origin, mode, row(hold.id, due_in, null, clk), false);
+        charges := c.charges;
+        c := c.posted;
+    end if;
+    foreach charge in array charges loop
+        if charge.held > 0 then
+            lines := lines || jsonb_build_object('scope', charge.scope, 'amount', charge.held, 'captured', 0, 'open', charge.held);
+        end if;
+    end loop;
     seqs := c.seqs;
     ats := c.ats;
     refused := c.refused;
@@ -321,6 +339,9 @@ begin
         origin.note, origin.tenant, origin.operation);
     if channel is not null then
         perform metered._announce(channel, hold.tenant, hold.id, 1, 'placed');
+    end if;
+    if fewest is not null then
+        stored := metered.hold_json(new_no, placed_at);
     end if;
     if origin.operation is not null then
         unused := metered._remember_hold(metered._created_json(metered.hold_json(new_no, placed_at), charges, seqs, ats));

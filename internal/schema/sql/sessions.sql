@@ -56,6 +56,7 @@ begin
     seqs := p.seqs;
     ats := p.ats;
     refused := p.refused;
+    stored := p.stored;
     crossed := p.crossed;
 end
 $$;

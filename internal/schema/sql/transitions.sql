@@ -119,23 +119,21 @@ begin
 end
 $$;
 
--- Charges that were refused, as far as each of their limits admits them: null if none does at all.
-create function metered._as_far_as_admitted(charges metered.new_charge[], refused jsonb) returns metered.new_charge[]
+-- Charges that were refused, as far as limits admit them: each by its own limits, or evenly, all of them as many units less as it takes for one. Null if
+-- nothing is left.
+create function metered._as_far_as_admitted(charges metered.new_charge[], refused jsonb, evenly boolean) returns metered.new_charge[]
 language plpgsql immutable
 as $$
 declare
-    c   metered.new_charge;
-    l   metered.charge_limit;
-    d   jsonb;
-    n   int := 0;
-    fit metered.new_charge[];
+    c    metered.new_charge;
+    less bigint[] := metered._beyond_limits(charges, refused);
+    most bigint := case when evenly then (select max(x) from unnest(less) x) end;
+    i    int := 0;
+    fit  metered.new_charge[];
 begin
     foreach c in array charges loop
-        foreach l in array c.limits loop
-            d := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
-            c.amount := least(c.amount, l.max - (d ->> 'used')::bigint - (d ->> 'held')::bigint - (d ->> 'own')::bigint - (d ->> 'leased')::bigint);
-            n := n + 1;
-        end loop;
+        i := i + 1;
+        c.amount := c.amount - coalesce(most, less[i]);
         if c.amount > 0 then
             fit := fit || c;
         end if;
@@ -180,7 +178,7 @@ declare
     ended   boolean := false;       -- lines that are due before a minimum that is
     unused  text;
 begin
-    if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'allow') and (used is null or cardinality(named.ids) = 1)
+    if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'even', 'allow') and (used is null or cardinality(named.ids) = 1)
         or not terms.closing and used is not null) is not true then
         perform metered._require(false, 'terms');
     end if;
@@ -253,7 +251,8 @@ begin
         if c.refused -> 0 ? 'crossing' and raising then
             perform metered._refuse_unreported();
         end if;
-        fitting := case when terms.policy = 'upto' and not c.refused -> 0 ? 'crossing' then metered._as_far_as_admitted(excess, c.refused) else excess end;
+        fitting := case when terms.policy in ('upto', 'even') and not c.refused -> 0 ? 'crossing'
+            then metered._as_far_as_admitted(excess, c.refused, terms.policy = 'even') else excess end;
         if fitting = excess then
             refused := metered._refuse_hold(raising, json_build_object('status', 'refused', 'refused', c.refused,
                 'scopes', (select json_agg(e.scope) from unnest(excess) e), 'units', (select json_agg(e.amount) from unnest(excess) e)));
@@ -261,7 +260,7 @@ begin
         end if;
         excess := fitting;
     end loop;
-    if terms.policy = 'upto' then
+    if terms.policy in ('upto', 'even') then
         for n in 1..cardinality(scopes) loop
             units[n] := least(units[n], (select y.open from metered.hold_lines y where y.hold = k.nos[1] and y.scope = scopes[n])
                 + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[n]), 0));

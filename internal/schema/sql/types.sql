@@ -51,7 +51,8 @@ create type metered.used_units as (scope text, amount bigint, limits metered.cha
 
 -- A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then
 -- it is derived. claim is the claimed scope, if it is a claim. lifetime is how long
--- after its beginning a hold ends at the latest. minimum has the units captured of its scopes when it expires.
+-- after its beginning a hold ends at the latest. minimum has the units captured of its scopes when it expires. A hold up to so much, whose lines
+-- hold equal units, has a last minimum of scope '': the fewest units that each of its lines may hold.
 create type metered.new_hold as (
     tenant text, id text, chosen boolean, key bigint, holder text, claim text, fingerprint bytea,
     issued_at timestamptz, ttl interval, grace interval, lifetime interval, metadata json, minimum metered.used_units[]);
@@ -78,8 +79,8 @@ create type metered.lot_plan as (
 create type metered.lot_rollover as (of_lot bigint, of_reference text, cap bigint, lasts interval);
 
 -- How a capture is made. closing frees the rest and ends the holds. policy is for
--- units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), allow (they
--- are charged).
+-- units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), even (likewise, and of all
+-- scopes as many less as it takes for one), allow (they are charged).
 create type metered.capture_terms as (closing boolean, policy text, entity text);
 
 -- A command as its first and its last statement name it. key is that of its id's lock.

@@ -264,35 +264,20 @@ create function metered.draw(charge metered.new_charge, up_to boolean, ahead int
 language plpgsql volatile
 as $$
 declare
-    tip    metered.ledger;
-    terms  metered.hold_terms;  -- null, or the clock by which the amount was decided
-    looked record;
+    mode   text := case when origin.operation is null then 'answer' else 'raise' end;
+    w      record;
     posted metered.charged;
-    l      metered.charge_limit;
-    i      int := 0;
 begin
     if (charge.held = 0 and charge.lease is null and charge.amount between 1 and 9007199254740992 and up_to is not null) is not true then
         perform metered._require(false, 'draw');
     end if;
-    if charge.key is null then
-        charge.key := metered._scope_key(charge.scope);
-    end if;
     if up_to then
-        perform metered._lock_keys(array[charge.key], wait_ms);
-        tip := metered._last_entry(charge.scope);
-        amount := charge.amount;
-        charge.amount := 1;
-        terms.at := metered.clock();
-        looked := metered._check_now(array[charge], array[tip], terms.at, ahead);
-        foreach l in array charge.limits loop
-            i := i + 1;
-            if looked.used[i] > l.max - looked.held[1] - amount then     -- a great credit makes no number too large
-                amount := l.max - looked.used[i] - looked.held[1];
-            end if;
-        end loop;
-        charge.amount := greatest(1, amount);   -- 1 is refused where there is none
+        w := metered._write_up_to(array[charge], 1, ahead, wait_ms, origin, mode, null, false);
+        charge := w.charges[1];
+        posted := w.posted;
+    else
+        posted := metered._write_charges(array[charge], ahead, wait_ms, origin, mode, null, false);
     end if;
-    posted := metered._write_charges(array[charge], ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, terms, false);
     amount := charge.amount;
     refused := posted.refused;
     if refused is not null then

@@ -1,0 +1,97 @@
+-- Charges and holds up to so many units: as many as the limits admit.
+
+-- How many units of each charge its limits do not admit, by the refusal of the charges.
+create function metered._beyond_limits(charges metered.new_charge[], refused jsonb) returns bigint[]
+language plpgsql immutable
+as $$
+declare
+    c    metered.new_charge;
+    l    metered.charge_limit;
+    d    jsonb;
+    n    int := 0;
+    most numeric;
+    all_of bigint[];
+begin
+    foreach c in array charges loop
+        most := 0;
+        foreach l in array c.limits loop
+            d := jsonb_path_query_first(refused, '$[*] ? (@.limit == $n)', jsonb_build_object('n', n));
+            most := greatest(most, c.amount - l.max + (d ->> 'used')::numeric + (d ->> 'held')::bigint + (d ->> 'own')::bigint + (d ->> 'leased')::bigint);
+            n := n + 1;
+        end loop;
+        all_of := all_of || least(most, c.amount)::bigint;
+    end loop;
+    return all_of;
+end
+$$;
+
+-- _write_charges up to so many units. If limits refuse, all charges take as many units less as it takes, so that each takes the same, and no less than
+-- fewest. Charges that hold units hold fewer then, and what they spend stays. The second attempt has the locks and the clock of the first, so it is
+-- refused only if fewest units do not fit, either. Its refusal is the answer.
+create function metered._write_up_to(inout charges metered.new_charge[], fewest bigint, ahead interval, wait_ms int,
+    origin metered.origin, mode text, hold metered.hold_terms, standing boolean, out posted metered.charged)
+language plpgsql volatile
+as $$
+declare
+    c       metered.new_charge;
+    units   bigint;
+    less    bigint;
+    holding boolean := false;
+begin
+    posted := metered._write_charges(charges, ahead, wait_ms, origin, 'answer', hold, standing);
+    if posted.refused is null or mode = 'answer' and not posted.refused -> 0 ? 'limit' then
+        return;
+    end if;
+    foreach c in array charges loop
+        holding := holding or c.held > 0;
+        units := case when c.held > 0 then c.held else coalesce(units, c.amount) end;
+    end loop;
+    less := least(units - fewest, (select max(x) from unnest(metered._beyond_limits(charges, posted.refused)) x));
+    for i in 1..cardinality(charges) loop
+        if holding = (charges[i].held > 0) then
+            charges[i].amount := charges[i].amount - less;
+            charges[i].held := charges[i].held - case when holding then less else 0 end;
+        end if;
+    end loop;
+    hold.at := posted.at;
+    posted := metered._write_charges(charges, ahead, wait_ms, origin, mode, hold, standing);
+end
+$$;
+
+-- Charges scopes as charge does, with equal amounts: all of it, or else the largest amount that the limits of all scopes admit, at least 1. amount is
+-- this. A refusal is of 1 unit. That of a command raises, because COMMIT follows, and its charges are kept for its record.
+create function metered.charge_up_to(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean, origin metered.origin,
+    out amount bigint, out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out refused jsonb,
+    out periods timestamptz[], out crossed jsonb)
+language plpgsql volatile
+as $$
+declare
+    c metered.new_charge;
+    w record;
+    p metered.charged;
+begin
+    foreach c in array charges loop
+        amount := coalesce(amount, c.amount);
+        if (c.amount = amount and c.held = 0) is not true then
+            perform metered._require(false, 'amounts');
+        end if;
+    end loop;
+    w := metered._write_up_to(charges, 1, ahead, wait_ms, origin, case when origin.operation is null then 'answer' else 'raise' end, null, standing);
+    p := w.posted;
+    charges := w.charges;
+    amount := charges[1].amount;
+    seqs := p.seqs;
+    ats := p.ats;
+    used := p.used;
+    held := p.held;
+    refused := p.refused;
+    periods := p.periods;
+    crossed := p.crossed;
+    if origin.operation is not null then
+        for i in 1..cardinality(charges) loop
+            perform metered._remember_hold(json_build_object('drawn', json_build_object('wallet', charges[i].scope, 'seq', seqs[i], 'at', ats[i], 'amount', amount),
+                'charge', true));
+        end loop;
+    end if;
+end
+$$;
