@@ -52,15 +52,63 @@ select seqs, ats, used, held, refused, periods, crossed
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 
 // Charge charges all scopes or none, in one round trip. Charges of one scope become one entry, and must have the same Note.
-func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (r Receipt, err error) {
+func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
+	return l.charge(ctx, tx, "budget.charge", (*Ledger).prepare, charges)
+}
+
+const upToSQL = `
+select coalesce(amount, 0), seqs, ats, used, held, refused, periods, crossed
+from metered.charge_up_to($1::metered.new_charge[], $2::interval, $3::int, $4::bool, $5::metered.origin)`
+
+// ChargeUpTo charges each scope the same amount: that of the charges, or else the largest that all limits admit, at least 1. Posted.Amount
+// has it. So a key, its user, team and organisation pay the same for a request that goes over, in one round trip.
+//
+// The charges have equal amounts and scopes of their own. If not even 1 fits, the *ExceededError has the limits that refuse 1, and when they admit
+// it.
+func (l *Ledger) ChargeUpTo(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
+	return l.charge(ctx, tx, "budget.charge_up_to", (*Ledger).prepareUpTo, charges)
+}
+
+// prepareUpTo validates charges as ChargeUpTo does, without any SQL.
+func (l *Ledger) prepareUpTo(charges ...Charge) (*ledger.ChargeCall[Receipt], error) {
+	call, err := l.prepare(charges...)
+	if err != nil {
+		return nil, err
+	}
+	for i, c := range charges {
+		if c.Amount != charges[0].Amount {
+			return nil, invalid(index("charges", i, ".Amount"), "%d is not that of the first charge, %d", c.Amount, charges[0].Amount)
+		}
+		if i == len(call.Charges) || call.Charges[i].Scope != c.Scope {
+			return nil, invalid(index("charges", i, ".Scope"), "%q has a charge already", c.Scope)
+		}
+	}
+	plain := call.Call.Args
+	call.Call.SQL = l.sql.upTo
+	call.Call.Args = func(s ledger.Sending) []any { return append(plain(s), s.Origin("")) }
+	var a ledger.Answer
+	call.Call.Scan = func(row pgx.Row) (Receipt, error) {
+		a = ledger.Answer{}
+		if err := row.Scan(&a.Amount, &a.Seqs, &a.Ats, &a.Used, &a.Held, &a.Refused, &a.Periods, &a.Crossed); err != nil {
+			return Receipt{}, call.Failed(err)
+		}
+		return call.Receipt(a)
+	}
+	call.Call.Cross = func(ctx context.Context, tx pgx.Tx) error { return call.Cross(ctx, tx, a.Crossed) }
+	return call, nil
+}
+
+// charge carries out a call of charges in tx.
+func (l *Ledger) charge(ctx context.Context, tx pgx.Tx, name string, prepare func(*Ledger, ...Charge) (*ledger.ChargeCall[Receipt], error),
+	charges []Charge) (r Receipt, err error) {
 	if err := notNil("tx", tx); err != nil {
 		return Receipt{}, err
 	}
-	p, err := l.prepare(charges...)
+	p, err := prepare(l, charges...)
 	if err != nil {
 		return Receipt{}, err
 	}
-	ctx, span := l.begin(ctx, "budget.charge")
+	ctx, span := l.begin(ctx, name)
 	defer func() { l.ended(ctx, span, err) }()
 	call := p.Call
 	if len(call.Queries) > 0 {

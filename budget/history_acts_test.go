@@ -1,6 +1,7 @@
 package budget_test
 
 import (
+	"cmp"
 	"errors"
 	"slices"
 	"testing"
@@ -140,6 +141,68 @@ func (h *history) charge() {
 		}
 		require.True(h, want.Entries[i].At.Equal(got.Entries[i].At), "%v, want %v", got.Entries[i].At, want.Entries[i].At)
 		got.Entries[i].At = want.Entries[i].At
+	}
+	require.Equal(h, want, got)
+}
+
+// chargeUpTo charges the scopes the same amount: by the model the largest that no limit refuses.
+func (h *history) chargeUpTo() {
+	asked := int64(rapid.IntRange(1, 30).Draw(h.T, "up to"))
+	var charges []budget.Charge
+	for _, m := range h.models[:rapid.IntRange(1, 2).Draw(h.T, "scopes")] {
+		c := budget.Charge{Scope: m.scope, Amount: asked, NoStandings: h.quiet}
+		for range rapid.IntRange(1, 3).Draw(h.T, "limits") {
+			c.Limits = append(c.Limits, h.limit(m))
+		}
+		charges = append(charges, c)
+	}
+	var want budget.Receipt
+	var refusals []budget.Refusal
+	var wantErr error
+	for amount := asked; amount > 0; amount-- {
+		want, refusals = budget.Receipt{}, nil
+		for i, c := range charges {
+			c.Amount = amount
+			standings, refused, err := h.models[i].judge(h.now, c)
+			wantErr = cmp.Or(wantErr, err)
+			want.Entries = append(want.Entries, budget.Posted{Scope: c.Scope, Amount: amount, Standings: standings})
+			refusals = append(refusals, refused...)
+		}
+		if wantErr != nil || len(refusals) == 0 {
+			break
+		}
+	}
+	if wantErr == budget.ErrWindowPurged {
+		for i := range charges { // no bound decides then
+			charges[i].NoStandings = false
+		}
+	}
+	got, err := h.ledger.ChargeUpTo(h.outer.Context(), h.tx(), charges...)
+	if wantErr != nil {
+		require.ErrorIs(h, err, wantErr)
+		return
+	}
+	if len(refusals) > 0 {
+		var exceeded *budget.ExceededError
+		require.ErrorAs(h, err, &exceeded)
+		for i := range refusals {
+			refusals[i].Requested = asked
+		}
+		require.Equal(h, refusals, exceeded.Refusals)
+		for i := range refusals {
+			refusals[i].Requested = 1
+		}
+		h.retry(refusals)
+		return
+	}
+	require.NoError(h, err)
+	for i, e := range want.Entries {
+		at := h.models[i].add(h.now, "charge", e.Amount, 0)
+		require.True(h, at.Equal(got.Entries[i].At), "%v, want %v", got.Entries[i].At, at)
+		want.Entries[i].At, want.Entries[i].Seq = got.Entries[i].At, h.models[i].seq()
+		if charges[i].NoStandings {
+			want.Entries[i].Standings = nil
+		}
 	}
 	require.Equal(h, want, got)
 }

@@ -69,10 +69,10 @@ func checkHistories(t *testing.T) {
 			h.bulk(rapid.SampledFrom([]int{40, 239, 240, 254, 255, 256, 257, 300, 400}).Draw(rt, "entries before"))
 		}
 		acts := map[string]func(){
-			"charge": h.charge, "credit": h.credit, "refund": h.refund, "advance": h.advance, "step back": h.stepBack,
+			"charge": h.charge, "up to": h.chargeUpTo, "credit": h.credit, "refund": h.refund, "advance": h.advance, "step back": h.stepBack,
 			"repair": h.repair, "purge": h.purge, "bulk": func() { h.bulk(rapid.IntRange(1, 30).Draw(rt, "more entries")) },
 		}
-		names := []string{"charge", "charge", "charge", "charge", "advance", "advance", "advance", "refund", "refund",
+		names := []string{"charge", "charge", "charge", "charge", "up to", "up to", "advance", "advance", "advance", "refund", "refund",
 			"credit", "bulk", "purge", "step back", "repair"}
 		for range rapid.IntRange(1, 25).Draw(rt, "length") {
 			acts[rapid.SampledFrom(names).Draw(rt, "act")]()

@@ -33,6 +33,11 @@ func (internals) Charges(l *Ledger, charges ...Charge) (*ledger.ChargeCall[Recei
 	return l.prepare(charges...)
 }
 
+// ChargeUpTo prepares Ledger.ChargeUpTo.
+func (internals) ChargeUpTo(l *Ledger, charges ...Charge) (*ledger.ChargeCall[Receipt], error) {
+	return l.prepareUpTo(charges...)
+}
+
 // Credit prepares Ledger.Credit.
 func (internals) Credit(l *Ledger, c Credit) (*ledger.Call[Posted], error) { return l.prepareCredit(c) }
 
@@ -262,7 +267,7 @@ func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
 	r := Receipt{Entries: make([]Posted, len(m.charges))}
 	n := 0
 	for i, c := range m.charges {
-		e := Posted{Scope: c.Scope, Amount: c.Amount}
+		e := Posted{Scope: c.Scope, Amount: cmp.Or(a.Amount, c.Amount)}
 		if a.Seqs != nil {
 			e.Seq, e.At = a.Seqs[i], a.Ats[i]
 		}

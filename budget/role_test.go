@@ -37,6 +37,9 @@ func TestRole_ApplicationCanMakeEveryCallButChangeNoEntry(t *testing.T) {
 	mustCredit(t, app, l, "a", 3)
 	require.NoError(t, refund(ctx, app, l, "a", 1, 1))
 	require.Equal(t, int64(19), usage(t, app, l, "a", time.Hour).Used)
+	upTo, err := chargeUpTo(ctx, app, l, budget.Charge{Scope: "up to", Amount: 9, Limits: []budget.Limit{budget.Lifetime(4)}})
+	require.NoError(t, err)
+	require.Equal(t, []int64{4}, amounts(upTo))
 	n := 0
 	for _, err := range l.Entries(ctx, app, "a", budget.EntriesOptions{}) {
 		require.NoError(t, err)
@@ -57,6 +60,7 @@ func TestRole_ApplicationCanMakeEveryCallButChangeNoEntry(t *testing.T) {
 	requireVerified(t, app, l)
 
 	for _, sql := range []string{
+		`select metered._write_up_to(null, 1, '1 minute', 1000, null, 'answer', null, false)`,
 		`select metered._write_plain(null, null, null, now() - interval '1 day')`,
 		`select metered._write_exact(null, null, 1, '1 minute', 1000, now() - interval '1 day')`,
 		`select metered._recorded_events(null, null, 1)`,
@@ -207,8 +211,8 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"LockKey": {"s"}, "Create": {tx, "s"}, "Retire": {tx, "s"}, "Restore": {tx, "s"}, "Resources": {pool, budget.ResourceFilter{}},
 		"ChargeEach": {tx, charge}, "ChargeNow": {pool, charge}, "Ingest": {tx, budget.Event{ID: "e", Charge: charge}},
 		"UsageBetween": {tx, "s", start, start.Add(1000)}, "SearchEntries": {tx, "s", budget.EntrySearch{}},
-		"Series": {tx, "s", start, start.Add(1000), budget.Day, niltest.Given{Arg: time.UTC}},
-		"WhatIf": {tx, budget.PerWindow(1, time.Hour), start, start.Add(1000), "s"},
+		"Series":     {tx, "s", start, start.Add(1000), budget.Day, niltest.Given{Arg: time.UTC}},
+		"ChargeUpTo": {tx, charge}, "WhatIf": {tx, budget.PerWindow(1, time.Hour), start, start.Add(1000), "s"},
 	})
 	niltest.Func(t, "NewBatcher", budget.NewBatcher, pool, niltest.Given{Arg: ledger}, budget.BatcherConfig{})
 	batcher, err := budget.NewBatcher(pool, ledger, budget.BatcherConfig{})

@@ -245,6 +245,9 @@ func (b *behind) ledger() {
 		return b.d.Budget.Charge(ctx, tx, charge)
 	}).Entries[0]
 	b.tx("Ledger.Charge", func(ctx context.Context, tx pgx.Tx) error { return second(l.Charge(ctx, tx, charge)) })
+	b.tx("Ledger.ChargeUpTo", func(ctx context.Context, tx pgx.Tx) error {
+		return second(l.ChargeUpTo(ctx, tx, charge, budget.Charge{Scope: b.id("above"), Amount: 2, Limits: []budget.Limit{budget.Lifetime(1)}}))
+	})
 	b.tx("Ledger.ChargeEach", func(ctx context.Context, tx pgx.Tx) error { return second(l.ChargeEach(ctx, tx, charge, charge)) })
 	b.try("Ledger.ChargeNow", func(ctx context.Context) error { return second(l.ChargeNow(ctx, b.pool, charge)) })
 	b.try("Ledger.Check", func(ctx context.Context) error { return second(l.Check(ctx, b.pool, charge)) })

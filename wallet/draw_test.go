@@ -238,3 +238,47 @@ func TestDraw_UpToOfAVeryGreatCredit(t *testing.T) {
 	require.NoError(t, err)
 	require.EqualValues(t, 5, d.Amount)
 }
+
+// A wallet is a level like others: what it lacks is charged nowhere.
+func TestChargeUpTo_OfAWalletAndALimitBesideIt(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: 2})
+	f.grant(wallet.Grant{Amount: 3, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 7, Reference: "ever"})
+	charge := func(amount, team int64) (budget.Receipt, error) {
+		return do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
+			return f.ledger.ChargeUpTo(ctx, tx, f.book.Charge("ann", amount), budget.Charge{Scope: "team", Amount: amount, Limits: []budget.Limit{budget.Lifetime(team)}})
+		})
+	}
+	r, err := charge(9, 4)
+	require.NoError(t, err)
+	require.EqualValues(t, 4, r.Entries[0].Amount)
+	require.Equal(t, map[string]int64{"ever": 6}, f.left())
+	f.refund(r.Entries[0].Seq, 4)
+	f.clock.Advance(time.Hour) // its 3 units have ended, and nothing has written that down
+	r, err = charge(20, 100)
+	require.NoError(t, err)
+	require.Equal(t, []int64{9, 9}, []int64{r.Entries[0].Amount, r.Entries[1].Amount})
+	require.Empty(t, f.left())
+	require.EqualValues(t, 2, f.balance().Overdrawn)
+	_, err = charge(20, 100)
+	require.ErrorIs(t, err, budget.ErrExceeded)
+}
+
+// A lot that ends between two looks at the clock has not ended: both attempts are made at one moment.
+func TestChargeUpTo_JudgesByOneMoment(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 3, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 2, Reference: "ever"})
+	_, err := f.pool.Exec(t.Context(), `create or replace function metered.clock() returns timestamptz language sql volatile security definer
+		as $$ select timestamptz 'epoch' + us / 1000000 * interval '1 second' + us % 1000000 * interval '1 microsecond' from nextval('pgtest.clock') us $$`)
+	require.NoError(t, err)
+	f.clock.Set(noon.Add(time.Hour - 2*time.Microsecond)) // each look is a microsecond later than the one before
+	r, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
+		return f.ledger.ChargeUpTo(ctx, tx, f.book.Charge("ann", 8))
+	})
+	require.NoError(t, err)
+	require.EqualValues(t, 5, r.Entries[0].Amount)
+	require.Equal(t, noon.Add(time.Hour-time.Microsecond), r.Entries[0].At.UTC())
+}

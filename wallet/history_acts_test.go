@@ -172,13 +172,17 @@ func (h *history) draw() {
 		amount = max(1, available+h.units("beside", -1, 1))
 	}
 	d := wallet.Draw{Wallet: h.scope, Amount: amount, UpTo: h.once("up to", 3)}
-	plain := !d.UpTo && h.once("charge", 3)
+	plain := h.once("charge", 3)
 	var parts []mPart
 	drawn, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Drawn, error) {
 		if !plain {
 			return h.book.Draw(ctx, tx, d)
 		}
-		r, err := h.f.ledger.Charge(ctx, tx, h.book.Charge(h.scope, amount))
+		charge := h.f.ledger.Charge
+		if d.UpTo {
+			charge = h.f.ledger.ChargeUpTo
+		}
+		r, err := charge(ctx, tx, h.book.Charge(h.scope, d.Amount))
 		if err != nil {
 			return wallet.Drawn{}, err
 		}

@@ -101,6 +101,7 @@ type ChargeCall[R any] struct {
 
 // Answer is the entries by charge and the usage by limit, or else the refusal as JSON. A check has no Seqs and Ats.
 type Answer struct {
+	Amount     int64 // of each entry, if it is not that of its charge
 	Seqs       []int64
 	Ats        []time.Time
 	Used, Held []int64
