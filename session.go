@@ -359,8 +359,8 @@ func (s *Session[R]) Settle(ctx context.Context, used Cost, fn Func[R]) (Outcome
 	return out, nil
 }
 
-// agrees is a conflict if used differs from the settled units, which the first of the recorded holds has. OverUpTo may have taken
-// less than was used.
+// agrees is a conflict if used differs from the settled units, which the first of the recorded holds has. OverUpTo and OverEvenly may have
+// taken less than was used.
 func (s *session) agrees(used Cost, recorded []holds.Hold) error {
 	if len(recorded) == 0 {
 		return nil
@@ -373,7 +373,7 @@ func (s *session) agrees(used Cost, recorded []holds.Hold) error {
 				amount = used.Lines[at].Amount
 			}
 		}
-		cut := used.Over == holds.OverUpTo && l.Amount <= l.Captured && l.Captured < amount
+		cut := (used.Over == holds.OverUpTo || used.Over == holds.OverEvenly) && l.Amount <= l.Captured && l.Captured < amount
 		if amount != l.Captured && !cut {
 			return fmt.Errorf("%w: operation %q of tenant %q was settled with %d units of scope %q, and now with %d",
 				ErrConflict, s.r.ID, s.r.Tenant, l.Captured, l.Scope, amount)
@@ -387,7 +387,7 @@ var errSettled = errors.New("the operation was settled by another session")
 // capture is the capture of a session.
 func (s *session) capture(used Cost) holds.Capture {
 	lines := slices.Clone(used.Lines)
-	fitting := used.Over == holds.OverIfFits || used.Over == holds.OverUpTo
+	fitting := used.Over == holds.OverIfFits || used.Over == holds.OverUpTo || used.Over == holds.OverEvenly
 	for _, l := range s.r.Lines {
 		limits := slices.DeleteFunc(slices.Clone(l.Limits), func(l budget.Limit) bool { _, known := inBudget.TellsSpent(l); return !known && !fitting })
 		at := slices.IndexFunc(lines, func(of holds.Line) bool { return of.Scope == l.Scope })

@@ -22,11 +22,15 @@ const (
 	OverRefused Over = ""        // *ExcessError
 	OverIfFits  Over = "if fits" // all is charged if the Line's limits admit the excess, else *budget.ExceededError
 	OverUpTo    Over = "up to"   // as much of the excess is charged as the Line's limits admit: see HeldLine.Captured
+	OverEvenly  Over = "evenly"  // as OverUpTo, and all Lines take as many units less as the one that lacks most: equal Lines stay equal
 	OverAllowed Over = "allowed" // all is charged: the cost was incurred
 )
 
 // policies are the policies as the function capture_holds in schema.sql knows them.
-var policies = map[Over]string{OverRefused: "refuse", OverIfFits: "fit", OverUpTo: "upto", OverAllowed: "allow"}
+var policies = map[Over]string{OverRefused: "refuse", OverIfFits: "fit", OverUpTo: "upto", OverEvenly: "even", OverAllowed: "allow"}
+
+// fits reports whether limits judge the excess.
+func (o Over) fits() bool { return o == OverIfFits || o == OverUpTo || o == OverEvenly }
 
 // Capture names holds and their used units.
 type Capture struct {
@@ -37,7 +41,7 @@ type Capture struct {
 	// Lines are the units used of each scope of one hold, 0 for a scope left out. Lines of a claim include its own unit
 	// (of Key.Scope), unless Keep.
 	//
-	// With OverIfFits and OverUpTo, a Line's Limits judge the excess. Otherwise they only carry thresholds, with All in
+	// With OverIfFits, OverUpTo and OverEvenly, a Line's Limits judge the excess. Otherwise they only carry thresholds, with All in
 	// Lines without Amount (docs/thresholds.md).
 	Lines []Line
 	// Keep leaves the rest held, and cannot capture a claim's own unit, which confirms the claim and ends the hold.
@@ -161,8 +165,8 @@ func (b *Book) used(c Capture) (used []ledger.Used, tolerance any, err error) {
 		if err == nil && len(priced.Queries) > 0 {
 			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"), "have a MaxFrom, which is for placing and charging")
 		}
-		if (c.Over == OverIfFits || c.Over == OverUpTo) && len(line.Limits) == 0 { // everything would fit
-			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"), "are none: OverIfFits and OverUpTo need a limit to fit into")
+		if c.Over.fits() && len(line.Limits) == 0 { // everything would fit
+			return nil, nil, invalid(index("Capture.Lines", i, ".Limits"), "are none: OverIfFits, OverUpTo and OverEvenly need a limit to fit into")
 		}
 		limits := priced.Charges[0].Limits
 		if c.Over == OverRefused || c.Over == OverAllowed { // they are for thresholds alone

@@ -203,9 +203,9 @@ func (h *history) capture() {
 	}
 	if c.All = c.Lines == nil; !c.All {
 		c.Keep = rapid.Bool().Draw(h.T, "keep")
-		c.Over = rapid.SampledFrom([]holds.Over{holds.OverRefused, holds.OverIfFits, holds.OverUpTo, holds.OverAllowed}).Draw(h.T, "over")
+		c.Over = rapid.SampledFrom([]holds.Over{holds.OverRefused, holds.OverIfFits, holds.OverUpTo, holds.OverEvenly, holds.OverAllowed}).Draw(h.T, "over")
 		for i, l := range c.Lines {
-			if (c.Over == holds.OverIfFits || c.Over == holds.OverUpTo) && len(l.Limits) == 0 {
+			if (c.Over == holds.OverIfFits || c.Over == holds.OverUpTo || c.Over == holds.OverEvenly) && len(l.Limits) == 0 {
 				c.Lines[i].Limits = []budget.Limit{budget.Lifetime(h.int("limit", 0, 99))}
 			}
 		}

@@ -128,6 +128,16 @@ func claimScope(tenant string, key holds.Key) string {
 	return budget.ScopeKey("claim", budget.ScopeKey(key.Type, key.Value, tenant), "")
 }
 
+// opened are the units of a scope that a hold still keeps.
+func opened(h *mHold, scope string) (units int64) {
+	for _, l := range h.lines {
+		if l.scope == scope {
+			units = l.open
+		}
+	}
+	return units
+}
+
 func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
 	found, err := m.named(now, c.IDs, c.Holder, holds.Held)
 	if err != nil {
@@ -152,7 +162,7 @@ func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
 				return nil, &holds.ExcessError{ID: c.IDs[0], Scope: used.Scope, Requested: used.Amount, Open: open}
 			}
 			more := budget.Charge{Scope: used.Scope, Amount: used.Amount - open}
-			if c.Over == holds.OverIfFits || c.Over == holds.OverUpTo {
+			if c.Over == holds.OverIfFits || c.Over == holds.OverUpTo || c.Over == holds.OverEvenly {
 				more.Limits = used.Limits
 			}
 			if c.Over == holds.OverUpTo {
@@ -169,6 +179,21 @@ func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
 			}
 			excess = append(excess, more)
 		}
+	}
+	if c.Over == holds.OverEvenly {
+		refusals, err := m.judge(now, excess)
+		if err != nil {
+			return nil, err
+		}
+		less := int64(0)
+		for r := range refusals {
+			less = max(less, r.requested-r.available)
+		}
+		for i := range excess {
+			excess[i].Amount -= min(less, excess[i].Amount)
+			take[excess[i].Scope] -= min(less, take[excess[i].Scope]-opened(found[0], excess[i].Scope))
+		}
+		excess = slices.DeleteFunc(excess, func(c budget.Charge) bool { return c.Amount == 0 })
 	}
 	if len(excess) > 0 {
 		refusals, err := m.judge(now, excess)

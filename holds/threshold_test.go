@@ -106,7 +106,7 @@ func TestSpent_IsReportedOnceByCoveredAndExcess(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
 	limit := budget.Lifetime(100).Tell(spent80...)
-	for _, over := range []holds.Over{holds.OverIfFits, holds.OverUpTo, holds.OverAllowed} {
+	for _, over := range []holds.Over{holds.OverIfFits, holds.OverUpTo, holds.OverEvenly, holds.OverAllowed} {
 		for _, held := range []int64{10, 75, 79} {
 			scope := fmt.Sprint(over, held)
 			h := f.mustPlace(holds.Request{Lines: lineOf(scope, held)})
