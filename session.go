@@ -35,6 +35,7 @@ type Reservation struct {
 	IssuedAt time.Time
 
 	Lines   []holds.Line    // the estimate, held until Settle
+	UpTo    bool            // as in holds.Request. Session.Hold has the units
 	Charges []budget.Charge // are spent each time it opens, and stay
 
 	TTL   time.Duration // how long units of a dead process stay held, within Config.Holds' bounds, renewed after a third. Defaults to 1m
@@ -177,7 +178,7 @@ func (s *session) forsake(ctx context.Context, placed func(ctx context.Context, 
 func (s *session) request() holds.Request {
 	r := &s.r
 	return holds.Request{
-		Tenant: r.Tenant, Holder: r.Holder, Lines: r.Lines, Charges: r.Charges, TTL: r.TTL, Grace: r.Grace, Metadata: r.Metadata, Note: r.Note,
+		Tenant: r.Tenant, Holder: r.Holder, Lines: r.Lines, UpTo: r.UpTo, Charges: r.Charges, TTL: r.TTL, Grace: r.Grace, Metadata: r.Metadata, Note: r.Note,
 	}
 }
 

@@ -58,5 +58,8 @@ func (r *Request) fingerprint(charges []ledger.Charge) []byte {
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(c.Held)))
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(c.Amount-c.Held)))
 	}
+	if r.UpTo { // without it there is no trace: such holds are on record from before there was one
+		part([]byte("up to"))
+	}
 	return h.Sum([]byte{fingerprintVersion})
 }

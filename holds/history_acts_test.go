@@ -51,6 +51,15 @@ func (h *history) lines() (lines []holds.Line) {
 	return lines
 }
 
+// equal are lines of a request with UpTo.
+func (h *history) equal() (lines []holds.Line) {
+	amount := h.int("amount", 1, 9)
+	for _, scope := range h.scopes[:h.int("lines", 1, len(h.scopes))] {
+		lines = append(lines, holds.Line{Scope: scope, Amount: amount, Limits: h.limits(scope), AtLeast: max(0, h.int("at least", -8, int(amount)))})
+	}
+	return lines
+}
+
 func (h *history) somewhat() (charges []budget.Charge) {
 	for range h.int("charges", 0, 1) {
 		scope := h.scope()
@@ -95,10 +104,13 @@ func (h *history) who(ids []string) string {
 func (h *history) place() {
 	r := holds.Request{Tenant: h.tenant, ID: fmt.Sprint("h", h.int("id", 0, 9)), Holder: h.holder(), Lines: h.lines(), Charges: h.somewhat(),
 		TTL: h.ttl(), Grace: h.grace(), Metadata: rapid.SampledFrom([]json.RawMessage{nil, json.RawMessage(`{"row":  7}`)}).Draw(h.T, "metadata")}
+	if r.UpTo = h.once("up to", 3); r.UpTo {
+		r.Lines = h.equal()
+	}
 	if was := h.m.find(r.ID); was != nil && !h.once("other content", 3) { // the same again
-		r.Holder, r.Charges, r.Lines, r.Metadata = was.holder, nil, nil, was.metadata
+		r.Holder, r.Charges, r.Lines, r.Metadata, r.UpTo = was.holder, nil, nil, was.metadata, was.upTo > 0
 		for _, l := range was.lines {
-			r.Lines = append(r.Lines, holds.Line{Scope: l.scope, Amount: l.amount})
+			r.Lines = append(r.Lines, holds.Line{Scope: l.scope, Amount: max(l.amount, was.upTo)})
 		}
 	}
 	n := len(h.m.holds)

@@ -60,6 +60,28 @@ func (m *model) charges(now time.Time, charges []budget.Charge) error {
 	return nil
 }
 
+// fewestOf are the units that each line of a request with UpTo must have.
+func fewestOf(lines []holds.Line) (units int64) {
+	for _, l := range lines {
+		units = max(1, units, l.AtLeast)
+	}
+	return units
+}
+
+// askedFor are refusals that name the units which the caller asked for.
+func askedFor(refusals map[mRefusal]bool, charges []budget.Charge) map[mRefusal]bool {
+	all := map[mRefusal]bool{}
+	for r := range refusals {
+		for _, c := range charges {
+			if c.Scope == r.scope {
+				r.requested = c.Amount
+			}
+		}
+		all[r] = true
+	}
+	return all
+}
+
 // place returns the hold that there is with that id, or claim, or makes one.
 func (m *model) place(now time.Time, r holds.Request, claim *holds.Key, claimScope string, reveal bool) (*mHold, error) {
 	print := fingerprint(r, claim)
@@ -94,8 +116,20 @@ func (m *model) place(now time.Time, r holds.Request, claim *holds.Key, claimSco
 	case was != nil:
 		return was, nil
 	}
+	asked := r.Lines
 	all := merged(r.Lines, r.Charges)
 	refusals, err := m.judge(now, all)
+	for r.UpTo && err == nil && len(refusals) > 0 && r.Lines[0].Amount > fewestOf(asked) {
+		r.Lines = slices.Clone(r.Lines)
+		for i := range r.Lines {
+			r.Lines[i].Amount--
+		}
+		all = merged(r.Lines, r.Charges)
+		refusals, err = m.judge(now, all)
+	}
+	if r.UpTo {
+		refusals = askedFor(refusals, merged(asked, r.Charges))
+	}
 	switch {
 	case err != nil:
 		return nil, err
@@ -105,6 +139,9 @@ func (m *model) place(now time.Time, r holds.Request, claim *holds.Key, claimSco
 	m.admit(now, scopesOf(all), scopesOf(all))
 	h := mHold{tenant: r.Tenant, id: r.ID, holder: r.Holder, print: print, claim: claim, state: holds.Held, placed: now, deadline: now.Add(r.TTL),
 		due: now.Add(r.TTL + r.Grace), ceiling: now.Add(modelLifetime), version: 1, pending: true, metadata: r.Metadata}
+	if r.UpTo {
+		h.upTo = asked[0].Amount
+	}
 	for _, c := range merged(r.Lines, nil) {
 		m.entry(c.Scope, now)
 		line := mLine{scope: c.Scope, amount: c.Amount, open: c.Amount}

@@ -45,6 +45,7 @@ type mHold struct {
 	ceiling, ended                    time.Time
 	version                           int
 	returned, pending                 bool
+	upTo                              int64 // units that were asked for of each line, 0 without UpTo
 	lines                             []mLine
 	spent                             []mRef
 }
@@ -374,7 +375,7 @@ func fingerprint(r holds.Request, claim *holds.Key) string {
 		s[1] += c.Amount
 		sums[c.Scope] = s
 	}
-	return fmt.Sprintln(r.Holder, claim, sums, string(r.Metadata))
+	return fmt.Sprintln(r.Holder, claim, sums, string(r.Metadata), r.UpTo)
 }
 
 func later(a, b time.Time) time.Time {

@@ -19,6 +19,8 @@ func (b *Book) preparePark(r Request) (*ledger.Parking, error) {
 		return nil, invalid("Request.ID", "and Holder: the job's are taken")
 	case len(r.Lines)+len(r.Charges) == 0:
 		return nil, invalid("Request.Lines", "and Charges are none")
+	case r.UpTo:
+		return nil, invalid("Request.UpTo", "is not for a job, which waits until all of it fits")
 	}
 	ttl, lifetime := r.TTL, b.lifetime()
 	if ttl == 0 {

@@ -42,6 +42,9 @@ type Request struct {
 	Grace    time.Duration   // for capture past the deadline, up to Config.MaxTTL in whole microseconds
 	Metadata json.RawMessage // JSON, up to 64 KiB
 	Note     budget.Note
+	// UpTo holds equal units of all Lines: their Amount, or else the most that all limits admit, at least 1 and the greatest AtLeast. The
+	// Lines have the same Amount, each another scope. Charges are made in full.
+	UpTo bool
 
 	// claim is the scope of a claim, key its key, and reveal Claim.Reveal. Set by Claim.
 	claim  string
@@ -89,7 +92,7 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 	charges := priced.Charges
 	hold := ledger.NewHold{
 		Tenant: r.Tenant, ID: r.ID, Chosen: chosen, Holder: r.Holder, Claim: r.claim, Fingerprint: r.fingerprint(charges), IssuedAt: issuedAt(r.ID),
-		TTL: r.TTL, Grace: r.Grace, Lifetime: b.lifetime(), Metadata: string(r.Metadata), Minimum: minima(r.Lines),
+		TTL: r.TTL, Grace: r.Grace, Lifetime: b.lifetime(), Metadata: string(r.Metadata), Minimum: minima(r.Lines), Fewest: r.fewest(),
 	}
 	locks := priced.Locks
 	if chosen {
@@ -109,8 +112,10 @@ func (b *Book) preparePlace(r Request) (*call, error) {
 		SQL:   b.sql.place, Locks: locks, Queries: priced.Queries, Kind: string(EventPlaced), Tell: b.teller(EventPlaced, r.Note),
 		Placing: &ledger.Placing{
 			ID: r.ID, Queries: priced.Queries, Identity: identity, LookSQL: b.sql.look,
-			LookArgs: func() []any { return []any{hold.String(), ledger.Charges(charges), priced.Tolerance, r.reveal} },
-			Looked:   func(row pgx.Row) (refusal, err error) { return looked(priced, r.key, row) },
+			LookArgs: func() []any {
+				return []any{hold.String(), ledger.Charges(fewest(charges, hold.Fewest)), priced.Tolerance, r.reveal}
+			},
+			Looked: func(row pgx.Row) (refusal, err error) { return looked(priced, r.key, row) },
 		},
 		Args: func(s ledger.Sending) []any {
 			return []any{hold.String(), ledger.Charges(ledger.Telling(charges, s.Telling)), priced.Tolerance, s.WaitMS, s.Origin(inBudget.NoteJSON(r.Note)), b.channel(), s.Raising, r.reveal}
@@ -174,6 +179,11 @@ func (b *Book) check(r *Request) (*charging, error) {
 		charges = append(charges, c)
 	}
 	priced, err := inBudget.Charges(b.ledger, charges...)
+	if err == nil && r.UpTo {
+		if err := checkUpTo(r.Lines); err != nil {
+			return nil, err
+		}
+	}
 	if err == nil {
 		for _, line := range r.Lines {
 			i := slices.IndexFunc(priced.Charges, func(c ledger.Charge) bool { return c.Scope == line.Scope })
@@ -279,6 +289,13 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row, crossed *[]b
 	}
 	if r.claim != "" {
 		h.Claim = &r.key
+	}
+	if r.UpTo {
+		var placed Hold
+		if err := placed.decode(same); err != nil {
+			return nil, err
+		}
+		h.Lines = placed.Lines
 	}
 	for i, c := range priced.Charges {
 		if rest := c.Amount - c.Held; rest > 0 {

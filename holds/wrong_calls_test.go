@@ -178,6 +178,10 @@ func wrongCalls() []call {
 		placeCall("Request.Lines[0].Limits[0].Window", func(r *holds.Request) { r.Lines = limited(budget.Limit{Window: bounds.MaxWindow + time.Microsecond}) }),
 		placeCall("Request.Lines[0].Limits[0].Window", func(r *holds.Request) { r.Lines = limited(budget.Limit{Window: 1500}) }),
 		placeCall("Request.Lines[0].Limits", func(r *holds.Request) { r.Lines = limited(make([]budget.Limit, bounds.MaxLimits+1)...) }),
+		placeCall("Request.Lines[1].Amount", func(r *holds.Request) {
+			r.UpTo, r.Lines = true, []holds.Line{line, {Scope: "b", Amount: line.Amount + 1}}
+		}),
+		placeCall("Request.Lines[1].Scope", func(r *holds.Request) { r.UpTo, r.Lines = true, []holds.Line{line, line} }),
 		placeCall("Request.Charges[0].Amount", func(r *holds.Request) { r.Charges = []budget.Charge{{Scope: "b"}} }),
 		placeCall("Request.Charges[1].Note.Actor", func(r *holds.Request) {
 			r.Charges = []budget.Charge{{Scope: "b", Amount: 1}, {Scope: "c", Amount: 1, Note: budget.Note{Actor: long}}}

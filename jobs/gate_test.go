@@ -596,3 +596,15 @@ func TestGated_AJobInItsNextLineIsLookedAtInTime(t *testing.T) {
 	require.EqualValues(t, 1, g.release().Released)
 	require.Zero(t, g.lines())
 }
+
+func TestGated_AJobDoesNotStartWithFewerUnits(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	opts := needs(slots("gpu", 4, 2))
+	opts.Hold.UpTo = true
+	_, err := g.enqueue(process{"a"}, opts)
+	var argument *budget.ArgumentError
+	require.ErrorAs(t, err, &argument)
+	require.Contains(t, argument.Field, "UpTo")
+	require.Empty(t, g.river())
+}

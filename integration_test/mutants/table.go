@@ -27,6 +27,12 @@ var all = []Mutant{
 	{"a refusal writes", "_write_charges", "raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = refused;\n            end if;",
 		"raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = refused;\n            end if;\n            perform metered.credit(charges[1].scope, null, 1, false, wait_ms, null, false);", "./budget", "TestCharge_RefusalNamesEveryLimitAndLeavesTheTransactionUsable"},
 
+	// Up to so much.
+	{"each level takes what it has", "_write_up_to", "(select max(x) from", "(select min(x) from", "./budget", "TestChargeUpTo_TakesTheSameOfEachLevel"},
+	{"the second attempt is later", "_write_up_to", "hold.at := posted.at;", "hold.at := null;", "./wallet", "TestChargeUpTo_JudgesByOneMoment"},
+	{"a hold is less than its minimum", "_write_up_to", "least(units - fewest,", "least(units - 1,", "./holds", "TestPlace_UpToIsAtLeastTheMinimum"},
+	{"the excess is each line's own", "_as_far_as_admitted", "coalesce(most, less[i])", "less[i]", "./holds", "TestCapture_OverEvenlyTakesTheSameOfEqualLines"},
+
 	// Windows, periods, refunds, purges, the clock.
 	{"a window sees credits", "_write_charges", "u := tip.spent - base_spent - case", "u := tip.spent - tip.credited - base_spent - case", "./budget", "TestLedger_AgreesWithTheModel"},
 	{"a refund counts when it is made", "_spent_since", "case when b.refunded = tip.refunded then 0 else metered._refunds_after(tip.scope, tip.seq, b.seq) end", "(tip.refunded - b.refunded)", "./budget", "TestRefund_LeavesTheWindowTogetherWithItsCharge"},

@@ -255,6 +255,7 @@ type NewHold struct {
 	Lifetime      time.Duration // 0 for any
 	Metadata      string        // JSON, or "" for none
 	Minimum       []Used        // captured when it expires
+	Fewest        int64         // units of each line, of a hold up to so much. 0 for one of all units
 }
 
 // String is the hold as text.
@@ -267,9 +268,12 @@ func (h NewHold) String() string {
 	if h.Lifetime > 0 {
 		lifetime = interval(h.Lifetime)
 	}
-	minimum := ""
-	if h.Minimum != nil {
-		minimum = text(allUsed(h.Minimum))
+	minimum, least := "", h.Minimum
+	if h.Fewest > 0 {
+		least = append(slices.Clip(least), Used{Amount: h.Fewest})
+	}
+	if least != nil {
+		minimum = text(allUsed(least))
 	}
 	return composite(text(h.Tenant), text(h.ID), boolean(h.Chosen), key, text(h.Holder), textOrNull(h.Claim), bytes(h.Fingerprint),
 		moment(h.IssuedAt), interval(h.TTL), interval(h.Grace), lifetime, textOrNull(h.Metadata), minimum)
