@@ -231,6 +231,9 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 	if op.tx.charged != nil {
 		op.receipt, err = op.tx.charged.Receipt(op.rec.Answer)
 	}
+	for _, r := range op.tx.upTo {
+		op.receipt.Entries, op.receipt.Crossed = append(op.receipt.Entries, r.Entries...), append(op.receipt.Crossed, r.Crossed...)
+	}
 	return err
 }
 

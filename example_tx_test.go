@@ -188,6 +188,32 @@ func ExampleTx_Draw() {
 	// 8 promotional 30
 }
 
+// An import of 60 rows writes as many as the shop and its plan still admit, and a repetition gets the same answer.
+func ExampleTx_ChargeUpTo() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	client, err := metered.New(pool, metered.Config{})
+	check(err)
+	rows := func(scope string, most int64) budget.Charge {
+		return budget.Charge{Scope: scope, Amount: 60, Limits: []budget.Limit{budget.Lifetime(most)}}
+	}
+	for range 2 {
+		out, err := metered.Do(ctx, client, metered.Command{ID: "import/1", Input: 60}, func(_ context.Context, tx *metered.Tx) (any, error) {
+			return nil, tx.ChargeUpTo(rows("shop/7", 25), rows("plan/acme", 40))
+		})
+		check(err)
+		for _, e := range out.Receipt.Entries {
+			fmt.Println(e.Scope, e.Amount, out.Replayed)
+		}
+	}
+	// Output:
+	// shop/7 25 false
+	// plan/acme 25 false
+	// shop/7 25 true
+	// plan/acme 25 true
+}
+
 // A deployment looks at the schema before a new build may serve. Here somebody has run `grant execute on all
 // functions` on it. Migrate takes that back, for functions alone: it leaves differences of tables and indexes to you.
 func ExampleValidate() {

@@ -85,7 +85,8 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, tenant, id strin
 	return op, nil
 }
 
-// drawnPrefix begins a draw among the holds of a record: the function draw of the schema writes it.
+// drawnPrefix begins a draw among the holds of a record, or a charge of Tx.ChargeUpTo: the functions draw and charge_up_to of the schema write it. Builds of
+// 0.1.0 take both for draws.
 const drawnPrefix = `{"drawn"`
 
 // recorded has the charges, holds and draws of an operation's record.
@@ -95,12 +96,19 @@ func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, dra
 	}
 	for _, raw := range rec.Holds {
 		if strings.HasPrefix(raw, drawnPrefix) {
-			var one struct{ Drawn wallet.Drawn }
+			var one struct {
+				Drawn  wallet.Drawn
+				Charge bool
+			}
 			if err := json.Unmarshal([]byte(raw), &one); err != nil {
 				return budget.Receipt{}, nil, nil, fmt.Errorf("metered: a draw on record: %w", err)
 			}
-			one.Drawn.At = one.Drawn.At.UTC()
-			draws = append(draws, one.Drawn)
+			d := one.Drawn
+			if d.At = d.At.UTC(); one.Charge {
+				receipt.Entries = append(receipt.Entries, budget.Posted{Scope: d.Wallet, Amount: d.Amount, Seq: d.Seq, At: d.At})
+			} else {
+				draws = append(draws, d)
+			}
 			continue
 		}
 		h, err := inHolds.Decode([]byte(raw))

@@ -32,8 +32,8 @@ import (
 // Tx is a command's transaction: a pgx.Tx for your writes, and the calls of the command. One goroutine at a time may use it, until the
 // function returns (ErrTxDone). Statements that end it are ErrTxControl. Savepoints (Begin) work. Send nothing over Conn.
 //
-// Charge, Credit, Refund, Place, Claim, Capture, Release, Extend, Return and Draw are made at the end, all or none: credits and refunds,
-// then holds, draws and charges. A refusal is the error of Do. They need a Command.Input that decides them, since the fingerprint leaves
+// Charge, ChargeUpTo, Credit, Refund, Place, Claim, Capture, Release, Extend, Return and Draw are made at the end, all or none: credits and
+// refunds, then holds, draws with ChargeUpTo, and charges. A refusal is the error of Do. They need a Command.Input that decides them, since the fingerprint leaves
 // them out. The Receipt has charges alone.
 type Tx struct {
 	guarded
@@ -49,12 +49,13 @@ type Tx struct {
 	charged *chargeCall // charges, prepared
 	entries []command.Step
 	holds   []command.Step
-	done    []holds.Hold // by the steps of holds
-	kinds   []string     // of these steps, one for each of done
-	draws   []command.Step
-	drawn   []wallet.Drawn  // by the steps of draws
-	jobs    []jobs.Enqueued // made, for the notice
-	jobIDs  []int64         // made: the first maxJobIDs
+	done    []holds.Hold     // by the steps of holds
+	kinds   []string         // of these steps, one for each of done
+	draws   []command.Step   // also of charges up to so much
+	drawn   []wallet.Drawn   // by the steps of draws
+	upTo    []budget.Receipt // likewise
+	jobs    []jobs.Enqueued  // made, for the notice
+	jobIDs  []int64          // made: the first maxJobIDs
 }
 
 // guarded is embedded under a name that is not exported.
@@ -131,6 +132,19 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 		return err
 	}
 	t.charges, t.charged = all, call
+	return nil
+}
+
+// ChargeUpTo is budget.Ledger.ChargeUpTo. Its entries come last in Outcome.Receipt. No Notice has them.
+func (t *Tx) ChargeUpTo(charges ...budget.Charge) error {
+	if err := t.open(); err != nil {
+		return err
+	}
+	call, err := inBudget.ChargeUpTo(t.client.Budget, charges...)
+	if err != nil {
+		return err
+	}
+	t.draws = append(t.draws, command.StepOf(&call.Call, func(r budget.Receipt) { t.upTo = append(t.upTo, r) }))
 	return nil
 }
 

@@ -166,7 +166,10 @@ func (b *behind) commands() {
 		if err := tx.Draw(book, wallet.Draw{Wallet: "drawn", Amount: 1, UpTo: true}); err != nil {
 			return nil, err
 		}
-		_, err := tx.Enqueue(ctx, process{b.id("job")}, &jobs.Options{Key: b.id("command")})
+		err := tx.ChargeUpTo(budget.Charge{Scope: "up to", Amount: 9, Limits: hourly})
+		if err == nil {
+			_, err = tx.Enqueue(ctx, process{b.id("job")}, &jobs.Options{Key: b.id("command")})
+		}
 		if err == nil {
 			_, err = tx.Place(ctx, holds.Request{Lines: []holds.Line{{Scope: "seats", Amount: 1}}, TTL: time.Hour}, nil)
 		}

@@ -79,6 +79,58 @@ func (p *purse) drawing(draws ...wallet.Draw) metered.Func[pgtest.Uploaded] {
 	}
 }
 
+// Charges up to so much are on the receipt of the command, behind its own charges, first and in each replay.
+func TestTx_ChargeUpToIsOnTheReceiptAndAReplaySaysTheSame(t *testing.T) {
+	t.Parallel()
+	p := newPurse(t, wallet.Config{})
+	p.grant("ann", 7, time.Hour)
+	p.grant("ben", 4, 0)
+	both := func(amount int64) []budget.Charge {
+		return []budget.Charge{p.book.Charge("ann", amount), p.book.Charge("ben", amount)}
+	}
+	cmd := metered.Command{ID: "op", Input: 1, Charges: []budget.Charge{p.book.Charge("ann", 2)}}
+	out, err := metered.Do(t.Context(), p.c, cmd, func(_ context.Context, tx *metered.Tx) (pgtest.Uploaded, error) {
+		return pgtest.Uploaded{Name: "drawn"}, errors.Join(tx.Draw(p.book, wallet.Draw{Wallet: "ann", Amount: 1}), tx.ChargeUpTo(both(9)...))
+	})
+	require.NoError(t, err)
+	require.Len(t, out.Draws, 1)
+	got := [][2]any{}
+	for _, e := range out.Receipt.Entries {
+		got = append(got, [2]any{e.Scope, e.Amount})
+	}
+	require.Equal(t, [][2]any{{"ann", int64(2)}, {"ann", int64(4)}, {"ben", int64(4)}}, got)
+	require.EqualValues(t, 0, out.Receipt.Entries[2].Standings[0].Available)
+	require.Zero(t, p.left("ann"))
+	p.grant("ben", 50, 0)
+	again, err := metered.Do(t.Context(), p.c, cmd, pgtest.MustNotRun(t))
+	require.NoError(t, err)
+	require.True(t, again.Replayed)
+	op, err := p.c.Lookup(t.Context(), p.pool, "", "op")
+	require.NoError(t, err)
+	for _, on := range []budget.Receipt{again.Receipt, op.Receipt} {
+		require.Len(t, on.Entries, 3)
+		for i, e := range on.Entries {
+			want := out.Receipt.Entries[i]
+			want.Standings = nil
+			require.True(t, want.At.Equal(e.At))
+			want.At = e.At
+			require.Equal(t, want, e)
+		}
+	}
+	require.Equal(t, out.Draws, op.Draws)
+	require.Empty(t, op.Holds)
+
+	_, err = metered.Do(t.Context(), p.c, metered.Command{ID: "more", Input: 1}, func(_ context.Context, tx *metered.Tx) (pgtest.Uploaded, error) {
+		return pgtest.Uploaded{Name: "more"}, tx.ChargeUpTo(both(3)...)
+	})
+	var exceeded *budget.ExceededError
+	require.ErrorAs(t, err, &exceeded)
+	require.Equal(t, "ann", exceeded.Refusals[0].Scope)
+	require.EqualValues(t, 3, exceeded.Refusals[0].Requested)
+	require.EqualValues(t, 50, p.left("ben"), "nothing was charged")
+	require.Zero(t, pgtest.Value[int](t, p.pool, "select count(*)::int from metered.operations where id = 'more'"))
+}
+
 func TestTx_DrawIsOnRecordAndAReplaySaysTheSame(t *testing.T) {
 	t.Parallel()
 	p := newPurse(t, wallet.Config{})
