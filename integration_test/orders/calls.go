@@ -341,6 +341,22 @@ var calls = []call{
 		return err
 	}, model: func(*model) string { return ok }},
 
+	{name: "park", tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
+		_, err := w.enqueue(ctx, tx, w.model.wants)
+		return err
+	},
+		model: func(m *model) string { return m.park() }},
+
+	{name: "release-jobs", needs: parked, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
+		_, err := w.jobs.ReleaseIn(ctx, tx, w.scope("s"))
+		return err
+	}, model: func(m *model) string { return m.release() }},
+
+	{name: "job-ends", needs: aJob, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
+		_, err := w.book.Release(ctx, tx, holds.Release{Tenant: w.name, IDs: []string{w.job}})
+		return err
+	}, model: func(m *model) string { return m.jobEnds() }},
+
 	{name: "charge-threshold", tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
 		c := w.charge("s", 35)
 		c.Limits = []budget.Limit{tell}

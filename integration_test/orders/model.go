@@ -27,7 +27,11 @@ type model struct {
 	ahead    bool // the clock jumped, and is not repaired
 	reported bool
 	reports  int
-	settled  int // sessions
+	settled  int    // sessions
+	wants    int64  // units that each parked job needs
+	parked   int    // jobs
+	started  int    // jobs whose hold is placed
+	job      string // the state of the first job's hold
 }
 
 type sums struct{ spent, refunded, credited, held int64 }
@@ -113,6 +117,45 @@ func (m *model) sessionEnds(spent int64) {
 	m.lowered()
 }
 
+// park enqueues a job, which starts if it fits and nobody waits.
+func (m *model) park() string {
+	switch {
+	case m.ahead:
+		return "budget_clock"
+	case m.parked > 0 || m.use("s")+m.wants > limit:
+		m.parked++
+	default:
+		m.start()
+	}
+	return ok
+}
+
+func (m *model) start() {
+	m.started++
+	m.scopes["s"].held += m.wants
+}
+
+// release starts the jobs that fit.
+func (m *model) release() string {
+	for !m.ahead && m.parked > 0 && m.use("s")+m.wants <= limit {
+		m.parked--
+		m.start()
+	}
+	return ok
+}
+
+// jobEnds ends the hold of the first job, of 20 units.
+func (m *model) jobEnds() string {
+	if m.job == "r" {
+		return "hold_released"
+	}
+	m.job = "r"
+	m.started--
+	m.scopes["s"].held -= 20
+	m.lowered()
+	return ok
+}
+
 func (m *model) available() (units int64) {
 	for _, l := range m.lots {
 		units += l.rest
@@ -152,7 +195,7 @@ func (m *model) text() string {
 	for _, l := range m.lots {
 		lots[l.ref] += l.rest
 	}
-	fmt.Fprintf(&b, "uses=%d revoked=%d lots=%d,%d done=%d lease=%s/%d reports=%d", m.uses, m.revoked, lots["a"], lots["c"], m.count(), m.lease, m.leased, m.reports)
+	fmt.Fprintf(&b, "jobs=%d,%d uses=%d revoked=%d lots=%d,%d done=%d lease=%s/%d reports=%d", m.started, m.parked, m.uses, m.revoked, lots["a"], lots["c"], m.count(), m.lease, m.leased, m.reports)
 	return b.String()
 }
 

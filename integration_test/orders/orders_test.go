@@ -64,7 +64,7 @@ func newExplorerOf(t *testing.T, sessions int, source string) *explorer {
 	_, err = conn.Exec(ctx, schema.Script(gated)+"create table reports (scope text not null);", pgx.QueryExecModeSimpleProtocol)
 	require.NoError(t, err)
 	e.clock = pgtest.SetClock(t, e.db, pgtest.Tomorrow(12))
-	e.pieces, err = makePieces()
+	e.pieces, err = makePieces(ctx, e.db)
 	require.NoError(t, err)
 	e.Explorer, err = interleave.New(ctx, e.db.Config(), sessions)
 	require.NoError(t, err)
@@ -341,6 +341,7 @@ var planted = []struct{ name, old, new, calls, at string }{
 		"    before := metered._bound_lock_wait(wait_ms);\n    select * into l from metered.leases y where y.no = of_no;", "lease-settle+lease-settle", "rc,rc"},
 	{"a token is looked at, and then used", "and (t.purpose = for_purpose and t.subject = for_subject and t.ended_at is null and", "and exists (select from metered.tokens z where z.digest = token_digest and z.ended_at is null) and (t.purpose = for_purpose and t.subject = for_subject and", "consume+consume", "rc,rc"},
 	{"a used token is revoked", "order by t.digest || '' for no key update) o;", "order by t.digest || '') o;", "consume+revoke-token", "rc,rc"},
+	{"an old snapshot frees units of a line that it does not see", "elsif metered._one_snapshot() and not exists", "elsif false and not exists", "refund+park", "rr,rc"},
 }
 
 // found notes that an order was not serial, instead of failing.

@@ -10,10 +10,15 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
+	"github.com/riverqueue/river/rivermigrate"
+	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/tokens"
 	"github.com/pgmetered/metered/wallet"
@@ -37,6 +42,8 @@ const (
 	aWallet
 	aLease // of 20 units, 5 of them spent
 	aChild // carved with 20 units, 5 of them charged
+	aJob   // of 20 units, whose hold is placed
+	parked // a job that fits when units are freed
 	aged   // 40 charges that have left every window
 	jumped // the last entry is ahead of the clock
 )
@@ -48,9 +55,11 @@ type pieces struct {
 	wallet *wallet.Book
 	carver *leases.Carver
 	tokens *tokens.Store
+	jobs   *jobs.Enqueuer
 }
 
-func makePieces() (p pieces, err error) {
+// makePieces makes them on a database, which gets River's tables.
+func makePieces(ctx context.Context, db *pgxpool.Pool) (p pieces, err error) {
 	wait := 30 * time.Minute // gates wait as well
 	p.ledger, err = budget.New(budget.Config{LockTimeout: wait, OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
 		_, err := tx.Exec(ctx, "insert into reports values ($1)", c.Scope)
@@ -68,8 +77,27 @@ func makePieces() (p pieces, err error) {
 	if err == nil {
 		p.tokens, err = tokens.New(tokens.Config{LockTimeout: wait})
 	}
+	var migrator *rivermigrate.Migrator[pgx.Tx]
+	if err == nil {
+		migrator, err = rivermigrate.New(riverpgxv5.New(db), nil)
+	}
+	if err == nil {
+		_, err = migrator.Migrate(ctx, rivermigrate.DirectionUp, nil)
+	}
+	var client *river.Client[pgx.Tx]
+	if err == nil {
+		client, err = river.NewClient(riverpgxv5.New(db), &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
+	}
+	if err == nil {
+		p.jobs, err = jobs.New(client, jobs.Config{Holds: p.book, LockTimeout: wait})
+	}
 	return p, err
 }
+
+// work is a job.
+type work struct{}
+
+func (work) Kind() string { return "work" }
 
 // world is the data of one order: names of its own, and their state at the beginning.
 type world struct {
@@ -79,6 +107,7 @@ type world struct {
 	token string
 	due   time.Time // the deadline of the hold that is due
 	lease struct{ no, fence int64 }
+	job   string // the id of its hold
 	model *model
 
 	sessions map[*metered.Client]*metered.Session[int]
@@ -188,9 +217,29 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 				return err
 			})
 		}
+		if needs&aJob != 0 {
+			b.do(func() error {
+				m.job, m.started = "h", 1
+				m.scopes["s"].held += 20
+				r, err := w.enqueue(ctx, tx, 20)
+				if err == nil {
+					w.job = jobs.HoldOf(r.Job)
+				}
+				return err
+			})
+		}
+		m.wants = limit - m.use("s") + 5
+		if needs&parked != 0 {
+			b.do(func() error { m.park(); _, err := w.enqueue(ctx, tx, m.wants); return err })
+		}
 		return b.err
 	})
 	return w, err
+}
+
+// enqueue enqueues a job that holds units until it ends.
+func (w *world) enqueue(ctx context.Context, tx pgx.Tx, amount int64) (jobs.Result, error) {
+	return w.jobs.Enqueue(ctx, tx, work{}, &jobs.Options{Tenant: w.name, Hold: &holds.Request{Lines: []holds.Line{{Scope: w.scope("s"), Amount: amount, Limits: []budget.Limit{hour}}}}})
 }
 
 // steps runs functions until one fails.
@@ -276,7 +325,9 @@ select
         else format('%s spent=%s refunded=%s credited=%s held=%s; ', name, spent, refunded, credited, held) end, '' order by array_position('{s,t,w,child}', name)) from sums)
     || (select string_agg(format('%s=%s ', i.id, case when h.state = 'h' and h.due <= metered.clock() then 'x' else h.state::text end), '' order by i.n)
         from (values (1, 'capture'), (2, 'due'), (3, 'place')) i(n, id) left join metered.holds h on h.tenant = $1 and h.id = i.id)
-    || format('uses=%s revoked=%s lots=%s,%s done=%s lease=%s reports=%s',
+    || format('jobs=%s,%s uses=%s revoked=%s lots=%s,%s done=%s lease=%s reports=%s',
+        (select count(*) from metered.holds h where h.tenant = $1 and h.id like 'job/%' and h.state = 'h'),
+        (select count(*) from metered.parked_jobs j where j.tenant = $1),
         (select coalesce(sum(t.uses - t.used) filter (where t.ended_at is null), 0) from metered.tokens t where t.subject = $1),
         (select count(*) from metered.tokens t where t.subject = $1 and t.revoked),
         (select coalesce(sum(l.rest), 0) from metered.lots l left join metered.lots f on f.no = l.from_lot where l.scope = $1 || '/w' and coalesce(f.reference, l.reference) = 'a' and l.expires_at > metered.clock()),
@@ -290,6 +341,11 @@ select
         or refunded <> refunded0 + case when kind = 'r' then amount else 0 end
         or held < 0))`
 
+// stuckSQL counts jobs that fit, in a line that nobody is to look at.
+const stuckSQL = `
+select count(*) from metered.parked_scopes p, metered.parked_jobs j, metered.check_charge(j.charges::metered.new_charge[], '1 minute') c
+where p.scope = $1 and j.scope = $1 and p.wake_at > metered.clock() and c.refused is null`
+
 func (w *world) state(ctx context.Context, db *pgxpool.Pool) (text string, err error) {
 	var broken int64
 	if err := db.QueryRow(ctx, stateSQL, w.name).Scan(&text, &broken); err != nil {
@@ -297,6 +353,13 @@ func (w *world) state(ctx context.Context, db *pgxpool.Pool) (text string, err e
 	}
 	if broken > 0 {
 		text += fmt.Sprintf(" and %d entries do not follow from the ones before", broken)
+	}
+	var stuck int64
+	if err := db.QueryRow(ctx, stuckSQL, w.scope("s")).Scan(&stuck); err != nil && answer(err) != "budget_clock" {
+		return "", err
+	}
+	if stuck > 0 {
+		text += fmt.Sprintf(" and %d jobs fit that nobody will look at", stuck)
 	}
 	return text, nil
 }
