@@ -2,6 +2,7 @@ package integration_test
 
 import (
 	"bytes"
+	"context"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -12,14 +13,19 @@ import (
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
+	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/jobs"
 )
 
 // released is the commit of 0.1.0, whose schema is version 1.
@@ -105,9 +111,9 @@ func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 	older, newer := build(t, source(t)), build(t, "..")
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	conn := connString(pool)
-	river, err := rivermigrate.New(riverpgxv5.New(pool), nil)
+	migrator, err := rivermigrate.New(riverpgxv5.New(pool), nil)
 	require.NoError(t, err)
-	_, err = river.Migrate(ctx, rivermigrate.DirectionUp, nil)
+	_, err = migrator.Migrate(ctx, rivermigrate.DirectionUp, nil)
 	require.NoError(t, err)
 	made, err := exec.CommandContext(ctx, older, "migrate", conn).CombinedOutput()
 	require.NoError(t, err, string(made))
@@ -141,6 +147,7 @@ func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 		previous = r.Previous
 	}
 	require.Equal(t, 1, upgrades)
+	total["credits"] = gatedBeside(t, pool)
 	third := start(t, newer, "new 1", conn)
 	work()
 	first.stop(t, total)
@@ -155,7 +162,7 @@ func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 
 	c, err := metered.New(pool, metered.Config{})
 	require.NoError(t, err)
-	require.ElementsMatch(t, []string{"charges", "both", "refunds", "holds", "commands", "wallet", "sessions", "leased"}, slices.Collect(maps.Keys(total)))
+	require.ElementsMatch(t, []string{"charges", "both", "refunds", "holds", "commands", "wallet", "sessions", "leased", "credits"}, slices.Collect(maps.Keys(total)))
 	for scope, want := range total {
 		u, err := c.Budget.UsageBetween(ctx, pool, scope, time.Time{}, time.Now().Add(time.Hour))
 		require.NoError(t, err)
@@ -167,6 +174,43 @@ func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 	report, err := metered.Validate(ctx, pool, "")
 	require.NoError(t, err)
 	require.Equal(t, metered.SchemaReport{Version: metered.SchemaVersion}, report)
+}
+
+// gatedBeside parks jobs of this build, which start as processes of the other one credit their scope. It returns the units that they spend.
+func gatedBeside(t *testing.T, pool *pgxpool.Pool) (spent int64) {
+	t.Helper()
+	ctx := t.Context()
+	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
+	require.NoError(t, err)
+	c, err := metered.New(pool, metered.Config{River: client})
+	require.NoError(t, err)
+	running, stop := context.WithCancel(ctx)
+	done := make(chan error, 1)
+	go func() { done <- c.Jobs.Run(running, pool, func(err error) { t.Error(err) }) }()
+	defer func() { stop(); require.ErrorIs(t, <-done, context.Canceled) }()
+	usage, err := c.Budget.Usage(ctx, pool, budget.Query{Scope: "credits"})
+	require.NoError(t, err)
+	var items []jobs.Item
+	for _, amount := range []int64{usage[0].Credited + 100, 30, 5, 5, 5} { // the first waits for a long time, and others pass it
+		items = append(items, jobs.Item{Args: plainJob{len(items)}, Options: &jobs.Options{Hold: &holds.Request{
+			Lines:   []holds.Line{{Scope: "both", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1 << 40)}}},
+			Charges: []budget.Charge{{Scope: "credits", Amount: amount, Limits: []budget.Limit{budget.Prepaid(0)}}},
+		}}})
+		spent += amount
+	}
+	var made []jobs.Result
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+		made, err = c.Jobs.EnqueueMany(ctx, tx, items)
+		return err
+	}))
+	require.True(t, made[0].Parked)
+	pgtest.WaitFor(t, "jobs start by credits of the other build", func() bool { return pgtest.Count(t, pool, "metered.parked_jobs") == 0 })
+	_, err = pool.Exec(ctx, "update river_job set state = 'completed', finalized_at = now() where kind = 'plain'")
+	require.NoError(t, err)
+	pgtest.WaitFor(t, "their holds have ended", func() bool {
+		return pgtest.Value[int](t, pool, "select count(*) from metered.holds where pending and id like 'job/%'") == 0
+	})
+	return spent
 }
 
 // connString names the pool's database.
