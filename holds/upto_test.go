@@ -157,10 +157,15 @@ func TestOpen_UpToReservesWhatIsLeft(t *testing.T) {
 	require.NoError(t, err)
 	defer s.Close()
 	require.Equal(t, []int64{5, 5}, openUnits(s.Hold()))
-	require.NoError(t, s.Cancel(t.Context(), ""))
+	cost := metered.Cost{Lines: []holds.Line{{Scope: "org", Amount: 12}, {Scope: "user", Amount: 12}}, Over: holds.OverEvenly}
+	for range 2 { // the second time it is answered by the record
+		out, err = s.Settle(t.Context(), cost, nil)
+		require.NoError(t, err)
+		require.Equal(t, []int64{5, 5}, []int64{out.Holds[0].Lines[0].Captured, out.Holds[0].Lines[1].Captured}, "the user has no more")
+	}
 	usage, err := c.Budget.Usage(t.Context(), pool, budget.Query{Scope: "org"})
 	require.NoError(t, err)
-	require.EqualValues(t, 25, usage[0].Used+usage[0].Held)
+	require.EqualValues(t, 30, usage[0].Used+usage[0].Held)
 }
 
 // A capture that goes over takes the same more of equal lines. Lines that were used up to what they hold take that.

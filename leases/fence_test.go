@@ -251,3 +251,20 @@ func state(err error) string {
 	}
 	return ""
 }
+
+// Units of open leases are not available: a charge up to so much takes the rest.
+func TestChargeUpTo_LeavesTheUnitsOfLeases(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	f.open("rows", 7, time.Minute)
+	var r budget.Receipt
+	up := func() error {
+		return pgx.BeginFunc(t.Context(), f.db, func(tx pgx.Tx) (err error) {
+			r, err = f.ledger.ChargeUpTo(t.Context(), tx, charge(50, budget.Lifetime(20)))
+			return err
+		})
+	}
+	require.NoError(t, up())
+	require.EqualValues(t, 13, r.Entries[0].Amount)
+	require.ErrorIs(t, up(), budget.ErrExceeded)
+}
