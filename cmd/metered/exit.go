@@ -14,6 +14,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/inspect"
+	"github.com/pgmetered/metered/jobs"
 )
 
 // The exit codes, as metered help exit-codes has them.
@@ -92,7 +93,7 @@ func (a *app) exit(ctx context.Context, err error) int {
 		return exitUsage
 	case errors.Is(err, errRefused):
 		return exitRefused
-	case errors.Is(err, holds.ErrUnknown), errors.Is(err, holds.ErrRetired), errors.Is(err, inspect.ErrUnknown):
+	case errors.Is(err, holds.ErrUnknown), errors.Is(err, holds.ErrRetired), errors.Is(err, inspect.ErrUnknown), errors.Is(err, jobs.ErrNotParked):
 		return exitUnknown
 	case notGranted(err):
 		return exitNotGranted

@@ -5,32 +5,42 @@ import (
 	"fmt"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/spf13/cobra"
 
 	"github.com/pgmetered/metered/internal/inspect"
+	"github.com/pgmetered/metered/jobs"
 )
 
 func (a *app) jobsCmd() *cobra.Command {
-	limit := 50
+	limit, job := 50, int64(0)
 	c := &cobra.Command{
 		Use:   "jobs [SCOPE]",
 		Short: "List the lines of jobs that wait for budget",
 		Long: `Jobs lists the scopes for whose units parked jobs wait, the longest lines first. OLDEST is how long the job waits that was
 parked first, and A HOUR how many jobs of the line start in an hour, by the last one or two. A line that stays due has no releaser:
-jobs.Enqueuer.Run runs nowhere, or fails as TROUBLE says. With a SCOPE it lists the jobs of that line, the next one first.`,
+jobs.Enqueuer.Run runs nowhere, or fails as TROUBLE says. With a SCOPE it lists the jobs of that line, the next one first. With --job it says which limits keep that job, and until when.`,
 		Example: `  metered jobs
   metered jobs running/acme -n 10`,
 		Args: cobra.MaximumNArgs(1),
 	}
 	c.Flags().IntVarP(&limit, "limit", "n", limit, "list so many at most, 1 to 1000")
+	c.Flags().Int64Var(&job, "job", job, "explain the parked job of this id")
 	return a.does(c, needReporting, func(ctx context.Context, args []string) error {
 		if limit < 1 || limit > inspect.MaxPage {
 			return usagef("--limit: %d is not from 1 to %d", limit, inspect.MaxPage)
+		}
+		if job != 0 && len(args) == 1 {
+			return usagef("--job is not for a scope")
 		}
 		return a.read(ctx, func(tx pgx.Tx) error {
 			r, err := inspect.New(tx, a.schema)
 			if err != nil {
 				return err
+			}
+			if job != 0 {
+				return a.explainJob(ctx, tx, r, job)
 			}
 			if len(args) == 1 {
 				waiting, err := r.Waiting(ctx, args[0], limit)
@@ -46,6 +56,42 @@ jobs.Enqueuer.Run runs nowhere, or fails as TROUBLE says. With a SCOPE it lists 
 			return a.printLines(lines)
 		})
 	})
+}
+
+// explainJob prints a parked job, without its args, and the limits that keep it.
+func (a *app) explainJob(ctx context.Context, tx pgx.Tx, r *inspect.Reader, id int64) error {
+	client, err := river.NewClient(riverpgxv5.New(nil), &river.Config{})
+	if err != nil {
+		return err
+	}
+	enqueuer, err := jobs.New(client, jobs.Config{Schema: a.schema, Holds: r.Book})
+	if err != nil {
+		return err
+	}
+	p, err := enqueuer.Explain(ctx, tx, id)
+	if err != nil {
+		return err
+	}
+	if p.Args = nil; a.json {
+		return a.print(p)
+	}
+	t := a.table()
+	t.row("job", p.JobID)
+	t.row("kind", p.Kind)
+	t.row("queue", p.Queue)
+	t.row("key", dash(p.Key))
+	t.row("tenant", dash(p.Tenant))
+	t.row("priority", p.Priority)
+	t.row("waits for", fmt.Sprintf("%d of %s, number %d of %d", p.Amount, p.Scope, p.Position, p.Waiting))
+	t.row("parked", p.ParkedAt)
+	t.row("dropped", p.DropAt)
+	t.row("looked at", p.LookedAt)
+	t.row("trouble", dash(p.Trouble))
+	kept := a.table("KEPT BY")
+	for _, limit := range p.Refused {
+		kept.row(limit)
+	}
+	return a.sections(t, kept)
 }
 
 func (a *app) printLines(lines []inspect.Line) error {

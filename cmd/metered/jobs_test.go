@@ -87,6 +87,13 @@ func TestOperation_SaysThatItsJobIsParkedAndThenRivers(t *testing.T) {
 		"created": job("op2")["created"],
 	}, job("op2"))
 	require.Contains(t, l.ok("operation", "op2"), "parked, number 2 in the line of gpu")
+	explained := l.object("jobs", "--job", fmt.Sprint(last))
+	require.Equal(t, []any{"gpu", 2.0, 2.0, nil}, []any{explained["scope"], explained["position"], explained["waiting"], explained["args"]})
+	text := l.ok("jobs", "--job", fmt.Sprint(last))
+	require.Contains(t, text, "1 of gpu, number 2 of 2")
+	require.Contains(t, text, `"gpu" has a limit of 1 in all: 0 used, 1 held, 1 wanted: when units are freed`)
+	l.exits(exitUnknown, "jobs", "--job", "1000000")
+	l.exits(exitUsage, "jobs", "gpu", "--job", "1")
 	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
 		_, err := c.Jobs.CancelParked(t.Context(), tx, last)
 		return err
