@@ -608,3 +608,28 @@ func TestGated_AJobDoesNotStartWithFewerUnits(t *testing.T) {
 	require.Contains(t, argument.Field, "UpTo")
 	require.Empty(t, g.river())
 }
+
+// Config.Limits is asked for the scopes of a part of a line at a time. A job behind many that do not fit is looked at all the same.
+func TestGated_LimitsAreAskedForTheWholeLine(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, func(c *jobs.Config) {
+		c.Limits = func(context.Context, pgx.Tx, string) ([]budget.Limit, error) { return []budget.Limit{budget.Lifetime(5)}, nil }
+	})
+	g.mustEnqueue(process{"running"}, needs(slots("gpu", 2, 5)))
+	var items []jobs.Item
+	for i := range 150 {
+		amount := int64(4)
+		if i == 149 {
+			amount = 1
+		}
+		items = append(items, jobs.Item{Args: process{fmt.Sprint(i)}, Options: needs(slots("gpu", amount, 5), slots(fmt.Sprint("tenant/", i), 1, 5))})
+	}
+	var all []jobs.Result
+	g.in(pgx.ReadCommitted, func(tx pgx.Tx) (err error) {
+		all, err = g.EnqueueMany(g.ctx, tx, items)
+		return err
+	})
+	require.Equal(t, jobs.ReleaseReport{Released: 1}, g.release())
+	require.Contains(t, g.river(), all[149].JobID)
+	require.Greater(t, pgtest.Value[int64](t, g.pool, "select metered.next_release()"), time.Hour.Microseconds(), "the line is not looked at again and again")
+}

@@ -40,6 +40,7 @@ declare
     jobs   jsonb[] := '{}';
     clk    timestamptz;
     k      bigint;
+    before bigint[];
     seen   int := 0;
     open   boolean := false;
     whole  boolean := false;    -- all classes were asked, or all jobs looked at
@@ -59,7 +60,7 @@ begin
         whole := not found;
         exit when whole;
         k := r.class;
-        c := (metered._charge_of(of_scope, metered._under_limits(r.charges::metered.new_charge[], given)))[1];
+        c := (metered._under_limits(metered._charge_of(of_scope, r.charges::metered.new_charge[]), given))[1];
         w := metered._refusing(array[c], (metered.check_charge(array[c], ahead)).refused, of_scope, true);
         if w.scope is null then     -- it fits, or the scope is absent or closed: place will say
             open := true;
@@ -77,10 +78,15 @@ begin
         loop
             seen := seen + 1;
             exit when seen > 500 or cardinality(jobs) = room;
+            before := s.after;
             s.after := array[r.priority, r.turn, r.job_id];
             continue when r.amount >= (closed ->> r.class::text)::bigint or r.drop_at <= clk;
             cs := metered._under_limits(r.charges::metered.new_charge[], given);
-            if cs is null or not metered._try_each(array(select x.key from unnest(cs) x order by x.key)) then
+            if cs is null and seen > room then   -- judged_scopes did not come so far: the next look begins here
+                s.after := before;
+                seen := 501;
+                exit;
+            elsif cs is null or not metered._try_each(array(select x.key from unnest(cs) x order by x.key)) then
                 s.next_at := least(s.next_at, clk + interval '20 milliseconds');
                 continue;
             end if;
