@@ -147,7 +147,7 @@ func printMisses(w io.Writer, results []result) {
 
 // figures are measured in this order.
 var figures = slices.Concat(chargeFigures, thresholdFigures, batchFigures, windowFigures, walletFigures, commandFigures, leaseFigures,
-	allowFigures, pieceFigures, holdFigures, seatFigures, carveFigures, observerFigures, pageFigures)
+	allowFigures, pieceFigures, parkedFigures, holdFigures, seatFigures, carveFigures, observerFigures, pageFigures)
 
 // median returns 0 of nothing.
 func median(values []float64) float64 { return quantile(values, 0.5) }

@@ -1,0 +1,314 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync/atomic"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/jobs"
+)
+
+var parkedFigures = []figure{
+	costs("enqueue_gated_vs_keyed", atMost(1.5), "enqueueing a job whose units fit and are held against one with a key, one client",
+		oneOf(1000), entry{"gated", enqueueGated}, entry{"keyed", enqueue(true)}),
+	{"gated_jobs_vs_river", "times the rate", atLeast(0.95), "jobs of 50 ms that 20 workers do a second, 2 at once of each of 1,000 tenants with 100,000 parked, against River without limits",
+		gatedJobs},
+	{"parked_start_ms", "ms, p95", atMost(50), "from the commit that frees a slot to the start of the parked job, River fetching at once", on(options{}, hotScope, parkedStart)},
+	{"parked_wal_1e5_vs_1e3", "times the bytes", atMost(1.2), "WAL of a job that ends and the parked one that it starts, with 100,000 parked against 1,000", parkedWAL},
+	{"gated_wal_vs_snooze", "times the bytes", goal{}, "WAL for each of 200 jobs of 50 ms of one tenant, 2 at once, against jobs that snooze for a second until they fit", gatedVsSnooze},
+}
+
+const slots = 2 // of a tenant
+
+func slot(scope string) *holds.Request {
+	return &holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(slots)}}}}
+}
+
+func enqueueGated(k *kit) contender {
+	return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
+		request := &holds.Request{Lines: []holds.Line{{Scope: k.scope(), Amount: 1, Limits: roomy}}}
+		result, err := k.client.Jobs.Enqueue(ctx, tx, work{N: 1}, &jobs.Options{Hold: request})
+		if err == nil && result.Parked {
+			err = errors.New("it is parked")
+		}
+		return err
+	})
+}
+
+// park enqueues n jobs of so many tenants, and returns those that start at once.
+func (k *kit) park(ctx context.Context, n, tenants int) (started []*rivertype.JobRow, err error) {
+	const batch = 500
+	for from := 0; from < n && err == nil; from += batch {
+		var items []jobs.Item
+		for i := from; i < min(n, from+batch); i++ {
+			items = append(items, jobs.Item{Args: work{N: i}, Options: &jobs.Options{Tenant: scopeName(i % tenants), Hold: slot(scopeName(i % tenants))}})
+		}
+		err = pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+			results, err := k.client.Jobs.EnqueueMany(ctx, tx, items)
+			for _, r := range results {
+				if r.Job != nil {
+					started = append(started, r.Job)
+				}
+			}
+			return err
+		})
+	}
+	return started, err
+}
+
+// working lets River work jobs while fn runs, and parked ones start.
+func (k *kit) working(ctx context.Context, do func(context.Context, *river.Job[work]) error, fn func() error) error {
+	workers := river.NewWorkers()
+	river.AddWorker(workers, river.WorkFunc(do))
+	if err := k.setUp(&river.Config{
+		Plugins: []rivertype.Plugin{jobs.Plugin()}, Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 20}},
+		FetchCooldown: 5 * time.Millisecond, FetchPollInterval: 100 * time.Millisecond,
+	}); err != nil {
+		return err
+	}
+	ctx, stop := context.WithCancel(ctx)
+	defer stop()
+	if err := k.queue.Start(ctx); err != nil {
+		return err
+	}
+	running := make(chan error, 1)
+	go func() { running <- k.client.Jobs.Run(ctx, k.Pool, nil) }()
+	err := fn()
+	stop()
+	<-running
+	return errors.Join(err, k.queue.Stop(context.WithoutCancel(ctx)))
+}
+
+// gatedJobs compares River alone with gated jobs, in turns.
+func gatedJobs(ctx context.Context, b *bench) (samples, error) {
+	o := options{conns: 30}
+	gated, err := b.kit(ctx, o, nil)
+	if err != nil {
+		return samples{}, err
+	}
+	defer gated.drop()
+	plain, err := b.kit(ctx, o, nil)
+	if err != nil {
+		return samples{}, err
+	}
+	defer plain.drop()
+	if _, err := gated.park(ctx, b.pick(102_000, 4_000), 1000); err != nil {
+		return samples{}, err
+	}
+	for range b.pick(40, 4) {
+		if _, err := plain.queue.InsertManyFast(ctx, plainJobs(500)); err != nil {
+			return samples{}, err
+		}
+	}
+	rates := map[*kit][]float64{}
+	length := time.Duration(b.pick(6000, 500)) * time.Millisecond
+	for round := range b.rounds() + 1 {
+		for i := range 2 {
+			k := []*kit{gated, plain}[(i+round)%2]
+			var done atomic.Int64
+			err := k.working(ctx, func(ctx context.Context, _ *river.Job[work]) error {
+				time.Sleep(50 * time.Millisecond)
+				done.Add(1)
+				return nil
+			}, func() error {
+				time.Sleep(length / 6)
+				from, began := done.Load(), time.Now()
+				time.Sleep(length)
+				if round > 0 {
+					rates[k] = append(rates[k], float64(done.Load()-from)/time.Since(began).Seconds())
+				}
+				return nil
+			})
+			if err != nil {
+				return samples{}, err
+			}
+		}
+	}
+	return samples{values: ratios(rates[gated], rates[plain]),
+		note: fmt.Sprintf("gated %s/s, River %s/s", number(median(rates[gated])), number(median(rates[plain])))}, nil
+}
+
+// parkedStart frees the slot of a parked job again and again.
+func parkedStart(ctx context.Context, b *bench, k *kit) (samples, error) {
+	var all samples
+	began := make(chan time.Time, 1)
+	err := k.working(ctx, func(context.Context, *river.Job[work]) error { began <- time.Now(); return nil }, func() error {
+		for n := range b.pick(5, 2) {
+			var waits []float64
+			for i := range b.pick(60, 20) {
+				scope := fmt.Sprint("start/", n, "/", i)
+				place := slot(scope)
+				place.ID, place.TTL, place.Lines[0].Amount = scope, time.Minute, slots
+				err := pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+					if _, err := k.client.Holds.Place(ctx, tx, *place); err != nil {
+						return err
+					}
+					_, err := k.client.Jobs.Enqueue(ctx, tx, work{N: i}, &jobs.Options{Hold: slot(scope)})
+					return err
+				})
+				if err == nil {
+					err = pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+						_, err := k.client.Holds.Release(ctx, tx, holds.Release{IDs: []string{scope}})
+						return err
+					})
+				}
+				if err != nil {
+					return err
+				}
+				freed := time.Now()
+				select {
+				case at := <-began:
+					waits = append(waits, float64(at.Sub(freed).Microseconds())/1000)
+				case <-time.After(time.Minute):
+					return errors.New("a parked job does not start")
+				}
+			}
+			all.values = append(all.values, quantile(waits, 0.95))
+			all.note = "median " + number(median(waits)) + " ms"
+		}
+		return nil
+	})
+	return all, err
+}
+
+// startNext ends a job, which starts the next of its tenant.
+func startNext(n int) func(*kit) contender {
+	return func(k *kit) contender {
+		var running []*rivertype.JobRow
+		c := k.inTx(func(ctx context.Context, tx pgx.Tx) error {
+			if len(running) == 0 {
+				return errOut
+			}
+			job := running[0]
+			tenant := jobs.Tenant(job)
+			if _, err := k.client.Holds.Release(ctx, tx, holds.Release{Tenant: tenant, IDs: []string{jobs.HoldOf(job)}}); err != nil {
+				return err
+			}
+			results, err := k.client.Jobs.ReleaseIn(ctx, tx, tenant)
+			if err == nil && len(results) != 1 {
+				err = fmt.Errorf("%d jobs start where one ended", len(results))
+			}
+			if err == nil {
+				running = append(running[1:], results[0].Job)
+			}
+			return err
+		})
+		c.stock = func(ctx context.Context, most int) (_ int, err error) {
+			if running == nil {
+				if running, err = k.park(ctx, n, n/100); err == nil {
+					_, err = k.Exec(ctx, "vacuum analyze metered.parked_jobs, river_job, metered.holds, metered.ledger")
+				}
+			}
+			return most, err
+		}
+		return c
+	}
+}
+
+func parkedWAL(ctx context.Context, b *bench) (samples, error) {
+	many := b.pick(100_000, 5_000)
+	c := b.sequential()
+	c.rounds = b.pick(40, 10) // each tenant has a hundred jobs
+	out, err := b.compare(ctx, c, options{}, nil, entry{"many", startNext(many)}, entry{"few", startNext(1000)})
+	if err != nil {
+		return samples{}, err
+	}
+	s := out.cost("many", "few")
+	return samples{values: []float64{out.where[0].walBytes / out.where[1].walBytes}, where: s.where,
+		note: fmt.Sprintf("%.0f and %.0f bytes; %s", out.where[0].walBytes, out.where[1].walBytes, s.note)}, nil
+}
+
+// gatedVsSnooze lets both ways do the same jobs of one tenant.
+func gatedVsSnooze(ctx context.Context, b *bench) (samples, error) {
+	n := b.pick(200, 40)
+	measure := func(gated bool) (wal, seconds float64, err error) {
+		k, err := b.kit(ctx, options{conns: 30}, nil)
+		if err != nil {
+			return 0, 0, err
+		}
+		defer k.drop()
+		w, err := newWatch(ctx, "", k.site)
+		if err != nil {
+			return 0, 0, err
+		}
+		defer w.close()
+		before, err := w.read(ctx)
+		if err != nil {
+			return 0, 0, err
+		}
+		began := time.Now()
+		if gated {
+			_, err = k.park(ctx, n, 1)
+		} else {
+			_, err = k.queue.InsertManyFast(ctx, plainJobs(n))
+		}
+		if err != nil {
+			return 0, 0, err
+		}
+		var done atomic.Int64
+		all := make(chan struct{})
+		err = k.working(ctx, func(ctx context.Context, job *river.Job[work]) error {
+			if !gated {
+				request := *slot("one")
+				request.ID, request.TTL = fmt.Sprint(job.ID, "/", job.Attempt), time.Minute
+				err := pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error { _, err := k.client.Holds.Place(ctx, tx, request); return err })
+				if errors.Is(err, budget.ErrExceeded) {
+					return river.JobSnooze(time.Second)
+				} else if err != nil {
+					return err
+				}
+				defer func() {
+					_ = pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+						_, err := k.client.Holds.Release(ctx, tx, holds.Release{IDs: []string{request.ID}})
+						return err
+					})
+				}()
+			}
+			time.Sleep(50 * time.Millisecond)
+			if done.Add(1) == int64(n) {
+				close(all)
+			}
+			return nil
+		}, func() error {
+			select {
+			case <-all:
+				return nil
+			case <-time.After(5 * time.Minute):
+				return fmt.Errorf("%d of %d jobs in five minutes", done.Load(), n)
+			}
+		})
+		seconds = time.Since(began).Seconds()
+		after, err2 := w.read(ctx)
+		return (after.wal - before.wal) / float64(n), seconds, errors.Join(err, err2)
+	}
+	var s samples
+	for range b.pick(3, 1) {
+		gated, gatedTook, err := measure(true)
+		if err != nil {
+			return s, err
+		}
+		naive, naiveTook, err := measure(false)
+		if err != nil {
+			return s, err
+		}
+		s.values = append(s.values, gated/naive)
+		s.note = fmt.Sprintf("%.0f against %.0f bytes a job, and %.0f against %.0f s for all", gated, naive, gatedTook, naiveTook)
+	}
+	return s, nil
+}
+
+func plainJobs(n int) []river.InsertManyParams {
+	many := make([]river.InsertManyParams, n)
+	for i := range many {
+		many[i] = river.InsertManyParams{Args: work{N: i}}
+	}
+	return many
+}
