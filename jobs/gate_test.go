@@ -613,7 +613,9 @@ func TestGated_AJobDoesNotStartWithFewerUnits(t *testing.T) {
 func TestGated_LimitsAreAskedForTheWholeLine(t *testing.T) {
 	t.Parallel()
 	g := openGated(t, func(c *jobs.Config) {
-		c.Limits = func(context.Context, pgx.Tx, string) ([]budget.Limit, error) { return []budget.Limit{budget.Lifetime(5)}, nil }
+		c.Limits = func(context.Context, pgx.Tx, string) ([]budget.Limit, error) {
+			return []budget.Limit{budget.Lifetime(5)}, nil
+		}
 	})
 	g.mustEnqueue(process{"running"}, needs(slots("gpu", 2, 5)))
 	var items []jobs.Item
@@ -632,4 +634,34 @@ func TestGated_LimitsAreAskedForTheWholeLine(t *testing.T) {
 	require.Equal(t, jobs.ReleaseReport{Released: 1}, g.release())
 	require.Contains(t, g.river(), all[149].JobID)
 	require.Greater(t, pgtest.Value[int64](t, g.pool, "select metered.next_release()"), time.Hour.Microseconds(), "the line is not looked at again and again")
+}
+
+// A job that cannot be judged, since its window reaches behind a purge, keeps no other job of its line waiting.
+func TestGated_AJobThatFailsIsPassed(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
+	for range 100 {
+		g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
+			_, err := g.ledger.Charge(g.ctx, tx, budget.Charge{Scope: "s", Amount: 1})
+			return err
+		})
+		clock.Advance(time.Hour)
+	}
+	running := g.mustEnqueue(process{"running"}, needs(slots("s", 900, 1000)))
+	far := needs(holds.Line{Scope: "s", Amount: 940, Limits: []budget.Limit{budget.PerWindow(1000, 90*time.Hour)}})
+	require.True(t, g.mustEnqueue(process{"far"}, far).Parked)
+	good := g.mustEnqueue(process{"good"}, needs(slots("s", 500, 1000)))
+	require.True(t, good.Parked)
+	_, err := g.ledger.Purge(g.ctx, g.pool, budget.PurgeOptions{OlderThan: 50 * time.Hour})
+	require.NoError(t, err)
+	g.end(running.JobID)
+	require.Equal(t, jobs.ReleaseReport{Released: 1, Troubled: 1}, g.release())
+	require.Contains(t, g.river(), good.JobID)
+	require.Equal(t, "waits for a time: the window reaches behind what is retained", pgtest.Value[string](t, g.pool, "select state || ': ' || trouble from metered.parked_scopes_words"))
+	g.end(good.JobID)
+	require.Equal(t, jobs.ReleaseReport{Troubled: 1}, g.release())
+	clock.Advance(41 * time.Hour) // so long that it does not any more
+	require.Equal(t, jobs.ReleaseReport{Released: 1}, g.release())
+	require.Zero(t, g.lines())
 }

@@ -122,6 +122,7 @@ var all = []Mutant{
 	{"units freed during a look are forgotten", "_release_line", "set again = s.after is not null and y.again where", "set again = false where", "./jobs", "TestGated_UnitsFreedBehindALookAreNotForgotten"},
 	{"a job moves to another line and is forgotten", "_release_line", "perform metered._join_line(w.scope, c.key, coalesce(clk + w.retry, 'infinity'));", "perform metered._join_line(w.scope, c.key, 'infinity');", "./jobs", "TestGated_AJobInItsNextLineIsLookedAtInTime"},
 	{"limits are asked for the first jobs alone", "_release_line", "if cs is null and seen > room then", "if false then", "./jobs", "TestGated_LimitsAreAskedForTheWholeLine"},
+	{"a job that fails stops its line", "_release_line", "exit when careful;", "", "./jobs", "TestGated_AJobThatFailsIsPassed"},
 	{"a job starts before others of its turn", "_turn", "(select p.turns[of_priority] from metered.parked_scopes p where p.scope = of_scope),", "0,", "./jobs", "TestGated_TenantsTakeTurns"},
 	{"a job that fits goes before the line", "park_jobs", "if busy is null then", "if true then", "./jobs", "TestRun_HearsOfFreedUnitsAndOfEarlierLooksAtOnce"},
 	{"the hold of a running job is released", "jobs/ended.go", "and j.finalized_at is null) = 0", "and j.finalized_at is null and j.state <> 'running') = 0", "./jobs", "TestRun_FindsJobsThatEndedElsewhere"},

@@ -19,13 +19,28 @@ begin
 end
 $$;
 
+-- _start_job for a job that may fail, for instance since its window reaches behind a purge: then started is null.
+create function metered._try_start_job(h metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
+    out started boolean, out refused jsonb, out due timestamptz)
+language plpgsql volatile
+as $$
+begin
+    select p.started, p.refused, p.due into started, refused, due from metered._start_job(h, charges, ahead, wait_ms, origin, channel) p;
+exception
+    when serialization_failure or deadlock_detected or lock_not_available then
+        raise;
+    when others then
+        started := null;
+end
+$$;
+
 -- Looks at the line of one scope, which is locked, and takes those jobs out of it that fit, at most room of them. A job that
 -- another scope refuses goes on to the line of that scope. The scopes of a job are locked as far as they
 -- are to be had at once. Otherwise the line is looked at again soon.
 --
 -- The smallest job of each class (jobs of equal limits) is asked first: if it does not fit, none of its class does. A look
--- goes through at most 500 jobs. after is where the next one goes on.
-create function metered._release_line(of_scope text, given jsonb, room int, ahead interval, wait_ms int, origin metered.origin, channel text) returns jsonb[]
+-- goes through at most 500 jobs. after is where the next one goes on. A careful look asks each job, and passes those that fail.
+create function metered._release_line(of_scope text, given jsonb, room int, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean) returns jsonb[]
 language plpgsql volatile
 as $$
 declare
@@ -55,6 +70,7 @@ begin
     end if;
     update metered.parked_scopes y set again = s.after is not null and y.again where y.scope = of_scope;
     for i in 1..64 loop
+        exit when careful;
         select * into r from metered.parked_jobs j
         where j.scope = of_scope and j.class > coalesce(k, -9223372036854775808) order by j.class, j.amount limit 1;
         whole := not found;
@@ -91,8 +107,15 @@ begin
                 continue;
             end if;
             h := r.hold::metered.new_hold;
-            p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
-            if p.started then
+            if careful then
+                p := metered._try_start_job(h, cs, ahead, wait_ms, origin, channel);
+            else
+                p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
+            end if;
+            if p.started is null then
+                s.next_at := least(s.next_at, clk + interval '10 seconds');
+                continue;
+            elsif p.started then
                 jobs := jobs || r.job;
                 delete from metered.parked_jobs j where j.job_id = r.job_id;
                 s.waiting := s.waiting - 1;
@@ -188,6 +211,7 @@ declare
     jobs  jsonb[];
     left_ int := max_jobs;
     more  boolean := false;
+    failed text;
     lines int := 0;
 begin
     perform metered._require(max_jobs between 1 and 1000, 'max_jobs');
@@ -207,16 +231,28 @@ begin
             continue;
         end if;
         begin
-            jobs := metered._release_line(line.scope, given, left_, ahead, wait_ms, origin, channel);
+            jobs := metered._release_line(line.scope, given, left_, ahead, wait_ms, origin, channel, false);
+            failed := null;
         exception
             when serialization_failure or deadlock_detected or lock_not_available then
                 raise;
             when others then
-                status := 'trouble'; job := to_jsonb(sqlerrm);
-                return next;
-                update metered.parked_scopes y set wake_at = metered.clock() + interval '10 seconds', after = null, trouble = sqlerrm where y.scope = line.scope;
-                continue;
+                failed := sqlerrm;
         end;
+        if failed is not null then      -- of one job, or of all
+            status := 'trouble'; job := to_jsonb(failed);
+            return next;
+            begin
+                jobs := metered._release_line(line.scope, given, left_, ahead, wait_ms, origin, channel, true);
+                update metered.parked_scopes y set trouble = failed where y.scope = line.scope;
+            exception
+                when serialization_failure or deadlock_detected or lock_not_available then
+                    raise;
+                when others then
+                    update metered.parked_scopes y set wake_at = metered.clock() + interval '10 seconds', after = null, trouble = sqlerrm where y.scope = line.scope;
+                    continue;
+            end;
+        end if;
         status := 'released';
         foreach job in array jobs loop
             left_ := left_ - 1;
