@@ -222,7 +222,7 @@ func (e *Explorer) pass(ctx context.Context, all []*session, c choice, ahead gat
 			return nil
 		}
 		var err error
-		if ahead, err = e.passed(ctx, s, ahead); err != nil {
+		if ahead, err = e.shutAhead(ctx, s, ahead); err != nil {
 			return err
 		}
 	}
@@ -285,13 +285,14 @@ func (e *Explorer) open(ctx context.Context, s *session, ahead gates) (err error
 	return err
 }
 
-// passed counts the gates that a session has passed where every one was open.
-func (e *Explorer) passed(ctx context.Context, s *session, ahead gates) (gates, error) {
+// shutAhead shuts the gates before a session that was free to pass every one, and counts those that it has passed.
+func (e *Explorer) shutAhead(ctx context.Context, s *session, ahead gates) (gates, error) {
 	if ahead.client == every {
-		ahead.client -= s.ahead.Load()
+		ahead.client -= max(0, s.ahead.Swap(0))
 	}
 	before := s.passed
-	err := e.control.QueryRow(ctx, "select coalesce(pg_catalog.pg_sequence_last_value(('gates.reached' || $1::int)::regclass), 0)", s.key).Scan(&s.passed)
+	sql := fmt.Sprintf("select pg_catalog.setval('gates.ahead%[1]d', coalesce(pg_catalog.pg_sequence_last_value('gates.reached%[1]d'), 0))", s.key)
+	err := e.control.QueryRow(ctx, sql, pgx.QueryExecModeSimpleProtocol).Scan(&s.passed)
 	ahead.server = s.passed - before
 	return ahead, err
 }
