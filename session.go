@@ -36,12 +36,12 @@ type Reservation struct {
 
 	Lines   []holds.Line    // the estimate, held until Settle
 	UpTo    bool            // as in holds.Request. Session.Hold has the units
-	Charges []budget.Charge // are spent each time it opens, and stay
+	Charges []budget.Charge // are spent at each opening
 
-	TTL   time.Duration // how long units of a dead process stay held, within Config.Holds' bounds, renewed after a third. Defaults to 1m
+	TTL   time.Duration // how long a dead process keeps its Lines, within Config.Holds' bounds, renewed after a third. Defaults to 1m
 	Grace time.Duration // for Settle when the hold was not renewed. Defaults to a quarter of TTL
 
-	OpenTimeout time.Duration // bounds Open, and not the session, as ctx's deadline would
+	OpenTimeout time.Duration // bounds Open, not the session
 
 	Holder   string // as in holds.Request, like the next two
 	Metadata json.RawMessage

@@ -61,10 +61,9 @@ select coalesce(amount, 0), seqs, ats, used, held, refused, periods, crossed
 from metered.charge_up_to($1::metered.new_charge[], $2::interval, $3::int, $4::bool, $5::metered.origin)`
 
 // ChargeUpTo charges each scope the same amount: that of the charges, or else the largest that all limits admit, at least 1. Posted.Amount
-// has it. So a key, its user, team and organisation pay the same for a request that goes over, in one round trip.
+// has it. So key, user, team and organisation pay the same for a request that goes over.
 //
-// The charges have equal amounts and scopes of their own. If not even 1 fits, the *ExceededError has the limits that refuse 1, and when they admit
-// it.
+// Amounts are equal, and scopes differ. If not even 1 fits, the *ExceededError has the limits that refuse 1.
 func (l *Ledger) ChargeUpTo(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
 	return l.charge(ctx, tx, "budget.charge_up_to", (*Ledger).prepareUpTo, charges)
 }

@@ -41,8 +41,8 @@ type ListenOptions struct {
 // commit. It returns ctx's error or handle's.
 //
 // A notice is a hint, which any role that may connect can send: read the hold (Get) before you act. After each connect,
-// and where notices were lost, handle gets one with Missed: read the holds that you need again. It may hear of a
-// transition twice: compare the Version.
+// and where notices were lost, handle gets one with Missed: read your holds again. A transition may come
+// twice: compare the Version.
 //
 // Listen makes a connection of its own with pool's configuration, and again within 10s when it is lost. It must lead to
 // the primary, and not through a pooler in transaction mode, where it hears nothing.

@@ -43,7 +43,7 @@ type Request struct {
 	Metadata json.RawMessage // JSON, up to 64 KiB
 	Note     budget.Note
 	// UpTo holds equal units of all Lines: their Amount, or else the most that all limits admit, at least 1 and the greatest AtLeast. The
-	// Lines have the same Amount, each another scope. Charges are made in full.
+	// Lines have the same Amount, each another scope. Charges stay whole.
 	UpTo bool
 
 	// claim is the scope of a claim, key its key, and reveal Claim.Reveal. Set by Claim.

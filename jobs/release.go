@@ -43,7 +43,7 @@ const (
 	dropSQL   = `select d from metered.drop_parked($1::int) d`
 )
 
-// Release does the work of Run once, in transactions of its own. Any number may run at once.
+// Release does the work of Run once, in its own transactions. Many may run at once.
 func (e *Enqueuer) Release(ctx context.Context, pool *pgxpool.Pool) (report ReleaseReport, err error) {
 	if err := e.gated("pool", pool); err != nil {
 		return report, err

@@ -1,5 +1,5 @@
-// Package observe lets a program watch the library: for metrics, traces and logs. Set an Observer in metered.Config, which all pieces then
-// use, or in the Config of budget, tokens or jobs alone. Holds and leases use their ledger's. Module otelmetered is one for OpenTelemetry.
+// Package observe lets a program watch the library: for metrics, traces and logs. Set an Observer in metered.Config for all pieces, or
+// in the Config of budget (for its holds and leases, too), tokens or jobs. Module otelmetered is one for OpenTelemetry.
 //
 // The goroutine that does the work waits for the Observer: count only, and send from elsewhere. In Do the id and the token may be locked
 // meanwhile, but no scope, except with subscribers or budget.Limit.MaxFrom. A transaction of yours keeps all its locks. An Observer's
