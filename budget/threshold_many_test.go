@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/bounds"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // As many thresholds as one call can carry are crossed at once, and each is reported once, in a time that grows with their number
@@ -53,5 +54,7 @@ func TestThreshold_ManyCrossingsOfACallTakeTimeByTheirNumber(t *testing.T) {
 		many = min(many, cross(fmt.Sprint("many ", round, " "), 32))
 	}
 	t.Log(few, many)
-	require.Less(t, many, 32*few)
+	if pgtest.Long { // only there are times compared
+		require.Less(t, many, 32*few)
+	}
 }
