@@ -87,7 +87,7 @@ func TestGrants_NoCallBreaksAnInvariant(t *testing.T) {
 					require.Positive(t, by[name], "no call of %s got through", name) // these are for a command's transaction
 				}
 			}
-			h.check(grant.name == "maintenance")
+			h.check(grant.name == "maintenance", calls >= 10_000)
 		})
 	}
 }
@@ -153,7 +153,10 @@ type hostile struct {
 }
 
 func newHostile(t *testing.T) *hostile {
-	seed := uint64(time.Now().UnixNano())
+	seed := uint64(1) // the short form makes the same calls each time
+	if pgtest.Long || os.Getenv("METERED_HOSTILE_CALLS") != "" {
+		seed = uint64(time.Now().UnixNano())
+	}
 	if text := os.Getenv("METERED_HOSTILE_SEED"); text != "" {
 		var err error
 		seed, err = strconv.ParseUint(text, 10, 64)
@@ -233,8 +236,8 @@ func (h *hostile) ledger() map[string]string {
 	return entries
 }
 
-// check looks at all invariants, when everything that is due has been swept.
-func (h *hostile) check(purged bool) {
+// check looks at all invariants, when everything that is due has been swept. Of many calls some have done each thing.
+func (h *hostile) check(purged, many bool) {
 	h.Helper()
 	ctx := h.Context()
 	report, err := h.c.Budget.Verify(ctx, h.owner, budget.VerifyOptions{})
@@ -248,10 +251,10 @@ func (h *hostile) check(purged bool) {
 	}
 	if !purged {
 		for _, kind := range []string{"t", "u", "f", "g", "e", "v", "o"} {
-			require.NotZero(h, count(h.T, h.owner, "metered.lot_moves where kind = '"+kind+"'"), kind)
+			require.True(h, !many || count(h.T, h.owner, "metered.lot_moves where kind = '"+kind+"'") > 0, kind)
 		}
-		require.NotZero(h, count(h.T, h.owner, "metered.lease_spends"))
-		require.NotZero(h, count(h.T, h.owner, "metered.leases where spent > 0"))
+		require.True(h, !many || count(h.T, h.owner, "metered.lease_spends") > 0)
+		require.True(h, !many || count(h.T, h.owner, "metered.leases where spent > 0") > 0)
 		require.Zero(h, count(h.T, h.owner, `(select from metered.leases l where mode = 's' and settled_at is not null
 			and spent <> coalesce((select sum(s.amount) from metered.lease_spends s where s.lease = l.no), 0)) l`), "what leases captured")
 	}
