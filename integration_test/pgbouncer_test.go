@@ -34,12 +34,12 @@ var modes = []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecMo
 // Every call, in every mode of pgx, through PgBouncer in transaction mode: docs/pgbouncer.md has the table.
 func TestPgBouncer_EveryCallInEveryMode(t *testing.T) {
 	t.Parallel()
-	_, version := bouncerVersion(t)
+	_, version := pgtest.BouncerVersion(t)
 	for _, prepared := range []int{0, 200} {
 		for _, mode := range modes {
 			t.Run(fmt.Sprintf("max_prepared_statements %d/%s", prepared, mode), func(t *testing.T) {
 				t.Parallel()
-				if prepared > 0 && !tracksStatements(version) {
+				if prepared > 0 && !pgtest.TracksStatements(version) {
 					t.Skipf("max_prepared_statements came with PgBouncer 1.21; this is %d.%d", version[0], version[1])
 				}
 				// The unnamed statement of describe_exec is not tracked.
@@ -66,7 +66,7 @@ func TestPgBouncer_EveryCallInEveryMode(t *testing.T) {
 // everyCall makes each call and returns the errors. A client without the bouncer prepares the data.
 func everyCall(t *testing.T, mode pgx.QueryExecMode, prepared int) map[string]error {
 	direct, d := pgtest.SetUp(t, metered.Config{}, pgtest.Options{})
-	port := startBouncer(t, direct, prepared).port
+	port := pgtest.Bounce(t, direct, prepared)
 	through := func(c *pgxpool.Config) {
 		c.MaxConns = 8
 		c.ConnConfig.Host, c.ConnConfig.Port, c.ConnConfig.Fallbacks = "127.0.0.1", port, nil
@@ -78,12 +78,12 @@ func everyCall(t *testing.T, mode pgx.QueryExecMode, prepared int) map[string]er
 	if prepared > 0 || mode == pgx.QueryExecModeCacheDescribe {
 		rounds = 2 // the second finds the statements that the first has cached
 	}
-	return everyCallBy(t, direct, d, pool, pgtest.NewClient(t, pool, metered.Config{}), rounds)
+	return everyCallBy(&behind{t: t, direct: direct, d: d, pool: pool, c: pgtest.NewClient(t, pool, metered.Config{})}, rounds)
 }
 
 // everyCallBy makes each call by a client and its pool, where another one prepares the data, and returns the errors.
-func everyCallBy(t *testing.T, direct *pgxpool.Pool, d *metered.Client, pool *pgxpool.Pool, c *metered.Client, rounds int) map[string]error {
-	b := &behind{t: t, direct: direct, d: d, pool: pool, c: c, failed: map[string]error{}, called: map[string]bool{}}
+func everyCallBy(b *behind, rounds int) map[string]error {
+	b.failed, b.called = map[string]error{}, map[string]bool{}
 	for range rounds {
 		b.round++
 		b.commands()
@@ -97,19 +97,20 @@ func everyCallBy(t *testing.T, direct *pgxpool.Pool, d *metered.Client, pool *pg
 		b.others()
 	}
 	b.complete()
-	report, err := d.Budget.Verify(t.Context(), direct, budget.VerifyOptions{})
-	require.NoError(t, err)
-	require.Empty(t, report.Differences)
+	report, err := b.d.Budget.Verify(b.t.Context(), b.direct, budget.VerifyOptions{})
+	require.NoError(b.t, err)
+	require.Empty(b.t, report.Differences)
 	return b.failed
 }
 
-// behind is a client behind a bouncer.
+// behind is a client behind a bouncer, or another way to reach the database.
 type behind struct {
 	t      *testing.T
 	direct *pgxpool.Pool
 	d      *metered.Client // by direct
 	pool   *pgxpool.Pool
 	c      *metered.Client // by pool
+	sql    bool            // transactions are those of database/sql
 	round  int
 	failed map[string]error
 	called map[string]bool
@@ -128,8 +129,26 @@ func (b *behind) try(call string, f func(ctx context.Context) error) {
 // tx makes a call in a transaction.
 func (b *behind) tx(call string, f func(ctx context.Context, tx pgx.Tx) error) {
 	b.try(call, func(ctx context.Context) error {
+		if b.sql {
+			return b.sqlTx(ctx, f)
+		}
 		return pgx.BeginFunc(ctx, b.pool, func(tx pgx.Tx) error { return f(ctx, tx) })
 	})
+}
+
+// sqlTx runs f in a transaction of database/sql.
+func (b *behind) sqlTx(ctx context.Context, f func(ctx context.Context, tx pgx.Tx) error) error {
+	db := stdlib.OpenDBFromPool(b.pool)
+	defer db.Close()
+	tx, err := db.BeginTx(ctx, nil)
+	if err != nil {
+		return err
+	}
+	defer tx.Rollback()
+	if err := sqlmetered.InTx(ctx, tx, f); err != nil {
+		return err
+	}
+	return sqlmetered.Commit(tx)
 }
 
 // given makes something without the bouncer.

@@ -23,7 +23,7 @@ func (w *world) client(n int) {
 	charged := map[string][]budget.Posted{} // that it may refund
 	for w.ended.Load() < int64(*operations) {
 		failed := w.one(n, charged) != nil
-		for failed && w.pool.Ping(context.Background()) != nil {
+		for failed && w.base.Ping(context.Background()) != nil {
 			time.Sleep(10 * time.Millisecond) // the server restarts: not all calls are to meet that
 		}
 	}
@@ -32,11 +32,11 @@ func (w *world) client(n int) {
 func (w *world) one(n int, charged map[string][]budget.Posted) error {
 	of := func(kind string) string { return fmt.Sprint(kind, "/", w.generation(), "/", rand.IntN(2)) }
 	units := 1 + rand.Int64N(4)
-	switch rand.IntN(12) {
+	switch rand.IntN(13) {
 	case 0, 1:
 		c := call{thing: of("scope"), kind: "charge", amount: units, limit: 30}
 		var entry budget.Posted
-		err := w.tx(n, c, func(ctx context.Context, tx pgx.Tx) error {
+		err := w.tx(&w.cluster, n, c, func(ctx context.Context, tx pgx.Tx) error {
 			r, err := w.c.Budget.Charge(ctx, tx, budget.Charge{Scope: c.thing, Amount: units, Limits: []budget.Limit{budget.Lifetime(c.limit)}})
 			if err == nil {
 				entry = r.Entries[0]
@@ -56,7 +56,7 @@ func (w *world) one(n int, charged map[string][]budget.Posted) error {
 		if charged[scope] = charged[scope][1:]; len(charged[scope]) == 0 {
 			delete(charged, scope)
 		}
-		return w.tx(n, call{thing: scope, kind: "refund", amount: entry.Amount}, func(ctx context.Context, tx pgx.Tx) error {
+		return w.tx(&w.cluster, n, call{thing: scope, kind: "refund", amount: entry.Amount}, func(ctx context.Context, tx pgx.Tx) error {
 			_, err := w.c.Budget.Refund(ctx, tx, budget.Refund{Scope: scope, Seq: entry.Seq, Amount: entry.Amount})
 			return err
 		})
@@ -71,7 +71,7 @@ func (w *world) one(n int, charged map[string][]budget.Posted) error {
 		})
 	case 4:
 		c := call{thing: of("wallet"), kind: "charge", amount: units}
-		return w.tx(n, c, func(ctx context.Context, tx pgx.Tx) error {
+		return w.tx(&w.cluster, n, c, func(ctx context.Context, tx pgx.Tx) error {
 			_, err := w.wallets.Draw(ctx, tx, wallet.Draw{Wallet: c.thing, Amount: units})
 			return err
 		})
@@ -84,7 +84,7 @@ func (w *world) one(n int, charged map[string][]budget.Posted) error {
 				return answer{units: -b.Units}, err
 			})
 		}
-		return w.tx(n, c, func(ctx context.Context, tx pgx.Tx) error {
+		return w.tx(&w.cluster, n, c, func(ctx context.Context, tx pgx.Tx) error {
 			_, err := w.wallets.Grant(ctx, tx, wallet.Grant{Wallet: c.thing, Amount: units, For: time.Duration(1+rand.IntN(3)) * time.Hour})
 			return err
 		})
@@ -100,10 +100,12 @@ func (w *world) one(n int, charged map[string][]budget.Posted) error {
 		if err != nil {
 			return err
 		}
-		return w.tx(n, c, func(ctx context.Context, tx pgx.Tx) error {
+		return w.tx(&w.cluster, n, c, func(ctx context.Context, tx pgx.Tx) error {
 			_, err := w.c.Tokens.Consume(ctx, tx, "p", c.thing, text)
 			return err
 		})
+	case 11:
+		return w.child(n, of("child"))
 	}
 	c := call{thing: of("leased"), kind: "leased charge", amount: units, limit: 200}
 	id := metered.NewID()
@@ -129,7 +131,7 @@ func (w *world) hold(n int, id string) error {
 			return answer{state: string(h.State)}, err
 		})
 	}
-	return w.tx(n, c, func(ctx context.Context, tx pgx.Tx) (err error) {
+	return w.tx(&w.cluster, n, c, func(ctx context.Context, tx pgx.Tx) (err error) {
 		switch c.kind {
 		case "place":
 			var h holds.Hold
@@ -151,12 +153,12 @@ func (w *world) claim(n int, value string) error {
 	who := fmt.Sprint("client ", n)
 	key := holds.Key{Type: "key", Value: value}
 	if rand.IntN(2) == 0 {
-		return w.tx(n, call{thing: value, kind: "claim", who: who}, func(ctx context.Context, tx pgx.Tx) error {
+		return w.tx(&w.cluster, n, call{thing: value, kind: "claim", who: who}, func(ctx context.Context, tx pgx.Tx) error {
 			_, err := w.c.Holds.Claim(ctx, tx, holds.Claim{Key: key, Holder: who, TTL: time.Hour})
 			return err
 		})
 	}
-	return w.tx(n, call{thing: value, kind: "let go", who: who}, func(ctx context.Context, tx pgx.Tx) error {
+	return w.tx(&w.cluster, n, call{thing: value, kind: "let go", who: who}, func(ctx context.Context, tx pgx.Tx) error {
 		list, err := w.c.Holds.List(ctx, tx, holds.Filter{Claim: key, Holder: who, State: holds.Held})
 		if err != nil {
 			return err
