@@ -54,6 +54,47 @@ func TestGrants_AreEnoughForAPool(t *testing.T) {
 	require.NoError(t, err)
 }
 
+// A role without grants may take a scope's lock and forge a recall, as everybody who may connect. Calls wait then, and leases are given back. No
+// number changes.
+func TestStranger_DelaysCallsAndChangesNoNumber(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	stranger := pgtest.AsRole(t, f.db, nil, "")
+	for _, sql := range []string{`select 1 from metered.ledger`, `select metered.clock()`, `insert into metered.ledger (scope, seq) values ('hot', 99)`} {
+		_, err := stranger.Exec(t.Context(), sql)
+		require.Equal(t, sqlstate.InsufficientPrivilege, sqlstate.Of(err), sql)
+	}
+	p := f.pool(leases.Rule{})
+	spent := f.warm(p, charge(2))
+	settled := func() (n int) {
+		return pgtest.Value[int](t, f.db, `select count(*)::int from metered.leases where settled_at is not null`)
+	}
+	before := settled()
+	pgtest.WaitFor(t, "a forged recall", func() bool {
+		_, err := stranger.Exec(t.Context(), `select pg_notify('metered_leases_metered', 'hot')`)
+		require.NoError(t, err)
+		return settled() > before
+	})
+	require.Equal(t, spent, f.usage("hot").Spent)
+
+	hasty, err := budget.New(budget.Config{LockTimeout: time.Millisecond})
+	require.NoError(t, err)
+	conn, err := stranger.Acquire(t.Context())
+	require.NoError(t, err)
+	defer conn.Release()
+	for _, lock := range []string{`select pg_advisory_lock($1)`, `select pg_advisory_unlock($1)`} {
+		_, err := conn.Exec(t.Context(), lock, f.ledger.LockKey("hot"))
+		require.NoError(t, err)
+		_, err = hasty.ChargeNow(t.Context(), f.db, charge(3))
+		if lock == `select pg_advisory_lock($1)` {
+			require.ErrorIs(t, err, budget.ErrBusy)
+			continue
+		}
+		require.NoError(t, err)
+	}
+	require.Equal(t, spent+3, f.settled("hot", p))
+}
+
 // A purge deletes leases that were settled that long ago, spends first, in batches, and never an open lease. Captured
 // units stay, and Verify finds nothing at any point.
 func TestPurge_TakesSettledLeasesWithTheirSpends(t *testing.T) {
