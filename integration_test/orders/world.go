@@ -136,7 +136,7 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 	w := &world{pieces: p, name: name, sessions: map[*metered.Client]*metered.Session[int]{}, model: &model{
 		scopes: map[string]*sums{"s": {}, "t": {}, "w": {}, "child": {}}, holds: map[string]string{}, held: map[string]int64{}, done: map[string]bool{}}}
 	m := w.model
-	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+	before := func(tx pgx.Tx) error {
 		var b steps
 		if needs&aged != 0 {
 			b.do(func() error {
@@ -162,14 +162,14 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 			})
 		}
 		return b.err
-	})
-	if err != nil {
-		return nil, err
 	}
 	if needs&(aged|aDue|aWallet) != 0 {
+		if err := pgx.BeginFunc(ctx, db, before); err != nil {
+			return nil, err
+		}
 		advance(2 * time.Hour)
 	}
-	err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+	err := pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
 		var b steps
 		b.do(func() error {
 			r, err := w.ledger.Charge(ctx, tx, budget.Charge{Scope: w.scope("s"), Amount: 40})
@@ -339,7 +339,8 @@ select
     (select count(*) from chain where seq0 > 1 and (seq <> seq0 + 1 or epoch < epoch0 or epoch = epoch0 and at < at0
         or spent <> spent0 + case when kind in ('c', 'u') then amount else 0 end
         or refunded <> refunded0 + case when kind = 'r' then amount else 0 end
-        or held < 0))`
+        or held < 0)),
+    (select count(*) from metered.parked_jobs j where j.scope = $1 || '/s')`
 
 // stuckSQL counts jobs that fit, in a line that nobody is to look at.
 const stuckSQL = `
@@ -347,14 +348,16 @@ select count(*) from metered.parked_scopes p, metered.parked_jobs j, metered.che
 where p.scope = $1 and j.scope = $1 and p.wake_at > metered.clock() and c.refused is null`
 
 func (w *world) state(ctx context.Context, db *pgxpool.Pool) (text string, err error) {
-	var broken int64
-	if err := db.QueryRow(ctx, stateSQL, w.name).Scan(&text, &broken); err != nil {
+	var broken, parked, stuck int64
+	if err := db.QueryRow(ctx, stateSQL, w.name).Scan(&text, &broken, &parked); err != nil {
 		return "", err
 	}
 	if broken > 0 {
 		text += fmt.Sprintf(" and %d entries do not follow from the ones before", broken)
 	}
-	var stuck int64
+	if parked == 0 {
+		return text, nil
+	}
 	if err := db.QueryRow(ctx, stuckSQL, w.scope("s")).Scan(&stuck); err != nil && answer(err) != "budget_clock" {
 		return "", err
 	}
