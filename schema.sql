@@ -692,16 +692,17 @@ create table metered.job_keys (
 -- For purging by age.
 create index job_keys_age on metered.job_keys (created_at);
 
--- Jobs that wait for units of a scope: see parked.sql. Each has no row of River's yet.
+-- Jobs that wait for units of a scope: see parked.sql. Those that wait for their first attempt have no row of River's yet.
 create table metered.parked_jobs (
-    job_id    bigint      primary key,  -- the id that it will have in river_job
+    job_id    bigint      primary key,  -- the id that it has or will have in river_job
     turn      bigint      not null,     -- its round in the line
     amount    bigint      not null,     -- the units that it needs of the scope
     class     bigint      not null,     -- a hash of its limits of the scope
     parked_at timestamptz not null,     -- when it was parked
     drop_at   timestamptz,              -- when it is dropped, or null: never
+    not_before timestamptz,             -- when its next attempt may start, or null: it waits for its first
     priority  smallint    not null,     -- River's: 1 is first
-    scope     text collate "C" not null, -- the scope that it waits for
+    scope     text collate "C" not null, -- the scope that it waits for, or empty until then
     fair      text collate "C" not null, -- jobs of different keys take turns
     tenant    text collate "C" not null, -- of the job and its hold
     job       jsonb       not null,     -- its columns in river_job
@@ -722,6 +723,11 @@ create index parked_jobs_class on metered.parked_jobs (scope, class, amount);
 create index parked_jobs_age on metered.parked_jobs (scope, parked_at);
 
 create index parked_jobs_drop on metered.parked_jobs (drop_at) where drop_at is not null;
+
+-- Jobs that rest until their next attempt, and all that River has.
+create index parked_jobs_rest on metered.parked_jobs (not_before) where scope = '';
+
+create index parked_jobs_again on metered.parked_jobs (job_id) where not_before is not null;
 
 -- The lines. A scope that no job waits for has none.
 create table metered.parked_scopes (
@@ -8107,8 +8113,8 @@ begin
 end
 $$;
 
--- Jobs that wait for budget. A job whose hold does not fit is parked: a row here, and none of River's. It
--- waits for one scope, the first that refused it, in that scope's line. A transaction that frees units of a scope with a
+-- Jobs that wait for budget. A job whose hold does not fit is parked: a row here, and none of River's, or one that River
+-- does not work: of a job that waits for its next attempt. It waits for one scope, the first that refused it, in that scope's line. A transaction that frees units of a scope with a
 -- line marks the line, in the ledger's own trigger. A releaser then looks at it: it places the holds of those that fit, in
 -- order, and returns the jobs, which the statement around it inserts into river_job with its caller's privileges.
 
@@ -8253,7 +8259,7 @@ language sql stable
 as $$
     select jsonb_build_object('job_id', j.job_id, 'queue', j.job ->> 'queue', 'kind', j.job ->> 'kind', 'key', coalesce(j.job -> 'metadata' ->> 'metered:key', ''),
         'tenant', j.tenant, 'fair', j.fair, 'priority', j.priority, 'scope', j.scope, 'amount', j.amount, 'parked_at', j.parked_at, 'drop_at', j.drop_at,
-        'args', j.job -> 'args')
+        'args', j.job -> 'args', 'not_before', j.not_before, 'hold', j.job -> 'metadata' ->> 'metered:hold')
 $$;
 
 -- Whether a job is one that River takes.
@@ -8267,6 +8273,22 @@ as $$
         and j -> 'metadata' ->> 'metered:hold' ~ ('^job/' || (j ->> 'job_id') || '/[0-9a-f]{16}$')
         and octet_length(j ->> 'charges') <= 65536 and octet_length(j ->> 'hold') <= 131072
         and coalesce((j ->> 'most')::bigint > 0, true) and coalesce((j ->> 'wait_us')::bigint between 1 and 315576000000000, true)
+        and coalesce((j ->> 'rest_us')::bigint between 0 and 315576000000000, true)
+$$;
+
+-- The hold that a job asks for, with its id.
+create function metered._hold_of_job(j jsonb) returns metered.new_hold
+language plpgsql stable
+as $$
+declare
+    h metered.new_hold := (j ->> 'hold')::metered.new_hold;
+begin
+    h.id := j -> 'metadata' ->> 'metered:hold';
+    h.holder := h.id;
+    h.chosen := false;
+    h.claim := null;
+    return h;
+end
 $$;
 
 -- Holds the units of a job that starts, and charges the others: as place, also for a job that holds nothing. Then due is null.
@@ -8339,11 +8361,7 @@ begin
     for j in select x from jsonb_array_elements(parking) x loop
         nth := nth + 1;
         cs := (j ->> 'charges')::metered.new_charge[];
-        h := (j ->> 'hold')::metered.new_hold;
-        h.id := j -> 'metadata' ->> 'metered:hold';
-        h.holder := h.id;
-        h.chosen := false;
-        h.claim := null;
+        h := metered._hold_of_job(j);
         busy := (select y.scope from unnest(cs) x, lateral (select z.scope from metered.parked_scopes z where z.scope = x.scope) y limit 1);
         if busy is null then
             p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
@@ -8391,6 +8409,45 @@ begin
         perform metered._join_line(scope, c.key, case when refused is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end);
         status := 'parked';
         return next;
+    end loop;
+end
+$$;
+
+-- Parks jobs until their next attempt, each for rest_us, whose hold the caller releases in this transaction. They are in no line until then.
+-- Each element is as in park_jobs, and its hold is a new one.
+create function metered.rest_jobs(resting jsonb) returns setof bigint
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    j   jsonb;
+    cs  metered.new_charge[];
+    c   metered.new_charge;
+    h   metered.new_hold;
+    clk timestamptz := metered.clock();
+    due timestamptz;
+begin
+    if pg_column_size(resting) > 16777220
+        or pg_column_compression(resting) is not null and octet_length(resting::text) > 16777216 then
+        raise exception 'out of bounds: an argument of rest_jobs' using errcode = '22023';
+    end if;
+    perform metered._require(jsonb_typeof(resting) = 'array' and jsonb_array_length(resting) between 1 and 1000, 'resting');
+    for j in select x from jsonb_array_elements(resting) x loop
+        perform metered._require(metered._is_job(j), 'job');
+        cs := (j ->> 'charges')::metered.new_charge[];
+        perform metered._require(cardinality(cs) between 1 and 64 and metered._fits(cs), 'charges');
+        foreach c in array cs loop
+            perform metered._require(metered._key_fits(c.key, c.scope) and c.lease is null, 'key');
+        end loop;
+        h := metered._hold_of_job(j);
+        due := clk + (j ->> 'rest_us')::bigint * interval '1 microsecond';
+        insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, not_before, drop_at, priority, scope, fair, tenant, job, hold, charges)
+        values ((j ->> 'job_id')::bigint, 0, 0, 0, clk, due, due + (j ->> 'wait_us')::bigint * interval '1 microsecond', (j ->> 'priority')::int,
+            '', coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,wait_us,rest_us}'::text[], h::text, j ->> 'charges');
+        return next (j ->> 'job_id')::bigint;
     end loop;
 end
 $$;
@@ -8555,11 +8612,36 @@ begin
 end
 $$;
 
--- Lines to be looked at: of these scopes, or those that are marked or whose time has come.
+-- Lines to be looked at: of these scopes, or those that are marked or whose time has come. Jobs that may be tried again by now join the
+-- lines first. Where the lock of such a scope is not to be had, it is among them.
 create function metered._lines(only_scopes text[], most int) returns table (scope text, key bigint)
 language plpgsql volatile
 as $$
+declare
+    r metered.parked_jobs;
+    c metered.new_charge;
+    n int := 0;
 begin
+    for r in
+        select x.* from metered.parked_jobs x
+        where x.scope = '' and x.not_before <= metered.clock()
+          and (only_scopes is null or ((x.charges::metered.new_charge[])[1]).scope = any (only_scopes))
+        order by x.not_before limit 64 for update skip locked
+    loop
+        c := (r.charges::metered.new_charge[])[1];
+        if pg_try_advisory_xact_lock(c.key) then
+            update metered.parked_jobs x set scope = c.scope, amount = c.amount, class = hashtextextended(c.limits::text, 0),
+                turn = metered._turn(c.scope, r.priority, r.fair)
+            where x.job_id = r.job_id;
+            perform metered._join_line(c.scope, c.key, '-infinity');
+        else
+            scope := c.scope;
+            key := c.key;
+            n := n + 1;
+            return next;
+            exit when n = 16;
+        end if;
+    end loop;
     if only_scopes is null then
         return query select y.scope, y.key from metered.parked_scopes y where y.wake_at <= metered.clock() order by y.wake_at limit most;
     else
@@ -8709,6 +8791,7 @@ as $$
 declare
     next timestamptz := least(
         (select y.wake_at from metered.parked_scopes y order by y.wake_at limit 1),
+        (select j.not_before from metered.parked_jobs j where j.scope = '' order by j.not_before limit 1),
         (select j.drop_at from metered.parked_jobs j where j.drop_at is not null order by j.drop_at limit 1));
 begin
     return case when next < 'infinity' then greatest(0, case when next > '-infinity' then extract(epoch from next - metered.clock()) * 1000000 else 0 end)::bigint end;
@@ -8772,7 +8855,9 @@ begin
         return null;
     end if;
     was := j.scope;
-    perform metered._lock_keys(array[(select y.key from metered.parked_scopes y where y.scope = was)], wait_ms);
+    if was <> '' then
+        perform metered._lock_keys(array[(select y.key from metered.parked_scopes y where y.scope = was)], wait_ms);
+    end if;
     select * into j from metered.parked_jobs x where x.job_id = of_job for update;
     if not found then
         return null;
@@ -8781,14 +8866,15 @@ begin
     elsif of_priority is null then
         return metered._leave_line(of_job);
     elsif of_priority <> j.priority then
-        update metered.parked_jobs x set priority = of_priority, turn = metered._turn(j.scope, of_priority, j.fair)
+        update metered.parked_jobs x set priority = of_priority, turn = metered._turn(j.scope, of_priority, j.fair),
+            job = x.job || jsonb_build_object('priority', of_priority)
         where x.job_id = of_job returning x.* into j;
     end if;
     return metered._parked_json(j);
 end
 $$;
 
--- A parked job, with its place in its line (no further than 10,000), when the line is looked at, and the answer of check_charge for it. null: it is not parked.
+-- A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answer of check_charge for it. null: it is not parked.
 create function metered.explain_parked(of_job bigint, ahead interval) returns jsonb
 language plpgsql stable
 security definer
@@ -8811,7 +8897,7 @@ begin
         'refused', v.refused, 'now', metered.clock(), 'charges', (select jsonb_agg(jsonb_build_object('scope', c.scope, 'amount', c.amount, 'limits', (
             select jsonb_agg(jsonb_build_object('max', l.max, 'window_us', extract(epoch from l.win) * 1000000)) from unnest(c.limits) l)))
             from unnest(j.charges::metered.new_charge[]) c),
-        'position', 1 + (select count(*) from (select from metered.parked_jobs x
+        'position', case when j.scope <> '' then 1 end + (select count(*) from (select from metered.parked_jobs x
             where x.scope = j.scope and (x.priority, x.turn, x.job_id) < (j.priority, j.turn, j.job_id)
             order by x.priority desc, x.turn desc, x.job_id desc limit 9999) y));
 end
@@ -9720,7 +9806,7 @@ from metered.parked_scopes p, (select metered.clock() as now) c;
 -- reads all parked jobs. position counts the jobs before each row that is shown: ask for it of a few rows only.
 create view metered.parked_jobs_words as
 select j.job_id,                                -- the id that it will have in river_job
-    j.scope,                                    -- the scope whose units it waits for
+    j.scope,                                    -- the scope whose units it waits for, or empty: it is in no line until its next attempt
     j.amount,                                   -- units that it needs of the scope
     j.priority,                                 -- River's: 1 is first
     1 + (select count(*) from (select from metered.parked_jobs b where b.scope = j.scope and (b.priority, b.turn, b.job_id) < (j.priority, j.turn, j.job_id)
@@ -9733,7 +9819,8 @@ select j.job_id,                                -- the id that it will have in r
     j.job -> 'metadata' ->> 'metered:key' as key, -- of the caller, or null
     j.job -> 'metadata' ->> 'metered:hold' as hold, -- the id that its hold will have
     j.parked_at,                                -- when it was parked
-    j.drop_at                                   -- when it is dropped, or null: never
+    j.drop_at,                                  -- when it is dropped, or null: never
+    j.not_before                                -- when its next attempt may start, or null: it waits for its first
 from metered.parked_jobs j;
 
 comment on function metered.keep_memory() is 'True, and makes a session on Postgres 14 faster: as it plans a statement of metered.clock(), the planner works this constant out, and nothing is left of it. That takes and frees a block of a megabyte, and so has glibc''s malloc keep up to 2 MB of free memory. Else it gives memory beyond 128 kB back to the kernel, and asks for it again up to four times in a place, a capture or a release: 15 to 19 percent of their time. See ADR 8. Later versions do that by themselves, and the block, taken at each statement that is planned, would be a third of the first call on a new connection.';
@@ -9930,15 +10017,16 @@ comment on column metered.job_keys.key is 'chosen by the caller, once in the que
 comment on column metered.job_keys.kind is 'of the job';
 comment on column metered.job_keys.tenant is 'of the job';
 comment on column metered.job_keys.digest is 'of kind and args, its first byte the version: see jobs/digest.go';
-comment on table metered.parked_jobs is 'Jobs that wait for units of a scope: see parked.sql. Each has no row of River''s yet.';
-comment on column metered.parked_jobs.job_id is 'the id that it will have in river_job';
+comment on table metered.parked_jobs is 'Jobs that wait for units of a scope: see parked.sql. Those that wait for their first attempt have no row of River''s yet.';
+comment on column metered.parked_jobs.job_id is 'the id that it has or will have in river_job';
 comment on column metered.parked_jobs.turn is 'its round in the line';
 comment on column metered.parked_jobs.amount is 'the units that it needs of the scope';
 comment on column metered.parked_jobs.class is 'a hash of its limits of the scope';
 comment on column metered.parked_jobs.parked_at is 'when it was parked';
 comment on column metered.parked_jobs.drop_at is 'when it is dropped, or null: never';
+comment on column metered.parked_jobs.not_before is 'when its next attempt may start, or null: it waits for its first';
 comment on column metered.parked_jobs.priority is 'River''s: 1 is first';
-comment on column metered.parked_jobs.scope is 'the scope that it waits for';
+comment on column metered.parked_jobs.scope is 'the scope that it waits for, or empty until then';
 comment on column metered.parked_jobs.fair is 'jobs of different keys take turns';
 comment on column metered.parked_jobs.tenant is 'of the job and its hold';
 comment on column metered.parked_jobs.job is 'its columns in river_job';
@@ -10031,12 +10119,13 @@ comment on function metered.claim_job_key(text, text, text, text, bytea, bigint,
 comment on function metered.find_job_key(text, text) is 'The record of a key, or no row.';
 comment on function metered.purge_job_keys(timestamptz, timestamptz, int) is 'Forgets up to max_rows keys claimed before cutoff, oldest first, and passes over those that another purge is at. after is the last of the batch before, as in purge_tokens. Not for an application, which must not make an old key new.';
 comment on function metered.park_jobs(jsonb, interval, int, metered.origin, text, boolean) is 'Enqueues jobs whose units are held until they end, all or none. status is started (the hold is placed, and job is for the caller to insert), parked (until the units fit), refused (they never fit), or full (its line has most jobs). With raising, the last two are SQLSTATE MT001 and MT013. A job that would fit is parked too where others wait for one of its scopes, and the line is looked at in turn.';
+comment on function metered.rest_jobs(jsonb) is 'Parks jobs until their next attempt, each for rest_us, whose hold the caller releases in this transaction. They are in no line until then. Each element is as in park_jobs, and its hold is a new one.';
 comment on function metered.judged_scopes(text[], int, int) is 'The scopes whose limits release_jobs would judge, for given. It takes the locks that release_jobs takes.';
 comment on function metered.release_jobs(text[], jsonb, int, int, interval, metered.origin, text) is 'Releases parked jobs that fit, at most max_jobs: of the given scopes, whose locks it waits for, or of those lines that are marked, or whose time has come, and whose locks are to be had at once. Rows are released (job is for the caller to insert), busy (the lock of the scope was not to be had), trouble (why the line cannot be looked at), or more (call again).';
 comment on function metered.next_release() is 'Microseconds until a line is to be looked at or a parked job to be dropped, 0 if one is due, or null if no time is known.';
 comment on function metered.drop_parked(int) is 'Drops parked jobs whose time to wait is over, at most max_rows, as far as their lines are not locked. Returns them.';
 comment on function metered.change_parked(bigint, int, int) is 'Takes a parked job out of its line for good, or changes its priority, and returns it. null: it is not parked.';
-comment on function metered.explain_parked(bigint, interval) is 'A parked job, with its place in its line (no further than 10,000), when the line is looked at, and the answer of check_charge for it. null: it is not parked.';
+comment on function metered.explain_parked(bigint, interval) is 'A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answer of check_charge for it. null: it is not parked.';
 comment on function metered.block_commit() is 'Keeps a transaction from being committed by anyone but its command''s last flush. A cursor WITH HOLD is run to its end by COMMIT, and this is its query.';
 comment on function metered.begin_command(boolean, boolean, metered.new_command, metered.presented_token, metered.new_charge[], interval, int) is 'Begins a command, in two steps that usually come as one.';
 comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A refusal raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back. The result is empty.';
@@ -10215,7 +10304,7 @@ comment on column metered.parked_scopes_words.since is 'when the line began, or 
 comment on column metered.parked_scopes_words.trouble is 'why the last look at the line failed, or null';
 comment on view metered.parked_jobs_words is 'Parked jobs, without their args. By job_id, or by scope in the order of priority, turn and job_id, it reads an index. Everything else reads all parked jobs. position counts the jobs before each row that is shown: ask for it of a few rows only.';
 comment on column metered.parked_jobs_words.job_id is 'the id that it will have in river_job';
-comment on column metered.parked_jobs_words.scope is 'the scope whose units it waits for';
+comment on column metered.parked_jobs_words.scope is 'the scope whose units it waits for, or empty: it is in no line until its next attempt';
 comment on column metered.parked_jobs_words.amount is 'units that it needs of the scope';
 comment on column metered.parked_jobs_words.priority is 'River''s: 1 is first';
 comment on column metered.parked_jobs_words.position is 'in the line: 1 is next. No further than 10,000';
@@ -10228,6 +10317,7 @@ comment on column metered.parked_jobs_words.key is 'of the caller, or null';
 comment on column metered.parked_jobs_words.hold is 'the id that its hold will have';
 comment on column metered.parked_jobs_words.parked_at is 'when it was parked';
 comment on column metered.parked_jobs_words.drop_at is 'when it is dropped, or null: never';
+comment on column metered.parked_jobs_words.not_before is 'when its next attempt may start, or null: it waits for its first';
 
 -- Nothing is for everybody. See metered.GrantSQL.
 do $$
@@ -10243,8 +10333,8 @@ begin
             _debt,_due_after,_due_lots,_due_minima,_end_line,_end_lot,_end_minima,_end_minima_of,_end_named,
             _ends_per_call,_entry_for_write,_expire_and_check,_expire_due,_expire_rows,_family,_find_lot,
             _first_due,_first_for_write,_fits,_fits_at,_fits_origin,_free_lines,_free_lots,_fresh,_give_back,
-            _goes_on,_gone_on,_held_here,_hold_as_json,_is_job,_join_line,_kept_reports,_key_fits,_lags,
-            _lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,
+            _goes_on,_gone_on,_held_here,_hold_as_json,_hold_of_job,_is_job,_join_line,_kept_reports,_key_fits,
+            _lags,_lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,
             _leaves_at,_line_json,_lines,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,
             _lock_keys,_lock_place,_lot_begins,_lots_now,_mark_freed,_minima,_minima_leave,_missing_hold,
             _missing_lot,_missing_token,_named_holds,_next_end,_next_entry,_next_lot,_no_amount,_note_lot,
@@ -10265,8 +10355,9 @@ begin
             lock_all,lock_scopes,look_place,mint_tokens,next_release,open_lease,open_session,park_jobs,
             place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
             receive_child,refund,release_captured,release_holds,release_jobs,repair_clock,replace_token,
-            retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,set_lot_end,
-            settle_away,settle_lease,spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
+            rest_jobs,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,
+            set_lot_end,settle_away,settle_lease,spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,
+            wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

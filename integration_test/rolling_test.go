@@ -192,7 +192,7 @@ func gatedBeside(t *testing.T, pool *pgxpool.Pool) (spent int64) {
 	require.NoError(t, err)
 	var items []jobs.Item
 	for _, amount := range []int64{usage[0].Credited + 100, 30, 5, 5, 5} { // the first waits for a long time, and others pass it
-		items = append(items, jobs.Item{Args: plainJob{len(items)}, Options: &jobs.Options{Hold: &holds.Request{
+		items = append(items, jobs.Item{Args: plainJob{len(items)}, Options: &jobs.Options{GiveBack: true, Hold: &holds.Request{
 			Lines:   []holds.Line{{Scope: "both", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1 << 40)}}},
 			Charges: []budget.Charge{{Scope: "credits", Amount: amount, Limits: []budget.Limit{budget.Prepaid(0)}}},
 		}}})
@@ -205,6 +205,11 @@ func gatedBeside(t *testing.T, pool *pgxpool.Pool) (spent int64) {
 	}))
 	require.True(t, made[0].Parked)
 	pgtest.WaitFor(t, "jobs start by credits of the other build", func() bool { return pgtest.Count(t, pool, "metered.parked_jobs") == 0 })
+	_, err = pool.Exec(ctx, "update river_job set state = 'retryable', attempt = 1, scheduled_at = now() + interval '1 second' where kind = 'plain'")
+	require.NoError(t, err)
+	pgtest.WaitFor(t, "jobs that failed start again", func() bool {
+		return pgtest.Value[int](t, pool, "select count(*) from river_job where kind = 'plain' and state = 'available' and attempt = 1") == len(items)
+	})
 	_, err = pool.Exec(ctx, "update river_job set state = 'completed', finalized_at = now() where kind = 'plain'")
 	require.NoError(t, err)
 	pgtest.WaitFor(t, "their holds have ended", func() bool {

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"maps"
+	"regexp"
 	"slices"
 	"time"
 
@@ -23,21 +24,58 @@ const (
 	endPause, endShare = 5 * time.Second, 20
 )
 
-// endedSQL are holds of jobs, and whether River has ended their job or deleted it. A hold and its job are committed together,
-// so one statement sees both or neither.
+// The states of a job that waits for its next attempt.
+const betweenAttempts = `(j.state in ('retryable', 'scheduled') or j.state = 'available' and j.scheduled_at > pg_catalog.now())`
+
+// endedSQL are holds of jobs, and whether River has ended their job or deleted it (ended), or the job gives its hold back until its next
+// attempt (rests). A hold and its job are committed together, so one statement sees both or neither.
 const endedSQL = `
-select l.no, l.tenant, l.id, case when l.open then (
-	select count(*) from river_job j
-	where j.id = pg_catalog.split_part(l.id, '/', 2)::bigint and j.metadata operator(pg_catalog.->>) 'metered:hold' = l.id and j.finalized_at is null) = 0 else false end
+select l.no, l.tenant, l.id, case when l.open then coalesce((
+	select case when j.metadata operator(pg_catalog.?) 'metered:retry' and ` + betweenAttempts + ` then 'rests' else '' end from river_job j
+	where j.id = pg_catalog.split_part(l.id, '/', 2)::bigint and j.metadata operator(pg_catalog.->>) 'metered:hold' = l.id and j.finalized_at is null), 'ended') else '' end
 from (
 	select h.no, h.tenant, h.id, h.state = 'h' and h.due > metered.clock() and h.id ~ '^job/[0-9]{1,18}/[0-9a-f]{16}$' as open
 	from metered.holds h where h.pending and h.id like 'job/%' and h.no > $1::bigint order by h.no limit $2::int) l
 order by l.no`
 
-// ofJob is the hold of a job.
-type ofJob struct{ tenant, id string }
+// restSQL takes jobs that wait for their next attempt away from River, which does not work pending ones, and parks them until then. It
+// returns their holds, which the same transaction releases. A job that River has taken since keeps its hold.
+const restSQL = `
+with given as materialized (
+	select g.hold, pg_catalog.split_part(g.hold, '/', 2)::bigint as id from pg_catalog.unnest($1::text[]) g(hold)
+), rests as (
+	update river_job j set state = 'pending', metadata = j.metadata operator(pg_catalog.||) pg_catalog.jsonb_build_object('metered:hold',
+		pg_catalog.concat('job/', j.id, '/', pg_catalog.right(pg_catalog.md5(pg_catalog.gen_random_uuid()::text), 16)))
+	where j.id = any (array(select g.id from given g)) and j.metadata operator(pg_catalog.->>) 'metered:hold' = any ($1::text[])
+		and j.metadata operator(pg_catalog.?) 'metered:retry' and j.finalized_at is null and ` + betweenAttempts + `
+	returning j.*
+)
+select g.hold from (
+	select pg_catalog.jsonb_agg(pg_catalog.jsonb_build_object('job_id', j.id, 'kind', j.kind, 'queue', j.queue, 'args', j.args, 'metadata', j.metadata,
+		'tags', pg_catalog.to_jsonb(j.tags), 'priority', j.priority, 'max_attempts', j.max_attempts, 'again', true, 'rest_us', least(315576000000000,
+			greatest(0, extract(epoch from j.scheduled_at operator(pg_catalog.-) pg_catalog.now()) operator(pg_catalog.*) 1000000))::bigint)
+		operator(pg_catalog.||) (j.metadata operator(pg_catalog.->) 'metered:retry')) as jobs
+	from rests j having count(*) > 0) r, lateral metered.rest_jobs(r.jobs) rested join given g on g.id = rested`
 
-// endHolds releases the holds of all jobs that have ended.
+// strayedSQL are parked jobs that were tried before, and whether River has each no longer as it was parked: it was cancelled, deleted or
+// tried by hand there.
+const strayedSQL = `
+select p.job_id, p.hold, (select count(*) from river_job j
+	where j.id = p.job_id and j.state = 'pending' and j.metadata operator(pg_catalog.->>) 'metered:hold' = p.hold) = 0
+from (
+	select x.job_id, x.job operator(pg_catalog.->) 'metadata' operator(pg_catalog.->>) 'metered:hold' as hold
+	from metered.parked_jobs x where x.not_before is not null and x.job_id > $1::bigint order by x.job_id limit $2::int) p
+order by p.job_id`
+
+const takeOutSQL = `select metered.change_parked($1::bigint, null, $2::int) operator(pg_catalog.->>) 'hold'`
+
+// ofJob is the hold of a job.
+type ofJob struct {
+	tenant, id string
+	rests      bool // its job waits for its next attempt
+}
+
+// endHolds releases the holds of all jobs that have ended, or that give them back.
 func (e *Enqueuer) endHolds(ctx context.Context, pool *pgxpool.Pool) (ended int64, err error) {
 	for after := int64(0); ; {
 		rows, err := pool.Query(ctx, e.gate.endedSQL, after, endLook)
@@ -46,11 +84,12 @@ func (e *Enqueuer) endHolds(ctx context.Context, pool *pgxpool.Pool) (ended int6
 		}
 		var no int64
 		var of ofJob
-		var over bool
+		var state string
 		var all []ofJob
 		seen := 0
-		_, err = pgx.ForEachRow(rows, []any{&no, &of.tenant, &of.id, &over}, func() error {
-			if seen++; over {
+		_, err = pgx.ForEachRow(rows, []any{&no, &of.tenant, &of.id, &state}, func() error {
+			if seen++; state != "" {
+				of.rests = state == "rests"
 				all = append(all, of)
 			}
 			return nil
@@ -68,27 +107,28 @@ func (e *Enqueuer) endHolds(ctx context.Context, pool *pgxpool.Pool) (ended int6
 
 // endAll releases these holds, as far as they are held. A hold whose scope is locked for long is left for another time.
 func (e *Enqueuer) endAll(ctx context.Context, pool *pgxpool.Pool, all []ofJob) (ended int64, err error) {
-	tenants := map[string][]string{}
-	for _, of := range all {
-		tenants[of.tenant] = append(tenants[of.tenant], of.id)
+	type kind struct {
+		tenant string
+		rests  bool
 	}
-	for _, tenant := range slices.Sorted(maps.Keys(tenants)) {
-		for ids := range slices.Chunk(tenants[tenant], endBatch) {
-			err := e.end(ctx, pool, tenant, ids)
+	kinds := map[kind][]string{}
+	for _, of := range all {
+		k := kind{of.tenant, of.rests}
+		kinds[k] = append(kinds[k], of.id)
+	}
+	for k, all := range kinds {
+		for ids := range slices.Chunk(all, endBatch) {
+			n, err := e.end(ctx, pool, k.tenant, k.rests, ids)
+			ended += n
 			switch {
-			case err == nil:
-				ended += int64(len(ids))
-				continue
-			case inTheWay(err):
+			case err == nil || inTheWay(err):
 				continue
 			case !overAlready(err):
 				return ended, err
 			}
 			for _, id := range ids {
-				switch err := e.end(ctx, pool, tenant, []string{id}); {
-				case err == nil:
-					ended++
-				case !overAlready(err) && !inTheWay(err):
+				n, err := e.end(ctx, pool, k.tenant, k.rests, []string{id})
+				if ended += n; err != nil && !overAlready(err) && !inTheWay(err) {
 					return ended, err
 				}
 			}
@@ -96,6 +136,51 @@ func (e *Enqueuer) endAll(ctx context.Context, pool *pgxpool.Pool, all []ofJob) 
 	}
 	return ended, nil
 }
+
+// takeStrayed takes parked jobs out of their lines that River has no longer as they were parked.
+func (e *Enqueuer) takeStrayed(ctx context.Context, pool *pgxpool.Pool) error {
+	for after := int64(0); ; {
+		rows, err := pool.Query(ctx, e.gate.strayedSQL, after, endLook)
+		if err != nil {
+			return fault.Failed("jobs", "look for jobs that ended", err)
+		}
+		var hold string
+		var strayed bool
+		all := map[int64]string{}
+		seen := 0
+		_, err = pgx.ForEachRow(rows, []any{&after, &hold, &strayed}, func() error {
+			if seen++; strayed {
+				all[after] = hold
+			}
+			return nil
+		})
+		if err != nil {
+			return fault.Failed("jobs", "look for jobs that ended", err)
+		}
+		for _, id := range slices.Sorted(maps.Keys(all)) {
+			if err := e.takeOut(ctx, pool, id, all[id]); err != nil && !inTheWay(err) && !errors.Is(err, ErrNotParked) {
+				return err
+			}
+		}
+		if seen < endLook {
+			return nil
+		}
+	}
+}
+
+// takeOut takes a job out of its line, if its hold will still be this one.
+func (e *Enqueuer) takeOut(ctx context.Context, pool *pgxpool.Pool, id int64, hold string) error {
+	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		var now *string
+		err := tx.QueryRow(ctx, e.gate.takeOutSQL, id, int32(e.wait/time.Millisecond)).Scan(&now)
+		if err == nil && (now == nil || *now != hold) {
+			return ErrNotParked // it has run since, and may wait for another attempt: roll back
+		}
+		return fault.Failed("jobs", "take out a job", err)
+	})
+}
+
+var holdOfJob = regexp.MustCompile(`^job/[0-9]{1,18}/[0-9a-f]{16}$`)
 
 // overAlready reports whether a hold has ended.
 func overAlready(err error) bool {
@@ -105,13 +190,40 @@ func overAlready(err error) bool {
 // inTheWay reports whether another transaction was.
 func inTheWay(err error) bool { return errors.Is(err, ErrBusy) || errors.Is(err, ErrSerialization) }
 
-func (e *Enqueuer) end(ctx context.Context, pool *pgxpool.Pool, tenant string, ids []string) error {
-	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
-		_, err := inHolds.AnyHolder(e.gate.book).Release(ctx, tx, holds.Release{
-			Tenant: tenant, IDs: ids, Note: budget.Note{Actor: holds.System, Reason: "the job ended"},
-		})
+// end releases the holds of jobs that ended, or of those that rest by now, and says how many there were.
+func (e *Enqueuer) end(ctx context.Context, pool *pgxpool.Pool, tenant string, rest bool, ids []string) (n int64, err error) {
+	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		n, err = e.endIn(ctx, tx, tenant, rest, ids)
 		return err
 	})
+	if err != nil {
+		n = 0
+	}
+	return n, err
+}
+
+func (e *Enqueuer) endIn(ctx context.Context, tx pgx.Tx, tenant string, rest bool, ids []string) (n int64, err error) {
+	reason := "the job ended"
+	if rest {
+		reason = "the job waits for its next attempt"
+		rows, err := tx.Query(ctx, e.gate.restSQL, ids)
+		if err != nil {
+			return 0, fault.Failed("jobs", "rest", err)
+		}
+		if ids, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+			return 0, fault.Failed("jobs", "rest", err)
+		}
+	}
+	return int64(len(ids)), e.giveBack(ctx, tx, tenant, ids, reason)
+}
+
+// giveBack releases holds of jobs.
+func (e *Enqueuer) giveBack(ctx context.Context, tx pgx.Tx, tenant string, ids []string, reason string) error {
+	if len(ids) == 0 {
+		return nil
+	}
+	_, err := inHolds.AnyHolder(e.gate.book).Release(ctx, tx, holds.Release{Tenant: tenant, IDs: ids, Note: budget.Note{Actor: holds.System, Reason: reason}})
+	return err
 }
 
 // ender releases the holds of jobs as they end, until ctx ends: those that client worked at once, and the others at its next look.
@@ -134,7 +246,9 @@ func (e *Enqueuer) ender(ctx context.Context, pool *pgxpool.Pool, ended func(), 
 			n, err = e.endAll(ctx, pool, endedOf(event, events))
 		case <-look.C:
 			began := time.Now()
-			n, err = e.endHolds(ctx, pool)
+			if n, err = e.endHolds(ctx, pool); err == nil {
+				err = e.takeStrayed(ctx, pool)
+			}
 			look.Reset(max(endPause, endShare*time.Since(began)))
 		}
 		if n > 0 {
@@ -149,8 +263,10 @@ func (e *Enqueuer) ender(ctx context.Context, pool *pgxpool.Pool, ended func(), 
 // endedOf are the holds of jobs that ended by this event, and by those that have come behind it.
 func endedOf(event *river.Event, events <-chan *river.Event) (all []ofJob) {
 	for {
-		if id := HoldOf(event.Job); id != "" && event.Job.FinalizedAt != nil {
-			all = append(all, ofJob{Tenant(event.Job), id})
+		own := readMetadata(event.Job.Metadata)
+		rests := event.Job.FinalizedAt == nil && own.Retry != nil && holdOfJob.MatchString(own.Hold)
+		if own.Hold != "" && event.Job.FinalizedAt != nil || rests {
+			all = append(all, ofJob{own.Tenant, own.Hold, rests})
 		}
 		if len(all) == endBatch {
 			return all
@@ -174,5 +290,5 @@ func (e *Enqueuer) events() (events <-chan *river.Event, stop func()) {
 			events, stop = nil, func() {}
 		}
 	}()
-	return e.client.Subscribe(river.EventKindJobCompleted, river.EventKindJobCancelled, river.EventKindJobFailed)
+	return e.client.Subscribe(river.EventKindJobCompleted, river.EventKindJobCancelled, river.EventKindJobFailed, river.EventKindJobSnoozed)
 }

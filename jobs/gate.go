@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/schema"
 )
@@ -31,7 +32,7 @@ type gate struct {
 	name        schema.Name
 	riverSchema string
 
-	parkSQL, releaseSQL, judgedSQL, nextSQL, dropSQL, changeSQL, explainSQL, listSQL, endedSQL string
+	parkSQL, releaseSQL, judgedSQL, nextSQL, dropSQL, changeSQL, explainSQL, listSQL, endedSQL, restSQL, strayedSQL, takeOutSQL string
 }
 
 func newGate(client *river.Client[pgx.Tx], name schema.Name, config Config) (gate, error) {
@@ -44,22 +45,24 @@ func newGate(client *river.Client[pgx.Tx], name schema.Name, config Config) (gat
 		table = pgx.Identifier{g.riverSchema, "river_job"}
 	}
 	onRiver := func(sql string) string { return name.SQL(strings.ReplaceAll(sql, "river_job", table.Sanitize())) }
-	g.parkSQL, g.releaseSQL, g.endedSQL = onRiver(parkSQL), onRiver(releaseSQL), onRiver(endedSQL)
-	g.judgedSQL, g.nextSQL, g.dropSQL, g.changeSQL = name.SQL(judgedSQL), name.SQL(nextSQL), name.SQL(dropSQL), name.SQL(changeSQL)
-	g.explainSQL, g.listSQL = name.SQL(explainSQL), name.SQL(listSQL)
+	g.parkSQL, g.releaseSQL, g.dropSQL, g.changeSQL = onRiver(parkSQL), onRiver(releaseSQL), onRiver(dropSQL), onRiver(changeSQL)
+	g.endedSQL, g.restSQL, g.strayedSQL = onRiver(endedSQL), onRiver(restSQL), onRiver(strayedSQL)
+	g.judgedSQL, g.nextSQL, g.explainSQL, g.listSQL = name.SQL(judgedSQL), name.SQL(nextSQL), name.SQL(explainSQL), name.SQL(listSQL)
+	g.takeOutSQL = name.SQL(takeOutSQL)
 	return g, nil
 }
 
 // waits says how a parked job waits.
 type waits struct {
-	fair    string
-	most    int
-	maxWait time.Duration
+	fair     string
+	most     int
+	maxWait  time.Duration
+	giveBack bool
 }
 
 func noWaits(at string, opts *Options) error {
-	if opts.Fair != "" || opts.MaxWait != 0 || opts.MaxParked != 0 {
-		return invalid(at+"Options.Hold", "is nil: without it no job waits, and Fair, MaxWait and MaxParked mean nothing")
+	if opts.Fair != "" || opts.GiveBack || opts.MaxWait != 0 || opts.MaxParked != 0 {
+		return invalid(at+"Options.Hold", "is nil: without it no job waits, and Fair, GiveBack, MaxWait and MaxParked mean nothing")
 	}
 	return nil
 }
@@ -93,6 +96,8 @@ func (e *Enqueuer) prepareHold(at string, p *prepared, opts *Options) error {
 		return invalid(at+"InsertOpts", "with a Hold a job starts when its units fit: neither ScheduledAt nor Pending")
 	case isUnique(p.opts.UniqueOpts) || isUnique(own.UniqueOpts):
 		return invalid(at+"InsertOpts.UniqueOpts", "cannot be combined with a Hold: use Key")
+	case opts.GiveBack && len(r.Lines) == 0:
+		return invalid(at+"GiveBack", "needs Hold.Lines: nothing else can be given back")
 	case len(opts.Fair) > maxFair || !storable(opts.Fair):
 		return invalid(at+"Fair", "want at most %d bytes of UTF-8 without NUL", maxFair)
 	case opts.MaxWait < 0 || opts.MaxWait > maxWaiting || opts.MaxWait%time.Microsecond != 0:
@@ -107,6 +112,21 @@ func (e *Enqueuer) prepareHold(at string, p *prepared, opts *Options) error {
 	if refused := (*fault.Argument)(nil); errors.As(err, &refused) {
 		return invalid(at+strings.Replace(refused.Field, "Request.", "Hold.", 1), "%s", refused.Reason)
 	}
-	p.waits = waits{fair: cmp.Or(opts.Fair, opts.Tenant), most: opts.MaxParked, maxWait: opts.MaxWait}
+	p.waits = waits{fair: cmp.Or(opts.Fair, opts.Tenant), most: opts.MaxParked, maxWait: opts.MaxWait, giveBack: opts.GiveBack}
 	return err
+}
+
+// retry is how the job waits for its next attempt: for its lines alone, since its charges are spent.
+func (p *prepared) retry() *retry {
+	if !p.waits.giveBack {
+		return nil
+	}
+	var lines []ledger.Charge
+	for _, c := range p.parking.Charges {
+		if c.Held > 0 {
+			c.Amount = c.Held
+			lines = append(lines, c)
+		}
+	}
+	return &retry{Hold: p.parking.Hold, Charges: ledger.Charges(lines), Fair: p.waits.fair, WaitUS: p.waits.maxWait.Microseconds()}
 }

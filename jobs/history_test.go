@@ -38,6 +38,8 @@ type modelJob struct {
 	fair     string
 	turn     int64 // of a job in the only line
 	state    string
+	gives    bool      // its units back when it fails
+	next     time.Time // its next attempt
 }
 
 // use is so many units of a scope that were charged at a time, or that are held for a job.
@@ -127,6 +129,21 @@ func (m *model) line(j *modelJob) {
 	j.turn++
 }
 
+// rested puts the jobs in line that may be tried again by now.
+func (m *model) rested() {
+	var due []*modelJob
+	for _, j := range m.jobs {
+		if j.state == "resting" && !j.next.After(m.now) {
+			due = append(due, j)
+		}
+	}
+	slices.SortStableFunc(due, func(a, b *modelJob) int { return a.next.Compare(b.next) })
+	for _, j := range due {
+		m.line(j)
+		j.state = "parked"
+	}
+}
+
 // history runs the model beside the database.
 type history struct {
 	*rapid.T
@@ -174,6 +191,8 @@ func (h *history) enqueue() {
 			o.Hold.Lines = append(o.Hold.Lines, holds.Line{Scope: scope, Amount: n.amount, Limits: h.limit(scope)})
 		}
 	}
+	j.gives = len(o.Hold.Lines) > 0 && rapid.Bool().Draw(h.T, "gives")
+	o.GiveBack = j.gives
 	waits := false // somebody waits for one of its scopes already
 	for _, n := range j.needs {
 		waits = waits || pgtest.Value[bool](h.g.t, h.g.pool, "select exists (select from metered.parked_scopes where scope = $1)", n.scope)
@@ -268,8 +287,30 @@ func (h *history) finish(j *modelJob, how int, cost int64) {
 	})
 }
 
+// fail records a failed attempt of a job. One that gives its units back needs no charges for its next attempt.
+func (h *history) fail() {
+	j := h.pick("started")
+	if j == nil {
+		return
+	}
+	_, err := h.g.pool.Exec(h.g.ctx, "update river_job set state = 'retryable', attempt = attempt + 1, scheduled_at = now() + make_interval(secs => $2) where id = $1",
+		j.id, rapid.IntRange(1000, 1100).Draw(h.T, "until"))
+	require.NoError(h.T, err)
+	if j.gives {
+		j.state = "failing"
+	}
+}
+
+// wait lets the time come of the next attempts of some jobs.
+func (h *history) wait() {
+	if j := h.pick("resting"); j != nil && j.next.After(h.m.now) {
+		h.m.now = j.next
+		h.clock.Set(h.m.now)
+	}
+}
+
 func (h *history) change() {
-	j := h.pick("parked")
+	j := h.pick(rapid.SampledFrom([]string{"parked", "parked", "resting"}).Draw(h.T, "which"))
 	if j == nil {
 		return
 	}
@@ -282,7 +323,9 @@ func (h *history) change() {
 	h.g.in(h.level(), func(tx pgx.Tx) error { _, err := h.g.Reprioritize(h.g.ctx, tx, j.id, priority); return err })
 	if priority != j.priority {
 		j.priority = priority
-		h.m.line(j)
+		if j.state == "parked" {
+			h.m.line(j)
+		}
 	}
 }
 
@@ -294,11 +337,18 @@ func (h *history) advance() {
 // release gives back what ended jobs held, and looks at all that is due. Each job that starts must fit, and none that fits may be left. Of one scope, they are the first that fit.
 func (h *history) release() {
 	want := map[int64]bool{}
+	var failing []*modelJob
 	for _, j := range h.m.jobs {
-		if j.state == "ending" {
+		switch j.state {
+		case "ending":
 			h.m.end(j, 0)
+		case "failing":
+			h.m.end(j, 0)
+			j.needs = slices.DeleteFunc(j.needs, func(n need) bool { return n.spent })
+			failing = append(failing, j)
 		}
 	}
+	h.m.rested()
 	if len(h.scopes) == 1 {
 		uses := slices.Clone(h.m.uses)
 		for _, j := range h.m.parked() {
@@ -313,11 +363,18 @@ func (h *history) release() {
 	report, err := h.g.Release(h.g.ctx, h.g.pool)
 	require.NoError(h.T, err)
 	require.Zero(h.T, report.Busy+report.Troubled+report.Dropped)
+	for _, j := range failing { // River says when
+		p, err := h.g.Explain(h.g.ctx, h.g.pool, j.id)
+		require.NoError(h.T, err)
+		require.Equal(h.T, "", p.Scope)
+		require.Equal(h.T, "pending", pgtest.Value[string](h.g.t, h.g.pool, "select state::text from river_job where id = $1", j.id))
+		j.state, j.next = "resting", p.NotBefore
+	}
 	started := 0
 	for _, j := range h.m.parked() {
 		var waiting, there int
 		require.NoError(h.T, h.g.pool.QueryRow(h.g.ctx, `select (select count(*) from metered.parked_jobs where job_id = $1),
-			(select count(*) from river_job where id = $1)`, j.id).Scan(&waiting, &there))
+			(select count(*) from river_job where id = $1 and state <> 'pending')`, j.id).Scan(&waiting, &there))
 		require.Equal(h.T, 1, waiting+there, "job %d is in one place", j.id)
 		if there == 0 {
 			continue
@@ -364,7 +421,8 @@ func (h *history) drain() {
 				j.state = "ending"
 			}
 		}
-		if len(h.m.parked()) == 0 && j == nil {
+		resting := slices.ContainsFunc(h.m.jobs, func(j *modelJob) bool { return j.state == "resting" })
+		if len(h.m.parked()) == 0 && j == nil && !resting {
 			break
 		}
 		if j == nil { // nobody runs: charges of lifetime limits keep them, or those of a window
@@ -404,7 +462,7 @@ func TestGated_AnswersAsAListOfJobsAndLimits(t *testing.T) {
 			h.m.most[scope] = rapid.Int64Range(1, 5).Draw(rt, "most")
 			h.m.window[scope] = time.Duration(rapid.SampledFrom([]int{0, 0, 30, 50}).Draw(rt, "window")) * time.Second
 		}
-		steps := []func(){h.enqueue, h.enqueue, h.enqueue, h.charge, h.credit, h.end, h.end, h.change, h.advance, h.release, h.release}
+		steps := []func(){h.enqueue, h.enqueue, h.enqueue, h.charge, h.credit, h.end, h.end, h.fail, h.wait, h.change, h.advance, h.release, h.release}
 		for range rapid.IntRange(5, pgtest.Size(30, 60)).Draw(rt, "steps") {
 			steps[rapid.IntRange(0, len(steps)-1).Draw(rt, "step")]()
 		}

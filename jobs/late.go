@@ -56,6 +56,12 @@ func (internals) Enqueue(ctx context.Context, e *Enqueuer, tx pgx.Tx, args river
 	return results[0], call, nil
 }
 
+// Rest gives holds of jobs back that wait for their next attempt, as Run does.
+func (internals) Rest(ctx context.Context, e *Enqueuer, tx pgx.Tx, tenant string, ids []string) error {
+	_, err := e.endIn(ctx, tx, tenant, true, ids)
+	return err
+}
+
 func first(results []Result) Result {
 	if len(results) == 0 {
 		return Result{}

@@ -16,6 +16,7 @@ const (
 	metadataKey    = "metered:key"
 	metadataTenant = "metered:tenant"
 	metadataHold   = "metered:hold"
+	metadataRetry  = "metered:retry"
 )
 
 // Key returns job's key, or "".
@@ -31,11 +32,20 @@ type ownMetadata struct {
 	Key    string `json:"metered:key,omitempty"`
 	Tenant string `json:"metered:tenant,omitempty"`
 	Hold   string `json:"metered:hold,omitempty"` // of a job with Options.Hold
+	Retry  *retry `json:"metered:retry,omitempty"`
+}
+
+// retry is what a job with Options.GiveBack is parked with until its next attempt.
+type retry struct {
+	Hold    string `json:"hold"`
+	Charges string `json:"charges"`
+	Fair    string `json:"fair"`
+	WaitUS  int64  `json:"wait_us,omitempty"`
 }
 
 // withHold adds a new id of the hold of a job to its metadata, which River's hooks have left an object. It is random, too, since
 // River's sequence of ids can be set back.
-func withHold(metadata []byte, id int64) ([]byte, error) {
+func withHold(metadata []byte, id int64, again *retry) ([]byte, error) {
 	members := map[string]json.RawMessage{}
 	if len(metadata) > 0 {
 		if err := json.Unmarshal(metadata, &members); err != nil || members == nil {
@@ -45,6 +55,9 @@ func withHold(metadata []byte, id int64) ([]byte, error) {
 	var random [8]byte
 	_, _ = rand.Read(random[:]) // never fails
 	members[metadataHold] = fmt.Appendf(nil, `"job/%d/%x"`, id, random)
+	if again != nil {
+		members[metadataRetry], _ = json.Marshal(again) // texts
+	}
 	return json.Marshal(members)
 }
 
@@ -71,7 +84,7 @@ func withOwn(field string, metadata []byte, own ownMetadata) ([]byte, error) {
 	if err := jsonb.Check(metadata); err != nil {
 		return nil, invalid(field, "%s", err)
 	}
-	for _, name := range []string{metadataKey, metadataTenant, metadataHold} {
+	for _, name := range []string{metadataKey, metadataTenant, metadataHold, metadataRetry} {
 		if _, ok := members[name]; ok {
 			return nil, invalid(field, "the member %q is this package's", name)
 		}

@@ -22,7 +22,10 @@ type Options struct {
 	// Pending
 	Hold *holds.Request
 	// parked jobs of different Fair take turns: up to 255 bytes. Defaults to Tenant. InsertOpts.Priority goes first
-	Fair      string
+	Fair string
+	// a job that failed or is snoozed gives the units of its Lines back, and waits for them again from River's time of its next attempt on. Until
+	// it starts it is pending in River. Charges count once. Defaults to keeping the units
+	GiveBack  bool
 	MaxWait   time.Duration // a job parked for so long is dropped, up to ten years. Defaults to for ever
 	MaxParked int           // ErrFull if so many jobs wait for the scope. Defaults to any number
 }

@@ -92,6 +92,7 @@ type gatedJob struct {
 	Most    int    `json:"most,omitempty"`
 	WaitUS  int64  `json:"wait_us,omitempty"`
 	Hopeful bool   `json:"hopeful,omitempty"`
+	Again   bool   `json:"again,omitempty"` // River has it
 }
 
 const drawIDsSQL = `select pg_catalog.nextval($1::text::regclass) from pg_catalog.generate_series(1, $2::int)`
@@ -146,7 +147,7 @@ func (e *Enqueuer) gatedJobs(ctx context.Context, tx pgx.Tx, all []*prepared, ga
 }
 
 func (p *prepared) gated(id int64, params *rivertype.JobInsertParams) (gatedJob, error) {
-	metadata, err := withHold(params.Metadata, id)
+	metadata, err := withHold(params.Metadata, id, p.retry())
 	return gatedJob{
 		ID: id, Kind: params.Kind, Queue: params.Queue, Args: params.EncodedArgs, Metadata: metadata, Tags: append([]string{}, params.Tags...),
 		Priority: params.Priority, MaxAttempts: params.MaxAttempts,
@@ -174,9 +175,8 @@ with asked as materialized (`
 ), said as materialized (
 	select pg_catalog.pg_notify(pg_catalog.concat(coalesce(nullif($1::text, ''), pg_catalog.current_schema()), '.river_insert'),
 		pg_catalog.json_build_object('queue', q.queue)::text)
-	from (select distinct a.job operator(pg_catalog.->>) 'queue' as queue from asked a where a.starts) q
-)
-select `
+	from (select distinct a.job operator(pg_catalog.->>) 'queue' as queue from asked a where pg_catalog.jsonb_typeof(a.job) = 'object') q
+)`
 
 	answeredSQL = `
 from asked a left join made m on a.starts and m.id = (a.job operator(pg_catalog.->>) 'job_id')::bigint, (select count(*) from said) s
@@ -184,8 +184,8 @@ order by a.nth`
 
 	parkSQL = startsSQL + `
 	select p.*, p.status = 'started' as starts
-	from metered.park_jobs($2::text::jsonb, $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool) p` + insertedSQL +
-		`a.nth, a.status, a.refused, a.scope, m.created_at, m.scheduled_at` + answeredSQL
+	from metered.park_jobs($2::text::jsonb, $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool) p` + insertedSQL + `
+select a.nth, a.status, a.refused, a.scope, m.created_at, m.scheduled_at` + answeredSQL
 )
 
 func (e *Enqueuer) parkArgs(jobs []gatedJob, some *ledger.Parking, s ledger.Sending) []any {

@@ -26,6 +26,8 @@ type Parked struct {
 	Amount   int64           `json:"amount"` // units that it needs
 	ParkedAt time.Time       `json:"parked_at"`
 	DropAt   time.Time       `json:"drop_at,omitzero"`
+	// of a job with Options.GiveBack that was tried before: when its next attempt may start. Until then it is in no line, and Scope is ""
+	NotBefore time.Time `json:"not_before,omitzero"`
 
 	Position int64     `json:"position,omitempty"` // in the line, 1 is next, up to 10,000
 	Waiting  int64     `json:"waiting,omitempty"`  // jobs in line
@@ -40,9 +42,10 @@ const noTime = 5 * 365 * 24 * time.Hour
 func (p *Parked) decode(raw []byte) error {
 	var row struct {
 		Parked
-		DropAt *time.Time `json:"drop_at"`
-		WakeAt *time.Time `json:"wake_at"`
-		Now    time.Time
+		DropAt    *time.Time `json:"drop_at"`
+		NotBefore *time.Time `json:"not_before"`
+		WakeAt    *time.Time `json:"wake_at"`
+		Now       time.Time
 
 		Refused []struct {
 			Limit   *int
@@ -71,6 +74,9 @@ func (p *Parked) decode(raw []byte) error {
 	if row.DropAt != nil {
 		p.DropAt = row.DropAt.UTC()
 	}
+	if row.NotBefore != nil {
+		p.NotBefore = row.NotBefore.UTC()
+	}
 	if row.WakeAt != nil && row.WakeAt.Before(row.Now.Add(noTime)) {
 		p.LookedAt = row.WakeAt.UTC()
 	}
@@ -92,12 +98,21 @@ func (p *Parked) decode(raw []byte) error {
 }
 
 const (
-	changeSQL  = `select metered.change_parked($1::bigint, $2::int, $3::int)`
+	// A job that was tried before is River's, too.
+	changeSQL = `
+with a as materialized (
+	select metered.change_parked($1::bigint, $2::int, $3::int) as job
+), ended as (
+	update river_job j set state = 'cancelled', finalized_at = pg_catalog.now()
+	from a where $2::int is null and j.id = $1::bigint and j.state = 'pending'
+		and j.metadata operator(pg_catalog.->>) 'metered:hold' = a.job operator(pg_catalog.->>) 'hold'
+)
+select a.job from a`
 	explainSQL = `select metered.explain_parked($1::bigint, $2::interval)`
 	listSQL    = `
 select j.job_id, j.job operator(pg_catalog.->>) 'queue', j.job operator(pg_catalog.->>) 'kind',
 	coalesce(j.job operator(pg_catalog.->) 'metadata' operator(pg_catalog.->>) 'metered:key', ''), j.tenant, j.fair, j.priority,
-	j.job operator(pg_catalog.->) 'args', j.scope, j.amount, j.parked_at, j.drop_at
+	j.job operator(pg_catalog.->) 'args', j.scope, j.amount, j.parked_at, j.drop_at, j.not_before
 from metered.parked_jobs j
 where j.scope = $1 and (j.priority, j.turn, j.job_id) > (
 	select coalesce(pg_catalog.max(a.priority), -1), coalesce(pg_catalog.max(a.turn), -1), coalesce(pg_catalog.max(a.job_id), -1)
@@ -105,7 +120,8 @@ where j.scope = $1 and (j.priority, j.turn, j.job_id) > (
 order by j.priority, j.turn, j.job_id limit $3`
 )
 
-// CancelParked takes a parked job out of its line for good, and returns it, or ErrNotParked. Its key stays used.
+// CancelParked takes a parked job out of its line for good, and returns it, or ErrNotParked. Its key stays used. River shows a job that
+// was tried before as cancelled.
 func (e *Enqueuer) CancelParked(ctx context.Context, tx pgx.Tx, jobID int64) (Parked, error) {
 	return e.change(ctx, tx, jobID, nil)
 }
@@ -163,9 +179,12 @@ func (e *Enqueuer) Parked(ctx context.Context, db rowsQuerier, scope string, aft
 		return nil, fault.Failed("jobs", "list parked jobs", err)
 	}
 	all, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p Parked, err error) {
-		var dropAt *time.Time
-		err = row.Scan(&p.JobID, &p.Queue, &p.Kind, &p.Key, &p.Tenant, &p.Fair, &p.Priority, &p.Args, &p.Scope, &p.Amount, &p.ParkedAt, &dropAt)
+		var dropAt, notBefore *time.Time
+		err = row.Scan(&p.JobID, &p.Queue, &p.Kind, &p.Key, &p.Tenant, &p.Fair, &p.Priority, &p.Args, &p.Scope, &p.Amount, &p.ParkedAt, &dropAt, &notBefore)
 		p.ParkedAt = p.ParkedAt.UTC()
+		if notBefore != nil {
+			p.NotBefore = notBefore.UTC()
+		}
 		if dropAt != nil {
 			p.DropAt = dropAt.UTC()
 		}

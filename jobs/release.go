@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/fault"
@@ -20,7 +21,7 @@ var inBudget = budget.Internals(lend.Key{})
 
 // ReleaseReport counts jobs and lines: the jobs that wait for one scope.
 type ReleaseReport struct {
-	Ended    int64 `json:"ended"`    // holds of jobs that had ended
+	Ended    int64 `json:"ended"`    // holds of jobs that had ended, or that Options.GiveBack gives back
 	Released int64 `json:"released"` // jobs that River has now
 	Dropped  int64 `json:"dropped"`  // jobs, after Options.MaxWait
 	Busy     int64 `json:"busy"`     // lines whose scopes stayed locked
@@ -33,14 +34,40 @@ const (
 )
 
 const (
+	// A job that was tried before has its row in River.
 	releaseSQL = startsSQL + `
-	select pg_catalog.row_number() over () as nth, r.*, r.status = 'released' as starts
-	from metered.release_jobs($2::text[], $3::text::jsonb, $4::int, $5::int, $6::interval, $7::metered.origin, $8::text) r` + insertedSQL +
-		`a.status, a.job, a.scope, m.created_at, m.scheduled_at` + answeredSQL
+	select pg_catalog.row_number() over () as nth, r.*, r.status = 'released' and not r.job operator(pg_catalog.?) 'again' as starts
+	from metered.release_jobs($2::text[], $3::text::jsonb, $4::int, $5::int, $6::interval, $7::metered.origin, $8::text) r` + insertedSQL + `, woken as (
+	update river_job j set state = 'available', scheduled_at = least(j.scheduled_at, pg_catalog.now()), priority = (
+		select (a.job operator(pg_catalog.->>) 'priority')::smallint from asked a where a.job operator(pg_catalog.->>) 'job_id' = j.id::text)
+	where j.id = any (array(select (a.job operator(pg_catalog.->>) 'job_id')::bigint from asked a where a.status = 'released' and a.job operator(pg_catalog.?) 'again'))
+		and j.state = 'pending' and j.metadata operator(pg_catalog.->>) 'metered:hold' = (
+			select a.job operator(pg_catalog.->) 'metadata' operator(pg_catalog.->>) 'metered:hold' from asked a
+			where a.job operator(pg_catalog.->>) 'job_id' = j.id::text)
+	returning j.id, j.created_at, j.scheduled_at, pg_catalog.jsonb_build_object('attempt', j.attempt, 'max_attempts', j.max_attempts,
+		'attempted_at', j.attempted_at, 'attempted_by', j.attempted_by, 'errors', j.errors, 'metadata', j.metadata) as tried
+)
+select a.status, a.job, a.scope, coalesce(m.created_at, w.created_at), coalesce(m.scheduled_at, w.scheduled_at), w.tried
+from asked a left join made m on a.starts and m.id = (a.job operator(pg_catalog.->>) 'job_id')::bigint
+	left join woken w on w.id::text = a.job operator(pg_catalog.->>) 'job_id', (select count(*) from said) s
+order by a.nth`
 
 	judgedSQL = `select metered.judged_scopes($1::text[], $2::int, $3::int)`
 	nextSQL   = `select metered.next_release()`
-	dropSQL   = `select d from metered.drop_parked($1::int) d`
+
+	// dropped: River has it no longer as it was parked, since it was cancelled or tried by hand there.
+	dropSQL = `
+with gone as materialized (
+	select d as job from metered.drop_parked($1::int) d
+), ended as (
+	update river_job j set state = 'discarded', finalized_at = pg_catalog.now()
+	where j.id = any (array(select (g.job operator(pg_catalog.->>) 'job_id')::bigint from gone g where g.job operator(pg_catalog.->>) 'not_before' is not null))
+		and j.state = 'pending' and j.metadata operator(pg_catalog.->>) 'metered:hold' = (
+			select g.job operator(pg_catalog.->>) 'hold' from gone g where g.job operator(pg_catalog.->>) 'job_id' = j.id::text)
+	returning j.id
+)
+select g.job, g.job operator(pg_catalog.->>) 'not_before' is null or e.id is not null
+from gone g left join ended e on e.id::text = g.job operator(pg_catalog.->>) 'job_id'`
 )
 
 // Release does the work of Run once, in its own transactions. Many may run at once.
@@ -48,7 +75,10 @@ func (e *Enqueuer) Release(ctx context.Context, pool *pgxpool.Pool) (report Rele
 	if err := e.gated("pool", pool); err != nil {
 		return report, err
 	}
-	if report.Ended, err = e.endHolds(ctx, pool); err != nil {
+	if report.Ended, err = e.endHolds(ctx, pool); err == nil {
+		err = e.takeStrayed(ctx, pool)
+	}
+	if err != nil {
 		return report, err
 	}
 	for more := true; more; {
@@ -121,7 +151,9 @@ func (e *Enqueuer) releaseIn(ctx context.Context, tx pgx.Tx, scopes []string) (b
 	var job []byte
 	var scope pgtype.Text
 	var createdAt, scheduledAt *time.Time
-	_, err = pgx.ForEachRow(rows, []any{&status, &job, &scope, &createdAt, &scheduledAt}, func() error {
+	var tried []byte
+	var strayed []ofJob
+	_, err = pgx.ForEachRow(rows, []any{&status, &job, &scope, &createdAt, &scheduledAt, &tried}, func() error {
 		switch status {
 		case "more":
 			b.more = true
@@ -134,17 +166,51 @@ func (e *Enqueuer) releaseIn(ctx context.Context, tx pgx.Tx, scopes []string) (b
 			if err := json.Unmarshal(job, &j); err != nil {
 				return err
 			}
-			b.results = append(b.results, Result{JobID: j.ID, Created: true, Job: startedRow(j, *createdAt, *scheduledAt)})
+			if createdAt == nil {
+				strayed = append(strayed, ofJob{tenant: readMetadata(j.Metadata).Tenant, id: readMetadata(j.Metadata).Hold})
+				return nil
+			}
+			row := startedRow(j, *createdAt, *scheduledAt)
+			if tried != nil {
+				if err := json.Unmarshal(tried, &triedBefore{row}); err != nil {
+					return err
+				}
+			}
+			b.results = append(b.results, Result{JobID: j.ID, Created: !j.Again, Job: row})
 		}
 		return nil
 	})
 	if err != nil {
 		return b, fault.Failed("jobs", "release", err)
 	}
+	for _, of := range strayed {
+		if err := e.giveBack(ctx, tx, of.tenant, []string{of.id}, "River has the job no longer"); err != nil {
+			return b, err
+		}
+	}
 	if e.channel != "" {
 		err = e.notify(ctx, tx, b.results)
 	}
 	return b, err
+}
+
+// triedBefore are the columns of a job that River has tried.
+type triedBefore struct{ *rivertype.JobRow }
+
+func (t *triedBefore) UnmarshalJSON(raw []byte) error {
+	var row struct {
+		Attempt     int
+		MaxAttempts int        `json:"max_attempts"`
+		AttemptedAt *time.Time `json:"attempted_at"`
+		AttemptedBy []string   `json:"attempted_by"`
+		Errors      []rivertype.AttemptError
+		Metadata    json.RawMessage
+	}
+	if err := json.Unmarshal(raw, &row); err != nil {
+		return err
+	}
+	t.Attempt, t.MaxAttempts, t.AttemptedAt, t.AttemptedBy, t.Errors, t.Metadata = row.Attempt, row.MaxAttempts, row.AttemptedAt, row.AttemptedBy, row.Errors, row.Metadata
+	return nil
 }
 
 // limitsNow asks Config.Limits, nil without it.
@@ -222,12 +288,16 @@ func (e *Enqueuer) drop(ctx context.Context, pool *pgxpool.Pool) (n int, err err
 		if err != nil {
 			return fault.Failed("jobs", "drop", err)
 		}
-		dropped, err := pgx.CollectRows(rows, func(row pgx.CollectableRow) (p Parked, err error) {
-			var raw []byte
-			if err = row.Scan(&raw); err == nil {
-				err = p.decode(raw)
+		var dropped []Parked
+		var raw []byte
+		var there bool
+		seen := 0
+		_, err = pgx.ForEachRow(rows, []any{&raw, &there}, func() error {
+			if seen++; there {
+				dropped = append(dropped, Parked{})
+				return dropped[len(dropped)-1].decode(raw)
 			}
-			return p, err
+			return nil
 		})
 		if err != nil {
 			return fault.Failed("jobs", "drop", err)
@@ -240,7 +310,7 @@ func (e *Enqueuer) drop(ctx context.Context, pool *pgxpool.Pool) (n int, err err
 				return err
 			}
 		}
-		n = len(dropped)
+		n = seen
 		return nil
 	})
 	if err == nil {

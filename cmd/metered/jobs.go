@@ -3,6 +3,7 @@ package main
 import (
 	"context"
 	"fmt"
+	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
@@ -82,7 +83,11 @@ func (a *app) explainJob(ctx context.Context, tx pgx.Tx, r *inspect.Reader, id i
 	t.row("key", dash(p.Key))
 	t.row("tenant", dash(p.Tenant))
 	t.row("priority", p.Priority)
-	t.row("waits for", fmt.Sprintf("%d of %s, number %d of %d", p.Amount, p.Scope, p.Position, p.Waiting))
+	if p.Scope == "" {
+		t.row("waits for", fmt.Sprintf("its next attempt, not before %s", p.NotBefore.Format(time.RFC3339)))
+	} else {
+		t.row("waits for", fmt.Sprintf("%d of %s, number %d of %d", p.Amount, p.Scope, p.Position, p.Waiting))
+	}
 	t.row("parked", p.ParkedAt)
 	t.row("dropped", p.DropAt)
 	t.row("looked at", p.LookedAt)

@@ -125,7 +125,16 @@ var all = []Mutant{
 	{"a job that fails stops its line", "_release_line", "exit when careful;", "", "./jobs", "TestGated_AJobThatFailsIsPassed"},
 	{"a job starts before others of its turn", "_turn", "(select p.turns[of_priority] from metered.parked_scopes p where p.scope = of_scope),", "0,", "./jobs", "TestGated_TenantsTakeTurns"},
 	{"a job that fits goes before the line", "park_jobs", "if busy is null then", "if true then", "./jobs", "TestRun_HearsOfFreedUnitsAndOfEarlierLooksAtOnce"},
-	{"the hold of a running job is released", "jobs/ended.go", "and j.finalized_at is null) = 0", "and j.finalized_at is null and j.state <> 'running') = 0", "./jobs", "TestRun_FindsJobsThatEndedElsewhere"},
+	{"the hold of a running job is released", "jobs/ended.go", "and j.finalized_at is null), 'ended')", "and j.finalized_at is null and j.state <> 'running'), 'ended')", "./jobs", "TestRun_FindsJobsThatEndedElsewhere"},
+	{"a failed job keeps what it is to give back", "jobs/ended.go", "then 'rests' else ''", "then '' else ''", "./jobs", "TestGiveBack_AFailedJobWaitsInLineForItsNextAttempt"},
+	{"a job that River took is parked", "jobs/ended.go", "and j.finalized_at is null and ` + betweenAttempts + `", "and j.finalized_at is null", "./jobs", "TestGiveBack_AJobThatRunsOrStartsKeepsItsUnits"},
+	{"a job is charged for each attempt", "jobs/gate.go", "if c.Held > 0 {\n\t\t\tc.Amount = c.Held", "if true {", "./jobs", "TestGiveBack_AFailedJobWaitsInLineForItsNextAttempt"},
+	{"a job is tried again before its time", "_lines", "x.not_before <= metered.clock()", "true", "./jobs", "TestGiveBack_AFailedJobWaitsInLineForItsNextAttempt"},
+	{"a job that River ended keeps units", "jobs/release.go", "strayed = append(strayed, ", "_ = append(strayed, ", "./jobs", "TestGiveBack_AJobThatRiverEndedAtItsStartHoldsNothing"},
+	{"a job that River ended stays in line", "jobs/ended.go", "'metered:hold' = p.hold) = 0", "'metered:hold' = p.hold) < 0", "./jobs", "TestGiveBack_AJobBetweenAttemptsEndsInEachWay"},
+	{"a job that was tried again by hand is dropped", "jobs/release.go", "'not_before' is null or e.id is not null", "'not_before' is null or true", "./jobs", "TestGiveBack_AJobThatRiverEndedIsNotDropped"},
+	{"a cancelled job stays pending", "jobs/parked.go", "from a where $2::int is null and", "from a where false and $2::int is null and", "./jobs", "TestGiveBack_AJobBetweenAttemptsEndsInEachWay"},
+	{"a dropped job stays pending", "jobs/release.go", "set state = 'discarded', finalized_at = pg_catalog.now()\n\twhere j.id", "set state = 'discarded', finalized_at = pg_catalog.now()\n\twhere false and j.id", "./jobs", "TestGiveBack_DropsAJobThatWaitedTooLongForItsNextAttempt"},
 
 	// Wallets.
 	{"a lot is drawn after its end", "_write_charges", "if tip.lots_end <= greatest(at, tip.at) then", "if false then", "./wallet", "TestLot_EndsWhenItIsDueSweptOrNot"},

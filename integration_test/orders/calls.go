@@ -357,6 +357,15 @@ var calls = []call{
 		return err
 	}, model: func(m *model) string { return m.jobEnds() }},
 
+	{name: "job-rests", needs: aJob, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
+		return w.rest(ctx, tx, w.job)
+	}, model: func(m *model) string { return m.jobRests() }},
+
+	{name: "job-again", needs: rested, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
+		_, err := w.jobs.ReleaseIn(ctx, tx, w.scope("s"))
+		return err
+	}, model: func(m *model) string { return m.release() }},
+
 	{name: "charge-threshold", tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
 		c := w.charge("s", 35)
 		c.Limits = []budget.Limit{tell}

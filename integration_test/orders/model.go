@@ -31,6 +31,8 @@ type model struct {
 	wants    int64  // units that each parked job needs
 	parked   int    // jobs
 	started  int    // jobs whose hold is placed
+	resting  int    // jobs whose next attempt may start
+	later    int    // jobs whose next attempt is later
 	job      string // the state of the first job's hold
 }
 
@@ -137,6 +139,7 @@ func (m *model) start() {
 
 // release starts the jobs that fit.
 func (m *model) release() string {
+	m.parked, m.resting = m.parked+m.resting, 0
 	for !m.ahead && m.parked > 0 && m.use("s")+m.wants <= limit {
 		m.parked--
 		m.start()
@@ -146,7 +149,7 @@ func (m *model) release() string {
 
 // jobEnds ends the hold of the first job, of 20 units.
 func (m *model) jobEnds() string {
-	if m.job == "r" {
+	if m.job != "h" {
 		return "hold_released"
 	}
 	m.job = "r"
@@ -154,6 +157,19 @@ func (m *model) jobEnds() string {
 	m.scopes["s"].held -= 20
 	m.lowered()
 	return ok
+}
+
+// jobRests ends it until the job's next attempt. The second time there is nothing to do.
+func (m *model) jobRests() string {
+	if m.job == "rests" {
+		return ok
+	}
+	said := m.jobEnds()
+	if said == ok {
+		m.job = "rests"
+		m.later++
+	}
+	return said
 }
 
 func (m *model) available() (units int64) {
@@ -195,7 +211,7 @@ func (m *model) text() string {
 	for _, l := range m.lots {
 		lots[l.ref] += l.rest
 	}
-	fmt.Fprintf(&b, "jobs=%d,%d uses=%d revoked=%d lots=%d,%d done=%d lease=%s/%d reports=%d", m.started, m.parked, m.uses, m.revoked, lots["a"], lots["c"], m.count(), m.lease, m.leased, m.reports)
+	fmt.Fprintf(&b, "jobs=%d,%d uses=%d revoked=%d lots=%d,%d done=%d lease=%s/%d reports=%d", m.started, m.parked+m.resting+m.later, m.uses, m.revoked, lots["a"], lots["c"], m.count(), m.lease, m.leased, m.reports)
 	return b.String()
 }
 

@@ -113,6 +113,7 @@ func (e *explorer) setup(ctx context.Context, all []call, at []pgx.TxIsoLevel) (
 	}
 	if needs&jumped != 0 {
 		w.model.ahead = true
+		w.model.later, w.model.resting = w.model.later+w.model.resting, 0
 		e.clock.Advance(-30 * time.Minute)
 	}
 	var steps []interleave.Call

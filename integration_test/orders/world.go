@@ -18,6 +18,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/tokens"
@@ -44,6 +45,7 @@ const (
 	aChild // carved with 20 units, 5 of them charged
 	aJob   // of 20 units, whose hold is placed
 	parked // a job that fits when units are freed
+	rested // a job whose next attempt may start, and needs as many units
 	aged   // 40 charges that have left every window
 	jumped // the last entry is ahead of the clock
 )
@@ -221,14 +223,21 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 			b.do(func() error {
 				m.job, m.started = "h", 1
 				m.scopes["s"].held += 20
-				r, err := w.enqueue(ctx, tx, 20)
-				if err == nil {
-					w.job = jobs.HoldOf(r.Job)
-				}
+				var err error
+				w.job, err = w.failed(ctx, tx, 20, "1 hour")
 				return err
 			})
 		}
-		m.wants = limit - m.use("s") + 5
+		if needs&rested != 0 {
+			b.do(func() error {
+				m.resting = 1
+				hold, err := w.failed(ctx, tx, limit-m.use("s"), "0")
+				m.wants = limit - m.use("s")
+				return errors.Join(err, w.rest(ctx, tx, hold))
+			})
+		} else {
+			m.wants = limit - m.use("s") + 5
+		}
 		if needs&parked != 0 {
 			b.do(func() error { m.park(); _, err := w.enqueue(ctx, tx, m.wants); return err })
 		}
@@ -237,9 +246,24 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 	return w, err
 }
 
-// enqueue enqueues a job that holds units until it ends.
+// failed enqueues a job whose first attempt has failed, and returns its hold. Its next attempt is so long from now.
+func (w *world) failed(ctx context.Context, tx pgx.Tx, amount int64, until string) (hold string, err error) {
+	r, err := w.enqueue(ctx, tx, amount)
+	if err != nil {
+		return "", err
+	}
+	_, err = tx.Exec(ctx, "update river_job set state = 'retryable', attempt = 1, scheduled_at = now() + $2::text::interval where id = $1", r.JobID, until)
+	return jobs.HoldOf(r.Job), err
+}
+
+// rest gives the units of a job back that failed.
+func (w *world) rest(ctx context.Context, tx pgx.Tx, hold string) error {
+	return jobs.Internals(lend.Key{}).Rest(ctx, w.jobs, tx, w.name, []string{hold})
+}
+
+// enqueue enqueues a job that holds units until it ends, or until it fails.
 func (w *world) enqueue(ctx context.Context, tx pgx.Tx, amount int64) (jobs.Result, error) {
-	return w.jobs.Enqueue(ctx, tx, work{}, &jobs.Options{Tenant: w.name, Hold: &holds.Request{Lines: []holds.Line{{Scope: w.scope("s"), Amount: amount, Limits: []budget.Limit{hour}}}}})
+	return w.jobs.Enqueue(ctx, tx, work{}, &jobs.Options{Tenant: w.name, GiveBack: true, Hold: &holds.Request{Lines: []holds.Line{{Scope: w.scope("s"), Amount: amount, Limits: []budget.Limit{hour}}}}})
 }
 
 // steps runs functions until one fails.

@@ -8,7 +8,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// Parked is the state of a job that waits for units of a scope. River does not know it yet.
+// Parked is the state of a job that waits for units of a scope, or for its next attempt. River does not know it yet, or has it pending.
 const Parked = "parked"
 
 // Job is one of River's jobs, or a parked one, without its args.
@@ -18,7 +18,7 @@ type Job struct {
 	Kind        string    `json:"kind,omitempty"`
 	Queue       string    `json:"queue,omitempty"`
 	State       string    `json:"state,omitempty"`     // River's word, or Parked
-	WaitsFor    string    `json:"waits_for,omitempty"` // the scope, of a parked job
+	WaitsFor    string    `json:"waits_for,omitempty"` // the scope, of a parked job, empty between attempts
 	Position    int64     `json:"position,omitempty"`  // in the line of the scope, of the first three parked jobs: 1 is next
 	Attempt     int       `json:"attempt"`
 	MaxAttempts int       `json:"max_attempts,omitempty"`
@@ -77,6 +77,9 @@ func (r *Reader) Jobs(ctx context.Context, ids []int64) (JobList, error) {
 			err := row.Scan(&j.ID, &j.Kind, &j.Queue, &j.State, &j.Attempt, &j.MaxAttempts, &j.Priority, &j.Created, &j.Scheduled, &attempted, &finalized,
 				&j.Error, &j.Key, &j.Tenant)
 			j.Created, j.Scheduled, j.Attempted, j.Finalized = j.Created.UTC(), j.Scheduled.UTC(), moment(attempted), moment(finalized)
+			if p, ok := found[j.ID]; ok && j.State == "pending" { // between two attempts
+				j.State, j.WaitsFor, j.Position = p.State, p.WaitsFor, p.Position
+			}
 			found[j.ID] = j
 			return struct{}{}, err
 		}, ids)
@@ -97,7 +100,7 @@ func (r *Reader) Jobs(ctx context.Context, ids []int64) (JobList, error) {
 // Positions are counted, so few of them are.
 const parkedSQL = `
 select j.job_id, j.kind, j.queue, j.priority, j.parked_at, coalesce(j.key, ''), j.tenant, j.scope,
-    case when pg_catalog.row_number() over (order by j.job_id) <= 3 then j.position else 0 end
+    case when pg_catalog.row_number() over (order by j.job_id) <= 3 and j.scope <> '' then j.position else 0 end
 from metered.parked_jobs_words j where j.job_id = any ($1)`
 
 const readableSQL = `

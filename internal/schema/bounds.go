@@ -39,7 +39,7 @@ var Bounds = []Bound{
 	{"subject for_subject", 512, Bytes, ""},
 	{"note payload", 8192, Bytes, ""},
 	{"metadata", 65536, Bytes, ""},
-	{"parking", 16 << 20, Bytes, ""},
+	{"parking resting", 16 << 20, Bytes, ""},
 	{"of_result of_refusal given", 1 << 20, Bytes, ""},
 	{"fingerprint of_fingerprint digest token_digest of_digest", 33, Bytes, ""},
 	{"thresholds", 1536, Bytes, ""},

@@ -111,6 +111,7 @@ var Functions = []Function{
 	{"purge_job_keys", Maintenance, purgeBatch},
 
 	{"park_jobs", Application, write},
+	{"rest_jobs", Application, write},
 	{"judged_scopes", Application, write},
 	{"release_jobs", Application, purgeBatch + "\n" + interpreted},
 	{"next_release", Application | Reporting, readBatch},

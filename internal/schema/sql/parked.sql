@@ -1,5 +1,5 @@
--- Jobs that wait for budget. A job whose hold does not fit is parked: a row here, and none of River's. It
--- waits for one scope, the first that refused it, in that scope's line. A transaction that frees units of a scope with a
+-- Jobs that wait for budget. A job whose hold does not fit is parked: a row here, and none of River's, or one that River
+-- does not work: of a job that waits for its next attempt. It waits for one scope, the first that refused it, in that scope's line. A transaction that frees units of a scope with a
 -- line marks the line, in the ledger's own trigger. A releaser then looks at it: it places the holds of those that fit, in
 -- order, and returns the jobs, which the statement around it inserts into river_job with its caller's privileges.
 
@@ -144,7 +144,7 @@ language sql stable
 as $$
     select jsonb_build_object('job_id', j.job_id, 'queue', j.job ->> 'queue', 'kind', j.job ->> 'kind', 'key', coalesce(j.job -> 'metadata' ->> 'metered:key', ''),
         'tenant', j.tenant, 'fair', j.fair, 'priority', j.priority, 'scope', j.scope, 'amount', j.amount, 'parked_at', j.parked_at, 'drop_at', j.drop_at,
-        'args', j.job -> 'args')
+        'args', j.job -> 'args', 'not_before', j.not_before, 'hold', j.job -> 'metadata' ->> 'metered:hold')
 $$;
 
 -- Whether a job is one that River takes.
@@ -158,6 +158,22 @@ as $$
         and j -> 'metadata' ->> 'metered:hold' ~ ('^job/' || (j ->> 'job_id') || '/[0-9a-f]{16}$')
         and octet_length(j ->> 'charges') <= 65536 and octet_length(j ->> 'hold') <= 131072
         and coalesce((j ->> 'most')::bigint > 0, true) and coalesce((j ->> 'wait_us')::bigint between 1 and 315576000000000, true)
+        and coalesce((j ->> 'rest_us')::bigint between 0 and 315576000000000, true)
+$$;
+
+-- The hold that a job asks for, with its id.
+create function metered._hold_of_job(j jsonb) returns metered.new_hold
+language plpgsql stable
+as $$
+declare
+    h metered.new_hold := (j ->> 'hold')::metered.new_hold;
+begin
+    h.id := j -> 'metadata' ->> 'metered:hold';
+    h.holder := h.id;
+    h.chosen := false;
+    h.claim := null;
+    return h;
+end
 $$;
 
 -- Holds the units of a job that starts, and charges the others: as place, also for a job that holds nothing. Then due is null.
@@ -217,11 +233,7 @@ begin
     for j in select x from jsonb_array_elements(parking) x loop
         nth := nth + 1;
         cs := (j ->> 'charges')::metered.new_charge[];
-        h := (j ->> 'hold')::metered.new_hold;
-        h.id := j -> 'metadata' ->> 'metered:hold';
-        h.holder := h.id;
-        h.chosen := false;
-        h.claim := null;
+        h := metered._hold_of_job(j);
         busy := (select y.scope from unnest(cs) x, lateral (select z.scope from metered.parked_scopes z where z.scope = x.scope) y limit 1);
         if busy is null then
             p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
@@ -269,6 +281,37 @@ begin
         perform metered._join_line(scope, c.key, case when refused is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end);
         status := 'parked';
         return next;
+    end loop;
+end
+$$;
+
+-- Parks jobs until their next attempt, each for rest_us, whose hold the caller releases in this transaction. They are in no line until then.
+-- Each element is as in park_jobs, and its hold is a new one.
+create function metered.rest_jobs(resting jsonb) returns setof bigint
+language plpgsql volatile
+as $$
+declare
+    j   jsonb;
+    cs  metered.new_charge[];
+    c   metered.new_charge;
+    h   metered.new_hold;
+    clk timestamptz := metered.clock();
+    due timestamptz;
+begin
+    perform metered._require(jsonb_typeof(resting) = 'array' and jsonb_array_length(resting) between 1 and 1000, 'resting');
+    for j in select x from jsonb_array_elements(resting) x loop
+        perform metered._require(metered._is_job(j), 'job');
+        cs := (j ->> 'charges')::metered.new_charge[];
+        perform metered._require(cardinality(cs) between 1 and 64 and metered._fits(cs), 'charges');
+        foreach c in array cs loop
+            perform metered._require(metered._key_fits(c.key, c.scope) and c.lease is null, 'key');
+        end loop;
+        h := metered._hold_of_job(j);
+        due := clk + (j ->> 'rest_us')::bigint * interval '1 microsecond';
+        insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, not_before, drop_at, priority, scope, fair, tenant, job, hold, charges)
+        values ((j ->> 'job_id')::bigint, 0, 0, 0, clk, due, due + (j ->> 'wait_us')::bigint * interval '1 microsecond', (j ->> 'priority')::int,
+            '', coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,wait_us,rest_us}'::text[], h::text, j ->> 'charges');
+        return next (j ->> 'job_id')::bigint;
     end loop;
 end
 $$;

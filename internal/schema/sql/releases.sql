@@ -158,11 +158,36 @@ begin
 end
 $$;
 
--- Lines to be looked at: of these scopes, or those that are marked or whose time has come.
+-- Lines to be looked at: of these scopes, or those that are marked or whose time has come. Jobs that may be tried again by now join the
+-- lines first. Where the lock of such a scope is not to be had, it is among them.
 create function metered._lines(only_scopes text[], most int) returns table (scope text, key bigint)
 language plpgsql volatile
 as $$
+declare
+    r metered.parked_jobs;
+    c metered.new_charge;
+    n int := 0;
 begin
+    for r in
+        select x.* from metered.parked_jobs x
+        where x.scope = '' and x.not_before <= metered.clock()
+          and (only_scopes is null or ((x.charges::metered.new_charge[])[1]).scope = any (only_scopes))
+        order by x.not_before limit 64 for update skip locked
+    loop
+        c := (r.charges::metered.new_charge[])[1];
+        if pg_try_advisory_xact_lock(c.key) then
+            update metered.parked_jobs x set scope = c.scope, amount = c.amount, class = hashtextextended(c.limits::text, 0),
+                turn = metered._turn(c.scope, r.priority, r.fair)
+            where x.job_id = r.job_id;
+            perform metered._join_line(c.scope, c.key, '-infinity');
+        else
+            scope := c.scope;
+            key := c.key;
+            n := n + 1;
+            return next;
+            exit when n = 16;
+        end if;
+    end loop;
     if only_scopes is null then
         return query select y.scope, y.key from metered.parked_scopes y where y.wake_at <= metered.clock() order by y.wake_at limit most;
     else
@@ -274,6 +299,7 @@ as $$
 declare
     next timestamptz := least(
         (select y.wake_at from metered.parked_scopes y order by y.wake_at limit 1),
+        (select j.not_before from metered.parked_jobs j where j.scope = '' order by j.not_before limit 1),
         (select j.drop_at from metered.parked_jobs j where j.drop_at is not null order by j.drop_at limit 1));
 begin
     return case when next < 'infinity' then greatest(0, case when next > '-infinity' then extract(epoch from next - metered.clock()) * 1000000 else 0 end)::bigint end;
@@ -322,7 +348,9 @@ begin
         return null;
     end if;
     was := j.scope;
-    perform metered._lock_keys(array[(select y.key from metered.parked_scopes y where y.scope = was)], wait_ms);
+    if was <> '' then
+        perform metered._lock_keys(array[(select y.key from metered.parked_scopes y where y.scope = was)], wait_ms);
+    end if;
     select * into j from metered.parked_jobs x where x.job_id = of_job for update;
     if not found then
         return null;
@@ -331,14 +359,15 @@ begin
     elsif of_priority is null then
         return metered._leave_line(of_job);
     elsif of_priority <> j.priority then
-        update metered.parked_jobs x set priority = of_priority, turn = metered._turn(j.scope, of_priority, j.fair)
+        update metered.parked_jobs x set priority = of_priority, turn = metered._turn(j.scope, of_priority, j.fair),
+            job = x.job || jsonb_build_object('priority', of_priority)
         where x.job_id = of_job returning x.* into j;
     end if;
     return metered._parked_json(j);
 end
 $$;
 
--- A parked job, with its place in its line (no further than 10,000), when the line is looked at, and the answer of check_charge for it. null: it is not parked.
+-- A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answer of check_charge for it. null: it is not parked.
 create function metered.explain_parked(of_job bigint, ahead interval) returns jsonb
 language plpgsql stable
 as $$
@@ -357,7 +386,7 @@ begin
         'refused', v.refused, 'now', metered.clock(), 'charges', (select jsonb_agg(jsonb_build_object('scope', c.scope, 'amount', c.amount, 'limits', (
             select jsonb_agg(jsonb_build_object('max', l.max, 'window_us', extract(epoch from l.win) * 1000000)) from unnest(c.limits) l)))
             from unnest(j.charges::metered.new_charge[]) c),
-        'position', 1 + (select count(*) from (select from metered.parked_jobs x
+        'position', case when j.scope <> '' then 1 end + (select count(*) from (select from metered.parked_jobs x
             where x.scope = j.scope and (x.priority, x.turn, x.job_id) < (j.priority, j.turn, j.job_id)
             order by x.priority desc, x.turn desc, x.job_id desc limit 9999) y));
 end

@@ -245,7 +245,7 @@ from metered.parked_scopes p, (select metered.clock() as now) c;
 -- reads all parked jobs. position counts the jobs before each row that is shown: ask for it of a few rows only.
 create view metered.parked_jobs_words as
 select j.job_id,                                -- the id that it will have in river_job
-    j.scope,                                    -- the scope whose units it waits for
+    j.scope,                                    -- the scope whose units it waits for, or empty: it is in no line until its next attempt
     j.amount,                                   -- units that it needs of the scope
     j.priority,                                 -- River's: 1 is first
     1 + (select count(*) from (select from metered.parked_jobs b where b.scope = j.scope and (b.priority, b.turn, b.job_id) < (j.priority, j.turn, j.job_id)
@@ -258,5 +258,6 @@ select j.job_id,                                -- the id that it will have in r
     j.job -> 'metadata' ->> 'metered:key' as key, -- of the caller, or null
     j.job -> 'metadata' ->> 'metered:hold' as hold, -- the id that its hold will have
     j.parked_at,                                -- when it was parked
-    j.drop_at                                   -- when it is dropped, or null: never
+    j.drop_at,                                  -- when it is dropped, or null: never
+    j.not_before                                -- when its next attempt may start, or null: it waits for its first
 from metered.parked_jobs j;

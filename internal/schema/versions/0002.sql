@@ -3,16 +3,17 @@
 -- The holds of jobs that have not ended: see jobs.Enqueuer.Run.
 create index holds_jobs on metered.holds (no) where pending and id like 'job/%';
 
--- Jobs that wait for units of a scope: see parked.sql. Each has no row of River's yet.
+-- Jobs that wait for units of a scope: see parked.sql. Those that wait for their first attempt have no row of River's yet.
 create table metered.parked_jobs (
-    job_id    bigint      primary key,  -- the id that it will have in river_job
+    job_id    bigint      primary key,  -- the id that it has or will have in river_job
     turn      bigint      not null,     -- its round in the line
     amount    bigint      not null,     -- the units that it needs of the scope
     class     bigint      not null,     -- a hash of its limits of the scope
     parked_at timestamptz not null,     -- when it was parked
     drop_at   timestamptz,              -- when it is dropped, or null: never
+    not_before timestamptz,             -- when its next attempt may start, or null: it waits for its first
     priority  smallint    not null,     -- River's: 1 is first
-    scope     text collate "C" not null, -- the scope that it waits for
+    scope     text collate "C" not null, -- the scope that it waits for, or empty until then
     fair      text collate "C" not null, -- jobs of different keys take turns
     tenant    text collate "C" not null, -- of the job and its hold
     job       jsonb       not null,     -- its columns in river_job
@@ -33,6 +34,11 @@ create index parked_jobs_class on metered.parked_jobs (scope, class, amount);
 create index parked_jobs_age on metered.parked_jobs (scope, parked_at);
 
 create index parked_jobs_drop on metered.parked_jobs (drop_at) where drop_at is not null;
+
+-- Jobs that rest until their next attempt, and all that River has.
+create index parked_jobs_rest on metered.parked_jobs (not_before) where scope = '';
+
+create index parked_jobs_again on metered.parked_jobs (job_id) where not_before is not null;
 
 -- The lines. A scope that no job waits for has none.
 create table metered.parked_scopes (
