@@ -29,15 +29,21 @@ func Start(t testing.TB, opts pgserver.Options) (*pgserver.Server, *pgxpool.Pool
 func Replicate(t testing.TB, opts pgserver.Options) (primary, replica *pgxpool.Pool) {
 	t.Helper()
 	server, primary := Start(t, opts)
+	return primary, Standby(t, server, opts)
+}
+
+// Standby starts a replica of a server.
+func Standby(t testing.TB, primary *pgserver.Server, opts pgserver.Options) *pgxpool.Pool {
+	t.Helper()
 	opts.Private = true
-	standby, err := pgserver.StartStandby(t.Context(), server, opts)
+	standby, err := pgserver.StartStandby(t.Context(), primary, opts)
 	if errors.Is(err, pgserver.ErrNoBasebackup) {
 		t.Skip(err)
 	}
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
-	return primary, serve(t, standby)
+	return serve(t, standby)
 }
 
 // serve returns a pool on a server, which is stopped when the test ends.
