@@ -27,6 +27,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgserver"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/tokens"
 	"github.com/pgmetered/metered/wallet"
@@ -90,7 +91,7 @@ type setting struct {
 func newWorld(t *testing.T, s setting) *world {
 	w := &world{T: t, setting: s, other: &cluster{}, began: time.Now(), tokens: map[string]string{}, faults: map[string]*atomic.Int64{},
 		children: children{carved: map[string]leases.Lease{}, ended: map[string]leases.Lease{}}}
-	for _, name := range []string{"cut", "killed", "stopped", "crashed", "left", "locks", "clock", "full", "other crashed", "promoted"} {
+	for _, name := range []string{"cut", "killed", "stopped", "crashed", "left", "locks", "clock", "full", "met a full disk", "other crashed", "promoted"} {
 		w.faults[name] = new(atomic.Int64)
 	}
 	if s.standby == "" { // a standby would have its files in the same place
@@ -215,6 +216,9 @@ func (w *world) record(client int, c call, id string, fn func(ctx context.Contex
 		return err // a reading that failed says nothing
 	default:
 		r.failed = true
+		if sqlstate.Of(err) == sqlstate.DiskFull {
+			w.faults["met a full disk"].Add(1)
+		}
 	}
 	r.Output = a
 	w.mu.Lock()

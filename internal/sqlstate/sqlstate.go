@@ -41,6 +41,7 @@ const (
 	UndefinedFunction     = "42883"
 	InvalidSchemaName     = "3F000"
 	InsufficientPrivilege = "42501"
+	DiskFull              = "53100"
 	OutOfMemory           = "53200" // of the lock table, too
 	ProtocolViolation     = "08P01"
 	AdminShutdown         = "57P01"
