@@ -35,7 +35,7 @@ func hotFigure(name string, g goal, a, b, meaning string) figure {
 // from it.
 func (b *bench) hot(ctx context.Context) (outcome, error) {
 	return share(b, "hot", func() (outcome, error) {
-		p, err := startProxy(b.connString, time.Millisecond)
+		p, err := startProxy(time.Millisecond)
 		if err != nil {
 			return outcome{}, err
 		}

@@ -2,30 +2,22 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"net"
 	"sync"
 	"time"
-
-	"github.com/jackc/pgx/v5"
 )
 
 const maxPending = 4096 // chunks on their way
 
-// proxy relays TCP connections on the loopback and lets every byte arrive half a round trip after it was sent, in
+// proxy relays connections by TCP on the loopback and lets every byte arrive half a round trip after it was sent, in
 // both directions.
 //
 // One goroutine delivers everything: the delay is the same for all chunks, so the first to come is the first due.
 type proxy struct {
-	listener net.Listener
-	network  string
-	address  string
+	listener net.Listener // its own dial is the only one that connects to it
 	oneWay   time.Duration
 	pending  chan chunk
-	done     chan struct{}
-
-	mu    sync.Mutex
-	conns map[net.Conn]struct{} // nil once closed
+	reads    sync.WaitGroup
 }
 
 // chunk is the bytes of one read. Without bytes it is the end of the stream.
@@ -35,83 +27,45 @@ type chunk struct {
 	due   time.Time
 }
 
-// startProxy listens on a port of its own, in front of the server of connString.
-func startProxy(connString string, roundTrip time.Duration) (*proxy, error) {
-	cfg, err := pgx.ParseConfig(connString)
+func startProxy(roundTrip time.Duration) (*proxy, error) {
+	l, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {
 		return nil, err
 	}
-	network, address := "tcp", net.JoinHostPort(cfg.Host, fmt.Sprint(cfg.Port))
-	if cfg.Host[0] == '/' {
-		network, address = "unix", fmt.Sprintf("%s/.s.PGSQL.%d", cfg.Host, cfg.Port)
-	}
-	return proxyTo(network, address, roundTrip)
-}
-
-func proxyTo(network, address string, roundTrip time.Duration) (p *proxy, err error) {
-	p = &proxy{
-		network: network, address: address, oneWay: roundTrip / 2,
-		pending: make(chan chunk, maxPending), done: make(chan struct{}), conns: map[net.Conn]struct{}{},
-	}
-	if p.listener, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
-		return nil, err
-	}
-	go p.accept()
+	p := &proxy{listener: l, oneWay: roundTrip / 2, pending: make(chan chunk, maxPending)}
 	go p.deliver()
 	return p, nil
 }
 
-// dial is a DialFunc that goes through the proxy to any address.
-func (p *proxy) dial(ctx context.Context, _, _ string) (net.Conn, error) {
+// dial is a DialFunc that goes through the proxy.
+func (p *proxy) dial(ctx context.Context, network, address string) (net.Conn, error) {
 	var d net.Dialer
-	return d.DialContext(ctx, "tcp", p.listener.Addr().String())
+	server, err := d.DialContext(ctx, network, address)
+	if err != nil {
+		return nil, err
+	}
+	client, err := d.DialContext(ctx, "tcp", p.listener.Addr().String())
+	if err != nil {
+		server.Close()
+		return nil, err
+	}
+	// Of two that dial at once either may get the other's: the servers' sides are alike.
+	relay, err := p.listener.Accept()
+	if err != nil {
+		server.Close()
+		client.Close()
+		return nil, err
+	}
+	p.reads.Go(func() { p.read(relay, server) })
+	p.reads.Go(func() { p.read(server, relay) })
+	return client, nil
 }
 
+// close waits until the connections are closed.
 func (p *proxy) close() {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.conns == nil {
-		return
-	}
 	p.listener.Close()
-	for c := range p.conns {
-		c.Close()
-	}
-	p.conns = nil
-	close(p.done)
-}
-
-// keep notes connections for close. It returns false if it is too late.
-func (p *proxy) keep(conns ...net.Conn) bool {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	for _, c := range conns {
-		if p.conns == nil {
-			c.Close()
-			continue
-		}
-		p.conns[c] = struct{}{}
-	}
-	return p.conns != nil
-}
-
-func (p *proxy) accept() {
-	for {
-		client, err := p.listener.Accept()
-		if err != nil {
-			return
-		}
-		server, err := net.Dial(p.network, p.address)
-		if err != nil {
-			client.Close()
-			continue
-		}
-		if !p.keep(client, server) {
-			return
-		}
-		go p.read(client, server)
-		go p.read(server, client)
-	}
+	p.reads.Wait()
+	close(p.pending)
 }
 
 // read queues the bytes of one side. A full queue stops it reading.
@@ -120,52 +74,30 @@ func (p *proxy) read(from, to net.Conn) {
 		buf := make([]byte, 16<<10)
 		n, err := from.Read(buf)
 		due := time.Now().Add(p.oneWay)
-		if n > 0 && !p.queue(chunk{to, buf[:n], due}) {
-			return
+		if n > 0 {
+			p.pending <- chunk{to, buf[:n], due}
 		}
 		if err != nil {
-			p.queue(chunk{to, nil, due})
+			p.pending <- chunk{to, nil, due}
 			return
 		}
-	}
-}
-
-func (p *proxy) queue(c chunk) bool {
-	select {
-	case p.pending <- c:
-		return true
-	case <-p.done:
-		return false
 	}
 }
 
 func (p *proxy) deliver() {
 	exactSleeps()
-	for {
-		var c chunk
-		select {
-		case c = <-p.pending:
-		case <-p.done:
-			return
-		}
+	for c := range p.pending {
 		for wait := time.Until(c.due); wait > 0; wait = time.Until(c.due) {
 			sleep(wait)
 		}
 		if c.bytes == nil {
-			p.forget(c.to)
+			c.to.Close()
 			continue
 		}
 		// A peer that does not read must not hold up the others for long.
 		_ = c.to.SetWriteDeadline(time.Now().Add(5 * time.Second))
 		if _, err := c.to.Write(c.bytes); err != nil {
-			p.forget(c.to)
+			c.to.Close()
 		}
 	}
-}
-
-func (p *proxy) forget(c net.Conn) {
-	c.Close()
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	delete(p.conns, c)
 }

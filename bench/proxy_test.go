@@ -31,10 +31,10 @@ func echo(t *testing.T) net.Listener {
 }
 
 func through(t *testing.T, l net.Listener, roundTrip time.Duration) net.Conn {
-	p, err := proxyTo("tcp", l.Addr().String(), roundTrip)
+	p, err := startProxy(roundTrip)
 	require.NoError(t, err)
 	t.Cleanup(p.close)
-	c, err := p.dial(t.Context(), "", "")
+	c, err := p.dial(t.Context(), "tcp", l.Addr().String())
 	require.NoError(t, err)
 	t.Cleanup(func() { c.Close() })
 	return c
