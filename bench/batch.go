@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -30,23 +31,27 @@ func batchOf(n int) func(*kit) contender {
 	return func(k *kit) contender {
 		var scopes ownScopes
 		return contender{op: func(ctx context.Context, client int) error {
-			charges := make([]budget.Charge, n)
-			for i := range charges {
-				charges[i] = budget.Charge{Scope: scopes.next(client), Amount: 1, Limits: roomy}
-			}
-			return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-				return allMade(k.client.Budget.ChargeEach(ctx, tx, charges...))
-			})
+			return k.chargeEach(ctx, units(n, func() string { return scopes.next(client) }))
 		}}
 	}
+}
+
+func (k *kit) chargeEach(ctx context.Context, charges []budget.Charge) error {
+	return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+		return allMade(k.client.Budget.ChargeEach(ctx, tx, charges...))
+	})
+}
+
+func (k *kit) ingest(ctx context.Context, events []budget.Event) error {
+	return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+		return allMade(k.client.Budget.Ingest(ctx, tx, events...))
+	})
 }
 
 // allMade is the first error of all.
 func allMade(results []budget.Result, err error) error {
 	for _, r := range results {
-		if r.Err != nil {
-			return r.Err
-		}
+		err = cmp.Or(err, r.Err)
 	}
 	return err
 }
@@ -54,12 +59,9 @@ func allMade(results []budget.Result, err error) error {
 func singleCharges(k *kit) contender {
 	var scopes ownScopes
 	return contender{op: func(ctx context.Context, client int) error {
-		return k.charge(ctx, budget.Charge{Scope: scopes.next(client), Amount: 1, Limits: roomy})
+		return k.charge(ctx, unit(scopes.next(client)))
 	}}
 }
-
-// repeated is which share of events is delivered twice: one in so many.
-const repeated = 10
 
 // deliveries are numbers of events of each client: one in ten was there before, in another batch mostly.
 type deliveries [batchClients]int
@@ -67,7 +69,7 @@ type deliveries [batchClients]int
 func (d *deliveries) next(client int) (id, scope string) {
 	d[client]++
 	n := d[client]
-	if n%repeated == 0 && n > 1000 {
+	if n%10 == 0 && n > 1000 {
 		n -= 705 // which is no repetition itself
 	}
 	return fmt.Sprintf("event/%d/%012d", client, n), scopeName(client*1000 + n%1000)
@@ -78,14 +80,10 @@ func ingestOf(n int) func(*kit) contender {
 	return func(k *kit) contender {
 		var source deliveries
 		return contender{op: func(ctx context.Context, client int) error {
-			events := make([]budget.Event, n)
-			for i := range events {
+			return k.ingest(ctx, several(n, func() budget.Event {
 				id, scope := source.next(client)
-				events[i] = budget.Event{ID: id, Charge: budget.Charge{Scope: scope, Amount: 1, Limits: roomy}}
-			}
-			return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-				return allMade(k.client.Budget.Ingest(ctx, tx, events...))
-			})
+				return budget.Event{ID: id, Charge: unit(scope)}
+			}))
 		}}
 	}
 }
@@ -95,7 +93,7 @@ func ingestSingles(k *kit) contender {
 	var source deliveries
 	return contender{op: func(ctx context.Context, client int) error {
 		id, scope := source.next(client)
-		_, err := metered.Do[any](ctx, k.client, metered.Command{ID: id, Charges: []budget.Charge{{Scope: scope, Amount: 1, Limits: roomy}}}, nil)
+		_, err := metered.Do[any](ctx, k.client, metered.Command{ID: id, Charges: []budget.Charge{unit(scope)}}, nil)
 		return err
 	}}
 }
@@ -152,22 +150,12 @@ func batchOverAdmission(ctx context.Context, b *bench, k *kit) (samples, error) 
 	op := func(ctx context.Context, client int) (err error) {
 		switch client % 4 {
 		case 0:
-			charges := make([]budget.Charge, 64)
-			for i := range charges {
-				charges[i] = charge()
-			}
-			err = pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-				return allMade(k.client.Budget.ChargeEach(ctx, tx, charges...))
-			})
+			err = k.chargeEach(ctx, several(64, charge))
 		case 1:
-			events := make([]budget.Event, 64)
-			for i := range events {
+			err = k.ingest(ctx, several(64, func() budget.Event {
 				n := id.Add(1) / 2 // everything twice, and another client's too
-				events[i] = budget.Event{ID: fmt.Sprint(n), Charge: budget.Charge{Scope: scopeName(int(n % 20)), Amount: 1, Limits: tight}}
-			}
-			err = pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-				return allMade(k.client.Budget.Ingest(ctx, tx, events...))
-			})
+				return budget.Event{ID: fmt.Sprint(n), Charge: budget.Charge{Scope: scopeName(int(n % 20)), Amount: 1, Limits: tight}}
+			}))
 		case 2:
 			_, err = batcher.Charge(ctx, charge())
 		default:
@@ -178,7 +166,7 @@ func batchOverAdmission(ctx context.Context, b *bench, k *kit) (samples, error) 
 		}
 		return err
 	}
-	if _, _, err := drive(ctx, op, 16, time.Duration(b.pick(5000, 1000))*time.Millisecond, -1); err != nil {
+	if _, _, err := drive(ctx, op, 16, time.Duration(b.pick(5000, 1000))*time.Millisecond, 0); err != nil {
 		return samples{}, err
 	}
 	var entries, over, twice int64

@@ -25,26 +25,43 @@ func chargeFloor(k *kit) contender {
 	})
 }
 
+// unit is a charge that its limit lets in.
+func unit(scope string) budget.Charge {
+	return budget.Charge{Scope: scope, Amount: 1, Limits: roomy}
+}
+
+// units are n of them.
+func units(n int, scope func() string) []budget.Charge {
+	return several(n, func() budget.Charge { return unit(scope()) })
+}
+
+func several[T any](n int, next func() T) []T {
+	all := make([]T, n)
+	for i := range all {
+		all[i] = next()
+	}
+	return all
+}
+
 // chargeMetered is the library's, as its documentation says to call it.
 func chargeMetered(k *kit) contender {
-	return k.does("", func(ctx context.Context) error {
-		return k.charge(ctx, budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy})
-	})
+	return k.does("", func(ctx context.Context) error { return k.charge(ctx, unit(k.scope())) })
 }
 
 // chargeQuiet asks for no standing.
 func chargeQuiet(k *kit) contender {
 	return k.does("", func(ctx context.Context) error {
-		return k.charge(ctx, budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy, NoStandings: true})
+		c := unit(k.scope())
+		c.NoStandings = true
+		return k.charge(ctx, c)
 	})
 }
 
 // A hand-written charge: a function that raises a counter if that fits, and inserts a row. It knows no windows, and
 // no sums of the past.
-const (
-	counterTableSQL = `create table metered.bench_counter (scope text collate "C" primary key, used bigint not null) with (fillfactor = 50)`
-	counterRowsSQL  = `insert into metered.bench_counter select 'scope/' || lpad(g::text, 18, '0'), 0 from generate_series(0, 999) g`
-	counterSQL      = `
+const counterSQL = `
+create table metered.bench_counter (scope text collate "C" primary key, used bigint not null) with (fillfactor = 50);
+insert into metered.bench_counter select 'scope/' || lpad(g::text, 18, '0'), 0 from generate_series(0, 999) g;
 create function metered.bench_count(of_scope text, units bigint, most bigint) returns bigint language plpgsql as $$
 declare
     n bigint;
@@ -57,8 +74,7 @@ begin
     values (n, units, clock_timestamp(), n, 0, 0, 0, 0, 'c', of_scope);
     return n;
 end
-$$`
-)
+$$;`
 
 func chargeCounter(k *kit) contender {
 	return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
@@ -89,24 +105,18 @@ var chargeFigures = []figure{
 		oneOf(1000), entry{"metered", chargeMetered}, entry{"counter", chargeCounter}),
 	rates("charge_bound_vs_counter_row", atLeast(0.85), boundMeaning, oneOf(1000), entry{"metered", chargeQuiet}, entry{"counter", chargeCounter}),
 	costs("multi_scope_8_vs_1", atMost(3), "one call that charges 8 scopes against one that charges 1",
-		inTurn(), entry{"8 scopes", chargeMany(8)}, entry{"1 scope", chargeMany(1)}),
+		inTurn(1000), entry{"8 scopes", chargeMany(8)}, entry{"1 scope", chargeMany(1)}),
 }
 
-// inTurn returns 1,000 scopes, one after the other.
-func inTurn() func() string {
+// inTurn returns n scopes, one after the other.
+func inTurn(n int) func() string {
 	next := 0
-	return func() string { next++; return scopeName(next % 1000) }
+	return func() string { next++; return scopeName(next % n) }
 }
 
 // chargeMany charges n scopes in one call.
 func chargeMany(n int) func(*kit) contender {
 	return func(k *kit) contender {
-		return contender{op: func(ctx context.Context, _ int) error {
-			charges := make([]budget.Charge, n)
-			for i := range charges {
-				charges[i] = budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy}
-			}
-			return k.charge(ctx, charges...)
-		}}
+		return k.does("", func(ctx context.Context) error { return k.charge(ctx, units(n, k.scope)...) })
 	}
 }

@@ -19,9 +19,8 @@ type contender struct {
 	// op does it once, for one of the clients.
 	op func(ctx context.Context, client int) error
 
-	// stock prepares n ops or more before each slice, outside the measured time. It returns how many ops may run. Nil
-	// means any number.
-	stock func(ctx context.Context, n int) (int, error)
+	// stock prepares n ops or more before each slice, outside the measured time. Nil if they need none.
+	stock func(ctx context.Context, n int) error
 }
 
 // comparison runs contenders in turns, A B C B C A …, so that disturbances of the machine meet them all alike.
@@ -50,14 +49,21 @@ type entrant struct {
 // run runs one round more than is counted, to warm up.
 func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
 	out := outcome{rates: map[string][]float64{}}
-	entrants, leave, err := c.enter(ctx)
-	if err != nil {
-		return out, err
+	var entrants []*entrant
+	for _, con := range c.contenders {
+		e := &entrant{contender: con}
+		if con.site != nil {
+			var err error
+			if e.watch, err = newWatch(ctx, con.name, con.site); err != nil {
+				return out, err
+			}
+			defer e.watch.close()
+		}
+		entrants = append(entrants, e)
 	}
-	defer leave()
 	began := time.Now()
 	for round := range c.rounds + 1 {
-		if round > b.fewest() && time.Since(began) > b.patience() {
+		if round > b.pick(3, 2) && time.Since(began) > b.patience() {
 			b.logf("  stopped after %d rounds of %d: the machine is slow", round-1, c.rounds)
 			break
 		}
@@ -80,29 +86,6 @@ func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
 	return out, nil
 }
 
-// enter connects the contenders and the watchers.
-func (c comparison) enter(ctx context.Context) (entrants []*entrant, leave func(), err error) {
-	leave = func() {
-		for _, e := range entrants {
-			e.watch.close()
-		}
-	}
-	for _, con := range c.contenders {
-		e := &entrant{contender: con}
-		if con.site != nil {
-			if err = con.site.connect(ctx); err == nil {
-				e.watch, err = newWatch(ctx, con.name, con.site)
-			}
-		}
-		if err != nil {
-			leave()
-			return nil, nil, err
-		}
-		entrants = append(entrants, e)
-	}
-	return entrants, leave, nil
-}
-
 // turn is one contender's slice of a round.
 func (c comparison) turn(ctx context.Context, b *bench, e *entrant, counts bool) error {
 	length := c.slice
@@ -112,37 +95,24 @@ func (c comparison) turn(ctx context.Context, b *bench, e *entrant, counts bool)
 	if c.count > 0 {
 		length = time.Minute
 	}
-	limit, err := c.ops(ctx, e.contender, e.rate, length)
+	if e.stock != nil {
+		n := c.count
+		if n == 0 {
+			n = int(1.3*e.rate*length.Seconds()) + 10*c.clients
+		}
+		if err := e.stock(ctx, n); err != nil {
+			return err
+		}
+	}
+	if err := e.watch.note(ctx, 0, false); err != nil {
+		return err
+	}
+	n, seconds, err := drive(ctx, e.op, c.clients, length, c.count)
 	if err != nil {
 		return err
 	}
-	stop := e.watch.start(ctx, counts)
-	n, seconds, err := drive(ctx, e.op, c.clients, length, limit)
-	if err2 := stop(n); err == nil {
-		err = err2
-	}
 	e.rate = float64(n) / seconds
-	return err
-}
-
-// ops is how many ops a slice may have, after their preparation, or -1 for any number.
-func (c comparison) ops(ctx context.Context, con contender, rate float64, length time.Duration) (int, error) {
-	limit := -1
-	if c.count > 0 {
-		limit = c.count
-	}
-	if con.stock == nil {
-		return limit, nil
-	}
-	want := limit
-	if want < 0 {
-		want = int(1.3*rate*length.Seconds()) + 10*c.clients
-	}
-	n, err := con.stock(ctx, want)
-	if c.count == 0 {
-		limit = n
-	}
-	return limit, err
+	return e.watch.note(ctx, n, counts)
 }
 
 // ratio is how many times as fast as b contender a was, round by round.
@@ -173,9 +143,8 @@ func (o outcome) against(a, b string, values []float64, shown func(rate float64)
 // errOut is an op's answer when it has nothing left to work with.
 var errOut = errors.New("out of stock")
 
-// drive lets clients run op until the time is up, or so many ops have begun, and
-// returns how many were done in how many seconds. An op that has begun is finished
-// and counted.
+// drive lets clients run op until the time is up, or as many ops have begun as the limit says unless it is 0, and
+// returns how many were done in how many seconds. An op that has begun is finished and counted.
 func drive(ctx context.Context, op func(context.Context, int) error, clients int, length time.Duration, limit int) (int, float64, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
@@ -187,7 +156,7 @@ func drive(ctx context.Context, op func(context.Context, int) error, clients int
 	for client := range clients {
 		group.Go(func() {
 			for time.Since(began) < length && ctx.Err() == nil {
-				if limit >= 0 && begun.Add(1) > int64(limit) {
+				if limit > 0 && begun.Add(1) > int64(limit) {
 					return
 				}
 				err := op(ctx, client)
@@ -215,7 +184,7 @@ func drive(ctx context.Context, op func(context.Context, int) error, clients int
 	return int(done.Load()), seconds, nil
 }
 
-// patience is how long a comparison may take, so that a run on a slow or busy machine ends in its time as well, with
+// patience is how long a comparison may take after its first rounds, so that a run on a slow or busy machine ends in its time as well, with
 // fewer rounds. It ends when the run is late.
 func (b *bench) patience() time.Duration {
 	late, each := 9*time.Minute, 40*time.Second
@@ -228,11 +197,11 @@ func (b *bench) patience() time.Duration {
 	return each
 }
 
-// fewest is how many rounds a comparison has in any case.
-func (b *bench) fewest() int { return b.pick(3, 2) }
+// shortTurn is the number of ops in a turn of one client: the load of a shared machine changes by the second, and must
+// not fall to one contender.
+const shortTurn = 20
 
-// sequential is a comparison by one client. Its turns are short: the load of a shared machine changes by the second,
-// and must not fall to one of them.
+// sequential is a comparison by one client.
 func (b *bench) sequential(contenders ...contender) comparison {
-	return comparison{contenders: contenders, clients: 1, count: 20, rounds: b.pick(250, 21)}
+	return comparison{contenders: contenders, clients: 1, count: shortTurn, rounds: b.pick(250, 21)}
 }

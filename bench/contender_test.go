@@ -55,7 +55,7 @@ func TestDrive_StopsAtTheLimitAndCountsItsOps(t *testing.T) {
 			return errOut
 		}
 		return nil
-	}, 3, time.Minute, -1)
+	}, 3, time.Minute, 0)
 	require.NoError(t, err)
 	require.Equal(t, 7, n)
 }
@@ -63,11 +63,11 @@ func TestDrive_StopsAtTheLimitAndCountsItsOps(t *testing.T) {
 func TestDrive_EndsAtTheFirstError(t *testing.T) {
 	t.Parallel()
 	broken := errors.New("broken")
-	_, _, err := drive(t.Context(), func(context.Context, int) error { return broken }, 4, time.Minute, -1)
+	_, _, err := drive(t.Context(), func(context.Context, int) error { return broken }, 4, time.Minute, 0)
 	require.ErrorIs(t, err, broken)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	_, _, err = drive(ctx, func(context.Context, int) error { return nil }, 4, time.Minute, -1)
+	_, _, err = drive(ctx, func(context.Context, int) error { return nil }, 4, time.Minute, 0)
 	require.ErrorIs(t, err, context.Canceled)
 }
 

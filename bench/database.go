@@ -1,10 +1,10 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"io"
-	"net"
 	"os"
 	"time"
 
@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgserver"
 )
 
 // bench is the state that the figures share.
@@ -66,9 +67,6 @@ func (b *bench) pick(full, short int) int {
 	return full
 }
 
-// leftOut is why a short run has no value of a slow figure.
-const leftOut = "a short run leaves it out, unless it is named"
-
 // slice is how long one contender runs in one round.
 func (b *bench) slice() time.Duration {
 	return time.Duration(b.pick(1200, 150)) * time.Millisecond
@@ -83,56 +81,61 @@ func (b *bench) logf(format string, args ...any) {
 // site is a migrated database of its own, with a pool on it.
 type site struct {
 	*pgxpool.Pool
-	name string
+	url  string // for connections that go past the pool's dialer
 	drop func()
-
-	dialDirect pgconn.DialFunc
 }
 
 // options say how a pool reaches its database.
 type options struct {
 	server string // a connection string. Defaults to the bench's
 	conns  int    // defaults to 8
-	dial   func(context.Context, string, string) (net.Conn, error)
-	setUp  []string // SQL run first, as the owner
+	dial   pgconn.DialFunc
+	setUp  string // SQL run first, as the owner
 }
 
 // open makes a database of its own, which the site's drop deletes.
-func (b *bench) open(ctx context.Context, o options) (s *site, err error) {
-	if o.server == "" {
-		o.server = b.connString
-	}
-	admin, err := pgx.Connect(ctx, o.server)
+func (b *bench) open(ctx context.Context, o options) (*site, error) {
+	o.server = cmp.Or(o.server, b.connString)
+	template, err := b.template(ctx, o.server)
 	if err != nil {
 		return nil, err
 	}
-	s = &site{name: b.newName()}
-	quoted := pgx.Identifier{s.name}.Sanitize()
-	template, err := b.template(ctx, admin, o.server)
-	if err == nil {
-		_, err = admin.Exec(ctx, "create database "+quoted+" template "+template)
-	}
-	if err != nil {
-		_ = admin.Close(ctx)
+	name := b.newName()
+	s := &site{url: pgserver.WithDatabase(o.server, name)}
+	if s.Pool, err = o.pool(ctx, s.url); err != nil {
 		return nil, err
 	}
 	s.drop = func() {
-		if s.Pool != nil {
-			s.Close()
-		}
-		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
-		defer cancel()
+		s.Close()
 		// Dropping is a checkpoint. A quick look leaves it to the end of the server.
 		if !b.short || !b.owned {
-			_, _ = admin.Exec(ctx, "drop database "+quoted+" with (force)")
+			dropDatabase(ctx, o.server, name)
 		}
-		_ = admin.Close(ctx)
 	}
-	if err := s.fill(ctx, o); err != nil {
+	err = execute(ctx, o.server, "create database "+name+" template "+template)
+	if err == nil {
+		err = execute(ctx, s.url, o.setUp)
+	}
+	if err != nil {
 		s.drop()
 		return nil, err
 	}
 	return s, nil
+}
+
+// pool has connections that stay, and no pings: only the contenders' own statements are measured.
+func (o options) pool(ctx context.Context, url string) (*pgxpool.Pool, error) {
+	cfg, err := pgxpool.ParseConfig(url)
+	if err != nil {
+		return nil, err
+	}
+	cfg.MaxConns = int32(cmp.Or(o.conns, 8))
+	cfg.MaxConnLifetime, cfg.MaxConnIdleTime, cfg.HealthCheckPeriod = time.Hour, time.Hour, time.Hour
+	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+	if o.dial != nil {
+		cfg.ConnConfig.DialFunc = o.dial
+	}
+	return pgxpool.NewWithConfig(ctx, cfg)
 }
 
 func (b *bench) newName() string {
@@ -141,28 +144,18 @@ func (b *bench) newName() string {
 }
 
 // template is a migrated database to copy, made for the first that wants one.
-func (b *bench) template(ctx context.Context, admin *pgx.Conn, server string) (string, error) {
+func (b *bench) template(ctx context.Context, server string) (string, error) {
 	if name, ok := b.templates[server]; ok {
 		return name, nil
 	}
-	cfg, err := pgxpool.ParseConfig(server)
-	if err != nil {
-		return "", err
-	}
-	cfg.ConnConfig.Database = b.newName()
-	quoted := pgx.Identifier{cfg.ConnConfig.Database}.Sanitize()
-	if _, err := admin.Exec(ctx, "create database "+quoted); err != nil {
+	name := b.newName()
+	if err := execute(ctx, server, "create database "+name); err != nil {
 		return "", err
 	}
 	if server == b.connString && !b.owned {
-		b.closers = append(b.closers, func() {
-			if conn, err := pgx.Connect(context.WithoutCancel(ctx), server); err == nil {
-				_, _ = conn.Exec(context.WithoutCancel(ctx), "drop database "+quoted+" with (force)")
-				_ = conn.Close(context.WithoutCancel(ctx))
-			}
-		})
+		b.closers = append(b.closers, func() { dropDatabase(ctx, server, name) })
 	}
-	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	pool, err := pgxpool.New(ctx, pgserver.WithDatabase(server, name))
 	if err != nil {
 		return "", err
 	}
@@ -170,63 +163,24 @@ func (b *bench) template(ctx context.Context, admin *pgx.Conn, server string) (s
 	if _, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true}); err != nil {
 		return "", err
 	}
-	b.templates[server] = quoted
-	return quoted, nil
+	b.templates[server] = name
+	return name, nil
 }
 
-// fill sets up and connects. The former goes past o.dial.
-func (s *site) fill(ctx context.Context, o options) error {
-	cfg, err := pgxpool.ParseConfig(o.server)
+// execute runs SQL on a connection of its own.
+func execute(ctx context.Context, url, sql string) error {
+	conn, err := pgx.Connect(ctx, url)
 	if err != nil {
 		return err
 	}
-	cfg.ConnConfig.Database = s.name
-	direct, err := pgx.ConnectConfig(ctx, cfg.ConnConfig.Copy())
-	if err != nil {
-		return err
-	}
-	defer direct.Close(context.WithoutCancel(ctx))
-	for _, sql := range o.setUp {
-		if _, err := direct.Exec(ctx, sql); err != nil {
-			return err
-		}
-	}
-	cfg.MaxConns = int32(o.conns)
-	if o.conns == 0 {
-		cfg.MaxConns = 8
-	}
-	// Connections that stay, and no pings: only the contenders' own statements are measured.
-	cfg.MaxConnLifetime, cfg.MaxConnIdleTime, cfg.HealthCheckPeriod = time.Hour, time.Hour, time.Hour
-	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
-	s.dialDirect = cfg.ConnConfig.DialFunc
-	if o.dial != nil {
-		cfg.ConnConfig.DialFunc = o.dial
-	}
-	s.Pool, err = pgxpool.NewWithConfig(ctx, cfg)
+	defer conn.Close(context.WithoutCancel(ctx))
+	_, err = conn.Exec(ctx, sql)
 	return err
 }
 
-// direct is how to reach the database past the pool's dialer.
-func (s *site) direct() *pgx.ConnConfig {
-	cfg := s.Config().ConnConfig.Copy()
-	cfg.DialFunc = s.dialDirect
-	return cfg
-}
-
-// connect opens all connections of the pool.
-func (s *site) connect(ctx context.Context) error {
-	conns := make([]*pgxpool.Conn, 0, s.Config().MaxConns)
-	defer func() {
-		for _, c := range conns {
-			c.Release()
-		}
-	}()
-	for range s.Config().MaxConns {
-		c, err := s.Acquire(ctx)
-		if err != nil {
-			return err
-		}
-		conns = append(conns, c)
-	}
-	return nil
+// dropDatabase does so after an interrupt, too.
+func dropDatabase(ctx context.Context, server, name string) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
+	defer cancel()
+	_ = execute(ctx, server, "drop database if exists "+name+" with (force)")
 }

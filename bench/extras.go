@@ -7,6 +7,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	sdkmetric "go.opentelemetry.io/otel/sdk/metric"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
+	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
@@ -16,53 +17,46 @@ import (
 // thresholdFigures are the costs of thresholds to a charge that crosses none.
 var thresholdFigures = []figure{
 	{"charge_thresholds_vs_without", "times as long", atMost(1.02), "one client, a charge over 1,000 scopes whose limit has two thresholds that are far, against one without",
-		thresholdCost(chargeBy(false))},
-	{"charge_bound_thresholds_vs_without", "times as long", atMost(1.02), "the same by charges that ask for no standing, which a bound lets in",
-		thresholdCost(chargeBy(true))},
+		thresholdCost(charging(false))},
+	{"charge_bound_thresholds_vs_without", "times as long", atMost(1.02), boundMeaning,
+		thresholdCost(charging(true))},
 	{"command_thresholds_vs_without", "times as long", atMost(1.02), "the same by bare commands",
-		thresholdCost(func(ctx context.Context, client *metered.Client, _ *kit, c budget.Charge) error {
-			_, err := metered.Do[string](ctx, client, metered.Command{ID: metered.NewID(), Charges: []budget.Charge{c}}, nil)
+		thresholdCost(func(ctx context.Context, k *kit, c budget.Charge) error {
+			_, err := metered.Do[string](ctx, k.client, metered.Command{ID: metered.NewID(), Charges: []budget.Charge{c}}, nil)
 			return err
 		}),
 	},
 }
 
-type charger func(context.Context, *metered.Client, *kit, budget.Charge) error
-
-func chargeBy(quiet bool) charger {
-	return func(ctx context.Context, client *metered.Client, k *kit, c budget.Charge) error {
+func charging(quiet bool) func(context.Context, *kit, budget.Charge) error {
+	return func(ctx context.Context, k *kit, c budget.Charge) error {
 		c.NoStandings = quiet
-		return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			_, err := client.Budget.Charge(ctx, tx, c)
-			return err
-		})
+		return k.charge(ctx, c)
 	}
 }
 
 // thresholdCost compares charges with thresholds to charges without, on one database, each with scopes of its own.
-func thresholdCost(charge charger) func(context.Context, *bench) (samples, error) {
-	return on(options{conns: 2}, oneOf(1000), func(ctx context.Context, b *bench, k *kit) (samples, error) {
+func thresholdCost(charge func(context.Context, *kit, budget.Charge) error) func(context.Context, *bench) (samples, error) {
+	return on(options{conns: 2}, inTurn(1000), func(ctx context.Context, b *bench, k *kit) (s samples, err error) {
 		limit := roomy[0].Tell(budget.Threshold{Name: "80%", Percent: 80}, budget.Threshold{Name: "used up"})
-		telling, err := metered.New(k.Pool, metered.Config{River: k.queue, LockTimeout: time.Minute,
+		k.client, err = metered.New(k.Pool, metered.Config{River: k.queue, LockTimeout: time.Minute,
 			OnThreshold: func(context.Context, pgx.Tx, budget.Crossing) error { return nil }})
 		if err != nil {
-			return samples{}, err
+			return s, err
 		}
 		by := func(name, prefix string, limits ...budget.Limit) contender {
 			return k.does(name, func(ctx context.Context) error {
-				return charge(ctx, telling, k, budget.Charge{Scope: prefix + k.scope(), Amount: 1, Limits: limits})
+				return charge(ctx, k, budget.Charge{Scope: prefix + k.scope(), Amount: 1, Limits: limits})
 			})
 		}
 		with, without := by("with", "a", limit), by("without", "b", roomy...)
-		for i := range 1000 { // so that all scopes have entries
-			for prefix, limits := range map[string][]budget.Limit{"a": {limit}, "b": roomy} {
-				if err := charge(ctx, telling, k, budget.Charge{Scope: prefix + scopeName(i), Amount: 1, Limits: limits}); err != nil {
-					return samples{}, err
-				}
+		for _, c := range []contender{with, without} { // so that all scopes have entries
+			if _, _, err := drive(ctx, c.op, 1, time.Hour, 1000); err != nil {
+				return s, err
 			}
 		}
-		out, err := b.sequential(with, without).run(ctx, b)
-		return out.cost("with", "without"), err
+		k.scope = oneOf(1000)
+		return b.cost(ctx, with, without)
 	})
 }
 
@@ -75,7 +69,8 @@ var observerFigures = []figure{
 // observerCost compares commands with an observer that traces one in 100 to commands without one, on one database.
 func observerCost(ctx context.Context, b *bench, k *kit) (samples, error) {
 	meters := sdkmetric.NewMeterProvider(sdkmetric.WithReader(sdkmetric.NewManualReader()))
-	tracers := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.TraceIDRatioBased(0.01)), sdktrace.WithSpanProcessor(dropped{}))
+	tracers := sdktrace.NewTracerProvider(sdktrace.WithSampler(sdktrace.TraceIDRatioBased(0.01)), sdktrace.WithBatcher(tracetest.NewNoopExporter()))
+	defer func() { _ = tracers.Shutdown(context.WithoutCancel(ctx)) }()
 	observer, err := otelmetered.New(otelmetered.Config{MeterProvider: meters, TracerProvider: tracers})
 	if err != nil {
 		return samples{}, err
@@ -85,18 +80,9 @@ func observerCost(ctx context.Context, b *bench, k *kit) (samples, error) {
 		return samples{}, err
 	}
 	by := func(name string, client *metered.Client) contender {
-		c := k.commandBy(client)
+		c := k.commandBy(client, false)
 		c.name, c.site = name, k.site
 		return c
 	}
-	out, err := b.sequential(by("on", observed), by("off", k.client)).run(ctx, b)
-	return out.cost("on", "off"), err
+	return b.cost(ctx, by("on", observed), by("off", k.client))
 }
-
-// dropped takes spans as an exporter's batch does, and drops them.
-type dropped struct{}
-
-func (dropped) OnStart(context.Context, sdktrace.ReadWriteSpan) {}
-func (dropped) OnEnd(sdktrace.ReadOnlySpan)                     {}
-func (dropped) Shutdown(context.Context) error                  { return nil }
-func (dropped) ForceFlush(context.Context) error                { return nil }

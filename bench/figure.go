@@ -51,9 +51,14 @@ func (g goal) met(value float64) bool {
 type samples struct {
 	values []float64
 	note   string    // a remark beside the value
-	notRun string    // why there is no value
+	notRun notRun    // why there is no value
 	where  []profile // where the time went, of each contender
 }
+
+// notRun is why there is no value. A figure that returns it did not fail.
+type notRun string
+
+func (why notRun) Error() string { return string(why) }
 
 // result is a figure with its samples.
 type result struct {
@@ -126,7 +131,7 @@ func printTable(w io.Writer, results []result) {
 	}
 	t.Flush()
 	for _, r := range results {
-		if text := r.notRun + r.note; text != "" {
+		if text := string(r.notRun) + r.note; text != "" {
 			fmt.Fprintf(w, "  %s: %s\n", r.name, text)
 		}
 	}

@@ -63,8 +63,7 @@ func TestResult_IsTheMedianJudgedByTheGoal(t *testing.T) {
 
 func TestPrintMisses_ShowsWhereTheTimeOfEachMissWent(t *testing.T) {
 	t.Parallel()
-	cpu := 5.0
-	where := []profile{{contender: "slow", rate: 100, backendMicros: &cpu}}
+	where := []profile{{contender: "slow", rate: 100, backendMicros: 5}}
 	var out strings.Builder
 	printMisses(&out, []result{
 		{figure{name: "missed", goal: atLeast(1)}, samples{values: []float64{0.5}, where: where}},

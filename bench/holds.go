@@ -153,8 +153,7 @@ func amongHolds(ended bool, call func(k *kit, ctx context.Context, scope string)
 		if err := k.loadHolds(ctx, "many", many, later); err != nil {
 			return samples{}, err
 		}
-		turns := b.sequential()
-		for turn := range turns.rounds + 1 {
+		for turn := range b.sequential().rounds + 1 {
 			if err := k.loadHolds(ctx, fmt.Sprint("ten-", turn), 10, later); err != nil {
 				return samples{}, err
 			}
@@ -163,37 +162,31 @@ func amongHolds(ended bool, call func(k *kit, ctx context.Context, scope string)
 			return samples{}, err
 		}
 		if ended {
-			old, err := pgx.ConnectConfig(ctx, k.direct())
+			old, err := pgx.Connect(ctx, k.url)
 			if err != nil {
 				return samples{}, err
 			}
 			defer func() { _ = old.Close(context.WithoutCancel(ctx)) }()
-			for _, sql := range []string{"begin isolation level repeatable read", "select 1 from metered.holds limit 1"} {
-				if _, err := old.Exec(ctx, sql); err != nil {
-					return samples{}, err
-				}
+			if _, err := old.Exec(ctx, "begin isolation level repeatable read; select 1 from metered.holds limit 1"); err != nil {
+				return samples{}, err
 			}
 			const few, rest = 10, 500
 			if _, err := k.Exec(ctx, endHoldsSQL, "many", few+rest); err != nil {
 				return samples{}, err
 			}
-			ids := make([]string, 0, rest)
 			for i := many - few - rest; i < many-few; i++ {
-				ids = append(ids, fmt.Sprint("load-many-", i+1))
-			}
-			if err := k.releaseAll(ctx, ids); err != nil {
-				return samples{}, err
+				if err := k.release(ctx, fmt.Sprint("load-many-", i+1)); err != nil {
+					return samples{}, err
+				}
 			}
 		}
 		calls := 0
-		a := k.does(fmt.Sprintf("among %d", many), func(ctx context.Context) error { return call(k, ctx, "many") })
-		z := k.does("among 10", func(ctx context.Context) error {
+		amongMany := k.does(fmt.Sprintf("among %d", many), func(ctx context.Context) error { return call(k, ctx, "many") })
+		amongTen := k.does("among 10", func(ctx context.Context) error {
 			calls++
-			return call(k, ctx, fmt.Sprint("ten-", (calls-1)/turns.count))
+			return call(k, ctx, fmt.Sprint("ten-", (calls-1)/shortTurn))
 		})
-		turns.contenders = []contender{a, z}
-		out, err := turns.run(ctx, b)
-		return out.cost(a.name, z.name), err
+		return b.cost(ctx, amongMany, amongTen)
 	})
 }
 
@@ -202,15 +195,15 @@ func amongHolds(ended bool, call func(k *kit, ctx context.Context, scope string)
 func sweepRate(ctx context.Context, b *bench, k *kit) (samples, error) {
 	n := b.pick(5000, 1000)
 	rounds := 0
-	load := func(each int, due time.Duration) func(context.Context, int) (int, error) {
-		return func(ctx context.Context, ops int) (int, error) {
+	load := func(each int, due time.Duration) func(context.Context, int) error {
+		return func(ctx context.Context, _ int) error {
 			rounds++
 			for i := range 10 {
 				if err := k.loadHolds(ctx, fmt.Sprintf("%d/%d", rounds, i), each, time.Now().Add(due)); err != nil {
-					return 0, err
+					return err
 				}
 			}
-			return ops, nil
+			return nil
 		}
 	}
 	sweep := k.does("sweep", func(ctx context.Context) error {
@@ -221,11 +214,12 @@ func sweepRate(ctx context.Context, b *bench, k *kit) (samples, error) {
 		return err
 	})
 	release := k.does("release", func(ctx context.Context) error {
-		var ids []string
 		for i := range n / 10 {
-			ids = append(ids, fmt.Sprintf("load-%d/%d-%d", rounds, i%10, i/10+1))
+			if err := k.release(ctx, fmt.Sprintf("load-%d/%d-%d", rounds, i%10, i/10+1)); err != nil {
+				return err
+			}
 		}
-		return k.releaseAll(ctx, ids)
+		return nil
 	})
 	sweep.stock, release.stock = load(n/10, -time.Hour), load(n/100, time.Hour)
 	out, err := comparison{contenders: []contender{sweep, release}, clients: 1, count: 1, rounds: b.pick(5, 2)}.run(ctx, b)
@@ -234,16 +228,9 @@ func sweepRate(ctx context.Context, b *bench, k *kit) (samples, error) {
 	return s, err
 }
 
-// releaseAll releases holds one by one.
-func (k *kit) releaseAll(ctx context.Context, ids []string) error {
-	for _, id := range ids {
-		err := pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			_, err := k.client.Holds.Release(ctx, tx, holds.Release{IDs: []string{id}})
-			return err
-		})
-		if err != nil {
-			return err
-		}
-	}
-	return nil
+func (k *kit) release(ctx context.Context, id string) error {
+	return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
+		_, err := k.client.Holds.Release(ctx, tx, holds.Release{IDs: []string{id}})
+		return err
+	})
 }

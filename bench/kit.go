@@ -1,10 +1,12 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"hash/fnv"
 	"math/rand/v2"
+	"slices"
 	"sync/atomic"
 	"time"
 
@@ -34,10 +36,10 @@ type kit struct {
 }
 
 // floorSeq is where those contenders take an entry's seq that keep no chain.
-const floorSeq = `create sequence metered.bench_seq cache 32`
+const floorSeq = `create sequence metered.bench_seq cache 32;`
 
 func (b *bench) kit(ctx context.Context, o options, scope func() string) (*kit, error) {
-	o.setUp = append([]string{floorSeq, counterTableSQL, counterRowsSQL, counterSQL}, o.setUp...)
+	o.setUp = floorSeq + counterSQL + o.setUp
 	s, err := b.open(ctx, o)
 	if err != nil {
 		return nil, err
@@ -59,26 +61,24 @@ func (k *kit) setUp(cfg *river.Config) (err error) {
 	return err
 }
 
-// stockTokens mints until n tokens are unspent, and returns how many are.
-func (k *kit) stockTokens(ctx context.Context, n int) (int, error) {
+// stockTokens mints until n tokens are unspent.
+func (k *kit) stockTokens(ctx context.Context, n int) error {
 	spent := min(int(k.spent.Load()), len(k.minted))
 	k.minted = k.minted[spent:]
 	k.spent.Store(0)
 	for len(k.minted) < n {
-		mints := make([]tokens.Mint, min(n-len(k.minted), 1000))
-		for i := range mints {
-			mints[i] = tokens.Mint{Purpose: "work", Subject: "bench", TTL: 24 * time.Hour}
-		}
+		mint := tokens.Mint{Purpose: "work", Subject: "bench", TTL: 24 * time.Hour}
+		mints := slices.Repeat([]tokens.Mint{mint}, min(n-len(k.minted), 1000))
 		err := pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
 			minted, err := k.client.Tokens.MintMany(ctx, tx, mints)
 			k.minted = append(k.minted, minted...)
 			return err
 		})
 		if err != nil {
-			return 0, err
+			return err
 		}
 	}
-	return len(k.minted), nil
+	return nil
 }
 
 func (k *kit) takeToken() (tokens.Minted, error) {
@@ -97,9 +97,7 @@ type entry struct {
 
 // compare opens a kit for each entry, runs them in turns, and drops the kits.
 func (b *bench) compare(ctx context.Context, c comparison, o options, scope func() string, entries ...entry) (outcome, error) {
-	if o.conns == 0 {
-		o.conns = c.clients
-	}
+	o.conns = cmp.Or(o.conns, c.clients)
 	cons, drop, err := b.contenders(ctx, o, scope, entries...)
 	if err != nil {
 		return outcome{}, err
@@ -183,10 +181,23 @@ func (b *bench) concurrent(clients int) comparison {
 
 // rates is a figure by 8 clients: the rate of the first contender by that of the second.
 func rates(name string, g goal, meaning string, scope func() string, entries ...entry) figure {
+	return ratio(name, g, meaning, entries[0].name, entries[1].name, func(b *bench, ctx context.Context) (outcome, error) {
+		return b.compare(ctx, b.concurrent(8), options{}, scope, entries...)
+	})
+}
+
+// ratio is a figure read from a comparison: the rate of contender one by that of other.
+func ratio(name string, g goal, meaning, one, other string, compare func(*bench, context.Context) (outcome, error)) figure {
 	return figure{name: name, unit: "times the rate", goal: g, meaning: meaning, measure: func(ctx context.Context, b *bench) (samples, error) {
-		out, err := b.compare(ctx, b.concurrent(8), options{}, scope, entries...)
-		return out.ratio(entries[0].name, entries[1].name), err
+		out, err := compare(b, ctx)
+		return out.ratio(one, other), err
 	}}
+}
+
+// cost is the time of one by that of other, by one client.
+func (b *bench) cost(ctx context.Context, one, other contender) (samples, error) {
+	out, err := b.sequential(one, other).run(ctx, b)
+	return out.cost(one.name, other.name), err
 }
 
 // costs is a figure by one client: the time of the first contender by that of the second.

@@ -13,34 +13,26 @@ import (
 )
 
 var leaseFigures = []figure{
-	leaseFigure("lease_hot_vs_unlocked_floor", atLeast(0.7), 8, "floor",
-		"charges/s from leases of one scope, 8 clients, against the bare insert of the same rows: no lock, no check"),
-	leaseFigure("lease_hot_64_vs_unlocked_floor", atLeast(0.7), 64, "floor", "the same with 64 clients"),
-	leaseFigure("lease_hot_vs_direct", atLeast(5), 8, "direct", "charges/s from leases of one scope, 8 clients, against direct charges of it"),
-	leaseFigure("lease_hot_vs_counter_row", atLeast(4), 8, "counter",
-		"the same against a counter by hand: an UPDATE of one hot row where it fits, and an INSERT, in one function"),
-	hotFigure("command_hot_rtt1_leased_vs_unlocked_floor", atLeast(0.65), "leased", "floor",
-		"whole commands/s that charge from leases, one scope, 32 clients, 1 ms round trip, against floor without any lock"),
-	{"command_hot_commit2ms_leased_vs_plain", "times the rate", atLeast(6), "whole commands/s that charge from leases against plain ones, one scope, 64 clients, commits slowed to 2 ms",
-		func(ctx context.Context, b *bench) (samples, error) {
-			return b.withSlowCommits(ctx, b.pick(5, 2), entry{"leased", commandLeased}, entry{"plain", commandMetered}, entry{"floor", commandFloor})
-		},
-	},
-}
-
-func leaseFigure(name string, g goal, clients int, against, meaning string) figure {
-	return figure{name: name, unit: "times the rate", goal: g, meaning: meaning, measure: func(ctx context.Context, b *bench) (samples, error) {
-		out, err := b.leased(ctx, clients)
-		return out.ratio("leased", against), err
-	}}
+	ratio("lease_hot_vs_unlocked_floor", atLeast(0.7), "charges/s from leases of one scope, 8 clients, against the bare insert of the same rows: no lock, no check",
+		"leased", "floor", leased(8)),
+	ratio("lease_hot_64_vs_unlocked_floor", atLeast(0.7), "the same with 64 clients", "leased", "floor", leased(64)),
+	ratio("lease_hot_vs_direct", atLeast(5), "charges/s from leases of one scope, 8 clients, against direct charges of it", "leased", "direct", leased(8)),
+	ratio("lease_hot_vs_counter_row", atLeast(4), "the same against a counter by hand: an UPDATE of one hot row where it fits, and an INSERT, in one function",
+		"leased", "counter", leased(8)),
+	ratio("command_hot_rtt1_leased_vs_unlocked_floor", atLeast(0.65), "whole commands/s that charge from leases, one scope, 32 clients, 1 ms round trip, against floor without any lock",
+		"leased", "floor", (*bench).hot),
+	slowCommits("command_hot_commit2ms_leased_vs_plain", atLeast(6), "whole commands/s that charge from leases against plain ones, one scope, 64 clients, commits slowed to 2 ms",
+		entry{"leased", commandLeased}, entry{"plain", commandMetered}, entry{"floor", commandFloor}),
 }
 
 // leased is charges of one scope by so many clients: from leases, directly, and unchecked.
-func (b *bench) leased(ctx context.Context, clients int) (outcome, error) {
-	return share(b, fmt.Sprint("leased ", clients), func() (outcome, error) {
-		return b.compare(ctx, b.concurrent(clients), options{}, hotScope,
-			entry{"leased", chargeLeased}, entry{"floor", spendFloor}, entry{"direct", chargeMetered}, entry{"counter", chargeCounter})
-	})
+func leased(clients int) func(*bench, context.Context) (outcome, error) {
+	return func(b *bench, ctx context.Context) (outcome, error) {
+		return share(b, fmt.Sprint("leased ", clients), func() (outcome, error) {
+			return b.compare(ctx, b.concurrent(clients), options{}, hotScope,
+				entry{"leased", chargeLeased}, entry{"floor", spendFloor}, entry{"direct", chargeMetered}, entry{"counter", chargeCounter})
+		})
+	}
 }
 
 // lease is a Pool for all scopes, until the kit is dropped.
@@ -76,7 +68,7 @@ func chargeLeased(k *kit) contender {
 		if failed != nil {
 			return failed
 		}
-		_, err := p.Charge(ctx, tx, budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy})
+		_, err := p.Charge(ctx, tx, unit(k.scope()))
 		return err
 	})
 }
@@ -102,7 +94,7 @@ func commandLeased(k *kit) contender {
 	if err != nil {
 		return contender{op: func(context.Context, int) error { return err }}
 	}
-	return k.commandBy(client)
+	return k.commandBy(client, false)
 }
 
 var carveFigures = []figure{{"carve_two_clusters", "times the rate", atLeast(1.8), "commands/s of two servers under one budget, half of it carved for the second, against those of one, 32 clients each, commits slowed to 2 ms",
@@ -115,9 +107,6 @@ func twoClusters(ctx context.Context, b *bench) (samples, error) {
 	var kits [2]*kit
 	for i := range kits {
 		server, err := slowServer(ctx, b)
-		if err != nil && ctx.Err() == nil {
-			return samples{notRun: "needs servers of its own: " + err.Error()}, nil
-		}
 		if err != nil {
 			return samples{}, err
 		}
@@ -150,19 +139,17 @@ func twoClusters(ctx context.Context, b *bench) (samples, error) {
 // carveHalf gives the first database a budget, and half of it to the second. How it gets there is not measured.
 func carveHalf(ctx context.Context, kits [2]*kit) error {
 	const all = 1 << 40
-	var carvers [2]*leases.Carver
-	for i, k := range kits {
-		var err error
-		if carvers[i], err = leases.NewCarver(k.client.Budget); err != nil {
-			return err
-		}
+	ledger := kits[0].client.Budget
+	carver, err := leases.NewCarver(ledger)
+	if err != nil {
+		return err
 	}
 	var l leases.Lease
-	err := pgx.BeginFunc(ctx, kits[0], func(tx pgx.Tx) (err error) {
-		if _, err = kits[0].client.Budget.Credit(ctx, tx, budget.Credit{Scope: "acme", Amount: all}); err != nil {
+	err = pgx.BeginFunc(ctx, kits[0], func(tx pgx.Tx) (err error) {
+		if _, err = ledger.Credit(ctx, tx, budget.Credit{Scope: "acme", Amount: all}); err != nil {
 			return err
 		}
-		l, err = carvers[0].Carve(ctx, tx, leases.Carving{
+		l, err = carver.Carve(ctx, tx, leases.Carving{
 			Child: "acme/away", Away: true, TTL: time.Hour,
 			From: budget.Charge{Scope: "acme", Amount: all / 2, Limits: []budget.Limit{budget.Prepaid(0)}},
 		})
@@ -172,7 +159,7 @@ func carveHalf(ctx context.Context, kits [2]*kit) error {
 		return err
 	}
 	return pgx.BeginFunc(ctx, kits[1], func(tx pgx.Tx) error {
-		_, err := carvers[1].Receive(ctx, tx, leases.Lease{Child: l.Child, Granted: l.Granted, EndsAt: l.EndsAt}, budget.Note{})
+		_, err := carver.Receive(ctx, tx, leases.Lease{Child: l.Child, Granted: l.Granted, EndsAt: l.EndsAt}, budget.Note{})
 		return err
 	})
 }

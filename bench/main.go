@@ -88,8 +88,11 @@ func (b *bench) measure(ctx context.Context, picked []figure) ([]result, error) 
 			break
 		}
 		if err != nil {
+			s = samples{}
+		}
+		if err != nil && !errors.As(err, &s.notRun) {
 			failed = append(failed, fmt.Errorf("%s: %w", f.name, err))
-			s = samples{notRun: "failed: " + err.Error()}
+			s.notRun = notRun("failed: " + err.Error())
 		}
 		r := result{f, s}
 		results = append(results, r)

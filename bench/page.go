@@ -10,8 +10,6 @@ import (
 	"net/url"
 	"time"
 
-	"github.com/jackc/pgx/v5"
-
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/console"
@@ -41,7 +39,7 @@ func slowestPage(ctx context.Context, b *bench, k *kit) (s samples, err error) {
 	loaded := make(chan error, 1)
 	go func() {
 		const clients = 2 // more would take all of a small machine, and be measured themselves
-		_, _, err := drive(loading, k.command, clients, time.Hour, -1)
+		_, _, err := drive(loading, k.command, clients, time.Hour, 0)
 		loaded <- err
 	}()
 	defer func() {
@@ -58,8 +56,8 @@ func slowestPage(ctx context.Context, b *bench, k *kit) (s samples, err error) {
 		var took []float64
 		for range b.pick(15, 3) {
 			began := time.Now()
-			if err := fetch(ctx, server.URL+"/"+name); err != nil {
-				return s, fmt.Errorf("%q: %w", name, err)
+			if _, err := ask(ctx, server.Client(), http.MethodGet, server.URL+"/"+name, nil, http.StatusOK); err != nil {
+				return s, err
 			}
 			took = append(took, float64(time.Since(began).Microseconds())/1000)
 		}
@@ -70,38 +68,33 @@ func slowestPage(ctx context.Context, b *bench, k *kit) (s samples, err error) {
 	return s, nil
 }
 
-func fetch(ctx context.Context, address string) error {
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, address, nil)
+// ask sends a request, and returns the body of the answer that is wanted. The cookie may be nil.
+func ask(ctx context.Context, client *http.Client, method, address string, cookie *http.Cookie, want int) (string, error) {
+	request, err := http.NewRequestWithContext(ctx, method, address, nil)
 	if err != nil {
-		return err
+		return "", err
 	}
-	response, err := http.DefaultClient.Do(request)
+	if cookie != nil {
+		request.AddCookie(cookie)
+	}
+	response, err := client.Do(request)
 	if err != nil {
-		return err
+		return "", err
 	}
 	defer response.Body.Close()
-	if response.StatusCode != http.StatusOK {
-		return errors.New(response.Status)
+	body, err := io.ReadAll(response.Body)
+	if err == nil && response.StatusCode != want {
+		err = fmt.Errorf("%s %s: %s: %s", method, address, response.Status, body)
 	}
-	_, err = io.Copy(io.Discard, response.Body)
-	return err
+	return string(body), err
 }
 
 // crowd makes the entries that the page has to find its way in.
 func (k *kit) crowd(ctx context.Context, times int) error {
-	for range times {
-		for from := 0; from < pageScopes; from += bounds.MaxBatch {
-			charges := make([]budget.Charge, bounds.MaxBatch)
-			for i := range charges {
-				charges[i] = budget.Charge{Scope: scopeName(from + i), Amount: 1}
-			}
-			err := pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-				_, err := k.client.Budget.ChargeEach(ctx, tx, charges...)
-				return err
-			})
-			if err != nil {
-				return err
-			}
+	scopes := inTurn(pageScopes)
+	for range times * pageScopes / bounds.MaxBatch {
+		if err := k.chargeEach(ctx, units(bounds.MaxBatch, scopes)); err != nil {
+			return err
 		}
 	}
 	_, err := k.Exec(ctx, "vacuum analyze metered.ledger")
@@ -110,8 +103,6 @@ func (k *kit) crowd(ctx context.Context, times int) error {
 
 // command is the load: a charge that is recorded.
 func (k *kit) command(ctx context.Context, _ int) error {
-	_, err := metered.Do(ctx, k.client, metered.Command{
-		ID: metered.NewID(), Name: "work", Charges: []budget.Charge{{Scope: k.scope(), Amount: 1, Limits: roomy}},
-	}, func(context.Context, *metered.Tx) (struct{}, error) { return struct{}{}, nil })
+	_, err := metered.Do[any](ctx, k.client, metered.Command{ID: metered.NewID(), Name: "work", Charges: units(1, k.scope)}, nil)
 	return err
 }

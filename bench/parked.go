@@ -155,10 +155,7 @@ func parkedStart(ctx context.Context, b *bench, k *kit) (samples, error) {
 					return err
 				})
 				if err == nil {
-					err = pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-						_, err := k.client.Holds.Release(ctx, tx, holds.Release{IDs: []string{scope}})
-						return err
-					})
+					err = k.release(ctx, scope)
 				}
 				if err != nil {
 					return err
@@ -201,13 +198,13 @@ func startNext(n int) func(*kit) contender {
 			}
 			return err
 		})
-		c.stock = func(ctx context.Context, most int) (_ int, err error) {
+		c.stock = func(ctx context.Context, _ int) (err error) {
 			if running == nil {
 				if running, err = k.park(ctx, n, n/100); err == nil {
 					_, err = k.Exec(ctx, "vacuum analyze metered.parked_jobs, river_job, metered.holds, metered.ledger")
 				}
 			}
-			return most, err
+			return err
 		}
 		return c
 	}
@@ -265,12 +262,7 @@ func gatedVsSnooze(ctx context.Context, b *bench) (samples, error) {
 				} else if err != nil {
 					return err
 				}
-				defer func() {
-					_ = pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-						_, err := k.client.Holds.Release(ctx, tx, holds.Release{IDs: []string{request.ID}})
-						return err
-					})
-				}()
+				defer func() { _ = k.release(ctx, request.ID) }()
 			}
 			time.Sleep(50 * time.Millisecond)
 			if done.Add(1) == int64(n) {

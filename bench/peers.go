@@ -12,10 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-const (
-	lessDurable = "the last second may be lost"
-	redisFix    = "redis-server is not on PATH. To have this row: apt-get install redis-server (Debian, Ubuntu), brew install redis (macOS)"
-)
+const noRedis = notRun("redis-server is not on PATH. To have this row: apt-get install redis-server (Debian, Ubuntu), brew install redis (macOS)")
 
 // redisServer is one of our own, reached by a socket in a directory of its own.
 type redisServer struct {
@@ -24,7 +21,11 @@ type redisServer struct {
 	client *redis.Client
 }
 
-func startRedis(ctx context.Context, program string) (*redisServer, error) {
+func startRedis(ctx context.Context) (*redisServer, error) {
+	program, err := exec.LookPath("redis-server")
+	if err != nil {
+		return nil, noRedis
+	}
 	dir, err := os.MkdirTemp("", "metered-redis-")
 	if err != nil {
 		return nil, err

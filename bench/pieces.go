@@ -72,18 +72,14 @@ func enqueue(keyed bool) func(*kit) contender {
 func bytesPerCharge(ctx context.Context, b *bench, k *kit) (samples, error) {
 	const perTx = 200
 	charges := b.pick(60_000, 6_000)
-	for range charges / perTx {
-		err := pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-			for range perTx {
-				if _, err := k.client.Budget.Charge(ctx, tx, budget.Charge{Scope: k.scope(), Amount: 1, Limits: roomy}); err != nil {
-					return err
-				}
-			}
-			return nil
-		})
-		if err != nil {
-			return samples{}, err
+	many := k.inTx(func(ctx context.Context, tx pgx.Tx) (err error) {
+		for n := 0; n < perTx && err == nil; n++ {
+			_, err = k.client.Budget.Charge(ctx, tx, unit(k.scope()))
 		}
+		return err
+	})
+	if _, _, err := drive(ctx, many.op, 1, time.Hour, charges/perTx); err != nil {
+		return samples{}, err
 	}
 	var rows, heap, indexes, row float64
 	err := k.QueryRow(ctx, `
@@ -103,12 +99,12 @@ const deleteSQL = `delete from metered.ledger where scope = $1 and seq > $2 and 
 func purgeRate(ctx context.Context, b *bench, k *kit) (samples, error) {
 	const batch = 5000
 	entries := b.pick(100_000, 20_000)
-	load := func(ctx context.Context, n int) (int, error) {
+	load := func(ctx context.Context, _ int) error {
 		if _, err := k.Exec(ctx, "vacuum metered.ledger"); err != nil {
-			return 0, err
+			return err
 		}
 		_, err := k.Exec(ctx, loadChainSQL, "chain", entries, 2*time.Hour)
-		return n, err
+		return err
 	}
 	purge := k.does("purge", func(ctx context.Context) error {
 		report, err := k.client.Budget.Purge(ctx, k.Pool, budget.PurgeOptions{OlderThan: time.Hour, Scope: "chain", Batch: batch})
@@ -171,10 +167,8 @@ func refusalFlood(ctx context.Context, b *bench, k *kit) (samples, error) {
 	if err != nil {
 		return samples{}, err
 	}
-	pool := k.Stat()
-	opened := pool.NewConnsCount() - began
 	return samples{
-		values: []float64{float64(opened)},
+		values: []float64{float64(k.Stat().NewConnsCount() - began)},
 		note:   fmt.Sprintf("%d refusals in %.1f s, half of them in the flush of COMMIT", count, seconds),
 	}, nil
 }

@@ -19,7 +19,6 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered"
-	"github.com/pgmetered/metered/internal/pgserver"
 )
 
 var seatFigures = []figure{
@@ -38,7 +37,7 @@ const (
 // their answers take. It gives each seat back after a while, so that 500 seats are enough. Some browsers watch.
 func seatsOverHTTP(ctx context.Context, b *bench) (out samples, err error) {
 	if !b.thorough {
-		return samples{notRun: leftOut}, nil
+		return samples{}, notRun("a short run leaves it out, unless it is named")
 	}
 	s, err := b.open(ctx, options{})
 	if err != nil {
@@ -55,7 +54,7 @@ func seatsOverHTTP(ctx context.Context, b *bench) (out samples, err error) {
 		return out, err
 	}
 	defer os.RemoveAll(dir)
-	if err := h.start(ctx, filepath.Join(dir, "seats"), pgserver.WithDatabase(b.connString, s.name)); err != nil {
+	if err := h.start(ctx, filepath.Join(dir, "seats"), s.url); err != nil {
 		return out, err
 	}
 	warm, holds := seatsRate*b.pick(5, 1), seatsRate*b.pick(60, 5)
@@ -73,10 +72,12 @@ func seatsOverHTTP(ctx context.Context, b *bench) (out samples, err error) {
 		return out, err
 	}
 	defer w.close()
-	stopWatch := w.start(ctx, true)
+	if err := w.note(ctx, 0, false); err != nil {
+		return out, err
+	}
 	loadBefore := machineLoad()
 	l, err := h.load(ctx, warm, holds)
-	if err := errors.Join(err, stopWatch(len(l.hold))); err != nil {
+	if err := errors.Join(err, w.note(ctx, len(l.hold), true)); err != nil {
 		return out, err
 	}
 	out.where = []profile{w.profile([]float64{float64(len(l.hold)) / l.seconds})}
@@ -232,7 +233,7 @@ func (h *seatsHall) holdAndCancel(ctx context.Context, i int, at time.Time) (hel
 		return 0, 0, ctx.Err()
 	}
 	cookie := h.cookies[i/seatsUserMax]
-	hold, err := h.ask(ctx, http.MethodPost, h.bases[i%2]+"/api/events/"+h.event+"/seats/"+seat+"/hold", cookie, http.StatusCreated)
+	answer, err := ask(ctx, h.client, http.MethodPost, h.bases[i%2]+"/api/events/"+h.event+"/seats/"+seat+"/hold", cookie, http.StatusCreated)
 	held = time.Since(at).Seconds() * 1000
 	if err != nil {
 		return 0, 0, err
@@ -240,30 +241,11 @@ func (h *seatsHall) holdAndCancel(ctx context.Context, i int, at time.Time) (hel
 	if err := wait(ctx, seatsKept); err != nil {
 		return 0, 0, err
 	}
+	_, rest, _ := strings.Cut(answer, `"hold_id":"`)
+	hold, _, _ := strings.Cut(rest, `"`)
 	began := time.Now()
-	_, err = h.ask(ctx, http.MethodDelete, h.bases[(i+1)%2]+"/api/holds/"+hold, cookie, http.StatusOK)
+	_, err = ask(ctx, h.client, http.MethodDelete, h.bases[(i+1)%2]+"/api/holds/"+hold, cookie, http.StatusOK)
 	given = time.Since(began).Seconds() * 1000
 	h.free <- seat
 	return held, given, err
-}
-
-// ask sends a request, and returns the id of the hold in its answer.
-func (h *seatsHall) ask(ctx context.Context, method, address string, cookie *http.Cookie, want int) (hold string, err error) {
-	request, err := http.NewRequestWithContext(ctx, method, address, nil)
-	if err != nil {
-		return "", err
-	}
-	request.AddCookie(cookie)
-	response, err := h.client.Do(request)
-	if err != nil {
-		return "", err
-	}
-	defer response.Body.Close()
-	body, err := io.ReadAll(response.Body)
-	if err != nil || response.StatusCode != want {
-		return "", errors.Join(err, fmt.Errorf("%s %s: %s", method, response.Status, body))
-	}
-	_, rest, _ := strings.Cut(string(body), `"hold_id":"`)
-	hold, _, _ = strings.Cut(rest, `"`)
-	return hold, nil
 }

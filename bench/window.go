@@ -93,12 +93,12 @@ func (b *bench) loadChains(ctx context.Context) (*chains, error) {
 	return c, nil
 }
 
-// on is a contender that charges chains of a size, another one after so many calls.
-func (c *chains) on(size, calls int, limits []budget.Limit) contender {
+// on is a contender that charges chains of a size, another one in each turn.
+func (c *chains) on(size int, limits []budget.Limit) contender {
 	n := 0
 	return c.does(fmt.Sprintf("%d entries", size), func(ctx context.Context) error {
 		n++
-		return c.charge(ctx, budget.Charge{Scope: chainName(size, (n-1)/calls%c.copies[size]), Amount: 1, Limits: limits})
+		return c.charge(ctx, budget.Charge{Scope: chainName(size, (n-1)/shortTurn%c.copies[size]), Amount: 1, Limits: limits})
 	})
 }
 
@@ -107,14 +107,8 @@ func chargeByWindow(ctx context.Context, b *bench, limits []budget.Limit) (sampl
 	if err != nil {
 		return samples{}, err
 	}
-	turns := b.sequential()
-	big, small := c.on(c.long, turns.count, limits), c.on(100, turns.count, limits)
-	turns.contenders = []contender{big, small}
-	out, err := turns.run(ctx, b)
-	if err != nil {
-		return samples{}, err
-	}
-	return out.cost(big.name, small.name), c.verified(ctx, chainName(c.long, 0))
+	s, err := b.cost(ctx, c.on(c.long, limits), c.on(100, limits))
+	return s, errors.Join(err, c.verified(ctx, chainName(c.long, 0)))
 }
 
 // seriesByEntries asks for a chain from its first entry to its last in 31 buckets, as for a month by day.
@@ -123,13 +117,17 @@ func seriesByEntries(ctx context.Context, b *bench) (samples, error) {
 	if err != nil {
 		return samples{}, err
 	}
-	series := func(size int) (contender, error) {
+	var series []contender
+	for _, size := range []int{c.long, 100} {
 		scope := chainName(size, 0)
 		var from, to time.Time
 		err := c.QueryRow(ctx, "select min(at), max(at) from metered.ledger where scope = $1 and seq in (1, $2)", scope, size).Scan(&from, &to)
+		if err != nil {
+			return samples{}, err
+		}
 		to = to.Add(time.Microsecond)
 		bucket := budget.Unit(((to.Sub(from)/31 + time.Microsecond).Truncate(time.Microsecond)).String())
-		return c.does(fmt.Sprintf("%d entries", size), func(ctx context.Context) error {
+		series = append(series, c.does(fmt.Sprintf("%d entries", size), func(ctx context.Context) error {
 			ranges, err := c.client.Budget.Series(ctx, c.Pool, scope, from, to, bucket, nil)
 			charged := int64(0)
 			for _, u := range ranges {
@@ -139,21 +137,9 @@ func seriesByEntries(ctx context.Context, b *bench) (samples, error) {
 				err = fmt.Errorf("%d buckets, %d charged", len(ranges), charged)
 			}
 			return err
-		}), err
+		}))
 	}
-	big, err := series(c.long)
-	if err != nil {
-		return samples{}, err
-	}
-	small, err := series(100)
-	if err != nil {
-		return samples{}, err
-	}
-	out, err := b.sequential(big, small).run(ctx, b)
-	if err != nil {
-		return samples{}, err
-	}
-	return out.cost(big.name, small.name), nil
+	return b.cost(ctx, series[0], series[1])
 }
 
 // refusalCost needs in turn one entry, a thousand, and half of all to leave.
@@ -163,7 +149,7 @@ func refusalCost(ctx context.Context, b *bench) (samples, error) {
 		return samples{}, err
 	}
 	scope := chainName(c.long, 0)
-	usage, err := c.client.Budget.Check(ctx, c.Pool, budget.Charge{Scope: scope, Amount: 1, Limits: roomy})
+	usage, err := c.client.Budget.Check(ctx, c.Pool, unit(scope))
 	if err != nil {
 		return samples{}, err
 	}
@@ -183,10 +169,9 @@ func refusalCost(ctx context.Context, b *bench) (samples, error) {
 		}
 		return nil
 	})
-	allowed := c.on(c.long, 1, roomy)
+	allowed := c.on(c.long, roomy)
 	allowed.name = "allowed"
-	out, err := b.sequential(refused, allowed).run(ctx, b)
-	s := out.cost("refused", "allowed")
+	s, err := b.cost(ctx, refused, allowed)
 	s.note += fmt.Sprintf("; %d entries; 1, 1000 or %d of them have to leave", c.long, used/2)
 	return s, err
 }
@@ -236,10 +221,9 @@ func chargeByScopes(ctx context.Context, b *bench) (samples, error) {
 // connection keeps the plans that it made while the table was empty.
 func chargeColdStart(ctx context.Context, b *bench) (samples, error) {
 	charges := b.pick(100_000, 3_000)
-	never := options{conns: 1, setUp: []string{
-		"alter table metered.ledger set (autovacuum_enabled = off)",
-		"alter table metered.refund_sum set (autovacuum_enabled = off)",
-	}}
+	never := options{conns: 1, setUp: `
+alter table metered.ledger set (autovacuum_enabled = off);
+alter table metered.refund_sum set (autovacuum_enabled = off)`}
 	cons, drop, err := b.contenders(ctx, never, hotScope, entry{"the last", chargeMetered}, entry{"the first", chargeMetered})
 	if err != nil {
 		return samples{}, err
