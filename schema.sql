@@ -694,7 +694,7 @@ create index job_keys_age on metered.job_keys (created_at);
 
 -- Jobs that wait for units of a scope: see parked.sql. Those that wait for their first attempt have no row of River's yet.
 create table metered.parked_jobs (
-    job_id    bigint      primary key,  -- the id that it has or will have in river_job
+    job_id    bigint      not null,     -- the id that it has or will have in river_job
     turn      bigint      not null,     -- its round in the line
     amount    bigint      not null,     -- the units that it needs of the scope
     class     bigint      not null,     -- a hash of its limits of the scope
@@ -702,12 +702,14 @@ create table metered.parked_jobs (
     drop_at   timestamptz,              -- when it is dropped, or null: never
     not_before timestamptz,             -- when its next attempt may start, or null: it waits for its first
     priority  smallint    not null,     -- River's: 1 is first
+    lane      smallint    not null default 0, -- 1: it waits for a second choice of units, too, and has a row for each
     scope     text collate "C" not null, -- the scope that it waits for, or empty until then
     fair      text collate "C" not null, -- jobs of different keys take turns
     tenant    text collate "C" not null, -- of the job and its hold
     job       jsonb       not null,     -- its columns in river_job
     hold      text        not null,     -- the hold, a metered.new_hold
-    charges   text        not null      -- metered.new_charge[] of all its scopes
+    charges   text        not null,     -- metered.new_charge[] of all its scopes
+    primary key (job_id, lane)
 );
 
 -- The order of a line.
@@ -8237,20 +8239,20 @@ begin
 end
 $$;
 
--- Takes a job out of its line, whose scope is locked.
+-- Takes a job out of its lines, whose scopes are locked.
 create function metered._leave_line(of_job bigint) returns jsonb
 language plpgsql volatile
 as $$
 declare
     gone metered.parked_jobs;
+    said jsonb;
 begin
-    delete from metered.parked_jobs j where j.job_id = of_job returning j.* into gone;
-    if gone.job_id is null then
-        return null;
-    end if;
-    update metered.parked_scopes p set waiting = p.waiting - 1 where p.scope = gone.scope;
-    delete from metered.parked_scopes p where p.scope = gone.scope and p.waiting = 0;
-    return metered._parked_json(gone);
+    for gone in delete from metered.parked_jobs j where j.job_id = of_job returning j.* loop
+        update metered.parked_scopes p set waiting = p.waiting - 1 where p.scope = gone.scope;
+        delete from metered.parked_scopes p where p.scope = gone.scope and p.waiting = 0;
+        said := case when gone.lane = 0 then metered._parked_json(gone) else said end;
+    end loop;
+    return said;
 end
 $$;
 
@@ -8274,6 +8276,26 @@ as $$
         and octet_length(j ->> 'charges') <= 65536 and octet_length(j ->> 'hold') <= 131072
         and coalesce((j ->> 'most')::bigint > 0, true) and coalesce((j ->> 'wait_us')::bigint between 1 and 315576000000000, true)
         and coalesce((j ->> 'rest_us')::bigint between 0 and 315576000000000, true)
+        and coalesce(octet_length(j -> 'burst' ->> 'charges') <= 65536 and octet_length(j -> 'burst' ->> 'hold') <= 131072, not j ? 'burst')
+$$;
+
+-- The keys of the scopes of a job's charges, of both choices.
+create function metered._keys_of_job(j jsonb) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    cs   metered.new_charge[] := (j ->> 'charges')::metered.new_charge[];
+    c    metered.new_charge;
+    keys bigint[] := '{}';
+begin
+    perform metered._require(metered._is_job(j), 'job');
+    perform metered._require(cardinality(cs) between 1 and 64 and metered._fits(cs), 'charges');
+    foreach c in array cs loop
+        perform metered._require(metered._key_fits(c.key, c.scope) and c.lease is null, 'key');
+        keys := keys || c.key;
+    end loop;
+    return case when j ? 'burst' then keys || metered._keys_of_job((j || (j -> 'burst')) - 'burst') else keys end;
+end
 $$;
 
 -- The hold that a job asks for, with its id.
@@ -8317,6 +8339,7 @@ $$;
 --
 -- Each element of parking has River's columns of the job, with its job_id; the hold and the charges of place, as text; the key
 -- of its turn (fair), the most jobs in its line (most), how long it waits (wait_us), and whether its limits may be raised (hopeful).
+-- burst is another hold and its charges, for a job whose own do not fit: it starts with the first that fits, and waits in the lines of both.
 create function metered.park_jobs(parking jsonb, ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean)
 returns table (nth int, status text, job jsonb, refused jsonb, scope text, retry_us bigint)
 language plpgsql volatile
@@ -8332,10 +8355,14 @@ declare
     c     metered.new_charge;
     p     record;
     w     record;
+    no    jsonb;
     busy  text;
     clk   timestamptz;
     keys  bigint[] := '{}';
     most  bigint;
+    waits metered.parked_jobs[];
+    line_keys bigint[];
+    wakes timestamptz[];
 begin
     if pg_column_size(parking) > 16777220
         or pg_column_compression(parking) is not null and octet_length(parking::text) > 16777216
@@ -8348,49 +8375,61 @@ begin
     end if;
     perform metered._require(jsonb_typeof(parking) = 'array' and jsonb_array_length(parking) between 1 and 1000, 'parking');
     for j in select x from jsonb_array_elements(parking) x loop
-        perform metered._require(metered._is_job(j), 'job');
-        cs := (j ->> 'charges')::metered.new_charge[];
-        perform metered._require(cardinality(cs) between 1 and 64 and metered._fits(cs), 'charges');
-        foreach c in array cs loop
-            perform metered._require(metered._key_fits(c.key, c.scope) and c.lease is null, 'key');
-            keys := keys || c.key;
-        end loop;
+        keys := keys || metered._keys_of_job(j);
     end loop;
     perform metered._lock_keys(array(select distinct k from unnest(keys) k order by k), wait_ms);
     nth := 0;
     for j in select x from jsonb_array_elements(parking) x loop
         nth := nth + 1;
-        cs := (j ->> 'charges')::metered.new_charge[];
-        h := metered._hold_of_job(j);
-        busy := (select y.scope from unnest(cs) x, lateral (select z.scope from metered.parked_scopes z where z.scope = x.scope) y limit 1);
-        if busy is null then
-            p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
-            if p.started then
-                status := 'started'; job := j; refused := null; scope := null; retry_us := null;
-                return next;
-                continue;
+        status := null; job := null; refused := null; scope := null; retry_us := null;
+        waits := '{}'; line_keys := '{}'; wakes := '{}';
+        loop
+            cs := (j ->> 'charges')::metered.new_charge[];
+            h := metered._hold_of_job(j);
+            busy := (select y.scope from unnest(cs) x, lateral (select z.scope from metered.parked_scopes z where z.scope = x.scope) y limit 1);
+            if busy is null then
+                p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
+                if p.started then
+                    status := 'started'; job := j;
+                    exit;
+                end if;
+                no := p.refused;
+            else
+                no := (metered.check_charge(cs, ahead)).refused;
+                if metered._one_snapshot() then
+                    perform metered._refuse_stale(array(select metered._last_entry(x.scope) from unnest(cs) x));
+                end if;
             end if;
-            refused := p.refused;
-        else
-            refused := (metered.check_charge(cs, ahead)).refused;
-            if metered._one_snapshot() then
-                perform metered._refuse_stale(array(select metered._last_entry(x.scope) from unnest(cs) x));
+            refused := coalesce(refused, no);
+            w := metered._refusing(cs, no, null, coalesce((j ->> 'hopeful')::boolean, false));
+            clk := metered.clock();
+            if no is null or w.scope is not null then
+                c := (metered._charge_of(coalesce(w.scope, busy), cs))[1];
+                waits := waits || row((j ->> 'job_id')::bigint, 0, c.amount, hashtextextended(c.limits::text, 0), clk,
+                    clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, (j ->> 'priority')::int, cardinality(waits), c.scope,
+                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], h::text, j ->> 'charges')::metered.parked_jobs;
+                line_keys := line_keys || c.key;
+                wakes := wakes || case when no is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end;
+                if scope is null then
+                    scope := c.scope;
+                    retry_us := case when no is not null then extract(epoch from w.retry) * 1000000 end;
+                end if;
             end if;
-        end if;
-        job := null;
-        w := metered._refusing(cs, refused, null, coalesce((j ->> 'hopeful')::boolean, false));
-        clk := metered.clock();
-        if refused is not null and w.scope is null then
+            exit when not j ? 'burst';
+            j := (j || (j -> 'burst')) - 'burst';
+        end loop;
+        if status = 'started' then
+            refused := null; scope := null; retry_us := null;
+            return next;
+            continue;
+        elsif cardinality(waits) = 0 then
             status := 'refused';
             if raising then
                 raise exception 'the job never fits' using errcode = 'MT001', detail = refused;
             end if;
-            scope := null; retry_us := null;
             return next;
             continue;
         end if;
-        scope := coalesce(w.scope, busy);
-        retry_us := case when refused is not null then extract(epoch from w.retry) * 1000000 end;
         most := (j ->> 'most')::bigint;
         if most <= (select y.waiting from metered.parked_scopes y where y.scope = park_jobs.scope) then
             status := 'full';
@@ -8400,13 +8439,14 @@ begin
             return next;
             continue;
         end if;
-        c := (metered._charge_of(scope, cs))[1];
-        insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, drop_at, priority, scope, fair, tenant, job, hold, charges)
-        values ((j ->> 'job_id')::bigint, metered._turn(park_jobs.scope, (j ->> 'priority')::int, coalesce(j ->> 'fair', '')), c.amount,
-            hashtextextended(c.limits::text, 0), clk, clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', (j ->> 'priority')::int,
-            park_jobs.scope, coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful}'::text[],
-            h::text, j ->> 'charges');
-        perform metered._join_line(scope, c.key, case when refused is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end);
+        for n in 1..cardinality(waits) loop
+            if cardinality(waits) > 1 then
+                waits[n].job := waits[n].job || '{"burst": true}';
+            end if;
+            waits[n].turn := metered._turn(waits[n].scope, waits[n].priority, waits[n].fair);
+            insert into metered.parked_jobs select (waits[n]).*;
+            perform metered._join_line(waits[n].scope, line_keys[n], wakes[n]);
+        end loop;
         status := 'parked';
         return next;
     end loop;
@@ -8423,12 +8463,11 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    j   jsonb;
-    cs  metered.new_charge[];
-    c   metered.new_charge;
-    h   metered.new_hold;
-    clk timestamptz := metered.clock();
-    due timestamptz;
+    j    jsonb;
+    h    metered.new_hold;
+    clk  timestamptz := metered.clock();
+    due  timestamptz;
+    keys bigint[];
 begin
     if pg_column_size(resting) > 16777220
         or pg_column_compression(resting) is not null and octet_length(resting::text) > 16777216 then
@@ -8436,17 +8475,17 @@ begin
     end if;
     perform metered._require(jsonb_typeof(resting) = 'array' and jsonb_array_length(resting) between 1 and 1000, 'resting');
     for j in select x from jsonb_array_elements(resting) x loop
-        perform metered._require(metered._is_job(j), 'job');
-        cs := (j ->> 'charges')::metered.new_charge[];
-        perform metered._require(cardinality(cs) between 1 and 64 and metered._fits(cs), 'charges');
-        foreach c in array cs loop
-            perform metered._require(metered._key_fits(c.key, c.scope) and c.lease is null, 'key');
-        end loop;
-        h := metered._hold_of_job(j);
+        keys := metered._keys_of_job(j);
         due := clk + (j ->> 'rest_us')::bigint * interval '1 microsecond';
-        insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, not_before, drop_at, priority, scope, fair, tenant, job, hold, charges)
-        values ((j ->> 'job_id')::bigint, 0, 0, 0, clk, due, due + (j ->> 'wait_us')::bigint * interval '1 microsecond', (j ->> 'priority')::int,
-            '', coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,wait_us,rest_us}'::text[], h::text, j ->> 'charges');
+        for of_lane in 0..1 loop
+            h := metered._hold_of_job(j);
+            insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, not_before, drop_at, priority, lane, scope, fair, tenant, job, hold, charges)
+            values ((j ->> 'job_id')::bigint, 0, 0, 0, clk, due, due + (j ->> 'wait_us')::bigint * interval '1 microsecond', (j ->> 'priority')::int,
+                of_lane, '', coalesce(j ->> 'fair', ''), h.tenant, (j - '{hold,charges,fair,wait_us,rest_us,burst}'::text[])
+                || case when of_lane = 1 or j ? 'burst' then '{"burst": true}' else '{}' end::jsonb, h::text, j ->> 'charges');
+            exit when not j ? 'burst';
+            j := (j || (j -> 'burst')) - 'burst';
+        end loop;
         return next (j ->> 'job_id')::bigint;
     end loop;
 end
@@ -8488,6 +8527,28 @@ exception
 end
 $$;
 
+-- The other row of a job that stands in two lines, the charges of its first choice, which is tried first, and the keys of the locks that it takes to
+-- start the job, beside those of its charges.
+create function metered._other_lane(r metered.parked_jobs, given jsonb, out other metered.parked_jobs, out first metered.new_charge[], out keys bigint[])
+language plpgsql volatile
+as $$
+begin
+    keys := '{}';
+    if not r.job ? 'burst' then
+        return;
+    end if;
+    select x.* into other from metered.parked_jobs x where x.job_id = r.job_id and x.lane <> r.lane;
+    if other.job_id is null then
+        return;
+    end if;
+    keys := array(select y.key from metered.parked_scopes y where y.scope = other.scope);
+    if r.lane = 1 then
+        first := metered._under_limits(other.charges::metered.new_charge[], given);
+        keys := case when first is not null then keys || array(select c.key from unnest(first) c) end;
+    end if;
+end
+$$;
+
 -- Looks at the line of one scope, which is locked, and takes those jobs out of it that fit, at most room of them. A job that
 -- another scope refuses goes on to the line of that scope. The scopes of a job are locked as far as they
 -- are to be had at once. Otherwise the line is looked at again soon.
@@ -8510,6 +8571,9 @@ declare
     clk    timestamptz;
     k      bigint;
     before bigint[];
+    o      record;
+    began  boolean;
+    gone   bigint[] := '{}';    -- jobs that stood in this line twice
     seen   int := 0;
     open   boolean := false;
     whole  boolean := false;    -- all classes were asked, or all jobs looked at
@@ -8550,21 +8614,29 @@ begin
             exit when seen > 500 or cardinality(jobs) = room;
             before := s.after;
             s.after := array[r.priority, r.turn, r.job_id];
-            continue when r.amount >= (closed ->> r.class::text)::bigint or r.drop_at <= clk;
+            continue when r.amount >= (closed ->> r.class::text)::bigint or r.drop_at <= clk or r.job_id = any (gone);
             cs := metered._under_limits(r.charges::metered.new_charge[], given);
-            if cs is null and seen > room then   -- judged_scopes did not come so far: the next look begins here
+            o := metered._other_lane(r, given);
+            if (cs is null or o.keys is null) and seen > room then   -- judged_scopes did not come so far: the next look begins here
                 s.after := before;
                 seen := 501;
                 exit;
-            elsif cs is null or not metered._try_each(array(select x.key from unnest(cs) x order by x.key)) then
+            elsif cs is null or o.keys is null or not metered._try_each(array(select x.key from unnest(cs) x union select unnest(o.keys) order by 1)) then
                 s.next_at := least(s.next_at, clk + interval '20 milliseconds');
                 continue;
             end if;
             h := r.hold::metered.new_hold;
-            if careful then
-                p := metered._try_start_job(h, cs, ahead, wait_ms, origin, channel);
-            else
-                p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
+            began := false;
+            if o.first is not null then
+                p := metered._try_start_job((o.other).hold::metered.new_hold, o.first, ahead, wait_ms, origin, channel);
+                began := coalesce(p.started, false);
+            end if;
+            if not began then
+                if careful then
+                    p := metered._try_start_job(h, cs, ahead, wait_ms, origin, channel);
+                else
+                    p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
+                end if;
             end if;
             if p.started is null then
                 s.next_at := least(s.next_at, clk + interval '10 seconds');
@@ -8573,6 +8645,13 @@ begin
                 jobs := jobs || r.job;
                 delete from metered.parked_jobs j where j.job_id = r.job_id;
                 s.waiting := s.waiting - 1;
+                if (o.other).scope = of_scope then
+                    s.waiting := s.waiting - 1;
+                    gone := gone || r.job_id;
+                elsif (o.other).scope <> '' then
+                    update metered.parked_scopes y set waiting = y.waiting - 1 where y.scope = (o.other).scope;
+                    delete from metered.parked_scopes y where y.scope = (o.other).scope and y.waiting = 0;
+                end if;
                 s.turns[r.priority] := greatest(s.turns[r.priority], r.turn);
                 s.next_at := least(s.next_at, p.due);
                 continue;
@@ -8587,7 +8666,7 @@ begin
                 c := (metered._charge_of(w.scope, cs))[1];
                 update metered.parked_jobs j set scope = w.scope, amount = c.amount, class = hashtextextended(c.limits::text, 0),
                     turn = metered._turn(w.scope, r.priority, r.fair)
-                where j.job_id = r.job_id;
+                where j.job_id = r.job_id and j.lane = r.lane;
                 s.waiting := s.waiting - 1;
                 perform metered._join_line(w.scope, c.key, coalesce(clk + w.retry, 'infinity'));
             end if;
@@ -8630,9 +8709,12 @@ begin
     loop
         c := (r.charges::metered.new_charge[])[1];
         if pg_try_advisory_xact_lock(c.key) then
+            if metered._one_snapshot() then     -- nobody marked the line in which the job was not
+                perform metered._refuse_stale(array[metered._last_entry(c.scope)]);
+            end if;
             update metered.parked_jobs x set scope = c.scope, amount = c.amount, class = hashtextextended(c.limits::text, 0),
                 turn = metered._turn(c.scope, r.priority, r.fair)
-            where x.job_id = r.job_id;
+            where x.job_id = r.job_id and x.lane = r.lane;
             perform metered._join_line(c.scope, c.key, '-infinity');
         else
             scope := c.scope;
@@ -8678,10 +8760,11 @@ begin
         continue when not pg_try_advisory_xact_lock(line.key);
         judged := judged || line.scope || array(
             select distinct c.scope from (
-                select j.charges from metered.parked_jobs j, metered.parked_scopes y
+                select j.job_id, j.lane from metered.parked_jobs j, metered.parked_scopes y
                 where y.scope = line.scope and j.scope = line.scope
                   and (j.priority, j.turn, j.job_id) > (coalesce(y.after[1], -1), coalesce(y.after[2], -1), coalesce(y.after[3], -1))
-                order by j.priority, j.turn, j.job_id limit max_jobs) f, unnest(f.charges::metered.new_charge[]) c
+                order by j.priority, j.turn, j.job_id limit max_jobs) f,
+                lateral (select x.charges from metered.parked_jobs x where x.job_id = f.job_id and x.lane <= f.lane) a, unnest(a.charges::metered.new_charge[]) c
             where pg_try_advisory_xact_lock(c.key));
     end loop;
     return array(select distinct x from unnest(judged) x);
@@ -8814,11 +8897,13 @@ begin
     end if;
     perform metered._require(max_rows between 1 and 1000, 'max_rows');
     for j in
-        select x.job_id, x.scope, y.key from metered.parked_jobs x, lateral (select z.key from metered.parked_scopes z where z.scope = x.scope limit 1) y
-        where x.drop_at <= metered.clock() order by x.drop_at limit max_rows
+        select x.job_id, l.scopes, l.keys from metered.parked_jobs x, lateral (
+            select array_agg(z.scope order by z.lane) as scopes, array_agg(y.key order by y.key) as keys
+            from metered.parked_jobs z left join metered.parked_scopes y on y.scope = z.scope where z.job_id = x.job_id) l
+        where x.drop_at <= metered.clock() and x.lane = 0 order by x.drop_at limit max_rows
     loop
-        continue when not pg_try_advisory_xact_lock(j.key);
-        continue when not exists (select from metered.parked_jobs x where x.job_id = j.job_id and x.scope = j.scope);
+        continue when array_position(j.keys, null) is not null or not metered._try_each(j.keys);
+        continue when j.scopes is distinct from array(select z.scope from metered.parked_jobs z where z.job_id = j.job_id order by z.lane);
         return next metered._leave_line(j.job_id);
     end loop;
 end
@@ -8834,15 +8919,15 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     j   metered.parked_jobs;
-    was text;
+    was text[];
 begin
     if of_priority > 4
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of change_parked' using errcode = '22023';
     end if;
     perform metered._require(coalesce(of_priority between 1 and 4, true), 'of_priority');
-    select * into j from metered.parked_jobs x where x.job_id = of_job;
-    if not found then
+    was := array(select x.scope from metered.parked_jobs x where x.job_id = of_job order by x.lane);
+    if was = '{}' then
         if metered._one_snapshot() then     -- it may have been parked since
             begin
                 insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, priority, scope, fair, tenant, job, hold, charges)
@@ -8854,27 +8939,37 @@ begin
         end if;
         return null;
     end if;
-    was := j.scope;
-    if was <> '' then
-        perform metered._lock_keys(array[(select y.key from metered.parked_scopes y where y.scope = was)], wait_ms);
-    end if;
-    select * into j from metered.parked_jobs x where x.job_id = of_job for update;
+    perform metered._lock_keys(array(select y.key from metered.parked_scopes y where y.scope = any (was) order by 1), wait_ms);
+    perform from metered.parked_jobs x where x.job_id = of_job order by x.lane for update;
     if not found then
         return null;
-    elsif j.scope <> was then
+    elsif was <> array(select x.scope from metered.parked_jobs x where x.job_id = of_job order by x.lane) then
         raise exception 'could not serialize access: the job waits for another scope now' using errcode = '40001';
     elsif of_priority is null then
         return metered._leave_line(of_job);
-    elsif of_priority <> j.priority then
+    end if;
+    for j in select x.* from metered.parked_jobs x where x.job_id = of_job and x.priority <> of_priority order by x.lane loop
         update metered.parked_jobs x set priority = of_priority, turn = metered._turn(j.scope, of_priority, j.fair),
             job = x.job || jsonb_build_object('priority', of_priority)
-        where x.job_id = of_job returning x.* into j;
-    end if;
-    return metered._parked_json(j);
+        where x.job_id = of_job and x.lane = j.lane;
+    end loop;
+    return (select metered._parked_json(x) from metered.parked_jobs x where x.job_id = of_job and x.lane = 0);
 end
 $$;
 
--- A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answer of check_charge for it. null: it is not parked.
+create function metered._explain_charges(of_charges text, ahead interval) returns jsonb
+language plpgsql stable
+as $$
+begin
+    return jsonb_build_object('refused', (metered.check_charge(of_charges::metered.new_charge[], ahead)).refused,
+        'charges', (select jsonb_agg(jsonb_build_object('scope', c.scope, 'amount', c.amount, 'limits', (
+            select jsonb_agg(jsonb_build_object('max', l.max, 'window_us', extract(epoch from l.win) * 1000000)) from unnest(c.limits) l)))
+            from unnest(of_charges::metered.new_charge[]) c));
+end
+$$;
+
+-- A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answers of check_charge for its
+-- charges, and for those of its second choice. null: it is not parked.
 create function metered.explain_parked(of_job bigint, ahead interval) returns jsonb
 language plpgsql stable
 security definer
@@ -8885,18 +8980,14 @@ as $$
 declare
     j metered.parked_jobs;
     s metered.parked_scopes;
-    v record;
 begin
-    select * into j from metered.parked_jobs x where x.job_id = of_job;
+    select * into j from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
     if not found then
         return null;
     end if;
     select * into s from metered.parked_scopes y where y.scope = j.scope;
-    v := metered.check_charge(j.charges::metered.new_charge[], ahead);
-    return metered._parked_json(j) || jsonb_build_object('waiting', s.waiting, 'wake_at', nullif(greatest(s.wake_at, '0001-01-01Z'), 'infinity'), 'trouble', s.trouble,
-        'refused', v.refused, 'now', metered.clock(), 'charges', (select jsonb_agg(jsonb_build_object('scope', c.scope, 'amount', c.amount, 'limits', (
-            select jsonb_agg(jsonb_build_object('max', l.max, 'window_us', extract(epoch from l.win) * 1000000)) from unnest(c.limits) l)))
-            from unnest(j.charges::metered.new_charge[]) c),
+    return metered._parked_json(j) || metered._explain_charges(j.charges, ahead) || jsonb_build_object('waiting', s.waiting, 'wake_at', nullif(greatest(s.wake_at, '0001-01-01Z'), 'infinity'), 'trouble', s.trouble,
+        'now', metered.clock(), 'burst', (select metered._explain_charges(x.charges, ahead) from metered.parked_jobs x where x.job_id = of_job and x.lane = 1),
         'position', case when j.scope <> '' then 1 end + (select count(*) from (select from metered.parked_jobs x
             where x.scope = j.scope and (x.priority, x.turn, x.job_id) < (j.priority, j.turn, j.job_id)
             order by x.priority desc, x.turn desc, x.job_id desc limit 9999) y));
@@ -9820,7 +9911,8 @@ select j.job_id,                                -- the id that it will have in r
     j.job -> 'metadata' ->> 'metered:hold' as hold, -- the id that its hold will have
     j.parked_at,                                -- when it was parked
     j.drop_at,                                  -- when it is dropped, or null: never
-    j.not_before                                -- when its next attempt may start, or null: it waits for its first
+    j.not_before,                               -- when its next attempt may start, or null: it waits for its first
+    j.lane                                      -- 0, or 1: the row of its second choice of units, for which it waits as well
 from metered.parked_jobs j;
 
 comment on function metered.keep_memory() is 'True, and makes a session on Postgres 14 faster: as it plans a statement of metered.clock(), the planner works this constant out, and nothing is left of it. That takes and frees a block of a megabyte, and so has glibc''s malloc keep up to 2 MB of free memory. Else it gives memory beyond 128 kB back to the kernel, and asks for it again up to four times in a place, a capture or a release: 15 to 19 percent of their time. See ADR 8. Later versions do that by themselves, and the block, taken at each statement that is planned, would be a third of the first call on a new connection.';
@@ -10026,6 +10118,7 @@ comment on column metered.parked_jobs.parked_at is 'when it was parked';
 comment on column metered.parked_jobs.drop_at is 'when it is dropped, or null: never';
 comment on column metered.parked_jobs.not_before is 'when its next attempt may start, or null: it waits for its first';
 comment on column metered.parked_jobs.priority is 'River''s: 1 is first';
+comment on column metered.parked_jobs.lane is '1: it waits for a second choice of units, too, and has a row for each';
 comment on column metered.parked_jobs.scope is 'the scope that it waits for, or empty until then';
 comment on column metered.parked_jobs.fair is 'jobs of different keys take turns';
 comment on column metered.parked_jobs.tenant is 'of the job and its hold';
@@ -10125,7 +10218,7 @@ comment on function metered.release_jobs(text[], jsonb, int, int, interval, mete
 comment on function metered.next_release() is 'Microseconds until a line is to be looked at or a parked job to be dropped, 0 if one is due, or null if no time is known.';
 comment on function metered.drop_parked(int) is 'Drops parked jobs whose time to wait is over, at most max_rows, as far as their lines are not locked. Returns them.';
 comment on function metered.change_parked(bigint, int, int) is 'Takes a parked job out of its line for good, or changes its priority, and returns it. null: it is not parked.';
-comment on function metered.explain_parked(bigint, interval) is 'A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answer of check_charge for it. null: it is not parked.';
+comment on function metered.explain_parked(bigint, interval) is 'A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answers of check_charge for its charges, and for those of its second choice. null: it is not parked.';
 comment on function metered.block_commit() is 'Keeps a transaction from being committed by anyone but its command''s last flush. A cursor WITH HOLD is run to its end by COMMIT, and this is its query.';
 comment on function metered.begin_command(boolean, boolean, metered.new_command, metered.presented_token, metered.new_charge[], interval, int) is 'Begins a command, in two steps that usually come as one.';
 comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A refusal raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back. The result is empty.';
@@ -10318,6 +10411,7 @@ comment on column metered.parked_jobs_words.hold is 'the id that its hold will h
 comment on column metered.parked_jobs_words.parked_at is 'when it was parked';
 comment on column metered.parked_jobs_words.drop_at is 'when it is dropped, or null: never';
 comment on column metered.parked_jobs_words.not_before is 'when its next attempt may start, or null: it waits for its first';
+comment on column metered.parked_jobs_words.lane is '0, or 1: the row of its second choice of units, for which it waits as well';
 
 -- Nothing is for everybody. See metered.GrantSQL.
 do $$
@@ -10331,33 +10425,33 @@ begin
             _capture_minima,_charge_anyway,_charge_of,_check_limits,_check_now,_close_lease,_close_scope,
             _collided,_created_json,_credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,
             _debt,_due_after,_due_lots,_due_minima,_end_line,_end_lot,_end_minima,_end_minima_of,_end_named,
-            _ends_per_call,_entry_for_write,_expire_and_check,_expire_due,_expire_rows,_family,_find_lot,
-            _first_due,_first_for_write,_fits,_fits_at,_fits_origin,_free_lines,_free_lots,_fresh,_give_back,
-            _goes_on,_gone_on,_held_here,_hold_as_json,_hold_of_job,_is_job,_join_line,_kept_reports,_key_fits,
-            _lags,_lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,
-            _leaves_at,_line_json,_lines,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,
-            _lock_keys,_lock_place,_lot_begins,_lots_now,_mark_freed,_minima,_minima_leave,_missing_hold,
-            _missing_lot,_missing_token,_named_holds,_next_end,_next_entry,_next_lot,_no_amount,_note_lot,
-            _old_lot,_on_spending,_one_snapshot,_open_wallet,_others_fall_due,_overdue,_owe,_owed_before,
-            _own_entry,_parked_channel,_parked_json,_pass_ended,_pay_back,_period_at,_periods_of,_placed_before,
-            _plan_on,_purge_lots,_raise_sequence,_rearmed,_recorded_events,_recorded_meanwhile,_refund_fate,
-            _refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_stale,
-            _refuse_unreported,_refusing,_release_line,_release_lines,_remember_hold,_renew_lot,_reported_after_repair,
-            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,
-            _schedule,_scope_key,_settle,_shorter,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,
-            _take_back,_take_lots,_threshold_key,_token_fits,_try_each,_try_keys,_try_start_job,_turn,_unbound_lock_wait,
-            _under_limits,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_with_absent,
-            _with_keys,_withdraw,_without_lapsing,_write_charges,_write_exact,_write_plain,_write_up_to,
-            _written_here,announced,begin_command,block_commit,capture_holds,carve,change_parked,charge,
-            charge_each,charge_leased,charge_up_to,check_charge,claim_job_key,clock,complete_command,consume_token,
-            create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,expire_hold,explain_parked,
-            extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
-            lock_all,lock_scopes,look_place,mint_tokens,next_release,open_lease,open_session,park_jobs,
-            place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
-            receive_child,refund,release_captured,release_holds,release_jobs,repair_clock,replace_token,
-            rest_jobs,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,
-            set_lot_end,settle_away,settle_lease,spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,
-            wallet_balance}')
+            _ends_per_call,_entry_for_write,_expire_and_check,_expire_due,_expire_rows,_explain_charges,
+            _family,_find_lot,_first_due,_first_for_write,_fits,_fits_at,_fits_origin,_free_lines,_free_lots,
+            _fresh,_give_back,_goes_on,_gone_on,_held_here,_hold_as_json,_hold_of_job,_is_job,_join_line,
+            _kept_reports,_key_fits,_keys_of_job,_lags,_lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,
+            _leased,_leased_units,_leave_line,_leaves_at,_line_json,_lines,_lock_all_scopes,_lock_charges,
+            _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_place,_lot_begins,_lots_now,_mark_freed,_minima,
+            _minima_leave,_missing_hold,_missing_lot,_missing_token,_named_holds,_next_end,_next_entry,
+            _next_lot,_no_amount,_note_lot,_old_lot,_on_spending,_one_snapshot,_open_wallet,_other_lane,
+            _others_fall_due,_overdue,_owe,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,
+            _pay_back,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_sequence,_rearmed,
+            _recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
+            _refuse_closed,_refuse_hold,_refuse_stale,_refuse_unreported,_refusing,_release_line,_release_lines,
+            _remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_shorter,_spend_range,
+            _spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_lots,_threshold_key,_token_fits,
+            _try_each,_try_keys,_try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,
+            _untold,_untold_json,_usage_known_from,_use_lots,_with_absent,_with_keys,_withdraw,_without_lapsing,
+            _write_charges,_write_exact,_write_plain,_write_up_to,_written_here,announced,begin_command,
+            block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,charge_up_to,
+            check_charge,claim_job_key,clock,complete_command,consume_token,create_scopes,credit,draw,drop_parked,
+            due_holds,end_child,end_renewal,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
+            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
+            mint_tokens,next_release,open_lease,open_session,park_jobs,place,plan_lot,purge_holds,purge_job_keys,
+            purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,release_captured,
+            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,retire_scopes,return_holds,
+            revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,set_lot_end,settle_away,settle_lease,
+            spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -126,6 +126,11 @@ func (s *system) enqueueGated(ctx context.Context, n int) error {
 	} else {
 		opts.Hold.Charges = []budget.Charge{{Scope: "calls", Amount: 3, Limits: []budget.Limit{budget.PerWindow(1_000_000, time.Hour)}}}
 	}
+	if n%5 == 0 { // a slot of its own, or else one of all
+		burst := *opts.Hold
+		burst.Lines, opts.Hold.Lines = opts.Hold.Lines, append([]holds.Line{{Scope: "own", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}}, opts.Hold.Lines[1:]...)
+		opts.Burst = &burst
+	}
 	for {
 		attempt, cancel := context.WithTimeout(ctx, 10*time.Second)
 		_, err := metered.Do(attempt, s.c, metered.Command{ID: fmt.Sprint("job ", n), Input: n}, func(ctx context.Context, tx *metered.Tx) (any, error) {
@@ -205,14 +210,15 @@ func TestGated_SurvivesKilledWorkersAndCrashesOfTheServer(t *testing.T) {
 	require.Zero(t, number("select count(*) from metered.parked_scopes"))
 	require.EqualValues(t, total, number("select count(*) from river_job"))
 	require.LessOrEqual(t, number("select max(spent + held) from metered.ledger where scope = 'slots'"), int64(slotsOfAll))
+	require.EqualValues(t, 1, number("select max(spent + held) from metered.ledger where scope = 'own'"))
 	var tokens int64
 	for n := 0; n < total; n += 2 {
 		tokens += costedJob{n}.cost()
 	}
-	usage, err := s.c.Budget.Usage(ctx, s.pool, budget.Query{Scope: "slots"}, budget.Query{Scope: "calls"}, budget.Query{Scope: "tokens"})
+	usage, err := s.c.Budget.Usage(ctx, s.pool, budget.Query{Scope: "slots"}, budget.Query{Scope: "calls"}, budget.Query{Scope: "tokens"}, budget.Query{Scope: "own"})
 	require.NoError(t, err)
-	require.Equal(t, []int64{0, int64(total / 2 * 3), tokens}, []int64{usage[0].Spent, usage[1].Spent, usage[2].Spent})
-	require.Zero(t, usage[0].Held+usage[1].Held+usage[2].Held)
+	require.Equal(t, []int64{0, int64(total / 2 * 3), tokens, 0}, []int64{usage[0].Spent, usage[1].Spent, usage[2].Spent, usage[3].Spent})
+	require.Zero(t, usage[0].Held+usage[1].Held+usage[2].Held+usage[3].Held)
 	require.EqualValues(t, tokens, number("select sum(amount) from uploads"))
 	require.EqualValues(t, (total+1)/2, number("select count(*) from uploads"))
 	pgtest.RequireVerified(t, s.pool, s.c.Budget)

@@ -291,6 +291,34 @@ func TestGiveBack_IsReprioritized(t *testing.T) {
 	require.Equal(t, 4, g.job(a.JobID).Priority)
 }
 
+// Units are freed while the job is in no line, unseen by an old snapshot: the release is to be run again.
+func TestGiveBack_ReleasedByAnOldSnapshot(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		g := openGated(t, nil)
+		clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
+		a := g.mustEnqueue(process{"a"}, givesBack(slots("gpu", 1, 1)))
+		g.fails(a.JobID, 60)
+		require.EqualValues(t, 1, g.release().Ended)
+		b := g.mustEnqueue(process{"b"}, needs(slots("gpu", 1, 1)))
+		require.False(t, b.Parked)
+		clock.Advance(time.Hour)
+		old := g.begin(level)
+		_, err := old.Exec(g.ctx, "select count(*) from river_job")
+		require.NoError(t, err)
+		g.end(b.JobID)
+		results, err := g.ReleaseIn(g.ctx, old, "gpu")
+		if level == pgx.ReadCommitted {
+			require.NoError(t, err)
+			require.Len(t, results, 1)
+			continue
+		}
+		require.ErrorIs(t, err, jobs.ErrSerialization)
+		require.NoError(t, old.Rollback(g.ctx))
+		require.EqualValues(t, 1, g.release().Released)
+	}
+}
+
 func TestGiveBack_NeedsLines(t *testing.T) {
 	t.Parallel()
 	g := openGated(t, nil)

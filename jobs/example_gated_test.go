@@ -95,6 +95,41 @@ func ExampleEnqueuer_Run() {
 	// all are worked
 }
 
+// Each tenant always gets two jobs at once, and beside them what a pool of three has free.
+func ExampleEnqueuer_EnqueueMany_minimum() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	enqueuer, _, _ := gatedEnqueuer(pool, nil, jobs.Config{})
+
+	slot := func(scope string, most int64) *holds.Request {
+		return &holds.Request{Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(most)}}}}
+	}
+	for _, tenant := range []string{"acme", "brisk"} {
+		var items []jobs.Item
+		for i := range 10 {
+			items = append(items, jobs.Item{Args: Prompt{Text: fmt.Sprint("prompt ", i)}, Options: &jobs.Options{
+				Tenant: tenant, Hold: slot("own/"+tenant, 2), Burst: slot("pool", 3),
+			}})
+		}
+		check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+			results, err := enqueuer.EnqueueMany(ctx, tx, items)
+			started := 0
+			for _, r := range results {
+				if !r.Parked {
+					started++
+				}
+			}
+			fmt.Println(tenant, "starts", started)
+			return err
+		}))
+	}
+
+	// Output:
+	// acme starts 5
+	// brisk starts 2
+}
+
 // A batch waits for a budget of tokens per minute, which requests share. The plan is raised, and jobs start with that.
 func ExampleEnqueuer_ReleaseIn() {
 	ctx := context.Background()

@@ -61,8 +61,8 @@ type waits struct {
 }
 
 func noWaits(at string, opts *Options) error {
-	if opts.Fair != "" || opts.GiveBack || opts.MaxWait != 0 || opts.MaxParked != 0 {
-		return invalid(at+"Options.Hold", "is nil: without it no job waits, and Fair, GiveBack, MaxWait and MaxParked mean nothing")
+	if opts.Burst != nil || opts.Fair != "" || opts.GiveBack || opts.MaxWait != 0 || opts.MaxParked != 0 {
+		return invalid(at+"Options.Hold", "is nil: without it no job waits, and Burst, Fair, GiveBack, MaxWait and MaxParked mean nothing")
 	}
 	return nil
 }
@@ -87,17 +87,13 @@ func (e *Enqueuer) prepareHold(at string, p *prepared, opts *Options) error {
 	if withOpts, ok := p.args.(river.JobArgsWithInsertOpts); ok {
 		own = withOpts.InsertOpts()
 	}
-	switch r := opts.Hold; {
+	switch {
 	case e.gate.book == nil:
 		return invalid(at+"Hold", "needs Config.Holds")
-	case r.Tenant != "" && r.Tenant != opts.Tenant:
-		return invalid(at+"Hold.Tenant", "is not Options.Tenant")
 	case !p.opts.ScheduledAt.IsZero() || !own.ScheduledAt.IsZero() || p.opts.Pending || own.Pending:
 		return invalid(at+"InsertOpts", "with a Hold a job starts when its units fit: neither ScheduledAt nor Pending")
 	case isUnique(p.opts.UniqueOpts) || isUnique(own.UniqueOpts):
 		return invalid(at+"InsertOpts.UniqueOpts", "cannot be combined with a Hold: use Key")
-	case opts.GiveBack && len(r.Lines) == 0:
-		return invalid(at+"GiveBack", "needs Hold.Lines: nothing else can be given back")
 	case len(opts.Fair) > maxFair || !storable(opts.Fair):
 		return invalid(at+"Fair", "want at most %d bytes of UTF-8 without NUL", maxFair)
 	case opts.MaxWait < 0 || opts.MaxWait > maxWaiting || opts.MaxWait%time.Microsecond != 0:
@@ -105,15 +101,43 @@ func (e *Enqueuer) prepareHold(at string, p *prepared, opts *Options) error {
 	case opts.MaxParked < 0 || opts.MaxParked > maxParked:
 		return invalid(at+"MaxParked", "%d is not from 1 to %d", opts.MaxParked, maxParked)
 	}
-	request := *opts.Hold
-	request.Tenant = opts.Tenant
-	var err error
-	p.parking, err = inHolds.Park(e.gate.book, request)
-	if refused := (*fault.Argument)(nil); errors.As(err, &refused) {
-		return invalid(at+strings.Replace(refused.Field, "Request.", "Hold.", 1), "%s", refused.Reason)
-	}
 	p.waits = waits{fair: cmp.Or(opts.Fair, opts.Tenant), most: opts.MaxParked, maxWait: opts.MaxWait, giveBack: opts.GiveBack}
+	var err error
+	if p.parking, err = e.prepareChoice(at, "Hold", opts, *opts.Hold); err == nil && opts.Burst != nil {
+		p.burst, err = e.prepareChoice(at, "Burst", opts, *opts.Burst)
+	}
 	return err
+}
+
+// prepareChoice prepares Options.Hold or Options.Burst.
+func (e *Enqueuer) prepareChoice(at, name string, opts *Options, r holds.Request) (*ledger.Parking, error) {
+	switch {
+	case r.Tenant != "" && r.Tenant != opts.Tenant:
+		return nil, invalid(at+name+".Tenant", "is not Options.Tenant")
+	case opts.GiveBack && len(r.Lines) == 0:
+		return nil, invalid(at+"GiveBack", "needs %s.Lines: nothing else can be given back", name)
+	}
+	r.Tenant = opts.Tenant
+	parking, err := inHolds.Park(e.gate.book, r)
+	if refused := (*fault.Argument)(nil); errors.As(err, &refused) {
+		return nil, invalid(at+strings.Replace(refused.Field, "Request.", name+".", 1), "%s", refused.Reason)
+	}
+	return parking, err
+}
+
+// choices are the units that the job takes, the first that fit.
+func (p *prepared) choices() []*ledger.Parking {
+	if p.burst == nil {
+		return []*ledger.Parking{p.parking}
+	}
+	return []*ledger.Parking{p.parking, p.burst}
+}
+
+func (p *prepared) locks() (all ledger.Locks) {
+	for _, choice := range p.choices() {
+		all.Scopes, all.Keys = append(all.Scopes, choice.Locks.Scopes...), append(all.Keys, choice.Locks.Keys...)
+	}
+	return all
 }
 
 // retry is how the job waits for its next attempt: for its lines alone, since its charges are spent.
@@ -121,12 +145,31 @@ func (p *prepared) retry() *retry {
 	if !p.waits.giveBack {
 		return nil
 	}
+	r := &retry{choice: linesOf(p.parking), Fair: p.waits.fair, WaitUS: p.waits.maxWait.Microseconds()}
+	if p.burst != nil {
+		burst := linesOf(p.burst)
+		r.Burst = &burst
+	}
+	return r
+}
+
+// choice is a hold and its charges, as text.
+type choice struct {
+	Hold    string `json:"hold"`
+	Charges string `json:"charges"`
+}
+
+func choiceOf(p *ledger.Parking) choice {
+	return choice{Hold: p.Hold, Charges: ledger.Charges(p.Charges)}
+}
+
+func linesOf(p *ledger.Parking) choice {
 	var lines []ledger.Charge
-	for _, c := range p.parking.Charges {
+	for _, c := range p.Charges {
 		if c.Held > 0 {
 			c.Amount = c.Held
 			lines = append(lines, c)
 		}
 	}
-	return &retry{Hold: p.parking.Hold, Charges: ledger.Charges(lines), Fair: p.waits.fair, WaitUS: p.waits.maxWait.Microseconds()}
+	return choice{Hold: p.Hold, Charges: ledger.Charges(lines)}
 }

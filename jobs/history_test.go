@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -34,6 +35,8 @@ type need struct {
 type modelJob struct {
 	id       int64
 	needs    []need
+	second   []need // where needs do not fit: then needs are these
+	first    []need
 	priority int
 	fair     string
 	turn     int64 // of a job in the only line
@@ -76,6 +79,11 @@ func (m *model) fits(needs []need) bool {
 		}
 	}
 	return true
+}
+
+// startable reports whether a job can start, by either choice.
+func (m *model) startable(j *modelJob) bool {
+	return m.fits(j.needs) || j.second != nil && m.fits(j.second)
 }
 
 func (m *model) start(j *modelJob) {
@@ -191,11 +199,16 @@ func (h *history) enqueue() {
 			o.Hold.Lines = append(o.Hold.Lines, holds.Line{Scope: scope, Amount: n.amount, Limits: h.limit(scope)})
 		}
 	}
+	if len(h.scopes) > 1 && len(o.Hold.Charges) == 0 && rapid.Bool().Draw(h.T, "burst") {
+		h.second(j, o)
+	}
 	j.gives = len(o.Hold.Lines) > 0 && rapid.Bool().Draw(h.T, "gives")
 	o.GiveBack = j.gives
-	waits := false // somebody waits for one of its scopes already
-	for _, n := range j.needs {
-		waits = waits || pgtest.Value[bool](h.g.t, h.g.pool, "select exists (select from metered.parked_scopes where scope = $1)", n.scope)
+	j.first = j.needs
+	// Somebody may wait for one of its scopes already.
+	starts := !h.waits(j.needs) && h.m.fits(j.needs)
+	if j.second != nil && !starts && !h.waits(j.second) && h.m.fits(j.second) {
+		starts, j.needs = true, j.second
 	}
 	var result jobs.Result
 	h.g.in(h.level(), func(tx pgx.Tx) (err error) {
@@ -203,7 +216,10 @@ func (h *history) enqueue() {
 		return err
 	})
 	j.id = result.JobID
-	require.Equal(h.T, !h.m.fits(j.needs) || waits, result.Parked)
+	require.Equal(h.T, !starts, result.Parked)
+	if starts && j.second != nil {
+		require.Equal(h.T, asLines(j.needs), h.held(j.id))
+	}
 	if result.Parked {
 		h.m.line(j)
 		j.state = "parked"
@@ -211,6 +227,41 @@ func (h *history) enqueue() {
 		h.m.start(j)
 	}
 	h.m.jobs = append(h.m.jobs, j)
+}
+
+func (h *history) waits(needs []need) bool {
+	return slices.ContainsFunc(needs, func(n need) bool {
+		return pgtest.Value[bool](h.g.t, h.g.pool, "select exists (select from metered.parked_scopes where scope = $1)", n.scope)
+	})
+}
+
+// second gives a job another choice of units: of other scopes, or of other amounts.
+func (h *history) second(j *modelJob, o *jobs.Options) {
+	var second []need
+	burst := &holds.Request{}
+	for _, scope := range rapid.Permutation(h.scopes).Draw(h.T, "second scopes")[:rapid.IntRange(1, len(h.scopes)).Draw(h.T, "m")] {
+		n := need{scope, rapid.Int64Range(1, h.m.most[scope]).Draw(h.T, "second amount"), false}
+		second = append(second, n)
+		burst.Lines = append(burst.Lines, holds.Line{Scope: scope, Amount: n.amount, Limits: h.limit(scope)})
+	}
+	if asLines(second) != asLines(j.needs) {
+		j.second, o.Burst = second, burst
+	}
+}
+
+func asLines(needs []need) string {
+	var all []string
+	for _, n := range needs {
+		all = append(all, fmt.Sprint(n.scope, " ", n.amount))
+	}
+	slices.Sort(all)
+	return strings.Join(all, ", ")
+}
+
+// held are the lines of a job's hold.
+func (h *history) held(id int64) string {
+	return pgtest.Value[string](h.g.t, h.g.pool, `select string_agg(l.scope || ' ' || l.amount, ', ' order by l.scope collate "C", l.amount)
+		from metered.holds h join metered.hold_lines l on l.hold = h.no where h.id = $1`, jobs.HoldOf(h.g.job(id)))
 }
 
 // charge is a request that shares the budget with the jobs.
@@ -344,7 +395,8 @@ func (h *history) release() {
 			h.m.end(j, 0)
 		case "failing":
 			h.m.end(j, 0)
-			j.needs = slices.DeleteFunc(j.needs, func(n need) bool { return n.spent })
+			j.needs = slices.DeleteFunc(slices.Clone(j.first), func(n need) bool { return n.spent })
+			j.first = j.needs
 			failing = append(failing, j)
 		}
 	}
@@ -371,9 +423,10 @@ func (h *history) release() {
 		j.state, j.next = "resting", p.NotBefore
 	}
 	started := 0
+	var bursting []modelJob
 	for _, j := range h.m.parked() {
 		var waiting, there int
-		require.NoError(h.T, h.g.pool.QueryRow(h.g.ctx, `select (select count(*) from metered.parked_jobs where job_id = $1),
+		require.NoError(h.T, h.g.pool.QueryRow(h.g.ctx, `select (select count(distinct job_id) from metered.parked_jobs where job_id = $1),
 			(select count(*) from river_job where id = $1 and state <> 'pending')`, j.id).Scan(&waiting, &there))
 		require.Equal(h.T, 1, waiting+there, "job %d is in one place", j.id)
 		if there == 0 {
@@ -383,14 +436,22 @@ func (h *history) release() {
 		if len(h.scopes) == 1 {
 			require.Contains(h.T, want, j.id)
 		}
+		if j.second != nil && h.held(j.id) != asLines(j.needs) {
+			require.Equal(h.T, asLines(j.second), h.held(j.id))
+			bursting = append(bursting, *j)
+			j.needs = j.second
+		}
 		h.m.start(j)
+	}
+	for _, j := range bursting { // what has started since can only have taken more
+		require.False(h.T, h.m.fits(j.needs), "job %d fits by its first choice: %+v", j.id, j)
 	}
 	require.EqualValues(h.T, started, report.Released)
 	if len(h.scopes) == 1 {
 		require.Len(h.T, want, started)
 	}
 	for _, j := range h.m.parked() {
-		require.False(h.T, h.m.fits(j.needs), "job %d fits and is parked: %+v", j.id, j)
+		require.False(h.T, h.m.startable(j), "job %d fits and is parked: %+v", j.id, j)
 	}
 	h.check()
 }

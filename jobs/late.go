@@ -38,7 +38,7 @@ func (internals) Enqueue(ctx context.Context, e *Enqueuer, tx pgx.Tx, args river
 	}
 	j := p.late.job
 	call := &ledger.Call[Result]{
-		SQL: e.gate.parkSQL, Locks: p.parking.Locks, Kind: "park",
+		SQL: e.gate.parkSQL, Locks: p.locks(), Kind: "park",
 		Args: func(s ledger.Sending) []any { return e.parkArgs([]gatedJob{j}, p.parking, s) },
 		Scan: func(row pgx.Row) (Result, error) {
 			var answer parkAnswer

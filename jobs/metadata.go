@@ -37,10 +37,10 @@ type ownMetadata struct {
 
 // retry is what a job with Options.GiveBack is parked with until its next attempt.
 type retry struct {
-	Hold    string `json:"hold"`
-	Charges string `json:"charges"`
-	Fair    string `json:"fair"`
-	WaitUS  int64  `json:"wait_us,omitempty"`
+	choice
+	Burst  *choice `json:"burst,omitempty"`
+	Fair   string  `json:"fair"`
+	WaitUS int64   `json:"wait_us,omitempty"`
 }
 
 // withHold adds a new id of the hold of a job to its metadata, which River's hooks have left an object. It is random, too, since

@@ -21,6 +21,8 @@ type Options struct {
 	// are free so long after the start, even if the job goes on. No limit has MaxFrom or Thresholds. It excludes UniqueOpts, ScheduledAt and
 	// Pending
 	Hold *holds.Request
+	// units that the job takes where those of Hold do not fit, such as of a pool that tenants share. A parked job waits for both
+	Burst *holds.Request
 	// parked jobs of different Fair take turns: up to 255 bytes. Defaults to Tenant. InsertOpts.Priority goes first
 	Fair string
 	// a job that failed or is snoozed gives the units of its Lines back, and waits for them again from River's time of its next attempt on. Until

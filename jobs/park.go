@@ -86,13 +86,12 @@ type gatedJob struct {
 	Priority    int             `json:"priority"`
 	MaxAttempts int             `json:"max_attempts"`
 
-	Hold    string `json:"hold"`
-	Charges string `json:"charges"`
-	Fair    string `json:"fair"`
-	Most    int    `json:"most,omitempty"`
-	WaitUS  int64  `json:"wait_us,omitempty"`
-	Hopeful bool   `json:"hopeful,omitempty"`
-	Again   bool   `json:"again,omitempty"` // River has it
+	choice
+	Burst   *choice `json:"burst,omitempty"`
+	Fair    string  `json:"fair"`
+	Most    int     `json:"most,omitempty"`
+	WaitUS  int64   `json:"wait_us,omitempty"`
+	Hopeful bool    `json:"hopeful,omitempty"`
 }
 
 const drawIDsSQL = `select pg_catalog.nextval($1::text::regclass) from pg_catalog.generate_series(1, $2::int)`
@@ -148,12 +147,16 @@ func (e *Enqueuer) gatedJobs(ctx context.Context, tx pgx.Tx, all []*prepared, ga
 
 func (p *prepared) gated(id int64, params *rivertype.JobInsertParams) (gatedJob, error) {
 	metadata, err := withHold(params.Metadata, id, p.retry())
-	return gatedJob{
+	j := gatedJob{
 		ID: id, Kind: params.Kind, Queue: params.Queue, Args: params.EncodedArgs, Metadata: metadata, Tags: append([]string{}, params.Tags...),
 		Priority: params.Priority, MaxAttempts: params.MaxAttempts,
-		Hold: p.parking.Hold, Charges: ledger.Charges(p.parking.Charges),
-		Fair: p.waits.fair, Most: p.waits.most, WaitUS: p.waits.maxWait.Microseconds(),
-	}, err
+		choice: choiceOf(p.parking), Fair: p.waits.fair, Most: p.waits.most, WaitUS: p.waits.maxWait.Microseconds(),
+	}
+	if p.burst != nil {
+		burst := choiceOf(p.burst)
+		j.Burst = &burst
+	}
+	return j, err
 }
 
 // A statement that inserts the jobs that a function of ours lets start, with the privileges of the caller, and tells River of them as

@@ -46,23 +46,11 @@ func (p *Parked) decode(raw []byte) error {
 		NotBefore *time.Time `json:"not_before"`
 		WakeAt    *time.Time `json:"wake_at"`
 		Now       time.Time
-
-		Refused []struct {
-			Limit   *int
-			Scope   string
-			Used    int64
-			Held    int64
-			Own     int64
-			Leased  int64
-			RetryUS int64 `json:"retry_us"`
-		} `json:"refused"`
-		Charges []struct {
-			Scope  string
-			Amount int64
-			Limits []struct {
-				Max      int64
-				WindowUS *float64 `json:"window_us"`
-			}
+		Refused   []refusal `json:"refused"`
+		Charges   []asked
+		Burst     struct {
+			Refused []refusal
+			Charges []asked
 		}
 	}
 	if err := json.Unmarshal(raw, &row); err != nil {
@@ -70,7 +58,7 @@ func (p *Parked) decode(raw []byte) error {
 	}
 	*p = row.Parked
 	p.ParkedAt = p.ParkedAt.UTC()
-	p.Refused = nil
+	p.Refused = append(reasons(row.Refused, row.Charges), reasons(row.Burst.Refused, row.Burst.Charges)...)
 	if row.DropAt != nil {
 		p.DropAt = row.DropAt.UTC()
 	}
@@ -80,21 +68,46 @@ func (p *Parked) decode(raw []byte) error {
 	if row.WakeAt != nil && row.WakeAt.Before(row.Now.Add(noTime)) {
 		p.LookedAt = row.WakeAt.UTC()
 	}
-	for _, r := range row.Refused {
+	return nil
+}
+
+// refusal is that of a limit, by its number among the limits of all charges.
+type refusal struct {
+	Limit   *int
+	Scope   string
+	Used    int64
+	Held    int64
+	Own     int64
+	Leased  int64
+	RetryUS int64 `json:"retry_us"`
+}
+
+// asked is a charge and its limits.
+type asked struct {
+	Scope  string
+	Amount int64
+	Limits []struct {
+		Max      int64
+		WindowUS *float64 `json:"window_us"`
+	}
+}
+
+func reasons(refused []refusal, charges []asked) (all []string) {
+	for _, r := range refused {
 		if r.Limit == nil {
-			p.Refused = append(p.Refused, fmt.Sprintf("%q does not exist, or is closed", r.Scope))
+			all = append(all, fmt.Sprintf("%q does not exist, or is closed", r.Scope))
 			continue
 		}
 		n := *r.Limit
-		for _, c := range row.Charges {
+		for _, c := range charges {
 			if n < len(c.Limits) {
-				p.Refused = append(p.Refused, reason(c.Scope, c.Amount, c.Limits[n].Max, c.Limits[n].WindowUS, r.Used, r.Held+r.Own+r.Leased, r.RetryUS))
+				all = append(all, reason(c.Scope, c.Amount, c.Limits[n].Max, c.Limits[n].WindowUS, r.Used, r.Held+r.Own+r.Leased, r.RetryUS))
 				break
 			}
 			n -= len(c.Limits)
 		}
 	}
-	return nil
+	return all
 }
 
 const (
@@ -116,7 +129,7 @@ select j.job_id, j.job operator(pg_catalog.->>) 'queue', j.job operator(pg_catal
 from metered.parked_jobs j
 where j.scope = $1 and (j.priority, j.turn, j.job_id) > (
 	select coalesce(pg_catalog.max(a.priority), -1), coalesce(pg_catalog.max(a.turn), -1), coalesce(pg_catalog.max(a.job_id), -1)
-	from metered.parked_jobs a where a.job_id = $2)
+	from metered.parked_jobs a where a.job_id = $2 and a.scope = $1)
 order by j.priority, j.turn, j.job_id limit $3`
 )
 

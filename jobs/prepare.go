@@ -27,6 +27,7 @@ type prepared struct {
 	digest []byte // of a keyed job
 
 	parking *ledger.Parking // of a job with Options.Hold
+	burst   *ledger.Parking // of one with Options.Burst, too
 	waits   waits
 	late    *late // its command parks it, at its end
 }
@@ -72,9 +73,11 @@ func (e *Enqueuer) prepare(at string, args river.JobArgs, opts *Options) (*prepa
 			return nil, err
 		}
 		// Limits may have changed since, and do not count.
-		encoded = append(encoded, 0)
-		for _, c := range p.parking.Charges {
-			encoded = fmt.Appendf(encoded, "%q %d %d\n", c.Scope, c.Amount, c.Held)
+		for _, choice := range p.choices() {
+			encoded = append(encoded, 0)
+			for _, c := range choice.Charges {
+				encoded = fmt.Appendf(encoded, "%q %d %d\n", c.Scope, c.Amount, c.Held)
+			}
 		}
 	} else if err := noWaits(at, opts); err != nil {
 		return nil, err

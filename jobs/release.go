@@ -162,7 +162,7 @@ func (e *Enqueuer) releaseIn(ctx context.Context, tx pgx.Tx, scopes []string) (b
 		case "trouble":
 			b.troubled++
 		default:
-			var j gatedJob
+			var j releasedJob
 			if err := json.Unmarshal(job, &j); err != nil {
 				return err
 			}
@@ -170,7 +170,7 @@ func (e *Enqueuer) releaseIn(ctx context.Context, tx pgx.Tx, scopes []string) (b
 				strayed = append(strayed, ofJob{tenant: readMetadata(j.Metadata).Tenant, id: readMetadata(j.Metadata).Hold})
 				return nil
 			}
-			row := startedRow(j, *createdAt, *scheduledAt)
+			row := startedRow(j.gatedJob, *createdAt, *scheduledAt)
 			if tried != nil {
 				if err := json.Unmarshal(tried, &triedBefore{row}); err != nil {
 					return err
@@ -192,6 +192,13 @@ func (e *Enqueuer) releaseIn(ctx context.Context, tx pgx.Tx, scopes []string) (b
 		err = e.notify(ctx, tx, b.results)
 	}
 	return b, err
+}
+
+// releasedJob is a job as metered.release_jobs returns it.
+type releasedJob struct {
+	gatedJob
+	Burst bool `json:"burst"` // it stood in two lines
+	Again bool `json:"again"` // River has it
 }
 
 // triedBefore are the columns of a job that River has tried.

@@ -91,6 +91,13 @@ func TestRoles_ApplicationParksAndReleasesAndOthersDoNot(t *testing.T) {
 	app.in(pgx.ReadCommitted, func(tx pgx.Tx) error { _, err := app.Reprioritize(g.ctx, tx, parked[1].JobID, 2); return err })
 	_, err = app.Explain(g.ctx, app.pool, parked[1].JobID)
 	require.NoError(t, err)
+	o := needs(slots("own", 1, 1))
+	o.GiveBack, o.Burst = true, needs(slots("pool", 1, 1)).Hold
+	again := app.mustEnqueue(process{"e"}, o)
+	app.fails(again.JobID, 3600)
+	require.Equal(t, jobs.ReleaseReport{Ended: 1}, app.release())
+	app.in(pgx.ReadCommitted, func(tx pgx.Tx) error { _, err := app.CancelParked(g.ctx, tx, again.JobID); return err })
+	require.Equal(t, rivertype.JobStateCancelled, app.job(again.JobID).State)
 
 	for _, forbidden := range []string{
 		"insert into metered.parked_scopes (key, wake_at, waiting, scope) values (1, now(), 1, 's')",

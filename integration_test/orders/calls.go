@@ -10,6 +10,7 @@ import (
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -346,6 +347,13 @@ var calls = []call{
 		return err
 	},
 		model: func(m *model) string { return m.park() }},
+
+	{name: "park-burst", tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
+		_, err := w.jobs.Enqueue(ctx, tx, work{}, &jobs.Options{
+			Tenant: w.name, Hold: w.holding("s", w.model.wants), Burst: w.holding("t", 30),
+		})
+		return err
+	}, model: func(m *model) string { return m.parkBurst() }},
 
 	{name: "release-jobs", needs: parked, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
 		_, err := w.jobs.ReleaseIn(ctx, tx, w.scope("s"))

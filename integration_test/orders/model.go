@@ -132,6 +132,16 @@ func (m *model) park() string {
 	return ok
 }
 
+// parkBurst enqueues a job that takes 30 units of "t" where it would wait for "s". In these orders the line of "t" is not looked at.
+func (m *model) parkBurst() string {
+	if !m.ahead && (m.parked > 0 || m.use("s")+m.wants > limit) && m.use("t")+30 <= limit {
+		m.started++
+		m.scopes["t"].held += 30
+		return ok
+	}
+	return m.park()
+}
+
 func (m *model) start() {
 	m.started++
 	m.scopes["s"].held += m.wants

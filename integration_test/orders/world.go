@@ -263,7 +263,11 @@ func (w *world) rest(ctx context.Context, tx pgx.Tx, hold string) error {
 
 // enqueue enqueues a job that holds units until it ends, or until it fails.
 func (w *world) enqueue(ctx context.Context, tx pgx.Tx, amount int64) (jobs.Result, error) {
-	return w.jobs.Enqueue(ctx, tx, work{}, &jobs.Options{Tenant: w.name, GiveBack: true, Hold: &holds.Request{Lines: []holds.Line{{Scope: w.scope("s"), Amount: amount, Limits: []budget.Limit{hour}}}}})
+	return w.jobs.Enqueue(ctx, tx, work{}, &jobs.Options{Tenant: w.name, GiveBack: true, Hold: w.holding("s", amount)})
+}
+
+func (w *world) holding(scope string, amount int64) *holds.Request {
+	return &holds.Request{Lines: []holds.Line{{Scope: w.scope(scope), Amount: amount, Limits: []budget.Limit{hour}}}}
 }
 
 // steps runs functions until one fails.
@@ -351,7 +355,7 @@ select
         from (values (1, 'capture'), (2, 'due'), (3, 'place')) i(n, id) left join metered.holds h on h.tenant = $1 and h.id = i.id)
     || format('jobs=%s,%s uses=%s revoked=%s lots=%s,%s done=%s lease=%s reports=%s',
         (select count(*) from metered.holds h where h.tenant = $1 and h.id like 'job/%' and h.state = 'h'),
-        (select count(*) from metered.parked_jobs j where j.tenant = $1),
+        (select count(distinct j.job_id) from metered.parked_jobs j where j.tenant = $1),
         (select coalesce(sum(t.uses - t.used) filter (where t.ended_at is null), 0) from metered.tokens t where t.subject = $1),
         (select count(*) from metered.tokens t where t.subject = $1 and t.revoked),
         (select coalesce(sum(l.rest), 0) from metered.lots l left join metered.lots f on f.no = l.from_lot where l.scope = $1 || '/w' and coalesce(f.reference, l.reference) = 'a' and l.expires_at > metered.clock()),

@@ -101,7 +101,8 @@ func (r *Reader) Jobs(ctx context.Context, ids []int64) (JobList, error) {
 const parkedSQL = `
 select j.job_id, j.kind, j.queue, j.priority, j.parked_at, coalesce(j.key, ''), j.tenant, j.scope,
     case when pg_catalog.row_number() over (order by j.job_id) <= 3 and j.scope <> '' then j.position else 0 end
-from metered.parked_jobs_words j where j.job_id = any ($1)`
+from metered.parked_jobs_words j where j.job_id = any ($1)
+order by j.lane desc`
 
 const readableSQL = `
 select t.oid is not null, coalesce(pg_catalog.has_table_privilege(t.oid, 'select'), false)

@@ -122,20 +122,20 @@ begin
 end
 $$;
 
--- Takes a job out of its line, whose scope is locked.
+-- Takes a job out of its lines, whose scopes are locked.
 create function metered._leave_line(of_job bigint) returns jsonb
 language plpgsql volatile
 as $$
 declare
     gone metered.parked_jobs;
+    said jsonb;
 begin
-    delete from metered.parked_jobs j where j.job_id = of_job returning j.* into gone;
-    if gone.job_id is null then
-        return null;
-    end if;
-    update metered.parked_scopes p set waiting = p.waiting - 1 where p.scope = gone.scope;
-    delete from metered.parked_scopes p where p.scope = gone.scope and p.waiting = 0;
-    return metered._parked_json(gone);
+    for gone in delete from metered.parked_jobs j where j.job_id = of_job returning j.* loop
+        update metered.parked_scopes p set waiting = p.waiting - 1 where p.scope = gone.scope;
+        delete from metered.parked_scopes p where p.scope = gone.scope and p.waiting = 0;
+        said := case when gone.lane = 0 then metered._parked_json(gone) else said end;
+    end loop;
+    return said;
 end
 $$;
 
@@ -159,6 +159,26 @@ as $$
         and octet_length(j ->> 'charges') <= 65536 and octet_length(j ->> 'hold') <= 131072
         and coalesce((j ->> 'most')::bigint > 0, true) and coalesce((j ->> 'wait_us')::bigint between 1 and 315576000000000, true)
         and coalesce((j ->> 'rest_us')::bigint between 0 and 315576000000000, true)
+        and coalesce(octet_length(j -> 'burst' ->> 'charges') <= 65536 and octet_length(j -> 'burst' ->> 'hold') <= 131072, not j ? 'burst')
+$$;
+
+-- The keys of the scopes of a job's charges, of both choices.
+create function metered._keys_of_job(j jsonb) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    cs   metered.new_charge[] := (j ->> 'charges')::metered.new_charge[];
+    c    metered.new_charge;
+    keys bigint[] := '{}';
+begin
+    perform metered._require(metered._is_job(j), 'job');
+    perform metered._require(cardinality(cs) between 1 and 64 and metered._fits(cs), 'charges');
+    foreach c in array cs loop
+        perform metered._require(metered._key_fits(c.key, c.scope) and c.lease is null, 'key');
+        keys := keys || c.key;
+    end loop;
+    return case when j ? 'burst' then keys || metered._keys_of_job((j || (j -> 'burst')) - 'burst') else keys end;
+end
 $$;
 
 -- The hold that a job asks for, with its id.
@@ -202,6 +222,7 @@ $$;
 --
 -- Each element of parking has River's columns of the job, with its job_id; the hold and the charges of place, as text; the key
 -- of its turn (fair), the most jobs in its line (most), how long it waits (wait_us), and whether its limits may be raised (hopeful).
+-- burst is another hold and its charges, for a job whose own do not fit: it starts with the first that fits, and waits in the lines of both.
 create function metered.park_jobs(parking jsonb, ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean)
 returns table (nth int, status text, job jsonb, refused jsonb, scope text, retry_us bigint)
 language plpgsql volatile
@@ -213,56 +234,72 @@ declare
     c     metered.new_charge;
     p     record;
     w     record;
+    no    jsonb;
     busy  text;
     clk   timestamptz;
     keys  bigint[] := '{}';
     most  bigint;
+    waits metered.parked_jobs[];
+    line_keys bigint[];
+    wakes timestamptz[];
 begin
     perform metered._require(jsonb_typeof(parking) = 'array' and jsonb_array_length(parking) between 1 and 1000, 'parking');
     for j in select x from jsonb_array_elements(parking) x loop
-        perform metered._require(metered._is_job(j), 'job');
-        cs := (j ->> 'charges')::metered.new_charge[];
-        perform metered._require(cardinality(cs) between 1 and 64 and metered._fits(cs), 'charges');
-        foreach c in array cs loop
-            perform metered._require(metered._key_fits(c.key, c.scope) and c.lease is null, 'key');
-            keys := keys || c.key;
-        end loop;
+        keys := keys || metered._keys_of_job(j);
     end loop;
     perform metered._lock_keys(array(select distinct k from unnest(keys) k order by k), wait_ms);
     nth := 0;
     for j in select x from jsonb_array_elements(parking) x loop
         nth := nth + 1;
-        cs := (j ->> 'charges')::metered.new_charge[];
-        h := metered._hold_of_job(j);
-        busy := (select y.scope from unnest(cs) x, lateral (select z.scope from metered.parked_scopes z where z.scope = x.scope) y limit 1);
-        if busy is null then
-            p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
-            if p.started then
-                status := 'started'; job := j; refused := null; scope := null; retry_us := null;
-                return next;
-                continue;
+        status := null; job := null; refused := null; scope := null; retry_us := null;
+        waits := '{}'; line_keys := '{}'; wakes := '{}';
+        loop
+            cs := (j ->> 'charges')::metered.new_charge[];
+            h := metered._hold_of_job(j);
+            busy := (select y.scope from unnest(cs) x, lateral (select z.scope from metered.parked_scopes z where z.scope = x.scope) y limit 1);
+            if busy is null then
+                p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
+                if p.started then
+                    status := 'started'; job := j;
+                    exit;
+                end if;
+                no := p.refused;
+            else
+                no := (metered.check_charge(cs, ahead)).refused;
+                if metered._one_snapshot() then
+                    perform metered._refuse_stale(array(select metered._last_entry(x.scope) from unnest(cs) x));
+                end if;
             end if;
-            refused := p.refused;
-        else
-            refused := (metered.check_charge(cs, ahead)).refused;
-            if metered._one_snapshot() then
-                perform metered._refuse_stale(array(select metered._last_entry(x.scope) from unnest(cs) x));
+            refused := coalesce(refused, no);
+            w := metered._refusing(cs, no, null, coalesce((j ->> 'hopeful')::boolean, false));
+            clk := metered.clock();
+            if no is null or w.scope is not null then
+                c := (metered._charge_of(coalesce(w.scope, busy), cs))[1];
+                waits := waits || row((j ->> 'job_id')::bigint, 0, c.amount, hashtextextended(c.limits::text, 0), clk,
+                    clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, (j ->> 'priority')::int, cardinality(waits), c.scope,
+                    coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], h::text, j ->> 'charges')::metered.parked_jobs;
+                line_keys := line_keys || c.key;
+                wakes := wakes || case when no is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end;
+                if scope is null then
+                    scope := c.scope;
+                    retry_us := case when no is not null then extract(epoch from w.retry) * 1000000 end;
+                end if;
             end if;
-        end if;
-        job := null;
-        w := metered._refusing(cs, refused, null, coalesce((j ->> 'hopeful')::boolean, false));
-        clk := metered.clock();
-        if refused is not null and w.scope is null then
+            exit when not j ? 'burst';
+            j := (j || (j -> 'burst')) - 'burst';
+        end loop;
+        if status = 'started' then
+            refused := null; scope := null; retry_us := null;
+            return next;
+            continue;
+        elsif cardinality(waits) = 0 then
             status := 'refused';
             if raising then
                 raise exception 'the job never fits' using errcode = 'MT001', detail = refused;
             end if;
-            scope := null; retry_us := null;
             return next;
             continue;
         end if;
-        scope := coalesce(w.scope, busy);
-        retry_us := case when refused is not null then extract(epoch from w.retry) * 1000000 end;
         most := (j ->> 'most')::bigint;
         if most <= (select y.waiting from metered.parked_scopes y where y.scope = park_jobs.scope) then
             status := 'full';
@@ -272,13 +309,14 @@ begin
             return next;
             continue;
         end if;
-        c := (metered._charge_of(scope, cs))[1];
-        insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, drop_at, priority, scope, fair, tenant, job, hold, charges)
-        values ((j ->> 'job_id')::bigint, metered._turn(park_jobs.scope, (j ->> 'priority')::int, coalesce(j ->> 'fair', '')), c.amount,
-            hashtextextended(c.limits::text, 0), clk, clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', (j ->> 'priority')::int,
-            park_jobs.scope, coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful}'::text[],
-            h::text, j ->> 'charges');
-        perform metered._join_line(scope, c.key, case when refused is null then '-infinity' else coalesce(clk + w.retry, 'infinity') end);
+        for n in 1..cardinality(waits) loop
+            if cardinality(waits) > 1 then
+                waits[n].job := waits[n].job || '{"burst": true}';
+            end if;
+            waits[n].turn := metered._turn(waits[n].scope, waits[n].priority, waits[n].fair);
+            insert into metered.parked_jobs select (waits[n]).*;
+            perform metered._join_line(waits[n].scope, line_keys[n], wakes[n]);
+        end loop;
         status := 'parked';
         return next;
     end loop;
@@ -291,26 +329,25 @@ create function metered.rest_jobs(resting jsonb) returns setof bigint
 language plpgsql volatile
 as $$
 declare
-    j   jsonb;
-    cs  metered.new_charge[];
-    c   metered.new_charge;
-    h   metered.new_hold;
-    clk timestamptz := metered.clock();
-    due timestamptz;
+    j    jsonb;
+    h    metered.new_hold;
+    clk  timestamptz := metered.clock();
+    due  timestamptz;
+    keys bigint[];
 begin
     perform metered._require(jsonb_typeof(resting) = 'array' and jsonb_array_length(resting) between 1 and 1000, 'resting');
     for j in select x from jsonb_array_elements(resting) x loop
-        perform metered._require(metered._is_job(j), 'job');
-        cs := (j ->> 'charges')::metered.new_charge[];
-        perform metered._require(cardinality(cs) between 1 and 64 and metered._fits(cs), 'charges');
-        foreach c in array cs loop
-            perform metered._require(metered._key_fits(c.key, c.scope) and c.lease is null, 'key');
-        end loop;
-        h := metered._hold_of_job(j);
+        keys := metered._keys_of_job(j);
         due := clk + (j ->> 'rest_us')::bigint * interval '1 microsecond';
-        insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, not_before, drop_at, priority, scope, fair, tenant, job, hold, charges)
-        values ((j ->> 'job_id')::bigint, 0, 0, 0, clk, due, due + (j ->> 'wait_us')::bigint * interval '1 microsecond', (j ->> 'priority')::int,
-            '', coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,wait_us,rest_us}'::text[], h::text, j ->> 'charges');
+        for of_lane in 0..1 loop
+            h := metered._hold_of_job(j);
+            insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, not_before, drop_at, priority, lane, scope, fair, tenant, job, hold, charges)
+            values ((j ->> 'job_id')::bigint, 0, 0, 0, clk, due, due + (j ->> 'wait_us')::bigint * interval '1 microsecond', (j ->> 'priority')::int,
+                of_lane, '', coalesce(j ->> 'fair', ''), h.tenant, (j - '{hold,charges,fair,wait_us,rest_us,burst}'::text[])
+                || case when of_lane = 1 or j ? 'burst' then '{"burst": true}' else '{}' end::jsonb, h::text, j ->> 'charges');
+            exit when not j ? 'burst';
+            j := (j || (j -> 'burst')) - 'burst';
+        end loop;
         return next (j ->> 'job_id')::bigint;
     end loop;
 end

@@ -34,6 +34,28 @@ exception
 end
 $$;
 
+-- The other row of a job that stands in two lines, the charges of its first choice, which is tried first, and the keys of the locks that it takes to
+-- start the job, beside those of its charges.
+create function metered._other_lane(r metered.parked_jobs, given jsonb, out other metered.parked_jobs, out first metered.new_charge[], out keys bigint[])
+language plpgsql volatile
+as $$
+begin
+    keys := '{}';
+    if not r.job ? 'burst' then
+        return;
+    end if;
+    select x.* into other from metered.parked_jobs x where x.job_id = r.job_id and x.lane <> r.lane;
+    if other.job_id is null then
+        return;
+    end if;
+    keys := array(select y.key from metered.parked_scopes y where y.scope = other.scope);
+    if r.lane = 1 then
+        first := metered._under_limits(other.charges::metered.new_charge[], given);
+        keys := case when first is not null then keys || array(select c.key from unnest(first) c) end;
+    end if;
+end
+$$;
+
 -- Looks at the line of one scope, which is locked, and takes those jobs out of it that fit, at most room of them. A job that
 -- another scope refuses goes on to the line of that scope. The scopes of a job are locked as far as they
 -- are to be had at once. Otherwise the line is looked at again soon.
@@ -56,6 +78,9 @@ declare
     clk    timestamptz;
     k      bigint;
     before bigint[];
+    o      record;
+    began  boolean;
+    gone   bigint[] := '{}';    -- jobs that stood in this line twice
     seen   int := 0;
     open   boolean := false;
     whole  boolean := false;    -- all classes were asked, or all jobs looked at
@@ -96,21 +121,29 @@ begin
             exit when seen > 500 or cardinality(jobs) = room;
             before := s.after;
             s.after := array[r.priority, r.turn, r.job_id];
-            continue when r.amount >= (closed ->> r.class::text)::bigint or r.drop_at <= clk;
+            continue when r.amount >= (closed ->> r.class::text)::bigint or r.drop_at <= clk or r.job_id = any (gone);
             cs := metered._under_limits(r.charges::metered.new_charge[], given);
-            if cs is null and seen > room then   -- judged_scopes did not come so far: the next look begins here
+            o := metered._other_lane(r, given);
+            if (cs is null or o.keys is null) and seen > room then   -- judged_scopes did not come so far: the next look begins here
                 s.after := before;
                 seen := 501;
                 exit;
-            elsif cs is null or not metered._try_each(array(select x.key from unnest(cs) x order by x.key)) then
+            elsif cs is null or o.keys is null or not metered._try_each(array(select x.key from unnest(cs) x union select unnest(o.keys) order by 1)) then
                 s.next_at := least(s.next_at, clk + interval '20 milliseconds');
                 continue;
             end if;
             h := r.hold::metered.new_hold;
-            if careful then
-                p := metered._try_start_job(h, cs, ahead, wait_ms, origin, channel);
-            else
-                p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
+            began := false;
+            if o.first is not null then
+                p := metered._try_start_job((o.other).hold::metered.new_hold, o.first, ahead, wait_ms, origin, channel);
+                began := coalesce(p.started, false);
+            end if;
+            if not began then
+                if careful then
+                    p := metered._try_start_job(h, cs, ahead, wait_ms, origin, channel);
+                else
+                    p := metered._start_job(h, cs, ahead, wait_ms, origin, channel);
+                end if;
             end if;
             if p.started is null then
                 s.next_at := least(s.next_at, clk + interval '10 seconds');
@@ -119,6 +152,13 @@ begin
                 jobs := jobs || r.job;
                 delete from metered.parked_jobs j where j.job_id = r.job_id;
                 s.waiting := s.waiting - 1;
+                if (o.other).scope = of_scope then
+                    s.waiting := s.waiting - 1;
+                    gone := gone || r.job_id;
+                elsif (o.other).scope <> '' then
+                    update metered.parked_scopes y set waiting = y.waiting - 1 where y.scope = (o.other).scope;
+                    delete from metered.parked_scopes y where y.scope = (o.other).scope and y.waiting = 0;
+                end if;
                 s.turns[r.priority] := greatest(s.turns[r.priority], r.turn);
                 s.next_at := least(s.next_at, p.due);
                 continue;
@@ -133,7 +173,7 @@ begin
                 c := (metered._charge_of(w.scope, cs))[1];
                 update metered.parked_jobs j set scope = w.scope, amount = c.amount, class = hashtextextended(c.limits::text, 0),
                     turn = metered._turn(w.scope, r.priority, r.fair)
-                where j.job_id = r.job_id;
+                where j.job_id = r.job_id and j.lane = r.lane;
                 s.waiting := s.waiting - 1;
                 perform metered._join_line(w.scope, c.key, coalesce(clk + w.retry, 'infinity'));
             end if;
@@ -176,9 +216,12 @@ begin
     loop
         c := (r.charges::metered.new_charge[])[1];
         if pg_try_advisory_xact_lock(c.key) then
+            if metered._one_snapshot() then     -- nobody marked the line in which the job was not
+                perform metered._refuse_stale(array[metered._last_entry(c.scope)]);
+            end if;
             update metered.parked_jobs x set scope = c.scope, amount = c.amount, class = hashtextextended(c.limits::text, 0),
                 turn = metered._turn(c.scope, r.priority, r.fair)
-            where x.job_id = r.job_id;
+            where x.job_id = r.job_id and x.lane = r.lane;
             perform metered._join_line(c.scope, c.key, '-infinity');
         else
             scope := c.scope;
@@ -212,10 +255,11 @@ begin
         continue when not pg_try_advisory_xact_lock(line.key);
         judged := judged || line.scope || array(
             select distinct c.scope from (
-                select j.charges from metered.parked_jobs j, metered.parked_scopes y
+                select j.job_id, j.lane from metered.parked_jobs j, metered.parked_scopes y
                 where y.scope = line.scope and j.scope = line.scope
                   and (j.priority, j.turn, j.job_id) > (coalesce(y.after[1], -1), coalesce(y.after[2], -1), coalesce(y.after[3], -1))
-                order by j.priority, j.turn, j.job_id limit max_jobs) f, unnest(f.charges::metered.new_charge[]) c
+                order by j.priority, j.turn, j.job_id limit max_jobs) f,
+                lateral (select x.charges from metered.parked_jobs x where x.job_id = f.job_id and x.lane <= f.lane) a, unnest(a.charges::metered.new_charge[]) c
             where pg_try_advisory_xact_lock(c.key));
     end loop;
     return array(select distinct x from unnest(judged) x);
@@ -315,11 +359,13 @@ declare
 begin
     perform metered._require(max_rows between 1 and 1000, 'max_rows');
     for j in
-        select x.job_id, x.scope, y.key from metered.parked_jobs x, lateral (select z.key from metered.parked_scopes z where z.scope = x.scope limit 1) y
-        where x.drop_at <= metered.clock() order by x.drop_at limit max_rows
+        select x.job_id, l.scopes, l.keys from metered.parked_jobs x, lateral (
+            select array_agg(z.scope order by z.lane) as scopes, array_agg(y.key order by y.key) as keys
+            from metered.parked_jobs z left join metered.parked_scopes y on y.scope = z.scope where z.job_id = x.job_id) l
+        where x.drop_at <= metered.clock() and x.lane = 0 order by x.drop_at limit max_rows
     loop
-        continue when not pg_try_advisory_xact_lock(j.key);
-        continue when not exists (select from metered.parked_jobs x where x.job_id = j.job_id and x.scope = j.scope);
+        continue when array_position(j.keys, null) is not null or not metered._try_each(j.keys);
+        continue when j.scopes is distinct from array(select z.scope from metered.parked_jobs z where z.job_id = j.job_id order by z.lane);
         return next metered._leave_line(j.job_id);
     end loop;
 end
@@ -331,11 +377,11 @@ language plpgsql volatile
 as $$
 declare
     j   metered.parked_jobs;
-    was text;
+    was text[];
 begin
     perform metered._require(coalesce(of_priority between 1 and 4, true), 'of_priority');
-    select * into j from metered.parked_jobs x where x.job_id = of_job;
-    if not found then
+    was := array(select x.scope from metered.parked_jobs x where x.job_id = of_job order by x.lane);
+    if was = '{}' then
         if metered._one_snapshot() then     -- it may have been parked since
             begin
                 insert into metered.parked_jobs (job_id, turn, amount, class, parked_at, priority, scope, fair, tenant, job, hold, charges)
@@ -347,45 +393,51 @@ begin
         end if;
         return null;
     end if;
-    was := j.scope;
-    if was <> '' then
-        perform metered._lock_keys(array[(select y.key from metered.parked_scopes y where y.scope = was)], wait_ms);
-    end if;
-    select * into j from metered.parked_jobs x where x.job_id = of_job for update;
+    perform metered._lock_keys(array(select y.key from metered.parked_scopes y where y.scope = any (was) order by 1), wait_ms);
+    perform from metered.parked_jobs x where x.job_id = of_job order by x.lane for update;
     if not found then
         return null;
-    elsif j.scope <> was then
+    elsif was <> array(select x.scope from metered.parked_jobs x where x.job_id = of_job order by x.lane) then
         raise exception 'could not serialize access: the job waits for another scope now' using errcode = '40001';
     elsif of_priority is null then
         return metered._leave_line(of_job);
-    elsif of_priority <> j.priority then
+    end if;
+    for j in select x.* from metered.parked_jobs x where x.job_id = of_job and x.priority <> of_priority order by x.lane loop
         update metered.parked_jobs x set priority = of_priority, turn = metered._turn(j.scope, of_priority, j.fair),
             job = x.job || jsonb_build_object('priority', of_priority)
-        where x.job_id = of_job returning x.* into j;
-    end if;
-    return metered._parked_json(j);
+        where x.job_id = of_job and x.lane = j.lane;
+    end loop;
+    return (select metered._parked_json(x) from metered.parked_jobs x where x.job_id = of_job and x.lane = 0);
 end
 $$;
 
--- A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answer of check_charge for it. null: it is not parked.
+create function metered._explain_charges(of_charges text, ahead interval) returns jsonb
+language plpgsql stable
+as $$
+begin
+    return jsonb_build_object('refused', (metered.check_charge(of_charges::metered.new_charge[], ahead)).refused,
+        'charges', (select jsonb_agg(jsonb_build_object('scope', c.scope, 'amount', c.amount, 'limits', (
+            select jsonb_agg(jsonb_build_object('max', l.max, 'window_us', extract(epoch from l.win) * 1000000)) from unnest(c.limits) l)))
+            from unnest(of_charges::metered.new_charge[]) c));
+end
+$$;
+
+-- A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answers of check_charge for its
+-- charges, and for those of its second choice. null: it is not parked.
 create function metered.explain_parked(of_job bigint, ahead interval) returns jsonb
 language plpgsql stable
 as $$
 declare
     j metered.parked_jobs;
     s metered.parked_scopes;
-    v record;
 begin
-    select * into j from metered.parked_jobs x where x.job_id = of_job;
+    select * into j from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
     if not found then
         return null;
     end if;
     select * into s from metered.parked_scopes y where y.scope = j.scope;
-    v := metered.check_charge(j.charges::metered.new_charge[], ahead);
-    return metered._parked_json(j) || jsonb_build_object('waiting', s.waiting, 'wake_at', nullif(greatest(s.wake_at, '0001-01-01Z'), 'infinity'), 'trouble', s.trouble,
-        'refused', v.refused, 'now', metered.clock(), 'charges', (select jsonb_agg(jsonb_build_object('scope', c.scope, 'amount', c.amount, 'limits', (
-            select jsonb_agg(jsonb_build_object('max', l.max, 'window_us', extract(epoch from l.win) * 1000000)) from unnest(c.limits) l)))
-            from unnest(j.charges::metered.new_charge[]) c),
+    return metered._parked_json(j) || metered._explain_charges(j.charges, ahead) || jsonb_build_object('waiting', s.waiting, 'wake_at', nullif(greatest(s.wake_at, '0001-01-01Z'), 'infinity'), 'trouble', s.trouble,
+        'now', metered.clock(), 'burst', (select metered._explain_charges(x.charges, ahead) from metered.parked_jobs x where x.job_id = of_job and x.lane = 1),
         'position', case when j.scope <> '' then 1 end + (select count(*) from (select from metered.parked_jobs x
             where x.scope = j.scope and (x.priority, x.turn, x.job_id) < (j.priority, j.turn, j.job_id)
             order by x.priority desc, x.turn desc, x.job_id desc limit 9999) y));

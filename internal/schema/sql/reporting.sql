@@ -259,5 +259,6 @@ select j.job_id,                                -- the id that it will have in r
     j.job -> 'metadata' ->> 'metered:hold' as hold, -- the id that its hold will have
     j.parked_at,                                -- when it was parked
     j.drop_at,                                  -- when it is dropped, or null: never
-    j.not_before                                -- when its next attempt may start, or null: it waits for its first
+    j.not_before,                               -- when its next attempt may start, or null: it waits for its first
+    j.lane                                      -- 0, or 1: the row of its second choice of units, for which it waits as well
 from metered.parked_jobs j;

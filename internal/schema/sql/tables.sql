@@ -357,7 +357,7 @@ create index job_keys_age on metered.job_keys (created_at);
 
 -- Jobs that wait for units of a scope: see parked.sql. Those that wait for their first attempt have no row of River's yet.
 create table metered.parked_jobs (
-    job_id    bigint      primary key,  -- the id that it has or will have in river_job
+    job_id    bigint      not null,     -- the id that it has or will have in river_job
     turn      bigint      not null,     -- its round in the line
     amount    bigint      not null,     -- the units that it needs of the scope
     class     bigint      not null,     -- a hash of its limits of the scope
@@ -365,12 +365,14 @@ create table metered.parked_jobs (
     drop_at   timestamptz,              -- when it is dropped, or null: never
     not_before timestamptz,             -- when its next attempt may start, or null: it waits for its first
     priority  smallint    not null,     -- River's: 1 is first
+    lane      smallint    not null default 0, -- 1: it waits for a second choice of units, too, and has a row for each
     scope     text collate "C" not null, -- the scope that it waits for, or empty until then
     fair      text collate "C" not null, -- jobs of different keys take turns
     tenant    text collate "C" not null, -- of the job and its hold
     job       jsonb       not null,     -- its columns in river_job
     hold      text        not null,     -- the hold, a metered.new_hold
-    charges   text        not null      -- metered.new_charge[] of all its scopes
+    charges   text        not null,     -- metered.new_charge[] of all its scopes
+    primary key (job_id, lane)
 );
 
 -- The order of a line.
