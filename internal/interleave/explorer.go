@@ -72,7 +72,7 @@ type Explorer struct {
 }
 
 // hang is how long all sessions may do nothing.
-const hang = 30 * time.Second
+const hang = 5 * time.Minute
 
 // New opens n sessions on a database that was installed by Install.
 func New(ctx context.Context, config *pgxpool.Config, n int) (*Explorer, error) {
