@@ -38,9 +38,9 @@ func (w *world) fillLocks(ctx context.Context) error {
 // chaos ends, kills and stops backends of the server, and the server itself, in the pace of the calls.
 func (w *world) chaos() {
 	ctx := context.Background()
-	crash := int64(*operations) / 4
-	for next, crashes := int64(10), int64(1); w.ended.Load() < int64(*operations); {
-		if w.standby != nil && w.faults["promoted"].Load() == 0 && w.ended.Load() > int64(*operations)/2 {
+	crash := w.calls / 4
+	for next, crashes := int64(10), int64(1); w.ended.Load() < w.calls; {
+		if w.standby != nil && w.faults["promoted"].Load() == 0 && w.ended.Load() > w.calls/2 {
 			w.promote()
 			continue
 		}
@@ -101,7 +101,7 @@ func (w *world) chaos() {
 
 // after waits for so many calls.
 func (w *world) after(n int64) {
-	for until := min(w.ended.Load()+n, int64(*operations)); w.ended.Load() < until; {
+	for until := min(w.ended.Load()+n, w.calls); w.ended.Load() < until; {
 		time.Sleep(time.Millisecond)
 	}
 }

@@ -21,7 +21,7 @@ import (
 // client makes calls of all kinds until enough were made.
 func (w *world) client(n int) {
 	charged := map[string][]budget.Posted{} // that it may refund
-	for w.ended.Load() < int64(*operations) {
+	for w.ended.Load() < w.calls {
 		failed := w.one(n, charged) != nil
 		for failed && w.base.Ping(context.Background()) != nil {
 			time.Sleep(10 * time.Millisecond) // the server restarts: not all calls are to meet that

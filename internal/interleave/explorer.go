@@ -152,10 +152,11 @@ func (e *Explorer) run(ctx context.Context, p plan, calls []Call) (*Run, error) 
 			return r, err
 		}
 	}
+	var diverged error
 	for c := (choice{last: -1}); ; c.last = c.took {
 		var open int
 		if c.could, open = ready(all); open == 0 {
-			return r, nil
+			return r, diverged
 		}
 		if len(c.could) == 0 { // a deadlock: Postgres ends one of them
 			c.took = c.last
@@ -165,11 +166,13 @@ func (e *Explorer) run(ctx context.Context, p plan, calls []Call) (*Run, error) 
 			continue
 		}
 		step := len(r.Order)
+		if step < len(p.order) && !slices.Contains(c.could, p.order[step]) {
+			diverged = fmt.Errorf("interleave: step %d of order %s: session %d cannot go on: %w", step, p.order, p.order[step], ErrDiverged)
+			p.order = p.order[:step]
+		}
 		switch {
 		case step < len(p.order):
-			if c.took = p.order[step]; !slices.Contains(c.could, c.took) {
-				return r, fmt.Errorf("interleave: step %d of order %s: session %d cannot go on: %w", step, p.order, c.took, ErrDiverged)
-			}
+			c.took = p.order[step]
 		case slices.Contains(c.could, c.last):
 			c.took = c.last
 		default:
@@ -364,9 +367,11 @@ func (e *Explorer) note(all []*session, s *session, ev event, r *Run) {
 }
 
 // Explore runs the calls that setup makes, in each order with at most so many preemptions, until visit says no. setup makes
-// the calls for each run anew, on data of their own. It returns how many orders were run.
+// the calls for each run anew, on data of their own. It returns how many orders were run. An order that a run did not follow is run again, a few
+// times.
 func (e *Explorer) Explore(ctx context.Context, preemptions int, setup func(n int) ([]Call, error), visit func(n int, r *Run) (bool, error)) (int, error) {
 	stack := []plan{{most: preemptions}}
+	again := 0
 	for n := 0; ; n++ {
 		if len(stack) == 0 {
 			return n, nil
@@ -378,9 +383,16 @@ func (e *Explorer) Explore(ctx context.Context, preemptions int, setup func(n in
 			return n, err
 		}
 		r, err := e.run(ctx, p, calls)
+		if errors.Is(err, ErrDiverged) && again < 5 {
+			again++
+			n--
+			stack = append(stack, p)
+			continue
+		}
 		if err != nil {
 			return n, err
 		}
+		again = 0
 		if more, err := visit(n, r); err != nil || !more {
 			return n + 1, err
 		}
