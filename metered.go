@@ -203,7 +203,6 @@ type Config struct {
 	MaxAttempts    int           // of a command that fails with 40001 or 40P01, 1 to 100. Defaults to 10
 	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h. Defaults to 30s
 	Holds          holds.Config  // of Client.Holds. Subscribers cost a round trip under the locks
-	Jobs           jobs.Config   // of Client.Jobs: Limits and OnDrop. Its other fields stay zero, since they are the Client's
 	// sends the jobs of committed commands to Client.Listen, and those of Client.Jobs at a round trip a call. Any role that may connect can
 	// listen
 	NotifyJobs        bool
@@ -266,10 +265,6 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 		return nil, invalid("Config.ResolveTimeout", "%v is not from 0 to 1h", cfg.ResolveTimeout)
 	case cfg.MaxAttempts < 1 || cfg.MaxAttempts > 100:
 		return nil, invalid("Config.MaxAttempts", "%d is not from 1 to 100", cfg.MaxAttempts)
-	case cfg.Jobs.Schema != "" || cfg.Jobs.LockTimeout != 0 || cfg.Jobs.Notify || cfg.Jobs.Observer != nil || cfg.Jobs.Holds != nil:
-		return nil, invalid("Config.Jobs", "sets more than Limits and OnDrop: the other fields are the Client's")
-	case cfg.River == nil && (cfg.Jobs.Limits != nil || cfg.Jobs.OnDrop != nil):
-		return nil, invalid("Config.Jobs", "needs River")
 	}
 	if len(cfg.SecretKey) > 0 {
 		if _, err := tokens.Derive(cfg.SecretKey, "probe"); err != nil {
@@ -319,10 +314,7 @@ func (c *Client) setUpPieces() (err error) {
 		return fmt.Errorf("metered: %w", err)
 	}
 	if c.cfg.River != nil {
-		config := jobs.Config{
-			Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, Observer: c.cfg.Observer, Holds: c.Holds,
-			Limits: c.cfg.Jobs.Limits, OnDrop: c.cfg.Jobs.OnDrop,
-		}
+		config := jobs.Config{Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, Observer: c.cfg.Observer, Holds: c.Holds}
 		if c.enqueuer, err = jobs.New(c.cfg.River, config); err != nil {
 			return fmt.Errorf("metered: %w", err)
 		}

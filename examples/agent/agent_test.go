@@ -18,9 +18,7 @@ import (
 
 func openOffice(t *testing.T, at time.Time) (*office, *pgtest.Clock) {
 	t.Helper()
-	pool := pgtest.Open(t)
-	_, err := pool.Exec(t.Context(), callsSQL)
-	require.NoError(t, err)
+	pool := exampletest.Open(t, callsSQL)
 	o, err := newOffice(pool)
 	require.NoError(t, err)
 	return o, pgtest.SetClock(t, pool, at)
@@ -33,8 +31,7 @@ func (o *office) stands(t *testing.T, used, left, calls int64) {
 	t.Helper()
 	gotUsed, gotLeft, err := o.left(t.Context(), "ann")
 	require.NoError(t, err)
-	var made int64
-	require.NoError(t, o.db.QueryRow(t.Context(), `select coalesce(sum(units), 0)::bigint from calls`).Scan(&made))
+	made := pgtest.Value[int64](t, o.db, `select coalesce(sum(units), 0)::bigint from calls`)
 	require.Equal(t, []int64{used, left, calls}, []int64{gotUsed, gotLeft, made}, "used, left, units of calls")
 	pgtest.RequireVerified(t, o.db, o.client.Budget)
 }

@@ -15,7 +15,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 	"github.com/pgmetered/metered/leases"
@@ -125,18 +124,8 @@ func (o *office) abandon(ctx context.Context, user, id string, units int64, afte
 
 // callAtOnce makes n calls at the same time.
 func (r *run) callAtOnce(ctx context.Context, n int, units int64) (made, refused int, err error) {
-	for _, e := range exampledb.AtOnce(n, func(i int) error {
+	return exampledb.Admitted(n, func(i int) error {
 		_, _, err := r.call(ctx, fmt.Sprint("call-", i+1), "search", units)
 		return err
-	}) {
-		switch {
-		case e == nil:
-			made++
-		case metered.Code(e) == "budget_exceeded":
-			refused++
-		default:
-			err = errors.Join(err, e)
-		}
-	}
-	return made, refused, err
+	})
 }

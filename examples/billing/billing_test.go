@@ -3,18 +3,18 @@ package main
 import (
 	"bytes"
 	"context"
-	"encoding/json"
 	"fmt"
 	"regexp"
 	"sync/atomic"
 	"testing"
 	"time"
 
+	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/examples/internal/exampledb"
 	"github.com/pgmetered/metered/examples/internal/exampletest"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/wallet"
@@ -33,9 +33,7 @@ func open(t *testing.T) *fixture {
 	t.Helper()
 	zone, err := time.LoadLocation("Europe/Berlin")
 	require.NoError(t, err)
-	pool := pgtest.Open(t)
-	_, err = pool.Exec(t.Context(), serviceSQL)
-	require.NoError(t, err)
+	pool := exampletest.Open(t, serviceSQL)
 	s, err := newService(pool)
 	require.NoError(t, err)
 	f := &fixture{service: s, t: t, zone: zone}
@@ -99,32 +97,25 @@ func (f *fixture) closes() {
 // alerts waits until all jobs are worked, and returns the account's alerts.
 func (f *fixture) alerts() (all []string) {
 	f.t.Helper()
-	require.Eventually(f.t, func() bool {
-		var left int
-		err := f.pool.QueryRow(context.Background(), `select count(*) from river_job where kind = 'threshold' and state <> 'completed'`).Scan(&left)
-		return err == nil && left == 0
-	}, 2*time.Minute, 10*time.Millisecond)
-	rows, err := f.pool.Query(f.t.Context(), `select month, name, used from alerts order by month, name`)
-	require.NoError(f.t, err)
-	defer rows.Close()
-	for rows.Next() {
-		var month time.Time
-		var name string
-		var used int64
-		require.NoError(f.t, rows.Scan(&month, &name, &used))
+	pgtest.WaitFor(f.t, "the alerts", func() bool {
+		return pgtest.Count(f.t, f.pool, `river_job where kind = 'threshold' and state <> 'completed'`) == 0
+	})
+	rows, _ := f.pool.Query(f.t.Context(), `select month, name, used from alerts order by month, name`)
+	var month time.Time
+	var name string
+	var used int64
+	_, err := pgx.ForEachRow(rows, []any{&month, &name, &used}, func() error {
 		all = append(all, fmt.Sprintf("%s %s at %d", month.In(f.zone).Format("2 Jan"), name, used))
-	}
-	require.NoError(f.t, rows.Err())
+		return nil
+	})
+	require.NoError(f.t, err)
 	return all
 }
 
 // invoice is that of the month that begins then. Its sums are those of Ledger.Series.
 func (f *fixture) invoice(starts time.Time) invoice {
 	f.t.Helper()
-	var in invoice
-	var lines []byte
-	require.NoError(f.t, f.pool.QueryRow(f.t.Context(), `select lines from invoices where account = 'ann' and starts = $1`, starts).Scan(&lines))
-	require.NoError(f.t, json.Unmarshal(lines, &in))
+	in := pgtest.Value[invoice](f.t, f.pool, `select lines from invoices where account = 'ann' and starts = $1`, starts)
 	series, err := f.metered.Budget.Series(f.t.Context(), f.pool, scope("ann"), in.Starts, in.Ends, budget.Day, f.zone)
 	require.NoError(f.t, err)
 	var used, refunded int64
@@ -205,9 +196,7 @@ func TestMonths_AddUp(t *testing.T) {
 	require.Equal(t, []int64{-100, 4_100, 2_001, 1_999, 0, 500, 85_00},
 		[]int64{third.Opening, third.Granted, third.Used, third.Closing, third.Overage, third.Debts, third.Total})
 	f.has(6_999, 5_000, 0, 1_999)
-	var invoices int
-	require.NoError(t, f.pool.QueryRow(t.Context(), `select count(*) from invoices`).Scan(&invoices))
-	require.Equal(t, 3, invoices)
+	require.Equal(t, 3, pgtest.Count(t, f.pool, "invoices"))
 }
 
 func TestRender_OfManyAtOnceExactlyThoseAreMadeThatFit(t *testing.T) {
@@ -215,23 +204,16 @@ func TestRender_OfManyAtOnceExactlyThoseAreMadeThatFit(t *testing.T) {
 	f := open(t)
 	_, err := f.topUp(t.Context(), "p", "ann", 800)
 	require.NoError(t, err)
-	var made atomic.Int64
-	require.NoError(t, pgtest.InParallel(40, func(i int) error {
+	made, _, err := exampledb.Admitted(40, func(i int) error {
 		_, err := f.render(context.Background(), fmt.Sprint(i/2), "ann", 110) // each twice
-		if err == nil {
-			made.Add(1)
-		} else if metered.Code(err) == "budget_exceeded" {
-			return nil
-		}
 		return err
-	}))
-	require.Equal(t, int64(2*18), made.Load(), "of 2000, and 2300 in the wallet")
+	})
+	require.NoError(t, err)
+	require.Equal(t, 2*18, made, "of 2000, and 2300 in the wallet")
 	f.has(1_800-1_980, 0, 0, 0)
 	f.closes()
 	require.Len(t, f.alerts(), 1)
-	var jobs int
-	require.NoError(t, f.pool.QueryRow(t.Context(), `select count(*) from river_job where kind = 'threshold'`).Scan(&jobs))
-	require.Equal(t, 1, jobs)
+	require.Equal(t, 1, pgtest.Count(t, f.pool, `river_job where kind = 'threshold'`))
 }
 
 func TestPayments_AnnouncedAndBouncedAgainCountOnce(t *testing.T) {
@@ -253,9 +235,7 @@ func TestPayments_AnnouncedAndBouncedAgainCountOnce(t *testing.T) {
 		return err
 	}))
 	f.has(0, 0, 0, 0)
-	var debts int64
-	require.NoError(t, f.pool.QueryRow(t.Context(), `select sum(units) from debts`).Scan(&debts))
-	require.Equal(t, int64(200), debts)
+	require.Equal(t, 200, pgtest.Value[int](t, f.pool, `select sum(units)::bigint from debts`))
 }
 
 // Many at once close the same month: one invoice, one grant.

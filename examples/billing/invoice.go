@@ -192,7 +192,7 @@ func (s *service) audit(ctx context.Context, out io.Writer, id string) error {
 	if err != nil {
 		return err
 	}
-	a, err := s.find(ctx, id)
+	a, err := find(ctx, s.pool, accountSQL, id)
 	if err != nil {
 		return err
 	}

@@ -14,7 +14,6 @@ import (
 	"os"
 	"time"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 )
 
@@ -85,7 +84,7 @@ func story(ctx context.Context, out io.Writer, s *service) error {
 	fmt.Fprintf(out, "taken back: %d, spent before: %d\n", revoked.Amount, revoked.Missing)
 
 	fmt.Fprintln(out, "\nThe month so far")
-	a, err := s.find(ctx, "ann")
+	a, err := find(ctx, s.pool, accountSQL, "ann")
 	if err != nil {
 		return err
 	}
@@ -109,22 +108,12 @@ func balance(ctx context.Context, out io.Writer, s *service) error {
 
 // rush makes n renders at the same time.
 func rush(ctx context.Context, out io.Writer, s *service, n int, units int64) error {
-	var done, refused int
-	for _, err := range exampledb.AtOnce(n, func(i int) error {
+	done, refused, err := exampledb.Admitted(n, func(i int) error {
 		_, err := s.render(ctx, fmt.Sprint("render-", i+1), "ann", units)
 		return err
-	}) {
-		switch {
-		case err == nil:
-			done++
-		case metered.Code(err) == "budget_exceeded":
-			refused++
-		default:
-			return err
-		}
-	}
+	})
 	fmt.Fprintf(out, "rendered: %d, refused: %d\n", done, refused)
-	return nil
+	return err
 }
 
 // alerted waits for River to have worked the job.

@@ -93,10 +93,6 @@ func scope(id string) string { return wallets.Scope(id) }
 
 const accountSQL = `select id, plan, zone, since, starts, ends from accounts where id = $1`
 
-func (s *service) find(ctx context.Context, id string) (account, error) {
-	return find(ctx, s.pool, accountSQL, id)
-}
-
 func find(ctx context.Context, db budget.Querier, sql, id string) (account, error) {
 	rows, _ := db.Query(ctx, sql, id)
 	return pgx.CollectExactlyOneRow(rows, pgx.RowToStructByPos[account])
@@ -140,16 +136,13 @@ func (s *service) subscribe(ctx context.Context, a account) error {
 	})
 }
 
-// rollFor is how long credit lasts that was rolled over.
-const rollFor = 31 * 24 * time.Hour
-
 // grantMonth grants the plan's units, once for each month. At its end the lot lapses, but for the part that rolls
-// over.
+// over for another 31 days.
 func (s *service) grantMonth(ctx context.Context, tx pgx.Tx, a account) error {
 	p := plans[a.Plan]
 	_, err := s.book.Grant(ctx, tx, wallet.Grant{
 		Wallet: scope(a.ID), Amount: p.Included, Category: ofPlan, Reference: "month/" + a.Starts.Format(time.RFC3339),
-		Expires: a.Ends, RollCap: p.RollCap, RollFor: rollFor, LateRefunds: wallet.Lapse,
+		Expires: a.Ends, RollCap: p.RollCap, RollFor: 31 * 24 * time.Hour, LateRefunds: wallet.Lapse,
 		Note: budget.Note{Reason: "month of " + a.Starts.Format(time.DateOnly)},
 	})
 	return err

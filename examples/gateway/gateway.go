@@ -103,7 +103,13 @@ func (g *gateway) read(w http.ResponseWriter, r *http.Request) (c *caller, id st
 
 // fail answers an error, and names the limits that refused. A stream that has begun ends with an event.
 func fail(w http.ResponseWriter, r *http.Request, err error) {
-	problem := problemOf(err)
+	problem := httpmetered.ProblemOf(err)
+	var exceeded *budget.ExceededError
+	if errors.As(err, &exceeded) {
+		for _, refusal := range exceeded.Refusals {
+			problem.ViolatedPolicies = append(problem.ViolatedPolicies, refusal.Limit.Name)
+		}
+	}
 	if problem.Status >= http.StatusInternalServerError {
 		slog.ErrorContext(r.Context(), r.Pattern, "status", problem.Status, "error", err)
 	}
@@ -112,16 +118,4 @@ func fail(w http.ResponseWriter, r *http.Request, err error) {
 		return
 	}
 	problem.Write(w)
-}
-
-// problemOf says which limits refused.
-func problemOf(err error) httpmetered.Problem {
-	problem := httpmetered.ProblemOf(err)
-	var exceeded *budget.ExceededError
-	if errors.As(err, &exceeded) {
-		for _, refusal := range exceeded.Refusals {
-			problem.ViolatedPolicies = append(problem.ViolatedPolicies, refusal.Limit.Name)
-		}
-	}
-	return problem
 }

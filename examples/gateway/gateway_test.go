@@ -8,7 +8,6 @@ import (
 	"io"
 	"maps"
 	"net/http"
-	"net/http/httptest"
 	"os"
 	"slices"
 	"strings"
@@ -38,9 +37,7 @@ const patience = 2 * time.Minute
 func openGateway(t *testing.T) *fixture {
 	t.Helper()
 	f := newFixture(t, pgtest.Open(t), time.Minute) // a busy machine may renew late
-	server := httptest.NewServer(f.handler())
-	t.Cleanup(server.Close)
-	f.bases = []string{server.URL}
+	f.bases = []string{exampletest.Serve(t, f.handler())}
 	return f
 }
 
@@ -48,13 +45,9 @@ func openGateway(t *testing.T) *fixture {
 func newFixture(t *testing.T, pool *pgxpool.Pool, ttl time.Duration) *fixture {
 	t.Helper()
 	m := newModel(time.Millisecond)
-	server := httptest.NewServer(m.handler())
-	t.Cleanup(server.Close)
-	g, err := newGateway(pool, config{model: server.URL, ttl: ttl})
+	g, err := newGateway(pool, config{model: exampletest.Serve(t, m.handler()), ttl: ttl})
 	require.NoError(t, err)
-	_, err = pool.Exec(t.Context(), gatewaySQL)
-	require.NoError(t, err)
-	_, err = pool.Exec(t.Context(), seedSQL)
+	_, err = pool.Exec(t.Context(), gatewaySQL+";"+seedSQL)
 	require.NoError(t, err)
 	return &fixture{gateway: g, t: t, model: m}
 }

@@ -57,10 +57,8 @@ func newApp(pool *pgxpool.Pool, limits []budget.Limit) (*app, error) {
 	workers := river.NewWorkers()
 	var err error
 	a.river, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
-		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}},
-		Workers: workers,
-		PeriodicJobs: []*river.PeriodicJob{river.NewPeriodicJob(river.PeriodicInterval(time.Minute),
-			func() (river.JobArgs, *river.InsertOpts) { return sweep{}, nil }, nil)},
+		Queues:               map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}},
+		Workers:              workers,
 		JobTimeout:           workTime,
 		RescueStuckJobsAfter: rescueAfter,
 		FetchPollInterval:    100 * time.Millisecond,
@@ -76,7 +74,6 @@ func newApp(pool *pgxpool.Pool, limits []budget.Limit) (*app, error) {
 	river.AddWorker(workers, holdjobs.NewWorker(a.pool, a.metered.Holds, a.work, holdjobs.Options{
 		Timeout: workTime, RetryAfter: retryAfter, Margin: margin,
 	}))
-	river.AddWorker(workers, river.WorkFunc(a.sweep))
 	return a, nil
 }
 
@@ -172,13 +169,8 @@ func (a *app) status(ctx context.Context, account, id string) (status, error) {
 	return s, nil
 }
 
-// sweep is a periodic job that records expired holds. Their units are free without it.
-type sweep struct{}
-
-// Kind is the job's kind.
-func (sweep) Kind() string { return "sweep" }
-
-func (a *app) sweep(ctx context.Context, _ *river.Job[sweep]) error {
+// sweep records expired holds. Their units are free without it.
+func (a *app) sweep(ctx context.Context) error {
 	_, err := a.metered.Holds.Sweep(ctx, a.pool, holds.SweepOptions{})
 	return err
 }

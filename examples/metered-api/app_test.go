@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"net/http"
-	"net/http/httptest"
 	"testing"
 	"time"
 
@@ -25,9 +24,7 @@ type fixture struct {
 // openAPI serves on loopback, with workers or without.
 func openAPI(t *testing.T, limit int64, workers bool) *fixture {
 	t.Helper()
-	f := serve(t, pgtest.Open(t), limit)
-	_, err := f.pool.Exec(t.Context(), tasksSQL)
-	require.NoError(t, err)
+	f := serve(t, exampletest.Open(t, tasksSQL), limit)
 	if workers {
 		require.NoError(t, f.river.Start(context.Background()))
 		t.Cleanup(func() {
@@ -45,9 +42,8 @@ func serve(t *testing.T, pool *pgxpool.Pool, limit int64) *fixture {
 	require.NoError(t, err)
 	handler, err := a.handler()
 	require.NoError(t, err)
-	server := httptest.NewServer(handler)
-	t.Cleanup(server.Close)
-	return &fixture{a, newClient(server.URL, "key-of-ann"), newClient(server.URL, "key-of-ben")}
+	base := exampletest.Serve(t, handler)
+	return &fixture{a, newClient(base, "key-of-ann"), newClient(base, "key-of-ben")}
 }
 
 // usage is an account's spent and held units, from a ledger that is verified.
@@ -59,21 +55,14 @@ func (f *fixture) usage(t *testing.T, account string) (spent, held int64) {
 	return usage[0].Spent, usage[0].Held
 }
 
-func bounded(t *testing.T) context.Context {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	t.Cleanup(cancel)
-	return ctx
-}
-
 func TestTask_IsChargedItsActualCost(t *testing.T) {
 	t.Parallel()
 	f := openAPI(t, 1_000_000, true)
 	total := int64(0)
 	for _, n := range []int64{2, 97, 600851475143, 1_000_000_000_039} {
-		r := f.ann.submit(bounded(t), "", n)
+		r := f.ann.submit(t.Context(), "", n)
 		require.Equal(t, http.StatusAccepted, r.Status, r.Body)
-		s, err := f.ann.await(bounded(t), r.Field("id"))
+		s, err := f.ann.await(t.Context(), r.Field("id"))
 		require.NoError(t, err)
 		factors, divisions, err := factorize(t.Context(), n)
 		require.NoError(t, err)
@@ -95,9 +84,7 @@ func TestSubmit_EstimatesThatAreHeldAreNotAdmittedTwice(t *testing.T) {
 	}
 	require.Equal(t, map[int]int{http.StatusAccepted: 5, http.StatusTooManyRequests: 15}, codes)
 	require.Equal(t, http.StatusAccepted, f.ben.submit(t.Context(), "", number).Status)
-	var tasks, enqueued int
-	require.NoError(t, f.pool.QueryRow(t.Context(), `select (select count(*) from tasks), (select count(*) from river_job)`).Scan(&tasks, &enqueued))
-	require.Equal(t, []int{6, 6}, []int{tasks, enqueued}, "a refusal leaves neither")
+	require.Equal(t, []int{6, 6}, []int{pgtest.Count(t, f.pool, "tasks"), pgtest.Count(t, f.pool, "river_job")}, "a refusal leaves neither")
 	spent, held := f.usage(t, "ann")
 	require.Equal(t, []int64{0, 5 * estimate}, []int64{spent, held})
 }
@@ -105,20 +92,18 @@ func TestSubmit_EstimatesThatAreHeldAreNotAdmittedTwice(t *testing.T) {
 func TestTask_ThatFailsForGoodReleasesItsHold(t *testing.T) {
 	t.Parallel()
 	f := openAPI(t, 2_000_000, true)
-	r := f.ann.submit(bounded(t), "", 1<<63-25) // takes too long
+	r := f.ann.submit(t.Context(), "", 1<<63-25) // takes too long
 	require.Equal(t, http.StatusAccepted, r.Status)
-	refused := f.ann.submit(bounded(t), "", 1<<60-93)
+	refused := f.ann.submit(t.Context(), "", 1<<60-93)
 	require.Equal(t, http.StatusTooManyRequests, refused.Status, "while it is tried")
-	s, err := f.ann.await(bounded(t), r.Field("id"))
+	s, err := f.ann.await(t.Context(), r.Field("id"))
 	require.NoError(t, err)
 	require.Equal(t, status{ID: r.Field("id"), Number: 1<<63 - 25, State: "failed"}, s)
 	spent, held := f.usage(t, "ann")
 	require.Equal(t, []int64{0, 0}, []int64{spent, held})
-	require.Eventually(t, func() bool { // River says so a moment later
-		var attempts int
-		err := f.pool.QueryRow(t.Context(), `select attempt from river_job where state = 'discarded'`).Scan(&attempts)
-		return err == nil && attempts == maxAttempts
-	}, 2*time.Minute, 10*time.Millisecond)
+	pgtest.WaitFor(t, "River to give up", func() bool {
+		return pgtest.Value[int](t, f.pool, `select coalesce(max(attempt), 0) from river_job where state = 'discarded'`) == maxAttempts
+	})
 }
 
 func TestAPI_HidesTheTasksOfOtherAccounts(t *testing.T) {

@@ -1,7 +1,6 @@
 package main
 
 import (
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -23,7 +22,7 @@ func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing
 	t.Parallel()
 	tasks, kills := pgtest.Size(40, 120), pgtest.Size(6, 20)
 	binary := exampletest.Binary(t)
-	db, err := exampledb.Open(t.Context(), "crash", exampledb.Options{Jobs: true, SQL: tasksSQL, Log: io.Discard})
+	db, err := exampledb.Open(t.Context(), "crash", exampledb.Options{Jobs: true, SQL: tasksSQL})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, db.Close()) })
 	f := serve(t, db.Pool, 1<<40)
@@ -37,7 +36,7 @@ func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing
 	}
 
 	start := func() *exec.Cmd {
-		_, cmd := exampletest.Start(t, binary, "", "working", "-worker", "-database", db.ConnString())
+		_, cmd := exampletest.Start(t, binary, "", "working", "-worker", "-database", db.ConnString)
 		return cmd
 	}
 	cut := 0
@@ -46,18 +45,15 @@ func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing
 		time.Sleep(rand.N(200 * time.Millisecond)) // any moment of its work
 		require.NoError(t, cmd.Process.Kill())     // SIGKILL
 		require.Error(t, cmd.Wait())
-		var running int // jobs of the dead: rescued by a later worker, or not yet
-		require.NoError(t, db.Pool.QueryRow(t.Context(), `select count(*) from river_job where state = 'running' and kind = 'factorize'`).Scan(&running))
-		cut = max(cut, running)
+		// Jobs of the dead: rescued by a later worker, or not yet.
+		cut = max(cut, pgtest.Count(t, db.Pool, `river_job where state = 'running' and kind = 'factorize'`))
 	}
 	t.Logf("at most %d jobs were cut off, of %d", cut, tasks)
 	require.NotZero(t, cut, "no worker was killed at work")
 
 	last := start()
 	require.Eventually(t, func() bool {
-		var left int
-		err := db.Pool.QueryRow(t.Context(), `select count(*) from river_job where kind = 'factorize' and finalized_at is null`).Scan(&left)
-		return err == nil && left == 0
+		return pgtest.Count(t, db.Pool, `river_job where kind = 'factorize' and finalized_at is null`) == 0
 	}, 2*time.Minute, 50*time.Millisecond)
 	require.NoError(t, last.Process.Signal(os.Interrupt))
 	require.NoError(t, last.Wait())

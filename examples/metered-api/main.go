@@ -50,6 +50,7 @@ func main() {
 		if err := db.Work(ctx, a.river); err != nil {
 			return err
 		}
+		exampledb.Every(ctx, time.Minute, a.sweep)
 		switch {
 		case *worker && *database == "":
 			return errors.New("-worker needs -database")

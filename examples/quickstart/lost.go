@@ -50,7 +50,7 @@ func (c *breakableConn) Read(p []byte) (int, error) {
 // crash has the command's connection killed when all is written but the charge, which the flush of COMMIT makes.
 func (s *story) crash(ctx context.Context) {
 	s.title("A crash between the writes and the commit")
-	request := s.prepare(ctx, account, file{"crash.txt", []byte("sent by a process that will not live to commit it\n")})[0]
+	request := s.prepare(ctx, account, upload{Name: "crash.txt", Content: []byte("sent by a process that will not live to commit it\n")})[0]
 	before := must(count(ctx, s.db.Pool))
 	a := must(newApp(s.db.Pool, s.app.plans))
 	var inside counts
@@ -63,7 +63,7 @@ func (s *story) crash(ctx context.Context) {
 		s.line("its server process: %v", err)
 		return killed
 	}
-	_, err := a.upload(ctx, upload{request.operation, request.account, request.token, request.file.Name, request.file.Content})
+	_, err := a.upload(ctx, request)
 	check(s.report, "the command failed", errors.Is(err, killed), true)
 	want := before
 	want.Spent, want.Rows, want.Jobs = want.Spent+1, want.Rows+1, want.Jobs+1
@@ -75,8 +75,8 @@ func (s *story) crash(ctx context.Context) {
 
 func (s *story) lostAcknowledgement(ctx context.Context) {
 	s.title("A lost acknowledgement: the server commits, the connection dies, nobody hears")
-	request := s.prepare(ctx, account, file{"lost.txt", []byte("stored, but was it?\n")})[0]
-	config := must(pgxpool.ParseConfig(s.db.ConnString()))
+	request := s.prepare(ctx, account, upload{Name: "lost.txt", Content: []byte("stored, but was it?\n")})[0]
+	config := must(pgxpool.ParseConfig(s.db.ConnString))
 	b := &breaker{}
 	config.ConnConfig.AfterNetConnect = b.wrap
 	pool := must(pgxpool.NewWithConfig(ctx, config))
@@ -89,7 +89,7 @@ func (s *story) lostAcknowledgement(ctx context.Context) {
 		return nil
 	}
 	before := must(count(ctx, s.db.Pool))
-	out, err := a.upload(ctx, upload{request.operation, request.account, request.token, request.file.Name, request.file.Content})
+	out, err := a.upload(ctx, request)
 	if err != nil {
 		ok(fmt.Errorf("the lost acknowledgement was not resolved: %w", err))
 	}
@@ -98,5 +98,5 @@ func (s *story) lostAcknowledgement(ctx context.Context) {
 	check(s.report, "runs of the command's function", runs, 1)
 	check(s.report, "one more of each in the database", must(count(ctx, s.db.Pool)),
 		counts{before.Entries + 1, before.Operations + 1, before.Spent + 1, before.Rows + 1, before.Jobs + 1})
-	check(s.report, "bytes charged, as its receipt says", out.Receipt.Entries[0].Amount, cost(len(request.file.Content)))
+	check(s.report, "bytes charged, as its receipt says", out.Receipt.Entries[0].Amount, cost(len(request.Content)))
 }

@@ -39,7 +39,7 @@ create table uploads (
 )`
 
 func main() {
-	opts := exampledb.Options{Jobs: true, SQL: uploadsSQL, Durable: true, Log: os.Stdout}
+	opts := exampledb.Options{Jobs: true, SQL: uploadsSQL, Durable: true}
 	exampledb.With("quickstart", opts, func(ctx context.Context, db *exampledb.Database) (err error) {
 		files, err := readFiles(os.Args[1:])
 		if err != nil {
@@ -67,14 +67,8 @@ func main() {
 	})
 }
 
-// file is a file to upload.
-type file struct {
-	Name    string
-	Content []byte
-}
-
 // readFiles reads the files named, or some of the repository's own.
-func readFiles(paths []string) (files []file, err error) {
+func readFiles(paths []string) (files []upload, err error) {
 	if len(paths) == 0 {
 		_, here, _, _ := runtime.Caller(0)
 		for _, name := range []string{"LICENSE", "metered.go", "go.sum", "schema.sql"} {
@@ -86,7 +80,7 @@ func readFiles(paths []string) (files []file, err error) {
 		if err != nil {
 			return nil, fmt.Errorf("name some files to upload: %w", err)
 		}
-		files = append(files, file{strings.ToValidUTF8(filepath.Base(path), "_"), content})
+		files = append(files, upload{Name: strings.ToValidUTF8(filepath.Base(path), "_"), Content: content})
 	}
 	return files, nil
 }

@@ -86,12 +86,12 @@ func (s *story) unchanged(ctx context.Context, before counts) {
 	check(s.report, "in the database as before", must(count(ctx, s.db.Pool)), before)
 }
 
-func (s *story) inspect(ctx context.Context, request sent) (tokens.Info, error) {
-	return s.app.metered.Tokens.Inspect(ctx, s.db.Pool, purpose, request.account, request.token)
+func (s *story) inspect(ctx context.Context, request upload) (tokens.Info, error) {
+	return s.app.metered.Tokens.Inspect(ctx, s.db.Pool, purpose, request.Account, request.Token)
 }
 
 // unspent checks that a token can still be used.
-func (s *story) unspent(ctx context.Context, request sent) {
+func (s *story) unspent(ctx context.Context, request upload) {
 	info, err := s.inspect(ctx, request)
 	if !errors.Is(err, tokens.ErrInvalid) {
 		ok(err)

@@ -21,9 +21,9 @@ type story struct {
 	db     *exampledb.Database
 	app    *app
 	client *examplehttp.Client
-	files  []file
+	files  []upload // that nobody has sent yet
 	first  struct { // upload, for the step that repeats it
-		request sent
+		request upload
 		answer  examplehttp.Answer
 	}
 }
@@ -37,7 +37,7 @@ const (
 	raceBytes = 100 // of each upload
 )
 
-func plansFor(files []file) map[string]plan {
+func plansFor(files []upload) map[string]plan {
 	hourly := int64(spare)
 	for _, f := range files {
 		hourly += cost(len(f.Content))
@@ -48,27 +48,21 @@ func plansFor(files []file) map[string]plan {
 	}
 }
 
-// sent is one request, which may be sent again.
-type sent struct {
-	operation, account, token string
-	file                      file
-}
-
 // prepare mints a grant for each file, and returns the requests that would redeem them.
-func (s *story) prepare(ctx context.Context, account string, files ...file) (requests []sent) {
+func (s *story) prepare(ctx context.Context, account string, files ...upload) (requests []upload) {
 	var grants []grant
 	for _, f := range files {
 		grants = append(grants, grant{f.Name, len(f.Content)})
 	}
 	for i, m := range must(s.app.mint(ctx, account, grants...)) {
-		requests = append(requests, sent{metered.NewID(), account, m.Token.Reveal(), files[i]})
+		requests = append(requests, upload{metered.NewID(), account, m.Token.Reveal(), files[i].Name, files[i].Content})
 	}
 	return requests
 }
 
-func (s *story) send(ctx context.Context, r sent) examplehttp.Answer {
-	path := fmt.Sprintf("/accounts/%s/uploads/%s", url.PathEscape(r.account), url.PathEscape(r.file.Name))
-	return s.client.Do(ctx, http.MethodPost, path, r.file.Content, "Authorization", "Bearer "+r.token, "Idempotency-Key", r.operation)
+func (s *story) send(ctx context.Context, u upload) examplehttp.Answer {
+	path := fmt.Sprintf("/accounts/%s/uploads/%s", url.PathEscape(u.Account), url.PathEscape(u.Name))
+	return s.client.Do(ctx, http.MethodPost, path, u.Content, "Authorization", "Bearer "+u.Token, "Idempotency-Key", u.Operation)
 }
 
 func (s *story) uploads(ctx context.Context) {
@@ -77,7 +71,7 @@ func (s *story) uploads(ctx context.Context) {
 	s.line("%s may upload %d bytes an hour, %d a day", account, p.Hourly, p.Daily)
 	for i, request := range s.prepare(ctx, account, s.files...) {
 		a := s.send(ctx, request)
-		check(s.report, request.file.Name+" stored, status", a.Status, http.StatusCreated)
+		check(s.report, request.Name+" stored, status", a.Status, http.StatusCreated)
 		if i == 0 {
 			s.first.request, s.first.answer = request, a
 		}
@@ -105,11 +99,11 @@ func (s *story) repeats(ctx context.Context) {
 	check(s.report, "same operation, status", again.Status, http.StatusOK)
 	check(s.report, "its answer is the first one", again.Body, s.first.answer.Body)
 	changed, other := s.first.request, s.first.request
-	changed.file.Content = []byte("something else\n")
-	other.operation = metered.NewID()
+	changed.Content = []byte("something else\n")
+	other.Operation = metered.NewID()
 	for _, try := range []struct {
 		what    string
-		request sent
+		request upload
 		want    int
 	}{
 		{"same operation with another file, status", changed, http.StatusUnprocessableEntity},
@@ -133,7 +127,7 @@ func (s *story) overBudget(ctx context.Context) {
 	usage := must(s.app.metered.Budget.Usage(ctx, s.db.Pool, budget.Query{Scope: scopeOf(account), Window: time.Hour}))
 	left := s.app.plans[account].Hourly - usage[0].Used
 	s.line("used %d bytes in an hour: %d are left, and the next upload has one more", usage[0].Used, left)
-	request := s.prepare(ctx, account, file{"too-large.bin", make([]byte, left+1)})[0]
+	request := s.prepare(ctx, account, upload{Name: "too-large.bin", Content: make([]byte, left+1)})[0]
 	before := must(count(ctx, s.db.Pool))
 	a := s.send(ctx, request)
 	check(s.report, "status", a.Status, http.StatusTooManyRequests)
@@ -144,9 +138,9 @@ func (s *story) overBudget(ctx context.Context) {
 
 func (s *story) race(ctx context.Context) {
 	s.title(fmt.Sprintf("A race: %d uploads at once, room for %d", racers, room))
-	files := make([]file, racers)
+	files := make([]upload, racers)
 	for i := range files {
-		files[i] = file{fmt.Sprintf("racer-%02d.txt", i+1), fmt.Appendf(nil, "%-*d", raceBytes, i+1)}
+		files[i] = upload{Name: fmt.Sprintf("racer-%02d.txt", i+1), Content: fmt.Appendf(nil, "%-*d", raceBytes, i+1)}
 	}
 	requests := s.prepare(ctx, racing, files...)
 	byStatus := map[int]int{}

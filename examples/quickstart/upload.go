@@ -38,7 +38,7 @@ type plan struct{ Hourly, Daily int64 }
 func newApp(pool *pgxpool.Pool, plans map[string]plan) (*app, error) {
 	a := &app{pool: pool, plans: plans}
 	workers := river.NewWorkers()
-	river.AddWorker(workers, &processUpload{pool: pool})
+	river.AddWorker(workers, river.WorkFunc(a.process))
 	var err error
 	a.river, err = river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Queues:  map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}},
@@ -148,20 +148,15 @@ type ProcessUpload struct {
 // Kind names the job for River.
 func (ProcessUpload) Kind() string { return "process_upload" }
 
-type processUpload struct {
-	river.WorkerDefaults[ProcessUpload]
-	pool *pgxpool.Pool
-}
-
-// Work may run more than once for a job, as in any queue, and then writes the same again.
-func (w *processUpload) Work(ctx context.Context, job *river.Job[ProcessUpload]) error {
+// process may run more than once for a job, as in any queue, and then writes the same again.
+func (a *app) process(ctx context.Context, job *river.Job[ProcessUpload]) error {
 	var content []byte
-	err := w.pool.QueryRow(ctx, `select content from uploads where id = $1`, job.Args.Row).Scan(&content)
+	err := a.pool.QueryRow(ctx, `select content from uploads where id = $1`, job.Args.Row).Scan(&content)
 	if err != nil {
 		return err
 	}
 	digest := sha256.Sum256(content)
-	_, err = w.pool.Exec(ctx, `update uploads set sha256 = $2, media_type = $3 where id = $1`,
+	_, err = a.pool.Exec(ctx, `update uploads set sha256 = $2, media_type = $3 where id = $1`,
 		job.Args.Row, digest[:], http.DetectContentType(content))
 	return err
 }

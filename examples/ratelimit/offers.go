@@ -12,11 +12,8 @@ import (
 	"github.com/pgmetered/metered/leases"
 )
 
-// offersPerHour is how often all clients together may look at the offers.
-const offersPerHour = 300_000
-
 // looks is the limit of all clients together.
-var looks = []budget.Limit{budget.PerWindow(offersPerHour, time.Hour).Named("looks")}
+var looks = []budget.Limit{budget.PerWindow(300_000, time.Hour).Named("looks")}
 
 // offers limits GET /offers, a public look that writes nothing. The limit is decided from memory, by leases of this
 // process: as exact as a charge, in nanoseconds. The price: the slice of a killed process counts as used.

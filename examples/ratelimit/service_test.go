@@ -4,7 +4,6 @@ import (
 	"context"
 	"math/rand/v2"
 	"net/http"
-	"net/http/httptest"
 	"slices"
 	"testing"
 	"time"
@@ -30,18 +29,11 @@ type running struct {
 // start serves over HTTP, with its limits' clock standing still.
 func start(t *testing.T, l limits) running {
 	t.Helper()
-	pool := pgtest.Open(t)
-	_, err := pool.Exec(t.Context(), vouchersSQL)
-	require.NoError(t, err)
-	_, err = pool.Exec(t.Context(), `insert into vouchers values ('WELCOME', 500)`)
-	require.NoError(t, err)
+	pool := exampletest.Open(t, vouchersSQL+`; insert into vouchers values ('WELCOME', 500)`)
 	s, err := newService(pool, l)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, s.close()) })
-	server := httptest.NewServer(s.handler())
-	t.Cleanup(server.Close)
-	clock := pgtest.SetClock(t, pool, pgtest.Tomorrow(12))
-	return running{t, pool, clock, s, []string{server.URL}}
+	return running{t, pool, pgtest.SetClock(t, pool, pgtest.Tomorrow(12)), s, []string{exampletest.Serve(t, s.handler())}}
 }
 
 // another process of the service, with connections of its own.
@@ -51,9 +43,7 @@ func (r *running) another() {
 	r.Cleanup(pool.Close)
 	s, err := newService(pool, r.s.limits)
 	require.NoError(r, err)
-	server := httptest.NewServer(s.handler())
-	r.Cleanup(server.Close)
-	r.bases = append(r.bases, server.URL)
+	r.bases = append(r.bases, exampletest.Serve(r.T, s.handler()))
 }
 
 func limit(name string, n int64, window time.Duration) budget.Limit {
@@ -61,7 +51,9 @@ func limit(name string, n int64, window time.Duration) budget.Limit {
 }
 
 // admitted is the model: the attempts that were let in, and a count over any window.
-type admitted []struct {
+type admitted []attempt
+
+type attempt struct {
 	client string
 	at     time.Time
 }
@@ -115,10 +107,7 @@ func TestService_AdmitsExactlyTheLimitInEveryWindow(t *testing.T) {
 		}) {
 			switch a.Status {
 			case http.StatusNotFound:
-				model = append(model, struct {
-					client string
-					at     time.Time
-				}{asking[i], now})
+				model = append(model, attempt{asking[i], now})
 			case http.StatusTooManyRequests:
 				refusals++
 				require.NotEmpty(t, a.Header.Get("Retry-After"))

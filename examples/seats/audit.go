@@ -2,6 +2,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -41,12 +42,10 @@ func (r *request) address() string {
 	return host
 }
 
-const agentMax = 255
-
-// agent is the client's own name for itself.
+// agent is the client's own name for itself, 255 bytes of it at most.
 func (r *request) agent() string {
 	agent := r.UserAgent()
-	return strings.ToValidUTF8(agent[:min(len(agent), agentMax)], "") // Postgres takes no other
+	return strings.ToValidUTF8(agent[:min(len(agent), 255)], "") // Postgres takes no other
 }
 
 const auditSQL = `
@@ -72,10 +71,7 @@ func (r *request) audit(ctx context.Context, db interface {
 // whoever cannot sign in cannot fill the table.
 func (a *app) recordFailure(r *request, err error) {
 	p := explain(err)
-	code := p.Code
-	if code == "" {
-		code = strings.ToLower(strings.ReplaceAll(http.StatusText(p.Status), " ", "_"))
-	}
+	code := cmp.Or(p.Code, strings.ToLower(strings.ReplaceAll(http.StatusText(p.Status), " ", "_")))
 	if r.who.Org == "" {
 		slog.Info("refused", "action", r.action, "code", code, "address", r.address(), "agent", r.agent())
 		return
@@ -121,11 +117,8 @@ type changes struct {
 // transaction of the transition, so that neither is without the other.
 func project(ctx context.Context, tx pgx.Tx, t holds.Transition) error {
 	h := t.Hold
-	if h.Claim == nil || h.Claim.Type != "seat" {
+	if h.Claim == nil || h.Claim.Type != "seat" || isBlock(h) && t.Kind == holds.EventPlaced { // which is captured at once
 		return nil
-	}
-	if isBlock(h) && t.Kind == holds.EventPlaced {
-		return nil // it is captured at once
 	}
 	c := changes{Transition: t.Kind, State: "free", Source: sourceOf(h), Entity: h.Entity, Reason: t.Note.Reason}
 	hold, holder, source := &h.ID, &h.Holder, &c.Source
@@ -146,11 +139,7 @@ func project(ctx context.Context, tx pgx.Tx, t holds.Transition) error {
 	}
 	takes := t.Kind == holds.EventPlaced || c.State == "blocked"
 	r := askingIn(ctx)
-	action := r.action
-	if action == "" {
-		action = string(t.Kind)
-	}
 	_, err = tx.Exec(ctx, projectSQL, h.Claim.Value, c.State, hold, holder, c.HeldUntil, source,
-		h.ID, takes, t.Note.Actor, action, t.Note.Correlation, r.address(), r.agent(), text)
+		h.ID, takes, t.Note.Actor, cmp.Or(r.action, string(t.Kind)), t.Note.Correlation, r.address(), r.agent(), text)
 	return err
 }

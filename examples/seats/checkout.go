@@ -95,7 +95,8 @@ func (a *app) checkout(ctx context.Context, r *request, ids []string) (order, er
 	out, err := metered.Do(ctx, a.metered, metered.Command{
 		ID: r.operation, Tenant: r.who.tenant(), Name: "checkout", Input: append([]string{r.event}, ids...),
 	}, func(ctx context.Context, tx *metered.Tx) (order, error) { return a.sell(ctx, tx, r, o) })
-	if o.Payment != "" && (err == nil && out.Result.Payment != o.Payment || err != nil && definite(err)) {
+	unused := err == nil && out.Result.Payment != o.Payment || err != nil && !errors.Is(err, metered.ErrIndefinite)
+	if o.Payment != "" && unused { // there is no order with it, and will be none
 		a.giveBack(ctx, o.Payment)
 	}
 	return out.Result, err
@@ -155,6 +156,3 @@ func (a *app) whyNot(ctx context.Context, r *request, ids []string) error {
 	}
 	return errNotFound // held, for another event
 }
-
-// definite reports whether an attempt has failed for good: there is no order with its payment, and will be none.
-func definite(err error) bool { return !errors.Is(err, metered.ErrIndefinite) }

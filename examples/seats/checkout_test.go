@@ -79,14 +79,13 @@ func (h *hall) settled(p *till) {
 	require.Equal(h.t, orders, kept)
 }
 
-// openTransactions of this database, the one that asks aside.
-const openTransactions = `select count(*)::int from pg_stat_activity where datname = current_database() and xact_start is not null and pid <> pg_backend_pid()`
-
 func TestCheckout_SellsAllThatOneHolds(t *testing.T) {
 	t.Parallel()
 	h := open(t, 1, quiet)
 	during := -1
-	paid := h.till(func(int) { during = one[int](h, openTransactions) })
+	paid := h.till(func(int) {
+		during = pgtest.Count(t, h.pool, `pg_stat_activity where datname = current_database() and xact_start is not null and pid <> pg_backend_pid()`)
+	})
 	ben := h.people(h.org, 1)[0]
 	ids := []string{ben.holding(h.seats[0]), ben.holding(h.seats[1]), ben.holding(h.seats[100])}
 	a := ben.checkout("pay-1", ids...)

@@ -61,26 +61,23 @@ func openOn(t *testing.T, pool *pgxpool.Pool, processes int, cfg config, running
 	var err error
 	h.app, err = newApp(pool, cfg) // one that serves nobody, to ask
 	require.NoError(t, err)
-	h.org, h.otherOrg = one[string](h, `select id::text from hall.organisations where name = $1`, demo[0].name), one[string](h, `select id::text from hall.organisations where name = $1`, demo[1].name)
-	h.event, h.otherEvent = h.eventOf(h.org), h.eventOf(h.otherOrg)
+	h.org = one[string](h, `select id::text from hall.organisations where name = 'City Theatre'`)
+	h.otherOrg = one[string](h, `select id::text from hall.organisations where name = 'Harbour Hall'`)
+	h.event = one[string](h, `select id::text from hall.events where org = $1`, h.org)
+	h.otherEvent = one[string](h, `select id::text from hall.events where org = $1`, h.otherOrg)
 	h.admin = h.login(one[string](h, `select id::text from hall.users where org = $1 and role = 'manager'`, h.org))
 	h.seats, h.blocks = h.seatsOf(h.event), all[string](h, `select id::text from hall.blocks where event = $1 order by position`, h.event)
 	require.Len(t, h.seats, 500)
 	return h
 }
 
-func (h *hall) eventOf(org string) string {
-	return one[string](h, `select id::text from hall.events where org = $1`, org)
-}
-
 func (h *hall) seatsOf(event string) []string {
 	return all[string](h, `select id::text from hall.seats where event = $1 order by ordinal`, event)
 }
 
-func one[T any](h *hall, sql string, args ...any) (v T) {
+func one[T any](h *hall, sql string, args ...any) T {
 	h.t.Helper()
-	require.NoError(h.t, h.pool.QueryRow(context.Background(), sql, args...).Scan(&v))
-	return v
+	return pgtest.Value[T](h.t, h.pool, sql, args...)
 }
 
 func all[T any](h *hall, sql string, args ...any) []T {
@@ -123,14 +120,6 @@ func (h *hall) written() (w written) {
 func (h *hall) refusals() []string {
 	h.t.Helper()
 	return all[string](h, `select code from hall.audit where code <> '' order by id`)
-}
-
-const waitingForALock = ` from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'`
-
-// waiting returns when so many transactions wait for a lock.
-func (h *hall) waiting(n int) {
-	h.t.Helper()
-	require.Eventually(h.t, func() bool { return one[int](h, `select count(*)::int`+waitingForALock) == n }, 2*time.Minute, 5*time.Millisecond)
 }
 
 // charged is a user's usage of the window.

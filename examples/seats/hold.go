@@ -16,9 +16,6 @@ import (
 // A user may hold ten seats in five minutes, released ones included: seats are not for trying.
 var perUser = budget.PerWindow(10, 5*time.Minute).Named("holds")
 
-// cleanupAttempts is how often the job that announces the end of a hold is tried. The seat is free without it.
-const cleanupAttempts = 3
-
 // seatKey is the key of a seat's claim.
 func seatKey(seat string) holds.Key { return holds.Key{Type: "seat", Value: seat} }
 
@@ -100,7 +97,7 @@ func (a *app) hold(ctx context.Context, r *request, via string) (metered.Outcome
 		if len(by.limits) > 0 {
 			claim.Charges = []budget.Charge{{Scope: budget.ScopeKey("holds", r.who.User, ""), Amount: 1, Limits: by.limits}}
 		}
-		_, err = tx.Claim(ctx, claim, &holdjobs.Cleanup{MaxAttempts: cleanupAttempts})
+		_, err = tx.Claim(ctx, claim, &holdjobs.Cleanup{MaxAttempts: 3}) // it announces the hold's end, and the seat is free without it
 		return p, err
 	})
 }

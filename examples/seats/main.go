@@ -23,7 +23,6 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
-	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/examples/internal/exampledb"
 	"github.com/pgmetered/metered/examples/internal/examplehttp"
 	"github.com/pgmetered/metered/holds"
@@ -68,13 +67,16 @@ func run(ctx context.Context, db *exampledb.Database, listen string, cfg config)
 	}
 	fmt.Printf("open %s\n", base)
 	if db.Throwaway() {
-		fmt.Printf("a second process: DATABASE_URL='%s' go run ./examples/seats -listen 127.0.0.1:8081\n", db.ConnString())
+		fmt.Printf("a second process: DATABASE_URL='%s' go run ./examples/seats -listen 127.0.0.1:8081\n", db.ConnString)
 	}
 	return <-closed
 }
 
 //go:embed schema.sql
 var schemaSQL string
+
+//go:embed demo.sql
+var demoSQL string
 
 // setUpLock is held by the process that sets the database up.
 const setUpLock = 7_328_321
@@ -92,55 +94,7 @@ func setUp(ctx context.Context, pool *pgxpool.Pool) error {
 		if err := tx.QueryRow(ctx, `select exists (select from hall.organisations)`).Scan(&filled); err != nil || filled {
 			return err
 		}
-		for _, d := range demo {
-			if err := d.insert(ctx, tx); err != nil {
-				return err
-			}
-		}
-		return nil
+		_, err := tx.Exec(ctx, demoSQL)
+		return err
 	})
-}
-
-// organisation is one to try the program with.
-type organisation struct {
-	name, event string
-	users       []user
-}
-
-type user struct {
-	name string
-	role role
-}
-
-var demo = []organisation{
-	{"City Theatre", "A Winter's Tale", []user{
-		{"Ada (manager)", manager}, {"Bo (box office)", boxOffice},
-		{"Ben", customer}, {"Cleo", customer}, {"Dan", customer},
-	}},
-	{"Harbour Hall", "Chamber Music on Sunday", []user{{"Eve (manager)", manager}, {"Finn", customer}, {"Gwen", customer}}},
-}
-
-var sections = []struct {
-	name  string
-	cents int64
-}{{"Stalls left", 4500}, {"Stalls centre", 5200}, {"Stalls right", 4500}, {"Balcony left", 3000}, {"Balcony right", 3000}}
-
-// insert makes an organisation with its event. Each section is a block of 10 rows of 10 seats.
-func (o organisation) insert(ctx context.Context, tx pgx.Tx) error {
-	org, event := metered.NewID(), metered.NewID()
-	b := &pgx.Batch{}
-	b.Queue(`insert into hall.organisations values ($1, $2)`, org, o.name)
-	for _, u := range o.users {
-		b.Queue(`insert into hall.users values ($1, $2, $3, $4)`, metered.NewID(), org, u.name, u.role)
-	}
-	b.Queue(`insert into hall.events values ($1, $2, $3, $4)`, event, org, o.event, statusPublished)
-	for no, section := range sections {
-		block := metered.NewID()
-		b.Queue(`insert into hall.blocks values ($1, $2, $3, $4, $5, 100)`, block, event, no, section.name, section.cents)
-		for in := range 100 {
-			b.Queue(`insert into hall.seats (id, event, block, ordinal, row, number) values ($1, $2, $3, $4, $5, $6)`,
-				metered.NewID(), event, block, 100*no+in, string(rune('A'+in/10)), in%10+1)
-		}
-	}
-	return tx.SendBatch(ctx, b).Close()
 }

@@ -19,10 +19,15 @@ var templates = template.Must(template.ParseFS(pageFiles, "page/*.html"))
 // pages serves the pages. They get everything else from the API.
 func (a *app) pages(mux *http.ServeMux) {
 	mux.Handle("GET /page/", http.FileServerFS(pageFiles))
-	mux.HandleFunc("GET /{$}", a.serveHome)
-	mux.HandleFunc("GET /events/{event}", a.serveEvent)
-	mux.HandleFunc("POST /login", a.serveLogin)
-	mux.HandleFunc("POST /logout", a.serveLogout)
+	for pattern, serve := range map[string]func(http.ResponseWriter, *http.Request) error{
+		"GET /{$}": a.serveHome, "GET /events/{event}": a.serveEvent, "POST /login": a.serveLogin, "POST /logout": a.serveLogout,
+	} {
+		mux.HandleFunc(pattern, func(w http.ResponseWriter, r *http.Request) {
+			if err := serve(w, r); err != nil {
+				sorry(w, err)
+			}
+		})
+	}
 }
 
 type choice struct{ ID, Name, Org string }
@@ -33,7 +38,7 @@ const (
 )
 
 // serveHome lists the events of a signed-in user, and shows the sign-in to others.
-func (a *app) serveHome(w http.ResponseWriter, r *http.Request) {
+func (a *app) serveHome(w http.ResponseWriter, r *http.Request) error {
 	who, err := a.user(r)
 	name, sql, args := "home.html", eventsSQL, []any{who.Org, who.Role.may(manager)}
 	if errors.Is(err, errNoSession) {
@@ -45,10 +50,9 @@ func (a *app) serveHome(w http.ResponseWriter, r *http.Request) {
 		choices, err = pgx.CollectRows(rows, pgx.RowToStructByPos[choice])
 	}
 	if err != nil {
-		sorry(w, err)
-		return
+		return err
 	}
-	show(w, name, map[string]any{"Who": who, "Choices": choices})
+	return show(w, name, map[string]any{"Who": who, "Choices": choices})
 }
 
 type (
@@ -62,76 +66,59 @@ type (
 		Seats []pageSeat
 	}
 	pageSeat struct {
-		ID              string
-		Ordinal, Number int
+		ID     string
+		Number int
 	}
 )
 
 const pageSQL = `
-select e.name, b.id, b.name, b.cents, s.row, s.id, s.ordinal, s.number
-from hall.events e join hall.blocks b on b.event = e.id join hall.seats s on s.block = b.id
-where e.id = $1 and e.org = $2
-order by s.ordinal`
+with rows as (
+    select s.block, s.row as name, jsonb_agg(to_jsonb(s) order by s.ordinal) as seats from hall.seats s where s.event = $1 group by s.block, s.row
+)
+select e.name, (
+    select jsonb_agg(to_jsonb(b) || jsonb_build_object('rows', (select jsonb_agg(to_jsonb(r) order by r.name) from rows r where r.block = b.id)) order by b.position)
+    from hall.blocks b where b.event = e.id)
+from hall.events e
+where e.id = $1 and e.org = $2`
 
 // serveEvent is the page of an event for those who may see it: its seats, which never change. Their states come by the
 // stream. Others are sent to sign in.
-func (a *app) serveEvent(w http.ResponseWriter, r *http.Request) {
+func (a *app) serveEvent(w http.ResponseWriter, r *http.Request) error {
 	event := r.PathValue("event")
 	who, err := a.user(r)
 	if errors.Is(err, errNoSession) {
 		http.Redirect(w, r, "/", http.StatusSeeOther)
-		return
+		return nil
 	}
 	if err == nil && !uuidForm.MatchString(event) {
 		err = errNotFound
 	}
 	if err != nil {
-		sorry(w, err)
-		return
+		return err
 	}
-	rows, _ := a.pool.Query(r.Context(), pageSQL, event, who.Org) // the error is that of the rows
 	var title string
 	var blocks []pageBlock
-	var block pageBlock
-	var row string
-	var seat pageSeat
-	_, err = pgx.ForEachRow(rows, []any{&title, &block.ID, &block.Name, &block.Cents, &row, &seat.ID, &seat.Ordinal, &seat.Number}, func() error {
-		if n := len(blocks); n == 0 || blocks[n-1].ID != block.ID {
-			blocks = append(blocks, block)
-		}
-		b := &blocks[len(blocks)-1]
-		if n := len(b.Rows); n == 0 || b.Rows[n-1].Name != row {
-			b.Rows = append(b.Rows, pageRow{Name: row})
-		}
-		in := &b.Rows[len(b.Rows)-1]
-		in.Seats = append(in.Seats, seat)
-		return nil
-	})
-	if err == nil && len(blocks) == 0 {
-		err = errNotFound
-	}
-	if err != nil {
-		sorry(w, err)
-		return
+	if err := noRows(a.pool.QueryRow(r.Context(), pageSQL, event, who.Org).Scan(&title, &blocks)); err != nil {
+		return err
 	}
 	via := web
 	if who.Role.may(boxOffice) {
 		via = "box_office"
 	}
-	show(w, "event.html", map[string]any{
+	return show(w, "event.html", map[string]any{
 		"Who": who, "Event": event, "Title": title, "Blocks": blocks, "PerUser": perUser.Max, "Source": via,
 		"Sells": who.Role.may(boxOffice), "Manages": who.Role.may(manager),
 	})
 }
 
-func show(w http.ResponseWriter, name string, data any) {
+func show(w http.ResponseWriter, name string, data any) error {
 	var page bytes.Buffer
 	if err := templates.ExecuteTemplate(&page, name, data); err != nil {
-		sorry(w, err)
-		return
+		return err
 	}
 	w.Header().Set("Content-Type", "text/html; charset=utf-8")
-	_, _ = page.WriteTo(w)
+	_, _ = page.WriteTo(w) // it fails if the client has gone
+	return nil
 }
 
 func sorry(w http.ResponseWriter, err error) {

@@ -101,17 +101,15 @@ func (a *app) serve(w http.ResponseWriter, r *request, act action) error {
 
 // read looks at the ids. Those that are none are left out.
 func (r *request) read() (err error) {
-	for name, id := range map[string]*string{"event": &r.event, "seat": &r.seat, "block": &r.block} {
-		given := r.PathValue(name)
-		if given != "" && !uuidForm.MatchString(given) {
+	for name, id := range map[string]*string{"event": &r.event, "seat": &r.seat, "block": &r.block, "hold": &r.hold} {
+		given, form := r.PathValue(name), uuidForm
+		if name == "hold" {
+			form = holdForm
+		}
+		if given != "" && !form.MatchString(given) {
 			return badRequest(name + " is not an id")
 		}
 		*id = given
-	}
-	if given := r.PathValue("hold"); given == "" || holdForm.MatchString(given) {
-		r.hold = given
-	} else {
-		return badRequest("hold is not an id")
 	}
 	r.operation, err = httpmetered.OptionalKey(r.Request)
 	return err

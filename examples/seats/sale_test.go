@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/examples/internal/exampledb"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 func TestBlock_TakesASeatOutOfTheSaleAndPutsItBack(t *testing.T) {
@@ -80,7 +81,7 @@ func TestBoxOffice_IsNotOvertakenByThoseWhoComeLater(t *testing.T) {
 					answered <- b.do(method, path, "", body)
 				}()
 				waiters++
-				h.waiting(waiters)
+				pgtest.WaitQueued(t, h.pool, waiters)
 				return answered
 			}
 			first := ask(people[0], http.MethodPost, people[0].seatPath(h.seats[0], "hold"), nil)

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"crypto/rand"
 	"errors"
 	"net/http"
@@ -48,7 +49,7 @@ func (a *app) user(r *http.Request) (s session, err error) {
 const loginSQL = `insert into hall.sessions (id, person, expires) select $1, id, now() + $3 from hall.users where id::text = $2`
 
 // serveLogin is the demonstration's: it takes any user at their word.
-func (a *app) serveLogin(w http.ResponseWriter, r *http.Request) {
+func (a *app) serveLogin(w http.ResponseWriter, r *http.Request) error {
 	r.Body = http.MaxBytesReader(w, r.Body, 4<<10)
 	id := rand.Text()
 	tag, err := a.pool.Exec(r.Context(), loginSQL, id, r.PostFormValue("user"), sessionFor)
@@ -56,25 +57,25 @@ func (a *app) serveLogin(w http.ResponseWriter, r *http.Request) {
 		err = badRequest("no such user")
 	}
 	if err != nil {
-		sorry(w, err)
-		return
+		return err
 	}
 	http.SetCookie(w, &http.Cookie{
 		Name: sessionCookie, Value: id, Path: "/", HttpOnly: true, Secure: r.TLS != nil,
 		SameSite: http.SameSiteLaxMode, MaxAge: int(sessionFor / time.Second),
 	})
 	http.Redirect(w, r, "/", http.StatusSeeOther)
+	return nil
 }
 
-func (a *app) serveLogout(w http.ResponseWriter, r *http.Request) {
+func (a *app) serveLogout(w http.ResponseWriter, r *http.Request) error {
 	if cookie, err := r.Cookie(sessionCookie); err == nil {
 		if _, err := a.pool.Exec(r.Context(), `delete from hall.sessions where id = $1`, cookie.Value); err != nil {
-			sorry(w, err)
-			return
+			return err
 		}
 	}
 	http.SetCookie(w, &http.Cookie{Name: sessionCookie, Path: "/", HttpOnly: true, MaxAge: -1})
 	http.Redirect(w, r, "/", http.StatusSeeOther)
+	return nil
 }
 
 // role is a user's role in their organisation. Each may do what the one before may.
@@ -109,9 +110,7 @@ var sources = map[string]source{
 
 // via is the source that a request names, if its user may use it.
 func (r *request) via(name string) (string, error) {
-	if name == "" {
-		name = web
-	}
+	name = cmp.Or(name, web)
 	s, ok := sources[name]
 	switch {
 	case !ok:

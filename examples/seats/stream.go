@@ -1,6 +1,7 @@
 package main
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"fmt"
@@ -82,17 +83,11 @@ func (a *app) readMap(ctx context.Context, org, event string) (*hallMap, error) 
 		}
 		use := &m.Blocks[len(m.Blocks)-1]
 		switch h.State {
-		case "free":
-			m.Counts.Available++
 		case "held":
-			m.Counts.Held++
 			use.Taken++
 			nextEnd = min(nextEnd, time.Duration(h.LeftMS)*time.Millisecond)
 		case "sold":
-			m.Counts.Sold++
 			use.Taken++
-		case "blocked":
-			m.Counts.Blocked++
 		}
 		if holder != "" {
 			own := h
@@ -111,7 +106,8 @@ func (a *app) readMap(ctx context.Context, org, event string) (*hallMap, error) 
 	if len(seats) == 0 {
 		return nil, errNotFound
 	}
-	m.Seats, m.Counts.Seats = string(seats), len(seats)
+	of := func(state string) int { return bytes.Count(seats, []byte{letters[state]}) }
+	m.Seats, m.Counts = string(seats), counts{of("free"), of("held"), of("sold"), of("blocked"), len(seats)}
 	for _, at := range []*time.Time{m.Opens, m.Closes} {
 		if at != nil && at.After(m.now) {
 			nextEnd = min(nextEnd, at.Sub(m.now))

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"net/http"
-	"net/http/httptest"
 	"regexp"
 	"testing"
 	"time"
@@ -28,14 +27,10 @@ type fixture struct {
 
 func open(t *testing.T) *fixture {
 	t.Helper()
-	pool := pgtest.Open(t)
-	_, err := pool.Exec(t.Context(), usersSQL)
-	require.NoError(t, err)
+	pool := exampletest.Open(t, usersSQL)
 	s, err := newSignup(pool, 15*time.Minute)
 	require.NoError(t, err)
-	server := httptest.NewServer(s.handler())
-	t.Cleanup(server.Close)
-	return &fixture{s, server.URL, pgtest.SetClock(t, pool, time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC))}
+	return &fixture{s, exampletest.Serve(t, s.handler()), pgtest.SetClock(t, pool, time.Date(2026, 11, 21, 12, 0, 0, 0, time.UTC))}
 }
 
 // visitorAt is a visitor, with a cookie of its own.

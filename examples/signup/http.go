@@ -56,7 +56,7 @@ func (s *signup) serveClaim(w http.ResponseWriter, r *http.Request) {
 	if h.Created {
 		status = http.StatusCreated
 	}
-	answer(w, status, claimed{h.ID, t.Email, h.Deadline, seconds(h.Remaining())})
+	answer(w, status, claimed{h.ID, t.Email, h.Deadline, int(math.Ceil(h.Remaining().Seconds()))})
 }
 
 func (s *signup) serveConfirm(w http.ResponseWriter, r *http.Request) {
@@ -138,6 +138,3 @@ func read(w http.ResponseWriter, r *http.Request, request any) bool {
 	}
 	return err == nil
 }
-
-// seconds are whole ones, and not too few.
-func seconds(d time.Duration) int { return int(math.Ceil(d.Seconds())) }

@@ -5,7 +5,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -20,42 +19,6 @@ func gatedCommand(c *metered.Client, id string, opts *jobs.Options, charges ...b
 		return tx.Enqueue(ctx, pgtest.Process{Name: "job"}, opts)
 	})
 	return out.Result, err
-}
-
-// The limits of jobs, and what becomes of those that are dropped, are settings of the Client.
-func TestNew_ConfigJobsIsOfTheClientsJobs(t *testing.T) {
-	t.Parallel()
-	most := int64(1)
-	var dropped []int64
-	pool, c := pgtest.SetUp(t, metered.Config{Jobs: jobs.Config{
-		Limits: func(context.Context, pgx.Tx, string) ([]budget.Limit, error) { return []budget.Limit{budget.Lifetime(most)}, nil },
-		OnDrop: func(_ context.Context, _ pgx.Tx, p jobs.Parked) error { dropped = append(dropped, p.JobID); return nil },
-	}})
-	clock := pgtest.SetClock(t, pool, pgtest.Tomorrow(9))
-	var all []int64
-	for _, id := range []string{"a", "b", "c"} {
-		r, err := gatedCommand(c, id, &jobs.Options{MaxWait: time.Minute, Hold: &holds.Request{Lines: []holds.Line{pgtest.Room("gpu", 1, 1)}}})
-		require.NoError(t, err)
-		all = append(all, r.JobID)
-	}
-	most = 2
-	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-		results, err := c.Jobs.ReleaseIn(t.Context(), tx, "gpu")
-		require.Len(t, results, 1)
-		return err
-	}))
-	clock.Advance(time.Minute)
-	report, err := c.Jobs.Release(t.Context(), pool)
-	require.NoError(t, err)
-	require.Equal(t, jobs.ReleaseReport{Dropped: 1}, report)
-	require.Equal(t, all[2:], dropped)
-
-	for _, wrong := range []jobs.Config{{Schema: "s"}, {LockTimeout: time.Second}, {Notify: true}, {Holds: c.Holds}} {
-		_, err := metered.New(pool, metered.Config{Jobs: wrong})
-		require.ErrorContains(t, err, "Config.Jobs")
-	}
-	_, err = metered.New(pool, metered.Config{Jobs: jobs.Config{OnDrop: func(context.Context, pgx.Tx, jobs.Parked) error { return nil }}})
-	require.ErrorContains(t, err, "needs River")
 }
 
 // A job whose units do not fit commits with its command, and is parked. One that fits starts.

@@ -7,7 +7,6 @@ import (
 	"crypto/rand"
 	"errors"
 	"fmt"
-	"io"
 	"os"
 	"strings"
 	"time"
@@ -32,16 +31,12 @@ type Options struct {
 	Shared bool
 	// Durable leaves a throwaway server as durable as it is by default. Defaults to false.
 	Durable bool
-	// Log gets a line on the server. Defaults to the standard error.
-	Log io.Writer
 }
-
-const createTimeout = time.Minute // the machine may be busy
 
 // Database is the database of a program.
 type Database struct {
 	Pool       *pgxpool.Pool
-	connString string
+	ConnString string           // for other processes of the program, and other pools
 	server     *pgserver.Server // nil with Options.Use
 	name       string           // of a database to remove
 	workers    []worker
@@ -50,7 +45,7 @@ type Database struct {
 // Open makes a database whose name begins with "metered_" and the program's, or opens the one of opts. Call Close in
 // the end.
 func Open(ctx context.Context, program string, opts Options) (d *Database, err error) {
-	d = &Database{connString: opts.Use}
+	d = &Database{ConnString: opts.Use}
 	defer func() {
 		if err != nil {
 			d, err = nil, errors.Join(err, d.Close())
@@ -61,7 +56,7 @@ func Open(ctx context.Context, program string, opts Options) (d *Database, err e
 			return d, err
 		}
 	}
-	config, err := pgxpool.ParseConfig(d.connString)
+	config, err := pgxpool.ParseConfig(d.ConnString)
 	if err != nil {
 		return d, err
 	}
@@ -78,20 +73,17 @@ func Open(ctx context.Context, program string, opts Options) (d *Database, err e
 
 // create starts the server, if it has to, and makes the database.
 func (d *Database) create(ctx context.Context, program string, opts Options) (err error) {
-	if opts.Log == nil {
-		opts.Log = os.Stderr
-	}
-	d.server, err = pgserver.Start(ctx, pgserver.Options{Durable: opts.Durable || opts.Shared, TCP: opts.Shared, Log: opts.Log})
+	d.server, err = pgserver.Start(ctx, pgserver.Options{Durable: opts.Durable || opts.Shared, TCP: opts.Shared, Log: os.Stderr})
 	if err != nil {
 		return err
 	}
-	if d.connString = d.server.ConnString(); opts.Shared {
+	if d.ConnString = d.server.ConnString(); opts.Shared {
 		return nil
 	}
 	d.name = "metered_" + program + "_" + strings.ToLower(rand.Text()[:10])
-	d.connString = pgserver.WithDatabase(d.connString, d.name)
+	d.ConnString = pgserver.WithDatabase(d.ConnString, d.name)
 	// After Ctrl-C, too, it is known whether there is a database to remove.
-	creating, cancel := context.WithTimeout(context.WithoutCancel(ctx), createTimeout)
+	creating, cancel := context.WithTimeout(context.WithoutCancel(ctx), time.Minute)
 	defer cancel()
 	err = d.admin(creating, "create database %s template template0 encoding 'UTF8' lc_collate 'C' lc_ctype 'C'")
 	if err == nil {
@@ -99,9 +91,6 @@ func (d *Database) create(ctx context.Context, program string, opts Options) (er
 	}
 	return err
 }
-
-// ConnString is for other processes of the program, and other pools.
-func (d *Database) ConnString() string { return d.connString }
 
 // Throwaway reports whether the server ends with the program.
 func (d *Database) Throwaway() bool { return d.server != nil && d.server.Owned() }

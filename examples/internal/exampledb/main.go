@@ -10,6 +10,8 @@ import (
 	"sync"
 	"syscall"
 	"time"
+
+	"github.com/pgmetered/metered/budget"
 )
 
 // Main runs an example until it ends, or Ctrl-C ends ctx. It exits with 1 if the example fails.
@@ -78,6 +80,22 @@ func Await(ctx context.Context, f func() (done bool, err error)) error {
 		case <-time.After(20 * time.Millisecond):
 		}
 	}
+}
+
+// Admitted calls f n times at the same time. It counts calls that were admitted and calls that limits refused, and joins
+// other errors.
+func Admitted(n int, f func(i int) error) (admitted, refused int, err error) {
+	for _, e := range AtOnce(n, f) {
+		switch {
+		case e == nil:
+			admitted++
+		case errors.Is(e, budget.ErrExceeded):
+			refused++
+		default:
+			err = errors.Join(err, e)
+		}
+	}
+	return admitted, refused, err
 }
 
 // AtOnce calls f n times at the same time, and returns the results in order.

@@ -2,6 +2,7 @@
 package examplehttp
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"net"
@@ -39,11 +40,7 @@ func Serve(ctx context.Context, address string, server *http.Server) (base strin
 func Run(ctx context.Context, address string, handler http.Handler, announce func(base string), show func(ctx context.Context, base string) error) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	listen := address
-	if address == "" {
-		listen = "127.0.0.1:0"
-	}
-	base, closed, err := Serve(ctx, listen, &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second})
+	base, closed, err := Serve(ctx, cmp.Or(address, "127.0.0.1:0"), &http.Server{Handler: handler, ReadHeaderTimeout: 5 * time.Second, ReadTimeout: 10 * time.Second})
 	if err != nil {
 		return err
 	}

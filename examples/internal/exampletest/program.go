@@ -5,6 +5,8 @@ import (
 	"bufio"
 	"context"
 	"io"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -13,9 +15,11 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/internal/pgserver"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // Binary builds the example of the test's directory.
@@ -45,6 +49,22 @@ func Start(t *testing.T, binary, databaseURL, text string, args ...string) (rest
 	return rest, cmd
 }
 
+// Open is a database that has the example's own tables.
+func Open(t *testing.T, sql string) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.Open(t)
+	_, err := pool.Exec(t.Context(), sql)
+	require.NoError(t, err)
+	return pool
+}
+
+// Serve serves until the end of the test.
+func Serve(t *testing.T, handler http.Handler) (base string) {
+	server := httptest.NewServer(handler)
+	t.Cleanup(server.Close)
+	return server.URL
+}
+
 func command(t *testing.T, binary, databaseURL string, args ...string) *exec.Cmd {
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) // the machine may be busy
 	t.Cleanup(cancel)
@@ -72,9 +92,7 @@ func Build(t *testing.T) *Program {
 	t.Cleanup(func() {
 		conn, err := pgx.Connect(context.Background(), server.ConnString())
 		require.NoError(t, err)
-		var left int
-		err = conn.QueryRow(context.Background(), `select count(*) from pg_database where starts_with(datname, $1)`, "metered_"+filepath.Base(dir)+"_").Scan(&left)
-		require.NoError(t, err)
+		left := pgtest.Value[int](t, conn, `select count(*) from pg_database where starts_with(datname, $1)`, "metered_"+filepath.Base(dir)+"_")
 		require.Zero(t, left, "databases left behind")
 		require.NoError(t, conn.Close(context.Background()))
 		require.NoError(t, server.Stop())
