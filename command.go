@@ -316,7 +316,7 @@ const fingerprintVersion = 1
 
 // fingerprint is a version byte and the SHA-256 of the command, each part
 // preceded by its length in 8 bytes, big-endian, so that parts cannot run into
-// each other. Limits, MustExist, notes, isolation and early release are left out: they may change
+// each other. Limits, MustExist, notes but for their Use, isolation and early release are left out: they may change
 // between a call and its repetition without making it another command.
 func fingerprint(cmd Command, token ledger.PresentedToken, holds []*ledger.Placing) ([]byte, error) {
 	input, err := encodeInput(cmd.Input)
@@ -341,7 +341,7 @@ func fingerprint(cmd Command, token ledger.PresentedToken, holds []*ledger.Placi
 	for _, charges := range [][]budget.Charge{cmd.Charges, cmd.Sticky} {
 		number(h, int64(len(charges)))
 		for _, charge := range charges {
-			part(h, []byte(charge.Scope))
+			part(h, []byte(inBudget.Content(charge.Scope, charge.Note.Use)))
 			number(h, charge.Amount)
 		}
 	}

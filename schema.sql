@@ -128,12 +128,13 @@ create type metered.new_lot as (
     amount bigint, expires_at timestamptz, lasts interval, category text, priority int, reference text, fingerprint bytea,
     roll_cap bigint, roll_for interval, late interval);
 
--- How a lot renews and rolls over. Each period of renews has a lot of renew_amount units, and renewal is the reference of the first. Units that roll over
+-- How a lot renews and rolls over, and what it pays for. Each period of renews has a lot of renew_amount units, and renewal is the reference of the first. Units that roll over
 -- last until their period of roll_to ends, or else for roll_for. They do so roll_again times more (-1: always). With roll_shared the lot's roll_cap counts all
--- units of the category that rolled over. The caller sets neither renewal, roll_for nor of_reference, which is the reference of the lot that had the units first.
+-- units of the category that rolled over. The caller sets neither renewal, roll_for nor of_reference, which is the reference of the lot that had the units first. uses are
+-- in their order, and null for everything.
 create type metered.lot_plan as (
     renews metered.period, renew_amount bigint, renewal text, roll_to metered.period, roll_for interval, roll_again int,
-    roll_shared boolean, of_reference text);
+    roll_shared boolean, of_reference text, uses text[]);
 
 -- How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).
 create type metered.lot_rollover as (of_lot bigint, of_reference text, cap bigint, lasts interval);
@@ -529,7 +530,7 @@ create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 create index hold_lines_least on metered.hold_lines (scope, due) where open > 0 and at_least > 0;
 
 -- Lots: the credit of a wallet, in parts that end. The wallet's balance is in its ledger, as of any scope. This table says where
--- it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending. The columns of a lot are only changed behind an entry
+-- it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending + kept. The columns of a lot are only changed behind an entry
 -- of its scope, which the guard lets one writer make.
 create table metered.lots (
     no          bigint      generated always as identity primary key, -- the number of the lot
@@ -560,7 +561,8 @@ create table metered.lots (
     pending     bigint      not null default 0, -- units of amount that nobody can draw before starts_at
     starts_at   timestamptz,            -- when it begins, or began, or null: with the grant
     again       boolean     not null default false, -- its units roll over again, or share a cap: no call leaves its end to a later one
-    plan        metered.lot_plan        -- how it renews and rolls over, or null
+    plan        metered.lot_plan,       -- how it renews and rolls over, and what it pays for, or null
+    kept        bigint      not null default 0 -- units of amount that pay for the uses of its plan alone. The ledger has them when a use takes them
 ) with (fillfactor = 70);
 
 -- The order in which lots are drawn. Neither a draw that leaves a rest, nor what is in a lot that is drawn empty, changes
@@ -578,6 +580,12 @@ create index lots_starting on metered.lots (starts_at, no) where pending > 0;
 -- Lots whose end no call leaves to a later one, and lots that hold units which rolled over.
 create index lots_again on metered.lots (scope, expires_at, no) where open and again;
 create index lots_carried on metered.lots (scope, category, expires_at) where origin = 'r';
+
+-- Lots that pay for some uses: in the order in which they are drawn, and by their end, in one wallet and in all.
+create index lots_kept on metered.lots (scope, priority, expires_at, no) where kept > 0;
+create index lots_kept_ends on metered.lots (scope, expires_at, no) where kept > 0;
+create index lots_kept_rolling on metered.lots (scope, expires_at, no) where kept > 0 and roll_cap is not null;
+create index lots_kept_due on metered.lots (expires_at, no) where kept > 0;
 
 -- The lots of all wallets by their end, with those that subscribers have not heard of.
 create index lots_due on metered.lots (expires_at, no) where open or untold > 0;
@@ -604,7 +612,8 @@ create table metered.lot_moves (
     back   bigint not null default 0,   -- units of amount that refunds gave back
     kind   "char" not null,             -- d credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund,
                                         -- h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over,
-                                        -- s scheduled for later, or its end set, w withdrawn before it began
+                                        -- s scheduled for later, or its end set, w withdrawn before it began,
+                                        -- a applied to a use that takes them now, b back to its uses
     scope  text collate "C" not null,   -- the wallet
     primary key (scope, seq, nth)
 );
@@ -1353,7 +1362,7 @@ begin
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
         and (tip.lots_end is null or metered._debt(tip) = 0) and not exists (
         select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
-        select from metered.lots l where l.scope = of_scope and (l.untold > 0 or l.pending > 0)) and not exists (
+        select from metered.lots l where l.scope = of_scope and (l.untold > 0 or l.pending > 0 or l.kept > 0)) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
         delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
         get diagnostics rest = row_count;
@@ -1422,6 +1431,8 @@ $$;
 -- refunded - held units are left. If that is 0 or more, it is the sum of the rests of its lots. If it is less, no lot has a rest, and
 -- the missing units are overdraft, which the next credit pays back.
 --
+-- A lot that pays for some uses has its units as kept, which are no credit of the ledger: see uses.sql.
+--
 -- An entry of a wallet has lots_end, before which none of its lots ends that has a rest or is held. A call that spends, holds or
 -- credits judges, writes the ends that are due (duelots.sql), writes the entry, and then names its lots. The
 -- entry comes first: the guard lets one writer make it, so lots need no lock of their own.
@@ -1446,7 +1457,7 @@ $$;
 create function metered._rolls(l metered.lots) returns bigint
 language sql stable
 as $$
-    select case when l.roll_cap is not null then least(l.rest, l.roll_cap) else 0 end
+    select case when l.roll_cap is not null then least(l.rest + l.kept, l.roll_cap) else 0 end
 $$;
 
 -- The units of a lot that roll over at its end. A shared cap counts all units of its category that have rolled over. among has the lots that a reader knows
@@ -1455,12 +1466,12 @@ create function metered._rolls_among(l metered.lots, among metered.lots[]) retur
 language plpgsql stable
 as $$
 begin
-    if (l.plan).roll_shared is not true or l.roll_cap is null or l.rest = 0 then
+    if (l.plan).roll_shared is not true or l.roll_cap is null or l.rest + l.kept = 0 then
         return metered._rolls(l);
     end if;
-    return greatest(0, least(l.rest, l.roll_cap
-        - (select coalesce(sum(y.rest + y.held), 0) from unnest(among) y where y.origin = 'r' and (y.plan).roll_shared and y.category = l.category and y.expires_at > l.expires_at)
-        - (select coalesce(sum(y.rest + y.held), 0) from metered.lots y
+    return greatest(0, least(l.rest + l.kept, l.roll_cap
+        - (select coalesce(sum(y.rest + y.kept + y.held), 0) from unnest(among) y where y.origin = 'r' and (y.plan).roll_shared and y.category = l.category and y.expires_at > l.expires_at)
+        - (select coalesce(sum(y.rest + y.kept + y.held), 0) from metered.lots y
            where y.scope = l.scope and y.category = l.category and y.origin = 'r' and (y.plan).roll_shared and y.expires_at > l.expires_at
              and y.no <> all (array(select x.no from unnest(among) x where x.no is not null)))));
 end
@@ -1486,7 +1497,7 @@ begin
     if plan.roll_again > 0 then
         plan.roll_again := plan.roll_again - 1;
     end if;
-    return case when plan is not distinct from row(null, null, null, null, null, null, null, null)::metered.lot_plan then null else plan end;
+    return case when plan is not distinct from row(null, null, null, null, null, null, null, null, null)::metered.lot_plan then null else plan end;
 end
 $$;
 
@@ -1590,15 +1601,13 @@ begin
     if before is null then
         ended := (select e.at from metered.ledger e where e.scope = of_scope and e.seq = at_seq);
     end if;
-    got := metered._take_lots(of_scope, at_seq, covered, as_kind, held_by, ended, 1);
-    if before is null then
-        covered := got.taken;
-        if covered < units and held_by is null then
-            perform metered._owe(of_scope, units - covered);
-        end if;
-    end if;
-    if got.taken < covered then
+    got := metered._take_lots(of_scope, at_seq, units, as_kind, held_by, ended, 1);
+    if before is not null and got.taken < covered then
         raise exception 'the lots of a wallet do not add up to its balance' using errcode = 'XX001', detail = of_scope;
+    end if;
+    covered := got.taken;   -- more than the balance, where lots of a use pay in a wallet that is overdrawn
+    if before is null and covered < units and held_by is null then
+        perform metered._owe(of_scope, units - covered);
     end if;
     if covered < units then
         insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, at_seq, got.nth, 0, as_kind, units - covered);
@@ -1617,24 +1626,26 @@ language plpgsql volatile
 as $$
 declare
     numbers regclass := pg_get_serial_sequence('metered.lots', 'no');
+    general boolean := plan.uses is null;
 begin
     entry := tip;
     entry.seq := tip.seq + 1;
-    entry.kind := 'd';
+    entry.kind := case when general then 'd' else 's' end;
     entry.amount := lot.amount;
-    entry.credited := tip.credited + lot.amount;
+    entry.credited := tip.credited + case when general then lot.amount else 0 end;
     entry.lots_end := least(coalesce(tip.lots_end, 'infinity'), lot.expires_at);
-    if entry.crossed is not null and of_lot is null then    -- a rollover brings no units
+    if entry.crossed is not null and of_lot is null and general then    -- a rollover brings no units
         entry.crossed := metered._rearmed(entry);
     end if;
     perform metered._append(entry);
     insert into metered.lots (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
-        priority, origin, open, scope, category, reference, fingerprint, again, plan)
+        priority, origin, open, scope, category, reference, fingerprint, again, plan, kept)
     overriding system value
-    values (coalesce(as_no, nextval(numbers)), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, lot.amount, lot.roll_cap,
+    values (coalesce(as_no, nextval(numbers)), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, case when general then lot.amount else 0 end, lot.roll_cap,
         case when lot.roll_cap is not null then nextval(numbers) end,
         case when lot.roll_cap is not null then metered._roll_end(lot.expires_at, plan, lot.roll_for) end, lot.late, of_lot,
-        lot.priority, as_origin, true, tip.scope, lot.category, lot.reference, lot.fingerprint, metered._again(plan), plan)
+        lot.priority, as_origin, general, tip.scope, lot.category, lot.reference, lot.fingerprint, metered._again(plan), plan,
+        case when general then 0 else lot.amount end)
     on conflict do nothing
     returning lots.no into _append_lot.no;
     if _append_lot.no is null then
@@ -1656,7 +1667,7 @@ begin
     made := metered._append_lot(tip, lot, plan, as_origin, of_lot, as_no);
     entry := made.entry;
     no := made.no;
-    if debt > 0 then
+    if debt > 0 and plan.uses is null then
         perform metered._pay_back(entry, debt, 2);
     end if;
 end
@@ -1720,7 +1731,7 @@ as $$
 declare
     made record;
 begin
-    entry := metered._take_back(tip, l.no, units, 'o');
+    entry := case when l.kept > 0 then metered._take_kept(tip, l.no, units, 'o') else metered._take_back(tip, l.no, units, 'o') end;
     update metered.lots y set roll_cap = null, again = false where y.no = l.no;
     made := metered._add_lot(entry, row(units, ends, null, l.category, l.priority, null, null,
         case when as_no is not null and (l.plan).roll_again <> 0 then l.roll_cap end, (l.plan).roll_for, l.late)::metered.new_lot,
@@ -1802,6 +1813,7 @@ begin
         coalesce((select y.expires_at from metered.lots y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
         coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lots x where x.no = k.lot) y
             where k.scope = of_scope and y.expires_at > clk), 'infinity'),
+        coalesce((select y.expires_at from metered.lots y where y.scope = of_scope and y.kept > 0 and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
         coalesce((select y.starts_at from metered.lots y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.no limit 1), 'infinity'));
 end
 $$;
@@ -1817,7 +1829,9 @@ begin
     if n > 0 then
         e := (metered._roll_lot(e, l, n, l.roll_end, l.roll_no)).entry;
     end if;
-    if l.rest > n then
+    if l.kept > n then
+        e := metered._take_kept(e, l.no, l.kept - n, 'e');
+    elsif l.rest > n then
         e := metered._take_back(e, l.no, l.rest - n, 'e');
     end if;
     return e;
@@ -1832,18 +1846,21 @@ as $$
 declare
     e    metered.ledger := metered._own_entry(tip, l.starts_at);
     debt bigint := metered._debt(tip);
+    general boolean := (l.plan).uses is null;
+    units bigint := case when general then l.pending else 0 end;
 begin
     e.seq := e.seq + 1;
-    e.kind := 'd';
+    e.kind := case when general then 'd' else 's' end;
     e.amount := l.pending;
-    e.credited := e.credited + l.pending;
-    update metered.lots y set pending = 0, rest = l.pending, open = true, granted_at = l.starts_at, granted_seq = e.seq, last_seq = e.seq where y.no = l.no;
-    if e.crossed is not null then
+    e.credited := e.credited + units;
+    update metered.lots y set pending = 0, rest = units, kept = l.pending - units, open = general, granted_at = l.starts_at, granted_seq = e.seq, last_seq = e.seq
+    where y.no = l.no;
+    if e.crossed is not null and general then
         e.crossed := metered._rearmed(e);
     end if;
     perform metered._append(e);
     insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (e.scope, e.seq, 1, l.no, 'd', l.pending);
-    if debt > 0 then
+    if debt > 0 and general then
         perform metered._pay_back(e, debt, 2);
     end if;
     perform metered._renew_lot(l, e.seq);
@@ -1976,6 +1993,8 @@ declare
     stop_end timestamptz;       -- the first lot that is left to others, or null
     stop_no bigint;
     left_over bigint := units;  -- of units, in lots that go on
+    keeps   boolean;            -- there may be such lots
+    kept_left int := 2147483647;    -- how many lots of some uses may still lapse
     ends    timestamptz;        -- when the next lot ends behind all this
     before  text;
 begin
@@ -2008,6 +2027,12 @@ begin
             left_over := left_over - metered._rolls(l);
         end loop;
     end if;
+    keeps := nos is not null or exists (select from metered.lots y where y.scope = tip.scope and y.kept > 0)
+        or exists (select from metered.lots y where y.scope = tip.scope and y.pending > 0);
+    if exists (select from metered.lots y where y.scope = tip.scope and y.kept > 0 and y.roll_cap is null and y.expires_at <= until
+               order by y.expires_at, y.no limit 1 offset coalesce(max_lots, 2147483647)) then
+        kept_left := max_lots;
+    end if;
     ends := coalesce(stop_end, metered._next_end(tip.scope, until));
     e.lots_end := ends;
     for due in
@@ -2022,8 +2047,10 @@ begin
                 (select z.* from metered.lots z where z.scope = tip.scope and z.open and (z.expires_at, z.no) > (pos_end, pos_no) and z.expires_at <= due.due
                  order by z.expires_at, z.no limit 1)
                 union all
-                (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= due.due order by z.expires_at, z.no limit 1)) y
-            where stop_end is null or (y.expires_at, y.no) < (stop_end, stop_no) or y.no = any (named)
+                (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= due.due order by z.expires_at, z.no limit 1)
+                union all
+                (select z.* from metered._kept_due(tip.scope, due.due, kept_left > 0) z where keeps and z.no is not null)) y
+            where stop_end is null or (y.expires_at, y.no) < (stop_end, stop_no) or y.no = any (named) or y.kept > 0
             order by y.expires_at, y.no limit 1;
             select y.* into begins from metered.lots y
             where y.scope = tip.scope and y.pending > 0 and y.starts_at <= due.due and (y.starts_at, y.no) > (begun, begun_no) order by y.starts_at, y.no limit 1;
@@ -2047,6 +2074,10 @@ begin
                 ends := least(ends, l.roll_end);
             end if;
             e.lots_end := ends;
+            if l.kept > 0 then
+                kept_left := kept_left - (l.roll_cap is null)::int;
+                continue;
+            end if;
             if stop_end is not null then
                 named := case when nos is null then array_remove(named, l.no) else named end || l.roll_no;
             end if;
@@ -2108,6 +2139,7 @@ begin
         child.rest := units;
         child.held := 0;
         child.pending := 0;
+        child.kept := 0;
         child.from_lot := l.no;
         child.priority := l.priority;
         child.scope := l.scope;
@@ -2132,7 +2164,7 @@ as $$
 declare
     until  timestamptz := greatest(clk, tip.at);
     due    boolean := coalesce(tip.next_due <= clk, false); -- some holds are
-    kept   metered.lot_holds[] := '{}'; -- units of these holds, and overdrawn units of other holds
+    of_holds   metered.lot_holds[] := '{}'; -- units of these holds, and overdrawn units of other holds
     starts metered.lots[] := '{}';      -- that begin
     begun  boolean;             -- some have
     spent  bigint := 0;         -- of debt
@@ -2155,7 +2187,9 @@ begin
     lots := '{}';
     if tip.lots_end <= until then
         starts := array(select y from metered.lots y where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until order by y.starts_at, y.no);
-        lots := array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.no);
+        lots := array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.no)
+            || array(select metered._as_rest(y) from metered.lots y
+                where y.scope = tip.scope and y.kept > 0 and y.roll_cap is not null and y.again and y.expires_at <= until order by y.expires_at, y.no);
     end if;
     begun := starts <> '{}';
     if due and debt = 0 and starts = '{}' and lots = '{}' then    -- then no hold pays for another one, and one statement does
@@ -2171,9 +2205,10 @@ begin
             group by o.lot order by o.lot
         loop
             select y.* into child from metered.lots y where y.no = k.lot;
+            child := metered._as_rest(child);
             child.held := child.held - k.kept;
             child.rest := child.rest + k.back;
-            lapsed := lapsed + k.late;
+            lapsed := lapsed + k.late + case when (child.plan).uses is not null then k.back else 0 end;
             lots := lots || child;
         end loop;
     elsif due or starts <> '{}' or lots <> '{}' then
@@ -2183,13 +2218,13 @@ begin
             into nos, times, seqs, minima
             from metered.hold_lines y where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk;
             nos := coalesce(nos, '{}');
-            kept := array(select o from metered.lot_holds o where o.scope = tip.scope and o.seq = any (seqs) order by o.seq, o.lot);
-            lots := lots || array(select y from metered.lots y where y.no = any (array(select o.lot from unnest(kept) o))
+            of_holds := array(select o from metered.lot_holds o where o.scope = tip.scope and o.seq = any (seqs) order by o.seq, o.lot);
+            lots := lots || array(select metered._as_rest(y) from metered.lots y where y.no = any (array(select o.lot from unnest(of_holds) o))
                 and y.no <> all (array(select x.no from unnest(lots) x)) order by y.no);
         end if;
-        kept := kept || array(select o from metered.lot_holds o
-            where debt > 0 and o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(kept) x)) order by o.seq);
-        spent := debt - (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0);
+        of_holds := of_holds || array(select o from metered.lot_holds o
+            where debt > 0 and o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(of_holds) x)) order by o.seq);
+        spent := debt - (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0);
     end if;
     loop
         j := (select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0 and lots[x.j].expires_at <= until
@@ -2198,7 +2233,7 @@ begin
         if j is not null and lots[j].expires_at <= coalesce(starts[s].starts_at, 'infinity') and lots[j].expires_at <= coalesce(times[turn], 'infinity') then
             units := metered._rolls_among(lots[j], lots);
             child := metered._gone_on(lots[j], units);
-            lapsed := lapsed + lots[j].rest - units;
+            lapsed := lapsed + case when (lots[j].plan).uses is null then lots[j].rest - units else 0 end;
             if lots[j].held = 0 and (lots[j].no is null or lots[j].last_seq is null) then   -- nobody has written it, and nothing is left of it
                 lots := lots[:j - 1] || lots[j + 1:];
             else
@@ -2216,7 +2251,9 @@ begin
             if ((child.plan).renews).every is not null and (metered._next_lot(child)).starts_at <= until then
                 starts := starts || metered._next_lot(child);
             end if;
-            lapsed := lapsed - child.pending;
+            if (child.plan).uses is null then
+                lapsed := lapsed - child.pending;
+            end if;
             child.rest := child.pending;
             child.pending := 0;
             child.granted_at := child.starts_at;
@@ -2225,22 +2262,23 @@ begin
             at := greatest(at, times[turn]);
             units := minima[turn];
             for k in
-                select o.n, o.lot, o.amount, y.n as j from unnest(kept) with ordinality o(seq, lot, amount, scope, n)
+                select o.n, o.lot, o.amount, y.n as j from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n)
                     left join (select x.no, x.priority, x.expires_at, row_number() over () as n from unnest(lots) x) y on y.no = o.lot
                 where o.seq = seqs[turn] and o.amount > 0 order by y.priority, y.expires_at, y.no
             loop
                 part := least(units, k.amount);
                 units := units - part;
-                kept[k.n].amount := 0;
+                of_holds[k.n].amount := 0;
                 if k.lot = 0 then
                     spent := spent + part;
                     continue;
                 end if;
                 j := k.j;
                 lots[j].held := lots[j].held - k.amount;
-                if lots[j].expires_at <= at then
-                    lapsed := lapsed + k.amount - part;
-                else
+                if lots[j].expires_at <= at or (lots[j].plan).uses is not null then
+                    lapsed := lapsed + k.amount - part;     -- or back to its uses
+                end if;
+                if lots[j].expires_at > at then
                     lots[j].rest := lots[j].rest + k.amount - part;
                 end if;
             end loop;
@@ -2248,27 +2286,27 @@ begin
         else
             exit;
         end if;
-        continue when spent + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0) = 0;
+        continue when spent + (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0) = 0;
         -- As _pay_back does it.
-        for k in select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0
+        for k in select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0 and (lots[x.j].plan).uses is null
             order by lots[x.j].priority, lots[x.j].expires_at, lots[x.j].no
         loop
             j := k.j;
             part := least(spent, lots[j].rest);
             spent := spent - part;
             lots[j].rest := lots[j].rest - part;
-            for own in select o.n, o.amount from unnest(kept) with ordinality o(seq, lot, amount, scope, n) where o.lot = 0 and o.amount > 0 order by o.seq loop
+            for own in select o.n, o.amount from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n) where o.lot = 0 and o.amount > 0 order by o.seq loop
                 part := least(own.amount, lots[j].rest);
                 exit when part = 0;
-                kept[own.n].amount := own.amount - part;
-                kept := kept || row(kept[own.n].seq, lots[j].no, part, tip.scope)::metered.lot_holds;
+                of_holds[own.n].amount := own.amount - part;
+                of_holds := of_holds || row(of_holds[own.n].seq, lots[j].no, part, tip.scope)::metered.lot_holds;
                 lots[j].rest := lots[j].rest - part;
                 lots[j].held := lots[j].held + part;
             end loop;
         end loop;
     end loop;
     if due or begun then
-        debt := case when nos <> '{}' or begun or kept <> '{}' then coalesce(spent, 0) + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0) else debt end;
+        debt := case when nos <> '{}' or begun or of_holds <> '{}' then coalesce(spent, 0) + (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0) else debt end;
     end if;
 end
 $$;
@@ -2296,7 +2334,7 @@ begin
         return d.lapsed + coalesce(few.units, 0);
     end if;
     return metered._balance(tip) + case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) - metered._minima(tip, null, clk) else 0 end
-        + d.debt - (select coalesce(sum(x.rest), 0) from unnest(d.lots) x)
+        + d.debt - (select coalesce(sum(x.rest), 0) from unnest(d.lots) x where (x.plan).uses is null)
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
             where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
         - (select coalesce(sum(x.units), 0) from (select metered._rolls(y) as units from metered.lots y
@@ -2324,11 +2362,14 @@ begin
         -- In the order of the index of open lots, which is read without a sort: that keeps the planner from the index of all.
         select y.* from ((select x.no from metered.lots x where of_nos is null and x.scope = tip.scope and x.open order by x.expires_at, x.no)
                          union select k.lot from metered.lot_holds k where of_nos is null and k.scope = tip.scope and k.lot > 0
+                         union (select x.no from metered.lots x where of_nos is null and x.scope = tip.scope and x.kept > 0 order by x.priority, x.expires_at, x.no)
                          union select unnest(of_nos)) n,
             -- A join without the limit can be one that reads all lots.
             lateral (select z.* from metered.lots z where z.no = n.no limit 1) y
         where y.no <> all (nos)
     loop
+        l.rest := l.rest + l.kept;
+        l.kept := 0;
         while l.rest > 0 and l.expires_at <= until loop
             if l.held > 0 then
                 l.rest := 0;
@@ -2435,6 +2476,8 @@ begin
         where y.no = k.lot returning * into l;
         if l.expires_at <= freed.at then
             tip := metered._take_back(metered._own_entry(tip, freed.at), k.lot, k.amount, 'e');
+        elsif (l.plan).uses is not null then
+            tip := metered._keep_back(metered._own_entry(tip, freed.at), k.lot, k.amount);
         end if;
     end loop;
     if over > 0 then
@@ -2470,6 +2513,9 @@ begin
     insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, nth, of_lot, 'g', units);
     nth := nth + 1;
     if l.expires_at > refund.at then
+        if (l.plan).uses is not null then
+            tip := metered._keep_back(metered._own_entry(tip, refund.at), of_lot, units);
+        end if;
         return;
     end if;
     tip := metered._own_entry(tip, refund.at);
@@ -2573,16 +2619,16 @@ begin
 end
 $$;
 
--- The fate of a refund that is to be written: how many units lapse at once, since their lot has ended and says so, and when the first of the other
+-- The fate of a refund that is to be written: how many units lapse at once, since their lot has ended and says so, or pay for some uses alone, and when the first of the other
 -- lots ends that get units of it.
 create function metered._refund_fate(refund metered.ledger, out lapses bigint, out ends timestamptz)
 language plpgsql stable
 as $$
 begin
-    select coalesce(sum(p.units) filter (where l.expires_at <= refund.at and l.late is null), 0), min(l.expires_at) filter (where l.expires_at > refund.at)
+    select coalesce(sum(p.units) filter (where l.expires_at <= refund.at and l.late is null or l.for_uses), 0), min(l.expires_at) filter (where l.expires_at > refund.at)
     into lapses, ends
     -- A join without the limit can be one that reads all lots.
-    from metered._refund_parts(refund) p, lateral (select x.expires_at, x.late from metered.lots x where x.no = p.lot limit 1) l;
+    from metered._refund_parts(refund) p, lateral (select x.expires_at, x.late, (x.plan).uses is not null as for_uses from metered.lots x where x.no = p.lot limit 1) l;
 end
 $$;
 
@@ -2734,7 +2780,8 @@ begin
     end if;
     no := l.no;
     was := e.seq;
-    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(e.at, metered.clock()), metered._family(no)) y);
+    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(e.at, metered.clock()), metered._family(no)) y
+        where (y.plan).uses is null);
     w := metered._cross_lowered(e, least(coalesce(units, part), part), limits, least(e.at, metered.clock()));
     if w.silent then
         status := 'crossing';
@@ -2764,6 +2811,16 @@ begin
         at := e.at;
         e.seq := e.seq + 1;
     end loop;
+    for l in select y.* from metered.lots y where y.no = any (nos) and y.kept > 0 order by y.no loop
+        part := least(units - revoked, l.kept);
+        exit when part = 0;
+        e.seq := e.seq - 1;
+        e := metered._take_kept(e, l.no, coalesce(part, l.kept), 'v');
+        revoked := revoked + e.amount;
+        seq := e.seq;
+        at := e.at;
+        e.seq := e.seq + 1;
+    end loop;
     missing := coalesce(units - revoked, (select sum(y.drawn + y.held) from metered.lots y where y.no = any (nos)));
     if seq is null and metered._one_snapshot() then
         status := metered._missing_lot(e);   -- nothing was there, as of this snapshot
@@ -2786,7 +2843,7 @@ begin
     end if;
     tip.seq := e.seq - 1;
     loop
-        select y.* into l from metered.lots y where y.no = any (nos) and y.open and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
+        select y.* into l from metered.lots y where y.no = any (nos) and (y.open or y.kept > 0) and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
         exit when l.no is null;
         tip := metered._end_lot(tip, l);
         nos := nos || l.roll_no;
@@ -2865,7 +2922,7 @@ begin
     if found then
         return;
     end if;
-    units := least(rollover.cap, l.rest);
+    units := least(rollover.cap, l.rest + l.kept);
     if units = 0 then
         status := metered._missing_lot(e);
         status := 'empty';
@@ -2936,6 +2993,8 @@ begin
         from ((select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.open and y.expires_at <= clk
                order by y.priority, y.expires_at, y.no)
               union
+              (select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.kept > 0 and y.expires_at <= clk order by y.priority, y.expires_at, y.no)
+              union
               (select y.no, y.starts_at from metered.lots y where y.scope = only_scope and y.pending > 0 and y.starts_at <= clk order by y.starts_at, y.no)
               union
               (select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.untold > 0 order by y.expires_at, y.no)) d
@@ -2949,6 +3008,9 @@ begin
         from ((select y.no, y.expires_at from metered.lots y
               where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
               order by y.expires_at, y.no limit max_lots)
+              union
+              (select y.no, y.expires_at from metered.lots y
+              where y.kept > 0 and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk order by y.expires_at, y.no limit max_lots)
               union all
               (select y.no, y.starts_at from metered.lots y
               where y.pending > 0 and (y.starts_at, y.no) > (after_end, after_no) and y.starts_at <= clk order by y.starts_at, y.no limit max_lots)
@@ -2965,9 +3027,9 @@ begin
     last_no := due[seen];
     busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
     for s in
-        select y.scope, max(case when y.pending > 0 then y.starts_at else y.expires_at end) as last_end, count(*) filter (where y.open)::int as lots, array_agg(y.no) as nos
+        select y.scope, max(case when y.pending > 0 then y.starts_at else y.expires_at end) as last_end, count(*) filter (where y.open or y.kept > 0)::int as lots, array_agg(y.no) as nos
         from metered.lots y
-        where y.no = any (due) and (y.open and y.expires_at <= clk or y.pending > 0 and y.starts_at <= clk) and y.scope = any (locked) group by y.scope order by y.scope
+        where y.no = any (due) and ((y.open or y.kept > 0) and y.expires_at <= clk or y.pending > 0 and y.starts_at <= clk) and y.scope = any (locked) group by y.scope order by y.scope
     loop
         tip := metered._entry_for_write(s.scope);
         w := metered._cross_lowered(tip, 0, limits, clk);
@@ -2979,7 +3041,7 @@ begin
         e := tip;
         e.crossed := w.crossed;
         e := metered._settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
-        ended := ended + (select count(*) from metered.lots y where y.no = any (s.nos) and not y.open);
+        ended := ended + (select count(*) from metered.lots y where y.no = any (s.nos) and not y.open and y.kept = 0);
         due := due || array(select y.no from metered.lots y where (y.from_lot = any (s.nos) or y.granted_seq > tip.seq and y.scope = s.scope) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
         if e.seq > tip.seq and w.crossings is not null then
             crossed := coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[e.seq]);
@@ -3025,10 +3087,10 @@ begin
     delete from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep;
     -- A lot stays while one is there that it went on in: it is found by its reference. And that one stays while it could be rolled over again.
     loop
-        delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0
+        delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0 and l.kept = 0
             and 0 = (select count(*) from metered.lots y where y.from_lot = l.no)
             and (l.from_lot is null or 1 > (select count(*) from metered.lots y
-                where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0)));
+                where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0 and y.kept = 0)));
         exit when not found;
     end loop;
 end
@@ -3069,7 +3131,7 @@ begin
         and coalesce(octet_length((plan.roll_to).zone) <= 255, true)
         and ((plan.renews).every is null or lot.lasts is null and lot.expires_at is null and lot.reference is not null)
         and (lot.roll_cap is not null or (plan.roll_to).every is null and plan.roll_again is null and plan.roll_shared is null)
-        and coalesce(plan.roll_again between -1 and 10000, true)
+        and coalesce(plan.roll_again between -1 and 10000, true) and coalesce(metered._sound_uses(plan.uses), true)
         and (coalesce(plan.roll_again, 0) = 0 or coalesce((plan.roll_to).every, lot.roll_for) >= interval '1 day')
         and coalesce(starts_at > '-infinity' and starts_at < '9000-01-01 00:00:00+00', true), 'plan');
 end
@@ -3096,6 +3158,10 @@ begin
     if greatest(octet_length(lot.category), octet_length(lot.reference), octet_length((plan.renews).zone), octet_length(plan.renewal), octet_length((plan.roll_to).zone), octet_length(plan.of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or octet_length(lot.fingerprint) > 33
         or plan.roll_again > 10000
+        or array_lower(plan.uses, 1) <> 1
+        or array_ndims(plan.uses) <> 1
+        or cardinality(plan.uses) > 16
+        or pg_column_size(plan.uses) > 255 and not metered._fits(plan.uses, 255)
         or wait_ms > 3600000
         or pg_column_size(origin.note) > 8196
         or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
@@ -3256,7 +3322,7 @@ begin
     perform metered._refuse_closed(e);
     l := metered._find_lot(of_scope, l.no, null);
     at := e.at;
-    e := metered._schedule(e, l.rest + l.held + l.pending, ends);
+    e := metered._schedule(e, l.rest + l.held + l.pending + l.kept, ends);
     update metered.lots y set expires_at = ends, last_seq = e.seq,
         roll_end = case when l.roll_cap is null then l.roll_end
             when (l.plan).roll_for is not null or ((l.plan).roll_to).every is not null then metered._roll_end(ends, l.plan, (l.plan).roll_for)
@@ -3344,7 +3410,7 @@ end
 $$;
 
 -- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of
--- which lots they are, and overdrawn how many are of none. left is the balance behind it. A refusal of a command's draw raises, because COMMIT
+-- which lots they are, and overdrawn how many are of none. left is the balance behind it, with lots for the use of the charge. A refusal of a command's draw raises, because COMMIT
 -- follows, and its draws are kept for its record.
 create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int, origin metered.origin,
     out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out refused jsonb, out crossed jsonb)
@@ -3358,6 +3424,7 @@ declare
     mode   text := case when origin.operation is null then 'answer' else 'raise' end;
     w      record;
     posted metered.charged;
+    kept   bigint;
 begin
     if greatest(octet_length(charge.scope), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(charge.limits, 1) <> 1
@@ -3397,6 +3464,13 @@ begin
         where x.scope = e.scope and x.seq = e.seq) m
     where e.scope = charge.scope and e.seq = draw.seq;
     overdrawn := greatest(0, least(amount, -left_over));
+    if charge.note ? 'use' then
+        overdrawn := coalesce((select coalesce(sum(x.amount) filter (where x.lot = 0), 0) from metered.lot_moves x
+            where x.scope = charge.scope and x.seq = draw.seq having count(*) > 0), overdrawn);
+        kept := (select coalesce(sum(y.kept), 0) from metered.lots y
+            where y.scope = charge.scope and y.kept > 0 and y.expires_at > draw.at and (y.plan).uses @> array[charge.note ->> 'use']);
+        left_over := case when kept > 0 then greatest(0, left_over) + kept else left_over end;
+    end if;
     if origin.operation is not null then
         perform metered._remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object('wallet', charge.scope, 'seq', seq, 'at', at,
             'amount', amount, 'lots', lots, 'overdrawn', overdrawn, 'left', left_over))));
@@ -3405,7 +3479,7 @@ end
 $$;
 
 -- The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the lots that have some of either, in the
--- order in which they are drawn. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.
+-- order in which they are drawn. Lots for some uses are no part of units. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.
 create function metered.wallet_balance(of_scope text,
     out now timestamptz, out seq bigint, out units bigint, out held bigint, out lots json)
 language plpgsql stable
@@ -3436,9 +3510,316 @@ begin
     end if;
     lots := (
         select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference', coalesce(x.reference, (x.plan).of_reference), 'category', x.category, 'priority', x.priority,
-            'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held)
+            'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held, 'uses', (x.plan).uses)
             order by x.priority, x.expires_at, x.no)
         from metered._lots_now(tip, clk, null) x);
+end
+$$;
+
+-- Lots that pay for some uses alone. A charge or a hold names its use in its note.
+--
+-- Such a lot has its units as kept. They are no credit of the ledger, so no other balance, limit, lapse or payment of an overdraft counts them. A call for a
+-- use credits as many as it takes of these lots, in one entry (apply), and then charges the whole amount like any call. The applied units
+-- are rests of their lots in between, so the order of lots is the same for all. Units that a hold frees, or a refund gives back, go back to
+-- kept by an entry behind (keep_back), as units of a lot that has ended lapse. What happens to kept units moves no units of the ledger:
+-- its entries are of the kind s, and the moves say what they did.
+
+-- Whether these are uses as a plan has them.
+create function metered._sound_uses(uses text[]) returns boolean
+language plpgsql immutable
+as $$
+begin
+    return cardinality(uses) between 1 and 16 and uses = array(
+        select distinct x collate "C" from unnest(uses) x where octet_length(x) between 1 and 255 order by x collate "C");
+end
+$$;
+
+-- A lot for readers, who count kept units as its rest.
+create function metered._as_rest(l metered.lots) returns metered.lots
+language plpgsql immutable
+as $$
+begin
+    l.rest := l.rest + l.kept;
+    l.kept := 0;
+    return l;
+end
+$$;
+
+-- Takes kept units of a lot: they lapsed (e), are revoked (v) or roll over (o). Appends the entry behind tip, and returns it.
+create function metered._take_kept(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    entry metered.ledger := tip;
+begin
+    entry.seq := tip.seq + 1;
+    entry.kind := 's';
+    entry.amount := units;
+    perform metered._append(entry);
+    update metered.lots y set kept = y.kept - units, last_seq = entry.seq,
+        lapsed = y.lapsed + case when as_kind = 'e' then units else 0 end, untold = y.untold + case when as_kind = 'e' then units else 0 end,
+        revoked = y.revoked + case when as_kind = 'v' then units else 0 end, rolled = y.rolled + case when as_kind = 'o' then units else 0 end
+    where y.no = of_lot;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, of_lot, as_kind, units);
+    return entry;
+end
+$$;
+
+-- Units that are the rest of a lot are kept for its uses again. Appends the entry behind tip, and returns it.
+create function metered._keep_back(tip metered.ledger, of_lot bigint, units bigint) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    entry metered.ledger := tip;
+begin
+    entry.seq := tip.seq + 1;
+    entry.kind := 'o';
+    entry.amount := units;
+    entry.credited := tip.credited - units;
+    perform metered._append(entry);
+    update metered.lots y set rest = y.rest - units, open = y.rest > units, kept = y.kept + units, last_seq = entry.seq where y.no = of_lot;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, of_lot, 'b', units);
+    return entry;
+end
+$$;
+
+-- The next lot with kept units that has ended by then: one that goes on, or with lapsing one that does not, too. All null for none.
+create function metered._kept_due(of_scope text, until timestamptz, lapsing boolean) returns metered.lots
+language plpgsql stable
+as $$
+declare
+    l metered.lots;
+begin
+    select y.* into l from (
+        (select z.* from metered.lots z where z.scope = of_scope and z.kept > 0 and z.roll_cap is not null and z.expires_at <= until
+         order by z.expires_at, z.no limit 1)
+        union all
+        (select z.* from metered.lots z where lapsing and z.scope = of_scope and z.kept > 0 and z.roll_cap is null and z.expires_at <= until
+         order by z.expires_at, z.no limit 1)) y
+    order by y.expires_at, y.no limit 1;
+    return l;
+end
+$$;
+
+-- The units of lots for a use, as they are behind all that is due.
+create function metered._kept_for(tip metered.ledger, use text, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (select coalesce(sum(x.rest), 0) from metered._lots_now(tip, clk, null) x where (x.plan).uses @> array[use]);
+end
+$$;
+
+-- The limits of a charge for a use, of which those of a lifetime admit so many units more. stood are the units that count without it: if these are more than a limit
+-- admits, lots for the use pay all the same.
+create function metered._raised(limits metered.charge_limit[], units bigint, stood bigint) returns metered.charge_limit[]
+language plpgsql immutable
+as $$
+begin
+    for i in 1..coalesce(cardinality(limits), 0) loop
+        if limits[i].win = interval '0' then
+            limits[i].max := least(9223372036854775807, greatest(limits[i].max, stood)::numeric + units);
+        end if;
+    end loop;
+    return limits;
+end
+$$;
+
+-- The use of limits, and a refusal by them, as if lots for a use raised no limit, and lowered the use instead. taken are the units by charge that
+-- lowered it already.
+create function metered._told_use(charges metered.new_charge[], raised metered.new_charge[], taken bigint[], inout used bigint[], inout refused jsonb)
+language plpgsql immutable
+as $$
+declare
+    n    int := 0;
+    more bigint[] := '{}';     -- by limit
+begin
+    for i in 1..cardinality(charges) loop
+        for j in 1..coalesce(cardinality(charges[i].limits), 0) loop
+            n := n + 1;
+            more[n] := case when charges[i].limits[j].win = interval '0' then raised[i].limits[j].max - charges[i].limits[j].max - coalesce(taken[i], 0) else 0 end;
+        end loop;
+    end loop;
+    for n in 1..coalesce(cardinality(used), 0) loop
+        used[n] := used[n] - more[n];
+    end loop;
+    if refused -> 0 ? 'limit' then
+        refused := (select jsonb_agg(x.r || jsonb_build_object('used', (x.r ->> 'used')::bigint - more[1 + (x.r ->> 'limit')::int]) order by x.n)
+            from jsonb_array_elements(refused) with ordinality x(r, n));
+    end if;
+end
+$$;
+
+-- Applies kept units of lots to a charge for a use, as many as it takes of them in the order of all lots, after all that is due. The scope is locked. taken
+-- are these units, of the lots nos, and kept all that there are for the use. limits are the charge's from here on, without the thresholds of a lifetime, which
+-- are judged here, since applied units lower no use: crossings, and silent if nobody would report them.
+create function metered._apply_lots(c metered.new_charge, clk timestamptz, wait_ms int, origin metered.origin,
+    out limits metered.charge_limit[], out taken bigint, out nos bigint[], out kept bigint, out stood bigint, out crossings jsonb, out silent boolean)
+language plpgsql volatile
+as $$
+declare
+    use   text := c.note ->> 'use';
+    e     metered.ledger := metered._entry_for_write(c.scope);
+    was   bigint := e.seq;
+    units bigint := c.amount;      -- that no lot has paid for
+    parts bigint[] := '{}';
+    r     metered.lots;            -- the next lot for the use
+    g     metered.lots;            -- the next one for anything
+    m     record;
+    w     record;
+    lifetimes metered.charge_limit[];
+begin
+    limits := c.limits;
+    taken := 0;
+    nos := '{}';
+    kept := 0;
+    stood := 0;
+    silent := false;
+    if e.lots_end is null or (e.next_due = '-infinity') is true then
+        return;
+    elsif e.lots_end <= greatest(clk, e.at) or e.next_due <= clk then
+        e := metered._settle(e, clk, metered._ends_per_call(), c.amount, wait_ms);
+    end if;
+    e.at := greatest(clk, e.at);
+    stood := case when metered._lags(e) then metered._lapsing(e, clk) else 0 end - metered._balance(e);
+    kept := (select coalesce(sum(y.kept), 0) from (select x.kept from metered.lots x
+        where x.scope = c.scope and x.kept > 0 and x.expires_at > e.at and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.no) y);
+    if kept = 0 then
+        return;
+    end if;
+    g.priority := -2147483648;
+    g.expires_at := '-infinity';
+    g.no := 0;
+    r := g;
+    while units > 0 loop
+        if r.kept is null or r.kept = 0 then
+            select y.* into r from metered.lots y
+            where y.scope = c.scope and y.kept > 0 and (y.priority, y.expires_at, y.no) > (r.priority, r.expires_at, r.no)
+              and y.expires_at > e.at and (y.plan).uses @> array[use]
+            order by y.priority, y.expires_at, y.no limit 1;
+            exit when r.no is null;
+        end if;
+        if g.no is not null and coalesce(g.rest, 0) = 0 then
+            if metered._lags(e) then
+                m := metered._pass_ended(c.scope, g.priority, g.expires_at, g.no, e.at);
+                g.priority := m.priority;
+                g.expires_at := m.ends;
+                g.no := m.after;
+            end if;
+            select y.* into g from metered.lots y
+            where y.scope = c.scope and y.open and (y.priority, y.expires_at, y.no) > (g.priority, g.expires_at, g.no)
+            order by y.priority, y.expires_at, y.no limit 1;
+        end if;
+        if (g.priority, g.expires_at, g.no) < (r.priority, r.expires_at, r.no) then
+            units := units - g.rest;
+            g.rest := 0;
+        else
+            nos := nos || r.no;
+            parts := parts || least(units, r.kept);
+            taken := taken + least(units, r.kept);
+            units := units - r.kept;
+            r.kept := 0;
+        end if;
+    end loop;
+    if taken = 0 then
+        return;
+    end if;
+    lifetimes := array(select l::metered.charge_limit from unnest(c.limits) l where l.win = interval '0' and l.thresholds is not null);
+    if cardinality(lifetimes) > 0 and (c.amount > taken or e.seq > was) then
+        w := metered._cross_thresholds(array[row(c.scope, null, c.amount - taken, case when c.held > 0 then c.amount - taken else 0 end, lifetimes,
+                null, null, null, null)::metered.new_charge],
+            array_fill(stood - e.held, array[cardinality(lifetimes)]), array[e.held], e.at, array[e]);
+        e.crossed := (w.tips[1]).crossed;
+        crossings := w.crossings;
+        silent := w.silent;
+        if silent then
+            return;
+        end if;
+    end if;
+    limits := array(select row(l.max, l.win, l.period, case when l.win is distinct from interval '0' then l.tell_at end,
+        case when l.win is distinct from interval '0' then l.thresholds end, l.telling)::metered.charge_limit
+        from unnest(metered._raised(c.limits, 0, stood)) with ordinality l(max, win, period, tell_at, thresholds, telling, n) order by l.n);
+    e.seq := e.seq + 1;
+    e.kind := 'd';
+    e.amount := taken;
+    e.credited := e.credited + taken;
+    e.ref := null;
+    e.hold := null;
+    e.operation_tenant := origin.tenant;
+    e.operation := origin.operation;
+    e.note := c.note;
+    perform metered._append(e);
+    for i in 1..cardinality(nos) loop
+        update metered.lots y set kept = y.kept - parts[i], rest = y.rest + parts[i], open = true, last_seq = e.seq where y.no = nos[i];
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (c.scope, e.seq, i, nos[i], 'a', parts[i]);
+    end loop;
+end
+$$;
+
+-- _write_charges where some of the charges are for a use. The scopes are locked, and clk was read under the locks. A refusal takes all back.
+create function metered._write_for_uses(charges metered.new_charge[], ahead interval, wait_ms int,
+    origin metered.origin, mode text, hold metered.hold_terms, standing boolean, clk timestamptz) returns metered.charged
+language plpgsql volatile
+as $$
+declare
+    asked  metered.new_charge[] := charges;
+    raised metered.new_charge[] := charges;
+    taken  bigint[];
+    told   jsonb[];     -- crossings by charge
+    nos    bigint[] := '{}';
+    a      record;
+    l      metered.lots;
+    told_use record;
+    before text;
+    posted metered.charged;
+begin
+    hold.at := clk;
+    begin
+        if cardinality(charges) > 1 then    -- rows of due holds are locked all at once, in order
+            before := metered._bound_lock_wait(wait_ms);
+            perform from metered.holds h where h.no = any (array(
+                select x.hold from unnest(asked) c, lateral (select y.hold from metered.hold_lines y
+                    where y.scope = c.scope and y.open > 0 and y.due <= clk order by y.due limit 500) x)) order by h.no for no key update;
+            before := metered._unbound_lock_wait(before);
+        end if;
+        for i in 1..cardinality(charges) loop
+            continue when (charges[i].note ? 'use' and charges[i].amount > 0 and charges[i].scope is not null) is not true;
+            a := metered._apply_lots(charges[i], clk, wait_ms, origin);
+            if a.silent then
+                posted.refused := '[{"crossing": true}]';
+                raise exception using errcode = 'MT100';
+            end if;
+            charges[i].limits := a.limits;
+            raised[i].limits := metered._raised(raised[i].limits, a.kept, a.stood);
+            taken[i] := a.taken;
+            told[i] := a.crossings;
+            nos := nos || a.nos;
+        end loop;
+        posted := metered._write_charges(charges, ahead, wait_ms, origin, 'applied', hold, standing);
+        if posted.refused is not null then
+            raise exception using errcode = 'MT100';
+        end if;
+        for i in 1..cardinality(charges) loop
+            if told[i] is not null then
+                posted.crossed := coalesce(posted.crossed, '[]') || metered._crossed_at(told[i], array[posted.seqs[i]]);
+            end if;
+        end loop;
+        for l in select y.* from metered.lots y where y.no = any (nos) and y.rest > 0 order by y.no loop
+            perform metered._keep_back(metered._own_entry(metered._entry_for_write(l.scope), clk), l.no, l.rest);
+        end loop;
+    exception when sqlstate 'MT100' then
+        null;
+    end;
+    posted.at := clk;
+    told_use := metered._told_use(asked, raised, taken, posted.used, posted.refused);
+    posted.used := told_use.used;
+    posted.refused := told_use.refused;
+    if mode = 'raise' and posted.refused -> 0 ? 'crossing' then
+        perform metered._refuse_unreported();
+    elsif mode = 'raise' and posted.refused is not null then
+        raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = posted.refused;
+    end if;
+    return posted;
 end
 $$;
 
@@ -4301,7 +4682,18 @@ begin
         i := coalesce(i, 0) + 1;
         if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
             and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null and cardinality(c.limits) <= 16
-            and c.must_exist is not true) is not true then
+            and c.must_exist is not true and ((c.note ? 'use') is not true or mode in ('look', 'applied'))) is not true then
+            if c.note ? 'use' and mode not in ('look', 'applied') then
+                w := metered._write_for_uses(charges, ahead, wait_ms, origin, mode, hold, standing, at);
+                seqs := w.seqs;
+                ats := w.ats;
+                used := w.used;
+                held := w.held;
+                refused := w.refused;
+                periods := w.periods;
+                crossed := w.crossed;
+                return;
+            end if;
             absent := metered._admit(c, absent, look, wait_ms);
             plain := plain and absent is null;
         end if;
@@ -4550,22 +4942,41 @@ begin
 end
 $$;
 
--- The answer of _check_limits for charges if due holds are free, without ending them.
+-- The answer of _check_limits for charges if due holds are free, without ending them. A charge for a use may take the units of lots for it, too: they
+-- raise its limits of a lifetime.
 create function metered._check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
     out used bigint[], out held bigint[], out refused jsonb)
 language plpgsql stable
 as $$
 declare
     tip     metered.ledger;
+    c       metered.new_charge;
     verdict record;
+    before  metered.ledger[] := tips;
+    asked   metered.new_charge[];   -- charges as they came, if one is for a use
+    i       int := 0;
+    told    record;
 begin
     foreach tip in array tips loop
         held := held || tip.held - case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
     tips := metered._without_lapsing(tips, clk);
+    foreach c in array charges loop
+        i := i + 1;
+        if c.note ? 'use' and before[i].lots_end is not null then
+            asked := coalesce(asked, charges);
+            charges[i].limits := metered._raised(c.limits, metered._kept_for(before[i], c.note ->> 'use', clk), tips[i].spent - tips[i].refunded - tips[i].credited + held[i]
+                + case when tips[i].next_due <= clk then metered._minima(tips[i], null, clk) else 0 end);
+        end if;
+    end loop;
     verdict := metered._check_limits(charges, tips, held, clk, ahead, null, null, null);
     used := verdict.used;
     refused := verdict.refused;
+    if asked is not null then
+        told := metered._told_use(asked, charges, null, used, refused);
+        used := told.used;
+        refused := told.refused;
+    end if;
 end
 $$;
 
@@ -9684,7 +10095,8 @@ select l.scope,                                 -- the charged scope
     l.note ->> 'tenant' as tenant,              -- for whom
     l.note ->> 'correlation' as correlation,    -- the request or case that it belongs to
     l.note ->> 'reason' as reason,              -- why
-    l.note ->> 'occurred_at' as occurred_at     -- of a usage event: when it happened, in ISO 8601
+    l.note ->> 'occurred_at' as occurred_at,    -- of a usage event: when it happened, in ISO 8601
+    l.note ->> 'use' as use                     -- of a charge or a hold: what it is for
 from metered.ledger l;
 
 -- The state of each scope, by its last entry. One scope, or a range of names, takes 20
@@ -9827,21 +10239,21 @@ select t.purpose,                               -- the right that it grants
 from metered.tokens t, (select metered.clock() as now) c;
 
 -- Lots of wallets, with words for their states. By scope, or by no, it reads an index. Everything else reads all lots. What
--- is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled + pending.
+-- is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled + pending. Units of a lot that pays for some uses are in rest, too.
 create view metered.lots_words as
 select y.no,                                    -- the number of the lot
     y.scope,                                    -- the wallet
     y.reference,                                -- of the caller, once in a wallet
     y.category,                                 -- of the caller, as paid or promotional
     y.priority,                                 -- the lower one is drawn first
-    case when y.pending > 0 then 'pending' when y.rest > 0 and y.expires_at <= c.now then 'ended' when y.rest > 0 then 'open' when y.held > 0 then 'held'
+    case when y.pending > 0 then 'pending' when y.rest + y.kept > 0 and y.expires_at <= c.now then 'ended' when y.rest + y.kept > 0 then 'open' when y.held > 0 then 'held'
         when y.lapsed > 0 or y.rolled > 0 then 'ended' when y.revoked = y.amount then 'revoked' else 'used up' end as state, -- ended: units were left at its end, whether that is written down or not. held: the rest is in open holds and leases
     case y.origin when 'g' then 'granted' when 'c' then 'credited' when 'r' then 'rolled over' else 'given back late' end as origin, -- where its units are from
     y.from_lot,                                 -- the lot that they were in before
     y.granted_at,                               -- when it was granted
     nullif(y.expires_at, 'infinity') as expires_at, -- nothing is drawn of it from here on, or null: it never ends
     y.amount as granted,                        -- units that it was granted with
-    y.rest,                                     -- units that can be drawn. After its end, units that lapse or roll over with the next write or sweep
+    y.rest + y.kept as rest,                    -- units that can be drawn. After its end, units that lapse or roll over with the next write or sweep
     y.drawn,                                    -- units that were spent, less refunds
     y.held,                                     -- units in open holds and leases, after its end, too
     y.lapsed,                                   -- units that were left at its end or refunded later: breakage
@@ -9852,7 +10264,8 @@ select y.no,                                    -- the number of the lot
     y.pending,                                  -- units that nobody can draw before starts_at
     y.starts_at,                                -- when it begins, or began, or null: with the grant
     (y.plan).of_reference as of_reference,      -- the reference of the lot that had its units first, or null
-    (y.plan).renewal as renewal                 -- the reference of the grant that renews by it, or null
+    (y.plan).renewal as renewal,                -- the reference of the grant that renews by it, or null
+    (y.plan).uses as uses                       -- what it pays for alone, or null: everything
 from metered.lots y, (select metered.clock() as now) c;
 
 -- The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a
@@ -9866,16 +10279,17 @@ select m.scope,                                 -- the wallet
     y.reference,                                -- of the lot
     y.category,                                 -- of the lot
     case m.kind when 'd' then 'credited' when 't' then 'taken' when 'p' then 'paid back' when 'g' then 'given back' when 'h' then 'held' when 'q' then 'held after'
-        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' when 's' then 'scheduled' when 'w' then 'withdrawn' end as does, -- the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold
+        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' when 's' then 'scheduled' when 'w' then 'withdrawn' when 'a' then 'applied' when 'b' then 'kept' end as does, -- the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold. applied: for the use of the next entry. kept: for its uses again
     m.amount,                                   -- units
-    case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind in ('u', 's', 'w') then 0 else -m.amount end as change, -- of the lot's rest
+    case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind in ('u', 's', 'w', 'a', 'b') then 0 else -m.amount end as change, -- of the lot's rest
     m.back as given_back,                       -- of what was drawn, what refunds gave back
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
     l.operation_tenant,                         -- of the operation
     l.operation,                                -- the operation's id
     l.note ->> 'actor' as actor,                -- who made the entry
-    l.note ->> 'reason' as reason               -- why
+    l.note ->> 'reason' as reason,              -- why
+    l.note ->> 'use' as use                     -- what it is for
 from metered.lot_moves m
     join metered.ledger l on l.scope = m.scope and l.seq = m.seq
     left join metered.lots y on y.no = m.lot;
@@ -9930,7 +10344,7 @@ comment on type metered.used_units is 'Units of one scope that a capture takes, 
 comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the claimed scope, if it is a claim. lifetime is how long after its beginning a hold ends at the latest. minimum has the units captured of its scopes when it expires. A hold up to so much, whose lines hold equal units, has a last minimum of scope '''': the fewest units that each of its lines may hold.';
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
 comment on type metered.new_lot is 'A lot to be granted to a wallet. It ends at expires_at, or lasts after it is granted, or never. Up to roll_cap of the units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last for late from then on (0: for ever), or ends at once (null).';
-comment on type metered.lot_plan is 'How a lot renews and rolls over. Each period of renews has a lot of renew_amount units, and renewal is the reference of the first. Units that roll over last until their period of roll_to ends, or else for roll_for. They do so roll_again times more (-1: always). With roll_shared the lot''s roll_cap counts all units of the category that rolled over. The caller sets neither renewal, roll_for nor of_reference, which is the reference of the lot that had the units first.';
+comment on type metered.lot_plan is 'How a lot renews and rolls over, and what it pays for. Each period of renews has a lot of renew_amount units, and renewal is the reference of the first. Units that roll over last until their period of roll_to ends, or else for roll_for. They do so roll_again times more (-1: always). With roll_shared the lot''s roll_cap counts all units of the category that rolled over. The caller sets neither renewal, roll_for nor of_reference, which is the reference of the lot that had the units first. uses are in their order, and null for everything.';
 comment on type metered.lot_rollover is 'How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).';
 comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy is for units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), even (likewise, and of all scopes as many less as it takes for one), allow (they are charged).';
 comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt has the standing of its limits. leased: some of its charges are spent from leases. name is the command''s name, and jobs are those that it made: both are for the record.';
@@ -10032,7 +10446,7 @@ comment on column metered.hold_lines.scope is 'the scope that it holds units of'
 comment on column metered.hold_lines.refunded is 'units of captured that return_holds gave back';
 comment on column metered.hold_lines.opened_seq is 'the entry that holds its units';
 comment on column metered.hold_lines.at_least is 'is captured when the hold expires, as far as it was not before';
-comment on table metered.lots is 'Lots: the credit of a wallet, in parts that end. The wallet''s balance is in its ledger, as of any scope. This table says where it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending. The columns of a lot are only changed behind an entry of its scope, which the guard lets one writer make.';
+comment on table metered.lots is 'Lots: the credit of a wallet, in parts that end. The wallet''s balance is in its ledger, as of any scope. This table says where it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending + kept. The columns of a lot are only changed behind an entry of its scope, which the guard lets one writer make.';
 comment on column metered.lots.no is 'the number of the lot';
 comment on column metered.lots.granted_at is 'when it was granted';
 comment on column metered.lots.expires_at is 'nothing is drawn of it from here on, or infinity: it never ends';
@@ -10061,14 +10475,15 @@ comment on column metered.lots.fingerprint is 'of the grant under the reference:
 comment on column metered.lots.pending is 'units of amount that nobody can draw before starts_at';
 comment on column metered.lots.starts_at is 'when it begins, or began, or null: with the grant';
 comment on column metered.lots.again is 'its units roll over again, or share a cap: no call leaves its end to a later one';
-comment on column metered.lots.plan is 'how it renews and rolls over, or null';
+comment on column metered.lots.plan is 'how it renews and rolls over, and what it pays for, or null';
+comment on column metered.lots.kept is 'units of amount that pay for the uses of its plan alone. The ledger has them when a use takes them';
 comment on table metered.lot_moves is 'The effect of each entry of a wallet on its lots.';
 comment on column metered.lot_moves.seq is 'the entry';
 comment on column metered.lot_moves.nth is '1, 2, 3 and so on in the entry';
 comment on column metered.lot_moves.lot is 'lots.no, or 0: overdraft, which no lot covers';
 comment on column metered.lot_moves.amount is 'how many units';
 comment on column metered.lot_moves.back is 'units of amount that refunds gave back';
-comment on column metered.lot_moves.kind is 'd credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund, h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over, s scheduled for later, or its end set, w withdrawn before it began';
+comment on column metered.lot_moves.kind is 'd credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund, h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over, s scheduled for later, or its end set, w withdrawn before it began, a applied to a use that takes them now, b back to its uses';
 comment on column metered.lot_moves.scope is 'the wallet';
 comment on table metered.lot_holds is 'Units of lots in open holds and leases.';
 comment on column metered.lot_holds.seq is 'the entry that held the units: hold_lines.opened_seq or leases.opened_seq. 0: spent units that are overdrawn, while ends of lots are unwritten';
@@ -10168,8 +10583,8 @@ comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lo
 comment on function metered.plan_lot(metered.scope_name, bigint, metered.new_lot, metered.lot_plan, timestamptz, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. status is granted, same (it was granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing written, if the scope must exist and does not.';
 comment on function metered.set_lot_end(metered.scope_name, bigint, bigint, text, timestamptz, metered.charge_limit[], int, metered.origin) is 'Sets the end of a lot, by its number or reference: earlier, later, or never (infinity). status is set, same (it has that end), unknown, ended (it has ended by now, or the end would be over), or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report.';
 comment on function metered.end_renewal(metered.scope_name, bigint, text, metered.charge_limit[], int, metered.origin) is 'Ends the renewals of a grant, by its reference: the lot of the next period is withdrawn, and none comes after it. The present one stays. status is revoked, same (they were ended before), unknown (no such grant renews), or crossing, as revoke_lot has it.';
-comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is the balance behind it. A refusal of a command''s draw raises, because COMMIT follows, and its draws are kept for its record.';
-comment on function metered.wallet_balance(text) is 'The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the lots that have some of either, in the order in which they are drawn. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.';
+comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is the balance behind it, with lots for the use of the charge. A refusal of a command''s draw raises, because COMMIT follows, and its draws are kept for its record.';
+comment on function metered.wallet_balance(text) is 'The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the lots that have some of either, in the order in which they are drawn. Lots for some uses are no part of units. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.';
 comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when refused. It returns the whole answer: that costs less than to assign each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'The answer of charge at this moment, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage(text[], interval[], metered.period[], boolean) is 'The state of each scope, for each pair with a window. Window 0 is the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.';
@@ -10247,6 +10662,7 @@ comment on column metered.statement.tenant is 'for whom';
 comment on column metered.statement.correlation is 'the request or case that it belongs to';
 comment on column metered.statement.reason is 'why';
 comment on column metered.statement.occurred_at is 'of a usage event: when it happened, in ISO 8601';
+comment on column metered.statement.use is 'of a charge or a hold: what it is for';
 comment on view metered.scopes is 'The state of each scope, by its last entry. One scope, or a range of names, takes 20 microseconds a scope. All of them, or a condition on anything else, read the sixteenth part of the ledger that is indexed by time, and each scope''s last entry: 0.1 s for ten thousand scopes.';
 comment on column metered.scopes.scope is 'its name';
 comment on column metered.scopes.entries is 'how many entries were ever made';
@@ -10344,7 +10760,7 @@ comment on column metered.tokens_words.ended_at is 'last use, revocation, or exp
 comment on column metered.tokens_words.uses is 'how often it can be used';
 comment on column metered.tokens_words.used is 'how often it was';
 comment on column metered.tokens_words.sole is 'whether it replaced the subject''s token before it';
-comment on view metered.lots_words is 'Lots of wallets, with words for their states. By scope, or by no, it reads an index. Everything else reads all lots. What is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled + pending.';
+comment on view metered.lots_words is 'Lots of wallets, with words for their states. By scope, or by no, it reads an index. Everything else reads all lots. What is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled + pending. Units of a lot that pays for some uses are in rest, too.';
 comment on column metered.lots_words.no is 'the number of the lot';
 comment on column metered.lots_words.scope is 'the wallet';
 comment on column metered.lots_words.reference is 'of the caller, once in a wallet';
@@ -10368,6 +10784,7 @@ comment on column metered.lots_words.pending is 'units that nobody can draw befo
 comment on column metered.lots_words.starts_at is 'when it begins, or began, or null: with the grant';
 comment on column metered.lots_words.of_reference is 'the reference of the lot that had its units first, or null';
 comment on column metered.lots_words.renewal is 'the reference of the grant that renews by it, or null';
+comment on column metered.lots_words.uses is 'what it pays for alone, or null: everything';
 comment on view metered.lots_statement is 'The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a look-up for each row. A lot or a time alone does not help. Moves of entries that were purged are gone.';
 comment on column metered.lots_statement.scope is 'the wallet';
 comment on column metered.lots_statement.seq is 'the entry: statement.seq';
@@ -10376,7 +10793,7 @@ comment on column metered.lots_statement.at is 'when, by the database''s clock';
 comment on column metered.lots_statement.lot is 'lots_words.no, or null: overdraft, which no lot covers';
 comment on column metered.lots_statement.reference is 'of the lot';
 comment on column metered.lots_statement.category is 'of the lot';
-comment on column metered.lots_statement.does is 'the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold';
+comment on column metered.lots_statement.does is 'the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold. applied: for the use of the next entry. kept: for its uses again';
 comment on column metered.lots_statement.amount is 'units';
 comment on column metered.lots_statement.change is 'of the lot''s rest';
 comment on column metered.lots_statement.given_back is 'of what was drawn, what refunds gave back';
@@ -10386,6 +10803,7 @@ comment on column metered.lots_statement.operation_tenant is 'of the operation';
 comment on column metered.lots_statement.operation is 'the operation''s id';
 comment on column metered.lots_statement.actor is 'who made the entry';
 comment on column metered.lots_statement.reason is 'why';
+comment on column metered.lots_statement.use is 'what it is for';
 comment on view metered.parked_scopes_words is 'The lines of parked jobs: one row for each scope for whose units jobs wait. By scope it reads an index. Everything else reads all lines. oldest_at costs a look-up for each row that is shown.';
 comment on column metered.parked_scopes_words.scope is 'the scope whose units the jobs wait for';
 comment on column metered.parked_scopes_words.waiting is 'jobs in the line';
@@ -10421,37 +10839,39 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_after_due,_after_minima,_again,_announce,_append,_append_lot,
-            _as_far_as_admitted,_as_wallet,_balance,_base,_beyond_limits,_bound_lock_wait,_by_system,_capture_lots,
-            _capture_minima,_charge_anyway,_charge_of,_check_limits,_check_now,_close_lease,_close_scope,
-            _collided,_created_json,_credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,_crossed_at,
-            _debt,_due_after,_due_lots,_due_minima,_end_line,_end_lot,_end_minima,_end_minima_of,_end_named,
-            _ends_per_call,_entry_for_write,_expire_and_check,_expire_due,_expire_rows,_explain_charges,
-            _family,_find_lot,_first_due,_first_for_write,_fits,_fits_at,_fits_origin,_free_lines,_free_lots,
-            _fresh,_give_back,_goes_on,_gone_on,_held_here,_hold_as_json,_hold_of_job,_is_job,_join_line,
-            _kept_reports,_key_fits,_keys_of_job,_lags,_lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,
-            _leased,_leased_units,_leave_line,_leaves_at,_line_json,_lines,_lock_all_scopes,_lock_charges,
-            _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_place,_lot_begins,_lots_now,_mark_freed,_minima,
-            _minima_leave,_missing_hold,_missing_lot,_missing_token,_named_holds,_next_end,_next_entry,
-            _next_lot,_no_amount,_note_lot,_old_lot,_on_spending,_one_snapshot,_open_wallet,_other_lane,
-            _others_fall_due,_overdue,_owe,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,
-            _pay_back,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_sequence,_rearmed,
-            _recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,
-            _refuse_closed,_refuse_hold,_refuse_stale,_refuse_unreported,_refusing,_release_line,_release_lines,
-            _remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
-            _roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_shorter,_spend_range,
-            _spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_lots,_threshold_key,_token_fits,
-            _try_each,_try_keys,_try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,
-            _untold,_untold_json,_usage_known_from,_use_lots,_with_absent,_with_keys,_withdraw,_without_lapsing,
-            _write_charges,_write_exact,_write_plain,_write_up_to,_written_here,announced,begin_command,
-            block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,charge_up_to,
-            check_charge,claim_job_key,clock,complete_command,consume_token,create_scopes,credit,draw,drop_parked,
-            due_holds,end_child,end_renewal,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
-            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
-            mint_tokens,next_release,open_lease,open_session,park_jobs,place,plan_lot,purge_holds,purge_job_keys,
-            purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,release_captured,
-            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,retire_scopes,return_holds,
-            revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,set_lot_end,settle_away,settle_lease,
-            spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
+            _apply_lots,_as_far_as_admitted,_as_rest,_as_wallet,_balance,_base,_beyond_limits,_bound_lock_wait,
+            _by_system,_capture_lots,_capture_minima,_charge_anyway,_charge_of,_check_limits,_check_now,
+            _close_lease,_close_scope,_collided,_created_json,_credit_lot,_cross_captured,_cross_lowered,
+            _cross_thresholds,_crossed_at,_debt,_due_after,_due_lots,_due_minima,_end_line,_end_lot,_end_minima,
+            _end_minima_of,_end_named,_ends_per_call,_entry_for_write,_expire_and_check,_expire_due,_expire_rows,
+            _explain_charges,_family,_find_lot,_first_due,_first_for_write,_fits,_fits_at,_fits_origin,
+            _free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_held_here,_hold_as_json,_hold_of_job,
+            _is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,_lags,
+            _lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,
+            _leaves_at,_line_json,_lines,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,
+            _lock_keys,_lock_place,_lot_begins,_lots_now,_mark_freed,_minima,_minima_leave,_missing_hold,
+            _missing_lot,_missing_token,_named_holds,_next_end,_next_entry,_next_lot,_no_amount,_note_lot,
+            _old_lot,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_overdue,_owe,
+            _owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,_pay_back,_period_at,_periods_of,
+            _placed_before,_plan_on,_purge_lots,_raise_sequence,_raised,_rearmed,_recorded_events,_recorded_meanwhile,
+            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,
+            _refuse_stale,_refuse_unreported,_refusing,_release_line,_release_lines,_remember_hold,_renew_lot,
+            _reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,_roll_end,
+            _roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_shorter,_sound_uses,_spend_range,
+            _spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_kept,_take_lots,_threshold_key,
+            _token_fits,_told_use,_try_each,_try_keys,_try_start_job,_turn,_unbound_lock_wait,_under_limits,
+            _unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_with_absent,_with_keys,
+            _withdraw,_without_lapsing,_write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,
+            _written_here,announced,begin_command,block_commit,capture_holds,carve,change_parked,charge,
+            charge_each,charge_leased,charge_up_to,check_charge,claim_job_key,clock,complete_command,consume_token,
+            create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,expire_hold,explain_parked,
+            extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
+            lock_all,lock_scopes,look_place,mint_tokens,next_release,open_lease,open_session,park_jobs,
+            place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
+            receive_child,refund,release_captured,release_holds,release_jobs,repair_clock,replace_token,
+            rest_jobs,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,
+            set_lot_end,settle_away,settle_lease,spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,
+            wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

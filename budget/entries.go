@@ -55,7 +55,7 @@ const entriesPage = 500
 const entryColumns = `scope, seq, kind::text, amount, (extract(epoch from at) * 1e6)::bigint, epoch, spent, refunded, credited, held,
     (extract(epoch from nullif(next_due, '-infinity')) * 1e6)::bigint, coalesce(ref, 0), coalesce(hold, ''), coalesce(operation_tenant, ''), coalesce(operation, ''),
     coalesce(note ->> 'actor'::text, ''), coalesce(note ->> 'tenant'::text, ''), coalesce(note ->> 'correlation'::text, ''), coalesce(note ->> 'reason'::text, ''),
-    coalesce(note ->> 'occurred_at'::text, '')`
+    coalesce(note ->> 'use'::text, ''), coalesce(note ->> 'occurred_at'::text, '')`
 
 const (
 	entrySQL = `
@@ -164,7 +164,7 @@ func scanEntry(row pgx.CollectableRow, more ...any) (Entry, error) {
 	var occurred string
 	err := row.Scan(append([]any{&e.Scope, &e.Seq, &kind, &e.Amount, &at, &e.Epoch, &e.Spent, &e.Refunded, &e.Credited, &e.Held,
 		&due, &e.Ref, &e.Hold, &e.OperationTenant, &e.Operation,
-		&e.Note.Actor, &e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason, &occurred}, more...)...)
+		&e.Note.Actor, &e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason, &e.Note.Use, &occurred}, more...)...)
 	if err != nil {
 		return Entry{}, err
 	}

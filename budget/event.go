@@ -113,8 +113,9 @@ func (l *Ledger) askEvent(e *Event) (*asked, error) {
 func (e *Event) fingerprint() []byte {
 	const version = 1
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, 64+len(e.Scope)), 1<<63)
-	b = binary.BigEndian.AppendUint64(b, uint64(len(e.Scope)))
-	b = append(b, e.Scope...)
+	of := internals{}.Content(e.Scope, e.Note.Use)
+	b = binary.BigEndian.AppendUint64(b, uint64(len(of)))
+	b = append(b, of...)
 	b = binary.BigEndian.AppendUint64(b, uint64(e.Amount))
 	if !e.OccurredAt.IsZero() {
 		b = binary.BigEndian.AppendUint64(b, uint64(e.OccurredAt.Truncate(time.Microsecond).UnixMicro()))

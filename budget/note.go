@@ -11,6 +11,9 @@ type Note struct {
 	Tenant      string `json:"tenant,omitempty"`
 	Correlation string `json:"correlation,omitempty"`
 	Reason      string `json:"reason,omitempty"`
+	// of a charge, draw or hold, such as "images": what its units are for. Lots of a wallet that pay for this use (wallet.Grant.Uses) pay, too.
+	// The content of an id has it
+	Use string `json:"use,omitempty"`
 }
 
 const maxNoteBytes = 255
@@ -24,7 +27,7 @@ func (l *Ledger) checkNote(field string, n Note) error {
 		return invalid(field+".Actor", "is empty, and Config.RequireActor is set")
 	}
 	for _, f := range []struct{ name, text string }{
-		{".Actor", n.Actor}, {".Tenant", n.Tenant}, {".Correlation", n.Correlation}, {".Reason", n.Reason},
+		{".Actor", n.Actor}, {".Tenant", n.Tenant}, {".Correlation", n.Correlation}, {".Reason", n.Reason}, {".Use", n.Use},
 	} {
 		if err := checkText(field+f.name, f.text, maxNoteBytes); err != nil {
 			return err

@@ -81,6 +81,14 @@ func (internals) Failed(doing string, err error) error { return failed(doing, er
 // NoteJSON is a note as it is stored.
 func (internals) NoteJSON(n Note) string { return n.json() }
 
+// Content is a scope with a use, if there is one, as the content of an id has it. A scope has no zero byte.
+func (internals) Content(scope, use string) string {
+	if use == "" {
+		return scope
+	}
+	return scope + "\x00" + use
+}
+
 // merged are the charges of a call, one for each distinct scope.
 type merged struct {
 	charges []ledger.Charge
@@ -173,7 +181,7 @@ func (m *merged) add(i int, c Charge) error {
 			return invalid("charges", "name more than %d scopes", bounds.MaxScopes)
 		}
 		m.at[c.Scope] = len(m.charges)
-		m.charges = append(m.charges, ledger.Charge{Scope: c.Scope, Amount: c.Amount, Note: c.Note.json(), MustExist: c.MustExist})
+		m.charges = append(m.charges, ledger.Charge{Scope: c.Scope, Amount: c.Amount, Note: c.Note.json(), Use: c.Note.Use, MustExist: c.MustExist})
 		m.limits, m.quiet = append(m.limits, slices.Clone(c.Limits)), append(m.quiet, c.NoStandings)
 		return nil
 	}

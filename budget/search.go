@@ -82,7 +82,7 @@ func orNull(text string) *string {
 
 func (s *EntrySearch) check() error {
 	for _, f := range []struct{ name, text string }{
-		{"Note.Actor", s.Note.Actor}, {"Note.Tenant", s.Note.Tenant}, {"Note.Correlation", s.Note.Correlation}, {"Note.Reason", s.Note.Reason},
+		{"Note.Actor", s.Note.Actor}, {"Note.Tenant", s.Note.Tenant}, {"Note.Correlation", s.Note.Correlation}, {"Note.Reason", s.Note.Reason}, {"Note.Use", s.Note.Use},
 		{"Operation", s.Operation}, {"OperationTenant", s.OperationTenant}, {"Name", s.Name},
 	} {
 		if err := checkText("EntrySearch."+f.name, f.text, maxIDBytes); err != nil {

@@ -6,7 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// lotsSQL finds differences in the lots of a wallet, from entry $2 on. Each lot equals the sum of its entries. The lots add up to the
+// lotsSQL finds differences in the lots of a wallet, from entry $2 on. Each lot equals the sum of its entries. A lot has a rest, or with uses kept units. The lots add up to the
 // last entry. Holds keep the same units of lots as of the scope. Each entry names its lots, and drew none that had ended. The units given
 // back to a charge's lots are the units refunded.
 const lotsSQL = `
@@ -35,8 +35,9 @@ with tip as (
 select l.granted_seq, 'lot ' || l.no, format('%s rest, %s drawn, %s held, %s lapsed, %s revoked, %s rolled over', l.rest, l.drawn, l.held, l.lapsed, l.revoked, l.rolled),
     format('%s in all, none negative', l.amount)
 from lots l
-where l.rest + l.drawn + l.held + l.lapsed + l.revoked + l.rolled + l.pending <> l.amount
-   or least(l.pending, l.rest, l.drawn, l.held, l.lapsed, l.revoked, l.rolled, l.untold, l.lapsed - l.untold) < 0 or l.open <> (l.rest > 0)
+where l.rest + l.drawn + l.held + l.lapsed + l.revoked + l.rolled + l.pending + l.kept <> l.amount
+   or case when (l.plan).uses is null then l.kept else l.rest end <> 0
+   or least(l.kept, l.pending, l.rest, l.drawn, l.held, l.lapsed, l.revoked, l.rolled, l.untold, l.lapsed - l.untold) < 0 or l.open <> (l.rest > 0)
 union all
 select t.seq, 'rests of lots', coalesce(s.rest, 0)::text, greatest(0, t.credited - t.spent + t.refunded - t.held)::text
 from tip t, (select sum(l.rest) as rest from lots l) s
@@ -52,7 +53,7 @@ from tip t, (select sum(k.amount) as units from kept k where k.lot = 0) k
 where t.lots_end <= t.at and k.units > 0 and exists (select from lots l where l.open and l.expires_at > t.at)
 union all
 select t.seq, 'lots_end', t.lots_end::text, 'at most ' || l.expires_at
-from tip t, lots l where l.open and t.lots_end > l.expires_at or l.pending > 0 and t.lots_end > l.starts_at
+from tip t, lots l where (l.open or l.kept > 0 and l.expires_at > t.at) and t.lots_end > l.expires_at or l.pending > 0 and t.lots_end > l.starts_at
 union all
 select l.granted_seq, 'held of lot ' || l.no, l.held::text, coalesce(k.units, 0)::text
 from lots l left join (select k.lot, sum(k.amount) as units from kept k group by k.lot) k on k.lot = l.no
@@ -69,7 +70,9 @@ union all
 select e.seq, 'moves of lots', coalesce(m.units, 0)::text, e.amount::text
 from metered.ledger e
     left join lateral (select sum(m.amount) as units from metered.lot_moves m
-        where m.scope = e.scope and m.seq = e.seq and m.kind = case e.kind when 'c' then 't' when 'r' then 'g' when 'l' then 'f' when 'x' then 'f' when 's' then m.kind else e.kind end and (e.kind <> 's' or m.kind in ('s', 'w'))) m on true
+        where m.scope = e.scope and m.seq = e.seq and m.kind = case e.kind when 'c' then 't' when 'r' then 'g' when 'l' then 'f' when 'x' then 'f' when 's' then m.kind
+            when 'd' then case when m.kind = 'a' then m.kind else e.kind end when 'o' then case when m.kind = 'b' then m.kind else e.kind end else e.kind end
+            and (e.kind <> 's' or m.kind in ('s', 'w') or exists (select from lots y where y.no = m.lot and (y.plan).uses is not null))) m on true
     left join (select l.granted_seq as seq, sum(l.amount) as units from lots l where l.origin = 'c' group by l.granted_seq) c on c.seq = e.seq and e.kind = 'r'
 where e.scope = $1 and e.seq >= $2 and e.lots_end is not null and e.kind not in ('k', 'z') and coalesce(m.units, 0) + coalesce(c.units, 0) <> e.amount
 union all
@@ -98,7 +101,8 @@ from (select m.seq, sum(m.back) as back, bool_or(m.back not between 0 and m.amou
 where m.back <> coalesce(r.amount, 0) or m.wrong`
 
 // carriedSQL finds entries, from $2 on, that lost a field that they should have copied from the entry before: lots_end, or the
-// thresholds already reported. A release or an expiry leaves these as they are. A credit or a refund only arms some again.
+// thresholds already reported. A release or an expiry leaves these as they are. A credit or a refund only arms some again, but for units that are
+// applied to a use, whose entry has the thresholds of the charge behind it.
 const carriedSQL = `
 select e.seq, 'lots_end', 'none', 'one, as before'
 from (select y.seq, y.lots_end, lag(y.lots_end) over (order by y.seq) as before from metered.ledger y where y.scope = $1 and y.seq >= $2) e
@@ -108,7 +112,8 @@ select e.seq, 'crossed', coalesce(e.crossed::text, 'none'), coalesce(e.before::t
 from (select y.seq, y.kind, y.crossed, lag(y.crossed) over w as before, lag(y.seq) over w is null as first
     from metered.ledger y where y.scope = $1 and y.seq >= $2 window w as (order by y.seq)) e
 where not e.first and (e.kind in ('l', 'x', 'z') and e.crossed is distinct from e.before
-    or e.kind in ('d', 'r') and not coalesce(e.before, '{}') @> coalesce(e.crossed, '{}'))
+    or e.kind in ('d', 'r') and not coalesce(e.before, '{}') @> coalesce(e.crossed, '{}')
+        and not exists (select from metered.lot_moves m where m.scope = $1 and m.seq = e.seq and m.kind = 'a'))
 order by 1`
 
 // anyLotsSQL is whether a scope has anything of a wallet. It spares the others lotsSQL, which takes long to plan.

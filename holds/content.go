@@ -54,7 +54,7 @@ func (r *Request) fingerprint(charges []ledger.Charge) []byte {
 	charges = slices.Clone(charges)
 	slices.SortFunc(charges, func(a, b ledger.Charge) int { return cmp.Compare(a.Scope, b.Scope) })
 	for _, c := range charges {
-		part([]byte(c.Scope))
+		part([]byte(inBudget.Content(c.Scope, c.Use)))
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(c.Held)))
 		h.Write(binary.BigEndian.AppendUint64(nil, uint64(c.Amount-c.Held)))
 	}

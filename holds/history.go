@@ -55,7 +55,7 @@ type Event struct {
 
 const historySQL = `
 select e.version, e.kind::text, e.at, e.deadline, coalesce(e.entity, ''), e.detail, coalesce(e.note ->> 'actor'::text, ''), coalesce(e.note ->> 'tenant'::text, ''),
-    coalesce(e.note ->> 'correlation'::text, ''), coalesce(e.note ->> 'reason'::text, ''),
+    coalesce(e.note ->> 'correlation'::text, ''), coalesce(e.note ->> 'reason'::text, ''), coalesce(e.note ->> 'use'::text, ''),
     coalesce(e.operation_tenant, ''), coalesce(e.operation, ''),
     case when e.version = 1 then (select h.metadata::text from metered.holds h where h.no = e.hold) end
 from metered.hold_events e
@@ -100,7 +100,7 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 	var deadline *time.Time
 	var detail []byte
 	var metadata *string
-	err := row.Scan(&e.Version, &kind, &e.At, &deadline, &e.Entity, &detail, &e.Note.Actor, &e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason,
+	err := row.Scan(&e.Version, &kind, &e.At, &deadline, &e.Entity, &detail, &e.Note.Actor, &e.Note.Tenant, &e.Note.Correlation, &e.Note.Reason, &e.Note.Use,
 		&e.OperationTenant, &e.Operation, &metadata)
 	if err != nil {
 		return err

@@ -78,6 +78,8 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 		return Lease{}, invalid("Carving.TTL", "%v is not from 1ms to %v", g.TTL, maxTTL)
 	case g.Child == g.From.Scope && !g.Away:
 		return Lease{}, invalid("Carving.Child", "is the parent itself")
+	case g.From.Note.Use != "":
+		return Lease{}, invalid("Carving.From.Note.Use", "is for draws, charges and holds: a child has units for anything")
 	}
 	call, err := inBudget.Charges(c.ledger, g.From)
 	if err != nil {

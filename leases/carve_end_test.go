@@ -248,9 +248,10 @@ func TestCarver_RefusesArgumentsOutOfBounds(t *testing.T) {
 	from := budget.Charge{Scope: "user", Amount: 1}
 	require.NoError(t, pgx.BeginFunc(t.Context(), f.db, func(tx pgx.Tx) error {
 		for field, g := range map[string]leases.Carving{
-			"Carving.Child":     {From: from, TTL: time.Minute},
-			"Carving.TTL":       {Child: "a", From: from},
-			"charges[0].Amount": {Child: "a", From: budget.Charge{Scope: "user"}, TTL: time.Minute},
+			"Carving.Child":         {From: from, TTL: time.Minute},
+			"Carving.From.Note.Use": {Child: "a", From: budget.Charge{Scope: "b", Amount: 1, Note: budget.Note{Use: "images"}}, TTL: time.Minute},
+			"Carving.TTL":           {Child: "a", From: from},
+			"charges[0].Amount":     {Child: "a", From: budget.Charge{Scope: "user"}, TTL: time.Minute},
 			"Carving.From.Limits": {Child: "a", From: budget.Charge{Scope: "user", Amount: 1, Limits: []budget.Limit{
 				budget.Lifetime(0).MaxFrom("select 1")}}, TTL: time.Minute},
 		} {

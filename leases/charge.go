@@ -123,7 +123,7 @@ func (p *Pool) lease(ctx context.Context, c *ledger.Charging, charges []budget.C
 // slotOf is the slot that serves a charge of a call, nil if the ledger does.
 func (p *Pool) slotOf(c *ledger.Charging, to *ledger.Charge, charges []budget.Charge) *slot {
 	at := slices.IndexFunc(charges, func(x budget.Charge) bool { return x.Scope == to.Scope })
-	if len(c.Queries) > 0 || p.isClosed() || p.rule(to.Scope) == nil || slices.ContainsFunc(charges, func(x budget.Charge) bool {
+	if len(c.Queries) > 0 || to.Use != "" || p.isClosed() || p.rule(to.Scope) == nil || slices.ContainsFunc(charges, func(x budget.Charge) bool {
 		return x.Scope == to.Scope && (x.MustExist != charges[at].MustExist || !slices.Equal(x.Limits, charges[at].Limits))
 	}) {
 		return nil // among others it is merged from several that differ

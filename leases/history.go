@@ -68,7 +68,7 @@ type Spend struct {
 
 const spendsSQL = `
 select s.lease, s.at_offset, s.amount, s.at, coalesce(s.operation_tenant, ''), coalesce(s.operation, ''),
-    coalesce(s.note ->> 'actor'::text, ''), coalesce(s.note ->> 'tenant'::text, ''), coalesce(s.note ->> 'correlation'::text, ''), coalesce(s.note ->> 'reason'::text, '')
+    coalesce(s.note ->> 'actor'::text, ''), coalesce(s.note ->> 'tenant'::text, ''), coalesce(s.note ->> 'correlation'::text, ''), coalesce(s.note ->> 'reason'::text, ''), coalesce(s.note ->> 'use'::text, '')
 from metered.lease_spends s where s.lease = $1 and s.at_offset > $2 order by s.at_offset limit $3`
 
 // Spends yields the spends from a lease.
@@ -79,7 +79,7 @@ func (p *Pool) Spends(ctx context.Context, db budget.Querier, lease int64) iter.
 			return
 		}
 		pages(ctx, db, p.sql.spends, lease, -1, yield, func(row pgx.CollectableRow) (s Spend, at int64, err error) {
-			err = row.Scan(&s.Lease, &s.Offset, &s.Amount, &s.At, &s.OperationTenant, &s.Operation, &s.Note.Actor, &s.Note.Tenant, &s.Note.Correlation, &s.Note.Reason)
+			err = row.Scan(&s.Lease, &s.Offset, &s.Amount, &s.At, &s.OperationTenant, &s.Operation, &s.Note.Actor, &s.Note.Tenant, &s.Note.Correlation, &s.Note.Reason, &s.Note.Use)
 			return s, s.Offset, err
 		})
 	}

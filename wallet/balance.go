@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"encoding/json"
+	"slices"
 	"time"
 
 	"github.com/pgmetered/metered/budget"
@@ -14,7 +15,7 @@ type Balance struct {
 	Wallet    string    `json:"wallet"`
 	Now       time.Time `json:"now"`
 	Seq       int64     `json:"seq"`       // of the last entry, or 0
-	Units     int64     `json:"units"`     // to draw, without Config.Overdraft. Negative if overdrawn
+	Units     int64     `json:"units"`     // to draw without a use or Config.Overdraft. Negative if overdrawn
 	Held      int64     `json:"held"`      // by open holds and leases
 	Overdrawn int64     `json:"overdrawn"` // -Units, or 0
 	Lots      []Lot     `json:"lots"`      // in the order of draws
@@ -31,6 +32,7 @@ type Lot struct {
 	Amount    int64     `json:"amount"`              // at the grant
 	Units     int64     `json:"units"`               // to draw
 	Held      int64     `json:"held"`                // by open holds and leases
+	Uses      []string  `json:"uses,omitempty"`      // Grant.Uses. Its Units are not in Balance.Units
 }
 
 const balanceSQL = `select now, seq, units, held, lots from metered.wallet_balance($1::text)`
@@ -67,6 +69,20 @@ func (b *Book) Balance(ctx context.Context, db budget.Querier, wallet string) (B
 		}
 	}
 	return r, nil
+}
+
+// For returns the units to draw for a use: those of Units, and of the lots that pay for it.
+func (b Balance) For(use string) int64 {
+	kept := int64(0)
+	for _, l := range b.Lots {
+		if slices.Contains(l.Uses, use) {
+			kept += l.Units
+		}
+	}
+	if kept == 0 {
+		return b.Units
+	}
+	return kept + max(0, b.Units) // such a lot pays no overdraft
 }
 
 // Of returns the units in the lots of a category.

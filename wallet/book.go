@@ -37,6 +37,7 @@ const (
 	defaultLateRefunds = Late(30 * 24 * time.Hour)
 	day                = 24 * time.Hour
 	maxRolls           = 10_000                 // Grant.RollTimes
+	maxUses            = 16                     // Grant.Uses
 	maxTextBytes       = 255                    // of a wallet, a reference and a category
 	maxDuration        = 36525 * 24 * time.Hour // of Grant.For, Grant.RollFor, Rollover.For and Late
 )

@@ -6,6 +6,7 @@ import (
 	"crypto/sha256"
 	"encoding/json"
 	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -25,7 +26,9 @@ type Grant struct {
 	Priority *int          // an int32, lower first. Defaults to the Category's in Config.Priorities
 	// up to 255 bytes, makes the grant idempotent until a purge takes its lot. A second grant is ErrConflict if any field but Note differs:
 	// compute Expires from the payment
-	Reference  string
+	Reference string
+	// what the lot pays for, up to 16 texts: draws, charges and holds whose Note.Use is one of them. Defaults to everything
+	Uses       []string
 	RollCap    int64         // the most units that roll over at the lot's end
 	RollFor    time.Duration // how much longer, up to 36,525 days. Defaults to for ever
 	RollTo     budget.Period // in place of RollFor: until the end of the period in which they roll over
@@ -195,6 +198,9 @@ func (g Grant) plan() (p ledger.Plan, err error) {
 	case !g.Starts.IsZero() && !g.Expires.IsZero() && !g.Starts.Before(g.Expires):
 		return p, invalid("Grant.Starts", "is not before Expires")
 	}
+	if p.Uses, err = checkUses(g.Uses); err != nil {
+		return p, err
+	}
 	if p.RollShared = g.RollShared; g.RollTimes != 0 {
 		p.RollAgain = max(g.RollTimes-1, -1)
 	}
@@ -207,6 +213,24 @@ func (g Grant) plan() (p ledger.Plan, err error) {
 	return p, nil
 }
 
+// checkUses are the uses in their order, each once.
+func checkUses(uses []string) ([]string, error) {
+	if len(uses) > maxUses {
+		return nil, invalid("Grant.Uses", "are %d, want at most %d", len(uses), maxUses)
+	}
+	for _, use := range uses {
+		if use == "" {
+			return nil, invalid("Grant.Uses", "have an empty one")
+		}
+		if err := fault.Text(errArgument, "Grant.Uses", use, maxTextBytes); err != nil {
+			return nil, err
+		}
+	}
+	uses = slices.Clone(uses)
+	slices.Sort(uses)
+	return slices.Compact(uses), nil
+}
+
 // fingerprint is a hash of the fields that a repetition must have in common: those of the Grant, without defaults and without the note. Its first byte is 1, or 2 if the
 // grant has a field that builds of 0.1.0 do not know.
 func (g Grant) fingerprint() []byte {
@@ -216,13 +240,14 @@ func (g Grant) fingerprint() []byte {
 	}
 	text, _ := json.Marshal([]any{g.Wallet, g.Amount, expires, g.For, g.Category, g.Priority, g.Reference, g.RollCap, g.RollFor, g.LateRefunds})
 	version := byte(1)
-	if !g.Starts.IsZero() || !g.Renews.IsZero() || !g.RollTo.IsZero() || g.RollTimes != 0 || g.RollShared {
+	if !g.Starts.IsZero() || !g.Renews.IsZero() || !g.RollTo.IsZero() || g.RollTimes != 0 || g.RollShared || len(g.Uses) > 0 {
 		version = 2
 		starts := ""
 		if !g.Starts.IsZero() {
 			starts = g.Starts.UTC().Truncate(time.Microsecond).Format(time.RFC3339Nano)
 		}
-		more, _ := json.Marshal([]any{starts, g.Renews, g.First, g.RollTo, g.RollTimes, g.RollShared})
+		uses, _ := checkUses(g.Uses)
+		more, _ := json.Marshal([]any{starts, g.Renews, g.First, g.RollTo, g.RollTimes, g.RollShared, uses})
 		text = append(text, more...)
 	}
 	sum := sha256.Sum256(text)

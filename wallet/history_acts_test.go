@@ -47,6 +47,11 @@ func (h *history) units(label string, lo, hi int) int64 {
 	return int64(rapid.IntRange(lo, hi).Draw(h.T, label))
 }
 
+// use is that of a draw or of a hold, mostly none.
+func (h *history) use() string {
+	return rapid.SampledFrom([]string{"", "images", "images", "tokens", "mail"}).Draw(h.T, "use")
+}
+
 func pgxValue[T any](h *history, sql string, args ...any) T {
 	rows, err := h.f.pool.Query(h.Context(), sql, args...)
 	require.NoError(h.T, err)
@@ -83,6 +88,10 @@ func (h *history) grant() {
 			g.Expires = g.Starts.Add(h.seconds("after", 1, 10, 90000))
 			l.ends = g.Expires
 		}
+	}
+	if h.once("for uses", 3) {
+		g.Uses = rapid.SampledFrom([][]string{{"images"}, {"images"}, {"tokens"}, {"tokens", "images"}}).Draw(h.T, "uses")
+		l.uses = g.Uses
 	}
 	days := budget.PerPeriod(1, 24*time.Hour, noon.Add(7*time.Minute)).Period
 	if h.once("renews", 4) {
@@ -166,12 +175,13 @@ func same(a, b wallet.Grant) bool {
 
 // draw draws, now and then as much as there is, and now and then by a charge.
 func (h *history) draw() {
-	available := h.m.settled(h.now).units() + h.m.overdraft
+	use := h.use()
+	available := h.m.settled(h.now).available(use)
 	amount := h.units("amount", 1, 30)
 	if h.once("all", 3) {
 		amount = max(1, available+h.units("beside", -1, 1))
 	}
-	d := wallet.Draw{Wallet: h.scope, Amount: amount, UpTo: h.once("up to", 3)}
+	d := wallet.Draw{Wallet: h.scope, Amount: amount, UpTo: h.once("up to", 3), Note: budget.Note{Use: use}}
 	plain := h.once("charge", 3)
 	var parts []mPart
 	drawn, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Drawn, error) {
@@ -182,7 +192,9 @@ func (h *history) draw() {
 		if d.UpTo {
 			charge = h.f.ledger.ChargeUpTo
 		}
-		r, err := charge(ctx, tx, h.book.Charge(h.scope, d.Amount))
+		c := h.book.Charge(h.scope, d.Amount)
+		c.Note = d.Note
+		r, err := charge(ctx, tx, c)
 		if err != nil {
 			return wallet.Drawn{}, err
 		}
@@ -195,7 +207,7 @@ func (h *history) draw() {
 			return budget.ErrExceeded
 		}
 		m.settle(h.now)
-		parts = m.draw(amount)
+		parts = m.draw(amount, use)
 		return nil
 	})
 	if exceeded := (*budget.ExceededError)(nil); errors.As(err, &exceeded) {
@@ -208,22 +220,27 @@ func (h *history) draw() {
 	if plain {
 		return
 	}
-	want := wallet.Drawn{Wallet: h.scope, Seq: drawn.Seq, At: h.m.last, Amount: amount, Left: h.m.units()}
+	want := wallet.Drawn{Wallet: h.scope, Seq: drawn.Seq, At: h.m.last, Amount: amount, Left: h.m.unitsFor(use)}
 	for _, p := range parts {
 		if p.lot < 0 {
-			want.Overdrawn = max(0, min(p.amount, -want.Left))
+			if want.Overdrawn = p.amount; !h.m.opened {
+				want.Overdrawn = max(0, min(p.amount, -want.Left))
+			}
 			seenActs.add("overdrawn")
 			continue
 		}
 		l := &h.m.lots[p.lot]
+		if l.uses != nil {
+			seenActs.add("drawn for a use")
+		}
 		want.Lots = append(want.Lots, wallet.Move{Lot: h.nos[p.lot], Reference: cmp.Or(l.reference, l.shown), Category: l.category, Amount: p.amount})
 	}
 	require.Equal(h.T, want, drawn)
 }
 
 // draw of the model notes the parts that a refund needs.
-func (m *model) draw(amount int64) []mPart {
-	parts := m.spend(amount)
+func (m *model) draw(amount int64, use string) []mPart {
+	parts := m.spend(amount, use)
 	m.serial++
 	m.draws = append(m.draws, mDraw{serial: m.serial, amount: amount, parts: append([]mPart(nil), parts...)})
 	return parts

@@ -19,7 +19,8 @@ import (
 func (h *history) reserve() {
 	h.ids++
 	r := holds.Request{ID: fmt.Sprint(h.scope, "/", h.ids), TTL: h.seconds("ttl", 3, 8, 20, 40)}
-	available := h.m.settled(h.now).units() + h.m.overdraft
+	r.Note.Use = h.use()
+	available := h.m.settled(h.now).available(r.Note.Use)
 	amount := h.units("amount", 1, 15)
 	if h.once("all", 4) {
 		amount = max(1, available)
@@ -33,7 +34,7 @@ func (h *history) reserve() {
 			return budget.ErrExceeded
 		}
 		m.settle(h.now)
-		m.holds = append(m.holds, mHold{id: r.ID, amount: amount, least: r.Lines[0].AtLeast, due: h.now.Add(r.TTL), parts: m.keep(amount)})
+		m.holds = append(m.holds, mHold{id: r.ID, amount: amount, least: r.Lines[0].AtLeast, due: h.now.Add(r.TTL), parts: m.keep(amount, r.Note.Use)})
 		return nil
 	})
 }
@@ -72,7 +73,7 @@ func (h *history) carve() {
 			return budget.ErrExceeded
 		}
 		m.settle(h.now)
-		m.holds = append(m.holds, mHold{id: child, amount: amount, due: h.now.Add(1000 * day), parts: m.keep(amount), lease: true})
+		m.holds = append(m.holds, mHold{id: child, amount: amount, due: h.now.Add(1000 * day), parts: m.keep(amount, ""), lease: true})
 		return nil
 	})
 }
@@ -186,7 +187,7 @@ func (h *history) capture() {
 	}
 	hold := h.m.holds[i]
 	used := h.units("used", 1, int(max(1, hold.amount))+3)
-	c := holds.Capture{IDs: []string{hold.id}, Lines: []holds.Line{h.book.Line(h.scope, used)}, Keep: h.once("keep", 3),
+	c := holds.Capture{IDs: []string{hold.id}, Note: budget.Note{Use: h.use()}, Lines: []holds.Line{h.book.Line(h.scope, used)}, Keep: h.once("keep", 3),
 		Over: rapid.SampledFrom([]holds.Over{holds.OverRefused, holds.OverIfFits, holds.OverAllowed}).Draw(h.T, "over")}
 	_, err := try(h, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) { return h.f.holds.Capture(ctx, tx, c) }, func(m *model) error {
 		if err := m.ready(i, h.now); err != nil {
@@ -197,11 +198,11 @@ func (h *history) capture() {
 		case excess <= 0:
 		case c.Over == holds.OverRefused:
 			return holds.ErrExcess
-		case c.Over == holds.OverIfFits && excess > m.settled(h.now).units()+m.overdraft:
+		case c.Over == holds.OverIfFits && excess > m.settled(h.now).available(c.Note.Use):
 			return budget.ErrExceeded
 		default:
 			m.settle(h.now)
-			m.draw(excess)
+			m.draw(excess, c.Note.Use)
 		}
 		if c.Keep {
 			m.settle(h.now)

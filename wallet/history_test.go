@@ -224,7 +224,7 @@ type kept struct {
 // check compares each lot, and the balance.
 func (h *history) check() {
 	rows, err := h.f.pool.Query(h.Context(),
-		`select amount, rest, drawn, held, lapsed, revoked, rolled, pending, coalesce(nullif(expires_at, 'infinity'), '0001-01-01 00:00:00+00') from metered.lots where scope = $1 order by no`, h.scope)
+		`select amount, rest + case when (plan).uses is null then 0 else kept end, drawn, held, lapsed, revoked, rolled, pending, coalesce(nullif(expires_at, 'infinity'), '0001-01-01 00:00:00+00') from metered.lots where scope = $1 order by no`, h.scope)
 	require.NoError(h.T, err)
 	got, err := pgx.CollectRows(rows, pgx.RowToStructByPos[kept])
 	require.NoError(h.T, err)
@@ -248,6 +248,7 @@ type shelf struct {
 	category string
 	priority int
 	ends     time.Time
+	uses     string
 }
 
 func (h *history) checkBalance() {
@@ -261,35 +262,57 @@ func (h *history) checkBalance() {
 	want, got, sum := map[shelf]int64{}, map[shelf]int64{}, int64(0)
 	for i := range m.lots {
 		if l := &m.lots[i]; l.rest() > 0 {
-			want[shelf{l.category, l.priority, l.ends}] += l.rest()
+			want[shelf{l.category, l.priority, l.ends, fmt.Sprint(mSorted(l.uses))}] += l.rest()
 		}
 	}
 	for _, l := range b.Lots {
 		if l.Units > 0 {
-			got[shelf{l.Category, l.Priority, l.Expires}] += l.Units
-			sum += l.Units
+			got[shelf{l.Category, l.Priority, l.Expires, fmt.Sprint(l.Uses)}] += l.Units
+			if l.Uses == nil {
+				sum += l.Units
+			}
 		}
 	}
 	require.Equal(h.T, want, got, "%s: units of the lots", h.name)
 	if m.opened {
 		require.Equal(h.T, max(0, b.Units), sum, "%s: lots add up to the balance", h.name)
 	}
+	for _, use := range []string{"images", "tokens", "mail"} {
+		require.Equal(h.T, m.unitsFor(use), b.For(use), "%s: for %s", h.name, use)
+	}
 	require.True(h.T, slices.IsSortedFunc(b.Lots, func(x, y wallet.Lot) int { return x.Priority - y.Priority }), h.name)
+}
+
+// mSorted are uses in their order.
+func mSorted(uses []string) []string {
+	uses = slices.Clone(uses)
+	slices.Sort(uses)
+	return uses
 }
 
 // checkRead draws as many units as a read reports, with the overdraft, and finds that one more is refused.
 func (h *history) checkRead() {
+	for _, use := range []string{"", "images", "tokens"} {
+		h.checkReadFor(use)
+	}
+}
+
+func (h *history) checkReadFor(use string) {
 	b, err := h.book.Balance(h.Context(), h.f.pool, h.scope)
 	require.NoError(h.T, err)
-	all := b.Units + h.m.overdraft
-	_, err = h.f.ledger.Check(h.Context(), h.f.pool, h.book.Charge(h.scope, max(0, all)+1))
-	require.ErrorIs(h.T, err, budget.ErrExceeded)
+	all := h.m.settled(h.now).available(use)
+	charge := h.book.Charge(h.scope, max(0, all)+1)
+	charge.Note.Use = use
+	_, err = h.f.ledger.Check(h.Context(), h.f.pool, charge)
+	exceeded := (*budget.ExceededError)(nil)
+	require.ErrorAs(h.T, err, &exceeded)
+	require.Equal(h.T, max(0, all), exceeded.Refusals[0].Available)
 	if all <= 0 {
 		return
 	}
 	tx, err := h.f.pool.Begin(h.Context())
 	require.NoError(h.T, err)
-	d, err := h.book.Draw(h.Context(), tx, wallet.Draw{Wallet: h.scope, Amount: all})
+	d, err := h.book.Draw(h.Context(), tx, wallet.Draw{Wallet: h.scope, Amount: all, Note: budget.Note{Use: use}})
 	require.NoError(h.T, err)
 	require.Equal(h.T, max(0, h.m.overdraft+min(0, b.Units)), d.Overdrawn)
 	require.NoError(h.T, tx.Rollback(h.Context()))
@@ -306,7 +329,7 @@ func (h *history) checkAnnounced() {
 	}
 	h.m.expire(h.now)
 	h.lags = false
-	require.Equal(h.T, pgxValue[int64](h, "select coalesce(sum(amount), 0)::bigint from metered.ledger where kind = 'e' and scope = '"+h.scope+"'"), h.told)
+	require.Equal(h.T, pgxValue[int64](h, "select coalesce(sum(amount), 0)::bigint from metered.lot_moves where kind = 'e' and scope = '"+h.scope+"'"), h.told)
 	h.check()
 }
 

@@ -48,11 +48,12 @@ type mLot struct {
 	each                int64     // units of each lot of renews
 	renewal             string    // the reference of the first of them
 	rollTo              budget.Period
-	again               int  // how often its units can roll over after the first time, -1: always
-	shared              bool // rollCap is for all units of the category that rolled over
-	pooled              bool // it rolled over of a shared one
-	carried             bool // its units rolled over into it
-	no, rollNo          int  // its number, and the number set aside for the lot that it rolls over into
+	again               int      // how often its units can roll over after the first time, -1: always
+	shared              bool     // rollCap is for all units of the category that rolled over
+	pooled              bool     // it rolled over of a shared one
+	carried             bool     // its units rolled over into it
+	uses                []string // what it pays for, none for everything
+	no, rollNo          int      // its number, and the number set aside for the lot that it rolls over into
 }
 
 // mPart is units taken of a lot. Lot -1 is the overdraft.
@@ -149,9 +150,40 @@ func (m *model) units() int64 {
 	}
 	units := -m.debt - m.heldDebt()
 	for i := range m.lots {
-		units += m.lots[i].rest()
+		if m.lots[i].uses == nil {
+			units += m.lots[i].rest()
+		}
 	}
 	return units
+}
+
+// pays reports whether a lot pays for a use, "" for none.
+func (l *mLot) pays(use string) bool { return l.uses == nil || slices.Contains(l.uses, use) }
+
+// keptFor is the units of lots for a use alone.
+func (m *model) keptFor(use string) (units int64) {
+	for i := range m.lots {
+		if l := &m.lots[i]; l.uses != nil && l.pays(use) {
+			units += l.rest()
+		}
+	}
+	return units
+}
+
+// unitsFor is the balance for a use.
+func (m *model) unitsFor(use string) int64 {
+	if kept := m.keptFor(use); kept > 0 {
+		return kept + max(0, m.units())
+	}
+	return m.units()
+}
+
+// available is the most that can be drawn for a use.
+func (m *model) available(use string) int64 {
+	if kept := m.keptFor(use); kept > 0 {
+		return kept + max(0, m.units()+m.overdraft)
+	}
+	return m.units() + m.overdraft
 }
 
 func (m *model) held() (units int64) {
@@ -248,7 +280,7 @@ func (m *model) add(l mLot) {
 // roll lets units of a lot go on in another one.
 func (m *model) roll(i int, units int64, from time.Time, lasts time.Duration, no int) {
 	l := &m.lots[i]
-	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late, from: i + 1, no: no, carried: true, pooled: l.shared || l.pooled, shown: cmp.Or(l.reference, l.shown)}
+	next := mLot{category: l.category, priority: l.priority, uses: l.uses, amount: units, late: l.late, from: i + 1, no: no, carried: true, pooled: l.shared || l.pooled, shown: cmp.Or(l.reference, l.shown)}
 	if lasts != 0 {
 		next.ends = from.Add(lasts)
 	}

@@ -8,10 +8,10 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// take takes units of the lots, in their order.
-func (m *model) take(units int64) (parts []mPart) {
+// take takes units of the lots that pay for a use, in their order.
+func (m *model) take(units int64, use string) (parts []mPart) {
 	for _, i := range m.order() {
-		if n := min(units, m.lots[i].rest()); n > 0 {
+		if n := min(units, m.lots[i].rest()); n > 0 && m.lots[i].pays(use) {
 			parts = append(parts, mPart{i, n})
 			units -= n
 		}
@@ -26,12 +26,12 @@ func mSum(parts []mPart) (units int64) {
 	return units
 }
 
-func (m *model) spend(units int64) []mPart {
+func (m *model) spend(units int64, use string) []mPart {
 	if !m.opened {
 		m.plain -= units
 		return []mPart{{-1, units}}
 	}
-	parts := m.take(units)
+	parts := m.take(units, use)
 	for _, p := range parts {
 		m.lots[p.lot].drawn += p.amount
 	}
@@ -42,11 +42,11 @@ func (m *model) spend(units int64) []mPart {
 	return parts
 }
 
-func (m *model) keep(units int64) []mPart {
+func (m *model) keep(units int64, use string) []mPart {
 	if !m.opened {
 		return nil
 	}
-	parts := m.take(units)
+	parts := m.take(units, use)
 	for _, p := range parts {
 		m.lots[p.lot].kept += p.amount
 	}
@@ -61,7 +61,7 @@ func (m *model) pay() {
 	if !m.opened {
 		return
 	}
-	for _, p := range m.take(m.debt) {
+	for _, p := range m.take(m.debt, "") {
 		m.lots[p.lot].drawn += p.amount
 		m.debt -= p.amount
 		m.serial++
@@ -73,7 +73,7 @@ func (m *model) pay() {
 			if h.parts[j].lot >= 0 {
 				continue
 			}
-			for _, p := range m.take(h.parts[j].amount) {
+			for _, p := range m.take(h.parts[j].amount, "") {
 				m.lots[p.lot].kept += p.amount
 				h.parts[j].amount -= p.amount
 				h.parts = append(h.parts, p)
@@ -137,7 +137,7 @@ func (m *model) giveBack(lot int, units int64, at time.Time) {
 		l.lapsed += units
 		return
 	}
-	next := mLot{category: l.category, priority: l.priority, amount: units, late: l.late, from: lot + 1, shown: cmp.Or(l.reference, l.shown)}
+	next := mLot{category: l.category, priority: l.priority, uses: l.uses, amount: units, late: l.late, from: lot + 1, shown: cmp.Or(l.reference, l.shown)}
 	if l.late != wallet.Forever {
 		next.ends = at.Add(time.Duration(l.late))
 	}

@@ -47,7 +47,11 @@ func TestSnapshot_OfBeforeGivesNoFinalAnswer(t *testing.T) {
 		meanwhile func(f *fixture)
 		do        func(ctx context.Context, f *fixture, tx pgx.Tx) error
 	}{
-		"draw after a grant":                    {grant("c", 20), draw(wallet.Draw{Amount: 25})},
+		"draw after a grant": {grant("c", 20), draw(wallet.Draw{Amount: 25})},
+		"draw for a use after a grant for it": {func(f *fixture) { f.grant(wallet.Grant{Amount: 20, Reference: "c", Uses: []string{"images"}}) },
+			draw(wallet.Draw{Amount: 25, Note: budget.Note{Use: "images"}})},
+		"draw for a use, up to what there was": {func(f *fixture) { f.grant(wallet.Grant{Amount: 20, Reference: "c", Uses: []string{"images"}}) },
+			draw(wallet.Draw{Amount: 25, UpTo: true, Note: budget.Note{Use: "images"}})},
 		"draw as much as there is, and more is": {grant("c", 20), draw(wallet.Draw{Amount: 25, UpTo: true})},
 		"draw after a draw":                     {func(f *fixture) { f.draw(10) }, draw(wallet.Draw{Amount: 1})},
 		"draw after a sweep":                    {func(f *fixture) { f.clock.Set(noon.Add(time.Hour)); f.expire() }, draw(wallet.Draw{Amount: 1})},

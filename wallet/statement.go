@@ -19,7 +19,7 @@ type Line struct {
 
 var moveKinds = map[string]string{
 	"d": "credited", "t": "taken", "p": "paid back", "g": "given back", "h": "held", "q": "held after", "u": "captured", "f": "freed",
-	"e": "lapsed", "v": "revoked", "o": "rolled over", "s": "scheduled", "w": "withdrawn",
+	"e": "lapsed", "v": "revoked", "o": "rolled over", "s": "scheduled", "w": "withdrawn", "a": "applied", "b": "kept",
 }
 
 // Move is the effect of an entry on a lot.
@@ -28,7 +28,8 @@ type Move struct {
 	Reference string `json:"reference,omitempty"`
 	Category  string `json:"category,omitempty"`
 	// Kind is "credited" for a new lot, "taken" by a charge, "given back" by a refund, "held", "captured" or "freed" by a hold, "lapsed",
-	// "revoked" or "rolled over", before a lot begins "scheduled" (also for an end that is set) or "withdrawn", for an overdraft "paid back", and for overdrawn units of an earlier hold "held after".
+	// "revoked" or "rolled over", before a lot begins "scheduled" (also for an end that is set) or "withdrawn", for an overdraft "paid back", and for overdrawn units of an earlier hold "held after". Units of a lot with
+	// Uses are "applied" to the next entry, and "kept" again by the one behind a release or a refund.
 	Kind   string `json:"kind,omitempty"`
 	Amount int64  `json:"amount"`
 }

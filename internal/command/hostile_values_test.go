@@ -42,7 +42,7 @@ func (h *hostile) typeOf(oid uint32) hostileType {
 // the hostile value gets far.
 var tameValues = map[string][]string{
 	"of_scope": {"'a'", "'full'", "'seats'", "'credit'", "'w'"}, "scope": {"'a'", "'seats'", "'seats'", "'full'", "'credit'", "'w'", "'w'"}, "key": {"null"},
-	"units": {"1", "2"}, "units[]": {"'{1,2,3}'"}, "amount": {"3", "2", "1"}, "held": {"0", "0", "1"}, "note": {"null"}, "max": {"1000000", "100"}, "win": {"'0'", "'1 h'"},
+	"units": {"1", "2"}, "units[]": {"'{1,2,3}'"}, "amount": {"3", "2", "1"}, "held": {"0", "0", "1"}, "note": {"null", "null", "null", `'{"use": "images"}'`}, "uses[]": {"null", "'{images}'", "'{images,tokens}'"}, "max": {"1000000", "100"}, "win": {"'0'", "'1 h'"},
 	"charge_seq": {"1", "2", "7", "41"}, "wait_ms": {"50"}, "ahead": {"'1 min'"}, "raising": {"false", "true"}, "channel": {"null", "null", "'c'", "'c+'"},
 	"tenant": {"''", "'acme'"}, "of_tenant": {"''", "'acme'"}, "id": {"gen_random_uuid()::text"}, "of_id": {"'h0'", "'h1'", "'h2'"}, "ids": {"'{h0}'", "'{h1}'", "'{h2}'", "'{h3}'", "'{h4,h6}'", "'{h8}'", "'{h9}'"},
 	"issued": {"null"}, "issued_at": {"null"}, "holder": {"''"}, "chosen": {"false", "true"}, "claim": {"null"}, "fingerprint": {"decode(repeat('01', 33), 'hex')"},
@@ -85,7 +85,7 @@ var hostileValues = map[string][]string{
 	"interval":                 {"'0'", "'1 s'", "'1 min'", "'1 h'", "'-1 h'", "'1 mon'", "'-1 mon 40 days'", "'-1 mon 30 days 1 us'", "'100000 days'"},
 	"timestamp with time zone": {"'infinity'", "'-infinity'", "metered.clock()", "metered.clock() - interval '1 h'", "'epoch'", "'9999-12-31'"},
 	"bytea":                    {"''", "'\\x00'", "decode(repeat('00', 32), 'hex')", "decode(repeat('01', 33), 'hex')", "(select sha256(random()::text::bytea))"},
-	"jsonb":                    {"'{}'", "'{\"actor\": \"x\"}'", "'[1]'", "to_jsonb(repeat('x', 9000))"},
+	"jsonb":                    {"'{}'", "'{\"actor\": \"x\"}'", `'{"use": "images"}'`, `'{"use": {"a": 1}}'`, `'["use"]'`, `'"use"'`, "'[1]'", "to_jsonb(repeat('x', 9000))"},
 	"json":                     {"'{}'", "'{\"a\": 1}'", "'1e200000'"},
 	"\"char\"":                 {"'h'", "'c'", "'z'"},
 }

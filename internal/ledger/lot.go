@@ -41,14 +41,15 @@ type Plan struct {
 	RollTo      Period
 	RollAgain   int
 	RollShared  bool
+	Uses        []string // in their order
 }
 
 // Value is the plan as text, or nil for none.
 func (p Plan) Value() any {
-	if p.Renews.IsZero() && p.RollTo.IsZero() && p.RollAgain == 0 && !p.RollShared {
+	if p.Renews.IsZero() && p.RollTo.IsZero() && p.RollAgain == 0 && !p.RollShared && len(p.Uses) == 0 {
 		return nil
 	}
-	renews, amount, rollTo, again, shared := "", "", "", "", ""
+	renews, amount, rollTo, again, shared, uses := "", "", "", "", "", ""
 	if !p.Renews.IsZero() {
 		renews, amount = text(p.Renews.String()), number(p.RenewAmount)
 	}
@@ -61,5 +62,8 @@ func (p Plan) Value() any {
 	if p.RollShared {
 		shared = boolean(true)
 	}
-	return composite(renews, amount, "", rollTo, "", again, shared, "")
+	if len(p.Uses) > 0 {
+		uses = text(array(p.Uses))
+	}
+	return composite(renews, amount, "", rollTo, "", again, shared, "", uses)
 }

@@ -63,6 +63,7 @@ type Charge struct {
 	Amount, Held int64
 	Limits       []Limit
 	Note         string // JSON, or "" for none
+	Use          string // of Note
 	MustExist    bool   // the scope, in the registry
 	Lease        *Slice // the lease that it is spent from, nil for the chain
 }

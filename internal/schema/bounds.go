@@ -34,6 +34,7 @@ var Bounds = []Bound{
 	{"id of_id ids operation tenant of_tenant holder entity", 255, Bytes, ""},
 	{"owner of_owner by_whom reference of_reference renewal category name named", 255, Bytes, ""},
 	{"of_queue of_key of_kind prefix marker mode policy zone", 255, Bytes, ""},
+	{"uses", 255, Bytes, ""},
 	{"channel", 64, Bytes, ""},
 	{"purpose for_purpose", 128, Bytes, ""},
 	{"subject for_subject", 512, Bytes, ""},
@@ -60,6 +61,7 @@ var Bounds = []Bound{
 	{"named", 1000, Items, "lock_all"},
 	{"nos units", 10_000, Items, ""},
 	{"minted jobs", 1000, Items, ""},
+	{"uses", 16, Items, ""},
 
 	{"wait_ms", 3_600_000, Value, ""},
 	{"max_rows max_holds max_lots", 10_000, Value, ""},

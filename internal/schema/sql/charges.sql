@@ -53,7 +53,18 @@ begin
         i := coalesce(i, 0) + 1;
         if (c.amount between 1 and 9007199254740992 and c.held between 0 and c.amount and octet_length(c.scope) between 1 and 255
             and coalesce(pg_column_size(c.note), 0) <= 8192 and pg_column_compression(c.note) is null and cardinality(c.limits) <= 16
-            and c.must_exist is not true) is not true then
+            and c.must_exist is not true and ((c.note ? 'use') is not true or mode in ('look', 'applied'))) is not true then
+            if c.note ? 'use' and mode not in ('look', 'applied') then
+                w := metered._write_for_uses(charges, ahead, wait_ms, origin, mode, hold, standing, at);
+                seqs := w.seqs;
+                ats := w.ats;
+                used := w.used;
+                held := w.held;
+                refused := w.refused;
+                periods := w.periods;
+                crossed := w.crossed;
+                return;
+            end if;
             absent := metered._admit(c, absent, look, wait_ms);
             plain := plain and absent is null;
         end if;
@@ -289,22 +300,41 @@ begin
 end
 $$;
 
--- The answer of _check_limits for charges if due holds are free, without ending them.
+-- The answer of _check_limits for charges if due holds are free, without ending them. A charge for a use may take the units of lots for it, too: they
+-- raise its limits of a lifetime.
 create function metered._check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
     out used bigint[], out held bigint[], out refused jsonb)
 language plpgsql stable
 as $$
 declare
     tip     metered.ledger;
+    c       metered.new_charge;
     verdict record;
+    before  metered.ledger[] := tips;
+    asked   metered.new_charge[];   -- charges as they came, if one is for a use
+    i       int := 0;
+    told    record;
 begin
     foreach tip in array tips loop
         held := held || tip.held - case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) else 0 end;
     end loop;
     tips := metered._without_lapsing(tips, clk);
+    foreach c in array charges loop
+        i := i + 1;
+        if c.note ? 'use' and before[i].lots_end is not null then
+            asked := coalesce(asked, charges);
+            charges[i].limits := metered._raised(c.limits, metered._kept_for(before[i], c.note ->> 'use', clk), tips[i].spent - tips[i].refunded - tips[i].credited + held[i]
+                + case when tips[i].next_due <= clk then metered._minima(tips[i], null, clk) else 0 end);
+        end if;
+    end loop;
     verdict := metered._check_limits(charges, tips, held, clk, ahead, null, null, null);
     used := verdict.used;
     refused := verdict.refused;
+    if asked is not null then
+        told := metered._told_use(asked, charges, null, used, refused);
+        used := told.used;
+        refused := told.refused;
+    end if;
 end
 $$;
 

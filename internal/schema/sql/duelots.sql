@@ -52,6 +52,7 @@ begin
         coalesce((select y.expires_at from metered.lots y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
         coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lots x where x.no = k.lot) y
             where k.scope = of_scope and y.expires_at > clk), 'infinity'),
+        coalesce((select y.expires_at from metered.lots y where y.scope = of_scope and y.kept > 0 and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
         coalesce((select y.starts_at from metered.lots y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.no limit 1), 'infinity'));
 end
 $$;
@@ -67,7 +68,9 @@ begin
     if n > 0 then
         e := (metered._roll_lot(e, l, n, l.roll_end, l.roll_no)).entry;
     end if;
-    if l.rest > n then
+    if l.kept > n then
+        e := metered._take_kept(e, l.no, l.kept - n, 'e');
+    elsif l.rest > n then
         e := metered._take_back(e, l.no, l.rest - n, 'e');
     end if;
     return e;
@@ -82,18 +85,21 @@ as $$
 declare
     e    metered.ledger := metered._own_entry(tip, l.starts_at);
     debt bigint := metered._debt(tip);
+    general boolean := (l.plan).uses is null;
+    units bigint := case when general then l.pending else 0 end;
 begin
     e.seq := e.seq + 1;
-    e.kind := 'd';
+    e.kind := case when general then 'd' else 's' end;
     e.amount := l.pending;
-    e.credited := e.credited + l.pending;
-    update metered.lots y set pending = 0, rest = l.pending, open = true, granted_at = l.starts_at, granted_seq = e.seq, last_seq = e.seq where y.no = l.no;
-    if e.crossed is not null then
+    e.credited := e.credited + units;
+    update metered.lots y set pending = 0, rest = units, kept = l.pending - units, open = general, granted_at = l.starts_at, granted_seq = e.seq, last_seq = e.seq
+    where y.no = l.no;
+    if e.crossed is not null and general then
         e.crossed := metered._rearmed(e);
     end if;
     perform metered._append(e);
     insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (e.scope, e.seq, 1, l.no, 'd', l.pending);
-    if debt > 0 then
+    if debt > 0 and general then
         perform metered._pay_back(e, debt, 2);
     end if;
     perform metered._renew_lot(l, e.seq);
@@ -226,6 +232,8 @@ declare
     stop_end timestamptz;       -- the first lot that is left to others, or null
     stop_no bigint;
     left_over bigint := units;  -- of units, in lots that go on
+    keeps   boolean;            -- there may be such lots
+    kept_left int := 2147483647;    -- how many lots of some uses may still lapse
     ends    timestamptz;        -- when the next lot ends behind all this
     before  text;
 begin
@@ -258,6 +266,12 @@ begin
             left_over := left_over - metered._rolls(l);
         end loop;
     end if;
+    keeps := nos is not null or exists (select from metered.lots y where y.scope = tip.scope and y.kept > 0)
+        or exists (select from metered.lots y where y.scope = tip.scope and y.pending > 0);
+    if exists (select from metered.lots y where y.scope = tip.scope and y.kept > 0 and y.roll_cap is null and y.expires_at <= until
+               order by y.expires_at, y.no limit 1 offset coalesce(max_lots, 2147483647)) then
+        kept_left := max_lots;
+    end if;
     ends := coalesce(stop_end, metered._next_end(tip.scope, until));
     e.lots_end := ends;
     for due in
@@ -272,8 +286,10 @@ begin
                 (select z.* from metered.lots z where z.scope = tip.scope and z.open and (z.expires_at, z.no) > (pos_end, pos_no) and z.expires_at <= due.due
                  order by z.expires_at, z.no limit 1)
                 union all
-                (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= due.due order by z.expires_at, z.no limit 1)) y
-            where stop_end is null or (y.expires_at, y.no) < (stop_end, stop_no) or y.no = any (named)
+                (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= due.due order by z.expires_at, z.no limit 1)
+                union all
+                (select z.* from metered._kept_due(tip.scope, due.due, kept_left > 0) z where keeps and z.no is not null)) y
+            where stop_end is null or (y.expires_at, y.no) < (stop_end, stop_no) or y.no = any (named) or y.kept > 0
             order by y.expires_at, y.no limit 1;
             select y.* into begins from metered.lots y
             where y.scope = tip.scope and y.pending > 0 and y.starts_at <= due.due and (y.starts_at, y.no) > (begun, begun_no) order by y.starts_at, y.no limit 1;
@@ -297,6 +313,10 @@ begin
                 ends := least(ends, l.roll_end);
             end if;
             e.lots_end := ends;
+            if l.kept > 0 then
+                kept_left := kept_left - (l.roll_cap is null)::int;
+                continue;
+            end if;
             if stop_end is not null then
                 named := case when nos is null then array_remove(named, l.no) else named end || l.roll_no;
             end if;

@@ -15,6 +15,7 @@ begin
         child.rest := units;
         child.held := 0;
         child.pending := 0;
+        child.kept := 0;
         child.from_lot := l.no;
         child.priority := l.priority;
         child.scope := l.scope;
@@ -39,7 +40,7 @@ as $$
 declare
     until  timestamptz := greatest(clk, tip.at);
     due    boolean := coalesce(tip.next_due <= clk, false); -- some holds are
-    kept   metered.lot_holds[] := '{}'; -- units of these holds, and overdrawn units of other holds
+    of_holds   metered.lot_holds[] := '{}'; -- units of these holds, and overdrawn units of other holds
     starts metered.lots[] := '{}';      -- that begin
     begun  boolean;             -- some have
     spent  bigint := 0;         -- of debt
@@ -62,7 +63,9 @@ begin
     lots := '{}';
     if tip.lots_end <= until then
         starts := array(select y from metered.lots y where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until order by y.starts_at, y.no);
-        lots := array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.no);
+        lots := array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.no)
+            || array(select metered._as_rest(y) from metered.lots y
+                where y.scope = tip.scope and y.kept > 0 and y.roll_cap is not null and y.again and y.expires_at <= until order by y.expires_at, y.no);
     end if;
     begun := starts <> '{}';
     if due and debt = 0 and starts = '{}' and lots = '{}' then    -- then no hold pays for another one, and one statement does
@@ -78,9 +81,10 @@ begin
             group by o.lot order by o.lot
         loop
             select y.* into child from metered.lots y where y.no = k.lot;
+            child := metered._as_rest(child);
             child.held := child.held - k.kept;
             child.rest := child.rest + k.back;
-            lapsed := lapsed + k.late;
+            lapsed := lapsed + k.late + case when (child.plan).uses is not null then k.back else 0 end;
             lots := lots || child;
         end loop;
     elsif due or starts <> '{}' or lots <> '{}' then
@@ -90,13 +94,13 @@ begin
             into nos, times, seqs, minima
             from metered.hold_lines y where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk;
             nos := coalesce(nos, '{}');
-            kept := array(select o from metered.lot_holds o where o.scope = tip.scope and o.seq = any (seqs) order by o.seq, o.lot);
-            lots := lots || array(select y from metered.lots y where y.no = any (array(select o.lot from unnest(kept) o))
+            of_holds := array(select o from metered.lot_holds o where o.scope = tip.scope and o.seq = any (seqs) order by o.seq, o.lot);
+            lots := lots || array(select metered._as_rest(y) from metered.lots y where y.no = any (array(select o.lot from unnest(of_holds) o))
                 and y.no <> all (array(select x.no from unnest(lots) x)) order by y.no);
         end if;
-        kept := kept || array(select o from metered.lot_holds o
-            where debt > 0 and o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(kept) x)) order by o.seq);
-        spent := debt - (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0);
+        of_holds := of_holds || array(select o from metered.lot_holds o
+            where debt > 0 and o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(of_holds) x)) order by o.seq);
+        spent := debt - (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0);
     end if;
     loop
         j := (select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0 and lots[x.j].expires_at <= until
@@ -105,7 +109,7 @@ begin
         if j is not null and lots[j].expires_at <= coalesce(starts[s].starts_at, 'infinity') and lots[j].expires_at <= coalesce(times[turn], 'infinity') then
             units := metered._rolls_among(lots[j], lots);
             child := metered._gone_on(lots[j], units);
-            lapsed := lapsed + lots[j].rest - units;
+            lapsed := lapsed + case when (lots[j].plan).uses is null then lots[j].rest - units else 0 end;
             if lots[j].held = 0 and (lots[j].no is null or lots[j].last_seq is null) then   -- nobody has written it, and nothing is left of it
                 lots := lots[:j - 1] || lots[j + 1:];
             else
@@ -123,7 +127,9 @@ begin
             if ((child.plan).renews).every is not null and (metered._next_lot(child)).starts_at <= until then
                 starts := starts || metered._next_lot(child);
             end if;
-            lapsed := lapsed - child.pending;
+            if (child.plan).uses is null then
+                lapsed := lapsed - child.pending;
+            end if;
             child.rest := child.pending;
             child.pending := 0;
             child.granted_at := child.starts_at;
@@ -132,22 +138,23 @@ begin
             at := greatest(at, times[turn]);
             units := minima[turn];
             for k in
-                select o.n, o.lot, o.amount, y.n as j from unnest(kept) with ordinality o(seq, lot, amount, scope, n)
+                select o.n, o.lot, o.amount, y.n as j from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n)
                     left join (select x.no, x.priority, x.expires_at, row_number() over () as n from unnest(lots) x) y on y.no = o.lot
                 where o.seq = seqs[turn] and o.amount > 0 order by y.priority, y.expires_at, y.no
             loop
                 part := least(units, k.amount);
                 units := units - part;
-                kept[k.n].amount := 0;
+                of_holds[k.n].amount := 0;
                 if k.lot = 0 then
                     spent := spent + part;
                     continue;
                 end if;
                 j := k.j;
                 lots[j].held := lots[j].held - k.amount;
-                if lots[j].expires_at <= at then
-                    lapsed := lapsed + k.amount - part;
-                else
+                if lots[j].expires_at <= at or (lots[j].plan).uses is not null then
+                    lapsed := lapsed + k.amount - part;     -- or back to its uses
+                end if;
+                if lots[j].expires_at > at then
                     lots[j].rest := lots[j].rest + k.amount - part;
                 end if;
             end loop;
@@ -155,27 +162,27 @@ begin
         else
             exit;
         end if;
-        continue when spent + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0) = 0;
+        continue when spent + (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0) = 0;
         -- As _pay_back does it.
-        for k in select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0
+        for k in select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0 and (lots[x.j].plan).uses is null
             order by lots[x.j].priority, lots[x.j].expires_at, lots[x.j].no
         loop
             j := k.j;
             part := least(spent, lots[j].rest);
             spent := spent - part;
             lots[j].rest := lots[j].rest - part;
-            for own in select o.n, o.amount from unnest(kept) with ordinality o(seq, lot, amount, scope, n) where o.lot = 0 and o.amount > 0 order by o.seq loop
+            for own in select o.n, o.amount from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n) where o.lot = 0 and o.amount > 0 order by o.seq loop
                 part := least(own.amount, lots[j].rest);
                 exit when part = 0;
-                kept[own.n].amount := own.amount - part;
-                kept := kept || row(kept[own.n].seq, lots[j].no, part, tip.scope)::metered.lot_holds;
+                of_holds[own.n].amount := own.amount - part;
+                of_holds := of_holds || row(of_holds[own.n].seq, lots[j].no, part, tip.scope)::metered.lot_holds;
                 lots[j].rest := lots[j].rest - part;
                 lots[j].held := lots[j].held + part;
             end loop;
         end loop;
     end loop;
     if due or begun then
-        debt := case when nos <> '{}' or begun or kept <> '{}' then coalesce(spent, 0) + (select coalesce(sum(o.amount), 0) from unnest(kept) o where o.lot = 0) else debt end;
+        debt := case when nos <> '{}' or begun or of_holds <> '{}' then coalesce(spent, 0) + (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0) else debt end;
     end if;
 end
 $$;
@@ -203,7 +210,7 @@ begin
         return d.lapsed + coalesce(few.units, 0);
     end if;
     return metered._balance(tip) + case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) - metered._minima(tip, null, clk) else 0 end
-        + d.debt - (select coalesce(sum(x.rest), 0) from unnest(d.lots) x)
+        + d.debt - (select coalesce(sum(x.rest), 0) from unnest(d.lots) x where (x.plan).uses is null)
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
             where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
         - (select coalesce(sum(x.units), 0) from (select metered._rolls(y) as units from metered.lots y
@@ -231,11 +238,14 @@ begin
         -- In the order of the index of open lots, which is read without a sort: that keeps the planner from the index of all.
         select y.* from ((select x.no from metered.lots x where of_nos is null and x.scope = tip.scope and x.open order by x.expires_at, x.no)
                          union select k.lot from metered.lot_holds k where of_nos is null and k.scope = tip.scope and k.lot > 0
+                         union (select x.no from metered.lots x where of_nos is null and x.scope = tip.scope and x.kept > 0 order by x.priority, x.expires_at, x.no)
                          union select unnest(of_nos)) n,
             -- A join without the limit can be one that reads all lots.
             lateral (select z.* from metered.lots z where z.no = n.no limit 1) y
         where y.no <> all (nos)
     loop
+        l.rest := l.rest + l.kept;
+        l.kept := 0;
         while l.rest > 0 and l.expires_at <= until loop
             if l.held > 0 then
                 l.rest := 0;

@@ -58,7 +58,8 @@ begin
     end if;
     no := l.no;
     was := e.seq;
-    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(e.at, metered.clock()), metered._family(no)) y);
+    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(e.at, metered.clock()), metered._family(no)) y
+        where (y.plan).uses is null);
     w := metered._cross_lowered(e, least(coalesce(units, part), part), limits, least(e.at, metered.clock()));
     if w.silent then
         status := 'crossing';
@@ -88,6 +89,16 @@ begin
         at := e.at;
         e.seq := e.seq + 1;
     end loop;
+    for l in select y.* from metered.lots y where y.no = any (nos) and y.kept > 0 order by y.no loop
+        part := least(units - revoked, l.kept);
+        exit when part = 0;
+        e.seq := e.seq - 1;
+        e := metered._take_kept(e, l.no, coalesce(part, l.kept), 'v');
+        revoked := revoked + e.amount;
+        seq := e.seq;
+        at := e.at;
+        e.seq := e.seq + 1;
+    end loop;
     missing := coalesce(units - revoked, (select sum(y.drawn + y.held) from metered.lots y where y.no = any (nos)));
     if seq is null and metered._one_snapshot() then
         status := metered._missing_lot(e);   -- nothing was there, as of this snapshot
@@ -110,7 +121,7 @@ begin
     end if;
     tip.seq := e.seq - 1;
     loop
-        select y.* into l from metered.lots y where y.no = any (nos) and y.open and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
+        select y.* into l from metered.lots y where y.no = any (nos) and (y.open or y.kept > 0) and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
         exit when l.no is null;
         tip := metered._end_lot(tip, l);
         nos := nos || l.roll_no;
@@ -175,7 +186,7 @@ begin
     if found then
         return;
     end if;
-    units := least(rollover.cap, l.rest);
+    units := least(rollover.cap, l.rest + l.kept);
     if units = 0 then
         status := metered._missing_lot(e);
         status := 'empty';
@@ -233,6 +244,8 @@ begin
         from ((select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.open and y.expires_at <= clk
                order by y.priority, y.expires_at, y.no)
               union
+              (select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.kept > 0 and y.expires_at <= clk order by y.priority, y.expires_at, y.no)
+              union
               (select y.no, y.starts_at from metered.lots y where y.scope = only_scope and y.pending > 0 and y.starts_at <= clk order by y.starts_at, y.no)
               union
               (select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.untold > 0 order by y.expires_at, y.no)) d
@@ -246,6 +259,9 @@ begin
         from ((select y.no, y.expires_at from metered.lots y
               where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
               order by y.expires_at, y.no limit max_lots)
+              union
+              (select y.no, y.expires_at from metered.lots y
+              where y.kept > 0 and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk order by y.expires_at, y.no limit max_lots)
               union all
               (select y.no, y.starts_at from metered.lots y
               where y.pending > 0 and (y.starts_at, y.no) > (after_end, after_no) and y.starts_at <= clk order by y.starts_at, y.no limit max_lots)
@@ -262,9 +278,9 @@ begin
     last_no := due[seen];
     busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
     for s in
-        select y.scope, max(case when y.pending > 0 then y.starts_at else y.expires_at end) as last_end, count(*) filter (where y.open)::int as lots, array_agg(y.no) as nos
+        select y.scope, max(case when y.pending > 0 then y.starts_at else y.expires_at end) as last_end, count(*) filter (where y.open or y.kept > 0)::int as lots, array_agg(y.no) as nos
         from metered.lots y
-        where y.no = any (due) and (y.open and y.expires_at <= clk or y.pending > 0 and y.starts_at <= clk) and y.scope = any (locked) group by y.scope order by y.scope
+        where y.no = any (due) and ((y.open or y.kept > 0) and y.expires_at <= clk or y.pending > 0 and y.starts_at <= clk) and y.scope = any (locked) group by y.scope order by y.scope
     loop
         tip := metered._entry_for_write(s.scope);
         w := metered._cross_lowered(tip, 0, limits, clk);
@@ -276,7 +292,7 @@ begin
         e := tip;
         e.crossed := w.crossed;
         e := metered._settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
-        ended := ended + (select count(*) from metered.lots y where y.no = any (s.nos) and not y.open);
+        ended := ended + (select count(*) from metered.lots y where y.no = any (s.nos) and not y.open and y.kept = 0);
         due := due || array(select y.no from metered.lots y where (y.from_lot = any (s.nos) or y.granted_seq > tip.seq and y.scope = s.scope) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
         if e.seq > tip.seq and w.crossings is not null then
             crossed := coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[e.seq]);
@@ -310,10 +326,10 @@ begin
     delete from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep;
     -- A lot stays while one is there that it went on in: it is found by its reference. And that one stays while it could be rolled over again.
     loop
-        delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0
+        delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0 and l.kept = 0
             and 0 = (select count(*) from metered.lots y where y.from_lot = l.no)
             and (l.from_lot is null or 1 > (select count(*) from metered.lots y
-                where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0)));
+                where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0 and y.kept = 0)));
         exit when not found;
     end loop;
 end

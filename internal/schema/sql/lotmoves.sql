@@ -69,6 +69,8 @@ begin
         where y.no = k.lot returning * into l;
         if l.expires_at <= freed.at then
             tip := metered._take_back(metered._own_entry(tip, freed.at), k.lot, k.amount, 'e');
+        elsif (l.plan).uses is not null then
+            tip := metered._keep_back(metered._own_entry(tip, freed.at), k.lot, k.amount);
         end if;
     end loop;
     if over > 0 then
@@ -104,6 +106,9 @@ begin
     insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, nth, of_lot, 'g', units);
     nth := nth + 1;
     if l.expires_at > refund.at then
+        if (l.plan).uses is not null then
+            tip := metered._keep_back(metered._own_entry(tip, refund.at), of_lot, units);
+        end if;
         return;
     end if;
     tip := metered._own_entry(tip, refund.at);
@@ -207,16 +212,16 @@ begin
 end
 $$;
 
--- The fate of a refund that is to be written: how many units lapse at once, since their lot has ended and says so, and when the first of the other
+-- The fate of a refund that is to be written: how many units lapse at once, since their lot has ended and says so, or pay for some uses alone, and when the first of the other
 -- lots ends that get units of it.
 create function metered._refund_fate(refund metered.ledger, out lapses bigint, out ends timestamptz)
 language plpgsql stable
 as $$
 begin
-    select coalesce(sum(p.units) filter (where l.expires_at <= refund.at and l.late is null), 0), min(l.expires_at) filter (where l.expires_at > refund.at)
+    select coalesce(sum(p.units) filter (where l.expires_at <= refund.at and l.late is null or l.for_uses), 0), min(l.expires_at) filter (where l.expires_at > refund.at)
     into lapses, ends
     -- A join without the limit can be one that reads all lots.
-    from metered._refund_parts(refund) p, lateral (select x.expires_at, x.late from metered.lots x where x.no = p.lot limit 1) l;
+    from metered._refund_parts(refund) p, lateral (select x.expires_at, x.late, (x.plan).uses is not null as for_uses from metered.lots x where x.no = p.lot limit 1) l;
 end
 $$;
 

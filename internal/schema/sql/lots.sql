@@ -2,6 +2,8 @@
 -- refunded - held units are left. If that is 0 or more, it is the sum of the rests of its lots. If it is less, no lot has a rest, and
 -- the missing units are overdraft, which the next credit pays back.
 --
+-- A lot that pays for some uses has its units as kept, which are no credit of the ledger: see uses.sql.
+--
 -- An entry of a wallet has lots_end, before which none of its lots ends that has a rest or is held. A call that spends, holds or
 -- credits judges, writes the ends that are due (duelots.sql), writes the entry, and then names its lots. The
 -- entry comes first: the guard lets one writer make it, so lots need no lock of their own.
@@ -26,7 +28,7 @@ $$;
 create function metered._rolls(l metered.lots) returns bigint
 language sql stable
 as $$
-    select case when l.roll_cap is not null then least(l.rest, l.roll_cap) else 0 end
+    select case when l.roll_cap is not null then least(l.rest + l.kept, l.roll_cap) else 0 end
 $$;
 
 -- The units of a lot that roll over at its end. A shared cap counts all units of its category that have rolled over. among has the lots that a reader knows
@@ -35,12 +37,12 @@ create function metered._rolls_among(l metered.lots, among metered.lots[]) retur
 language plpgsql stable
 as $$
 begin
-    if (l.plan).roll_shared is not true or l.roll_cap is null or l.rest = 0 then
+    if (l.plan).roll_shared is not true or l.roll_cap is null or l.rest + l.kept = 0 then
         return metered._rolls(l);
     end if;
-    return greatest(0, least(l.rest, l.roll_cap
-        - (select coalesce(sum(y.rest + y.held), 0) from unnest(among) y where y.origin = 'r' and (y.plan).roll_shared and y.category = l.category and y.expires_at > l.expires_at)
-        - (select coalesce(sum(y.rest + y.held), 0) from metered.lots y
+    return greatest(0, least(l.rest + l.kept, l.roll_cap
+        - (select coalesce(sum(y.rest + y.kept + y.held), 0) from unnest(among) y where y.origin = 'r' and (y.plan).roll_shared and y.category = l.category and y.expires_at > l.expires_at)
+        - (select coalesce(sum(y.rest + y.kept + y.held), 0) from metered.lots y
            where y.scope = l.scope and y.category = l.category and y.origin = 'r' and (y.plan).roll_shared and y.expires_at > l.expires_at
              and y.no <> all (array(select x.no from unnest(among) x where x.no is not null)))));
 end
@@ -66,7 +68,7 @@ begin
     if plan.roll_again > 0 then
         plan.roll_again := plan.roll_again - 1;
     end if;
-    return case when plan is not distinct from row(null, null, null, null, null, null, null, null)::metered.lot_plan then null else plan end;
+    return case when plan is not distinct from row(null, null, null, null, null, null, null, null, null)::metered.lot_plan then null else plan end;
 end
 $$;
 
@@ -170,15 +172,13 @@ begin
     if before is null then
         ended := (select e.at from metered.ledger e where e.scope = of_scope and e.seq = at_seq);
     end if;
-    got := metered._take_lots(of_scope, at_seq, covered, as_kind, held_by, ended, 1);
-    if before is null then
-        covered := got.taken;
-        if covered < units and held_by is null then
-            perform metered._owe(of_scope, units - covered);
-        end if;
-    end if;
-    if got.taken < covered then
+    got := metered._take_lots(of_scope, at_seq, units, as_kind, held_by, ended, 1);
+    if before is not null and got.taken < covered then
         raise exception 'the lots of a wallet do not add up to its balance' using errcode = 'XX001', detail = of_scope;
+    end if;
+    covered := got.taken;   -- more than the balance, where lots of a use pay in a wallet that is overdrawn
+    if before is null and covered < units and held_by is null then
+        perform metered._owe(of_scope, units - covered);
     end if;
     if covered < units then
         insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, at_seq, got.nth, 0, as_kind, units - covered);
@@ -197,24 +197,26 @@ language plpgsql volatile
 as $$
 declare
     numbers regclass := pg_get_serial_sequence('metered.lots', 'no');
+    general boolean := plan.uses is null;
 begin
     entry := tip;
     entry.seq := tip.seq + 1;
-    entry.kind := 'd';
+    entry.kind := case when general then 'd' else 's' end;
     entry.amount := lot.amount;
-    entry.credited := tip.credited + lot.amount;
+    entry.credited := tip.credited + case when general then lot.amount else 0 end;
     entry.lots_end := least(coalesce(tip.lots_end, 'infinity'), lot.expires_at);
-    if entry.crossed is not null and of_lot is null then    -- a rollover brings no units
+    if entry.crossed is not null and of_lot is null and general then    -- a rollover brings no units
         entry.crossed := metered._rearmed(entry);
     end if;
     perform metered._append(entry);
     insert into metered.lots (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
-        priority, origin, open, scope, category, reference, fingerprint, again, plan)
+        priority, origin, open, scope, category, reference, fingerprint, again, plan, kept)
     overriding system value
-    values (coalesce(as_no, nextval(numbers)), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, lot.amount, lot.roll_cap,
+    values (coalesce(as_no, nextval(numbers)), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, case when general then lot.amount else 0 end, lot.roll_cap,
         case when lot.roll_cap is not null then nextval(numbers) end,
         case when lot.roll_cap is not null then metered._roll_end(lot.expires_at, plan, lot.roll_for) end, lot.late, of_lot,
-        lot.priority, as_origin, true, tip.scope, lot.category, lot.reference, lot.fingerprint, metered._again(plan), plan)
+        lot.priority, as_origin, general, tip.scope, lot.category, lot.reference, lot.fingerprint, metered._again(plan), plan,
+        case when general then 0 else lot.amount end)
     on conflict do nothing
     returning lots.no into _append_lot.no;
     if _append_lot.no is null then
@@ -236,7 +238,7 @@ begin
     made := metered._append_lot(tip, lot, plan, as_origin, of_lot, as_no);
     entry := made.entry;
     no := made.no;
-    if debt > 0 then
+    if debt > 0 and plan.uses is null then
         perform metered._pay_back(entry, debt, 2);
     end if;
 end
@@ -300,7 +302,7 @@ as $$
 declare
     made record;
 begin
-    entry := metered._take_back(tip, l.no, units, 'o');
+    entry := case when l.kept > 0 then metered._take_kept(tip, l.no, units, 'o') else metered._take_back(tip, l.no, units, 'o') end;
     update metered.lots y set roll_cap = null, again = false where y.no = l.no;
     made := metered._add_lot(entry, row(units, ends, null, l.category, l.priority, null, null,
         case when as_no is not null and (l.plan).roll_again <> 0 then l.roll_cap end, (l.plan).roll_for, l.late)::metered.new_lot,

@@ -32,7 +32,8 @@ select l.scope,                                 -- the charged scope
     l.note ->> 'tenant' as tenant,              -- for whom
     l.note ->> 'correlation' as correlation,    -- the request or case that it belongs to
     l.note ->> 'reason' as reason,              -- why
-    l.note ->> 'occurred_at' as occurred_at     -- of a usage event: when it happened, in ISO 8601
+    l.note ->> 'occurred_at' as occurred_at,    -- of a usage event: when it happened, in ISO 8601
+    l.note ->> 'use' as use                     -- of a charge or a hold: what it is for
 from metered.ledger l;
 
 -- The state of each scope, by its last entry. One scope, or a range of names, takes 20
@@ -175,21 +176,21 @@ select t.purpose,                               -- the right that it grants
 from metered.tokens t, (select metered.clock() as now) c;
 
 -- Lots of wallets, with words for their states. By scope, or by no, it reads an index. Everything else reads all lots. What
--- is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled + pending.
+-- is in a lot adds up: granted = rest + drawn + held + lapsed + revoked + rolled + pending. Units of a lot that pays for some uses are in rest, too.
 create view metered.lots_words as
 select y.no,                                    -- the number of the lot
     y.scope,                                    -- the wallet
     y.reference,                                -- of the caller, once in a wallet
     y.category,                                 -- of the caller, as paid or promotional
     y.priority,                                 -- the lower one is drawn first
-    case when y.pending > 0 then 'pending' when y.rest > 0 and y.expires_at <= c.now then 'ended' when y.rest > 0 then 'open' when y.held > 0 then 'held'
+    case when y.pending > 0 then 'pending' when y.rest + y.kept > 0 and y.expires_at <= c.now then 'ended' when y.rest + y.kept > 0 then 'open' when y.held > 0 then 'held'
         when y.lapsed > 0 or y.rolled > 0 then 'ended' when y.revoked = y.amount then 'revoked' else 'used up' end as state, -- ended: units were left at its end, whether that is written down or not. held: the rest is in open holds and leases
     case y.origin when 'g' then 'granted' when 'c' then 'credited' when 'r' then 'rolled over' else 'given back late' end as origin, -- where its units are from
     y.from_lot,                                 -- the lot that they were in before
     y.granted_at,                               -- when it was granted
     nullif(y.expires_at, 'infinity') as expires_at, -- nothing is drawn of it from here on, or null: it never ends
     y.amount as granted,                        -- units that it was granted with
-    y.rest,                                     -- units that can be drawn. After its end, units that lapse or roll over with the next write or sweep
+    y.rest + y.kept as rest,                    -- units that can be drawn. After its end, units that lapse or roll over with the next write or sweep
     y.drawn,                                    -- units that were spent, less refunds
     y.held,                                     -- units in open holds and leases, after its end, too
     y.lapsed,                                   -- units that were left at its end or refunded later: breakage
@@ -200,7 +201,8 @@ select y.no,                                    -- the number of the lot
     y.pending,                                  -- units that nobody can draw before starts_at
     y.starts_at,                                -- when it begins, or began, or null: with the grant
     (y.plan).of_reference as of_reference,      -- the reference of the lot that had its units first, or null
-    (y.plan).renewal as renewal                 -- the reference of the grant that renews by it, or null
+    (y.plan).renewal as renewal,                -- the reference of the grant that renews by it, or null
+    (y.plan).uses as uses                       -- what it pays for alone, or null: everything
 from metered.lots y, (select metered.clock() as now) c;
 
 -- The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a
@@ -214,16 +216,17 @@ select m.scope,                                 -- the wallet
     y.reference,                                -- of the lot
     y.category,                                 -- of the lot
     case m.kind when 'd' then 'credited' when 't' then 'taken' when 'p' then 'paid back' when 'g' then 'given back' when 'h' then 'held' when 'q' then 'held after'
-        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' when 's' then 'scheduled' when 'w' then 'withdrawn' end as does, -- the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold
+        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' when 's' then 'scheduled' when 'w' then 'withdrawn' when 'a' then 'applied' when 'b' then 'kept' end as does, -- the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold. applied: for the use of the next entry. kept: for its uses again
     m.amount,                                   -- units
-    case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind in ('u', 's', 'w') then 0 else -m.amount end as change, -- of the lot's rest
+    case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind in ('u', 's', 'w', 'a', 'b') then 0 else -m.amount end as change, -- of the lot's rest
     m.back as given_back,                       -- of what was drawn, what refunds gave back
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
     l.operation_tenant,                         -- of the operation
     l.operation,                                -- the operation's id
     l.note ->> 'actor' as actor,                -- who made the entry
-    l.note ->> 'reason' as reason               -- why
+    l.note ->> 'reason' as reason,              -- why
+    l.note ->> 'use' as use                     -- what it is for
 from metered.lot_moves m
     join metered.ledger l on l.scope = m.scope and l.seq = m.seq
     left join metered.lots y on y.no = m.lot;

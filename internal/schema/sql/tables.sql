@@ -192,7 +192,7 @@ create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 create index hold_lines_least on metered.hold_lines (scope, due) where open > 0 and at_least > 0;
 
 -- Lots: the credit of a wallet, in parts that end. The wallet's balance is in its ledger, as of any scope. This table says where
--- it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending. The columns of a lot are only changed behind an entry
+-- it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending + kept. The columns of a lot are only changed behind an entry
 -- of its scope, which the guard lets one writer make.
 create table metered.lots (
     no          bigint      generated always as identity primary key, -- the number of the lot
@@ -223,7 +223,8 @@ create table metered.lots (
     pending     bigint      not null default 0, -- units of amount that nobody can draw before starts_at
     starts_at   timestamptz,            -- when it begins, or began, or null: with the grant
     again       boolean     not null default false, -- its units roll over again, or share a cap: no call leaves its end to a later one
-    plan        metered.lot_plan        -- how it renews and rolls over, or null
+    plan        metered.lot_plan,       -- how it renews and rolls over, and what it pays for, or null
+    kept        bigint      not null default 0 -- units of amount that pay for the uses of its plan alone. The ledger has them when a use takes them
 ) with (fillfactor = 70);
 
 -- The order in which lots are drawn. Neither a draw that leaves a rest, nor what is in a lot that is drawn empty, changes
@@ -241,6 +242,12 @@ create index lots_starting on metered.lots (starts_at, no) where pending > 0;
 -- Lots whose end no call leaves to a later one, and lots that hold units which rolled over.
 create index lots_again on metered.lots (scope, expires_at, no) where open and again;
 create index lots_carried on metered.lots (scope, category, expires_at) where origin = 'r';
+
+-- Lots that pay for some uses: in the order in which they are drawn, and by their end, in one wallet and in all.
+create index lots_kept on metered.lots (scope, priority, expires_at, no) where kept > 0;
+create index lots_kept_ends on metered.lots (scope, expires_at, no) where kept > 0;
+create index lots_kept_rolling on metered.lots (scope, expires_at, no) where kept > 0 and roll_cap is not null;
+create index lots_kept_due on metered.lots (expires_at, no) where kept > 0;
 
 -- The lots of all wallets by their end, with those that subscribers have not heard of.
 create index lots_due on metered.lots (expires_at, no) where open or untold > 0;
@@ -267,7 +274,8 @@ create table metered.lot_moves (
     back   bigint not null default 0,   -- units of amount that refunds gave back
     kind   "char" not null,             -- d credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund,
                                         -- h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over,
-                                        -- s scheduled for later, or its end set, w withdrawn before it began
+                                        -- s scheduled for later, or its end set, w withdrawn before it began,
+                                        -- a applied to a use that takes them now, b back to its uses
     scope  text collate "C" not null,   -- the wallet
     primary key (scope, seq, nth)
 );

@@ -68,12 +68,13 @@ create type metered.new_lot as (
     amount bigint, expires_at timestamptz, lasts interval, category text, priority int, reference text, fingerprint bytea,
     roll_cap bigint, roll_for interval, late interval);
 
--- How a lot renews and rolls over. Each period of renews has a lot of renew_amount units, and renewal is the reference of the first. Units that roll over
+-- How a lot renews and rolls over, and what it pays for. Each period of renews has a lot of renew_amount units, and renewal is the reference of the first. Units that roll over
 -- last until their period of roll_to ends, or else for roll_for. They do so roll_again times more (-1: always). With roll_shared the lot's roll_cap counts all
--- units of the category that rolled over. The caller sets neither renewal, roll_for nor of_reference, which is the reference of the lot that had the units first.
+-- units of the category that rolled over. The caller sets neither renewal, roll_for nor of_reference, which is the reference of the lot that had the units first. uses are
+-- in their order, and null for everything.
 create type metered.lot_plan as (
     renews metered.period, renew_amount bigint, renewal text, roll_to metered.period, roll_for interval, roll_again int,
-    roll_shared boolean, of_reference text);
+    roll_shared boolean, of_reference text, uses text[]);
 
 -- How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).
 create type metered.lot_rollover as (of_lot bigint, of_reference text, cap bigint, lasts interval);

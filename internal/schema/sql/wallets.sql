@@ -22,7 +22,7 @@ begin
         and coalesce(octet_length((plan.roll_to).zone) <= 255, true)
         and ((plan.renews).every is null or lot.lasts is null and lot.expires_at is null and lot.reference is not null)
         and (lot.roll_cap is not null or (plan.roll_to).every is null and plan.roll_again is null and plan.roll_shared is null)
-        and coalesce(plan.roll_again between -1 and 10000, true)
+        and coalesce(plan.roll_again between -1 and 10000, true) and coalesce(metered._sound_uses(plan.uses), true)
         and (coalesce(plan.roll_again, 0) = 0 or coalesce((plan.roll_to).every, lot.roll_for) >= interval '1 day')
         and coalesce(starts_at > '-infinity' and starts_at < '9000-01-01 00:00:00+00', true), 'plan');
 end
@@ -183,7 +183,7 @@ begin
     perform metered._refuse_closed(e);
     l := metered._find_lot(of_scope, l.no, null);
     at := e.at;
-    e := metered._schedule(e, l.rest + l.held + l.pending, ends);
+    e := metered._schedule(e, l.rest + l.held + l.pending + l.kept, ends);
     update metered.lots y set expires_at = ends, last_seq = e.seq,
         roll_end = case when l.roll_cap is null then l.roll_end
             when (l.plan).roll_for is not null or ((l.plan).roll_to).every is not null then metered._roll_end(ends, l.plan, (l.plan).roll_for)
@@ -257,7 +257,7 @@ end
 $$;
 
 -- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of
--- which lots they are, and overdrawn how many are of none. left is the balance behind it. A refusal of a command's draw raises, because COMMIT
+-- which lots they are, and overdrawn how many are of none. left is the balance behind it, with lots for the use of the charge. A refusal of a command's draw raises, because COMMIT
 -- follows, and its draws are kept for its record.
 create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int, origin metered.origin,
     out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out refused jsonb, out crossed jsonb)
@@ -267,6 +267,7 @@ declare
     mode   text := case when origin.operation is null then 'answer' else 'raise' end;
     w      record;
     posted metered.charged;
+    kept   bigint;
 begin
     if (charge.held = 0 and charge.lease is null and charge.amount between 1 and 9007199254740992 and up_to is not null) is not true then
         perform metered._require(false, 'draw');
@@ -294,6 +295,13 @@ begin
         where x.scope = e.scope and x.seq = e.seq) m
     where e.scope = charge.scope and e.seq = draw.seq;
     overdrawn := greatest(0, least(amount, -left_over));
+    if charge.note ? 'use' then
+        overdrawn := coalesce((select coalesce(sum(x.amount) filter (where x.lot = 0), 0) from metered.lot_moves x
+            where x.scope = charge.scope and x.seq = draw.seq having count(*) > 0), overdrawn);
+        kept := (select coalesce(sum(y.kept), 0) from metered.lots y
+            where y.scope = charge.scope and y.kept > 0 and y.expires_at > draw.at and (y.plan).uses @> array[charge.note ->> 'use']);
+        left_over := case when kept > 0 then greatest(0, left_over) + kept else left_over end;
+    end if;
     if origin.operation is not null then
         perform metered._remember_hold(json_build_object('drawn', json_strip_nulls(json_build_object('wallet', charge.scope, 'seq', seq, 'at', at,
             'amount', amount, 'lots', lots, 'overdrawn', overdrawn, 'left', left_over))));
@@ -302,7 +310,7 @@ end
 $$;
 
 -- The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the lots that have some of either, in the
--- order in which they are drawn. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.
+-- order in which they are drawn. Lots for some uses are no part of units. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.
 create function metered.wallet_balance(of_scope text,
     out now timestamptz, out seq bigint, out units bigint, out held bigint, out lots json)
 language plpgsql stable
@@ -323,7 +331,7 @@ begin
     end if;
     lots := (
         select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference', coalesce(x.reference, (x.plan).of_reference), 'category', x.category, 'priority', x.priority,
-            'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held)
+            'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held, 'uses', (x.plan).uses)
             order by x.priority, x.expires_at, x.no)
         from metered._lots_now(tip, clk, null) x);
 end

@@ -99,8 +99,15 @@ alter table metered.lots
     add column pending bigint not null default 0,
     add column starts_at timestamptz,
     add column again boolean not null default false,
-    add column plan metered.lot_plan;
+    add column plan metered.lot_plan,
+    add column kept bigint not null default 0;
 create index lots_starts on metered.lots (scope, starts_at, no) where pending > 0;
 create index lots_starting on metered.lots (starts_at, no) where pending > 0;
 create index lots_again on metered.lots (scope, expires_at, no) where open and again;
 create index lots_carried on metered.lots (scope, category, expires_at) where origin = 'r';
+
+-- Lots that pay for some uses.
+create index lots_kept on metered.lots (scope, priority, expires_at, no) where kept > 0;
+create index lots_kept_ends on metered.lots (scope, expires_at, no) where kept > 0;
+create index lots_kept_rolling on metered.lots (scope, expires_at, no) where kept > 0 and roll_cap is not null;
+create index lots_kept_due on metered.lots (expires_at, no) where kept > 0;

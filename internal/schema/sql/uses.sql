@@ -1,0 +1,306 @@
+-- Lots that pay for some uses alone. A charge or a hold names its use in its note.
+--
+-- Such a lot has its units as kept. They are no credit of the ledger, so no other balance, limit, lapse or payment of an overdraft counts them. A call for a
+-- use credits as many as it takes of these lots, in one entry (apply), and then charges the whole amount like any call. The applied units
+-- are rests of their lots in between, so the order of lots is the same for all. Units that a hold frees, or a refund gives back, go back to
+-- kept by an entry behind (keep_back), as units of a lot that has ended lapse. What happens to kept units moves no units of the ledger:
+-- its entries are of the kind s, and the moves say what they did.
+
+-- Whether these are uses as a plan has them.
+create function metered._sound_uses(uses text[]) returns boolean
+language plpgsql immutable
+as $$
+begin
+    return cardinality(uses) between 1 and 16 and uses = array(
+        select distinct x collate "C" from unnest(uses) x where octet_length(x) between 1 and 255 order by x collate "C");
+end
+$$;
+
+-- A lot for readers, who count kept units as its rest.
+create function metered._as_rest(l metered.lots) returns metered.lots
+language plpgsql immutable
+as $$
+begin
+    l.rest := l.rest + l.kept;
+    l.kept := 0;
+    return l;
+end
+$$;
+
+-- Takes kept units of a lot: they lapsed (e), are revoked (v) or roll over (o). Appends the entry behind tip, and returns it.
+create function metered._take_kept(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    entry metered.ledger := tip;
+begin
+    entry.seq := tip.seq + 1;
+    entry.kind := 's';
+    entry.amount := units;
+    perform metered._append(entry);
+    update metered.lots y set kept = y.kept - units, last_seq = entry.seq,
+        lapsed = y.lapsed + case when as_kind = 'e' then units else 0 end, untold = y.untold + case when as_kind = 'e' then units else 0 end,
+        revoked = y.revoked + case when as_kind = 'v' then units else 0 end, rolled = y.rolled + case when as_kind = 'o' then units else 0 end
+    where y.no = of_lot;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, of_lot, as_kind, units);
+    return entry;
+end
+$$;
+
+-- Units that are the rest of a lot are kept for its uses again. Appends the entry behind tip, and returns it.
+create function metered._keep_back(tip metered.ledger, of_lot bigint, units bigint) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    entry metered.ledger := tip;
+begin
+    entry.seq := tip.seq + 1;
+    entry.kind := 'o';
+    entry.amount := units;
+    entry.credited := tip.credited - units;
+    perform metered._append(entry);
+    update metered.lots y set rest = y.rest - units, open = y.rest > units, kept = y.kept + units, last_seq = entry.seq where y.no = of_lot;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, of_lot, 'b', units);
+    return entry;
+end
+$$;
+
+-- The next lot with kept units that has ended by then: one that goes on, or with lapsing one that does not, too. All null for none.
+create function metered._kept_due(of_scope text, until timestamptz, lapsing boolean) returns metered.lots
+language plpgsql stable
+as $$
+declare
+    l metered.lots;
+begin
+    select y.* into l from (
+        (select z.* from metered.lots z where z.scope = of_scope and z.kept > 0 and z.roll_cap is not null and z.expires_at <= until
+         order by z.expires_at, z.no limit 1)
+        union all
+        (select z.* from metered.lots z where lapsing and z.scope = of_scope and z.kept > 0 and z.roll_cap is null and z.expires_at <= until
+         order by z.expires_at, z.no limit 1)) y
+    order by y.expires_at, y.no limit 1;
+    return l;
+end
+$$;
+
+-- The units of lots for a use, as they are behind all that is due.
+create function metered._kept_for(tip metered.ledger, use text, clk timestamptz) returns bigint
+language plpgsql stable
+as $$
+begin
+    return (select coalesce(sum(x.rest), 0) from metered._lots_now(tip, clk, null) x where (x.plan).uses @> array[use]);
+end
+$$;
+
+-- The limits of a charge for a use, of which those of a lifetime admit so many units more. stood are the units that count without it: if these are more than a limit
+-- admits, lots for the use pay all the same.
+create function metered._raised(limits metered.charge_limit[], units bigint, stood bigint) returns metered.charge_limit[]
+language plpgsql immutable
+as $$
+begin
+    for i in 1..coalesce(cardinality(limits), 0) loop
+        if limits[i].win = interval '0' then
+            limits[i].max := least(9223372036854775807, greatest(limits[i].max, stood)::numeric + units);
+        end if;
+    end loop;
+    return limits;
+end
+$$;
+
+-- The use of limits, and a refusal by them, as if lots for a use raised no limit, and lowered the use instead. taken are the units by charge that
+-- lowered it already.
+create function metered._told_use(charges metered.new_charge[], raised metered.new_charge[], taken bigint[], inout used bigint[], inout refused jsonb)
+language plpgsql immutable
+as $$
+declare
+    n    int := 0;
+    more bigint[] := '{}';     -- by limit
+begin
+    for i in 1..cardinality(charges) loop
+        for j in 1..coalesce(cardinality(charges[i].limits), 0) loop
+            n := n + 1;
+            more[n] := case when charges[i].limits[j].win = interval '0' then raised[i].limits[j].max - charges[i].limits[j].max - coalesce(taken[i], 0) else 0 end;
+        end loop;
+    end loop;
+    for n in 1..coalesce(cardinality(used), 0) loop
+        used[n] := used[n] - more[n];
+    end loop;
+    if refused -> 0 ? 'limit' then
+        refused := (select jsonb_agg(x.r || jsonb_build_object('used', (x.r ->> 'used')::bigint - more[1 + (x.r ->> 'limit')::int]) order by x.n)
+            from jsonb_array_elements(refused) with ordinality x(r, n));
+    end if;
+end
+$$;
+
+-- Applies kept units of lots to a charge for a use, as many as it takes of them in the order of all lots, after all that is due. The scope is locked. taken
+-- are these units, of the lots nos, and kept all that there are for the use. limits are the charge's from here on, without the thresholds of a lifetime, which
+-- are judged here, since applied units lower no use: crossings, and silent if nobody would report them.
+create function metered._apply_lots(c metered.new_charge, clk timestamptz, wait_ms int, origin metered.origin,
+    out limits metered.charge_limit[], out taken bigint, out nos bigint[], out kept bigint, out stood bigint, out crossings jsonb, out silent boolean)
+language plpgsql volatile
+as $$
+declare
+    use   text := c.note ->> 'use';
+    e     metered.ledger := metered._entry_for_write(c.scope);
+    was   bigint := e.seq;
+    units bigint := c.amount;      -- that no lot has paid for
+    parts bigint[] := '{}';
+    r     metered.lots;            -- the next lot for the use
+    g     metered.lots;            -- the next one for anything
+    m     record;
+    w     record;
+    lifetimes metered.charge_limit[];
+begin
+    limits := c.limits;
+    taken := 0;
+    nos := '{}';
+    kept := 0;
+    stood := 0;
+    silent := false;
+    if e.lots_end is null or (e.next_due = '-infinity') is true then
+        return;
+    elsif e.lots_end <= greatest(clk, e.at) or e.next_due <= clk then
+        e := metered._settle(e, clk, metered._ends_per_call(), c.amount, wait_ms);
+    end if;
+    e.at := greatest(clk, e.at);
+    stood := case when metered._lags(e) then metered._lapsing(e, clk) else 0 end - metered._balance(e);
+    kept := (select coalesce(sum(y.kept), 0) from (select x.kept from metered.lots x
+        where x.scope = c.scope and x.kept > 0 and x.expires_at > e.at and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.no) y);
+    if kept = 0 then
+        return;
+    end if;
+    g.priority := -2147483648;
+    g.expires_at := '-infinity';
+    g.no := 0;
+    r := g;
+    while units > 0 loop
+        if r.kept is null or r.kept = 0 then
+            select y.* into r from metered.lots y
+            where y.scope = c.scope and y.kept > 0 and (y.priority, y.expires_at, y.no) > (r.priority, r.expires_at, r.no)
+              and y.expires_at > e.at and (y.plan).uses @> array[use]
+            order by y.priority, y.expires_at, y.no limit 1;
+            exit when r.no is null;
+        end if;
+        if g.no is not null and coalesce(g.rest, 0) = 0 then
+            if metered._lags(e) then
+                m := metered._pass_ended(c.scope, g.priority, g.expires_at, g.no, e.at);
+                g.priority := m.priority;
+                g.expires_at := m.ends;
+                g.no := m.after;
+            end if;
+            select y.* into g from metered.lots y
+            where y.scope = c.scope and y.open and (y.priority, y.expires_at, y.no) > (g.priority, g.expires_at, g.no)
+            order by y.priority, y.expires_at, y.no limit 1;
+        end if;
+        if (g.priority, g.expires_at, g.no) < (r.priority, r.expires_at, r.no) then
+            units := units - g.rest;
+            g.rest := 0;
+        else
+            nos := nos || r.no;
+            parts := parts || least(units, r.kept);
+            taken := taken + least(units, r.kept);
+            units := units - r.kept;
+            r.kept := 0;
+        end if;
+    end loop;
+    if taken = 0 then
+        return;
+    end if;
+    lifetimes := array(select l::metered.charge_limit from unnest(c.limits) l where l.win = interval '0' and l.thresholds is not null);
+    if cardinality(lifetimes) > 0 and (c.amount > taken or e.seq > was) then
+        w := metered._cross_thresholds(array[row(c.scope, null, c.amount - taken, case when c.held > 0 then c.amount - taken else 0 end, lifetimes,
+                null, null, null, null)::metered.new_charge],
+            array_fill(stood - e.held, array[cardinality(lifetimes)]), array[e.held], e.at, array[e]);
+        e.crossed := (w.tips[1]).crossed;
+        crossings := w.crossings;
+        silent := w.silent;
+        if silent then
+            return;
+        end if;
+    end if;
+    limits := array(select row(l.max, l.win, l.period, case when l.win is distinct from interval '0' then l.tell_at end,
+        case when l.win is distinct from interval '0' then l.thresholds end, l.telling)::metered.charge_limit
+        from unnest(metered._raised(c.limits, 0, stood)) with ordinality l(max, win, period, tell_at, thresholds, telling, n) order by l.n);
+    e.seq := e.seq + 1;
+    e.kind := 'd';
+    e.amount := taken;
+    e.credited := e.credited + taken;
+    e.ref := null;
+    e.hold := null;
+    e.operation_tenant := origin.tenant;
+    e.operation := origin.operation;
+    e.note := c.note;
+    perform metered._append(e);
+    for i in 1..cardinality(nos) loop
+        update metered.lots y set kept = y.kept - parts[i], rest = y.rest + parts[i], open = true, last_seq = e.seq where y.no = nos[i];
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (c.scope, e.seq, i, nos[i], 'a', parts[i]);
+    end loop;
+end
+$$;
+
+-- _write_charges where some of the charges are for a use. The scopes are locked, and clk was read under the locks. A refusal takes all back.
+create function metered._write_for_uses(charges metered.new_charge[], ahead interval, wait_ms int,
+    origin metered.origin, mode text, hold metered.hold_terms, standing boolean, clk timestamptz) returns metered.charged
+language plpgsql volatile
+as $$
+declare
+    asked  metered.new_charge[] := charges;
+    raised metered.new_charge[] := charges;
+    taken  bigint[];
+    told   jsonb[];     -- crossings by charge
+    nos    bigint[] := '{}';
+    a      record;
+    l      metered.lots;
+    told_use record;
+    before text;
+    posted metered.charged;
+begin
+    hold.at := clk;
+    begin
+        if cardinality(charges) > 1 then    -- rows of due holds are locked all at once, in order
+            before := metered._bound_lock_wait(wait_ms);
+            perform from metered.holds h where h.no = any (array(
+                select x.hold from unnest(asked) c, lateral (select y.hold from metered.hold_lines y
+                    where y.scope = c.scope and y.open > 0 and y.due <= clk order by y.due limit 500) x)) order by h.no for no key update;
+            before := metered._unbound_lock_wait(before);
+        end if;
+        for i in 1..cardinality(charges) loop
+            continue when (charges[i].note ? 'use' and charges[i].amount > 0 and charges[i].scope is not null) is not true;
+            a := metered._apply_lots(charges[i], clk, wait_ms, origin);
+            if a.silent then
+                posted.refused := '[{"crossing": true}]';
+                raise exception using errcode = 'MT100';
+            end if;
+            charges[i].limits := a.limits;
+            raised[i].limits := metered._raised(raised[i].limits, a.kept, a.stood);
+            taken[i] := a.taken;
+            told[i] := a.crossings;
+            nos := nos || a.nos;
+        end loop;
+        posted := metered._write_charges(charges, ahead, wait_ms, origin, 'applied', hold, standing);
+        if posted.refused is not null then
+            raise exception using errcode = 'MT100';
+        end if;
+        for i in 1..cardinality(charges) loop
+            if told[i] is not null then
+                posted.crossed := coalesce(posted.crossed, '[]') || metered._crossed_at(told[i], array[posted.seqs[i]]);
+            end if;
+        end loop;
+        for l in select y.* from metered.lots y where y.no = any (nos) and y.rest > 0 order by y.no loop
+            perform metered._keep_back(metered._own_entry(metered._entry_for_write(l.scope), clk), l.no, l.rest);
+        end loop;
+    exception when sqlstate 'MT100' then
+        null;
+    end;
+    posted.at := clk;
+    told_use := metered._told_use(asked, raised, taken, posted.used, posted.refused);
+    posted.used := told_use.used;
+    posted.refused := told_use.refused;
+    if mode = 'raise' and posted.refused -> 0 ? 'crossing' then
+        perform metered._refuse_unreported();
+    elsif mode = 'raise' and posted.refused is not null then
+        raise exception 'a limit refuses the charge' using errcode = 'MT001', detail = posted.refused;
+    end if;
+    return posted;
+end
+$$;
