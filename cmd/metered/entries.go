@@ -93,7 +93,7 @@ func dash(text string) string {
 
 func noteText(n budget.Note) string {
 	var all []string
-	for _, part := range []struct{ name, text string }{{"", n.Actor}, {"for ", n.Tenant}, {"in ", n.Correlation}, {"", n.Reason}} {
+	for _, part := range []struct{ name, text string }{{"", n.Actor}, {"for ", n.Tenant}, {"in ", n.Correlation}, {"", n.Reason}, {"use ", n.Use}} {
 		if part.text != "" {
 			all = append(all, part.name+part.text)
 		}

@@ -3,6 +3,8 @@ package main
 import (
 	"context"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/spf13/cobra"
@@ -62,6 +64,14 @@ func given(at moment, units *int64) *moment {
 
 func (a *app) printWallet(w inspect.Wallet, before moment, expiring *int64) error {
 	fmt.Fprintf(a.out, "At %s %s has %d to draw, and %d held.\n", instant(w.Now), shown(w.Wallet), max(0, w.Units), w.Held)
+	var uses []string
+	for _, l := range w.Lots {
+		uses = append(uses, l.Uses...)
+	}
+	slices.Sort(uses)
+	for _, use := range slices.Compact(uses) {
+		fmt.Fprintf(a.out, "For %s it has %d.\n", shown(use), w.For(use))
+	}
 	if w.Overdrawn > 0 {
 		fmt.Fprintf(a.out, "It is overdrawn by %d.\n", w.Overdrawn)
 	}
@@ -85,9 +95,17 @@ func (a *app) printWallet(w inspect.Wallet, before moment, expiring *int64) erro
 func (a *app) lotsLeft(w inspect.Wallet) *table {
 	t := a.table("LOT", "REFERENCE", "CATEGORY", "PRIORITY", "ENDS", "GRANTED", "REST", "HELD")
 	for _, l := range w.Lots {
-		t.row(l.Lot, dash(l.Reference), dash(l.Category), l.Priority, ends(instant(l.Expires)), l.Amount, l.Units, l.Held)
+		t.row(l.Lot, dash(l.Reference), forUses(l.Category, l.Uses), l.Priority, ends(instant(l.Expires)), l.Amount, l.Units, l.Held)
 	}
 	return t
+}
+
+// forUses is a lot's category, with the uses that it pays for.
+func forUses(category string, uses []string) string {
+	if len(uses) > 0 {
+		category = strings.TrimSpace(category + " for " + strings.Join(uses, ", "))
+	}
+	return dash(category)
 }
 
 func ends(at string) string {
@@ -147,7 +165,7 @@ func (a *app) listLots(ctx context.Context, r *inspect.Reader, name string, limi
 			if l.From > 0 {
 				from = fmt.Sprint(l.From)
 			}
-			t.row(l.No, dash(l.Reference), dash(l.Category), l.State, l.GrantedAt, ends(instant(l.Expires)), l.Granted, l.Rest, l.Drawn, l.Held, l.Lapsed, l.Revoked, l.Rolled, from)
+			t.row(l.No, dash(l.Reference), forUses(l.Category, l.Uses), l.State, l.GrantedAt, ends(instant(l.Expires)), l.Granted, l.Rest, l.Drawn, l.Held, l.Lapsed, l.Revoked, l.Rolled, from)
 		}
 		if listed += len(page.Lots); listed == 0 {
 			if w, err := r.Wallet(ctx, name); err != nil || w == nil {

@@ -185,3 +185,23 @@ func TestHolds_ListsSessions(t *testing.T) {
 	require.Empty(t, l.ok("holds", "--sessions", "--state", "captured"))
 	l.exits(exitUsage, "holds", "--sessions", "--by-due")
 }
+
+func TestWallet_ShowsLotsForSomeUses(t *testing.T) {
+	t.Parallel()
+	pool, c := shop(t)
+	book := purse(t, pool, c)
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+		if _, err := book.Grant(t.Context(), tx, wallet.Grant{Wallet: "user/ann", Amount: 25, Category: "paid", Reference: "pack", Uses: []string{"tokens", "images"}}); err != nil {
+			return err
+		}
+		_, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "user/ann", Amount: 40, Note: budget.Note{Use: "images"}})
+		return err
+	}))
+	l := as(t, pool, metered.GrantReportingSQL)
+	for _, part := range []string{"has 0 to draw, and 8 held", "For images it has 23.", "For tokens it has 23.", "paid for images, tokens"} {
+		require.Contains(t, l.ok("wallet", "user/ann"), part)
+	}
+	require.Contains(t, l.ok("lots", "user/ann"), "paid for images, tokens")
+	require.Contains(t, l.ok("statement", "user/ann", "--by-lot"), "applied")
+	require.Contains(t, l.ok("statement", "user/ann"), "use images")
+}

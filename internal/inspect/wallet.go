@@ -17,7 +17,7 @@ import (
 // Wallet is the content of a scope whose credit is in lots.
 type Wallet struct {
 	wallet.Balance
-	NextEnd    time.Time      `json:"next_end,omitzero"` // when the first lot ends that has units left, zero if none does
+	NextEnd    time.Time      `json:"next_end,omitzero"` // when the first lot of Units ends that has some left, zero if none does
 	NextUnits  int64          `json:"next_units"`        // units that lapse or roll over then, unless drawn before
 	Categories []CategoryRest `json:"categories"`        // by name
 }
@@ -39,9 +39,15 @@ type Ending struct {
 }
 
 const endingSQL = `
-select l.scope, l.no, coalesce(l.reference, ''), l.rest, l.expires_at from metered.lots l
-where l.open and (l.open or l.untold > 0) and l.expires_at > metered.clock() and l.expires_at < metered.clock() + $1::interval
-order by l.expires_at, l.no limit $2`
+select y.scope, y.no, coalesce(y.reference, ''), y.units, y.expires_at from (
+    (select l.scope, l.no, l.reference, l.rest as units, l.expires_at from metered.lots l
+     where l.open and (l.open or l.untold > 0) and l.expires_at > metered.clock() and l.expires_at < metered.clock() + $1::interval
+     order by l.expires_at, l.no limit $2)
+    union all
+    (select l.scope, l.no, l.reference, l.kept, l.expires_at from metered.lots l
+     where l.kept > 0 and l.expires_at > metered.clock() and l.expires_at < metered.clock() + $1::interval
+     order by l.expires_at, l.no limit $2)) y
+order by y.expires_at, y.no limit $2`
 
 // Ending returns the lots of all wallets that end within a time and have units left, the first to end first.
 func (r *Reader) Ending(ctx context.Context, within time.Duration, limit int) ([]Ending, error) {
@@ -72,7 +78,7 @@ func (r *Reader) Wallet(ctx context.Context, name string) (*Wallet, error) {
 		return nil, err
 	}
 	for _, l := range w.Lots {
-		if l.Units > 0 && !l.Expires.IsZero() {
+		if l.Units > 0 && !l.Expires.IsZero() && l.Uses == nil {
 			switch {
 			case w.NextEnd.IsZero() || l.Expires.Before(w.NextEnd):
 				w.NextEnd, w.NextUnits = l.Expires, l.Units
@@ -124,6 +130,7 @@ type Lot struct {
 	Revoked   int64     `json:"revoked"`
 	Rolled    int64     `json:"rolled"`
 	Pending   int64     `json:"pending,omitempty"`
+	Uses      []string  `json:"uses,omitempty"` // what it pays for alone
 }
 
 // LotList is a page of lots.
@@ -134,8 +141,8 @@ type LotList struct {
 
 const lotsSQL = `
 select l.no, l.scope, coalesce(l.reference, (l.plan).of_reference, ''), l.category, l.priority, coalesce(l.from_lot, 0), l.granted_at, nullif(l.expires_at, 'infinity'),
-    l.amount, l.rest, l.drawn, l.held, l.lapsed, l.revoked, l.rolled, l.pending,
-    case when l.pending > 0 then 'pending' when l.rest > 0 and l.expires_at <= c.now then 'ended' when l.rest > 0 then 'open' when l.held > 0 then 'held'
+    l.amount, l.rest + l.kept, l.drawn, l.held, l.lapsed, l.revoked, l.rolled, l.pending, (l.plan).uses,
+    case when l.pending > 0 then 'pending' when l.rest + l.kept > 0 and l.expires_at <= c.now then 'ended' when l.rest + l.kept > 0 then 'open' when l.held > 0 then 'held'
         when l.lapsed > 0 or l.rolled > 0 then 'ended' when l.revoked = l.amount then 'revoked' else 'used up' end
 from (select metered.clock() as now offset 0) c, metered.lots l
 where l.scope = $1 and l.no < $2
@@ -156,7 +163,7 @@ func (r *Reader) Lots(ctx context.Context, scope, after string, limit int) (LotL
 	lots, err := collect(ctx, r, lotsSQL, func(row pgx.CollectableRow) (l Lot, err error) {
 		var ends *time.Time
 		err = row.Scan(&l.No, &l.Scope, &l.Reference, &l.Category, &l.Priority, &l.From, &l.GrantedAt, &ends,
-			&l.Granted, &l.Rest, &l.Drawn, &l.Held, &l.Lapsed, &l.Revoked, &l.Rolled, &l.Pending, &l.State)
+			&l.Granted, &l.Rest, &l.Drawn, &l.Held, &l.Lapsed, &l.Revoked, &l.Rolled, &l.Pending, &l.Uses, &l.State)
 		l.GrantedAt, l.Expires = l.GrantedAt.UTC(), moment(ends)
 		return l, err
 	}, scope, before, limit)
