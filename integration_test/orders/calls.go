@@ -302,14 +302,19 @@ var calls = []call{
 				return ok
 			}
 		}
-		m.lots = append(m.lots, lot{"c", 2, 30})
+		m.lots = append(m.lots, lot{"c", 2, 30, ""})
 		return ok
 	}},
 
 	{name: "draw", needs: aWallet, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
 		_, err := w.wallet.Draw(ctx, tx, wallet.Draw{Wallet: w.scope("w"), Amount: 40})
 		return err
-	}, model: func(m *model) string { return m.draw(40) }},
+	}, model: func(m *model) string { return m.draw("", 40) }},
+
+	{name: "draw-use", needs: aWallet, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
+		_, err := w.wallet.Draw(ctx, tx, wallet.Draw{Wallet: w.scope("w"), Amount: 70, Note: budget.Note{Use: "images"}})
+		return err
+	}, model: func(m *model) string { return m.draw("images", 70) }},
 
 	{name: "revoke", needs: aWallet, tx: func(ctx context.Context, tx pgx.Tx, w *world) error {
 		_, err := w.wallet.Revoke(ctx, tx, wallet.Revoke{Wallet: w.scope("w"), Reference: "a"})
@@ -330,7 +335,7 @@ var calls = []call{
 		for i, l := range m.lots {
 			if l.ref == "a" && l.ends == 1 && l.rest > 0 {
 				m.lots[i].rest = 0
-				m.lots = append(m.lots, lot{"a", 3, l.rest})
+				m.lots = append(m.lots, lot{"a", 3, l.rest, ""})
 				break
 			}
 		}

@@ -42,6 +42,7 @@ type lot struct {
 	ref  string
 	ends int
 	rest int64
+	use  string // what it pays for, "" for everything
 }
 
 const limit = 100
@@ -182,20 +183,22 @@ func (m *model) jobRests() string {
 	return said
 }
 
-func (m *model) available() (units int64) {
+func (m *model) draw(use string, amount int64) string {
+	available := int64(0)
 	for _, l := range m.lots {
-		units += l.rest
+		if l.use == "" || l.use == use {
+			available += l.rest
+		}
 	}
-	return units
-}
-
-func (m *model) draw(amount int64) string {
-	if m.available() < amount {
+	if available < amount {
 		return "budget_exceeded"
 	}
 	m.scopes["w"].spent += amount
 	slices.SortStableFunc(m.lots, func(a, b lot) int { return a.ends - b.ends })
 	for i := range m.lots {
+		if m.lots[i].use != "" && m.lots[i].use != use {
+			continue
+		}
 		taken := min(amount, m.lots[i].rest)
 		m.lots[i].rest -= taken
 		amount -= taken
@@ -221,7 +224,7 @@ func (m *model) text() string {
 	for _, l := range m.lots {
 		lots[l.ref] += l.rest
 	}
-	fmt.Fprintf(&b, "jobs=%d,%d uses=%d revoked=%d lots=%d,%d done=%d lease=%s/%d reports=%d", m.started, m.parked+m.resting+m.later, m.uses, m.revoked, lots["a"], lots["c"], m.count(), m.lease, m.leased, m.reports)
+	fmt.Fprintf(&b, "jobs=%d,%d uses=%d revoked=%d lots=%d,%d,%d done=%d lease=%s/%d reports=%d", m.started, m.parked+m.resting+m.later, m.uses, m.revoked, lots["a"], lots["c"], lots["u"], m.count(), m.lease, m.leased, m.reports)
 	return b.String()
 }
 

@@ -190,8 +190,12 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 		}
 		if needs&aWallet != 0 {
 			b.do(func() error {
-				m.lots = []lot{{"a", 1, 60}}
+				m.lots = []lot{{"a", 1, 60, ""}, {"u", 4, 30, "images"}}
 				_, err := w.wallet.Grant(ctx, tx, wallet.Grant{Wallet: w.scope("w"), Amount: 60, For: time.Hour, Reference: "a"})
+				return err
+			})
+			b.do(func() error {
+				_, err := w.wallet.Grant(ctx, tx, wallet.Grant{Wallet: w.scope("w"), Amount: 30, For: 4 * time.Hour, Reference: "u", Uses: []string{"images"}})
 				return err
 			})
 		}
@@ -353,13 +357,14 @@ select
         else format('%s spent=%s refunded=%s credited=%s held=%s; ', name, spent, refunded, credited, held) end, '' order by array_position('{s,t,w,child}', name)) from sums)
     || (select string_agg(format('%s=%s ', i.id, case when h.state = 'h' and h.due <= metered.clock() then 'x' else h.state::text end), '' order by i.n)
         from (values (1, 'capture'), (2, 'due'), (3, 'place')) i(n, id) left join metered.holds h on h.tenant = $1 and h.id = i.id)
-    || format('jobs=%s,%s uses=%s revoked=%s lots=%s,%s done=%s lease=%s reports=%s',
+    || format('jobs=%s,%s uses=%s revoked=%s lots=%s,%s,%s done=%s lease=%s reports=%s',
         (select count(*) from metered.holds h where h.tenant = $1 and h.id like 'job/%' and h.state = 'h'),
         (select count(distinct j.job_id) from metered.parked_jobs j where j.tenant = $1),
         (select coalesce(sum(t.uses - t.used) filter (where t.ended_at is null), 0) from metered.tokens t where t.subject = $1),
         (select count(*) from metered.tokens t where t.subject = $1 and t.revoked),
         (select coalesce(sum(l.rest), 0) from metered.lots l left join metered.lots f on f.no = l.from_lot where l.scope = $1 || '/w' and coalesce(f.reference, l.reference) = 'a' and l.expires_at > metered.clock()),
         (select coalesce(sum(l.rest), 0) from metered.lots l where l.scope = $1 || '/w' and l.reference = 'c' and l.expires_at > metered.clock()),
+        (select coalesce(sum(l.kept), 0) from metered.lots l where l.scope = $1 || '/w' and l.reference = 'u' and l.expires_at > metered.clock()),
         (select count(*) from metered.operations o where o.tenant = $1) + (select count(*) from metered.job_keys k where k.tenant = $1),
         (select coalesce(max(case when l.settled_at is null then 'open' else 'settled' end), '') || '/' ||
             coalesce(sum((select coalesce(sum(x.amount), 0) from metered.lease_spends x where x.lease = l.no)), 0) from metered.leases l where l.scope = $1 || '/s' and l.owner = 'me'),
