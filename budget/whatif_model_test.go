@@ -15,7 +15,7 @@ func (m *model) whatIf(limit budget.Limit, from, to time.Time) budget.Trial {
 	trial := budget.Trial{Scope: m.scope, Limit: limit}
 	for i, at := range append([]time.Time{from.Add(-time.Microsecond)}, m.counted()...) {
 		after := at.Add(time.Microsecond) // the use before it has the charges of that moment
-		if after.Before(from) || !after.Before(to.Add(time.Microsecond)) {
+		if i > 0 && at.Before(from) || after.After(to) { // the last moment before the range may be of another period
 			continue
 		}
 		since := after.Add(-limit.Window)
@@ -27,7 +27,7 @@ func (m *model) whatIf(limit budget.Limit, from, to time.Time) budget.Trial {
 		used := m.between(since, after)
 		trial.Used = max(trial.Used, used.Used())
 		charged := m.between(at, after)
-		if i > 0 && !at.Before(from) && used.Used() > limit.Max && charged.Used() > 0 && (trial.RefusedAt.IsZero() || at.Before(trial.RefusedAt)) {
+		if i > 0 && used.Used() > limit.Max && charged.Used() > 0 && (trial.RefusedAt.IsZero() || at.Before(trial.RefusedAt)) {
 			trial.RefusedAt = at
 		}
 	}
