@@ -14,7 +14,7 @@ import (
 func (m *model) whatIf(limit budget.Limit, from, to time.Time) budget.Trial {
 	trial := budget.Trial{Scope: m.scope, Limit: limit}
 	for i, at := range append([]time.Time{from.Add(-time.Microsecond)}, m.counted()...) {
-		after := at.Add(time.Microsecond) // the use before it has the charges of that moment
+		after := at.Add(time.Microsecond)                // the use before it has the charges of that moment
 		if i > 0 && at.Before(from) || after.After(to) { // the last moment before the range may be of another period
 			continue
 		}
