@@ -25,18 +25,25 @@ type statement struct {
 var verbs = regexp.MustCompile(`(?m)^(do |insert into|(?:create|alter) (?:table|(?:unique )?index|sequence)|` +
 	`create (?:type|domain)|create function|create trigger|create view|comment on)(?: ?metered\.([a-z_0-9]+))?`)
 
-// statements splits a text of SQL. A statement ends with its line, outside of $$.
+// dollarTag opens a quoted text, and the same one ends it.
+var dollarTag = regexp.MustCompile(`\$[a-z_]*\$`)
+
+// statements splits a text of SQL. A statement ends with its line, outside of dollar quotes.
 func statements(sql string) []statement {
 	var all []statement
 	var text strings.Builder
-	quoted := false
+	tag := "" // of the quoted text
 	for line := range strings.Lines(sql) {
 		text.WriteString(line)
 		code, _, _ := strings.Cut(line, "--")
-		if strings.Count(line, "$$")%2 == 1 {
-			quoted = !quoted
+		for _, t := range dollarTag.FindAllString(line, -1) {
+			if tag == "" {
+				tag = t
+			} else if tag == t {
+				tag = ""
+			}
 		}
-		if quoted || !strings.HasSuffix(strings.TrimSpace(code), ";") {
+		if tag != "" || !strings.HasSuffix(strings.TrimSpace(code), ";") {
 			continue
 		}
 		s := statement{text: strings.TrimLeft(text.String(), "\n")}
