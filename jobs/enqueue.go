@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/observed"
@@ -93,13 +94,13 @@ func (e *Enqueuer) enqueueAll(ctx context.Context, tx pgx.Tx, all []*prepared) (
 	if err != nil {
 		return nil, fault.Failed("jobs", "claim key", err)
 	}
-	ids := claimed{}
+	call := claimed{map[ident]int64{}, map[int64]*rivertype.JobInsertParams{}}
 	for i, p := range keyed {
 		if claims[i].created {
-			ids[p.ident()] = claims[i].id
+			call.ids[p.ident()] = claims[i].id
 		}
 	}
-	if len(ids) > 0 {
+	if len(call.ids) > 0 {
 		// From here to the insert the transaction holds keys without jobs. That must
 		// not be committed, also not if a hook panics.
 		defer func() {
@@ -107,7 +108,7 @@ func (e *Enqueuer) enqueueAll(ctx context.Context, tx pgx.Tx, all []*prepared) (
 				abort(ctx, tx)
 			}
 		}()
-		ctx = context.WithValue(ctx, claimedKey{}, ids)
+		ctx = context.WithValue(ctx, claimedKey{}, call)
 	}
 	return e.insertNew(ctx, tx, all, claims)
 }
@@ -157,8 +158,11 @@ func (e *Enqueuer) insertNew(ctx context.Context, tx pgx.Tx, all []*prepared, cl
 			return nil, err
 		}
 		for i, place := range places {
-			if fresh[i].key != "" && inserted[i].JobID != results[place].JobID {
-				return nil, ErrPlugin
+			if id := results[place].JobID; fresh[i].key != "" && inserted[i].JobID != id {
+				if err := e.renumber(ctx, tx, inserted[i].Job, id); err != nil {
+					return nil, err
+				}
+				inserted[i].JobID = id
 			}
 			results[place] = inserted[i]
 		}
@@ -168,6 +172,22 @@ func (e *Enqueuer) insertNew(ctx context.Context, tx pgx.Tx, all []*prepared, cl
 		return nil, err
 	}
 	return results, nil
+}
+
+// renumber gives a job the id that River was given for it. Citus 13 puts a new one in its place, as into any insert from a select whose expression for
+// the id mentions the sequence.
+func (e *Enqueuer) renumber(ctx context.Context, tx pgx.Tx, job *rivertype.JobRow, id int64) error {
+	call, _ := ctx.Value(claimedKey{}).(claimed)
+	if given := call.given[id]; given == nil || given.ID == nil || *given.ID != id || job == nil {
+		return ErrPlugin
+	}
+	if tag, err := tx.Exec(ctx, e.renumberSQL, id, job.ID); err != nil {
+		return fault.Failed("jobs", "number the job", err)
+	} else if tag.RowsAffected() != 1 {
+		return ErrPlugin
+	}
+	job.ID = id
+	return nil
 }
 
 // insert is River's.

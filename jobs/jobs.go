@@ -55,7 +55,7 @@ type Enqueuer struct {
 	channel  string // "" without Config.Notify
 	observer *observed.To
 
-	claimSQL, claimManySQL, findSQL, purgeSQL, purgeableSQL string
+	claimSQL, claimManySQL, renumberSQL, findSQL, purgeSQL, purgeableSQL string
 
 	gate gate
 }
@@ -78,9 +78,9 @@ func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 	}
 	// Named as River's own insert names it: without a schema it is found by the
 	// connection's search_path, like the table.
-	sequence := pgx.Identifier{"river_job_id_seq"}
+	table, sequence := pgx.Identifier{"river_job"}, pgx.Identifier{"river_job_id_seq"}
 	if s := client.Schema(); s != "" {
-		sequence = pgx.Identifier{s, "river_job_id_seq"}
+		table, sequence = pgx.Identifier{s, "river_job"}, pgx.Identifier{s, "river_job_id_seq"}
 	}
 	channel := ""
 	if config.Notify {
@@ -97,6 +97,7 @@ func New(client *river.Client[pgx.Tx], config Config) (*Enqueuer, error) {
 		channel:      channel,
 		client:       client,
 		sequence:     sequence.Sanitize(),
+		renumberSQL:  "update " + table.Sanitize() + " set id = $1 where id operator(pg_catalog.=) $2",
 		wait:         wait,
 		observer:     observed.New(config.Observer),
 		claimSQL:     name.SQL(claimSQL),

@@ -177,7 +177,7 @@ with asked as materialized (`
 	returning id, created_at, scheduled_at
 ), said as materialized (
 	select pg_catalog.pg_notify(pg_catalog.concat(coalesce(nullif($1::text, ''), pg_catalog.current_schema()), '.river_insert'),
-		pg_catalog.json_build_object('queue', q.queue)::text)
+		pg_catalog.json_build_object('queue', q.queue)::text)::text
 	from (select distinct a.job operator(pg_catalog.->>) 'queue' as queue from asked a where pg_catalog.jsonb_typeof(a.job) = 'object') q
 )`
 

@@ -46,20 +46,24 @@ func (*plugin) InsertMany(ctx context.Context, params []*rivertype.JobInsertPara
 // ident identifies a key.
 type ident struct{ queue, key string }
 
-// claimed holds the ids of one call's keys, in the context of River's insert.
-type claimed map[ident]int64
+// claimed holds the ids of one call's keys, in the context of River's insert, and those that River was given.
+type claimed struct {
+	ids   map[ident]int64
+	given map[int64]*rivertype.JobInsertParams
+}
 
 type claimedKey struct{}
 
 // InsertBegin recognises a job by the key in its metadata and not by its place in
 // the call: a hook of the user's may insert jobs of its own with the same context.
 func (*plugin) InsertBegin(ctx context.Context, params *rivertype.JobInsertParams) error {
-	ids, ok := ctx.Value(claimedKey{}).(claimed)
+	call, ok := ctx.Value(claimedKey{}).(claimed)
 	if !ok {
 		return nil
 	}
-	if id, ok := ids[ident{params.Queue, readMetadata(params.Metadata).Key}]; ok {
+	if id, ok := call.ids[ident{params.Queue, readMetadata(params.Metadata).Key}]; ok {
 		params.ID = &id
+		call.given[id] = params
 	}
 	return nil
 }
