@@ -791,6 +791,62 @@ create table metered.operations_horizon (
 
 insert into metered.operations_horizon (at) values ('-infinity');
 
+-- Advisory locks of one server count there alone. Where the schema is a shard of a Citus cluster, they are taken on the node that has the tables,
+-- whichever node a call came through: by queries of a table with one row, which Citus runs there.
+
+-- Whether it is: Migrate makes that true. Inlined wherever it stands, so that nothing is left of it elsewhere.
+create function metered._sharded() returns boolean
+language sql immutable
+as $$
+    select false
+$$;
+
+create function metered._try_lock_there(key bigint, shared boolean) returns boolean
+language plpgsql volatile
+as $$
+declare
+    got boolean;
+begin
+    if shared then
+        select pg_try_advisory_xact_lock_shared(key) into got from metered.operations_horizon h where h.one;
+    else
+        select pg_try_advisory_xact_lock(key) into got from metered.operations_horizon h where h.one;
+    end if;
+    return got;
+end
+$$;
+
+-- Takes a lock that nobody has. Inlined wherever it stands.
+create function metered._try_lock(key bigint) returns boolean
+language sql volatile
+as $$
+    select case when metered._sharded() then metered._try_lock_there(key, false) else pg_try_advisory_xact_lock(key) end
+$$;
+
+create function metered._try_lock_shared(key bigint) returns boolean
+language sql volatile
+as $$
+    select case when metered._sharded() then metered._try_lock_there(key, true) else pg_try_advisory_xact_lock_shared(key) end
+$$;
+
+-- _lock_keys on the node that has the tables, of a call that may wait for most_ms.
+create function metered._lock_keys_there(keys bigint[], most_ms int) returns boolean
+language plpgsql volatile
+as $$
+declare
+    k        bigint;
+    deadline timestamptz := clock_timestamp() + most_ms * interval '1 ms';
+    before   text := current_setting('lock_timeout');
+begin
+    foreach k in array keys loop
+        perform set_config('lock_timeout', greatest(1, (extract(epoch from deadline - clock_timestamp()) * 1000)::int)::text, true);
+        perform pg_advisory_xact_lock(k);
+    end loop;
+    perform set_config('lock_timeout', before, true);
+    return true;
+end
+$$;
+
 -- Takes transaction-scoped advisory locks in the order given (callers sort),
 -- waiting at most wait_ms for all of them together, or as long as a shorter
 -- lock_timeout of the session allows. Then SQLSTATE 55P03.
@@ -806,6 +862,12 @@ declare
     deadline timestamptz;
     before   text;
 begin
+    if metered._sharded() then
+        before := current_setting('lock_timeout');
+        wait_ms := least(wait_ms, case when before <> '0' then (extract(epoch from before::interval) * 1000)::int end);
+        perform metered._lock_keys_there(keys, wait_ms) from metered.operations_horizon h where h.one;
+        return true;
+    end if;
     foreach k in array keys loop
         continue when pg_try_advisory_xact_lock(k);
         deadline := coalesce(deadline, clock_timestamp() + wait_ms * interval '1 ms');
@@ -863,7 +925,7 @@ declare
     k bigint;
 begin
     foreach k in array keys loop
-        if not pg_try_advisory_xact_lock(k) then
+        if not metered._try_lock(k) then
             return false;
         end if;
     end loop;
@@ -874,7 +936,7 @@ $$;
 create function metered._try_keys(keys bigint[]) returns boolean
 language sql volatile
 as $$
-    select case when cardinality(keys) = 1 then pg_try_advisory_xact_lock(keys[1]) else metered._try_each(keys) end
+    select case when cardinality(keys) = 1 then metered._try_lock(keys[1]) else metered._try_each(keys) end
 $$;
 
 -- The key of a lock: the first 8 bytes of the SHA-256 of a space, a zero byte and a name. Go
@@ -3019,7 +3081,7 @@ begin
             select x.scope, metered._scope_key(x.scope) as key
             from (select distinct y.scope from metered.lots y where y.no = any (due)) x order by 2
         loop
-            if pg_try_advisory_xact_lock(s.key) then
+            if metered._try_lock(s.key) then
                 locked := locked || s.scope;
             end if;
         end loop;
@@ -3323,12 +3385,11 @@ begin
     l := metered._find_lot(of_scope, l.no, null);
     at := e.at;
     e := metered._schedule(e, l.rest + l.held + l.pending + l.kept, ends);
-    update metered.lots y set expires_at = ends, last_seq = e.seq,
-        roll_end = case when l.roll_cap is null then l.roll_end
-            when (l.plan).roll_for is not null or ((l.plan).roll_to).every is not null then metered._roll_end(ends, l.plan, (l.plan).roll_for)
-            when l.roll_end = 'infinity' or l.expires_at = 'infinity' or ends = 'infinity' then 'infinity'
-            else ends + (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end
-    where y.no = l.no;
+    l.roll_end := case when l.roll_cap is null then l.roll_end
+        when (l.plan).roll_for is not null or ((l.plan).roll_to).every is not null then metered._roll_end(ends, l.plan, (l.plan).roll_for)
+        when l.roll_end = 'infinity' or l.expires_at = 'infinity' or ends = 'infinity' then 'infinity'
+        else ends + (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end;
+    update metered.lots y set expires_at = ends, last_seq = e.seq, roll_end = l.roll_end where y.no = l.no;
     insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, e.seq, 1, l.no, 's', e.amount);
     status := 'set';
     seq := e.seq;
@@ -3457,7 +3518,7 @@ begin
     seq := posted.seqs[1];
     at := posted.ats[1];
     -- Aggregates inside lateral leave the planner no join to choose.
-    select e.credited - e.spent + e.refunded - e.held - case when metered._lags(e) then metered._lapsing(e, e.at) else 0 end, m.lots into left_over, lots
+    select e.credited - e.spent + e.refunded - e.held - case when metered._lags(row(e.*)::metered.ledger) then metered._lapsing(row(e.*)::metered.ledger, e.at) else 0 end, m.lots into left_over, lots
     from metered.ledger e, lateral (
         select json_agg(json_build_object('lot', y.no, 'reference', coalesce(y.reference, y.of_reference), 'category', y.category, 'amount', x.amount) order by x.nth) as lots
         from metered.lot_moves x, lateral (select z.no, z.reference, (z.plan).of_reference, z.category from metered.lots z where z.no = x.lot limit 1) y
@@ -3977,7 +4038,8 @@ end
 $$;
 
 -- Whether this transaction wrote the row of that xmin, in a savepoint of it or outside. The row
--- is visible, so a transaction that is in progress can only be this one.
+-- is visible, so a transaction that is in progress can only be this one. Asked in the query that reads the row: on Citus it
+-- is answered by the node that has it.
 create function metered._written_here(row_xmin xid) returns boolean
 language plpgsql stable
 as $$
@@ -3988,7 +4050,7 @@ begin
     if ahead < 0 then
         ahead := ahead + 4294967296;
     end if;
-    return ahead = 0 or ahead < 2147483648 and pg_xact_status((own + ahead)::text::xid8) = 'in progress';
+    return coalesce(ahead = 0 or ahead < 2147483648 and pg_xact_status((own + ahead)::text::xid8) = 'in progress', false);
 exception when invalid_parameter_value then     -- "in the future": an old row, from before the ids wrapped around
     return false;
 end
@@ -4007,32 +4069,30 @@ declare
 begin
     units := 0;
     leased := 0;
-    if pg_current_xact_id_if_assigned() is not null then
-        for back in 0..tip.seq loop
-            select l.kind, l.hold, l.amount, l.xmin into e
-            from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
-            exit when not found or not metered._written_here(e.xmin);
-            if e.kind = 'h' and group_ended then
-                -- The entry does not say how many of these units had ended. Nearly never.
-                units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
-                    where l.scope = tip.scope and l.open > 0 and metered._written_here(l.xmin) and metered._written_here((
-                        select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
-                leased := 0;
-                exit;
-            elsif e.kind = 'h' then
-                if e.hold ~ '^lease/[0-9]{1,18}$' then  -- it may be the name of a hold
-                    leased := leased + coalesce((select y.granted from metered.leases y
-                        where y.no = substr(e.hold, 7)::bigint and y.scope = tip.scope and y.opened_seq = tip.seq - back and y.settled_at is null), 0);
-                end if;
-                units := units + greatest(0, e.amount - coalesce((ended ->> e.hold)::bigint, 0));
-                ended := ended || jsonb_build_object(e.hold, greatest(0, coalesce((ended ->> e.hold)::bigint, 0) - e.amount));
-            elsif e.kind in ('u', 'l', 'x') and e.hold is not null then
-                ended := ended || jsonb_build_object(e.hold, coalesce((ended ->> e.hold)::bigint, 0) + e.amount);
-            elsif e.kind in ('u', 'l', 'x') then
-                group_ended := true;
+    for back in 0..tip.seq loop
+        select l.kind, l.hold, l.amount, metered._written_here(l.xmin) as here into e
+        from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
+        exit when not found or not e.here;
+        if e.kind = 'h' and group_ended then
+            -- The entry does not say how many of these units had ended. Nearly never.
+            units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
+                where l.scope = tip.scope and l.open > 0 and metered._written_here(l.xmin) and metered._written_here((
+                    select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
+            leased := 0;
+            exit;
+        elsif e.kind = 'h' then
+            if e.hold ~ '^lease/[0-9]{1,18}$' then  -- it may be the name of a hold
+                leased := leased + coalesce((select y.granted from metered.leases y
+                    where y.no = substr(e.hold, 7)::bigint and y.scope = tip.scope and y.opened_seq = tip.seq - back and y.settled_at is null), 0);
             end if;
-        end loop;
-    end if;
+            units := units + greatest(0, e.amount - coalesce((ended ->> e.hold)::bigint, 0));
+            ended := ended || jsonb_build_object(e.hold, greatest(0, coalesce((ended ->> e.hold)::bigint, 0) - e.amount));
+        elsif e.kind in ('u', 'l', 'x') and e.hold is not null then
+            ended := ended || jsonb_build_object(e.hold, coalesce((ended ->> e.hold)::bigint, 0) + e.amount);
+        elsif e.kind in ('u', 'l', 'x') then
+            group_ended := true;
+        end if;
+    end loop;
     if of_nos is not null then
         units := units + (select coalesce(sum(l.open), 0) from metered.hold_lines l
             where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0 and metered._written_here((
@@ -4048,17 +4108,21 @@ language plpgsql stable
 as $$
 declare
     l    record;
-    mine boolean := pg_current_xact_id_if_assigned() is not null;
+    here boolean;
     own  timestamptz;
 begin
     for skipped in 0..1000 loop     -- one by one: the planner would sort all that a loop over a query could want
-        select y.due, y.hold, y.xmin into l from metered.hold_lines y
-        where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due > clk
-        order by y.due limit 1 offset skipped;
+        select x.due, x.hold, metered._written_here(x.row_xmin) as here into l
+        from (select y.due, y.hold, y.xmin as row_xmin from metered.hold_lines y
+              where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due > clk
+              order by y.due limit 1 offset skipped) x;
         exit when not found;
         -- A line that was written here is of a hold that was placed, or only extended, here.
-        if (l.hold = any (of_nos)) is not true and (mine and metered._written_here(l.xmin) and metered._written_here((
-            select e.xmin from metered.hold_events e where e.hold = l.hold and e.version = 1))) is not true then
+        here := (l.hold = any (of_nos)) is true;
+        if l.here and not here then
+            select metered._written_here(e.xmin) into here from metered.hold_events e where e.hold = l.hold and e.version = 1;
+        end if;
+        if here is not true then
             return l.due;
         end if;
         own := coalesce(own, l.due);
@@ -4671,7 +4735,7 @@ declare
 begin
     if hold.at is null then
         -- One lock needs no order.
-        if not look and (cardinality(charges) > 1 or pg_try_advisory_xact_lock(charges[1].key) is not true) then
+        if not look and (cardinality(charges) > 1 or metered._try_lock(charges[1].key) is not true) then
             perform metered._lock_charges(charges, wait_ms);
         end if;
         at := metered.clock();  -- after the lock: a wait must not date the entry back
@@ -5516,7 +5580,7 @@ as $$
 declare
     clk timestamptz;
 begin
-    if pg_try_advisory_xact_lock_shared(of_fence) then
+    if metered._try_lock_shared(of_fence) then
         clk := metered.clock();
         if metered._one_snapshot() then
             -- The snapshot may be older than the end of the lease. A lock of the row meets the newer version, with 40001:
@@ -5902,6 +5966,7 @@ declare
     tip    metered.ledger;
     posted metered.charged;
     own    bigint;
+    ends   timestamptz;
 begin
     if greatest(octet_length(charge.scope), octet_length(terms.mode), octet_length(terms.owner), octet_length(terms.child)) > 255
         or array_lower(charge.limits, 1) <> 1
@@ -5938,10 +6003,10 @@ begin
         refused := posted.refused;
         return;
     end if;
+    select y.ends_at into ends from metered.leases y where y.child = charge.scope and y.mode in ('c', 'g') and y.settled_at is null;
     insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner, child)
     overriding system value
-    values (own, posted.at, least(posted.at + terms.ttl, (
-            select y.ends_at from metered.leases y where y.child = charge.scope and y.mode in ('c', 'g') and y.settled_at is null)),
+    values (own, posted.at, least(posted.at + terms.ttl, ends),
         charge.amount, metered._lease_key(own), posted.seqs[1], as_mode, charge.scope, terms.owner, terms.child)
     on conflict do nothing
     returning * into lease;
@@ -6072,13 +6137,15 @@ set search_path = pg_catalog, pg_temp
 set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
+declare
+    clk timestamptz := metered.clock();
 begin
     if greatest(octet_length(of_child), octet_length(by_whom)) > 255
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of settle_away' using errcode = '22023';
     end if;
     perform metered._require(octet_length(by_whom) between 1 and 255 and coalesce(units between 0 and 9007199254740992, true), 'settle_away');
-    update metered.leases y set home_at = metered.clock() where y.child = of_child and y.mode = 'g' and y.settled_at is not null and y.home_at is null;
+    update metered.leases y set home_at = clk where y.child = of_child and y.mode = 'g' and y.settled_at is not null and y.home_at is null;
     select * into lease from metered.leases y where y.child = of_child and (y.mode = 'r' or y.home_at is not null) order by y.mode = 'r' desc limit 1;
     status := case when lease.no is null then 'unknown' when lease.mode = 'g' then 'noted' end;
     if status is not null then
@@ -6321,8 +6388,9 @@ $$;
 -- does within 10 seconds of that or of now, whichever is later, or else the end of these.
 -- Ended lines that would have fallen due until now are read past in any case. To look further
 -- than that could mean wading through all that was placed and ended meanwhile.
+-- Volatile, though it writes nothing: into an insert from a select with a stable function, Citus 13 puts a condition without a column.
 create function metered._later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
-language plpgsql stable
+language plpgsql volatile
 as $$
 declare
     horizon timestamptz := greatest(since, clk) + interval '10 s';
@@ -6341,7 +6409,7 @@ $$;
 -- (see carve.sql) stays. Inlined wherever it stands.
 create function metered._due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
 returns timestamptz
-language sql stable
+language sql volatile
 as $$
     select case when held > 0 then
         case when next_due > '-infinity' and (next_due <= clk or seq & 15 < 2) then metered._later_due(of_scope, next_due, clk) else next_due end
@@ -6590,7 +6658,7 @@ begin
     end if;
     last_no := due_nos[seen];
     for k in select distinct l.key from metered.hold_lines l where l.hold = any (due_nos) and l.open <> 0 order by l.key loop
-        if pg_try_advisory_xact_lock(k) then
+        if metered._try_lock(k) then
             locked := locked || k;
         end if;
     end loop;
@@ -6936,7 +7004,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 begin
     return (
-        select metered._hold_as_json(h, (
+        select metered._hold_as_json(row(h.*)::metered.holds, (
             select json_agg(metered._line_json(l.scope, l.amount,
                 case when h.state = 'x' or h.state = 'h' and h.due <= clk then greatest(l.captured, l.at_least) else l.captured end,
                 case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded, l.at_least) order by l.scope)
@@ -7086,8 +7154,8 @@ create function metered._lock_place(charges metered.new_charge[], id_key bigint,
 language plpgsql volatile
 as $$
 begin
-    if cardinality(charges) = 1 and pg_try_advisory_xact_lock(charges[1].key)
-       and (id_key is null or pg_try_advisory_xact_lock(id_key)) then
+    if cardinality(charges) = 1 and metered._try_lock(charges[1].key)
+       and (id_key is null or metered._try_lock(id_key)) then
         return false;
     end if;
     return metered._lock_charges(charges, wait_ms) or id_key is not null and metered._lock_keys(array[id_key], wait_ms);
@@ -7597,7 +7665,7 @@ declare
     detail  jsonb;
     lines   json[];
     n       int;
-    v       int;
+    row_now metered.holds;
     hold    json;
     ended   boolean := false;       -- lines that are due before a minimum that is
     unused  text;
@@ -7776,16 +7844,16 @@ begin
                 where y.hold = k.nos[i] and y.scope = l.scope;
             end if;
         end loop;
-        update metered.holds h set version = h.version + 1, entity = coalesce(terms.entity, h.entity),
+        update metered.holds y set version = y.version + 1, entity = coalesce(terms.entity, y.entity),
             state = case when terms.closing then 'c' else 'h' end::"char", ended_at = case when terms.closing then k.clk end, pending = not terms.closing
-        where h.no = k.nos[i]
-        returning h.version, metered._hold_as_json(h, array_to_json(lines), k.clk, null) into v, hold;
+        where y.no = k.nos[i] returning y.* into row_now;
+        hold := metered._hold_as_json(row_now, array_to_json(lines), k.clk, null);
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, entity, detail, note, operation_tenant, operation)
-        values (k.nos[i], k.clk, v, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
+        values (k.nos[i], k.clk, row_now.version, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
             origin.note, origin.tenant, origin.operation);
         if channel is not null then
-            perform metered._announce(channel, named.tenant, named.ids[i], v, case when terms.closing then 'captured' else 'captured_part' end);
+            perform metered._announce(channel, named.tenant, named.ids[i], row_now.version, case when terms.closing then 'captured' else 'captured_part' end);
         end if;
         unused := case when origin.operation is not null then metered._remember_hold(hold) end;
     end loop;
@@ -7803,7 +7871,7 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     k      record;
-    v      int;
+    row_now metered.holds;
     hold   json;
     unused text;
 begin
@@ -7829,16 +7897,16 @@ begin
     end if;
     perform metered._release_lines(k.nos, null, 'l', k.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
     for i in 1..cardinality(named.ids) loop
-        update metered.holds h set version = h.version + 1, state = 'r', ended_at = k.clk, pending = false
-        where h.no = k.nos[i]
-        returning h.version, metered._hold_as_json(h, (
-            select json_agg(metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope)
-            from metered.hold_lines l where l.hold = h.no), k.clk, origin.note ->> 'reason') into v, hold;
+        update metered.holds y set version = y.version + 1, state = 'r', ended_at = k.clk, pending = false
+        where y.no = k.nos[i] returning y.* into row_now;
+        select json_agg(metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope) into hold
+        from metered.hold_lines l where l.hold = k.nos[i];
+        hold := metered._hold_as_json(row_now, hold, k.clk, origin.note ->> 'reason');
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, note, operation_tenant, operation)
-        values (k.nos[i], k.clk, v, 'r', origin.note, origin.tenant, origin.operation);
+        values (k.nos[i], k.clk, row_now.version, 'r', origin.note, origin.tenant, origin.operation);
         if channel is not null then
-            perform metered._announce(channel, named.tenant, named.ids[i], v, 'released');
+            perform metered._announce(channel, named.tenant, named.ids[i], row_now.version, 'released');
         end if;
         unused := case when origin.operation is not null then metered._remember_hold(hold) end;
     end loop;
@@ -7859,6 +7927,10 @@ as $$
 declare
     k      record;
     h      record;
+    deadlines timestamptz[];    -- the new ones
+    dues   timestamptz[];
+    ends   timestamptz;         -- of one: Citus 13 crashes over an element of an array in a SET
+    due_at timestamptz;
     unused text;
 begin
     if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.tenant), octet_length(origin.operation)) > 255
@@ -7898,9 +7970,13 @@ begin
         if refused is not null then
             return;
         end if;
+        deadlines[i] := h.deadline + by;
+        dues[i] := h.due + by;
     end loop;
     for i in 1..cardinality(named.ids) loop
-        update metered.holds y set version = y.version + 1, deadline = y.deadline + by, due = y.due + by
+        ends := deadlines[i];
+        due_at := dues[i];
+        update metered.holds y set version = y.version + 1, deadline = ends, due = due_at
         where y.no = k.nos[i] returning y.version, y.deadline, y.due into h;
         update metered.hold_lines l set due = h.due where l.hold = k.nos[i];
         insert into metered.hold_events (hold, at, deadline, version, kind, note, operation_tenant, operation)
@@ -8562,8 +8638,13 @@ $$;
 
 -- Credits, refunds, releases, expiries and clock repairs can let a job in, and a capture can, sooner than its hold would have fallen
 -- due: a window leaves the captured units behind. A lot that was scheduled will. Other entries cannot, and cost a comparison.
-create trigger ledger_frees before insert on metered.ledger
-    for each row when (new.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's')) execute function metered._mark_freed();
+do $$
+begin
+    perform set_config('citus.enable_unsafe_triggers', 'on', true);   -- read by Citus alone: ours stays on the ledger's node
+    create trigger ledger_frees before insert on metered.ledger
+        for each row when (new.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's')) execute function metered._mark_freed();
+end
+$$;
 
 -- The charge of a scope among those of a job.
 create function metered._charge_of(of_scope text, charges metered.new_charge[]) returns metered.new_charge[]
@@ -9075,8 +9156,9 @@ begin
                 s.next_at := least(s.next_at, clk + w.retry);
             else
                 c := (metered._charge_of(w.scope, cs))[1];
-                update metered.parked_jobs j set scope = w.scope, amount = c.amount, class = hashtextextended(c.limits::text, 0),
-                    turn = metered._turn(w.scope, r.priority, r.fair)
+                r.class := hashtextextended(c.limits::text, 0);
+                r.turn := metered._turn(w.scope, r.priority, r.fair);
+                update metered.parked_jobs j set scope = w.scope, amount = c.amount, class = r.class, turn = r.turn
                 where j.job_id = r.job_id and j.lane = r.lane;
                 s.waiting := s.waiting - 1;
                 perform metered._join_line(w.scope, c.key, coalesce(clk + w.retry, 'infinity'));
@@ -9093,10 +9175,12 @@ begin
         s.started := s.started / 2;
         s.since := clk - (clk - s.since) / 2;
     end if;
+    if whole then
+        s.wake_at := greatest(least(s.next_at, metered._lot_begins(of_scope, clk)), clk + interval '1 millisecond');
+    end if;
     update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = null, started = s.started, since = s.since,
         after = case when whole then null else s.after end,
-        wake_at = case when not whole or y.again then '-infinity'
-            else greatest(least(s.next_at, metered._lot_begins(of_scope, clk)), clk + interval '1 millisecond') end
+        wake_at = case when not whole or y.again then '-infinity' else s.wake_at end
     where y.scope = of_scope;
     return jobs;
 end
@@ -9119,12 +9203,13 @@ begin
         order by x.not_before limit 64 for update skip locked
     loop
         c := (r.charges::metered.new_charge[])[1];
-        if pg_try_advisory_xact_lock(c.key) then
+        if metered._try_lock(c.key) then
             if metered._one_snapshot() then     -- nobody marked the line in which the job was not
                 perform metered._refuse_stale(array[metered._last_entry(c.scope)]);
             end if;
-            update metered.parked_jobs x set scope = c.scope, amount = c.amount, class = hashtextextended(c.limits::text, 0),
-                turn = metered._turn(c.scope, r.priority, r.fair)
+            r.class := hashtextextended(c.limits::text, 0);
+            r.turn := metered._turn(c.scope, r.priority, r.fair);
+            update metered.parked_jobs x set scope = c.scope, amount = c.amount, class = r.class, turn = r.turn
             where x.job_id = r.job_id and x.lane = r.lane;
             perform metered._join_line(c.scope, c.key, '-infinity');
         else
@@ -9168,7 +9253,7 @@ begin
         perform metered._lock_all_scopes(only_scopes, null, wait_ms);
     end if;
     for line in select l.scope, l.key from metered._lines(only_scopes, 65) l loop
-        continue when not pg_try_advisory_xact_lock(line.key);
+        continue when not metered._try_lock(line.key);
         judged := judged || line.scope || array(
             select distinct c.scope from (
                 select j.job_id, j.lane from metered.parked_jobs j, metered.parked_scopes y
@@ -9204,6 +9289,7 @@ declare
     left_ int := max_jobs;
     more  boolean := false;
     failed text;
+    soon  timestamptz;
     lines int := 0;
 begin
     if array_lower(only_scopes, 1) <> 1
@@ -9231,7 +9317,7 @@ begin
             exit;
         end if;
         scope := line.scope;
-        if given is not null and not given ? line.scope or not pg_try_advisory_xact_lock(line.key) then
+        if given is not null and not given ? line.scope or not metered._try_lock(line.key) then
             status := 'busy'; job := null;
             return next;
             continue;
@@ -9255,7 +9341,9 @@ begin
                 when serialization_failure or deadlock_detected or lock_not_available then
                     raise;
                 when others then
-                    update metered.parked_scopes y set wake_at = metered.clock() + interval '10 seconds', after = null, trouble = sqlerrm where y.scope = line.scope;
+                    failed := sqlerrm;
+                    soon := metered.clock() + interval '10 seconds';
+                    update metered.parked_scopes y set wake_at = soon, after = null, trouble = failed where y.scope = line.scope;
                     continue;
             end;
         end if;
@@ -9360,11 +9448,12 @@ begin
         return metered._leave_line(of_job);
     end if;
     for j in select x.* from metered.parked_jobs x where x.job_id = of_job and x.priority <> of_priority order by x.lane loop
-        update metered.parked_jobs x set priority = of_priority, turn = metered._turn(j.scope, of_priority, j.fair),
-            job = x.job || jsonb_build_object('priority', of_priority)
-        where x.job_id = of_job and x.lane = j.lane;
+        j.turn := metered._turn(j.scope, of_priority, j.fair);
+        j.job := j.job || jsonb_build_object('priority', of_priority);
+        update metered.parked_jobs x set priority = of_priority, turn = j.turn, job = j.job where x.job_id = of_job and x.lane = j.lane;
     end loop;
-    return (select metered._parked_json(x) from metered.parked_jobs x where x.job_id = of_job and x.lane = 0);
+    select x.* into j from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
+    return metered._parked_json(j);
 end
 $$;
 
@@ -9464,7 +9553,7 @@ begin
         if coalesce(current_setting('metered_tx.command', true), '') <> '' then
             raise exception 'a command is already begun in this transaction' using errcode = 'MT006';
         end if;
-        if not pg_try_advisory_xact_lock(command.key) then
+        if not metered._try_lock(command.key) then
             perform metered._lock_keys(array[command.key], wait_ms);
         end if;
         -- Both of one snapshot: a purge moves the horizon in the transaction that deletes.
@@ -9735,7 +9824,7 @@ begin
     if (not hold.chosen and hold.claim is null and octet_length(ids) >= 32 and not metered._one_snapshot()) is not true then
         perform metered._require(false, 'session');
     end if;
-    if not pg_try_advisory_xact_lock(command.key) then
+    if not metered._try_lock(command.key) then
         perform metered._lock_keys(array[command.key], wait_ms);
     end if;
     select (select z.at from metered.operations_horizon z where z.one),
@@ -9792,7 +9881,7 @@ declare
 begin
     if skip_busy then
         return (select array_agg(k.key) from (select distinct x.key from unnest(keys) x(key) order by 1) k
-                where not pg_try_advisory_xact_lock(k.key));
+                where not metered._try_lock(k.key));
     end if;
     waited := metered._lock_keys(array(select distinct x.key from unnest(keys) x(key) order by 1), wait_ms);
     return null;
@@ -10849,33 +10938,55 @@ begin
             _is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,_lags,
             _lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,
             _leaves_at,_line_json,_lines,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,
-            _lock_keys,_lock_place,_lot_begins,_lots_now,_mark_freed,_minima,_minima_leave,_missing_hold,
-            _missing_lot,_missing_token,_named_holds,_next_end,_next_entry,_next_lot,_no_amount,_note_lot,
-            _old_lot,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_overdue,_owe,
-            _owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,_pay_back,_period_at,_periods_of,
-            _placed_before,_plan_on,_purge_lots,_raise_sequence,_raised,_rearmed,_recorded_events,_recorded_meanwhile,
-            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,
-            _refuse_stale,_refuse_unreported,_refusing,_release_line,_release_lines,_remember_hold,_renew_lot,
-            _reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,_roll_end,
-            _roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_shorter,_sound_uses,_spend_range,
-            _spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_kept,_take_lots,_threshold_key,
-            _token_fits,_told_use,_try_each,_try_keys,_try_start_job,_turn,_unbound_lock_wait,_under_limits,
-            _unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_with_absent,_with_keys,
-            _withdraw,_without_lapsing,_write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,
-            _written_here,announced,begin_command,block_commit,capture_holds,carve,change_parked,charge,
-            charge_each,charge_leased,charge_up_to,check_charge,claim_job_key,clock,complete_command,consume_token,
-            create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,expire_hold,explain_parked,
-            extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
-            lock_all,lock_scopes,look_place,mint_tokens,next_release,open_lease,open_session,park_jobs,
-            place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
-            receive_child,refund,release_captured,release_holds,release_jobs,repair_clock,replace_token,
-            rest_jobs,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,
-            set_lot_end,settle_away,settle_lease,spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,
-            wallet_balance}')
+            _lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,_mark_freed,_minima,_minima_leave,
+            _missing_hold,_missing_lot,_missing_token,_named_holds,_next_end,_next_entry,_next_lot,_no_amount,
+            _note_lot,_old_lot,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_overdue,
+            _owe,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,_pay_back,_period_at,
+            _periods_of,_placed_before,_plan_on,_purge_lots,_raise_sequence,_raised,_rearmed,_recorded_events,
+            _recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,
+            _refuse_hold,_refuse_stale,_refuse_unreported,_refusing,_release_line,_release_lines,_remember_hold,
+            _renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,
+            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_kept,_take_lots,
+            _threshold_key,_token_fits,_told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
+            _try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,
+            _usage_known_from,_use_lots,_with_absent,_with_keys,_withdraw,_without_lapsing,_write_charges,
+            _write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_command,
+            block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,charge_up_to,
+            check_charge,claim_job_key,clock,complete_command,consume_token,create_scopes,credit,draw,drop_parked,
+            due_holds,end_child,end_renewal,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
+            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
+            mint_tokens,next_release,open_lease,open_session,park_jobs,place,plan_lot,purge_holds,purge_job_keys,
+            purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,release_captured,
+            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,retire_scopes,return_holds,
+            revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,set_lot_end,settle_away,settle_lease,
+            spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop
         execute format('revoke all on function %s from public', f);
+    end loop;
+end
+$$;
+
+-- On Citus: locks are taken on the node that has the tables, and a statement that has no generic plan is planned at each call.
+do $$
+declare
+    sharded boolean := false;
+    f       regprocedure;
+begin
+    if to_regclass('pg_catalog.pg_dist_schema') is not null then
+        execute 'select exists (select from pg_catalog.pg_dist_schema where schemaid = $1)' into sharded using to_regnamespace('metered');
+    end if;
+    if sharded then
+        create or replace function metered._sharded() returns boolean language sql immutable as 'select true';
+    end if;
+    for f in
+        select p.oid from pg_proc p
+        where sharded and p.pronamespace = to_regnamespace('metered') and 'plan_cache_mode=force_generic_plan' = any (p.proconfig)
+        order by p.oid
+    loop
+        execute format('alter function %s set plan_cache_mode = auto', f);
     end loop;
 end
 $$;

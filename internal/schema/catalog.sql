@@ -60,9 +60,9 @@ select 'function', proname || '(' || coalesce(takes, '') || ')',
         case provolatile when 'i' then 'immutable' when 's' then 'stable' else 'volatile' end,
         case when proisstrict then 'strict' end, case when prosecdef then 'security definer' end,
         case proparallel when 'u' then null else 'parallel ' || proparallel::text end,
-        'set ' || array_to_string(proconfig, ' set '),
+        'set ' || replace(array_to_string(proconfig, ' set '), 'plan_cache_mode=auto', 'plan_cache_mode=force_generic_plan'),   -- see onCitusSQL
         -- Whatever the schema's name, which stands before names and in what lock keys are made of, and however lines end.
-        'body ' || left(encode(sha256(convert_to(regexp_replace(replace(replace(prosrc, '"' || $1::text || '".', 'metered.'), chr(13), ''),
+        'body ' || left(encode(sha256(convert_to(regexp_replace(replace(replace(case when proname = '_sharded' then '' else prosrc end, '"' || $1::text || '".', 'metered.'), chr(13), ''),
             '(''metered/[a-z]+/)' || $1::text || '\M', '\1metered', 'g'), getdatabaseencoding())), 'hex'), 16)),
     lost, exists (select from aclexplode(coalesce(proacl, acldefault('f', proowner))) a where a.grantee = 0)
 from functions

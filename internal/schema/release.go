@@ -65,7 +65,9 @@ func (r *Release) file(name string) string {
 }
 
 // Source is the whole schema as one text, under its default name.
-func (r *Release) Source() string { return r.definitions() + "\n" + r.revokeFromPublic(false) }
+func (r *Release) Source() string {
+	return r.definitions() + "\n" + r.revokeFromPublic(false) + "\n" + onCitusSQL
+}
 
 // migration changes the tables of the version before v.
 func (r *Release) migration(v int) string { return r.file(fmt.Sprintf("versions/%04d.sql", v)) }

@@ -48,7 +48,7 @@ func (u Upgrade) SQL() string {
 			}
 		}
 	}
-	b.WriteString("\n" + u.To.revokeFromPublic(false) + "\n" + u.To.carryGrants(before))
+	b.WriteString("\n" + u.To.revokeFromPublic(false) + "\n" + onCitusSQL + "\n" + u.To.carryGrants(before))
 	if drops := dropSQL(u.Drops()); drops != "" {
 		b.WriteString("\n" + drops)
 	}

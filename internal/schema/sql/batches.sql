@@ -15,7 +15,7 @@ declare
 begin
     if skip_busy then
         return (select array_agg(k.key) from (select distinct x.key from unnest(keys) x(key) order by 1) k
-                where not pg_try_advisory_xact_lock(k.key));
+                where not metered._try_lock(k.key));
     end if;
     waited := metered._lock_keys(array(select distinct x.key from unnest(keys) x(key) order by 1), wait_ms);
     return null;

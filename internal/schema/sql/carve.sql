@@ -64,6 +64,7 @@ declare
     tip    metered.ledger;
     posted metered.charged;
     own    bigint;
+    ends   timestamptz;
 begin
     perform metered._require(terms.mode in ('carved', 'away') and octet_length(terms.child) between 1 and 255 and (away or terms.child <> charge.scope)
         and terms.ttl between interval '1 millisecond' and interval '3660 days' and octet_length(terms.owner) between 1 and 255
@@ -89,10 +90,10 @@ begin
         refused := posted.refused;
         return;
     end if;
+    select y.ends_at into ends from metered.leases y where y.child = charge.scope and y.mode in ('c', 'g') and y.settled_at is null;
     insert into metered.leases (no, opened_at, ends_at, granted, fence, opened_seq, mode, scope, owner, child)
     overriding system value
-    values (own, posted.at, least(posted.at + terms.ttl, (
-            select y.ends_at from metered.leases y where y.child = charge.scope and y.mode in ('c', 'g') and y.settled_at is null)),
+    values (own, posted.at, least(posted.at + terms.ttl, ends),
         charge.amount, metered._lease_key(own), posted.seqs[1], as_mode, charge.scope, terms.owner, terms.child)
     on conflict do nothing
     returning * into lease;
@@ -202,9 +203,11 @@ create function metered.settle_away(of_child text, units bigint, by_whom text, w
     out status text, out lease metered.leases)
 language plpgsql volatile
 as $$
+declare
+    clk timestamptz := metered.clock();
 begin
     perform metered._require(octet_length(by_whom) between 1 and 255 and coalesce(units between 0 and 9007199254740992, true), 'settle_away');
-    update metered.leases y set home_at = metered.clock() where y.child = of_child and y.mode = 'g' and y.settled_at is not null and y.home_at is null;
+    update metered.leases y set home_at = clk where y.child = of_child and y.mode = 'g' and y.settled_at is not null and y.home_at is null;
     select * into lease from metered.leases y where y.child = of_child and (y.mode = 'r' or y.home_at is not null) order by y.mode = 'r' desc limit 1;
     status := case when lease.no is null then 'unknown' when lease.mode = 'g' then 'noted' end;
     if status is not null then

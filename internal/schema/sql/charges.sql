@@ -42,7 +42,7 @@ declare
 begin
     if hold.at is null then
         -- One lock needs no order.
-        if not look and (cardinality(charges) > 1 or pg_try_advisory_xact_lock(charges[1].key) is not true) then
+        if not look and (cardinality(charges) > 1 or metered._try_lock(charges[1].key) is not true) then
             perform metered._lock_charges(charges, wait_ms);
         end if;
         at := metered.clock();  -- after the lock: a wait must not date the entry back

@@ -26,7 +26,7 @@ language plpgsql stable
 as $$
 begin
     return (
-        select metered._hold_as_json(h, (
+        select metered._hold_as_json(row(h.*)::metered.holds, (
             select json_agg(metered._line_json(l.scope, l.amount,
                 case when h.state = 'x' or h.state = 'h' and h.due <= clk then greatest(l.captured, l.at_least) else l.captured end,
                 case when h.state = 'h' and h.due > clk then l.open else 0 end, l.refunded, l.at_least) order by l.scope)
@@ -155,8 +155,8 @@ create function metered._lock_place(charges metered.new_charge[], id_key bigint,
 language plpgsql volatile
 as $$
 begin
-    if cardinality(charges) = 1 and pg_try_advisory_xact_lock(charges[1].key)
-       and (id_key is null or pg_try_advisory_xact_lock(id_key)) then
+    if cardinality(charges) = 1 and metered._try_lock(charges[1].key)
+       and (id_key is null or metered._try_lock(id_key)) then
         return false;
     end if;
     return metered._lock_charges(charges, wait_ms) or id_key is not null and metered._lock_keys(array[id_key], wait_ms);

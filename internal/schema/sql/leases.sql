@@ -110,7 +110,7 @@ as $$
 declare
     clk timestamptz;
 begin
-    if pg_try_advisory_xact_lock_shared(of_fence) then
+    if metered._try_lock_shared(of_fence) then
         clk := metered.clock();
         if metered._one_snapshot() then
             -- The snapshot may be older than the end of the lease. A lock of the row meets the newer version, with 40001:

@@ -63,7 +63,8 @@ end
 $$;
 
 -- Whether this transaction wrote the row of that xmin, in a savepoint of it or outside. The row
--- is visible, so a transaction that is in progress can only be this one.
+-- is visible, so a transaction that is in progress can only be this one. Asked in the query that reads the row: on Citus it
+-- is answered by the node that has it.
 create function metered._written_here(row_xmin xid) returns boolean
 language plpgsql stable
 as $$
@@ -74,7 +75,7 @@ begin
     if ahead < 0 then
         ahead := ahead + 4294967296;
     end if;
-    return ahead = 0 or ahead < 2147483648 and pg_xact_status((own + ahead)::text::xid8) = 'in progress';
+    return coalesce(ahead = 0 or ahead < 2147483648 and pg_xact_status((own + ahead)::text::xid8) = 'in progress', false);
 exception when invalid_parameter_value then     -- "in the future": an old row, from before the ids wrapped around
     return false;
 end
@@ -93,32 +94,30 @@ declare
 begin
     units := 0;
     leased := 0;
-    if pg_current_xact_id_if_assigned() is not null then
-        for back in 0..tip.seq loop
-            select l.kind, l.hold, l.amount, l.xmin into e
-            from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
-            exit when not found or not metered._written_here(e.xmin);
-            if e.kind = 'h' and group_ended then
-                -- The entry does not say how many of these units had ended. Nearly never.
-                units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
-                    where l.scope = tip.scope and l.open > 0 and metered._written_here(l.xmin) and metered._written_here((
-                        select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
-                leased := 0;
-                exit;
-            elsif e.kind = 'h' then
-                if e.hold ~ '^lease/[0-9]{1,18}$' then  -- it may be the name of a hold
-                    leased := leased + coalesce((select y.granted from metered.leases y
-                        where y.no = substr(e.hold, 7)::bigint and y.scope = tip.scope and y.opened_seq = tip.seq - back and y.settled_at is null), 0);
-                end if;
-                units := units + greatest(0, e.amount - coalesce((ended ->> e.hold)::bigint, 0));
-                ended := ended || jsonb_build_object(e.hold, greatest(0, coalesce((ended ->> e.hold)::bigint, 0) - e.amount));
-            elsif e.kind in ('u', 'l', 'x') and e.hold is not null then
-                ended := ended || jsonb_build_object(e.hold, coalesce((ended ->> e.hold)::bigint, 0) + e.amount);
-            elsif e.kind in ('u', 'l', 'x') then
-                group_ended := true;
+    for back in 0..tip.seq loop
+        select l.kind, l.hold, l.amount, metered._written_here(l.xmin) as here into e
+        from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
+        exit when not found or not e.here;
+        if e.kind = 'h' and group_ended then
+            -- The entry does not say how many of these units had ended. Nearly never.
+            units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
+                where l.scope = tip.scope and l.open > 0 and metered._written_here(l.xmin) and metered._written_here((
+                    select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
+            leased := 0;
+            exit;
+        elsif e.kind = 'h' then
+            if e.hold ~ '^lease/[0-9]{1,18}$' then  -- it may be the name of a hold
+                leased := leased + coalesce((select y.granted from metered.leases y
+                    where y.no = substr(e.hold, 7)::bigint and y.scope = tip.scope and y.opened_seq = tip.seq - back and y.settled_at is null), 0);
             end if;
-        end loop;
-    end if;
+            units := units + greatest(0, e.amount - coalesce((ended ->> e.hold)::bigint, 0));
+            ended := ended || jsonb_build_object(e.hold, greatest(0, coalesce((ended ->> e.hold)::bigint, 0) - e.amount));
+        elsif e.kind in ('u', 'l', 'x') and e.hold is not null then
+            ended := ended || jsonb_build_object(e.hold, coalesce((ended ->> e.hold)::bigint, 0) + e.amount);
+        elsif e.kind in ('u', 'l', 'x') then
+            group_ended := true;
+        end if;
+    end loop;
     if of_nos is not null then
         units := units + (select coalesce(sum(l.open), 0) from metered.hold_lines l
             where l.hold = any (of_nos) and l.scope = tip.scope and l.open <> 0 and metered._written_here((
@@ -134,17 +133,21 @@ language plpgsql stable
 as $$
 declare
     l    record;
-    mine boolean := pg_current_xact_id_if_assigned() is not null;
+    here boolean;
     own  timestamptz;
 begin
     for skipped in 0..1000 loop     -- one by one: the planner would sort all that a loop over a query could want
-        select y.due, y.hold, y.xmin into l from metered.hold_lines y
-        where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due > clk
-        order by y.due limit 1 offset skipped;
+        select x.due, x.hold, metered._written_here(x.row_xmin) as here into l
+        from (select y.due, y.hold, y.xmin as row_xmin from metered.hold_lines y
+              where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due > clk
+              order by y.due limit 1 offset skipped) x;
         exit when not found;
         -- A line that was written here is of a hold that was placed, or only extended, here.
-        if (l.hold = any (of_nos)) is not true and (mine and metered._written_here(l.xmin) and metered._written_here((
-            select e.xmin from metered.hold_events e where e.hold = l.hold and e.version = 1))) is not true then
+        here := (l.hold = any (of_nos)) is true;
+        if l.here and not here then
+            select metered._written_here(e.xmin) into here from metered.hold_events e where e.hold = l.hold and e.version = 1;
+        end if;
+        if here is not true then
             return l.due;
         end if;
         own := coalesce(own, l.due);

@@ -1,3 +1,59 @@
+-- Advisory locks of one server count there alone. Where the schema is a shard of a Citus cluster, they are taken on the node that has the tables,
+-- whichever node a call came through: by queries of a table with one row, which Citus runs there.
+
+-- Whether it is: Migrate makes that true. Inlined wherever it stands, so that nothing is left of it elsewhere.
+create function metered._sharded() returns boolean
+language sql immutable
+as $$
+    select false
+$$;
+
+create function metered._try_lock_there(key bigint, shared boolean) returns boolean
+language plpgsql volatile
+as $$
+declare
+    got boolean;
+begin
+    if shared then
+        select pg_try_advisory_xact_lock_shared(key) into got from metered.operations_horizon h where h.one;
+    else
+        select pg_try_advisory_xact_lock(key) into got from metered.operations_horizon h where h.one;
+    end if;
+    return got;
+end
+$$;
+
+-- Takes a lock that nobody has. Inlined wherever it stands.
+create function metered._try_lock(key bigint) returns boolean
+language sql volatile
+as $$
+    select case when metered._sharded() then metered._try_lock_there(key, false) else pg_try_advisory_xact_lock(key) end
+$$;
+
+create function metered._try_lock_shared(key bigint) returns boolean
+language sql volatile
+as $$
+    select case when metered._sharded() then metered._try_lock_there(key, true) else pg_try_advisory_xact_lock_shared(key) end
+$$;
+
+-- _lock_keys on the node that has the tables, of a call that may wait for most_ms.
+create function metered._lock_keys_there(keys bigint[], most_ms int) returns boolean
+language plpgsql volatile
+as $$
+declare
+    k        bigint;
+    deadline timestamptz := clock_timestamp() + most_ms * interval '1 ms';
+    before   text := current_setting('lock_timeout');
+begin
+    foreach k in array keys loop
+        perform set_config('lock_timeout', greatest(1, (extract(epoch from deadline - clock_timestamp()) * 1000)::int)::text, true);
+        perform pg_advisory_xact_lock(k);
+    end loop;
+    perform set_config('lock_timeout', before, true);
+    return true;
+end
+$$;
+
 -- Takes transaction-scoped advisory locks in the order given (callers sort),
 -- waiting at most wait_ms for all of them together, or as long as a shorter
 -- lock_timeout of the session allows. Then SQLSTATE 55P03.
@@ -13,6 +69,12 @@ declare
     deadline timestamptz;
     before   text;
 begin
+    if metered._sharded() then
+        before := current_setting('lock_timeout');
+        wait_ms := least(wait_ms, case when before <> '0' then (extract(epoch from before::interval) * 1000)::int end);
+        perform metered._lock_keys_there(keys, wait_ms) from metered.operations_horizon h where h.one;
+        return true;
+    end if;
     foreach k in array keys loop
         continue when pg_try_advisory_xact_lock(k);
         deadline := coalesce(deadline, clock_timestamp() + wait_ms * interval '1 ms');
@@ -70,7 +132,7 @@ declare
     k bigint;
 begin
     foreach k in array keys loop
-        if not pg_try_advisory_xact_lock(k) then
+        if not metered._try_lock(k) then
             return false;
         end if;
     end loop;
@@ -81,7 +143,7 @@ $$;
 create function metered._try_keys(keys bigint[]) returns boolean
 language sql volatile
 as $$
-    select case when cardinality(keys) = 1 then pg_try_advisory_xact_lock(keys[1]) else metered._try_each(keys) end
+    select case when cardinality(keys) = 1 then metered._try_lock(keys[1]) else metered._try_each(keys) end
 $$;
 
 -- The key of a lock: the first 8 bytes of the SHA-256 of a space, a zero byte and a name. Go

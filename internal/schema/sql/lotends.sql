@@ -270,7 +270,7 @@ begin
             select x.scope, metered._scope_key(x.scope) as key
             from (select distinct y.scope from metered.lots y where y.no = any (due)) x order by 2
         loop
-            if pg_try_advisory_xact_lock(s.key) then
+            if metered._try_lock(s.key) then
                 locked := locked || s.scope;
             end if;
         end loop;

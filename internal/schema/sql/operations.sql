@@ -39,7 +39,7 @@ begin
         if coalesce(current_setting('metered_tx.command', true), '') <> '' then
             raise exception 'a command is already begun in this transaction' using errcode = 'MT006';
         end if;
-        if not pg_try_advisory_xact_lock(command.key) then
+        if not metered._try_lock(command.key) then
             perform metered._lock_keys(array[command.key], wait_ms);
         end if;
         -- Both of one snapshot: a purge moves the horizon in the transaction that deletes.

@@ -171,8 +171,9 @@ begin
                 s.next_at := least(s.next_at, clk + w.retry);
             else
                 c := (metered._charge_of(w.scope, cs))[1];
-                update metered.parked_jobs j set scope = w.scope, amount = c.amount, class = hashtextextended(c.limits::text, 0),
-                    turn = metered._turn(w.scope, r.priority, r.fair)
+                r.class := hashtextextended(c.limits::text, 0);
+                r.turn := metered._turn(w.scope, r.priority, r.fair);
+                update metered.parked_jobs j set scope = w.scope, amount = c.amount, class = r.class, turn = r.turn
                 where j.job_id = r.job_id and j.lane = r.lane;
                 s.waiting := s.waiting - 1;
                 perform metered._join_line(w.scope, c.key, coalesce(clk + w.retry, 'infinity'));
@@ -189,10 +190,12 @@ begin
         s.started := s.started / 2;
         s.since := clk - (clk - s.since) / 2;
     end if;
+    if whole then
+        s.wake_at := greatest(least(s.next_at, metered._lot_begins(of_scope, clk)), clk + interval '1 millisecond');
+    end if;
     update metered.parked_scopes y set waiting = s.waiting, turns = s.turns, next_at = s.next_at, trouble = null, started = s.started, since = s.since,
         after = case when whole then null else s.after end,
-        wake_at = case when not whole or y.again then '-infinity'
-            else greatest(least(s.next_at, metered._lot_begins(of_scope, clk)), clk + interval '1 millisecond') end
+        wake_at = case when not whole or y.again then '-infinity' else s.wake_at end
     where y.scope = of_scope;
     return jobs;
 end
@@ -215,12 +218,13 @@ begin
         order by x.not_before limit 64 for update skip locked
     loop
         c := (r.charges::metered.new_charge[])[1];
-        if pg_try_advisory_xact_lock(c.key) then
+        if metered._try_lock(c.key) then
             if metered._one_snapshot() then     -- nobody marked the line in which the job was not
                 perform metered._refuse_stale(array[metered._last_entry(c.scope)]);
             end if;
-            update metered.parked_jobs x set scope = c.scope, amount = c.amount, class = hashtextextended(c.limits::text, 0),
-                turn = metered._turn(c.scope, r.priority, r.fair)
+            r.class := hashtextextended(c.limits::text, 0);
+            r.turn := metered._turn(c.scope, r.priority, r.fair);
+            update metered.parked_jobs x set scope = c.scope, amount = c.amount, class = r.class, turn = r.turn
             where x.job_id = r.job_id and x.lane = r.lane;
             perform metered._join_line(c.scope, c.key, '-infinity');
         else
@@ -252,7 +256,7 @@ begin
         perform metered._lock_all_scopes(only_scopes, null, wait_ms);
     end if;
     for line in select l.scope, l.key from metered._lines(only_scopes, 65) l loop
-        continue when not pg_try_advisory_xact_lock(line.key);
+        continue when not metered._try_lock(line.key);
         judged := judged || line.scope || array(
             select distinct c.scope from (
                 select j.job_id, j.lane from metered.parked_jobs j, metered.parked_scopes y
@@ -281,6 +285,7 @@ declare
     left_ int := max_jobs;
     more  boolean := false;
     failed text;
+    soon  timestamptz;
     lines int := 0;
 begin
     perform metered._require(max_jobs between 1 and 1000, 'max_jobs');
@@ -294,7 +299,7 @@ begin
             exit;
         end if;
         scope := line.scope;
-        if given is not null and not given ? line.scope or not pg_try_advisory_xact_lock(line.key) then
+        if given is not null and not given ? line.scope or not metered._try_lock(line.key) then
             status := 'busy'; job := null;
             return next;
             continue;
@@ -318,7 +323,9 @@ begin
                 when serialization_failure or deadlock_detected or lock_not_available then
                     raise;
                 when others then
-                    update metered.parked_scopes y set wake_at = metered.clock() + interval '10 seconds', after = null, trouble = sqlerrm where y.scope = line.scope;
+                    failed := sqlerrm;
+                    soon := metered.clock() + interval '10 seconds';
+                    update metered.parked_scopes y set wake_at = soon, after = null, trouble = failed where y.scope = line.scope;
                     continue;
             end;
         end if;
@@ -403,11 +410,12 @@ begin
         return metered._leave_line(of_job);
     end if;
     for j in select x.* from metered.parked_jobs x where x.job_id = of_job and x.priority <> of_priority order by x.lane loop
-        update metered.parked_jobs x set priority = of_priority, turn = metered._turn(j.scope, of_priority, j.fair),
-            job = x.job || jsonb_build_object('priority', of_priority)
-        where x.job_id = of_job and x.lane = j.lane;
+        j.turn := metered._turn(j.scope, of_priority, j.fair);
+        j.job := j.job || jsonb_build_object('priority', of_priority);
+        update metered.parked_jobs x set priority = of_priority, turn = j.turn, job = j.job where x.job_id = of_job and x.lane = j.lane;
     end loop;
-    return (select metered._parked_json(x) from metered.parked_jobs x where x.job_id = of_job and x.lane = 0);
+    select x.* into j from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
+    return metered._parked_json(j);
 end
 $$;
 

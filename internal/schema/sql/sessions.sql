@@ -21,7 +21,7 @@ begin
     if (not hold.chosen and hold.claim is null and octet_length(ids) >= 32 and not metered._one_snapshot()) is not true then
         perform metered._require(false, 'session');
     end if;
-    if not pg_try_advisory_xact_lock(command.key) then
+    if not metered._try_lock(command.key) then
         perform metered._lock_keys(array[command.key], wait_ms);
     end if;
     select (select z.at from metered.operations_horizon z where z.one),

@@ -173,7 +173,7 @@ declare
     detail  jsonb;
     lines   json[];
     n       int;
-    v       int;
+    row_now metered.holds;
     hold    json;
     ended   boolean := false;       -- lines that are due before a minimum that is
     unused  text;
@@ -339,16 +339,16 @@ begin
                 where y.hold = k.nos[i] and y.scope = l.scope;
             end if;
         end loop;
-        update metered.holds h set version = h.version + 1, entity = coalesce(terms.entity, h.entity),
+        update metered.holds y set version = y.version + 1, entity = coalesce(terms.entity, y.entity),
             state = case when terms.closing then 'c' else 'h' end::"char", ended_at = case when terms.closing then k.clk end, pending = not terms.closing
-        where h.no = k.nos[i]
-        returning h.version, metered._hold_as_json(h, array_to_json(lines), k.clk, null) into v, hold;
+        where y.no = k.nos[i] returning y.* into row_now;
+        hold := metered._hold_as_json(row_now, array_to_json(lines), k.clk, null);
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, entity, detail, note, operation_tenant, operation)
-        values (k.nos[i], k.clk, v, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
+        values (k.nos[i], k.clk, row_now.version, case when terms.closing then 'c' else 'p' end, terms.entity, detail,
             origin.note, origin.tenant, origin.operation);
         if channel is not null then
-            perform metered._announce(channel, named.tenant, named.ids[i], v, case when terms.closing then 'captured' else 'captured_part' end);
+            perform metered._announce(channel, named.tenant, named.ids[i], row_now.version, case when terms.closing then 'captured' else 'captured_part' end);
         end if;
         unused := case when origin.operation is not null then metered._remember_hold(hold) end;
     end loop;
@@ -362,7 +362,7 @@ language plpgsql volatile
 as $$
 declare
     k      record;
-    v      int;
+    row_now metered.holds;
     hold   json;
     unused text;
 begin
@@ -374,16 +374,16 @@ begin
     end if;
     perform metered._release_lines(k.nos, null, 'l', k.clk, case when cardinality(named.ids) = 1 then named.ids[1] end, origin);
     for i in 1..cardinality(named.ids) loop
-        update metered.holds h set version = h.version + 1, state = 'r', ended_at = k.clk, pending = false
-        where h.no = k.nos[i]
-        returning h.version, metered._hold_as_json(h, (
-            select json_agg(metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope)
-            from metered.hold_lines l where l.hold = h.no), k.clk, origin.note ->> 'reason') into v, hold;
+        update metered.holds y set version = y.version + 1, state = 'r', ended_at = k.clk, pending = false
+        where y.no = k.nos[i] returning y.* into row_now;
+        select json_agg(metered._line_json(l.scope, l.amount, l.captured, 0, l.refunded, l.at_least) order by l.scope) into hold
+        from metered.hold_lines l where l.hold = k.nos[i];
+        hold := metered._hold_as_json(row_now, hold, k.clk, origin.note ->> 'reason');
         holds[i] := hold;
         insert into metered.hold_events (hold, at, version, kind, note, operation_tenant, operation)
-        values (k.nos[i], k.clk, v, 'r', origin.note, origin.tenant, origin.operation);
+        values (k.nos[i], k.clk, row_now.version, 'r', origin.note, origin.tenant, origin.operation);
         if channel is not null then
-            perform metered._announce(channel, named.tenant, named.ids[i], v, 'released');
+            perform metered._announce(channel, named.tenant, named.ids[i], row_now.version, 'released');
         end if;
         unused := case when origin.operation is not null then metered._remember_hold(hold) end;
     end loop;
@@ -400,6 +400,10 @@ as $$
 declare
     k      record;
     h      record;
+    deadlines timestamptz[];    -- the new ones
+    dues   timestamptz[];
+    ends   timestamptz;         -- of one: Citus 13 crashes over an element of an array in a SET
+    due_at timestamptz;
     unused text;
 begin
     if (by > interval '0' and by <= interval '3660 days') is not true then
@@ -425,9 +429,13 @@ begin
         if refused is not null then
             return;
         end if;
+        deadlines[i] := h.deadline + by;
+        dues[i] := h.due + by;
     end loop;
     for i in 1..cardinality(named.ids) loop
-        update metered.holds y set version = y.version + 1, deadline = y.deadline + by, due = y.due + by
+        ends := deadlines[i];
+        due_at := dues[i];
+        update metered.holds y set version = y.version + 1, deadline = ends, due = due_at
         where y.no = k.nos[i] returning y.version, y.deadline, y.due into h;
         update metered.hold_lines l set due = h.due where l.hold = k.nos[i];
         insert into metered.hold_events (hold, at, deadline, version, kind, note, operation_tenant, operation)

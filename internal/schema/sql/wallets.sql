@@ -184,12 +184,11 @@ begin
     l := metered._find_lot(of_scope, l.no, null);
     at := e.at;
     e := metered._schedule(e, l.rest + l.held + l.pending + l.kept, ends);
-    update metered.lots y set expires_at = ends, last_seq = e.seq,
-        roll_end = case when l.roll_cap is null then l.roll_end
-            when (l.plan).roll_for is not null or ((l.plan).roll_to).every is not null then metered._roll_end(ends, l.plan, (l.plan).roll_for)
-            when l.roll_end = 'infinity' or l.expires_at = 'infinity' or ends = 'infinity' then 'infinity'
-            else ends + (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end
-    where y.no = l.no;
+    l.roll_end := case when l.roll_cap is null then l.roll_end
+        when (l.plan).roll_for is not null or ((l.plan).roll_to).every is not null then metered._roll_end(ends, l.plan, (l.plan).roll_for)
+        when l.roll_end = 'infinity' or l.expires_at = 'infinity' or ends = 'infinity' then 'infinity'
+        else ends + (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end;
+    update metered.lots y set expires_at = ends, last_seq = e.seq, roll_end = l.roll_end where y.no = l.no;
     insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, e.seq, 1, l.no, 's', e.amount);
     status := 'set';
     seq := e.seq;
@@ -288,7 +287,7 @@ begin
     seq := posted.seqs[1];
     at := posted.ats[1];
     -- Aggregates inside lateral leave the planner no join to choose.
-    select e.credited - e.spent + e.refunded - e.held - case when metered._lags(e) then metered._lapsing(e, e.at) else 0 end, m.lots into left_over, lots
+    select e.credited - e.spent + e.refunded - e.held - case when metered._lags(row(e.*)::metered.ledger) then metered._lapsing(row(e.*)::metered.ledger, e.at) else 0 end, m.lots into left_over, lots
     from metered.ledger e, lateral (
         select json_agg(json_build_object('lot', y.no, 'reference', coalesce(y.reference, y.of_reference), 'category', y.category, 'amount', x.amount) order by x.nth) as lots
         from metered.lot_moves x, lateral (select z.no, z.reference, (z.plan).of_reference, z.category from metered.lots z where z.no = x.lot limit 1) y
