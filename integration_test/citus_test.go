@@ -22,6 +22,7 @@ import (
 	"github.com/pgmetered/metered/internal/pgserver"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/jobs"
 )
 
 // citusCluster is started by the first test that needs it, and ends with the tests.
@@ -29,7 +30,10 @@ var citusCluster = sync.OnceValues(func() (*pgserver.Citus, error) {
 	return pgserver.StartCitus(context.Background(), pgserver.Options{})
 })
 
-var citusDatabases atomic.Int64
+var (
+	citusDatabases atomic.Int64
+	citusMaking    sync.Mutex
+)
 
 // citus is a database of its own on a cluster. Its schema metered is a shard on one of the workers, and has River's tables and those of the caller, too.
 type citus struct {
@@ -52,13 +56,16 @@ func onCitus(t *testing.T, start func() (*pgserver.Citus, error)) *citus {
 		t.Skip(err)
 	}
 	require.NoError(t, err)
+	citusMaking.Lock() // one at a time
+	defer citusMaking.Unlock()
 	name := fmt.Sprintf("citus_%d", citusDatabases.Add(1))
 	strings, err := cluster.CreateDatabase(t.Context(), name)
 	require.NoError(t, err)
 	c := &citus{t: t, cluster: cluster, strings: strings}
 	c.owner = c.open(0, "postgres")
-	// Functions of the schema read its tables while a statement runs on the node that has them.
-	pgtest.Execute(t, c.owner, "alter database "+name+" set citus.allow_nested_distributed_execution = on")
+	for _, setting := range []string{"citus.allow_nested_distributed_execution = on", "citus.enable_local_fast_path_query_optimization = off"} { // docs/scale.md
+		pgtest.Execute(t, c.owner, "alter database "+name+" set "+setting)
+	}
 	c.owner.Reset()
 	return c
 }
@@ -110,12 +117,14 @@ func (c *citus) everyCall(node string, pool *pgxpool.Pool, fails map[string]stri
 	if fails["metered.Migrate, a new schema"] == "" {
 		fails["metered.Migrate, a new schema"] = "not allowed on this node" // only the coordinator makes tables
 	}
-	fails["replica.ReadAt"] = "not one of this server" // positions of the log are of one server
 	if node == "coordinator" {
 		delete(fails, "metered.Migrate, a new schema")
-		delete(fails, "replica.ReadAt")
 	}
-	failed := everyCallBy(c.t, c.owner, pgtest.NewClient(c.t, c.owner, metered.Config{}), pool, pgtest.NewClient(c.t, pool, metered.Config{}), 1)
+	failed := everyCallBy(&behind{t: c.t, direct: c.owner, d: pgtest.NewClient(c.t, c.owner, metered.Config{}), pool: pool, c: pgtest.NewClient(c.t, pool, metered.Config{})}, 1)
+	if err := failed["replica.ReadAt"]; err != nil { // positions of the log are of one server
+		require.ErrorContains(c.t, err, "not one of this server")
+		delete(failed, "replica.ReadAt")
+	}
 	for call, text := range fails {
 		require.ErrorContains(c.t, failed[call], text, call)
 		delete(failed, call)
@@ -135,25 +144,28 @@ func TestCitus_EveryCallThroughEachNode(t *testing.T) {
 	}
 }
 
-// … and as the role of an application, whose grants are GrantSQL's.
+// … and, through the node that has the schema, as the role of an application, whose grants are GrantSQL's.
 func TestCitus_EveryCallOfAnApplication(t *testing.T) {
 	t.Parallel()
-	for _, node := range citusNodes[1:] {
-		t.Run(node, func(t *testing.T) {
-			t.Parallel()
-			c := onCitus(t, citusCluster).migrated()
-			role := fmt.Sprintf("app_%d", citusDatabases.Add(1))
-			sql, err := metered.GrantSQL("metered", role)
-			require.NoError(t, err)
-			sql = "create role " + role + " login;\n" + sql + strings.ReplaceAll(pgtest.RiverGrantSQL, "$role", role) + ";\n"
-			for _, statement := range schema.Statements(sql) {
-				pgtest.Execute(t, c.owner, statement)
-			}
-			fails := ways()["as the application"].fails
-			delete(fails, "metered.Migrate") // there is nothing to do
-			c.everyCall(node, c.as(role)[node], fails)
-		})
+	c := onCitus(t, citusCluster).migrated()
+	role := fmt.Sprintf("app_%d", citusDatabases.Add(1))
+	sql, err := metered.GrantSQL("metered", role)
+	require.NoError(t, err)
+	sql = "create role " + role + " login;\n" + sql + strings.ReplaceAll(pgtest.RiverGrantSQL, "$role", role) + ";\n"
+	for _, statement := range schema.Statements(sql) {
+		pgtest.Execute(t, c.owner, statement)
 	}
+	nodes := c.as(role)
+	c.everyCall("home", nodes["home"], ways()["as the application"].fails)
+
+	// Citus lets one role write in a transaction that goes to another node: the functions have written as the owner.
+	_, err = metered.Do(t.Context(), pgtest.NewClient(t, nodes["other"], metered.Config{}), metered.Command{ID: "two roles"},
+		func(ctx context.Context, tx *metered.Tx) (any, error) {
+			_, err := tx.Enqueue(ctx, process{"keyed"}, &jobs.Options{Key: "two roles"})
+			return nil, err
+		})
+	require.ErrorContains(t, err, "25001")
+	require.Zero(t, pgtest.Value[int](t, c.owner, "select count(*)::int from metered.job_keys where key = 'two roles'"))
 }
 
 // A schema of version 1 is upgraded on a cluster, with its rows.
@@ -222,4 +234,87 @@ func TestCitus_OneScopeChargedThroughAllNodes(t *testing.T) {
 	require.EqualValues(t, limit, total)
 	require.EqualValues(t, limit, pgtest.Value[int64](t, c.owner, "select spent from metered.ledger where scope = 'hot' order by seq desc limit 1"))
 	pgtest.RequireVerified(t, c.owner, pgtest.NewClient(t, c.owner, metered.Config{}).Budget)
+}
+
+// The worker that has the schema is killed with SIGKILL and started again, twice, while clients on all nodes send commands. Each answer is true.
+func TestCitus_WorkerKilledAmidCommands(t *testing.T) {
+	t.Parallel()
+	const clients, each, kills = 3, 25, 2
+	c := onCitus(t, func() (*pgserver.Citus, error) {
+		cluster, err := pgserver.StartCitus(context.Background(), pgserver.Options{Durable: true, Settings: map[string]string{
+			"fsync": "off", "citus.recover_2pc_interval": "1s", // the machine does not crash
+		}})
+		if err == nil {
+			t.Cleanup(func() { require.NoError(t, cluster.Stop()) })
+		}
+		return cluster, err
+	}).migrated()
+	type answer struct {
+		id  string
+		err error
+	}
+	var mu sync.Mutex
+	var answers []answer
+	var ended atomic.Int64
+	command := func(id string) metered.Command {
+		return metered.Command{ID: id, Input: 1, Charges: []budget.Charge{{Scope: "killed", Amount: 1}, {Scope: "of " + id, Amount: 1}}}
+	}
+	all := map[string]*metered.Client{}
+	var wg sync.WaitGroup
+	for node, pool := range c.nodes {
+		client := pgtest.NewClient(t, pool, metered.Config{LockTimeout: 2 * time.Second})
+		all[node] = client
+		for w := range clients {
+			wg.Go(func() {
+				for i := range each {
+					id := fmt.Sprint(node, w, "-", i)
+					ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+					_, err := metered.Do[any](ctx, client, command(id), nil)
+					cancel()
+					mu.Lock()
+					answers = append(answers, answer{id, err})
+					mu.Unlock()
+					ended.Add(1)
+					if err != nil {
+						time.Sleep(200 * time.Millisecond) // the server restarts: not all commands are to meet that
+					}
+				}
+			})
+		}
+	}
+	for n := range kills {
+		for ended.Load() < int64((n+1)*3*clients*each/(kills+1)) && !t.Failed() {
+			time.Sleep(time.Millisecond)
+		}
+		require.NoError(t, c.servers["home"].Kill())
+		require.NoError(t, c.servers["home"].Restart(context.Background()))
+	}
+	wg.Wait()
+	var committed, failed, unknown int
+	count := func(id string) int {
+		return pgtest.Value[int](t, c.owner, "select count(*)::int from metered.ledger where scope = 'of "+id+"'")
+	}
+	for _, pool := range c.nodes {
+		pool.Reset()
+	}
+	for _, a := range answers {
+		switch n := count(a.id); {
+		case a.err == nil:
+			committed++
+			require.Equal(t, 1, n, "%s was acknowledged and is not there", a.id)
+		case errors.Is(a.err, metered.ErrIndefinite):
+			unknown++
+			out, err := metered.Do[any](t.Context(), all["other"], command(a.id), nil)
+			require.NoError(t, err, "%s after %v", a.id, a.err)
+			require.Equal(t, n == 1, out.Replayed, "%s after %v", a.id, a.err)
+		default:
+			failed++
+			require.Zero(t, n, "%s was not committed (%v) and is there", a.id, a.err)
+		}
+	}
+	t.Logf("%d committed, %d failed, %d unknown and then committed", committed, failed, unknown)
+	require.EqualValues(t, committed+unknown, pgtest.Value[int64](t, c.owner, "select spent from metered.ledger where scope = 'killed' order by seq desc limit 1"))
+	require.NotZero(t, committed)
+	require.NotZero(t, failed+unknown)
+	pgtest.RequireVerified(t, c.owner, all["coordinator"].Budget)
 }

@@ -48,6 +48,7 @@ func StartCitus(ctx context.Context, opts Options) (*Citus, error) {
 		"citus.enable_schema_based_sharding": "on",
 		"citus.node_conninfo":                "sslmode=disable",
 		"citus.enable_statistics_collection": "off",
+		"max_worker_processes":               "64", // a daemon for each database
 	}
 	maps.Copy(settings, opts.Settings)
 	opts.Settings, opts.TCP = settings, false
