@@ -44,10 +44,11 @@ const (
 		and j.state = 'pending' and j.metadata operator(pg_catalog.->>) 'metered:hold' = (
 			select a.job operator(pg_catalog.->) 'metadata' operator(pg_catalog.->>) 'metered:hold' from asked a
 			where a.job operator(pg_catalog.->>) 'job_id' = j.id::text)
-	returning j.id, j.created_at, j.scheduled_at, pg_catalog.jsonb_build_object('attempt', j.attempt, 'max_attempts', j.max_attempts,
-		'attempted_at', j.attempted_at, 'attempted_by', j.attempted_by, 'errors', j.errors, 'metadata', j.metadata) as tried
+	returning j.id, j.created_at, j.scheduled_at, j.attempt, j.max_attempts, j.attempted_at, j.attempted_by, j.errors, j.metadata
 )
-select a.status, a.job, a.scope, coalesce(m.created_at, w.created_at), coalesce(m.scheduled_at, w.scheduled_at), w.tried
+select a.status, a.job, a.scope, coalesce(m.created_at, w.created_at), coalesce(m.scheduled_at, w.scheduled_at),
+	case when w.id is not null then pg_catalog.jsonb_build_object('attempt', w.attempt, 'max_attempts', w.max_attempts,
+		'attempted_at', w.attempted_at, 'attempted_by', w.attempted_by, 'errors', w.errors, 'metadata', w.metadata) end
 from asked a left join made m on a.starts and m.id = (a.job operator(pg_catalog.->>) 'job_id')::bigint
 	left join woken w on w.id::text = a.job operator(pg_catalog.->>) 'job_id', (select count(*) from said) s
 order by a.nth`

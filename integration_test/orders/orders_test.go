@@ -336,7 +336,7 @@ func TestOrders_AreSerial(t *testing.T) {
 
 // planted are faults that the guard of the ledger does not meet: one commit between two statements is enough for a wrong answer.
 var planted = []struct{ name, old, new, calls, at string }{
-	{"a lease is spent from while it is settled", "if pg_try_advisory_xact_lock_shared(of_fence) then", "if true then", "lease-spend+lease-settle", "rc,rc"},
+	{"a lease is spent from while it is settled", "if metered._try_lock_shared(of_fence) then", "if true then", "lease-spend+lease-settle", "rc,rc"},
 	{"an old snapshot spends from a settled lease", "perform from metered.leases l where l.no = of_lease for key share;", "perform from metered.leases l where l.no = of_lease;", "lease-spend+lease-settle", "rr,rc"},
 	{"a lease is settled twice", "    perform metered._lock_keys(array[metered._lease_key(of_no)], wait_ms);\n    before := metered._bound_lock_wait(wait_ms);\n    select * into l from metered.leases y where y.no = of_no for update;",
 		"    before := metered._bound_lock_wait(wait_ms);\n    select * into l from metered.leases y where y.no = of_no;", "lease-settle+lease-settle", "rc,rc"},
