@@ -107,7 +107,7 @@ func TestCarve_MessagesOfAnotherClusterComeInAnyOrder(t *testing.T) {
 	random := rand.New(rand.NewPCG(seed, 0))
 	home, away := carver(t, 1<<40), carver(t, 0)
 	clock := pgtest.SetClock(t, away.db, time.Now())
-	for n := range pgtest.Size(300, 3_000) {
+	for n := range pgtest.Size(150, 3_000) {
 		r := &relay{home: home, away: away, clock: clock, child: fmt.Sprint("run/", n)}
 		require.NoError(t, home.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
 			_, err := home.carver.Carve(t.Context(), tx, leases.Carving{Child: r.child, From: budget.Charge{Scope: "user", Amount: 100}, TTL: time.Hour, Away: true})
