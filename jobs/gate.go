@@ -32,7 +32,7 @@ type gate struct {
 	name        schema.Name
 	riverSchema string
 
-	parkSQL, releaseSQL, judgedSQL, nextSQL, dropSQL, changeSQL, explainSQL, listSQL, endedSQL, restSQL, strayedSQL, takeOutSQL string
+	parkSQL, parkNewSQL, releaseSQL, judgedSQL, nextSQL, dropSQL, changeSQL, explainSQL, listSQL, endedSQL, restSQL, strayedSQL, takeOutSQL string
 }
 
 func newGate(client *river.Client[pgx.Tx], name schema.Name, config Config) (gate, error) {
@@ -46,6 +46,7 @@ func newGate(client *river.Client[pgx.Tx], name schema.Name, config Config) (gat
 	}
 	onRiver := func(sql string) string { return name.SQL(strings.ReplaceAll(sql, "river_job", table.Sanitize())) }
 	g.parkSQL, g.releaseSQL, g.dropSQL, g.changeSQL = onRiver(parkSQL), onRiver(releaseSQL), onRiver(dropSQL), onRiver(changeSQL)
+	g.parkNewSQL = onRiver(parkNewSQL)
 	g.endedSQL, g.restSQL, g.strayedSQL = onRiver(endedSQL), onRiver(restSQL), onRiver(strayedSQL)
 	g.judgedSQL, g.nextSQL, g.explainSQL, g.listSQL = name.SQL(judgedSQL), name.SQL(nextSQL), name.SQL(explainSQL), name.SQL(listSQL)
 	g.takeOutSQL = name.SQL(takeOutSQL)

@@ -1,11 +1,14 @@
 package jobs
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -34,7 +37,11 @@ func (e *Enqueuer) park(ctx context.Context, tx pgx.Tx, all []*prepared, gated [
 		return nil
 	}
 	some := all[gated[0]].parking
-	rows, err := tx.Query(ctx, e.gate.parkSQL, e.parkArgs(jobs, some, ledger.Sending{WaitMS: int32(e.wait / time.Millisecond)})...)
+	sql, args := e.gate.parkSQL, e.parkArgs(jobs, some, ledger.Sending{WaitMS: int32(e.wait / time.Millisecond)})
+	if slices.ContainsFunc(jobs, func(j gatedJob) bool { return j.ID == 0 }) {
+		sql, args = e.gate.parkNewSQL, append(args, e.sequence)
+	}
+	rows, err := tx.Query(ctx, sql, args...)
 	if err != nil {
 		return fault.Failed("jobs", "park", err)
 	}
@@ -96,7 +103,7 @@ type gatedJob struct {
 
 const drawIDsSQL = `select pg_catalog.nextval($1::text::regclass) from pg_catalog.generate_series(1, $2::int)`
 
-// gatedJobs gives the jobs their ids, and has River prepare them.
+// gatedJobs has River prepare the jobs. Those without a key get their ids when they are sent, unless the end of a command sends them.
 func (e *Enqueuer) gatedJobs(ctx context.Context, tx pgx.Tx, all []*prepared, gated []int, results []Result) ([]gatedJob, error) {
 	var bare []int
 	for _, i := range gated {
@@ -104,7 +111,11 @@ func (e *Enqueuer) gatedJobs(ctx context.Context, tx pgx.Tx, all []*prepared, ga
 			bare = append(bare, i)
 		}
 	}
-	if len(bare) > 0 {
+	if len(bare) > 0 && all[gated[0]].late == nil {
+		for _, i := range bare {
+			results[i] = Result{Created: true}
+		}
+	} else if len(bare) > 0 {
 		rows, err := tx.Query(ctx, drawIDsSQL, e.sequence, len(bare))
 		if err != nil {
 			return nil, fault.Failed("jobs", "draw ids", err)
@@ -188,7 +199,20 @@ order by a.nth`
 	parkSQL = startsSQL + `
 	select p.*, p.status = 'started' as starts
 	from metered.park_jobs($2::text::jsonb, $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool) p` + insertedSQL + `
-select a.nth, a.status, a.refused, a.scope, m.created_at, m.scheduled_at` + answeredSQL
+select a.nth, a.status, a.refused, a.scope, m.created_at, m.scheduled_at, 0::bigint` + answeredSQL
+
+	// The same for jobs of which some have no id yet.
+	parkNewSQL = `
+with given as materialized (
+	select pg_catalog.jsonb_agg(case when d.id is null then x.job else x.job operator(pg_catalog.||) pg_catalog.jsonb_build_object('job_id', d.id, 'metadata',
+		(x.job operator(pg_catalog.->) 'metadata') operator(pg_catalog.||) pg_catalog.jsonb_build_object('metered:hold', pg_catalog.replace(
+			x.job operator(pg_catalog.->) 'metadata' operator(pg_catalog.->>) 'metered:hold', 'job/0/', pg_catalog.concat('job/', d.id, '/')))) end order by x.n) as jobs
+	from pg_catalog.jsonb_array_elements($2::text::jsonb) with ordinality x(job, n),
+		lateral (select case when x.job operator(pg_catalog.->>) 'job_id' = '0' then pg_catalog.nextval($8::text::regclass) end as id) d
+), asked as materialized (
+	select p.*, p.status = 'started' as starts, (g.jobs operator(pg_catalog.->) (p.nth - 1) operator(pg_catalog.->>) 'job_id')::bigint as id
+	from given g, lateral metered.park_jobs(g.jobs, $3::interval, $4::int, $5::metered.origin, $6::text, $7::bool) p` + insertedSQL + `
+select a.nth, a.status, a.refused, a.scope, m.created_at, m.scheduled_at, a.id` + answeredSQL
 )
 
 func (e *Enqueuer) parkArgs(jobs []gatedJob, some *ledger.Parking, s ledger.Sending) []any {
@@ -203,14 +227,20 @@ type parkAnswer struct {
 	refused              []byte
 	scope                pgtype.Text
 	createdAt, scheduled *time.Time
+	id                   int64 // of a job that was sent without one, or 0
 }
 
 func (a *parkAnswer) dest() []any {
-	return []any{&a.nth, &a.status, &a.refused, &a.scope, &a.createdAt, &a.scheduled}
+	return []any{&a.nth, &a.status, &a.refused, &a.scope, &a.createdAt, &a.scheduled, &a.id}
 }
 
 // into is the answer as the result of the job, or its refusal.
 func (a *parkAnswer) into(p *prepared, j gatedJob, r *Result) error {
+	if j.ID == 0 {
+		was := readMetadata(j.Metadata).Hold // has random digits, so it stands there once
+		now := strings.Replace(was, "job/0/", fmt.Sprintf("job/%d/", a.id), 1)
+		j.ID, r.JobID, j.Metadata = a.id, a.id, bytes.Replace(j.Metadata, []byte(was), []byte(now), 1)
+	}
 	switch a.status {
 	case "full":
 		return &FullError{Scope: a.scope.String, MaxParked: p.waits.most}

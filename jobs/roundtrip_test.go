@@ -10,6 +10,8 @@ import (
 	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
@@ -19,13 +21,24 @@ func TestEnqueue_RoundTrips(t *testing.T) {
 	pgtest.OnEachVersion(t)
 	pool, w := pgtest.Tap(t, pgtest.Open(t), func(c *pgxpool.Config) { c.MaxConns = 1 })
 	// River notifies a queue once per cooldown, so here once.
-	f := on(t, pool, jobs.Config{}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}, FetchCooldown: time.Hour, FetchPollInterval: time.Hour})
+	ledger, err := budget.New(budget.Config{})
+	require.NoError(t, err)
+	book, err := holds.New(ledger, holds.Config{})
+	require.NoError(t, err)
+	f := on(t, pool, jobs.Config{Holds: book}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}, FetchCooldown: time.Hour, FetchPollInterval: time.Hour})
 	many := func(prefix string) []jobs.Item {
 		return []jobs.Item{{Args: process{"a"}, Options: key(prefix + "1")}, {Args: process{"a"}}, {Args: process{"a"}, Options: key(prefix + "2")}}
 	}
 	warm := f.begin(pgx.ReadCommitted)
-	_, err := f.Enqueue(f.ctx, warm, process{"a"}, key("known"))
+	_, err = f.Enqueue(f.ctx, warm, process{"a"}, key("known"))
 	require.NoError(t, err)
+	gated, keyed := needs(slots("gpu", 1, 10)), needs(slots("gpu", 1, 10))
+	keyed.Key = "known gated"
+	for _, o := range []*jobs.Options{gated, keyed} {
+		_, err = f.Enqueue(f.ctx, warm, process{"a"}, o)
+		require.NoError(t, err)
+	}
+	keyed.Key = "new gated"
 	_, err = f.EnqueueMany(f.ctx, warm, many("known"))
 	require.NoError(t, err)
 	require.NoError(t, warm.Commit(f.ctx))
@@ -46,4 +59,6 @@ func TestEnqueue_RoundTrips(t *testing.T) {
 	require.Equal(t, 2, count(enqueue(key("new"))), "a new key")
 	require.Equal(t, 1, count(enqueue(key("known"))), "a known key")
 	require.Equal(t, 2, count(enqueueMany(many("new"))), "many")
+	require.Equal(t, 1, count(enqueue(gated)), "with a hold")
+	require.Equal(t, 2, count(enqueue(keyed)), "with a hold and a new key")
 }

@@ -167,7 +167,7 @@ as $$
         and coalesce(octet_length(j -> 'burst' ->> 'charges') <= 65536 and octet_length(j -> 'burst' ->> 'hold') <= 131072, not j ? 'burst')
 $$;
 
--- The keys of the scopes of a job's charges, of both choices.
+-- The keys of the scopes of a job's charges, of both choices. Conditions are no statements, which cost more: a job that fits is enqueued by few.
 create function metered._keys_of_job(j jsonb) returns bigint[]
 language plpgsql volatile
 as $$
@@ -176,10 +176,15 @@ declare
     c    metered.new_charge;
     keys bigint[] := '{}';
 begin
-    perform metered._require(metered._is_job(j), 'job');
-    perform metered._require(cardinality(cs) between 1 and 64 and metered._fits(cs), 'charges');
+    if metered._is_job(j) is not true then
+        perform metered._require(false, 'job');
+    elsif (cardinality(cs) between 1 and 64 and metered._fits(cs)) is not true then
+        perform metered._require(false, 'charges');
+    end if;
     foreach c in array cs loop
-        perform metered._require(metered._key_fits(c.key, c.scope) and c.lease is null, 'key');
+        if (metered._key_fits(c.key, c.scope) and c.lease is null) is not true then
+            perform metered._require(false, 'key');
+        end if;
         keys := keys || c.key;
     end loop;
     return case when j ? 'burst' then keys || metered._keys_of_job((j || (j -> 'burst')) - 'burst') else keys end;
@@ -207,9 +212,14 @@ create function metered._start_job(h metered.new_hold, charges metered.new_charg
 language plpgsql volatile
 as $$
 declare
-    p record;
+    p    record;
+    c    metered.new_charge;
+    held boolean := false;
 begin
-    if (select bool_or(c.held > 0) from unnest(charges) c) then
+    foreach c in array charges loop
+        held := held or c.held > 0;
+    end loop;
+    if held then
         p := metered.place(h, charges, ahead, wait_ms, origin, channel, false, false);
         due := p.deadline + h.grace;
     else
@@ -245,17 +255,23 @@ declare
     keys  bigint[] := '{}';
     most  bigint;
     waits metered.parked_jobs[];
+    waited boolean;
     line_keys bigint[];
     wakes timestamptz[];
 begin
-    perform metered._require(jsonb_typeof(parking) = 'array' and jsonb_array_length(parking) between 1 and 1000, 'parking');
-    for j in select x from jsonb_array_elements(parking) x loop
-        keys := keys || metered._keys_of_job(j);
+    if (jsonb_typeof(parking) = 'array' and jsonb_array_length(parking) between 1 and 1000) is not true then
+        perform metered._require(false, 'parking');
+    end if;
+    for i in 0..jsonb_array_length(parking) - 1 loop
+        keys := keys || metered._keys_of_job(parking -> i);
     end loop;
-    perform metered._lock_keys(array(select distinct k from unnest(keys) k order by k), wait_ms);
-    nth := 0;
-    for j in select x from jsonb_array_elements(parking) x loop
-        nth := nth + 1;
+    if cardinality(keys) > 1 then
+        keys := array(select distinct k from unnest(keys) k order by k);
+    end if;
+    waited := metered._lock_keys(keys, wait_ms);
+    for i in 1..jsonb_array_length(parking) loop
+        nth := i;
+        j := parking -> i - 1;
         status := null; job := null; refused := null; scope := null; retry_us := null;
         waits := '{}'; line_keys := '{}'; wakes := '{}';
         loop
