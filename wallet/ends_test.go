@@ -270,3 +270,29 @@ func TestPurge_ChangesNoBalance(t *testing.T) {
 	f.draw(before.Units + 5)
 	f.has(0)
 }
+
+// A lapse is announced, though the clock was set back behind it, and the lot was made to last for ever then.
+func TestExpire_AnnouncesALapseOfALotThatNeverEndsSince(t *testing.T) {
+	t.Parallel()
+	told := int64(0)
+	f := setUp(t, wallet.Config{Subscribers: []wallet.Subscriber{func(_ context.Context, _ pgx.Tx, b wallet.Breakage) error {
+		told += b.Amount
+		return nil
+	}}})
+	f.grant(wallet.Grant{Amount: 10, Reference: "hour", For: time.Hour})
+	f.grant(wallet.Grant{Amount: 10})
+	f.clock.Set(noon.Add(time.Hour))
+	f.draw(1)
+	f.clock.Set(noon)
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
+		if _, err := f.ledger.RepairClock(ctx, tx, "ann", budget.Note{}); err != nil {
+			return wallet.Granted{}, err
+		}
+		return f.book.SetEnd(ctx, tx, wallet.LotEnd{Wallet: "ann", Reference: "hour"})
+	})
+	require.NoError(t, err)
+	r, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.SweepReport, error) { return f.book.Expire(ctx, tx, "ann") })
+	require.NoError(t, err)
+	require.Equal(t, 1, r.Announced)
+	require.EqualValues(t, 10, told)
+}

@@ -9,6 +9,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/internal/fault"
@@ -31,9 +32,9 @@ type Breakage struct {
 	Category  string    `json:"category,omitempty"`
 	Granted   int64     `json:"granted"`
 	GrantedAt time.Time `json:"granted_at"`
-	Expires   time.Time `json:"expires_at"`
-	Amount    int64     `json:"amount"` // lapsed since the last Breakage of the lot
-	Seq       int64     `json:"seq"`    // the last entry about the lot
+	Expires   time.Time `json:"expires_at"` // zero if it was set to never since
+	Amount    int64     `json:"amount"`     // lapsed since the last Breakage of the lot
+	Seq       int64     `json:"seq"`        // the last entry about the lot
 }
 
 // Subscriber gets a breakage in a savepoint of the sweep's transaction, which it must not end. An error takes back its writes, and the next
@@ -116,7 +117,7 @@ type sweeper struct {
 
 	done struct { // by the batch that is not committed yet
 		SweepReport
-		end      *time.Time
+		end      pgtype.Timestamptz
 		no       int64
 		more     bool
 		lapsed   int64 // units, if there is an observer
@@ -142,7 +143,7 @@ func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions
 }
 
 // next is where the next batch begins.
-func (s *sweeper) next() { s.end, s.no = *s.done.end, s.done.no }
+func (s *sweeper) next() { s.end, s.no = s.done.end, s.done.no }
 
 // add adds the batch to the report, and reports it to the observer. pending: it is in the caller's transaction.
 func (s *sweeper) add(ctx context.Context, pending bool) {
@@ -212,7 +213,7 @@ func (s *sweeper) pass(ctx context.Context, tx pgx.Tx, only *string, telling boo
 		return nil, err
 	}
 	var seen, ended, busy int
-	var end *time.Time
+	var end pgtype.Timestamptz // infinity, of a lot whose end was set since it lapsed
 	var no int64
 	var more bool
 	var untold [][]byte

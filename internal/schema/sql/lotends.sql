@@ -209,7 +209,7 @@ create function metered._untold_json(l metered.lots) returns json
 language sql stable
 as $$
     select json_build_object('wallet', l.scope, 'lot', l.no, 'reference', coalesce(l.reference, (l.plan).of_reference), 'category', l.category, 'granted', l.amount,
-        'granted_at', l.granted_at, 'expires_at', l.expires_at, 'amount', l.untold, 'seq', l.last_seq)
+        'granted_at', l.granted_at, 'expires_at', nullif(l.expires_at, 'infinity'), 'amount', l.untold, 'seq', l.last_seq)
 $$;
 
 -- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no
