@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
@@ -23,6 +24,7 @@ var parkedFigures = []figure{
 		gatedJobs},
 	{"parked_start_ms", "ms, p95", atMost(50), "from the commit that frees a slot to the start of the parked job, River fetching at once", on(options{}, hotScope, parkedStart)},
 	{"parked_wal_1e5_vs_1e3", "times the bytes", atMost(1.2), "WAL of a job that ends and the parked one that it starts, with 100,000 parked against 1,000", parkedWAL},
+	{"parked_statements_1e5_vs_1e3", "times the statements", atMost(1.2), "statements, also River's, for each job that workers do and the parked one that it starts, with 100,000 parked against 1,000", parkedStatements},
 	{"gated_wal_vs_snooze", "times the bytes", goal{}, "WAL for each of 200 jobs of 50 ms of one tenant, 2 at once, against jobs that snooze for a second until they fit", gatedVsSnooze},
 }
 
@@ -221,6 +223,75 @@ func parkedWAL(ctx context.Context, b *bench) (samples, error) {
 	s := out.cost("many", "few")
 	return samples{values: []float64{out.where[0].walBytes / out.where[1].walBytes}, where: s.where,
 		note: fmt.Sprintf("%.0f and %.0f bytes; %s", out.where[0].walBytes, out.where[1].walBytes, s.note)}, nil
+}
+
+// statements counts those that a pool sends.
+type statements struct{ n atomic.Int64 }
+
+func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
+	s.n.Add(1)
+	return ctx
+}
+
+func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
+
+func (*statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
+	return ctx
+}
+
+func (s *statements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) { s.n.Add(1) }
+
+func (*statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
+
+// parkedStatements lets workers do some of the jobs of ten tenants, in turns.
+func parkedStatements(ctx context.Context, b *bench) (s samples, err error) {
+	kits, sent := make([]*kit, 2), make([]statements, 2)
+	for i, n := range []int{b.pick(100_000, 5_000), 1_000} {
+		if kits[i], err = b.kit(ctx, options{conns: 30}, nil); err != nil {
+			return s, err
+		}
+		defer kits[i].drop()
+		config := kits[i].Pool.Config()
+		config.ConnConfig.Tracer = &sent[i]
+		kits[i].Pool.Close()
+		if kits[i].Pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
+			return s, err
+		}
+		if err = kits[i].setUp(&river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}}); err != nil {
+			return s, err
+		}
+		if _, err = kits[i].park(ctx, n, 10); err != nil {
+			return s, err
+		}
+	}
+	const each = 150
+	var per [2][]float64
+	for range b.pick(5, 2) {
+		for i, k := range kits {
+			var done atomic.Int64
+			enough := make(chan struct{})
+			err := k.working(ctx, func(context.Context, *river.Job[work]) error {
+				time.Sleep(20 * time.Millisecond)
+				if done.Add(1) == each {
+					close(enough)
+				}
+				return nil
+			}, func() error {
+				before := sent[i].n.Load()
+				select {
+				case <-enough:
+				case <-time.After(5 * time.Minute):
+					return fmt.Errorf("%d of %d jobs in five minutes", done.Load(), each)
+				}
+				per[i] = append(per[i], float64(sent[i].n.Load()-before)/each)
+				return nil
+			})
+			if err != nil {
+				return s, err
+			}
+		}
+	}
+	return samples{values: ratios(per[0], per[1]), note: fmt.Sprintf("%.1f and %.1f a job", median(per[0]), median(per[1]))}, nil
 }
 
 // gatedVsSnooze lets both ways do the same jobs of one tenant.
