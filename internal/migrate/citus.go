@@ -56,7 +56,7 @@ const (
 select pg_catalog.format('%I.river_migration', n.nspname), pg_catalog.format('%I.river_job', n.nspname)
 from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace join pg_catalog.pg_dist_schema s on s.schemaid = n.oid
 where c.relname = 'river_migration' and n.nspname = coalesce(nullif($1::text, ''), pg_catalog.current_schema())
-  and not exists (select from pg_catalog.pg_dist_partition p where p.logicalrelid = c.oid)`
+  and not exists (select from pg_catalog.pg_dist_partition p where p.logicalrelid::pg_catalog.oid = c.oid)`
 
 	distributeSQL = `select pg_catalog.create_distributed_table($1::text::regclass, null, colocate_with => $2::text)`
 	truncateSQL   = `select pg_catalog.truncate_local_data_after_distributing_table($1::text::regclass)`
