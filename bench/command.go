@@ -95,3 +95,41 @@ func (k *kit) commandBy(client *metered.Client, earlyRelease bool) contender {
 		return err
 	}}
 }
+
+// A hand-written command: a key that makes it once, the counter, its row, and the answer for who repeats it, in as many flushes.
+const (
+	counterKeysSQL   = `create table metered.bench_keys (id text primary key, fingerprint bytea not null, result jsonb);`
+	counterKeySQL    = `insert into metered.bench_keys (id, fingerprint) values ($1, $2) on conflict do nothing returning id`
+	counterAnswerSQL = `update metered.bench_keys set result = $2 where id = $1`
+)
+
+func commandCounter(k *kit) contender {
+	return k.does("", func(ctx context.Context) error {
+		conn, err := k.Acquire(ctx)
+		if err != nil {
+			return err
+		}
+		defer conn.Release()
+		id := metered.NewID()
+		first := &pgx.Batch{}
+		first.BeginTx(pgx.TxOptions{})
+		first.Queue(counterKeySQL, id, fingerprint)
+		if err := conn.SendBatch(ctx, first).Close(); err != nil {
+			return err
+		}
+		last := &pgx.Batch{}
+		last.Queue(`select metered.bench_count($1, 1, $2)`, k.scope(), roomy[0].Max)
+		last.Queue(counterAnswerSQL, id, "1")
+		last.Queue("commit")
+		return conn.SendBatch(ctx, last).Close()
+	})
+}
+
+// commandCharge is the library's, of one charge.
+func commandCharge(k *kit) contender {
+	return k.does("", func(ctx context.Context) error {
+		_, err := metered.Do(ctx, k.client, metered.Command{ID: metered.NewID(), Input: work{N: 1}, Charges: units(1, k.scope)},
+			func(context.Context, *metered.Tx) (int, error) { return 1, nil })
+		return err
+	})
+}

@@ -29,7 +29,8 @@ type comparison struct {
 	clients    int
 	slice      time.Duration
 	rounds     int
-	count      int // ops a slice. Defaults to as many as fit
+	length     time.Duration // of all rounds. Defaults to the bench's patience
+	count      int           // ops a slice. Defaults to as many as fit
 }
 
 // outcome is the result of a comparison. Each of its slices has a value per round.
@@ -63,7 +64,10 @@ func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
 	}
 	began := time.Now()
 	for round := range c.rounds + 1 {
-		if round > b.pick(3, 2) && time.Since(began) > b.patience() {
+		if c.length > 0 && round > b.pick(3, 2) && time.Since(began) > c.length {
+			break
+		}
+		if c.length == 0 && round > b.pick(3, 2) && time.Since(began) > b.patience() {
 			b.logf("  stopped after %d rounds of %d: the machine is slow", round-1, c.rounds)
 			break
 		}

@@ -23,8 +23,9 @@ type bench struct {
 	databases  int
 	log        io.Writer
 	began      time.Time
-	owned      bool // the server was started here, and goes with everything in it
-	thorough   bool // measure the slow figures, too
+	owned      bool          // the server was started here, and goes with everything in it
+	thorough   bool          // measure the slow figures, too
+	openFor    time.Duration // how long each contender runs beside an open snapshot
 
 	templates map[string]string // a migrated database of each server
 

@@ -39,7 +39,7 @@ type kit struct {
 const floorSeq = `create sequence metered.bench_seq cache 32;`
 
 func (b *bench) kit(ctx context.Context, o options, scope func() string) (*kit, error) {
-	o.setUp = floorSeq + counterSQL + o.setUp
+	o.setUp = floorSeq + counterSQL + counterKeysSQL + o.setUp
 	s, err := b.open(ctx, o)
 	if err != nil {
 		return nil, err

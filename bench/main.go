@@ -8,6 +8,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -36,6 +37,7 @@ func main() {
 func run(ctx context.Context) error {
 	short := flag.Bool("short", false, "a quick look, under a minute: fewer rounds, smaller tables")
 	names := flag.String("figure", "", "measure only these, by name, separated by commas; defaults to all")
+	open := flag.Duration("open", 0, "how long each contender runs beside an open snapshot; defaults to 15s, and to 1s in a short run")
 	list := flag.Bool("list", false, "list the figures")
 	flag.Parse()
 
@@ -56,6 +58,7 @@ func run(ctx context.Context) error {
 	defer server.Stop()
 	b := newBench(*short, server.ConnString())
 	b.owned, b.thorough = server.Owned(), !*short || *names != ""
+	b.openFor = cmp.Or(*open, time.Duration(b.pick(15, 1))*time.Second)
 	defer b.close()
 	about, err := b.server(ctx)
 	if err != nil {

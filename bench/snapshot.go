@@ -1,0 +1,84 @@
+package main
+
+import (
+	"context"
+	"math"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/wallet"
+)
+
+// Postgres cleans up no row that an open snapshot may still see. A row that is updated in place gets slower with each of its versions, until the
+// snapshot ends: an idle transaction, a long report, a standby that is stuck.
+var snapshotFigures = []figure{
+	besideSnapshot("hot_under_open_snapshot_vs_start", atLeast(0.95), "charge", "charge"+before, "direct charges"),
+	besideSnapshot("hot_under_open_snapshot_vs_counter_row", atLeast(3), "charge", "counter", "direct charges against a counter by hand, both"),
+	besideSnapshot("counter_under_open_snapshot_vs_start", goal{}, "counter", "counter"+before, "the counter by hand"),
+	besideSnapshot("hold_under_open_snapshot_vs_start", atLeast(0.8), "hold", "hold"+before, "holds, placed and captured"),
+	besideSnapshot("token_under_open_snapshot_vs_start", atLeast(0.8), "token", "token"+before, "tokens, minted before"),
+	besideSnapshot("lease_under_open_snapshot_vs_start", atLeast(0.8), "lease", "lease"+before, "charges from leases"),
+	besideSnapshot("key_under_open_snapshot_vs_start", atLeast(0.8), "key", "key"+before, "enqueueing with a key"),
+	besideSnapshot("wallet_under_open_snapshot_vs_start", atLeast(0.8), "wallet", "wallet"+before, "draws from a wallet with one lot"),
+}
+
+const before = " before"
+
+func besideSnapshot(name string, g goal, one, other, things string) figure {
+	return ratio(name, g, things+", one scope, 4 clients, when another session has kept a snapshot open for a while", one, other, (*bench).besideSnapshot)
+}
+
+// besideSnapshot has the rates of each contender before a snapshot is opened, and its last ones beside it.
+func (b *bench) besideSnapshot(ctx context.Context) (outcome, error) {
+	return share(b, "open snapshot", func() (out outcome, err error) {
+		c := comparison{clients: 4, slice: b.slice(), rounds: b.rounds()}
+		var drop func()
+		if c.contenders, drop, err = b.contenders(ctx, options{conns: 4}, hotScope, entry{"charge", chargeMetered}, entry{"counter", chargeCounter}, entry{"hold", placeAndCapture},
+			entry{"token", tokenConsume}, entry{"lease", chargeLeased}, entry{"key", enqueue(true)}, entry{"wallet", drawHot}); err != nil {
+			return out, err
+		}
+		defer drop()
+		start, err := c.run(ctx, b)
+		if err != nil {
+			return out, err
+		}
+		for _, con := range c.contenders {
+			conn, err := pgx.Connect(ctx, con.site.url)
+			if err != nil {
+				return out, err
+			}
+			defer conn.Close(context.WithoutCancel(ctx))
+			if _, err = conn.Exec(ctx, "begin isolation level repeatable read; select 1 from metered.schema_version"); err != nil {
+				return out, err
+			}
+		}
+		c.length, c.rounds = time.Duration(len(c.contenders))*b.openFor, math.MaxInt32
+		if out, err = c.run(ctx, b); err != nil {
+			return out, err
+		}
+		for _, name := range out.names {
+			out.rates[name] = out.rates[name][len(out.rates[name])-len(start.rates[name]):]
+			out.rates[name+before] = start.rates[name]
+		}
+		return out, nil
+	})
+}
+
+// drawHot draws from a wallet with one lot.
+func drawHot(k *kit) contender {
+	book, err := wallet.New(k.client.Budget, wallet.Config{})
+	if err == nil {
+		err = pgx.BeginFunc(context.Background(), k.Pool, func(tx pgx.Tx) error {
+			_, err := book.Grant(context.Background(), tx, wallet.Grant{Wallet: k.scope(), Amount: 1 << 40, For: 30 * 24 * time.Hour})
+			return err
+		})
+	}
+	return k.inTx(func(ctx context.Context, tx pgx.Tx) error {
+		if err != nil {
+			return err
+		}
+		_, err := book.Draw(ctx, tx, wallet.Draw{Wallet: k.scope(), Amount: 1})
+		return err
+	})
+}
