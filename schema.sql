@@ -4047,12 +4047,17 @@ declare
     own   numeric := pg_current_xact_id_if_assigned()::text::numeric;
     ahead numeric := row_xmin::text::numeric - own % 4294967296;
 begin
+    if own is null then     -- it has written nothing
+        return false;
+    end if;
     if ahead < 0 then
         ahead := ahead + 4294967296;
     end if;
-    return coalesce(ahead = 0 or ahead < 2147483648 and pg_xact_status((own + ahead)::text::xid8) = 'in progress', false);
-exception when invalid_parameter_value then     -- "in the future": an old row, from before the ids wrapped around
-    return false;
+    begin
+        return ahead = 0 or ahead < 2147483648 and pg_xact_status((own + ahead)::text::xid8) = 'in progress';
+    exception when invalid_parameter_value then     -- "in the future": an old row, from before the ids wrapped around
+        return false;
+    end;
 end
 $$;
 
@@ -4069,7 +4074,8 @@ declare
 begin
     units := 0;
     leased := 0;
-    for back in 0..tip.seq loop
+    -- Without an id of its own the transaction has written nothing. On Citus another node may have the id.
+    for back in 0..case when metered._sharded() or pg_current_xact_id_if_assigned() is not null then tip.seq else -1 end loop
         select l.kind, l.hold, l.amount, metered._written_here(l.xmin) as here into e
         from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
         exit when not found or not e.here;
