@@ -27,7 +27,7 @@ long: ## run them at full size: every place where a connection is cut, long rand
 interleave: ## run pairs of calls in each order of their statements: PREEMPTIONS=1, CALLS=charge+refund, ORDER=rc,rc:0.0.1, TOGETHER=3
 	go test -C integration_test ./orders -count=1 -v -timeout 48h -orders 0 -preemptions $(or $(PREEMPTIONS),1) -together $(or $(TOGETHER),2) -calls "$(CALLS)" -order "$(ORDER)"
 
-histories: ## record calls under faults, and look for an order that explains their answers: OPERATIONS=34000 in each of 3 settings
+histories: ## record calls under faults, and look for an order that explains their answers: OPERATIONS=34000 in each setting
 	go test -C integration_test ./histories -count=1 -v -timeout 6h -operations $(or $(OPERATIONS),34000)
 
 mutants: ## break the library in each of many places, and run the test that must notice: ONLY='a lease is settled twice'

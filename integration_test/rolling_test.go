@@ -8,7 +8,6 @@ import (
 	"io"
 	"maps"
 	"os/exec"
-	"path/filepath"
 	"slices"
 	"testing"
 	"time"
@@ -27,35 +26,6 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
-
-// released is the commit of 0.1.0, whose schema is version 1.
-const released = "eec606f72a24ed038e0d3fb91697871516c1f119"
-
-// source writes the tree of the release to a directory. It skips the test where the clone does not have that commit.
-func source(t *testing.T) (dir string) {
-	t.Helper()
-	dir = t.TempDir()
-	archive := filepath.Join(dir, "archive.tar")
-	git := exec.CommandContext(t.Context(), "git", "archive", "--output", archive, released)
-	git.Dir = ".."
-	if out, err := git.CombinedOutput(); err != nil {
-		t.Skipf("this clone has no commit of the release before: %s", out)
-	}
-	out, err := exec.CommandContext(t.Context(), "tar", "-x", "-f", archive, "-C", dir).CombinedOutput()
-	require.NoError(t, err, string(out))
-	return dir
-}
-
-// build compiles integration_test/rolling of a tree.
-func build(t *testing.T, tree string) (program string) {
-	t.Helper()
-	program = filepath.Join(t.TempDir(), "rolling")
-	compile := exec.CommandContext(t.Context(), "go", "build", "-o", program, "./rolling")
-	compile.Dir = filepath.Join(tree, "integration_test")
-	out, err := compile.CombinedOutput()
-	require.NoError(t, err, string(out))
-	return program
-}
 
 // deployed is a running program of ./rolling.
 type deployed struct {
@@ -108,7 +78,7 @@ func (p *deployed) stop(t *testing.T, total map[string]int64) {
 func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	older, newer := build(t, source(t)), build(t, "..")
+	older, newer := pgtest.BuildProgram(t, pgtest.Released(t, ".."), "./rolling"), pgtest.BuildProgram(t, "..", "./rolling")
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	conn := connString(pool)
 	migrator, err := rivermigrate.New(riverpgxv5.New(pool), nil)

@@ -1,4 +1,4 @@
-package histories
+package main
 
 import (
 	"context"
@@ -16,9 +16,12 @@ import (
 )
 
 // clockSQL makes the library's clock that of the server with a step in it.
-const clockSQL = `create schema stepped; create sequence stepped.clock minvalue -1000000000; select setval('stepped.clock', 0);
-	create or replace function metered.clock() returns timestamptz language sql volatile security definer
+const (
+	clockSQL = `create schema stepped; create sequence stepped.clock minvalue -1000000000; select setval('stepped.clock', 0);` + steppedSQL
+	// An upgrade makes the clock again.
+	steppedSQL = `create or replace function metered.clock() returns timestamptz language sql volatile security definer
 	as $$ select pg_catalog.clock_timestamp() + pg_catalog.pg_sequence_last_value('stepped.clock') * interval '1 ms' $$`
+)
 
 // fillLocks takes all that is left of the server's table of locks, for a while: statements of others fail.
 func (w *world) fillLocks(ctx context.Context) error {
@@ -68,6 +71,12 @@ func (w *world) chaos() {
 			w.faults["other crashed"].Add(1)
 			w.crash(w.other)
 			continue
+		case 5:
+			if len(w.older) > 0 {
+				w.faults["client killed"].Add(1)
+				w.older[rand.IntN(len(w.older))].kill(false)
+				continue
+			}
 		case 1: // within the tolerance, and now and then beyond it
 			w.faults["clock"].Add(1)
 			ms := rand.IntN(3000) - 1500

@@ -1,4 +1,4 @@
-package histories
+package main
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/leases"
@@ -40,26 +41,25 @@ func (c *children) note(of map[string]leases.Lease, l leases.Lease) {
 }
 
 // child makes a step of a child.
-func (w *world) child(n int, child string) error {
-	units := 1 + rand.Int64N(4)
+func (w *world) child(n int, child string) bool {
+	if w.phase.Load() == before {
+		return true
+	}
 	switch rand.IntN(10) {
 	case 0:
-		return w.carve(child)
+		return w.carve(child) == nil
 	case 1:
-		return w.receive(child)
+		return w.receive(child) == nil
 	case 2:
 		if rand.IntN(4) > 0 { // not before it has spent some
-			return nil
+			return true
 		}
-		return w.endChild(child)
+		return w.endChild(child) == nil
 	case 3:
-		return w.settleChild(child)
+		return w.settleChild(child) == nil
 	}
-	c := call{thing: child, kind: "leased charge", amount: units, limit: part} // refused before it has its units, and behind its end
-	return w.tx(w.other, n, c, func(ctx context.Context, tx pgx.Tx) error {
-		_, err := w.other.c.Budget.Charge(ctx, tx, budget.Charge{Scope: child, Amount: units, Limits: []budget.Limit{budget.Prepaid(0)}})
-		return err
-	})
+	// Refused before it has its units, and behind its end.
+	return w.record(n, call{Thing: child, Kind: "leased charge", ID: metered.NewID(), Amount: 1 + rand.Int64N(4), Limit: part}, w.other.perform).Outcome == done
 }
 
 // parent is the scope of which a child gets its part.

@@ -1,6 +1,6 @@
 //go:build !linux
 
-package histories
+package main
 
 import (
 	"context"

@@ -1,12 +1,10 @@
-package histories
+package main
 
 import (
 	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"maps"
-	"math"
 	"math/rand/v2"
 	"net"
 	"slices"
@@ -24,13 +22,9 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgserver"
 	"github.com/pgmetered/metered/internal/pgtest"
-	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/leases"
-	"github.com/pgmetered/metered/tokens"
-	"github.com/pgmetered/metered/wallet"
 )
 
 var (
@@ -43,10 +37,7 @@ const clients = 8
 // recorded is a call with its answer, and the times at which they were.
 type recorded struct {
 	porcupine.Operation
-	id      string // of the row that it writes if it takes effect
-	unknown bool   // whether it took effect
-	failed  bool   // without effect
-	written bool   // its row must be there, if its outcome is known
+	outcome outcome
 }
 
 // cluster is a server of Postgres with the schema, and a client of it.
@@ -54,8 +45,7 @@ type cluster struct {
 	server *pgserver.Server
 	pool   *pgxpool.Pool // not cut
 	base   *pgxpool.Pool // the same, or behind PgBouncer
-	cut    *pgxpool.Pool
-	c      *metered.Client
+	*app                 // with connections that are cut
 	carver *leases.Carver
 	moved  atomic.Pointer[pgx.ConnConfig] // of the standby that took its place
 }
@@ -66,11 +56,11 @@ type world struct {
 	cluster
 	setting
 	other    *cluster
-	leased   *metered.Client
-	wallets  *wallet.Book
 	children children
 	disk     disk
 	standby  *pgserver.Server
+	older    []*older     // programs of the release before
+	phase    atomic.Int32 // of the upgrade
 	began    time.Time
 
 	mu     sync.Mutex
@@ -85,14 +75,15 @@ type world struct {
 
 // setting is what lies between the clients and the first cluster.
 type setting struct {
-	bounced bool   // PgBouncer in transaction mode
-	standby string // takes the primary's place in the middle: "sync", or "async" behind the primary
+	bounced  bool   // PgBouncer in transaction mode
+	standby  string // takes the primary's place in the middle: "sync", or "async" behind the primary
+	upgraded bool   // from the release before, whose programs go on for a while
 }
 
 func newWorld(t *testing.T, s setting) *world {
 	w := &world{T: t, setting: s, calls: int64(*operations), other: &cluster{}, began: time.Now(), tokens: map[string]string{}, faults: map[string]*atomic.Int64{},
 		children: children{carved: map[string]leases.Lease{}, ended: map[string]leases.Lease{}}}
-	for _, name := range []string{"cut", "killed", "stopped", "crashed", "left", "locks", "clock", "full", "met a full disk", "other crashed", "promoted"} {
+	for _, name := range []string{"cut", "killed", "stopped", "crashed", "left", "client killed", "locks", "clock", "full", "met a full disk", "other crashed", "promoted", "upgraded"} {
 		w.faults[name] = new(atomic.Int64)
 	}
 	if s.standby == "" { // a standby would have its files in the same place
@@ -102,22 +93,11 @@ func newWorld(t *testing.T, s setting) *world {
 	w.setting.bounced = false
 	w.open(w.other)
 	w.setting = s
-	pool, err := leases.New(w.cut, w.c.Budget, leases.Config{Rules: []leases.Rule{{Prefix: "leased", Least: 2, Share: 4}}, NoRecall: s.bounced})
-	require.NoError(t, err)
-	t.Cleanup(func() { _ = pool.Close(context.Background()) })
-	cfg := clientConfig
-	cfg.Leases = pool
-	w.leased, err = metered.New(w.cut, cfg)
-	require.NoError(t, err)
-	w.wallets, err = wallet.New(w.c.Budget, wallet.Config{})
-	require.NoError(t, err)
 	if s.standby != "" {
 		w.replicate()
 	}
 	return w
 }
-
-var clientConfig = metered.Config{LockTimeout: 5 * time.Second, MaxAttempts: 50, ResolveTimeout: 200 * time.Millisecond}
 
 // open starts a cluster.
 func (w *world) open(c *cluster) {
@@ -142,8 +122,12 @@ func (w *world) open(c *cluster) {
 	if c == &w.cluster {
 		require.NoError(t, w.disk.use(t.Context(), c.pool, c.server.Dir()))
 	}
-	_, err = metered.Migrate(t.Context(), c.pool, metered.MigrateOptions{})
-	require.NoError(t, err)
+	if w.upgraded && c == &w.cluster {
+		w.startOlder()
+	} else {
+		_, err = metered.Migrate(t.Context(), c.pool, metered.MigrateOptions{})
+		require.NoError(t, err)
+	}
 	_, err = c.pool.Exec(t.Context(), "create table done (id text primary key);"+clockSQL, pgx.QueryExecModeSimpleProtocol)
 	require.NoError(t, err)
 	c.base = c.pool
@@ -155,8 +139,7 @@ func (w *world) open(c *cluster) {
 			config.ConnConfig.DefaultQueryExecMode = pgx.QueryExecModeExec
 		})
 	}
-	var cutter *pgtest.Cutter
-	c.cut, cutter = pgtest.Cut(t, c.base)
+	cut, cutter := pgtest.Cut(t, c.base)
 	var again func()
 	again = func() {
 		if w.faults["cut"].Add(1)%2 == 0 {
@@ -166,66 +149,11 @@ func (w *world) open(c *cluster) {
 		}
 	}
 	cutter.Arm(200, again)
-	c.c, err = metered.New(c.cut, clientConfig)
+	c.app, err = newApp(cut, w.bounced)
 	require.NoError(t, err)
+	t.Cleanup(func() { _ = c.lent.Close(context.Background()) })
 	c.carver, err = leases.NewCarver(c.c.Budget)
 	require.NoError(t, err)
-}
-
-// refusals are answers: the call took no effect, and says why.
-var refusals = []error{budget.ErrExceeded, budget.ErrScopeClosed, holds.ErrState, holds.ErrTaken, holds.ErrUnknown, tokens.ErrInvalid}
-
-// tx makes a call in a transaction that also writes the call's row, and records the answer.
-func (w *world) tx(on *cluster, client int, c call, fn func(ctx context.Context, tx pgx.Tx) error) error {
-	id := metered.NewID()
-	return w.record(client, c, id, func(ctx context.Context) (answer, error) {
-		iso := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}[rand.IntN(4)]
-		return answer{}, on.c.RunTx(ctx, pgx.TxOptions{IsoLevel: iso}, func(ctx context.Context, tx pgx.Tx) error {
-			if err := fn(ctx, tx); err != nil {
-				return err
-			}
-			_, err := tx.Exec(ctx, insert, id)
-			return err
-		})
-	})
-}
-
-const insert = "insert into done values ($1)"
-
-// record makes a call, sometimes of a caller that leaves. If the call takes effect, it writes the row of id. A reading has none.
-func (w *world) record(client int, c call, id string, fn func(ctx context.Context) (answer, error)) error {
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
-	defer cancel()
-	if rand.IntN(25) == 0 && !w.calm.Load() {
-		time.AfterFunc(rand.N(10*time.Millisecond), func() { w.faults["left"].Add(1); cancel() })
-	}
-	r := recorded{id: id, Operation: porcupine.Operation{ClientId: client, Input: c}}
-	r.Call = int64(time.Since(w.began))
-	a, err := fn(ctx)
-	r.Return = int64(time.Since(w.began))
-	w.ended.Add(1)
-	switch refused := slices.ContainsFunc(refusals, func(target error) bool { return errors.Is(err, target) }); {
-	case err == nil:
-		r.written = id != "" && (c.kind != "do" || a.state == c.who)
-	case refused:
-		a = answer{refused: true}
-	case errors.Is(err, metered.ErrIndefinite) || errors.Is(err, metered.ErrCommitUnknown):
-		r.unknown = true
-		r.Return = math.MaxInt64
-		a = answer{state: c.who} // if its row is there, it ran
-	case id == "":
-		return err // a reading that failed says nothing
-	default:
-		r.failed = true
-		if sqlstate.Of(err) == sqlstate.DiskFull {
-			w.faults["met a full disk"].Add(1)
-		}
-	}
-	r.Output = a
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.all = append(w.all, r)
-	return err
 }
 
 // generation is the number of the things that calls are about by now.
@@ -235,7 +163,7 @@ func (w *world) generation() int64 { return w.ended.Load() / int64(*things) }
 // call whose outcome was unknown took effect, at any time since, or not, and the database says which. No answer contradicts the database.
 func TestHistories_AreThoseOfOneCallAfterTheOther(t *testing.T) {
 	t.Parallel()
-	for name, s := range map[string]setting{"direct": {}, "through PgBouncer": {bounced: true}, "a promoted standby": {standby: "sync"}} {
+	for name, s := range map[string]setting{"direct": {}, "through PgBouncer": {bounced: true}, "a promoted standby": {standby: "sync"}, "a rolling upgrade": {upgraded: true}} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			require.Empty(t, newWorld(t, s).run())
@@ -256,6 +184,9 @@ func (w *world) run() []string {
 	began := time.Now()
 	var wg, chaos sync.WaitGroup
 	chaos.Go(w.chaos)
+	if w.upgraded {
+		chaos.Go(w.upgrade)
+	}
 	for n := range clients {
 		wg.Go(func() { w.client(n) })
 	}
@@ -283,28 +214,29 @@ func (w *world) judge(took time.Duration) (wrong []string) {
 	}
 	of := map[string][]porcupine.Operation{}
 	spent := map[string]int64{} // of each child
-	var unknown, happened, failed, refused int
+	var happened, lost, ineffective, denied int
 	for _, r := range w.all {
-		c := r.Input.(call)
-		if !r.unknown && r.written != there[r.id] {
-			wrong = append(wrong, fmt.Sprintf("%+v was answered by %+v, and its row is there: %v", c, r.Output, there[r.id]))
+		c, a := r.Input.(call), r.Output.(answer)
+		written := r.outcome == done && c.ID != "" && (c.Kind != "do" || a.State == c.Who)
+		if r.outcome != unknown && written != there[c.ID] {
+			wrong = append(wrong, fmt.Sprintf("%+v was answered by %+v, and its row is there: %v", c, a, there[c.ID]))
 		}
 		switch {
-		case r.unknown && there[r.id]:
+		case r.outcome == unknown && there[c.ID]:
 			happened++
-		case r.unknown:
-			unknown++
+		case r.outcome == unknown:
+			lost++
 			continue
-		case r.failed:
-			failed++
+		case r.outcome == failed:
+			ineffective++
 			continue
-		case r.Output.(answer).refused:
-			refused++
+		case r.outcome == refused:
+			denied++
 		}
-		if strings.HasPrefix(c.thing, "child") && !r.Output.(answer).refused {
-			spent[c.thing] += c.amount
+		if strings.HasPrefix(c.Thing, "child") && !a.Refused {
+			spent[c.Thing] += c.Amount
 		}
-		of[c.thing] = append(of[c.thing], r.Operation)
+		of[c.Thing] = append(of[c.Thing], r.Operation)
 	}
 	if len(wrong) > 0 {
 		return wrong
@@ -330,7 +262,20 @@ func (w *world) judge(took time.Duration) (wrong []string) {
 		faults = append(faults, fmt.Sprint(w.faults[name].Load(), " ", name))
 	}
 	w.Logf("%d calls about %d things in %s: %d refused, %d failed, %d of unknown outcome, of which %d had happened; faults: %s",
-		w.ended.Load(), len(of), took.Round(time.Second), refused, failed, unknown+happened, happened, strings.Join(faults, ", "))
-	require.Positive(w.T, unknown+happened)
+		w.ended.Load(), len(of), took.Round(time.Second), denied, ineffective, lost+happened, happened, strings.Join(faults, ", "))
+	require.Positive(w.T, lost+happened)
 	return wrong
+}
+
+// model is that of porcupine: each thing is judged alone.
+var model = porcupine.Model{
+	Init: func() any { return state{} },
+	Step: func(s, in, out any) (bool, any) {
+		ok, next := step(s.(state), in.(call), out.(answer))
+		return ok, next
+	},
+	Equal: func(a, b any) bool { return a == b },
+	DescribeOperation: func(in, out any) string {
+		return fmt.Sprintf("%+v: %+v", in, out)
+	},
 }

@@ -1,27 +1,25 @@
-// Package histories records the calls of many clients and their answers, while connections are cut, processes are killed
-// and stopped, and callers leave. Then it looks for an order of the calls, one after the other, that explains all answers.
-package histories
+package main
 
-import (
-	"fmt"
-
-	"github.com/anishathalye/porcupine"
-)
+import "time"
 
 // call is one call of a client about one thing.
 type call struct {
-	thing  string // a scope, a wallet, a hold, a claim, an operation, a token
-	kind   string
-	who    string // the caller of a claim, the value of an operation
-	amount int64
-	limit  int64 // of a charge: the units that may be used at any time
+	Thing  string // a scope, a wallet, a hold, a claim, an operation, a token
+	Kind   string
+	ID     string // of the row that it writes if it takes effect. A reading has none
+	Who    string // the caller of a claim, the value of an operation
+	Amount int64
+	Limit  int64         // of a charge: the units that may be used at any time
+	Seq    int64         // of the charge that a refund is of
+	Token  string        // as it is presented
+	Leaves time.Duration // the caller leaves so soon, or stays with 0
 }
 
 // answer is that of a call that took effect, or that was refused.
 type answer struct {
-	refused bool
-	units   int64  // of a reading
-	state   string // of a reading, and the result of an operation
+	Refused bool
+	Units   int64  // of a reading
+	State   string // of a reading, and the result of an operation
 }
 
 // state is that of one thing.
@@ -33,69 +31,56 @@ type state struct {
 // step is the sequential behavior of one thing: whether an answer is right, and the state behind it.
 func step(s state, c call, a answer) (bool, state) {
 	become := func(phase string) state { return state{s.used, phase} }
-	switch c.kind {
+	switch c.Kind {
 	case "charge":
-		fits := s.used+c.amount <= c.limit
-		if !a.refused {
-			s.used += c.amount
+		fits := s.used+c.Amount <= c.Limit
+		if !a.Refused {
+			s.used += c.Amount
 		}
-		return fits != a.refused, s
+		return fits != a.Refused, s
 	case "leased charge": // units on leases of others can be in its way
-		fits := s.used+c.amount <= c.limit
-		if !a.refused {
-			s.used += c.amount
+		fits := s.used+c.Amount <= c.Limit
+		if !a.Refused {
+			s.used += c.Amount
 		}
-		return a.refused || fits, s
+		return a.Refused || fits, s
 	case "credit", "refund":
-		s.used -= c.amount
-		return !a.refused, s
+		s.used -= c.Amount
+		return !a.Refused, s
 	case "usage":
-		return a.units == s.used, s
+		return a.Units == s.used, s
 	case "place":
-		if a.refused {
+		if a.Refused {
 			return s.phase != "", s
 		}
 		return s.phase == "", become("held")
 	case "capture", "release":
-		if a.refused {
+		if a.Refused {
 			return s.phase != "held", s
 		}
-		return s.phase == "held", become(c.kind + "d")
+		return s.phase == "held", become(c.Kind + "d")
 	case "look":
-		return a.state == s.phase, s
+		return a.State == s.phase, s
 	case "claim":
-		if a.refused {
-			return s.phase != "" && s.phase != c.who, s
+		if a.Refused {
+			return s.phase != "" && s.phase != c.Who, s
 		}
-		return s.phase == "" || s.phase == c.who, become(c.who)
+		return s.phase == "" || s.phase == c.Who, become(c.Who)
 	case "let go":
-		if a.refused {
-			return s.phase != c.who, s
+		if a.Refused {
+			return s.phase != c.Who, s
 		}
-		return s.phase == c.who, become("")
+		return s.phase == c.Who, become("")
 	case "do":
 		if s.phase == "" {
-			return a.state == c.who, become(c.who)
+			return a.State == c.Who, become(c.Who)
 		}
-		return a.state == s.phase, s
+		return a.State == s.phase, s
 	case "consume":
-		if a.refused {
+		if a.Refused {
 			return s.phase == "used", s
 		}
 		return s.phase == "", become("used")
 	}
-	panic("no such call: " + c.kind)
-}
-
-// model is that of porcupine: each thing is judged alone.
-var model = porcupine.Model{
-	Init: func() any { return state{} },
-	Step: func(s, in, out any) (bool, any) {
-		ok, next := step(s.(state), in.(call), out.(answer))
-		return ok, next
-	},
-	Equal: func(a, b any) bool { return a == b },
-	DescribeOperation: func(in, out any) string {
-		return fmt.Sprintf("%+v: %+v", in, out)
-	},
+	panic("no such call: " + c.Kind)
 }

@@ -1,4 +1,4 @@
-package histories
+package main
 
 import (
 	"testing"
@@ -15,10 +15,10 @@ func TestModel_FindsContradictions(t *testing.T) {
 		return porcupine.Operation{Input: in, Output: out, Call: from, Return: to}
 	}
 	ten := func(kind string, refused bool, from, to int64) porcupine.Operation {
-		return one(call{kind: kind, amount: 6, limit: 10}, answer{refused: refused}, from, to)
+		return one(call{Kind: kind, Amount: 6, Limit: 10}, answer{Refused: refused}, from, to)
 	}
 	usage := func(units, from, to int64) porcupine.Operation {
-		return one(call{kind: "usage"}, answer{units: units}, from, to)
+		return one(call{Kind: "usage"}, answer{Units: units}, from, to)
 	}
 	for what, test := range map[string]struct {
 		ops  []porcupine.Operation
@@ -31,10 +31,10 @@ func TestModel_FindsContradictions(t *testing.T) {
 		"a refusal though there is room":       {[]porcupine.Operation{ten("charge", true, 1, 2)}, porcupine.Illegal},
 		"a reading that goes back":             {[]porcupine.Operation{ten("charge", false, 1, 9), usage(6, 2, 3), usage(0, 4, 5)}, porcupine.Illegal},
 		"an unknown outcome that is read late": {[]porcupine.Operation{ten("charge", false, 1, 99), usage(0, 2, 3), usage(6, 4, 5)}, porcupine.Ok},
-		"a hold that is captured and released": {[]porcupine.Operation{one(call{kind: "place"}, answer{}, 1, 2), one(call{kind: "capture"}, answer{}, 3, 6), one(call{kind: "release"}, answer{}, 4, 5)}, porcupine.Illegal},
-		"a claim with two holders":             {[]porcupine.Operation{one(call{kind: "claim", who: "a"}, answer{}, 1, 3), one(call{kind: "claim", who: "b"}, answer{}, 2, 4)}, porcupine.Illegal},
-		"an operation that runs twice":         {[]porcupine.Operation{one(call{kind: "do", who: "a"}, answer{state: "a"}, 1, 3), one(call{kind: "do", who: "b"}, answer{state: "b"}, 2, 4)}, porcupine.Illegal},
-		"a token that is used twice":           {[]porcupine.Operation{one(call{kind: "consume"}, answer{}, 1, 3), one(call{kind: "consume"}, answer{}, 2, 4)}, porcupine.Illegal},
+		"a hold that is captured and released": {[]porcupine.Operation{one(call{Kind: "place"}, answer{}, 1, 2), one(call{Kind: "capture"}, answer{}, 3, 6), one(call{Kind: "release"}, answer{}, 4, 5)}, porcupine.Illegal},
+		"a claim with two holders":             {[]porcupine.Operation{one(call{Kind: "claim", Who: "a"}, answer{}, 1, 3), one(call{Kind: "claim", Who: "b"}, answer{}, 2, 4)}, porcupine.Illegal},
+		"an operation that runs twice":         {[]porcupine.Operation{one(call{Kind: "do", Who: "a"}, answer{State: "a"}, 1, 3), one(call{Kind: "do", Who: "b"}, answer{State: "b"}, 2, 4)}, porcupine.Illegal},
+		"a token that is used twice":           {[]porcupine.Operation{one(call{Kind: "consume"}, answer{}, 1, 3), one(call{Kind: "consume"}, answer{}, 2, 4)}, porcupine.Illegal},
 	} {
 		require.Equal(t, test.want, porcupine.CheckOperationsTimeout(model, test.ops, time.Minute), what)
 	}
