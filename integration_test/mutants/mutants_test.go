@@ -51,7 +51,7 @@ func TestMutants_AreKilledByTheirTests(t *testing.T) {
 		m, began := all[i], time.Now()
 		verdict := r.run(m, texts[i])
 		took += time.Since(began)
-		if verdict == "killed" {
+		if strings.HasPrefix(verdict, "killed") {
 			killed++
 		} else {
 			t.Errorf("%s: %s", m.Name, verdict)
@@ -96,6 +96,8 @@ func (r *runner) run(m Mutant, text string) string {
 		return "does not compile: " + out
 	case err == nil:
 		return "survived"
+	case strings.Contains(out, "panic: test timed out"):
+		return "killed: it hangs"
 	case strings.Contains(out, "--- FAIL: "+top(m.Test)) || strings.Contains(out, "panic: ") && strings.Contains(out, top(m.Test)):
 		return "killed"
 	}
