@@ -26,16 +26,20 @@ var snapshotFigures = []figure{
 const before = " before"
 
 func besideSnapshot(name string, g goal, one, other, things string) figure {
-	return ratio(name, g, things+", one scope, 4 clients, when another session has kept a snapshot open for a while", one, other, (*bench).besideSnapshot)
+	return ratio(name, g, things+", one scope, 4 clients, when another session has kept a snapshot open for a while", one, other, func(b *bench, ctx context.Context) (outcome, error) {
+		if one == "charge" || one == "counter" {
+			return b.besideSnapshot(ctx, "charges", entry{"charge", chargeMetered}, entry{"counter", chargeCounter})
+		}
+		return b.besideSnapshot(ctx, "others", entry{"hold", placeAndCapture}, entry{"token", tokenConsume}, entry{"lease", chargeLeased}, entry{"key", enqueue(true)}, entry{"wallet", drawHot})
+	})
 }
 
 // besideSnapshot has the rates of each contender before a snapshot is opened, and its last ones beside it.
-func (b *bench) besideSnapshot(ctx context.Context) (outcome, error) {
-	return share(b, "open snapshot", func() (out outcome, err error) {
+func (b *bench) besideSnapshot(ctx context.Context, name string, entries ...entry) (outcome, error) {
+	return share(b, "open snapshot: "+name, func() (out outcome, err error) {
 		c := comparison{clients: 4, slice: b.slice(), rounds: b.rounds()}
 		var drop func()
-		if c.contenders, drop, err = b.contenders(ctx, options{conns: 4}, hotScope, entry{"charge", chargeMetered}, entry{"counter", chargeCounter}, entry{"hold", placeAndCapture},
-			entry{"token", tokenConsume}, entry{"lease", chargeLeased}, entry{"key", enqueue(true)}, entry{"wallet", drawHot}); err != nil {
+		if c.contenders, drop, err = b.contenders(ctx, options{conns: 4}, hotScope, entries...); err != nil {
 			return out, err
 		}
 		defer drop()
