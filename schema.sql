@@ -4346,6 +4346,11 @@ begin
     -- are ended for good, as many as it takes: a clock that is set back must not
     -- bring them to life. The rest is left to later calls. How many it
     -- takes is found first, since rows of holds must be locked all at once, in order.
+    foreach tip in array stand loop
+        if tip.next_due <= clk and tip.lots_end is null then
+            max_lines := greatest(max_lines, metered._lines_with_minima(tip.scope, tip.next_due, clk));
+        end if;
+    end loop;
     loop
         for i in 1..cardinality(scopes) loop
             remain[i] := kept[i] - case when due[i] <= clk then metered._overdue(scopes[i], due[i], clk, max_lines) else 0 end;
@@ -6815,7 +6820,7 @@ end
 $$;
 
 -- Minima: units that a hold captures when it expires. They are charges of the time at which the hold fell due, also if it is ended
--- later. So a writer of a scope first ends the holds that are due there, where one has a minimum: up to 500 of them.
+-- later. So a writer of a scope first ends the holds that are due there, up to the last that has a minimum: behind the new entry it would count later.
 
 -- How many units of a scope its lines capture when they expire: those that are due and not freed yet, by clk. They are
 -- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, the units that count after since.
@@ -6827,6 +6832,20 @@ begin
         select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
         where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.due >= tip.next_due and l.due <= clk
           and greatest(l.due, tip.at) > coalesce(since, '-infinity'));
+end
+$$;
+
+-- How many lines of a scope are to be ended at least, the earliest due first, before an entry is written: up to the last of those that are due and capture
+-- something.
+create function metered._lines_with_minima(of_scope text, since timestamptz, clk timestamptz) returns int
+language plpgsql stable
+as $$
+begin
+    return (
+        select count(*) from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= (
+            select max(y.due) from metered.hold_lines y
+            where y.scope = of_scope and y.open > 0 and y.at_least > 0 and y.at_least > y.captured and y.due >= since and y.due <= clk));
 end
 $$;
 
@@ -6924,15 +6943,16 @@ begin
 end
 $$;
 
--- Ends holds that are due, up to 500 of each of the scopes in which one of them has a minimum. It runs before an entry is written, behind
--- which the minimum would count later. The scopes are locked. The hold of_others_than is no reason to end others.
+-- Ends holds that are due, up to 500 of each of the scopes in which one of them has a minimum, and more up to the last of these. It runs before an entry is
+-- written. The scopes are locked. The hold of_others_than is no reason to end others.
 create function metered._end_minima(scopes text[], of_others_than bigint, clk timestamptz, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 declare
     since timestamptz[];
+    lines int;
 begin
-    select array_agg(d.scope), array_agg(d.next_due) into scopes, since
+    select array_agg(d.scope), array_agg(d.next_due), max(metered._lines_with_minima(d.scope, d.next_due, clk)) into scopes, since, lines
     from unnest(scopes) s(scope),
          lateral (select y.scope, y.next_due, y.lots_end from metered.ledger y where y.scope = s.scope order by y.seq desc limit 1) d
     where d.next_due <= clk and d.lots_end is null and 0 < (
@@ -6942,7 +6962,7 @@ begin
     if scopes is null then
         return false;
     end if;
-    perform metered._expire_due(scopes, since, clk, 500, wait_ms);
+    perform metered._expire_due(scopes, since, clk, greatest(500, lines), wait_ms);
     return true;
 end
 $$;
@@ -7799,7 +7819,8 @@ begin
                     perform metered._collided();
                 end if;
                 if l.next_due <= k.clk and l.lots_end is null then
-                    ended := ended or metered._end_minima_of(k.nos, k.clk, wait_ms) is not null;
+                    ended := ended or metered._end_minima(array(select distinct y.scope from metered.hold_lines y
+                        where y.hold = any (k.nos) and y.open <> 0 and (terms.closing or units[array_position(scopes, y.scope)] > 0)), k.nos[1], k.clk, wait_ms) is not null;
                     tip := metered._entry_for_write(l.scope);
                 elsif l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
                     tip := metered._settle(metered._entry_for_write(l.scope), k.clk, metered._ends_per_call(), 0, wait_ms);
@@ -10959,30 +10980,30 @@ begin
             _free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_held_here,_hold_as_json,_hold_of_job,
             _is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,_lags,
             _lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,
-            _leaves_at,_line_json,_lines,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,
-            _lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,_mark_freed,_minima,_minima_leave,
-            _missing_hold,_missing_lot,_missing_token,_named_holds,_next_end,_next_entry,_next_lot,_no_amount,
-            _note_lot,_old_lot,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_overdue,
-            _owe,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,_pay_back,_period_at,
-            _periods_of,_placed_before,_plan_on,_purge_lots,_raise_sequence,_raised,_rearmed,_recorded_events,
-            _recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,
-            _refuse_hold,_refuse_stale,_refuse_unreported,_refusing,_release_line,_release_lines,_remember_hold,
-            _renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
-            _roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,
-            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_kept,_take_lots,
-            _threshold_key,_token_fits,_told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
-            _try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,
-            _usage_known_from,_use_lots,_with_absent,_with_keys,_withdraw,_without_lapsing,_write_charges,
-            _write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_command,
-            block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,charge_up_to,
-            check_charge,claim_job_key,clock,complete_command,consume_token,create_scopes,credit,draw,drop_parked,
-            due_holds,end_child,end_renewal,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
-            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
-            mint_tokens,next_release,open_lease,open_session,park_jobs,place,plan_lot,purge_holds,purge_job_keys,
-            purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,release_captured,
-            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,retire_scopes,return_holds,
-            revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,set_lot_end,settle_away,settle_lease,
-            spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
+            _leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,
+            _lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,_mark_freed,_minima,
+            _minima_leave,_missing_hold,_missing_lot,_missing_token,_named_holds,_next_end,_next_entry,
+            _next_lot,_no_amount,_note_lot,_old_lot,_on_spending,_one_snapshot,_open_wallet,_other_lane,
+            _others_fall_due,_overdue,_owe,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,
+            _pay_back,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_sequence,_raised,
+            _rearmed,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,
+            _refunds_after,_refuse_closed,_refuse_hold,_refuse_stale,_refuse_unreported,_refusing,_release_line,
+            _release_lines,_remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,
+            _resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,
+            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_take_back,
+            _take_kept,_take_lots,_threshold_key,_token_fits,_told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,
+            _try_lock_there,_try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,
+            _untold_json,_usage_known_from,_use_lots,_with_absent,_with_keys,_withdraw,_without_lapsing,
+            _write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,
+            begin_command,block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,
+            charge_up_to,check_charge,claim_job_key,clock,complete_command,consume_token,create_scopes,
+            credit,draw,drop_parked,due_holds,end_child,end_renewal,expire_hold,explain_parked,extend_holds,
+            find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,
+            lock_scopes,look_place,mint_tokens,next_release,open_lease,open_session,park_jobs,place,plan_lot,
+            purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,
+            refund,release_captured,release_holds,release_jobs,repair_clock,replace_token,rest_jobs,retire_scopes,
+            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,set_lot_end,settle_away,
+            settle_lease,spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -163,6 +163,47 @@ func TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue(t *testing.T) {
 	require.Empty(t, report.Differences)
 }
 
+// However many minima fell due in November, the first entry of December moves none of them into its month, nor into a window.
+func TestAtLeast_HoweverManyFellDueTheyStayWhereTheyWere(t *testing.T) {
+	t.Parallel()
+	const many = 510 // a call ends 500 holds that have none
+	f := setUp(t, holds.Config{MaxTTL: 24 * time.Hour})
+	november := time.Date(2031, 11, 1, 0, 0, 0, 0, time.UTC)
+	december := november.AddDate(0, 1, 0)
+	for what, act := range map[string]func(ctx context.Context, tx pgx.Tx) error{
+		"charge": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.ledger.Charge(ctx, tx, budget.Charge{Scope: "charge", Amount: 1})
+			return err
+		},
+		"credit": func(ctx context.Context, tx pgx.Tx) error {
+			_, err := f.ledger.Credit(ctx, tx, budget.Credit{Scope: "credit", Amount: 1})
+			return err
+		},
+	} {
+		f.clock.Set(december.Add(-2 * time.Hour))
+		require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error {
+			for i := range many {
+				_, err := f.book.Place(t.Context(), tx, holds.Request{TTL: time.Hour + time.Duration(i)*time.Microsecond, Lines: []holds.Line{{Scope: what, Amount: 2, AtLeast: 1}}})
+				require.NoError(t, err)
+			}
+			return nil
+		}))
+		f.clock.Set(december.Add(5 * time.Minute))
+		for _, when := range []string{"before", "after"} {
+			month, err := f.ledger.UsageBetween(t.Context(), f.pool, what, november, december)
+			require.NoError(t, err)
+			require.EqualValues(t, many, month.Charged, "%s a %s", when, what)
+			window, err := f.ledger.Usage(t.Context(), f.pool, budget.Query{Scope: what, Window: time.Hour})
+			require.NoError(t, err)
+			require.LessOrEqual(t, window[0].Used, int64(1), "%s a %s", when, what)
+			if when == "before" {
+				require.NoError(t, pgx.BeginFunc(t.Context(), f.pool, func(tx pgx.Tx) error { return act(t.Context(), tx) }))
+			}
+		}
+	}
+	f.verify()
+}
+
 // lastHeld is the held units in the last entry of a scope.
 func lastHeld(f *fixture, scope string) int64 {
 	f.Helper()

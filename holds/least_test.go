@@ -78,6 +78,29 @@ func TestAtLeast_IsNotWaitedFor(t *testing.T) {
 	}
 }
 
+// A capture in part ends no hold of a scope that it leaves alone, whatever was due in the others before.
+func TestAtLeast_IsNotWrittenByACaptureOfOtherScopes(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	f.mustPlace(holds.Request{ID: "both", TTL: time.Hour, Lines: []holds.Line{{Scope: "a", Amount: 5}, {Scope: "b", Amount: 5}}})
+	f.mustPlace(holds.Request{ID: "early", TTL: 10 * time.Second, Lines: []holds.Line{{Scope: "a", Amount: 1}}})
+	f.mustPlace(holds.Request{ID: "due", TTL: time.Minute, Lines: []holds.Line{{Scope: "b", Amount: 5, AtLeast: 2}}})
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+		return f.book.Release(ctx, tx, holds.Release{IDs: []string{"early"}})
+	})
+	require.NoError(t, err)
+	f.clock.Advance(time.Minute)
+	for want, scope := range []string{"", "a", "b"} {
+		if scope != "" {
+			_, err := do(f, func(ctx context.Context, tx pgx.Tx) ([]holds.Hold, error) {
+				return f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"both"}, Keep: true, Lines: []holds.Line{{Scope: scope, Amount: 1}}})
+			})
+			require.NoError(t, err)
+		}
+		require.Equal(t, max(1, want), f.get("due").Version, "behind a capture of %q", scope)
+	}
+}
+
 // The first writer writes it down, once: charges that need the room, sweeps, and Expire, at each isolation level.
 func TestAtLeast_IsChargedOnceByTheFirstWriter(t *testing.T) {
 	t.Parallel()

@@ -242,7 +242,11 @@ func (m *model) capture(now time.Time, c holds.Capture) ([]*mHold, error) {
 		}
 		m.admit(now, scopesOf(excess), scopesOf(excess))
 	}
-	m.endMinima(now, nil, open(found...)...)
+	written := open(found...)
+	if c.Keep {
+		written = slices.DeleteFunc(written, func(scope string) bool { return take[scope] == 0 })
+	}
+	m.endMinima(now, nil, written...)
 	for _, h := range found {
 		for i := range h.lines {
 			l := &h.lines[i]

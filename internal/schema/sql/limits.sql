@@ -371,6 +371,11 @@ begin
     -- are ended for good, as many as it takes: a clock that is set back must not
     -- bring them to life. The rest is left to later calls. How many it
     -- takes is found first, since rows of holds must be locked all at once, in order.
+    foreach tip in array stand loop
+        if tip.next_due <= clk and tip.lots_end is null then
+            max_lines := greatest(max_lines, metered._lines_with_minima(tip.scope, tip.next_due, clk));
+        end if;
+    end loop;
     loop
         for i in 1..cardinality(scopes) loop
             remain[i] := kept[i] - case when due[i] <= clk then metered._overdue(scopes[i], due[i], clk, max_lines) else 0 end;

@@ -1,5 +1,5 @@
 -- Minima: units that a hold captures when it expires. They are charges of the time at which the hold fell due, also if it is ended
--- later. So a writer of a scope first ends the holds that are due there, where one has a minimum: up to 500 of them.
+-- later. So a writer of a scope first ends the holds that are due there, up to the last that has a minimum: behind the new entry it would count later.
 
 -- How many units of a scope its lines capture when they expire: those that are due and not freed yet, by clk. They are
 -- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, the units that count after since.
@@ -11,6 +11,20 @@ begin
         select coalesce(sum(greatest(l.at_least - l.captured, 0)), 0) from metered.hold_lines l
         where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.due >= tip.next_due and l.due <= clk
           and greatest(l.due, tip.at) > coalesce(since, '-infinity'));
+end
+$$;
+
+-- How many lines of a scope are to be ended at least, the earliest due first, before an entry is written: up to the last of those that are due and capture
+-- something.
+create function metered._lines_with_minima(of_scope text, since timestamptz, clk timestamptz) returns int
+language plpgsql stable
+as $$
+begin
+    return (
+        select count(*) from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= (
+            select max(y.due) from metered.hold_lines y
+            where y.scope = of_scope and y.open > 0 and y.at_least > 0 and y.at_least > y.captured and y.due >= since and y.due <= clk));
 end
 $$;
 
@@ -111,15 +125,16 @@ begin
 end
 $$;
 
--- Ends holds that are due, up to 500 of each of the scopes in which one of them has a minimum. It runs before an entry is written, behind
--- which the minimum would count later. The scopes are locked. The hold of_others_than is no reason to end others.
+-- Ends holds that are due, up to 500 of each of the scopes in which one of them has a minimum, and more up to the last of these. It runs before an entry is
+-- written. The scopes are locked. The hold of_others_than is no reason to end others.
 create function metered._end_minima(scopes text[], of_others_than bigint, clk timestamptz, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
 declare
     since timestamptz[];
+    lines int;
 begin
-    select array_agg(d.scope), array_agg(d.next_due) into scopes, since
+    select array_agg(d.scope), array_agg(d.next_due), max(metered._lines_with_minima(d.scope, d.next_due, clk)) into scopes, since, lines
     from unnest(scopes) s(scope),
          lateral (select y.scope, y.next_due, y.lots_end from metered.ledger y where y.scope = s.scope order by y.seq desc limit 1) d
     where d.next_due <= clk and d.lots_end is null and 0 < (
@@ -129,7 +144,7 @@ begin
     if scopes is null then
         return false;
     end if;
-    perform metered._expire_due(scopes, since, clk, 500, wait_ms);
+    perform metered._expire_due(scopes, since, clk, greatest(500, lines), wait_ms);
     return true;
 end
 $$;

@@ -283,7 +283,8 @@ begin
                     perform metered._collided();
                 end if;
                 if l.next_due <= k.clk and l.lots_end is null then
-                    ended := ended or metered._end_minima_of(k.nos, k.clk, wait_ms) is not null;
+                    ended := ended or metered._end_minima(array(select distinct y.scope from metered.hold_lines y
+                        where y.hold = any (k.nos) and y.open <> 0 and (terms.closing or units[array_position(scopes, y.scope)] > 0)), k.nos[1], k.clk, wait_ms) is not null;
                     tip := metered._entry_for_write(l.scope);
                 elsif l.lots_end <= greatest(k.clk, l.at) or l.lots_end is not null and l.next_due <= k.clk then
                     tip := metered._settle(metered._entry_for_write(l.scope), k.clk, metered._ends_per_call(), 0, wait_ms);
