@@ -73,7 +73,7 @@ type Outcome[R any] struct {
 	Holds  []holds.Hold   `json:"holds,omitempty"` // by calls of Tx, each as it was after its call
 	Draws  []wallet.Drawn `json:"draws,omitempty"` // of Tx.Draw, likewise
 	At     time.Time      `json:"at"`              // of completion, by the database's clock
-	LSN    replica.LSN    `json:"lsn,omitzero"`    // behind the commit, with Command.LSN. 0 if unknown
+	LSN    replica.LSN    `json:"lsn,omitzero"`    // behind the commit, with Command.LSN. 0 if unknown. It is not stored: a replay has a later one
 }
 
 // Do runs a command as one unit: it claims the operation id, spends the token, calls fn (which may be nil), makes the charges, records the

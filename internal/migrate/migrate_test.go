@@ -374,6 +374,7 @@ func TestMigrate_RefusesASchemaOfAnotherVersionThanItSays(t *testing.T) {
 		"emptied":        {"truncate metered.schema_version", "schema_version says no version"},
 		"set back":       {"update metered.schema_version set version = 0", "schema_version says no version"},
 		"far back":       {"update metered.schema_version set version = -1", "schema_version says no version"},
+		"misnamed":       {"alter table metered.schema_version rename version to edition", "schema_version says no version"},
 		"without it":     {"drop table metered.schema_version", "schema_version says no version"},
 		"without tables": {"drop table metered.schema_version, metered.operations cascade", "schema_version says no version"},
 	} {

@@ -85,7 +85,7 @@ func (r *Release) Read(ctx context.Context, db DB, n Name) (c Catalog, err error
 	if err := tx.SendBatch(ctx, batch).Close(); err != nil {
 		return c, err
 	}
-	if _, ok := c.objects["table schema_version"]; ok {
+	if c.Has("table schema_version") && c.Has("column schema_version.version") {
 		err = tx.QueryRow(ctx, n.SQL(`select coalesce(max(version), 0) from metered.schema_version`)).Scan(&c.Version)
 	}
 	return c, err
