@@ -248,6 +248,16 @@ func (r *Run) note(c choice, server bool, step string) {
 // ErrDiverged is that of an order which could not be followed, since the calls did not do the same as before.
 var ErrDiverged = errors.New("the calls took another way")
 
+// Open opens every gate, until the next run.
+func (e *Explorer) Open(ctx context.Context) error {
+	var sql strings.Builder
+	for _, s := range e.sessions {
+		fmt.Fprintf(&sql, "select pg_catalog.setval('gates.ahead%d', %d);", s.key, every)
+	}
+	_, err := e.control.Exec(ctx, sql.String(), pgx.QueryExecModeSimpleProtocol)
+	return err
+}
+
 // shut shuts the gates that an earlier run has left open.
 func (e *Explorer) shut(ctx context.Context) error {
 	var sql strings.Builder
@@ -305,8 +315,13 @@ func (e *Explorer) settle(ctx context.Context, all []*session, s *session, r *Ru
 	if err := e.await(ctx, all, s, r); err != nil {
 		return err
 	}
+	return e.settleOthers(ctx, all, s, r)
+}
+
+// settleOthers waits until the blocked sessions but s are still blocked, or at a gate, or ended.
+func (e *Explorer) settleOthers(ctx context.Context, all []*session, s *session, r *Run) error {
 	for _, other := range all {
-		if other.state == blocked {
+		if other.state == blocked && other != s {
 			if err := e.await(ctx, all, other, r); err != nil {
 				return err
 			}
@@ -333,8 +348,8 @@ func (e *Explorer) await(ctx context.Context, all []*session, s *session, r *Run
 			if err := e.control.QueryRow(ctx, "select pg_catalog.pg_blocking_pids($1)::int8[]", int32(s.pid)).Scan(&by); err != nil {
 				return err
 			}
-			by = slices.DeleteFunc(by, func(pid uint32) bool { return pid == e.control.PgConn().PID() })
-			if len(by) > 0 && len(s.events) == 0 {
+			waits := slices.ContainsFunc(all, func(other *session) bool { return slices.Contains(by, other.pid) })
+			if waits && len(s.events) == 0 {
 				s.state = blocked
 				return nil
 			}
@@ -343,17 +358,29 @@ func (e *Explorer) await(ctx context.Context, all []*session, s *session, r *Run
 				select {
 				case ev := <-other.events:
 					e.note(all, other, ev, r)
-					return e.settle(ctx, all, other, r)
+					return e.settleOthers(ctx, all, other, r)
 				default:
 				}
 			}
 			time.Sleep(pause)
 		}
 		if time.Since(began) > hang {
-			return fmt.Errorf("interleave: no session goes on after %s", r.Order)
+			return fmt.Errorf("interleave: no session goes on after %s: %s", r.Order, e.doing(ctx, all))
 		}
 		pause = min(2*pause, 10*time.Millisecond)
 	}
+}
+
+// doing says what each session does.
+func (e *Explorer) doing(ctx context.Context, all []*session) string {
+	var text strings.Builder
+	for i, s := range all {
+		var does string
+		err := e.control.QueryRow(ctx, `select concat_ws(' ', a.state, a.wait_event_type, a.wait_event, 'blocked by', pg_catalog.pg_blocking_pids($1), 'in', a.query)
+			from pg_catalog.pg_stat_activity a where a.pid = $1`, int32(s.pid)).Scan(&does)
+		fmt.Fprintf(&text, "\nsession %d (pid %d) in state %d, at %q: %s %v", i, s.pid, s.state, s.at, does, err)
+	}
+	return text.String()
 }
 
 func (e *Explorer) note(all []*session, s *session, ev event, r *Run) {

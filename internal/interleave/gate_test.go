@@ -2,6 +2,7 @@ package interleave_test
 
 import (
 	"context"
+	"errors"
 	"regexp"
 	"testing"
 
@@ -105,4 +106,39 @@ func TestExplore_FindsTheOrdersThatSellTwice(t *testing.T) {
 			}
 		})
 	}
+}
+
+// Sessions that wait for each other go on when Postgres has ended one of them.
+func TestRun_ADeadlockEndsOneCall(t *testing.T) {
+	db := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	conn, err := pgx.ConnectConfig(t.Context(), db.Config().ConnConfig)
+	require.NoError(t, err)
+	defer func() { _ = conn.Close(context.Background()) }()
+	require.NoError(t, interleave.Install(t.Context(), conn))
+	_, err = conn.Exec(t.Context(), "create table stock (item int primary key, n int not null); insert into stock values (0, 0), (1, 0)", pgx.QueryExecModeSimpleProtocol)
+	require.NoError(t, err)
+	e, err := interleave.New(t.Context(), db.Config(), 2)
+	require.NoError(t, err)
+	t.Cleanup(func() { e.Close(context.Background()) })
+
+	both := func(first int) interleave.Call {
+		return func(ctx context.Context, pool *pgxpool.Pool) error {
+			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, "update stock set n = n + 1 where item = $1", first)
+				if err == nil {
+					_, err = tx.Exec(ctx, "update stock set n = n + 1 where item = 1 - $1", first)
+				}
+				return err
+			})
+		}
+	}
+	r, err := e.Run(t.Context(), interleave.Order{0, 0, 1, 1, 0, 1}, []interleave.Call{both(0), both(1)})
+	require.NoError(t, err)
+	require.Len(t, r.Ended, 2)
+	failed := errors.Join(r.Errs...)
+	require.ErrorContains(t, failed, "40P01")
+	require.True(t, r.Errs[0] == nil || r.Errs[1] == nil)
+	var sum int
+	require.NoError(t, conn.QueryRow(t.Context(), "select sum(n) from stock").Scan(&sum))
+	require.Equal(t, 2, sum)
 }

@@ -84,6 +84,7 @@ func (s *session) open(ctx context.Context, config *pgxpool.Config) (err error) 
 	config.MinConns, config.MaxConns = 0, 1
 	config.ConnConfig.RuntimeParams["deadlock_timeout"] = "10ms"
 	config.ConnConfig.RuntimeParams["jit"] = "off"
+	config.ConnConfig.RuntimeParams["plan_cache_mode"] = "force_generic_plan"
 	config.ConnConfig.Tracer = gateTracer{s}
 	config.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
 		if place, ok := strings.CutPrefix(n.Message, "gate "); ok {
