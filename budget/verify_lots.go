@@ -127,12 +127,15 @@ func (v *verification) lots(ctx context.Context, tx pgx.Tx, scope string, first 
 	if err := tx.QueryRow(ctx, v.ledger.sql.anyLots, scope).Scan(&wallet); err != nil {
 		return failed("verify lots", err)
 	}
-	all := []string{v.ledger.sql.lots, v.ledger.sql.carried}
-	if !wallet {
-		all = all[1:]
-	}
-	for _, sql := range all {
-		rows, err := tx.Query(ctx, sql, pgx.QueryExecModeExec, scope, first)
+	for _, sql := range []string{v.ledger.sql.lots, v.ledger.sql.carried} {
+		args := []any{scope, first}
+		if sql == v.ledger.sql.lots {
+			if !wallet {
+				continue
+			}
+			args = []any{pgx.QueryExecModeExec, scope, first} // planned for the wallet
+		}
+		rows, err := tx.Query(ctx, sql, args...)
 		if err != nil {
 			return failed("verify lots", err)
 		}
