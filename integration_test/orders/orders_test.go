@@ -1,11 +1,10 @@
 package orders
 
 import (
-	"context"
-	"errors"
 	"flag"
 	"fmt"
 	"math/rand/v2"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -13,12 +12,8 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
-	"github.com/pgmetered/metered"
-	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/interleave"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/schema"
@@ -29,183 +24,11 @@ var (
 	enough      = flag.Int("orders", pgtest.Size(400, 0), "ends after so many orders, of groups in a fixed random order, each at one setting of levels. 0 runs all")
 	only        = flag.String("calls", "", "explores these calls alone, as charge+refund")
 	replay      = flag.String("order", "", "runs one order of -calls and prints its steps, as rc,rc:0.0.1.1")
-	workers     = flag.Int("workers", 3, "explorers at the same time")
+	workers     = flag.Int("workers", 3*runtime.NumCPU(), "explorers at the same time")
 	together    = flag.Int("together", 2, "how many calls at the same time: 3 are three of the hottest calls")
 )
 
 var levels = map[string]pgx.TxIsoLevel{"rc": pgx.ReadCommitted, "rr": pgx.RepeatableRead, "s": pgx.Serializable}
-
-// explorer is a database with gates, and sessions on it.
-type explorer struct {
-	pieces
-	*interleave.Explorer
-	db      *pgxpool.Pool
-	clock   *pgtest.Clock
-	clients []*metered.Client
-	worlds  int
-}
-
-func newExplorer(t *testing.T, sessions int) *explorer {
-	t.Helper()
-	return newExplorerOf(t, sessions, schema.Current().Source())
-}
-
-// newExplorerOf is an explorer of another text of the schema.
-func newExplorerOf(t *testing.T, sessions int, source string) *explorer {
-	t.Helper()
-	ctx := t.Context()
-	e := &explorer{db: pgtest.OpenWith(t, pgtest.Options{Empty: true})}
-	gated := interleave.Gated(source, interleave.Shared(source, "metered"))
-	require.Equal(t, source, interleave.Ungated(gated), "the schema is the same but for its gates")
-	conn, err := pgx.ConnectConfig(ctx, e.db.Config().ConnConfig)
-	require.NoError(t, err)
-	defer func() { _ = conn.Close(ctx) }()
-	require.NoError(t, interleave.Install(ctx, conn))
-	_, err = conn.Exec(ctx, schema.Script(gated)+"create table reports (scope text not null);", pgx.QueryExecModeSimpleProtocol)
-	require.NoError(t, err)
-	e.clock = pgtest.SetClock(t, e.db, pgtest.Tomorrow(12))
-	e.pieces, err = makePieces(ctx, e.db)
-	require.NoError(t, err)
-	e.Explorer, err = interleave.New(ctx, e.db.Config(), sessions)
-	require.NoError(t, err)
-	t.Cleanup(func() { e.Close(context.Background()) })
-	warm := make([]interleave.Call, sessions)
-	for i := range warm {
-		c, err := metered.New(e.Pool(i), metered.Config{LockTimeout: 30 * time.Minute, MaxAttempts: 1})
-		require.NoError(t, err)
-		e.clients = append(e.clients, c)
-		warm[i] = func(ctx context.Context, _ *pgxpool.Pool) error {
-			_, err := metered.Do(ctx, c, metered.Command{ID: fmt.Sprint("warm", i)}, func(context.Context, *metered.Tx) (int, error) { return 0, nil })
-			return err
-		}
-	}
-	r, err := e.Run(ctx, nil, warm)
-	require.NoError(t, err)
-	require.NoError(t, errors.Join(r.Errs...))
-	return e
-}
-
-// setup makes a world, and the calls on it.
-func (e *explorer) setup(ctx context.Context, all []call, at []pgx.TxIsoLevel) (*world, []interleave.Call, error) {
-	var needs need
-	for _, c := range all {
-		needs |= c.needs
-	}
-	if needs&aDue != 0 { // holds of other worlds end first, or a sweep would find as many as there were worlds
-		e.clock.Advance(2 * time.Hour)
-		if _, err := e.book.Sweep(ctx, e.db, holds.SweepOptions{}); err != nil {
-			return nil, nil, err
-		}
-	}
-	if e.worlds++; e.worlds%500 == 0 {
-		if err := e.empty(ctx); err != nil {
-			return nil, nil, err
-		}
-	}
-	w, err := e.build(ctx, e.db, fmt.Sprintf("w%d", e.worlds), needs, e.clock.Advance)
-	if err != nil {
-		return nil, nil, err
-	}
-	if slices.ContainsFunc(all, func(c call) bool { return c.session }) {
-		if err := e.openSessions(ctx, w, all); err != nil {
-			return nil, nil, err
-		}
-	}
-	if needs&jumped != 0 {
-		w.model.ahead = true
-		w.model.later, w.model.resting = w.model.later+w.model.resting, 0
-		e.clock.Advance(-30 * time.Minute)
-	}
-	var steps []interleave.Call
-	for i, c := range all {
-		steps = append(steps, func(ctx context.Context, pool *pgxpool.Pool) error {
-			if c.own != nil {
-				return c.own(ctx, e.clients[i], pool, w, at[i])
-			}
-			return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: at[i]}, func(tx pgx.Tx) error { return c.tx(ctx, tx, w) })
-		})
-	}
-	return w, steps, nil
-}
-
-// empty removes the rows of the worlds before, which make each statement slower.
-func (e *explorer) empty(ctx context.Context) error {
-	report, err := e.ledger.Verify(ctx, e.db, budget.VerifyOptions{})
-	if err == nil && len(report.Differences) > 0 {
-		err = fmt.Errorf("the ledger does not add up: %v", report.Differences)
-	}
-	if err != nil {
-		return err
-	}
-	_, err = e.db.Exec(ctx, `do $$ begin execute (select 'truncate reports, ' || string_agg(format('metered.%I', relname), ', ') from pg_class
-		where relnamespace = 'metered'::regnamespace and relkind = 'r' and relname !~ 'horizon|schema_version'); end $$`)
-	return err
-}
-
-// openSessions opens a session for each call that wants one. They are closed as those of a process that dies, before they are renewed.
-func (e *explorer) openSessions(ctx context.Context, w *world, all []call) error {
-	opens := make([]interleave.Call, len(all))
-	for i, c := range all {
-		opens[i] = func(ctx context.Context, _ *pgxpool.Pool) error {
-			if c.session {
-				return w.open(ctx, e.clients[i], fmt.Sprint("session", i))
-			}
-			return nil
-		}
-	}
-	r, err := e.Run(ctx, nil, opens)
-	return errors.Join(append(r.Errs, err)...)
-}
-
-// judge compares an order that was run with the serial orders of the calls that took effect.
-func (e *explorer) judge(ctx context.Context, w *world, all []call, r *interleave.Run) error {
-	state, err := w.state(ctx, e.db)
-	if err != nil {
-		return err
-	}
-	for _, s := range w.sessions {
-		s.Close()
-	}
-	said := make([]string, len(all))
-	var took []int
-	for i, err := range r.Errs {
-		if said[i] = answer(err); said[i] != again {
-			took = append(took, i)
-		}
-	}
-	var tried []string
-	for order := range permutations(took) {
-		m := w.model.clone()
-		same := true
-		for _, i := range order {
-			same = all[i].model(m) == said[i] && same
-		}
-		if same && m.text() == state {
-			return nil
-		}
-		tried = append(tried, fmt.Sprintf("%v would be %s", order, m.text()))
-	}
-	return fmt.Errorf("the answers %q and the state\n%s\nare of no serial order:\n%s", said, state, strings.Join(tried, "\n"))
-}
-
-func permutations(of []int) func(func([]int) bool) {
-	return func(yield func([]int) bool) {
-		var walk func(done, left []int) bool
-		walk = func(done, left []int) bool {
-			if len(left) == 0 {
-				return yield(done)
-			}
-			for i, n := range left {
-				rest := append(slices.Clone(left[:i]), left[i+1:]...)
-				if !walk(append(slices.Clone(done), n), rest) {
-					return false
-				}
-			}
-			return true
-		}
-		walk(nil, of)
-	}
-}
 
 // explore walks the orders of some calls, and checks each. It returns how many there were.
 func (e *explorer) explore(t testing.TB, all []call, words []string, bound int) int {
@@ -297,8 +120,9 @@ func TestOrders_AreSerial(t *testing.T) {
 	var mu sync.Mutex
 	total, next, done := 0, 0, 0
 	var wg sync.WaitGroup
+	var states sync.Map
 	for range *workers {
-		e := newExplorer(t, *together)
+		e := newExplorerOf(t, *together, schema.Current().Source(), &states)
 		wg.Go(func() {
 			for {
 				mu.Lock()
@@ -316,6 +140,9 @@ func TestOrders_AreSerial(t *testing.T) {
 					n := e.explore(t, all[i], words, *preemptions)
 					mu.Lock()
 					total += max(n, 0)
+					if n < 0 {
+						next = len(all)
+					}
 					if done++; done%100 == 0 && !testing.Short() {
 						t.Logf("%d orders of %d of %d groups in %s", total, done, len(all)*len(settings), time.Since(began).Round(time.Second))
 					}
@@ -325,9 +152,6 @@ func TestOrders_AreSerial(t *testing.T) {
 					}
 				}
 			}
-			report, err := e.ledger.Verify(t.Context(), e.db, budget.VerifyOptions{})
-			require.NoError(t, err)
-			require.Empty(t, report.Differences)
 		})
 	}
 	wg.Wait()
@@ -360,7 +184,7 @@ func TestOrders_FindPlantedFaults(t *testing.T) {
 	for _, fault := range planted {
 		source := schema.Current().Source()
 		require.Equal(t, 1, strings.Count(source, fault.old), fault.name)
-		e := newExplorerOf(t, 2, strings.Replace(source, fault.old, fault.new, 1))
+		e := newExplorerOf(t, 2, strings.Replace(source, fault.old, fault.new, 1), &sync.Map{})
 		var all []call
 		for _, name := range strings.Split(fault.calls, "+") {
 			all = append(all, calls[slices.IndexFunc(calls, func(c call) bool { return c.name == name })])
@@ -369,6 +193,26 @@ func TestOrders_FindPlantedFaults(t *testing.T) {
 		e.explore(f, all, strings.Split(fault.at, ","), 1)
 		require.NotEmpty(t, f.errors, fault.name)
 		t.Logf("%s: %.200s", fault.name, f.errors[0])
+	}
+}
+
+// A call that is run again begins with the same rows and ends with the same ones.
+func TestOrders_BeginWithTheSameRows(t *testing.T) {
+	e := newExplorer(t, 1)
+	for _, c := range calls {
+		var rows [2][2][]string
+		for n := range rows {
+			_, steps, err := e.setup(t.Context(), []call{c}, []pgx.TxIsoLevel{pgx.ReadCommitted})
+			require.NoError(t, err)
+			rows[n][0], err = e.rows(t.Context())
+			require.NoError(t, err)
+			require.NoError(t, e.Open(t.Context()))
+			_ = steps[0](t.Context(), e.Pool(0)) // some calls are refused
+			rows[n][1], err = e.rows(t.Context())
+			require.NoError(t, err)
+		}
+		require.Equal(t, rows[0], rows[1], c.name)
+		require.NotEqual(t, rows[0][0], rows[0][1], c.name)
 	}
 }
 
@@ -399,7 +243,7 @@ func TestOrders_OneIsRunAgain(t *testing.T) {
 		require.NoError(t, err)
 		r, err := e.Run(t.Context(), order, steps)
 		require.NoError(t, err)
-		state, err := w.state(t.Context(), e.db)
+		state, err := e.state(t.Context(), w, e.clock.Now())
 		require.NoError(t, err)
 		if first == nil {
 			t.Logf("%s\nanswers: %v\nstate: %s", strings.Join(r.Steps, "\n"), r.Errs, state)

@@ -48,6 +48,8 @@ const (
 	rested // a job whose next attempt may start, and needs as many units
 	aged   // 40 charges that have left every window
 	jumped // the last entry is ahead of the clock
+
+	nobody need = -1 // of an empty database
 )
 
 // pieces are the library's parts, as a program would have them.
@@ -113,6 +115,13 @@ type world struct {
 	model *model
 
 	sessions map[*metered.Client]*metered.Session[int]
+}
+
+// clone is the world with a model and sessions of its own.
+func (w *world) clone() *world {
+	c := *w
+	c.model, c.sessions = w.model.clone(), map[*metered.Client]*metered.Session[int]{}
+	return &c
 }
 
 func (w *world) scope(name string) string { return w.name + "/" + name }
@@ -228,14 +237,14 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 				m.job, m.started = "h", 1
 				m.scopes["s"].held += 20
 				var err error
-				w.job, err = w.failed(ctx, tx, 20, "1 hour")
+				w.job, err = w.failed(ctx, tx, 20, "2100-01-01")
 				return err
 			})
 		}
 		if needs&rested != 0 {
 			b.do(func() error {
 				m.resting = 1
-				hold, err := w.failed(ctx, tx, limit-m.use("s"), "0")
+				hold, err := w.failed(ctx, tx, limit-m.use("s"), "2000-01-01")
 				m.wants = limit - m.use("s")
 				return errors.Join(err, w.rest(ctx, tx, hold))
 			})
@@ -250,13 +259,13 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 	return w, err
 }
 
-// failed enqueues a job whose first attempt has failed, and returns its hold. Its next attempt is so long from now.
-func (w *world) failed(ctx context.Context, tx pgx.Tx, amount int64, until string) (hold string, err error) {
+// failed enqueues a job whose first attempt has failed, and returns its hold. Its next attempt is at a time of River's clock.
+func (w *world) failed(ctx context.Context, tx pgx.Tx, amount int64, at string) (hold string, err error) {
 	r, err := w.enqueue(ctx, tx, amount)
 	if err != nil {
 		return "", err
 	}
-	_, err = tx.Exec(ctx, "update river_job set state = 'retryable', attempt = 1, scheduled_at = now() + $2::text::interval where id = $1", r.JobID, until)
+	_, err = tx.Exec(ctx, "update river_job set state = 'retryable', attempt = 1, scheduled_at = $2::text::timestamptz where id = $1", r.JobID, at)
 	return jobs.HoldOf(r.Job), err
 }
 
