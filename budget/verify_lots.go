@@ -94,6 +94,8 @@ union all
 select m.seq, 'drawn of lot ' || m.lot, e.at::text, 'before its end, ' || l.expires_at
 from moves m join lots l on l.no = m.lot join metered.ledger e on e.scope = m.scope and e.seq = m.seq
 where m.kind in ('t', 'p', 'h', 'q') and e.at >= l.expires_at
+  -- An entry counts as made no later than a clock repair behind it.
+  and not exists (select from metered.ledger r where r.scope = $1 and r.seq > m.seq and r.kind = 'k' and r.at < l.expires_at)
 union all
 select m.seq, 'given back to lots', m.back::text, coalesce(r.amount, 0)::text
 from (select m.seq, sum(m.back) as back, bool_or(m.back not between 0 and m.amount) as wrong from moves m where m.kind in ('t', 'u') group by m.seq) m

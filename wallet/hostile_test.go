@@ -101,6 +101,39 @@ func TestLot_EndsAgainAfterAClockRepair(t *testing.T) {
 	require.ErrorIs(t, err, budget.ErrExceeded)
 }
 
+// By a clock that was ahead units are drawn of a lot. After its repair the lot gets an end before that: it was not drawn after its end.
+func TestVerify_KnowsAnEndThatWasSetAfterAClockRepair(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 10, Reference: "a"})
+	f.clock.Set(noon.Add(10 * time.Hour))
+	f.draw(3)
+	f.place("h", 2, day)
+	f.clock.Set(noon.Add(time.Hour))
+	_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockState, error) {
+		return f.ledger.RepairClock(ctx, tx, "ann", budget.Note{})
+	})
+	require.NoError(t, err)
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
+		return f.book.SetEnd(ctx, tx, wallet.LotEnd{Wallet: "ann", Reference: "a", Expires: noon.Add(2 * time.Hour)})
+	})
+	require.NoError(t, err)
+	f.verify()
+	f.clock.Advance(30 * time.Minute)
+	f.draw(1)
+	f.clock.Set(noon.Add(2 * time.Hour))
+	f.has(0)
+	f.verify()
+	_, err = f.pool.Exec(t.Context(), "update metered.lots set expires_at = $1", noon.Add(80*time.Minute))
+	require.NoError(t, err)
+	r, err := f.ledger.Verify(t.Context(), f.pool, budget.VerifyOptions{})
+	require.NoError(t, err)
+	require.Len(t, r.Differences, 2, "lots_end, and the draw behind the repair")
+	require.Equal(t, budget.Difference{Scope: "ann", Seq: 6, Field: "drawn of lot 1", Got: "2026-11-21 13:30:00+00", Want: "before its end, 2026-11-21 13:20:00+00"}, r.Differences[1])
+	_, err = f.pool.Exec(t.Context(), "update metered.lots set expires_at = $1", noon.Add(2*time.Hour))
+	require.NoError(t, err)
+}
+
 // An answer that rests on a snapshot from before the grant is not final.
 func TestGrant_RepeatedAfterTheLotsEndInAnOldSnapshotIsRetryable(t *testing.T) {
 	t.Parallel()
