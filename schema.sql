@@ -2243,6 +2243,7 @@ declare
     s      int;
     part   bigint;
     units  bigint;
+    made   bigint := 4611686018427387904;   -- a lot that nobody has written has a number beyond this one meanwhile, so that holds can name it
 begin
     debt := metered._debt(tip);
     lapsed := 0;
@@ -2296,13 +2297,15 @@ begin
             units := metered._rolls_among(lots[j], lots);
             child := metered._gone_on(lots[j], units);
             lapsed := lapsed + case when (lots[j].plan).uses is null then lots[j].rest - units else 0 end;
-            if lots[j].held = 0 and (lots[j].no is null or lots[j].last_seq is null) then   -- nobody has written it, and nothing is left of it
+            if lots[j].held = 0 and (lots[j].no > 4611686018427387904 or lots[j].last_seq is null) then   -- nobody has written it, and nothing is left of it
                 lots := lots[:j - 1] || lots[j + 1:];
             else
                 lots[j].rest := 0;
                 lots[j].roll_cap := null;
             end if;
             if units > 0 then
+                made := made + (child.no is null)::int;
+                child.no := coalesce(child.no, made);
                 lots := lots || child;
             end if;
             continue;
@@ -2319,6 +2322,8 @@ begin
             child.rest := child.pending;
             child.pending := 0;
             child.granted_at := child.starts_at;
+            made := made + (child.no is null)::int;
+            child.no := coalesce(child.no, made);
             lots := lots || child;
         elsif turn <= cardinality(nos) then
             at := greatest(at, times[turn]);
@@ -2366,6 +2371,11 @@ begin
                 lots[j].held := lots[j].held + part;
             end loop;
         end loop;
+    end loop;
+    for j in 1..case when made > 4611686018427387904 then cardinality(lots) else 0 end loop
+        if lots[j].no > 4611686018427387904 then
+            lots[j].no := null;
+        end if;
     end loop;
     if due or begun then
         debt := case when nos <> '{}' or begun or of_holds <> '{}' then coalesce(spent, 0) + (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0) else debt end;

@@ -41,6 +41,31 @@ func TestRenews_YearsThatNobodyTouchedAreWrittenByOneCall(t *testing.T) {
 	require.EqualValues(t, days+1, pgtest.Value[int64](t, f.pool, "select count(*) from metered.lots where scope = 'w' and origin = 'g' and pending = 0"))
 }
 
+// A hold is overdrawn, until a lot pays for it that has begun and that nobody has written. A reader knows all of it when the hold falls due.
+func TestRenews_AReaderKnowsALotThatPaidForAHold(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: 20})
+	_, err := f.tryGrant(wallet.Grant{Wallet: "ann", Amount: 5, Reference: "plan", Renews: daily, RollCap: 2, RollTo: daily, RollTimes: -1})
+	require.NoError(t, err)
+	f.draw(5)
+	f.place("h", 14, 62*time.Hour)
+	for _, at := range []time.Duration{40 * time.Hour, 62 * time.Hour, 90 * time.Hour} { // in the second, the third and the fourth day
+		f.clock.Set(noon.Add(at))
+		before := f.balance()
+		tx, err := f.pool.Begin(t.Context())
+		require.NoError(t, err)
+		d, err := f.book.Draw(t.Context(), tx, wallet.Draw{Wallet: "ann", Amount: 1})
+		require.NoError(t, err)
+		require.Equal(t, before.Units-1, d.Left)
+		require.NoError(t, tx.Rollback(t.Context()))
+	}
+	before := f.balance()
+	f.sweeps()
+	after := f.balance()
+	require.Equal(t, []int64{before.Units, before.Held}, []int64{after.Units, after.Held})
+	require.Len(t, after.Lots, len(before.Lots))
+}
+
 // A caller's clock can be behind, over the edge of a period.
 func TestRenews_AStartThatIsOverIsInThePresentPeriod(t *testing.T) {
 	t.Parallel()
