@@ -47,25 +47,27 @@ func (f *fixture) placeAtLeast(id string, amount, least int64, ttl time.Duration
 func TestWallet_TheFirstDueHappensFirst(t *testing.T) {
 	t.Parallel()
 	for name, swept := range map[string]bool{"swept": true, "not swept": false} {
-		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := setUp(t, wallet.Config{Overdraft: 200})
-			f.grant(wallet.Grant{Amount: 111, Reference: "a", For: 39 * time.Hour, RollCap: 76, RollFor: 0})
-			f.place("h", 93, 33*time.Hour)
-			f.clock.Set(noon.Add(34 * time.Hour))
-			require.EqualValues(t, 111, f.balance().Units)
-			if swept {
-				f.sweeps()
-			}
-			f.clock.Set(noon.Add(40 * time.Hour))
-			b := f.balance()
-			require.EqualValues(t, 76, b.Units)
-			require.Len(t, b.Lots, 1)
-			require.EqualValues(t, 76, b.Lots[0].Amount)
-			f.grant(wallet.Grant{Amount: 1}) // writes all of it at once
-			require.EqualValues(t, -100, f.draw(177).Left)
-			require.EqualValues(t, b.Lots[0].Lot, pgxLot(f, "from_lot is not null"))
-		})
+		for times, lasts := range []time.Duration{0, 0, day} { // a lot that rolls over again is read in another way
+			t.Run(fmt.Sprintf("%s, %d times", name, times), func(t *testing.T) {
+				t.Parallel()
+				f := setUp(t, wallet.Config{Overdraft: 200})
+				f.grant(wallet.Grant{Amount: 111, Reference: "a", For: 39 * time.Hour, RollCap: 76, RollFor: lasts, RollTimes: times})
+				f.place("h", 93, 33*time.Hour)
+				f.clock.Set(noon.Add(34 * time.Hour))
+				require.EqualValues(t, 111, f.balance().Units)
+				if swept {
+					f.sweeps()
+				}
+				f.clock.Set(noon.Add(40 * time.Hour))
+				b := f.balance()
+				require.EqualValues(t, 76, b.Units)
+				require.Len(t, b.Lots, 1)
+				require.EqualValues(t, 76, b.Lots[0].Amount)
+				f.grant(wallet.Grant{Amount: 1}) // writes all of it at once
+				require.EqualValues(t, -100, f.draw(177).Left)
+				require.EqualValues(t, b.Lots[0].Lot, pgxLot(f, "from_lot is not null"))
+			})
+		}
 		t.Run(name+", overdrawn", func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t, wallet.Config{Overdraft: 200})
