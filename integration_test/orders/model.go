@@ -17,8 +17,13 @@ type model struct {
 	holds    map[string]string // states
 	held     map[string]int64  // units of "s" of a hold that is live
 	uses     int               // of the token
+	sole     int               // live tokens of replace-token
 	revoked  int               // tokens
 	minted   bool
+	replaced bool
+	claimed  string          // the holder of the claim
+	retired  bool            // the scope "t"
+	returned bool            // the units of a sale
 	done     map[string]bool // operations, job keys, references
 	lots     []lot
 	lease    string // "" or a state
@@ -183,7 +188,32 @@ func (m *model) jobRests() string {
 	return said
 }
 
+// revoke ends all tokens.
+func (m *model) revoke() {
+	m.revoked += min(1, m.uses) + m.sole
+	m.uses, m.sole = 0, 0
+}
+
+func (m *model) claim(holder string) string {
+	if m.claimed == "" {
+		m.claimed = holder
+	}
+	if m.claimed != holder {
+		return "claim_taken"
+	}
+	return ok
+}
+
 func (m *model) draw(use string, amount int64) string {
+	said := m.take(use, amount)
+	if said == ok {
+		m.scopes["w"].spent += amount
+	}
+	return said
+}
+
+// take takes units of lots, which are spent or held.
+func (m *model) take(use string, amount int64) string {
 	available := int64(0)
 	for _, l := range m.lots {
 		if l.use == "" || l.use == use {
@@ -193,7 +223,6 @@ func (m *model) draw(use string, amount int64) string {
 	if available < amount {
 		return "budget_exceeded"
 	}
-	m.scopes["w"].spent += amount
 	slices.SortStableFunc(m.lots, func(a, b lot) int { return a.ends - b.ends })
 	for i := range m.lots {
 		if m.lots[i].use != "" && m.lots[i].use != use {
@@ -224,7 +253,7 @@ func (m *model) text() string {
 	for _, l := range m.lots {
 		lots[l.ref] += l.rest
 	}
-	fmt.Fprintf(&b, "jobs=%d,%d uses=%d revoked=%d lots=%d,%d,%d done=%d lease=%s/%d reports=%d", m.started, m.parked+m.resting+m.later, m.uses, m.revoked, lots["a"], lots["c"], lots["u"], m.count(), m.lease, m.leased, m.reports)
+	fmt.Fprintf(&b, "jobs=%d,%d uses=%d revoked=%d lots=%d,%d,%d done=%d lease=%s/%d reports=%d claims=%d", m.started, m.parked+m.resting+m.later, m.uses+m.sole, m.revoked, lots["a"], lots["c"], lots["u"], m.count(), m.lease, m.leased, m.reports, min(1, len(m.claimed)))
 	return b.String()
 }
 

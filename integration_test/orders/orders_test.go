@@ -22,7 +22,7 @@ import (
 var (
 	preemptions = flag.Int("preemptions", 1, "the most switches away from a session that could go on")
 	enough      = flag.Int("orders", pgtest.Size(400, 0), "ends after so many orders, of groups in a fixed random order, each at one setting of levels. 0 runs all")
-	only        = flag.String("calls", "", "explores these calls alone, as charge+refund")
+	only        = flag.String("calls", "", "explores the groups with these calls alone, as charge+refund")
 	replay      = flag.String("order", "", "runs one order of -calls and prints its steps, as rc,rc:0.0.1.1")
 	workers     = flag.Int("workers", 3*runtime.NumCPU(), "explorers at the same time")
 	together    = flag.Int("together", 2, "how many calls at the same time: 3 are three of the hottest calls")
@@ -121,7 +121,11 @@ func TestOrders_AreSerial(t *testing.T) {
 	total, next, done := 0, 0, 0
 	var wg sync.WaitGroup
 	var states sync.Map
-	for range *workers {
+	most := min(*workers, len(all))
+	if sample {
+		most = min(most, 1+*enough/500) // an explorer takes a while to make
+	}
+	for range most {
 		e := newExplorerOf(t, *together, schema.Current().Source(), &states)
 		wg.Go(func() {
 			for {

@@ -2,13 +2,10 @@ package orders
 
 import (
 	"context"
-
 	"errors"
-	"fmt"
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgconn"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
@@ -46,6 +43,8 @@ const (
 	aJob   // of 20 units, whose hold is placed
 	parked // a job that fits when units are freed
 	rested // a job whose next attempt may start, and needs as many units
+	aScope // "t" was created
+	aSale  // a hold of 20 units that was captured
 	aged   // 40 charges that have left every window
 	jumped // the last entry is ahead of the clock
 
@@ -194,6 +193,16 @@ func (p pieces) build(ctx context.Context, db *pgxpool.Pool, name string, needs 
 		if needs&aHold != 0 {
 			b.do(func() error { m.hold("capture", 20); return w.place(ctx, tx, "capture", 20, time.Hour) })
 		}
+		if needs&aScope != 0 {
+			b.do(func() error { _, err := w.ledger.Create(ctx, tx, w.scope("t")); return err })
+		}
+		if needs&aSale != 0 {
+			b.do(func() error { m.scopes["s"].spent += 20; return w.place(ctx, tx, "sold", 20, time.Hour) })
+			b.do(func() error {
+				_, err := w.book.Capture(ctx, tx, holds.Capture{Tenant: w.name, IDs: []string{"sold"}, All: true})
+				return err
+			})
+		}
 		if needs&aToken != 0 {
 			b.do(func() error { m.uses, m.minted = 1, true; return w.mint(ctx, tx) })
 		}
@@ -301,6 +310,11 @@ func (w *world) place(ctx context.Context, tx pgx.Tx, id string, amount int64, t
 	return err
 }
 
+func (w *world) claim(ctx context.Context, tx pgx.Tx, holder string) error {
+	_, err := w.book.Claim(ctx, tx, holds.Claim{Tenant: w.name, Key: holds.Key{Type: "seat", Value: "1"}, Holder: holder, TTL: time.Hour})
+	return err
+}
+
 func (w *world) mint(ctx context.Context, tx pgx.Tx) error {
 	secret, err := tokens.Derive([]byte("a key of thirty-two bytes and so"), w.name)
 	if err != nil {
@@ -328,83 +342,4 @@ func (w *world) open(ctx context.Context, c *metered.Client, id string) (err err
 
 func (w *world) carving() leases.Carving {
 	return leases.Carving{Child: w.scope("child"), From: w.charge("s", 20), TTL: time.Hour}
-}
-
-// answer is the word of a call's error, as the documentation has it.
-func answer(err error) string {
-	var pg *pgconn.PgError
-	switch {
-	case err == nil:
-		return ok
-	case errors.As(err, &pg) && pg.Code == "MT003": // of a statement that no package sends for the test
-		return "budget_clock"
-	case metered.Retryable(err):
-		if errors.As(err, &pg) && pg.Code == "40P01" {
-			return "deadlock"
-		}
-		return again
-	case metered.Code(err) != "":
-		return metered.Code(err)
-	}
-	return err.Error()
-}
-
-// stateSQL reads the state of a world, and looks whether each entry follows from the one before.
-const stateSQL = `
-with chain as (
-    select scope, seq, kind, amount, at, spent, refunded, credited, held, epoch,
-        lag(seq) over p as seq0, lag(spent) over p as spent0, lag(refunded) over p as refunded0, lag(held) over p as held0, lag(at) over p as at0, lag(epoch) over p as epoch0
-    from metered.ledger where scope = any (array[$1 || '/s', $1 || '/t', $1 || '/w', $1 || '/child'])
-    window p as (partition by scope order by seq)),
-tips as (select distinct on (scope) * from chain order by scope, seq desc),
-sums as (
-    select n.name, coalesce(t.spent, 0) spent, coalesce(t.refunded, 0) refunded, coalesce(t.credited, 0) credited,
-        coalesce(t.held, 0) - coalesce((select sum(l.open) from metered.hold_lines l where l.scope = t.scope and l.due <= metered.clock()), 0) held
-    from (values ('s'), ('t'), ('w'), ('child')) n(name) left join tips t on t.scope = $1 || '/' || n.name)
-select
-    (select string_agg(case name when 'w' then format('w spent=%s; ', spent)
-        else format('%s spent=%s refunded=%s credited=%s held=%s; ', name, spent, refunded, credited, held) end, '' order by array_position('{s,t,w,child}', name)) from sums)
-    || (select string_agg(format('%s=%s ', i.id, case when h.state = 'h' and h.due <= metered.clock() then 'x' else h.state::text end), '' order by i.n)
-        from (values (1, 'capture'), (2, 'due'), (3, 'place')) i(n, id) left join metered.holds h on h.tenant = $1 and h.id = i.id)
-    || format('jobs=%s,%s uses=%s revoked=%s lots=%s,%s,%s done=%s lease=%s reports=%s',
-        (select count(*) from metered.holds h where h.tenant = $1 and h.id like 'job/%' and h.state = 'h'),
-        (select count(distinct j.job_id) from metered.parked_jobs j where j.tenant = $1),
-        (select coalesce(sum(t.uses - t.used) filter (where t.ended_at is null), 0) from metered.tokens t where t.subject = $1),
-        (select count(*) from metered.tokens t where t.subject = $1 and t.revoked),
-        (select coalesce(sum(l.rest), 0) from metered.lots l left join metered.lots f on f.no = l.from_lot where l.scope = $1 || '/w' and coalesce(f.reference, l.reference) = 'a' and l.expires_at > metered.clock()),
-        (select coalesce(sum(l.rest), 0) from metered.lots l where l.scope = $1 || '/w' and l.reference = 'c' and l.expires_at > metered.clock()),
-        (select coalesce(sum(l.kept), 0) from metered.lots l where l.scope = $1 || '/w' and l.reference = 'u' and l.expires_at > metered.clock()),
-        (select count(*) from metered.operations o where o.tenant = $1) + (select count(*) from metered.job_keys k where k.tenant = $1),
-        (select coalesce(max(case when l.settled_at is null then 'open' else 'settled' end), '') || '/' ||
-            coalesce(sum((select coalesce(sum(x.amount), 0) from metered.lease_spends x where x.lease = l.no)), 0) from metered.leases l where l.scope = $1 || '/s' and l.owner = 'me'),
-        (select count(*) from reports r where r.scope = any (array[$1 || '/s', $1 || '/t', $1 || '/w', $1 || '/child']))),
-    (select count(*) from chain where seq0 > 1 and (seq <> seq0 + 1 or epoch < epoch0 or epoch = epoch0 and at < at0
-        or spent <> spent0 + case when kind in ('c', 'u') then amount else 0 end
-        or refunded <> refunded0 + case when kind = 'r' then amount else 0 end
-        or held < 0)),
-    (select count(*) from metered.parked_jobs j where j.scope = $1 || '/s')`
-
-// stuckSQL counts jobs that fit, in a line that nobody is to look at.
-const stuckSQL = `
-select count(*) from metered.parked_scopes p, metered.parked_jobs j, metered.check_charge(j.charges::metered.new_charge[], '1 minute') c
-where p.scope = $1 and j.scope = $1 and p.wake_at > metered.clock() and c.refused is null`
-
-func (w *world) state(ctx context.Context, db *pgxpool.Pool) (text string, err error) {
-	var broken, parked, stuck int64
-	if err := db.QueryRow(ctx, stateSQL, w.name).Scan(&text, &broken, &parked); err != nil {
-		return "", err
-	}
-	if broken > 0 {
-		text += fmt.Sprintf(" and %d entries do not follow from the ones before", broken)
-	}
-	if parked == 0 {
-		return text, nil
-	}
-	if err := db.QueryRow(ctx, stuckSQL, w.scope("s")).Scan(&stuck); err != nil && answer(err) != "budget_clock" {
-		return "", err
-	}
-	if stuck > 0 {
-		text += fmt.Sprintf(" and %d jobs fit that nobody will look at", stuck)
-	}
-	return text, nil
 }

@@ -126,6 +126,7 @@ type plan struct {
 	order  Order
 	server []bool
 	most   int
+	steps  []string // of that run
 }
 
 // then counts the gates that the session of a step opens next.
@@ -167,7 +168,7 @@ func (e *Explorer) run(ctx context.Context, p plan, calls []Call) (*Run, error) 
 		}
 		step := len(r.Order)
 		if step < len(p.order) && !slices.Contains(c.could, p.order[step]) {
-			diverged = fmt.Errorf("interleave: step %d of order %s: session %d cannot go on: %w", step, p.order, p.order[step], ErrDiverged)
+			diverged = fmt.Errorf("interleave: step %d of order %s: session %d cannot go on: %w: %q, and before %q", step, p.order, p.order[step], ErrDiverged, r.Steps, p.steps)
 			p.order = p.order[:step]
 		}
 		switch {
@@ -430,7 +431,7 @@ func (e *Explorer) Explore(ctx context.Context, preemptions int, setup func(n in
 					continue
 				}
 				if cost := spent + preempts(c, other); cost <= preemptions {
-					stack = append(stack, plan{append(slices.Clone(r.Order[:i]), other), slices.Clone(r.server[:i]), preemptions})
+					stack = append(stack, plan{append(slices.Clone(r.Order[:i]), other), slices.Clone(r.server[:i]), preemptions, r.Steps})
 				}
 			}
 			spent += preempts(c, c.took)
