@@ -114,7 +114,10 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 		Tenant: cmd.Tenant, ID: cmd.ID, Name: cmd.Name, IssuedAt: issuedAt(cmd),
 		Isolation: cmd.Isolation, EarlyRelease: cmd.EarlyRelease, LSN: cmd.LSN,
 	}}
-	op.Function = op.attempt
+	op.Function, op.Enter = op.attempt, c.home.enter()
+	if err := c.home.owns(cmd); err != nil {
+		return nil, err
+	}
 	switch cmd.Isolation {
 	case "":
 		op.Isolation = pgx.ReadCommitted

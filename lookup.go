@@ -66,6 +66,9 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, tenant, id strin
 	err := db.QueryRow(ctx, c.sql.lookup, tenant, id).
 		Scan(&rec.Result, &rec.Scopes, &rec.Amounts, &rec.Seqs, &rec.Ats, &rec.Holds, &rec.At, &issued, &rec.Refusal, &op.Name, &op.Jobs)
 	if errors.Is(err, pgx.ErrNoRows) {
+		if err := c.here(ctx); err != nil {
+			return Operation{}, err
+		}
 		return Operation{}, fmt.Errorf("%w: %q of tenant %q", ErrUnknownOperation, id, tenant)
 	}
 	if err != nil {
@@ -274,7 +277,7 @@ func (c *Client) resume(ctx context.Context, r Reservation) (_ *session, err err
 	if _, err := c.prepare(s.command(nil), nil); err != nil {
 		return nil, renamed(err, "Command", "Reservation")
 	}
-	if err := c.check.Usable(ctx, c.pool); err != nil {
+	if err := cmp.Or(c.check.Usable(ctx, c.pool), c.here(ctx)); err != nil {
 		return nil, err
 	}
 	began := time.Now()

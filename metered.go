@@ -237,7 +237,8 @@ type Client struct {
 	check  *migrate.Check
 	engine *command.Engine
 
-	refusals refusals.Recent
+	refusals *refusals.Recent
+	home     *home // of the one tenant that it works for, in a cell. nil for others
 	observer *observed.To
 }
 
@@ -275,7 +276,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 	if cfg.Leases != nil && inLeases.Schema(cfg.Leases) != name {
 		return nil, invalid("Config.Leases", "is of schema %q, want %q", inLeases.Schema(cfg.Leases), name)
 	}
-	c := &Client{pool: pool, cfg: cfg, observer: observed.New(cfg.Observer), schema: name, check: migrate.NewCheck(schema.Current(), name), sql: statements{
+	c := &Client{pool: pool, cfg: cfg, observer: observed.New(cfg.Observer), refusals: &refusals.Recent{}, schema: name, check: migrate.NewCheck(schema.Current(), name), sql: statements{
 		lookup: name.SQL(lookupSQL), purge: name.SQL(purge.Operations), purgeable: name.SQL(purgeableSQL), notify: notifyJobs(cfg.River),
 	}}
 	if err := c.checkNotify(); err != nil {
@@ -357,7 +358,7 @@ func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx cont
 		return ErrNested
 	}
 	return c.engine.Again(ctx, func() error {
-		err := c.runTx(ctx, opts, fn)
+		err := c.runTx(ctx, opts, c.home.entered(c, fn))
 		c.observer.Never(ctx, err, ErrCommitUnknown)
 		return err
 	})
@@ -383,7 +384,7 @@ func Warm(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if err != nil {
 		return err
 	}
-	c := &Client{cfg: Config{Schema: name.String(), LockTimeout: 5 * time.Second, MaxFuture: 5 * time.Minute}, schema: name, observer: observed.New(nil)}
+	c := &Client{cfg: Config{Schema: name.String(), LockTimeout: 5 * time.Second, MaxFuture: 5 * time.Minute}, schema: name, observer: observed.New(nil), refusals: &refusals.Recent{}}
 	c.engine = command.New(nil, command.Config{Schema: name, LockTimeout: c.cfg.LockTimeout, MaxFuture: c.cfg.MaxFuture})
 	if err := c.setUpPieces(); err != nil {
 		return err

@@ -791,6 +791,32 @@ create table metered.operations_horizon (
 
 insert into metered.operations_horizon (at) values ('-infinity');
 
+-- The number of the cell that this schema is: see package cells. Other schemas have no row.
+create table metered.cell (
+    no    int not null,                 -- from 0 on
+    cells int not null,                 -- how many there are, for good
+    one   boolean primary key default true check (one) -- there is one row
+);
+
+-- Where tenants live that have moved, as far as this cell knows: a tenant's first cell, the one that it has left, and its new one. A row is
+-- only replaced by one with more moves.
+create table metered.tenants (
+    moves  bigint  not null,            -- how often it had moved by then
+    cell   int     not null,            -- where it lives since
+    packed boolean not null default false, -- its rows are in packed_rows, until they are known to have arrived
+    tenant text collate "C" primary key -- the tenant
+);
+
+-- Rows of tenants on their way to another cell.
+create table metered.packed_rows (
+    tenant   text collate "C" not null, -- whose they are
+    nth      int    not null,           -- of the table, in the order of arrival
+    row_no   bigint not null,           -- 1, 2, 3 and so on of the table
+    of_table text   not null,           -- its name
+    body     text   not null,           -- the row, as the table's type has it as text
+    primary key (tenant, nth, row_no)
+);
+
 -- Advisory locks of one server count there alone. Where the schema is a shard of a Citus cluster, they are taken on the node that has the tables,
 -- whichever node a call came through: by queries of a table with one row, which Citus runs there.
 
@@ -1016,6 +1042,110 @@ as $$
     select current_setting('transaction_isolation') in ('repeatable read', 'serializable')
 $$;
 
+-- Cells: several schemas, each with the rows of its tenants (package cells). A transaction enters its tenant first, which shares the tenant's
+-- lock, and a move takes that lock alone. So it comes before the transaction or after it, never beside it.
+--
+-- The first entry of a scope is refused in a cell that the scope's tenant has left. Since a move takes the scopes' entries along, no
+-- charge gets into the old cell, whether or not its transaction has entered.
+
+-- The key of a tenant's lock.
+create function metered._tenant_key(of_tenant text) returns bigint
+language sql stable
+as $$
+    select metered._lock_key('metered/tenant/metered', convert_to(of_tenant, 'UTF8'))
+$$;
+
+-- Refuses a snapshot that may be older than a row of a tenant, whose lock is held, with 40001.
+create function metered._refuse_old_tenant(of_tenant text) returns void
+language plpgsql volatile
+as $$
+begin
+    perform from metered.tenants t where t.tenant = of_tenant for share;
+    if not found then
+        begin   -- the insert meets a row that the snapshot does not see, and the block takes it back
+            insert into metered.tenants (tenant, moves, cell) values (of_tenant, 0, 0) on conflict do nothing;
+            raise exception using errcode = 'MT100';
+        exception when sqlstate 'MT100' then
+            null;
+        end;
+    end if;
+end
+$$;
+
+create function metered._raise_moved(of_tenant text, in_cell int, after_moves bigint) returns void
+language plpgsql
+as $$
+begin
+    raise exception 'the tenant lives in another cell' using errcode = 'MT014',
+        detail = jsonb_build_object('tenant', of_tenant, 'cell', in_cell, 'moves', after_moves);
+end
+$$;
+
+-- Begins the work of a transaction for a tenant, in a cell of so many: SQLSTATE MT014 if the tenant lives in another one. home: it lives
+-- here unless it has moved. The answer holds until the transaction ends.
+create function metered.enter_tenant(of_tenant text, key bigint, in_cell int, of_cells int, home boolean, wait_ms int) returns void
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    before text;
+    c      record;
+begin
+    if octet_length(of_tenant) > 255
+        or in_cell > 256
+        or of_cells > 256
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of enter_tenant' using errcode = '22023';
+    end if;
+    if int8send(key) is distinct from substr(sha256('metered/tenant/metered'::bytea || '\x00'::bytea || convert_to(of_tenant, 'UTF8')), 1, 8) then
+        perform metered._require(false, 'key');
+    end if;
+    if not metered._try_lock_shared(key) then
+        before := metered._bound_lock_wait(wait_ms);
+        perform pg_advisory_xact_lock_shared(key) from metered.operations_horizon h where h.one;     -- on the node that has the tables
+        before := metered._unbound_lock_wait(before);
+    end if;
+    if metered._one_snapshot() then
+        perform metered._refuse_old_tenant(of_tenant);
+    end if;
+    select y.no, y.cells, t.cell, t.moves into c
+    from metered.cell y left join metered.tenants t on t.tenant = of_tenant where y.one;
+    if (c.no = in_cell and c.cells = of_cells) is not true then
+        raise exception 'the schema is cell % of %, and not % of %', c.no, c.cells, in_cell, of_cells using errcode = 'MT015';
+    elsif coalesce(c.cell = in_cell, home) is not true then
+        perform metered._raise_moved(of_tenant, c.cell, c.moves);
+    end if;
+end
+$$;
+
+-- Refuses the first entry of a scope whose tenant has left this cell. A tenant's name has up to four parts.
+create function metered._refuse_moved(of_scope text) returns void
+language plpgsql volatile
+as $$
+declare
+    parts text[] := (string_to_array(of_scope, '/'))[1:4];
+    name  text;
+    t     metered.tenants;
+begin
+    for i in 1..cardinality(parts) loop
+        name := array_to_string(parts[1:i], '/');
+        if not metered._try_lock_shared(metered._tenant_key(name)) then
+            perform metered._collided();     -- it moves. To wait with the scope's lock could be a deadlock
+        end if;
+        if metered._one_snapshot() then
+            perform metered._refuse_old_tenant(name);
+        end if;
+        select * into t from metered.tenants y where y.tenant = name;
+        if t.cell <> (select c.no from metered.cell c where c.one) then
+            perform metered._raise_moved(name, t.cell, t.moves);
+        end if;
+    end loop;
+end
+$$;
+
 -- The state of a scope without entries: everything 0, before all time.
 create function metered._fresh(of_scope text) returns metered.ledger
 language plpgsql immutable
@@ -1089,6 +1219,9 @@ as $$
 begin
     if exists (select from metered.ledger l where l.scope = of_scope) then
         perform metered._collided();
+    end if;
+    if exists (select from metered.cell c where c.one) then
+        perform metered._refuse_moved(of_scope);
     end if;
     return metered._fresh(of_scope);
 end
@@ -10712,7 +10845,23 @@ comment on column metered.operations.jobs is 'the ids of River''s jobs that it m
 comment on table metered.operations_horizon is 'The latest time of an id whose record was purged. Never decreases. Always found by its key: with sequential scans off, one would look so expensive that each is compiled first (jit), for 50 ms.';
 comment on column metered.operations_horizon.at is 'ids of this time and before are retired';
 comment on column metered.operations_horizon.one is 'there is one row';
+comment on table metered.cell is 'The number of the cell that this schema is: see package cells. Other schemas have no row.';
+comment on column metered.cell.no is 'from 0 on';
+comment on column metered.cell.cells is 'how many there are, for good';
+comment on column metered.cell.one is 'there is one row';
+comment on table metered.tenants is 'Where tenants live that have moved, as far as this cell knows: a tenant''s first cell, the one that it has left, and its new one. A row is only replaced by one with more moves.';
+comment on column metered.tenants.moves is 'how often it had moved by then';
+comment on column metered.tenants.cell is 'where it lives since';
+comment on column metered.tenants.packed is 'its rows are in packed_rows, until they are known to have arrived';
+comment on column metered.tenants.tenant is 'the tenant';
+comment on table metered.packed_rows is 'Rows of tenants on their way to another cell.';
+comment on column metered.packed_rows.tenant is 'whose they are';
+comment on column metered.packed_rows.nth is 'of the table, in the order of arrival';
+comment on column metered.packed_rows.row_no is '1, 2, 3 and so on of the table';
+comment on column metered.packed_rows.of_table is 'its name';
+comment on column metered.packed_rows.body is 'the row, as the table''s type has it as text';
 comment on function metered.lock_scopes(text[], int) is 'Takes the locks of scopes for a caller that then reads, charges or credits.';
+comment on function metered.enter_tenant(text, bigint, int, int, boolean, int) is 'Begins the work of a transaction for a tenant, in a cell of so many: SQLSTATE MT014 if the tenant lives in another one. home: it lives here unless it has moved. The answer holds until the transaction ends.';
 comment on function metered.credit(metered.scope_name, bigint, metered.amount, boolean, int, metered.origin, boolean) is 'Adds credit to a scope: it counts for lifetimes, and for no window. refused, and nothing written, if the scope must exist and does not (see admit). With raising that is SQLSTATE MT001 instead.';
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining has the units that can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as empty collides with it. It is a new row, so that a writer that sees it as the last entry collides, too (_entry_for_write). The entries behind it begin at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
@@ -10995,25 +11144,26 @@ begin
             _minima_leave,_missing_hold,_missing_lot,_missing_token,_named_holds,_next_end,_next_entry,
             _next_lot,_no_amount,_note_lot,_old_lot,_on_spending,_one_snapshot,_open_wallet,_other_lane,
             _others_fall_due,_overdue,_owe,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,
-            _pay_back,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_sequence,_raised,
-            _rearmed,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,
-            _refunds_after,_refuse_closed,_refuse_hold,_refuse_stale,_refuse_unreported,_refusing,_release_line,
-            _release_lines,_remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,
-            _resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,
-            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_take_back,
-            _take_kept,_take_lots,_threshold_key,_token_fits,_told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,
-            _try_lock_there,_try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,
-            _untold_json,_usage_known_from,_use_lots,_with_absent,_with_keys,_withdraw,_without_lapsing,
-            _write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,
-            begin_command,block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,
-            charge_up_to,check_charge,claim_job_key,clock,complete_command,consume_token,create_scopes,
-            credit,draw,drop_parked,due_holds,end_child,end_renewal,expire_hold,explain_parked,extend_holds,
-            find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,
-            lock_scopes,look_place,mint_tokens,next_release,open_lease,open_session,park_jobs,place,plan_lot,
-            purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,
-            refund,release_captured,release_holds,release_jobs,repair_clock,replace_token,rest_jobs,retire_scopes,
-            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,set_lot_end,settle_away,
-            settle_lease,spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
+            _pay_back,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_moved,_raise_sequence,
+            _raised,_rearmed,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
+            _refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,
+            _refuse_unreported,_refusing,_release_line,_release_lines,_remember_hold,_renew_lot,_reported_after_repair,
+            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,
+            _schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
+            _start_job,_start_lot,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,
+            _told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,
+            _unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
+            _with_absent,_with_keys,_withdraw,_without_lapsing,_write_charges,_write_exact,_write_for_uses,
+            _write_plain,_write_up_to,_written_here,announced,begin_command,block_commit,capture_holds,
+            carve,change_parked,charge,charge_each,charge_leased,charge_up_to,check_charge,claim_job_key,
+            clock,complete_command,consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,
+            end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
+            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
+            mint_tokens,next_release,open_lease,open_session,park_jobs,place,plan_lot,purge_holds,purge_job_keys,
+            purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,release_captured,
+            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,retire_scopes,return_holds,
+            revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,set_lot_end,settle_away,settle_lease,
+            spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -19,6 +19,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/cells"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -136,6 +137,11 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"sticky_failed":     {metered.ErrSticky, answered{500, ""}},
 		"stale_read":        {&replica.StaleError{Wanted: 777}, answered{503, "1"}},
 		"position_unknown":  {replica.ErrAhead, answered{409, ""}},
+
+		"tenant_moved":    {cells.ErrMoved, answered{503, "1"}},
+		"cell_differs":    {cells.ErrNotCell, answered{500, ""}},
+		"tenant_open":     {&cells.OpenError{Tenant: "secret", Open: []string{"secret"}}, answered{500, ""}},
+		"tenant_conflict": {cells.ErrConflict, answered{500, ""}},
 	}
 	page, err := os.ReadFile("../docs/http.md")
 	require.NoError(t, err)

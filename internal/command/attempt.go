@@ -171,6 +171,7 @@ func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, openin
 	b := &begun{marker: newMarker()}
 	f := &flush{}
 	t.first(f)
+	e.enter(ctx, f, op)
 	f.row(b.scan, e.sql.begin, e.beginArgs(ctx, op, t, b.marker, true, opening)...)
 	if opening {
 		b.look(f, op)
@@ -193,6 +194,15 @@ func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, openin
 		return nil, ErrFuture
 	}
 	return nil, fmt.Errorf("metered: the schema answers %q, which this build does not know", b.status)
+}
+
+// enter queues the statement that comes first.
+func (e *Engine) enter(ctx context.Context, f *flush, op *Operation) {
+	if op.Enter != nil {
+		wait, _ := e.timeouts(ctx)
+		s := op.Enter(wait)
+		f.exec(s.SQL, s.Args...)
+	}
 }
 
 // open looks at the token and the charges of an operation that is claimed.

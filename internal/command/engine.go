@@ -76,6 +76,9 @@ type Operation struct {
 	Looking func()                          // is called before that, nil for none
 	Holds   []*ledger.Placing               // for a first look
 
+	// Enter is the statement that comes first in each transaction of the operation, with its longest wait for locks. nil for none.
+	Enter func(waitMS int32) Statement
+
 	// First is called once, when the id is claimed and is no replay, before the token and the
 	// charges are looked at. It uses a connection of its own. nil for none.
 	First func(context.Context) error
@@ -114,6 +117,7 @@ func (op *Operation) forget() {
 func (op *Operation) Refused(reason string) *Operation {
 	return &Operation{
 		Tenant: op.Tenant, ID: op.ID, Name: op.Name, Key: op.Key, IssuedAt: op.IssuedAt, Fingerprint: op.Fingerprint, Isolation: pgx.ReadCommitted,
+		Enter:    op.Enter,
 		Function: func(context.Context, pgx.Tx) (Ending, error) { return Ending{Result: []byte{}, Refusal: &reason}, nil },
 	}
 }
@@ -212,6 +216,12 @@ func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context
 			op.Telling = true
 			n--
 			continue
+		case fault.Is(a.err, fault.ErrMoved.Code()): // the lost transaction is over, too, and its record has moved along
+			if lost != nil {
+				e.cfg.Observer.Resolved(ctx, observed.Unknown)
+				return Record{}, &Indefinite{a.err}
+			}
+			return Record{}, a.err
 		case lost != nil: // not through to the answer yet: try on
 		case sqlstate.Collided(a.err) && n < e.cfg.MaxAttempts:
 			e.cfg.Observer.Retried(ctx, a.err)

@@ -48,6 +48,7 @@ func (e *Engine) step(ctx context.Context, o *owned, op *Operation, step Step, b
 	wait, _ := e.timeouts(ctx)
 	f := &flush{}
 	o.first(f)
+	e.enter(ctx, f, op)
 	if len(step.queries) > 0 { // the operation's lock first, and then those of the step
 		f.exec(e.sql.lockAll, ledger.LockAllArgs(wait, ledger.Locks{Keys: []int64{op.Key}})...)
 		if err := o.flush(ctx, f); err != nil {

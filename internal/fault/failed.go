@@ -1,7 +1,11 @@
 package fault
 
 import (
+	"encoding/json"
+	"errors"
 	"fmt"
+
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
@@ -12,7 +16,10 @@ var (
 	// ErrSerialization: SQLSTATE 40001 or 40P01.
 	ErrSerialization = New("serialization", "metered: the transaction collided with another one, and has to run again")
 	ErrNotMigrated   = New("not_migrated", "metered: a schema is missing or incomplete: call metered.Migrate, and migrate River for jobs; metered.Validate lists the differences")
-	ErrNotGranted    = New("not_granted", "metered: the role lacks grants of metered.GrantSQL, or of GrantMaintenanceSQL to purge and repair, or rights on River's tables")
+	// ErrMoved: a *Moved.
+	ErrMoved      = New("tenant_moved", "metered: the tenant lives in another cell")
+	ErrNotCell    = New("cell_differs", "metered: the schema is not the cell that the router has at its place: call cells.Router.SetUp, with the same cells everywhere")
+	ErrNotGranted = New("not_granted", "metered: the role lacks grants of metered.GrantSQL, or of GrantMaintenanceSQL to purge and repair, or rights on River's tables")
 )
 
 // Failed names the failed act, and its package. It maps errors of Postgres that every package may meet to the errors
@@ -29,6 +36,10 @@ func Failed(pkg, doing string, err error) error {
 		kind = ErrNotMigrated
 	case sqlstate.InsufficientPrivilege:
 		kind = ErrNotGranted
+	case sqlstate.Moved:
+		kind = moved(err)
+	case sqlstate.NotCell:
+		kind = ErrNotCell
 	}
 	switch {
 	case err == nil:
@@ -38,3 +49,24 @@ func Failed(pkg, doing string, err error) error {
 	}
 	return fmt.Errorf("%w: %s: %w", kind, doing, err)
 }
+
+// Moved says where a cell knows a tenant to live that it does not have.
+type Moved struct {
+	Tenant string
+	Cell   *int  // nil: the cell has never had it
+	Moves  int64 // how often it had moved by then
+}
+
+func moved(err error) error {
+	var answer *pgconn.PgError
+	m := &Moved{}
+	if !errors.As(err, &answer) || json.Unmarshal([]byte(answer.Detail), m) != nil {
+		return ErrMoved
+	}
+	return m
+}
+
+func (m *Moved) Error() string { return fmt.Sprintf("%v: %q", ErrMoved, m.Tenant) }
+
+// Unwrap returns ErrMoved.
+func (m *Moved) Unwrap() error { return ErrMoved }

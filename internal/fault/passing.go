@@ -35,7 +35,7 @@ func Retryable(err error) bool {
 		return true
 	case err == nil, Refused(err), Is(err, "commit_unknown"), errors.Is(err, context.Canceled):
 		return false
-	case Is(err, "busy"), Is(err, "serialization"), Is(err, "stale_read"), errors.Is(err, context.DeadlineExceeded): // the code timeout is that, too
+	case Is(err, "busy"), Is(err, "serialization"), Is(err, "stale_read"), Is(err, "tenant_moved"), errors.Is(err, context.DeadlineExceeded): // the code timeout is that, too
 		return true
 	}
 	var answer *pgconn.PgError

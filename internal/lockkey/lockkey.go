@@ -19,6 +19,9 @@ func Of(space, name string) int64 {
 	return int64(binary.BigEndian.Uint64(h.Sum(sum[:0])))
 }
 
+// OfTenant is the key of a tenant, in a cell.
+func OfTenant(schema, tenant string) int64 { return Of("metered/tenant/"+schema, tenant) }
+
 // OfOperation is the key of an operation's id, in a schema. Tenant and id cannot run into each other.
 func OfOperation(schema, tenant, id string) int64 {
 	b := binary.BigEndian.AppendUint64(nil, uint64(len(tenant)))

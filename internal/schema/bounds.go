@@ -69,6 +69,7 @@ var Bounds = []Bound{
 	{"look", 100_000, Value, ""},
 	{"most", 1000, Value, ""},
 	{"max_jobs", 1000, Value, ""},
+	{"in_cell of_cells", 256, Value, ""},
 	{"of_priority", 4, Value, ""},
 	{"roll_again", 10_000, Value, ""},
 	{"uses share", 1_000_000, Value, ""},

@@ -124,6 +124,7 @@ var Functions = []Function{
 	{"finish_command", Application, owned},
 	{"purge_operations", Maintenance, purgeBatch},
 	{"open_session", Application, write},
+	{"enter_tenant", Application, write},
 }
 
 var header = regexp.MustCompile(`(?s)create function metered\.([a-z_]+)\(.*?\nas `)

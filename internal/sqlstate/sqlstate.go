@@ -22,12 +22,15 @@ const (
 	UnknownZone   = "MT010" // the server does not know the time zone in DETAIL
 	Thresholds    = "MT012" // a scope has too many thresholds
 	LineFull      = "MT013" // too many jobs wait for a scope. DETAIL names it
+	Moved         = "MT014" // a tenant lives in another cell. DETAIL has where, as JSON
+	NotCell       = "MT015" // the schema is another cell, or none
 	Crossing      = "MT011" // a threshold is crossed, and the caller did not say that it tells
 )
 
 // Postgres's own, some of which the functions raise, too.
 const (
 	CheckViolation        = "23514"
+	UniqueViolation       = "23505"
 	NumericOutOfRange     = "22003"
 	SerializationFailure  = "40001"
 	DeadlockDetected      = "40P01"

@@ -72,6 +72,9 @@ begin
     if exists (select from metered.ledger l where l.scope = of_scope) then
         perform metered._collided();
     end if;
+    if exists (select from metered.cell c where c.one) then
+        perform metered._refuse_moved(of_scope);
+    end if;
     return metered._fresh(of_scope);
 end
 $$;

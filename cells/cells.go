@@ -1,0 +1,246 @@
+// Package cells spreads tenants over cells: up to 256 schemas, in one database or in several, each with its own metered tables, River's
+// and the application's. A tenant lives in one cell, and can be moved.
+//
+//	clients[i], err = metered.New(pools[i], metered.Config{Schema: fmt.Sprintf("cell_%d", i), …}) // for each cell
+//	router, err := cells.New(clients)
+//	err = router.Run(ctx, "acme", func(ctx context.Context, c *metered.Client) error {
+//	    out, err = metered.Do(ctx, c, metered.Command{ID: id, Tenant: "acme", …}, fn)
+//	    return err
+//	})
+//
+// All that belongs to a tenant bears its name, or begins with that and a slash: scopes (acme/uploads), and the Tenant of commands, holds,
+// claims and jobs, and the Subject of tokens. budget.Scopes with the tenant as the key does.
+//
+// A tenant's first cell is a hash of its name, so nothing is stored of a tenant that never moved, and no call looks a tenant up. Each
+// transaction of a tenant's Client begins with a statement, in the same round trip for commands and sessions, that the cell refuses once the tenant has
+// left it. The refusal says where to.
+package cells
+
+import (
+	"context"
+	"crypto/sha256"
+	"encoding/binary"
+	"errors"
+	"fmt"
+	"slices"
+	"strings"
+	"sync"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/lend"
+	"github.com/pgmetered/metered/internal/pause"
+	"github.com/pgmetered/metered/internal/schema"
+)
+
+var (
+	ErrArgument error = errArgument      // an *metered.ArgumentError
+	ErrMoved    error = fault.ErrMoved   // of a tenant's Client, before anything is written: Run follows the tenant. Also while it is on its way
+	ErrNotCell  error = fault.ErrNotCell // SetUp was not called, or with other cells
+	ErrOpen     error = errOpen          // an *OpenError
+	ErrConflict error = errConflict      // the new cell has a row with the key of one that moves, or a table with other columns
+)
+
+var (
+	errArgument = fault.New("invalid_argument", "cells: invalid argument")
+	errOpen     = fault.New("tenant_open", "cells: the tenant has something open that cannot be moved")
+	errConflict = fault.New("tenant_conflict", "cells: the rows do not fit into the new cell")
+)
+
+// Bounds of a router.
+const (
+	maxCells    = 256
+	maxParts    = 4      // of a tenant's name: _refuse_moved looks at as many
+	maxKnown    = 65_536 // moved tenants that a Router remembers
+	maxFollowed = 30     // times that Run looks for a tenant on its way: 4 seconds
+)
+
+// Router is safe for concurrent use.
+type Router struct {
+	cells []cell
+
+	mu    sync.Mutex
+	known map[string]place // of moved tenants
+}
+
+type cell struct {
+	client *metered.Client
+	pool   *pgxpool.Pool
+	schema schema.Name
+}
+
+// place is a tenant's cell after so many moves.
+type place struct {
+	cell  int
+	moves int64
+}
+
+var inMetered = metered.Internals(lend.Key{})
+
+// New takes a Client for each cell, 1 to 256, in the same order in all programs, and as many for good. It sends no SQL. Cells that share a
+// pool are of one database: a tenant moves between them in one transaction.
+func New(clients []*metered.Client) (*Router, error) {
+	if len(clients) < 1 || len(clients) > maxCells {
+		return nil, fault.Invalid(errArgument, "clients", "are %d, want 1 to %d", len(clients), maxCells)
+	}
+	r := &Router{known: map[string]place{}}
+	for i, client := range clients {
+		pool, name := inMetered.Place(client)
+		if pool == nil {
+			return nil, fault.Misuse(errArgument, fmt.Sprintf("clients[%d]", i), "was not made by metered.New")
+		}
+		if slices.ContainsFunc(r.cells, func(c cell) bool { return c.pool == pool && c.schema == name }) {
+			return nil, fault.Misuse(errArgument, fmt.Sprintf("clients[%d]", i), "is of the schema of another one")
+		}
+		r.cells = append(r.cells, cell{client, pool, name})
+	}
+	return r, nil
+}
+
+func (r *Router) check(tenant string) error {
+	if err := fault.Made(errArgument, "router", r != nil && len(r.cells) > 0); err != nil {
+		return err
+	}
+	if tenant == "" || slices.Contains(strings.Split(tenant, "/"), "") || strings.Count(tenant, "/") >= maxParts {
+		return fault.Invalid(errArgument, "tenant", "%q is not 1 to %d parts with slashes between them", tenant, maxParts)
+	}
+	return fault.Text(errArgument, "tenant", tenant, maxTenantBytes)
+}
+
+const maxTenantBytes = 200 // leaves room for the rest of a scope
+
+// first is a tenant's first cell: the first 8 bytes of the SHA-256 of its name, as a big-endian number, modulo the number of cells.
+func (r *Router) first(tenant string) int {
+	sum := sha256.Sum256([]byte(tenant))
+	return int(binary.BigEndian.Uint64(sum[:8]) % uint64(len(r.cells)))
+}
+
+// Client is a Client of a tenant in the cell where this Router last knew it, without a query. Its transactions (metered.Do, Open, RunTx and
+// so on) are ErrMoved in a cell that the tenant has left: Run is for that. Begin transactions for its Budget, Holds, Tokens and Jobs by its RunTx:
+// in others, charges alone are as safe. Reads on a pool may find the tenant's old cell, where nothing is.
+func (r *Router) Client(tenant string) (*metered.Client, error) {
+	if err := r.check(tenant); err != nil {
+		return nil, err
+	}
+	return r.at(tenant, r.place(tenant).cell), nil
+}
+
+func (r *Router) at(tenant string, in int) *metered.Client {
+	return inMetered.For(r.cells[in].client, tenant, in, len(r.cells), in == r.first(tenant))
+}
+
+func (r *Router) place(tenant string) place {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	p, ok := r.known[tenant]
+	if !ok {
+		p = place{cell: r.first(tenant), moves: -1}
+	}
+	return p
+}
+
+// Run calls fn with the tenant's Client, and again with another one when fn returns ErrMoved: the transaction has done nothing then. A command whose COMMIT
+// lost its answer is looked up in the new cell. A tenant on its way is waited for, for 4 seconds or until ctx ends.
+//
+// A session that moved along with its tenant is ErrMoved at Settle: go on with metered.Resume.
+func (r *Router) Run(ctx context.Context, tenant string, fn func(ctx context.Context, c *metered.Client) error) error {
+	if err := r.check(tenant); err != nil {
+		return err
+	}
+	if err := fault.NotNil(errArgument, "fn", fn); err != nil {
+		return err
+	}
+	for n := 1; ; {
+		at := r.place(tenant)
+		err := fn(ctx, r.at(tenant, at.cell))
+		var moved *fault.Moved
+		if !errors.As(err, &moved) || moved.Tenant != tenant {
+			return err
+		}
+		if r.learn(at, moved) {
+			continue // it has moved more often each time
+		}
+		if n++; n > maxFollowed {
+			return err
+		}
+		if ended := pause.Before(ctx, n); ended != nil {
+			return fmt.Errorf("cells: %w, while following: %w", ended, err)
+		}
+	}
+}
+
+// learn notes where a cell knows a tenant to live, if that is news to the caller, who knew it to be at a place. If it is not,
+// the tenant is on its way there, and the search begins anew.
+func (r *Router) learn(was place, m *fault.Moved) bool {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if m.Cell == nil || m.Moves <= was.moves || *m.Cell >= len(r.cells) {
+		if r.known[m.Tenant] == was {
+			delete(r.known, m.Tenant)
+		}
+		return false
+	}
+	if len(r.known) >= maxKnown {
+		clear(r.known)
+	}
+	if now, ok := r.known[m.Tenant]; !ok || now.moves < m.Moves {
+		r.known[m.Tenant] = place{*m.Cell, m.Moves}
+	}
+	return true
+}
+
+const numbersPerCell = 1 << 40
+
+const setUpSQL = `
+with own as (insert into metered.cell (no, cells) values ($1::int, $2::int) on conflict do nothing returning no, cells)
+select no, cells from own union all select no, cells from metered.cell`
+
+// setNumbersSQL has the numbers of holds, leases and lots begin in a range of the cell's own: so they stay unique when a tenant moves.
+const setNumbersSQL = `
+select pg_catalog.setval(s.seq, s.base) from (
+    select seq, q.seqmin - 1 + $1::bigint as base from pg_catalog.unnest(array['metered.holds', 'metered.leases', 'metered.lots']) t(name),
+        lateral (select pg_catalog.pg_get_serial_sequence(t.name, 'no')::regclass as seq) s join pg_catalog.pg_sequence q on q.seqrelid = s.seq) s
+where coalesce(pg_catalog.pg_sequence_last_value(s.seq), 0) < s.base`
+
+const usedSQL = `select exists (select from metered.holds) or exists (select from metered.leases) or exists (select from metered.lots)`
+
+// SetUp tells each schema which cell it is, after metered.Migrate. It needs the role that owns the schemas. Again, it does nothing. A schema
+// with holds, leases or lots can only become cell 0: the numbers of another cell's begin at 2^40 times its own.
+func (r *Router) SetUp(ctx context.Context) error {
+	if err := fault.Made(errArgument, "router", r != nil && len(r.cells) > 0); err != nil {
+		return err
+	}
+	for i, c := range r.cells {
+		err := pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+			var known, used bool
+			var no, of int
+			if err := tx.QueryRow(ctx, c.schema.SQL(`select exists (select from metered.cell), `+usedSQL[len("select "):])).Scan(&known, &used); err != nil {
+				return err
+			}
+			if !known && used && i > 0 {
+				return fault.Misuse(errArgument, fmt.Sprintf("clients[%d]", i), "is of a schema with holds, leases or lots: it can only be the first")
+			}
+			if err := tx.QueryRow(ctx, c.schema.SQL(setUpSQL), i, len(r.cells)).Scan(&no, &of); err != nil {
+				return err
+			}
+			if no != i || of != len(r.cells) {
+				return fmt.Errorf("%w: schema %s is cell %d of %d, and not %d of %d", fault.ErrNotCell, c.schema, no, of, i, len(r.cells))
+			}
+			if i == 0 {
+				return nil
+			}
+			_, err := tx.Exec(ctx, c.schema.SQL(setNumbersSQL), int64(i)*numbersPerCell)
+			return err
+		})
+		if err != nil && fault.Code(err) == "" {
+			err = fault.Failed("cells", "set up", err)
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}

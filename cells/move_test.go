@@ -1,0 +1,188 @@
+package cells_test
+
+import (
+	"context"
+	"encoding/json"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/cells"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/leases"
+	"github.com/pgmetered/metered/tokens"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// The places of three cells: in one database, and each in its own.
+func places(t *testing.T) map[string][]*pgxpool.Pool {
+	return map[string][]*pgxpool.Pool{"one database": {database(t)}, "three": {database(t), database(t), database(t)}}
+}
+
+// All that a tenant has is there after moves to each cell and back: it replays, ends and adds up as before.
+func TestMove_TakesEverythingAlong(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	for name, pools := range places(t) {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t, 3, pools...)
+			r, stale := w.router(), w.router()
+			all := fill(t, r)
+			before := w.lives("acme")
+			seen := map[int]bool{before: true}
+			for _, by := range []int{1, 1, 1, 2} {
+				to := (w.lives("acme") + by) % 3
+				w.move(r, "acme", to)
+				require.Equal(t, to, w.lives("acme"))
+				seen[to] = true
+				all.check(t, r)
+				all.check(t, stale)
+				w.verified()
+			}
+			require.Len(t, seen, 3)
+			all.end(t, stale)
+			w.verified()
+			w.move(r, "acme", before)
+			require.Equal(t, before, w.lives("acme"))
+			w.verified()
+		})
+	}
+}
+
+// filled is a tenant with a row in each table.
+type filled struct {
+	token, used *tokens.Token
+	first       metered.Outcome[string]
+	command     metered.Command
+	hold        holds.Hold
+	claim       holds.Hold
+	usage       []budget.Usage
+	balance     wallet.Balance
+}
+
+var windowed = []budget.Limit{budget.PerWindow(1_000, time.Hour), budget.Lifetime(5_000)}
+
+func fill(t *testing.T, r *cells.Router) *filled {
+	f := &filled{}
+	mint := func(c *metered.Client, tx pgx.Tx) *tokens.Token {
+		m, err := c.Tokens.Mint(t.Context(), tx, tokens.Mint{Purpose: "upload", Subject: "acme/ann", TTL: time.Hour, Payload: json.RawMessage(`{"b":1,"a":2}`)})
+		require.NoError(t, err)
+		return &m.Token
+	}
+	in(t, r, "acme", func(c *metered.Client, tx pgx.Tx) error {
+		f.token, f.used = mint(c, tx), mint(c, tx)
+		_, err := c.Budget.Create(t.Context(), tx, "acme/declared")
+		require.NoError(t, err)
+		_, err = tx.Exec(t.Context(), fmt.Sprintf(`insert into %[1]s.uploads (tenant, name, size) values ('acme', 'a', 3), ('other', 'b', 4);
+			insert into %[1]s.pages values ('a', 1), ('b', 1)`, schemaOf(t, tx)), pgx.QueryExecModeSimpleProtocol)
+		require.NoError(t, err)
+		return nil
+	})
+	f.command = metered.Command{
+		ID: "first", Tenant: "acme", Name: "upload", Input: 7, Charges: []budget.Charge{{Scope: "acme/uploads", Amount: 40, Limits: windowed}},
+		Token: &metered.Redeem{Purpose: "upload", Subject: "acme/ann", Presented: f.used.Reveal()},
+		Holds: []holds.Request{{Tenant: "acme", ID: "kept", Lines: []holds.Line{{Scope: "acme/uploads", Amount: 25, Limits: windowed}}, TTL: time.Hour}},
+	}
+	var err error
+	f.first, err = do(t.Context(), r, f.command, func(context.Context, *metered.Tx) (string, error) { return "stored", nil })
+	require.NoError(t, err)
+	in(t, r, "acme", func(c *metered.Client, tx pgx.Tx) (err error) {
+		posted, err := c.Budget.Charge(t.Context(), tx, budget.Charge{Scope: "acme", Amount: 9, Note: budget.Note{Actor: "ann"}})
+		require.NoError(t, err)
+		_, err = c.Budget.Refund(t.Context(), tx, budget.Refund{Scope: "acme", Seq: posted.Entries[0].Seq, Amount: 4})
+		require.NoError(t, err)
+		f.claim, err = c.Holds.Claim(t.Context(), tx, holds.Claim{Tenant: "acme", Key: holds.Key{Type: "name", Value: "bob/x"}, Holder: "ann", TTL: time.Hour})
+		require.NoError(t, err)
+		done, err := c.Holds.Place(t.Context(), tx, holds.Request{Tenant: "acme", Lines: []holds.Line{{Scope: "acme/seats", Amount: 3}}, TTL: time.Hour})
+		require.NoError(t, err)
+		_, err = c.Holds.Capture(t.Context(), tx, holds.Capture{Tenant: "acme", IDs: []string{done.ID}, All: true})
+		require.NoError(t, err)
+		book, err := wallet.New(c.Budget, wallet.Config{})
+		require.NoError(t, err)
+		_, err = book.Grant(t.Context(), tx, wallet.Grant{Wallet: "acme/wallet", Amount: 500, For: time.Hour, Reference: "g1", Category: "paid"})
+		require.NoError(t, err)
+		_, err = book.Draw(t.Context(), tx, wallet.Draw{Wallet: "acme/wallet", Amount: 120})
+		require.NoError(t, err)
+		carver, err := leases.NewCarver(c.Budget)
+		require.NoError(t, err)
+		_, err = carver.Carve(t.Context(), tx, leases.Carving{Child: "acme/run/1", From: budget.Charge{Scope: "acme/uploads", Amount: 30}, TTL: time.Hour})
+		return err
+	})
+	f.look(t, r, &f.usage, &f.balance)
+	return f
+}
+
+// look reads usage and balance in a transaction of the tenant.
+func (f *filled) look(t *testing.T, r *cells.Router, usage *[]budget.Usage, balance *wallet.Balance) {
+	in(t, r, "acme", func(c *metered.Client, tx pgx.Tx) (err error) {
+		*usage, err = c.Budget.Usage(t.Context(), tx, budget.Query{Scope: "acme"}, budget.Query{Scope: "acme/uploads", Window: time.Hour}, budget.Query{Scope: "acme/seats"},
+			budget.Query{Scope: "acme/run/1"}, budget.Query{Scope: "acme/wallet"})
+		require.NoError(t, err)
+		book, err := wallet.New(c.Budget, wallet.Config{})
+		require.NoError(t, err)
+		*balance, err = book.Balance(t.Context(), tx, "acme/wallet")
+		return err
+	})
+}
+
+func schemaOf(t *testing.T, tx pgx.Tx) string {
+	return pgtest.Value[string](t, tx, `select relnamespace::regnamespace::text from pg_locks l join pg_class c on c.oid = l.relation
+		where l.pid = pg_backend_pid() and c.relname = 'cell' limit 1`)
+}
+
+func (f *filled) check(t *testing.T, r *cells.Router) {
+	t.Helper()
+	out, err := do(t.Context(), r, f.command, func(context.Context, *metered.Tx) (string, error) { panic("the function ran") })
+	require.NoError(t, err)
+	require.True(t, out.Replayed)
+	require.Equal(t, f.first.Result, out.Result)
+	require.Equal(t, f.first.Holds[0].Deadline, out.Holds[0].Deadline)
+	var usage []budget.Usage
+	var balance wallet.Balance
+	f.look(t, r, &usage, &balance)
+	for i := range usage {
+		usage[i].HoldDue = f.usage[i].HoldDue // a duration from now
+	}
+	require.Equal(t, f.usage, usage)
+	require.Equal(t, f.balance.Lots, balance.Lots)
+	require.NoError(t, r.Run(t.Context(), "acme", func(ctx context.Context, c *metered.Client) error {
+		return c.RunTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+			grant, err := c.Tokens.Inspect(ctx, tx, "upload", "acme/ann", f.token.Reveal())
+			require.NoError(t, err)
+			require.Equal(t, `{"b":1,"a":2}`, string(grant.Payload))
+			_, err = c.Tokens.Inspect(ctx, tx, "upload", "acme/ann", f.used.Reveal())
+			require.ErrorIs(t, err, tokens.ErrInvalid)
+			_, err = c.Holds.Claim(ctx, tx, holds.Claim{Tenant: "acme", Key: holds.Key{Type: "name", Value: "bob/x"}, Holder: "eve", TTL: time.Hour})
+			require.ErrorIs(t, err, holds.ErrTaken)
+			require.Equal(t, 6, pgtest.Value[int](t, tx, `select doubled from `+schemaOf(t, tx)+`.uploads join `+schemaOf(t, tx)+`.pages on upload = name where name = 'a'`))
+			return nil
+		})
+	}))
+}
+
+// end ends all that is open, from a router that knows an old place.
+func (f *filled) end(t *testing.T, r *cells.Router) {
+	t.Helper()
+	in(t, r, "acme", func(c *metered.Client, tx pgx.Tx) error {
+		_, err := c.Tokens.Consume(t.Context(), tx, "upload", "acme/ann", f.token.Reveal())
+		require.NoError(t, err)
+		h, err := c.Holds.Capture(t.Context(), tx, holds.Capture{Tenant: "acme", IDs: []string{"kept"}, All: true})
+		require.NoError(t, err)
+		require.Equal(t, f.first.Holds[0].Deadline, h[0].Deadline)
+		_, err = c.Holds.Release(t.Context(), tx, holds.Release{Tenant: "acme", IDs: []string{f.claim.ID}})
+		require.NoError(t, err)
+		carver, err := leases.NewCarver(c.Budget)
+		require.NoError(t, err)
+		l, err := carver.End(t.Context(), tx, "acme/run/1", budget.Note{Actor: "ann"})
+		require.NoError(t, err)
+		require.False(t, l.SettledAt.IsZero())
+		return nil
+	})
+}

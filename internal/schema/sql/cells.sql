@@ -1,0 +1,93 @@
+-- Cells: several schemas, each with the rows of its tenants (package cells). A transaction enters its tenant first, which shares the tenant's
+-- lock, and a move takes that lock alone. So it comes before the transaction or after it, never beside it.
+--
+-- The first entry of a scope is refused in a cell that the scope's tenant has left. Since a move takes the scopes' entries along, no
+-- charge gets into the old cell, whether or not its transaction has entered.
+
+-- The key of a tenant's lock.
+create function metered._tenant_key(of_tenant text) returns bigint
+language sql stable
+as $$
+    select metered._lock_key('metered/tenant/metered', convert_to(of_tenant, 'UTF8'))
+$$;
+
+-- Refuses a snapshot that may be older than a row of a tenant, whose lock is held, with 40001.
+create function metered._refuse_old_tenant(of_tenant text) returns void
+language plpgsql volatile
+as $$
+begin
+    perform from metered.tenants t where t.tenant = of_tenant for share;
+    if not found then
+        begin   -- the insert meets a row that the snapshot does not see, and the block takes it back
+            insert into metered.tenants (tenant, moves, cell) values (of_tenant, 0, 0) on conflict do nothing;
+            raise exception using errcode = 'MT100';
+        exception when sqlstate 'MT100' then
+            null;
+        end;
+    end if;
+end
+$$;
+
+create function metered._raise_moved(of_tenant text, in_cell int, after_moves bigint) returns void
+language plpgsql
+as $$
+begin
+    raise exception 'the tenant lives in another cell' using errcode = 'MT014',
+        detail = jsonb_build_object('tenant', of_tenant, 'cell', in_cell, 'moves', after_moves);
+end
+$$;
+
+-- Begins the work of a transaction for a tenant, in a cell of so many: SQLSTATE MT014 if the tenant lives in another one. home: it lives
+-- here unless it has moved. The answer holds until the transaction ends.
+create function metered.enter_tenant(of_tenant text, key bigint, in_cell int, of_cells int, home boolean, wait_ms int) returns void
+language plpgsql volatile
+as $$
+declare
+    before text;
+    c      record;
+begin
+    if int8send(key) is distinct from substr(sha256('metered/tenant/metered'::bytea || '\x00'::bytea || convert_to(of_tenant, 'UTF8')), 1, 8) then
+        perform metered._require(false, 'key');
+    end if;
+    if not metered._try_lock_shared(key) then
+        before := metered._bound_lock_wait(wait_ms);
+        perform pg_advisory_xact_lock_shared(key) from metered.operations_horizon h where h.one;     -- on the node that has the tables
+        before := metered._unbound_lock_wait(before);
+    end if;
+    if metered._one_snapshot() then
+        perform metered._refuse_old_tenant(of_tenant);
+    end if;
+    select y.no, y.cells, t.cell, t.moves into c
+    from metered.cell y left join metered.tenants t on t.tenant = of_tenant where y.one;
+    if (c.no = in_cell and c.cells = of_cells) is not true then
+        raise exception 'the schema is cell % of %, and not % of %', c.no, c.cells, in_cell, of_cells using errcode = 'MT015';
+    elsif coalesce(c.cell = in_cell, home) is not true then
+        perform metered._raise_moved(of_tenant, c.cell, c.moves);
+    end if;
+end
+$$;
+
+-- Refuses the first entry of a scope whose tenant has left this cell. A tenant's name has up to four parts.
+create function metered._refuse_moved(of_scope text) returns void
+language plpgsql volatile
+as $$
+declare
+    parts text[] := (string_to_array(of_scope, '/'))[1:4];
+    name  text;
+    t     metered.tenants;
+begin
+    for i in 1..cardinality(parts) loop
+        name := array_to_string(parts[1:i], '/');
+        if not metered._try_lock_shared(metered._tenant_key(name)) then
+            perform metered._collided();     -- it moves. To wait with the scope's lock could be a deadlock
+        end if;
+        if metered._one_snapshot() then
+            perform metered._refuse_old_tenant(name);
+        end if;
+        select * into t from metered.tenants y where y.tenant = name;
+        if t.cell <> (select c.no from metered.cell c where c.one) then
+            perform metered._raise_moved(name, t.cell, t.moves);
+        end if;
+    end loop;
+end
+$$;
