@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/jackc/pgx/v5/tracelog"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 
@@ -25,7 +26,6 @@ var parkedFigures = []figure{
 	{"parked_start_ms", "ms, p95", atMost(50), "from the commit that frees a slot to the start of the parked job, River fetching at once", on(options{}, hotScope, parkedStart)},
 	{"parked_wal_1e5_vs_1e3", "times the bytes", atMost(1.2), "WAL of a job that ends and the parked one that it starts, with 100,000 parked against 1,000", parkedWAL},
 	{"parked_statements_1e5_vs_1e3", "times the statements", atMost(1.2), "statements, also River's, for each job that workers do and the parked one that it starts, with 100,000 parked against 1,000", parkedStatements},
-	{"gated_wal_vs_snooze", "times the bytes", goal{}, "WAL for each of 200 jobs of 50 ms of one tenant, 2 at once, against jobs that snooze for a second until they fit", gatedVsSnooze},
 }
 
 const slots = 2 // of a tenant
@@ -91,22 +91,21 @@ func (k *kit) working(ctx context.Context, do func(context.Context, *river.Job[w
 
 // gatedJobs compares River alone with gated jobs, in turns.
 func gatedJobs(ctx context.Context, b *bench) (samples, error) {
-	o := options{conns: 30}
-	gated, err := b.kit(ctx, o, nil)
-	if err != nil {
-		return samples{}, err
+	var kits [2]*kit
+	for i := range kits {
+		var err error
+		if kits[i], err = b.kit(ctx, options{conns: 30}, nil); err != nil {
+			return samples{}, err
+		}
+		defer kits[i].drop()
 	}
-	defer gated.drop()
-	plain, err := b.kit(ctx, o, nil)
-	if err != nil {
-		return samples{}, err
-	}
-	defer plain.drop()
+	gated, plain := kits[0], kits[1]
 	if _, err := gated.park(ctx, b.pick(102_000, 4_000), 1000); err != nil {
 		return samples{}, err
 	}
 	for range b.pick(40, 4) {
-		if _, err := plain.queue.InsertManyFast(ctx, plainJobs(500)); err != nil {
+		batch := several(500, func() river.InsertManyParams { return river.InsertManyParams{Args: work{}} })
+		if _, err := plain.queue.InsertManyFast(ctx, batch); err != nil {
 			return samples{}, err
 		}
 	}
@@ -114,7 +113,7 @@ func gatedJobs(ctx context.Context, b *bench) (samples, error) {
 	length := time.Duration(b.pick(6000, 500)) * time.Millisecond
 	for round := range b.rounds() + 1 {
 		for i := range 2 {
-			k := []*kit{gated, plain}[(i+round)%2]
+			k := kits[(i+round)%2]
 			var done atomic.Int64
 			err := k.working(ctx, func(ctx context.Context, _ *river.Job[work]) error {
 				time.Sleep(50 * time.Millisecond)
@@ -225,34 +224,25 @@ func parkedWAL(ctx context.Context, b *bench) (samples, error) {
 		note: fmt.Sprintf("%.0f and %.0f bytes; %s", out.where[0].walBytes, out.where[1].walBytes, s.note)}, nil
 }
 
-// statements counts those that a pool sends.
-type statements struct{ n atomic.Int64 }
-
-func (s *statements) TraceQueryStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceQueryStartData) context.Context {
-	s.n.Add(1)
-	return ctx
+// counting counts the statements that a connection sends.
+func counting(n *atomic.Int64) pgx.QueryTracer {
+	return &tracelog.TraceLog{LogLevel: tracelog.LogLevelInfo, Logger: tracelog.LoggerFunc(func(_ context.Context, _ tracelog.LogLevel, msg string, _ map[string]any) {
+		if msg == "Query" || msg == "BatchQuery" {
+			n.Add(1)
+		}
+	})}
 }
-
-func (*statements) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}
-
-func (*statements) TraceBatchStart(ctx context.Context, _ *pgx.Conn, _ pgx.TraceBatchStartData) context.Context {
-	return ctx
-}
-
-func (s *statements) TraceBatchQuery(context.Context, *pgx.Conn, pgx.TraceBatchQueryData) { s.n.Add(1) }
-
-func (*statements) TraceBatchEnd(context.Context, *pgx.Conn, pgx.TraceBatchEndData) {}
 
 // parkedStatements lets workers do some of the jobs of ten tenants, in turns.
 func parkedStatements(ctx context.Context, b *bench) (s samples, err error) {
-	kits, sent := make([]*kit, 2), make([]statements, 2)
+	kits, sent := make([]*kit, 2), make([]atomic.Int64, 2)
 	for i, n := range []int{b.pick(100_000, 5_000), 1_000} {
 		if kits[i], err = b.kit(ctx, options{conns: 30}, nil); err != nil {
 			return s, err
 		}
 		defer kits[i].drop()
 		config := kits[i].Pool.Config()
-		config.ConnConfig.Tracer = &sent[i]
+		config.ConnConfig.Tracer = counting(&sent[i])
 		kits[i].Pool.Close()
 		if kits[i].Pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
 			return s, err
@@ -277,13 +267,13 @@ func parkedStatements(ctx context.Context, b *bench) (s samples, err error) {
 				}
 				return nil
 			}, func() error {
-				before := sent[i].n.Load()
+				before := sent[i].Load()
 				select {
 				case <-enough:
 				case <-time.After(5 * time.Minute):
 					return fmt.Errorf("%d of %d jobs in five minutes", done.Load(), each)
 				}
-				per[i] = append(per[i], float64(sent[i].n.Load()-before)/each)
+				per[i] = append(per[i], float64(sent[i].Load()-before)/each)
 				return nil
 			})
 			if err != nil {
@@ -292,86 +282,4 @@ func parkedStatements(ctx context.Context, b *bench) (s samples, err error) {
 		}
 	}
 	return samples{values: ratios(per[0], per[1]), note: fmt.Sprintf("%.1f and %.1f a job", median(per[0]), median(per[1]))}, nil
-}
-
-// gatedVsSnooze lets both ways do the same jobs of one tenant.
-func gatedVsSnooze(ctx context.Context, b *bench) (samples, error) {
-	n := b.pick(200, 40)
-	measure := func(gated bool) (wal, seconds float64, err error) {
-		k, err := b.kit(ctx, options{conns: 30}, nil)
-		if err != nil {
-			return 0, 0, err
-		}
-		defer k.drop()
-		w, err := newWatch(ctx, "", k.site)
-		if err != nil {
-			return 0, 0, err
-		}
-		defer w.close()
-		before, err := w.read(ctx)
-		if err != nil {
-			return 0, 0, err
-		}
-		began := time.Now()
-		if gated {
-			_, err = k.park(ctx, n, 1)
-		} else {
-			_, err = k.queue.InsertManyFast(ctx, plainJobs(n))
-		}
-		if err != nil {
-			return 0, 0, err
-		}
-		var done atomic.Int64
-		all := make(chan struct{})
-		err = k.working(ctx, func(ctx context.Context, job *river.Job[work]) error {
-			if !gated {
-				request := *slot("one")
-				request.ID, request.TTL = fmt.Sprint(job.ID, "/", job.Attempt), time.Minute
-				err := pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error { _, err := k.client.Holds.Place(ctx, tx, request); return err })
-				if errors.Is(err, budget.ErrExceeded) {
-					return river.JobSnooze(time.Second)
-				} else if err != nil {
-					return err
-				}
-				defer func() { _ = k.release(ctx, request.ID) }()
-			}
-			time.Sleep(50 * time.Millisecond)
-			if done.Add(1) == int64(n) {
-				close(all)
-			}
-			return nil
-		}, func() error {
-			select {
-			case <-all:
-				return nil
-			case <-time.After(5 * time.Minute):
-				return fmt.Errorf("%d of %d jobs in five minutes", done.Load(), n)
-			}
-		})
-		seconds = time.Since(began).Seconds()
-		after, err2 := w.read(ctx)
-		return (after.wal - before.wal) / float64(n), seconds, errors.Join(err, err2)
-	}
-	var s samples
-	for range b.pick(3, 1) {
-		gated, gatedTook, err := measure(true)
-		if err != nil {
-			return s, err
-		}
-		naive, naiveTook, err := measure(false)
-		if err != nil {
-			return s, err
-		}
-		s.values = append(s.values, gated/naive)
-		s.note = fmt.Sprintf("%.0f against %.0f bytes a job, and %.0f against %.0f s for all", gated, naive, gatedTook, naiveTook)
-	}
-	return s, nil
-}
-
-func plainJobs(n int) []river.InsertManyParams {
-	many := make([]river.InsertManyParams, n)
-	for i := range many {
-		many[i] = river.InsertManyParams{Args: work{N: i}}
-	}
-	return many
 }

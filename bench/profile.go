@@ -47,17 +47,13 @@ select coalesce(sum(split_part(pg_read_file('/proc/' || pid || '/schedstat', 0, 
 from pg_stat_activity
 where datname = current_database() and backend_type = 'client backend' and pid <> pg_backend_pid()`
 
-func (w *watch) read(ctx context.Context) (r reading, err error) {
-	err = w.conn.QueryRow(ctx, readingSQL).Scan(&r.backend, &r.wal)
-	return r, err
-}
-
 // note reads the counters, and adds what the ops took since the last note if they count. A nil watch notes nothing.
 func (w *watch) note(ctx context.Context, ops int, counts bool) error {
 	if w == nil {
 		return nil
 	}
-	now, err := w.read(ctx)
+	var now reading
+	err := w.conn.QueryRow(ctx, readingSQL).Scan(&now.backend, &now.wal)
 	if counts {
 		w.ops += ops
 		w.sum.backend += now.backend - w.last.backend

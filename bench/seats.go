@@ -11,7 +11,6 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
-	"runtime"
 	"strings"
 	"sync"
 	"time"
@@ -75,28 +74,16 @@ func seatsOverHTTP(ctx context.Context, b *bench) (out samples, err error) {
 	if err := w.note(ctx, 0, false); err != nil {
 		return out, err
 	}
-	loadBefore := machineLoad()
 	l, err := h.load(ctx, warm, holds)
 	if err := errors.Join(err, w.note(ctx, len(l.hold), true)); err != nil {
 		return out, err
 	}
 	out.where = []profile{w.profile([]float64{float64(len(l.hold)) / l.seconds})}
 	out.values = []float64{quantile(l.hold, 0.95)}
-	out.note = fmt.Sprintf("%d holds at %s/s, all of them answered 201; p50 %s ms, p99 %s ms; giving back p95 %s ms; 2 processes, %d browsers watching; load of the machine %s before and %s after, on %d cores",
+	out.note = fmt.Sprintf("%d holds at %s/s, all of them answered 201; p50 %s ms, p99 %s ms; giving back p95 %s ms; 2 processes, %d browsers watching",
 		len(l.hold), number(float64(len(l.hold))/l.seconds), number(quantile(l.hold, 0.5)), number(quantile(l.hold, 0.99)),
-		number(quantile(l.cancel, 0.95)), seatsViewers, loadBefore, machineLoad(), runtime.NumCPU())
+		number(quantile(l.cancel, 0.95)), seatsViewers)
 	return out, nil
-}
-
-// machineLoad is the load average of the last minute, of all that runs on the machine: a figure in milliseconds means
-// little without it.
-func machineLoad() string {
-	averages, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return "unknown"
-	}
-	minute, _, _ := strings.Cut(string(averages), " ")
-	return minute
 }
 
 // seatsHall is the running program, with signed-in users.
