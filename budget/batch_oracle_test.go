@@ -31,7 +31,7 @@ func TestChargeEach_IsAsOneByOne(t *testing.T) {
 			unmet := func() bool { // chance may leave one out for long
 				return slices.ContainsFunc(codes, func(code string) bool { return o.codes[code] == 0 })
 			}
-			for n := 0; n < pgtest.Size(60, 120) || n < 1000 && unmet(); n++ {
+			for n := 0; n < pgtest.Size(25, 120) || n < 1000 && (unmet() || o.made <= 300); n++ {
 				o.history(4)
 				o.compare(iso)
 			}

@@ -259,7 +259,8 @@ func TestIngest_ConcurrentDeliveriesCountOnce(t *testing.T) {
 		t.Run(string(iso), func(t *testing.T) {
 			t.Parallel()
 			pool, l, _ := open(t)
-			const events, scopes, most = 400, 4, 70 // of 100 for each scope
+			const scopes = 4
+			events, most := pgtest.Size(200, 400), pgtest.Size(35, 70) // of 50 or 100 for each scope
 			var made, replayed, refused atomic.Int64
 			var g errgroup.Group
 			for range 6 {
@@ -269,7 +270,7 @@ func TestIngest_ConcurrentDeliveriesCountOnce(t *testing.T) {
 						n := min(len(left), 1+rand.IntN(40))
 						batch := make([]budget.Event, n)
 						for i, e := range left[:n] {
-							batch[i] = event(fmt.Sprint("e", e), fmt.Sprint("s", e%scopes), 1, budget.PerWindow(most, time.Hour))
+							batch[i] = event(fmt.Sprint("e", e), fmt.Sprint("s", e%scopes), 1, budget.PerWindow(int64(most), time.Hour))
 						}
 						tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: iso})
 						if err != nil {

@@ -18,7 +18,7 @@ import (
 
 // TestMain sets how many random histories are tried.
 func TestMain(m *testing.M) {
-	pgtest.Histories(60, 250)
+	pgtest.Histories(30, 250)
 	os.Exit(m.Run())
 }
 

@@ -146,7 +146,8 @@ func TestMustExist_RacingRetirementsAndChargesAreExact(t *testing.T) {
 	for _, level := range []string{"read committed", "repeatable read", "serializable", "mixed"} {
 		t.Run(level, func(t *testing.T) {
 			t.Parallel()
-			const workers, attempts = 6, 30
+			const workers = 6
+			attempts := pgtest.Size(12, 30)
 			ctx := t.Context()
 			pool := pgtest.Open(t)
 			l := newLedger(t, budget.Config{MustExist: true})

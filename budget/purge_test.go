@@ -297,7 +297,8 @@ func TestForget_NoWindowEverHoldsMore(t *testing.T) {
 	for _, locks := range []bool{true, false} {
 		t.Run(fmt.Sprintf("locks %v", locks), func(t *testing.T) {
 			t.Parallel()
-			const workers, attempts = 6, 60
+			const workers = 6
+			attempts := pgtest.Size(25, 60)
 			limit := budget.Limit{Max: 5, Window: time.Minute}
 			ctx := t.Context()
 			pool, l, clock := open(t)

@@ -322,7 +322,7 @@ func (x *life) moment() time.Time {
 }
 
 // seriesSeeds is how many histories there are: enough for each of the breaks below to be found.
-var seriesSeeds = pgtest.Size(uint64(20), 60)
+var seriesSeeds = pgtest.Size(uint64(10), 60)
 
 func TestSeries_AgreesWithAPlainList(t *testing.T) {
 	t.Parallel()

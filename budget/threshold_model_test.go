@@ -265,7 +265,7 @@ func TestThreshold_AgreesWithTheModel(t *testing.T) {
 	require.NoError(t, err)
 	defer conn.Release()
 	stats := map[string]int{}
-	for seed := range pgtest.Size(uint64(20), 40) {
+	for seed := range pgtest.Size(uint64(12), 40) {
 		clock.Set(start.Add(time.Duration(seed) * time.Millisecond))
 		h = &reporting{T: t, Rand: rand.New(rand.NewPCG(seed, 39)), conn: conn.Conn(), ledger: l, clock: clock, reported: map[string]time.Time{}, stats: stats, seed: seed,
 			model: &model{scope: fmt.Sprint(seed), tolerance: time.Hour, kept: 1, outer: t, spans: map[budget.Period]span{}}}

@@ -239,7 +239,7 @@ func TestThreshold_ArgumentsAreChecked(t *testing.T) {
 // same entries.
 func TestThreshold_RacesAgreeWithTheModel(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(3) {
+	for seed := range pgtest.Size(uint64(1), 6) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			pool, l, clock := openReporting(t, budget.Config{ClockTolerance: time.Hour, OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
