@@ -16,6 +16,8 @@ import (
 	"github.com/pgmetered/metered/leases"
 )
 
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
+
 func openOffice(t *testing.T, at time.Time) (*office, *pgtest.Clock) {
 	t.Helper()
 	pool := exampletest.Open(t, callsSQL)
@@ -132,7 +134,7 @@ func TestWork_OverTheEndOfAMonth(t *testing.T) {
 // The program is built and run as a user would.
 func TestAgent(t *testing.T) {
 	t.Parallel()
-	program := exampletest.Build(t)
+	program := exampletest.New(t)
 	program.Prints(
 		`agent-1: 25 calls made, 15 refused`,
 		`agent-2 used 50 of 250`,

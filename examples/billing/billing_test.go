@@ -20,6 +20,8 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
+
 type fixture struct {
 	*service
 	t     *testing.T
@@ -260,7 +262,7 @@ func TestRenew_AtOnceIsOnce(t *testing.T) {
 // The program is built and run as a user would.
 func TestBilling(t *testing.T) {
 	t.Parallel()
-	program := exampletest.Build(t)
+	program := exampletest.New(t)
 	printed := program.Output()
 	for _, line := range []string{
 		`payment-1: granted before: true`,

@@ -20,7 +20,6 @@ import (
 // process is a gateway of its own, which is killed and started again at the same address.
 type process struct {
 	t       *testing.T
-	binary  string
 	args    []string
 	address string
 	cmd     *exec.Cmd
@@ -29,7 +28,7 @@ type process struct {
 func (p *process) start() {
 	p.t.Helper()
 	var rest string
-	rest, p.cmd = exampletest.Start(p.t, p.binary, "", "http://", append([]string{"-listen", p.address}, p.args...)...)
+	rest, p.cmd = exampletest.Start(p.t, "", "http://", append([]string{"-listen", p.address}, p.args...)...)
 	p.address, _, _ = strings.Cut(rest, "/")
 }
 
@@ -54,10 +53,9 @@ func TestGateways_CutKilledAndRestartedTheModelAndTheLedgerAgree(t *testing.T) {
 	f.model.pace = 5 * time.Millisecond
 	f.generous()
 
-	binary := exampletest.Binary(t)
 	var gateways []*process
 	for range 3 {
-		p := &process{t: t, binary: binary, address: "127.0.0.1:0", args: []string{
+		p := &process{t: t, address: "127.0.0.1:0", args: []string{
 			"-database", server.ConnString(), "-model", f.cfg.model, "-ttl", "4s"}}
 		p.start()
 		t.Cleanup(p.kill)

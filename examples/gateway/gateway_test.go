@@ -23,6 +23,8 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
+
 // fixture is a gateway, the model behind it, and its organisation.
 type fixture struct {
 	*gateway
@@ -162,7 +164,7 @@ func TestGateway(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile("README.md")
 	require.NoError(t, err)
-	program := exampletest.Build(t)
+	program := exampletest.New(t)
 	program.Serve("curl -i ", "/v1/credit", func(base string) {
 		var cost struct {
 			Cost int64 `json:"cost_microdollars"`

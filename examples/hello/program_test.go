@@ -10,10 +10,12 @@ import (
 	"github.com/pgmetered/metered/examples/internal/exampletest"
 )
 
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
+
 // The program, built and run as by a user, prints the README's output.
 func TestHello(t *testing.T) {
 	t.Parallel()
-	program := exampletest.Build(t)
+	program := exampletest.New(t)
 	printed := program.Output()
 	readme, err := os.ReadFile("../../README.md")
 	require.NoError(t, err)

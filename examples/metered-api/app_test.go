@@ -16,6 +16,8 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
+
 type fixture struct {
 	*app
 	ann, ben client
@@ -134,7 +136,7 @@ func TestFactorize_TakesNoMoreThanEstimated(t *testing.T) {
 // The program is built and run as a user would.
 func TestMeteredAPI(t *testing.T) {
 	t.Parallel()
-	program := exampletest.Build(t)
+	program := exampletest.New(t)
 	program.Prints(
 		`"state":"done","factors":[71,839,1471,6857],"units_held":0,"units_charged":1}`,
 		`"state":"done","factors":[1000000000039],"units_held":0,"units_charged":500}`,

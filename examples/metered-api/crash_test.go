@@ -21,7 +21,6 @@ import (
 func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing.T) {
 	t.Parallel()
 	tasks, kills := pgtest.Size(40, 120), pgtest.Size(6, 20)
-	binary := exampletest.Binary(t)
 	db, err := exampledb.Open(t.Context(), "crash", exampledb.Options{Jobs: true, SQL: tasksSQL})
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, db.Close()) })
@@ -36,7 +35,7 @@ func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing
 	}
 
 	start := func() *exec.Cmd {
-		_, cmd := exampletest.Start(t, binary, "", "working", "-worker", "-database", db.ConnString)
+		_, cmd := exampletest.Start(t, "", "working", "-worker", "-database", db.ConnString)
 		return cmd
 	}
 	cut := 0

@@ -12,10 +12,12 @@ import (
 	"github.com/pgmetered/metered/examples/internal/exampletest"
 )
 
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
+
 // The program is built and run as a user would: with files of the repository, and with others.
 func TestQuickstart(t *testing.T) {
 	t.Parallel()
-	program := exampletest.Build(t)
+	program := exampletest.New(t)
 	dir := t.TempDir()
 	files := []string{filepath.Join(dir, "page.html"), filepath.Join(dir, "ä picture?.png"), filepath.Join(dir, "empty")}
 	for i, content := range []string{"<!DOCTYPE html><p>hello", "\x89PNG\r\n\x1a\n" + strings.Repeat("x", 100_000), ""} {

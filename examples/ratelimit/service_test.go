@@ -18,6 +18,8 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
+
 type running struct {
 	*testing.T
 	pool  *pgxpool.Pool
@@ -161,7 +163,7 @@ func TestService_LetsInAtTheStatedSecond(t *testing.T) {
 // The program is built and run as a user would.
 func TestRatelimit(t *testing.T) {
 	t.Parallel()
-	program := exampletest.Build(t)
+	program := exampletest.New(t)
 	program.Prints(
 		`RateLimit: "hourly";r=9;t=3600, "daily";r=29;t=86400`,
 		`RateLimit: "hourly";r=8;t=3600, "daily";r=28;t=86400`,

@@ -17,6 +17,8 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
+
 // insist repeats a request with its key, at one process and then another, until its outcome is known.
 func (b *browser) insist(t *testing.T, seat, key string) (last answer) {
 	for n := range 600 {
@@ -40,9 +42,8 @@ func TestSeats_AProcessIsKilledAndTheServerRestartedAndEachSeatIsHeldOnce(t *tes
 	server, pool := pgtest.Start(t, pgserver.Options{Private: true, Durable: true, TCP: true, Settings: map[string]string{"fsync": "off"}}) // the machine does not crash
 	var bases [2]string
 	var processes [2]*exec.Cmd
-	binary := exampletest.Binary(t)
 	for i := range 2 {
-		bases[i], processes[i] = exampletest.Start(t, binary, pgtest.ConnString(pool), "open ", "-listen", "127.0.0.1:0", "-pay", "10ms")
+		bases[i], processes[i] = exampletest.Start(t, pgtest.ConnString(pool), "open ", "-listen", "127.0.0.1:0", "-pay", "10ms")
 	}
 	h := openOn(t, pool, 0, quiet, bases[:]...)
 	people := h.people(h.org, 10)

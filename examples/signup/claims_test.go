@@ -19,6 +19,8 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
+func TestMain(m *testing.M) { exampletest.Main(m, main) }
+
 type fixture struct {
 	*signup
 	base  string
@@ -193,7 +195,7 @@ func TestStranger_LearnsAndChangesNothing(t *testing.T) {
 // The program is built and run as a user would.
 func TestSignup(t *testing.T) {
 	t.Parallel()
-	program := exampletest.Build(t)
+	program := exampletest.New(t)
 	program.Prints(
 		`409 {"title":"Conflict","status":409,"detail":"somebody is signing up with this address","code":"claim_taken","retry_after_seconds":`,
 		`404 {"title":"Not Found","status":404,"detail":"no such claim","code":"hold_unknown"}`,

@@ -1,4 +1,4 @@
-// Package exampletest builds and runs an example as a user would.
+// Package exampletest runs an example as a user would.
 package exampletest
 
 import (
@@ -22,27 +22,30 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// Binary builds the example of the test's directory.
-func Binary(t *testing.T) (path string) {
-	t.Helper()
-	binary := filepath.Join(t.TempDir(), "example")
-	out, err := exec.Command("go", "build", "-o", binary, ".").CombinedOutput()
-	require.NoError(t, err, "go build: %s", out)
-	return binary
+// asExample is the environment variable that has a test binary run its example.
+const asExample = "METERED_TEST_EXAMPLE"
+
+// Main is the TestMain of an example, whose tests start their own binary as the example: it is linked once.
+func Main(m *testing.M, example func()) {
+	if os.Getenv(asExample) == "" {
+		m.Run()
+	} else {
+		example()
+	}
 }
 
-// Start starts a binary on a database, and waits for the line of its output that has a text, and returns the rest of
+// Start starts the example on a database, and waits for the line of its output that has a text, and returns the rest of
 // that line. The rest of the output goes nowhere.
-func Start(t *testing.T, binary, databaseURL, text string, args ...string) (rest string, cmd *exec.Cmd) {
+func Start(t *testing.T, databaseURL, text string, args ...string) (rest string, cmd *exec.Cmd) {
 	t.Helper()
-	cmd = command(t, binary, databaseURL, args...)
+	cmd = command(t, databaseURL, args...)
 	cmd.Stderr = os.Stderr
 	stdout, err := cmd.StdoutPipe()
 	require.NoError(t, err)
 	require.NoError(t, cmd.Start())
 	lines := bufio.NewScanner(stdout)
 	for found := false; !found; {
-		require.True(t, lines.Scan(), "%s does not print %q", binary, text)
+		require.True(t, lines.Scan(), "it does not print %q", text)
 		_, rest, found = strings.Cut(lines.Text(), text)
 	}
 	go func() { _, _ = io.Copy(io.Discard, stdout) }()
@@ -65,26 +68,26 @@ func Serve(t *testing.T, handler http.Handler) (base string) {
 	return server.URL
 }
 
-func command(t *testing.T, binary, databaseURL string, args ...string) *exec.Cmd {
+func command(t *testing.T, databaseURL string, args ...string) *exec.Cmd {
+	binary, err := os.Executable()
+	require.NoError(t, err)
 	ctx, cancel := context.WithTimeout(context.Background(), 5*time.Minute) // the machine may be busy
 	t.Cleanup(cancel)
 	cmd := exec.CommandContext(ctx, binary, args...)
 	cmd.Dir = t.TempDir() // not that of the repository
-	cmd.Env = append(os.Environ(), "DATABASE_URL="+databaseURL)
+	cmd.Env = append(os.Environ(), asExample+"=1", "DATABASE_URL="+databaseURL)
 	return cmd
 }
 
 // Program is an example on a server of its own.
 type Program struct {
 	t      *testing.T
-	binary string
 	server *pgserver.Server
 }
 
-// Build builds the example of the test's directory. At the end of the test no database of it is left.
-func Build(t *testing.T) *Program {
+// New has no run yet. At the end of the test no database of the example is left.
+func New(t *testing.T) *Program {
 	t.Helper()
-	binary := Binary(t)
 	server, err := pgserver.Start(t.Context(), pgserver.Options{TCP: true})
 	require.NoError(t, err)
 	dir, err := os.Getwd()
@@ -97,12 +100,12 @@ func Build(t *testing.T) *Program {
 		require.NoError(t, conn.Close(context.Background()))
 		require.NoError(t, server.Stop())
 	})
-	return &Program{t, binary, server}
+	return &Program{t, server}
 }
 
 // Command is one run of it.
 func (p *Program) Command(args ...string) *exec.Cmd {
-	return command(p.t, p.binary, p.server.ConnString(), args...)
+	return command(p.t, p.server.ConnString(), args...)
 }
 
 // Prints runs it, and checks that the output of the run, which must succeed, has the texts.
@@ -126,7 +129,7 @@ func (p *Program) Output(args ...string) string {
 // then report success.
 func (p *Program) Serve(before, after string, f func(base string)) {
 	p.t.Helper()
-	rest, serving := Start(p.t, p.binary, p.server.ConnString(), before, "-listen", "127.0.0.1:0")
+	rest, serving := Start(p.t, p.server.ConnString(), before, "-listen", "127.0.0.1:0")
 	base, _, _ := strings.Cut(rest, after)
 	f(base)
 	require.NoError(p.t, serving.Process.Signal(os.Interrupt))
