@@ -1,7 +1,7 @@
 package mutants
 
 // short is how many of the first mutants run with the other tests.
-const short = 3
+const short = 2
 
 // Parts of statements that several mutants break.
 const collided = "perform metered._collided();"

@@ -14,7 +14,9 @@ import (
 // WaitFor returns when ok does, and fails the test if that takes a minute.
 func WaitFor(t testing.TB, what string, ok func() bool) {
 	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(2 * time.Millisecond) {
+	pause := time.Millisecond
+	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(pause) {
+		pause = min(2*pause, 20*time.Millisecond) // asking takes processor time from the awaited
 		if time.Now().After(deadline) {
 			t.Fatalf("pgtest: waited too long for %s", what)
 		}
