@@ -69,14 +69,14 @@ func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	const analyse = `analyze metered.holds, metered.hold_lines, metered.ledger, metered.hold_events`
-	many, most := pgtest.Size(8_000, 20_000), pgtest.Size(10_000, 100_000) // the pages of 8,000 lines are 100 and more
+	many, most := pgtest.Size(8_000, 20_000), pgtest.Size(20_000, 100_000) // the pages of 8,000 lines are 100 and more
 	type plan struct {
 		few           int  // when the first plans are made
 		analysed      bool // then
 		many          int
 		analysedAgain bool
 	}
-	for _, c := range pgtest.Size([]plan{{0, false, most, false}, {30, true, many, true}, {3000, false, many, false}}, []plan{
+	for _, c := range pgtest.Size([]plan{{0, false, most, false}, {0, false, many, true}, {30, true, many, false}, {3000, false, many, false}}, []plan{
 		{0, false, most, false}, {0, false, most, true}, {0, true, many, false}, {30, false, many, false}, {30, true, many, false},
 		{300, false, many, false}, {300, true, many, false}, {3000, false, many, false}, {3000, true, many, false},
 	}) {
