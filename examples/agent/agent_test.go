@@ -131,7 +131,7 @@ func TestWork_OverTheEndOfAMonth(t *testing.T) {
 	o.stands(t, 700, 300, 700)
 }
 
-// The program is built and run as a user would.
+// The program is run as a user would.
 func TestAgent(t *testing.T) {
 	t.Parallel()
 	program := exampletest.New(t)

@@ -259,7 +259,7 @@ func TestRenew_AtOnceIsOnce(t *testing.T) {
 	f.has(1_000, 1_000, 0, 0)
 }
 
-// The program is built and run as a user would.
+// The program is run as a user would.
 func TestBilling(t *testing.T) {
 	t.Parallel()
 	program := exampletest.New(t)

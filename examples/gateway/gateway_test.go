@@ -159,7 +159,7 @@ func (f *fixture) spent(scope string) (spent, held int64) {
 	return u[0].Spent - u[0].Refunded, u[0].Held
 }
 
-// The program is built and run as a user would.
+// The program is run as a user would.
 func TestGateway(t *testing.T) {
 	t.Parallel()
 	readme, err := os.ReadFile("README.md")

@@ -133,7 +133,7 @@ func TestFactorize_TakesNoMoreThanEstimated(t *testing.T) {
 	}
 }
 
-// The program is built and run as a user would.
+// The program is run as a user would.
 func TestMeteredAPI(t *testing.T) {
 	t.Parallel()
 	program := exampletest.New(t)

@@ -14,7 +14,7 @@ import (
 
 func TestMain(m *testing.M) { exampletest.Main(m, main) }
 
-// The program is built and run as a user would: with files of the repository, and with others.
+// The program is run as a user would. with files of the repository, and with others.
 func TestQuickstart(t *testing.T) {
 	t.Parallel()
 	program := exampletest.New(t)

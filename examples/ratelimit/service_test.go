@@ -160,7 +160,7 @@ func TestService_LetsInAtTheStatedSecond(t *testing.T) {
 	let(`"ten";r=1;t=10, "minute";r=0;t=60`) // at 60s
 }
 
-// The program is built and run as a user would.
+// The program is run as a user would.
 func TestRatelimit(t *testing.T) {
 	t.Parallel()
 	program := exampletest.New(t)

@@ -192,7 +192,7 @@ func TestStranger_LearnsAndChangesNothing(t *testing.T) {
 	require.Len(t, f.users(t), 1)
 }
 
-// The program is built and run as a user would.
+// The program is run as a user would.
 func TestSignup(t *testing.T) {
 	t.Parallel()
 	program := exampletest.New(t)
