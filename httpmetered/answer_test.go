@@ -107,7 +107,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"job_conflict":      {&jobs.ConflictError{Queue: "secret", Key: "secret"}, answered{409, ""}},
 		"job_key_not_found": {jobs.ErrNotFound, answered{404, ""}},
 		"job_not_parked":    {jobs.ErrNotParked, answered{409, ""}},
-		"jobs_full":         {&jobs.FullError{Scope: "secret", MaxParked: 777}, answered{429, ""}},
+		"jobs_full":         {fmt.Errorf("%w: 777 wait for \"secret\"", jobs.ErrFull), answered{429, ""}},
 
 		"hold_unknown":        {holds.ErrUnknown, answered{404, ""}},
 		"hold_retired":        {holds.ErrRetired, answered{409, ""}},

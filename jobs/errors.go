@@ -13,7 +13,7 @@ var (
 	ErrBusy          error = fault.ErrBusy                                              // Config.LockTimeout has passed
 	ErrSerialization error = fault.ErrSerialization                                     // SQLSTATE 40001 or 40P01: see metered.Client.RunTx
 	ErrNotFound      error = fault.New("job_key_not_found", "jobs: key not found")      // the key was never used, or purged
-	ErrFull          error = errFull                                                    // a *FullError
+	ErrFull          error = errFull                                                    // Options.MaxParked jobs wait for the scope
 	ErrNotParked     error = fault.New("job_not_parked", "jobs: the job is not parked") // or not any more
 	ErrPlugin        error = errPlugin                                                  // Plugin is missing, or a hook changed queue, id or metadata
 )
@@ -56,14 +56,7 @@ func (e *ConflictError) Error() string {
 
 func (e *ConflictError) Unwrap() error { return errConflict }
 
-// FullError says that Options.MaxParked jobs wait for the scope.
-type FullError struct {
-	Scope     string
-	MaxParked int
+// full is ErrFull with the line in its text.
+func full(scope string, most int) error {
+	return fmt.Errorf("%w: %d wait for %q", errFull, most, scope)
 }
-
-func (e *FullError) Error() string {
-	return fmt.Sprintf("%v: %d wait for %q", errFull, e.MaxParked, e.Scope)
-}
-
-func (e *FullError) Unwrap() error { return errFull }

@@ -243,7 +243,7 @@ func (a *parkAnswer) into(p *prepared, j gatedJob, r *Result) error {
 	}
 	switch a.status {
 	case "full":
-		return &FullError{Scope: a.scope.String, MaxParked: p.waits.most}
+		return full(a.scope.String, p.waits.most)
 	case "refused":
 		return p.parking.Refused(a.refused)
 	case "parked":
@@ -276,5 +276,5 @@ func fullOf(err error) error {
 		Most  int
 	}
 	_ = json.Unmarshal([]byte(pg.Detail), &said)
-	return &FullError{Scope: said.Scope, MaxParked: said.Most}
+	return full(said.Scope, said.Most)
 }
