@@ -94,7 +94,7 @@ var commandCalls = []call{
 		return err
 	}, model: func(m *model) string { m.revoke(); return ok }},
 
-	{name: "command", own: func(ctx context.Context, c *metered.Client, _ *pgxpool.Pool, w *world, level pgx.TxIsoLevel) error {
+	{name: "command", remembers: true, own: func(ctx context.Context, c *metered.Client, _ *pgxpool.Pool, w *world, level pgx.TxIsoLevel) error {
 		_, err := metered.Do(ctx, c, metered.Command{ID: "command", Tenant: w.name, Isolation: level, Charges: []budget.Charge{w.charge("s", 35)}},
 			func(context.Context, *metered.Tx) (int, error) { return 1, nil })
 		return err

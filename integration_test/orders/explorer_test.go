@@ -58,22 +58,25 @@ func newExplorerOf(t *testing.T, sessions int, source string, states *sync.Map) 
 	e.Explorer, err = interleave.New(ctx, db.Config(), sessions)
 	require.NoError(t, err)
 	t.Cleanup(func() { e.Close(context.Background()) })
-	warm := make([]interleave.Call, sessions)
-	for i := range warm {
-		c, err := metered.New(e.Pool(i), metered.Config{LockTimeout: 30 * time.Minute, MaxAttempts: 1})
-		require.NoError(t, err)
-		e.clients = append(e.clients, c)
-		warm[i] = func(ctx context.Context, _ *pgxpool.Pool) error {
-			_, err := metered.Do(ctx, c, metered.Command{ID: fmt.Sprint("warm", i)}, func(context.Context, *metered.Tx) (int, error) { return 0, nil })
-			return err
-		}
+	e.clients = make([]*metered.Client, sessions)
+	require.NoError(t, e.Open(ctx))
+	for i := range e.clients {
+		require.NoError(t, e.newClient(ctx, i))
 	}
-	r, err := e.Run(ctx, nil, warm)
-	require.NoError(t, err)
-	require.NoError(t, errors.Join(r.Errs...))
 	e.worlds, err = keepWorlds(ctx, db, e.clock.Now(), states)
 	require.NoError(t, err)
 	return e
+}
+
+// newClient makes the client of a session, and calls it once: its first call looks at the schema.
+func (e *explorer) newClient(ctx context.Context, session int) error {
+	c, err := metered.New(e.Pool(session), metered.Config{LockTimeout: 30 * time.Minute, MaxAttempts: 1})
+	if err != nil {
+		return err
+	}
+	e.clients[session] = c
+	_, err = metered.Do(ctx, c, metered.Command{ID: fmt.Sprint("warm", session)}, func(context.Context, *metered.Tx) (int, error) { return 0, nil })
+	return err
 }
 
 // setup puts the rows of a world in place, and makes the calls on it.
@@ -93,6 +96,13 @@ func (e *explorer) setup(ctx context.Context, all []call, at []pgx.TxIsoLevel) (
 	}
 	if !e.clock.Now().Equal(b.at) {
 		e.clock.Set(b.at)
+	}
+	for i, c := range all {
+		if c.remembers {
+			if err := errors.Join(e.Open(ctx), e.newClient(ctx, i)); err != nil {
+				return nil, nil, err
+			}
+		}
 	}
 	w := b.world
 	if slices.ContainsFunc(all, func(c call) bool { return c.session }) {
