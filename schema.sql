@@ -8784,6 +8784,17 @@ as $$
     select left(substr('metered/parked/metered', 16), 56) || '_parked'
 $$;
 
+-- Wakes the releasers. A statement that another node of a cluster sent cannot: it may be prepared, which a NOTIFY forbids.
+create function metered._wake_releasers() returns void
+language plpgsql volatile
+as $$
+begin
+    if not metered._sharded() or current_setting('application_name') not like 'citus\_internal%' then
+        perform pg_notify(metered._parked_channel(), '');
+    end if;
+end
+$$;
+
 -- Marks the line of a scope of which units were freed, if it has one. At READ COMMITTED this sees each line, since
 -- whoever parks a job holds the scope's lock. An older snapshot may not show a line that is there: an insert meets it, with
 -- 40001, and the block takes the insert back.
@@ -8793,7 +8804,7 @@ as $$
 begin
     if exists (select from metered.parked_scopes p where p.scope = new.scope and not (p.again and p.wake_at = '-infinity')) then
         update metered.parked_scopes p set wake_at = '-infinity', again = true where p.scope = new.scope;
-        perform pg_notify(metered._parked_channel(), '');
+        perform metered._wake_releasers();
     elsif metered._one_snapshot() and not exists (select from metered.parked_scopes p where p.scope = new.scope) then
         begin
             insert into metered.parked_scopes (scope, key, wake_at, waiting) values (new.scope, 0, 'infinity', 0) on conflict do nothing;
@@ -8896,7 +8907,7 @@ begin
     on conflict (scope) do update set waiting = p.waiting + 1, wake_at = least(p.wake_at, excluded.wake_at),
         next_at = least(p.next_at, excluded.wake_at), again = p.again or excluded.again;
     if wake < coalesce(before, 'infinity') then
-        perform pg_notify(metered._parked_channel(), '');
+        perform metered._wake_releasers();
     end if;
 end
 $$;
@@ -11153,11 +11164,11 @@ begin
             _start_job,_start_lot,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,
             _told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,
             _unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
-            _with_absent,_with_keys,_withdraw,_without_lapsing,_write_charges,_write_exact,_write_for_uses,
-            _write_plain,_write_up_to,_written_here,announced,begin_command,block_commit,capture_holds,
-            carve,change_parked,charge,charge_each,charge_leased,charge_up_to,check_charge,claim_job_key,
-            clock,complete_command,consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,
-            end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
+            _wake_releasers,_with_absent,_with_keys,_withdraw,_without_lapsing,_write_charges,_write_exact,
+            _write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_command,block_commit,
+            capture_holds,carve,change_parked,charge,charge_each,charge_leased,charge_up_to,check_charge,
+            claim_job_key,clock,complete_command,consume_token,create_scopes,credit,draw,drop_parked,due_holds,
+            end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
             grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
             mint_tokens,next_release,open_lease,open_session,park_jobs,place,plan_lot,purge_holds,purge_job_keys,
             purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,release_captured,

@@ -116,7 +116,7 @@ func gatedWorker(t *testing.T, connString string) *exec.Cmd {
 }
 
 // enqueueGated enqueues a job in a command, which is repeated until it is committed.
-func (s *system) enqueueGated(ctx context.Context, n int) error {
+func (s *system) enqueueGated(ctx context.Context, n int, timeout time.Duration) error {
 	slot := holds.Line{Scope: "slots", Amount: int64(1 + n%2), Limits: []budget.Limit{budget.Lifetime(slotsOfAll)}}
 	opts := &jobs.Options{Key: fmt.Sprint(n), Fair: fmt.Sprint(n % 3), GiveBack: n%3 > 0, Hold: &holds.Request{Lines: []holds.Line{slot}}}
 	var args river.JobArgs = plainJob{n}
@@ -132,7 +132,7 @@ func (s *system) enqueueGated(ctx context.Context, n int) error {
 		opts.Burst = &burst
 	}
 	for {
-		attempt, cancel := context.WithTimeout(ctx, 10*time.Second)
+		attempt, cancel := context.WithTimeout(ctx, timeout)
 		_, err := metered.Do(attempt, s.c, metered.Command{ID: fmt.Sprint("job ", n), Input: n}, func(ctx context.Context, tx *metered.Tx) (any, error) {
 			return tx.Enqueue(ctx, args, opts)
 		})
@@ -162,7 +162,7 @@ func TestGated_SurvivesKilledWorkersAndCrashesOfTheServer(t *testing.T) {
 	for w := range 3 {
 		producers.Go(func() {
 			for n := w; n < total; n += 3 {
-				if err := s.enqueueGated(ctx, n); err != nil {
+				if err := s.enqueueGated(ctx, n, 10*time.Second); err != nil {
 					t.Error(err)
 					return
 				}

@@ -42,11 +42,12 @@ order by l.no`
 // returns their holds, which the same transaction releases. A job that River has taken since keeps its hold.
 const restSQL = `
 with given as materialized (
-	select g.hold, pg_catalog.split_part(g.hold, '/', 2)::bigint as id from pg_catalog.unnest($1::text[]) g(hold)
+	select g.hold, g.id, pg_catalog.jsonb_build_object('metered:hold', pg_catalog.concat('job/', g.id, '/',
+		pg_catalog.right(pg_catalog.md5(pg_catalog.gen_random_uuid()::text), 16))) as next
+	from (select h as hold, pg_catalog.split_part(h, '/', 2)::bigint as id from pg_catalog.unnest($1::text[]) h) g
 ), rests as (
-	update river_job j set state = 'pending', metadata = j.metadata operator(pg_catalog.||) pg_catalog.jsonb_build_object('metered:hold',
-		pg_catalog.concat('job/', j.id, '/', pg_catalog.right(pg_catalog.md5(pg_catalog.gen_random_uuid()::text), 16)))
-	where j.id = any (array(select g.id from given g)) and j.metadata operator(pg_catalog.->>) 'metered:hold' = any ($1::text[])
+	update river_job j set state = 'pending', metadata = j.metadata operator(pg_catalog.||) g.next from given g
+	where j.id = g.id and j.metadata operator(pg_catalog.->>) 'metered:hold' = g.hold
 		and j.metadata operator(pg_catalog.?) 'metered:retry' and j.finalized_at is null and ` + betweenAttempts + `
 	returning j.*
 )

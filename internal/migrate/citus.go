@@ -58,12 +58,17 @@ from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamesp
 where c.relname = 'river_migration' and n.nspname = coalesce(nullif($1::text, ''), pg_catalog.current_schema())
   and not exists (select from pg_catalog.pg_dist_partition p where p.logicalrelid::pg_catalog.oid = c.oid)`
 
+	unloggedSQL = `
+select pg_catalog.format('%I.%I', n.nspname, c.relname)
+from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamespace join pg_catalog.pg_dist_schema s on s.schemaid = n.oid
+where pg_catalog.starts_with(c.relname::text, 'river') and c.relkind = 'r' and c.relpersistence = 'u' and n.nspname = coalesce(nullif($1::text, ''), pg_catalog.current_schema())`
+
 	distributeSQL = `select pg_catalog.create_distributed_table($1::text::regclass, null, colocate_with => $2::text)`
 	truncateSQL   = `select pg_catalog.truncate_local_data_after_distributing_table($1::text::regclass)`
 )
 
-// distribute makes the table of River's versions a part of its schema's shard, where the schema is one. River makes that table in a DO, where Citus
-// does not see it.
+// distribute makes River's tables whole parts of their schema's shard, where the schema is one. River makes that of its versions in a DO, where Citus
+// does not see it, and that of its leader unlogged, which would keep the shard from being moved while it is written to.
 func (m migration) distribute(ctx context.Context, tx pgx.Tx) error {
 	var citus bool
 	if err := tx.QueryRow(ctx, hasCitusSQL).Scan(&citus); err != nil || !citus {
@@ -71,14 +76,23 @@ func (m migration) distribute(ctx context.Context, tx pgx.Tx) error {
 	}
 	var versions, beside string
 	err := tx.QueryRow(ctx, undistributedSQL, m.opts.RiverSchema).Scan(&versions, &beside)
-	if errors.Is(err, pgx.ErrNoRows) {
-		return nil
-	}
 	if err == nil {
-		_, err = tx.Exec(ctx, distributeSQL, versions, beside)
+		if _, err = tx.Exec(ctx, distributeSQL, versions, beside); err == nil {
+			_, err = tx.Exec(ctx, truncateSQL, versions)
+		}
 	}
-	if err == nil {
-		_, err = tx.Exec(ctx, truncateSQL, versions)
+	if err != nil && !errors.Is(err, pgx.ErrNoRows) {
+		return err
+	}
+	rows, err := tx.Query(ctx, unloggedSQL, m.opts.RiverSchema)
+	if err != nil {
+		return err
+	}
+	tables, err := pgx.CollectRows(rows, pgx.RowTo[string])
+	for _, table := range tables {
+		if err == nil {
+			_, err = tx.Exec(ctx, "alter table "+table+" set logged")
+		}
 	}
 	return err
 }

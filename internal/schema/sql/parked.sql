@@ -10,6 +10,17 @@ as $$
     select left(substr('metered/parked/metered', 16), 56) || '_parked'
 $$;
 
+-- Wakes the releasers. A statement that another node of a cluster sent cannot: it may be prepared, which a NOTIFY forbids.
+create function metered._wake_releasers() returns void
+language plpgsql volatile
+as $$
+begin
+    if not metered._sharded() or current_setting('application_name') not like 'citus\_internal%' then
+        perform pg_notify(metered._parked_channel(), '');
+    end if;
+end
+$$;
+
 -- Marks the line of a scope of which units were freed, if it has one. At READ COMMITTED this sees each line, since
 -- whoever parks a job holds the scope's lock. An older snapshot may not show a line that is there: an insert meets it, with
 -- 40001, and the block takes the insert back.
@@ -19,7 +30,7 @@ as $$
 begin
     if exists (select from metered.parked_scopes p where p.scope = new.scope and not (p.again and p.wake_at = '-infinity')) then
         update metered.parked_scopes p set wake_at = '-infinity', again = true where p.scope = new.scope;
-        perform pg_notify(metered._parked_channel(), '');
+        perform metered._wake_releasers();
     elsif metered._one_snapshot() and not exists (select from metered.parked_scopes p where p.scope = new.scope) then
         begin
             insert into metered.parked_scopes (scope, key, wake_at, waiting) values (new.scope, 0, 'infinity', 0) on conflict do nothing;
@@ -122,7 +133,7 @@ begin
     on conflict (scope) do update set waiting = p.waiting + 1, wake_at = least(p.wake_at, excluded.wake_at),
         next_at = least(p.next_at, excluded.wake_at), again = p.again or excluded.again;
     if wake < coalesce(before, 'infinity') then
-        perform pg_notify(metered._parked_channel(), '');
+        perform metered._wake_releasers();
     end if;
 end
 $$;
