@@ -19,7 +19,15 @@ var ErrNoCitus = errors.New("no server binaries here have the extension citus (c
 
 // Citus is a cluster of servers with the extension of that name: a coordinator, then its workers. Each answers every query.
 type Citus struct {
-	Nodes []*Server
+	Nodes []*Server   // none of a cluster that was not started here
+	At    []CitusNode // where they are
+}
+
+// CitusNode is a server as a client reaches it, and as the others do.
+type CitusNode struct {
+	ConnString string
+	Host       string
+	Port       int
 }
 
 // citusWorkers is the number of workers of a cluster.
@@ -58,7 +66,13 @@ func StartCitus(ctx context.Context, opts Options) (*Citus, error) {
 		if err != nil {
 			return nil, errors.Join(fmt.Errorf("pgserver: citus: %w", err), c.Stop())
 		}
-		c.Nodes = append(c.Nodes, node)
+		// Its name for itself, when it moves a shard.
+		for _, sql := range []string{"alter system set citus.local_hostname = " + quoted(node.Dir()), "select pg_reload_conf()"} {
+			if err := runOn(ctx, node.ConnString(), sql); err != nil {
+				return nil, errors.Join(err, c.Stop(), node.Stop())
+			}
+		}
+		c.Nodes, c.At = append(c.Nodes, node), append(c.At, CitusNode{node.ConnString(), node.Dir(), socketPort})
 	}
 	return c, nil
 }
@@ -66,20 +80,21 @@ func StartCitus(ctx context.Context, opts Options) (*Citus, error) {
 // CreateDatabase makes a database of that name on each node, and joins these. It returns a connection string for each node.
 func (c *Citus) CreateDatabase(ctx context.Context, name string) ([]string, error) {
 	var all []string
-	for _, node := range c.Nodes {
-		if err := runOn(ctx, node.ConnString(), "create database "+pgx.Identifier{name}.Sanitize()); err != nil {
+	for _, node := range c.At {
+		if err := runOn(ctx, node.ConnString, "create database "+pgx.Identifier{name}.Sanitize()); err != nil {
 			return nil, err
 		}
-		all = append(all, WithDatabase(node.ConnString(), name))
+		all = append(all, WithDatabase(node.ConnString, name))
 		if err := runOn(ctx, all[len(all)-1], "create extension citus"); err != nil {
 			return nil, err
 		}
 	}
-	if err := runOn(ctx, all[0], "select citus_set_coordinator_host($1, $2)", c.Nodes[0].dir, socketPort); err != nil {
-		return nil, err
-	}
-	for _, node := range c.Nodes[1:] {
-		if err := runOn(ctx, all[0], "select citus_add_node($1, $2)", node.dir, socketPort); err != nil {
+	for i, node := range c.At {
+		join := "select citus_add_node($1, $2)"
+		if i == 0 {
+			join = "select citus_set_coordinator_host($1, $2)"
+		}
+		if err := runOn(ctx, all[0], join, node.Host, node.Port); err != nil {
 			return nil, err
 		}
 	}
