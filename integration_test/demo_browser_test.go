@@ -16,15 +16,21 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
-// runDemo runs the program's demo until the test ends. It returns the page's address and a connection to its database.
-func runDemo(t *testing.T) (address string, conn *pgx.Conn) {
+// program builds the command line.
+func program(t *testing.T) string {
 	t.Helper()
 	binary := filepath.Join(t.TempDir(), "metered")
 	build := exec.CommandContext(t.Context(), "go", "build", "-o", binary, "./cmd/metered")
 	build.Dir = ".."
 	out, err := build.CombinedOutput()
 	require.NoError(t, err, "go build: %s", out)
-	demo := exec.CommandContext(context.Background(), binary, "demo", "--listen", "127.0.0.1:0", "--rate", "100", "--json")
+	return binary
+}
+
+// runDemo runs the program's demo until the test ends. It returns the page's address and a connection to its database.
+func runDemo(t *testing.T) (address string, conn *pgx.Conn) {
+	t.Helper()
+	demo := exec.CommandContext(context.Background(), program(t), "demo", "--listen", "127.0.0.1:0", "--rate", "100", "--json")
 	demo.Stderr = os.Stderr
 	stdout, err := demo.StdoutPipe()
 	require.NoError(t, err)
