@@ -197,7 +197,7 @@ func (p *packing) find(ctx context.Context) error {
 const packSQL = `
 with args as (select $1::text, $2::text[], $3::bigint[], $4::bigint[]), gone as (delete from %s x where %s returning row(x.*)::text as body)
 insert into metered.packed_rows (tenant, nth, row_no, of_table, body)
-select $1, $5::int, coalesce((select max(y.row_no) from metered.packed_rows y where y.tenant = $1 and y.nth = $5), 0) + pg_catalog.row_number() over (), $6::text, g.body
+select $1, $5::int, coalesce((select pg_catalog.max(y.row_no) from metered.packed_rows y where y.tenant = $1 and y.nth = $5), 0) + pg_catalog.row_number() over (), $6::text, g.body
 from gone g`
 
 // take packs the rows of a table.
@@ -301,7 +301,7 @@ type column struct {
 
 const columnsSQL = `
 select t.name, a.attname, a.attgenerated <> '' from pg_catalog.unnest($2::text[]) t(name), pg_catalog.pg_attribute a
-where a.attrelid = pg_catalog.format('%I.%I', $1::text, t.name)::regclass and a.attnum > 0 and not a.attisdropped order by a.attnum`
+where a.attrelid = pg_catalog.format('%I.%I', $1::text, t.name)::regclass::pg_catalog.oid and a.attnum > 0 and not a.attisdropped order by a.attnum`
 
 // columns are those of tables of a cell, in their order.
 func (c cell) columns(ctx context.Context, db reader, names []string) (map[string][]column, error) {
