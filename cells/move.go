@@ -28,7 +28,7 @@ type Move struct {
 // Table is a table of the application.
 type Table struct {
 	Name  string // without its schema
-	Where string // the condition of the tenant's rows, with the tenant as $1. Defaults to "tenant = $1"
+	Where string // the condition of the tenant's rows, with the tenant as $1. Names outside pg_catalog have their schema. Defaults to "tenant = $1"
 }
 
 // OpenError says why a tenant cannot be moved now.

@@ -210,8 +210,9 @@ func qualified(n schema.Name, table string) string {
 	return pgx.Identifier{n.String(), table}.Sanitize()
 }
 
-// beginSQL makes the text of rows the same in all sessions, and a step durable before the next one, on another server, relies on it.
+// beginSQL makes statements and the text of rows the same in all sessions, and a step durable before the next one, on another server, relies on it.
 const beginSQL = `
+set local search_path = pg_catalog, pg_temp;
 select pg_catalog.set_config('synchronous_commit', 'on', true) where pg_catalog.current_setting('synchronous_commit') = 'off';
 set local datestyle = 'ISO, MDY';
 set local intervalstyle = 'postgres';
