@@ -205,7 +205,7 @@ select pg_catalog.setval(s.seq, s.base) from (
         lateral (select pg_catalog.pg_get_serial_sequence(t.name, 'no')::regclass as seq) s join pg_catalog.pg_sequence q on q.seqrelid = s.seq::pg_catalog.oid) s
 where coalesce(pg_catalog.pg_sequence_last_value(s.seq), 0) < s.base`
 
-const usedSQL = `select exists (select from metered.holds) or exists (select from metered.leases) or exists (select from metered.lots)`
+const usedSQL = `select exists (select from metered.cell), exists (select from metered.holds) or exists (select from metered.leases) or exists (select from metered.lots)`
 
 // SetUp tells each schema which cell it is, after metered.Migrate. It needs the role that owns the schemas. Again, it does nothing. A schema
 // with holds, leases or lots can only become cell 0: the numbers of another cell's begin at 2^40 times its own.
@@ -217,7 +217,7 @@ func (r *Router) SetUp(ctx context.Context) error {
 		err := pgx.BeginTxFunc(ctx, c.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			var known, used bool
 			var no, of int
-			if err := tx.QueryRow(ctx, c.schema.SQL(`select exists (select from metered.cell), `+usedSQL[len("select "):])).Scan(&known, &used); err != nil {
+			if err := tx.QueryRow(ctx, c.schema.SQL(usedSQL)).Scan(&known, &used); err != nil {
 				return err
 			}
 			if !known && used && i > 0 {
