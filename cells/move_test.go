@@ -186,3 +186,30 @@ func (f *filled) end(t *testing.T, r *cells.Router) {
 		return nil
 	})
 }
+
+// A move waits for each transaction that has entered the tenant, whatever it writes, and holds up those that come.
+func TestMove_WaitsForWhoeverHasEntered(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t, 2, database(t), database(t))
+	r := w.router()
+	to := 1 - r.First("acme")
+	var moving, late <-chan error
+	in(t, r, "acme", func(c *metered.Client, tx pgx.Tx) error {
+		moving = pgtest.Going(func() error {
+			return w.router().Move(context.Background(), cells.Move{Tenant: "acme", To: to, LockTimeout: time.Minute})
+		})
+		pgtest.WaitAdvisory(t, cells.PoolOf(c), 1)
+		late = pgtest.Going(func() error {
+			_, err := do(context.Background(), w.router(), metered.Command{ID: "late", Tenant: "acme"}, func(context.Context, *metered.Tx) (int, error) { return 1, nil })
+			return err
+		})
+		pgtest.WaitAdvisory(t, cells.PoolOf(c), 2)
+		_, err := c.Tokens.Mint(t.Context(), tx, tokens.Mint{Purpose: "p", Subject: "acme", TTL: time.Hour})
+		return err
+	})
+	require.NoError(t, <-moving)
+	require.NoError(t, <-late)
+	require.Equal(t, to, w.lives("acme"))
+	require.Equal(t, 1, pgtest.Count(t, w.pools[to], w.schemas[to]+".tokens"))
+	require.Equal(t, 1, pgtest.Count(t, w.pools[to], w.schemas[to]+".operations"))
+}
