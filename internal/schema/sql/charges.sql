@@ -140,7 +140,7 @@ begin
             if seqs is null then
                 perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered._use_lots(c.scope, tip.seq + 1, c.amount, metered._balance(tip), 't', c.note ->> 'use');
+                perform metered._use_lots(c.scope, tip.seq + 1, c.amount, metered._balance(tip), 't');
             end if;
             return;
         end if;
@@ -224,7 +224,7 @@ begin
             if not found then
                 perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered._use_lots(c.scope, tip.seq, c.held, case when not metered._lags(tip) then metered._balance(tip) + c.held end, 'h', c.note ->> 'use');
+                perform metered._use_lots(c.scope, tip.seq, c.held, case when not metered._lags(tip) then metered._balance(tip) + c.held end, 'h');
             end if;
         elsif c.held <> 0 then
             raise exception 'a charge holds nothing: place a hold' using errcode = '22023';
@@ -238,7 +238,7 @@ begin
             if not found then
                 perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered._use_lots(c.scope, tip.seq, units, case when not metered._lags(tip) then metered._balance(tip) end, 't', c.note ->> 'use');
+                perform metered._use_lots(c.scope, tip.seq, units, case when not metered._lags(tip) then metered._balance(tip) end, 't');
             end if;
         end if;
         seqs[i] := tip.seq;
