@@ -266,19 +266,30 @@ func TestBounds_AreThoseOfSecurityMD(t *testing.T) {
 // boundsTable are the bounds as a table of a page.
 func boundsTable() string {
 	var b strings.Builder
-	b.WriteString("| arguments and fields | at most | of |\n|---|---|---|\n")
-	for _, bound := range schema.Bounds {
-		in := "all functions"
-		if bound.In != "" {
-			in = "`" + strings.ReplaceAll(bound.In, " ", "`, `") + "`"
+	b.WriteString("| arguments and fields | at most |\n|---|---|\n")
+	names := ""
+	for i, bound := range schema.Bounds {
+		names += " " + bound.Names
+		if next := i + 1; next < len(schema.Bounds) && bound.In == "" {
+			if n := schema.Bounds[next]; n.In == "" && n.Unit == bound.Unit && n.Max == bound.Max {
+				continue // a row has all of them
+			}
 		}
-		unit := " " + string(bound.Unit)
+		in, unit := "", " "+string(bound.Unit)
+		if bound.In != "" {
+			in = " of " + quotedList(bound.In)
+		}
 		if bound.Unit == schema.Value {
 			unit = ""
 		}
-		fmt.Fprintf(&b, "| `%s` | %d%s | %s |\n", strings.ReplaceAll(bound.Names, " ", "`, `"), bound.Max, unit, in)
+		fmt.Fprintf(&b, "| %s%s | %d%s |\n", quotedList(names), in, bound.Max, unit)
+		names = ""
 	}
 	return b.String()
+}
+
+func quotedList(names string) string {
+	return "`" + strings.Join(strings.Fields(names), "`, `") + "`"
 }
 
 // The page lists the functions and the tables of each role.
