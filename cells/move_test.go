@@ -61,7 +61,6 @@ type filled struct {
 	token, used *tokens.Token
 	first       metered.Outcome[string]
 	command     metered.Command
-	hold        holds.Hold
 	claim       holds.Hold
 	usage       []budget.Usage
 	balance     wallet.Balance
