@@ -18,12 +18,9 @@ import (
 )
 
 var allowFigures = []figure{
-	{"allow_ns_limiter", "ns", atMost(150), "a decision of Allow from memory, one goroutine, by a Limiter of the scope",
-		on(options{}, nil, allowed(1, true))},
-	{"allow_ns_by_name", "ns", atMost(300), "the same by the scope's name",
-		on(options{}, nil, allowed(1, false))},
-	{"allow_ns_8_goroutines", "ns", atMost(400), "the same, 8 goroutines on one scope: all of their time, by the number of decisions",
-		on(options{}, nil, allowed(8, false))},
+	{"allow_ns_limiter", "ns", atMost(150), "a decision of Allow from memory, one goroutine, by a Limiter of the scope", on(options{}, nil, allowed(1, true))},
+	{"allow_ns_by_name", "ns", atMost(300), "the same by the scope's name", on(options{}, nil, allowed(1, false))},
+	{"allow_ns_8_goroutines", "ns", atMost(400), "the same, 8 goroutines on one scope: all of their time, by the number of decisions", on(options{}, nil, allowed(8, false))},
 	{"allow_db_calls_per_million", "calls", atMost(200), "calls to the database for a million decisions at 200,000 a second: leases opened and settled, and direct charges",
 		on(options{}, nil, allowCalls)},
 	{"allow_vs_redis_rate", "times the rate", atLeast(50), "decisions/s over 1,000 scopes, 8 goroutines, against go-redis/redis_rate, where the last second may be lost",
@@ -95,8 +92,7 @@ func allowCalls(ctx context.Context, b *bench, k *kit) (samples, error) {
 	return samples{values: []float64{calls / float64(n) * 1e6}, note: fmt.Sprintf("%d decisions in %.1f s", n, seconds)}, err
 }
 
-// against compares Allow in turns with another limiter, 8 goroutines over 1,000 scopes. An op of the other one makes so
-// many decisions.
+// against compares Allow in turns with another limiter, 8 goroutines over 1,000 scopes. An op of the other one makes so many decisions.
 func (k *kit) against(ctx context.Context, b *bench, name string, each int, other func(scope string) (refused bool, err error)) (samples, error) {
 	p, err := k.lease(leases.Rule{Least: 10_000, TTL: hotRule.TTL, Idle: hotRule.Idle})
 	if err != nil {

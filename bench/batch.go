@@ -14,8 +14,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// batchClients make batches, or single charges, at once. Each has 1,000 scopes of its own: batches do not wait for each
-// other.
+// batchClients make batches, or single charges, at once. Each has 1,000 scopes of its own: batches do not wait for each other.
 const batchClients = 8
 
 // ownScopes are the scopes of each client, in turns.
@@ -37,15 +36,11 @@ func batchOf(n int) func(*kit) contender {
 }
 
 func (k *kit) chargeEach(ctx context.Context, charges []budget.Charge) error {
-	return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-		return allMade(k.client.Budget.ChargeEach(ctx, tx, charges...))
-	})
+	return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error { return allMade(k.client.Budget.ChargeEach(ctx, tx, charges...)) })
 }
 
 func (k *kit) ingest(ctx context.Context, events []budget.Event) error {
-	return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error {
-		return allMade(k.client.Budget.Ingest(ctx, tx, events...))
-	})
+	return pgx.BeginFunc(ctx, k.Pool, func(tx pgx.Tx) error { return allMade(k.client.Budget.Ingest(ctx, tx, events...)) })
 }
 
 // allMade is the first error of all.

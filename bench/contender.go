@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -21,6 +22,9 @@ type contender struct {
 
 	// stock prepares n ops or more before each slice, outside the measured time. Nil if they need none.
 	stock func(ctx context.Context, n int) error
+
+	watch *watch  // in a comparison. Nil without Postgres
+	rate  float64 // of its last slice
 }
 
 // comparison runs contenders in turns, A B C B C A …, so that disturbances of the machine meet them all alike.
@@ -40,39 +44,28 @@ type outcome struct {
 	where []profile            // in the order of the contenders
 }
 
-// entrant is a contender in a comparison.
-type entrant struct {
-	contender
-	watch *watch  // nil without Postgres
-	rate  float64 // of its last slice
-}
-
 // run runs one round more than is counted, to warm up.
 func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
 	out := outcome{rates: map[string][]float64{}}
-	var entrants []*entrant
-	for _, con := range c.contenders {
-		e := &entrant{contender: con}
-		if con.site != nil {
-			var err error
-			if e.watch, err = newWatch(ctx, con.name, con.site); err != nil {
+	entrants := slices.Clone(c.contenders)
+	for i, e := range entrants {
+		if e.site != nil {
+			w, err := newWatch(ctx, e.name, e.site)
+			if err != nil {
 				return out, err
 			}
-			defer e.watch.close()
+			defer w.close()
+			entrants[i].watch = w
 		}
-		entrants = append(entrants, e)
 	}
 	began := time.Now()
 	for round := range c.rounds + 1 {
-		if c.length > 0 && round > b.pick(3, 2) && time.Since(began) > c.length {
-			break
-		}
-		if c.length == 0 && round > b.pick(3, 2) && time.Since(began) > b.patience() {
-			b.logf("  stopped after %d rounds of %d: the machine is slow", round-1, c.rounds)
+		if round > b.pick(3, 2) && time.Since(began) > cmp.Or(c.length, b.patience()) {
+			b.logf("  stopped after %d rounds", round-1)
 			break
 		}
 		for k := range entrants {
-			e := entrants[(k+round)%len(entrants)]
+			e := &entrants[(k+round)%len(entrants)]
 			if err := c.turn(ctx, b, e, round > 0); err != nil {
 				return out, fmt.Errorf("%s: %w", e.name, err)
 			}
@@ -91,7 +84,7 @@ func (c comparison) run(ctx context.Context, b *bench) (outcome, error) {
 }
 
 // turn is one contender's slice of a round.
-func (c comparison) turn(ctx context.Context, b *bench, e *entrant, counts bool) error {
+func (c comparison) turn(ctx context.Context, b *bench, e *contender, counts bool) error {
 	length := c.slice
 	if !counts {
 		length = min(length, time.Duration(b.pick(300, 100))*time.Millisecond)

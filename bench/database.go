@@ -69,15 +69,11 @@ func (b *bench) pick(full, short int) int {
 }
 
 // slice is how long one contender runs in one round.
-func (b *bench) slice() time.Duration {
-	return time.Duration(b.pick(1200, 150)) * time.Millisecond
-}
+func (b *bench) slice() time.Duration { return time.Duration(b.pick(1200, 150)) * time.Millisecond }
 
 func (b *bench) rounds() int { return b.pick(5, 3) }
 
-func (b *bench) logf(format string, args ...any) {
-	fmt.Fprintf(b.log, format+"\n", args...)
-}
+func (b *bench) logf(format string, args ...any) { fmt.Fprintf(b.log, format+"\n", args...) }
 
 // site is a migrated database of its own, with a pool on it.
 type site struct {
@@ -92,6 +88,7 @@ type options struct {
 	conns  int    // defaults to 8
 	dial   pgconn.DialFunc
 	setUp  string // SQL run first, as the owner
+	tracer pgx.QueryTracer
 }
 
 // open makes a database of its own, which the site's drop deletes.
@@ -133,6 +130,7 @@ func (o options) pool(ctx context.Context, url string) (*pgxpool.Pool, error) {
 	cfg.MaxConns = int32(cmp.Or(o.conns, 8))
 	cfg.MaxConnLifetime, cfg.MaxConnIdleTime, cfg.HealthCheckPeriod = time.Hour, time.Hour, time.Hour
 	cfg.ShouldPing = func(context.Context, pgxpool.ShouldPingParams) bool { return false }
+	cfg.ConnConfig.Tracer = o.tracer
 	if o.dial != nil {
 		cfg.ConnConfig.DialFunc = o.dial
 	}

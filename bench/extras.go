@@ -18,8 +18,7 @@ import (
 var thresholdFigures = []figure{
 	{"charge_thresholds_vs_without", "times as long", atMost(1.02), "one client, a charge over 1,000 scopes whose limit has two thresholds that are far, against one without",
 		thresholdCost(charging(false))},
-	{"charge_bound_thresholds_vs_without", "times as long", atMost(1.02), boundMeaning,
-		thresholdCost(charging(true))},
+	{"charge_bound_thresholds_vs_without", "times as long", atMost(1.02), boundMeaning, thresholdCost(charging(true))},
 	{"command_thresholds_vs_without", "times as long", atMost(1.02), "the same by bare commands",
 		thresholdCost(func(ctx context.Context, k *kit, c budget.Charge) error {
 			_, err := metered.Do[string](ctx, k.client, metered.Command{ID: metered.NewID(), Charges: []budget.Charge{c}}, nil)

@@ -10,8 +10,7 @@ import (
 	"text/tabwriter"
 )
 
-// figure is one thing that is measured. To add one, append it to a list that
-// figures names.
+// figure is one thing that is measured. To add one, append it to a list that figures names.
 type figure struct {
 	name, unit string
 	goal       goal
@@ -106,8 +105,7 @@ func number(v float64) string {
 	return fmt.Sprintf("%.3g", v)
 }
 
-// pick returns the figures with the names in a comma-separated list, in that order, or all of them if the list is
-// empty.
+// pick returns the figures with the names in a comma-separated list, in that order, or all of them if the list is empty.
 func pick(all []figure, names string) ([]figure, error) {
 	if names == "" {
 		return all, nil

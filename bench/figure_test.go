@@ -17,7 +17,7 @@ func TestFigures_AreThoseOfTheTable(t *testing.T) {
 	require.NoError(t, err)
 	_, table, found := strings.Cut(string(readme), "## As measured\n")
 	require.True(t, found)
-	cited := []string{"series_31_1e6_vs_1e2", "batch_over_admission", "command_hot_commit2ms_scopes_4_vs_1"}
+	cited := []string{"series_31_1e6_vs_1e2", "batch_over_admission"}
 	rows := regexp.MustCompile(`(?m)^\| ([a-z]\w+) \|[^|]*\|[^|]*\| ([^|]*) \|`).FindAllStringSubmatch(table, -1)
 	goals := map[string]string{}
 	for _, row := range rows {

@@ -14,8 +14,7 @@ import (
 )
 
 var holdFigures = []figure{
-	costs("hold_place_vs_charge", atMost(1.6), "placing a hold on one scope of 1,000, against charging it",
-		oneOf(1000), entry{"place", place}, entry{"charge", chargeMetered}),
+	costs("hold_place_vs_charge", atMost(1.6), "placing a hold on one scope of 1,000, against charging it", oneOf(1000), entry{"place", place}, entry{"charge", chargeMetered}),
 	costs("hold_place_capture_vs_charge", atMost(2.6), "placing a hold, and capturing it in another transaction, against one charge",
 		oneOf(1000), entry{"place + capture", placeAndCapture}, entry{"charge", chargeMetered}),
 	costs("session_vs_hold_and_command", atMost(1.2), "metered.Open and Settle, against placing a hold in a transaction and metered.Do that captures it",
@@ -121,8 +120,7 @@ func (k *kit) placeOn(ctx context.Context, scope string) error {
 	return err
 }
 
-// askOn asks for that scope's usage and tries to place more than there is: both must say
-// when the first hold falls due.
+// askOn asks for that scope's usage and tries to place more than there is: both must say when the first hold falls due.
 func (k *kit) askOn(ctx context.Context, scope string) error {
 	usage, err := k.client.Budget.Usage(ctx, k.Pool, budget.Query{Scope: scope})
 	if err != nil {
@@ -190,8 +188,7 @@ func amongHolds(ended bool, call func(k *kit, ctx context.Context, scope string)
 	})
 }
 
-// sweepRate ends holds over ten scopes, some seconds' worth of a busy service. Sweep ends them in one op, and release
-// a tenth of them.
+// sweepRate ends holds over ten scopes, some seconds' worth of a busy service. Sweep ends them in one op, and release a tenth of them.
 func sweepRate(ctx context.Context, b *bench, k *kit) (samples, error) {
 	n := b.pick(5000, 1000)
 	rounds := 0

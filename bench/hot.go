@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"fmt"
 	"time"
 
 	"github.com/pgmetered/metered/internal/pgserver"
@@ -19,12 +18,9 @@ var commandFigures = []figure{
 		"metered", "locked floor", (*bench).hot),
 	slowCommits("command_hot_commit2ms_early_vs_plain", goal{}, "early lock release against the plain command, one scope, 64 clients, commits slowed to 2 ms",
 		entry{"early release", commandReleased}, entry{"plain", commandMetered}, entry{"locked floor", commandLockedFloor}),
-	slowCommits("command_hot_commit2ms_scopes_4_vs_1", goal{}, "early lock release on 4 scopes against one, 64 clients, commits slowed to 2 ms: the most that perfect stripes would bring",
-		releasedOver(4), releasedOver(1), releasedOver(64)),
 }
 
-// hot is all contenders on one scope, by 32 clients, behind a proxy with a round trip of 1 ms. Several figures are read
-// from it.
+// hot is all contenders on one scope, by 32 clients, behind a proxy with a round trip of 1 ms. Several figures are read from it.
 func (b *bench) hot(ctx context.Context) (outcome, error) {
 	return share(b, "hot", func() (outcome, error) {
 		p, err := startProxy(time.Millisecond)
@@ -48,8 +44,7 @@ func slowServer(ctx context.Context, b *bench) (*pgserver.Server, error) {
 	return server, err
 }
 
-// slowCommits is the rate of the first contender by that of the second, by 64 clients on a slow server. Their scope is
-// one, if they choose no other.
+// slowCommits is the rate of the first contender by that of the second, by 64 clients of one scope on a slow server.
 func slowCommits(name string, g goal, meaning string, entries ...entry) figure {
 	return ratio(name, g, meaning, entries[0].name, entries[1].name, func(b *bench, ctx context.Context) (outcome, error) {
 		server, err := slowServer(ctx, b)
@@ -59,11 +54,4 @@ func slowCommits(name string, g goal, meaning string, entries ...entry) figure {
 		defer server.Stop()
 		return b.compare(ctx, b.concurrent(64), options{server: server.ConnString()}, hotScope, entries...)
 	})
-}
-
-func releasedOver(scopes int) entry {
-	return entry{fmt.Sprint(scopes, " scopes"), func(k *kit) contender {
-		k.scope = oneOf(scopes)
-		return commandReleased(k)
-	}}
 }

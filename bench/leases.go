@@ -37,11 +37,7 @@ func leased(clients int) func(*bench, context.Context) (outcome, error) {
 
 // lease is a Pool for all scopes, until the kit is dropped.
 func (k *kit) lease(rule leases.Rule) (*leases.Pool, error) {
-	ledger, err := budget.New(budget.Config{LockTimeout: time.Minute})
-	if err != nil {
-		return nil, err
-	}
-	p, err := leases.New(k.Pool, ledger, leases.Config{Rules: []leases.Rule{rule}})
+	p, err := leases.New(k.Pool, k.client.Budget, leases.Config{Rules: []leases.Rule{rule}})
 	if err == nil {
 		k.pools = append(k.pools, p)
 	}

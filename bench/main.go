@@ -1,5 +1,4 @@
-// Command bench measures the cost of metering, mostly as ratios between things done in turns in one run, and reports
-// which goals are met.
+// Command bench measures the cost of metering, mostly as ratios between things done in turns in one run, and reports which goals are met.
 //
 //	go -C bench run . [-short] [-figure name,name] [-list]
 //
@@ -78,8 +77,7 @@ func run(ctx context.Context) error {
 	return failed
 }
 
-// measure measures the figures in their order. One that fails is reported as not run,
-// and its error is returned in the end.
+// measure measures the figures in their order. One that fails is reported as not run, and its error is returned in the end.
 func (b *bench) measure(ctx context.Context, picked []figure) ([]result, error) {
 	var results []result
 	var failed []error
@@ -104,8 +102,7 @@ func (b *bench) measure(ctx context.Context, picked []figure) ([]result, error) 
 	return results, errors.Join(failed...)
 }
 
-// neededConnections are those of the largest comparison: three contenders with 64 clients each, or five with 32, and
-// the watchers.
+// neededConnections are those of the largest comparison: three contenders with 64 clients each, or five with 32, and the watchers.
 const neededConnections = 220
 
 const serverSQL = `

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
-	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/jackc/pgx/v5/tracelog"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
@@ -237,19 +236,10 @@ func counting(n *atomic.Int64) pgx.QueryTracer {
 func parkedStatements(ctx context.Context, b *bench) (s samples, err error) {
 	kits, sent := make([]*kit, 2), make([]atomic.Int64, 2)
 	for i, n := range []int{b.pick(100_000, 5_000), 1_000} {
-		if kits[i], err = b.kit(ctx, options{conns: 30}, nil); err != nil {
+		if kits[i], err = b.kit(ctx, options{conns: 30, tracer: counting(&sent[i])}, nil); err != nil {
 			return s, err
 		}
 		defer kits[i].drop()
-		config := kits[i].Pool.Config()
-		config.ConnConfig.Tracer = counting(&sent[i])
-		kits[i].Pool.Close()
-		if kits[i].Pool, err = pgxpool.NewWithConfig(ctx, config); err != nil {
-			return s, err
-		}
-		if err = kits[i].setUp(&river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}}); err != nil {
-			return s, err
-		}
 		if _, err = kits[i].park(ctx, n, 10); err != nil {
 			return s, err
 		}

@@ -17,16 +17,11 @@ type profile struct {
 
 // watch measures a contender's profile on a connection of its own, past any proxy.
 type watch struct {
-	conn *pgx.Conn
-	name string
-
-	ops  int
-	sum  reading
-	last reading
+	conn      *pgx.Conn
+	name      string
+	ops       int
+	sum, last struct{ backend, wal float64 } // of the counters
 }
-
-// reading is the values of the counters.
-type reading struct{ backend, wal float64 }
 
 func newWatch(ctx context.Context, name string, s *site) (*watch, error) {
 	conn, err := pgx.Connect(ctx, s.url)
@@ -36,9 +31,7 @@ func newWatch(ctx context.Context, name string, s *site) (*watch, error) {
 	return &watch{conn: conn, name: name}, nil
 }
 
-func (w *watch) close() {
-	_ = w.conn.Close(context.Background())
-}
+func (w *watch) close() { _ = w.conn.Close(context.Background()) }
 
 // The first number of schedstat is the nanoseconds that a process spent on a CPU.
 const readingSQL = `
@@ -52,7 +45,7 @@ func (w *watch) note(ctx context.Context, ops int, counts bool) error {
 	if w == nil {
 		return nil
 	}
-	var now reading
+	now := w.last
 	err := w.conn.QueryRow(ctx, readingSQL).Scan(&now.backend, &now.wal)
 	if counts {
 		w.ops += ops

@@ -89,8 +89,7 @@ func (k *kit) leaves(t *testing.T, make func(*kit) contender, tables []string) m
 	return likes
 }
 
-// likeness is the part in which two values must agree: whether they are null, and their length. Ids, times and
-// numbers differ.
+// likeness is the part in which two values must agree: whether they are null, and their length. Ids, times and numbers differ.
 func likeness(v any) string {
 	switch v := v.(type) {
 	case nil:

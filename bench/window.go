@@ -21,18 +21,13 @@ var windowFigures = []figure{
 			return chargeByWindow(ctx, b, []budget.Limit{budget.Per(roomy[0].Max, budget.Year, berlin, time.Now().AddDate(0, 0, -300))})
 		},
 	},
-	{"refusal_vs_charge", "times the cost", atMost(1.0), "a refused charge, retry-after included, against an allowed one, with a million entries in the window",
-		refusalCost},
-	{"series_31_1e6_vs_1e2", "times the cost", atMost(2.5), "the usage of a range in 31 buckets, of a million entries with 10,000 refunds, against one of 100",
-		seriesByEntries},
-	{"charge_scopes_1e6_vs_1e3", "times the cost", atMost(1.3), "a charge with a million scopes in the table, against one with a thousand",
-		chargeByScopes},
-	{"charge_cold_start", "times the cost", atMost(1.3), "the last 1,000 of 100,000 charges on a database that was never analysed, against the first 1,000",
-		chargeColdStart},
+	{"refusal_vs_charge", "times the cost", atMost(1.0), "a refused charge, retry-after included, against an allowed one, with a million entries in the window", refusalCost},
+	{"series_31_1e6_vs_1e2", "times the cost", atMost(2.5), "the usage of a range in 31 buckets, of a million entries with 10,000 refunds, against one of 100", seriesByEntries},
+	{"charge_scopes_1e6_vs_1e3", "times the cost", atMost(1.3), "a charge with a million scopes in the table, against one with a thousand", chargeByScopes},
+	{"charge_cold_start", "times the cost", atMost(1.3), "the last 1,000 of 100,000 charges on a database that was never analysed, against the first 1,000", chargeColdStart},
 }
 
-// loadChainSQL writes a chain of $2 charges of one unit, one a second, the last of them $3 ago, with the same rows as
-// single charges.
+// loadChainSQL writes a chain of $2 charges of one unit, one a second, the last of them $3 ago, with the same rows as single charges.
 const loadChainSQL = `
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope)
 select g, 1, clock_timestamp() - $3::interval - ($2 - g) * interval '1 s', g, 0, 0, 0, 0, 'c', $1
@@ -43,8 +38,7 @@ const refundChainSQL = `
 select count(metered.refund($1, null, g, 1, 1000, null, false))
 from generate_series(1, $2::bigint, 100) g`
 
-// chains is a kit with a long chain and short ones of a hundred entries. Each turn takes another short one, before it
-// has grown much.
+// chains is a kit with a long chain and short ones of a hundred entries. Each turn takes another short one, before it has grown much.
 type chains struct {
 	*kit
 	long   int
@@ -216,9 +210,8 @@ func chargeByScopes(ctx context.Context, b *bench) (samples, error) {
 	return s, nil
 }
 
-// chargeColdStart charges one scope of a fresh database that nothing ever analyses, and
-// compares its last thousand charges with the first thousand of another one. The
-// connection keeps the plans that it made while the table was empty.
+// chargeColdStart charges one scope of a fresh database that nothing ever analyses, and compares its last thousand charges with the first
+// thousand of another one. The connection keeps the plans that it made while the table was empty.
 func chargeColdStart(ctx context.Context, b *bench) (samples, error) {
 	charges := b.pick(100_000, 3_000)
 	never := options{conns: 1, setUp: `
