@@ -57,9 +57,8 @@ type Command struct {
 	// on attempts. A refusal is ErrTooManyAttempts. To count failures alone, refund Tx.Sticky
 	Sticky    []budget.Charge
 	Token     *Redeem        // is spent, unless the command is a replay
-	Isolation pgx.TxIsoLevel // defaults to READ COMMITTED, the fastest on a hot scope
-	// releases the locks before the commit is durable, for hot scopes. Do returns when it is. Until then others may see state that a crash
-	// undoes
+	Isolation pgx.TxIsoLevel // defaults to READ COMMITTED
+	// releases the locks before the commit is durable. Do returns when it is. Until then others may see state that a crash undoes
 	EarlyRelease bool
 	// makes a refusal by the command's own token, charges and holds, or by Sticky, the operation's answer: the same ID gets it again. If it
 	// cannot be written, after the rollback, Do returns another error and nothing is decided. A malformed token is not recorded

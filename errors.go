@@ -53,7 +53,7 @@ var (
 
 var errIndefinite = fault.New("indefinite", "metered: the outcome is not known")
 
-// IndefiniteError says that COMMIT may have taken effect, or may not be durable.
+// IndefiniteError says that COMMIT may have taken effect, or not be durable.
 type IndefiniteError struct {
 	Tenant, ID string
 
@@ -68,10 +68,10 @@ func (e *IndefiniteError) Unwrap() []error { return []error{errIndefinite, e.cau
 
 // Answers of sessions. Nothing was done.
 var (
-	ErrRunning  error = errRunning // another session of it is open: a *RunningError
-	ErrLost     error = errLost    // its hold has ended otherwise: a *LostError
+	ErrRunning  error = errRunning // a *RunningError
+	ErrLost     error = errLost    // a *LostError
 	ErrFinished error = fault.New("session_finished", "metered: the operation is on record, and not to be done again")
-	// the session's context ended at the hold's deadline or ceiling: a *RenewalError. Settle works for Reservation.Grace
+	// a *RenewalError. Settle works for Reservation.Grace
 	ErrNotRenewed error = errNotRenewed
 )
 
@@ -146,6 +146,5 @@ func Code(err error) string { return fault.Code(err) }
 
 // Retryable reports whether the same call may succeed later: a 503 over HTTP. True: ErrBusy, timeouts, serialization failures, deadlocks,
 // lost or refused connections, a server that starts, shuts down or is short of something, replica.ErrStale and ErrIndefinite. For ErrSticky
-// the error below it decides. Errors of other servers (*net.OpError, io.ErrUnexpectedEOF) count as the database's, unless the function
-// wraps them as text.
+// the error below it decides. Errors of other servers (*net.OpError) count as the database's, unless the function wraps them as text.
 func Retryable(err error) bool { return fault.Retryable(err) }

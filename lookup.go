@@ -232,9 +232,8 @@ func (r *refusal) err() error {
 // has died. ID and Tenant name it. Its fingerprint and, without Lines, its lines are those of Open. TTL, Grace, Note, Isolation and the
 // next two are for this process, a Holder must be that of Open, and Name is for the record.
 //
-// Both sessions renew the hold, and one ends it. Then the other's Settle has the recorded Outcome, or with other amounts ErrConflict, its
-// Cancel is a *LostError, and its context ends at its next renewal. An operation on record is a Finished session. Without an open session,
-// *LostError.
+// Both sessions renew the hold, and one ends it. Then the other's Settle is a repetition, its Cancel is a *LostError, and its context ends at
+// its next renewal. An operation on record is a Finished session. Without an open session, *LostError.
 func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], error) {
 	if err := c.made(); err != nil {
 		return nil, err

@@ -13,8 +13,8 @@
 //	    return stored, nil
 //	})
 //
-// Do owns its transaction, DoTx runs in one of yours, and Open is for work whose cost is known at its end. Charges are made last, with
-// COMMIT: a command can be refused after its function has run.
+// Do owns its transaction, DoTx runs in one of yours, and Open is for work whose cost is known at its end. A command can be refused after its
+// function has run.
 //
 // A nil error means committed. After an *IndefiniteError nobody knows: call again with the same command. After any other error nothing is
 // written, except sticky charges and a recorded refusal.
@@ -57,8 +57,8 @@ import (
 // NewID returns a UUIDv7 for Command.ID. Make it at the client, the same for each repetition.
 func NewID() string { return uuidv7.New() }
 
-// Func makes a command's writes, through tx, and its result, stored as JSON. It may be called several times, and must have no effect
-// outside tx. Do with its ctx is ErrNested.
+// Func makes a command's writes, and its result, stored as JSON. It may be called several times, and must have no effect outside tx. Do with
+// its ctx is ErrNested.
 type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 
 // Outcome is the answer of a committed command. On error all fields except Sticky are zero, but for Replayed and At of a refusal on record.
@@ -79,14 +79,14 @@ type Outcome[R any] struct {
 // Do runs a command as one unit: it claims the operation id, spends the token, calls fn (which may be nil), makes the charges, records the
 // result and commits.
 //
-// A command that committed under the same ID and Tenant gets its first result, without running again. It must present its token, which may
-// be spent. Concurrent calls with one id wait for each other.
+// A command that committed under the same ID and Tenant gets its first result. It must present its token, which may be spent. Concurrent
+// calls with one id wait for each other.
 //
 // Do tries again after SQLSTATE 40001 and 40P01, up to Config.MaxAttempts, and looks up a COMMIT whose answer was lost, until ctx's
 // deadline or Config.ResolveTimeout. A panic in fn rolls back, and goes on.
 //
-// Locks: the operation id and the token's row, and at the end scopes, ids of new holds and rows of holds, in one order. ctx's deadline also
-// bounds the server's waits.
+// Locks: the operation id and the token's row, and at the end scopes, ids of new holds and rows of holds. ctx's deadline also bounds the
+// server's waits.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := c.made(); err != nil {
 		return Outcome[R]{}, err
@@ -203,14 +203,13 @@ type Config struct {
 	MaxAttempts    int           // of a command that fails with 40001 or 40P01, 1 to 100. Defaults to 10
 	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h. Defaults to 30s
 	Holds          holds.Config  // of Client.Holds. Subscribers cost a round trip under the locks
-	// sends the jobs of committed commands to Client.Listen, and those of Client.Jobs at a round trip a call. Any role that may connect can
-	// listen
+	// sends the jobs of committed commands to Client.Listen, and those of Client.Jobs at a round trip a call. Any role can listen
 	NotifyJobs        bool
 	NotifyChargesFrom int64                                                         // likewise, charges of so many units and more. 0 is none
 	Leases            *leases.Pool                                                  // spends charges, except sticky ones, of its Rules' scopes, without their locks and Standings
 	OnThreshold       func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error // as in budget.Config. A command that crosses one runs again, once
 	Observer          observe.Observer                                              // of the Client and its pieces, except Leases
-	OnRefusal         func(context.Context, Refusal)                                // in Do's goroutine, after the rollback: for audit records
+	OnRefusal         func(context.Context, Refusal)                                // in Do's goroutine, after the rollback
 }
 
 // Refusal is a refused command, for Config.OnRefusal.
@@ -221,7 +220,7 @@ type Refusal struct {
 	Replayed bool    // it was on record
 }
 
-// Client runs commands on a pool. It is safe for concurrent use. Its first call may be ErrNotMigrated or ErrSchemaVersion.
+// Client is safe for concurrent use. Its first call may be ErrNotMigrated or ErrSchemaVersion.
 type Client struct {
 	Budget *budget.Ledger
 	Holds  *holds.Book
@@ -347,9 +346,9 @@ func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error
 	return tokens.Derive(c.cfg.SecretKey, tenant, operationID, label)
 }
 
-// RunTx runs fn in a transaction of the Client's pool, for the pieces alone and for DoTx. After SQLSTATE 40001 or 40P01 it runs fn again,
-// up to Config.MaxAttempts times: fn must have no effect outside tx, and must not end it (ErrTxControl, and its commits stay). An error of
-// fn rolls back. Others: ErrSerialization, ErrCommitUnknown, ErrTxFailed, ErrNested.
+// RunTx runs fn in a transaction of the Client's pool. After SQLSTATE 40001 or 40P01 it runs fn again, up to Config.MaxAttempts times: fn
+// must have no effect outside tx, and must not end it (ErrTxControl, and its commits stay). An error of fn rolls back. Others:
+// ErrSerialization, ErrCommitUnknown, ErrTxFailed, ErrNested.
 func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(c.made(), notNil("fn", fn)); err != nil {
 		return err
@@ -373,9 +372,8 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 	return commit.Run(ctx, tx, "metered", ErrCommitUnknown, func(tx pgx.Tx) error { return fn(ctx, tx) })
 }
 
-// Warm makes a new connection as fast as a used one, where deadlines are short: call it in pgxpool.Config.AfterConnect
-// (docs/operations.md). schema defaults to "metered". Where that is missing, or not granted, Warm does nothing. After an error drop the
-// connection.
+// Warm makes a new connection as fast as a used one: call it in pgxpool.Config.AfterConnect (docs/operations.md). schema defaults to
+// "metered". Where that is missing, or not granted, Warm does nothing. After an error drop the connection.
 func Warm(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if err := notNil("conn", conn); err != nil {
 		return err

@@ -15,8 +15,7 @@ import (
 //go:generate go run ./internal/schema/render schema.sql
 //go:generate go test ./internal/schema -run Catalog -update
 
-// SchemaVersion is the version of the schema that this release creates and needs. It also works on the next version that has the functions
-// that it calls.
+// SchemaVersion is the version of the schema that this release creates. It also works on a newer one that has the functions that it calls.
 const SchemaVersion = schema.Version
 
 // Zero works.
@@ -37,9 +36,9 @@ type MigrateReport struct {
 	River    []int              // versions of River's migrations
 }
 
-// Migrate creates the schema, brings an earlier version up to SchemaVersion, and repairs functions that are missing or differ, in one
-// transaction, with one more for each migration of River's. Any number of processes may call it at each start, while those of the version
-// before go on (docs/operations.md). It does not change a schema that is newer by one version.
+// Migrate creates the schema, brings an earlier version up to SchemaVersion, and repairs functions, in one transaction, with one more for
+// each migration of River's. Any number of processes may call it at each start, while those of the version before go on (docs/operations.md).
+// It does not change a schema that is newer by one version.
 //
 // It waits for locks until ctx is done (ErrBusy): give ctx a deadline. The role that creates the schema owns it, and upgrades it.
 // ErrSchemaVersion and ErrSchemaDiffers change nothing.
@@ -108,8 +107,8 @@ type SchemaSQLOptions struct {
 	Tool         string // "goose", "golang-migrate" (without x-multi-statement), "tern", "atlas" (versioned), or "": several statements, for psql
 }
 
-// SchemaSQL renders Migrate's statements as a file of a migration tool, in ASCII: the whole schema, or an upgrade. Run it in one
-// transaction, with a lock_timeout, as the role that owns the data or is to own it (docs/operations.md).
+// SchemaSQL renders Migrate's statements as a file of a migration tool: the whole schema, or an upgrade. Run it in one transaction, with a
+// lock_timeout, as the role that owns the data or is to own it (docs/operations.md).
 func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	n, err := parseSchema("SchemaSQLOptions.Schema", opts.Schema)
 	if err != nil {
@@ -127,7 +126,7 @@ func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 // GrantSQL renders the grants of every other call. The role can change no ledger entry, and is trusted with its arguments (SECURITY.md).
 //
 // Run it as the schema's owner, after Migrate or SchemaSQL. It also takes the functions from PUBLIC. role must exist. An upgrade renews the
-// grants. River's tables need other grants (docs/operations.md).
+// grants. River's tables need others (docs/operations.md).
 func GrantSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Application)
 }

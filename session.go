@@ -65,8 +65,8 @@ var errPurged = errors.New("metered: the record was purged meanwhile")
 // Open reserves the greatest cost of some work. Its session keeps the reservation while the work goes on with Session.Context, until Settle
 // (docs/streaming.md).
 //
-// The same ID again: once settled, the session is Finished, with the recorded Outcome. While it is open, *RunningError. After Cancel, or
-// past its deadline and grace, exactly one caller opens it anew. For another command, ErrConflict.
+// The same ID again: once settled, the session is Finished. While it is open, *RunningError. After Cancel, or past its deadline and grace,
+// one caller opens it anew. For another command, ErrConflict.
 //
 // Open is one round trip, in its own transaction. Locks: the operation id, then the scopes. A refusal reserves and charges nothing. Other
 // errors are those of Do. The session's context ends with ctx. If ctx ends before Open returns, the reservation is released in the
@@ -256,7 +256,7 @@ func (s *session) refused(status string, at, due *time.Time) error {
 	return fmt.Errorf("metered: the schema answers %q, which this build does not know", status)
 }
 
-// Session is work whose greatest cost is held. It is safe for concurrent use.
+// Session is safe for concurrent use.
 type Session[R any] struct {
 	s        *session
 	finished bool
@@ -286,7 +286,7 @@ type session struct {
 // deadline if it was not renewed (*RenewalError): context.Cause has the reason.
 func (s *Session[R]) Context() context.Context { return s.s.ctx }
 
-// Finished reports whether the operation is on record, with Outcome: do not work again.
+// Finished reports whether the operation is on record: do not work again.
 func (s *Session[R]) Finished() bool { return s.finished }
 
 // Outcome is zero, unless Finished.
@@ -308,8 +308,8 @@ type Cost struct {
 	Note   budget.Note  // defaults to that of the Reservation
 }
 
-// Settle captures the used units, frees the rest, calls fn (which may be nil), records the result, and commits. It is the command of the
-// session's ID, as by Do: a repetition is answered by the record, and other amounts are ErrConflict.
+// Settle captures the used units, frees the rest, calls fn (which may be nil), records the result, and commits. A repetition is answered by
+// the record, and other amounts are ErrConflict.
 //
 // ctx must outlive a request whose client may go: context.WithTimeout(context.WithoutCancel(r.Context()), …). Retryable errors are tried
 // again until ctx ends or the hold is due.
@@ -405,8 +405,8 @@ func (s *session) capture(used Cost) holds.Capture {
 	}
 }
 
-// Cancel frees the held units and charges none. The same ID can be opened anew. The hold keeps the reason. A second call does nothing.
-// After Settle, or without its hold, *LostError. Otherwise as Settle.
+// Cancel frees the held units. The same ID can be opened anew. The hold keeps the reason. A second call does nothing. After Settle, or
+// without its hold, *LostError. Otherwise as Settle.
 func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	if s.finished {
 		return &LostError{ID: s.s.r.ID, Cause: ErrFinished}

@@ -33,8 +33,8 @@ import (
 // function returns (ErrTxDone). Statements that end it are ErrTxControl. Savepoints (Begin) work. Send nothing over Conn.
 //
 // Charge, ChargeUpTo, Credit, Refund, Place, Claim, Capture, Release, Extend, Return and Draw are made at the end, all or none: credits and
-// refunds, then holds, draws with ChargeUpTo, and charges. A refusal is the error of Do. They need a Command.Input that decides them, since the fingerprint leaves
-// them out. The Receipt has charges alone.
+// refunds, then holds, draws with ChargeUpTo, and charges. A refusal is the error of Do. They need a Command.Input that decides them. The
+// Receipt has charges alone.
 type Tx struct {
 	guarded
 
@@ -231,7 +231,7 @@ func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *holdjobs.Clean
 	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return inHolds.Place(t.client.Holds, r) })
 }
 
-// Claim is as Place. A claim that its holder has already keeps its id, which Outcome.Holds has.
+// Claim is as Place, also for a claim that its holder has already.
 func (t *Tx) Claim(ctx context.Context, c holds.Claim, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, c.Tenant, c.TTL+c.Grace, func() (*holdsCall, error) { return inHolds.Claim(t.client.Holds, c) })
 }
@@ -301,7 +301,7 @@ var (
 	inWallet = wallet.Internals(lend.Key{})
 )
 
-// Notice is a committed command, or jobs of Client.Jobs without one.
+// Notice is a committed command, or jobs without one.
 type Notice struct {
 	Missed  bool            `json:"missed,omitempty"` // some may be missed, and the rest is empty
 	Tenant  string          `json:"tenant,omitempty"`
@@ -312,8 +312,8 @@ type Notice struct {
 	Cut     bool            `json:"cut,omitempty"` // some did not fit: see Client.Lookup
 }
 
-// Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, best effort, as holds.Book.Listen. For
-// exactly once, enqueue a job in the command.
+// Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, as holds.Book.Listen. For exactly once,
+// enqueue a job.
 func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(c.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err

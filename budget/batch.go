@@ -26,8 +26,8 @@ type Result struct {
 	Crossed []Crossing
 }
 
-// ChargeEach makes up to 1,000 charges in one round trip (docs/scale.md), each on its own, in order: a refusal is in its Result, and stops
-// no other. Its own error aborts tx, except with thresholds, when it works in a savepoint.
+// ChargeEach makes up to 1,000 charges in one round trip (docs/scale.md), in order: a refusal is in its Result, and stops no other. Its own
+// error aborts tx, except with thresholds, when it works in a savepoint.
 func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("charges", len(charges))); err != nil {
 		return nil, err

@@ -23,7 +23,6 @@ type BatcherConfig struct {
 }
 
 // Batcher commits charges together that arrive during the last commit. A lone charge does not wait, and a locked scope delays no other.
-// Charges of a scope are judged as they arrive, as by Ledger.ChargeEach.
 type Batcher struct {
 	ledger *Ledger
 	pool   *pgxpool.Pool
@@ -82,7 +81,7 @@ func (b *Batcher) Ingest(ctx context.Context, event Event) (Posted, error) {
 	return b.submit(ctx, a)
 }
 
-// Close refuses new charges (ErrClosed), and waits until ctx ends for earlier ones, which are committed anyway.
+// Close refuses new charges (ErrClosed), and waits until ctx ends for earlier ones.
 func (b *Batcher) Close(ctx context.Context) error {
 	if err := b.made(); err != nil {
 		return err

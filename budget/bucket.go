@@ -7,8 +7,8 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// Unit is a unit of the calendar, with weeks from Monday on (docs/plans.md). Series also takes an hour, and a length in whole microseconds,
-// such as "15m" (time.ParseDuration), but no Every. It leaves out a day that clocks skip.
+// Unit is a unit of the calendar. Series also takes an hour, and a length in whole microseconds, such as "15m" (time.ParseDuration), but no
+// Every. It leaves out a day that clocks skip.
 type Unit string
 
 const (

@@ -36,7 +36,7 @@ type Posted struct {
 	Replayed  bool       `json:"replayed,omitempty"`  // the event was counted before, by this entry
 }
 
-// Standing is the state of a limit after a charge or at a check. The PeriodEnd of a limit by period is where the next begins.
+// Standing is the state of a limit after a charge or at a check. At PeriodEnd the next period begins.
 type Standing struct {
 	Limit       Limit     `json:"limit"`
 	Used        int64     `json:"used"`           // units that count, without held ones. Negative with credit
@@ -51,7 +51,7 @@ const chargeSQL = `
 select seqs, ats, used, held, refused, periods, crossed
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 
-// Charge charges all scopes or none, in one round trip. Charges of one scope become one entry, and must have the same Note.
+// Charge charges all scopes or none, in one round trip. Charges of one scope become one entry, with one Note.
 func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
 	return l.charge(ctx, tx, "budget.charge", (*Ledger).prepare, charges)
 }
@@ -61,7 +61,7 @@ select coalesce(amount, 0), seqs, ats, used, held, refused, periods, crossed
 from metered.charge_up_to($1::metered.new_charge[], $2::interval, $3::int, $4::bool, $5::metered.origin)`
 
 // ChargeUpTo charges each scope the same amount: that of the charges, or else the largest that all limits admit, at least 1. Posted.Amount
-// has it. So key, user, team and organisation pay the same for a request that goes over.
+// has it.
 //
 // Amounts are equal, and scopes differ. If not even 1 fits, the *ExceededError has the limits that refuse 1.
 func (l *Ledger) ChargeUpTo(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {

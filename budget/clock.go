@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ClockState is a scope whose last entry is, or was, Ahead of the clock.
+// ClockState is a scope whose last entry is, or was, Ahead.
 type ClockState struct {
 	Scope    string        `json:"scope"`
 	Seq      int64         `json:"seq"` // the last entry, or the repair's
@@ -79,8 +79,8 @@ const repairSQL = `
 select coalesce(seq, 0), coalesce(at, 'epoch'), (extract(epoch from ahead) * 1e6)::bigint
 from metered.repair_clock($1::text, $2::bigint, $3::int, $4::text)`
 
-// RepairClock ends ErrClock for a scope, once the database's clock is right: it appends an entry in a new epoch. Entries of the future
-// leave a window late, never early. A second call does nothing. It needs metered.GrantMaintenanceSQL.
+// RepairClock ends ErrClock for a scope, once the database's clock is right: it appends an entry in a new epoch. A second call does nothing.
+// It needs metered.GrantMaintenanceSQL.
 func (l *Ledger) RepairClock(ctx context.Context, tx pgx.Tx, scope string, note Note) (ClockState, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx)); err != nil {
 		return ClockState{}, err

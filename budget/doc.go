@@ -6,13 +6,12 @@
 //	receipt, err := ledger.Charge(ctx, tx, budget.Charge{Scope: "org/acme", Amount: 5,
 //		Limits: []budget.Limit{budget.PerWindow(1000, time.Hour)}})
 //
-// A scope is a name of yours. It needs no creation, so a mistyped name is another scope: Scopes and MustExist guard against that. Limits
-// come with each call. A charge is admitted if, for each limit,
+// A scope is a name of yours. It needs no creation, so a mistyped name is another scope: Scopes and MustExist guard against that. A charge is
+// admitted if, for each limit,
 //
 //	units used inside the window or period + held units + amount <= limit
 //
-// A charge counts while it is younger than the window, or in its period, by the database's clock. Held units count until they are captured
-// or freed (docs/model.md).
+// A charge counts while it is younger than the window, or in its period, by the database's clock (docs/model.md).
 //
 // Rolling back undoes a write. Only Ingest is idempotent: for other calls use metered.Do. A write locks its scopes until the transaction
 // ends, in the order of their keys, so charge last. Two calls in a transaction can deadlock with another's (SQLSTATE 40P01): use one call,

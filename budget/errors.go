@@ -85,7 +85,7 @@ type Refusal struct {
 	Leased    int64  `json:"leased,omitempty"`   // of open leases
 	Requested int64  `json:"requested"`          // by all charges of the call on the scope
 	Available int64  `json:"available"`
-	// until Requested fits if nothing else happens: with open holds the earliest possible, with leases the end of the last. Never is null in
+	// until Requested fits if nothing else happens: with open holds at the earliest, with leases at the end of the last. Never is null in
 	// JSON
 	RetryAfter  time.Duration `json:"-"`
 	HoldDue     time.Duration `json:"-"` // until an open hold may fall due, if Held > 0
@@ -114,7 +114,7 @@ func (r Refusal) text() string {
 	return fmt.Sprintf("%s: requested %d, available %d, %s, %s", where, r.Requested, r.Available, of, help)
 }
 
-// ExceededError lists every limit that refused. Its text is not for clients: it has scopes and amounts.
+// ExceededError lists every limit that refused. Its text is not for clients.
 type ExceededError struct {
 	Refusals []Refusal `json:"refusals"`
 }

@@ -15,7 +15,7 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// Event is a charge that counts once, however often it arrives.
+// Event is a charge that counts once.
 type Event struct {
 	Charge
 	ID         string    // 1 to 255 bytes, shared with the commands of the Tenant. A UUIDv7 carries its time

@@ -25,8 +25,8 @@ type Config struct {
 	RequireActor   bool          // refuses writes whose Note has no Actor
 	MaxLateness    time.Duration // the oldest age of an event, 1s to 10 years: then ErrLate. Defaults to 35 days
 	MaxFuture      time.Duration // how far an event may be ahead of the clock, 1µs to 24h. Defaults to 5m
-	// receives crossed thresholds, also of Books and Pools on the Ledger. It may write in tx, and not end it. Its error takes the call back.
-	// Limits with thresholds need it
+	// receives crossed thresholds, also of Books and Pools. It may write in tx, and not end it. Its error takes the call back. Limits with
+	// thresholds need it
 	OnThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
 	Observer    observe.Observer // of the Ledger, its Books and Pools
 }

@@ -11,11 +11,11 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Limit is a number of units in a sliding window, each period, or the scope's lifetime. PerWindow, Per, PerPeriod, Lifetime and Prepaid
-// make one, with exactly one of these fields. Equal limits are ==. In JSON it is {"name":"burst","max":9,"window_us":60000000},
-// {"max":9,"lifetime":true}, {"max":9,"prepaid":true}, or {"max":9,"period":"month","time_zone":"Europe/Berlin"} with its "anchor".
+// PerWindow, Per, PerPeriod, Lifetime and Prepaid make a Limit, with exactly one of these fields. Equal limits are ==. In JSON it is
+// {"name":"burst","max":9,"window_us":60000000}, {"max":9,"lifetime":true}, {"max":9,"prepaid":true}, or
+// {"max":9,"period":"month","time_zone":"Europe/Berlin"} with its "anchor".
 type Limit struct {
-	Max      int64         // units, 0 to 2^62
+	Max      int64         // 0 to 2^62
 	Window   time.Duration // the age until which charges count, in microseconds up to 36,525 days
 	Period   Period        // charges of the present period count
 	Lifetime bool          // all charges count, less credits
@@ -56,8 +56,7 @@ func (l Limit) Named(name string) Limit {
 }
 
 // MaxFrom returns the limit with the Max that a query answers: one row of one integer from 0 to 2^62, else ErrLimitQuery. A call asks its
-// queries behind the scopes' locks, in one round trip. Above READ COMMITTED the query must lock its rows (FOR SHARE). Not for Capture,
-// ChargeNow and batches.
+// queries behind the scopes' locks. Above READ COMMITTED the query must lock its rows (FOR SHARE). Not for Capture, ChargeNow and batches.
 func (l Limit) MaxFrom(sql string, args ...any) Limit {
 	l.Max, l.query = 0, &query{sql, slices.Clone(args)}
 	return l

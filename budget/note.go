@@ -11,8 +11,7 @@ type Note struct {
 	Tenant      string `json:"tenant,omitempty"`
 	Correlation string `json:"correlation,omitempty"`
 	Reason      string `json:"reason,omitempty"`
-	// of a charge, draw or hold, such as "images": what its units are for. Lots of a wallet that pay for this use (wallet.Grant.Uses) pay, too.
-	// The content of an id has it
+	// of a charge, draw or hold, such as "images": lots of a wallet for this use (wallet.Grant.Uses) pay, too. The content of an id has it
 	Use string `json:"use,omitempty"`
 }
 

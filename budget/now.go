@@ -16,9 +16,8 @@ import (
 // maxAttempts is how often a transaction of this package's own is tried that fails with 40001 or 40P01.
 const maxAttempts = 10
 
-// ChargeNow makes a charge in its own transaction and one round trip: an exact and durable rate limiter. It retries SQLSTATE 40001 and
-// 40P01. After ErrCommitUnknown (a lost connection, or the end of ctx) it may be committed, after other errors it is not. A Batcher is
-// faster for several goroutines.
+// ChargeNow makes a charge in its own transaction and one round trip, and retries SQLSTATE 40001 and 40P01. After ErrCommitUnknown (a lost
+// connection, or the end of ctx) it may be committed, after other errors it is not. A Batcher is faster for several goroutines.
 func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charge) (p Posted, err error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return Posted{}, err

@@ -10,8 +10,8 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Per and PerPeriod make a Period. Periods have no gaps, reach back before the anchor, and contain their first moment. The database's clock
-// and time zones decide which is now. Equal periods are ==, and zero is none.
+// Per and PerPeriod make a Period. Periods have no gaps, reach back before the anchor, and contain their first moment. Equal periods are ==,
+// and zero is none.
 type Period struct {
 	Unit   Unit          // Day, Week, Month, Year or an Every of one, in Zone. "" for a Length
 	Length time.Duration `json:"-"` // up to 36,525 days, in microseconds
@@ -19,9 +19,9 @@ type Period struct {
 	Anchor time.Time     // the beginning of a period, in UTC and microseconds. Required for a Length
 }
 
-// Per admits max units in each day, week, month, year or Every of these in a location, from the anchor's time of day, weekday or date on,
-// by default midnight, Monday, the 1st, or the 1st of January (docs/plans.md). The server must know the location's name (ErrTimeZone):
-// calls refuse time.Local. nil is UTC.
+// Per admits max units in each day, week, month, year or Every of these in a location, from the anchor's time of day, weekday or date on, by
+// default midnight, Monday, the 1st, or the 1st of January. The server must know the location's name (ErrTimeZone): calls refuse time.Local.
+// nil is UTC.
 func Per(max int64, unit Unit, location *time.Location, anchor time.Time) Limit {
 	return Limit{Max: max, Period: Period{Unit: unit, Zone: location.String(), Anchor: anchored(anchor)}}
 }

@@ -21,7 +21,7 @@ type PurgeOptions struct {
 	After     string        // PurgeReport.Last, to go on
 	Batch     int           // entries per transaction, 16 to 100,000. Defaults to 5,000
 	// reports whether an idle scope may be deleted, and begin at Seq 1 again. Its limits must have no lifetimes and a Limit.Reach up to
-	// OlderThan, and no older charge be refunded. Scopes with credit, debt, holds or claims stay
+	// OlderThan. Scopes with credit, debt, holds or claims stay
 	Forget   func(scope string) bool
 	Progress func(PurgeReport) // after each transaction
 	DryRun   bool              // only counts, without locks. Not with Forget

@@ -30,8 +30,7 @@ select scope, coalesce((extract(epoch from created_at) * 1e6)::bigint, 0), (extr
 const createSQL = resourceSQL + `changed, 0
 from metered.create_scopes($1::text[], $2::int)`
 
-// Create declares that up to 1,000 scopes exist, and returns them by name. A retired one is a *ScopeError. A charge of them in tx can
-// deadlock with Retire.
+// Create declares that up to 1,000 scopes exist. A retired one is a *ScopeError. A charge of them in tx can deadlock with Retire.
 func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "create", scopes)
 }
@@ -129,7 +128,7 @@ func collectResources(ctx context.Context, db Querier, doing, sql string, args .
 	return all, failed(doing, err)
 }
 
-// ScopeError lists scopes that must exist and do not: it is ErrScopeUnknown, ErrScopeRetired and ErrScopeClosed as they apply.
+// ScopeError is ErrScopeUnknown, ErrScopeRetired and ErrScopeClosed as they apply.
 type ScopeError struct {
 	Unknown []string `json:"unknown,omitempty"`
 	Retired []string `json:"retired,omitempty"`

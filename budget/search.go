@@ -16,7 +16,7 @@ const (
 
 // EntrySearch selects entries. A zero field matches all.
 type EntrySearch struct {
-	EntriesOptions         // the entries to look at, and Max to find, 1 to 1,000, 100 by default
+	EntriesOptions         // with Max to find, 1 to 1,000. Defaults to 100
 	Note            Note   // matches notes that have its fields
 	Operation       string // the id of a command or event
 	OperationTenant string // of Operation
@@ -24,7 +24,7 @@ type EntrySearch struct {
 	Look            int    // the most to look at, up to 100,000. Defaults to 10,000
 }
 
-// EntriesFound is a page of entries.
+// EntriesFound is a page.
 type EntriesFound struct {
 	Entries []Entry `json:"entries"`
 	Next    int64   `json:"next,omitempty"` // 0, or After (with NewestFirst: Before) of the next search

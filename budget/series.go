@@ -16,15 +16,15 @@ type RangeUsage struct {
 	To                time.Time `json:"to"`
 	Charged           int64     `json:"charged"` // charges and captures
 	Credited          int64     `json:"credited"`
-	RefundedOfCharged int64     `json:"refunded_of_charged"` // of Charged until now: may rise after the range
-	RefundsMade       int64     `json:"refunds_made"`        // of any charge: final after the range
+	RefundedOfCharged int64     `json:"refunded_of_charged"` // may rise after the range
+	RefundsMade       int64     `json:"refunds_made"`        // of any charge
 	Unsettled         int64     `json:"unsettled,omitempty"` // spent in the range from open leases: counts when these are settled
 }
 
-// Used is Charged less RefundedOfCharged, as windows count it.
+// Used is Charged less RefundedOfCharged.
 func (u RangeUsage) Used() int64 { return u.Charged - u.RefundedOfCharged }
 
-// Billed is Charged less RefundsMade, perhaps negative: bills of all ranges add up to the use.
+// Billed is Charged less RefundsMade, perhaps negative.
 func (u RangeUsage) Billed() int64 { return u.Charged - u.RefundsMade }
 
 const usageAtSQL = `
@@ -32,7 +32,7 @@ select seq, spent, refunded, credited, refunded_after, unsettled, (extract(epoch
 from metered.usage_at($1::text, $2::timestamptz[])`
 
 // UsageBetween returns the use of a scope from a time (zero: the beginning) until before another, to the microsecond. A purged range is a
-// *PurgedError, and leaves the transaction usable. To miss no charge that is yet to commit, call Lock first in tx, at READ COMMITTED.
+// *PurgedError, and leaves the transaction usable. To miss no charge that is yet to commit, call Lock first, at READ COMMITTED.
 func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, from, to time.Time) (RangeUsage, error) {
 	from, to, err := l.checkRange(db, scope, from, to)
 	if err != nil {
@@ -45,8 +45,8 @@ func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, fro
 	return ranges[0], nil
 }
 
-// Series is UsageBetween for each unit of the range, up to 2,000, in one statement. The first begins at from, and the last ends at to. Days
-// are those of location, nil for UTC.
+// Series is UsageBetween for each unit of the range, up to 2,000, in one statement. The first begins at from, and the last ends at to. A nil
+// location is UTC.
 func (l *Ledger) Series(
 	ctx context.Context, db Querier, scope string, from, to time.Time, unit Unit, location *time.Location,
 ) ([]RangeUsage, error) {

@@ -20,8 +20,8 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Threshold is a level of use to report: "80 % used", "credit below 500". The charge that reaches it calls Config.OnThreshold before it
-// commits: once in a period, and else once until use has gone back by Rearm (docs/thresholds.md).
+// Threshold is a level of use. The charge that reaches it calls Config.OnThreshold before it commits: once in a period, and else once until
+// use has gone back by Rearm (docs/thresholds.md).
 type Threshold struct {
 	Name    string `json:"name"`              // 1 to 64 bytes, unique in the limits of a scope
 	Percent int64  `json:"percent,omitempty"` // of Max used, 1 to 1,000, not for Prepaid. Without this, Used and Left the level is 0 left

@@ -19,7 +19,7 @@ type Query struct {
 	Period Period
 }
 
-// Usage is the use of a scope. Other fields are as in a Standing. JSON writes its window, period or lifetime as a Limit does.
+// Usage is the use of a scope. Other fields are as in a Standing, JSON is as of a Limit.
 type Usage struct {
 	Query       `json:"-"`
 	Used        int64         `json:"used"`
@@ -34,7 +34,7 @@ type Usage struct {
 	PeriodEnd   time.Time     `json:"period_end,omitzero"`
 }
 
-// Available is the most that a limit of max still admits. In a lifetime, Available(0) is the prepaid credit left.
+// Available is the most that a limit of max still admits: for 0 the prepaid credit left.
 func (u Usage) Available(max int64) int64 { return available(max, u.Used, u.Held+u.Leased) }
 
 const usageSQL = `

@@ -30,7 +30,7 @@ type VerifyReport struct {
 type Difference struct {
 	Scope string `json:"scope"`
 	Seq   int64  `json:"seq"`   // the wrong entry. For a sum of refunds, the first charge of its block
-	Field string `json:"field"` // such as "spent". "amount" if the amount was edited, or the sums of the last entry
+	Field string `json:"field"` // such as "spent". "amount" may be that, or the sums of the last entry
 	Got   string `json:"got"`   // stored
 	Want  string `json:"want"`  // right
 }
@@ -111,8 +111,8 @@ order by l.no`
 // beginVerifySQL keeps operators and functions that somebody has created out of a report.
 const beginVerifySQL = `begin isolation level repeatable read, read only; set local search_path = pg_catalog, pg_temp; set local jit = off`
 
-// Verify recomputes entries, refunds, holds, leases and lots (docs/operations.md), each scope in one snapshot. A difference is no error. If
-// ctx ends, it returns its findings with the error.
+// Verify recomputes entries, refunds, holds, leases and lots (docs/operations.md), each scope in one snapshot. A difference is no error.
+// Findings come with an error, too.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return VerifyReport{}, err

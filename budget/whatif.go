@@ -10,7 +10,7 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// Trial compares another limit with a scope's charges. Those that it would have refused count too, so trust only the first refusal.
+// Trial compares another limit with a scope's charges. Those that it would have refused count too.
 type Trial struct {
 	Scope     string    `json:"scope"`
 	Limit     Limit     `json:"limit"`
@@ -19,9 +19,8 @@ type Trial struct {
 	RefusedAt time.Time `json:"refused_at,omitzero"` // of the first charge that it would have refused
 }
 
-// WhatIf tries a limit by window or period on the history of scopes, from a time until before another (docs/plans.md). Units count as in a
-// RangeUsage: refunded ones do not, and held ones when they are captured. A purged range is a *PurgedError. At REPEATABLE READ refunds made
-// meanwhile do not count.
+// WhatIf tries a limit by window or period on the history of scopes, from a time until before another (docs/plans.md). Refunded units do not
+// count, and held ones when they are captured. A purged range is a *PurgedError. At REPEATABLE READ refunds made meanwhile do not count.
 func (l *Ledger) WhatIf(ctx context.Context, db Querier, limit Limit, from, to time.Time, scopes ...string) ([]Trial, error) {
 	if err := cmp.Or(l.made(), notNil("db", db), limit.check("limit")); err != nil {
 		return nil, err

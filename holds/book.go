@@ -26,12 +26,11 @@ type Config struct {
 	// RequireHolder refuses to place, capture, release, extend or return without a Holder.
 	RequireHolder bool
 	RequireActor  bool // refuses writes whose Note has no Actor. Defaults to the ledger's setting
-	// Subscribers get every transition of this Book's calls, in order. An error, a panic or the end of ctx takes the
-	// transition back, and the call fails.
+	// Subscribers get every transition of this Book's calls, in order. An error or a panic takes the transition back, and the call fails.
 	Subscribers []Subscriber
-	// Notify sends every committed transition to Listen. Such commits pass the server one by one (docs/operations.md).
+	// Notify sends committed transitions to Listen. Such commits pass the server one by one (docs/operations.md).
 	Notify bool
-	// NotifyContent is Notify with all fields of Notice, for any role that may connect.
+	// NotifyContent is Notify with all fields of Notice, for any role.
 	NotifyContent bool
 }
 
@@ -45,9 +44,8 @@ const (
 	defaultOlderThan  = 30 * 24 * time.Hour
 )
 
-// Subscriber acts on a transition, within a savepoint of the call's transaction. For an effect outside the database
-// enqueue a job through tx (jobs.Enqueuer). A statement that may fail needs a savepoint of its own (tx.Begin): else the
-// subscriber fails, even if it returns nil. Close rows, and do not end tx.
+// Subscriber acts on a transition, within a savepoint of the call's transaction. For an effect outside the database enqueue a job through tx
+// (jobs.Enqueuer). A statement that may fail needs a savepoint of its own (tx.Begin). Close rows, and do not end tx.
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
 // Transition is a change of a hold.

@@ -38,13 +38,12 @@ type Capture struct {
 	IDs    []string
 	Holder string
 	All    bool // all held units. Set All or Lines
-	// Lines are the units used of each scope of one hold, 0 for a scope left out. Lines of a claim include its own unit
-	// (of Key.Scope), unless Keep.
+	// Lines are the units used of each scope of one hold, 0 for others. Those of a claim include its own unit (of Key.Scope), unless Keep.
 	//
 	// With OverIfFits, OverUpTo and OverEvenly, a Line's Limits judge the excess. Otherwise they only carry thresholds, with All in
 	// Lines without Amount (docs/thresholds.md).
 	Lines []Line
-	// Keep leaves the rest held, and cannot capture a claim's own unit, which confirms the claim and ends the hold.
+	// Keep leaves the rest held, and cannot capture a claim's own unit, which ends the hold.
 	Keep   bool
 	Over   Over   // for a Line beyond the held units
 	Entity string // the id of an order or the like
@@ -56,11 +55,10 @@ select refused, holds, crossed
 from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::metered.capture_terms, $4::interval,
     $5::int, $6::metered.origin, $7::text, $8::bool)`
 
-// Capture charges the units used, now, and frees the rest, until Hold.Due. If several calls end a hold at once, one
-// wins.
+// Capture charges the units used, now, and frees the rest, until Hold.Due.
 //
-// Errors: ErrUnknown (before any lock), ErrRetired, *StateError, *ExcessError, *budget.ExceededError, an OnThreshold's,
-// and after SQL a *budget.ArgumentError for Lines that do not fit the hold.
+// Errors: ErrUnknown, ErrRetired, *StateError, *ExcessError, *budget.ExceededError, an OnThreshold's, and after SQL a *budget.ArgumentError
+// for Lines that do not fit the hold.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.capture", (*Book).prepareCapture, c)
 }

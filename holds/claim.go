@@ -17,14 +17,13 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// Key names the thing that a Claim is for. Bytes are compared: normalise a value first
-// (golang.org/x/text/secure/precis).
+// Key names a thing. Bytes are compared: normalise a value first (golang.org/x/text/secure/precis).
 type Key struct {
 	Type  string `json:"type"`
 	Value string `json:"value"`
 }
 
-// Claim is a hold on a name, a seat, a machine, for one holder at a time.
+// Claim is a hold on a Key, for one holder at a time.
 type Claim struct {
 	Tenant    string // keeps the keys of tenants apart
 	Key       Key    // neither part empty, its Scope up to 255 bytes
@@ -42,9 +41,8 @@ type Claim struct {
 // Claim places a hold on a key, which has at most one active claim: held and not due, or captured (confirmed) and not
 // given back (Return).
 //
-// A holder who repeats an unconfirmed claim gets the same one (Created = false), or ErrConflict for other lines or
-// charges. Others get a *TakenError, as does the holder of a confirmed claim. Each new claim has a new id. Locks and
-// other errors are those of Place.
+// A holder who repeats an unconfirmed claim gets the same one (Created = false), or ErrConflict for other lines or charges. Others get a
+// *TakenError, as does the holder of a confirmed claim. Locks and other errors are those of Place.
 func (b *Book) Claim(ctx context.Context, tx pgx.Tx, c Claim) (Hold, error) {
 	return first(do(ctx, tx, b, "holds.claim", (*Book).prepareClaim, c))
 }
@@ -132,7 +130,7 @@ select (select metered.hold_json(h.no, c.now) from metered.holds h
 from (select metered.clock() as now) c, pg_catalog.unnest($1::text[]) with ordinality k(scope, n)
 order by k.n`
 
-// Claimed returns the active claims of up to 10,000 keys of a tenant, from one snapshot. Only Claim decides.
+// Claimed returns the active claims of up to 10,000 keys of a tenant, from one snapshot.
 func (b *Book) Claimed(ctx context.Context, db budget.Querier, tenant string, keys ...Key) (map[Key]Hold, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err

@@ -1,5 +1,4 @@
-// Package holds reserves units in a budget's ledger until a deadline. A hold keeps units of one or several scopes for
-// a holder, and ends once:
+// Package holds reserves units of one or several scopes until a deadline. A hold ends once:
 //
 //	place ─▶ held ─ Capture ─▶ captured   charges the units used, frees the rest
 //	          ├─── Release ──▶ released
@@ -9,16 +8,14 @@
 // Return gives captured units back. Held units count against every limit of their scopes until Hold.Due and no longer,
 // swept or not.
 //
-// A rollback undoes a write. A call acts on all holds that it names, 1 to 100 IDs of one Tenant, or on none. A Holder,
-// if set, must be that of each hold. A Note is recorded in the history and the ledger. Ids, tenants, holders and
-// entities have up to 255 bytes. Only Place with an ID, Claim and Expire can be repeated, and any call in a command
-// (metered.Tx): others write again, or find the hold ended (*StateError).
+// A rollback undoes a write. A call acts on all holds that it names, 1 to 100 IDs of one Tenant, or on none. A Holder, if set, must be that
+// of each hold. A Note is recorded in the history and the ledger. Ids, tenants, holders and entities have up to 255 bytes. Only Place with an
+// ID, Claim and Expire can be repeated, and any call in a command (metered.Tx).
 //
-// Writes lock scopes, and then holds, until the transaction ends: call them last. Two calls in one transaction can
-// deadlock with two in another (docs/operations.md): make one call of several Lines, or use a command. Reads take no
-// lock, and run on a replica, whose clock then decides which holds have expired.
+// Writes lock scopes, and then holds, until the transaction ends: call them last. Two calls in one transaction can deadlock with two in
+// another (docs/operations.md). Reads take no lock, and run on a replica, whose clock then decides which holds have expired.
 //
-// Every call may fail with a *budget.ArgumentError, before any SQL unless the call says otherwise. Every write may fail
-// with budget.ErrBusy, budget.ErrClock, budget.ErrWindowPurged, budget.ErrOverflow or budget.ErrSerialization, which
-// abort the transaction. Errors that a method names leave it usable.
+// Every call may fail with a *budget.ArgumentError, before any SQL. Every write may fail with budget.ErrBusy, budget.ErrClock,
+// budget.ErrWindowPurged, budget.ErrOverflow or budget.ErrSerialization, which abort the transaction. Errors that a method names leave it
+// usable.
 package holds

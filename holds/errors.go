@@ -71,7 +71,7 @@ func IsOthers(err error) bool {
 	return errors.As(err, &e) && e.others()
 }
 
-// StateError is a hold whose state does not allow the call. Its code is "hold_" and the state.
+// StateError is a hold whose state forbids the call. Its code is "hold_" and the state.
 type StateError struct {
 	ID    string
 	State State

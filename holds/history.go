@@ -33,7 +33,7 @@ var kinds = map[string]EventKind{
 	"r": EventReleased, "x": EventExpired, "b": EventReturned, "g": EventReturnedPart,
 }
 
-// Event is a transition. Rebuild needs the result of History, not its JSON.
+// Rebuild needs the Events of History, not their JSON.
 type Event struct {
 	Tenant          string          `json:"tenant,omitempty"`
 	ID              string          `json:"id"`
@@ -136,8 +136,8 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 	return nil
 }
 
-// Rebuild adds a history to a snapshot: a Hold of any call, or zero. It returns the hold as of the last event. Events
-// up to the snapshot's Version are skipped. Gaps and contradictions are errors.
+// Rebuild adds a history to a snapshot, a Hold of any call or zero, and returns the hold as of the last event. Events up to the snapshot's
+// Version are skipped. Gaps and contradictions are errors.
 func Rebuild(snapshot Hold, history []Event) (Hold, error) {
 	if snapshot.Version == 0 && len(history) == 0 {
 		return Hold{}, invalid("history", "is empty")

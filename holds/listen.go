@@ -32,7 +32,7 @@ type Notice struct {
 
 // Zero works.
 type ListenOptions struct {
-	// Idle bounds the silence of a connection, and then of the server's answer, 10ms to 1h. Defaults to 15s.
+	// Idle bounds the silence of a connection, 10ms to 1h. Defaults to 15s.
 	Idle    time.Duration
 	OnError func(error) // for a lost connection, in another goroutine
 }
@@ -40,12 +40,11 @@ type ListenOptions struct {
 // Listen calls handle with every transition that a Book with Config.Notify commits, one at a time, in the order of
 // commit. It returns ctx's error or handle's.
 //
-// A notice is a hint, which any role that may connect can send: read the hold (Get) before you act. After each connect,
-// and where notices were lost, handle gets one with Missed: read your holds again. A transition may come
-// twice: compare the Version.
+// A notice is a hint, which any role can send: read the hold (Get) before you act. After each connect, and where notices were lost, handle
+// gets one with Missed: read your holds again. A transition may come twice: compare the Version.
 //
-// Listen makes a connection of its own with pool's configuration, and again within 10s when it is lost. It must lead to
-// the primary, and not through a pooler in transaction mode, where it hears nothing.
+// Listen makes a connection of its own with pool's configuration, and again within 10s when it is lost. It must lead to the primary, and not
+// through a pooler in transaction mode.
 func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(b.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err

@@ -25,8 +25,7 @@ type Line struct {
 	Amount    int64          // 1 to 2^53, from 0 in a Capture
 	Limits    []budget.Limit // must all admit the amount
 	MustExist bool           // as in budget.Charge. Not for a Capture
-	// AtLeast, a part of Amount, is charged when the hold falls due, swept or not, less captured units. Release frees it.
-	// Not for a Capture.
+	// AtLeast, a part of Amount, is charged when the hold falls due, less captured units. Release frees it. Not for a Capture.
 	AtLeast int64
 }
 
@@ -42,8 +41,8 @@ type Request struct {
 	Grace    time.Duration   // for capture past the deadline, up to Config.MaxTTL in whole microseconds
 	Metadata json.RawMessage // JSON, up to 64 KiB
 	Note     budget.Note
-	// UpTo holds equal units of all Lines: their Amount, or else the most that all limits admit, at least 1 and the greatest AtLeast. The
-	// Lines have the same Amount, each another scope. Charges stay whole.
+	// UpTo holds equal units of all Lines, which have one Amount, each another scope: that, or else the most that all limits admit, at least
+	// 1 and the greatest AtLeast. Charges stay whole.
 	UpTo bool
 
 	// claim is the scope of a claim, key its key, and reveal Claim.Reveal. Set by Claim.
@@ -62,10 +61,10 @@ const lookSQL = `
 select status, at, deadline, refused, stored
 from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::interval, $4::bool)`
 
-// Place reserves all Lines and makes all Charges, in one round trip.
+// Place reserves Lines and makes Charges, in one round trip.
 //
-// A repeated request (same ID, tenant, holder, scopes, amounts and metadata) reserves nothing, and returns the first
-// hold with Created = false, or a *StateError if it has ended.
+// A repeated request (same ID, tenant, holder, scopes, amounts and metadata) returns the first hold with Created = false, or a *StateError if
+// it has ended.
 //
 // It locks the scopes, the ID if the caller chose it, and holds that are due. Errors: *budget.ExceededError,
 // *budget.ScopeError, ErrConflict, ErrRetired, *StateError.

@@ -78,8 +78,7 @@ select h.no, metered.hold_json(h.no, $8::timestamptz) from metered.holds h
 where h.tenant = $1 and h.id >= $9 and h.id < $10 and h.claim = $11 and h.no < $6` + listFilterSQL + `
 order by h.no + 0 desc limit $7`
 
-// List returns holds, newest first. Pages neither overlap nor miss a hold that was there at the beginning. Holder,
-// Entity and Claim are indexed.
+// List returns holds, newest first. Holder, Entity and Claim are indexed.
 func (b *Book) List(ctx context.Context, db budget.Querier, f Filter) (Page, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Page{}, err

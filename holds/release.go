@@ -30,8 +30,7 @@ const releaseCapturedSQL = `
 select refused, holds
 from metered.release_captured($1::metered.hold_ids, $2::int, $3::metered.origin, $4::text, $5::bool)`
 
-// Release frees held units. Captured units stay spent, unless Captured is set. Errors: ErrUnknown, ErrRetired,
-// *StateError, and ErrNotReturnable with Captured.
+// Release frees held units. Errors: ErrUnknown, ErrRetired, *StateError, and ErrNotReturnable with Captured.
 func (b *Book) Release(ctx context.Context, tx pgx.Tx, r Release) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.release", (*Book).prepareRelease, r)
 }
@@ -64,9 +63,8 @@ const returnSQL = `
 select refused, holds
 from metered.return_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bool, $4::int, $5::metered.origin, $6::text, $7::bool)`
 
-// Return refunds the charges of captured holds, whole or by Lines, and frees a confirmed claim, whose own unit goes
-// back with all the rest or not at all. A hold without anything left is Returned. If a hold ended otherwise after
-// Capture.Keep, use budget.Ledger.Refund.
+// Return refunds the charges of captured holds, whole or by Lines, and frees a confirmed claim, whose own unit goes back with all the rest. A
+// hold without anything left is Returned. If a hold ended otherwise after Capture.Keep, use budget.Ledger.Refund.
 //
 // Errors: ErrUnknown, ErrRetired, *StateError, *ExcessError for more than is left, ErrNotReturnable.
 func (b *Book) Return(ctx context.Context, tx pgx.Tx, r Return) ([]Hold, error) {

@@ -20,15 +20,14 @@ type Expire struct {
 	Tenant   string
 	ID       string
 	Deadline time.Time   // of the hold when the job was scheduled
-	Note     budget.Note // for subscribers. Recorded unless another write ended the hold before
+	Note     budget.Note // recorded unless another write ended the hold before
 }
 
 const expireSQL = `
 select status, hold from metered.expire_hold($1::text, $2::text, $3::timestamptz, $4::timestamptz, $5::int, $6::text, $7::text)`
 
-// Expire ends one hold that is due, announces it, and reports whether this call did: for a job at Hold.Due (package
-// holdjobs). A hold that ended, was extended or is not due stays as it is, without an error. Errors: ErrUnknown,
-// ErrRetired.
+// Expire ends one hold that is due, announces it, and reports whether this call did: for a job at Hold.Due (package holdjobs). Any other hold
+// stays as it is. Errors: ErrUnknown, ErrRetired.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended bool, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Hold{}, false, err
@@ -101,8 +100,8 @@ from (select metered.clock() as now offset 0) c,
 
 const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 
-// Sweep ends and announces holds that are due, in batches. Run it every few seconds to a minute, in any number of
-// processes: calls wait for no more than a batch. Errors of subscribers stop nothing, and are joined.
+// Sweep ends and announces holds that are due, in batches. Run it every few seconds to a minute, in any number of processes. Errors of
+// subscribers stop nothing, and are joined.
 //
 // A hold is announced once, by the Subscribers and Notify of the Book that ends it: use the application's Config.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {

@@ -76,10 +76,10 @@ var statuses = map[string]int{
 // statusClientClosedRequest is the status of a call that was cancelled: nobody reads the answer.
 const statusClientClosedRequest = 499
 
-// ProblemOf decides the HTTP answer to an error, by its code: status, Retry-After and body (docs/http.md). A *Problem is itself. An error
-// without a code is a 503 if it is metered.Retryable, else a 500.
+// ProblemOf decides the HTTP answer to an error (docs/http.md). A *Problem is itself. An error without a code is a 503 if it is
+// metered.Retryable, else a 500.
 //
-// The body has no scope, amount or name, nor why a token was refused. Add a Detail in your words, and then call Write.
+// The body has no scope, amount or name. Add a Detail in your words, and then call Write.
 func ProblemOf(err error) Problem {
 	code := fault.Code(err)
 	p := Problem{Status: http.StatusInternalServerError}
@@ -132,8 +132,7 @@ func ProblemOf(err error) Problem {
 }
 
 // Write answers an error as ProblemOf decides, and returns the status: log errors of 500 and more. Below Idempotent the command then fails
-// with the error. A writer in between needs Unwrap, as for http.ResponseController. An answer that has begun cannot be changed:
-// panic(http.ErrAbortHandler) cuts it.
+// with the error. A writer in between needs Unwrap, as for http.ResponseController.
 func Write(w http.ResponseWriter, err error) (status int) {
 	return (*Policies)(nil).Write(w, err)
 }

@@ -28,8 +28,8 @@ const (
 
 // IdempotentConfig configures Idempotent. Only Tenant is required.
 type IdempotentConfig struct {
-	// names the client of a request, the signed-in user, as Command.Tenant. An error is answered as by Write, "" as 500.
-	// Tenant must not read the body. Ids that the server makes need another tenant.
+	// names the client of a request, the signed-in user, as Command.Tenant. An error is answered as by Write, "" as 500. It must not read the
+	// body. Ids that the server makes need another tenant.
 	Tenant func(*http.Request) (string, error)
 	// returns the request's command: charges, a token, RecordRefusal and so on. Idempotent sets its ID, Tenant and Input,
 	// and a missing Name: the request's pattern or method. An error is answered as that of Tenant. Defaults to an empty
@@ -54,13 +54,12 @@ type idempotent struct {
 
 type flight struct{ tenant, key string }
 
-// Idempotent returns a middleware that carries out a request with an Idempotency-Key once, in a metered command: the
-// key is its id, method, path, query and body are its Input, and the handler's answer is its result. A repetition gets
-// that answer, byte for byte, until its record is purged, with Idempotent-Replayed: true. Safe methods pass through.
+// Idempotent returns a middleware that carries out a request with an Idempotency-Key once, in a metered command: the key is its id, method,
+// path, query and body are its Input, and the handler's answer is its result. A repetition gets that answer, with Idempotent-Replayed: true.
+// Safe methods pass through.
 //
-// The handler writes through Tx(r), and may run several times: it must have no effect elsewhere. Nothing is sent before
-// COMMIT. A refusal or failure of the command replaces its answer. A panic, or an answer of CommitBelow and more,
-// undoes the command. Answer errors of tx with Write, so that metered.Do can retry.
+// The handler writes through Tx(r), and may run several times: it must have no effect elsewhere. Nothing is sent before COMMIT. A refusal or
+// failure of the command replaces its answer. A panic undoes the command. Answer errors of tx with Write, so that metered.Do can retry.
 func Idempotent(client *metered.Client, cfg IdempotentConfig) (func(http.Handler) http.Handler, error) {
 	cfg.CommitBelow = cmp.Or(cfg.CommitBelow, http.StatusBadRequest)
 	cfg.RequestBytes = cmp.Or(cfg.RequestBytes, defaultRequestBytes)

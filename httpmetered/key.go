@@ -22,9 +22,8 @@ var (
 
 const fieldKey = "Idempotency-Key"
 
-// Key returns the Idempotency-Key of a request, for the ID of the handler's own command: 1 to 255 printable ASCII
-// characters, quoted as in the draft, or bare without spaces and ,";\. Both are the same key. Errors: ErrKeyMissing,
-// and ErrKeyInvalid, also for several fields.
+// Key returns the Idempotency-Key of a request, for the ID of a command: 1 to 255 printable ASCII characters, quoted, or bare without spaces
+// and ,";\. Both are the same key. Errors: ErrKeyMissing, and ErrKeyInvalid, also for several fields.
 func Key(r *http.Request) (string, error) {
 	values := r.Header.Values(fieldKey)
 	switch len(values) {

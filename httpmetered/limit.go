@@ -16,8 +16,8 @@ import (
 
 // LimitConfig says how a request is charged.
 type LimitConfig struct {
-	// begins the scopes: budget.ScopeKey(Kind, "client", key), and (Kind, "all", "") for Shared. LimitLeased needs a Rule
-	// for the prefix Kind + "/". Required.
+	// begins the scopes: budget.ScopeKey(Kind, "client", key), and (Kind, "all", "") for Shared. LimitLeased needs a Rule for Kind + "/".
+	// Required.
 	Kind string
 	// names the client: the signed-in user, an API key, an address that your proxy vouches for. An error is answered
 	// as that of IdempotentConfig.Tenant. Required with Limits.
@@ -25,13 +25,13 @@ type LimitConfig struct {
 	Limits []budget.Limit                     // of each client, as in PoliciesConfig.Limits
 	Shared []budget.Limit                     // of all clients together
 	Amount func(*http.Request) (int64, error) // units of a request, 0 for no charge. Defaults to 1
-	// lets requests pass, uncharged, while the database cannot be asked, instead of 503
+	// lets requests pass while the database cannot be asked, instead of 503
 	FailOpen bool
 	OnError  func(*http.Request, error) // gets errors of answers of 500 and more, or that FailOpen let pass. Defaults to slog
 }
 
-// Limit returns a middleware that charges each request before its handler, in its own transaction, exactly, over any
-// number of processes. If one limit refuses, nothing is charged, and Policies.Write answers.
+// Limit returns a middleware that charges each request before its handler, in its own transaction. If one limit refuses, nothing is charged,
+// and Policies.Write answers.
 //
 // Answers have RateLimit-Policy and RateLimit. With both Limits and Shared a request costs three round trips, else one.
 // Charges of Shared commit one after the other.

@@ -30,14 +30,14 @@ var errArgument = fault.New("invalid_argument", "httpmetered: invalid argument")
 
 // PoliciesConfig names the limits to show.
 type PoliciesConfig struct {
-	// of a client's own budget, each with a name to show: 1 to 64 printable ASCII characters. Windows are rounded up to
-	// seconds, months to 31 days, years to 366. Prepaid credit is no policy.
+	// of a client's own budget, each with a name: 1 to 64 printable ASCII characters. Windows are rounded up to seconds, months to 31 days,
+	// years to 366. Prepaid credit is no policy.
 	Limits []budget.Limit
 	Shared []budget.Limit    // of several clients: named when they refuse, without numbers
 	Units  map[string]string // of Limits, by name, such as "content-bytes". Defaults to "requests"
 }
 
-// Policies are limits as clients see them. Nil and zero are none. Safe for concurrent use.
+// Policies are limits as clients see them. Nil and zero are none.
 type Policies struct {
 	shown  []policy
 	shared []string // names
@@ -113,8 +113,7 @@ func length(p budget.Period) time.Duration {
 	return budget.Limit{Period: p}.Reach() - day
 }
 
-// Partition returns the policies with a partition key, the parameter pk of both fields, which tells a client's budgets
-// apart: 1 to 32 bytes of the request's content, not secret.
+// Partition returns the policies with a partition key, the parameter pk of both fields: 1 to 32 bytes of the request's content, not secret.
 func (p *Policies) Partition(key []byte) (*Policies, error) {
 	if err := fault.NotNil(errArgument, "policies", p); err != nil {
 		return nil, err

@@ -25,7 +25,7 @@ type Problem struct {
 	Extra             map[string]any `json:"-"`                             // your members, over those above, left out if they cannot be JSON
 }
 
-// Error makes a Problem an error, which Write answers as it is.
+// Error makes a Problem an error.
 func (p *Problem) Error() string {
 	return fmt.Sprintf("httpmetered: %d %s", p.Status, cmp.Or(p.Detail, p.Title, p.Code))
 }
@@ -44,7 +44,7 @@ func (p Problem) MarshalJSON() ([]byte, error) {
 	return json.Marshal(members)
 }
 
-// Write answers with the problem and its Status, by default 500. No cache keeps it.
+// Write answers with the problem and its Status, by default 500.
 func (p Problem) Write(w http.ResponseWriter) {
 	if p.Status == 0 {
 		p.Status = http.StatusInternalServerError

@@ -13,8 +13,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// ErrAnswer: a handler below Idempotent gave no answer, or one too large, in parts, or with a cookie. Nothing was
-// committed.
+// ErrAnswer: a handler gave no answer, or one too large, in parts, or with a cookie. Nothing was committed.
 var ErrAnswer error = fault.New("answer_unrecordable", "httpmetered: the handler's answer cannot be recorded")
 
 // answer is a handler's answer, as a command's result.

@@ -43,8 +43,8 @@ func untilEnd(s budget.Standing, at time.Time) time.Duration {
 	return s.PeriodEnd.Sub(at)
 }
 
-// ShowRefusal sets both fields for a refusal, as Policies.Write does: r is the units that would have fitted, and t the
-// time until the amount fits, left out if waiting does not help.
+// ShowRefusal sets both fields for a refusal: r is the units that would have fitted, and t the time until the amount fits, left out if
+// waiting does not help.
 func (p *Policies) ShowRefusal(h http.Header, e *budget.ExceededError) {
 	e = orNothing(e)
 	left := map[string]service{}

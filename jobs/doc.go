@@ -4,6 +4,5 @@
 // it, until Purge removes the key. Without a key it is River's insert. Workers, queues, retries and hooks stay River's.
 // Reads take no lock.
 //
-// River's unique jobs forget jobs that have ended: use them for "no two of these at once", without a key.
 // docs/operations.md has the grants on River's tables.
 package jobs

@@ -19,9 +19,7 @@ import (
 // key. The args of a repetition are compared as JSON: a field added to their type makes old keys conflict, unless it is
 // omitted when empty.
 //
-// It locks the key's row until tx ends. Others with this key wait for at most Config.LockTimeout, and then return its
-// job, above READ COMMITTED after ErrSerialization. Keys enqueued in different orders can deadlock: EnqueueMany sorts
-// them.
+// It locks the key's row until tx ends. Keys enqueued in different orders can deadlock: EnqueueMany sorts them.
 //
 // ErrArgument and ErrConflict leave tx usable, other errors abort it. A new key costs a second round trip.
 func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *Options) (Result, error) {
@@ -39,9 +37,8 @@ func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, o
 	return results[0], nil
 }
 
-// EnqueueMany is Enqueue for 1 to 10,000 jobs, in as many round trips as for one. Results are in the order of items. A
-// repeated key makes one job. One Config.LockTimeout bounds all waits. Errors but ErrArgument abort tx, unless no key
-// was new.
+// EnqueueMany is Enqueue for 1 to 10,000 jobs, in as many round trips as for one. A repeated key makes one job. One Config.LockTimeout bounds
+// all waits. Errors but ErrArgument abort tx, unless no key was new.
 func (e *Enqueuer) EnqueueMany(ctx context.Context, tx pgx.Tx, items []Item) ([]Result, error) {
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
 		return nil, err

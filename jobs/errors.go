@@ -47,7 +47,7 @@ const (
 type ConflictError struct {
 	Queue, Key string
 	JobID      int64  // of the first use
-	Differs    string // the first difference: "kind", "tenant" or "args", also for the units of Options.Hold
+	Differs    string // "kind", "tenant" or "args", also for the units of Options.Hold
 }
 
 func (e *ConflictError) Error() string {

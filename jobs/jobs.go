@@ -31,10 +31,9 @@ const (
 // Zero works.
 type Config struct {
 	Schema string // as metered.Migrate made it. River's is the client's. Defaults to "metered"
-	// bounds the wait for transactions with the same keys, 1ms to 1h. A shorter lock_timeout, statement_timeout or deadline counts. Defaults
-	// to 5s
+	// bounds the wait for transactions with the same keys, 1ms to 1h. Defaults to 5s
 	LockTimeout time.Duration
-	// sends new jobs to metered.Client.Listen, which any role can do, for a round trip. Client.Jobs has metered.Config.NotifyJobs
+	// sends new jobs to metered.Client.Listen, for a round trip. Client.Jobs has metered.Config.NotifyJobs
 	Notify   bool
 	Observer observe.Observer
 

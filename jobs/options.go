@@ -17,11 +17,10 @@ type Options struct {
 	InsertOpts river.InsertOpts // win over the args' own and the client's. UniqueOpts, also of the args, exclude a Key
 
 	// Hold has the units that the job needs: Lines are held until it ends, Charges are spent when it starts. If they do not fit, the job is
-	// parked until they do: River does not know it yet (docs/jobs.md). ID and Holder stay empty, and Tenant is the job's. With a TTL the units
-	// are free so long after the start, even if the job goes on. No limit has MaxFrom or Thresholds. It excludes UniqueOpts, ScheduledAt and
-	// Pending
+	// parked until they do (docs/jobs.md). ID and Holder stay empty, and Tenant is the job's. With a TTL the units are free so long after the
+	// start, even if the job goes on. No limit has MaxFrom or Thresholds. It excludes UniqueOpts, ScheduledAt and Pending
 	Hold *holds.Request
-	// units that the job takes where those of Hold do not fit, such as of a pool that tenants share. A parked job waits for both
+	// units that the job takes where those of Hold do not fit. A parked job waits for both
 	Burst *holds.Request
 	// parked jobs of different Fair take turns: up to 255 bytes. Defaults to Tenant. InsertOpts.Priority goes first
 	Fair string

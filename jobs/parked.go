@@ -133,8 +133,7 @@ where j.scope = $1 and (j.priority, j.turn, j.job_id) > (
 order by j.priority, j.turn, j.job_id limit $3`
 )
 
-// CancelParked takes a parked job out of its line for good, and returns it, or ErrNotParked. Its key stays used. River shows a job that
-// was tried before as cancelled.
+// CancelParked takes a parked job out of its line for good, and returns it, or ErrNotParked. Its key stays used.
 func (e *Enqueuer) CancelParked(ctx context.Context, tx pgx.Tx, jobID int64) (Parked, error) {
 	return e.change(ctx, tx, jobID, nil)
 }
@@ -178,8 +177,8 @@ func (e *Enqueuer) one(p *Parked, doing string, row pgx.Row) error {
 	return p.decode(raw)
 }
 
-// Parked returns up to 1,000 jobs that wait for a scope, in the order of its line, behind the job of id after. For 0, or a job that has
-// left the line, it begins with the first.
+// Parked returns up to 1,000 jobs that wait for a scope, in the order of its line, behind the job of id after. For 0, or a job that has left,
+// it begins with the first.
 func (e *Enqueuer) Parked(ctx context.Context, db rowsQuerier, scope string, after int64, most int) ([]Parked, error) {
 	if err := e.gated("db", db); err != nil {
 		return nil, err

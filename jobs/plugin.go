@@ -7,8 +7,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// Plugin is needed for keys and Options.Hold. Put it once into the Config.Plugins of every client that an Enqueuer
-// uses.
+// Plugin is needed for keys and Options.Hold, once in the Config.Plugins of every client that an Enqueuer uses.
 func Plugin() rivertype.Plugin { return &plugin{} }
 
 type plugin struct{ river.HookDefaults }

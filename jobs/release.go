@@ -100,7 +100,7 @@ func (e *Enqueuer) Release(ctx context.Context, pool *pgxpool.Pool) (report Rele
 }
 
 // ReleaseIn releases up to 64 parked jobs that wait for up to 64 scopes and fit by now, in the transaction that raises their limit or frees
-// units. It locks the scopes until tx ends, so it comes last. Others that fit are left to Run.
+// units. It locks the scopes until tx ends, so it comes last.
 func (e *Enqueuer) ReleaseIn(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Result, error) {
 	if err := e.gated("tx", tx); err != nil {
 		return nil, err

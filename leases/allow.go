@@ -18,8 +18,7 @@ import (
 )
 
 // Allow spends charges from memory, all or none, for limits on attempts. nil means that they are spent, for good. Errors:
-// *budget.ExceededError, ErrUnavailable, ErrClosed, ctx's, and *budget.ArgumentError, also for a Note, which would be lost, and a scope
-// without a Rule.
+// *budget.ExceededError, ErrUnavailable, ErrClosed, ctx's, and *budget.ArgumentError, also for a Note, and a scope without a Rule.
 //
 // Without a slice it waits for one, or charges the ledger, as long as ctx lives. When Postgres is away, Allow goes on as long as its slices
 // last, and then refuses (ErrUnavailable).
@@ -145,8 +144,8 @@ func (s *slot) standings() []budget.Posted {
 	return []budget.Posted{e}
 }
 
-// Receipt shows the limits of charges of Allow or a Limiter as when the slice was opened, less this process's spends since: for
-// httpmetered.Policies.Show. It is empty before the first decision.
+// Receipt shows the limits of charges of Allow or a Limiter as when the slice was opened, less this process's spends since. It is empty
+// before the first decision.
 func (p *Pool) Receipt(charges ...budget.Charge) (r budget.Receipt) {
 	for i := range charges {
 		if l, err := p.limiter(&charges[i]); err == nil {

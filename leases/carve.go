@@ -30,11 +30,11 @@ var (
 // maxTTL bounds Carving.TTL.
 const maxTTL = 3660 * 24 * time.Hour
 
-// Carver gives part of a scope to a child scope for a time, as to an agent's run under its user's budget.
+// Carver gives part of a scope to a child scope for a time.
 //
 // While the child is open, all its units count as held at the parent. End captures its charges, less refunds, there, and frees the rest.
-// Charge the child with budget.Prepaid: with other limits, or with other credit, it can spend more, and the parent is charged for all of
-// that. A child can be the parent of others, which end no later and are settled before it.
+// Charge the child with budget.Prepaid: otherwise it can spend more, and the parent is charged for that. A child can be the parent of others,
+// which end no later and are settled before it.
 //
 // Above READ COMMITTED calls can fail with SQLSTATE 40001. Package carvejobs carves for a child on another Postgres cluster.
 type Carver struct {
@@ -113,8 +113,8 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 // End ends a child: from tx's commit on it refuses every charge, hold, credit and refund (budget.ErrScopeClosed). Its Usage still shows the
 // freed units.
 //
-// Units that its holds, leases or children still hold can yet be captured: the Lease then has no SettledAt, and the parent keeps all until
-// End or Sweep finds none held. A second call for a settled child does nothing. Locks: the scopes of parent and child.
+// Units that it still holds can yet be captured: the Lease then has no SettledAt, and the parent keeps all until End or Sweep finds none
+// held. A second call for a settled child does nothing. Locks: the scopes of parent and child.
 func (c *Carver) End(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {
 		return Lease{}, err
@@ -160,8 +160,7 @@ func (c *Carver) SettleAway(ctx context.Context, tx pgx.Tx, child string, used i
 	return c.settleAway(ctx, tx, child, &used, note)
 }
 
-// WriteOff settles the parent's side of a Carving that is Away as spent in full: the child's cluster is lost for good. Later messages of it
-// change nothing.
+// WriteOff settles the parent's side of a Carving that is Away as spent in full: the child's cluster is lost for good.
 func (c *Carver) WriteOff(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	return c.settleAway(ctx, tx, child, nil, note)
 }
@@ -177,7 +176,7 @@ func (c *Carver) settleAway(ctx context.Context, tx pgx.Tx, child string, used *
 	return l, failed("settle a child", err)
 }
 
-// Get returns a child's lease, on the parent's cluster the parent's side, or ErrUnknownChild.
+// Get returns a child's lease, or ErrUnknownChild.
 func (c *Carver) Get(ctx context.Context, db budget.Querier, child string) (Lease, error) {
 	if err := cmp.Or(c.made(), notNil("db", db), checkChild("child", child)); err != nil {
 		return Lease{}, err

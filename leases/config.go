@@ -32,10 +32,10 @@ var (
 // Config needs Rules.
 type Config struct {
 	Rules []Rule // the scopes to lease. The first that matches counts. Required
-	// names this process alone in the history of leases, 1 to 200 bytes. Defaults to host, process id and a random suffix
+	// names this process in the history of leases, 1 to 200 bytes. Defaults to a unique name
 	Owner    string
 	OnError  func(error) // gets errors in the background, which lose no units
-	NoRecall bool        // does not listen for recalls, for poolers. Slices then come back when they are idle or end
+	NoRecall bool        // does not listen for recalls, for poolers
 }
 
 // Rule says how scopes are leased (docs/scale.md).
@@ -47,8 +47,7 @@ type Rule struct {
 	Idle   time.Duration // how long an unused slice is kept, 10ms to TTL. Defaults to 1s
 	TTL    time.Duration // the life of a lease, also of a dead process, 100ms to 1h. Defaults to 10s
 	Share  int           // a slice is at most one part in Share of the units left, 1 to 1,000,000. Defaults to 32
-	// how long a refusal is remembered, for the same amount, where a credit or a release could end it, 0 to 1m. Defaults to 100ms. Others are
-	// remembered as by Pool.Charge, and none beyond its retry time
+	// how long a refusal is remembered, for the same amount, where a credit or a release could end it, 0 to 1m. Defaults to 100ms
 	Refuse time.Duration
 }
 

@@ -120,7 +120,7 @@ type SweepReport struct {
 }
 
 // Sweep settles ended leases of all processes, and ends this cluster's children whose time is over, in one transaction each. A Pool does so
-// every few seconds while it has leases: run Sweep where all may be gone. Any number may run at once.
+// every few seconds while it has leases. Any number may run at once.
 func Sweep(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger) (SweepReport, error) {
 	var report SweepReport
 	p, err := bare(pool, ledger)

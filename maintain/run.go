@@ -34,8 +34,7 @@ type Step struct {
 	Err  error            `json:"-"`             // why it failed
 }
 
-// Run sweeps holds, leases with carved children, and lots. Then it purges holds, leases, tokens, operations, job keys
-// and entries.
+// Run sweeps holds, leases with carved children, and lots, and then purges.
 //
 // A step that fails stops no other: Run joins the errors, which name their steps. When ctx ends, finished batches stay,
 // and the next run does the rest. Any number may run at once.

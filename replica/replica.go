@@ -1,5 +1,5 @@
-// Package replica reads a primary's commits from a physical replica, never an older state: a write notes the end of the log, and a read
-// waits until the replica has come so far.
+// Package replica reads a primary's commits from a physical replica: a write notes the end of the log, and a read waits until the replica has
+// come so far.
 package replica
 
 import (
@@ -18,8 +18,7 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// LSN is a position in a primary's write-ahead log: later commits have greater ones. As text it is a pg_lsn, such as "16/B374D848". It
-// means nothing to the new primary after a failover.
+// LSN is a position in a primary's log. As text it is a pg_lsn, such as "16/B374D848". It means nothing to the new primary after a failover.
 type LSN uint64
 
 func ParseLSN(text string) (LSN, error) {
@@ -123,12 +122,10 @@ const (
 	answerTimeout    = time.Second // for the replica, beyond the timeout
 )
 
-// ReadAt calls fn with a connection of the replica, once every commit before lsn is visible there. fn may make any reads (Usage, Get,
-// Lookup). Its error is returned unchanged.
+// ReadAt calls fn with a connection of the replica, once every commit before lsn is visible there. Its error is returned unchanged.
 //
-// There must be no pooler that spreads statements over servers. The primary works too, without a wait. If an idle primary has open
-// transactions, the wait can take some 15 seconds. Errors before fn is called: *metered.ArgumentError, *StaleError (ask the primary), and
-// ErrAhead.
+// There must be no pooler that spreads statements over servers. The primary works too. If an idle primary has open transactions, the wait can
+// take some 15 seconds. Errors before fn is called: *metered.ArgumentError, *StaleError (ask the primary), and ErrAhead.
 func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options, fn func(context.Context, *pgx.Conn) error) error {
 	if opts.Timeout == 0 {
 		opts.Timeout = defaultTimeout

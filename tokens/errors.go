@@ -31,7 +31,7 @@ func invalid(field, format string, args ...any) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// InvalidError prints and encodes the same for every reason: a client may see it.
+// InvalidError prints the same for every reason: a client may see it.
 type InvalidError struct {
 	redacted
 	reason func() string // a func, so that no printer gets at it by reflection

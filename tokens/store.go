@@ -42,8 +42,8 @@ const (
 // Zero works.
 type Config struct {
 	Schema string // as metered.Migrate made it. Defaults to "metered"
-	// begins the tokens, for scanners of leaked secrets: 1 to 32 of A-Z, a-z, 0-9 and _, starting with a letter and not
-	// ending with _. Tokens of another prefix are refused. Defaults to "metered".
+	// begins the tokens, for scanners of leaked secrets: 1 to 32 of A-Z, a-z, 0-9 and _, starting with a letter and not ending with _.
+	// Defaults to "metered".
 	Prefix      string
 	LockTimeout time.Duration // of each lock, 1ms to 1h. A shorter lock_timeout counts. Defaults to 5s
 	Observer    observe.Observer

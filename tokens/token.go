@@ -26,8 +26,7 @@ func (t Token) Reveal() string {
 
 func (t Token) Digest() Digest { return sha256.Sum256([]byte(t.Reveal())) }
 
-// Digest is the SHA-256 of a token's text, for Revoke and logs: it does not give the token away. It prints as 64
-// hexadecimal digits.
+// Digest is the SHA-256 of a token's text, for Revoke and logs. It prints as 64 hexadecimal digits.
 type Digest [sha256.Size]byte
 
 func (d Digest) String() string { return hex.EncodeToString(d[:]) }

@@ -37,7 +37,7 @@ type Lot struct {
 
 const balanceSQL = `select now, seq, units, held, lots from metered.wallet_balance($1::text)`
 
-// Balance returns the balance of a wallet now. A replica goes by its own clock.
+// Balance returns the balance of a wallet now.
 func (b *Book) Balance(ctx context.Context, db budget.Querier, wallet string) (Balance, error) {
 	if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
 		return Balance{}, err

@@ -37,8 +37,8 @@ type Breakage struct {
 	Seq       int64     `json:"seq"`        // the last entry about the lot
 }
 
-// Subscriber gets a breakage in a savepoint of the sweep's transaction, which it must not end. An error takes back its writes, and the next
-// sweep calls again. A panic takes back the batch.
+// Subscriber gets a breakage in a savepoint of the sweep's transaction, which it must not end. After an error the next sweep calls again. A
+// panic takes back the batch.
 type Subscriber func(ctx context.Context, tx pgx.Tx, b Breakage) error
 
 // Zero sweeps all due lots.
@@ -63,8 +63,8 @@ from metered.sweep_lots($1::timestamptz, $2::bigint, $3::int, $4::text, $5::bool
 
 const toldSQL = `select metered.told_lots($1::bigint[], $2::bigint[])`
 
-// Sweep writes down the ends of lots that are due, in batches, and announces breakage to Config.Subscribers, also of lots that draws ended.
-// Run it every few minutes, in any number of processes. Errors of subscribers are joined, and stop nothing.
+// Sweep writes down the ends of lots that are due, in batches, and announces breakage to Config.Subscribers. Run it every few minutes, in any
+// number of processes. Errors of subscribers are joined, and stop nothing.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err
@@ -84,8 +84,7 @@ func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions)
 	return s.report, err
 }
 
-// Expire is Sweep for one wallet, in tx, for a job at a lot's end. Errors of subscribers and of OnThreshold come with the report: commit
-// all the same.
+// Expire is Sweep for one wallet, in tx. Errors of subscribers and of OnThreshold come with the report: commit all the same.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, wallet string) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkWallet("wallet", wallet)); err != nil {
 		return SweepReport{}, err

@@ -24,10 +24,9 @@ type Grant struct {
 	For      time.Duration // from now to the end, in place of Expires, up to 36,525 days
 	Category string        // such as "paid" or "promotional", up to 255 bytes
 	Priority *int          // an int32, lower first. Defaults to the Category's in Config.Priorities
-	// up to 255 bytes, makes the grant idempotent until a purge takes its lot. A second grant is ErrConflict if any field but Note differs:
-	// compute Expires from the payment
+	// up to 255 bytes, makes the grant idempotent until a purge takes its lot. A second grant is ErrConflict if any field but Note differs
 	Reference string
-	// what the lot pays for, up to 16 texts: draws, charges and holds whose Note.Use is one of them. Defaults to everything
+	// up to 16 texts: the lot pays for draws, charges and holds whose Note.Use is one of them. Defaults to everything
 	Uses       []string
 	RollCap    int64         // the most units that roll over at the lot's end
 	RollFor    time.Duration // how much longer, up to 36,525 days. Defaults to for ever

@@ -1,3 +1,2 @@
-// Package holdjobs has River workers: NewWorker for jobs whose cost is known at their end, NewCleanupWorker for holds
-// that are due.
+// Package holdjobs has River workers for jobs whose cost is known at their end, and for holds that are due.
 package holdjobs

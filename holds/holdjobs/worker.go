@@ -55,12 +55,11 @@ type Cost struct {
 	Lines   []holds.Line // units used, as in holds.Capture, also beside All
 	All     bool         // all held units
 	Nothing bool         // the hold is released
-	// Over is for a Line beyond the estimate. With holds.OverRefused, the default, such a job fails at each attempt: hold an estimate that
-	// cannot be exceeded, or use another.
+	// Over is for a Line beyond the estimate. With holds.OverRefused, the default, such a job fails at each attempt.
 	Over   holds.Over
 	Entity string // as in holds.Capture
-	// Write makes the job's writes, in the transaction that captures the cost and completes the job, which it cannot end. It may be called
-	// several times, and must have no effect elsewhere.
+	// Write makes the job's writes, in the transaction that captures the cost. It may be called several times, and must have no effect
+	// elsewhere.
 	Write func(ctx context.Context, tx pgx.Tx) error
 }
 
@@ -100,8 +99,8 @@ type Options struct {
 //   - If work fails, the hold is extended for the next attempt. After the last one, or if the running job is cancelled, it is released.
 //   - If the worker dies, or the job is cancelled or discarded elsewhere, the hold expires.
 //
-// A job without an open hold is cancelled, since its cost could not be charged. So the hold's TTL must be longer than a job waits in its
-// queue, and holds.Config.MaxLifetime longer than all its attempts. A jobs.Options.Hold without a TTL lasts until the job ends.
+// A job without an open hold is cancelled. So the hold's TTL must be longer than a job waits in its queue, and holds.Config.MaxLifetime
+// longer than all its attempts. A jobs.Options.Hold without a TTL lasts until the job ends.
 //
 // Locks: those of Cost.Write and the job's row, then the hold's scopes, until COMMIT.
 func NewWorker[T river.JobArgs](pool *pgxpool.Pool, book *holds.Book, work Work[T], opts Options) river.Worker[T] {

@@ -1,7 +1,6 @@
 // Package carvejobs carves part of a budget for a scope on another Postgres cluster (docs/scale.md).
 //
-// Each step is a metered command with the child as operation id. A River job, which commits with the step before, carries it over. So each
-// step happens once, whatever dies in between:
+// Each step is a metered command with the child as operation id. A River job, which commits with the step before, carries it over:
 //
 //	home: carve    all units count as held at the parent
 //	away: credit   the child has them, or nothing if its time is over
@@ -9,7 +8,7 @@
 //	home: settle   units that the child spent are captured at the parent, and the rest is free there
 //	away: note     a purge may take the child's row, after its end
 //
-// Until home settles, all units count there, even past the deadline, so no limit is exceeded.
+// Until home settles, all units count there, even past the deadline.
 //
 // River repeats the job of a killed worker after river.Config.RescueStuckJobsAfter, 1h by default: set it lower.
 package carvejobs

@@ -19,9 +19,8 @@ type Args struct {
 
 func (Args) Kind() string { return "metered_maintain" }
 
-// PeriodicJobs are the sweeps, by default each minute, and the purges, by default each 24 hours. A negative time leaves
-// them out. River's leader enqueues each one once, also when River starts. A sweep that fails is not tried again, and a
-// purge is tried three times.
+// PeriodicJobs are the sweeps, by default each minute, and the purges, by default each 24 hours, and both when River starts. A negative time
+// leaves them out. A sweep that fails is not tried again, and a purge is tried three times.
 func PeriodicJobs(sweep, purge time.Duration) []*river.PeriodicJob {
 	var all []*river.PeriodicJob
 	add := func(every time.Duration, args Args, attempts int) {
