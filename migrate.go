@@ -103,7 +103,7 @@ func Validate(ctx context.Context, db interface {
 type SchemaSQLOptions struct {
 	Schema       string // 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor "pg_". Defaults to "metered"
 	From         int    // the installed version. 0 renders all, an earlier version the upgrade, and SchemaVersion all functions, as a repair
-	DropPrevious bool   // as in MigrateOptions. With From = SchemaVersion nothing else is rendered
+	DropPrevious bool   // as in MigrateOptions. From SchemaVersion on nothing else is rendered
 	Tool         string // "goose", "golang-migrate" (without x-multi-statement), "tern", "atlas" (versioned), or "": several statements, for psql
 }
 

@@ -8,12 +8,11 @@
 //	    return err
 //	})
 //
-// All that belongs to a tenant bears its name, or begins with that and a slash: scopes (acme/uploads), and the Tenant of commands, holds,
-// claims and jobs, and the Subject of tokens. budget.Scopes with the tenant as the key does.
+// All that belongs to a tenant bears its name, or begins with that and a slash: scopes (acme/uploads), the Tenant of commands, holds, claims and jobs,
+// and the Subject of tokens. Scopes of a budget.Scopes with the tenant as key do, if Scopes.Scope(tenant) is the tenant's name.
 //
-// A tenant's first cell is a hash of its name, so nothing is stored of a tenant that never moved, and no call looks a tenant up. Each
-// transaction of a tenant's Client begins with a statement, in the same round trip for commands and sessions, that the cell refuses once the tenant has
-// left it. The refusal says where to.
+// No call looks a tenant up. Each transaction of its Client begins with a statement, in the same round trip for commands and sessions, that the cell refuses
+// once the tenant has left it.
 package cells
 
 import (
@@ -37,10 +36,9 @@ import (
 )
 
 var (
-	ErrArgument error = errArgument      // an *metered.ArgumentError
-	ErrMoved    error = fault.ErrMoved   // of a tenant's Client, before anything is written: Run follows the tenant. Also while it is on its way
+	ErrMoved    error = fault.ErrMoved   // of a tenant's Client, before anything is written. Also while the tenant is on its way
 	ErrNotCell  error = fault.ErrNotCell // SetUp was not called, or with other cells
-	ErrOpen     error = errOpen          // an *OpenError
+	ErrOpen     error = errOpen          // of a Move. Its text has the first ten reasons
 	ErrConflict error = errConflict      // the new cell has a row with the key of one that moves, or a table with other columns
 )
 

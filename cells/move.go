@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -27,22 +26,10 @@ type Move struct {
 
 // Table is a table of the application.
 type Table struct {
-	Name  string // without its schema
-	Where string // the condition of the tenant's rows, with the tenant as $1. Names outside pg_catalog have their schema. Defaults to "tenant = $1"
+	Name string // without its schema
+	// the condition of the tenant's rows, with the tenant as $1. Names outside pg_catalog have their schema. Defaults to "tenant = $1"
+	Where string
 }
-
-// OpenError says why a tenant cannot be moved now.
-type OpenError struct {
-	Tenant string
-	Open   []string // the first ten
-}
-
-func (e *OpenError) Error() string {
-	return fmt.Sprintf("%v: %q: %s", errOpen, e.Tenant, strings.Join(e.Open, "; "))
-}
-
-// Unwrap returns ErrOpen.
-func (e *OpenError) Unwrap() error { return errOpen }
 
 // Move moves a tenant with all of its rows: it waits for the transactions that have entered it, and holds up new ones. It needs the role that owns the schemas
 // and the tables. Entries, records of operations, tokens and keys of jobs come along, and so do open holds with their deadlines, and open leases,
@@ -52,7 +39,7 @@ func (e *OpenError) Unwrap() error { return errOpen }
 // reach until they are unpacked in the new one, and then they are cleared away. After an error call Move again, or Recover, from
 // any process: nothing is lost or there twice. Move to the old cell takes back a move whose rows have not arrived.
 //
-// Errors: *OpenError for jobs that wait for or run on units of the tenant, holds with lines in scopes of others, and units carved for other
+// Errors: ErrOpen for jobs that wait for or run on units of the tenant, holds with lines in scopes of others, and units carved for other
 // tenants or clusters. ErrConflict, and metered.ErrBusy. The new cell takes over the horizons of the old one: ids as old as the records that were purged there are metered.ErrRetired.
 func (r *Router) Move(ctx context.Context, m Move) error {
 	if err := r.check(m.Tenant); err != nil {

@@ -188,7 +188,7 @@ func (p *packing) find(ctx context.Context) error {
 	rows, _ = p.tx.Query(ctx, p.schema.SQL(openSQL), p.move.Tenant, p.claims, p.holds)
 	open, err := pgx.CollectRows(rows, pgx.RowTo[string])
 	if err == nil && len(open) > 0 {
-		return &OpenError{Tenant: p.move.Tenant, Open: open}
+		return fmt.Errorf("%w: %q: %s", errOpen, p.move.Tenant, strings.Join(open, "; "))
 	}
 	return err
 }

@@ -140,7 +140,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 
 		"tenant_moved":    {cells.ErrMoved, answered{503, "1"}},
 		"cell_differs":    {cells.ErrNotCell, answered{500, ""}},
-		"tenant_open":     {&cells.OpenError{Tenant: "secret", Open: []string{"secret"}}, answered{500, ""}},
+		"tenant_open":     {fmt.Errorf("%w: secret", cells.ErrOpen), answered{500, ""}},
 		"tenant_conflict": {cells.ErrConflict, answered{500, ""}},
 	}
 	page, err := os.ReadFile("../docs/http.md")

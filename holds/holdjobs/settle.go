@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered/holds"
@@ -16,7 +17,6 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/lend"
-	"github.com/pgmetered/metered/jobs/citusjobs"
 )
 
 // errNotRunning means that River took the job away from its worker: as stuck, or because somebody deleted it.
@@ -54,7 +54,7 @@ func (w *worker[T]) settleIn(ctx context.Context, tx pgx.Tx, job *river.Job[T], 
 		}
 	}
 	// A job that is not running is left unchanged, and returned as it is.
-	done, err := river.JobCompleteTx[*citusjobs.Driver](ctx, tx, job) // which River's tables may need
+	done, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job) // by the driver of the client
 	switch {
 	case errors.Is(err, rivertype.ErrNotFound):
 		return fmt.Errorf("%w: it was deleted", errNotRunning)

@@ -20,33 +20,25 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 )
 
-// Driver is for river.NewClient, and the type for river.JobCompleteTx.
-type Driver struct {
+// New sends no SQL. river.JobCompleteTx[*riverpgxv5.Driver] works with it, too: River takes the driver of its client.
+func New(pool *pgxpool.Pool) riverdriver.Driver[pgx.Tx] {
+	return &driver{riverpgxv5.New(pool), pool}
+}
+
+type driver struct {
 	*riverpgxv5.Driver
 	pool *pgxpool.Pool
 }
 
-// New sends no SQL.
-func New(pool *pgxpool.Pool) *Driver {
-	return &Driver{riverpgxv5.New(pool), pool}
-}
-
-// GetExecutor is River's.
-func (d *Driver) GetExecutor() riverdriver.Executor {
+func (d *driver) GetExecutor() riverdriver.Executor {
 	return d.Driver.UnwrapExecutor(&citusPool{citusTx{noTx{d.pool}}, d.pool})
 }
 
-// UnwrapExecutor is River's.
-func (d *Driver) UnwrapExecutor(tx pgx.Tx) riverdriver.ExecutorTx {
-	var inner *riverpgxv5.Driver // as JobCompleteTx has it
-	if d != nil {
-		inner = d.Driver
-	}
-	return inner.UnwrapExecutor(&citusTx{tx})
+func (d *driver) UnwrapExecutor(tx pgx.Tx) riverdriver.ExecutorTx {
+	return d.Driver.UnwrapExecutor(&citusTx{tx})
 }
 
-// UnwrapTx is River's.
-func (d *Driver) UnwrapTx(tx riverdriver.ExecutorTx) pgx.Tx {
+func (d *driver) UnwrapTx(tx riverdriver.ExecutorTx) pgx.Tx {
 	return d.Driver.UnwrapTx(tx).(*citusTx).Tx
 }
 

@@ -11,6 +11,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -56,7 +57,7 @@ func TestDriver_WordsWhatCitusRefuses(t *testing.T) {
 	river.AddWorker(workers, river.WorkFunc(func(ctx context.Context, job *river.Job[pgtest.Process]) error {
 		if job.Args.Name == "in its transaction" {
 			return pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
-				_, err := river.JobCompleteTx[*citusjobs.Driver](ctx, tx, job)
+				_, err := river.JobCompleteTx[*riverpgxv5.Driver](ctx, tx, job)
 				return err
 			})
 		}
