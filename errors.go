@@ -99,8 +99,7 @@ func (e *RunningError) RetryAfterSeconds() (seconds int64, ok bool) {
 	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
 }
 
-// LostError says why a session can be neither settled nor cancelled: its hold fell due or was ended, or a later session settled the
-// operation.
+// LostError says that a session's hold fell due or was ended, or that another session settled the operation.
 type LostError struct {
 	ID    string
 	Cause error // a *holds.StateError, or after a purge holds.ErrUnknown or ErrRetired

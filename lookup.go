@@ -23,7 +23,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// Operation is the record of a command that committed, or was refused (Command.RecordRefusal).
+// Operation is the record of a command that committed, or was refused.
 type Operation struct {
 	Tenant   string          `json:"tenant,omitempty"`
 	ID       string          `json:"id"`
@@ -44,8 +44,7 @@ select result, scopes, amounts, seqs, ats, holds, at, issued_at, refusal, coales
 from metered.operations
 where tenant = $1 and id = $2`
 
-// Lookup returns the record of an operation, or ErrUnknownOperation. It does not wait, so a record with EarlyRelease may not be durable
-// yet.
+// Lookup returns the record of an operation, or ErrUnknownOperation. A record with EarlyRelease may not be durable yet.
 func (c *Client) Lookup(ctx context.Context, db budget.Querier, tenant, id string) (Operation, error) {
 	if err := cmp.Or(c.made(), notNil("db", db)); err != nil {
 		return Operation{}, err

@@ -136,7 +136,7 @@ func GrantMaintenanceSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Maintenance)
 }
 
-// GrantReportingSQL renders the grants to read views, use, entries and holds, without writing or locking (docs/operations.md).
+// GrantReportingSQL renders the grants to read views, use, entries and holds (docs/operations.md).
 func GrantReportingSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Reporting)
 }

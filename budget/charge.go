@@ -19,7 +19,7 @@ type Charge struct {
 	NoStandings bool    `json:"no_standings,omitempty"` // leaves Posted.Standings out, which is faster
 }
 
-// Receipt lists the entries of a call, by the first charge of each scope.
+// Receipt lists the entries of a call.
 type Receipt struct {
 	Entries []Posted   `json:"entries"`
 	Crossed []Crossing `json:"crossed,omitempty"`

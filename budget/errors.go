@@ -33,7 +33,7 @@ var (
 	ErrLimitQuery    error = fault.New("limit_query", "budget: the query of a limit")                    // see Limit.MaxFrom
 )
 
-// Answers to an event of Ingest, which is not counted. They leave the transaction usable.
+// Answers of Ingest. They leave the transaction usable.
 var (
 	ErrConflict error = fault.New("operation_conflict", "budget: the id belongs to another event, or to a command")
 	ErrRetired  error = fault.New("operation_retired", "budget: the event's time is not after the purge: perhaps it was counted before")
@@ -41,7 +41,7 @@ var (
 	ErrLate     error = fault.New("event_late", "budget: the event occurred longer ago than Config.MaxLateness")
 )
 
-// Errors of ChargeNow and Batcher, which own their transaction.
+// Errors of ChargeNow and Batcher.
 var (
 	ErrCommitUnknown error = fault.New("commit_unknown", "budget: whether the charge was committed is not known")
 	ErrClosed        error = fault.New("batcher_closed", "budget: the batcher is closed")

@@ -65,9 +65,8 @@ with recursive s as (
 )
 select scope from s where scope is not null limit $2`
 
-// Purge deletes entries older than OlderThan, but for up to 17 of each scope: limits that reach back to OlderThan stay exact, and others
-// are ErrWindowPurged. A refund of a deleted charge is ErrEntryPurged. Each transaction locks one scope, and stays if a later one fails. It
-// needs metered.GrantMaintenanceSQL.
+// Purge deletes entries older than OlderThan, but for up to 17 of each scope: limits that reach back to OlderThan stay exact, and others are
+// ErrWindowPurged. A refund of a deleted charge is ErrEntryPurged. Each transaction locks one scope. It needs metered.GrantMaintenanceSQL.
 func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (PurgeReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return PurgeReport{}, err

@@ -38,7 +38,7 @@ const refundSQL = `
 select status, coalesce(remaining, 0), coalesce(seq, 0), coalesce(at, 'epoch'), coalesce(amount, 0)
 from metered.refund($1::text, $2::bigint, $3::bigint, $4::bigint, $5::int, $6::metered.origin, $7::bool)`
 
-// Refund gives back a charge, in one or more calls. It counts at the charge's time, so both leave a window together.
+// Refund gives back a charge, in one or more calls. It counts at the charge's time.
 func (l *Ledger) Refund(ctx context.Context, tx pgx.Tx, r Refund) (Posted, error) {
 	return do(ctx, tx, l, "budget.refund", (*Ledger).prepareRefund, r)
 }

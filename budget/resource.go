@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// Resource is a created scope, as MustExist asks for.
+// Resource is a created scope.
 type Resource struct {
 	Scope     string    `json:"scope"`
 	CreatedAt time.Time `json:"created_at"`

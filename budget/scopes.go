@@ -12,8 +12,8 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// Scopes declare the scopes of one kind of resource. K is a string, an integer, a bool, a time.Time, a [16]byte (a UUID), a type with
-// MarshalText and UnmarshalText, or a struct of these. Different keys have different scopes.
+// Scopes declare the scopes of one kind. K is a string, an integer, a bool, a time.Time, a [16]byte (a UUID), a type with MarshalText and
+// UnmarshalText, or a struct of these. Different keys have different scopes.
 type Scopes[K comparable] struct {
 	Kind      string  // the first part of each scope, not "claim". Required
 	Limits    []Limit // of each charge

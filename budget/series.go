@@ -131,7 +131,7 @@ func (l *Ledger) ranges(ctx context.Context, db Querier, scope string, edges []t
 	return ranges, nil
 }
 
-// PurgedError says that a purge cut a range of time.
+// PurgedError says that a purge cut a range.
 type PurgedError struct {
 	Scope     string
 	KnownFrom time.Time // use is known from then on

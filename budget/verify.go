@@ -26,7 +26,7 @@ type VerifyReport struct {
 	Last        string       `json:"last,omitempty"` // the last scope checked to its end
 }
 
-// Difference is a value that does not follow from the entries.
+// Difference is a wrong value.
 type Difference struct {
 	Scope string `json:"scope"`
 	Seq   int64  `json:"seq"`   // the wrong entry. For a sum of refunds, the first charge of its block

@@ -117,8 +117,8 @@ func (r *Router) first(tenant string) int {
 }
 
 // Client is a Client of a tenant in the cell where this Router last knew it, without a query. Its transactions (metered.Do, Open, RunTx and
-// so on) are ErrMoved in a cell that the tenant has left: Run is for that. Begin transactions for its Budget, Holds, Tokens and Jobs by its RunTx:
-// in others, charges alone are as safe. Reads on a pool may find the tenant's old cell, where nothing is.
+// so on) are ErrMoved in a cell that the tenant has left. Begin transactions for its Budget, Holds, Tokens and Jobs by its RunTx: in others,
+// charges alone are as safe. Reads on a pool may find the tenant's old cell, where nothing is.
 func (r *Router) Client(tenant string) (*metered.Client, error) {
 	if err := r.check(tenant); err != nil {
 		return nil, err
@@ -140,8 +140,8 @@ func (r *Router) place(tenant string) place {
 	return p
 }
 
-// Run calls fn with the tenant's Client, and again with another one when fn returns ErrMoved: the transaction has done nothing then. A command whose COMMIT
-// lost its answer is looked up in the new cell. A tenant on its way is waited for, for 4 seconds or until ctx ends.
+// Run calls fn with the tenant's Client, and again with another one when fn returns ErrMoved: the transaction has done nothing then. A tenant
+// on its way is waited for, for 4 seconds or until ctx ends.
 //
 // A session that moved along with its tenant is ErrMoved at Settle: go on with metered.Resume.
 func (r *Router) Run(ctx context.Context, tenant string, fn func(ctx context.Context, c *metered.Client) error) error {

@@ -31,16 +31,17 @@ type Table struct {
 	Where string
 }
 
-// Move moves a tenant with all of its rows: it waits for the transactions that have entered it, and holds up new ones. It needs the role that owns the schemas
-// and the tables. Entries, records of operations, tokens and keys of jobs come along, and so do open holds with their deadlines, and open leases,
-// which end as those of a process that died. River's jobs stay, and work on the tenant in its new cell by the Router.
+// Move moves a tenant with all of its rows: it waits for the transactions that have entered it, and holds up new ones. It needs the role that
+// owns the schemas and the tables. Open holds keep their deadlines, and open leases end as those of a process that died. River's jobs stay,
+// and work on the tenant in its new cell by the Router.
 //
-// Between cells of one pool that is one transaction. Between others it is three: the rows are packed in the old cell, and the tenant is out of
-// reach until they are unpacked in the new one, and then they are cleared away. After an error call Move again, or Recover, from
-// any process: nothing is lost or there twice. Move to the old cell takes back a move whose rows have not arrived.
+// Between cells of one pool that is one transaction. Between others it is three: the rows are packed in the old cell, and the tenant is out
+// of reach until they are unpacked in the new one, and then they are cleared away. After an error call Move again, or Recover, from any
+// process. Move to the old cell takes back a move whose rows have not arrived.
 //
 // Errors: ErrOpen for jobs that wait for or run on units of the tenant, holds with lines in scopes of others, and units carved for other
-// tenants or clusters. ErrConflict, and metered.ErrBusy. The new cell takes over the horizons of the old one: ids as old as the records that were purged there are metered.ErrRetired.
+// tenants or clusters. ErrConflict, and metered.ErrBusy. Ids as old as the records that were purged in the old cell are metered.ErrRetired in
+// the new one.
 func (r *Router) Move(ctx context.Context, m Move) error {
 	if err := r.check(m.Tenant); err != nil {
 		return err
@@ -80,7 +81,7 @@ func (r *Router) Move(ctx context.Context, m Move) error {
 	})
 }
 
-// Recover finishes the moves that were broken off, of all tenants, and returns these.
+// Recover finishes the moves that were broken off, and returns their tenants.
 func (r *Router) Recover(ctx context.Context) (tenants []string, err error) {
 	if err := fault.Made(errArgument, "router", r != nil && len(r.cells) > 0); err != nil {
 		return nil, err

@@ -27,8 +27,7 @@ const dueSQL = `
 select holds, last_due, last_no
 from metered.due_holds($1::text, $2::text, coalesce($3::timestamptz, '-infinity'), $4::bigint, coalesce($5::timestamptz, 'infinity'), $6::timestamptz, $7::int)`
 
-// Due returns held holds, and expired ones that were not swept, in the order in which they fall due. A page looks at up
-// to 10,000 holds of all tenants: it may be empty and have a Next.
+// Due returns held holds, and expired ones that were not swept, in the order in which they fall due. A page may be empty and have a Next.
 func (b *Book) Due(ctx context.Context, db budget.Querier, f DueFilter) (Page, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Page{}, err

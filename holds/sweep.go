@@ -103,7 +103,7 @@ const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 // Sweep ends and announces holds that are due, in batches. Run it every few seconds to a minute, in any number of processes. Errors of
 // subscribers stop nothing, and are joined.
 //
-// A hold is announced once, by the Subscribers and Notify of the Book that ends it: use the application's Config.
+// A hold is announced once, by the Book that ends it: use the application's Config.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err

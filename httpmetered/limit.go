@@ -34,7 +34,6 @@ type LimitConfig struct {
 // and Policies.Write answers.
 //
 // Answers have RateLimit-Policy and RateLimit. With both Limits and Shared a request costs three round trips, else one.
-// Charges of Shared commit one after the other.
 func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
 	if err := cmp.Or(fault.NotNil(errArgument, "db", db), fault.NotNil(errArgument, "ledger", ledger)); err != nil {
 		return nil, err

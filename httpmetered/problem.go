@@ -12,7 +12,7 @@ import (
 // quotaExceeded is the draft's problem type for a limit over a window.
 const quotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exceeded"
 
-// Problem is a refusal as problem details (RFC 9457).
+// Problem is a refusal as problem details.
 type Problem struct {
 	Type              string         `json:"type,omitempty"`
 	Title             string         `json:"title,omitempty"`

@@ -19,8 +19,8 @@ const (
 //	RateLimit-Policy: "burst";q=10;w=1, "daily";q=1000;w=86400
 //	RateLimit: "burst";r=9;t=1, "daily";r=420;t=86400
 //
-// t is the whole window, after which a client that keeps to r is admitted, or the rest of a period. RateLimit has the
-// receipt's policies alone. With several scopes the smallest remainder counts.
+// t is the whole window, or the rest of a period. RateLimit has the receipt's policies alone. With several scopes the smallest remainder
+// counts.
 func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 	left := map[string]service{}
 	for _, entry := range receipt.Entries {

@@ -15,9 +15,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Enqueue inserts a job in tx. Workers see it after the commit. A rollback, also to a savepoint, undoes the job and its
-// key. The args of a repetition are compared as JSON: a field added to their type makes old keys conflict, unless it is
-// omitted when empty.
+// Enqueue inserts a job in tx. A rollback, also to a savepoint, undoes the job and its key. The args of a repetition are compared as JSON.
 //
 // It locks the key's row until tx ends. Keys enqueued in different orders can deadlock: EnqueueMany sorts them.
 //

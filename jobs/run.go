@@ -19,11 +19,11 @@ const (
 	patience          = 3 // looks at locked lines before Run waits for their locks
 )
 
-// Run releases parked jobs as soon as their units fit, and drops them after Options.MaxWait, until ctx ends. Each process with workers runs one, on their
-// client. It listens on a connection of its own, or looks every five seconds behind PgBouncer in transaction mode.
+// Run releases parked jobs as soon as their units fit, and drops them after Options.MaxWait, until ctx ends. Each process with workers runs
+// one, on their client. It listens on a connection of its own, or looks every five seconds.
 //
-// Run also releases the holds of jobs that were completed, cancelled, discarded or deleted: at once for jobs of its client, else within some seconds.
-// onError, which may be nil, gets errors from several goroutines, none of ctx's end.
+// Run also releases the holds of jobs that River has ended: at once for jobs of its client, else within some seconds. onError, which may be
+// nil, gets errors from several goroutines.
 func (e *Enqueuer) Run(ctx context.Context, pool *pgxpool.Pool, onError func(error)) error {
 	if err := e.gated("pool", pool); err != nil {
 		return err

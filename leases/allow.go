@@ -20,8 +20,7 @@ import (
 // Allow spends charges from memory, all or none, for limits on attempts. nil means that they are spent, for good. Errors:
 // *budget.ExceededError, ErrUnavailable, ErrClosed, ctx's, and *budget.ArgumentError, also for a Note, and a scope without a Rule.
 //
-// Without a slice it waits for one, or charges the ledger, as long as ctx lives. When Postgres is away, Allow goes on as long as its slices
-// last, and then refuses (ErrUnavailable).
+// Without a slice it waits for one, or charges the ledger, as long as ctx lives. When Postgres is away, it is ErrUnavailable.
 func (p *Pool) Allow(ctx context.Context, charges ...budget.Charge) error {
 	if len(charges) == 1 {
 		l, err := p.limiter(&charges[0])

@@ -9,8 +9,8 @@
 //     admit too little, and never too much.
 //
 // A lease counts as held in full while it is open, at most until the first period of its limits ends. Settling it captures its spends and
-// frees the rest. Its owner settles it when it is used up or idle, and in Close. Once it has ended, any Pool or Sweep does. Settling waits
-// for open transactions that spent from it, up to a second or the ledger's shorter LockTimeout.
+// frees the rest. Its owner does so when it is used up or idle, and in Close. Once it has ended, any Pool or Sweep does. Settling waits for
+// open transactions that spent from it, up to a second or the ledger's shorter LockTimeout.
 //
 // The ledger serves charges that a lease cannot: with Limit.MaxFrom, larger than a slice, of seldom charged scopes, and near the end of a
 // budget. A charge that lacks units recalls leased ones from all processes. Above READ COMMITTED a spend also locks the lease's row.

@@ -259,7 +259,7 @@ func (s *slot) age(p *Pool, now time.Time) (left int) {
 	return left
 }
 
-// Close gives all leases back, as long as ctx lives. A lease that cannot be settled ends at its deadline.
+// Close gives all leases back, as long as ctx lives.
 func (p *Pool) Close(ctx context.Context) error {
 	if p == nil || p.db == nil {
 		return p.usable()

@@ -11,7 +11,7 @@ import (
 
 const revokeSQL = `select metered.revoke_token($1, $2)`
 
-// Revoke ends a token, and reports whether it was live. Parse has the digest of a text. It locks the token's row.
+// Revoke ends a token, and reports whether it was live. It locks the token's row.
 func (s *Store) Revoke(ctx context.Context, tx pgx.Tx, digest Digest) (bool, error) {
 	if err := cmp.Or(s.made(), notNil("tx", tx)); err != nil {
 		return false, err

@@ -120,7 +120,7 @@ var someone = budget.Note{Actor: "-"}
 // Limit is the limit of draws, "credit", with Config.Overdraft and Config.Thresholds.
 func (b *Book) Limit() budget.Limit { return b.limit }
 
-// Charge is a draw as a charge, for commands or beside other scopes, with Limit and more, such as a plan's cap.
+// Charge is a draw as a charge, for commands or beside other scopes, with Limit and more.
 func (b *Book) Charge(wallet string, amount int64, limits ...budget.Limit) budget.Charge {
 	return budget.Charge{Scope: wallet, Amount: amount, Limits: append([]budget.Limit{b.Limit()}, limits...)}
 }

@@ -14,7 +14,7 @@ import (
 	"github.com/pgmetered/metered/holds"
 )
 
-// Cleanup is a job that ends a hold when it is due, so that subscribers and listeners hear of it.
+// Cleanup is a job that ends a hold when it is due.
 type Cleanup struct {
 	Delay       time.Duration // from Hold.Due to the job, up to 24h. Defaults to 10s
 	Queue       string        // defaults to River's

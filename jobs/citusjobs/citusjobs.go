@@ -2,9 +2,8 @@
 //
 //	client, err := river.NewClient(citusjobs.New(pool), &river.Config{Schema: "metered", …})
 //
-// River sends some statements that Citus refuses. The driver words these otherwise, and leaves all else to River's driver for pgx. It gives times
-// of this process where River's has the server's. A NOTIFY is heard on the node that sent it: clients of other nodes see a job at their next
-// river.Config.FetchPollInterval.
+// River sends some statements that Citus refuses. The driver words these otherwise, with times of this process where River's has the
+// server's. A NOTIFY is heard on the node that sent it: clients of other nodes see a job at their next river.Config.FetchPollInterval.
 package citusjobs
 
 import (

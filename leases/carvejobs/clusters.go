@@ -127,8 +127,8 @@ func (c *Clusters) Carve(ctx context.Context, g Carving) (leases.Lease, error) {
 	})
 }
 
-// End closes the child before its time, and a job settles at home. The Lease is the child's, without SettledAt while units are held: a job
-// goes on when none are. A child whose units are still on their way is closed as unused. Errors: those of leases.Carver.End and metered.Do.
+// End closes the child before its time, and a job settles at home. The Lease is the child's, without SettledAt while units are held. A child
+// whose units are still on their way is closed as unused. Errors: those of leases.Carver.End and metered.Do.
 func (c *Clusters) End(ctx context.Context, l Link, note budget.Note) (leases.Lease, error) {
 	_, away, err := c.find(l)
 	if err != nil {
@@ -171,7 +171,7 @@ func (c *Clusters) report(ctx context.Context, tx *metered.Tx, l Link, closed le
 	return closed, err
 }
 
-// WriteOff is leases.Carver.WriteOff at home. A person should decide it: unspent units are lost.
+// WriteOff is leases.Carver.WriteOff at home. Unspent units are lost.
 func (c *Clusters) WriteOff(ctx context.Context, l Link, note budget.Note) (leases.Lease, error) {
 	home, _, err := c.find(l)
 	if err != nil {

@@ -35,8 +35,8 @@ func PeriodicJobs(sweep, purge time.Duration) []*river.PeriodicJob {
 	return all
 }
 
-// NewWorker returns the worker of Args. NoSweeps and NoPurges of the policy leave their job without work. The job has
-// no timeout. Its output is the maintain.Report, from which a job that was stopped or failed goes on.
+// NewWorker returns the worker of Args. The job has no timeout. Its output is the maintain.Report, from which a job that was stopped or
+// failed goes on.
 func NewWorker(pool *pgxpool.Pool, parts maintain.Parts, policy maintain.Policy) river.Worker[Args] {
 	return &worker{pool: pool, parts: parts, policy: policy}
 }
