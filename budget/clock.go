@@ -9,7 +9,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// ClockState is a scope whose last entry is, or was, Ahead.
+// ClockState is a scope whose last entry is, or was, Ahead of the clock.
 type ClockState struct {
 	Scope    string        `json:"scope"`
 	Seq      int64         `json:"seq"` // the last entry, or the repair's

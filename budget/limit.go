@@ -15,7 +15,7 @@ import (
 // {"name":"burst","max":9,"window_us":60000000}, {"max":9,"lifetime":true}, {"max":9,"prepaid":true}, or
 // {"max":9,"period":"month","time_zone":"Europe/Berlin"} with its "anchor".
 type Limit struct {
-	Max      int64         // 0 to 2^62
+	Max      int64         // units, 0 to 2^62
 	Window   time.Duration // the age until which charges count, in microseconds up to 36,525 days
 	Period   Period        // charges of the present period count
 	Lifetime bool          // all charges count, less credits

@@ -14,7 +14,7 @@ const (
 	defaultFound  = 100
 )
 
-// EntrySearch selects entries. A zero field matches all.
+// EntrySearch selects entries.
 type EntrySearch struct {
 	EntriesOptions         // with Max to find, 1 to 1,000. Defaults to 100
 	Note            Note   // matches notes that have its fields

@@ -30,7 +30,7 @@ type VerifyReport struct {
 type Difference struct {
 	Scope string `json:"scope"`
 	Seq   int64  `json:"seq"`   // the wrong entry. For a sum of refunds, the first charge of its block
-	Field string `json:"field"` // such as "spent". "amount" may be that, or the sums of the last entry
+	Field string `json:"field"` // such as "spent". "amount" if it was edited, or the last entry's sums
 	Got   string `json:"got"`   // stored
 	Want  string `json:"want"`  // right
 }

@@ -15,7 +15,7 @@
 // Writes lock scopes, and then holds, until the transaction ends: call them last. Two calls in one transaction can deadlock with two in
 // another (docs/operations.md). Reads take no lock, and run on a replica, whose clock then decides which holds have expired.
 //
-// Every call may fail with a *budget.ArgumentError, before any SQL. Every write may fail with budget.ErrBusy, budget.ErrClock,
-// budget.ErrWindowPurged, budget.ErrOverflow or budget.ErrSerialization, which abort the transaction. Errors that a method names leave it
-// usable.
+// Every call may fail with a *budget.ArgumentError, before any SQL unless it says otherwise. Every write may fail with budget.ErrBusy,
+// budget.ErrClock, budget.ErrWindowPurged, budget.ErrOverflow or budget.ErrSerialization, which abort the transaction. Errors that a method
+// names leave it usable.
 package holds

@@ -22,7 +22,7 @@ const (
 // states maps letters of the tables to states. Returned is a "c" in the tables, with a mark.
 var states = map[string]State{"h": Held, "c": Captured, "r": Released, "x": Expired, "b": Returned}
 
-// Hold is a hold at Now.
+// Hold is a hold at Now, Expired once it is due.
 type Hold struct {
 	Tenant   string          `json:"tenant,omitempty"`
 	ID       string          `json:"id"`

@@ -14,7 +14,7 @@ import (
 	"time"
 )
 
-// An Observer is called from many goroutines at once.
+// An Observer is called from many goroutines.
 type Observer interface {
 	// begins work. It returns the work's context, made from ctx, and a function for its end, or nil
 	Start(ctx context.Context, op Op) (context.Context, func(End))

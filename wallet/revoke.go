@@ -13,7 +13,7 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Revoke takes credit back, as when a payment bounced.
+// Revoke takes credit back.
 type Revoke struct {
 	Wallet    string
 	Lot       int64  // either Lot or Reference
