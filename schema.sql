@@ -344,10 +344,9 @@ create table metered.schema_version (
 
 insert into metered.schema_version (version) values (2);
 
--- The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed.
--- Each entry carries its scope's totals after it, so the state of a scope is its
--- last entry, and the spending inside a window is a difference of two entries
--- instead of a sum over many. Wide columns first: no padding between them.
+-- The ledger: one chain of entries per scope, seq = 1, 2, 3 and so on, never changed. Each entry carries its scope's totals after it, so the
+-- state of a scope is its last entry, and the spending inside a window is a difference of two entries instead of a sum over many. Wide columns
+-- first: no padding between them.
 create table metered.ledger (
     seq       bigint      not null,     -- 1, 2, 3 and so on in the scope, without a gap
     amount    metered.units not null, -- 0 for a clock repair and a close
@@ -378,17 +377,14 @@ create table metered.ledger (
     primary key (scope, seq)
 );
 
--- Finds the last entry at or before a time in two short index scans: this index
--- holds every 16th entry, the other 15 are next to it in the primary key. A full
--- index on (scope, at) would cost a third more bytes and time for each charge;
--- bisecting seq takes 20 look-ups in a scope of a million entries (measured: 105
--- microseconds against 19).
+-- Finds the last entry at or before a time in two short index scans: this index holds every 16th entry, the other 15 are next to it in the
+-- primary key. A full index on (scope, at) would cost a third more bytes and time for each charge; bisecting seq takes 20 look-ups in a scope
+-- of a million entries (measured: 105 microseconds against 19).
 create index ledger_time on metered.ledger (scope, epoch, at, seq)
     where seq & 15 = 1 or kind = 'k';
 
--- Refunds by the charge they refund, summed in blocks of 16^level charges (level
--- 0: one charge): the refunds of all charges after some entry are at most 15 rows
--- of each level, however many there are. See ADR 1.
+-- Refunds by the charge they refund, summed in blocks of 16^level charges (level 0: one charge): the refunds of all charges after some entry
+-- are at most 15 rows of each level, however many there are. See ADR 1.
 create table metered.refund_sum (
     block  bigint   not null,         -- charge's seq >> 4 * level
     amount bigint   not null,           -- refunded of the block's charges
@@ -405,8 +401,7 @@ create table metered.resources (
     scope      text collate "C" primary key -- the name
 );
 
--- Leases: units of a scope that are spent without its lock, until the lease is settled. A row is the
--- history of one.
+-- Leases: units of a scope that are spent without its lock, until the lease is settled. A row is the history of one.
 create table metered.leases (
     no          bigint      generated always as identity primary key, -- the number of the lease
     opened_at   timestamptz not null,   -- when it was opened
@@ -460,10 +455,8 @@ create table metered.lease_spends (
 -- Reservations. The units that a hold keeps of a scope are in the ledger (held) and in its
 -- line. This row says who holds them, until when, and how the hold ended.
 --
--- Locks are taken in one order everywhere: the scopes' advisory locks by key, then
--- rows of holds by no. Under the lock of any of its scopes a hold can only expire.
--- That is decided once, here, by the plain clock. Each line is then freed under its
--- own scope's lock, by whoever comes.
+-- Locks are taken in one order everywhere: the scopes' advisory locks by key, then rows of holds by no. Under the lock of any of its scopes a
+-- hold can only expire. That is decided once, here, by the plain clock. Each line is then freed under its own scope's lock, by whoever comes.
 create table metered.holds (
     no          bigint      generated always as identity primary key, -- the number of the hold, in the order of placing
     placed_at   timestamptz not null,   -- when it was placed
@@ -494,8 +487,7 @@ create index holds_due on metered.holds (due, no) where pending;
 create index holds_holder on metered.holds (tenant, holder, no) where holder <> '';
 create index holds_entity on metered.holds (tenant, entity, no) where entity is not null;
 
--- At most one active claim of a value. The ledger sees to that already; this is
--- how it is found.
+-- At most one active claim of a value. The ledger sees to that already; this is how it is found.
 create unique index holds_claim on metered.holds (claim)
     where claim is not null and (state = 'h' or state = 'c' and not returned);
 
@@ -521,9 +513,8 @@ create table metered.hold_lines (
     primary key (hold, scope)
 );
 
--- Which lines of a scope fall due first. Read from next_due on, so that entries of
--- lines that ended, which a long snapshot keeps alive, are not waded through. Lines
--- of a hold are asked for with open <> 0, which keeps the planner from this index.
+-- Which lines of a scope fall due first. Read from next_due on, so that entries of lines that ended, which a long snapshot keeps alive, are
+-- not waded through. Lines of a hold are asked for with open <> 0, which keeps the planner from this index.
 create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 
 -- Which lines will capture something when they expire.
@@ -657,8 +648,7 @@ create table metered.holds_horizon (
 
 insert into metered.holds_horizon (at) values ('-infinity');
 
--- One-time grants. The token itself is nowhere in here, only the SHA-256 of its
--- text, from which 32 random bytes cannot be found.
+-- One-time grants. The token itself is nowhere in here, only the SHA-256 of its text, from which 32 random bytes cannot be found.
 create table metered.tokens (
     digest     bytea       primary key check (octet_length(digest) = 32), -- the SHA-256 of its text
     minted_at  timestamptz not null,    -- when it was minted
@@ -674,19 +664,16 @@ create table metered.tokens (
     check (used < uses and not revoked or ended_at is not null)
 );
 
--- A subject's tokens that have not ended, to revoke them. A use that is not the
--- last changes no indexed column and stays a HOT update.
+-- A subject's tokens that have not ended, to revoke them. A use that is not the last changes no indexed column and stays a HOT update.
 create index tokens_open on metered.tokens (purpose, subject) where ended_at is null;
 
--- The guard of replace_token: at most one such token per purpose and subject,
--- whatever the isolation level, even if its lock was never taken.
+-- The guard of replace_token: at most one such token per purpose and subject, whatever the isolation level, even if its lock was never taken.
 create unique index tokens_sole on metered.tokens (purpose, subject) where sole and ended_at is null;
 
 -- The order of purge_tokens.
 create index tokens_purge on metered.tokens ((coalesce(ended_at, expires_at)));
 
--- Which job a key was used for. No foreign key: River deletes finished jobs
--- after a day, and a key must be remembered for longer than its job.
+-- Which job a key was used for. No foreign key: River deletes finished jobs after a day, and a key must be remembered for longer than its job.
 create table metered.job_keys (
     job_id     bigint      not null,    -- river_job.id
     created_at timestamptz not null,    -- when the key was claimed
@@ -757,10 +744,9 @@ create table metered.parked_scopes (
 
 create index parked_scopes_wake on metered.parked_scopes (wake_at);
 
--- Commands that committed, by the caller's id: written with the command's own writes, so
--- that a record exists exactly where they do. An event of charge_each has one, too, with the result
--- null and one scope. Its issued_at is the time of the id, or else when it occurred. Refusals, too, where the caller asked
--- for the refusal to be remembered.
+-- Commands that committed, by the caller's id: written with the command's own writes, so that a record exists exactly where they do. An event
+-- of charge_each has one, too, with the result null and one scope. Its issued_at is the time of the id, or else when it occurred. Refusals,
+-- too, where the caller asked for the refusal to be remembered.
 create table metered.operations (
     at          timestamptz not null,   -- when the command was completed
     issued_at   timestamptz,            -- the time that the id carries, if it does
@@ -781,41 +767,14 @@ create table metered.operations (
 
 create index operations_at on metered.operations (at);
 
--- The latest time of an id whose record was purged. Never decreases.
--- Always found by its key: with sequential scans off, one would look so expensive
--- that each is compiled first (jit), for 50 ms.
+-- The latest time of an id whose record was purged. Never decreases. Always found by its key: with sequential scans off, one would look so
+-- expensive that each is compiled first (jit), for 50 ms.
 create table metered.operations_horizon (
     at  timestamptz not null,           -- ids of this time and before are retired
     one boolean primary key default true check (one) -- there is one row
 );
 
 insert into metered.operations_horizon (at) values ('-infinity');
-
--- The number of the cell that this schema is: see package cells. Other schemas have no row.
-create table metered.cell (
-    no    int not null,                 -- from 0 on
-    cells int not null,                 -- how many there are, for good
-    one   boolean primary key default true check (one) -- there is one row
-);
-
--- Where tenants live that have moved, as far as this cell knows: a tenant's first cell, the one that it has left, and its new one. A row is
--- only replaced by one with more moves.
-create table metered.tenants (
-    moves  bigint  not null,            -- how often it had moved by then
-    cell   int     not null,            -- where it lives since
-    packed boolean not null default false, -- its rows are in packed_rows, until they are known to have arrived
-    tenant text collate "C" primary key -- the tenant
-);
-
--- Rows of tenants on their way to another cell.
-create table metered.packed_rows (
-    tenant   text collate "C" not null, -- whose they are
-    nth      int    not null,           -- of the table, in the order of arrival
-    row_no   bigint not null,           -- 1, 2, 3 and so on of the table
-    of_table text   not null,           -- its name
-    body     text   not null,           -- the row, as the table's type has it as text
-    primary key (tenant, nth, row_no)
-);
 
 -- Advisory locks of one server count there alone. Where the schema is a shard of a Citus cluster, they are taken on the node that has the tables,
 -- whichever node a call came through: by queries of a table with one row, which Citus runs there.
@@ -1047,6 +1006,32 @@ $$;
 --
 -- The first entry of a scope is refused in a cell that the scope's tenant has left. Since a move takes the scopes' entries along, no
 -- charge gets into the old cell, whether or not its transaction has entered.
+
+-- The number of the cell that this schema is: see package cells. Other schemas have no row.
+create table metered.cell (
+    no    int not null,                 -- from 0 on
+    cells int not null,                 -- how many there are, for good
+    one   boolean primary key default true check (one) -- there is one row
+);
+
+-- Where tenants live that have moved, as far as this cell knows: a tenant's first cell, the one that it has left, and its new one. A row is
+-- only replaced by one with more moves.
+create table metered.tenants (
+    moves  bigint  not null,            -- how often it had moved by then
+    cell   int     not null,            -- where it lives since
+    packed boolean not null default false, -- its rows are in packed_rows, until they are known to have arrived
+    tenant text collate "C" primary key -- the tenant
+);
+
+-- Rows of tenants on their way to another cell.
+create table metered.packed_rows (
+    tenant   text collate "C" not null, -- whose they are
+    nth      int    not null,           -- of the table, in the order of arrival
+    row_no   bigint not null,           -- 1, 2, 3 and so on of the table
+    of_table text   not null,           -- its name
+    body     text   not null,           -- the row, as the table's type has it as text
+    primary key (tenant, nth, row_no)
+);
 
 -- The key of a tenant's lock.
 create function metered._tenant_key(of_tenant text) returns bigint
@@ -10856,6 +10841,7 @@ comment on column metered.operations.jobs is 'the ids of River''s jobs that it m
 comment on table metered.operations_horizon is 'The latest time of an id whose record was purged. Never decreases. Always found by its key: with sequential scans off, one would look so expensive that each is compiled first (jit), for 50 ms.';
 comment on column metered.operations_horizon.at is 'ids of this time and before are retired';
 comment on column metered.operations_horizon.one is 'there is one row';
+comment on function metered.lock_scopes(text[], int) is 'Takes the locks of scopes for a caller that then reads, charges or credits.';
 comment on table metered.cell is 'The number of the cell that this schema is: see package cells. Other schemas have no row.';
 comment on column metered.cell.no is 'from 0 on';
 comment on column metered.cell.cells is 'how many there are, for good';
@@ -10871,7 +10857,6 @@ comment on column metered.packed_rows.nth is 'of the table, in the order of arri
 comment on column metered.packed_rows.row_no is '1, 2, 3 and so on of the table';
 comment on column metered.packed_rows.of_table is 'its name';
 comment on column metered.packed_rows.body is 'the row, as the table''s type has it as text';
-comment on function metered.lock_scopes(text[], int) is 'Takes the locks of scopes for a caller that then reads, charges or credits.';
 comment on function metered.enter_tenant(text, bigint, int, int, boolean, int) is 'Begins the work of a transaction for a tenant, in a cell of so many: SQLSTATE MT014 if the tenant lives in another one. home: it lives here unless it has moved. The answer holds until the transaction ends.';
 comment on function metered.credit(metered.scope_name, bigint, metered.amount, boolean, int, metered.origin, boolean) is 'Adds credit to a scope: it counts for lifetimes, and for no window. refused, and nothing written, if the scope must exist and does not (see admit). With raising that is SQLSTATE MT001 instead.';
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining has the units that can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';

@@ -4,6 +4,32 @@
 -- The first entry of a scope is refused in a cell that the scope's tenant has left. Since a move takes the scopes' entries along, no
 -- charge gets into the old cell, whether or not its transaction has entered.
 
+-- The number of the cell that this schema is: see package cells. Other schemas have no row.
+create table metered.cell (
+    no    int not null,                 -- from 0 on
+    cells int not null,                 -- how many there are, for good
+    one   boolean primary key default true check (one) -- there is one row
+);
+
+-- Where tenants live that have moved, as far as this cell knows: a tenant's first cell, the one that it has left, and its new one. A row is
+-- only replaced by one with more moves.
+create table metered.tenants (
+    moves  bigint  not null,            -- how often it had moved by then
+    cell   int     not null,            -- where it lives since
+    packed boolean not null default false, -- its rows are in packed_rows, until they are known to have arrived
+    tenant text collate "C" primary key -- the tenant
+);
+
+-- Rows of tenants on their way to another cell.
+create table metered.packed_rows (
+    tenant   text collate "C" not null, -- whose they are
+    nth      int    not null,           -- of the table, in the order of arrival
+    row_no   bigint not null,           -- 1, 2, 3 and so on of the table
+    of_table text   not null,           -- its name
+    body     text   not null,           -- the row, as the table's type has it as text
+    primary key (tenant, nth, row_no)
+);
+
 -- The key of a tenant's lock.
 create function metered._tenant_key(of_tenant text) returns bigint
 language sql stable
