@@ -45,12 +45,11 @@ type Command struct {
 	// credits, refunds or calls holds needs one
 	Input    any
 	IssuedAt time.Time // when the client issued it, the same in each repetition, if ID is no UUIDv7
-	// are made last, all or none. The fingerprint has scopes and amounts, not limits. After a recent refusal of a scope they are looked at
-	// first (docs/model.md): a charge that the function makes room for belongs in Tx.Charge
+	// are made last, all or none. The fingerprint has scopes and amounts. After a recent refusal of a scope they are looked at first
+	// (docs/model.md): a charge that the function makes room for belongs in Tx.Charge
 	Charges   []budget.Charge
 	EarlyLook bool // always looks at them first
-	// are placed with the charges, and looked at first: a hold that the function makes room for belongs in Tx.Place. The fingerprint has
-	// scopes and units
+	// are placed with the charges, and looked at first: a hold that the function makes room for belongs in Tx.Place
 	Holds  []holds.Request
 	Claims []holds.Claim
 	// are charged in a transaction of their own before the command, once per call of Do that is no replay, and stay when it fails: for limits
@@ -113,8 +112,8 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 		Tenant: cmd.Tenant, ID: cmd.ID, Name: cmd.Name, IssuedAt: issuedAt(cmd),
 		Isolation: cmd.Isolation, EarlyRelease: cmd.EarlyRelease, LSN: cmd.LSN,
 	}}
-	op.Function, op.Enter = op.attempt, c.home.enter()
-	if err := c.home.owns(cmd); err != nil {
+	op.Function, op.Enter = op.attempt, c.home.Statement()
+	if err := c.owns(cmd); err != nil {
 		return nil, err
 	}
 	switch cmd.Isolation {
@@ -172,6 +171,17 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 	}
 	op.Key = lockkey.OfOperation(c.schema.String(), cmd.Tenant, cmd.ID)
 	return op, nil
+}
+
+// owns refuses a command whose record or token would stay behind when the tenant of the Client moves.
+func (c *Client) owns(cmd Command) error {
+	if !c.home.Owns(cmd.Tenant) {
+		return misuse("Command.Tenant", "is %q, want %q, or that and a part behind a slash", cmd.Tenant, c.home.Tenant)
+	}
+	if cmd.Token != nil && !c.home.Owns(cmd.Token.Subject) {
+		return misuse("Command.Token.Subject", "is %q, want %q, or that and a part behind a slash", cmd.Token.Subject, c.home.Tenant)
+	}
+	return nil
 }
 
 // place prepares the holds that the command declares.

@@ -40,6 +40,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/jsontext"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/migrate"
 	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/internal/purge"
@@ -54,7 +55,7 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// NewID returns a UUIDv7 for Command.ID. Make it at the client, the same for each repetition.
+// NewID returns a UUIDv7 for Command.ID. Each repetition needs the same.
 func NewID() string { return uuidv7.New() }
 
 // Func makes a command's writes, and its result, stored as JSON. It may be called several times, and must have no effect outside tx. Do with
@@ -237,11 +238,32 @@ type Client struct {
 	engine *command.Engine
 
 	refusals *refusals.Recent
-	home     *home // of the one tenant that it works for, in a cell. nil for others
+	home     *command.Home // of the one tenant that it works for, in a cell. nil for others
 	observer *observed.To
 }
 
 type statements struct{ lookup, purge, purgeable, notify string }
+
+// Internals is internal.
+func Internals(lend.Key) internals { return internals{} }
+
+// internals are lent to cells.
+type internals struct{}
+
+// Place is a Client's pool and schema, nil for a Client that New did not make.
+func (internals) Place(c *Client) (*pgxpool.Pool, schema.Name) {
+	if c.made() != nil {
+		return nil, schema.Name{}
+	}
+	return c.pool, c.schema
+}
+
+// For is a Client of one tenant, on the pool of c, which is that of a cell. first: the tenant lives there unless it has moved.
+func (internals) For(c *Client, tenant string, cell, cells int, first bool) *Client {
+	of := *c
+	of.home = command.NewHome(c.schema, tenant, cell, cells, first)
+	return &of
+}
 
 // New sends no SQL.
 func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
@@ -357,10 +379,23 @@ func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx cont
 		return ErrNested
 	}
 	return c.engine.Again(ctx, func() error {
-		err := c.runTx(ctx, opts, c.home.entered(c, fn))
+		err := c.runTx(ctx, opts, func(ctx context.Context, tx pgx.Tx) error {
+			if err := c.home.Enter(ctx, tx, c.cfg.LockTimeout); err != nil {
+				return err
+			}
+			return fn(ctx, tx)
+		})
 		c.observer.Never(ctx, err, ErrCommitUnknown)
 		return err
 	})
+}
+
+// here is ErrMoved if the tenant lives elsewhere: for answers that something is not there. Inside a command of the tenant it is certain.
+func (c *Client) here(ctx context.Context) error {
+	if c.home == nil || c.engine.Inside(ctx) {
+		return nil
+	}
+	return c.runTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error { return c.home.Enter(ctx, tx, c.cfg.LockTimeout) })
 }
 
 func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.Context, pgx.Tx) error) error {

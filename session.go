@@ -193,7 +193,7 @@ func (s *session) prepare() (*holdsCall, *command.Operation, error) {
 	r.Lines, r.Charges = slices.Clone(r.Lines), slices.Clone(r.Charges)
 	op := &command.Operation{
 		Tenant: r.Tenant, ID: r.ID, Name: r.Name,
-		Key: lockkey.OfOperation(s.client.schema.String(), r.Tenant, r.ID), Enter: s.client.home.enter(),
+		Key: lockkey.OfOperation(s.client.schema.String(), r.Tenant, r.ID), Enter: s.client.home.Statement(),
 	}
 	// The arguments that Settle will send are checked now.
 	if _, err := s.client.prepare(s.command(nil), nil); err != nil {
@@ -441,7 +441,7 @@ func (s *session) release(ctx context.Context, reason string, until time.Time) (
 	var refusal error
 	var released []holds.Hold
 	step := command.Judged(call, &refusal, func(all []holds.Hold) { released = all })
-	err = c.engine.Once(ctx, &command.Operation{Tenant: s.r.Tenant, ID: s.r.ID, Until: until, Enter: c.home.enter()}, step)
+	err = c.engine.Once(ctx, &command.Operation{Tenant: s.r.Tenant, ID: s.r.ID, Until: until, Enter: c.home.Statement()}, step)
 	lost, state := (*command.Indefinite)(nil), (*holds.StateError)(nil)
 	switch err = cmp.Or(err, refusal); {
 	case errors.As(err, &lost):
@@ -454,8 +454,7 @@ func (s *session) release(ctx context.Context, reason string, until time.Time) (
 	return err
 }
 
-// Close ends the session's renewals and context, and sends nothing: defer it. Units not settled or cancelled are free when the hold falls
-// due.
+// Close ends the session's renewals and context: defer it. Units not settled or cancelled are free when the hold falls due.
 func (s *Session[R]) Close() { s.s.end(nil, sessionAbandoned) }
 
 // lost makes an error of a call about the session's hold a *LostError, if it says that the hold is not held.
