@@ -7640,10 +7640,9 @@ begin
 end
 $$;
 
--- Why there is no hold of that id: it may be retired, or is unknown. Where the snapshot may be
--- older than one that was placed since, its insertion fails with 40001. The block takes it back.
--- So a caller that names a holder may learn that somebody has placed the id since its snapshot, and
--- no more: tried again, another's hold is as unknown as none.
+-- Why there is no hold of that id: it may be retired, or is unknown. Where the snapshot may be older than one that was placed since, its insertion
+-- fails with 40001. The block takes it back. So a caller that names a holder may learn that somebody has placed the id since its snapshot, and no
+-- more: tried again, another's hold is as unknown as none.
 create function metered._missing_hold(of_tenant text, of_id text, issued timestamptz, wait_ms int) returns text
 language plpgsql volatile
 as $$
@@ -7666,14 +7665,11 @@ begin
 end
 $$;
 
--- Locks holds of a tenant for a transition: the scopes of their lines, by key, and
--- then their rows, by no. nos are in the order of ids. needs is the state that they
--- must be in, c or h, or * for either. An h must not be due. States are read under the locks, as is clk.
--- If one of the holds does not do, failed is its id and status says why: unknown,
--- retired, holder (which callers must not tell from unknown) or state.
+-- Locks holds of a tenant for a transition: the scopes of their lines, by key, and then their rows, by no. nos are in the order of ids. needs is
+-- the state that they must be in, c or h, or * for either. An h must not be due. States are read under the locks, as is clk. If one of the holds
+-- does not do, failed is its id and status says why: unknown, retired, holder (which callers must not tell from unknown) or state.
 --
--- Whose a hold is never changes, and is looked at before anything is locked: locks, a wait
--- for one, or a 40001 would tell another's hold from none.
+-- Whose a hold is never changes, and is looked at before anything is locked: locks, a wait for one, or a 40001 would tell another's hold from none.
 create function metered._lock_holds(named metered.hold_ids, needs "char", wait_ms int,
     out nos bigint[], out keys bigint[], out clk timestamptz, out status text, out failed text, out stands "char", out failed_no bigint)
 language plpgsql volatile
@@ -8068,8 +8064,7 @@ begin
 end
 $$;
 
--- Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON
--- has no such year.
+-- Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.
 create function metered.extend_holds(named metered.hold_ids, by interval, wait_ms int, origin metered.origin,
     channel text, raising boolean,
     out refused json, out holds json[])
@@ -9165,7 +9160,44 @@ begin
 end
 $$;
 
--- Parked jobs whose units are free are released: they become jobs of River. Others are dropped, moved or explained.
+create function metered._explain_charges(of_charges text, ahead interval) returns jsonb
+language plpgsql stable
+as $$
+begin
+    return jsonb_build_object('refused', (metered.check_charge(of_charges::metered.new_charge[], ahead)).refused,
+        'charges', (select jsonb_agg(jsonb_build_object('scope', c.scope, 'amount', c.amount, 'limits', (
+            select jsonb_agg(jsonb_build_object('max', l.max, 'window_us', extract(epoch from l.win) * 1000000)) from unnest(c.limits) l)))
+            from unnest(of_charges::metered.new_charge[]) c));
+end
+$$;
+
+-- A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answers of check_charge for its
+-- charges, and for those of its second choice. null: it is not parked.
+create function metered.explain_parked(of_job bigint, ahead interval) returns jsonb
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    j metered.parked_jobs;
+    s metered.parked_scopes;
+begin
+    select * into j from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
+    if not found then
+        return null;
+    end if;
+    select * into s from metered.parked_scopes y where y.scope = j.scope;
+    return metered._parked_json(j) || metered._explain_charges(j.charges, ahead) || jsonb_build_object('waiting', s.waiting, 'wake_at', nullif(greatest(s.wake_at, '0001-01-01Z'), 'infinity'), 'trouble', s.trouble,
+        'now', metered.clock(), 'burst', (select metered._explain_charges(x.charges, ahead) from metered.parked_jobs x where x.job_id = of_job and x.lane = 1),
+        'position', case when j.scope <> '' then 1 end + (select count(*) from (select from metered.parked_jobs x
+            where x.scope = j.scope and (x.priority, x.turn, x.job_id) < (j.priority, j.turn, j.job_id)
+            order by x.priority desc, x.turn desc, x.job_id desc limit 9999) y));
+end
+$$;
+
+-- Parked jobs whose units are free are released: they become jobs of River. Others are dropped or moved.
 
 -- Charges with the limits that their scopes have now, as text by scope (given), or as they came where that is null, or null
 -- for the scope. null, if given does not have one of the scopes.
@@ -9636,43 +9668,6 @@ begin
     end loop;
     select x.* into j from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
     return metered._parked_json(j);
-end
-$$;
-
-create function metered._explain_charges(of_charges text, ahead interval) returns jsonb
-language plpgsql stable
-as $$
-begin
-    return jsonb_build_object('refused', (metered.check_charge(of_charges::metered.new_charge[], ahead)).refused,
-        'charges', (select jsonb_agg(jsonb_build_object('scope', c.scope, 'amount', c.amount, 'limits', (
-            select jsonb_agg(jsonb_build_object('max', l.max, 'window_us', extract(epoch from l.win) * 1000000)) from unnest(c.limits) l)))
-            from unnest(of_charges::metered.new_charge[]) c));
-end
-$$;
-
--- A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answers of check_charge for its
--- charges, and for those of its second choice. null: it is not parked.
-create function metered.explain_parked(of_job bigint, ahead interval) returns jsonb
-language plpgsql stable
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-    j metered.parked_jobs;
-    s metered.parked_scopes;
-begin
-    select * into j from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
-    if not found then
-        return null;
-    end if;
-    select * into s from metered.parked_scopes y where y.scope = j.scope;
-    return metered._parked_json(j) || metered._explain_charges(j.charges, ahead) || jsonb_build_object('waiting', s.waiting, 'wake_at', nullif(greatest(s.wake_at, '0001-01-01Z'), 'infinity'), 'trouble', s.trouble,
-        'now', metered.clock(), 'burst', (select metered._explain_charges(x.charges, ahead) from metered.parked_jobs x where x.job_id = of_job and x.lane = 1),
-        'position', case when j.scope <> '' then 1 end + (select count(*) from (select from metered.parked_jobs x
-            where x.scope = j.scope and (x.priority, x.turn, x.job_id) < (j.priority, j.turn, j.job_id)
-            order by x.priority desc, x.turn desc, x.job_id desc limit 9999) y));
 end
 $$;
 
@@ -10915,12 +10910,12 @@ comment on function metered.find_job_key(text, text) is 'The record of a key, or
 comment on function metered.purge_job_keys(timestamptz, timestamptz, int) is 'Forgets up to max_rows keys claimed before cutoff, oldest first, and passes over those that another purge is at. after is the last of the batch before, as in purge_tokens. Not for an application, which must not make an old key new.';
 comment on function metered.park_jobs(jsonb, interval, int, metered.origin, text, boolean) is 'Enqueues jobs whose units are held until they end, all or none. status is started (the hold is placed, and job is for the caller to insert), parked (until the units fit), refused (they never fit), or full (its line has most jobs). With raising, the last two are SQLSTATE MT001 and MT013. A job that would fit is parked too where others wait for one of its scopes, and the line is looked at in turn.';
 comment on function metered.rest_jobs(jsonb) is 'Parks jobs until their next attempt, each for rest_us, whose hold the caller releases in this transaction. They are in no line until then. Each element is as in park_jobs, and its hold is a new one.';
+comment on function metered.explain_parked(bigint, interval) is 'A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answers of check_charge for its charges, and for those of its second choice. null: it is not parked.';
 comment on function metered.judged_scopes(text[], int, int) is 'The scopes whose limits release_jobs would judge, for given. It takes the locks that release_jobs takes.';
 comment on function metered.release_jobs(text[], jsonb, int, int, interval, metered.origin, text) is 'Releases parked jobs that fit, at most max_jobs: of the given scopes, whose locks it waits for, or of those lines that are marked, or whose time has come, and whose locks are to be had at once. Rows are released (job is for the caller to insert), busy (the lock of the scope was not to be had), trouble (why the line cannot be looked at), or more (call again).';
 comment on function metered.next_release() is 'Microseconds until a line is to be looked at or a parked job to be dropped, 0 if one is due, or null if no time is known.';
 comment on function metered.drop_parked(int) is 'Drops parked jobs whose time to wait is over, at most max_rows, as far as their lines are not locked. Returns them.';
 comment on function metered.change_parked(bigint, int, int) is 'Takes a parked job out of its line for good, or changes its priority, and returns it. null: it is not parked.';
-comment on function metered.explain_parked(bigint, interval) is 'A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answers of check_charge for its charges, and for those of its second choice. null: it is not parked.';
 comment on function metered.block_commit() is 'Keeps a transaction from being committed by anyone but its command''s last flush. A cursor WITH HOLD is run to its end by COMMIT, and this is its query.';
 comment on function metered.begin_command(boolean, boolean, metered.new_command, metered.presented_token, metered.new_charge[], interval, int) is 'Begins a command, in two steps that usually come as one.';
 comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A refusal raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back. The result is empty.';

@@ -1,4 +1,4 @@
--- Parked jobs whose units are free are released: they become jobs of River. Others are dropped, moved or explained.
+-- Parked jobs whose units are free are released: they become jobs of River. Others are dropped or moved.
 
 -- Charges with the limits that their scopes have now, as text by scope (given), or as they came where that is null, or null
 -- for the scope. null, if given does not have one of the scopes.
@@ -416,38 +416,5 @@ begin
     end loop;
     select x.* into j from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
     return metered._parked_json(j);
-end
-$$;
-
-create function metered._explain_charges(of_charges text, ahead interval) returns jsonb
-language plpgsql stable
-as $$
-begin
-    return jsonb_build_object('refused', (metered.check_charge(of_charges::metered.new_charge[], ahead)).refused,
-        'charges', (select jsonb_agg(jsonb_build_object('scope', c.scope, 'amount', c.amount, 'limits', (
-            select jsonb_agg(jsonb_build_object('max', l.max, 'window_us', extract(epoch from l.win) * 1000000)) from unnest(c.limits) l)))
-            from unnest(of_charges::metered.new_charge[]) c));
-end
-$$;
-
--- A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answers of check_charge for its
--- charges, and for those of its second choice. null: it is not parked.
-create function metered.explain_parked(of_job bigint, ahead interval) returns jsonb
-language plpgsql stable
-as $$
-declare
-    j metered.parked_jobs;
-    s metered.parked_scopes;
-begin
-    select * into j from metered.parked_jobs x where x.job_id = of_job and x.lane = 0;
-    if not found then
-        return null;
-    end if;
-    select * into s from metered.parked_scopes y where y.scope = j.scope;
-    return metered._parked_json(j) || metered._explain_charges(j.charges, ahead) || jsonb_build_object('waiting', s.waiting, 'wake_at', nullif(greatest(s.wake_at, '0001-01-01Z'), 'infinity'), 'trouble', s.trouble,
-        'now', metered.clock(), 'burst', (select metered._explain_charges(x.charges, ahead) from metered.parked_jobs x where x.job_id = of_job and x.lane = 1),
-        'position', case when j.scope <> '' then 1 end + (select count(*) from (select from metered.parked_jobs x
-            where x.scope = j.scope and (x.priority, x.turn, x.job_id) < (j.priority, j.turn, j.job_id)
-            order by x.priority desc, x.turn desc, x.job_id desc limit 9999) y));
 end
 $$;

@@ -1,7 +1,6 @@
--- Why there is no hold of that id: it may be retired, or is unknown. Where the snapshot may be
--- older than one that was placed since, its insertion fails with 40001. The block takes it back.
--- So a caller that names a holder may learn that somebody has placed the id since its snapshot, and
--- no more: tried again, another's hold is as unknown as none.
+-- Why there is no hold of that id: it may be retired, or is unknown. Where the snapshot may be older than one that was placed since, its insertion
+-- fails with 40001. The block takes it back. So a caller that names a holder may learn that somebody has placed the id since its snapshot, and no
+-- more: tried again, another's hold is as unknown as none.
 create function metered._missing_hold(of_tenant text, of_id text, issued timestamptz, wait_ms int) returns text
 language plpgsql volatile
 as $$
@@ -24,14 +23,11 @@ begin
 end
 $$;
 
--- Locks holds of a tenant for a transition: the scopes of their lines, by key, and
--- then their rows, by no. nos are in the order of ids. needs is the state that they
--- must be in, c or h, or * for either. An h must not be due. States are read under the locks, as is clk.
--- If one of the holds does not do, failed is its id and status says why: unknown,
--- retired, holder (which callers must not tell from unknown) or state.
+-- Locks holds of a tenant for a transition: the scopes of their lines, by key, and then their rows, by no. nos are in the order of ids. needs is
+-- the state that they must be in, c or h, or * for either. An h must not be due. States are read under the locks, as is clk. If one of the holds
+-- does not do, failed is its id and status says why: unknown, retired, holder (which callers must not tell from unknown) or state.
 --
--- Whose a hold is never changes, and is looked at before anything is locked: locks, a wait
--- for one, or a 40001 would tell another's hold from none.
+-- Whose a hold is never changes, and is looked at before anything is locked: locks, a wait for one, or a 40001 would tell another's hold from none.
 create function metered._lock_holds(named metered.hold_ids, needs "char", wait_ms int,
     out nos bigint[], out keys bigint[], out clk timestamptz, out status text, out failed text, out stands "char", out failed_no bigint)
 language plpgsql volatile
@@ -391,8 +387,7 @@ begin
 end
 $$;
 
--- Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON
--- has no such year.
+-- Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.
 create function metered.extend_holds(named metered.hold_ids, by interval, wait_ms int, origin metered.origin,
     channel text, raising boolean,
     out refused json, out holds json[])
