@@ -779,7 +779,7 @@ insert into metered.operations_horizon (at) values ('-infinity');
 -- Advisory locks of one server count there alone. Where the schema is a shard of a Citus cluster, they are taken on the node that has the tables,
 -- whichever node a call came through: by queries of a table with one row, which Citus runs there.
 
--- Whether it is: Migrate makes that true. Inlined wherever it stands, so that nothing is left of it elsewhere.
+-- Whether the schema is such a shard: there Migrate writes true. Inlined, so that it costs nothing elsewhere.
 create function metered._sharded() returns boolean
 language sql immutable
 as $$
@@ -801,7 +801,7 @@ begin
 end
 $$;
 
--- Takes a lock that nobody has. Inlined wherever it stands.
+-- Takes a lock if it is free, and returns whether. Inlined wherever it stands.
 create function metered._try_lock(key bigint) returns boolean
 language sql volatile
 as $$
@@ -836,9 +836,8 @@ $$;
 -- waiting at most wait_ms for all of them together, or as long as a shorter
 -- lock_timeout of the session allows. Then SQLSTATE 55P03.
 -- Each lock is first tried without waiting, which nearly always succeeds and needs
--- no lock_timeout to be set. It does not overtake calls that already wait. Returns
--- whether it had to wait: a function that returns something can be called by an
--- assignment, which costs a fifth of a PERFORM.
+-- no lock_timeout. A try does not overtake calls that already wait. Returns whether
+-- it had to wait: a caller assigns that, which costs a fifth of a PERFORM.
 create function metered._lock_keys(keys bigint[], wait_ms int) returns boolean
 language plpgsql volatile
 as $$
@@ -901,8 +900,8 @@ begin
 end
 $$;
 
--- Takes these locks, in the order given, as far as none has to be waited for, and says
--- whether it has them all. _try_keys is inlined: for one key it costs no call.
+-- Takes locks, in the order given, until one is not free, and returns whether it has them
+-- all. _try_keys is inlined: for one key it costs no call.
 create function metered._try_each(keys bigint[]) returns boolean
 language plpgsql volatile
 as $$
@@ -938,7 +937,7 @@ as $$
     select metered._lock_key('metered/scope/metered', convert_to(of_scope, 'UTF8'))
 $$;
 
--- Whether key is that of the scope's lock: cheaper than to derive it.
+-- Whether key is the scope's: cheaper than deriving the key.
 create function metered._key_fits(key bigint, of_scope text) returns boolean
 language sql stable
 as $$
@@ -953,8 +952,8 @@ as $$
         and coalesce(pg_column_size(o.note) <= 8192, true)
 $$;
 
--- Refuses a call of a function with an argument that is out of bounds. Go never makes one. Where
--- a command waits for the answer it is called behind an IF, which costs a fifth of a PERFORM.
+-- Refuses an argument that is out of bounds, which Go never sends. Functions that commands wait
+-- for call it behind an IF, which costs a fifth of a PERFORM.
 create function metered._require(holds boolean, what text) returns void
 language plpgsql
 as $$
@@ -1165,8 +1164,8 @@ begin
 end
 $$;
 
--- Tells a writer that its view of a scope is stale. As a serialization failure,
--- because callers' retry loops retry that.
+-- Fails, for a writer whose view of a scope is stale, with a serialization failure,
+-- which callers' retry loops retry.
 create function metered._collided() returns void
 language plpgsql
 as $$
@@ -1323,8 +1322,8 @@ begin
 end
 $$;
 
--- Appends an entry. ON CONFLICT, because a plain unique violation is one that callers'
--- retry loops do not retry.
+-- Appends an entry. ON CONFLICT, because callers' retry loops do not retry a unique
+-- violation.
 create function metered._append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
@@ -4101,15 +4100,14 @@ begin
 end
 $$;
 
--- The time at which so much of a window's spending (used, counted from the base, as
--- _spent_since has them) has left it that no more than room remains, if nothing else
--- changes. Spending only leaves, entry by entry, so it is the leaving of the first
--- entry that is enough.
+-- When at most room units of a window's spending are left in it, if nothing else changes.
+-- used and the base are those of _spent_since. Spending leaves entry by entry: the answer
+-- is when the first entry leaves with which enough has left.
 --
--- Spending and refunds are mostly even, so that entry is looked for where it would be
--- if they were. A probe that does not halve the rest is followed by one that does.
--- The refunds of the charges after an entry are dear to sum, and lie between the
--- sums at both ends of where the answer is: most probes are decided by these.
+-- Spending and refunds are mostly even, so a probe looks where that entry would be if they
+-- were. After a probe that does not halve the rest comes one that does. The refunds
+-- of charges after an entry are dear to sum, but lie between the sums at both ends of
+-- the rest, which decide most probes.
 create function metered._leaves_at(tip metered.ledger, base_seq bigint, base_spent bigint, used bigint, win interval, room bigint) returns timestamptz
 language plpgsql stable
 as $$
@@ -4189,9 +4187,9 @@ begin
 end
 $$;
 
--- How many units of a scope are held by this very transaction, or by the holds of_nos, which
--- it is about to capture. They go when it is rolled back, so no refusal may wait for their end. leased are those of them that are on leases.
--- A writer has locked the scope, so its last entries are those of its transaction.
+-- Units of a scope that are held by this transaction itself, or by the holds of_nos, which it is about to capture. A refusal may not
+-- wait for their end, since a rollback frees them. leased are units among them of leases. A writer has locked the scope, so this transaction's
+-- entries are the last ones.
 create function metered._held_here(tip metered.ledger, of_nos bigint[], out units bigint, out leased bigint)
 language plpgsql stable
 as $$
@@ -4208,7 +4206,7 @@ begin
         from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
         exit when not found or not e.here;
         if e.kind = 'h' and group_ended then
-            -- The entry does not say how many of these units had ended. Nearly never.
+            -- Rare: the entry of a group does not say how many units of this hold had ended.
             units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
                 where l.scope = tip.scope and l.open > 0 and metered._written_here(l.xmin) and metered._written_here((
                     select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
@@ -4265,15 +4263,16 @@ begin
 end
 $$;
 
--- Checks the limits of one call: every refusal of a charge or of a hold by a limit falls here.
+-- Checks the limits of one call. Every refusal of a charge or of a hold by a limit falls here.
 -- tips are the last entries of the charges' scopes, and held has the units of open holds of each.
--- used has the units that count against each limit so far, holds aside. refused lists every limit that refuses, by its number in the call from 0 on, with the
--- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
--- hold falls due, and the period of a limit by period. Or it lists every scope that is closed. There, held has the units that others hold, and own those of this transaction, or
--- the holds of_nos, which it captures.
+-- used has the units that count against each limit, without held ones. refused lists every closed scope, or every limit that refuses:
+--   limit     its number in the call, from 0 on
+--   held      units that others hold; own: that this transaction holds, or the holds of_nos, which it captures; leased: on leases
+--   retry_us  microseconds until it admits the charge, -1 for never: a lifetime's spending does not age
+--   due_us    microseconds until a hold falls due
+--   period    of a limit by period
 --
--- A caller that has looked at some limits passes its results: used as far as it got, and where
--- the count of the last one began.
+-- A caller that has looked at some limits passes its results: used of these, and the base of the last one (known).
 create function metered._check_limits(charges metered.new_charge[], tips metered.ledger[], held bigint[],
     clk timestamptz, ahead interval, of_nos bigint[], known metered.counted,
     inout used bigint[], out refused jsonb)
@@ -4284,7 +4283,7 @@ declare
     l     metered.charge_limit;
     i     int := 0;
     n     int := 0;
-    t     metered.ledger;
+    tip   metered.ledger;
     u     bigint;
     own   bigint;
     room  bigint;
@@ -4293,20 +4292,20 @@ declare
     base_seq   bigint := known.base_seq;
     base_spent bigint := known.base_spent;
     retry timestamptz;
-    falls timestamptz;
+    falls_due timestamptz;  -- the first unit that others hold
     lease  record;
     leased bigint;
     leases_end timestamptz;
     p      timestamptz[];   -- of a limit by period
-    still  bigint;
-    m         record;       -- minima, and when they leave
-    first     timestamptz;
-    spent     bigint;
-    least_due bigint;       -- units that due lines, which are not freed, have spent
+    held_then bigint;       -- at the period's end
+    m     record;           -- minima, and when they leave
+    fits  timestamptz;
+    spent bigint;
+    due_minima bigint;      -- units that due holds, not ended yet, have spent
 begin
-    foreach t in array tips loop
-        if t.next_due = '-infinity' then
-            refused := metered._with_absent(refused, t.scope, 'closed');
+    foreach tip in array tips loop
+        if tip.next_due = '-infinity' then
+            refused := metered._with_absent(refused, tip.scope, 'closed');
         end if;
     end loop;
     if refused is not null then
@@ -4314,45 +4313,45 @@ begin
     end if;
     foreach c in array charges loop
         i := i + 1;
-        t := tips[i];
+        tip := tips[i];
         foreach l in array c.limits loop
             n := n + 1;
             continue when n < known.nth;
             u := used[n];
-            p := case when l.win is null then metered._period_at(l.period, greatest(clk, t.at)) end;
+            p := case when l.win is null then metered._period_at(l.period, greatest(clk, tip.at)) end;
             since := null;
-            least_due := 0;
+            due_minima := 0;
             if u is not null then
                 null;
             elsif l.win = interval '0' then
-                u := t.spent - t.refunded - t.credited;
+                u := tip.spent - tip.refunded - tip.credited;
             else
-                if (t.at <= clk + ahead) is not true then
+                if (tip.at <= clk + ahead) is not true then
                     raise exception 'the last entry is ahead of the clock'
-                        using errcode = 'MT003', detail = jsonb_build_object('scope', t.scope,
-                            'ahead_us', (extract(epoch from t.at - clk) * 1000000)::bigint);
+                        using errcode = 'MT003', detail = jsonb_build_object('scope', tip.scope,
+                            'ahead_us', (extract(epoch from tip.at - clk) * 1000000)::bigint);
                 end if;
-                since := coalesce(greatest(clk, t.at) - l.win, p[1] - interval '0.000001');
+                since := coalesce(greatest(clk, tip.at) - l.win, p[1] - interval '0.000001');
                 u := 0;
-                if t.at > since then
-                    w := metered._spent_since(t, since);
+                if tip.at > since then
+                    w := metered._spent_since(tip, since);
                     u := w.used;
                     base_seq := w.base_seq;
                     base_spent := w.base_spent;
                 end if;
             end if;
-            if t.next_due <= clk then
-                least_due := metered._minima(t, since, clk);
-                u := u + least_due;
+            if tip.next_due <= clk then
+                due_minima := metered._minima(tip, since, clk);
+                u := u + due_minima;
             end if;
             used[n] := u;
             continue when u <= l.max - held[i] - c.amount;
             own := 0;
             if held[i] > 0 then
-                w := metered._held_here(t, of_nos);
+                w := metered._held_here(tip, of_nos);
                 own := w.units;
             end if;
-            falls := null;
+            falls_due := null;
             leased := 0;
             leases_end := null;
             if held[i] > own then
@@ -4360,59 +4359,58 @@ begin
                 leased := lease.units;
                 leases_end := lease.ends_at;
                 if held[i] > own + leased then
-                    falls := metered._others_fall_due(t, of_nos, clk);
+                    falls_due := metered._others_fall_due(tip, of_nos, clk);
                 end if;
                 if leased > 0 then
                     -- One that has ended waits for its settlement: pools look every 2 seconds.
                     leases_end := case when leases_end > clk then leases_end else clk + interval '2 s' end;
-                    falls := least(falls, leases_end);
+                    falls_due := least(falls_due, leases_end);
                 end if;
             end if;
             retry := null;
             room := l.max - held[i] - c.amount;
-            if l.win > interval '0' and room >= 0 and least_due = 0 then
-                retry := metered._leaves_at(t, base_seq, base_spent, u, l.win, room);
+            if l.win > interval '0' and room >= 0 and due_minima = 0 then
+                retry := metered._leaves_at(tip, base_seq, base_spent, u, l.win, room);
             elsif l.win > interval '0' and room >= 0 then
-                m := metered._minima_leave(t, l, '-infinity', clk + interval '1 microsecond', clk, of_nos);
-                retry := metered._fits_at(t, l, room, u - least_due, row(n, base_seq, base_spent), clk, m.units, m.leave);
+                m := metered._minima_leave(tip, l, '-infinity', clk + interval '1 microsecond', clk, of_nos);
+                retry := metered._fits_at(tip, l, room, u - due_minima, row(n, base_seq, base_spent), clk, m.units, m.leave);
             end if;
             -- The end of holds can make room, sooner or at all: but for their minima, until these have left.
             room := l.max - own - c.amount;
-            spent := u - least_due;
+            spent := u - due_minima;
             if l.win = interval '0' then    -- it may be less than 0
                 room := greatest(-1, least(9223372036854775807, room::numeric - spent))::bigint;
                 spent := 0;
             end if;
-            if room >= 0 and falls < coalesce(retry, 'infinity') and falls < coalesce(p[2], 'infinity') then
-                m := metered._minima_leave(t, l, '-infinity', 'infinity', clk, of_nos);
-                first := metered._fits_at(t, l, room, spent, row(n, base_seq, base_spent), falls, m.units, m.leave);
-                retry := least(retry, case when p is null or first < p[2] then first end);
+            if room >= 0 and falls_due < coalesce(retry, 'infinity') and falls_due < coalesce(p[2], 'infinity') then
+                m := metered._minima_leave(tip, l, '-infinity', 'infinity', clk, of_nos);
+                fits := metered._fits_at(tip, l, room, spent, row(n, base_seq, base_spent), falls_due, m.units, m.leave);
+                retry := least(retry, case when p is null or fits < p[2] then fits end);
             end if;
             if l.win is null and room >= 0 and retry is null then
                 -- At the period's end only units held by then are left, and minima of that very moment.
-                m := metered._minima_leave(t, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
-                still := t.held - case when leases_end <= p[2] then leased else 0 end
-                    - case when t.next_due <= p[2] then metered._overdue(t.scope, t.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
+                m := metered._minima_leave(tip, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
+                held_then := tip.held - case when leases_end <= p[2] then leased else 0 end
+                    - case when tip.next_due <= p[2] then metered._overdue(tip.scope, tip.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
                 retry := p[2];
-                if greatest(still, own) > l.max - c.amount then
-                    m := metered._minima_leave(t, l, p[2], 'infinity', clk, of_nos);
-                    retry := metered._fits_at(t, l, room, 0, row(n, 0, 0),
-                        coalesce(metered._first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
+                if greatest(held_then, own) > l.max - c.amount then
+                    m := metered._minima_leave(tip, l, p[2], 'infinity', clk, of_nos);
+                    retry := metered._fits_at(tip, l, room, 0, row(n, 0, 0),
+                        coalesce(metered._first_due(tip.scope, tip.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
                 end if;
             end if;
             refused := coalesce(refused, '[]') || jsonb_build_object(
                 'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
                 'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
-                'due_us', (extract(epoch from falls - clk) * 1000000)::bigint,
+                'due_us', (extract(epoch from falls_due - clk) * 1000000)::bigint,
                 'period', p);
         end loop;
     end loop;
 end
 $$;
 
--- Fails with 40001 unless these are still the last entries of their scopes. It is for a snapshot
--- that may be older than the last commit: there, a refusal must not be final. The
--- scopes are locked. An entry meets the rows that the snapshot does not see, and the block takes it back.
+-- Fails with 40001 unless tips are still the last entries of their scopes, which are locked: a refusal that rests on an old
+-- snapshot must not be final. It writes an entry after each, which collides with one that the snapshot does not see, and takes it back.
 create function metered._refuse_stale(tips metered.ledger[]) returns void
 language plpgsql volatile
 as $$
@@ -4433,8 +4431,8 @@ exception when sqlstate 'MT100' then
 end
 $$;
 
--- Checks a charge that meets holds which are due, and, if it is let in, ends those of
--- them that are in its way. stand are the last entries after that.
+-- Checks charges of scopes with due holds. If they are let in, it ends the due holds that are in
+-- their way. stand are the last entries after that.
 create function metered._expire_and_check(charges metered.new_charge[], tips metered.ledger[], clk timestamptz,
     ahead interval, wait_ms int, of_nos bigint[],
     out stand metered.ledger[], out used bigint[], out held bigint[], out refused jsonb)
@@ -4442,15 +4440,15 @@ language plpgsql volatile
 as $$
 declare
     tip       metered.ledger;
-    kept      bigint[];         -- held units by the last entries, lines that are due among them
-    remain    bigint[];         -- of these, once lines are ended
+    kept      bigint[];         -- held units, with those of due lines
+    remain    bigint[];         -- held units, once max_lines due lines have ended
     scopes    text[];
     due       timestamptz[];
     verdict   record;
     max_lines int := 500;
     c         metered.new_charge;
 begin
-    -- Under another lock than its scope's a charge could not rely on its reads.
+    -- If the key were another scope's, the reads below would not be under the lock.
     foreach c in array charges loop
         if not metered._key_fits(c.key, c.scope) then
             perform metered._require(false, 'key');
@@ -4500,12 +4498,12 @@ $$;
 
 -- Thresholds: levels of use. The charge that reaches one reports it, once.
 --
--- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them, unless the key
--- says that it is of spending alone. The text has no quotes, since quotes are doubled at each nesting of a composite. tell_at is the lowest level. The reported
--- thresholds stand in the scope's last entry (crossed), by key. One of a period has {"from", "until"}, its bounds. One of a lifetime has {"rearm"}. One of a window
--- has {"until", "net"}, a proof that it is not armed again: before that time, and while the spent and held units, less refunds, are not fewer than net. See ADR 15.
+-- A limit comes with its thresholds, each in a line: level, rearm, key. level and rearm are used units, with held ones unless the key
+-- says that spending alone counts. The text has no quotes, since quotes are doubled at each nesting of a composite. tell_at is the lowest level. The scope's last
+-- entry has the reported thresholds (crossed), by key: of a period {"from", "until"}, its bounds; of a lifetime {"rearm"}; of a window
+-- {"until", "net"}, a proof that it is not armed again before that time, unless spent and held units, less refunds, fall below net. See ADR 15.
 
--- Whether a threshold of that key is of spending alone, which ignores held units. Its kind is in upper case.
+-- Whether a threshold with that key is on spending alone, which ignores held units. Its kind is in upper case.
 create function metered._on_spending(key text) returns boolean
 language sql immutable
 as $$
@@ -4519,8 +4517,8 @@ as $$
     select substr(line, length(split_part(line, ' ', 1)) + length(split_part(line, ' ', 2)) + 3)
 $$;
 
--- The limits, with tell_at as the lowest level that is not reported yet, or null. Where one may be armed again, it
--- is so low that no charge passes it without a count. told is not null, and spent is less refunds.
+-- The limits, with tell_at as the lowest level that is not reported yet, or null. If a threshold may be armed again, tell_at
+-- is so low that no bound admits a charge. told is not null, and spent is without refunds.
 create function metered._untold(limits metered.charge_limit[], told jsonb, spent bigint, held bigint, credited bigint, at timestamptz)
 returns metered.charge_limit[]
 language plpgsql stable
@@ -4559,11 +4557,11 @@ begin
 end
 $$;
 
--- The thresholds that admitted charges cross (crossings, null for none), and the reported thresholds from then on (crossed, in the last
--- entries). silent: the caller did not say that it will report them.
+-- The thresholds that admitted charges cross (crossings, null for none), and all that are reported by then (crossed, in tips).
+-- silent: the caller did not say that it will report them.
 --
--- A threshold is armed again when use has gone back to rearm or less, before the charge adds its own, and one of a period when the period has ended.
--- used is null for limits that were decided without a count: they reach nothing, and arm nothing.
+-- A threshold is armed again when use, without this charge, is back at rearm or less, and in a period when the next begins.
+-- used is null for a limit that was decided without a count, which crosses and arms nothing.
 create function metered._cross_thresholds(charges metered.new_charge[], used bigint[], held bigint[], at timestamptz,
     inout tips metered.ledger[], out crossings jsonb, out silent boolean)
 language plpgsql stable
@@ -4641,8 +4639,7 @@ begin
 end
 $$;
 
--- The time until which a window has more than room of the units spent so far, though nothing is added. Units that due lines have spent, and that are
--- not written yet, will be dated now or later.
+-- Until when a window keeps more than room of its spent units. Minima of due lines, not written yet, will be dated now or later.
 create function metered._reported_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
 language plpgsql stable
 as $$
@@ -4660,8 +4657,8 @@ begin
 end
 $$;
 
--- The thresholds that a scope remembers as reported: up to 64, or as many as the limits have, or as it has (tip). Beyond that it forgets those of a period or a window
--- that were over a day ago, and that the limits do not have. A scope with more of them is refused: it would report a threshold twice.
+-- The thresholds that a scope remembers as reported: up to 64, or as many as the limits or tip have. Beyond that it forgets thresholds of periods and windows
+-- that were over a day ago and that the limits do not have. If it cannot forget enough, this fails: a threshold would be reported twice.
 create function metered._kept_reports(told jsonb, limits metered.charge_limit[], at timestamptz, tip metered.ledger) returns jsonb
 language plpgsql stable
 as $$
@@ -4686,7 +4683,7 @@ begin
 end
 $$;
 
--- The reported thresholds that stay reported when an entry lowers the use of a lifetime: credit, or a refund. e is that entry, not written yet. Holds
+-- The thresholds that stay reported when e, a credit or refund not written yet, lowers the use of a lifetime. Holds
 -- are due by the clock, which may have been set back since the entry before.
 create function metered._rearmed(e metered.ledger) returns jsonb
 language plpgsql stable
@@ -4734,7 +4731,7 @@ begin
 end
 $$;
 
--- Ends a transaction that would cross a threshold without telling.
+-- Fails for a caller that crosses a threshold, and did not say that it reports.
 create function metered._refuse_unreported() returns void
 language plpgsql
 as $$
@@ -4743,8 +4740,8 @@ begin
 end
 $$;
 
--- The thresholds that are crossed without a charge: by the end of lots, and by revoked units. e is the scope's last entry, with its lots
--- that are due. The caller appends the next entry with crossed, and reports crossings. silent: it did not say that it will.
+-- The thresholds that are crossed without a charge, by ends of lots and by revoked units. e is the scope's last entry, and due ends
+-- are not written yet. The caller appends the next entry with crossed, and reports crossings. silent: it did not say that it will.
 create function metered._cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
@@ -4768,13 +4765,13 @@ begin
             crossed := (w.tips[1]).crossed;
             crossings := w.crossings;
             silent := w.silent;
-        exception when sqlstate 'MT012' then    -- the end of a lot waits for nothing
+        exception when sqlstate 'MT012' then    -- a lot ends in any case
         end;
     end if;
 end
 $$;
 
--- The limits with thresholds of spending alone, with these alone, and so that they refuse nothing. Null for none.
+-- The limits that have thresholds on spending alone, with only these, and raised so that they refuse nothing. Null for none.
 create function metered._spent_limits(limits metered.charge_limit[]) returns metered.charge_limit[]
 language plpgsql immutable
 as $$
@@ -4794,8 +4791,8 @@ begin
 end
 $$;
 
--- The thresholds that a capture crosses, by held units, which the take has as a negative number, and by the units that it spends besides (its amount).
--- tip is the scope's last entry, and the limits are _spent_limits. A limit that is decided by a bound, as in _write_charges, is not counted. Where the use of
+-- The thresholds that a capture crosses: take has its held units as a negative number (held), and its units beyond them (amount).
+-- tip is the scope's last entry, and the limits are _spent_limits. As in _write_charges a bound decides where it can. If the use of
 -- a limit is unknown, its thresholds are not reported.
 create function metered._cross_captured(take metered.new_charge, tip metered.ledger, clk timestamptz, ahead interval,
     out crossed jsonb, out crossings jsonb, out silent boolean)
@@ -4830,21 +4827,23 @@ exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlst
 end
 $$;
 
--- Writes the entries of charges, all or none. Either refused is null, and each charge has an
--- entry, or nothing was written. mode says how a refusal is returned: answer, or raise, as
--- SQLSTATE MT001 with the JSON as its detail. look takes no lock and writes nothing, and
--- gives the answer that a charge later in the same transaction would get. That charge then
--- finds its statements prepared.
+-- Writes the entries of charges, all or none: either refused is null, and each charge has an
+-- entry, or nothing was written. The modes:
+--   answer   returns a refusal
+--   raise    raises a refusal, as SQLSTATE MT001 with the JSON as its detail
+--   look     takes no lock and writes nothing. It returns the refusal that a charge later in the
+--            same transaction would get. That charge then finds its statements prepared
+--   applied  is answer, called by _write_for_uses
 --
--- Most charges are let in while nothing is due. That case is decided here. All others
--- are left to _check_limits or _expire_and_check, and only _check_limits refuses. The cost of a
+-- Most charges are let in while nothing is due. That case is decided here, and all others
+-- by _check_limits or _expire_and_check. Only _check_limits refuses. The cost of a
 -- statement of PL/pgSQL in a transaction that runs it once is mostly its preparation,
 -- so there are few, and one charge alone is written without arrays of its state.
 --
--- standing: the caller wants the use of each limit (used). If it does not, a window
--- is decided by a bound where that is enough: the units spent since the anchor of the last entry,
--- or ever. The anchor is older than the window's beginning, and refunds only lower the use.
--- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 4.
+-- standing: the caller wants the use of each limit (used). Without it an upper bound of a window's use
+-- is enough for most charges: the units spent since the anchor of the last entry, or ever. The anchor
+-- is older than the window's beginning, and refunds only lower the use. If the bound is not enough,
+-- the window's base is looked up, and becomes the anchor (ADR 4).
 create function metered._write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out refused jsonb, out at timestamptz,
@@ -4856,11 +4855,11 @@ declare
     l     metered.charge_limit;
     tip   metered.ledger;
     tips  metered.ledger[];
-    i     int;              -- charges so far, and limits, or null for none
-    n     int;
-    u     bigint;
+    i     int;              -- charges so far, or null
+    n     int;              -- limits so far, or null
+    u     bigint;           -- units that count against a limit
     since timestamptz;
-    base_seq      bigint;   -- where the count of a window begins
+    base_seq      bigint;   -- the last entry before the window
     base_spent    bigint;
     base_refunded bigint;
     w     record;
@@ -4869,7 +4868,7 @@ declare
     due   boolean;
     p     timestamptz[];    -- the start and the end of a limit's period
     absent jsonb;           -- scopes that must exist and are missing
-    a     record;
+    verdict record;
     units bigint;
 begin
     if hold.at is null then
@@ -4965,7 +4964,7 @@ begin
             plain := u <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
         end loop;
         if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
-            -- One charge, which is let in: the loops below for one.
+            -- One charge, let in: the loop below, for it alone.
             if tip.held > 0 then
                 tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
             end if;
@@ -5003,17 +5002,17 @@ begin
             perform metered._refuse_stale(tips);
         end if;
         if look then
-            a := metered._check_now(charges, tips, at, ahead);
+            verdict := metered._check_now(charges, tips, at, ahead);
         elsif due then
-            a := metered._expire_and_check(charges, tips, at, ahead, wait_ms, hold.nos);
-            tips := a.stand;
-            held := a.held;
+            verdict := metered._expire_and_check(charges, tips, at, ahead, wait_ms, hold.nos);
+            tips := verdict.stand;
+            held := verdict.held;
         else
-            -- The last limit of which something is known is the first that may refuse.
-            a := metered._check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
+            -- The last limit looked at is the first that may refuse.
+            verdict := metered._check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
         end if;
-        refused := a.refused;
-        used := case when standing then a.used end;
+        refused := verdict.refused;
+        used := case when standing then verdict.used end;
         periods := case when standing and refused is null then metered._periods_of(charges, tips, at) end;
         if refused is not null then
             if mode = 'raise' then
@@ -5023,7 +5022,7 @@ begin
         elsif look then
             return;
         end if;
-        w := metered._cross_thresholds(charges, a.used, held, at, tips);
+        w := metered._cross_thresholds(charges, verdict.used, held, at, tips);
         if w.silent then
             if mode = 'raise' then
                 perform metered._refuse_unreported();
@@ -5093,8 +5092,8 @@ begin
 end
 $$;
 
--- Charges scopes, all or none: a charge that is no command's, and is answered when refused. It
--- returns the whole answer: that costs less than to assign each part.
+-- Charges scopes, all or none, without a command, and returns a refusal. Returning the whole
+-- answer costs less than assigning each part.
 create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean) returns metered.charged
 language plpgsql volatile
 security definer
@@ -5114,8 +5113,8 @@ begin
 end
 $$;
 
--- Makes charges of costs that were incurred, whatever their limits. They only report thresholds. Where the use of a limit is
--- unknown, its thresholds are not reported.
+-- Charges costs that were incurred, whatever their limits, which only report thresholds. If the use of a limit is unknown, no
+-- threshold is reported.
 create function metered._charge_anyway(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin,
     hold metered.hold_terms) returns metered.charged
 language plpgsql volatile
@@ -5137,7 +5136,7 @@ begin
             end if;
         exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' then
         end;
-        for i in 1..cardinality(charges) loop   -- spent and held units are together beyond 64 bits, among others
+        for i in 1..cardinality(charges) loop   -- a sum is beyond 64 bits, for example
             charges[i].limits := '{}';
         end loop;
     end if;
@@ -5145,8 +5144,7 @@ begin
 end
 $$;
 
--- The answer of _check_limits for charges if due holds are free, without ending them. A charge for a use may take the units of lots for it, too: they
--- raise its limits of a lifetime.
+-- The answer of _check_limits to charges as if due holds had ended, without ending them. Lots for the use of a charge raise its lifetime limits.
 create function metered._check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
     out used bigint[], out held bigint[], out refused jsonb)
 language plpgsql stable
@@ -5408,8 +5406,8 @@ $$;
 -- a range costs the two look-ups, and a series of ranges one look-up for each edge.
 
 -- The sums of a scope's chain before each of the times, which ascend. seq is the last entry before it,
--- refunded_after has the refunds by now of the charges after that, and unsettled the spends from open leases
--- from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage
+-- refunded_after has the refunds, up to now, of charges after it, and unsettled the spends from open leases
+-- between the time and the next one. If a purge took an answer away, the last row has known_from, since when usage
 -- is known. STABLE, so that all its statements see one snapshot.
 create function metered.usage_at(of_scope text, times timestamptz[])
 returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint, unsettled bigint,
@@ -5470,7 +5468,7 @@ begin
 end
 $$;
 
--- The minima of lines that are due and not freed yet of a scope before each of the times: as minima has it.
+-- The minima of a scope's due lines, not freed yet, that count before each of the times (see _minima).
 create function metered._due_minima(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
 language plpgsql stable
 as $$
@@ -5519,8 +5517,8 @@ begin
 end
 $$;
 
--- Since when the usage of a scope is known, of which a purge took entries: after the first of those that it left. That
--- one counts no later than the clock repairs that follow it.
+-- Since when the usage of a scope is known whose entries a purge has taken: after the first entry that it left. That
+-- entry counts no later than the clock repairs after it.
 create function metered._usage_known_from(tip metered.ledger) returns timestamptz
 language plpgsql stable
 as $$
@@ -5537,9 +5535,9 @@ begin
 end
 $$;
 
--- Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the
--- texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to
--- most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.
+-- Scans up to look entries between two numbers, forwards or backwards, for entries with the texts of made_by.note, with
+-- made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and always
+-- the last entry that it looked at. more: there may be others after that.
 create function metered.search_entries(of_scope text, after_seq bigint, before_seq bigint, backwards boolean, look int, most int,
     made_by metered.origin, named text)
 returns table (entry metered.ledger, matched boolean, more boolean)
@@ -5593,13 +5591,12 @@ end
 $$;
 
 -- Leases. A lease holds units of a scope, under the scope's lock, and lets them be spent without it.
--- The spent units are captured when the lease is settled, and the rest is free again. Until then all
--- of it counts as held, and from then on the spent units count. So each unit counts from before its use until at
--- least a window after.
+-- Settling it captures the spent units, and frees the rest. Until then all of it counts as held, and from then on
+-- the spent units count. So each unit counts from before its use until at least a window after.
 --
--- The fence: a spender has the lease's lock shared until the transaction ends, and looks behind it, with
--- a newer snapshot, whether the lease is open. The settler has it exclusive: no spend is running, none
--- begins, and all committed spends are seen. The lease's lock comes before its scope's. A transaction with a
+-- The fence: a spender keeps the lease's lock, shared, until the transaction ends. Once it has the lock it looks, with
+-- a newer snapshot, whether the lease is open. The settler takes the lock exclusively: no spend is running, none
+-- begins, and it sees all committed spends. The lease's lock comes before its scope's. A transaction with a
 -- scope's lock never waits for a lease's.
 
 -- The key of the lock that keeps others from spending while a lease is settled.
@@ -5609,10 +5606,10 @@ as $$
     select metered._lock_key('metered/lease/metered', convert_to(of_no::text, 'UTF8'))
 $$;
 
--- Opens a lease of up to charge.amount units, as much as one part in terms.share of the units that the limits
--- would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by
--- limit, and held are the scope's state before. It lasts for terms.ttl, or until the first of the limits'
--- periods ends: a lease that is settled later counts in the next one.
+-- Opens a lease of up to charge.amount units, and at most the units that the limits admit, divided by terms.share.
+-- granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by
+-- limit, and held are the scope's state before. The lease lasts for terms.ttl, or until the first of the limits'
+-- periods ends: settled later, it would count in the next one.
 create function metered.open_lease(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
     out no bigint, out fence bigint, out granted bigint, out used bigint[], out held bigint, out lasts_us bigint, out periods timestamptz[],
     out crossed jsonb)
@@ -5697,7 +5694,7 @@ begin
 end
 $$;
 
--- Counts a lease that was opened, or that is settled (its units are negative then), among the open ones of its scope, whose lock is held.
+-- Adds an opened lease's units to its scope's sum, or takes those of a settled one away (units < 0). The scope is locked.
 create function metered._add_leased(of_scope text, units bigint) returns void
 language plpgsql volatile
 as $$
@@ -5710,8 +5707,8 @@ begin
 end
 $$;
 
--- Spends units of a lease from an offset on, and returns when, or null if it cannot be spent from: it is closed, or
--- a unit of the range was spent (lease_spends_apart).
+-- Spends units of a lease from an offset on, and returns the time, or null if the lease is closed or
+-- a unit of the range was spent before (lease_spends_apart).
 create function metered._spend_range(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, origin metered.origin)
 returns timestamptz
 language plpgsql volatile
@@ -5722,8 +5719,8 @@ begin
     if metered._try_lock_shared(of_fence) then
         clk := metered.clock();
         if metered._one_snapshot() then
-            -- The snapshot may be older than the end of the lease. A lock of the row meets the newer version, with 40001:
-            -- the settler has locked the row FOR UPDATE. Or it is older than the beginning.
+            -- The snapshot may be older than the lease's end: then a lock of the row fails with 40001, since the settler
+            -- has locked it FOR UPDATE. Or it is older than the lease, and finds no row.
             perform from metered.leases l where l.no = of_lease for key share;
             if not found then
                 perform metered._collided();
@@ -5743,7 +5740,7 @@ begin
 end
 $$;
 
--- A charge that is spent from a lease, and no command's.
+-- Spends from a lease without a command.
 create function metered.spend(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, note jsonb)
 returns timestamptz
 language plpgsql volatile
@@ -5762,8 +5759,8 @@ begin
 end
 $$;
 
--- Makes charges of which some are spent from leases, all or none, as _write_charges does. A lease that
--- cannot be spent from (it is closed, or the range was spent) refuses, and nothing is written then.
+-- Makes charges, some from leases, all or none, as _write_charges does. A lease that is closed, or whose range
+-- was spent, refuses.
 create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text, standing boolean) returns metered.charged
 language plpgsql volatile
 security definer
@@ -5773,11 +5770,11 @@ set plan_cache_mode = force_generic_plan
 as $$
 declare
     c      metered.new_charge;
-    chain  metered.new_charge[] := '{}';
-    spent  metered.new_charge[] := '{}';    -- by this call
+    chain  metered.new_charge[] := '{}';    -- charges of the ledger
+    spent  metered.new_charge[] := '{}';    -- from leases, by this call
     posted metered.charged;
     answer metered.charged;
-    n      int := 0;    -- of the chain's
+    n      int := 0;    -- in chain
 begin
     if array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
@@ -5833,17 +5830,20 @@ begin
             answer.held[i] := 0;
         end if;
     end loop;
-    answer.used := posted.used;     -- of the chain's limits: a spend comes without
+    answer.used := posted.used;     -- spends from leases have no limits
     answer.periods := posted.periods;
     answer.crossed := posted.crossed;
     return answer;
 end
 $$;
 
--- Settles a lease: captures its spent units, and frees the rest. status is settled, closed (it was settled before, and
--- spent has the units captured then), early (only its owner may, before it ends) or unknown. of_owner is the caller.
--- told has the units that the owner of a lease in memory used. Without it all of them were. crossing: it would cross thresholds of spending alone,
--- which limits has and nobody reports.
+-- Settles a lease: captures its spent units, and frees the rest. of_owner is the caller. told has the used units of a lease in memory, by its
+-- owner's word. If it is null, all were used. The status:
+--   settled
+--   closed    it was settled before, with spent units
+--   early     before its end only its owner may settle it
+--   unknown
+--   crossing  nothing was written: it crosses thresholds on spending in limits, and the caller is not telling
 create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int, limits metered.charge_limit[], ahead interval,
     out status text, out granted bigint, out spent bigint, out crossed jsonb)
 language plpgsql volatile
@@ -5887,8 +5887,7 @@ begin
 end
 $$;
 
--- A lease, with its lock exclusive and its row locked. All its spends are seen only by a
--- statement with a snapshot of its own.
+-- Locks a lease, exclusively, and its row. Only a statement with a snapshot of its own then sees all spends.
 create function metered._lease_to_settle(of_no bigint, wait_ms int) returns metered.leases
 language plpgsql volatile
 as $$
@@ -5907,10 +5906,10 @@ begin
 end
 $$;
 
--- Writes the end of a lease of which so many units were spent, under its scope's lock. More than was
--- granted is never spent; were it, it would be charged. It is dated no earlier than last, the last spend: the
--- clock may have been set back since. limits are _spent_limits, of which it may cross some. silent: nothing was written, since
--- nobody would tell.
+-- Writes the end of a lease of which so many units were spent, under its scope's lock. Units beyond the
+-- granted ones, which nobody can spend, would be charged. The end is dated no earlier than last, the last spend, since the
+-- clock may have been set back. limits are _spent_limits. silent: nothing was written, since it crosses a threshold
+-- and the caller is not telling.
 create function metered._close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz,
     limits metered.charge_limit[], ahead interval, out crossed jsonb, out silent boolean)
 language plpgsql volatile
@@ -5961,8 +5960,8 @@ begin
 end
 $$;
 
--- The units that open leases hold of a scope, and when the last of them ends, by one row each, however many leases are open. own are units of
--- leases that this transaction has opened: they do not count.
+-- Units that open leases hold of a scope, and when the last lease ends. It reads one row for each answer, however many leases are open. own units
+-- are of leases that this transaction has opened, and do not count.
 create function metered._leased_units(of_scope text, own bigint, out units bigint, out ends_at timestamptz)
 language plpgsql stable
 as $$
@@ -5992,8 +5991,8 @@ end
 $$;
 
 -- Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first.
--- after is the last of the batch before. The child's side of another cluster's units stays until the parent's side is known to be settled, and
--- its time was over before cutoff: until then a message can ask for the units that the child used.
+-- after is the last of the batch before. A child that got units from another cluster stays until the parent's side is known to be settled, and
+-- its time was over before cutoff: until then a message can ask for its used units.
 create function metered.purge_leases(after timestamptz, cutoff timestamptz, max_rows int, out deleted bigint, out last timestamptz)
 language plpgsql volatile
 security definer
@@ -6339,7 +6338,7 @@ begin
 end
 $$;
 
--- A refusal with a scope that does not exist, if it does not.
+-- Adds a scope to a refusal, if absence says why it does not exist.
 create function metered._with_absent(refused jsonb, of_scope text, absence text) returns jsonb
 language plpgsql immutable
 as $$
@@ -6351,8 +6350,8 @@ begin
 end
 $$;
 
--- Looks closer at a charge that is out of bounds, or of a scope that must exist. refused as it was, with
--- this scope if it does not exist. looking: the scope is not locked.
+-- Checks a charge that seems out of bounds, or whose scope must exist. It returns refused, with the
+-- scope if it does not exist. looking: the scope is not locked.
 create function metered._admit(c metered.new_charge, refused jsonb, looking boolean, wait_ms int) returns jsonb
 language plpgsql volatile
 as $$
@@ -6364,7 +6363,7 @@ begin
         and (pg_column_compression(c.note) is null or octet_length(c.note::text) <= 8192) and coalesce(cardinality(c.limits), 0) <= 16) is not true then
         perform metered._no_amount();
     end if;
-    -- Under another lock than its scope's a charge could not rely on its reads.
+    -- If the key were another scope's, the charge would not read under the scope's lock.
     if not metered._key_fits(c.key, c.scope) then
         perform metered._require(false, 'key');
     end if;
@@ -6376,8 +6375,8 @@ begin
 end
 $$;
 
--- Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is
--- returned. changed: it did not exist before. The answer holds until the transaction ends.
+-- Declares that scopes exist, all or none. If some are retired, only these are returned, and nothing is
+-- done. changed: the scope did not exist before. The answer holds until the transaction ends.
 create function metered.create_scopes(scopes text[], wait_ms int)
 returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean)
 language plpgsql volatile
@@ -6425,9 +6424,9 @@ begin
 end
 $$;
 
--- Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never
--- declared. Then these are all that is returned, without created_at. Takes the scopes' locks. held is
--- units of open holds of a scope: they go on, and end as any.
+-- Retires scopes, or takes that back (retiring is false), all or none. If some were never declared, only
+-- these are returned, without created_at, and nothing is done. Takes the scopes' locks. held has
+-- units of a scope's open holds, which go on.
 create function metered.retire_scopes(scopes text[], retiring boolean, wait_ms int)
 returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean, held bigint)
 language plpgsql volatile
@@ -6499,8 +6498,8 @@ begin
 end
 $$;
 
--- How many units of a scope are still held by lines that are due and not freed yet: by
--- all such lines, or by the first max_lines. since is a time before which none is due.
+-- Units of a scope that due lines, not freed yet, still hold: all of them, or the first
+-- max_lines. No line is due before since.
 create function metered._overdue(of_scope text, since timestamptz, clk timestamptz, max_lines int default null) returns bigint
 language plpgsql stable
 as $$
@@ -6523,10 +6522,9 @@ begin
 end
 $$;
 
--- A new next_due of a scope whose old one is since: when the first line falls due that
--- does within 10 seconds of that or of now, whichever is later, or else the end of these.
--- Ended lines that would have fallen due until now are read past in any case. To look further
--- than that could mean wading through all that was placed and ended meanwhile.
+-- A new next_due of a scope, whose old one is since: when the first line falls due, but at most
+-- 10 seconds after since or now, whichever is later. It reads past ended lines that would have
+-- fallen due by then. A further look could read past all lines that were placed and ended meanwhile.
 -- Volatile, though it writes nothing: into an insert from a select with a stable function, Citus 13 puts a condition without a column.
 create function metered._later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql volatile
@@ -6541,11 +6539,10 @@ begin
 end
 $$;
 
--- next_due with the entry behind that of seq. held has the units held then. A
--- line that is new is not looked at. It moves on where it has passed, and about once in 16
--- entries (twice where the next one is odd: a call may write two), so that a
--- search for the first due line need not wade through lines that have ended since. That of a closed scope
--- (see carve.sql) stays. Inlined wherever it stands.
+-- next_due of the entry after seq, without its own new line. held has its held units. next_due
+-- moves on once it has passed, and with two of 16 entries (a call may write two, and skip one of
+-- them), so that a search for the first due line need not read past many ended lines.
+-- That of a closed scope (carve.sql) stays. Inlined wherever it stands.
 create function metered._due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
 returns timestamptz
 language sql volatile
@@ -6555,9 +6552,9 @@ as $$
     when next_due = '-infinity' then next_due end
 $$;
 
--- Frees the units that holds still keep of their scopes, or of only_scopes, which are all locked: one
--- entry for each scope. Holds that expire free the units that they do not capture, at the time at which the last of them fell due. In a
--- wallet each is ended by an entry of its own (settle).
+-- Frees the units that holds still keep of their scopes, or of only_scopes, which are all locked, by one
+-- entry for each scope. Expiring holds free the units that they do not capture, when the last of them fell due. In a
+-- wallet each ends with an entry of its own (_settle).
 create function metered._release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
     of_hold text, origin metered.origin) returns void
 language plpgsql volatile
@@ -6644,8 +6641,7 @@ begin
 end
 $$;
 
--- The note of entries that the system makes by itself: a caller that only needs the room of due holds
--- did not ask for its end.
+-- The note of ends of holds that a caller only writes because it needs their room.
 create function metered._by_system() returns metered.origin
 language sql immutable
 as $$
@@ -6667,8 +6663,8 @@ begin
 end
 $$;
 
--- Frees up to max_lines lines that are due of each of the scopes, and all of a wallet's, which are locked
--- and none of whose lines is due before "since".
+-- Ends the holds of up to max_lines due lines of each of the scopes, or of all in a wallet. The scopes are locked,
+-- and none of their lines is due before since.
 create function metered._expire_due(scopes text[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
 language plpgsql volatile
 as $$
@@ -6694,10 +6690,9 @@ begin
 end
 $$;
 
--- Ends one hold that is due, if its deadline is still the one given, frees its
--- units, and notifies listeners. status is expired, due_later, extended, or
--- the state of one that ended otherwise (captured, released), or ended (by time, and
--- announced before): nothing was done.
+-- Ends one hold that is due, if it still has this deadline, frees its units, and notifies
+-- listeners: status is expired. Otherwise nothing is done: due_later, extended, captured,
+-- released, or ended (it expired, and was announced before).
 create function metered.expire_hold(of_tenant text, of_id text, issued timestamptz, of_deadline timestamptz, wait_ms int, note text, channel text,
     out status text, out hold json)
 language plpgsql volatile
@@ -6755,13 +6750,11 @@ begin
 end
 $$;
 
--- Ends up to max_holds holds that are due, after the one of these due time and no,
--- and frees their units: those whose scopes and rows are to be had without
--- waiting. nos are these. Unless they are still to be announced (keep_pending) they
--- are done with. seen is how many were due. The last of them is where to go on, if
--- there may be more.
+-- Looks at up to max_holds due holds, after after_due and after_no, and ends those whose
+-- locks are free (nos). Without keep_pending they need no announcement. seen counts
+-- the holds looked at. If there may be more, go on after last_due and last_no.
 --
--- They have at most 2,000 scopes together, since each takes a lock of the server's
+-- Together they have at most 2,000 scopes, since each takes a lock of the server's
 -- table, which by default has room for some 6,400 of all sessions. One hold has at
 -- most 64.
 create function metered.sweep_holds(after_due timestamptz, after_no bigint, max_holds int, keep_pending boolean, channel text,
@@ -6837,10 +6830,9 @@ begin
 end
 $$;
 
--- Holds in the order in which they fall due, after the one of after_due and after_no, up to before: those
--- that are held, and those that have ended by time and are not announced. Of a tenant, or of all (null);
--- of scopes that begin with prefix. It looks at no more than 10,000 and returns max_rows: last_due and
--- last_no are where to go on, or null at the end. clk counts as now.
+-- Holds that are held, or that expired and are not announced, in the order in which they fall due, after after_due and
+-- after_no, and before a time: of one tenant or of all (null), with a scope that begins with prefix. It looks at no more than 10,000
+-- and returns max_rows. Go on after last_due and last_no, which are null at the end. clk counts as now.
 create function metered.due_holds(of_tenant text, prefix text, after_due timestamptz, after_no bigint, before timestamptz,
     clk timestamptz, max_rows int, out holds json[], out last_due timestamptz, out last_no bigint)
 language plpgsql stable
@@ -6908,8 +6900,8 @@ $$;
 -- of them, from "after" on (null: from the beginning), and moves the horizon to the latest
 -- time that their ids carry, in the same transaction, as purge_operations does.
 --
--- Purges are without bitmaps and sorts: with these, a batch would read all that there is
--- to delete, by a plan of when it was little.
+-- Purges use no bitmaps and sorts: with a plan from a time of few rows, each batch would
+-- read all rows that are to be deleted.
 create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted bigint, out last timestamptz)
 language plpgsql volatile
 security definer
@@ -6947,11 +6939,11 @@ begin
 end
 $$;
 
--- Minima: units that a hold captures when it expires. They are charges of the time at which the hold fell due, also if it is ended
--- later. So a writer of a scope first ends the holds that are due there, up to the last that has a minimum: behind the new entry it would count later.
+-- Minima: units that a hold captures when it expires. They count as charged when the hold fell due, even if it is ended
+-- later. So a writer of a scope first ends its due holds, up to the last one with a minimum, which would count later if its entry came after the new one.
 
--- How many units of a scope its lines capture when they expire: those that are due and not freed yet, by clk. They are
--- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, the units that count after since.
+-- Units that the due lines of a scope, not freed yet, capture, as far as they count after since. They count from the time at which their line
+-- fell due, or of the last entry if that is later.
 create function metered._minima(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
@@ -6963,8 +6955,7 @@ begin
 end
 $$;
 
--- How many lines of a scope are to be ended at least, the earliest due first, before an entry is written: up to the last of those that are due and capture
--- something.
+-- How many due lines of a scope must end before an entry is written, the earliest first: all up to the last with a minimum.
 create function metered._lines_with_minima(of_scope text, since timestamptz, clk timestamptz) returns int
 language plpgsql stable
 as $$
@@ -6977,8 +6968,8 @@ begin
 end
 $$;
 
--- The minima of a scope's open lines that fall due from since on and before until, but for the holds of_nos: units, and when these leave the
--- window or the period of a limit, in that order. They leave no lifetime. Null if there are none.
+-- The minima of a scope's open lines that fall due from since on and before until, without the holds of_nos: units, and when they leave the
+-- window or period of a limit, in the order of these times. They never leave a lifetime. Null if there are none.
 create function metered._minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
     out units bigint[], out leave timestamptz[])
 language plpgsql stable
@@ -6997,16 +6988,16 @@ begin
 end
 $$;
 
--- The first time from since on at which charges and minima leave room enough in a window, if nothing else changes, or null for never. used has
--- the charged units, counted from the base as _spent_since has it. They leave the window by age, and minima leave as _minima_leave has it.
+-- The first time from since on at which at most room units are left in a window, if nothing else changes, or null for never. used are
+-- charged units, counted from the base (_spent_since), which leave by age. units are minima, and leave their times (_minima_leave).
 create function metered._fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base metered.counted,
     since timestamptz, units bigint[], leave timestamptz[]) returns timestamptz
 language plpgsql stable
 as $$
 declare
-    gone   int := coalesce(cardinality(units), 0);  -- so many minima have left
-    few    int := -1;           -- too few have, or charges are still in the way when they have
-    stay   bigint := 0;         -- minima that have not
+    gone   int := coalesce(cardinality(units), 0);  -- minima that have left, when there is room
+    few    int := -1;           -- minima that have left, when there is no room yet
+    stay   bigint := 0;         -- units of minima that stay
     stays  bigint[] := '{}';    -- by gone + 1
     half   int;
     first  timestamptz := 'infinity';
@@ -7071,8 +7062,8 @@ begin
 end
 $$;
 
--- Ends holds that are due, up to 500 of each of the scopes in which one of them has a minimum, and more up to the last of these. It runs before an entry is
--- written. The scopes are locked. The hold of_others_than is no reason to end others.
+-- Before an entry is written: ends the due holds of each scope where one has a minimum, 500 of them, or more up to the last with a
+-- minimum. The scopes are locked. A minimum of the hold of_others_than alone ends nothing.
 create function metered._end_minima(scopes text[], of_others_than bigint, clk timestamptz, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
@@ -7095,7 +7086,7 @@ begin
 end
 $$;
 
--- The same for holds' scopes, whose rows are locked too.
+-- _end_minima for the scopes of holds, whose rows are locked too.
 create function metered._end_minima_of(nos bigint[], clk timestamptz, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
@@ -7104,7 +7095,7 @@ begin
 end
 $$;
 
--- The same for an entry that is to be written: e is as _next_entry has it. Lots end holds that are due by themselves.
+-- _end_minima for the entry e of _next_entry. In a wallet, _settle ends due holds.
 create function metered._after_minima(e metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -7181,10 +7172,10 @@ end
 $$;
 
 -- Takes the locks of a command that does several things to scopes and holds, in the one
--- order: all scopes, by key, with those of the holds that are named, unless these are
+-- order: all scopes, by key, with those of the named holds, unless these are
 -- another holder's (see _lock_holds); the ids that it places, by key; then rows of holds, by
--- no: of those that are named, and of those that are due in scopes that it may charge and
--- could be in its way. A command that names thousands of scopes needs a larger lock table.
+-- no: of the named holds, and of due holds that could be in its way in scopes that it
+-- may charge. A command that names thousands of scopes needs a larger lock table.
 --
 -- A hold that was not there before the locks, and is there behind them, was placed while this
 -- waited. Its scopes are not locked, and would be locked late: the whole is to be tried again.
@@ -7252,7 +7243,7 @@ begin
 end
 $$;
 
--- The holds that are named, but for those of another holder.
+-- The named holds, without those of another holder.
 create function metered._named_holds(named metered.hold_ids[]) returns bigint[]
 language plpgsql volatile
 as $$
@@ -7316,8 +7307,8 @@ begin
 end
 $$;
 
--- The refusal of place at this moment, without a lock, in a command that has begun (it is no replay): status is taken, refused, or null where it would
--- not, or where only place can decide: of a hold that was placed before, and from an older snapshot.
+-- The refusal of place at this moment, without a lock, in a command that has begun (it is no replay). status is taken, refused, or null. Null means
+-- that place would not refuse, or that only place can decide: the hold was placed before, or the snapshot may be old.
 -- stored is the hold of a taken claim, if reveal.
 create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval, reveal boolean,
     out status text, out at timestamptz, out deadline timestamptz, out refused jsonb, out stored json)
@@ -8752,10 +8743,10 @@ begin
 end
 $$;
 
--- Jobs that wait for budget. A job whose hold does not fit is parked: a row here, and none of River's, or one that River
--- does not work: of a job that waits for its next attempt. It waits for one scope, the first that refused it, in that scope's line. A transaction that frees units of a scope with a
--- line marks the line, in the ledger's own trigger. A releaser then looks at it: it places the holds of those that fit, in
--- order, and returns the jobs, which the statement around it inserts into river_job with its caller's privileges.
+-- Jobs that wait for budget. A job whose hold does not fit is parked: it is a row here, and River has no row of it, or between
+-- attempts one that no worker takes. It waits in the line of the first scope that refused it. A transaction that frees units of a scope
+-- marks the scope's line, in a trigger of the ledger. A releaser then places the holds of jobs that fit, in
+-- order, and returns these jobs. The statement around it inserts them into river_job with its caller's privileges.
 
 -- The channel on which releasers hear that a line is marked.
 create function metered._parked_channel() returns text
@@ -8764,7 +8755,7 @@ as $$
     select left(substr('metered/parked/metered', 16), 56) || '_parked'
 $$;
 
--- Wakes the releasers. A statement that another node of a cluster sent cannot: it may be prepared, which a NOTIFY forbids.
+-- Wakes the releasers, except in a statement from another node of Citus, which may be prepared: then NOTIFY is forbidden.
 create function metered._wake_releasers() returns void
 language plpgsql volatile
 as $$
@@ -8775,8 +8766,8 @@ begin
 end
 $$;
 
--- Marks the line of a scope of which units were freed, if it has one. At READ COMMITTED this sees each line, since
--- whoever parks a job holds the scope's lock. An older snapshot may not show a line that is there: an insert meets it, with
+-- Marks the line, if there is one, of a scope whose units were freed. At READ COMMITTED this sees each line, since
+-- jobs are parked under the scope's lock. An older snapshot may miss a line: then an insert collides with it, with
 -- 40001, and the block takes the insert back.
 create function metered._mark_freed() returns trigger
 language plpgsql volatile
@@ -8797,8 +8788,8 @@ begin
 end
 $$;
 
--- Credits, refunds, releases, expiries and clock repairs can let a job in, and a capture can, sooner than its hold would have fallen
--- due: a window leaves the captured units behind. A lot that was scheduled will. Other entries cannot, and cost a comparison.
+-- Credits, refunds, releases, expiries, clock repairs and scheduled lots can let a job in. So can a capture, whose units leave a window,
+-- sooner than its hold would fall due. Other entries cannot, and cost a comparison.
 do $$
 begin
     perform set_config('citus.enable_unsafe_triggers', 'on', true);   -- read by Citus alone: ours stays on the ledger's node
@@ -8814,9 +8805,8 @@ as $$
     select array(select row(c.*)::metered.new_charge from unnest(charges) c where c.scope = of_scope)
 $$;
 
--- The scope that refused first, and when it will not, from now: null if nobody knows. own is tried before others.
--- A refusal that no time and no credit can end has no scope: of a scope that is absent or closed, or (unless hopeful) of
--- more units than the limit has.
+-- The scope that refused, own or else the first, and how long from now it will refuse, or null if nobody knows. scope is null if neither time nor
+-- credit ends the refusal: a scope is absent or closed, or (unless hopeful) the job wants more units than the limit has.
 create function metered._refusing(charges metered.new_charge[], refused jsonb, own text, hopeful boolean,
     out scope text, out retry interval)
 language plpgsql immutable
@@ -8851,8 +8841,8 @@ begin
 end
 $$;
 
--- The turn of a job that joins the line of a scope: one round behind the last job of its key, and behind the round that
--- is being released. So a key with one job waits for at most one round, whatever the others have in the line.
+-- The turn of a job that joins a line: one round behind the last job of its key (fair), and behind the round that
+-- is being released. So a key with one job waits for at most one round, however many jobs others have in the line.
 create function metered._turn(of_scope text, of_priority int, of_fair text) returns bigint
 language plpgsql volatile
 as $$
@@ -8864,8 +8854,8 @@ begin
 end
 $$;
 
--- When the next lot of a wallet begins, which no entry of the ledger says at that time, or infinity. One that has begun and is not
--- written yet counts already, and what follows it is not known: a minute from now.
+-- When the next lot of a wallet begins, or infinity: no entry is written at that time. If one has begun and is not written yet, it
+-- counts already, and the next is unknown: then a minute from now.
 create function metered._lot_begins(of_scope text, clk timestamptz) returns timestamptz
 language sql stable
 as $$
@@ -8873,8 +8863,8 @@ as $$
         from metered.lots y where y.scope = of_scope and y.pending > 0 order by y.starts_at limit 1), 'infinity')
 $$;
 
--- Adds a job to the line's count, and lets the line be looked at no later than wake, also if a look that has begun goes on behind
--- the job. The scope is locked. Releasers hear of an earlier time.
+-- Counts a job in a line, and has releasers look at the line by wake, even if a look is under way that has passed the job's
+-- place. The scope is locked. Releasers are woken if wake is earlier than the line's time.
 create function metered._join_line(of_scope text, of_key bigint, wake timestamptz) returns void
 language plpgsql volatile
 as $$
@@ -8909,6 +8899,7 @@ begin
 end
 $$;
 
+-- A parked job as callers see it.
 create function metered._parked_json(j metered.parked_jobs) returns jsonb
 language sql stable
 as $$
@@ -8995,10 +8986,10 @@ begin
 end
 $$;
 
--- Enqueues jobs whose units are held until they end, all or none. status is started (the hold is placed, and job is
--- for the caller to insert), parked (until the units fit), refused (they never fit), or full (its line has most jobs).
--- With raising, the last two are SQLSTATE MT001 and MT013. A job that would fit is parked too where others wait for one
--- of its scopes, and the line is looked at in turn.
+-- Enqueues jobs whose units are held until they end, all or none. status is started (the hold is placed, and the caller
+-- inserts job), parked (until the units fit), refused (they never fit), or full (its line has most jobs).
+-- With raising, the last two are SQLSTATE MT001 and MT013. A job that fits is parked too if others wait for one
+-- of its scopes.
 --
 -- Each element of parking has River's columns of the job, with its job_id; the hold and the charges of place, as text; the key
 -- of its turn (fair), the most jobs in its line (most), how long it waits (wait_us), and whether its limits may be raised (hopeful).
@@ -9018,8 +9009,8 @@ declare
     c     metered.new_charge;
     p     record;
     w     record;
-    no    jsonb;
-    busy  text;
+    no    jsonb;    -- a refusal
+    busy  text;     -- a scope with a line
     clk   timestamptz;
     keys  bigint[] := '{}';
     most  bigint;
@@ -9199,8 +9190,8 @@ $$;
 
 -- Parked jobs whose units are free are released: they become jobs of River. Others are dropped or moved.
 
--- Charges with the limits that their scopes have now, as text by scope (given), or as they came where that is null, or null
--- for the scope. null, if given does not have one of the scopes.
+-- Charges with the present limits of their scopes: given has these as text by scope. A charge keeps its own if given is null, as a whole or
+-- for the scope. The result is null if given lacks a scope.
 create function metered._under_limits(charges metered.new_charge[], given jsonb) returns metered.new_charge[]
 language plpgsql immutable
 as $$
@@ -9218,7 +9209,7 @@ begin
 end
 $$;
 
--- _start_job for a job that may fail, for instance since its window reaches behind a purge: then started is null.
+-- _start_job, but started is null after an error, such as of a window that reaches behind a purge.
 create function metered._try_start_job(h metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
     out started boolean, out refused jsonb, out due timestamptz)
 language plpgsql volatile
@@ -9233,8 +9224,8 @@ exception
 end
 $$;
 
--- The other row of a job that stands in two lines, the charges of its first choice, which is tried first, and the keys of the locks that it takes to
--- start the job, beside those of its charges.
+-- For a job in two lines: its row in the other one, the charges of its first choice, which is tried first, and the keys that starting it
+-- locks beside those of r's charges.
 create function metered._other_lane(r metered.parked_jobs, given jsonb, out other metered.parked_jobs, out first metered.new_charge[], out keys bigint[])
 language plpgsql volatile
 as $$
@@ -9255,12 +9246,12 @@ begin
 end
 $$;
 
--- Looks at the line of one scope, which is locked, and takes those jobs out of it that fit, at most room of them. A job that
--- another scope refuses goes on to the line of that scope. The scopes of a job are locked as far as they
--- are to be had at once. Otherwise the line is looked at again soon.
+-- Takes jobs that fit out of the line of one scope, which is locked, and starts them, at most room jobs. A job that
+-- another scope refuses moves to the line of that scope. If a lock of a job's other scopes is not free, the job stays, and the line
+-- is looked at again soon.
 --
--- The smallest job of each class (jobs of equal limits) is asked first: if it does not fit, none of its class does. A look
--- goes through at most 500 jobs. after is where the next one goes on. A careful look asks each job, and passes those that fail.
+-- The smallest job of each class (jobs with equal limits) is tried first: if it does not fit, none of its class does. A look
+-- goes through at most 500 jobs, and the next one goes on after these. A careful look tries each job, and passes jobs that fail.
 create function metered._release_line(of_scope text, given jsonb, room int, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean) returns jsonb[]
 language plpgsql volatile
 as $$
@@ -9400,8 +9391,8 @@ begin
 end
 $$;
 
--- Lines to be looked at: of these scopes, or those that are marked or whose time has come. Jobs that may be tried again by now join the
--- lines first. Where the lock of such a scope is not to be had, it is among them.
+-- Lines to look at: those of only_scopes, or else all that are marked or whose time has come. Jobs whose next attempt may begin join their
+-- lines first. If the lock of such a scope is not free, the scope is returned too.
 create function metered._lines(only_scopes text[], most int) returns table (scope text, key bigint)
 language plpgsql volatile
 as $$
@@ -9442,7 +9433,7 @@ begin
 end
 $$;
 
--- The scopes whose limits release_jobs would judge, for given. It takes the locks that release_jobs takes.
+-- The scopes whose present limits release_jobs needs (given). It takes the same locks.
 create function metered.judged_scopes(only_scopes text[], wait_ms int, max_jobs int) returns text[]
 language plpgsql volatile
 security definer
@@ -9481,11 +9472,11 @@ begin
 end
 $$;
 
--- Releases parked jobs that fit, at most max_jobs: of the given scopes, whose locks it waits for, or of those
--- lines that are marked, or whose time has come, and whose locks are to be had at once. Rows are released (job is for the caller to insert),
--- busy (the lock of the scope was not to be had), trouble (why the line cannot be looked at), or more (call again).
+-- Releases parked jobs that fit, at most max_jobs: of only_scopes, whose locks it waits for, or of
+-- lines that are marked or whose time has come, if their locks are free. A row is released (the caller inserts job),
+-- busy (the scope's lock was not free), trouble (why the line cannot be looked at), or more (call again).
 --
--- Limits count as the jobs came with them, or as given has them: as text by scope, for lines and jobs whose scopes are all there.
+-- Jobs count with their own limits, or with those of given, text by scope. Jobs and lines with a scope that given lacks are left for later.
 create function metered.release_jobs(only_scopes text[], given jsonb, wait_ms int, max_jobs int, ahead interval, origin metered.origin, channel text)
 returns table (status text, job jsonb, scope text)
 language plpgsql volatile
@@ -9687,12 +9678,12 @@ $$;
 -- columns up to at are its record), retired (its time is at or before the
 -- horizon) or future (its time is further ahead than max_future). The transaction of
 -- a new one is marked, guarded against COMMIT, and bounded by timeout_ms (0 leaves
--- the session's timeouts, null all of its settings: it is the caller's). The claim
--- is an advisory lock, which writes nothing. The record's primary key makes
--- it exact. It comes before the scopes' locks of its command.
+-- the session's timeouts, and null all settings of a caller's session). The claim
+-- is an advisory lock, which writes nothing, and comes before the command's locks of
+-- scopes. The record's primary key makes it exact.
 --
--- Opening spends the token, if there is one, and then looks at the charges that are given,
--- without a lock, so that a hopeless command is refused before it works. The columns from
+-- Opening spends the token, if there is one, and then looks at the charges without a
+-- lock, so that a hopeless command is refused before its function runs. The columns from
 -- token_status to consumed_at are consume_token's.
 create function metered.begin_command(claiming boolean, opening boolean, command metered.new_command, token metered.presented_token,
     charges metered.new_charge[], ahead interval, wait_ms int,
@@ -9808,9 +9799,9 @@ end
 $$;
 
 -- Ends a command: charges, records the operation, and lets COMMIT pass. A refusal
--- raises, because COMMIT follows in the same flush. Without finishing something comes
--- before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a
--- command that was refused, whose transaction was rolled back. The result is empty.
+-- raises, because COMMIT follows in the same flush. Without finishing, finish_command lets
+-- COMMIT pass later. With of_refusal it records that the command was refused and rolled
+-- back, with an empty result.
 create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
     charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz, out periods timestamptz[], out crossed jsonb)
@@ -9891,8 +9882,8 @@ begin
 end
 $$;
 
--- Lets the COMMIT of a command pass that was completed without finishing, if this is
--- its transaction still.
+-- Lets COMMIT pass for a command that was completed without finishing, if this is still
+-- its transaction.
 create function metered.finish_command(marker text) returns void
 language plpgsql volatile
 security definer
@@ -9913,8 +9904,8 @@ $$;
 
 -- Deletes records of operations completed and issued before cutoff, at most
 -- max_rows, oldest first, and moves the horizon to the latest time that their ids
--- carry, in the same transaction. No further: a clock that was ahead for a while would
--- refuse new ids for as long. after is the last of the batch before, as in purge_tokens.
+-- carry, in the same transaction. A horizon beyond these would refuse new ids, after a
+-- clock was ahead, for as long. after is the last of the batch before, as in purge_tokens.
 -- It waits for another purge's move, as long as wait_ms.
 create function metered.purge_operations(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int,
     out deleted bigint, out last timestamptz)
@@ -10048,8 +10039,8 @@ $$;
 -- is not plain is left to _write_charges, charge by charge, so that only _check_limits refuses. The
 -- guard is the same for both: the primary key, and FOR KEY SHARE on the last entry.
 
--- Takes locks in the order of their keys, and returns those that it did not get: none, unless they are
--- not to be waited for (skip_busy).
+-- Takes locks in the order of their keys. With skip_busy it does not wait, and returns the keys that
+-- are not free.
 create function metered._lock_each(keys bigint[], wait_ms int, skip_busy boolean) returns bigint[]
 language plpgsql volatile
 as $$
@@ -10099,8 +10090,8 @@ begin
 end
 $$;
 
--- Writes those of the charges that are plain, with the records of their events. exact are the
--- others that have no status, by their numbers. The scopes are locked.
+-- Writes the plain charges, with the records of their events. exact are the numbers of the other
+-- charges without a status. The scopes are locked.
 create function metered._write_plain(charges metered.new_charge[], events metered.new_event[], statuses text[], clk timestamptz,
     out answers metered.each_answer[], out exact int[])
 language plpgsql volatile
@@ -10189,7 +10180,7 @@ begin
 end
 $$;
 
--- Tells a writer of a record that another one was faster.
+-- Fails for a writer of a record that another writer made first.
 create function metered._recorded_meanwhile() returns void
 language plpgsql
 as $$
@@ -10867,31 +10858,31 @@ comment on function metered.set_lot_end(metered.scope_name, bigint, bigint, text
 comment on function metered.end_renewal(metered.scope_name, bigint, text, metered.charge_limit[], int, metered.origin) is 'Ends the renewals of a grant, by its reference: the lot of the next period is withdrawn, and none comes after it. The present one stays. status is revoked, same (they were ended before), unknown (no such grant renews), or crossing, as revoke_lot has it.';
 comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is the balance behind it, with lots for the use of the charge. A refusal of a command''s draw raises, because COMMIT follows, and its draws are kept for its record.';
 comment on function metered.wallet_balance(text) is 'The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the lots that have some of either, in the order in which they are drawn. Lots for some uses are no part of units. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.';
-comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none: a charge that is no command''s, and is answered when refused. It returns the whole answer: that costs less than to assign each part.';
+comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none, without a command, and returns a refusal. Returning the whole answer costs less than assigning each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'The answer of charge at this moment, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage(text[], interval[], metered.period[], boolean) is 'The state of each scope, for each pair with a window. Window 0 is the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.';
 comment on function metered.charge_up_to(metered.new_charge[], interval, int, boolean, metered.origin) is 'Charges scopes as charge does, with equal amounts: all of it, or else the largest amount that the limits of all scopes admit, at least 1. amount is this. A refusal is of 1 unit. That of a command raises, because COMMIT follows, and its charges are kept for its record.';
-comment on function metered.usage_at(text, timestamptz[]) is 'The sums of a scope''s chain before each of the times, which ascend. seq is the last entry before it, refunded_after has the refunds by now of the charges after that, and unsettled the spends from open leases from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage is known. STABLE, so that all its statements see one snapshot.';
-comment on function metered.search_entries(text, bigint, bigint, boolean, int, int, metered.origin, text) is 'Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.';
-comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, as much as one part in terms.share of the units that the limits would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are the scope''s state before. It lasts for terms.ttl, or until the first of the limits'' periods ends: a lease that is settled later counts in the next one.';
-comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'A charge that is spent from a lease, and no command''s.';
-comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges of which some are spent from leases, all or none, as _write_charges does. A lease that cannot be spent from (it is closed, or the range was spent) refuses, and nothing is written then.';
-comment on function metered.settle_lease(bigint, text, bigint, int, metered.charge_limit[], interval) is 'Settles a lease: captures its spent units, and frees the rest. status is settled, closed (it was settled before, and spent has the units captured then), early (only its owner may, before it ends) or unknown. of_owner is the caller. told has the units that the owner of a lease in memory used. Without it all of them were. crossing: it would cross thresholds of spending alone, which limits has and nobody reports.';
-comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before. The child''s side of another cluster''s units stays until the parent''s side is known to be settled, and its time was over before cutoff: until then a message can ask for the units that the child used.';
+comment on function metered.usage_at(text, timestamptz[]) is 'The sums of a scope''s chain before each of the times, which ascend. seq is the last entry before it, refunded_after has the refunds, up to now, of charges after it, and unsettled the spends from open leases between the time and the next one. If a purge took an answer away, the last row has known_from, since when usage is known. STABLE, so that all its statements see one snapshot.';
+comment on function metered.search_entries(text, bigint, bigint, boolean, int, int, metered.origin, text) is 'Scans up to look entries between two numbers, forwards or backwards, for entries with the texts of made_by.note, with made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and always the last entry that it looked at. more: there may be others after that.';
+comment on function metered.open_lease(metered.new_charge, metered.lease_terms, interval, int) is 'Opens a lease of up to charge.amount units, and at most the units that the limits admit, divided by terms.share. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by limit, and held are the scope''s state before. The lease lasts for terms.ttl, or until the first of the limits'' periods ends: settled later, it would count in the next one.';
+comment on function metered.spend(bigint, bigint, bigint, bigint, text, jsonb) is 'Spends from a lease without a command.';
+comment on function metered.charge_leased(metered.new_charge[], interval, int, metered.origin, text, boolean) is 'Makes charges, some from leases, all or none, as _write_charges does. A lease that is closed, or whose range was spent, refuses.';
+comment on function metered.settle_lease(bigint, text, bigint, int, metered.charge_limit[], interval) is 'Settles a lease: captures its spent units, and frees the rest. of_owner is the caller. told has the used units of a lease in memory, by its owner''s word. If it is null, all were used. The status: settled closed    it was settled before, with spent units early     before its end only its owner may settle it unknown crossing  nothing was written: it crosses thresholds on spending in limits, and the caller is not telling';
+comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before. A child that got units from another cluster stays until the parent''s side is known to be settled, and its time was over before cutoff: until then a message can ask for its used units.';
 comment on function metered.carve(metered.new_charge, metered.lease_terms, interval, int) is 'Carves charge.amount units, judged by the charge''s limits as a hold, for the child of terms, which has no entries yet. status is carved, exists (it was carved before, equally), conflict (it was carved otherwise), used (the child has entries) or refused. A child of a child ends no later than that one.';
 comment on function metered.end_child(text, text, int) is 'Closes a child of this cluster, and settles it once nothing is held of it. status is settled, open (it is closed, and units are held), closed (it was settled before) or unknown.';
 comment on function metered.receive_child(text, bigint, timestamptz, text, text, int) is 'The child''s side of units that were carved on another cluster: credits the child until ends. With units 0, or after ends, the child gets nothing, now or later: the row says so, and the scope gets no entry. status is received, late, exists (a row of this child is there) or used (the child has entries).';
 comment on function metered.settle_away(text, bigint, text, int) is 'Settles the parent''s side of units that were carved for another cluster. units is the number used there, or null for all of them. status is settled, closed (it was settled before, and spent has the units captured then) or unknown. On the child''s cluster it notes in the child''s row that the parent''s side is settled: status is noted or unknown.';
-comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is returned. changed: it did not exist before. The answer holds until the transaction ends.';
-comment on function metered.retire_scopes(text[], boolean, int) is 'Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never declared. Then these are all that is returned, without created_at. Takes the scopes'' locks. held is units of open holds of a scope: they go on, and end as any.';
-comment on function metered.expire_hold(text, text, timestamptz, timestamptz, int, text, text) is 'Ends one hold that is due, if its deadline is still the one given, frees its units, and notifies listeners. status is expired, due_later, extended, or the state of one that ended otherwise (captured, released), or ended (by time, and announced before): nothing was done.';
-comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'Ends up to max_holds holds that are due, after the one of these due time and no, and frees their units: those whose scopes and rows are to be had without waiting. nos are these. Unless they are still to be announced (keep_pending) they are done with. seen is how many were due. The last of them is where to go on, if there may be more.';
-comment on function metered.due_holds(text, text, timestamptz, bigint, timestamptz, timestamptz, int) is 'Holds in the order in which they fall due, after the one of after_due and after_no, up to before: those that are held, and those that have ended by time and are not announced. Of a tenant, or of all (null); of scopes that begin with prefix. It looks at no more than 10,000 and returns max_rows: last_due and last_no are where to go on, or null at the end. clk counts as now.';
+comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none. If some are retired, only these are returned, and nothing is done. changed: the scope did not exist before. The answer holds until the transaction ends.';
+comment on function metered.retire_scopes(text[], boolean, int) is 'Retires scopes, or takes that back (retiring is false), all or none. If some were never declared, only these are returned, without created_at, and nothing is done. Takes the scopes'' locks. held has units of a scope''s open holds, which go on.';
+comment on function metered.expire_hold(text, text, timestamptz, timestamptz, int, text, text) is 'Ends one hold that is due, if it still has this deadline, frees its units, and notifies listeners: status is expired. Otherwise nothing is done: due_later, extended, captured, released, or ended (it expired, and was announced before).';
+comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'Looks at up to max_holds due holds, after after_due and after_no, and ends those whose locks are free (nos). Without keep_pending they need no announcement. seen counts the holds looked at. If there may be more, go on after last_due and last_no.';
+comment on function metered.due_holds(text, text, timestamptz, bigint, timestamptz, timestamptz, int) is 'Holds that are held, or that expired and are not announced, in the order in which they fall due, after after_due and after_no, and before a time: of one tenant or of all (null), with a scope that begins with prefix. It looks at no more than 10,000 and returns max_rows. Go on after last_due and last_no, which are null at the end. clk counts as now.';
 comment on function metered.announced(bigint[], text) is 'Marks swept holds as announced, and notifies listeners.';
 comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is 'Deletes holds that ended before cutoff, with lines and history, at most max_rows of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids carry, in the same transaction, as purge_operations does.';
 comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that no.';
-comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the holds that are named, unless these are another holder''s (see _lock_holds); the ids that it places, by key; then rows of holds, by no: of those that are named, and of those that are due in scopes that it may charge and could be in its way. A command that names thousands of scopes needs a larger lock table.';
-comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'The refusal of place at this moment, without a lock, in a command that has begun (it is no replay): status is taken, refused, or null where it would not, or where only place can decide: of a hold that was placed before, and from an older snapshot. stored is the hold of a taken claim, if reveal.';
+comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the named holds, unless these are another holder''s (see _lock_holds); the ids that it places, by key; then rows of holds, by no: of the named holds, and of due holds that could be in its way in scopes that it may charge. A command that names thousands of scopes needs a larger lock table.';
+comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'The refusal of place at this moment, without a lock, in a command that has begun (it is no replay). status is taken, refused, or null. Null means that place would not refuse, or that only place can decide: the hold was placed before, or the snapshot may be old. stored is the hold of a taken claim, if reveal.';
 comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean) is 'Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none. status is placed, same (placed before, with the same content, which stored has), conflict (with other content), retired, taken (of a claim: another holder has it, until deadline if that is not null, and stored is their hold, if reveal) or refused. Of a hold up to so much (see new_hold) stored is the hold.';
 comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends all their units (used is null), or the units given for the scopes of one hold. Where no units are given (amount is null), it spends the hold''s units, and limits report. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
@@ -10908,19 +10899,19 @@ comment on function metered.purge_tokens(timestamptz, timestamptz, int) is 'Dele
 comment on function metered.claim_job_key(text, text, text, text, bytea, bigint, int) is 'Claims a key for job new_id, or tells which job it was claimed for. If another transaction has claimed it and is still open, waits for that one to end, at most wait_ms since the statement began (one statement may claim many keys, in the order of queue and key). Then SQLSTATE 55P03. If the other one commits, a claimant at REPEATABLE READ or above gets 40001, as it cannot see that row.';
 comment on function metered.find_job_key(text, text) is 'The record of a key, or no row.';
 comment on function metered.purge_job_keys(timestamptz, timestamptz, int) is 'Forgets up to max_rows keys claimed before cutoff, oldest first, and passes over those that another purge is at. after is the last of the batch before, as in purge_tokens. Not for an application, which must not make an old key new.';
-comment on function metered.park_jobs(jsonb, interval, int, metered.origin, text, boolean) is 'Enqueues jobs whose units are held until they end, all or none. status is started (the hold is placed, and job is for the caller to insert), parked (until the units fit), refused (they never fit), or full (its line has most jobs). With raising, the last two are SQLSTATE MT001 and MT013. A job that would fit is parked too where others wait for one of its scopes, and the line is looked at in turn.';
+comment on function metered.park_jobs(jsonb, interval, int, metered.origin, text, boolean) is 'Enqueues jobs whose units are held until they end, all or none. status is started (the hold is placed, and the caller inserts job), parked (until the units fit), refused (they never fit), or full (its line has most jobs). With raising, the last two are SQLSTATE MT001 and MT013. A job that fits is parked too if others wait for one of its scopes.';
 comment on function metered.rest_jobs(jsonb) is 'Parks jobs until their next attempt, each for rest_us, whose hold the caller releases in this transaction. They are in no line until then. Each element is as in park_jobs, and its hold is a new one.';
 comment on function metered.explain_parked(bigint, interval) is 'A parked job, with its place in its line (no further than 10,000; none while it rests), when the line is looked at, and the answers of check_charge for its charges, and for those of its second choice. null: it is not parked.';
-comment on function metered.judged_scopes(text[], int, int) is 'The scopes whose limits release_jobs would judge, for given. It takes the locks that release_jobs takes.';
-comment on function metered.release_jobs(text[], jsonb, int, int, interval, metered.origin, text) is 'Releases parked jobs that fit, at most max_jobs: of the given scopes, whose locks it waits for, or of those lines that are marked, or whose time has come, and whose locks are to be had at once. Rows are released (job is for the caller to insert), busy (the lock of the scope was not to be had), trouble (why the line cannot be looked at), or more (call again).';
+comment on function metered.judged_scopes(text[], int, int) is 'The scopes whose present limits release_jobs needs (given). It takes the same locks.';
+comment on function metered.release_jobs(text[], jsonb, int, int, interval, metered.origin, text) is 'Releases parked jobs that fit, at most max_jobs: of only_scopes, whose locks it waits for, or of lines that are marked or whose time has come, if their locks are free. A row is released (the caller inserts job), busy (the scope''s lock was not free), trouble (why the line cannot be looked at), or more (call again).';
 comment on function metered.next_release() is 'Microseconds until a line is to be looked at or a parked job to be dropped, 0 if one is due, or null if no time is known.';
 comment on function metered.drop_parked(int) is 'Drops parked jobs whose time to wait is over, at most max_rows, as far as their lines are not locked. Returns them.';
 comment on function metered.change_parked(bigint, int, int) is 'Takes a parked job out of its line for good, or changes its priority, and returns it. null: it is not parked.';
 comment on function metered.block_commit() is 'Keeps a transaction from being committed by anyone but its command''s last flush. A cursor WITH HOLD is run to its end by COMMIT, and this is its query.';
 comment on function metered.begin_command(boolean, boolean, metered.new_command, metered.presented_token, metered.new_charge[], interval, int) is 'Begins a command, in two steps that usually come as one.';
-comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A refusal raises, because COMMIT follows in the same flush. Without finishing something comes before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a command that was refused, whose transaction was rolled back. The result is empty.';
-comment on function metered.finish_command(text) is 'Lets the COMMIT of a command pass that was completed without finishing, if this is its transaction still.';
-comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. No further: a clock that was ahead for a while would refuse new ids for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
+comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A refusal raises, because COMMIT follows in the same flush. Without finishing, finish_command lets COMMIT pass later. With of_refusal it records that the command was refused and rolled back, with an empty result.';
+comment on function metered.finish_command(text) is 'Lets COMMIT pass for a command that was completed without finishing, if this is still its transaction.';
+comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. A horizon beyond these would refuse new ids, after a clock was ahead, for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
 comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them, running (another session is open, until deadline, as seen at placed_at) or busy (so is one of another command).';
 comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and one that is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
 comment on view metered.statement is 'The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1 ms for a thousand entries. Without a scope it reads the whole ledger, and a condition on the time alone does not help. The spends from a lease are one capture here, and rows of lease_spends_words.';

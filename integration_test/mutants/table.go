@@ -102,7 +102,7 @@ var all = []Mutant{
 	{"a lease in memory settles more than it had", "settle_lease", "l.owner = of_owner and told <= l.granted", "l.owner = of_owner", "./leases", "TestSettle_OfMemoryTakesTheOwnersWordUpToTheGrant"},
 	{"a settlement is dated before the spends", "_close_lease", "tip.at := greatest(tip.at, last);", "", "./leases", "TestSettle_IsDatedNoEarlierThanTheSpends"},
 	{"a child is settled before its holds", "end_child", "if held = 0 then", "if true then", "./leases", "TestCarve_HoldsOfTheChildEndBeforeItIsSettled"},
-	{"a closed child lets charges in", "_check_limits", "if t.next_due = '-infinity' then", "if false then", "./leases", "TestCarve_AClosedChildLetsNothingIn"},
+	{"a closed child lets charges in", "_check_limits", "if tip.next_due = '-infinity' then", "if false then", "./leases", "TestCarve_AClosedChildLetsNothingIn"},
 	{"a message that is late makes credit", "receive_child", "when units = 0 or ends <= clk then 'late'", "when false then 'late'", "./leases", "TestCarve_MessagesOfAnotherClusterComeInAnyOrder"},
 	{"a lease of a retired scope goes on", "retire_scopes", "and y.mode in ('s', 'm') and y.ends_at > clk;", "and false;", "./leases", "TestRetire_EndsTheLeasesOfItsScope"},
 	{"units are let in after their slice's end", "leases/slice.go", "return offset, now.Before(s.ends) && now.UnixNano() < s.endsWall", "return offset, now.UnixNano() > 0", "./leases", "TestSlice_EndsByEitherClock"},

@@ -5,8 +5,8 @@
 -- is not plain is left to _write_charges, charge by charge, so that only _check_limits refuses. The
 -- guard is the same for both: the primary key, and FOR KEY SHARE on the last entry.
 
--- Takes locks in the order of their keys, and returns those that it did not get: none, unless they are
--- not to be waited for (skip_busy).
+-- Takes locks in the order of their keys. With skip_busy it does not wait, and returns the keys that
+-- are not free.
 create function metered._lock_each(keys bigint[], wait_ms int, skip_busy boolean) returns bigint[]
 language plpgsql volatile
 as $$
@@ -56,8 +56,8 @@ begin
 end
 $$;
 
--- Writes those of the charges that are plain, with the records of their events. exact are the
--- others that have no status, by their numbers. The scopes are locked.
+-- Writes the plain charges, with the records of their events. exact are the numbers of the other
+-- charges without a status. The scopes are locked.
 create function metered._write_plain(charges metered.new_charge[], events metered.new_event[], statuses text[], clk timestamptz,
     out answers metered.each_answer[], out exact int[])
 language plpgsql volatile
@@ -143,7 +143,7 @@ begin
 end
 $$;
 
--- Tells a writer of a record that another one was faster.
+-- Fails for a writer of a record that another writer made first.
 create function metered._recorded_meanwhile() returns void
 language plpgsql
 as $$

@@ -1,18 +1,20 @@
--- Writes the entries of charges, all or none. Either refused is null, and each charge has an
--- entry, or nothing was written. mode says how a refusal is returned: answer, or raise, as
--- SQLSTATE MT001 with the JSON as its detail. look takes no lock and writes nothing, and
--- gives the answer that a charge later in the same transaction would get. That charge then
--- finds its statements prepared.
+-- Writes the entries of charges, all or none: either refused is null, and each charge has an
+-- entry, or nothing was written. The modes:
+--   answer   returns a refusal
+--   raise    raises a refusal, as SQLSTATE MT001 with the JSON as its detail
+--   look     takes no lock and writes nothing. It returns the refusal that a charge later in the
+--            same transaction would get. That charge then finds its statements prepared
+--   applied  is answer, called by _write_for_uses
 --
--- Most charges are let in while nothing is due. That case is decided here. All others
--- are left to _check_limits or _expire_and_check, and only _check_limits refuses. The cost of a
+-- Most charges are let in while nothing is due. That case is decided here, and all others
+-- by _check_limits or _expire_and_check. Only _check_limits refuses. The cost of a
 -- statement of PL/pgSQL in a transaction that runs it once is mostly its preparation,
 -- so there are few, and one charge alone is written without arrays of its state.
 --
--- standing: the caller wants the use of each limit (used). If it does not, a window
--- is decided by a bound where that is enough: the units spent since the anchor of the last entry,
--- or ever. The anchor is older than the window's beginning, and refunds only lower the use.
--- Where the bound is not enough, the window's base is looked up, and becomes the anchor. See ADR 4.
+-- standing: the caller wants the use of each limit (used). Without it an upper bound of a window's use
+-- is enough for most charges: the units spent since the anchor of the last entry, or ever. The anchor
+-- is older than the window's beginning, and refunds only lower the use. If the bound is not enough,
+-- the window's base is looked up, and becomes the anchor (ADR 4).
 create function metered._write_charges(charges metered.new_charge[], ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out refused jsonb, out at timestamptz,
@@ -24,11 +26,11 @@ declare
     l     metered.charge_limit;
     tip   metered.ledger;
     tips  metered.ledger[];
-    i     int;              -- charges so far, and limits, or null for none
-    n     int;
-    u     bigint;
+    i     int;              -- charges so far, or null
+    n     int;              -- limits so far, or null
+    u     bigint;           -- units that count against a limit
     since timestamptz;
-    base_seq      bigint;   -- where the count of a window begins
+    base_seq      bigint;   -- the last entry before the window
     base_spent    bigint;
     base_refunded bigint;
     w     record;
@@ -37,7 +39,7 @@ declare
     due   boolean;
     p     timestamptz[];    -- the start and the end of a limit's period
     absent jsonb;           -- scopes that must exist and are missing
-    a     record;
+    verdict record;
     units bigint;
 begin
     if hold.at is null then
@@ -128,7 +130,7 @@ begin
             plain := u <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
         end loop;
         if plain and i = cardinality(charges) and i = 1 and c.held = 0 and not look then
-            -- One charge, which is let in: the loops below for one.
+            -- One charge, let in: the loop below, for it alone.
             if tip.held > 0 then
                 tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
             end if;
@@ -167,17 +169,17 @@ begin
             perform metered._refuse_stale(tips);
         end if;
         if look then
-            a := metered._check_now(charges, tips, at, ahead);
+            verdict := metered._check_now(charges, tips, at, ahead);
         elsif due then
-            a := metered._expire_and_check(charges, tips, at, ahead, wait_ms, hold.nos);
-            tips := a.stand;
-            held := a.held;
+            verdict := metered._expire_and_check(charges, tips, at, ahead, wait_ms, hold.nos);
+            tips := verdict.stand;
+            held := verdict.held;
         else
-            -- The last limit of which something is known is the first that may refuse.
-            a := metered._check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
+            -- The last limit looked at is the first that may refuse.
+            verdict := metered._check_limits(charges, tips, held, at, ahead, hold.nos, row(coalesce(n, 0), coalesce(base_seq, 0), coalesce(base_spent, 0)), used);
         end if;
-        refused := a.refused;
-        used := case when standing then a.used end;
+        refused := verdict.refused;
+        used := case when standing then verdict.used end;
         periods := case when standing and refused is null then metered._periods_of(charges, tips, at) end;
         if refused is not null then
             if mode = 'raise' then
@@ -187,7 +189,7 @@ begin
         elsif look then
             return;
         end if;
-        w := metered._cross_thresholds(charges, a.used, held, at, tips);
+        w := metered._cross_thresholds(charges, verdict.used, held, at, tips);
         if w.silent then
             if mode = 'raise' then
                 perform metered._refuse_unreported();
@@ -259,8 +261,8 @@ begin
 end
 $$;
 
--- Charges scopes, all or none: a charge that is no command's, and is answered when refused. It
--- returns the whole answer: that costs less than to assign each part.
+-- Charges scopes, all or none, without a command, and returns a refusal. Returning the whole
+-- answer costs less than assigning each part.
 create function metered.charge(charges metered.new_charge[], ahead interval, wait_ms int, standing boolean) returns metered.charged
 language plpgsql volatile
 as $$
@@ -269,8 +271,8 @@ begin
 end
 $$;
 
--- Makes charges of costs that were incurred, whatever their limits. They only report thresholds. Where the use of a limit is
--- unknown, its thresholds are not reported.
+-- Charges costs that were incurred, whatever their limits, which only report thresholds. If the use of a limit is unknown, no
+-- threshold is reported.
 create function metered._charge_anyway(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin,
     hold metered.hold_terms) returns metered.charged
 language plpgsql volatile
@@ -292,7 +294,7 @@ begin
             end if;
         exception when sqlstate 'MT002' or sqlstate 'MT003' or sqlstate 'MT010' or sqlstate 'MT012' then
         end;
-        for i in 1..cardinality(charges) loop   -- spent and held units are together beyond 64 bits, among others
+        for i in 1..cardinality(charges) loop   -- a sum is beyond 64 bits, for example
             charges[i].limits := '{}';
         end loop;
     end if;
@@ -300,8 +302,7 @@ begin
 end
 $$;
 
--- The answer of _check_limits for charges if due holds are free, without ending them. A charge for a use may take the units of lots for it, too: they
--- raise its limits of a lifetime.
+-- The answer of _check_limits to charges as if due holds had ended, without ending them. Lots for the use of a charge raise its lifetime limits.
 create function metered._check_now(charges metered.new_charge[], tips metered.ledger[], clk timestamptz, ahead interval,
     out used bigint[], out held bigint[], out refused jsonb)
 language plpgsql stable

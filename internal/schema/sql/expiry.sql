@@ -1,5 +1,5 @@
--- How many units of a scope are still held by lines that are due and not freed yet: by
--- all such lines, or by the first max_lines. since is a time before which none is due.
+-- Units of a scope that due lines, not freed yet, still hold: all of them, or the first
+-- max_lines. No line is due before since.
 create function metered._overdue(of_scope text, since timestamptz, clk timestamptz, max_lines int default null) returns bigint
 language plpgsql stable
 as $$
@@ -22,10 +22,9 @@ begin
 end
 $$;
 
--- A new next_due of a scope whose old one is since: when the first line falls due that
--- does within 10 seconds of that or of now, whichever is later, or else the end of these.
--- Ended lines that would have fallen due until now are read past in any case. To look further
--- than that could mean wading through all that was placed and ended meanwhile.
+-- A new next_due of a scope, whose old one is since: when the first line falls due, but at most
+-- 10 seconds after since or now, whichever is later. It reads past ended lines that would have
+-- fallen due by then. A further look could read past all lines that were placed and ended meanwhile.
 -- Volatile, though it writes nothing: into an insert from a select with a stable function, Citus 13 puts a condition without a column.
 create function metered._later_due(of_scope text, since timestamptz, clk timestamptz) returns timestamptz
 language plpgsql volatile
@@ -40,11 +39,10 @@ begin
 end
 $$;
 
--- next_due with the entry behind that of seq. held has the units held then. A
--- line that is new is not looked at. It moves on where it has passed, and about once in 16
--- entries (twice where the next one is odd: a call may write two), so that a
--- search for the first due line need not wade through lines that have ended since. That of a closed scope
--- (see carve.sql) stays. Inlined wherever it stands.
+-- next_due of the entry after seq, without its own new line. held has its held units. next_due
+-- moves on once it has passed, and with two of 16 entries (a call may write two, and skip one of
+-- them), so that a search for the first due line need not read past many ended lines.
+-- That of a closed scope (carve.sql) stays. Inlined wherever it stands.
 create function metered._due_after(of_scope text, seq bigint, held bigint, next_due timestamptz, clk timestamptz)
 returns timestamptz
 language sql volatile
@@ -54,9 +52,9 @@ as $$
     when next_due = '-infinity' then next_due end
 $$;
 
--- Frees the units that holds still keep of their scopes, or of only_scopes, which are all locked: one
--- entry for each scope. Holds that expire free the units that they do not capture, at the time at which the last of them fell due. In a
--- wallet each is ended by an entry of its own (settle).
+-- Frees the units that holds still keep of their scopes, or of only_scopes, which are all locked, by one
+-- entry for each scope. Expiring holds free the units that they do not capture, when the last of them fell due. In a
+-- wallet each ends with an entry of its own (_settle).
 create function metered._release_lines(nos bigint[], only_scopes text[], as_kind "char", clk timestamptz,
     of_hold text, origin metered.origin) returns void
 language plpgsql volatile
@@ -145,8 +143,7 @@ begin
 end
 $$;
 
--- The note of entries that the system makes by itself: a caller that only needs the room of due holds
--- did not ask for its end.
+-- The note of ends of holds that a caller only writes because it needs their room.
 create function metered._by_system() returns metered.origin
 language sql immutable
 as $$
@@ -168,8 +165,8 @@ begin
 end
 $$;
 
--- Frees up to max_lines lines that are due of each of the scopes, and all of a wallet's, which are locked
--- and none of whose lines is due before "since".
+-- Ends the holds of up to max_lines due lines of each of the scopes, or of all in a wallet. The scopes are locked,
+-- and none of their lines is due before since.
 create function metered._expire_due(scopes text[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
 language plpgsql volatile
 as $$
@@ -195,10 +192,9 @@ begin
 end
 $$;
 
--- Ends one hold that is due, if its deadline is still the one given, frees its
--- units, and notifies listeners. status is expired, due_later, extended, or
--- the state of one that ended otherwise (captured, released), or ended (by time, and
--- announced before): nothing was done.
+-- Ends one hold that is due, if it still has this deadline, frees its units, and notifies
+-- listeners: status is expired. Otherwise nothing is done: due_later, extended, captured,
+-- released, or ended (it expired, and was announced before).
 create function metered.expire_hold(of_tenant text, of_id text, issued timestamptz, of_deadline timestamptz, wait_ms int, note text, channel text,
     out status text, out hold json)
 language plpgsql volatile
@@ -246,13 +242,11 @@ begin
 end
 $$;
 
--- Ends up to max_holds holds that are due, after the one of these due time and no,
--- and frees their units: those whose scopes and rows are to be had without
--- waiting. nos are these. Unless they are still to be announced (keep_pending) they
--- are done with. seen is how many were due. The last of them is where to go on, if
--- there may be more.
+-- Looks at up to max_holds due holds, after after_due and after_no, and ends those whose
+-- locks are free (nos). Without keep_pending they need no announcement. seen counts
+-- the holds looked at. If there may be more, go on after last_due and last_no.
 --
--- They have at most 2,000 scopes together, since each takes a lock of the server's
+-- Together they have at most 2,000 scopes, since each takes a lock of the server's
 -- table, which by default has room for some 6,400 of all sessions. One hold has at
 -- most 64.
 create function metered.sweep_holds(after_due timestamptz, after_no bigint, max_holds int, keep_pending boolean, channel text,
@@ -320,10 +314,9 @@ begin
 end
 $$;
 
--- Holds in the order in which they fall due, after the one of after_due and after_no, up to before: those
--- that are held, and those that have ended by time and are not announced. Of a tenant, or of all (null);
--- of scopes that begin with prefix. It looks at no more than 10,000 and returns max_rows: last_due and
--- last_no are where to go on, or null at the end. clk counts as now.
+-- Holds that are held, or that expired and are not announced, in the order in which they fall due, after after_due and
+-- after_no, and before a time: of one tenant or of all (null), with a scope that begins with prefix. It looks at no more than 10,000
+-- and returns max_rows. Go on after last_due and last_no, which are null at the end. clk counts as now.
 create function metered.due_holds(of_tenant text, prefix text, after_due timestamptz, after_no bigint, before timestamptz,
     clk timestamptz, max_rows int, out holds json[], out last_due timestamptz, out last_no bigint)
 language plpgsql stable
@@ -372,8 +365,8 @@ $$;
 -- of them, from "after" on (null: from the beginning), and moves the horizon to the latest
 -- time that their ids carry, in the same transaction, as purge_operations does.
 --
--- Purges are without bitmaps and sorts: with these, a batch would read all that there is
--- to delete, by a plan of when it was little.
+-- Purges use no bitmaps and sorts: with a plan from a time of few rows, each batch would
+-- read all rows that are to be deleted.
 create function metered.purge_holds(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int, out deleted bigint, out last timestamptz)
 language plpgsql volatile
 as $$

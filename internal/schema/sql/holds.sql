@@ -49,10 +49,10 @@ end
 $$;
 
 -- Takes the locks of a command that does several things to scopes and holds, in the one
--- order: all scopes, by key, with those of the holds that are named, unless these are
+-- order: all scopes, by key, with those of the named holds, unless these are
 -- another holder's (see _lock_holds); the ids that it places, by key; then rows of holds, by
--- no: of those that are named, and of those that are due in scopes that it may charge and
--- could be in its way. A command that names thousands of scopes needs a larger lock table.
+-- no: of the named holds, and of due holds that could be in its way in scopes that it
+-- may charge. A command that names thousands of scopes needs a larger lock table.
 --
 -- A hold that was not there before the locks, and is there behind them, was placed while this
 -- waited. Its scopes are not locked, and would be locked late: the whole is to be tried again.
@@ -99,7 +99,7 @@ begin
 end
 $$;
 
--- The holds that are named, but for those of another holder.
+-- The named holds, without those of another holder.
 create function metered._named_holds(named metered.hold_ids[]) returns bigint[]
 language plpgsql volatile
 as $$
@@ -163,8 +163,8 @@ begin
 end
 $$;
 
--- The refusal of place at this moment, without a lock, in a command that has begun (it is no replay): status is taken, refused, or null where it would
--- not, or where only place can decide: of a hold that was placed before, and from an older snapshot.
+-- The refusal of place at this moment, without a lock, in a command that has begun (it is no replay). status is taken, refused, or null. Null means
+-- that place would not refuse, or that only place can decide: the hold was placed before, or the snapshot may be old.
 -- stored is the hold of a taken claim, if reveal.
 create function metered.look_place(hold metered.new_hold, charges metered.new_charge[], ahead interval, reveal boolean,
     out status text, out at timestamptz, out deadline timestamptz, out refused jsonb, out stored json)

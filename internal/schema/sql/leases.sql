@@ -1,11 +1,10 @@
 -- Leases. A lease holds units of a scope, under the scope's lock, and lets them be spent without it.
--- The spent units are captured when the lease is settled, and the rest is free again. Until then all
--- of it counts as held, and from then on the spent units count. So each unit counts from before its use until at
--- least a window after.
+-- Settling it captures the spent units, and frees the rest. Until then all of it counts as held, and from then on
+-- the spent units count. So each unit counts from before its use until at least a window after.
 --
--- The fence: a spender has the lease's lock shared until the transaction ends, and looks behind it, with
--- a newer snapshot, whether the lease is open. The settler has it exclusive: no spend is running, none
--- begins, and all committed spends are seen. The lease's lock comes before its scope's. A transaction with a
+-- The fence: a spender keeps the lease's lock, shared, until the transaction ends. Once it has the lock it looks, with
+-- a newer snapshot, whether the lease is open. The settler takes the lock exclusively: no spend is running, none
+-- begins, and it sees all committed spends. The lease's lock comes before its scope's. A transaction with a
 -- scope's lock never waits for a lease's.
 
 -- The key of the lock that keeps others from spending while a lease is settled.
@@ -15,10 +14,10 @@ as $$
     select metered._lock_key('metered/lease/metered', convert_to(of_no::text, 'UTF8'))
 $$;
 
--- Opens a lease of up to charge.amount units, as much as one part in terms.share of the units that the limits
--- would admit. granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by
--- limit, and held are the scope's state before. It lasts for terms.ttl, or until the first of the limits'
--- periods ends: a lease that is settled later counts in the next one.
+-- Opens a lease of up to charge.amount units, and at most the units that the limits admit, divided by terms.share.
+-- granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by
+-- limit, and held are the scope's state before. The lease lasts for terms.ttl, or until the first of the limits'
+-- periods ends: settled later, it would count in the next one.
 create function metered.open_lease(charge metered.new_charge, terms metered.lease_terms, ahead interval, wait_ms int,
     out no bigint, out fence bigint, out granted bigint, out used bigint[], out held bigint, out lasts_us bigint, out periods timestamptz[],
     out crossed jsonb)
@@ -88,7 +87,7 @@ begin
 end
 $$;
 
--- Counts a lease that was opened, or that is settled (its units are negative then), among the open ones of its scope, whose lock is held.
+-- Adds an opened lease's units to its scope's sum, or takes those of a settled one away (units < 0). The scope is locked.
 create function metered._add_leased(of_scope text, units bigint) returns void
 language plpgsql volatile
 as $$
@@ -101,8 +100,8 @@ begin
 end
 $$;
 
--- Spends units of a lease from an offset on, and returns when, or null if it cannot be spent from: it is closed, or
--- a unit of the range was spent (lease_spends_apart).
+-- Spends units of a lease from an offset on, and returns the time, or null if the lease is closed or
+-- a unit of the range was spent before (lease_spends_apart).
 create function metered._spend_range(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, origin metered.origin)
 returns timestamptz
 language plpgsql volatile
@@ -113,8 +112,8 @@ begin
     if metered._try_lock_shared(of_fence) then
         clk := metered.clock();
         if metered._one_snapshot() then
-            -- The snapshot may be older than the end of the lease. A lock of the row meets the newer version, with 40001:
-            -- the settler has locked the row FOR UPDATE. Or it is older than the beginning.
+            -- The snapshot may be older than the lease's end: then a lock of the row fails with 40001, since the settler
+            -- has locked it FOR UPDATE. Or it is older than the lease, and finds no row.
             perform from metered.leases l where l.no = of_lease for key share;
             if not found then
                 perform metered._collided();
@@ -134,7 +133,7 @@ begin
 end
 $$;
 
--- A charge that is spent from a lease, and no command's.
+-- Spends from a lease without a command.
 create function metered.spend(of_lease bigint, of_fence bigint, from_offset bigint, units bigint, of_scope text, note jsonb)
 returns timestamptz
 language plpgsql volatile
@@ -144,18 +143,18 @@ begin
 end
 $$;
 
--- Makes charges of which some are spent from leases, all or none, as _write_charges does. A lease that
--- cannot be spent from (it is closed, or the range was spent) refuses, and nothing is written then.
+-- Makes charges, some from leases, all or none, as _write_charges does. A lease that is closed, or whose range
+-- was spent, refuses.
 create function metered.charge_leased(charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, mode text, standing boolean) returns metered.charged
 language plpgsql volatile
 as $$
 declare
     c      metered.new_charge;
-    chain  metered.new_charge[] := '{}';
-    spent  metered.new_charge[] := '{}';    -- by this call
+    chain  metered.new_charge[] := '{}';    -- charges of the ledger
+    spent  metered.new_charge[] := '{}';    -- from leases, by this call
     posted metered.charged;
     answer metered.charged;
-    n      int := 0;    -- of the chain's
+    n      int := 0;    -- in chain
 begin
     if (cardinality(charges) between 1 and 64 and mode in ('answer', 'raise')) is not true then
         perform metered._require(false, 'charges');
@@ -201,17 +200,20 @@ begin
             answer.held[i] := 0;
         end if;
     end loop;
-    answer.used := posted.used;     -- of the chain's limits: a spend comes without
+    answer.used := posted.used;     -- spends from leases have no limits
     answer.periods := posted.periods;
     answer.crossed := posted.crossed;
     return answer;
 end
 $$;
 
--- Settles a lease: captures its spent units, and frees the rest. status is settled, closed (it was settled before, and
--- spent has the units captured then), early (only its owner may, before it ends) or unknown. of_owner is the caller.
--- told has the units that the owner of a lease in memory used. Without it all of them were. crossing: it would cross thresholds of spending alone,
--- which limits has and nobody reports.
+-- Settles a lease: captures its spent units, and frees the rest. of_owner is the caller. told has the used units of a lease in memory, by its
+-- owner's word. If it is null, all were used. The status:
+--   settled
+--   closed    it was settled before, with spent units
+--   early     before its end only its owner may settle it
+--   unknown
+--   crossing  nothing was written: it crosses thresholds on spending in limits, and the caller is not telling
 create function metered.settle_lease(of_no bigint, of_owner text, told bigint, wait_ms int, limits metered.charge_limit[], ahead interval,
     out status text, out granted bigint, out spent bigint, out crossed jsonb)
 language plpgsql volatile
@@ -243,8 +245,7 @@ begin
 end
 $$;
 
--- A lease, with its lock exclusive and its row locked. All its spends are seen only by a
--- statement with a snapshot of its own.
+-- Locks a lease, exclusively, and its row. Only a statement with a snapshot of its own then sees all spends.
 create function metered._lease_to_settle(of_no bigint, wait_ms int) returns metered.leases
 language plpgsql volatile
 as $$
@@ -263,10 +264,10 @@ begin
 end
 $$;
 
--- Writes the end of a lease of which so many units were spent, under its scope's lock. More than was
--- granted is never spent; were it, it would be charged. It is dated no earlier than last, the last spend: the
--- clock may have been set back since. limits are _spent_limits, of which it may cross some. silent: nothing was written, since
--- nobody would tell.
+-- Writes the end of a lease of which so many units were spent, under its scope's lock. Units beyond the
+-- granted ones, which nobody can spend, would be charged. The end is dated no earlier than last, the last spend, since the
+-- clock may have been set back. limits are _spent_limits. silent: nothing was written, since it crosses a threshold
+-- and the caller is not telling.
 create function metered._close_lease(l metered.leases, units bigint, by_whom text, wait_ms int, last timestamptz,
     limits metered.charge_limit[], ahead interval, out crossed jsonb, out silent boolean)
 language plpgsql volatile
@@ -317,8 +318,8 @@ begin
 end
 $$;
 
--- The units that open leases hold of a scope, and when the last of them ends, by one row each, however many leases are open. own are units of
--- leases that this transaction has opened: they do not count.
+-- Units that open leases hold of a scope, and when the last lease ends. It reads one row for each answer, however many leases are open. own units
+-- are of leases that this transaction has opened, and do not count.
 create function metered._leased_units(of_scope text, own bigint, out units bigint, out ends_at timestamptz)
 language plpgsql stable
 as $$
@@ -348,8 +349,8 @@ end
 $$;
 
 -- Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first.
--- after is the last of the batch before. The child's side of another cluster's units stays until the parent's side is known to be settled, and
--- its time was over before cutoff: until then a message can ask for the units that the child used.
+-- after is the last of the batch before. A child that got units from another cluster stays until the parent's side is known to be settled, and
+-- its time was over before cutoff: until then a message can ask for its used units.
 create function metered.purge_leases(after timestamptz, cutoff timestamptz, max_rows int, out deleted bigint, out last timestamptz)
 language plpgsql volatile
 as $$

@@ -32,8 +32,8 @@ begin
 end
 $$;
 
--- Tells a writer that its view of a scope is stale. As a serialization failure,
--- because callers' retry loops retry that.
+-- Fails, for a writer whose view of a scope is stale, with a serialization failure,
+-- which callers' retry loops retry.
 create function metered._collided() returns void
 language plpgsql
 as $$
@@ -185,8 +185,8 @@ begin
 end
 $$;
 
--- Appends an entry. ON CONFLICT, because a plain unique violation is one that callers'
--- retry loops do not retry.
+-- Appends an entry. ON CONFLICT, because callers' retry loops do not retry a unique
+-- violation.
 create function metered._append(e metered.ledger) returns void
 language plpgsql volatile
 as $$

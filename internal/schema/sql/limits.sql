@@ -1,12 +1,11 @@
--- The time at which so much of a window's spending (used, counted from the base, as
--- _spent_since has them) has left it that no more than room remains, if nothing else
--- changes. Spending only leaves, entry by entry, so it is the leaving of the first
--- entry that is enough.
+-- When at most room units of a window's spending are left in it, if nothing else changes.
+-- used and the base are those of _spent_since. Spending leaves entry by entry: the answer
+-- is when the first entry leaves with which enough has left.
 --
--- Spending and refunds are mostly even, so that entry is looked for where it would be
--- if they were. A probe that does not halve the rest is followed by one that does.
--- The refunds of the charges after an entry are dear to sum, and lie between the
--- sums at both ends of where the answer is: most probes are decided by these.
+-- Spending and refunds are mostly even, so a probe looks where that entry would be if they
+-- were. After a probe that does not halve the rest comes one that does. The refunds
+-- of charges after an entry are dear to sum, but lie between the sums at both ends of
+-- the rest, which decide most probes.
 create function metered._leaves_at(tip metered.ledger, base_seq bigint, base_spent bigint, used bigint, win interval, room bigint) returns timestamptz
 language plpgsql stable
 as $$
@@ -86,9 +85,9 @@ begin
 end
 $$;
 
--- How many units of a scope are held by this very transaction, or by the holds of_nos, which
--- it is about to capture. They go when it is rolled back, so no refusal may wait for their end. leased are those of them that are on leases.
--- A writer has locked the scope, so its last entries are those of its transaction.
+-- Units of a scope that are held by this transaction itself, or by the holds of_nos, which it is about to capture. A refusal may not
+-- wait for their end, since a rollback frees them. leased are units among them of leases. A writer has locked the scope, so this transaction's
+-- entries are the last ones.
 create function metered._held_here(tip metered.ledger, of_nos bigint[], out units bigint, out leased bigint)
 language plpgsql stable
 as $$
@@ -105,7 +104,7 @@ begin
         from metered.ledger l where l.scope = tip.scope and l.seq = tip.seq - back;
         exit when not found or not e.here;
         if e.kind = 'h' and group_ended then
-            -- The entry does not say how many of these units had ended. Nearly never.
+            -- Rare: the entry of a group does not say how many units of this hold had ended.
             units := (select coalesce(sum(l.open), 0) from metered.hold_lines l
                 where l.scope = tip.scope and l.open > 0 and metered._written_here(l.xmin) and metered._written_here((
                     select v.xmin from metered.hold_events v where v.hold = l.hold and v.version = 1)));
@@ -162,15 +161,16 @@ begin
 end
 $$;
 
--- Checks the limits of one call: every refusal of a charge or of a hold by a limit falls here.
+-- Checks the limits of one call. Every refusal of a charge or of a hold by a limit falls here.
 -- tips are the last entries of the charges' scopes, and held has the units of open holds of each.
--- used has the units that count against each limit so far, holds aside. refused lists every limit that refuses, by its number in the call from 0 on, with the
--- microseconds until it would not (-1 for never: a lifetime's spending does not age) and until a
--- hold falls due, and the period of a limit by period. Or it lists every scope that is closed. There, held has the units that others hold, and own those of this transaction, or
--- the holds of_nos, which it captures.
+-- used has the units that count against each limit, without held ones. refused lists every closed scope, or every limit that refuses:
+--   limit     its number in the call, from 0 on
+--   held      units that others hold; own: that this transaction holds, or the holds of_nos, which it captures; leased: on leases
+--   retry_us  microseconds until it admits the charge, -1 for never: a lifetime's spending does not age
+--   due_us    microseconds until a hold falls due
+--   period    of a limit by period
 --
--- A caller that has looked at some limits passes its results: used as far as it got, and where
--- the count of the last one began.
+-- A caller that has looked at some limits passes its results: used of these, and the base of the last one (known).
 create function metered._check_limits(charges metered.new_charge[], tips metered.ledger[], held bigint[],
     clk timestamptz, ahead interval, of_nos bigint[], known metered.counted,
     inout used bigint[], out refused jsonb)
@@ -181,7 +181,7 @@ declare
     l     metered.charge_limit;
     i     int := 0;
     n     int := 0;
-    t     metered.ledger;
+    tip   metered.ledger;
     u     bigint;
     own   bigint;
     room  bigint;
@@ -190,20 +190,20 @@ declare
     base_seq   bigint := known.base_seq;
     base_spent bigint := known.base_spent;
     retry timestamptz;
-    falls timestamptz;
+    falls_due timestamptz;  -- the first unit that others hold
     lease  record;
     leased bigint;
     leases_end timestamptz;
     p      timestamptz[];   -- of a limit by period
-    still  bigint;
-    m         record;       -- minima, and when they leave
-    first     timestamptz;
-    spent     bigint;
-    least_due bigint;       -- units that due lines, which are not freed, have spent
+    held_then bigint;       -- at the period's end
+    m     record;           -- minima, and when they leave
+    fits  timestamptz;
+    spent bigint;
+    due_minima bigint;      -- units that due holds, not ended yet, have spent
 begin
-    foreach t in array tips loop
-        if t.next_due = '-infinity' then
-            refused := metered._with_absent(refused, t.scope, 'closed');
+    foreach tip in array tips loop
+        if tip.next_due = '-infinity' then
+            refused := metered._with_absent(refused, tip.scope, 'closed');
         end if;
     end loop;
     if refused is not null then
@@ -211,45 +211,45 @@ begin
     end if;
     foreach c in array charges loop
         i := i + 1;
-        t := tips[i];
+        tip := tips[i];
         foreach l in array c.limits loop
             n := n + 1;
             continue when n < known.nth;
             u := used[n];
-            p := case when l.win is null then metered._period_at(l.period, greatest(clk, t.at)) end;
+            p := case when l.win is null then metered._period_at(l.period, greatest(clk, tip.at)) end;
             since := null;
-            least_due := 0;
+            due_minima := 0;
             if u is not null then
                 null;
             elsif l.win = interval '0' then
-                u := t.spent - t.refunded - t.credited;
+                u := tip.spent - tip.refunded - tip.credited;
             else
-                if (t.at <= clk + ahead) is not true then
+                if (tip.at <= clk + ahead) is not true then
                     raise exception 'the last entry is ahead of the clock'
-                        using errcode = 'MT003', detail = jsonb_build_object('scope', t.scope,
-                            'ahead_us', (extract(epoch from t.at - clk) * 1000000)::bigint);
+                        using errcode = 'MT003', detail = jsonb_build_object('scope', tip.scope,
+                            'ahead_us', (extract(epoch from tip.at - clk) * 1000000)::bigint);
                 end if;
-                since := coalesce(greatest(clk, t.at) - l.win, p[1] - interval '0.000001');
+                since := coalesce(greatest(clk, tip.at) - l.win, p[1] - interval '0.000001');
                 u := 0;
-                if t.at > since then
-                    w := metered._spent_since(t, since);
+                if tip.at > since then
+                    w := metered._spent_since(tip, since);
                     u := w.used;
                     base_seq := w.base_seq;
                     base_spent := w.base_spent;
                 end if;
             end if;
-            if t.next_due <= clk then
-                least_due := metered._minima(t, since, clk);
-                u := u + least_due;
+            if tip.next_due <= clk then
+                due_minima := metered._minima(tip, since, clk);
+                u := u + due_minima;
             end if;
             used[n] := u;
             continue when u <= l.max - held[i] - c.amount;
             own := 0;
             if held[i] > 0 then
-                w := metered._held_here(t, of_nos);
+                w := metered._held_here(tip, of_nos);
                 own := w.units;
             end if;
-            falls := null;
+            falls_due := null;
             leased := 0;
             leases_end := null;
             if held[i] > own then
@@ -257,59 +257,58 @@ begin
                 leased := lease.units;
                 leases_end := lease.ends_at;
                 if held[i] > own + leased then
-                    falls := metered._others_fall_due(t, of_nos, clk);
+                    falls_due := metered._others_fall_due(tip, of_nos, clk);
                 end if;
                 if leased > 0 then
                     -- One that has ended waits for its settlement: pools look every 2 seconds.
                     leases_end := case when leases_end > clk then leases_end else clk + interval '2 s' end;
-                    falls := least(falls, leases_end);
+                    falls_due := least(falls_due, leases_end);
                 end if;
             end if;
             retry := null;
             room := l.max - held[i] - c.amount;
-            if l.win > interval '0' and room >= 0 and least_due = 0 then
-                retry := metered._leaves_at(t, base_seq, base_spent, u, l.win, room);
+            if l.win > interval '0' and room >= 0 and due_minima = 0 then
+                retry := metered._leaves_at(tip, base_seq, base_spent, u, l.win, room);
             elsif l.win > interval '0' and room >= 0 then
-                m := metered._minima_leave(t, l, '-infinity', clk + interval '1 microsecond', clk, of_nos);
-                retry := metered._fits_at(t, l, room, u - least_due, row(n, base_seq, base_spent), clk, m.units, m.leave);
+                m := metered._minima_leave(tip, l, '-infinity', clk + interval '1 microsecond', clk, of_nos);
+                retry := metered._fits_at(tip, l, room, u - due_minima, row(n, base_seq, base_spent), clk, m.units, m.leave);
             end if;
             -- The end of holds can make room, sooner or at all: but for their minima, until these have left.
             room := l.max - own - c.amount;
-            spent := u - least_due;
+            spent := u - due_minima;
             if l.win = interval '0' then    -- it may be less than 0
                 room := greatest(-1, least(9223372036854775807, room::numeric - spent))::bigint;
                 spent := 0;
             end if;
-            if room >= 0 and falls < coalesce(retry, 'infinity') and falls < coalesce(p[2], 'infinity') then
-                m := metered._minima_leave(t, l, '-infinity', 'infinity', clk, of_nos);
-                first := metered._fits_at(t, l, room, spent, row(n, base_seq, base_spent), falls, m.units, m.leave);
-                retry := least(retry, case when p is null or first < p[2] then first end);
+            if room >= 0 and falls_due < coalesce(retry, 'infinity') and falls_due < coalesce(p[2], 'infinity') then
+                m := metered._minima_leave(tip, l, '-infinity', 'infinity', clk, of_nos);
+                fits := metered._fits_at(tip, l, room, spent, row(n, base_seq, base_spent), falls_due, m.units, m.leave);
+                retry := least(retry, case when p is null or fits < p[2] then fits end);
             end if;
             if l.win is null and room >= 0 and retry is null then
                 -- At the period's end only units held by then are left, and minima of that very moment.
-                m := metered._minima_leave(t, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
-                still := t.held - case when leases_end <= p[2] then leased else 0 end
-                    - case when t.next_due <= p[2] then metered._overdue(t.scope, t.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
+                m := metered._minima_leave(tip, l, p[2], p[2] + interval '1 microsecond', clk, of_nos);
+                held_then := tip.held - case when leases_end <= p[2] then leased else 0 end
+                    - case when tip.next_due <= p[2] then metered._overdue(tip.scope, tip.next_due, p[2]) else 0 end + coalesce(m.units[1], 0);
                 retry := p[2];
-                if greatest(still, own) > l.max - c.amount then
-                    m := metered._minima_leave(t, l, p[2], 'infinity', clk, of_nos);
-                    retry := metered._fits_at(t, l, room, 0, row(n, 0, 0),
-                        coalesce(metered._first_due(t.scope, t.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
+                if greatest(held_then, own) > l.max - c.amount then
+                    m := metered._minima_leave(tip, l, p[2], 'infinity', clk, of_nos);
+                    retry := metered._fits_at(tip, l, room, 0, row(n, 0, 0),
+                        coalesce(metered._first_due(tip.scope, tip.next_due, p[2]), greatest(p[2], leases_end)), m.units, m.leave);
                 end if;
             end if;
             refused := coalesce(refused, '[]') || jsonb_build_object(
                 'limit', n - 1, 'used', u, 'held', held[i] - own - leased, 'own', own, 'leased', leased,
                 'retry_us', coalesce((extract(epoch from retry - clk) * 1000000)::bigint, -1),
-                'due_us', (extract(epoch from falls - clk) * 1000000)::bigint,
+                'due_us', (extract(epoch from falls_due - clk) * 1000000)::bigint,
                 'period', p);
         end loop;
     end loop;
 end
 $$;
 
--- Fails with 40001 unless these are still the last entries of their scopes. It is for a snapshot
--- that may be older than the last commit: there, a refusal must not be final. The
--- scopes are locked. An entry meets the rows that the snapshot does not see, and the block takes it back.
+-- Fails with 40001 unless tips are still the last entries of their scopes, which are locked: a refusal that rests on an old
+-- snapshot must not be final. It writes an entry after each, which collides with one that the snapshot does not see, and takes it back.
 create function metered._refuse_stale(tips metered.ledger[]) returns void
 language plpgsql volatile
 as $$
@@ -330,8 +329,8 @@ exception when sqlstate 'MT100' then
 end
 $$;
 
--- Checks a charge that meets holds which are due, and, if it is let in, ends those of
--- them that are in its way. stand are the last entries after that.
+-- Checks charges of scopes with due holds. If they are let in, it ends the due holds that are in
+-- their way. stand are the last entries after that.
 create function metered._expire_and_check(charges metered.new_charge[], tips metered.ledger[], clk timestamptz,
     ahead interval, wait_ms int, of_nos bigint[],
     out stand metered.ledger[], out used bigint[], out held bigint[], out refused jsonb)
@@ -339,15 +338,15 @@ language plpgsql volatile
 as $$
 declare
     tip       metered.ledger;
-    kept      bigint[];         -- held units by the last entries, lines that are due among them
-    remain    bigint[];         -- of these, once lines are ended
+    kept      bigint[];         -- held units, with those of due lines
+    remain    bigint[];         -- held units, once max_lines due lines have ended
     scopes    text[];
     due       timestamptz[];
     verdict   record;
     max_lines int := 500;
     c         metered.new_charge;
 begin
-    -- Under another lock than its scope's a charge could not rely on its reads.
+    -- If the key were another scope's, the reads below would not be under the lock.
     foreach c in array charges loop
         if not metered._key_fits(c.key, c.scope) then
             perform metered._require(false, 'key');

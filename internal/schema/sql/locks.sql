@@ -1,7 +1,7 @@
 -- Advisory locks of one server count there alone. Where the schema is a shard of a Citus cluster, they are taken on the node that has the tables,
 -- whichever node a call came through: by queries of a table with one row, which Citus runs there.
 
--- Whether it is: Migrate makes that true. Inlined wherever it stands, so that nothing is left of it elsewhere.
+-- Whether the schema is such a shard: there Migrate writes true. Inlined, so that it costs nothing elsewhere.
 create function metered._sharded() returns boolean
 language sql immutable
 as $$
@@ -23,7 +23,7 @@ begin
 end
 $$;
 
--- Takes a lock that nobody has. Inlined wherever it stands.
+-- Takes a lock if it is free, and returns whether. Inlined wherever it stands.
 create function metered._try_lock(key bigint) returns boolean
 language sql volatile
 as $$
@@ -58,9 +58,8 @@ $$;
 -- waiting at most wait_ms for all of them together, or as long as a shorter
 -- lock_timeout of the session allows. Then SQLSTATE 55P03.
 -- Each lock is first tried without waiting, which nearly always succeeds and needs
--- no lock_timeout to be set. It does not overtake calls that already wait. Returns
--- whether it had to wait: a function that returns something can be called by an
--- assignment, which costs a fifth of a PERFORM.
+-- no lock_timeout. A try does not overtake calls that already wait. Returns whether
+-- it had to wait: a caller assigns that, which costs a fifth of a PERFORM.
 create function metered._lock_keys(keys bigint[], wait_ms int) returns boolean
 language plpgsql volatile
 as $$
@@ -123,8 +122,8 @@ begin
 end
 $$;
 
--- Takes these locks, in the order given, as far as none has to be waited for, and says
--- whether it has them all. _try_keys is inlined: for one key it costs no call.
+-- Takes locks, in the order given, until one is not free, and returns whether it has them
+-- all. _try_keys is inlined: for one key it costs no call.
 create function metered._try_each(keys bigint[]) returns boolean
 language plpgsql volatile
 as $$
@@ -160,7 +159,7 @@ as $$
     select metered._lock_key('metered/scope/metered', convert_to(of_scope, 'UTF8'))
 $$;
 
--- Whether key is that of the scope's lock: cheaper than to derive it.
+-- Whether key is the scope's: cheaper than deriving the key.
 create function metered._key_fits(key bigint, of_scope text) returns boolean
 language sql stable
 as $$
@@ -175,8 +174,8 @@ as $$
         and coalesce(pg_column_size(o.note) <= 8192, true)
 $$;
 
--- Refuses a call of a function with an argument that is out of bounds. Go never makes one. Where
--- a command waits for the answer it is called behind an IF, which costs a fifth of a PERFORM.
+-- Refuses an argument that is out of bounds, which Go never sends. Functions that commands wait
+-- for call it behind an IF, which costs a fifth of a PERFORM.
 create function metered._require(holds boolean, what text) returns void
 language plpgsql
 as $$

@@ -1,8 +1,8 @@
--- Minima: units that a hold captures when it expires. They are charges of the time at which the hold fell due, also if it is ended
--- later. So a writer of a scope first ends the holds that are due there, up to the last that has a minimum: behind the new entry it would count later.
+-- Minima: units that a hold captures when it expires. They count as charged when the hold fell due, even if it is ended
+-- later. So a writer of a scope first ends its due holds, up to the last one with a minimum, which would count later if its entry came after the new one.
 
--- How many units of a scope its lines capture when they expire: those that are due and not freed yet, by clk. They are
--- charges already, of the time at which they fell due, or of the last entry if that is later. Of these, the units that count after since.
+-- Units that the due lines of a scope, not freed yet, capture, as far as they count after since. They count from the time at which their line
+-- fell due, or of the last entry if that is later.
 create function metered._minima(tip metered.ledger, since timestamptz, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
@@ -14,8 +14,7 @@ begin
 end
 $$;
 
--- How many lines of a scope are to be ended at least, the earliest due first, before an entry is written: up to the last of those that are due and capture
--- something.
+-- How many due lines of a scope must end before an entry is written, the earliest first: all up to the last with a minimum.
 create function metered._lines_with_minima(of_scope text, since timestamptz, clk timestamptz) returns int
 language plpgsql stable
 as $$
@@ -28,8 +27,8 @@ begin
 end
 $$;
 
--- The minima of a scope's open lines that fall due from since on and before until, but for the holds of_nos: units, and when these leave the
--- window or the period of a limit, in that order. They leave no lifetime. Null if there are none.
+-- The minima of a scope's open lines that fall due from since on and before until, without the holds of_nos: units, and when they leave the
+-- window or period of a limit, in the order of these times. They never leave a lifetime. Null if there are none.
 create function metered._minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
     out units bigint[], out leave timestamptz[])
 language plpgsql stable
@@ -48,16 +47,16 @@ begin
 end
 $$;
 
--- The first time from since on at which charges and minima leave room enough in a window, if nothing else changes, or null for never. used has
--- the charged units, counted from the base as _spent_since has it. They leave the window by age, and minima leave as _minima_leave has it.
+-- The first time from since on at which at most room units are left in a window, if nothing else changes, or null for never. used are
+-- charged units, counted from the base (_spent_since), which leave by age. units are minima, and leave their times (_minima_leave).
 create function metered._fits_at(tip metered.ledger, l metered.charge_limit, room bigint, used bigint, base metered.counted,
     since timestamptz, units bigint[], leave timestamptz[]) returns timestamptz
 language plpgsql stable
 as $$
 declare
-    gone   int := coalesce(cardinality(units), 0);  -- so many minima have left
-    few    int := -1;           -- too few have, or charges are still in the way when they have
-    stay   bigint := 0;         -- minima that have not
+    gone   int := coalesce(cardinality(units), 0);  -- minima that have left, when there is room
+    few    int := -1;           -- minima that have left, when there is no room yet
+    stay   bigint := 0;         -- units of minima that stay
     stays  bigint[] := '{}';    -- by gone + 1
     half   int;
     first  timestamptz := 'infinity';
@@ -125,8 +124,8 @@ begin
 end
 $$;
 
--- Ends holds that are due, up to 500 of each of the scopes in which one of them has a minimum, and more up to the last of these. It runs before an entry is
--- written. The scopes are locked. The hold of_others_than is no reason to end others.
+-- Before an entry is written: ends the due holds of each scope where one has a minimum, 500 of them, or more up to the last with a
+-- minimum. The scopes are locked. A minimum of the hold of_others_than alone ends nothing.
 create function metered._end_minima(scopes text[], of_others_than bigint, clk timestamptz, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
@@ -149,7 +148,7 @@ begin
 end
 $$;
 
--- The same for holds' scopes, whose rows are locked too.
+-- _end_minima for the scopes of holds, whose rows are locked too.
 create function metered._end_minima_of(nos bigint[], clk timestamptz, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
@@ -158,7 +157,7 @@ begin
 end
 $$;
 
--- The same for an entry that is to be written: e is as _next_entry has it. Lots end holds that are due by themselves.
+-- _end_minima for the entry e of _next_entry. In a wallet, _settle ends due holds.
 create function metered._after_minima(e metered.ledger, wait_ms int) returns metered.ledger
 language plpgsql volatile
 as $$

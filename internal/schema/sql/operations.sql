@@ -14,12 +14,12 @@ $$;
 -- columns up to at are its record), retired (its time is at or before the
 -- horizon) or future (its time is further ahead than max_future). The transaction of
 -- a new one is marked, guarded against COMMIT, and bounded by timeout_ms (0 leaves
--- the session's timeouts, null all of its settings: it is the caller's). The claim
--- is an advisory lock, which writes nothing. The record's primary key makes
--- it exact. It comes before the scopes' locks of its command.
+-- the session's timeouts, and null all settings of a caller's session). The claim
+-- is an advisory lock, which writes nothing, and comes before the command's locks of
+-- scopes. The record's primary key makes it exact.
 --
--- Opening spends the token, if there is one, and then looks at the charges that are given,
--- without a lock, so that a hopeless command is refused before it works. The columns from
+-- Opening spends the token, if there is one, and then looks at the charges without a
+-- lock, so that a hopeless command is refused before its function runs. The columns from
 -- token_status to consumed_at are consume_token's.
 create function metered.begin_command(claiming boolean, opening boolean, command metered.new_command, token metered.presented_token,
     charges metered.new_charge[], ahead interval, wait_ms int,
@@ -117,9 +117,9 @@ end
 $$;
 
 -- Ends a command: charges, records the operation, and lets COMMIT pass. A refusal
--- raises, because COMMIT follows in the same flush. Without finishing something comes
--- before COMMIT, which is let pass by finish_command then. With a refusal it is the record of a
--- command that was refused, whose transaction was rolled back. The result is empty.
+-- raises, because COMMIT follows in the same flush. Without finishing, finish_command lets
+-- COMMIT pass later. With of_refusal it records that the command was refused and rolled
+-- back, with an empty result.
 create function metered.complete_command(command metered.new_command, of_fingerprint metered.fingerprint, of_result bytea, of_refusal json,
     charges metered.new_charge[], ahead interval, wait_ms int, finishing boolean,
     out seqs bigint[], out ats timestamptz[], out used bigint[], out held bigint[], out at timestamptz, out periods timestamptz[], out crossed jsonb)
@@ -182,8 +182,8 @@ begin
 end
 $$;
 
--- Lets the COMMIT of a command pass that was completed without finishing, if this is
--- its transaction still.
+-- Lets COMMIT pass for a command that was completed without finishing, if this is still
+-- its transaction.
 create function metered.finish_command(marker text) returns void
 language plpgsql volatile
 as $$
@@ -199,8 +199,8 @@ $$;
 
 -- Deletes records of operations completed and issued before cutoff, at most
 -- max_rows, oldest first, and moves the horizon to the latest time that their ids
--- carry, in the same transaction. No further: a clock that was ahead for a while would
--- refuse new ids for as long. after is the last of the batch before, as in purge_tokens.
+-- carry, in the same transaction. A horizon beyond these would refuse new ids, after a
+-- clock was ahead, for as long. after is the last of the batch before, as in purge_tokens.
 -- It waits for another purge's move, as long as wait_ms.
 create function metered.purge_operations(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int,
     out deleted bigint, out last timestamptz)

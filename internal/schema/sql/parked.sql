@@ -1,7 +1,7 @@
--- Jobs that wait for budget. A job whose hold does not fit is parked: a row here, and none of River's, or one that River
--- does not work: of a job that waits for its next attempt. It waits for one scope, the first that refused it, in that scope's line. A transaction that frees units of a scope with a
--- line marks the line, in the ledger's own trigger. A releaser then looks at it: it places the holds of those that fit, in
--- order, and returns the jobs, which the statement around it inserts into river_job with its caller's privileges.
+-- Jobs that wait for budget. A job whose hold does not fit is parked: it is a row here, and River has no row of it, or between
+-- attempts one that no worker takes. It waits in the line of the first scope that refused it. A transaction that frees units of a scope
+-- marks the scope's line, in a trigger of the ledger. A releaser then places the holds of jobs that fit, in
+-- order, and returns these jobs. The statement around it inserts them into river_job with its caller's privileges.
 
 -- The channel on which releasers hear that a line is marked.
 create function metered._parked_channel() returns text
@@ -10,7 +10,7 @@ as $$
     select left(substr('metered/parked/metered', 16), 56) || '_parked'
 $$;
 
--- Wakes the releasers. A statement that another node of a cluster sent cannot: it may be prepared, which a NOTIFY forbids.
+-- Wakes the releasers, except in a statement from another node of Citus, which may be prepared: then NOTIFY is forbidden.
 create function metered._wake_releasers() returns void
 language plpgsql volatile
 as $$
@@ -21,8 +21,8 @@ begin
 end
 $$;
 
--- Marks the line of a scope of which units were freed, if it has one. At READ COMMITTED this sees each line, since
--- whoever parks a job holds the scope's lock. An older snapshot may not show a line that is there: an insert meets it, with
+-- Marks the line, if there is one, of a scope whose units were freed. At READ COMMITTED this sees each line, since
+-- jobs are parked under the scope's lock. An older snapshot may miss a line: then an insert collides with it, with
 -- 40001, and the block takes the insert back.
 create function metered._mark_freed() returns trigger
 language plpgsql volatile
@@ -43,8 +43,8 @@ begin
 end
 $$;
 
--- Credits, refunds, releases, expiries and clock repairs can let a job in, and a capture can, sooner than its hold would have fallen
--- due: a window leaves the captured units behind. A lot that was scheduled will. Other entries cannot, and cost a comparison.
+-- Credits, refunds, releases, expiries, clock repairs and scheduled lots can let a job in. So can a capture, whose units leave a window,
+-- sooner than its hold would fall due. Other entries cannot, and cost a comparison.
 do $$
 begin
     perform set_config('citus.enable_unsafe_triggers', 'on', true);   -- read by Citus alone: ours stays on the ledger's node
@@ -60,9 +60,8 @@ as $$
     select array(select row(c.*)::metered.new_charge from unnest(charges) c where c.scope = of_scope)
 $$;
 
--- The scope that refused first, and when it will not, from now: null if nobody knows. own is tried before others.
--- A refusal that no time and no credit can end has no scope: of a scope that is absent or closed, or (unless hopeful) of
--- more units than the limit has.
+-- The scope that refused, own or else the first, and how long from now it will refuse, or null if nobody knows. scope is null if neither time nor
+-- credit ends the refusal: a scope is absent or closed, or (unless hopeful) the job wants more units than the limit has.
 create function metered._refusing(charges metered.new_charge[], refused jsonb, own text, hopeful boolean,
     out scope text, out retry interval)
 language plpgsql immutable
@@ -97,8 +96,8 @@ begin
 end
 $$;
 
--- The turn of a job that joins the line of a scope: one round behind the last job of its key, and behind the round that
--- is being released. So a key with one job waits for at most one round, whatever the others have in the line.
+-- The turn of a job that joins a line: one round behind the last job of its key (fair), and behind the round that
+-- is being released. So a key with one job waits for at most one round, however many jobs others have in the line.
 create function metered._turn(of_scope text, of_priority int, of_fair text) returns bigint
 language plpgsql volatile
 as $$
@@ -110,8 +109,8 @@ begin
 end
 $$;
 
--- When the next lot of a wallet begins, which no entry of the ledger says at that time, or infinity. One that has begun and is not
--- written yet counts already, and what follows it is not known: a minute from now.
+-- When the next lot of a wallet begins, or infinity: no entry is written at that time. If one has begun and is not written yet, it
+-- counts already, and the next is unknown: then a minute from now.
 create function metered._lot_begins(of_scope text, clk timestamptz) returns timestamptz
 language sql stable
 as $$
@@ -119,8 +118,8 @@ as $$
         from metered.lots y where y.scope = of_scope and y.pending > 0 order by y.starts_at limit 1), 'infinity')
 $$;
 
--- Adds a job to the line's count, and lets the line be looked at no later than wake, also if a look that has begun goes on behind
--- the job. The scope is locked. Releasers hear of an earlier time.
+-- Counts a job in a line, and has releasers look at the line by wake, even if a look is under way that has passed the job's
+-- place. The scope is locked. Releasers are woken if wake is earlier than the line's time.
 create function metered._join_line(of_scope text, of_key bigint, wake timestamptz) returns void
 language plpgsql volatile
 as $$
@@ -155,6 +154,7 @@ begin
 end
 $$;
 
+-- A parked job as callers see it.
 create function metered._parked_json(j metered.parked_jobs) returns jsonb
 language sql stable
 as $$
@@ -241,10 +241,10 @@ begin
 end
 $$;
 
--- Enqueues jobs whose units are held until they end, all or none. status is started (the hold is placed, and job is
--- for the caller to insert), parked (until the units fit), refused (they never fit), or full (its line has most jobs).
--- With raising, the last two are SQLSTATE MT001 and MT013. A job that would fit is parked too where others wait for one
--- of its scopes, and the line is looked at in turn.
+-- Enqueues jobs whose units are held until they end, all or none. status is started (the hold is placed, and the caller
+-- inserts job), parked (until the units fit), refused (they never fit), or full (its line has most jobs).
+-- With raising, the last two are SQLSTATE MT001 and MT013. A job that fits is parked too if others wait for one
+-- of its scopes.
 --
 -- Each element of parking has River's columns of the job, with its job_id; the hold and the charges of place, as text; the key
 -- of its turn (fair), the most jobs in its line (most), how long it waits (wait_us), and whether its limits may be raised (hopeful).
@@ -260,8 +260,8 @@ declare
     c     metered.new_charge;
     p     record;
     w     record;
-    no    jsonb;
-    busy  text;
+    no    jsonb;    -- a refusal
+    busy  text;     -- a scope with a line
     clk   timestamptz;
     keys  bigint[] := '{}';
     most  bigint;

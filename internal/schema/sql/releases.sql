@@ -1,7 +1,7 @@
 -- Parked jobs whose units are free are released: they become jobs of River. Others are dropped or moved.
 
--- Charges with the limits that their scopes have now, as text by scope (given), or as they came where that is null, or null
--- for the scope. null, if given does not have one of the scopes.
+-- Charges with the present limits of their scopes: given has these as text by scope. A charge keeps its own if given is null, as a whole or
+-- for the scope. The result is null if given lacks a scope.
 create function metered._under_limits(charges metered.new_charge[], given jsonb) returns metered.new_charge[]
 language plpgsql immutable
 as $$
@@ -19,7 +19,7 @@ begin
 end
 $$;
 
--- _start_job for a job that may fail, for instance since its window reaches behind a purge: then started is null.
+-- _start_job, but started is null after an error, such as of a window that reaches behind a purge.
 create function metered._try_start_job(h metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
     out started boolean, out refused jsonb, out due timestamptz)
 language plpgsql volatile
@@ -34,8 +34,8 @@ exception
 end
 $$;
 
--- The other row of a job that stands in two lines, the charges of its first choice, which is tried first, and the keys of the locks that it takes to
--- start the job, beside those of its charges.
+-- For a job in two lines: its row in the other one, the charges of its first choice, which is tried first, and the keys that starting it
+-- locks beside those of r's charges.
 create function metered._other_lane(r metered.parked_jobs, given jsonb, out other metered.parked_jobs, out first metered.new_charge[], out keys bigint[])
 language plpgsql volatile
 as $$
@@ -56,12 +56,12 @@ begin
 end
 $$;
 
--- Looks at the line of one scope, which is locked, and takes those jobs out of it that fit, at most room of them. A job that
--- another scope refuses goes on to the line of that scope. The scopes of a job are locked as far as they
--- are to be had at once. Otherwise the line is looked at again soon.
+-- Takes jobs that fit out of the line of one scope, which is locked, and starts them, at most room jobs. A job that
+-- another scope refuses moves to the line of that scope. If a lock of a job's other scopes is not free, the job stays, and the line
+-- is looked at again soon.
 --
--- The smallest job of each class (jobs of equal limits) is asked first: if it does not fit, none of its class does. A look
--- goes through at most 500 jobs. after is where the next one goes on. A careful look asks each job, and passes those that fail.
+-- The smallest job of each class (jobs with equal limits) is tried first: if it does not fit, none of its class does. A look
+-- goes through at most 500 jobs, and the next one goes on after these. A careful look tries each job, and passes jobs that fail.
 create function metered._release_line(of_scope text, given jsonb, room int, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean) returns jsonb[]
 language plpgsql volatile
 as $$
@@ -201,8 +201,8 @@ begin
 end
 $$;
 
--- Lines to be looked at: of these scopes, or those that are marked or whose time has come. Jobs that may be tried again by now join the
--- lines first. Where the lock of such a scope is not to be had, it is among them.
+-- Lines to look at: those of only_scopes, or else all that are marked or whose time has come. Jobs whose next attempt may begin join their
+-- lines first. If the lock of such a scope is not free, the scope is returned too.
 create function metered._lines(only_scopes text[], most int) returns table (scope text, key bigint)
 language plpgsql volatile
 as $$
@@ -243,7 +243,7 @@ begin
 end
 $$;
 
--- The scopes whose limits release_jobs would judge, for given. It takes the locks that release_jobs takes.
+-- The scopes whose present limits release_jobs needs (given). It takes the same locks.
 create function metered.judged_scopes(only_scopes text[], wait_ms int, max_jobs int) returns text[]
 language plpgsql volatile
 as $$
@@ -270,11 +270,11 @@ begin
 end
 $$;
 
--- Releases parked jobs that fit, at most max_jobs: of the given scopes, whose locks it waits for, or of those
--- lines that are marked, or whose time has come, and whose locks are to be had at once. Rows are released (job is for the caller to insert),
--- busy (the lock of the scope was not to be had), trouble (why the line cannot be looked at), or more (call again).
+-- Releases parked jobs that fit, at most max_jobs: of only_scopes, whose locks it waits for, or of
+-- lines that are marked or whose time has come, if their locks are free. A row is released (the caller inserts job),
+-- busy (the scope's lock was not free), trouble (why the line cannot be looked at), or more (call again).
 --
--- Limits count as the jobs came with them, or as given has them: as text by scope, for lines and jobs whose scopes are all there.
+-- Jobs count with their own limits, or with those of given, text by scope. Jobs and lines with a scope that given lacks are left for later.
 create function metered.release_jobs(only_scopes text[], given jsonb, wait_ms int, max_jobs int, ahead interval, origin metered.origin, channel text)
 returns table (status text, job jsonb, scope text)
 language plpgsql volatile

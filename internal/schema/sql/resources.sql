@@ -37,7 +37,7 @@ begin
 end
 $$;
 
--- A refusal with a scope that does not exist, if it does not.
+-- Adds a scope to a refusal, if absence says why it does not exist.
 create function metered._with_absent(refused jsonb, of_scope text, absence text) returns jsonb
 language plpgsql immutable
 as $$
@@ -49,8 +49,8 @@ begin
 end
 $$;
 
--- Looks closer at a charge that is out of bounds, or of a scope that must exist. refused as it was, with
--- this scope if it does not exist. looking: the scope is not locked.
+-- Checks a charge that seems out of bounds, or whose scope must exist. It returns refused, with the
+-- scope if it does not exist. looking: the scope is not locked.
 create function metered._admit(c metered.new_charge, refused jsonb, looking boolean, wait_ms int) returns jsonb
 language plpgsql volatile
 as $$
@@ -62,7 +62,7 @@ begin
         and (pg_column_compression(c.note) is null or octet_length(c.note::text) <= 8192) and coalesce(cardinality(c.limits), 0) <= 16) is not true then
         perform metered._no_amount();
     end if;
-    -- Under another lock than its scope's a charge could not rely on its reads.
+    -- If the key were another scope's, the charge would not read under the scope's lock.
     if not metered._key_fits(c.key, c.scope) then
         perform metered._require(false, 'key');
     end if;
@@ -74,8 +74,8 @@ begin
 end
 $$;
 
--- Declares that scopes exist, all or none: none if one of them is retired. Then these are all that is
--- returned. changed: it did not exist before. The answer holds until the transaction ends.
+-- Declares that scopes exist, all or none. If some are retired, only these are returned, and nothing is
+-- done. changed: the scope did not exist before. The answer holds until the transaction ends.
 create function metered.create_scopes(scopes text[], wait_ms int)
 returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean)
 language plpgsql volatile
@@ -112,9 +112,9 @@ begin
 end
 $$;
 
--- Retires scopes, or takes that back (retiring is false), all or none: none if one of them was never
--- declared. Then these are all that is returned, without created_at. Takes the scopes' locks. held is
--- units of open holds of a scope: they go on, and end as any.
+-- Retires scopes, or takes that back (retiring is false), all or none. If some were never declared, only
+-- these are returned, without created_at, and nothing is done. Takes the scopes' locks. held has
+-- units of a scope's open holds, which go on.
 create function metered.retire_scopes(scopes text[], retiring boolean, wait_ms int)
 returns table (scope text, created_at timestamptz, retired_at timestamptz, changed boolean, held bigint)
 language plpgsql volatile

@@ -2,8 +2,8 @@
 -- a range costs the two look-ups, and a series of ranges one look-up for each edge.
 
 -- The sums of a scope's chain before each of the times, which ascend. seq is the last entry before it,
--- refunded_after has the refunds by now of the charges after that, and unsettled the spends from open leases
--- from the time on until the next one. Where a purge took the answer away, the last row has known_from: since when usage
+-- refunded_after has the refunds, up to now, of charges after it, and unsettled the spends from open leases
+-- between the time and the next one. If a purge took an answer away, the last row has known_from, since when usage
 -- is known. STABLE, so that all its statements see one snapshot.
 create function metered.usage_at(of_scope text, times timestamptz[])
 returns table (seq bigint, spent bigint, refunded bigint, credited bigint, refunded_after bigint, unsettled bigint,
@@ -54,7 +54,7 @@ begin
 end
 $$;
 
--- The minima of lines that are due and not freed yet of a scope before each of the times: as minima has it.
+-- The minima of a scope's due lines, not freed yet, that count before each of the times (see _minima).
 create function metered._due_minima(tip metered.ledger, times timestamptz[], clk timestamptz) returns bigint[]
 language plpgsql stable
 as $$
@@ -103,8 +103,8 @@ begin
 end
 $$;
 
--- Since when the usage of a scope is known, of which a purge took entries: after the first of those that it left. That
--- one counts no later than the clock repairs that follow it.
+-- Since when the usage of a scope is known whose entries a purge has taken: after the first entry that it left. That
+-- entry counts no later than the clock repairs after it.
 create function metered._usage_known_from(tip metered.ledger) returns timestamptz
 language plpgsql stable
 as $$
@@ -121,9 +121,9 @@ begin
 end
 $$;
 
--- Scans the entries between two numbers, up to look of them, in the order of the chain or backwards, for those with the
--- texts of made_by.note, of made_by.operation, and of a command of that name (null is any). It returns up to
--- most + 1 of them, and in any case the last entry that it looked at. more: there may be others behind that.
+-- Scans up to look entries between two numbers, forwards or backwards, for entries with the texts of made_by.note, with
+-- made_by.operation, and of a command of that name (null is any). It returns up to most + 1 of them, and always
+-- the last entry that it looked at. more: there may be others after that.
 create function metered.search_entries(of_scope text, after_seq bigint, before_seq bigint, backwards boolean, look int, most int,
     made_by metered.origin, named text)
 returns table (entry metered.ledger, matched boolean, more boolean)

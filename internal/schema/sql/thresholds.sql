@@ -1,11 +1,11 @@
 -- Thresholds: levels of use. The charge that reaches one reports it, once.
 --
--- A limit comes with its thresholds, each in a line: level, rearm, key. Both are units used, holds among them, unless the key
--- says that it is of spending alone. The text has no quotes, since quotes are doubled at each nesting of a composite. tell_at is the lowest level. The reported
--- thresholds stand in the scope's last entry (crossed), by key. One of a period has {"from", "until"}, its bounds. One of a lifetime has {"rearm"}. One of a window
--- has {"until", "net"}, a proof that it is not armed again: before that time, and while the spent and held units, less refunds, are not fewer than net. See ADR 15.
+-- A limit comes with its thresholds, each in a line: level, rearm, key. level and rearm are used units, with held ones unless the key
+-- says that spending alone counts. The text has no quotes, since quotes are doubled at each nesting of a composite. tell_at is the lowest level. The scope's last
+-- entry has the reported thresholds (crossed), by key: of a period {"from", "until"}, its bounds; of a lifetime {"rearm"}; of a window
+-- {"until", "net"}, a proof that it is not armed again before that time, unless spent and held units, less refunds, fall below net. See ADR 15.
 
--- Whether a threshold of that key is of spending alone, which ignores held units. Its kind is in upper case.
+-- Whether a threshold with that key is on spending alone, which ignores held units. Its kind is in upper case.
 create function metered._on_spending(key text) returns boolean
 language sql immutable
 as $$
@@ -19,8 +19,8 @@ as $$
     select substr(line, length(split_part(line, ' ', 1)) + length(split_part(line, ' ', 2)) + 3)
 $$;
 
--- The limits, with tell_at as the lowest level that is not reported yet, or null. Where one may be armed again, it
--- is so low that no charge passes it without a count. told is not null, and spent is less refunds.
+-- The limits, with tell_at as the lowest level that is not reported yet, or null. If a threshold may be armed again, tell_at
+-- is so low that no bound admits a charge. told is not null, and spent is without refunds.
 create function metered._untold(limits metered.charge_limit[], told jsonb, spent bigint, held bigint, credited bigint, at timestamptz)
 returns metered.charge_limit[]
 language plpgsql stable
@@ -59,11 +59,11 @@ begin
 end
 $$;
 
--- The thresholds that admitted charges cross (crossings, null for none), and the reported thresholds from then on (crossed, in the last
--- entries). silent: the caller did not say that it will report them.
+-- The thresholds that admitted charges cross (crossings, null for none), and all that are reported by then (crossed, in tips).
+-- silent: the caller did not say that it will report them.
 --
--- A threshold is armed again when use has gone back to rearm or less, before the charge adds its own, and one of a period when the period has ended.
--- used is null for limits that were decided without a count: they reach nothing, and arm nothing.
+-- A threshold is armed again when use, without this charge, is back at rearm or less, and in a period when the next begins.
+-- used is null for a limit that was decided without a count, which crosses and arms nothing.
 create function metered._cross_thresholds(charges metered.new_charge[], used bigint[], held bigint[], at timestamptz,
     inout tips metered.ledger[], out crossings jsonb, out silent boolean)
 language plpgsql stable
@@ -141,8 +141,7 @@ begin
 end
 $$;
 
--- The time until which a window has more than room of the units spent so far, though nothing is added. Units that due lines have spent, and that are
--- not written yet, will be dated now or later.
+-- Until when a window keeps more than room of its spent units. Minima of due lines, not written yet, will be dated now or later.
 create function metered._reported_until(tip metered.ledger, win interval, room bigint, now timestamptz) returns timestamptz
 language plpgsql stable
 as $$
@@ -160,8 +159,8 @@ begin
 end
 $$;
 
--- The thresholds that a scope remembers as reported: up to 64, or as many as the limits have, or as it has (tip). Beyond that it forgets those of a period or a window
--- that were over a day ago, and that the limits do not have. A scope with more of them is refused: it would report a threshold twice.
+-- The thresholds that a scope remembers as reported: up to 64, or as many as the limits or tip have. Beyond that it forgets thresholds of periods and windows
+-- that were over a day ago and that the limits do not have. If it cannot forget enough, this fails: a threshold would be reported twice.
 create function metered._kept_reports(told jsonb, limits metered.charge_limit[], at timestamptz, tip metered.ledger) returns jsonb
 language plpgsql stable
 as $$
@@ -186,7 +185,7 @@ begin
 end
 $$;
 
--- The reported thresholds that stay reported when an entry lowers the use of a lifetime: credit, or a refund. e is that entry, not written yet. Holds
+-- The thresholds that stay reported when e, a credit or refund not written yet, lowers the use of a lifetime. Holds
 -- are due by the clock, which may have been set back since the entry before.
 create function metered._rearmed(e metered.ledger) returns jsonb
 language plpgsql stable
@@ -234,7 +233,7 @@ begin
 end
 $$;
 
--- Ends a transaction that would cross a threshold without telling.
+-- Fails for a caller that crosses a threshold, and did not say that it reports.
 create function metered._refuse_unreported() returns void
 language plpgsql
 as $$
@@ -243,8 +242,8 @@ begin
 end
 $$;
 
--- The thresholds that are crossed without a charge: by the end of lots, and by revoked units. e is the scope's last entry, with its lots
--- that are due. The caller appends the next entry with crossed, and reports crossings. silent: it did not say that it will.
+-- The thresholds that are crossed without a charge, by ends of lots and by revoked units. e is the scope's last entry, and due ends
+-- are not written yet. The caller appends the next entry with crossed, and reports crossings. silent: it did not say that it will.
 create function metered._cross_lowered(e metered.ledger, units bigint, of_limits metered.charge_limit[], clk timestamptz,
     out crossed jsonb, out crossings jsonb, out silent boolean)
 language plpgsql stable
@@ -268,13 +267,13 @@ begin
             crossed := (w.tips[1]).crossed;
             crossings := w.crossings;
             silent := w.silent;
-        exception when sqlstate 'MT012' then    -- the end of a lot waits for nothing
+        exception when sqlstate 'MT012' then    -- a lot ends in any case
         end;
     end if;
 end
 $$;
 
--- The limits with thresholds of spending alone, with these alone, and so that they refuse nothing. Null for none.
+-- The limits that have thresholds on spending alone, with only these, and raised so that they refuse nothing. Null for none.
 create function metered._spent_limits(limits metered.charge_limit[]) returns metered.charge_limit[]
 language plpgsql immutable
 as $$
@@ -294,8 +293,8 @@ begin
 end
 $$;
 
--- The thresholds that a capture crosses, by held units, which the take has as a negative number, and by the units that it spends besides (its amount).
--- tip is the scope's last entry, and the limits are _spent_limits. A limit that is decided by a bound, as in _write_charges, is not counted. Where the use of
+-- The thresholds that a capture crosses: take has its held units as a negative number (held), and its units beyond them (amount).
+-- tip is the scope's last entry, and the limits are _spent_limits. As in _write_charges a bound decides where it can. If the use of
 -- a limit is unknown, its thresholds are not reported.
 create function metered._cross_captured(take metered.new_charge, tip metered.ledger, clk timestamptz, ahead interval,
     out crossed jsonb, out crossings jsonb, out silent boolean)
