@@ -37,23 +37,23 @@ const (
 
 // Only ID is required.
 type Command struct {
-	// 1 to 255 bytes, carried out once for a Tenant. Without a time (a UUIDv7's, or IssuedAt) it looks new when its record is purged
+	// 1 to 255 bytes, and runs once for a Tenant. After a purge of its record an ID without a time (a UUIDv7's, or IssuedAt) runs again
 	ID     string
 	Tenant string // owns the ID, up to 255 bytes. If clients choose IDs, it must be the signed-in user, or one client can get another's result
 	Name   string // the kind of command, up to 255 bytes. The same ID with another is ErrConflict
-	// the argument, as JSON of up to 1 MiB, whose SHA-256 is stored. The same ID with another is ErrConflict. A function that charges,
-	// credits, refunds or calls holds needs one
+	// the argument, as JSON of up to 1 MiB, whose SHA-256 is stored. The same ID with another is ErrConflict. Required if the function
+	// charges, credits, refunds or calls holds
 	Input    any
 	IssuedAt time.Time // when the client issued it, the same in each repetition, if ID is no UUIDv7
-	// are made last, all or none. The fingerprint has scopes and amounts. After a recent refusal of a scope they are looked at first
-	// (docs/model.md): a charge that the function makes room for belongs in Tx.Charge
+	// are made last, all or none. The same ID with other scopes or amounts is ErrConflict. After a recent refusal of a scope they are looked at
+	// first (docs/model.md): a charge that the function makes room for belongs in Tx.Charge
 	Charges   []budget.Charge
 	EarlyLook bool // always looks at them first
 	// are placed with the charges, and looked at first: a hold that the function makes room for belongs in Tx.Place
 	Holds  []holds.Request
 	Claims []holds.Claim
-	// are charged in a transaction of their own before the command, once per call of Do that is no replay, and stay when it fails: for limits
-	// on attempts. A refusal is ErrTooManyAttempts. To count failures alone, refund Tx.Sticky
+	// are charged before the command, in a transaction of their own, by each Do that is no replay, and stay if it fails: a limit on attempts.
+	// A refusal is ErrTooManyAttempts. To count failures alone, refund Tx.Sticky
 	Sticky    []budget.Charge
 	Token     *Redeem        // is spent, unless the command is a replay
 	Isolation pgx.TxIsoLevel // defaults to READ COMMITTED
@@ -141,7 +141,7 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 			}
 		}
 	}
-	if err := op.place(); err != nil {
+	if err := op.prepareHolds(); err != nil {
 		return nil, err
 	}
 	if len(cmd.Sticky) > 0 {
@@ -184,8 +184,8 @@ func (c *Client) owns(cmd Command) error {
 	return nil
 }
 
-// place prepares the holds that the command declares.
-func (op *operation) place() error {
+// prepareHolds prepares the command's holds and claims.
+func (op *operation) prepareHolds() error {
 	add := func(field string, i int, call *holdsCall, err error) error {
 		if err != nil {
 			return fmt.Errorf("metered: Command.%s[%d]: %w", field, i, err)
@@ -219,7 +219,7 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 	if leases := op.client.cfg.Leases; leases != nil && err != nil {
 		inLeases.Learn(leases, err)
 	}
-	if op.cmd.RecordRefusal && op.own(err) {
+	if op.cmd.RecordRefusal && op.refusedItself(err) {
 		if op.rec, err = op.record(ctx, refused); err != nil {
 			err = fmt.Errorf("metered: record the refusal: %w", err)
 		} else if !op.rec.Replayed {
@@ -249,8 +249,8 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 	return err
 }
 
-// own reports whether err is a refusal by the command's own parts, and neither by its function nor by a subscriber.
-func (op *operation) own(err error) bool {
+// refusedItself reports whether err is a refusal by the command itself, and neither by its function nor by a subscriber.
+func (op *operation) refusedItself(err error) bool {
 	var subscriber *holds.SubscriberError
 	var crossing *fault.Listener
 	return err != nil && fault.Refused(err) && !op.Failed && !errors.As(err, &subscriber) && !errors.As(err, &crossing)
@@ -268,9 +268,8 @@ func (op *operation) record(ctx context.Context, refusal error) (command.Record,
 }
 
 // takeSticky takes the sticky charges in a transaction of its own, on a second
-// connection, while the first one holds the claim: so it is certain that this call
-// is no replay, and a concurrent repetition waits until there is something to
-// replay.
+// connection, while the first one holds the claim: so this call is no replay, and
+// a concurrent repetition waits until there is a record.
 func (op *operation) takeSticky(ctx context.Context) error {
 	var receipt budget.Receipt
 	var refused error
@@ -294,16 +293,16 @@ func (op *operation) takeSticky(ctx context.Context) error {
 	return nil
 }
 
-// taken has the charges that op made for Command.Sticky, if there is an op.
-func (op *operation) taken() budget.Receipt {
+// stickyReceipt is empty without an op.
+func (op *operation) stickyReceipt() budget.Receipt {
 	if op == nil {
 		return budget.Receipt{}
 	}
 	return op.sticky
 }
 
-// refuse calls Config.OnRefusal with err if it is a refusal, and returns err.
-func (c *Client) refuse(ctx context.Context, cmd Command, op *operation, err error) error {
+// reportRefusal calls Config.OnRefusal with err if it is a refusal, and returns err.
+func (c *Client) reportRefusal(ctx context.Context, cmd Command, op *operation, err error) error {
 	c.refusals.Add(time.Now(), err)
 	if c.cfg.OnRefusal != nil && fault.Refused(err) {
 		cmd.Token = nil
@@ -312,9 +311,9 @@ func (c *Client) refuse(ctx context.Context, cmd Command, op *operation, err err
 	return err
 }
 
-// issuedAt is the time that a command carries, if it does. One in the id comes before
-// Command.IssuedAt: all calls with the id have it in common, so that none of them is
-// newer than the horizon once the record of one was purged.
+// issuedAt is a command's time, or nil. The id's time comes before Command.IssuedAt,
+// because all calls with the id share it: once the record of one was purged, none of
+// them is newer than the horizon.
 func issuedAt(cmd Command) *time.Time {
 	if t := uuidv7.Time(cmd.ID); t != nil || cmd.IssuedAt.IsZero() {
 		return t
@@ -357,7 +356,7 @@ func fingerprint(cmd Command, token ledger.PresentedToken, holds []*ledger.Placi
 			number(h, charge.Amount)
 		}
 	}
-	for _, hold := range holds { // none leaves no trace: such commands are on record from before there were any
+	for _, hold := range holds { // no count: commands without holds keep the fingerprints of builds that had none
 		part(h, hold.Identity)
 	}
 	return h.Sum([]byte{fingerprintVersion}), nil
@@ -423,7 +422,7 @@ func (c *Client) ended(ctx context.Context, span observed.Span, op *operation, l
 	case observe.Committed, observe.Open:
 		op.tell(ctx, lent)
 	case observe.Refused:
-		if op == nil || op.rec.Refusal == nil && op.own(err) { // else it was reported before
+		if op == nil || op.rec.Refusal == nil && op.refusedItself(err) { // else it was reported before
 			inTokens.TellRefused(ctx, c.observer, err)
 			if op != nil && !op.stickyRefused {
 				inBudget.TellRefused(ctx, c.observer, err)

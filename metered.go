@@ -1,4 +1,4 @@
-// Package metered runs metered commands on Postgres: a command charges budgets, spends a one-time grant, makes the caller's writes and
+// Package metered runs metered commands on Postgres: a command charges budgets, spends a one-time token, makes the caller's writes and
 // enqueues jobs, and all of it commits or none.
 //
 //	out, err := metered.Do(ctx, client, metered.Command{
@@ -16,7 +16,7 @@
 // Do owns its transaction, DoTx runs in one of yours, and Open is for work whose cost is known at its end. A command can be refused after its
 // function has run.
 //
-// A nil error means committed. After an *IndefiniteError nobody knows: call again with the same command. After any other error nothing is
+// A nil error means committed. After an *IndefiniteError the outcome is unknown: send the command again. After any other error nothing is
 // written, except sticky charges and a recorded refusal.
 package metered
 
@@ -143,11 +143,11 @@ func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[
 	}
 	returned = true
 	if err != nil {
-		out = Outcome[R]{Sticky: op.taken()}
+		out = Outcome[R]{Sticky: op.stickyReceipt()}
 		if op != nil && op.rec.Refusal != nil {
 			out.Replayed, out.At = true, op.rec.At
 		}
-		return out, c.refuse(ctx, cmd, op, err)
+		return out, c.reportRefusal(ctx, cmd, op, err)
 	}
 	out.Raw, out.Replayed, out.At, out.LSN = op.rec.Result, op.rec.Replayed, op.rec.At, op.rec.LSN
 	out.Receipt, out.Sticky, out.Holds, out.Draws = op.receipt, op.sticky, op.holds, op.draws

@@ -27,7 +27,7 @@ const defaultSessionTTL = time.Minute
 
 // Reservation is a session to open. ID and Lines are required.
 type Reservation struct {
-	// as in Command, like the next four. The fingerprint also has Holder, and without Input Metadata, scopes and amounts
+	// as in Command, like the next four. The same ID with another Holder, or without Input with other Metadata, scopes or amounts, is ErrConflict
 	ID       string
 	Tenant   string // also the hold's tenant
 	Name     string
@@ -59,7 +59,7 @@ type settling struct {
 	until       time.Time  // of command.Operation
 }
 
-// errPurged is the error of asking for a record that was there, and is not any more.
+// errPurged: the record was there at the first look, and is gone at the second.
 var errPurged = errors.New("metered: the record was purged meanwhile")
 
 // Open reserves the greatest cost of some work. Its session keeps the reservation while the work goes on with Session.Context, until Settle
@@ -152,7 +152,7 @@ func (c *Client) reserve(ctx context.Context, r Reservation) (_ *session, err er
 		inBudget.TellRefused(ctx, c.observer, err)
 		refused := s.command(nil)
 		refused.Charges, refused.Holds = s.r.Charges, []holds.Request{s.request()}
-		return nil, c.refuse(ctx, refused, nil, err)
+		return nil, c.reportRefusal(ctx, refused, nil, err)
 	case s.hold.State != holds.Held: // it was placed by an attempt whose answer was lost, and has ended since
 		return nil, &LostError{ID: r.ID, Cause: &holds.StateError{ID: s.hold.ID, State: s.hold.State, Hold: s.hold}}
 	}
@@ -425,10 +425,10 @@ func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	return err
 }
 
-// until is when the present hold is due: till then errors that pass are tried again.
+// until is when the present hold is due: till then transient errors are tried again.
 func (s *session) until() time.Time { return time.Now().Add(s.left() + s.r.Grace) }
 
-// release releases the session's hold, again after errors that pass, until then. A hold that was released before is no error.
+// release releases the session's hold, again after transient errors, until then. A hold that was released before is no error.
 func (s *session) release(ctx context.Context, reason string, until time.Time) (err error) {
 	c, note := s.client, s.r.Note
 	note.Reason = cmp.Or(reason, note.Reason)

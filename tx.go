@@ -33,8 +33,8 @@ import (
 // function returns (ErrTxDone). Statements that end it are ErrTxControl. Savepoints (Begin) work. Send nothing over Conn.
 //
 // Charge, ChargeUpTo, Credit, Refund, Place, Claim, Capture, Release, Extend, Return and Draw are made at the end, all or none: credits and
-// refunds, then holds, draws with ChargeUpTo, and charges. A refusal is the error of Do. They need a Command.Input that decides them. The
-// Receipt has charges alone.
+// refunds, then holds, draws with ChargeUpTo, and charges. A refusal is the error of Do. They need a Command.Input that decides them: the same
+// ID with another is ErrConflict. The Receipt has charges alone.
 type Tx struct {
 	guarded
 
@@ -96,8 +96,8 @@ func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, 
 	return end, nil
 }
 
-// open refuses a call of Tx after the function has returned, and one that the command does not declare its Input for: the
-// same id could then be answered by the record of a command that asked for something else.
+// open refuses a call of Tx after the function has returned, or without a Command.Input: the same id could then be
+// answered by the record of another command.
 func (t *Tx) open() error {
 	switch {
 	case t.dead():

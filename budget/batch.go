@@ -27,28 +27,28 @@ type Result struct {
 }
 
 // ChargeEach makes up to 1,000 charges in one round trip (docs/scale.md), in order: a refusal is in its Result, and stops no other. Its own
-// error aborts tx, except with thresholds, when it works in a savepoint.
+// error aborts tx, unless a Limit has thresholds, which need a savepoint.
 func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("charges", len(charges))); err != nil {
 		return nil, err
 	}
-	asks := make([]*asked, len(charges))
+	items := make([]*item, len(charges))
 	for i, c := range charges {
 		var err error
-		if asks[i], err = l.ask(c); err != nil {
+		if items[i], err = l.newItem(c); err != nil {
 			return nil, located("charges", i, err)
 		}
 	}
-	return l.observedEach(ctx, "budget.charge_each", func(ctx context.Context) ([]Result, error) { return l.eachIn(ctx, tx, asks) })
+	return l.observedEach(ctx, "budget.charge_each", func(ctx context.Context) ([]Result, error) { return l.eachIn(ctx, tx, items) })
 }
 
 // eachIn makes charges in a transaction of a caller's: if some have thresholds in a savepoint, whose two round trips a batch can bear.
-func (l *Ledger) eachIn(ctx context.Context, tx pgx.Tx, asks []*asked) ([]Result, error) {
-	if !slices.ContainsFunc(asks, func(a *asked) bool { return slices.ContainsFunc(a.limits, Limit.tells) }) {
-		return l.eachOnce(ctx, tx, asks, false, false)
+func (l *Ledger) eachIn(ctx context.Context, tx pgx.Tx, items []*item) ([]Result, error) {
+	if !slices.ContainsFunc(items, func(a *item) bool { return slices.ContainsFunc(a.limits, Limit.tells) }) {
+		return l.eachOnce(ctx, tx, items, false, false)
 	}
 	return savepoint.In(ctx, tx, "budget", func(sub pgx.Tx) ([]Result, error) {
-		results, err := l.eachOnce(ctx, sub, asks, false, true)
+		results, err := l.eachOnce(ctx, sub, items, false, true)
 		for i := 0; err == nil && i < len(results); i++ {
 			err = l.tellCrossings(ctx, sub, results[i].Crossed)
 		}
@@ -63,18 +63,18 @@ func checkBatch(field string, n int) error {
 	return nil
 }
 
-// asked is a validated charge of a batch.
-type asked struct {
+// item is a validated charge of a batch.
+type item struct {
 	charge ledger.Charge
 	limits []Limit
 	event  *ledger.Event // nil for none
 }
 
-func (l *Ledger) ask(c Charge) (*asked, error) {
+func (l *Ledger) newItem(c Charge) (*item, error) {
 	if err := l.checkCharge(c); err != nil {
 		return nil, err
 	}
-	a := &asked{limits: c.Limits, charge: ledger.Charge{
+	a := &item{limits: c.Limits, charge: ledger.Charge{
 		Scope: c.Scope, Key: l.LockKey(c.Scope), Amount: c.Amount, Note: c.Note.json(), MustExist: c.MustExist || l.mustExist,
 		Limits: make([]ledger.Limit, len(c.Limits)),
 	}}
@@ -95,9 +95,9 @@ select nth, coalesce(seq, 0), coalesce(at, 'epoch'), used, coalesce(held, 0), re
 from metered.charge_each($1::metered.new_charge[], $2::metered.new_event[], $3::interval, $4::interval, $5::interval, $6::int, $7::bool)`
 
 // each makes charges. With skipBusy those whose lock is not free get ErrBusy, and nobody waits.
-func (l *Ledger) each(ctx context.Context, db Querier, asks []*asked, skipBusy, telling bool) ([]Result, error) {
-	charges, events := make([]ledger.Charge, len(asks)), make([]*ledger.Event, len(asks))
-	for i, a := range asks {
+func (l *Ledger) each(ctx context.Context, db Querier, items []*item, skipBusy, telling bool) ([]Result, error) {
+	charges, events := make([]ledger.Charge, len(items)), make([]*ledger.Event, len(items))
+	for i, a := range items {
 		charges[i], events[i] = a.charge, a.event
 	}
 	rows, err := db.Query(ctx, l.sql.each, ledger.Charges(ledger.Telling(charges, telling)), ledger.Events(events),
@@ -106,21 +106,21 @@ func (l *Ledger) each(ctx context.Context, db Querier, asks []*asked, skipBusy, 
 		return nil, failed("charge each", err)
 	}
 	var row eachRow
-	results := make([]Result, len(asks))
-	left := len(asks)
+	results := make([]Result, len(items))
+	left := len(items)
 	_, err = pgx.ForEachRow(rows, row.dest(), func() error {
-		if row.nth < 1 || row.nth > len(asks) {
-			return fmt.Errorf("budget: the schema answers charge %d of %d", row.nth, len(asks))
+		if row.nth < 1 || row.nth > len(items) {
+			return fmt.Errorf("budget: the schema answers charge %d of %d", row.nth, len(items))
 		}
 		left--
-		results[row.nth-1] = asks[row.nth-1].result(&row)
+		results[row.nth-1] = items[row.nth-1].result(&row)
 		return nil
 	})
 	switch {
 	case err != nil:
 		return nil, failed("charge each", err)
 	case left != 0:
-		return nil, fmt.Errorf("budget: the schema answers %d charges of %d", len(asks)-left, len(asks))
+		return nil, fmt.Errorf("budget: the schema answers %d charges of %d", len(items)-left, len(items))
 	}
 	return results, nil
 }
@@ -147,7 +147,7 @@ var statusErrors = map[string]error{
 	"conflict": ErrConflict, "retired": ErrRetired, "future": ErrFuture, "late": ErrLate, "busy": ErrBusy,
 }
 
-func (a *asked) result(row *eachRow) Result {
+func (a *item) result(row *eachRow) Result {
 	posted := Posted{Scope: a.charge.Scope, Amount: a.charge.Amount, Seq: row.seq, At: row.at, Replayed: row.status == "replay"}
 	switch kind := statusErrors[row.status]; {
 	case kind != nil && a.event != nil:

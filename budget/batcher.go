@@ -62,7 +62,7 @@ func (b *Batcher) Charge(ctx context.Context, charge Charge) (Posted, error) {
 	if err := b.made(); err != nil {
 		return Posted{}, err
 	}
-	a, err := b.ledger.ask(charge)
+	a, err := b.ledger.newItem(charge)
 	if err != nil {
 		return Posted{}, within("charge", err)
 	}
@@ -74,7 +74,7 @@ func (b *Batcher) Ingest(ctx context.Context, event Event) (Posted, error) {
 	if err := b.made(); err != nil {
 		return Posted{}, err
 	}
-	a, err := b.ledger.askEvent(&event)
+	a, err := b.ledger.newEventItem(&event)
 	if err != nil {
 		return Posted{}, within("event", err)
 	}
@@ -108,7 +108,7 @@ func (b *Batcher) made() error {
 
 // call is a charge that somebody waits for.
 type call struct {
-	*asked
+	*item
 	result Result
 	done   chan struct{} // closed when there is a result
 	lost   error         // of a commit whose outcome is open, set while taken
@@ -117,11 +117,11 @@ type call struct {
 	gone   bool          // its caller has left before, guarded by Batcher.mu
 }
 
-func (b *Batcher) submit(ctx context.Context, a *asked) (Posted, error) {
+func (b *Batcher) submit(ctx context.Context, a *item) (Posted, error) {
 	if ctx.Err() != nil {
 		return Posted{}, fmt.Errorf("budget: %w", pause.Ended(ctx))
 	}
-	c := &call{asked: a, done: make(chan struct{})}
+	c := &call{item: a, done: make(chan struct{})}
 	b.mu.Lock()
 	if b.closed {
 		b.mu.Unlock()

@@ -34,23 +34,23 @@ func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...Event) ([]Resu
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("events", len(events))); err != nil {
 		return nil, err
 	}
-	asks := make([]*asked, len(events))
+	items := make([]*item, len(events))
 	for i := range events {
 		var err error
-		if asks[i], err = l.askEvent(&events[i]); err != nil {
+		if items[i], err = l.newEventItem(&events[i]); err != nil {
 			return nil, located("events", i, err)
 		}
 	}
-	return l.observedEach(ctx, "budget.ingest", func(ctx context.Context) ([]Result, error) { return l.eachIn(ctx, tx, asks) })
+	return l.observedEach(ctx, "budget.ingest", func(ctx context.Context) ([]Result, error) { return l.eachIn(ctx, tx, items) })
 }
 
 // eachOnce is each for charges among which an event may be several times.
-func (l *Ledger) eachOnce(ctx context.Context, db Querier, asks []*asked, skipBusy, telling bool) ([]Result, error) {
+func (l *Ledger) eachOnce(ctx context.Context, db Querier, items []*item, skipBusy, telling bool) ([]Result, error) {
 	type id struct{ tenant, id string }
 	first := make(map[id]int) // in distinct
-	place := make([]int, len(asks))
-	distinct := make([]*asked, 0, len(asks))
-	for i, a := range asks {
+	place := make([]int, len(items))
+	distinct := make([]*item, 0, len(items))
+	for i, a := range items {
 		place[i] = len(distinct)
 		if a.event != nil {
 			if j, seen := first[id{a.event.Tenant, a.event.ID}]; seen {
@@ -62,11 +62,11 @@ func (l *Ledger) eachOnce(ctx context.Context, db Querier, asks []*asked, skipBu
 		distinct = append(distinct, a)
 	}
 	answers, err := l.each(ctx, db, distinct, skipBusy, telling)
-	if err != nil || len(distinct) == len(asks) {
+	if err != nil || len(distinct) == len(items) {
 		return answers, err
 	}
-	results := make([]Result, len(asks))
-	for i, a := range asks {
+	results := make([]Result, len(items))
+	for i, a := range items {
 		switch same := distinct[place[i]]; {
 		case same == a:
 			results[i] = answers[place[i]]
@@ -79,7 +79,7 @@ func (l *Ledger) eachOnce(ctx context.Context, db Querier, asks []*asked, skipBu
 	return results, nil
 }
 
-func (l *Ledger) askEvent(e *Event) (*asked, error) {
+func (l *Ledger) newEventItem(e *Event) (*item, error) {
 	if e.ID == "" {
 		return nil, invalid(".ID", "is empty")
 	}
@@ -89,7 +89,7 @@ func (l *Ledger) askEvent(e *Event) (*asked, error) {
 	if at := e.OccurredAt; !at.IsZero() && (at.Year() < 1 || at.Year() > 9999) {
 		return nil, invalid(".OccurredAt", "the year %d is not from 1 to 9999", at.Year())
 	}
-	a, err := l.ask(e.Charge)
+	a, err := l.newItem(e.Charge)
 	if err != nil {
 		return nil, err
 	}

@@ -118,13 +118,13 @@ func splits(err error) bool {
 func (l *lane) send(ctx context.Context, batch []*call, skipBusy bool) (results []Result, err error) {
 	ctx, span := l.batcher.ledger.observer.Start(ctx, observe.Op{Work: observe.Batch})
 	defer func() { l.tellSent(ctx, span, results, err) }()
-	asks := make([]*asked, len(batch))
+	items := make([]*item, len(batch))
 	for i, c := range batch {
-		asks[i] = c.asked
+		items[i] = c.item
 	}
 	b := l.batcher
 	err = b.ledger.alone(ctx, b.pool, func(db Querier, telling bool) (crossed []Crossing, err error) {
-		results, err = b.ledger.eachOnce(ctx, db, asks, skipBusy, telling)
+		results, err = b.ledger.eachOnce(ctx, db, items, skipBusy, telling)
 		for _, r := range results {
 			crossed = append(crossed, r.Crossed...)
 		}

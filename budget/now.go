@@ -22,7 +22,7 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return Posted{}, err
 	}
-	if _, err := l.ask(charge); err != nil {
+	if _, err := l.newItem(charge); err != nil {
 		return Posted{}, within("charge", err)
 	}
 	prepared, err := l.prepare(charge)

@@ -122,7 +122,7 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 		for j, limit := range limits {
 			c.Limits = append(c.Limits, limit.sent())
 			if limit.query != nil {
-				queries = append(queries, m.ask(i, j))
+				queries = append(queries, m.query(i, j))
 			}
 		}
 		if err := checkKeys(limits); err != nil {
@@ -149,8 +149,8 @@ func (l *Ledger) prepare(charges ...Charge) (*ledger.ChargeCall[Receipt], error)
 	}, nil
 }
 
-// ask is the query of a limit, which is left out until it is answered.
-func (m *merged) ask(i, j int) *ledger.Query {
+// query is the query of a limit. Until it is answered the limit admits everything.
+func (m *merged) query(i, j int) *ledger.Query {
 	limit := &m.limits[i][j]
 	q := limit.query
 	limit.query = nil // the answer to the caller has the number

@@ -8,11 +8,11 @@
 //	    return err
 //	})
 //
-// All that belongs to a tenant bears its name, or begins with that and a slash: scopes (acme/uploads), the Tenant of commands, holds, claims and jobs,
-// and the Subject of tokens. Scopes of a budget.Scopes with the tenant as key do, if Scopes.Scope(tenant) is the tenant's name.
+// A tenant's rows have its name, alone or before a slash: in scopes (acme/uploads), in the Tenant of commands, holds, claims and jobs, and in
+// the Subject of tokens. A budget.Scopes with the tenant as key makes such scopes, if Scopes.Scope(tenant) is the tenant's name.
 //
-// No call looks a tenant up. Each transaction of its Client begins with a statement, in the same round trip for commands and sessions, that the cell refuses
-// once the tenant has left it.
+// No call looks a tenant up. Each transaction of its Client begins with a statement that fails once the tenant has left the cell. Commands and
+// sessions need no round trip for it.
 package cells
 
 import (
@@ -36,7 +36,7 @@ import (
 )
 
 var (
-	ErrMoved    error = fault.ErrMoved   // of a tenant's Client, before anything is written. Also while the tenant is on its way
+	ErrMoved    error = fault.ErrMoved   // the tenant has left the cell, or is on its way. Nothing was written
 	ErrNotCell  error = fault.ErrNotCell // SetUp was not called, or with other cells
 	ErrOpen     error = errOpen          // of a Move. Its text has the first ten reasons
 	ErrConflict error = errConflict      // the new cell has a row with the key of one that moves, or a table with other columns
@@ -78,8 +78,8 @@ type place struct {
 
 var inMetered = metered.Internals(lend.Key{})
 
-// New takes a Client for each cell, 1 to 256, in the same order in all programs, and as many for good. It sends no SQL. Cells that share a
-// pool are of one database: a tenant moves between them in one transaction.
+// New takes the Clients of all cells, 1 to 256: the same in all programs, in the same order, for good. It sends no SQL. Between cells that
+// share a pool a tenant moves in one transaction.
 func New(clients []*metered.Client) (*Router, error) {
 	if len(clients) < 1 || len(clients) > maxCells {
 		return nil, fault.Invalid(errArgument, "clients", "are %d, want 1 to %d", len(clients), maxCells)
@@ -116,9 +116,9 @@ func (r *Router) first(tenant string) int {
 	return int(binary.BigEndian.Uint64(sum[:8]) % uint64(len(r.cells)))
 }
 
-// Client is a Client of a tenant in the cell where this Router last knew it, without a query. Its transactions (metered.Do, Open, RunTx and
-// so on) are ErrMoved in a cell that the tenant has left. Begin transactions for its Budget, Holds, Tokens and Jobs by its RunTx: in others,
-// charges alone are as safe. Reads on a pool may find the tenant's old cell, where nothing is.
+// Client returns a tenant's Client in the cell where this Router last knew it, without a query. If the tenant has left, its transactions
+// (metered.Do, Open, RunTx and so on) are ErrMoved. Call Budget, Holds, Tokens and Jobs in its RunTx: in other transactions only charges are
+// as safe. Reads on a pool may find the old cell, which is empty.
 func (r *Router) Client(tenant string) (*metered.Client, error) {
 	if err := r.check(tenant); err != nil {
 		return nil, err
@@ -140,8 +140,8 @@ func (r *Router) place(tenant string) place {
 	return p
 }
 
-// Run calls fn with the tenant's Client, and again with another one when fn returns ErrMoved: the transaction has done nothing then. A tenant
-// on its way is waited for, for 4 seconds or until ctx ends.
+// Run calls fn with the tenant's Client, and after ErrMoved again with that of the new cell. It waits for a tenant on its way, up to 4
+// seconds.
 //
 // A session that moved along with its tenant is ErrMoved at Settle: go on with metered.Resume.
 func (r *Router) Run(ctx context.Context, tenant string, fn func(ctx context.Context, c *metered.Client) error) error {
@@ -170,8 +170,8 @@ func (r *Router) Run(ctx context.Context, tenant string, fn func(ctx context.Con
 	}
 }
 
-// learn notes where a cell knows a tenant to live, if that is news to the caller, who knew it to be at a place. If it is not,
-// the tenant is on its way there, and the search begins anew.
+// learn remembers the tenant's cell that a refusal names, and reports whether that is newer than was, the place that refused. If not, the
+// tenant is on its way there, and the search begins anew at its first cell.
 func (r *Router) learn(was place, m *fault.Moved) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -196,7 +196,7 @@ const setUpSQL = `
 with own as (insert into metered.cell (no, cells) values ($1::int, $2::int) on conflict do nothing returning no, cells)
 select no, cells from own union all select no, cells from metered.cell`
 
-// setNumbersSQL has the numbers of holds, leases and lots begin in a range of the cell's own: so they stay unique when a tenant moves.
+// setNumbersSQL gives holds, leases and lots of each cell a range of numbers, so that they stay unique when a tenant moves.
 const setNumbersSQL = `
 select pg_catalog.setval(s.seq, s.base) from (
     select seq, q.seqmin - 1 + $1::bigint as base from pg_catalog.unnest(array['metered.holds', 'metered.leases', 'metered.lots']) t(name),
@@ -205,8 +205,8 @@ where coalesce(pg_catalog.pg_sequence_last_value(s.seq), 0) < s.base`
 
 const usedSQL = `select exists (select from metered.cell), exists (select from metered.holds) or exists (select from metered.leases) or exists (select from metered.lots)`
 
-// SetUp tells each schema which cell it is, after metered.Migrate. It needs the role that owns the schemas. Again, it does nothing. A schema
-// with holds, leases or lots can only become cell 0: the numbers of another cell's begin at 2^40 times its own.
+// SetUp tells each schema which cell it is, after metered.Migrate. It needs the role that owns the schemas. A second call does nothing. A
+// schema with holds, leases or lots can only become cell 0, since cell n numbers them from n times 2^40 on.
 func (r *Router) SetUp(ctx context.Context) error {
 	if err := fault.Made(errArgument, "router", r != nil && len(r.cells) > 0); err != nil {
 		return err

@@ -22,11 +22,11 @@ const (
 	OverRefused Over = ""        // *ExcessError
 	OverIfFits  Over = "if fits" // all is charged if the Line's limits admit the excess, else *budget.ExceededError
 	OverUpTo    Over = "up to"   // as much of the excess is charged as the Line's limits admit: see HeldLine.Captured
-	OverEvenly  Over = "evenly"  // as OverUpTo, and all Lines take as many units less as the one that lacks most: equal Lines stay equal
+	OverEvenly  Over = "evenly"  // as OverUpTo, and every Line is cut by as many units as the one that is cut most: equal Lines stay equal
 	OverAllowed Over = "allowed" // all is charged: the cost was incurred
 )
 
-// policies are the policies as the function capture_holds in schema.sql knows them.
+// policies has the names that capture_holds in schema.sql knows.
 var policies = map[Over]string{OverRefused: "refuse", OverIfFits: "fit", OverUpTo: "upto", OverEvenly: "even", OverAllowed: "allow"}
 
 // fits reports whether limits judge the excess.
@@ -38,12 +38,12 @@ type Capture struct {
 	IDs    []string
 	Holder string
 	All    bool // all held units. Set All or Lines
-	// Lines are the units used of each scope of one hold, 0 for others. Those of a claim include its own unit (of Key.Scope), unless Keep.
+	// Lines are the used units of one hold's scopes, 0 for others. Lines of a claim include its own unit (of Key.Scope), unless Keep.
 	//
-	// With OverIfFits, OverUpTo and OverEvenly, a Line's Limits judge the excess. Otherwise they only carry thresholds, with All in
-	// Lines without Amount (docs/thresholds.md).
+	// With OverIfFits, OverUpTo and OverEvenly, a Line's Limits judge the excess. Otherwise, or in Lines without Amount beside All, they
+	// only carry thresholds (docs/thresholds.md).
 	Lines []Line
-	// Keep leaves the rest held, and cannot capture a claim's own unit, which ends the hold.
+	// Keep leaves the rest held. It cannot capture a claim's own unit, which ends the hold.
 	Keep   bool
 	Over   Over   // for a Line beyond the held units
 	Entity string // the id of an order or the like
@@ -55,7 +55,7 @@ select refused, holds, crossed
 from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::metered.capture_terms, $4::interval,
     $5::int, $6::metered.origin, $7::text, $8::bool)`
 
-// Capture charges the units used, now, and frees the rest, until Hold.Due.
+// Capture charges the used units and frees the rest, before Hold.Due.
 //
 // Errors: ErrUnknown, ErrRetired, *StateError, *ExcessError, *budget.ExceededError, an OnThreshold's, and after SQL a *budget.ArgumentError
 // for Lines that do not fit the hold.
@@ -200,7 +200,7 @@ func (b *Book) crossings(c Capture, crossed []byte) (*charging, error) {
 	return inBudget.Charges(b.ledger, charges...)
 }
 
-// captureRefused decodes why a capture was refused. A refusal is that of the excess.
+// captureRefused decodes why a capture was refused. Limits refuse only its excess.
 func (b *Book) captureRefused(c Capture, answer []byte) error {
 	var a struct {
 		Status  string

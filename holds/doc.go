@@ -5,12 +5,11 @@
 //	          ├─── deadline ─▶ expired
 //	          └─── Extend ───▶ held, with a later deadline
 //
-// Return gives captured units back. Held units count against every limit of their scopes until Hold.Due and no longer,
-// swept or not.
+// Return gives captured units back. Held units count against every limit of their scopes until Hold.Due, swept or not.
 //
 // A rollback undoes a write. A call acts on all holds that it names, 1 to 100 IDs of one Tenant, or on none. A Holder, if set, must be that
-// of each hold. A Note is recorded in the history and the ledger. Ids, tenants, holders and entities have up to 255 bytes. Only Place with an
-// ID, Claim and Expire can be repeated, and any call in a command (metered.Tx).
+// of each hold. A Note is recorded in the history and the ledger. Ids, tenants, holders and entities have up to 255 bytes. Place with an ID,
+// Claim and Expire can be repeated, and so can any call in a command (metered.Tx).
 //
 // Writes lock scopes, and then holds, until the transaction ends: call them last. Two calls in one transaction can deadlock with two in
 // another (docs/operations.md). Reads take no lock, and run on a replica, whose clock then decides which holds have expired.

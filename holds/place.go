@@ -248,8 +248,8 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row, crossed *[]b
 	var at, deadline *time.Time
 	var seqs []int64
 	var ats []time.Time
-	var refusal, same []byte
-	if err := row.Scan(&status, &at, &deadline, &seqs, &ats, &refusal, &same, crossed); err != nil {
+	var refusal, stored []byte
+	if err := row.Scan(&status, &at, &deadline, &seqs, &ats, &refusal, &stored, crossed); err != nil {
 		return nil, placeFailed(priced, r.key, err)
 	}
 	switch status {
@@ -257,10 +257,10 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row, crossed *[]b
 	case "refused":
 		return nil, priced.Refused(refusal)
 	case "taken":
-		return nil, takenUntil(r.key, at, deadline, same)
+		return nil, takenUntil(r.key, at, deadline, stored)
 	case "same":
 		var h Hold
-		if err := h.decode(same); err != nil {
+		if err := h.decode(stored); err != nil {
 			return nil, err
 		}
 		if h.State != Held {
@@ -269,7 +269,7 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row, crossed *[]b
 		return []Hold{h}, nil
 	case "open":
 		var h Hold
-		err := h.decode(same)
+		err := h.decode(stored)
 		return []Hold{h}, err
 	default:
 		if r.opening != nil {
@@ -291,7 +291,7 @@ func (b *Book) scanPlaced(priced *charging, r Request, row pgx.Row, crossed *[]b
 	}
 	if r.UpTo {
 		var placed Hold
-		if err := placed.decode(same); err != nil {
+		if err := placed.decode(stored); err != nil {
 			return nil, err
 		}
 		h.Lines = placed.Lines

@@ -58,8 +58,8 @@ select g.hold from (
 		operator(pg_catalog.||) (j.metadata operator(pg_catalog.->) 'metered:retry')) as jobs
 	from rests j having count(*) > 0) r, lateral metered.rest_jobs(r.jobs) rested join given g on g.id = rested`
 
-// strayedSQL are parked jobs that were tried before, and whether River has each no longer as it was parked: it was cancelled, deleted or
-// tried by hand there.
+// strayedSQL are parked jobs that were tried before, and whether River's row of each has changed since: the job was cancelled, deleted or
+// tried by hand.
 const strayedSQL = `
 select p.job_id, p.hold, (select count(*) from river_job j
 	where j.id = p.job_id and j.state = 'pending' and j.metadata operator(pg_catalog.->>) 'metered:hold' = p.hold) = 0
@@ -106,7 +106,7 @@ func (e *Enqueuer) endHolds(ctx context.Context, pool *pgxpool.Pool) (ended int6
 	}
 }
 
-// endAll releases these holds, as far as they are held. A hold whose scope is locked for long is left for another time.
+// endAll releases holds that are still held. A hold whose scope stays locked is left for another time.
 func (e *Enqueuer) endAll(ctx context.Context, pool *pgxpool.Pool, all []ofJob) (ended int64, err error) {
 	type kind struct {
 		tenant string
@@ -138,7 +138,7 @@ func (e *Enqueuer) endAll(ctx context.Context, pool *pgxpool.Pool, all []ofJob) 
 	return ended, nil
 }
 
-// takeStrayed takes parked jobs out of their lines that River has no longer as they were parked.
+// takeStrayed takes parked jobs out of their lines whose row of River has changed.
 func (e *Enqueuer) takeStrayed(ctx context.Context, pool *pgxpool.Pool) error {
 	for after := int64(0); ; {
 		rows, err := pool.Query(ctx, e.gate.strayedSQL, after, endLook)
@@ -188,7 +188,7 @@ func overAlready(err error) bool {
 	return errors.Is(err, holds.ErrState) || errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired)
 }
 
-// inTheWay reports whether another transaction was.
+// inTheWay reports whether another transaction was in the way.
 func inTheWay(err error) bool { return errors.Is(err, ErrBusy) || errors.Is(err, ErrSerialization) }
 
 // end releases the holds of jobs that ended, or of those that rest by now, and says how many there were.
@@ -261,7 +261,7 @@ func (e *Enqueuer) ender(ctx context.Context, pool *pgxpool.Pool, ended func(), 
 	}
 }
 
-// endedOf are the holds of jobs that ended by this event, and by those that have come behind it.
+// endedOf are the holds of jobs that ended, by this event and all that wait behind it.
 func endedOf(event *river.Event, events <-chan *river.Event) (all []ofJob) {
 	for {
 		own := readMetadata(event.Job.Metadata)

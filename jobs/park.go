@@ -23,7 +23,7 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// park enqueues those of all that gated names, and fills in their results.
+// park enqueues the jobs of all whose indexes are gated, and fills in their results.
 func (e *Enqueuer) park(ctx context.Context, tx pgx.Tx, all []*prepared, gated []int, results []Result) error {
 	if len(gated) == 0 {
 		return nil
@@ -103,20 +103,20 @@ type gatedJob struct {
 
 const drawIDsSQL = `select pg_catalog.nextval($1::text::regclass) from pg_catalog.generate_series(1, $2::int)`
 
-// gatedJobs has River prepare the jobs. Those without a key get their ids when they are sent, unless the end of a command sends them.
+// gatedJobs has River prepare the jobs. Jobs without a key get their ids from parkNewSQL, or here if the end of a command parks them.
 func (e *Enqueuer) gatedJobs(ctx context.Context, tx pgx.Tx, all []*prepared, gated []int, results []Result) ([]gatedJob, error) {
-	var bare []int
+	var keyless []int
 	for _, i := range gated {
 		if all[i].key == "" {
-			bare = append(bare, i)
+			keyless = append(keyless, i)
 		}
 	}
-	if len(bare) > 0 && all[gated[0]].late == nil {
-		for _, i := range bare {
+	if len(keyless) > 0 && all[gated[0]].late == nil {
+		for _, i := range keyless {
 			results[i] = Result{Created: true}
 		}
-	} else if len(bare) > 0 {
-		rows, err := tx.Query(ctx, drawIDsSQL, e.sequence, len(bare))
+	} else if len(keyless) > 0 {
+		rows, err := tx.Query(ctx, drawIDsSQL, e.sequence, len(keyless))
 		if err != nil {
 			return nil, fault.Failed("jobs", "draw ids", err)
 		}
@@ -124,7 +124,7 @@ func (e *Enqueuer) gatedJobs(ctx context.Context, tx pgx.Tx, all []*prepared, ga
 		if err != nil {
 			return nil, fault.Failed("jobs", "draw ids", err)
 		}
-		for n, i := range bare {
+		for n, i := range keyless {
 			results[i] = Result{JobID: ids[n], Created: true}
 		}
 	}

@@ -251,7 +251,7 @@ func (e *Enqueuer) limitsNow(ctx context.Context, tx pgx.Tx, scopes []string, wa
 	return string(encoded), err
 }
 
-// releaseDue releases and drops a batch of what is due, as far as locks are to be had at once.
+// releaseDue releases and drops a batch of due jobs whose locks are free.
 func (e *Enqueuer) releaseDue(ctx context.Context, pool *pgxpool.Pool, report *ReleaseReport) (more bool, busy []string, err error) {
 	b, err := e.releaseTx(ctx, pool, nil, report)
 	if err != nil {
@@ -327,7 +327,7 @@ func (e *Enqueuer) drop(ctx context.Context, pool *pgxpool.Pool) (n int, err err
 	return n, err
 }
 
-// next is the time until something is due, at most that long.
+// next is the time until a line or a job is due, at most that long.
 func (e *Enqueuer) next(ctx context.Context, pool *pgxpool.Pool, most time.Duration) (time.Duration, error) {
 	var us *int64
 	if err := pool.QueryRow(ctx, e.gate.nextSQL).Scan(&us); err != nil {

@@ -116,7 +116,7 @@ func (p *Pool) limiter(c *budget.Charge) (Limiter, error) {
 		return Limiter{}, invalid("Charge.Scope", "%q has no Rule in the Pool, or a limit with MaxFrom or Observe, or more than %d sets of limits", c.Scope, maxSlots)
 	case c.Note != budget.Note{}:
 		return Limiter{}, invalid("Charge.Note", "cannot be stored by Allow")
-	case c.MustExist != s.exist:
+	case c.MustExist != s.mustExist:
 		return Limiter{}, invalid("Charge.MustExist", "differs from that of another charge of scope %q with the same limits", c.Scope)
 	}
 	return Limiter{p, s}, nil
@@ -166,7 +166,7 @@ func (l Limiter) AllowN(ctx context.Context, n int64) error {
 	return err
 }
 
-// slow is the way of a charge that finds no slice.
+// slow serves a charge that finds no slice.
 func (l Limiter) slow(ctx context.Context, n int64) error {
 	p, s := l.pool, l.slot
 	for range maxTries {
@@ -196,7 +196,7 @@ func (l Limiter) slow(ctx context.Context, n int64) error {
 func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error {
 	charges := make([]budget.Charge, len(slots))
 	for i, s := range slots {
-		charges[i] = budget.Charge{Scope: s.scope, Amount: amounts[i], Limits: s.limits, MustExist: s.exist, Note: p.note()}
+		charges[i] = budget.Charge{Scope: s.scope, Amount: amounts[i], Limits: s.limits, MustExist: s.mustExist, Note: p.note()}
 	}
 	call, err := inBudget.Charges(p.ledger, charges...)
 	if err != nil {
@@ -243,7 +243,7 @@ func (p *Pool) direct(ctx context.Context, slots []*slot, amounts []int64) error
 	return unreachable(err)
 }
 
-// note names the process as the actor of a call that is nobody else's, where the ledger demands an actor.
+// note names the process as the actor, if the ledger demands one.
 func (p *Pool) note() (n budget.Note) {
 	if p.strict {
 		n.Actor = p.cfg.Owner

@@ -60,7 +60,7 @@ func (p *Pool) one(ctx context.Context, tx pgx.Tx, c budget.Charge) (budget.Rece
 	if err != nil {
 		return budget.Receipt{}, err
 	}
-	leased := s != nil && c.Amount >= 1 && c.Amount <= bounds.MaxAmount && c.MustExist == s.exist
+	leased := s != nil && c.Amount >= 1 && c.Amount <= bounds.MaxAmount && c.MustExist == s.mustExist
 	for try := 0; leased && try < maxTries; try++ {
 		from, offset, ok := s.takeOrWait(ctx, p, c.Amount)
 		if !ok {
@@ -94,7 +94,7 @@ func (p *Pool) one(ctx context.Context, tx pgx.Tx, c budget.Charge) (budget.Rece
 // maxTries bounds how many leases a charge finds closed before it goes to the ledger.
 const maxTries = 3
 
-// lease takes units for those of the charges that are leased, and reports whether there were any.
+// lease takes units of slices for charges, and reports whether any charge got some.
 func (p *Pool) lease(ctx context.Context, c *ledger.Charging, charges []budget.Charge) (any bool) {
 	for i := range c.Charges {
 		to := &c.Charges[i]
@@ -129,7 +129,7 @@ func (p *Pool) slotOf(c *ledger.Charging, to *ledger.Charge, charges []budget.Ch
 		return nil // among others it is merged from several that differ
 	}
 	s, err := p.find(&p.rows, &charges[at], false)
-	if err != nil || s == nil || charges[at].MustExist != s.exist {
+	if err != nil || s == nil || charges[at].MustExist != s.mustExist {
 		return nil
 	}
 	return s
@@ -143,7 +143,7 @@ func (p *Pool) look(c *ledger.Charging, charges []budget.Charge) {
 		to := &c.Charges[i]
 		to.Lease = nil
 		if s := p.slotOf(c, to, charges); s != nil {
-			if cur := s.now.Load(); cur != nil && cur.used.Load()+to.Amount <= cur.granted && !cur.over(now) {
+			if cur := s.current.Load(); cur != nil && cur.used.Load()+to.Amount <= cur.granted && !cur.over(now) {
 				to.Lease = &ledger.Slice{}
 			}
 		}
@@ -171,7 +171,7 @@ func (internals) Schema(p *Pool) schema.Name { return p.schema }
 // Learn reads a refusal: leased units may be recalled for it.
 func (internals) Learn(p *Pool, err error) { p.learn(err) }
 
-// dropped gives the lease back of which err says that it is closed, and reports whether it says so.
+// dropped reports whether err says that a lease is closed, and then gives that lease back.
 func (p *Pool) dropped(err error) bool {
 	var closed *ledger.ClosedError
 	if errors.As(err, &closed) {

@@ -1,4 +1,4 @@
-// Package leases makes a budget faster than its lock: it takes a slice of a scope under the lock once, and spends from it without the lock
+// Package leases makes a budget faster than its lock: it leases a slice of a scope under the lock once, and spends from it without the lock
 // (docs/scale.md).
 //
 // Two ways to spend:
@@ -9,8 +9,8 @@
 //     admit too little, and never too much.
 //
 // A lease counts as held in full while it is open, at most until the first period of its limits ends. Settling it captures its spends and
-// frees the rest. Its owner does so when it is used up or idle, and in Close. Once it has ended, any Pool or Sweep does. Settling waits for
-// open transactions that spent from it, up to a second or the ledger's shorter LockTimeout.
+// frees the rest. Its owner settles it when it is used up or idle, and in Close. After its end any Pool or Sweep does. Settling waits for
+// open transactions that spent from it, up to a second or a shorter LockTimeout.
 //
 // The ledger serves charges that a lease cannot: with Limit.MaxFrom, larger than a slice, of seldom charged scopes, and near the end of a
 // budget. A charge that lacks units recalls leased ones from all processes. Above READ COMMITTED a spend also locks the lease's row.

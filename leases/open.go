@@ -57,7 +57,7 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 		mode = "memory"
 	}
 	terms := ledger.LeaseTerms{Mode: mode, Owner: p.cfg.Owner, Least: s.rule.Least, Share: s.rule.Share, TTL: s.rule.TTL}
-	call, err := inBudget.Charges(p.ledger, budget.Charge{Scope: s.scope, Amount: size, Limits: s.limits, MustExist: s.exist, Note: p.note()})
+	call, err := inBudget.Charges(p.ledger, budget.Charge{Scope: s.scope, Amount: size, Limits: s.limits, MustExist: s.mustExist, Note: p.note()})
 	if err != nil {
 		return nil, err
 	}
@@ -84,7 +84,7 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 	if no == nil || got.granted == 0 {
 		return nil, nil
 	}
-	// A tenth less than the database gives, for clocks that do not run alike.
+	// A tenth less than the database gives, for clocks that run at different speeds.
 	life := time.Duration(lasts) * time.Microsecond * 9 / 10
 	got.no, got.fence, got.opened, got.ends, got.endsWall = *no, *fence, time.Now(), asked.Add(life), asked.Add(life).UnixNano()
 	got.seenAt = got.opened
@@ -102,7 +102,7 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 	return got, nil
 }
 
-// call makes a call in a transaction of its own at READ COMMITTED, in one round trip, again where it met others.
+// call makes a call in a transaction of its own at READ COMMITTED, in one round trip, and again after a collision.
 func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) error, sql string, args ...any) error {
 	return pause.Collided(ctx, p.observer, "leases", maxTries, func() error {
 		batch := &pgx.Batch{}

@@ -129,7 +129,7 @@ func (p *Pool) add(slots *sync.Map, c *budget.Charge, rule *Rule, memory bool) (
 	if len(all) >= maxSlots {
 		return nil, nil
 	}
-	s := &slot{scope: strings.Clone(c.Scope), limits: slices.Clone(c.Limits), rule: rule, memory: memory, exist: c.MustExist}
+	s := &slot{scope: strings.Clone(c.Scope), limits: slices.Clone(c.Limits), rule: rule, memory: memory, mustExist: c.MustExist}
 	all = append(slices.Clone(all), s)
 	in.slots.Store(&all)
 	p.keep()

@@ -225,7 +225,7 @@ func (s *slot) age(p *Pool, now time.Time) (left int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.follow(p, now)
-	cur := s.now.Load()
+	cur := s.current.Load()
 	idle := false
 	if cur != nil {
 		if used := cur.used.Load(); used != cur.seen {
@@ -234,7 +234,7 @@ func (s *slot) age(p *Pool, now time.Time) (left int) {
 		idle = now.Sub(cur.seenAt) >= s.rule.Idle
 		if idle || cur.over(now) {
 			s.measure(cur.seal(), cur.opened)
-			s.now.Store(nil)
+			s.current.Store(nil)
 			p.settleSoon(s, cur)
 		} else {
 			left++
@@ -249,8 +249,8 @@ func (s *slot) age(p *Pool, now time.Time) (left int) {
 			left++
 		}
 	}
-	if s.now.Load() == nil && s.next != nil {
-		s.now.Store(s.next)
+	if s.current.Load() == nil && s.next != nil {
+		s.current.Store(s.next)
 		s.next = nil
 	}
 	if left == 0 {

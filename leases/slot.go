@@ -12,29 +12,29 @@ import (
 
 // slot is a process's share of a scope for one set of limits: the slice that serves charges, and the next one.
 type slot struct {
-	scope  string
-	limits []budget.Limit
-	rule   *Rule
-	memory bool // for Allow
-	exist  bool // the scope must
+	scope     string
+	limits    []budget.Limit
+	rule      *Rule
+	memory    bool // for Allow
+	mustExist bool // as in budget.Charge
 
-	now     atomic.Pointer[slice]      // serves charges, nil for none
+	current atomic.Pointer[slice]      // serves charges, nil for none
 	refused atomic.Pointer[[]*refusal] // the last ones, newest first, one for an amount. Nil for none
 	stands  atomic.Pointer[standing]
 
-	mu      sync.Mutex
-	next    *slice
-	opening chan struct{} // closed when the request for a slice has ended. Nil without a request
-	pinned  bool          // a Limiter has it
-	retired bool          // it was forgotten, and has no slices any more
-	direct  time.Time     // until then charges go to the ledger directly
-	recall  time.Time     // when a notice of another process last made it give back its slices
-	asked   bool          // a notice came since, too soon to be followed
-	warmth  int           // charges that found no slice, within a short time
-	warmed  time.Time
-	rate    float64 // units a second, of late
-	failed  error   // why no slice could be opened when it was last tried
-	failure time.Time
+	mu       sync.Mutex
+	next     *slice
+	opening  chan struct{} // closed when the request for a slice has ended. Nil without a request
+	pinned   bool          // a Limiter has it
+	retired  bool          // it was forgotten, and has no slices any more
+	direct   time.Time     // until then charges go to the ledger directly
+	recall   time.Time     // when a notice of another process last made it give back its slices
+	recalled bool          // a notice came since, too soon to be followed
+	warmth   int           // charges that found no slice, within a short time
+	warmed   time.Time
+	rate     float64 // units a second, of late
+	failed   error   // why no slice could be opened when it was last tried
+	failure  time.Time
 }
 
 // standing is the standing of the limits when a slice was opened, or after a direct charge.
@@ -43,7 +43,7 @@ type standing struct {
 	slice *slice // nil for a direct charge
 }
 
-// refusal is one that Allow, or Charge, repeats for the same amount until a time.
+// refusal is an answer that Allow, or Charge, repeats for the same amount until a time.
 type refusal struct {
 	amount int64
 	sure   bool // only time ends it, or a refund
@@ -66,7 +66,7 @@ func (r *refusal) again(now time.Time) error {
 // take takes units from the slice that is there. ok is false where none has them.
 func (s *slot) take(p *Pool, amount int64) (from *slice, offset int64, ok bool) {
 	for {
-		cur := s.now.Load()
+		cur := s.current.Load()
 		if cur == nil {
 			return nil, 0, false
 		}
@@ -104,21 +104,21 @@ func (s *slot) takeOrWait(ctx context.Context, p *Pool, amount int64) (from *sli
 	return nil, 0, false
 }
 
-// turn puts the next slice in the place of cur, if there is one. cur is given back.
+// turn gives cur back and puts the next slice, if there is one, in its place.
 func (s *slot) turn(p *Pool, cur *slice, amount int64) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if s.now.Load() != cur {
+	if s.current.Load() != cur {
 		return true
 	}
 	if amount > cur.granted && s.next == nil && !cur.over(time.Now()) {
-		return false // a large one goes its own way
+		return false // a charge larger than the slice goes to the ledger
 	}
 	s.measure(cur.seal(), cur.opened)
-	s.now.Store(s.next)
+	s.current.Store(s.next)
 	s.next = nil
 	p.settleSoon(s, cur)
-	return s.now.Load() != nil
+	return s.current.Load() != nil
 }
 
 // measure takes note of the demand.
@@ -136,13 +136,13 @@ func (s *slot) size() int64 {
 func (s *slot) prefetch(p *Pool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if cur := s.now.Load(); cur != nil {
+	if cur := s.current.Load(); cur != nil {
 		s.measure(min(cur.used.Load(), cur.granted), cur.opened)
 	}
 	s.ask(p)
 }
 
-// ask requests a slice, unless a request is under way, a slice is there, or charges go to the ledger. mu is held.
+// ask requests the next slice, unless it is there or requested, or charges go to the ledger. mu is held.
 func (s *slot) ask(p *Pool) {
 	now := time.Now()
 	if s.retired || s.opening != nil || s.next != nil || now.Before(s.direct) || s.failed != nil && now.Sub(s.failure) < failurePause {
@@ -166,8 +166,8 @@ func (s *slot) ask(p *Pool) {
 			got.seal()
 			p.settleSoon(s, got)
 		default:
-			if s.next = got; s.now.Load() == nil {
-				s.now.Store(got)
+			if s.next = got; s.current.Load() == nil {
+				s.current.Store(got)
 				s.next = nil
 			}
 			p.has(s, true)
@@ -197,7 +197,7 @@ func (s *slot) miss(p *Pool, now time.Time) (opening <-chan struct{}) {
 func (s *slot) retire(now time.Time) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.retired = !s.pinned && s.now.Load() == nil && s.next == nil && s.opening == nil && now.Sub(s.warmed) > forgetAfter && now.After(s.direct)
+	s.retired = !s.pinned && s.current.Load() == nil && s.next == nil && s.opening == nil && now.Sub(s.warmed) > forgetAfter && now.After(s.direct)
 	return s.retired
 }
 
@@ -206,14 +206,14 @@ func (s *slot) retire(now time.Time) bool {
 func (s *slot) notice(p *Pool, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.asked = true
+	s.recalled = true
 	s.follow(p, now)
 }
 
 // follow gives back the slot's slices, if a notice recalled them and the last time is long enough ago. mu is held.
 func (s *slot) follow(p *Pool, now time.Time) {
-	if s.asked && now.Sub(s.recall) >= recallApart {
-		s.asked, s.recall = false, now
+	if s.recalled && now.Sub(s.recall) >= recallApart {
+		s.recalled, s.recall = false, now
 		s.giveUp(p, recallPause)
 	}
 }
@@ -230,7 +230,7 @@ func (s *slot) giveUp(p *Pool, direct time.Duration) {
 	if direct > 0 {
 		s.direct = time.Now().Add(direct)
 	}
-	for _, slice := range []*slice{s.now.Swap(nil), s.next} {
+	for _, slice := range []*slice{s.current.Swap(nil), s.next} {
 		if slice != nil {
 			slice.seal()
 			p.settleSoon(s, slice)
@@ -248,9 +248,9 @@ func (s *slot) drop(p *Pool, no int64) {
 		p.settleSoon(s, s.next)
 		s.next = nil
 	}
-	if cur := s.now.Load(); cur != nil && cur.no == no {
+	if cur := s.current.Load(); cur != nil && cur.no == no {
 		cur.seal()
-		s.now.Store(s.next)
+		s.current.Store(s.next)
 		s.next = nil
 		p.settleSoon(s, cur)
 	}
@@ -286,7 +286,7 @@ func (s *slot) refuse(amount int64, refused *budget.ExceededError) {
 	s.refused.Store(&all)
 }
 
-// refusal is the refusal of so many units that is remembered, of those that are sure or of all.
+// refusal is the remembered refusal of amount units, nil for none or, with sure, for one that is not sure.
 func (s *slot) refusal(amount int64, sure bool) error {
 	all := s.refused.Load()
 	if all == nil {

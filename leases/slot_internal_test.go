@@ -70,9 +70,9 @@ func TestSlot_AFloodOfNoticesIsFollowedNowAndThen(t *testing.T) {
 	start := time.Now()
 	given := -1
 	refill := func() {
-		if s.now.Load() == nil {
+		if s.current.Load() == nil {
 			given++
-			s.now.Store(&slice{ends: start.Add(time.Hour), endsWall: start.Add(time.Hour).UnixNano(), seenAt: start})
+			s.current.Store(&slice{ends: start.Add(time.Hour), endsWall: start.Add(time.Hour).UnixNano(), seenAt: start})
 		}
 	}
 	refill()
@@ -81,8 +81,8 @@ func TestSlot_AFloodOfNoticesIsFollowedNowAndThen(t *testing.T) {
 		refill()
 	}
 	require.Equal(t, int(time.Minute/recallApart), given)
-	require.True(t, s.asked, "the last notices wait")
+	require.True(t, s.recalled, "the last notices wait")
 	s.age(p, start.Add(time.Minute))
-	require.Nil(t, s.now.Load())
-	require.False(t, s.asked)
+	require.Nil(t, s.current.Load())
+	require.False(t, s.recalled)
 }

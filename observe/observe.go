@@ -1,9 +1,9 @@
-// Package observe lets a program watch the library. Set an Observer in metered.Config for all pieces, or in the Config of budget (for its
+// Package observe lets a program watch the library. Set an Observer in metered.Config for everything, or in the Config of budget (for its
 // holds and leases, too), tokens or jobs. Module otelmetered is one for OpenTelemetry.
 //
-// The goroutine that does the work waits for the Observer: count only, and send from elsewhere. In Do the id and the token may be locked
-// meanwhile, but no scope, except with subscribers or budget.Limit.MaxFrom. A transaction of yours keeps all its locks. An Observer's
-// panics are recovered, and the first goes to slog.Default.
+// The work waits for its Observer: count there, and send in another goroutine. In Do the id and the token may be locked meanwhile, but no
+// scope, except with subscribers or budget.Limit.MaxFrom. A transaction of yours keeps all its locks. An Observer's panics are recovered,
+// and the first goes to slog.Default.
 //
 // Names are the program's own words (of commands, limits, queues) or the library's. Scopes, subjects, keys and amounts of customers are in
 // End.Err, Op.ID and Op.Tenant alone: for traces and not for labels.

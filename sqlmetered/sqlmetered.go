@@ -1,13 +1,11 @@
-// Package sqlmetered runs metered commands, and the pieces, inside a *sql.Tx of pgx's stdlib driver, best of
-// stdlib.OpenDBFromPool with the Client's pool. Your writes by the *sql.Tx and the command commit together, or neither
-// does.
+// Package sqlmetered runs metered commands inside a *sql.Tx of pgx's stdlib driver, best from stdlib.OpenDBFromPool with
+// the Client's pool. Your writes by the *sql.Tx and the command commit together, or neither does.
 //
-// Most programs want DoTx and Commit. InTx is for the pieces alone. Beside the rules of metered.DoTx:
+// Most programs want DoTx and Commit. InTx is for calls of budget, holds and so on. Beside the rules of metered.DoTx:
 //
-//   - A function uses only its own transaction: a call of the *sql.Tx in it never returns. Calls of other goroutines,
-//     and the rollback when BeginTx's context is done, wait for it.
-//   - In a replay (Outcome.Replayed) your writes through the *sql.Tx are repeated: roll back then, or make them in the
-//     function.
+//   - A function uses only its own tx: a call of the *sql.Tx in it never returns. Calls of other goroutines, and the
+//     rollback when BeginTx's context is done, wait for it.
+//   - In a replay (Outcome.Replayed) the *sql.Tx has your writes a second time: roll back, or make them in the function.
 //   - Large objects cannot be used. A *sql.Tx of another driver (lib/pq) is a *metered.ArgumentError. A driver that
 //     wraps pgx's must pass arguments on unchanged.
 package sqlmetered

@@ -200,7 +200,7 @@ func (s *sweeper) sweep(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// pass ends lots, and reports them. Wallets that would cross thresholds are left to a pass of each, which reports: they are named.
+// pass ends lots, and tells subscribers. It leaves wallets that would cross thresholds, and returns them: each gets a pass that reports.
 func (s *sweeper) pass(ctx context.Context, tx pgx.Tx, only *string, telling bool) (crossing []string, err error) {
 	b, subscribed := s.book, len(s.book.cfg.Subscribers) > 0
 	wallet := "-"

@@ -66,13 +66,13 @@ type transaction interface {
 	undo(ctx context.Context)
 }
 
-// attempt makes one try at op in t. taken says whether op.First is over.
-func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, taken *bool) (a attempt) {
+// attempt makes one try at op in t. firstDone: op.First was called before.
+func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, firstDone *bool) (a attempt) {
 	defer t.undo(ctx) // on a panic too
 	op.Failed = false
 	op.Attempts++
 	op.forget()
-	b, err := e.begin(ctx, op, t, op.First == nil || *taken)
+	b, err := e.begin(ctx, op, t, op.First == nil || *firstDone)
 	if err != nil {
 		return attempt{err: err}
 	}
@@ -90,9 +90,9 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, take
 		a.rec = b.rec
 		return a
 	}
-	if op.First != nil && !*taken {
+	if op.First != nil && !*firstDone {
 		if a.err = op.First(ctx); a.err == nil {
-			*taken = true
+			*firstDone = true
 			if op.Token.Digest != nil || op.Charges != nil || len(op.Holds) > 0 {
 				a.err = e.open(ctx, op, t, b)
 			}
@@ -272,9 +272,9 @@ from metered.complete_command($1::metered.new_command, $2::bytea, $3::bytea, $4:
 // finishSQL lets COMMIT pass where complete_command did not, because subscribers come first.
 const finishSQL = `select metered.finish_command($1::text)`
 
-// finish sends the last flush: the steps, the charges with the record, and the end of the transaction. Where there are
-// subscribers, or a threshold to report, they are called before the end, which then has a flush of its own: until that
-// one the server refuses a COMMIT, so after an error nothing is committed.
+// finish sends the last flush: the steps, the charges with the record, and the end of the transaction. Subscribers, and
+// OnThreshold for a crossed threshold, are called before the end, which then has a flush of its own. Until that one the
+// server refuses a COMMIT, so after an error nothing is committed.
 func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end Ending, marker string) (Record, bool, error) {
 	tx := t.tx()
 	pg := tx.Conn().PgConn()

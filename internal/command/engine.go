@@ -73,7 +73,7 @@ type Operation struct {
 	Token   ledger.PresentedToken           // without a digest there is none
 	Granted func(row ledger.TokenRow) error // judges the answer about the token
 	Charges *ledger.Charging                // for a first look, nil for none
-	Looking func()                          // is called before that, nil for none
+	Looking func()                          // called before that look, nil for none
 	Holds   []*ledger.Placing               // for a first look
 
 	// Enter is the statement that comes first in each transaction of the operation, with its longest wait for locks. nil for none.
@@ -93,10 +93,10 @@ type Operation struct {
 	// Of Do and Once alone.
 	Isolation         pgx.TxIsoLevel
 	EarlyRelease, LSN bool
-	Until             time.Time // until then errors that pass are tried again; the zero time for none
+	Until             time.Time // until then transient errors are tried again. Zero for none
 }
 
-// forget leaves the limits that are asked for out of the first look.
+// forget drops the answers of an earlier attempt: the first look leaves limits out that a query has yet to answer.
 func (op *Operation) forget() {
 	if op.Looking != nil {
 		op.Looking()
@@ -165,9 +165,9 @@ func (e *Indefinite) Unwrap() error { return e.Cause }
 // for the lost transaction to end, and then it finds the record, or runs op again. Where the server, or a pooler, answered
 // COMMIT by an ERROR that leaves it open, and op is not on record, that ERROR is the answer.
 func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
-	taken := false
+	firstDone := false
 	rec, err := e.repeat(ctx, op, func(ctx context.Context, lost bool) attempt {
-		a := e.own(ctx, op, &taken)
+		a := e.attemptOwn(ctx, op, &firstDone)
 		e.tell(ctx, lost, &a)
 		if a.unknown && a.answered {
 			op.Function = func(context.Context, pgx.Tx) (Ending, error) { return Ending{}, a.err }
@@ -180,11 +180,12 @@ func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
 	return rec, err
 }
 
-// repeat makes tries until there is an answer. It tries again after a collision, up to MaxAttempts, on another
-// connection where the pool's had ended before anything was done on it, and after errors that pass, until op.Until.
-// After a COMMIT with an open outcome it tries until a try is claimed or answered, or until ctx ends, or ResolveTimeout
-// is over if ctx has no deadline. An outcome that stays open is *Indefinite, whatever errors the later tries had. lost
-// is the error of that COMMIT.
+// repeat makes tries until there is an answer. It tries again
+//   - after a collision, up to MaxAttempts;
+//   - after a transient error, until op.Until;
+//   - on another connection, if the pool's had ended before anything was done on it;
+//   - after a COMMIT whose outcome is open (its error is lost), until a try is claimed or answered, or ctx ends, or
+//     without a deadline ResolveTimeout is over. An outcome that stays open is *Indefinite, whatever errors followed.
 func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context.Context, lost bool) attempt) (Record, error) {
 	var lost error // a COMMIT with an open outcome
 	var turn func()
@@ -260,8 +261,8 @@ func (e *Engine) tell(ctx context.Context, lost bool, a *attempt) {
 	}
 }
 
-// own makes an attempt in a transaction of the engine's own.
-func (e *Engine) own(ctx context.Context, op *Operation, taken *bool) attempt {
+// attemptOwn makes an attempt in a transaction of the engine's own.
+func (e *Engine) attemptOwn(ctx context.Context, op *Operation, firstDone *bool) attempt {
 	if op.First != nil { // also once it is over: it may wait for an attempt whose First is to come
 		select {
 		case e.places <- struct{}{}:
@@ -277,17 +278,17 @@ func (e *Engine) own(ctx context.Context, op *Operation, taken *bool) attempt {
 	defer conn.Release()
 	a := attempt{err: e.cfg.Usable(ctx, conn)}
 	if a.err == nil {
-		a = e.attempt(ctx, op, &owned{conn: conn, op: op}, taken)
+		a = e.attempt(ctx, op, &owned{conn: conn, op: op}, firstDone)
 	}
-	a.over(ctx, conn)
+	a.judge(ctx, conn)
 	if a.ending && a.err != nil && !a.unknown && conn.Conn().IsClosed() {
 		a.err = &fault.Lost{Err: a.err} // without an error of the function
 	}
 	return a
 }
 
-// over notes whether the attempt's connection is still usable.
-func (a *attempt) over(ctx context.Context, conn *pgxpool.Conn) {
+// judge notes whether the attempt's connection is still usable.
+func (a *attempt) judge(ctx context.Context, conn *pgxpool.Conn) {
 	closed := conn.Conn().IsClosed()
 	a.answered = a.unknown && !closed
 	a.ended = a.err != nil && !a.begun && closed && ctx.Err() == nil
@@ -295,8 +296,8 @@ func (a *attempt) over(ctx context.Context, conn *pgxpool.Conn) {
 
 // Again makes tries until one does not collide, up to MaxAttempts.
 func (e *Engine) Again(ctx context.Context, try func() error) error {
-	over := func() {}
-	defer func() { over() }()
+	endTurn := func() {}
+	defer func() { endTurn() }()
 	return pause.Loop("metered", func(n int) (again context.Context, _ error) {
 		err := try()
 		switch {
@@ -307,7 +308,7 @@ func (e *Engine) Again(ctx context.Context, try func() error) error {
 		}
 		e.cfg.Observer.Retried(ctx, err)
 		if n == 1 {
-			over = e.turns.take(ctx, 0, e.cfg.LockTimeout)
+			endTurn = e.turns.take(ctx, 0, e.cfg.LockTimeout)
 		}
 		return ctx, err
 	})
@@ -350,7 +351,7 @@ func (e *Engine) DoTx(ctx context.Context, tx pgx.Tx, op *Operation) (Record, er
 // lsnTimeout bounds asking for the LSN after the commit.
 const lsnTimeout = time.Second
 
-// lsn is asked for on another connection, or 0: the command has committed without it, and has waited long enough.
+// lsn asks on another connection. It is 0 on error: the command has committed anyway.
 func (e *Engine) lsn(ctx context.Context) replica.LSN {
 	ctx, cancel := context.WithTimeout(ctx, lsnTimeout)
 	defer cancel()

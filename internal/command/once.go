@@ -37,7 +37,7 @@ func (e *Engine) once(ctx context.Context, op *Operation, step Step) (a attempt)
 	if a.err = e.cfg.Usable(ctx, conn); a.err == nil {
 		a.unknown, a.err = e.step(ctx, o, op, step, &a.begun)
 	}
-	if a.over(ctx, conn); a.err != nil && !a.unknown && conn.Conn().IsClosed() {
+	if a.judge(ctx, conn); a.err != nil && !a.unknown && conn.Conn().IsClosed() {
 		a.err = &fault.Lost{Err: a.err}
 	}
 	return a

@@ -2,8 +2,8 @@
 //
 //	client, err := river.NewClient(citusjobs.New(pool), &river.Config{Schema: "metered", …})
 //
-// River sends some statements that Citus refuses. The driver words these otherwise, with times of this process where River's has the
-// server's. A NOTIFY is heard on the node that sent it: clients of other nodes see a job at their next river.Config.FetchPollInterval.
+// The driver replaces statements of River that Citus refuses, with this process's times for the server's. Only clients on the node that sent
+// a NOTIFY hear it: others see a job at their next river.Config.FetchPollInterval.
 package citusjobs
 
 import (

@@ -1,6 +1,7 @@
-// Package carvejobs carves part of a budget for a scope on another Postgres cluster (docs/scale.md).
+// Package carvejobs gives part of a budget (home) to a child scope on another Postgres cluster (away), as leases.Carver does on one
+// (docs/scale.md).
 //
-// Each step is a metered command with the child as operation id. A River job, which commits with the step before, carries it over:
+// Each step is a metered command with the child as operation id. A River job that commits with one step runs the next:
 //
 //	home: carve    all units count as held at the parent
 //	away: credit   the child has them, or nothing if its time is over
