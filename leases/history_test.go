@@ -97,7 +97,7 @@ func TestHistories_NeverExceedALimitInAnyWindow(t *testing.T) {
 		require.Empty(rt, report.Differences)
 		historySpends.Add(int64(h.rows))
 	})
-	require.Greater(t, historySpends.Load(), int64(10))
+	require.Positive(t, historySpends.Load())
 }
 
 // check compares Usage of each window with the model.
