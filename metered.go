@@ -77,7 +77,7 @@ type Outcome[R any] struct {
 	LSN    replica.LSN    `json:"lsn,omitzero"`    // behind the commit, with Command.LSN. 0 if unknown. It is not stored: a replay has a later one
 }
 
-// Do runs a command as one unit: it claims the operation id, spends the token, calls fn (which may be nil), makes the charges, records the
+// Do runs a command as one unit: it claims the operation id, spends the token, calls fn (nil in a Do[any]), makes the charges, records the
 // result and commits.
 //
 // A command that committed under the same ID and Tenant gets its first result. It must present its token, which may be spent. Concurrent

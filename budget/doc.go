@@ -14,7 +14,7 @@
 // A charge counts while it is younger than the window, or in its period, by the database's clock (docs/model.md).
 //
 // Rolling back undoes a write. Only Ingest is idempotent: for other calls use metered.Do. A write locks its scopes until the transaction
-// ends, in the order of their keys, so charge last. Two calls in a transaction can deadlock with another's (SQLSTATE 40P01): use one call,
+// ends, in the order of their keys, so charge last. Two calls in one transaction can deadlock with two in another (SQLSTATE 40P01): use one call,
 // Ledger.Lock, or a command. All isolation levels are correct, and READ COMMITTED is the fastest.
 //
 // Every call may fail with an *ArgumentError, before any SQL. Every write may fail with ErrBusy, ErrOverflow or ErrSerialization, and a
