@@ -248,12 +248,12 @@ func TestRefusal_SaysWhenToRetryOrThatCreditIsNeeded(t *testing.T) {
 	const begin = `budget: limit exceeded: scope "a": requested 5, available 2, `
 	require.Equal(t, begin+"limit 9 per 1h0m0s, retry after 5m0s", refusal(budget.Limit{Max: 9, Window: time.Hour}, 5*time.Minute))
 	require.Equal(t, begin+"limit 4 per 1h0m0s, never fits", refusal(budget.Limit{Max: 4, Window: time.Hour}, budget.Never))
-	require.Equal(t, begin+"which is the credit left, more has to be credited", refusal(budget.Prepaid(0), budget.Never))
-	require.Equal(t, begin+"which is the credit left, retry after 5m0s", refusal(budget.Prepaid(0), 5*time.Minute))
+	require.Equal(t, begin+"the credit left, needs more credit", refusal(budget.Prepaid(0), budget.Never))
+	require.Equal(t, begin+"the credit left, retry after 5m0s", refusal(budget.Prepaid(0), 5*time.Minute))
 	require.Equal(t, begin+"limit 9 for the lifetime, waiting makes no room", refusal(budget.Lifetime(9), budget.Never))
 	require.Equal(t, begin+"limit 9 for the lifetime, retry after 5m0s", refusal(budget.Lifetime(9), 5*time.Minute))
 
 	const named = `budget: limit exceeded: scope "a", limit "the \"day\"": requested 5, available 2, `
 	require.Equal(t, named+"limit 4 per 24h0m0s, never fits", refusal(budget.PerWindow(4, 24*time.Hour).Named(`the "day"`), budget.Never))
-	require.Equal(t, named+"which is the credit left, more has to be credited", refusal(budget.Prepaid(0).Named(`the "day"`), budget.Never))
+	require.Equal(t, named+"the credit left, needs more credit", refusal(budget.Prepaid(0).Named(`the "day"`), budget.Never))
 }

@@ -100,7 +100,7 @@ func (r Refusal) text() string {
 		of = fmt.Sprintf("limit %d per %s", r.Limit.Max, r.Limit.Period.word())
 	case r.Limit.Window > 0:
 	case r.Limit.Prepaid:
-		of, help = "which is the credit left", "more has to be credited"
+		of, help = "the credit left", "needs more credit"
 	default: // credit and refunds count here, time does not
 		of, help = fmt.Sprintf("limit %d for the lifetime", r.Limit.Max), "waiting makes no room"
 	}

@@ -74,9 +74,9 @@ func ExampleLedger_Credit() {
 	spend(300)
 	spend(800)
 	// Output:
-	// spend 300: budget: limit exceeded: scope "wallet/ann", limit "prepaid": requested 300, available 0, which is the credit left, more has to be credited
+	// spend 300: budget: limit exceeded: scope "wallet/ann", limit "prepaid": requested 300, available 0, the credit left, needs more credit
 	// spend 300: <nil>
-	// spend 800: budget: limit exceeded: scope "wallet/ann", limit "prepaid": requested 800, available 700, which is the credit left, more has to be credited
+	// spend 800: budget: limit exceeded: scope "wallet/ann", limit "prepaid": requested 800, available 700, the credit left, needs more credit
 }
 
 // A refund gives back part of a charge, and never more than was charged.
