@@ -41,7 +41,7 @@ type IdempotentConfig struct {
 	RequestBytes int64     // the largest body, in memory, else 413. Defaults to 1 MiB
 	AnswerBytes  int       // the largest answer, up to 256 KiB, else 500. Defaults to 64 KiB
 	Policies     *Policies // are shown beside answers that were charged
-	// is the URL of your page about keys, to which 400, 409 and 422 for a key link
+	// is the URL of your page about keys, to which 400, 409 and 422 link
 	Documentation string
 	OnError       func(*http.Request, error) // gets errors of answers of 500 and more, but not the handler's. Defaults to slog
 }

@@ -51,8 +51,7 @@ func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.
 	})
 }
 
-// LimitLeased is Limit from memory (leases.Pool.Allow): as exact, without the database while leased units last.
-// RateLimit shows this process's view.
+// LimitLeased is Limit from memory (leases.Pool.Allow). RateLimit shows this process's view.
 func LimitLeased(pool *leases.Pool, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
 	if err := fault.NotNil(errArgument, "pool", pool); err != nil {
 		return nil, err

@@ -77,7 +77,7 @@ type querier interface {
 	QueryRow(ctx context.Context, sql string, args ...any) pgx.Row
 }
 
-// Reads that a replica could not answer.
+// Reads without an answer.
 var (
 	// the replica stayed behind, or did not answer: a *StaleError, also context.DeadlineExceeded
 	ErrStale error = errStale

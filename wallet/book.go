@@ -117,7 +117,7 @@ func (b *Book) priced(wallet string, note budget.Note) (*ledger.ChargeCall[budge
 // someone is the actor of a charge that is only checked.
 var someone = budget.Note{Actor: "-"}
 
-// Limit is the limit of draws, "credit", with Config.Overdraft and Config.Thresholds.
+// Limit is the limit of draws, with Config.Overdraft and Config.Thresholds.
 func (b *Book) Limit() budget.Limit { return b.limit }
 
 // Charge is a draw as a charge, for commands or beside other scopes, with Limit and more.

@@ -85,8 +85,8 @@ type Options struct {
 	RetryAfter time.Duration // until a failed job is tried again. Defaults to 30s
 	// Margin is how much longer than an attempt and the pause after it the hold lasts: the job's time in its queue. Defaults to 1m.
 	//
-	// A job of a killed worker goes to another after river.Config.RescueStuckJobsAfter, 1h, and is cancelled, since its hold has expired. To
-	// have it tried again, set that lower, and Margin half a minute higher.
+	// A job of a killed worker goes to another after river.Config.RescueStuckJobsAfter, 1h. To have it tried again, and not cancelled, set
+	// that lower, and Margin half a minute higher.
 	Margin time.Duration
 }
 
