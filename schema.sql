@@ -100,7 +100,7 @@ create type metered.new_charge as (
     lease bigint, lease_offset bigint);
 
 -- How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a
--- scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.
+-- scope) or away (the child is on another cluster). It has at least so many units (least), and at most the available units divided by share.
 create type metered.lease_terms as (mode text, owner text, least bigint, share int, ttl interval, child text);
 
 -- The origin of an entry or a transition: the command, if it is one, and a note.
@@ -121,7 +121,7 @@ create type metered.new_hold as (
 -- that the ids carry.
 create type metered.hold_ids as (tenant text, ids text[], issued timestamptz[], holder text);
 
--- A lot to be granted to a wallet. It ends at expires_at, or lasts after it is granted, or never. Up to roll_cap of the
+-- A lot to be granted to a wallet. It ends at expires_at, or lasts so long after the grant, or never ends. Up to roll_cap of the
 -- units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last
 -- for late from then on (0: for ever), or ends at once (null).
 create type metered.new_lot as (
@@ -140,8 +140,8 @@ create type metered.lot_plan as (
 create type metered.lot_rollover as (of_lot bigint, of_reference text, cap bigint, lasts interval);
 
 -- How a capture is made. closing frees the rest and ends the holds. policy is for
--- units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), even (likewise, and of all
--- scopes as many less as it takes for one), allow (they are charged).
+-- units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), even (likewise, and all
+-- scopes are cut by as many units as the one that is cut most), allow (they are charged).
 create type metered.capture_terms as (closing boolean, policy text, entity text);
 
 -- A command as its first and its last statement name it. key is that of its id's lock.
@@ -5292,7 +5292,7 @@ $$;
 
 -- Charges and holds up to so many units: as many as the limits admit.
 
--- How many units of each charge its limits do not admit, by the refusal of the charges.
+-- Units of each charge that its limits do not admit, by the charges' refusal.
 create function metered._beyond_limits(charges metered.new_charge[], refused jsonb) returns bigint[]
 language plpgsql immutable
 as $$
@@ -5317,8 +5317,8 @@ begin
 end
 $$;
 
--- _write_charges up to so many units. If limits refuse, all charges take as many units less as it takes, so that each takes the same, and no less than
--- fewest. Charges that hold units hold fewer then, and what they spend stays. The second attempt has the locks and the clock of the first, so it is
+-- _write_charges up to so many units. If limits refuse, all charges are cut by the same units, so that each takes the same, and no less than
+-- fewest. Charges that hold units hold fewer then, and spend as many as before. The second attempt has the locks and the clock of the first, so it is
 -- refused only if fewest units do not fit, either. Its refusal is the answer.
 create function metered._write_up_to(inout charges metered.new_charge[], fewest bigint, ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean, out posted metered.charged)
@@ -6060,7 +6060,7 @@ begin
 end
 $$;
 
--- Closes a scope whose lock is held, unless it is.
+-- Closes a scope, whose lock is held, unless it is closed.
 create function metered._close_scope(of_scope text, note jsonb) returns void
 language plpgsql volatile
 as $$
@@ -6160,8 +6160,8 @@ begin
 end
 $$;
 
--- Closes a child of this cluster, and settles it once nothing is held of it. status is settled, open (it is
--- closed, and units are held), closed (it was settled before) or unknown.
+-- Closes a child of this cluster, and settles it once it has no held units. status is settled, open (closed, with
+-- held units), closed (it was settled before) or unknown.
 create function metered.end_child(of_child text, by_whom text, wait_ms int,
     out status text, out lease metered.leases, out held bigint)
 language plpgsql volatile
@@ -7631,9 +7631,9 @@ begin
 end
 $$;
 
--- Why there is no hold of that id: it may be retired, or is unknown. Where the snapshot may be older than one that was placed since, its insertion
--- fails with 40001. The block takes it back. So a caller that names a holder may learn that somebody has placed the id since its snapshot, and no
--- more: tried again, another's hold is as unknown as none.
+-- Why there is no hold with this id: retired or unknown. An old snapshot may miss a hold that was placed since: then an insertion fails with 40001.
+-- The block takes it back. So a caller that names a holder may learn that somebody has placed the id since its snapshot, and no
+-- more: its next try finds another's hold as unknown as none.
 create function metered._missing_hold(of_tenant text, of_id text, issued timestamptz, wait_ms int) returns text
 language plpgsql volatile
 as $$
@@ -7657,10 +7657,10 @@ end
 $$;
 
 -- Locks holds of a tenant for a transition: the scopes of their lines, by key, and then their rows, by no. nos are in the order of ids. needs is
--- the state that they must be in, c or h, or * for either. An h must not be due. States are read under the locks, as is clk. If one of the holds
--- does not do, failed is its id and status says why: unknown, retired, holder (which callers must not tell from unknown) or state.
+-- the state that they must be in, c or h, or * for either. An h must not be due. States and clk are read under the locks. If a hold
+-- does not fit, failed is its id and status says why: unknown, retired, holder (which callers must not tell from unknown) or state.
 --
--- Whose a hold is never changes, and is looked at before anything is locked: locks, a wait for one, or a 40001 would tell another's hold from none.
+-- A hold's holder never changes, and is looked at before anything is locked: a lock, a wait, or a 40001 would tell another's hold from none.
 create function metered._lock_holds(named metered.hold_ids, needs "char", wait_ms int,
     out nos bigint[], out keys bigint[], out clk timestamptz, out status text, out failed text, out stands "char", out failed_no bigint)
 language plpgsql volatile
@@ -7748,7 +7748,7 @@ begin
 end
 $$;
 
--- Charges that were refused, as far as limits admit them: each by its own limits, or evenly, all of them as many units less as it takes for one. Null if
+-- The part of refused charges that limits admit: each cut by its own limits, or evenly, all cut by as many units as the one that is cut most. Null if
 -- nothing is left.
 create function metered._as_far_as_admitted(charges metered.new_charge[], refused jsonb, evenly boolean) returns metered.new_charge[]
 language plpgsql immutable
@@ -7771,11 +7771,11 @@ begin
 end
 $$;
 
--- Captures holds, all or none: spends all their units (used is null), or the units given for the
--- scopes of one hold. Where no units are given (amount is null), it spends the hold's units, and limits report. refused is null, or why nothing was written.
+-- Captures holds, all or none: spends all their units (used is null), or units of the scopes of one
+-- hold. A scope whose amount is null spends all, and its limits only report thresholds. refused is null, or why nothing was written.
 --
--- Thresholds of spending alone are judged twice: first for all units that are taken, so that nothing was written where nobody reports. Then the covered
--- units are judged, behind the excess.
+-- Thresholds on spending alone are judged twice: first for all units, so that nothing is written if the caller does not report. Then for the covered
+-- units, after the excess.
 create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
     ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[], out crossed jsonb)
@@ -8133,11 +8133,11 @@ $$;
 
 -- Refunds of captured units: in full or in part, and together with the release of held ones.
 
--- Gives back the units that captured holds spent, all or none, as refunds of their charges: all that is left
--- of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the
--- charges that were purged, and not if one is of a claim's own unit, which would stay taken. refused:
--- besides _lock_holds's, returned (all was given back before), purged, left (less is left of what
--- was captured), claim (a claim's own unit is given back with all the rest, or not at all).
+-- Gives back the units that captured holds spent, all or none, as refunds of their charges: all units that
+-- are left (used is null), or so many units of the scopes of one hold. skip_purged leaves out
+-- purged charges, but refuses for a claim's own unit, which would stay taken. refused is as _lock_holds
+-- has it, or returned (all was given back before), purged, left (fewer captured units are
+-- left) or claim (a claim's own unit is given back with all the rest, or not at all).
 create function metered.return_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms int,
     origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])
@@ -9947,9 +9947,9 @@ $$;
 -- Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open.
 -- The id of a session's hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this
 -- very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them,
--- running (another session is open, until deadline, as seen at placed_at) or busy (so is one of another command).
+-- running (another session is open, until deadline, as seen at placed_at) or busy (a session of another command is open).
 --
--- The operation's lock comes first, as in a command. It is for transactions that see commits that came while they waited for it.
+-- The operation's lock comes first, as in a command. The transaction must see commits that came while it waited for that lock.
 create function metered.open_session(command metered.new_command, hold metered.new_hold, charges metered.new_charge[], ahead interval,
     wait_ms int, origin metered.origin, channel text,
     out status text, out placed_at timestamptz, out deadline timestamptz,
@@ -10595,15 +10595,15 @@ comment on domain metered.fingerprint is 'A fingerprint: a version byte and a SH
 comment on type metered.period is 'A period: a number of months or days of the calendar of a zone, by its name, or without a zone a number of microseconds. It is counted from the anchor; a calendar without one has the first day of its months and years, and Monday.';
 comment on type metered.charge_limit is 'A limit: so many units in each window of this length, or in the scope''s lifetime (0), or, if win is null, in each period. thresholds are reported when they are crossed, and tell_at is the lowest of them (see thresholds.sql): a charge that crosses one is only made if its caller is telling.';
 comment on type metered.new_charge is 'Units of one scope that a call spends or holds. amount is how many units more count against the scope''s limits, and held is how many more are held; so spending grows by amount - held. Its four uses: (1) a charge has held = 0, and all units are spent; (2) a placement has held > 0: the hold that is being placed holds these units, and the other units of amount are spent; (3) a spend from a lease has lease set: it takes the units of that lease from lease_offset on, key is the fence of the lease, held is 0 and there are no limits; (4) a capture has held < 0, inside functions only: -held units stop being held and are spent, and amount units beyond them are charged. With amount = 0 it spends held units alone, and usage stays as it is.';
-comment on type metered.lease_terms is 'How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.';
+comment on type metered.lease_terms is 'How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a scope) or away (the child is on another cluster). It has at least so many units (least), and at most the available units divided by share.';
 comment on type metered.origin is 'The origin of an entry or a transition: the command, if it is one, and a note.';
 comment on type metered.used_units is 'Units of one scope that a capture takes, that a refund gives back, or that are captured when a hold expires.';
 comment on type metered.new_hold is 'A hold to be placed. chosen: the caller chose the id, and key is that of its lock, or null: then it is derived. claim is the claimed scope, if it is a claim. lifetime is how long after its beginning a hold ends at the latest. minimum has the units captured of its scopes when it expires. A hold up to so much, whose lines hold equal units, has a last minimum of scope '''': the fewest units that each of its lines may hold.';
 comment on type metered.hold_ids is 'Holds of one tenant, and the holder that they must have ('''' for any). issued are the times that the ids carry.';
-comment on type metered.new_lot is 'A lot to be granted to a wallet. It ends at expires_at, or lasts after it is granted, or never. Up to roll_cap of the units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last for late from then on (0: for ever), or ends at once (null).';
+comment on type metered.new_lot is 'A lot to be granted to a wallet. It ends at expires_at, or lasts so long after the grant, or never ends. Up to roll_cap of the units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last for late from then on (0: for ever), or ends at once (null).';
 comment on type metered.lot_plan is 'How a lot renews and rolls over, and what it pays for. Each period of renews has a lot of renew_amount units, and renewal is the reference of the first. Units that roll over last until their period of roll_to ends, or else for roll_for. They do so roll_again times more (-1: always). With roll_shared the lot''s roll_cap counts all units of the category that rolled over. The caller sets neither renewal, roll_for nor of_reference, which is the reference of the lot that had the units first. uses are in their order, and null for everything.';
 comment on type metered.lot_rollover is 'How a lot is rolled over: the lot, by its number or its reference, up to cap of its units, and how long the new lot lasts (0: for ever).';
-comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy is for units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), even (likewise, and of all scopes as many less as it takes for one), allow (they are charged).';
+comment on type metered.capture_terms is 'How a capture is made. closing frees the rest and ends the holds. policy is for units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), even (likewise, and all scopes are cut by as many units as the one that is cut most), allow (they are charged).';
 comment on type metered.new_command is 'A command as its first and its last statement name it. key is that of its id''s lock. timeout_ms bounds its transaction: 0 leaves the session''s timeouts, and null all of its settings, since the transaction is the caller''s. standing: its receipt has the standing of its limits. leased: some of its charges are spent from leases. name is the command''s name, and jobs are those that it made: both are for the record.';
 comment on type metered.presented_token is 'A token as it was presented.';
 comment on type metered.new_token is 'A token to be minted.';
@@ -10870,7 +10870,7 @@ comment on function metered.charge_leased(metered.new_charge[], interval, int, m
 comment on function metered.settle_lease(bigint, text, bigint, int, metered.charge_limit[], interval) is 'Settles a lease: captures its spent units, and frees the rest. of_owner is the caller. told has the used units of a lease in memory, by its owner''s word. If it is null, all were used. The status: settled closed    it was settled before, with spent units early     before its end only its owner may settle it unknown crossing  nothing was written: it crosses thresholds on spending in limits, and the caller is not telling';
 comment on function metered.purge_leases(timestamptz, timestamptz, int) is 'Deletes leases that were settled before cutoff, with their spends: at most max_rows spends, oldest lease first. after is the last of the batch before. A child that got units from another cluster stays until the parent''s side is known to be settled, and its time was over before cutoff: until then a message can ask for its used units.';
 comment on function metered.carve(metered.new_charge, metered.lease_terms, interval, int) is 'Carves charge.amount units, judged by the charge''s limits as a hold, for the child of terms, which has no entries yet. status is carved, exists (it was carved before, equally), conflict (it was carved otherwise), used (the child has entries) or refused. A child of a child ends no later than that one.';
-comment on function metered.end_child(text, text, int) is 'Closes a child of this cluster, and settles it once nothing is held of it. status is settled, open (it is closed, and units are held), closed (it was settled before) or unknown.';
+comment on function metered.end_child(text, text, int) is 'Closes a child of this cluster, and settles it once it has no held units. status is settled, open (closed, with held units), closed (it was settled before) or unknown.';
 comment on function metered.receive_child(text, bigint, timestamptz, text, text, int) is 'The child''s side of units that were carved on another cluster: credits the child until ends. With units 0, or after ends, the child gets nothing, now or later: the row says so, and the scope gets no entry. status is received, late, exists (a row of this child is there) or used (the child has entries).';
 comment on function metered.settle_away(text, bigint, text, int) is 'Settles the parent''s side of units that were carved for another cluster. units is the number used there, or null for all of them. status is settled, closed (it was settled before, and spent has the units captured then) or unknown. On the child''s cluster it notes in the child''s row that the parent''s side is settled: status is noted or unknown.';
 comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none. If some are retired, only these are returned, and nothing is done. changed: the scope did not exist before. The answer holds until the transaction ends.';
@@ -10884,10 +10884,10 @@ comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that 
 comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the named holds, unless these are another holder''s (see _lock_holds); the ids that it places, by key; then rows of holds, by no: of the named holds, and of due holds that could be in its way in scopes that it may charge. A command that names thousands of scopes needs a larger lock table.';
 comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'The refusal of place at this moment, without a lock, in a command that has begun (it is no replay). status is taken, refused, or null. Null means that place would not refuse, or that only place can decide: the hold was placed before, or the snapshot may be old. stored is the hold of a taken claim, if reveal.';
 comment on function metered.place(metered.new_hold, metered.new_charge[], interval, int, metered.origin, text, boolean, boolean) is 'Places a hold of the units that the charges hold, and charges the rest of their amounts, all or none. status is placed, same (placed before, with the same content, which stored has), conflict (with other content), retired, taken (of a claim: another holder has it, until deadline if that is not null, and stored is their hold, if reveal) or refused. Of a hold up to so much (see new_hold) stored is the hold.';
-comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends all their units (used is null), or the units given for the scopes of one hold. Where no units are given (amount is null), it spends the hold''s units, and limits report. refused is null, or why nothing was written.';
+comment on function metered.capture_holds(metered.hold_ids, metered.used_units[], metered.capture_terms, interval, int, metered.origin, text, boolean) is 'Captures holds, all or none: spends all their units (used is null), or units of the scopes of one hold. A scope whose amount is null spends all, and its limits only report thresholds. refused is null, or why nothing was written.';
 comment on function metered.release_holds(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none.';
 comment on function metered.extend_holds(metered.hold_ids, interval, int, metered.origin, text, boolean) is 'Extends holds, all or none: each deadline by "by", no deadline past its ceiling, nor so far that JSON has no such year.';
-comment on function metered.return_holds(metered.hold_ids, metered.used_units[], boolean, int, metered.origin, text, boolean) is 'Gives back the units that captured holds spent, all or none, as refunds of their charges: all that is left of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the charges that were purged, and not if one is of a claim''s own unit, which would stay taken. refused: besides _lock_holds''s, returned (all was given back before), purged, left (less is left of what was captured), claim (a claim''s own unit is given back with all the rest, or not at all).';
+comment on function metered.return_holds(metered.hold_ids, metered.used_units[], boolean, int, metered.origin, text, boolean) is 'Gives back the units that captured holds spent, all or none, as refunds of their charges: all units that are left (used is null), or so many units of the scopes of one hold. skip_purged leaves out purged charges, but refuses for a claim''s own unit, which would stay taken. refused is as _lock_holds has it, or returned (all was given back before), purged, left (fewer captured units are left) or claim (a claim''s own unit is given back with all the rest, or not at all).';
 comment on function metered.release_captured(metered.hold_ids, int, metered.origin, text, boolean) is 'Releases holds, all or none: those that are held, and those that were captured, whose spending is given back as return_holds does.';
 comment on function metered.mint_tokens(metered.new_token[], int) is 'Mints tokens, all or none, in the order of their digests, so that two calls that mint the same ones do not deadlock. Status ''exists'': one of the digests is there already, and nothing was written. That is an answer and not a unique violation, which would end the caller''s transaction. Where a snapshot is too old to see the other token, ON CONFLICT raises 40001.';
 comment on function metered.inspect_token(bytea, text, text) is 'Looks at a token and changes nothing. Status is ''ok'', or why it cannot be consumed: ''unknown'', ''purpose'', ''subject'', ''revoked'', ''used'', ''expired''. The other columns are null unless it is ''ok'', and consumed_at always is.';
@@ -10912,7 +10912,7 @@ comment on function metered.begin_command(boolean, boolean, metered.new_command,
 comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A refusal raises, because COMMIT follows in the same flush. Without finishing, finish_command lets COMMIT pass later. With of_refusal it records that the command was refused and rolled back, with an empty result.';
 comment on function metered.finish_command(text) is 'Lets COMMIT pass for a command that was completed without finishing, if this is still its transaction.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. A horizon beyond these would refuse new ids, after a clock was ahead, for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
-comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them, running (another session is open, until deadline, as seen at placed_at) or busy (so is one of another command).';
+comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them, running (another session is open, until deadline, as seen at placed_at) or busy (a session of another command is open).';
 comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and one that is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
 comment on view metered.statement is 'The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1 ms for a thousand entries. Without a scope it reads the whole ledger, and a condition on the time alone does not help. The spends from a lease are one capture here, and rows of lease_spends_words.';
 comment on column metered.statement.scope is 'the charged scope';

@@ -24,7 +24,7 @@ begin
 end
 $$;
 
--- Closes a scope whose lock is held, unless it is.
+-- Closes a scope, whose lock is held, unless it is closed.
 create function metered._close_scope(of_scope text, note jsonb) returns void
 language plpgsql volatile
 as $$
@@ -109,8 +109,8 @@ begin
 end
 $$;
 
--- Closes a child of this cluster, and settles it once nothing is held of it. status is settled, open (it is
--- closed, and units are held), closed (it was settled before) or unknown.
+-- Closes a child of this cluster, and settles it once it has no held units. status is settled, open (closed, with
+-- held units), closed (it was settled before) or unknown.
 create function metered.end_child(of_child text, by_whom text, wait_ms int,
     out status text, out lease metered.leases, out held bigint)
 language plpgsql volatile

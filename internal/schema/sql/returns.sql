@@ -1,10 +1,10 @@
 -- Refunds of captured units: in full or in part, and together with the release of held ones.
 
--- Gives back the units that captured holds spent, all or none, as refunds of their charges: all that is left
--- of it (used is null), or so many units of the scopes of one hold. With skip_purged, all but the
--- charges that were purged, and not if one is of a claim's own unit, which would stay taken. refused:
--- besides _lock_holds's, returned (all was given back before), purged, left (less is left of what
--- was captured), claim (a claim's own unit is given back with all the rest, or not at all).
+-- Gives back the units that captured holds spent, all or none, as refunds of their charges: all units that
+-- are left (used is null), or so many units of the scopes of one hold. skip_purged leaves out
+-- purged charges, but refuses for a claim's own unit, which would stay taken. refused is as _lock_holds
+-- has it, or returned (all was given back before), purged, left (fewer captured units are
+-- left) or claim (a claim's own unit is given back with all the rest, or not at all).
 create function metered.return_holds(named metered.hold_ids, used metered.used_units[], skip_purged boolean, wait_ms int,
     origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[])

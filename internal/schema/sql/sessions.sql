@@ -1,9 +1,9 @@
 -- Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open.
 -- The id of a session's hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this
 -- very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them,
--- running (another session is open, until deadline, as seen at placed_at) or busy (so is one of another command).
+-- running (another session is open, until deadline, as seen at placed_at) or busy (a session of another command is open).
 --
--- The operation's lock comes first, as in a command. It is for transactions that see commits that came while they waited for it.
+-- The operation's lock comes first, as in a command. The transaction must see commits that came while it waited for that lock.
 create function metered.open_session(command metered.new_command, hold metered.new_hold, charges metered.new_charge[], ahead interval,
     wait_ms int, origin metered.origin, channel text,
     out status text, out placed_at timestamptz, out deadline timestamptz,

@@ -1,6 +1,6 @@
--- Why there is no hold of that id: it may be retired, or is unknown. Where the snapshot may be older than one that was placed since, its insertion
--- fails with 40001. The block takes it back. So a caller that names a holder may learn that somebody has placed the id since its snapshot, and no
--- more: tried again, another's hold is as unknown as none.
+-- Why there is no hold with this id: retired or unknown. An old snapshot may miss a hold that was placed since: then an insertion fails with 40001.
+-- The block takes it back. So a caller that names a holder may learn that somebody has placed the id since its snapshot, and no
+-- more: its next try finds another's hold as unknown as none.
 create function metered._missing_hold(of_tenant text, of_id text, issued timestamptz, wait_ms int) returns text
 language plpgsql volatile
 as $$
@@ -24,10 +24,10 @@ end
 $$;
 
 -- Locks holds of a tenant for a transition: the scopes of their lines, by key, and then their rows, by no. nos are in the order of ids. needs is
--- the state that they must be in, c or h, or * for either. An h must not be due. States are read under the locks, as is clk. If one of the holds
--- does not do, failed is its id and status says why: unknown, retired, holder (which callers must not tell from unknown) or state.
+-- the state that they must be in, c or h, or * for either. An h must not be due. States and clk are read under the locks. If a hold
+-- does not fit, failed is its id and status says why: unknown, retired, holder (which callers must not tell from unknown) or state.
 --
--- Whose a hold is never changes, and is looked at before anything is locked: locks, a wait for one, or a 40001 would tell another's hold from none.
+-- A hold's holder never changes, and is looked at before anything is locked: a lock, a wait, or a 40001 would tell another's hold from none.
 create function metered._lock_holds(named metered.hold_ids, needs "char", wait_ms int,
     out nos bigint[], out keys bigint[], out clk timestamptz, out status text, out failed text, out stands "char", out failed_no bigint)
 language plpgsql volatile
@@ -115,7 +115,7 @@ begin
 end
 $$;
 
--- Charges that were refused, as far as limits admit them: each by its own limits, or evenly, all of them as many units less as it takes for one. Null if
+-- The part of refused charges that limits admit: each cut by its own limits, or evenly, all cut by as many units as the one that is cut most. Null if
 -- nothing is left.
 create function metered._as_far_as_admitted(charges metered.new_charge[], refused jsonb, evenly boolean) returns metered.new_charge[]
 language plpgsql immutable
@@ -138,11 +138,11 @@ begin
 end
 $$;
 
--- Captures holds, all or none: spends all their units (used is null), or the units given for the
--- scopes of one hold. Where no units are given (amount is null), it spends the hold's units, and limits report. refused is null, or why nothing was written.
+-- Captures holds, all or none: spends all their units (used is null), or units of the scopes of one
+-- hold. A scope whose amount is null spends all, and its limits only report thresholds. refused is null, or why nothing was written.
 --
--- Thresholds of spending alone are judged twice: first for all units that are taken, so that nothing was written where nobody reports. Then the covered
--- units are judged, behind the excess.
+-- Thresholds on spending alone are judged twice: first for all units, so that nothing is written if the caller does not report. Then for the covered
+-- units, after the excess.
 create function metered.capture_holds(named metered.hold_ids, used metered.used_units[], terms metered.capture_terms,
     ahead interval, wait_ms int, origin metered.origin, channel text, raising boolean,
     out refused json, out holds json[], out crossed jsonb)

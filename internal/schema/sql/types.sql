@@ -40,7 +40,7 @@ create type metered.new_charge as (
     lease bigint, lease_offset bigint);
 
 -- How a lease is opened: as rows (each spend is one), memory (of its owner), carved (for the child, a
--- scope) or away (the child is on another cluster); of no less than so many units, and no more than one part in share of what there is.
+-- scope) or away (the child is on another cluster). It has at least so many units (least), and at most the available units divided by share.
 create type metered.lease_terms as (mode text, owner text, least bigint, share int, ttl interval, child text);
 
 -- The origin of an entry or a transition: the command, if it is one, and a note.
@@ -61,7 +61,7 @@ create type metered.new_hold as (
 -- that the ids carry.
 create type metered.hold_ids as (tenant text, ids text[], issued timestamptz[], holder text);
 
--- A lot to be granted to a wallet. It ends at expires_at, or lasts after it is granted, or never. Up to roll_cap of the
+-- A lot to be granted to a wallet. It ends at expires_at, or lasts so long after the grant, or never ends. Up to roll_cap of the
 -- units that are left then roll over into a lot that lasts roll_for longer (0: that never ends). Units that are refunded to it later last
 -- for late from then on (0: for ever), or ends at once (null).
 create type metered.new_lot as (
@@ -80,8 +80,8 @@ create type metered.lot_plan as (
 create type metered.lot_rollover as (of_lot bigint, of_reference text, cap bigint, lasts interval);
 
 -- How a capture is made. closing frees the rest and ends the holds. policy is for
--- units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), even (likewise, and of all
--- scopes as many less as it takes for one), allow (they are charged).
+-- units beyond the held ones: refuse, fit (they are charged if the limits admit them), upto (as many as the limits admit are charged), even (likewise, and all
+-- scopes are cut by as many units as the one that is cut most), allow (they are charged).
 create type metered.capture_terms as (closing boolean, policy text, entity text);
 
 -- A command as its first and its last statement name it. key is that of its id's lock.

@@ -1,6 +1,6 @@
 -- Charges and holds up to so many units: as many as the limits admit.
 
--- How many units of each charge its limits do not admit, by the refusal of the charges.
+-- Units of each charge that its limits do not admit, by the charges' refusal.
 create function metered._beyond_limits(charges metered.new_charge[], refused jsonb) returns bigint[]
 language plpgsql immutable
 as $$
@@ -25,8 +25,8 @@ begin
 end
 $$;
 
--- _write_charges up to so many units. If limits refuse, all charges take as many units less as it takes, so that each takes the same, and no less than
--- fewest. Charges that hold units hold fewer then, and what they spend stays. The second attempt has the locks and the clock of the first, so it is
+-- _write_charges up to so many units. If limits refuse, all charges are cut by the same units, so that each takes the same, and no less than
+-- fewest. Charges that hold units hold fewer then, and spend as many as before. The second attempt has the locks and the clock of the first, so it is
 -- refused only if fewest units do not fit, either. Its refusal is the answer.
 create function metered._write_up_to(inout charges metered.new_charge[], fewest bigint, ahead interval, wait_ms int,
     origin metered.origin, mode text, hold metered.hold_terms, standing boolean, out posted metered.charged)
