@@ -42,7 +42,7 @@ func (w *world) fillLocks(ctx context.Context) error {
 func (w *world) chaos() {
 	ctx := context.Background()
 	crash := w.calls / 4
-	for next, crashes := int64(10), int64(1); w.ended.Load() < w.calls; {
+	for next, crashes := int64(10), int64(1); w.more(); {
 		if w.standby != nil && w.faults["promoted"].Load() == 0 && w.ended.Load() > w.calls/2 {
 			w.promote()
 			continue
@@ -108,9 +108,14 @@ func (w *world) chaos() {
 	}
 }
 
+// more is whether the clients go on: the calls are not made yet, or the standby has not taken its place.
+func (w *world) more() bool {
+	return w.ended.Load() < w.calls || w.standby != nil && w.faults["promoted"].Load() == 0 && !w.T.Failed()
+}
+
 // after waits for so many calls.
 func (w *world) after(n int64) {
-	for until := min(w.ended.Load()+n, w.calls); w.ended.Load() < until; {
+	for until := w.ended.Load() + n; w.ended.Load() < until && w.more(); {
 		time.Sleep(time.Millisecond)
 	}
 }
@@ -147,7 +152,6 @@ func (w *world) replicate() {
 func (w *world) promote() {
 	ctx := context.Background()
 	w.calm.Store(true)
-	w.faults["promoted"].Add(1)
 	var sender int
 	pgtest.WaitFor(w.T, "the standby to have all", func() bool {
 		return w.pool.QueryRow(ctx, "select pid from pg_stat_replication where state = 'streaming' and replay_lsn >= pg_current_wal_flush_lsn()").Scan(&sender) == nil
@@ -171,5 +175,6 @@ func (w *world) promote() {
 		_ = standby.Close(ctx)
 	}
 	w.server = w.standby
+	w.faults["promoted"].Add(1)
 	w.calm.Store(false)
 }

@@ -22,7 +22,7 @@ type entry struct{ amount, seq int64 }
 // client makes calls of all kinds until enough were made.
 func (w *world) client(n int) {
 	charged := map[string][]entry{}
-	for w.ended.Load() < w.calls {
+	for w.more() {
 		went := w.one(n, charged)
 		for !went && w.base.Ping(context.Background()) != nil {
 			time.Sleep(10 * time.Millisecond) // the server restarts: not all calls are to meet that
