@@ -13,17 +13,17 @@ import (
 // Postgres cleans up no row that an open snapshot may still see. A row that is updated in place gets slower with each of its versions, until the
 // snapshot ends: an idle transaction, a long report, a standby that is stuck.
 var snapshotFigures = []figure{
-	besideSnapshot("hot_under_open_snapshot_vs_start", atLeast(0.95), "charge", "charge"+before, "direct charges"),
+	besideSnapshot("hot_under_open_snapshot_vs_start", atLeast(0.95), "charge", "charge"+fresh, "direct charges"),
 	besideSnapshot("hot_under_open_snapshot_vs_counter_row", atLeast(3), "charge", "counter", "direct charges against a counter by hand, both"),
-	besideSnapshot("counter_under_open_snapshot_vs_start", goal{}, "counter", "counter"+before, "the counter by hand"),
-	besideSnapshot("hold_under_open_snapshot_vs_start", atLeast(0.8), "hold", "hold"+before, "holds, placed and captured"),
-	besideSnapshot("token_under_open_snapshot_vs_start", atLeast(0.8), "token", "token"+before, "tokens, minted before"),
-	besideSnapshot("lease_under_open_snapshot_vs_start", atLeast(0.8), "lease", "lease"+before, "charges from leases"),
-	besideSnapshot("key_under_open_snapshot_vs_start", atLeast(0.8), "key", "key"+before, "enqueueing with a key"),
-	besideSnapshot("wallet_under_open_snapshot_vs_start", atLeast(0.8), "wallet", "wallet"+before, "draws from a wallet with one lot"),
+	besideSnapshot("counter_under_open_snapshot_vs_start", goal{}, "counter", "counter"+fresh, "the counter by hand"),
+	besideSnapshot("hold_under_open_snapshot_vs_start", atLeast(0.8), "hold", "hold"+fresh, "holds, placed and captured"),
+	besideSnapshot("token_under_open_snapshot_vs_start", atLeast(0.8), "token", "token"+fresh, "tokens, minted before"),
+	besideSnapshot("lease_under_open_snapshot_vs_start", atLeast(0.8), "lease", "lease"+fresh, "charges from leases"),
+	besideSnapshot("key_under_open_snapshot_vs_start", atLeast(0.8), "key", "key"+fresh, "enqueueing with a key"),
+	besideSnapshot("wallet_under_open_snapshot_vs_start", atLeast(0.8), "wallet", "wallet"+fresh, "draws from a wallet with one lot"),
 }
 
-const before = " before"
+const fresh = " at its start"
 
 func besideSnapshot(name string, g goal, one, other, things string) figure {
 	return ratio(name, g, things+", one scope, 4 clients, when another session has kept a snapshot open for a while", one, other, func(b *bench, ctx context.Context) (outcome, error) {
@@ -34,38 +34,34 @@ func besideSnapshot(name string, g goal, one, other, things string) figure {
 	})
 }
 
-// besideSnapshot has the rates of each contender before a snapshot is opened, and its last ones beside it.
+// besideSnapshot has each contender work beside an open snapshot for a while, and then against one of its kind that begins, in a database without one.
 func (b *bench) besideSnapshot(ctx context.Context, name string, entries ...entry) (outcome, error) {
-	return share(b, "open snapshot: "+name, func() (out outcome, err error) {
-		c := comparison{clients: 4, slice: b.slice(), rounds: b.rounds()}
-		var drop func()
-		if c.contenders, drop, err = b.contenders(ctx, options{conns: 4}, hotScope, entries...); err != nil {
-			return out, err
+	return share(b, "open snapshot: "+name, func() (outcome, error) {
+		n := len(entries)
+		for _, e := range entries {
+			entries = append(entries, entry{e.name + fresh, e.make})
+		}
+		all, drop, err := b.contenders(ctx, options{conns: 4}, hotScope, entries...)
+		if err != nil {
+			return outcome{}, err
 		}
 		defer drop()
-		start, err := c.run(ctx, b)
-		if err != nil {
-			return out, err
-		}
-		for _, con := range c.contenders {
+		for _, con := range all[:n] {
 			conn, err := pgx.Connect(ctx, con.site.url)
 			if err != nil {
-				return out, err
+				return outcome{}, err
 			}
 			defer conn.Close(context.WithoutCancel(ctx))
 			if _, err = conn.Exec(ctx, "begin isolation level repeatable read; select 1 from metered.schema_version"); err != nil {
-				return out, err
+				return outcome{}, err
 			}
 		}
-		c.length, c.rounds = time.Duration(len(c.contenders))*b.openFor, math.MaxInt32
-		if out, err = c.run(ctx, b); err != nil {
+		c := comparison{contenders: all[:n], clients: 4, slice: b.slice(), rounds: math.MaxInt32, length: time.Duration(n) * b.openFor}
+		if out, err := c.run(ctx, b); err != nil {
 			return out, err
 		}
-		for _, name := range out.names {
-			out.rates[name] = out.rates[name][len(out.rates[name])-len(start.rates[name]):]
-			out.rates[name+before] = start.rates[name]
-		}
-		return out, nil
+		c.contenders, c.rounds, c.length = all, b.rounds(), 0
+		return c.run(ctx, b)
 	})
 }
 
