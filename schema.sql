@@ -520,19 +520,19 @@ create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 -- Which lines will capture something when they expire.
 create index hold_lines_least on metered.hold_lines (scope, due) where open > 0 and at_least > 0;
 
--- Lots: the credit of a wallet, in parts that end. The wallet's balance is in its ledger, as of any scope. This table says where
--- it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending + kept. The columns of a lot are only changed behind an entry
--- of its scope, which the guard lets one writer make.
-create table metered.lots (
+-- The rows of lots. What a draw, a hold or a refund changes of a lot is in its newest move: a row that each of them updated would get slower with each version
+-- that an open snapshot keeps. This one changes where a lot begins, is empty, gets units again, or ends. The view lots has both. Behind an entry of its
+-- scope, which the guard lets one writer make.
+create table metered.lot_rows (
     no          bigint      generated always as identity primary key, -- the number of the lot
     granted_at  timestamptz not null,   -- when it was granted
     expires_at  timestamptz not null,   -- nothing is drawn of it from here on, or infinity: it never ends
     granted_seq bigint      not null,   -- the entry that credited it
-    last_seq    bigint      not null,   -- the last entry that moved units of it
+    last_seq    bigint      not null,   -- the last entry that moved units of it, where no move of it has its units
     amount      bigint      not null,   -- units that it was granted with
-    rest        bigint      not null,   -- units of amount that can be drawn
-    drawn       bigint      not null default 0, -- units of amount that were spent, less refunds
-    held        bigint      not null default 0, -- units of amount in open holds and leases
+    rest        bigint      not null,   -- units that can be drawn, where no move of it has its units
+    drawn       bigint      not null default 0, -- units that were spent, less refunds, where no move of it has its units
+    held        bigint      not null default 0, -- units in open holds and leases, where no move of it has its units
     lapsed      bigint      not null default 0, -- units of amount that were left at its end, or refunded later
     revoked     bigint      not null default 0, -- units of amount that were taken back
     rolled      bigint      not null default 0, -- units of amount that rolled over into another lot
@@ -544,7 +544,7 @@ create table metered.lots (
     from_lot    bigint,                 -- the lot that its units were in before
     priority    int         not null,   -- a lot of a lower priority is drawn first
     origin      "char"      not null,   -- g granted, c credited without a grant, r rolled over, l given back late
-    open        boolean     not null,   -- something can be drawn of it, but for its end
+    open        boolean     not null,   -- something can be drawn of it for anything, but for its end
     scope       text collate "C" not null, -- the wallet
     category    text collate "C" not null, -- of the caller: paid, promotional
     reference   text collate "C",       -- of the caller, once in a wallet
@@ -553,46 +553,46 @@ create table metered.lots (
     starts_at   timestamptz,            -- when it begins, or began, or null: with the grant
     again       boolean     not null default false, -- its units roll over again, or share a cap: no call leaves its end to a later one
     plan        metered.lot_plan,       -- how it renews and rolls over, and what it pays for, or null
-    kept        bigint      not null default 0 -- units of amount that pay for the uses of its plan alone. The ledger has them when a use takes them
-) with (fillfactor = 70);
+    kept        bigint      not null default 0, -- units that pay for the uses of its plan alone, where no move of it has its units
+    keeps       boolean     not null default false -- something can be drawn of it for its uses, but for its end
+);
 
--- The order in which lots are drawn. Neither a draw that leaves a rest, nor what is in a lot that is drawn empty, changes
--- an indexed column.
-create index lots_open on metered.lots (scope, priority, expires_at, no) where open;
+-- The order in which lots are drawn.
+create index lots_open on metered.lot_rows (scope, priority, expires_at, no) where open;
 
 -- The lots of a wallet by their end, and the lots that roll over, in the order in which they are drawn then.
-create index lots_ends on metered.lots (scope, expires_at, no) where open;
-create index lots_rolling on metered.lots (scope, priority, roll_end, roll_no) where open and roll_cap is not null;
+create index lots_ends on metered.lot_rows (scope, expires_at, no) where open;
+create index lots_rolling on metered.lot_rows (scope, priority, roll_end, roll_no) where open and roll_cap is not null;
 
 -- Lots that begin later, in one wallet and in all.
-create index lots_starts on metered.lots (scope, starts_at, no) where pending > 0;
-create index lots_starting on metered.lots (starts_at, no) where pending > 0;
+create index lots_starts on metered.lot_rows (scope, starts_at, no) where pending > 0;
+create index lots_starting on metered.lot_rows (starts_at, no) where pending > 0;
 
 -- Lots whose end no call leaves to a later one, and lots that hold units which rolled over.
-create index lots_again on metered.lots (scope, expires_at, no) where open and again;
-create index lots_carried on metered.lots (scope, category, expires_at) where origin = 'r';
+create index lots_again on metered.lot_rows (scope, expires_at, no) where open and again;
+create index lots_carried on metered.lot_rows (scope, category, expires_at) where origin = 'r';
 
 -- Lots that pay for some uses: in the order in which they are drawn, and by their end, in one wallet and in all.
-create index lots_kept on metered.lots (scope, priority, expires_at, no) where kept > 0;
-create index lots_kept_ends on metered.lots (scope, expires_at, no) where kept > 0;
-create index lots_kept_rolling on metered.lots (scope, expires_at, no) where kept > 0 and roll_cap is not null;
-create index lots_kept_due on metered.lots (expires_at, no) where kept > 0;
+create index lots_kept on metered.lot_rows (scope, priority, expires_at, no) where keeps;
+create index lots_kept_ends on metered.lot_rows (scope, expires_at, no) where keeps;
+create index lots_kept_rolling on metered.lot_rows (scope, expires_at, no) where keeps and roll_cap is not null;
+create index lots_kept_due on metered.lot_rows (expires_at, no) where keeps;
 
 -- The lots of all wallets by their end, with those that subscribers have not heard of.
-create index lots_due on metered.lots (expires_at, no) where open or untold > 0;
+create index lots_due on metered.lot_rows (expires_at, no) where open or untold > 0;
 
 -- The lots of one wallet that subscribers have not heard of.
-create index lots_untold on metered.lots (scope, expires_at, no) where untold > 0;
+create index lots_untold on metered.lot_rows (scope, expires_at, no) where untold > 0;
 
-create unique index lots_reference on metered.lots (scope, reference) where reference is not null;
+create unique index lots_reference on metered.lot_rows (scope, reference) where reference is not null;
 
 -- A lot is rolled over once.
-create unique index lots_rolled on metered.lots (from_lot) where origin = 'r';
+create unique index lots_rolled on metered.lot_rows (from_lot) where origin = 'r';
 
-create index lots_scope on metered.lots (scope, no);
+create index lots_scope on metered.lot_rows (scope, no);
 
 -- The lots that a lot went on in.
-create index lots_from on metered.lots (from_lot) where from_lot is not null;
+create index lots_from on metered.lot_rows (from_lot) where from_lot is not null;
 
 -- The effect of each entry of a wallet on its lots.
 create table metered.lot_moves (
@@ -606,8 +606,16 @@ create table metered.lot_moves (
                                         -- s scheduled for later, or its end set, w withdrawn before it began,
                                         -- a applied to a use that takes them now, b back to its uses
     scope  text collate "C" not null,   -- the wallet
+    version bigint,                     -- 1, 2, 3 and so on of its lot. Behind the newest one, the lot has these units. Null: overdraft, or of 0.1.0
+    rest   bigint,                      -- units of the lot that can be drawn
+    drawn  bigint,                      -- units of the lot that were spent, less refunds
+    held   bigint,                      -- units of the lot in open holds and leases
+    kept   bigint,                      -- units of the lot that pay for the uses of its plan alone
     primary key (scope, seq, nth)
 );
+
+-- The newest move of a lot.
+create unique index lot_moves_lot on metered.lot_moves (lot, version) where version is not null;
 
 -- Overdrafts that were paid back. A refund of overdrawn units gives them back to the lot that paid.
 create index lot_moves_paid on metered.lot_moves (scope, seq, nth) where kind = 'p' and amount > back;
@@ -1541,14 +1549,14 @@ begin
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
         and (tip.lots_end is null or metered._debt(tip) = 0) and not exists (
         select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
-        select from metered.lots l where l.scope = of_scope and (l.untold > 0 or l.pending > 0 or l.kept > 0)) and not exists (
+        select from metered.lot_rows l where l.scope = of_scope and (l.untold > 0 or l.pending > 0 or l.keeps)) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
         delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
         get diagnostics rest = row_count;
         deleted := deleted + rest;
         delete from metered.refund_sum r where r.scope = of_scope;
         delete from metered.lot_moves m where m.scope = of_scope;
-        delete from metered.lots l where l.scope = of_scope;
+        delete from metered.lot_rows l where l.scope = of_scope;
         tip.seq := tip.seq + 1;
         perform metered._append(tip);
         delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;
@@ -1615,6 +1623,75 @@ $$;
 -- An entry of a wallet has lots_end, before which none of its lots ends that has a rest or is held. A call that spends, holds or
 -- credits judges, writes the ends that are due (duelots.sql), writes the entry, and then names its lots. The
 -- entry comes first: the guard lets one writer make it, so lots need no lock of their own.
+
+-- Lots: the credit of a wallet, in parts that end. The wallet's balance is in its ledger, as of any scope. This says where
+-- it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending + kept.
+create view metered.lots as
+select r.no,                                    -- the number of the lot
+    r.granted_at,                               -- when it was granted
+    r.expires_at,                               -- nothing is drawn of it from here on, or infinity: it never ends
+    r.granted_seq,                              -- the entry that credited it
+    coalesce(m.seq, r.last_seq) as last_seq,    -- the last entry that moved units of it
+    r.amount,                                   -- units that it was granted with
+    coalesce(m.rest, r.rest) as rest,           -- units of amount that can be drawn
+    coalesce(m.drawn, r.drawn) as drawn,        -- units of amount that were spent, less refunds
+    coalesce(m.held, r.held) as held,           -- units of amount in open holds and leases
+    r.lapsed,                                   -- units of amount that were left at its end, or refunded later
+    r.revoked,                                  -- units of amount that were taken back
+    r.rolled,                                   -- units of amount that rolled over into another lot
+    r.untold,                                   -- units of lapsed that no subscriber has heard of yet
+    r.roll_cap,                                 -- units that roll over at its end at most, or null: none
+    r.roll_no,                                  -- the number that one will have
+    r.roll_end,                                 -- when that lot ends, or infinity: never
+    r.late,                                     -- how long units last that are refunded after its end: 0 for ever, null not at all
+    r.from_lot,                                 -- the lot that its units were in before
+    r.priority,                                 -- a lot of a lower priority is drawn first
+    r.origin,                                   -- g granted, c credited without a grant, r rolled over, l given back late
+    r.open,                                     -- something can be drawn of it for anything, but for its end
+    r.scope,                                    -- the wallet
+    r.category,                                 -- of the caller: paid, promotional
+    r.reference,                                -- of the caller, once in a wallet
+    r.fingerprint,                              -- of the grant under the reference: a version byte and a SHA-256
+    r.pending,                                  -- units of amount that nobody can draw before starts_at
+    r.starts_at,                                -- when it begins, or began, or null: with the grant
+    r.again,                                    -- its units roll over again, or share a cap: no call leaves its end to a later one
+    r.plan,                                     -- how it renews and rolls over, and what it pays for, or null
+    coalesce(m.kept, r.kept) as kept,           -- units of amount that pay for the uses of its plan alone. The ledger has them when a use takes them
+    r.keeps,                                    -- something can be drawn of it for its uses, but for its end
+    m.version                                   -- of its newest move, or null: none has its units
+from metered.lot_rows r left join lateral (
+    select x.seq, x.version, x.rest, x.drawn, x.held, x.kept from metered.lot_moves x
+    where x.lot = r.no and x.version is not null order by x.version desc limit 1) m on true;
+
+-- A call of 0.1.0 that waited for its wallet while the upgrade was committed writes to the table that had this name. It runs again.
+create function metered._meet_upgrade() returns trigger
+language plpgsql volatile
+as $$
+begin
+    raise exception 'the schema was upgraded while the call waited' using errcode = '40001';
+end
+$$;
+
+create trigger lots_of_before instead of insert or update or delete on metered.lots for each row execute function metered._meet_upgrade();
+
+-- Writes a move of a lot of a wallet: its units change by rest, drawn, held and kept. Of overdraft (lot 0) it writes the move alone.
+create function metered._move_lot(of_scope text, at_seq bigint, nth int, of_lot bigint, as_kind "char", units bigint, rest bigint, drawn bigint, held bigint, kept bigint)
+returns void
+language plpgsql volatile
+as $$
+declare
+    l record;
+    more boolean;   -- units are left
+begin
+    select coalesce(y.version, 0) + 1 as version, y.rest, y.drawn, y.held, y.kept, y.open or y.keeps as more into l from metered.lots y where y.no = of_lot and of_lot > 0;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
+    values (of_scope, at_seq, nth, of_lot, as_kind, units, l.version, l.rest + _move_lot.rest, l.drawn + _move_lot.drawn, l.held + _move_lot.held, l.kept + _move_lot.kept);
+    more := l.rest + rest + l.kept + kept > 0;
+    if l.more <> more then
+        update metered.lot_rows y set open = more and (y.plan).uses is null, keeps = more and (y.plan).uses is not null where y.no = of_lot;
+    end if;
+end
+$$;
 
 -- The balance of a wallet, by its last entry. Inlined wherever it stands.
 create function metered._balance(t metered.ledger) returns bigint
@@ -1696,50 +1773,59 @@ $$;
 
 -- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for a charge (t), for units that were
 -- overdrawn (p), for a hold (h, q) that the entry of_hold holds. nth is the number of its next move. ended is null, or the time of an entry
--- that lags: lots that ended by then are passed over.
-create function metered._take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, ended timestamptz, inout nth int, out taken bigint)
+-- that lags: lots that ended by then are passed over. With use, lots for it pay too, as far as their units were applied.
+create function metered._take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, ended timestamptz, use text, inout nth int, out taken bigint)
 language plpgsql volatile
 as $$
 declare
+    l     record;
+    u     record;                       -- the next one for the use
     m     record;
+    part  bigint;
+    at    timestamptz := (select e.at from metered.ledger e where use is not null and e.scope = of_scope and e.seq = at_seq);
     first int := -2147483648;           -- where the next lot is: behind the last one, whose index entry is still in the way
     ends  timestamptz := '-infinity';
     after bigint := 0;
 begin
     taken := 0;
     while taken < units loop
+        if use is not null then
+            select y.no, y.priority, y.expires_at, y.version, y.rest, y.drawn, y.held, y.kept into u from metered.lots y
+            where y.scope = of_scope and y.keeps and (y.priority, y.expires_at, y.no) > (first, ends, after)
+              and y.expires_at > at and (y.plan).uses @> array[use]
+            order by y.priority, y.expires_at, y.no limit 1;
+        end if;
         if ended is not null then
             m := metered._pass_ended(of_scope, first, ends, after, ended);
             first := m.priority;
             ends := m.ends;
             after := m.after;
-            exit when first is null;
         end if;
-        with f as (
-            select y.no, y.priority, y.expires_at, least(y.rest, units - taken) as part from metered.lots y
-            where y.scope = of_scope and y.open and (y.priority, y.expires_at, y.no) > (first, ends, after)
-            order by y.priority, y.expires_at, y.no limit 1
-        ), u as (
-            update metered.lots y set rest = y.rest - f.part, open = y.rest > f.part, last_seq = at_seq,
-                drawn = y.drawn + case when of_hold is null then f.part else 0 end,
-                held = y.held + case when of_hold is null then 0 else f.part end
-            from f where y.no = f.no
-            returning f.no, f.priority, f.expires_at, f.part
-        ), i as (
-            insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
-            select of_scope, at_seq, _take_lots.nth, u.no, as_kind, u.part from u
-        )
-        select u.no, u.part, u.priority, u.expires_at into m from u;
-        exit when m.no is null;
+        select y.no, y.priority, y.expires_at, y.version, y.rest, y.drawn, y.held, y.kept into l from metered.lots y
+        where y.scope = of_scope and y.open and (y.priority, y.expires_at, y.no) > (first, ends, after)
+        order by y.priority, y.expires_at, y.no limit 1;
+        if use is not null then
+            if u.rest > 0 and (l.no is null or (u.priority, u.expires_at, u.no) < (l.priority, l.expires_at, l.no)) then
+                l := u;
+            end if;
+        end if;
+        exit when l.no is null;
+        part := least(l.rest, units - taken);
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
+        values (of_scope, at_seq, nth, l.no, as_kind, part, coalesce(l.version, 0) + 1, l.rest - part, l.drawn + case when of_hold is null then part else 0 end,
+            l.held + case when of_hold is null then 0 else part end, l.kept);
+        if part = l.rest + l.kept then
+            update metered.lot_rows y set open = false, keeps = false where y.no = l.no;
+        end if;
         if of_hold is not null then
-            insert into metered.lot_holds as k (scope, seq, lot, amount) values (of_scope, of_hold, m.no, m.part)
+            insert into metered.lot_holds as k (scope, seq, lot, amount) values (of_scope, of_hold, l.no, part)
             on conflict (scope, seq, lot) do update set amount = k.amount + excluded.amount;
         end if;
-        taken := taken + m.part;
+        taken := taken + part;
         nth := nth + 1;
-        first := m.priority;
-        ends := m.expires_at;
-        after := m.no;
+        first := l.priority;
+        ends := l.expires_at;
+        after := l.no;
     end loop;
 end
 $$;
@@ -1754,10 +1840,10 @@ begin
     ends := greatest(from_end, ended);
     after := case when from_end > ended then from_no else 9223372036854775807 end;
     loop
-        perform from metered.lots y where y.scope = of_scope and y.open and y.priority = _pass_ended.priority and (y.expires_at, y.no) > (ends, after)
+        perform from metered.lot_rows y where y.scope = of_scope and y.open and y.priority = _pass_ended.priority and (y.expires_at, y.no) > (ends, after)
         order by y.priority, y.expires_at, y.no limit 1;
         exit when found;
-        priority := (select y.priority from metered.lots y where y.scope = of_scope and y.open and y.priority > _pass_ended.priority
+        priority := (select y.priority from metered.lot_rows y where y.scope = of_scope and y.open and y.priority > _pass_ended.priority
             order by y.priority, y.expires_at, y.no limit 1);
         exit when priority is null;
         ends := ended;
@@ -1767,8 +1853,9 @@ end
 $$;
 
 -- Says of which lots the units of an entry are that was just written: of a charge (t), or of a hold (h). before is
--- the balance before it, and units beyond it are overdraft. It is null if the wallet lags: then the rests of its lots decide.
-create function metered._use_lots(of_scope text, at_seq bigint, units bigint, before bigint, as_kind "char") returns void
+-- the balance before it, and units beyond it are overdraft. It is null if the wallet lags: then the rests of its lots decide. use is null, or a use
+-- to which units of lots were applied.
+create function metered._use_lots(of_scope text, at_seq bigint, units bigint, before bigint, as_kind "char", use text) returns void
 language plpgsql volatile
 as $$
 declare
@@ -1780,7 +1867,7 @@ begin
     if before is null then
         ended := (select e.at from metered.ledger e where e.scope = of_scope and e.seq = at_seq);
     end if;
-    got := metered._take_lots(of_scope, at_seq, units, as_kind, held_by, ended, 1);
+    got := metered._take_lots(of_scope, at_seq, units, as_kind, held_by, ended, use, 1);
     if before is not null and got.taken < covered then
         raise exception 'the lots of a wallet do not add up to its balance' using errcode = 'XX001', detail = of_scope;
     end if;
@@ -1804,7 +1891,7 @@ create function metered._append_lot(tip metered.ledger, lot metered.new_lot, pla
 language plpgsql volatile
 as $$
 declare
-    numbers regclass := pg_get_serial_sequence('metered.lots', 'no');
+    numbers regclass := pg_get_serial_sequence('metered.lot_rows', 'no');
     general boolean := plan.uses is null;
 begin
     entry := tip;
@@ -1817,20 +1904,20 @@ begin
         entry.crossed := metered._rearmed(entry);
     end if;
     perform metered._append(entry);
-    insert into metered.lots (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
-        priority, origin, open, scope, category, reference, fingerprint, again, plan, kept)
+    insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
+        priority, origin, open, scope, category, reference, fingerprint, again, plan, keeps)
     overriding system value
-    values (coalesce(as_no, nextval(numbers)), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, case when general then lot.amount else 0 end, lot.roll_cap,
+    values (coalesce(as_no, nextval(numbers)), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, 0, lot.roll_cap,
         case when lot.roll_cap is not null then nextval(numbers) end,
         case when lot.roll_cap is not null then metered._roll_end(lot.expires_at, plan, lot.roll_for) end, lot.late, of_lot,
         lot.priority, as_origin, general, tip.scope, lot.category, lot.reference, lot.fingerprint, metered._again(plan), plan,
-        case when general then 0 else lot.amount end)
+        not general)
     on conflict do nothing
-    returning lots.no into _append_lot.no;
+    returning lot_rows.no into _append_lot.no;
     if _append_lot.no is null then
         perform metered._collided();
     end if;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, _append_lot.no, 'd', lot.amount);
+    perform metered._move_lot(tip.scope, entry.seq, 1, no, 'd', lot.amount, case when general then lot.amount else 0 end, 0, 0, case when general then 0 else lot.amount end);
 end
 $$;
 
@@ -1863,7 +1950,7 @@ declare
     got   record;
     k     record;
 begin
-    got := metered._take_lots(entry.scope, entry.seq, spent, 'p', null, ended, nth);
+    got := metered._take_lots(entry.scope, entry.seq, spent, 'p', null, ended, null, nth);
     nth := got.nth;
     if ended is not null and got.taken > 0 then
         perform metered._owe(entry.scope, -got.taken);
@@ -1872,12 +1959,30 @@ begin
         return;
     end if;
     for k in select y.seq, y.amount from metered.lot_holds y where y.scope = entry.scope and y.lot = 0 and y.seq > 0 order by y.seq loop
-        got := metered._take_lots(entry.scope, entry.seq, k.amount, 'q', k.seq, ended, nth);
+        got := metered._take_lots(entry.scope, entry.seq, k.amount, 'q', k.seq, ended, null, nth);
         nth := got.nth;
         update metered.lot_holds y set amount = y.amount - got.taken where y.scope = entry.scope and y.seq = k.seq and y.lot = 0;
         exit when got.taken < k.amount;
         delete from metered.lot_holds y where y.scope = entry.scope and y.seq = k.seq and y.lot = 0;
     end loop;
+end
+$$;
+
+-- The units that an entry took back of the rest of a lot, or of its kept units, lapse (e), are revoked (v) or roll over (o), by as_kind.
+create function metered._end_units(entry metered.ledger, of_lot bigint, as_kind "char", rest bigint, kept bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    units bigint := rest + kept;
+    l     metered.lots;
+    more  boolean;      -- units are left
+begin
+    select * into l from metered.lots y where y.no = of_lot;
+    more := l.rest + l.kept > units;
+    update metered.lot_rows y set open = y.open and more, keeps = y.keeps and more, lapsed = y.lapsed + case when as_kind = 'e' then units else 0 end, untold = y.untold + case when as_kind = 'e' then units else 0 end,
+        revoked = y.revoked + case when as_kind = 'v' then units else 0 end, rolled = y.rolled + case when as_kind = 'o' then units else 0 end
+    where y.no = of_lot;
+    perform metered._move_lot(entry.scope, entry.seq, 1, of_lot, as_kind, units, -rest, 0, 0, -kept);
 end
 $$;
 
@@ -1894,11 +1999,7 @@ begin
     entry.amount := units;
     entry.credited := tip.credited - units;
     perform metered._append(entry);
-    update metered.lots y set rest = y.rest - units, open = y.rest > units, last_seq = entry.seq,
-        lapsed = y.lapsed + case when as_kind = 'e' then units else 0 end, untold = y.untold + case when as_kind = 'e' then units else 0 end,
-        revoked = y.revoked + case when as_kind = 'v' then units else 0 end, rolled = y.rolled + case when as_kind = 'o' then units else 0 end
-    where y.no = of_lot;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, of_lot, as_kind, units);
+    perform metered._end_units(entry, of_lot, as_kind, units, 0);
     return entry;
 end
 $$;
@@ -1911,14 +2012,14 @@ declare
     made record;
 begin
     entry := case when l.kept > 0 then metered._take_kept(tip, l.no, units, 'o') else metered._take_back(tip, l.no, units, 'o') end;
-    update metered.lots y set roll_cap = null, again = false where y.no = l.no;
+    update metered.lot_rows y set roll_cap = null, again = false where y.no = l.no;
     made := metered._add_lot(entry, row(units, ends, null, l.category, l.priority, null, null,
         case when as_no is not null and (l.plan).roll_again <> 0 then l.roll_cap end, (l.plan).roll_for, l.late)::metered.new_lot,
         metered._plan_on(l), 'r', l.no, as_no);
     entry := made.entry;
     no := made.no;
     if as_no is not null and entry.at > l.expires_at then
-        update metered.lots y set granted_at = l.expires_at where y.no = as_no;     -- by its time, and not by when it is written
+        update metered.lot_rows y set granted_at = l.expires_at where y.no = as_no;     -- by its time, and not by when it is written
     end if;
 end
 $$;
@@ -1989,11 +2090,11 @@ language plpgsql stable
 as $$
 begin
     return least(
-        coalesce((select y.expires_at from metered.lots y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
-        coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lots x where x.no = k.lot) y
+        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
+        coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lot_rows x where x.no = k.lot) y
             where k.scope = of_scope and y.expires_at > clk), 'infinity'),
-        coalesce((select y.expires_at from metered.lots y where y.scope = of_scope and y.kept > 0 and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
-        coalesce((select y.starts_at from metered.lots y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.no limit 1), 'infinity'));
+        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.keeps and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
+        coalesce((select y.starts_at from metered.lot_rows y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.no limit 1), 'infinity'));
 end
 $$;
 
@@ -2032,13 +2133,12 @@ begin
     e.kind := case when general then 'd' else 's' end;
     e.amount := l.pending;
     e.credited := e.credited + units;
-    update metered.lots y set pending = 0, rest = units, kept = l.pending - units, open = general, granted_at = l.starts_at, granted_seq = e.seq, last_seq = e.seq
-    where y.no = l.no;
+    update metered.lot_rows y set pending = 0, open = general, keeps = not general, granted_at = l.starts_at, granted_seq = e.seq where y.no = l.no;
     if e.crossed is not null and general then
         e.crossed := metered._rearmed(e);
     end if;
     perform metered._append(e);
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (e.scope, e.seq, 1, l.no, 'd', l.pending);
+    perform metered._move_lot(e.scope, e.seq, 1, l.no, 'd', l.pending, units, 0, 0, l.pending - units);
     if debt > 0 and general then
         perform metered._pay_back(e, debt, 2);
     end if;
@@ -2078,13 +2178,13 @@ begin
         follows := metered._next_lot(l);
         follows.granted_seq := at_seq;
         follows.last_seq := at_seq;
-        if exists (select from metered.lots y where y.scope = l.scope and y.reference = follows.reference) then
+        if exists (select from metered.lot_rows y where y.scope = l.scope and y.reference = follows.reference) then
             follows.reference := null;
         end if;
         perform metered._note_lot(follows);
         l.plan.renews := null;
         l.plan.renew_amount := null;
-        update metered.lots y set plan = l.plan where y.no = l.no;
+        update metered.lot_rows y set plan = l.plan where y.no = l.no;
     end if;
 end
 $$;
@@ -2094,10 +2194,10 @@ create function metered._note_lot(l metered.lots) returns bigint
 language plpgsql volatile
 as $$
 declare
-    numbers regclass := pg_get_serial_sequence('metered.lots', 'no');
+    numbers regclass := pg_get_serial_sequence('metered.lot_rows', 'no');
     made    bigint;
 begin
-    insert into metered.lots (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late,
+    insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late,
         priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan)
     overriding system value
     values (nextval(numbers), l.starts_at, l.expires_at, l.granted_seq, l.last_seq, l.amount, 0, l.roll_cap,
@@ -2172,7 +2272,7 @@ declare
     stop_end timestamptz;       -- the first lot that is left to others, or null
     stop_no bigint;
     left_over bigint := units;  -- of units, in lots that go on
-    keeps   boolean;            -- there may be such lots
+    may_keep boolean;           -- there may be such lots
     kept_left int := 2147483647;    -- how many lots of some uses may still lapse
     ends    timestamptz;        -- when the next lot ends behind all this
     before  text;
@@ -2189,13 +2289,13 @@ begin
             e.crossed := (select y.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq);
         end if;
     end if;
-    select y.expires_at, y.no into stop_end, stop_no from metered.lots y
+    select y.expires_at, y.no into stop_end, stop_no from metered.lot_rows y
     where y.scope = tip.scope and y.open and y.expires_at <= until order by y.expires_at, y.no limit 1 offset coalesce(max_lots, 2147483647);
     if stop_end is not null then
         named := array(
             select k.lot from metered.hold_lines x, lateral (select o.lot from metered.lot_holds o where o.scope = x.scope and o.seq = x.opened_seq and o.lot > 0) k
             where x.hold = any (nos) and x.scope = tip.scope and x.open > 0
-            union select y.no from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until);
+            union select y.no from metered.lot_rows y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until);
         for l in
             select y.* from metered.lots y
             where left_over > 0 and y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until
@@ -2206,9 +2306,9 @@ begin
             left_over := left_over - metered._rolls(l);
         end loop;
     end if;
-    keeps := nos is not null or exists (select from metered.lots y where y.scope = tip.scope and y.kept > 0)
-        or exists (select from metered.lots y where y.scope = tip.scope and y.pending > 0);
-    if exists (select from metered.lots y where y.scope = tip.scope and y.kept > 0 and y.roll_cap is null and y.expires_at <= until
+    may_keep := nos is not null or exists (select from metered.lot_rows y where y.scope = tip.scope and y.keeps)
+        or exists (select from metered.lot_rows y where y.scope = tip.scope and y.pending > 0);
+    if exists (select from metered.lot_rows y where y.scope = tip.scope and y.keeps and y.roll_cap is null and y.expires_at <= until
                order by y.expires_at, y.no limit 1 offset coalesce(max_lots, 2147483647)) then
         kept_left := max_lots;
     end if;
@@ -2228,7 +2328,7 @@ begin
                 union all
                 (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= due.due order by z.expires_at, z.no limit 1)
                 union all
-                (select z.* from metered._kept_due(tip.scope, due.due, kept_left > 0) z where keeps and z.no is not null)) y
+                (select z.* from metered._kept_due(tip.scope, due.due, kept_left > 0) z where may_keep and z.no is not null)) y
             where stop_end is null or (y.expires_at, y.no) < (stop_end, stop_no) or y.no = any (named) or y.kept > 0
             order by y.expires_at, y.no limit 1;
             select y.* into begins from metered.lots y
@@ -2369,7 +2469,7 @@ begin
         starts := array(select y from metered.lots y where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until order by y.starts_at, y.no);
         lots := array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.no)
             || array(select metered._as_rest(y) from metered.lots y
-                where y.scope = tip.scope and y.kept > 0 and y.roll_cap is not null and y.again and y.expires_at <= until order by y.expires_at, y.no);
+                where y.scope = tip.scope and y.keeps and y.roll_cap is not null and y.again and y.expires_at <= until order by y.expires_at, y.no);
     end if;
     begun := starts <> '{}';
     if due and debt = 0 and starts = '{}' and lots = '{}' then    -- then no hold pays for another one, and one statement does
@@ -2379,7 +2479,7 @@ begin
             from (select y.due, x.lot, x.amount, x.expires_at, least(x.amount, greatest(0, x.upto - greatest(0, y.at_least - y.captured))) as freed
                   from metered.hold_lines y, lateral (
                       select z.lot, z.amount, v.expires_at, sum(z.amount) over (order by v.priority, v.expires_at, v.no) as upto
-                      from metered.lot_holds z, lateral (select w.no, w.priority, w.expires_at from metered.lots w where w.no = z.lot limit 1) v
+                      from metered.lot_holds z, lateral (select w.no, w.priority, w.expires_at from metered.lot_rows w where w.no = z.lot limit 1) v
                       where z.scope = y.scope and z.seq = y.opened_seq) x
                   where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk) o
             group by o.lot order by o.lot
@@ -2526,6 +2626,8 @@ begin
         + d.debt - (select coalesce(sum(x.rest), 0) from unnest(d.lots) x where (x.plan).uses is null)
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
             where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
+        - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y     -- applied to a use
+            where y.scope = tip.scope and y.keeps and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
         - (select coalesce(sum(x.units), 0) from (select metered._rolls(y) as units from metered.lots y
             where y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until and y.no <> all (nos)
             order by y.priority, y.roll_end, y.roll_no) x);
@@ -2549,9 +2651,9 @@ begin
     end loop;
     for l in
         -- In the order of the index of open lots, which is read without a sort: that keeps the planner from the index of all.
-        select y.* from ((select x.no from metered.lots x where of_nos is null and x.scope = tip.scope and x.open order by x.expires_at, x.no)
+        select y.* from ((select x.no from metered.lot_rows x where of_nos is null and x.scope = tip.scope and x.open order by x.expires_at, x.no)
                          union select k.lot from metered.lot_holds k where of_nos is null and k.scope = tip.scope and k.lot > 0
-                         union (select x.no from metered.lots x where of_nos is null and x.scope = tip.scope and x.kept > 0 order by x.priority, x.expires_at, x.no)
+                         union (select x.no from metered.lot_rows x where of_nos is null and x.scope = tip.scope and x.keeps order by x.priority, x.expires_at, x.no)
                          union select unnest(of_nos)) n,
             -- A join without the limit can be one that reads all lots.
             lateral (select z.* from metered.lots z where z.no = n.no limit 1) y
@@ -2608,7 +2710,7 @@ declare
 begin
     for k in
         select y.lot, y.amount from metered.lot_holds y left join lateral (
-            select x.priority, x.expires_at from metered.lots x where x.no = y.lot) l on true
+            select x.priority, x.expires_at from metered.lot_rows x where x.no = y.lot) l on true
         where y.scope = entry.scope and y.seq = opened_seq order by l.priority, l.expires_at, nullif(y.lot, 0)
     loop
         part := least(units, k.amount);
@@ -2618,8 +2720,7 @@ begin
         else
             update metered.lot_holds y set amount = y.amount - part where y.scope = entry.scope and y.seq = opened_seq and y.lot = k.lot;
         end if;
-        update metered.lots y set held = y.held - part, drawn = y.drawn + part, last_seq = entry.seq where y.no = k.lot;
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (entry.scope, entry.seq, nth, k.lot, 'u', part);
+        perform metered._move_lot(entry.scope, entry.seq, nth, k.lot, 'u', part, 0, part, -part, 0);
         if k.lot = 0 and metered._lags(entry) then
             perform metered._owe(entry.scope, part);
         end if;
@@ -2655,14 +2756,13 @@ begin
             delete from metered.lot_holds y where y.scope = freed.scope and y.seq = any (opened_seqs) returning y.lot, y.amount)
         select g.lot, sum(g.amount)::bigint as amount from gone g group by g.lot order by g.lot
     loop
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (freed.scope, freed.seq, nth, k.lot, 'f', k.amount);
+        perform metered._move_lot(freed.scope, freed.seq, nth, k.lot, 'f', k.amount, k.amount, 0, -k.amount, 0);
         nth := nth + 1;
         if k.lot = 0 then
             over := over - k.amount;
             continue;
         end if;
-        update metered.lots y set held = y.held - k.amount, rest = y.rest + k.amount, open = true, last_seq = freed.seq
-        where y.no = k.lot returning * into l;
+        select * into l from metered.lots y where y.no = k.lot;
         if l.expires_at <= freed.at then
             tip := metered._take_back(metered._own_entry(tip, freed.at), k.lot, k.amount, 'e');
         elsif (l.plan).uses is not null then
@@ -2697,9 +2797,8 @@ as $$
 declare
     l metered.lots;
 begin
-    update metered.lots y set drawn = y.drawn - units, rest = y.rest + units, open = true, last_seq = refund.seq
-    where y.no = of_lot returning * into l;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, nth, of_lot, 'g', units);
+    perform metered._move_lot(refund.scope, refund.seq, nth, of_lot, 'g', units, units, -units, 0, 0);
+    select * into l from metered.lots y where y.no = of_lot;
     nth := nth + 1;
     if l.expires_at > refund.at then
         if (l.plan).uses is not null then
@@ -2817,7 +2916,7 @@ begin
     select coalesce(sum(p.units) filter (where l.expires_at <= refund.at and l.late is null or l.for_uses), 0), min(l.expires_at) filter (where l.expires_at > refund.at)
     into lapses, ends
     -- A join without the limit can be one that reads all lots.
-    from metered._refund_parts(refund) p, lateral (select x.expires_at, x.late, (x.plan).uses is not null as for_uses from metered.lots x where x.no = p.lot limit 1) l;
+    from metered._refund_parts(refund) p, lateral (select x.expires_at, x.late, (x.plan).uses is not null as for_uses from metered.lot_rows x where x.no = p.lot limit 1) l;
 end
 $$;
 
@@ -2829,7 +2928,7 @@ declare
     made bigint;
 begin
     if units > 0 then
-        insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category)
+        insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category)
         values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, e.scope, '')
         returning no into made;
     end if;
@@ -2922,7 +3021,7 @@ declare
     more bigint[] := nos;
 begin
     while more <> '{}' loop
-        more := array(select y.no from metered.lots y where y.from_lot = any (more) order by y.no);
+        more := array(select y.no from metered.lot_rows y where y.from_lot = any (more) order by y.no);
         nos := nos || more;
     end loop;
     return nos;
@@ -3000,7 +3099,7 @@ begin
         at := e.at;
         e.seq := e.seq + 1;
     end loop;
-    for l in select y.* from metered.lots y where y.no = any (nos) and y.kept > 0 order by y.no loop
+    for l in select y.* from metered.lots y where y.no = any (nos) and y.keeps order by y.no loop
         part := least(units - revoked, l.kept);
         exit when part = 0;
         e.seq := e.seq - 1;
@@ -3032,7 +3131,7 @@ begin
     end if;
     tip.seq := e.seq - 1;
     loop
-        select y.* into l from metered.lots y where y.no = any (nos) and (y.open or y.kept > 0) and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
+        select y.* into l from metered.lots y where y.no = any (nos) and (y.open or y.keeps) and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
         exit when l.no is null;
         tip := metered._end_lot(tip, l);
         nos := nos || l.roll_no;
@@ -3179,34 +3278,34 @@ begin
         locked := array[only_scope];
         select array_agg(d.no order by d.expires_at, d.no) into due
         -- Each in the order of its index, which keeps the planner from the index of all.
-        from ((select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.open and y.expires_at <= clk
+        from ((select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.open and y.expires_at <= clk
                order by y.priority, y.expires_at, y.no)
               union
-              (select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.kept > 0 and y.expires_at <= clk order by y.priority, y.expires_at, y.no)
+              (select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.keeps and y.expires_at <= clk order by y.priority, y.expires_at, y.no)
               union
-              (select y.no, y.starts_at from metered.lots y where y.scope = only_scope and y.pending > 0 and y.starts_at <= clk order by y.starts_at, y.no)
+              (select y.no, y.starts_at from metered.lot_rows y where y.scope = only_scope and y.pending > 0 and y.starts_at <= clk order by y.starts_at, y.no)
               union
-              (select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.untold > 0 order by y.expires_at, y.no)) d
+              (select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.untold > 0 order by y.expires_at, y.no)) d
         where (d.expires_at, d.no) > (after_end, after_no);
         more := coalesce(cardinality(due) > max_lots, false);
         due := due[1:max_lots];
         seen := coalesce(cardinality(due), 0);
-        last_end := (select case when y.pending > 0 then y.starts_at else y.expires_at end from metered.lots y where y.no = due[seen]);
+        last_end := (select case when y.pending > 0 then y.starts_at else y.expires_at end from metered.lot_rows y where y.no = due[seen]);
     else
         select array_agg(d.no order by d.expires_at, d.no), count(*), max(d.expires_at), count(*) = max_lots into due, seen, last_end, more
-        from ((select y.no, y.expires_at from metered.lots y
+        from ((select y.no, y.expires_at from metered.lot_rows y
               where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
               order by y.expires_at, y.no limit max_lots)
               union
-              (select y.no, y.expires_at from metered.lots y
-              where y.kept > 0 and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk order by y.expires_at, y.no limit max_lots)
+              (select y.no, y.expires_at from metered.lot_rows y
+              where y.keeps and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk order by y.expires_at, y.no limit max_lots)
               union all
-              (select y.no, y.starts_at from metered.lots y
+              (select y.no, y.starts_at from metered.lot_rows y
               where y.pending > 0 and (y.starts_at, y.no) > (after_end, after_no) and y.starts_at <= clk order by y.starts_at, y.no limit max_lots)
               order by 2, 1 limit max_lots) d;
         for s in
             select x.scope, metered._scope_key(x.scope) as key
-            from (select distinct y.scope from metered.lots y where y.no = any (due)) x order by 2
+            from (select distinct y.scope from metered.lot_rows y where y.no = any (due)) x order by 2
         loop
             if metered._try_lock(s.key) then
                 locked := locked || s.scope;
@@ -3214,11 +3313,11 @@ begin
         end loop;
     end if;
     last_no := due[seen];
-    busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
+    busy := seen - (select count(*) from metered.lot_rows y where y.no = any (due) and y.scope = any (locked));
     for s in
-        select y.scope, max(case when y.pending > 0 then y.starts_at else y.expires_at end) as last_end, count(*) filter (where y.open or y.kept > 0)::int as lots, array_agg(y.no) as nos
-        from metered.lots y
-        where y.no = any (due) and ((y.open or y.kept > 0) and y.expires_at <= clk or y.pending > 0 and y.starts_at <= clk) and y.scope = any (locked) group by y.scope order by y.scope
+        select y.scope, max(case when y.pending > 0 then y.starts_at else y.expires_at end) as last_end, count(*) filter (where y.open or y.keeps)::int as lots, array_agg(y.no) as nos
+        from metered.lot_rows y
+        where y.no = any (due) and ((y.open or y.keeps) and y.expires_at <= clk or y.pending > 0 and y.starts_at <= clk) and y.scope = any (locked) group by y.scope order by y.scope
     loop
         tip := metered._entry_for_write(s.scope);
         w := metered._cross_lowered(tip, 0, limits, clk);
@@ -3230,8 +3329,8 @@ begin
         e := tip;
         e.crossed := w.crossed;
         e := metered._settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
-        ended := ended + (select count(*) from metered.lots y where y.no = any (s.nos) and not y.open and y.kept = 0);
-        due := due || array(select y.no from metered.lots y where (y.from_lot = any (s.nos) or y.granted_seq > tip.seq and y.scope = s.scope) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
+        ended := ended + (select count(*) from metered.lot_rows y where y.no = any (s.nos) and not y.open and not y.keeps);
+        due := due || array(select y.no from metered.lot_rows y where (y.from_lot = any (s.nos) or y.granted_seq > tip.seq and y.scope = s.scope) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
         if e.seq > tip.seq and w.crossings is not null then
             crossed := coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[e.seq]);
         end if;
@@ -3240,7 +3339,7 @@ begin
         untold := array(select metered._untold_json(y) from metered.lots y
             where y.no = any (due) and y.scope = any (locked) and y.untold > 0 order by y.expires_at, y.no);
     else
-        update metered.lots y set untold = 0 where y.no = any (due) and y.scope = any (locked) and y.untold > 0;
+        update metered.lot_rows y set untold = 0 where y.no = any (due) and y.scope = any (locked) and y.untold > 0;
     end if;
 end
 $$;
@@ -3263,25 +3362,35 @@ begin
         raise exception 'out of bounds: an argument of told_lots' using errcode = '22023';
     end if;
     perform metered._require(cardinality(nos) <= 10000 and cardinality(units) = cardinality(nos), 'nos');
-    update metered.lots y set untold = greatest(0, least(y.untold, y.untold - t.units)) from unnest(nos, units) t(no, units) where y.no = t.no;
+    update metered.lot_rows y set untold = greatest(0, least(y.untold, y.untold - t.units)) from unnest(nos, units) t(no, units) where y.no = t.no;
 end
 $$;
 
 -- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
--- nothing can be: they are in no balance. One that another lot rolled over into stays as long as that one.
+-- nothing can be: they are in no balance. One that another lot rolled over into stays as long as that one. A lot that stays keeps the units that its
+-- newest move had.
 create function metered._purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
 language plpgsql volatile
 as $$
+declare
+    stays metered.lots;
 begin
-    delete from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep;
     -- A lot stays while one is there that it went on in: it is found by its reference. And that one stays while it could be rolled over again.
     loop
-        delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0 and l.kept = 0
-            and 0 = (select count(*) from metered.lots y where y.from_lot = l.no)
+        delete from metered.lot_rows r where r.no = any (array(
+            select l.no from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0 and not l.keeps
+            and 0 = (select count(*) from metered.lot_rows y where y.from_lot = l.no)
             and (l.from_lot is null or 1 > (select count(*) from metered.lots y
-                where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0 and y.kept = 0)));
+                where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0 and not y.keeps)))));
         exit when not found;
     end loop;
+    for stays in
+        select y.* from metered.lots y where y.version is not null and y.last_seq < keep
+        and y.no = any (array(select m.lot from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep))
+    loop
+        update metered.lot_rows r set last_seq = stays.last_seq, rest = stays.rest, drawn = stays.drawn, held = stays.held, kept = stays.kept where r.no = stays.no;
+    end loop;
+    delete from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep;
 end
 $$;
 
@@ -3421,7 +3530,7 @@ begin
         first.granted_seq := e.seq;
         first.last_seq := e.seq;
         no := metered._note_lot(first);
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, e.seq, 1, no, 's', lot.amount);
+        perform metered._move_lot(of_scope, e.seq, 1, no, 's', lot.amount, 0, 0, 0, 0);
     else
         made := metered._credit_lot(e, lot, plan, 'g', wait_ms);
         e := made.entry;
@@ -3516,8 +3625,8 @@ begin
         when (l.plan).roll_for is not null or ((l.plan).roll_to).every is not null then metered._roll_end(ends, l.plan, (l.plan).roll_for)
         when l.roll_end = 'infinity' or l.expires_at = 'infinity' or ends = 'infinity' then 'infinity'
         else ends + (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end;
-    update metered.lots y set expires_at = ends, last_seq = e.seq, roll_end = l.roll_end where y.no = l.no;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, e.seq, 1, l.no, 's', e.amount);
+    update metered.lot_rows y set expires_at = ends, roll_end = l.roll_end where y.no = l.no;
+    perform metered._move_lot(of_scope, e.seq, 1, l.no, 's', e.amount, 0, 0, 0, 0);
     status := 'set';
     seq := e.seq;
     crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
@@ -3591,8 +3700,8 @@ language plpgsql volatile
 as $$
 begin
     e := metered._schedule(e, units, e.lots_end);
-    update metered.lots y set pending = y.pending - units, revoked = y.revoked + units, last_seq = e.seq where y.no = l.no;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (l.scope, e.seq, 1, l.no, 'w', units);
+    update metered.lot_rows y set pending = y.pending - units, revoked = y.revoked + units where y.no = l.no;
+    perform metered._move_lot(l.scope, e.seq, 1, l.no, 'w', units, 0, 0, 0, 0);
     return e;
 end
 $$;
@@ -3648,7 +3757,7 @@ begin
     select e.credited - e.spent + e.refunded - e.held - case when metered._lags(row(e.*)::metered.ledger) then metered._lapsing(row(e.*)::metered.ledger, e.at) else 0 end, m.lots into left_over, lots
     from metered.ledger e, lateral (
         select json_agg(json_build_object('lot', y.no, 'reference', coalesce(y.reference, y.of_reference), 'category', y.category, 'amount', x.amount) order by x.nth) as lots
-        from metered.lot_moves x, lateral (select z.no, z.reference, (z.plan).of_reference, z.category from metered.lots z where z.no = x.lot limit 1) y
+        from metered.lot_moves x, lateral (select z.no, z.reference, (z.plan).of_reference, z.category from metered.lot_rows z where z.no = x.lot limit 1) y
         where x.scope = e.scope and x.seq = e.seq) m
     where e.scope = charge.scope and e.seq = draw.seq;
     overdrawn := greatest(0, least(amount, -left_over));
@@ -3656,7 +3765,7 @@ begin
         overdrawn := coalesce((select coalesce(sum(x.amount) filter (where x.lot = 0), 0) from metered.lot_moves x
             where x.scope = charge.scope and x.seq = draw.seq having count(*) > 0), overdrawn);
         kept := (select coalesce(sum(y.kept), 0) from metered.lots y
-            where y.scope = charge.scope and y.kept > 0 and y.expires_at > draw.at and (y.plan).uses @> array[charge.note ->> 'use']);
+            where y.scope = charge.scope and y.keeps and y.expires_at > draw.at and (y.plan).uses @> array[charge.note ->> 'use']);
         left_over := case when kept > 0 then greatest(0, left_over) + kept else left_over end;
     end if;
     if origin.operation is not null then
@@ -3744,11 +3853,7 @@ begin
     entry.kind := 's';
     entry.amount := units;
     perform metered._append(entry);
-    update metered.lots y set kept = y.kept - units, last_seq = entry.seq,
-        lapsed = y.lapsed + case when as_kind = 'e' then units else 0 end, untold = y.untold + case when as_kind = 'e' then units else 0 end,
-        revoked = y.revoked + case when as_kind = 'v' then units else 0 end, rolled = y.rolled + case when as_kind = 'o' then units else 0 end
-    where y.no = of_lot;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, of_lot, as_kind, units);
+    perform metered._end_units(entry, of_lot, as_kind, 0, units);
     return entry;
 end
 $$;
@@ -3765,8 +3870,7 @@ begin
     entry.amount := units;
     entry.credited := tip.credited - units;
     perform metered._append(entry);
-    update metered.lots y set rest = y.rest - units, open = y.rest > units, kept = y.kept + units, last_seq = entry.seq where y.no = of_lot;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, of_lot, 'b', units);
+    perform metered._move_lot(tip.scope, entry.seq, 1, of_lot, 'b', units, -units, 0, 0, units);
     return entry;
 end
 $$;
@@ -3779,10 +3883,10 @@ declare
     l metered.lots;
 begin
     select y.* into l from (
-        (select z.* from metered.lots z where z.scope = of_scope and z.kept > 0 and z.roll_cap is not null and z.expires_at <= until
+        (select z.* from metered.lots z where z.scope = of_scope and z.keeps and z.roll_cap is not null and z.expires_at <= until
          order by z.expires_at, z.no limit 1)
         union all
-        (select z.* from metered.lots z where lapsing and z.scope = of_scope and z.kept > 0 and z.roll_cap is null and z.expires_at <= until
+        (select z.* from metered.lots z where lapsing and z.scope = of_scope and z.keeps and z.roll_cap is null and z.expires_at <= until
          order by z.expires_at, z.no limit 1)) y
     order by y.expires_at, y.no limit 1;
     return l;
@@ -3871,7 +3975,7 @@ begin
     e.at := greatest(clk, e.at);
     stood := case when metered._lags(e) then metered._lapsing(e, clk) else 0 end - metered._balance(e);
     kept := (select coalesce(sum(y.kept), 0) from (select x.kept from metered.lots x
-        where x.scope = c.scope and x.kept > 0 and x.expires_at > e.at and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.no) y);
+        where x.scope = c.scope and x.keeps and x.expires_at > e.at and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.no) y);
     if kept = 0 then
         return;
     end if;
@@ -3882,7 +3986,7 @@ begin
     while units > 0 loop
         if r.kept is null or r.kept = 0 then
             select y.* into r from metered.lots y
-            where y.scope = c.scope and y.kept > 0 and (y.priority, y.expires_at, y.no) > (r.priority, r.expires_at, r.no)
+            where y.scope = c.scope and y.keeps and (y.priority, y.expires_at, y.no) > (r.priority, r.expires_at, r.no)
               and y.expires_at > e.at and (y.plan).uses @> array[use]
             order by y.priority, y.expires_at, y.no limit 1;
             exit when r.no is null;
@@ -3938,8 +4042,7 @@ begin
     e.note := c.note;
     perform metered._append(e);
     for i in 1..cardinality(nos) loop
-        update metered.lots y set kept = y.kept - parts[i], rest = y.rest + parts[i], open = true, last_seq = e.seq where y.no = nos[i];
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (c.scope, e.seq, i, nos[i], 'a', parts[i]);
+        perform metered._move_lot(c.scope, e.seq, i, nos[i], 'a', parts[i], parts[i], 0, 0, -parts[i]);
     end loop;
 end
 $$;
@@ -4975,7 +5078,7 @@ begin
             if seqs is null then
                 perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered._use_lots(c.scope, tip.seq + 1, c.amount, metered._balance(tip), 't');
+                perform metered._use_lots(c.scope, tip.seq + 1, c.amount, metered._balance(tip), 't', c.note ->> 'use');
             end if;
             return;
         end if;
@@ -5058,7 +5161,7 @@ begin
             if not found then
                 perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered._use_lots(c.scope, tip.seq, c.held, case when not metered._lags(tip) then metered._balance(tip) + c.held end, 'h');
+                perform metered._use_lots(c.scope, tip.seq, c.held, case when not metered._lags(tip) then metered._balance(tip) + c.held end, 'h', c.note ->> 'use');
             end if;
         elsif c.held <> 0 then
             raise exception 'a charge holds nothing: place a hold' using errcode = '22023';
@@ -5071,7 +5174,7 @@ begin
             if not found then
                 perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered._use_lots(c.scope, tip.seq, units, case when not metered._lags(tip) then metered._balance(tip) end, 't');
+                perform metered._use_lots(c.scope, tip.seq, units, case when not metered._lags(tip) then metered._balance(tip) end, 't', c.note ->> 'use');
             end if;
         end if;
         seqs[i] := tip.seq;
@@ -5951,7 +6054,7 @@ begin
         continue when tip.lots_end is null;
         case tip.kind
             when 'u' then perform metered._capture_lots(tip, l.opened_seq, amount);
-            when 'c' then perform metered._use_lots(l.scope, tip.seq, amount, case when not metered._lags(tip) then metered._balance(tip) + amount end, 't');
+            when 'c' then perform metered._use_lots(l.scope, tip.seq, amount, case when not metered._lags(tip) then metered._balance(tip) + amount end, 't', null);
             else perform metered._free_lots(tip, array[l.opened_seq]);
         end case;
     end loop;
@@ -10549,7 +10652,7 @@ select m.scope,                                 -- the wallet
     l.note ->> 'use' as use                     -- what it is for
 from metered.lot_moves m
     join metered.ledger l on l.scope = m.scope and l.seq = m.seq
-    left join metered.lots y on y.no = m.lot;
+    left join metered.lot_rows y on y.no = m.lot;
 
 -- The lines of parked jobs: one row for each scope for whose units jobs wait. By scope it reads an index. Everything else reads all
 -- lines. oldest_at costs a look-up for each row that is shown.
@@ -10703,37 +10806,38 @@ comment on column metered.hold_lines.scope is 'the scope that it holds units of'
 comment on column metered.hold_lines.refunded is 'units of captured that return_holds gave back';
 comment on column metered.hold_lines.opened_seq is 'the entry that holds its units';
 comment on column metered.hold_lines.at_least is 'is captured when the hold expires, as far as it was not before';
-comment on table metered.lots is 'Lots: the credit of a wallet, in parts that end. The wallet''s balance is in its ledger, as of any scope. This table says where it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending + kept. The columns of a lot are only changed behind an entry of its scope, which the guard lets one writer make.';
-comment on column metered.lots.no is 'the number of the lot';
-comment on column metered.lots.granted_at is 'when it was granted';
-comment on column metered.lots.expires_at is 'nothing is drawn of it from here on, or infinity: it never ends';
-comment on column metered.lots.granted_seq is 'the entry that credited it';
-comment on column metered.lots.last_seq is 'the last entry that moved units of it';
-comment on column metered.lots.amount is 'units that it was granted with';
-comment on column metered.lots.rest is 'units of amount that can be drawn';
-comment on column metered.lots.drawn is 'units of amount that were spent, less refunds';
-comment on column metered.lots.held is 'units of amount in open holds and leases';
-comment on column metered.lots.lapsed is 'units of amount that were left at its end, or refunded later';
-comment on column metered.lots.revoked is 'units of amount that were taken back';
-comment on column metered.lots.rolled is 'units of amount that rolled over into another lot';
-comment on column metered.lots.untold is 'units of lapsed that no subscriber has heard of yet';
-comment on column metered.lots.roll_cap is 'units that roll over at its end at most, or null: none';
-comment on column metered.lots.roll_no is 'the number that one will have';
-comment on column metered.lots.roll_end is 'when that lot ends, or infinity: never';
-comment on column metered.lots.late is 'how long units last that are refunded after its end: 0 for ever, null not at all';
-comment on column metered.lots.from_lot is 'the lot that its units were in before';
-comment on column metered.lots.priority is 'a lot of a lower priority is drawn first';
-comment on column metered.lots.origin is 'g granted, c credited without a grant, r rolled over, l given back late';
-comment on column metered.lots.open is 'something can be drawn of it, but for its end';
-comment on column metered.lots.scope is 'the wallet';
-comment on column metered.lots.category is 'of the caller: paid, promotional';
-comment on column metered.lots.reference is 'of the caller, once in a wallet';
-comment on column metered.lots.fingerprint is 'of the grant under the reference: a version byte and a SHA-256';
-comment on column metered.lots.pending is 'units of amount that nobody can draw before starts_at';
-comment on column metered.lots.starts_at is 'when it begins, or began, or null: with the grant';
-comment on column metered.lots.again is 'its units roll over again, or share a cap: no call leaves its end to a later one';
-comment on column metered.lots.plan is 'how it renews and rolls over, and what it pays for, or null';
-comment on column metered.lots.kept is 'units of amount that pay for the uses of its plan alone. The ledger has them when a use takes them';
+comment on table metered.lot_rows is 'The rows of lots. What a draw, a hold or a refund changes of a lot is in its newest move: a row that each of them updated would get slower with each version that an open snapshot keeps. This one changes where a lot begins, is empty, gets units again, or ends. The view lots has both. Behind an entry of its scope, which the guard lets one writer make.';
+comment on column metered.lot_rows.no is 'the number of the lot';
+comment on column metered.lot_rows.granted_at is 'when it was granted';
+comment on column metered.lot_rows.expires_at is 'nothing is drawn of it from here on, or infinity: it never ends';
+comment on column metered.lot_rows.granted_seq is 'the entry that credited it';
+comment on column metered.lot_rows.last_seq is 'the last entry that moved units of it, where no move of it has its units';
+comment on column metered.lot_rows.amount is 'units that it was granted with';
+comment on column metered.lot_rows.rest is 'units that can be drawn, where no move of it has its units';
+comment on column metered.lot_rows.drawn is 'units that were spent, less refunds, where no move of it has its units';
+comment on column metered.lot_rows.held is 'units in open holds and leases, where no move of it has its units';
+comment on column metered.lot_rows.lapsed is 'units of amount that were left at its end, or refunded later';
+comment on column metered.lot_rows.revoked is 'units of amount that were taken back';
+comment on column metered.lot_rows.rolled is 'units of amount that rolled over into another lot';
+comment on column metered.lot_rows.untold is 'units of lapsed that no subscriber has heard of yet';
+comment on column metered.lot_rows.roll_cap is 'units that roll over at its end at most, or null: none';
+comment on column metered.lot_rows.roll_no is 'the number that one will have';
+comment on column metered.lot_rows.roll_end is 'when that lot ends, or infinity: never';
+comment on column metered.lot_rows.late is 'how long units last that are refunded after its end: 0 for ever, null not at all';
+comment on column metered.lot_rows.from_lot is 'the lot that its units were in before';
+comment on column metered.lot_rows.priority is 'a lot of a lower priority is drawn first';
+comment on column metered.lot_rows.origin is 'g granted, c credited without a grant, r rolled over, l given back late';
+comment on column metered.lot_rows.open is 'something can be drawn of it for anything, but for its end';
+comment on column metered.lot_rows.scope is 'the wallet';
+comment on column metered.lot_rows.category is 'of the caller: paid, promotional';
+comment on column metered.lot_rows.reference is 'of the caller, once in a wallet';
+comment on column metered.lot_rows.fingerprint is 'of the grant under the reference: a version byte and a SHA-256';
+comment on column metered.lot_rows.pending is 'units of amount that nobody can draw before starts_at';
+comment on column metered.lot_rows.starts_at is 'when it begins, or began, or null: with the grant';
+comment on column metered.lot_rows.again is 'its units roll over again, or share a cap: no call leaves its end to a later one';
+comment on column metered.lot_rows.plan is 'how it renews and rolls over, and what it pays for, or null';
+comment on column metered.lot_rows.kept is 'units that pay for the uses of its plan alone, where no move of it has its units';
+comment on column metered.lot_rows.keeps is 'something can be drawn of it for its uses, but for its end';
 comment on table metered.lot_moves is 'The effect of each entry of a wallet on its lots.';
 comment on column metered.lot_moves.seq is 'the entry';
 comment on column metered.lot_moves.nth is '1, 2, 3 and so on in the entry';
@@ -10742,6 +10846,11 @@ comment on column metered.lot_moves.amount is 'how many units';
 comment on column metered.lot_moves.back is 'units of amount that refunds gave back';
 comment on column metered.lot_moves.kind is 'd credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund, h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over, s scheduled for later, or its end set, w withdrawn before it began, a applied to a use that takes them now, b back to its uses';
 comment on column metered.lot_moves.scope is 'the wallet';
+comment on column metered.lot_moves.version is '1, 2, 3 and so on of its lot. Behind the newest one, the lot has these units. Null: overdraft, or of 0.1.0';
+comment on column metered.lot_moves.rest is 'units of the lot that can be drawn';
+comment on column metered.lot_moves.drawn is 'units of the lot that were spent, less refunds';
+comment on column metered.lot_moves.held is 'units of the lot in open holds and leases';
+comment on column metered.lot_moves.kept is 'units of the lot that pay for the uses of its plan alone';
 comment on table metered.lot_holds is 'Units of lots in open holds and leases.';
 comment on column metered.lot_holds.seq is 'the entry that held the units: hold_lines.opened_seq or leases.opened_seq. 0: spent units that are overdrawn, while ends of lots are unwritten';
 comment on column metered.lot_holds.lot is 'lots.no, or 0: overdraft';
@@ -10848,6 +10957,39 @@ comment on function metered.credit(metered.scope_name, bigint, metered.amount, b
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining has the units that can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as empty collides with it. It is a new row, so that a writer that sees it as the last entry collides, too (_entry_for_write). The entries behind it begin at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
+comment on view metered.lots is 'Lots: the credit of a wallet, in parts that end. The wallet''s balance is in its ledger, as of any scope. This says where it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending + kept.';
+comment on column metered.lots.no is 'the number of the lot';
+comment on column metered.lots.granted_at is 'when it was granted';
+comment on column metered.lots.expires_at is 'nothing is drawn of it from here on, or infinity: it never ends';
+comment on column metered.lots.granted_seq is 'the entry that credited it';
+comment on column metered.lots.last_seq is 'the last entry that moved units of it';
+comment on column metered.lots.amount is 'units that it was granted with';
+comment on column metered.lots.rest is 'units of amount that can be drawn';
+comment on column metered.lots.drawn is 'units of amount that were spent, less refunds';
+comment on column metered.lots.held is 'units of amount in open holds and leases';
+comment on column metered.lots.lapsed is 'units of amount that were left at its end, or refunded later';
+comment on column metered.lots.revoked is 'units of amount that were taken back';
+comment on column metered.lots.rolled is 'units of amount that rolled over into another lot';
+comment on column metered.lots.untold is 'units of lapsed that no subscriber has heard of yet';
+comment on column metered.lots.roll_cap is 'units that roll over at its end at most, or null: none';
+comment on column metered.lots.roll_no is 'the number that one will have';
+comment on column metered.lots.roll_end is 'when that lot ends, or infinity: never';
+comment on column metered.lots.late is 'how long units last that are refunded after its end: 0 for ever, null not at all';
+comment on column metered.lots.from_lot is 'the lot that its units were in before';
+comment on column metered.lots.priority is 'a lot of a lower priority is drawn first';
+comment on column metered.lots.origin is 'g granted, c credited without a grant, r rolled over, l given back late';
+comment on column metered.lots.open is 'something can be drawn of it for anything, but for its end';
+comment on column metered.lots.scope is 'the wallet';
+comment on column metered.lots.category is 'of the caller: paid, promotional';
+comment on column metered.lots.reference is 'of the caller, once in a wallet';
+comment on column metered.lots.fingerprint is 'of the grant under the reference: a version byte and a SHA-256';
+comment on column metered.lots.pending is 'units of amount that nobody can draw before starts_at';
+comment on column metered.lots.starts_at is 'when it begins, or began, or null: with the grant';
+comment on column metered.lots.again is 'its units roll over again, or share a cap: no call leaves its end to a later one';
+comment on column metered.lots.plan is 'how it renews and rolls over, and what it pays for, or null';
+comment on column metered.lots.kept is 'units of amount that pay for the uses of its plan alone. The ledger has them when a use takes them';
+comment on column metered.lots.keeps is 'something can be drawn of it for its uses, but for its end';
+comment on column metered.lots.version is 'of its newest move, or null: none has its units';
 comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds of limits, which the caller does not report (_cross_lowered).';
 comment on function metered.roll_over(metered.scope_name, bigint, metered.lot_rollover, metered.charge_limit[], int, metered.origin) is 'Rolls units of a lot over into another one: once. status is rolled, same (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.';
 comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end and last_no are where to go on, if there may be more.';
@@ -11116,36 +11258,37 @@ begin
             _by_system,_capture_lots,_capture_minima,_charge_anyway,_charge_of,_check_limits,_check_now,
             _close_lease,_close_scope,_collided,_created_json,_credit_lot,_cross_captured,_cross_lowered,
             _cross_thresholds,_crossed_at,_debt,_due_after,_due_lots,_due_minima,_end_line,_end_lot,_end_minima,
-            _end_minima_of,_end_named,_ends_per_call,_entry_for_write,_expire_and_check,_expire_due,_expire_rows,
-            _explain_charges,_family,_find_lot,_first_due,_first_for_write,_fits,_fits_at,_fits_origin,
-            _free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_held_here,_hold_as_json,_hold_of_job,
-            _is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,_lags,
-            _lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,
+            _end_minima_of,_end_named,_end_units,_ends_per_call,_entry_for_write,_expire_and_check,_expire_due,
+            _expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,_fits,_fits_at,
+            _fits_origin,_free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_held_here,_hold_as_json,
+            _hold_of_job,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,
+            _lags,_lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,
             _leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,
-            _lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,_mark_freed,_minima,
-            _minima_leave,_missing_hold,_missing_lot,_missing_token,_named_holds,_next_end,_next_entry,
-            _next_lot,_no_amount,_note_lot,_old_lot,_on_spending,_one_snapshot,_open_wallet,_other_lane,
-            _others_fall_due,_overdue,_owe,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,
-            _pay_back,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_moved,_raise_sequence,
-            _raised,_rearmed,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
-            _refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,
-            _refuse_unreported,_refusing,_release_line,_release_lines,_remember_hold,_renew_lot,_reported_after_repair,
-            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,
-            _schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
-            _start_job,_start_lot,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,
-            _told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,
-            _unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
-            _wake_releasers,_with_absent,_with_keys,_withdraw,_without_lapsing,_write_charges,_write_exact,
-            _write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_command,block_commit,
-            capture_holds,carve,change_parked,charge,charge_each,charge_leased,charge_up_to,check_charge,
-            claim_job_key,clock,complete_command,consume_token,create_scopes,credit,draw,drop_parked,due_holds,
-            end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
-            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
-            mint_tokens,next_release,open_lease,open_session,park_jobs,place,plan_lot,purge_holds,purge_job_keys,
-            purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,release_captured,
-            release_holds,release_jobs,repair_clock,replace_token,rest_jobs,retire_scopes,return_holds,
-            revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,set_lot_end,settle_away,settle_lease,
-            spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
+            _lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,_mark_freed,_meet_upgrade,
+            _minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_named_holds,_next_end,
+            _next_entry,_next_lot,_no_amount,_note_lot,_old_lot,_on_spending,_one_snapshot,_open_wallet,
+            _other_lane,_others_fall_due,_overdue,_owe,_owed_before,_own_entry,_parked_channel,_parked_json,
+            _pass_ended,_pay_back,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_moved,
+            _raise_sequence,_raised,_rearmed,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,
+            _refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,
+            _refuse_stale,_refuse_unreported,_refusing,_release_line,_release_lines,_remember_hold,_renew_lot,
+            _reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,_roll_end,
+            _roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,
+            _spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_kept,_take_lots,_tenant_key,
+            _threshold_key,_token_fits,_told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
+            _try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,
+            _usage_known_from,_use_lots,_wake_releasers,_with_absent,_with_keys,_withdraw,_without_lapsing,
+            _write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,
+            begin_command,block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,
+            charge_up_to,check_charge,claim_job_key,clock,complete_command,consume_token,create_scopes,
+            credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,
+            extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
+            lock_all,lock_scopes,look_place,mint_tokens,next_release,open_lease,open_session,park_jobs,
+            place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
+            receive_child,refund,release_captured,release_holds,release_jobs,repair_clock,replace_token,
+            rest_jobs,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,
+            set_lot_end,settle_away,settle_lease,spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,
+            wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

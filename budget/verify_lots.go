@@ -6,7 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// lotsSQL finds differences in the lots of a wallet, from entry $2 on. Each lot equals the sum of its entries. A lot has a rest, or with uses kept units. The lots add up to the
+// lotsSQL finds differences in the lots of a wallet, from entry $2 on. Each lot equals the sum of its entries, and each move has the units behind it. A lot has a rest, or with uses kept units. The lots add up to the
 // last entry. Holds keep the same units of lots as of the scope. Each entry names its lots, and drew none that had ended. The units given
 // back to a charge's lots are the units refunded.
 const lotsSQL = `
@@ -37,7 +37,7 @@ select l.granted_seq, 'lot ' || l.no, format('%s rest, %s drawn, %s held, %s lap
 from lots l
 where l.rest + l.drawn + l.held + l.lapsed + l.revoked + l.rolled + l.pending + l.kept <> l.amount
    or case when (l.plan).uses is null then l.kept else l.rest end <> 0
-   or least(l.kept, l.pending, l.rest, l.drawn, l.held, l.lapsed, l.revoked, l.rolled, l.untold, l.lapsed - l.untold) < 0 or l.open <> (l.rest > 0)
+   or least(l.kept, l.pending, l.rest, l.drawn, l.held, l.lapsed, l.revoked, l.rolled, l.untold, l.lapsed - l.untold) < 0 or (l.open, l.keeps) <> (l.rest > 0, l.kept > 0)
 union all
 select t.seq, 'rests of lots', coalesce(s.rest, 0)::text, greatest(0, t.credited - t.spent + t.refunded - t.held)::text
 from tip t, (select sum(l.rest) as rest from lots l) s
@@ -86,6 +86,14 @@ union all
 select l.granted_seq, 'given back to lot ' || l.no, m.given::text, m.back::text
 from lots l join did m on m.lot = l.no
 where l.granted_seq >= $2 and m.given <> m.back
+union all
+select m.seq, 'units behind a move of lot ' || m.lot, format(m.told, m.version, m.rest + m.kept, m.drawn, m.held), format(m.told, m.last + 1, m.units, m.spent, m.hold)
+from (select y.*, '%s: %s rest, %s drawn, %s held' as told, lag(y.version) over w as last,
+        lag(y.rest + y.kept) over w + case when y.kind in ('d', 'g', 'f') then y.amount when y.kind in ('t', 'p', 'h', 'q', 'e', 'v', 'o') then -y.amount else 0 end as units,
+        lag(y.drawn) over w + case when y.kind in ('t', 'p', 'u') then y.amount when y.kind = 'g' then -y.amount else 0 end as spent,
+        lag(y.held) over w + case when y.kind in ('h', 'q') then y.amount when y.kind in ('u', 'f') then -y.amount else 0 end as hold
+    from moves y where y.version is not null window w as (partition by y.lot order by y.version)) m
+where (m.version, m.rest + m.kept, m.drawn, m.held) <> (m.last + 1, m.units, m.spent, m.hold) or least(m.rest, m.kept, m.drawn, m.held) < 0
 union all
 select m.seq, 'moves of lots', 'of lot ' || m.lot, 'of a lot of the wallet'
 from moves m left join lots l on l.no = m.lot

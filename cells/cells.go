@@ -199,7 +199,7 @@ select no, cells from own union all select no, cells from metered.cell`
 // setNumbersSQL gives holds, leases and lots of each cell a range of numbers, so that they stay unique when a tenant moves.
 const setNumbersSQL = `
 select pg_catalog.setval(s.seq, s.base) from (
-    select seq, q.seqmin - 1 + $1::bigint as base from pg_catalog.unnest(array['metered.holds', 'metered.leases', 'metered.lots']) t(name),
+    select seq, q.seqmin - 1 + $1::bigint as base from pg_catalog.unnest(array['metered.holds', 'metered.leases', 'metered.lot_rows']) t(name),
         lateral (select pg_catalog.pg_get_serial_sequence(t.name, 'no')::regclass as seq) s join pg_catalog.pg_sequence q on q.seqrelid = s.seq::pg_catalog.oid) s
 where coalesce(pg_catalog.pg_sequence_last_value(s.seq), 0) < s.base`
 

@@ -43,7 +43,7 @@ var tables = []moved{
 	{name: "lease_spends", where: `x.lease = any ($4::bigint[])`},
 	{name: "leases", where: `x.no = any ($4::bigint[])`, own: "fence", value: "metered._lease_key((s.r).no)"},
 	{name: "lease_sum", where: scoped("scope")},
-	{name: "lots", where: scoped("scope")},
+	{name: "lot_rows", where: scoped("scope")},
 	{name: "lot_moves", where: scoped("scope")},
 	{name: "lot_holds", where: scoped("scope")},
 	{name: "tokens", where: named("subject")},

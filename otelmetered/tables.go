@@ -18,10 +18,10 @@ from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamesp
 where n.nspname = $1 and c.relkind = 'r' and c.relname = any($2)
 order by 1`
 
-// tables are those that grow, as purges name them: their keys are their names in the schema.
+// tables are those that grow, as purges name them: their keys are their names in the schema, of version 1 and of this one.
 var tables = map[string]string{
 	"ledger": "entries", "operations": "operations", "holds": "holds", "tokens": "tokens", "job_keys": "job_keys", "leases": "leases",
-	"lots": "lots", "lot_moves": "lot_moves",
+	"lots": "lots", "lot_rows": "lots", "lot_moves": "lot_moves",
 }
 
 // tablesTimeout bounds the query of a collection.

@@ -23,8 +23,8 @@ func (f *fixture) pile(name string, lots int) {
 			select g, 1, l.at, 0, 0, g, 0, 0, 'd', l.scope, l.lots_end from metered.ledger l, generate_series(2, %[1]d) g where l.scope = $1::text
 			returning seq
 		), y as (
-			insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, late, priority, origin, open, scope, category)
-			select l.granted_at, l.expires_at + g * interval '1 us', g, g, 1, 1, l.late, 0, 'g', true, l.scope, '' from metered.lots l, generate_series(2, %[1]d) g where l.scope = $1
+			insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, late, priority, origin, open, scope, category)
+			select l.granted_at, l.expires_at + g * interval '1 us', g, g, 1, 1, l.late, 0, 'g', true, l.scope, '' from metered.lot_rows l, generate_series(2, %[1]d) g where l.scope = $1
 			returning no, granted_seq
 		)
 		insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) select $1, y.granted_seq, 1, y.no, 'd', 1 from y`, lots), name)
@@ -44,7 +44,7 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 		f.grant(wallet.Grant{Wallet: name, Amount: 1000, Reference: "paid"})
 		f.grant(wallet.Grant{Wallet: name, Amount: 10, Reference: "soon", For: 3 * time.Hour})
 	}
-	_, err := f.pool.Exec(ctx, "analyze metered.lots; analyze metered.ledger; analyze metered.lot_moves")
+	_, err := f.pool.Exec(ctx, "analyze metered.lot_rows; analyze metered.ledger; analyze metered.lot_moves")
 	require.NoError(t, err)
 	f.clock.Set(noon.Add(2 * time.Hour))
 	conn, err := f.pool.Acquire(ctx)
@@ -126,8 +126,8 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 		require.Less(t, reads["many"][c.what], int64(1000), c.what)
 	}
 	for damage, repair := range map[string]string{
-		"insert into metered.lot_holds (scope, seq, lot, amount) values ('many', 0, 0, 1)":                  "delete from metered.lot_holds",
-		"update metered.lots set rest = rest - 1, drawn = drawn + 1, open = false where granted_seq = 5000": "update metered.lots set rest = rest + 1, drawn = drawn - 1, open = true where granted_seq = 5000",
+		"insert into metered.lot_holds (scope, seq, lot, amount) values ('many', 0, 0, 1)":                      "delete from metered.lot_holds",
+		"update metered.lot_rows set rest = rest - 1, drawn = drawn + 1, open = false where granted_seq = 5000": "update metered.lot_rows set rest = rest + 1, drawn = drawn - 1, open = true where granted_seq = 5000",
 	} {
 		tag, err := f.pool.Exec(ctx, damage)
 		require.NoError(t, err)

@@ -245,7 +245,9 @@ func TestPurge_ForgetsNoDebt(t *testing.T) {
 
 func TestPurge_ChangesNoBalance(t *testing.T) {
 	t.Parallel()
-	f := setUp(t, wallet.Config{})
+	f := setUp(t, wallet.Config{Priorities: map[string]int{"late": 1}})
+	f.grant(wallet.Grant{Amount: 100, Category: "late", Reference: "idle"})
+	f.draw(30) // and its move is purged
 	f.grant(wallet.Grant{Amount: 1000, Reference: "ever"})
 	for i := range 40 {
 		f.grant(wallet.Grant{Amount: 10, For: time.Hour})
@@ -269,6 +271,7 @@ func TestPurge_ChangesNoBalance(t *testing.T) {
 	f.release("r")
 	f.draw(before.Units + 5)
 	f.has(0)
+	f.verify()
 }
 
 // A lapse is announced, though the clock was set back behind it, and the lot was made to last for ever then.

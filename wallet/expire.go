@@ -167,7 +167,7 @@ select (extract(epoch from c.now - l.expires_at) * 1e6)::bigint
 from (select metered.clock() as now offset 0) c, lateral (
     (select y.expires_at from metered.lots y where (y.open or y.untold > 0) and y.expires_at <= c.now order by y.expires_at, y.no limit 1)
     union all
-    (select y.expires_at from metered.lots y where y.kept > 0 and y.expires_at <= c.now order by y.expires_at, y.no limit 1) order by 1 limit 1) l`
+    (select y.expires_at from metered.lots y where y.keeps and y.expires_at <= c.now order by y.expires_at, y.no limit 1) order by 1 limit 1) l`
 
 // tellLag reports to the observer how late the oldest lot is that is due. The look is for the observer alone: without one it is not
 // made, and if it fails the sweep goes on.

@@ -40,7 +40,7 @@ func TestExpire_AnnouncesAWalletsLotsHoweverMany(t *testing.T) {
 			return r, err
 		},
 	} {
-		_, err = pool.Exec(t.Context(), `insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, lapsed, untold, priority, origin, open, scope, category)
+		_, err = pool.Exec(t.Context(), `insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, lapsed, untold, priority, origin, open, scope, category)
 			select now(), now() - g * interval '1 s', 0, 0, 1, 0, 1, 1, 0, 'c', false, 'ann', '' from generate_series(1, $1) g`, lots)
 		require.NoError(t, err)
 		o.Forget()
@@ -59,7 +59,7 @@ func TestDraw_OfManyLotsReadsEachOnce(t *testing.T) {
 	conn, err := f.pool.Acquire(t.Context())
 	require.NoError(t, err)
 	defer conn.Release()
-	_, err = conn.Exec(t.Context(), "alter table metered.lots set (autovacuum_enabled = off)")
+	_, err = conn.Exec(t.Context(), "alter table metered.lot_rows set (autovacuum_enabled = off)")
 	require.NoError(t, err)
 	reads := func(lots int64) int64 {
 		_, err := conn.Exec(t.Context(), `select metered.grant_lot('ann', null, row(1, null, null, '', 0, null, null, null, null, null)::metered.new_lot, false, 1000, null)
@@ -124,13 +124,13 @@ func TestVerify_KnowsAnEndThatWasSetAfterAClockRepair(t *testing.T) {
 	f.clock.Set(noon.Add(2 * time.Hour))
 	f.has(0)
 	f.verify()
-	_, err = f.pool.Exec(t.Context(), "update metered.lots set expires_at = $1", noon.Add(80*time.Minute))
+	_, err = f.pool.Exec(t.Context(), "update metered.lot_rows set expires_at = $1", noon.Add(80*time.Minute))
 	require.NoError(t, err)
 	r, err := f.ledger.Verify(t.Context(), f.pool, budget.VerifyOptions{})
 	require.NoError(t, err)
 	require.Len(t, r.Differences, 2, "lots_end, and the draw behind the repair")
 	require.Equal(t, budget.Difference{Scope: "ann", Seq: 6, Field: "drawn of lot 1", Got: "2026-11-21 13:30:00+00", Want: "before its end, 2026-11-21 13:20:00+00"}, r.Differences[1])
-	_, err = f.pool.Exec(t.Context(), "update metered.lots set expires_at = $1", noon.Add(2*time.Hour))
+	_, err = f.pool.Exec(t.Context(), "update metered.lot_rows set expires_at = $1", noon.Add(2*time.Hour))
 	require.NoError(t, err)
 }
 

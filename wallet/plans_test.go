@@ -35,7 +35,7 @@ func TestPlans_NoCallReadsMoreTheLongerTheHistory(t *testing.T) {
 	conn, err := pool.Acquire(ctx)
 	require.NoError(t, err)
 	defer conn.Release()
-	for _, table := range []string{"lots", "lot_moves", "lot_holds"} {
+	for _, table := range []string{"lot_rows", "lot_moves", "lot_holds"} {
 		_, err := conn.Exec(ctx, "alter table metered."+table+" set (autovacuum_enabled = off)")
 		require.NoError(t, err)
 	}
@@ -96,7 +96,7 @@ func TestPlans_NoCallReadsMoreTheLongerTheHistory(t *testing.T) {
 	calls()
 	few := calls()
 	for _, w := range []string{"ann", "bob", "carl"} {
-		_, err = conn.Exec(ctx, `insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, lapsed, priority, origin, open, scope, category, reference)
+		_, err = conn.Exec(ctx, `insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, lapsed, priority, origin, open, scope, category, reference)
 			select $2::timestamptz, $2::timestamptz - g * interval '1 s', 0, 0, 10, 0, 10, 0, 'g', false, $1::text, '', 'old' || g from generate_series(1, 5000) g`, w, noon.Add(-time.Hour))
 		require.NoError(t, err)
 		_, err = conn.Exec(ctx, `insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) select $1::text, g - 10000, 1, 1, case g % 3 when 0 then 't' else 'p' end, 1 from generate_series(1, 5000) g`, w)

@@ -84,7 +84,7 @@ func TestSnapshot_OfBeforeGivesNoFinalAnswer(t *testing.T) {
 	} {
 		for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 			func() {
-				_, err := f.pool.Exec(t.Context(), `truncate metered.ledger, metered.refund_sum, metered.lots, metered.lot_moves, metered.lot_holds,
+				_, err := f.pool.Exec(t.Context(), `truncate metered.ledger, metered.refund_sum, metered.lot_rows, metered.lot_moves, metered.lot_holds,
 					metered.holds, metered.hold_lines, metered.hold_events, metered.operations`)
 				require.NoError(t, err)
 				f.clock.Set(noon)

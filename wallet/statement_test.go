@@ -73,44 +73,50 @@ func TestVerify_FindsEachDamageToLots(t *testing.T) {
 	f.draw(15)
 	f.release("s")
 	f.refund(o.Seq, 5)
-	tables := []string{"ledger", "lots", "lot_moves", "lot_holds"}
+	newest := func(changes, lots string) string {
+		return "update metered.lot_moves m set " + changes + " from metered.lots l where m.lot = l.no and m.version = l.version and " + lots
+	}
+	tables := []string{"ledger", "lot_rows", "lot_moves", "lot_holds"}
 	for _, table := range tables {
 		_, err := f.pool.Exec(t.Context(), fmt.Sprintf("create table kept_%[1]s as select * from metered.%[1]s", table))
 		require.NoError(t, err)
 	}
 	for damage, field := range map[string]string{
-		"update metered.lots set rest = rest + 1 where reference = 'b'":                                    "lot 2",
-		"update metered.lots set rest = rest + 1, amount = amount + 1 where reference = 'b'":               "rests of lots",
-		"update metered.lots set open = not open where reference = 'b'":                                    "lot 2",
-		"update metered.lots set untold = lapsed + 1 where reference = 'a'":                                "lot 1",
-		"update metered.lots set drawn = drawn - 1, rest = rest + 1, open = true where reference = 'a'":    "moves of lot 1",
-		"update metered.lots set lapsed = 0, untold = 0, rest = lapsed, open = true where reference = 'a'": "moves of lot 1",
-		"update metered.lots set held = held - 1, rest = rest + 1, open = true where reference = 'a'":      "held of lot 1",
-		`update metered.lots set drawn = drawn + case no when 3 then 1 else -1 end, rest = rest - case no when 3 then 1 else -1 end,
-			open = rest - case no when 3 then 1 else -1 end > 0 where no in (3, 4)`: "moves of lot 3",
-		`update metered.lots set drawn = drawn + case no when 5 then 1 else -1 end, rest = rest - case no when 5 then 1 else -1 end,
-			open = rest - case no when 5 then 1 else -1 end > 0 where no in (4, 5)`: "moves of lot 5",
-		"update metered.lots set scope = 'bob' where reference = 'a'":                                 "moves of lots",
-		"update metered.lots set expires_at = granted_at where reference = 'a'":                       "drawn of lot 1",
-		"update metered.lots set expires_at = granted_at + interval '2 h' where reference = 'b'":      "lots_end",
-		"delete from metered.lots where reference = 'a'":                                              "moves of lots",
-		"update metered.lot_holds set amount = amount + 1":                                            "held of lots",
-		"update metered.lot_holds set lot = 2":                                                        "held of lot 1",
-		"update metered.lot_holds set seq = 6":                                                        "held of lots",
-		"update metered.lot_holds set lot = 0":                                                        "held of no lot",
-		"insert into metered.lot_holds (scope, seq, lot, amount) values ('ann', 0, 0, 5)":             "overdrawn",
-		"delete from metered.lot_holds":                                                               "held of lots",
-		"update metered.lot_moves set amount = amount + 1 where seq = 3 and nth = 1":                  "moves of lots",
-		"update metered.lot_moves set lot = 2 where seq = 3 and nth = 1":                              "moves of lot 1",
-		"update metered.lot_moves set lot = 2 where kind = 'd' and lot = 3":                           "moves of lot 3",
-		"update metered.lot_moves set kind = 'p' where seq = 3 and nth = 1":                           "moves of lots",
-		"update metered.lot_moves set back = back + 1 where seq = 3 and nth = 2":                      "given back to lots",
-		"update metered.lot_moves set back = back - 1 where kind = 'p' and back > 0":                  "given back to lot 3",
-		"delete from metered.lot_moves where seq = 3 and nth = 2":                                     "moves of lots",
-		"update metered.ledger set lots_end = null where seq = 5":                                     "lots_end",
-		"update metered.ledger set lots_end = null where seq = (select max(seq) from metered.ledger)": "lots_end",
-		"update metered.ledger set crossed = null where kind = 'l'":                                   "crossed",
-		`update metered.ledger set crossed = '{"more": {"rearm": 1}}' where kind = 'r'`:               "crossed",
+		newest("rest = m.rest + 1", "l.reference = 'b'"): "lot 2",
+		newest("rest = m.rest + 1", "l.reference = 'b'") + "; update metered.lot_rows set amount = amount + 1 where reference = 'b'":           "rests of lots",
+		"update metered.lot_rows set open = not open where reference = 'b'":                                                                    "lot 2",
+		"update metered.lot_rows set keeps = true where reference = 'b'":                                                                       "lot 2",
+		"update metered.lot_rows set untold = lapsed + 1 where reference = 'a'":                                                                "lot 1",
+		newest("drawn = m.drawn - 1, rest = m.rest + 1", "l.reference = 'a'"):                                                                  "moves of lot 1",
+		"update metered.lot_rows set lapsed = 0, untold = 0 where reference = 'a'":                                                             "moves of lot 1",
+		newest("held = m.held - 1, rest = m.rest + 1", "l.reference = 'a'"):                                                                    "held of lot 1",
+		newest("drawn = m.drawn + case l.no when 3 then 1 else -1 end, rest = m.rest - case l.no when 3 then 1 else -1 end", "l.no in (3, 4)"): "moves of lot 3",
+		newest("drawn = m.drawn + case l.no when 5 then 1 else -1 end, rest = m.rest - case l.no when 5 then 1 else -1 end", "l.no in (4, 5)"): "moves of lot 5",
+		"update metered.lot_moves set rest = rest + 1 where lot = 1 and version = 2":                                                           "units behind a move of lot 1",
+		"update metered.lot_moves set drawn = drawn + 1 where lot = 1 and version = 2":                                                         "units behind a move of lot 1",
+		"update metered.lot_moves set held = held + 1, rest = rest - 1 where lot = 1 and version = 2":                                          "units behind a move of lot 1",
+		"update metered.lot_moves set version = version + 100 where lot = 1 and version >= 3":                                                  "units behind a move of lot 1",
+		"update metered.lot_rows set scope = 'bob' where reference = 'a'":                                                                      "moves of lots",
+		"update metered.lot_rows set expires_at = granted_at where reference = 'a'":                                                            "drawn of lot 1",
+		"update metered.lot_rows set expires_at = granted_at + interval '2 h' where reference = 'b'":                                           "lots_end",
+		"delete from metered.lot_rows where reference = 'a'":                                                                                   "moves of lots",
+		"update metered.lot_holds set amount = amount + 1":                                                                                     "held of lots",
+		"update metered.lot_holds set lot = 2":                                                                                                 "held of lot 1",
+		"update metered.lot_holds set seq = 6":                                                                                                 "held of lots",
+		"update metered.lot_holds set lot = 0":                                                                                                 "held of no lot",
+		"insert into metered.lot_holds (scope, seq, lot, amount) values ('ann', 0, 0, 5)":                                                      "overdrawn",
+		"delete from metered.lot_holds":                                                                                                        "held of lots",
+		"update metered.lot_moves set amount = amount + 1 where seq = 3 and nth = 1":                                                           "moves of lots",
+		"update metered.lot_moves set lot = 2, version = 100 where seq = 3 and nth = 1":                                                        "moves of lot 1",
+		"update metered.lot_moves set lot = 2, version = 100 where kind = 'd' and lot = 3":                                                     "moves of lot 3",
+		"update metered.lot_moves set kind = 'p' where seq = 3 and nth = 1":                                                                    "moves of lots",
+		"update metered.lot_moves set back = back + 1 where seq = 3 and nth = 2":                                                               "given back to lots",
+		"update metered.lot_moves set back = back - 1 where kind = 'p' and back > 0":                                                           "given back to lot 3",
+		"delete from metered.lot_moves where seq = 3 and nth = 2":                                                                              "moves of lots",
+		"update metered.ledger set lots_end = null where seq = 5":                                                                              "lots_end",
+		"update metered.ledger set lots_end = null where seq = (select max(seq) from metered.ledger)":                                          "lots_end",
+		"update metered.ledger set crossed = null where kind = 'l'":                                                                            "crossed",
+		`update metered.ledger set crossed = '{"more": {"rearm": 1}}' where kind = 'r'`:                                                        "crossed",
 	} {
 		tag, err := f.pool.Exec(t.Context(), damage)
 		require.NoError(t, err, damage)

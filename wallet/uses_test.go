@@ -312,12 +312,12 @@ func TestUses_VerifyFindsUnitsThatLeftTheirUse(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
 	f.grantForUses()
-	_, err := f.pool.Exec(t.Context(), `update metered.lots set kept = kept - 5, rest = rest + 5, open = true where reference = 'images'`)
+	_, err := f.pool.Exec(t.Context(), `update metered.lot_moves m set kept = m.kept - 5, rest = m.rest + 5 from metered.lots l where l.reference = 'images' and m.lot = l.no and m.version = l.version`)
 	require.NoError(t, err)
 	report, err := f.ledger.Verify(t.Context(), f.pool, budget.VerifyOptions{})
 	require.NoError(t, err)
 	require.NotEmpty(t, report.Differences)
-	_, err = f.pool.Exec(t.Context(), `update metered.lots set kept = kept + 5, rest = rest - 5, open = false where reference = 'images'`)
+	_, err = f.pool.Exec(t.Context(), `update metered.lot_moves m set kept = m.kept + 5, rest = m.rest - 5 from metered.lots l where l.reference = 'images' and m.lot = l.no and m.version = l.version`)
 	require.NoError(t, err)
 }
 

@@ -157,9 +157,9 @@ func TestVerifyAndPurge_CoverLots(t *testing.T) {
 	}))
 	l := as(t, pool, metered.GrantReportingSQL)
 	l.ok("verify", "--scope", "user/ann")
-	execute(t, pool, `update metered.lots set rest = rest + 1 where reference = 'invoice-17'`)
+	execute(t, pool, `update metered.lot_moves set rest = rest + 1 where lot = (select no from metered.lots where reference = 'invoice-17')`)
 	require.Contains(t, l.exits(exitDifferences, "verify", "--scope", "user/ann").out, "lot")
-	execute(t, pool, `update metered.lots set rest = rest - 1 where reference = 'invoice-17'`)
+	execute(t, pool, `update metered.lot_moves set rest = rest - 1 where lot = (select no from metered.lots where reference = 'invoice-17')`)
 
 	clock := pgtest.SetClock(t, pool, time.Now().Add(time.Minute))
 	clock.Advance(100 * 24 * time.Hour)

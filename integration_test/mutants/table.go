@@ -144,7 +144,9 @@ var all = []Mutant{
 
 	// Wallets.
 	{"a lot is drawn after its end", "_write_charges", "if tip.lots_end <= greatest(at, tip.at) then", "if false then", "./wallet", "TestLot_EndsWhenItIsDueSweptOrNot"},
-	{"lots are drawn in the order of their numbers", "_take_lots", "order by y.priority, y.expires_at, y.no limit 1\n        ), u", "order by y.no limit 1\n        ), u", "./wallet", "TestDraw_TakesByPriorityThenEarliestEndThenOldest"},
+	{"lots are drawn in the order of their numbers", "_take_lots", "order by y.priority, y.expires_at, y.no limit 1;\n        if use", "order by y.no limit 1;\n        if use", "./wallet", "TestDraw_TakesByPriorityThenEarliestEndThenOldest"},
+	{"a draw leaves the rest of its lot", "_take_lots", "l.rest - part,", "l.rest,", "./wallet", "TestVerify_FindsEachDamageToLots"},
+	{"a purge takes the units of a lot with its moves", "_purge_lots", "update metered.lot_rows r set last_seq = stays.last_seq, rest = stays.rest, drawn = stays.drawn, held = stays.held, kept = stays.kept where r.no = stays.no;", "null;", "./wallet", "TestPurge_ChangesNoBalance"},
 	{"a refund goes to another lot", "_refund_parts", "y.kind in ('t', 'u') and y.amount > y.back order by y.nth desc", "y.kind in ('t', 'u') and y.amount > y.back order by y.nth", "./wallet", "TestWallets_AgreeWithTheModel"},
 	{"a refund to an ended lot lasts", "_give_back", "if l.expires_at > refund.at then", "if true then", "./wallet", "TestRefund_ToALotThatHasEndedFollowsItsPolicy"},
 	{"a refund forgets the end of its lot", "refund", "e.lots_end := least(e.lots_end, fate.ends);", "", "./wallet", "TestLot_EndsAtItsTimeThoughARefundBroughtItsUnitsBack"},

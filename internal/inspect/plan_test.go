@@ -48,9 +48,11 @@ insert into metered.leases (opened_at, ends_at, settled_at, granted, spent, fenc
 insert into metered.lease_spends (lease, at_offset, amount, at) select l.no, 0, 5, now() from metered.leases l;
 insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject)
     select sha256(g::text::bytea), now(), now() + interval '1 h', 1, 'p', 's' || g from generate_series(1, $entries / 10) g;
-insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, lapsed, priority, origin, open, scope, category)
+insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, lapsed, priority, origin, open, scope, category)
     select now(), now() + case when g % 1000 = 0 then interval '1 h' else interval '-1 h' end, g, g, 10, case when g % 1000 = 0 then 10 else 0 end, case when g % 1000 = 0 then 0 else 10 end,
         0, 'g', g % 1000 = 0, 'wallet/' || g % 2, 'paid' from generate_series(1, $entries / 10) g;
+insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
+    select l.scope, l.no, 1, l.no, 'd', 10, 1, l.rest, 0, 0, 0 from metered.lot_rows l;
 insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, lots_end)
     select 1, 1, now(), 0, 0, sum(l.rest), 0, 0, 'd', l.scope, now() + interval '1 h' from metered.lots l group by l.scope;
 insert into metered.resources (created_at, scope) select now(), 'org/' || g from generate_series(1, $entries / 10) g;
@@ -63,7 +65,7 @@ insert into river_job (args, kind, max_attempts, state) select '{}', 'k', 3, 'av
 func openBig(t *testing.T) (owner *pgxpool.Pool) {
 	t.Helper()
 	owner = pgtest.Open(t)
-	for _, table := range []string{"ledger", "operations", "holds", "hold_lines", "hold_events", "leases", "lease_spends", "tokens", "lots", "parked_jobs", "parked_scopes"} {
+	for _, table := range []string{"ledger", "operations", "holds", "hold_lines", "hold_events", "leases", "lease_spends", "tokens", "lot_rows", "lot_moves", "parked_jobs", "parked_scopes"} {
 		execute(t, owner, "alter table metered."+table+" set (autovacuum_enabled = off)")
 	}
 	execute(t, owner, fill(bigSQL, *entries))

@@ -45,7 +45,7 @@ select y.scope, y.no, coalesce(y.reference, ''), y.units, y.expires_at from (
      order by l.expires_at, l.no limit $2)
     union all
     (select l.scope, l.no, l.reference, l.kept, l.expires_at from metered.lots l
-     where l.kept > 0 and l.expires_at > metered.clock() and l.expires_at < metered.clock() + $1::interval
+     where l.keeps and l.expires_at > metered.clock() and l.expires_at < metered.clock() + $1::interval
      order by l.expires_at, l.no limit $2)) y
 order by y.expires_at, y.no limit $2`
 

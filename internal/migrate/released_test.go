@@ -12,9 +12,11 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/migrate"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/schema"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // oldCalls are calls of version 1 from SQL, that leave rows of many kinds.
@@ -23,6 +25,11 @@ select metered.charge(array[row('charged', null, 5, 0, array[row(100, '1 hour', 
 	'1 min', 1000, null);
 select metered.place(row('', 'held', true, null, 'ann', null, decode(repeat('01', 33), 'hex'), null, '1 hour', '0', '1 day', null, null),
 	array[row('held', null, 3, 3, '{}', null, false, null, null)]::metered.new_charge[], '1 min', 1000, null, null, true);
+select metered.grant_lot('wallet', null, row(amount, null, lasts, '', 0, reference, decode(repeat('01', 33), 'hex'), null, null, null)::metered.new_lot, false, 1000, null)
+	from (values (10, '1 hour'::interval, 'hour'), (20, null, 'ever')) g(amount, lasts, reference);
+select metered.draw(row('wallet', null, 12, 0, '{}', null, false, null, null), false, '1 min', 1000, null);
+select metered.place(row('', 'kept', true, null, 'ann', null, decode(repeat('01', 33), 'hex'), null, '1 hour', '0', '1 day', null, null),
+	array[row('wallet', null, 5, 5, '{}', null, false, null, null)]::metered.new_charge[], '1 min', 1000, null, null, true);
 insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subject) values (sha256('t'), metered.clock(), metered.clock() + interval '1 h', 1, 'p', 's');
 insert into metered.job_keys (job_id, created_at, queue, key, kind, tenant, digest) values (1, metered.clock(), 'default', 'k', 'k', '', '');
 insert into metered.operations (at, tenant, id, fingerprint, result) values (metered.clock(), '', 'op', '', '1')`
@@ -46,6 +53,10 @@ func TestUpgrade_OfEachReleasedVersion(t *testing.T) {
 			execute(t, pool, oldCalls)
 			before := rows(t, pool)
 
+			execute(t, pool, "create view public.of_lots as select no, rest from metered.lots")
+			_, err = upgrade(t.Context(), pool, schema.Current(), migrate.Options{})
+			require.ErrorContains(t, err, "becomes a view: public.of_lots", "it would go on reading the table")
+			execute(t, pool, "drop view public.of_lots")
 			report := mustUpgrade(t, pool, schema.Current(), migrate.Options{})
 			require.Equal(t, [2]int{version, schema.Version}, [2]int{report.From, report.To})
 			require.ElementsMatch(t, schema.Current().Previous(), report.Previous)
@@ -65,6 +76,26 @@ func TestUpgrade_OfEachReleasedVersion(t *testing.T) {
 				_, err := c.Budget.Charge(t.Context(), tx, budget.Charge{Scope: "charged", Amount: 1, Limits: []budget.Limit{budget.Lifetime(6)}})
 				return err
 			}))
+			book, err := wallet.New(c.Budget, wallet.Config{})
+			require.NoError(t, err)
+			held, err := holds.New(c.Budget, holds.Config{})
+			require.NoError(t, err)
+			require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+				d, err := book.Draw(t.Context(), tx, wallet.Draw{Wallet: "wallet", Amount: 4})
+				if err != nil {
+					return err
+				}
+				require.EqualValues(t, 30-12-5-4, d.Left)
+				if _, err = c.Budget.Refund(t.Context(), tx, budget.Refund{Scope: "wallet", Seq: 3, Amount: 11}); err != nil {
+					return err
+				}
+				_, err = held.Release(t.Context(), tx, holds.Release{IDs: []string{"kept"}})
+				return err
+			}))
+			b, err := book.Balance(t.Context(), pool, "wallet")
+			require.NoError(t, err)
+			require.EqualValues(t, 30-12-4+11, b.Units)
+			require.Len(t, b.Lots, 2)
 			pgtest.RequireVerified(t, pool, c.Budget)
 		})
 	}

@@ -52,7 +52,7 @@ select 'constraint', r.relname || '.' || c.conname, pg_get_constraintdef(c.oid),
 from relations r join pg_constraint c on c.conrelid = r.oid where c.contype <> 'n'
 union all
 select 'trigger', r.relname || '.' || g.tgname, pg_get_triggerdef(g.oid) || case when g.tgenabled = 'O' then '' else ' not enabled' end, false, false
-from relations r join pg_trigger g on g.tgrelid = r.oid where not g.tgisinternal
+from relations r join pg_trigger g on g.tgrelid = r.oid where not g.tgisinternal and r.relkind <> 'v'   -- Citus leaves those of views on one node
 union all
 select 'function', proname || '(' || coalesce(takes, '') || ')',
     '(' || pg_get_function_arguments(oid) || ')' || coalesce(' returns ' || pg_get_function_result(oid), '') || ' language ' || concat_ws(' ',

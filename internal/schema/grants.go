@@ -26,6 +26,7 @@ var Tables = []Table{
 	{"hold_lines", Application | Reporting},
 	{"hold_events", Application | Reporting},
 	{"lots", Application | Reporting},
+	{"lot_rows", Application | Reporting}, // on Citus a node reads the table of a view as the role
 	{"lot_moves", Application | Reporting},
 	{"lot_holds", Application | Reporting},
 	{"holds_horizon", Application | Reporting},

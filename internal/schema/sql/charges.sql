@@ -142,7 +142,7 @@ begin
             if seqs is null then
                 perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered._use_lots(c.scope, tip.seq + 1, c.amount, metered._balance(tip), 't');
+                perform metered._use_lots(c.scope, tip.seq + 1, c.amount, metered._balance(tip), 't', c.note ->> 'use');
             end if;
             return;
         end if;
@@ -226,7 +226,7 @@ begin
             if not found then
                 perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered._use_lots(c.scope, tip.seq, c.held, case when not metered._lags(tip) then metered._balance(tip) + c.held end, 'h');
+                perform metered._use_lots(c.scope, tip.seq, c.held, case when not metered._lags(tip) then metered._balance(tip) + c.held end, 'h', c.note ->> 'use');
             end if;
         elsif c.held <> 0 then
             raise exception 'a charge holds nothing: place a hold' using errcode = '22023';
@@ -240,7 +240,7 @@ begin
             if not found then
                 perform metered._collided();
             elsif tip.lots_end is not null then
-                perform metered._use_lots(c.scope, tip.seq, units, case when not metered._lags(tip) then metered._balance(tip) end, 't');
+                perform metered._use_lots(c.scope, tip.seq, units, case when not metered._lags(tip) then metered._balance(tip) end, 't', c.note ->> 'use');
             end if;
         end if;
         seqs[i] := tip.seq;

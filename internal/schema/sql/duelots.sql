@@ -49,11 +49,11 @@ language plpgsql stable
 as $$
 begin
     return least(
-        coalesce((select y.expires_at from metered.lots y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
-        coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lots x where x.no = k.lot) y
+        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
+        coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lot_rows x where x.no = k.lot) y
             where k.scope = of_scope and y.expires_at > clk), 'infinity'),
-        coalesce((select y.expires_at from metered.lots y where y.scope = of_scope and y.kept > 0 and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
-        coalesce((select y.starts_at from metered.lots y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.no limit 1), 'infinity'));
+        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.keeps and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
+        coalesce((select y.starts_at from metered.lot_rows y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.no limit 1), 'infinity'));
 end
 $$;
 
@@ -92,13 +92,12 @@ begin
     e.kind := case when general then 'd' else 's' end;
     e.amount := l.pending;
     e.credited := e.credited + units;
-    update metered.lots y set pending = 0, rest = units, kept = l.pending - units, open = general, granted_at = l.starts_at, granted_seq = e.seq, last_seq = e.seq
-    where y.no = l.no;
+    update metered.lot_rows y set pending = 0, open = general, keeps = not general, granted_at = l.starts_at, granted_seq = e.seq where y.no = l.no;
     if e.crossed is not null and general then
         e.crossed := metered._rearmed(e);
     end if;
     perform metered._append(e);
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (e.scope, e.seq, 1, l.no, 'd', l.pending);
+    perform metered._move_lot(e.scope, e.seq, 1, l.no, 'd', l.pending, units, 0, 0, l.pending - units);
     if debt > 0 and general then
         perform metered._pay_back(e, debt, 2);
     end if;
@@ -138,13 +137,13 @@ begin
         follows := metered._next_lot(l);
         follows.granted_seq := at_seq;
         follows.last_seq := at_seq;
-        if exists (select from metered.lots y where y.scope = l.scope and y.reference = follows.reference) then
+        if exists (select from metered.lot_rows y where y.scope = l.scope and y.reference = follows.reference) then
             follows.reference := null;
         end if;
         perform metered._note_lot(follows);
         l.plan.renews := null;
         l.plan.renew_amount := null;
-        update metered.lots y set plan = l.plan where y.no = l.no;
+        update metered.lot_rows y set plan = l.plan where y.no = l.no;
     end if;
 end
 $$;
@@ -154,10 +153,10 @@ create function metered._note_lot(l metered.lots) returns bigint
 language plpgsql volatile
 as $$
 declare
-    numbers regclass := pg_get_serial_sequence('metered.lots', 'no');
+    numbers regclass := pg_get_serial_sequence('metered.lot_rows', 'no');
     made    bigint;
 begin
-    insert into metered.lots (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late,
+    insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late,
         priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan)
     overriding system value
     values (nextval(numbers), l.starts_at, l.expires_at, l.granted_seq, l.last_seq, l.amount, 0, l.roll_cap,
@@ -232,7 +231,7 @@ declare
     stop_end timestamptz;       -- the first lot that is left to others, or null
     stop_no bigint;
     left_over bigint := units;  -- of units, in lots that go on
-    keeps   boolean;            -- there may be such lots
+    may_keep boolean;           -- there may be such lots
     kept_left int := 2147483647;    -- how many lots of some uses may still lapse
     ends    timestamptz;        -- when the next lot ends behind all this
     before  text;
@@ -249,13 +248,13 @@ begin
             e.crossed := (select y.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq);
         end if;
     end if;
-    select y.expires_at, y.no into stop_end, stop_no from metered.lots y
+    select y.expires_at, y.no into stop_end, stop_no from metered.lot_rows y
     where y.scope = tip.scope and y.open and y.expires_at <= until order by y.expires_at, y.no limit 1 offset coalesce(max_lots, 2147483647);
     if stop_end is not null then
         named := array(
             select k.lot from metered.hold_lines x, lateral (select o.lot from metered.lot_holds o where o.scope = x.scope and o.seq = x.opened_seq and o.lot > 0) k
             where x.hold = any (nos) and x.scope = tip.scope and x.open > 0
-            union select y.no from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until);
+            union select y.no from metered.lot_rows y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until);
         for l in
             select y.* from metered.lots y
             where left_over > 0 and y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until
@@ -266,9 +265,9 @@ begin
             left_over := left_over - metered._rolls(l);
         end loop;
     end if;
-    keeps := nos is not null or exists (select from metered.lots y where y.scope = tip.scope and y.kept > 0)
-        or exists (select from metered.lots y where y.scope = tip.scope and y.pending > 0);
-    if exists (select from metered.lots y where y.scope = tip.scope and y.kept > 0 and y.roll_cap is null and y.expires_at <= until
+    may_keep := nos is not null or exists (select from metered.lot_rows y where y.scope = tip.scope and y.keeps)
+        or exists (select from metered.lot_rows y where y.scope = tip.scope and y.pending > 0);
+    if exists (select from metered.lot_rows y where y.scope = tip.scope and y.keeps and y.roll_cap is null and y.expires_at <= until
                order by y.expires_at, y.no limit 1 offset coalesce(max_lots, 2147483647)) then
         kept_left := max_lots;
     end if;
@@ -288,7 +287,7 @@ begin
                 union all
                 (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= due.due order by z.expires_at, z.no limit 1)
                 union all
-                (select z.* from metered._kept_due(tip.scope, due.due, kept_left > 0) z where keeps and z.no is not null)) y
+                (select z.* from metered._kept_due(tip.scope, due.due, kept_left > 0) z where may_keep and z.no is not null)) y
             where stop_end is null or (y.expires_at, y.no) < (stop_end, stop_no) or y.no = any (named) or y.kept > 0
             order by y.expires_at, y.no limit 1;
             select y.* into begins from metered.lots y

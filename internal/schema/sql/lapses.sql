@@ -66,7 +66,7 @@ begin
         starts := array(select y from metered.lots y where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until order by y.starts_at, y.no);
         lots := array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.no)
             || array(select metered._as_rest(y) from metered.lots y
-                where y.scope = tip.scope and y.kept > 0 and y.roll_cap is not null and y.again and y.expires_at <= until order by y.expires_at, y.no);
+                where y.scope = tip.scope and y.keeps and y.roll_cap is not null and y.again and y.expires_at <= until order by y.expires_at, y.no);
     end if;
     begun := starts <> '{}';
     if due and debt = 0 and starts = '{}' and lots = '{}' then    -- then no hold pays for another one, and one statement does
@@ -76,7 +76,7 @@ begin
             from (select y.due, x.lot, x.amount, x.expires_at, least(x.amount, greatest(0, x.upto - greatest(0, y.at_least - y.captured))) as freed
                   from metered.hold_lines y, lateral (
                       select z.lot, z.amount, v.expires_at, sum(z.amount) over (order by v.priority, v.expires_at, v.no) as upto
-                      from metered.lot_holds z, lateral (select w.no, w.priority, w.expires_at from metered.lots w where w.no = z.lot limit 1) v
+                      from metered.lot_holds z, lateral (select w.no, w.priority, w.expires_at from metered.lot_rows w where w.no = z.lot limit 1) v
                       where z.scope = y.scope and z.seq = y.opened_seq) x
                   where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk) o
             group by o.lot order by o.lot
@@ -223,6 +223,8 @@ begin
         + d.debt - (select coalesce(sum(x.rest), 0) from unnest(d.lots) x where (x.plan).uses is null)
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
             where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
+        - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y     -- applied to a use
+            where y.scope = tip.scope and y.keeps and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
         - (select coalesce(sum(x.units), 0) from (select metered._rolls(y) as units from metered.lots y
             where y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until and y.no <> all (nos)
             order by y.priority, y.roll_end, y.roll_no) x);
@@ -246,9 +248,9 @@ begin
     end loop;
     for l in
         -- In the order of the index of open lots, which is read without a sort: that keeps the planner from the index of all.
-        select y.* from ((select x.no from metered.lots x where of_nos is null and x.scope = tip.scope and x.open order by x.expires_at, x.no)
+        select y.* from ((select x.no from metered.lot_rows x where of_nos is null and x.scope = tip.scope and x.open order by x.expires_at, x.no)
                          union select k.lot from metered.lot_holds k where of_nos is null and k.scope = tip.scope and k.lot > 0
-                         union (select x.no from metered.lots x where of_nos is null and x.scope = tip.scope and x.kept > 0 order by x.priority, x.expires_at, x.no)
+                         union (select x.no from metered.lot_rows x where of_nos is null and x.scope = tip.scope and x.keeps order by x.priority, x.expires_at, x.no)
                          union select unnest(of_nos)) n,
             -- A join without the limit can be one that reads all lots.
             lateral (select z.* from metered.lots z where z.no = n.no limit 1) y

@@ -309,7 +309,7 @@ begin
         continue when tip.lots_end is null;
         case tip.kind
             when 'u' then perform metered._capture_lots(tip, l.opened_seq, amount);
-            when 'c' then perform metered._use_lots(l.scope, tip.seq, amount, case when not metered._lags(tip) then metered._balance(tip) + amount end, 't');
+            when 'c' then perform metered._use_lots(l.scope, tip.seq, amount, case when not metered._lags(tip) then metered._balance(tip) + amount end, 't', null);
             else perform metered._free_lots(tip, array[l.opened_seq]);
         end case;
     end loop;

@@ -375,14 +375,14 @@ begin
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
         and (tip.lots_end is null or metered._debt(tip) = 0) and not exists (
         select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
-        select from metered.lots l where l.scope = of_scope and (l.untold > 0 or l.pending > 0 or l.kept > 0)) and not exists (
+        select from metered.lot_rows l where l.scope = of_scope and (l.untold > 0 or l.pending > 0 or l.keeps)) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
         delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
         get diagnostics rest = row_count;
         deleted := deleted + rest;
         delete from metered.refund_sum r where r.scope = of_scope;
         delete from metered.lot_moves m where m.scope = of_scope;
-        delete from metered.lots l where l.scope = of_scope;
+        delete from metered.lot_rows l where l.scope = of_scope;
         tip.seq := tip.seq + 1;
         perform metered._append(tip);
         delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;

@@ -25,7 +25,7 @@ declare
     more bigint[] := nos;
 begin
     while more <> '{}' loop
-        more := array(select y.no from metered.lots y where y.from_lot = any (more) order by y.no);
+        more := array(select y.no from metered.lot_rows y where y.from_lot = any (more) order by y.no);
         nos := nos || more;
     end loop;
     return nos;
@@ -89,7 +89,7 @@ begin
         at := e.at;
         e.seq := e.seq + 1;
     end loop;
-    for l in select y.* from metered.lots y where y.no = any (nos) and y.kept > 0 order by y.no loop
+    for l in select y.* from metered.lots y where y.no = any (nos) and y.keeps order by y.no loop
         part := least(units - revoked, l.kept);
         exit when part = 0;
         e.seq := e.seq - 1;
@@ -121,7 +121,7 @@ begin
     end if;
     tip.seq := e.seq - 1;
     loop
-        select y.* into l from metered.lots y where y.no = any (nos) and (y.open or y.kept > 0) and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
+        select y.* into l from metered.lots y where y.no = any (nos) and (y.open or y.keeps) and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
         exit when l.no is null;
         tip := metered._end_lot(tip, l);
         nos := nos || l.roll_no;
@@ -241,34 +241,34 @@ begin
         locked := array[only_scope];
         select array_agg(d.no order by d.expires_at, d.no) into due
         -- Each in the order of its index, which keeps the planner from the index of all.
-        from ((select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.open and y.expires_at <= clk
+        from ((select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.open and y.expires_at <= clk
                order by y.priority, y.expires_at, y.no)
               union
-              (select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.kept > 0 and y.expires_at <= clk order by y.priority, y.expires_at, y.no)
+              (select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.keeps and y.expires_at <= clk order by y.priority, y.expires_at, y.no)
               union
-              (select y.no, y.starts_at from metered.lots y where y.scope = only_scope and y.pending > 0 and y.starts_at <= clk order by y.starts_at, y.no)
+              (select y.no, y.starts_at from metered.lot_rows y where y.scope = only_scope and y.pending > 0 and y.starts_at <= clk order by y.starts_at, y.no)
               union
-              (select y.no, y.expires_at from metered.lots y where y.scope = only_scope and y.untold > 0 order by y.expires_at, y.no)) d
+              (select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.untold > 0 order by y.expires_at, y.no)) d
         where (d.expires_at, d.no) > (after_end, after_no);
         more := coalesce(cardinality(due) > max_lots, false);
         due := due[1:max_lots];
         seen := coalesce(cardinality(due), 0);
-        last_end := (select case when y.pending > 0 then y.starts_at else y.expires_at end from metered.lots y where y.no = due[seen]);
+        last_end := (select case when y.pending > 0 then y.starts_at else y.expires_at end from metered.lot_rows y where y.no = due[seen]);
     else
         select array_agg(d.no order by d.expires_at, d.no), count(*), max(d.expires_at), count(*) = max_lots into due, seen, last_end, more
-        from ((select y.no, y.expires_at from metered.lots y
+        from ((select y.no, y.expires_at from metered.lot_rows y
               where (y.open or y.untold > 0) and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk
               order by y.expires_at, y.no limit max_lots)
               union
-              (select y.no, y.expires_at from metered.lots y
-              where y.kept > 0 and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk order by y.expires_at, y.no limit max_lots)
+              (select y.no, y.expires_at from metered.lot_rows y
+              where y.keeps and (y.expires_at, y.no) > (after_end, after_no) and y.expires_at <= clk order by y.expires_at, y.no limit max_lots)
               union all
-              (select y.no, y.starts_at from metered.lots y
+              (select y.no, y.starts_at from metered.lot_rows y
               where y.pending > 0 and (y.starts_at, y.no) > (after_end, after_no) and y.starts_at <= clk order by y.starts_at, y.no limit max_lots)
               order by 2, 1 limit max_lots) d;
         for s in
             select x.scope, metered._scope_key(x.scope) as key
-            from (select distinct y.scope from metered.lots y where y.no = any (due)) x order by 2
+            from (select distinct y.scope from metered.lot_rows y where y.no = any (due)) x order by 2
         loop
             if metered._try_lock(s.key) then
                 locked := locked || s.scope;
@@ -276,11 +276,11 @@ begin
         end loop;
     end if;
     last_no := due[seen];
-    busy := seen - (select count(*) from metered.lots y where y.no = any (due) and y.scope = any (locked));
+    busy := seen - (select count(*) from metered.lot_rows y where y.no = any (due) and y.scope = any (locked));
     for s in
-        select y.scope, max(case when y.pending > 0 then y.starts_at else y.expires_at end) as last_end, count(*) filter (where y.open or y.kept > 0)::int as lots, array_agg(y.no) as nos
-        from metered.lots y
-        where y.no = any (due) and ((y.open or y.kept > 0) and y.expires_at <= clk or y.pending > 0 and y.starts_at <= clk) and y.scope = any (locked) group by y.scope order by y.scope
+        select y.scope, max(case when y.pending > 0 then y.starts_at else y.expires_at end) as last_end, count(*) filter (where y.open or y.keeps)::int as lots, array_agg(y.no) as nos
+        from metered.lot_rows y
+        where y.no = any (due) and ((y.open or y.keeps) and y.expires_at <= clk or y.pending > 0 and y.starts_at <= clk) and y.scope = any (locked) group by y.scope order by y.scope
     loop
         tip := metered._entry_for_write(s.scope);
         w := metered._cross_lowered(tip, 0, limits, clk);
@@ -292,8 +292,8 @@ begin
         e := tip;
         e.crossed := w.crossed;
         e := metered._settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
-        ended := ended + (select count(*) from metered.lots y where y.no = any (s.nos) and not y.open and y.kept = 0);
-        due := due || array(select y.no from metered.lots y where (y.from_lot = any (s.nos) or y.granted_seq > tip.seq and y.scope = s.scope) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
+        ended := ended + (select count(*) from metered.lot_rows y where y.no = any (s.nos) and not y.open and not y.keeps);
+        due := due || array(select y.no from metered.lot_rows y where (y.from_lot = any (s.nos) or y.granted_seq > tip.seq and y.scope = s.scope) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
         if e.seq > tip.seq and w.crossings is not null then
             crossed := coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[e.seq]);
         end if;
@@ -302,7 +302,7 @@ begin
         untold := array(select metered._untold_json(y) from metered.lots y
             where y.no = any (due) and y.scope = any (locked) and y.untold > 0 order by y.expires_at, y.no);
     else
-        update metered.lots y set untold = 0 where y.no = any (due) and y.scope = any (locked) and y.untold > 0;
+        update metered.lot_rows y set untold = 0 where y.no = any (due) and y.scope = any (locked) and y.untold > 0;
     end if;
 end
 $$;
@@ -313,24 +313,34 @@ language plpgsql volatile
 as $$
 begin
     perform metered._require(cardinality(nos) <= 10000 and cardinality(units) = cardinality(nos), 'nos');
-    update metered.lots y set untold = greatest(0, least(y.untold, y.untold - t.units)) from unnest(nos, units) t(no, units) where y.no = t.no;
+    update metered.lot_rows y set untold = greatest(0, least(y.untold, y.untold - t.units)) from unnest(nos, units) t(no, units) where y.no = t.no;
 end
 $$;
 
 -- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
--- nothing can be: they are in no balance. One that another lot rolled over into stays as long as that one.
+-- nothing can be: they are in no balance. One that another lot rolled over into stays as long as that one. A lot that stays keeps the units that its
+-- newest move had.
 create function metered._purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
 language plpgsql volatile
 as $$
+declare
+    stays metered.lots;
 begin
-    delete from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep;
     -- A lot stays while one is there that it went on in: it is found by its reference. And that one stays while it could be rolled over again.
     loop
-        delete from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0 and l.kept = 0
-            and 0 = (select count(*) from metered.lots y where y.from_lot = l.no)
+        delete from metered.lot_rows r where r.no = any (array(
+            select l.no from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0 and not l.keeps
+            and 0 = (select count(*) from metered.lot_rows y where y.from_lot = l.no)
             and (l.from_lot is null or 1 > (select count(*) from metered.lots y
-                where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0 and y.kept = 0)));
+                where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0 and not y.keeps)))));
         exit when not found;
     end loop;
+    for stays in
+        select y.* from metered.lots y where y.version is not null and y.last_seq < keep
+        and y.no = any (array(select m.lot from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep))
+    loop
+        update metered.lot_rows r set last_seq = stays.last_seq, rest = stays.rest, drawn = stays.drawn, held = stays.held, kept = stays.kept where r.no = stays.no;
+    end loop;
+    delete from metered.lot_moves m where m.scope = of_scope and m.seq >= from_seq and m.seq < keep;
 end
 $$;

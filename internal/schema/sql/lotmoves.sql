@@ -12,7 +12,7 @@ declare
 begin
     for k in
         select y.lot, y.amount from metered.lot_holds y left join lateral (
-            select x.priority, x.expires_at from metered.lots x where x.no = y.lot) l on true
+            select x.priority, x.expires_at from metered.lot_rows x where x.no = y.lot) l on true
         where y.scope = entry.scope and y.seq = opened_seq order by l.priority, l.expires_at, nullif(y.lot, 0)
     loop
         part := least(units, k.amount);
@@ -22,8 +22,7 @@ begin
         else
             update metered.lot_holds y set amount = y.amount - part where y.scope = entry.scope and y.seq = opened_seq and y.lot = k.lot;
         end if;
-        update metered.lots y set held = y.held - part, drawn = y.drawn + part, last_seq = entry.seq where y.no = k.lot;
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (entry.scope, entry.seq, nth, k.lot, 'u', part);
+        perform metered._move_lot(entry.scope, entry.seq, nth, k.lot, 'u', part, 0, part, -part, 0);
         if k.lot = 0 and metered._lags(entry) then
             perform metered._owe(entry.scope, part);
         end if;
@@ -59,14 +58,13 @@ begin
             delete from metered.lot_holds y where y.scope = freed.scope and y.seq = any (opened_seqs) returning y.lot, y.amount)
         select g.lot, sum(g.amount)::bigint as amount from gone g group by g.lot order by g.lot
     loop
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (freed.scope, freed.seq, nth, k.lot, 'f', k.amount);
+        perform metered._move_lot(freed.scope, freed.seq, nth, k.lot, 'f', k.amount, k.amount, 0, -k.amount, 0);
         nth := nth + 1;
         if k.lot = 0 then
             over := over - k.amount;
             continue;
         end if;
-        update metered.lots y set held = y.held - k.amount, rest = y.rest + k.amount, open = true, last_seq = freed.seq
-        where y.no = k.lot returning * into l;
+        select * into l from metered.lots y where y.no = k.lot;
         if l.expires_at <= freed.at then
             tip := metered._take_back(metered._own_entry(tip, freed.at), k.lot, k.amount, 'e');
         elsif (l.plan).uses is not null then
@@ -101,9 +99,8 @@ as $$
 declare
     l metered.lots;
 begin
-    update metered.lots y set drawn = y.drawn - units, rest = y.rest + units, open = true, last_seq = refund.seq
-    where y.no = of_lot returning * into l;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, nth, of_lot, 'g', units);
+    perform metered._move_lot(refund.scope, refund.seq, nth, of_lot, 'g', units, units, -units, 0, 0);
+    select * into l from metered.lots y where y.no = of_lot;
     nth := nth + 1;
     if l.expires_at > refund.at then
         if (l.plan).uses is not null then
@@ -221,7 +218,7 @@ begin
     select coalesce(sum(p.units) filter (where l.expires_at <= refund.at and l.late is null or l.for_uses), 0), min(l.expires_at) filter (where l.expires_at > refund.at)
     into lapses, ends
     -- A join without the limit can be one that reads all lots.
-    from metered._refund_parts(refund) p, lateral (select x.expires_at, x.late, (x.plan).uses is not null as for_uses from metered.lots x where x.no = p.lot limit 1) l;
+    from metered._refund_parts(refund) p, lateral (select x.expires_at, x.late, (x.plan).uses is not null as for_uses from metered.lot_rows x where x.no = p.lot limit 1) l;
 end
 $$;
 
@@ -233,7 +230,7 @@ declare
     made bigint;
 begin
     if units > 0 then
-        insert into metered.lots (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category)
+        insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category)
         values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, e.scope, '')
         returning no into made;
     end if;

@@ -8,6 +8,75 @@
 -- credits judges, writes the ends that are due (duelots.sql), writes the entry, and then names its lots. The
 -- entry comes first: the guard lets one writer make it, so lots need no lock of their own.
 
+-- Lots: the credit of a wallet, in parts that end. The wallet's balance is in its ledger, as of any scope. This says where
+-- it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending + kept.
+create view metered.lots as
+select r.no,                                    -- the number of the lot
+    r.granted_at,                               -- when it was granted
+    r.expires_at,                               -- nothing is drawn of it from here on, or infinity: it never ends
+    r.granted_seq,                              -- the entry that credited it
+    coalesce(m.seq, r.last_seq) as last_seq,    -- the last entry that moved units of it
+    r.amount,                                   -- units that it was granted with
+    coalesce(m.rest, r.rest) as rest,           -- units of amount that can be drawn
+    coalesce(m.drawn, r.drawn) as drawn,        -- units of amount that were spent, less refunds
+    coalesce(m.held, r.held) as held,           -- units of amount in open holds and leases
+    r.lapsed,                                   -- units of amount that were left at its end, or refunded later
+    r.revoked,                                  -- units of amount that were taken back
+    r.rolled,                                   -- units of amount that rolled over into another lot
+    r.untold,                                   -- units of lapsed that no subscriber has heard of yet
+    r.roll_cap,                                 -- units that roll over at its end at most, or null: none
+    r.roll_no,                                  -- the number that one will have
+    r.roll_end,                                 -- when that lot ends, or infinity: never
+    r.late,                                     -- how long units last that are refunded after its end: 0 for ever, null not at all
+    r.from_lot,                                 -- the lot that its units were in before
+    r.priority,                                 -- a lot of a lower priority is drawn first
+    r.origin,                                   -- g granted, c credited without a grant, r rolled over, l given back late
+    r.open,                                     -- something can be drawn of it for anything, but for its end
+    r.scope,                                    -- the wallet
+    r.category,                                 -- of the caller: paid, promotional
+    r.reference,                                -- of the caller, once in a wallet
+    r.fingerprint,                              -- of the grant under the reference: a version byte and a SHA-256
+    r.pending,                                  -- units of amount that nobody can draw before starts_at
+    r.starts_at,                                -- when it begins, or began, or null: with the grant
+    r.again,                                    -- its units roll over again, or share a cap: no call leaves its end to a later one
+    r.plan,                                     -- how it renews and rolls over, and what it pays for, or null
+    coalesce(m.kept, r.kept) as kept,           -- units of amount that pay for the uses of its plan alone. The ledger has them when a use takes them
+    r.keeps,                                    -- something can be drawn of it for its uses, but for its end
+    m.version                                   -- of its newest move, or null: none has its units
+from metered.lot_rows r left join lateral (
+    select x.seq, x.version, x.rest, x.drawn, x.held, x.kept from metered.lot_moves x
+    where x.lot = r.no and x.version is not null order by x.version desc limit 1) m on true;
+
+-- A call of 0.1.0 that waited for its wallet while the upgrade was committed writes to the table that had this name. It runs again.
+create function metered._meet_upgrade() returns trigger
+language plpgsql volatile
+as $$
+begin
+    raise exception 'the schema was upgraded while the call waited' using errcode = '40001';
+end
+$$;
+
+create trigger lots_of_before instead of insert or update or delete on metered.lots for each row execute function metered._meet_upgrade();
+
+-- Writes a move of a lot of a wallet: its units change by rest, drawn, held and kept. Of overdraft (lot 0) it writes the move alone.
+create function metered._move_lot(of_scope text, at_seq bigint, nth int, of_lot bigint, as_kind "char", units bigint, rest bigint, drawn bigint, held bigint, kept bigint)
+returns void
+language plpgsql volatile
+as $$
+declare
+    l record;
+    more boolean;   -- units are left
+begin
+    select coalesce(y.version, 0) + 1 as version, y.rest, y.drawn, y.held, y.kept, y.open or y.keeps as more into l from metered.lots y where y.no = of_lot and of_lot > 0;
+    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
+    values (of_scope, at_seq, nth, of_lot, as_kind, units, l.version, l.rest + _move_lot.rest, l.drawn + _move_lot.drawn, l.held + _move_lot.held, l.kept + _move_lot.kept);
+    more := l.rest + rest + l.kept + kept > 0;
+    if l.more <> more then
+        update metered.lot_rows y set open = more and (y.plan).uses is null, keeps = more and (y.plan).uses is not null where y.no = of_lot;
+    end if;
+end
+$$;
+
 -- The balance of a wallet, by its last entry. Inlined wherever it stands.
 create function metered._balance(t metered.ledger) returns bigint
 language sql immutable
@@ -88,50 +157,59 @@ $$;
 
 -- Takes up to so many units of the lots of a wallet, in their order, as the entry at_seq does: for a charge (t), for units that were
 -- overdrawn (p), for a hold (h, q) that the entry of_hold holds. nth is the number of its next move. ended is null, or the time of an entry
--- that lags: lots that ended by then are passed over.
-create function metered._take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, ended timestamptz, inout nth int, out taken bigint)
+-- that lags: lots that ended by then are passed over. With use, lots for it pay too, as far as their units were applied.
+create function metered._take_lots(of_scope text, at_seq bigint, units bigint, as_kind "char", of_hold bigint, ended timestamptz, use text, inout nth int, out taken bigint)
 language plpgsql volatile
 as $$
 declare
+    l     record;
+    u     record;                       -- the next one for the use
     m     record;
+    part  bigint;
+    at    timestamptz := (select e.at from metered.ledger e where use is not null and e.scope = of_scope and e.seq = at_seq);
     first int := -2147483648;           -- where the next lot is: behind the last one, whose index entry is still in the way
     ends  timestamptz := '-infinity';
     after bigint := 0;
 begin
     taken := 0;
     while taken < units loop
+        if use is not null then
+            select y.no, y.priority, y.expires_at, y.version, y.rest, y.drawn, y.held, y.kept into u from metered.lots y
+            where y.scope = of_scope and y.keeps and (y.priority, y.expires_at, y.no) > (first, ends, after)
+              and y.expires_at > at and (y.plan).uses @> array[use]
+            order by y.priority, y.expires_at, y.no limit 1;
+        end if;
         if ended is not null then
             m := metered._pass_ended(of_scope, first, ends, after, ended);
             first := m.priority;
             ends := m.ends;
             after := m.after;
-            exit when first is null;
         end if;
-        with f as (
-            select y.no, y.priority, y.expires_at, least(y.rest, units - taken) as part from metered.lots y
-            where y.scope = of_scope and y.open and (y.priority, y.expires_at, y.no) > (first, ends, after)
-            order by y.priority, y.expires_at, y.no limit 1
-        ), u as (
-            update metered.lots y set rest = y.rest - f.part, open = y.rest > f.part, last_seq = at_seq,
-                drawn = y.drawn + case when of_hold is null then f.part else 0 end,
-                held = y.held + case when of_hold is null then 0 else f.part end
-            from f where y.no = f.no
-            returning f.no, f.priority, f.expires_at, f.part
-        ), i as (
-            insert into metered.lot_moves (scope, seq, nth, lot, kind, amount)
-            select of_scope, at_seq, _take_lots.nth, u.no, as_kind, u.part from u
-        )
-        select u.no, u.part, u.priority, u.expires_at into m from u;
-        exit when m.no is null;
+        select y.no, y.priority, y.expires_at, y.version, y.rest, y.drawn, y.held, y.kept into l from metered.lots y
+        where y.scope = of_scope and y.open and (y.priority, y.expires_at, y.no) > (first, ends, after)
+        order by y.priority, y.expires_at, y.no limit 1;
+        if use is not null then
+            if u.rest > 0 and (l.no is null or (u.priority, u.expires_at, u.no) < (l.priority, l.expires_at, l.no)) then
+                l := u;
+            end if;
+        end if;
+        exit when l.no is null;
+        part := least(l.rest, units - taken);
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
+        values (of_scope, at_seq, nth, l.no, as_kind, part, coalesce(l.version, 0) + 1, l.rest - part, l.drawn + case when of_hold is null then part else 0 end,
+            l.held + case when of_hold is null then 0 else part end, l.kept);
+        if part = l.rest + l.kept then
+            update metered.lot_rows y set open = false, keeps = false where y.no = l.no;
+        end if;
         if of_hold is not null then
-            insert into metered.lot_holds as k (scope, seq, lot, amount) values (of_scope, of_hold, m.no, m.part)
+            insert into metered.lot_holds as k (scope, seq, lot, amount) values (of_scope, of_hold, l.no, part)
             on conflict (scope, seq, lot) do update set amount = k.amount + excluded.amount;
         end if;
-        taken := taken + m.part;
+        taken := taken + part;
         nth := nth + 1;
-        first := m.priority;
-        ends := m.expires_at;
-        after := m.no;
+        first := l.priority;
+        ends := l.expires_at;
+        after := l.no;
     end loop;
 end
 $$;
@@ -146,10 +224,10 @@ begin
     ends := greatest(from_end, ended);
     after := case when from_end > ended then from_no else 9223372036854775807 end;
     loop
-        perform from metered.lots y where y.scope = of_scope and y.open and y.priority = _pass_ended.priority and (y.expires_at, y.no) > (ends, after)
+        perform from metered.lot_rows y where y.scope = of_scope and y.open and y.priority = _pass_ended.priority and (y.expires_at, y.no) > (ends, after)
         order by y.priority, y.expires_at, y.no limit 1;
         exit when found;
-        priority := (select y.priority from metered.lots y where y.scope = of_scope and y.open and y.priority > _pass_ended.priority
+        priority := (select y.priority from metered.lot_rows y where y.scope = of_scope and y.open and y.priority > _pass_ended.priority
             order by y.priority, y.expires_at, y.no limit 1);
         exit when priority is null;
         ends := ended;
@@ -159,8 +237,9 @@ end
 $$;
 
 -- Says of which lots the units of an entry are that was just written: of a charge (t), or of a hold (h). before is
--- the balance before it, and units beyond it are overdraft. It is null if the wallet lags: then the rests of its lots decide.
-create function metered._use_lots(of_scope text, at_seq bigint, units bigint, before bigint, as_kind "char") returns void
+-- the balance before it, and units beyond it are overdraft. It is null if the wallet lags: then the rests of its lots decide. use is null, or a use
+-- to which units of lots were applied.
+create function metered._use_lots(of_scope text, at_seq bigint, units bigint, before bigint, as_kind "char", use text) returns void
 language plpgsql volatile
 as $$
 declare
@@ -172,7 +251,7 @@ begin
     if before is null then
         ended := (select e.at from metered.ledger e where e.scope = of_scope and e.seq = at_seq);
     end if;
-    got := metered._take_lots(of_scope, at_seq, units, as_kind, held_by, ended, 1);
+    got := metered._take_lots(of_scope, at_seq, units, as_kind, held_by, ended, use, 1);
     if before is not null and got.taken < covered then
         raise exception 'the lots of a wallet do not add up to its balance' using errcode = 'XX001', detail = of_scope;
     end if;
@@ -196,7 +275,7 @@ create function metered._append_lot(tip metered.ledger, lot metered.new_lot, pla
 language plpgsql volatile
 as $$
 declare
-    numbers regclass := pg_get_serial_sequence('metered.lots', 'no');
+    numbers regclass := pg_get_serial_sequence('metered.lot_rows', 'no');
     general boolean := plan.uses is null;
 begin
     entry := tip;
@@ -209,20 +288,20 @@ begin
         entry.crossed := metered._rearmed(entry);
     end if;
     perform metered._append(entry);
-    insert into metered.lots (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
-        priority, origin, open, scope, category, reference, fingerprint, again, plan, kept)
+    insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
+        priority, origin, open, scope, category, reference, fingerprint, again, plan, keeps)
     overriding system value
-    values (coalesce(as_no, nextval(numbers)), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, case when general then lot.amount else 0 end, lot.roll_cap,
+    values (coalesce(as_no, nextval(numbers)), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, 0, lot.roll_cap,
         case when lot.roll_cap is not null then nextval(numbers) end,
         case when lot.roll_cap is not null then metered._roll_end(lot.expires_at, plan, lot.roll_for) end, lot.late, of_lot,
         lot.priority, as_origin, general, tip.scope, lot.category, lot.reference, lot.fingerprint, metered._again(plan), plan,
-        case when general then 0 else lot.amount end)
+        not general)
     on conflict do nothing
-    returning lots.no into _append_lot.no;
+    returning lot_rows.no into _append_lot.no;
     if _append_lot.no is null then
         perform metered._collided();
     end if;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, _append_lot.no, 'd', lot.amount);
+    perform metered._move_lot(tip.scope, entry.seq, 1, no, 'd', lot.amount, case when general then lot.amount else 0 end, 0, 0, case when general then 0 else lot.amount end);
 end
 $$;
 
@@ -255,7 +334,7 @@ declare
     got   record;
     k     record;
 begin
-    got := metered._take_lots(entry.scope, entry.seq, spent, 'p', null, ended, nth);
+    got := metered._take_lots(entry.scope, entry.seq, spent, 'p', null, ended, null, nth);
     nth := got.nth;
     if ended is not null and got.taken > 0 then
         perform metered._owe(entry.scope, -got.taken);
@@ -264,12 +343,30 @@ begin
         return;
     end if;
     for k in select y.seq, y.amount from metered.lot_holds y where y.scope = entry.scope and y.lot = 0 and y.seq > 0 order by y.seq loop
-        got := metered._take_lots(entry.scope, entry.seq, k.amount, 'q', k.seq, ended, nth);
+        got := metered._take_lots(entry.scope, entry.seq, k.amount, 'q', k.seq, ended, null, nth);
         nth := got.nth;
         update metered.lot_holds y set amount = y.amount - got.taken where y.scope = entry.scope and y.seq = k.seq and y.lot = 0;
         exit when got.taken < k.amount;
         delete from metered.lot_holds y where y.scope = entry.scope and y.seq = k.seq and y.lot = 0;
     end loop;
+end
+$$;
+
+-- The units that an entry took back of the rest of a lot, or of its kept units, lapse (e), are revoked (v) or roll over (o), by as_kind.
+create function metered._end_units(entry metered.ledger, of_lot bigint, as_kind "char", rest bigint, kept bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    units bigint := rest + kept;
+    l     metered.lots;
+    more  boolean;      -- units are left
+begin
+    select * into l from metered.lots y where y.no = of_lot;
+    more := l.rest + l.kept > units;
+    update metered.lot_rows y set open = y.open and more, keeps = y.keeps and more, lapsed = y.lapsed + case when as_kind = 'e' then units else 0 end, untold = y.untold + case when as_kind = 'e' then units else 0 end,
+        revoked = y.revoked + case when as_kind = 'v' then units else 0 end, rolled = y.rolled + case when as_kind = 'o' then units else 0 end
+    where y.no = of_lot;
+    perform metered._move_lot(entry.scope, entry.seq, 1, of_lot, as_kind, units, -rest, 0, 0, -kept);
 end
 $$;
 
@@ -286,11 +383,7 @@ begin
     entry.amount := units;
     entry.credited := tip.credited - units;
     perform metered._append(entry);
-    update metered.lots y set rest = y.rest - units, open = y.rest > units, last_seq = entry.seq,
-        lapsed = y.lapsed + case when as_kind = 'e' then units else 0 end, untold = y.untold + case when as_kind = 'e' then units else 0 end,
-        revoked = y.revoked + case when as_kind = 'v' then units else 0 end, rolled = y.rolled + case when as_kind = 'o' then units else 0 end
-    where y.no = of_lot;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, of_lot, as_kind, units);
+    perform metered._end_units(entry, of_lot, as_kind, units, 0);
     return entry;
 end
 $$;
@@ -303,14 +396,14 @@ declare
     made record;
 begin
     entry := case when l.kept > 0 then metered._take_kept(tip, l.no, units, 'o') else metered._take_back(tip, l.no, units, 'o') end;
-    update metered.lots y set roll_cap = null, again = false where y.no = l.no;
+    update metered.lot_rows y set roll_cap = null, again = false where y.no = l.no;
     made := metered._add_lot(entry, row(units, ends, null, l.category, l.priority, null, null,
         case when as_no is not null and (l.plan).roll_again <> 0 then l.roll_cap end, (l.plan).roll_for, l.late)::metered.new_lot,
         metered._plan_on(l), 'r', l.no, as_no);
     entry := made.entry;
     no := made.no;
     if as_no is not null and entry.at > l.expires_at then
-        update metered.lots y set granted_at = l.expires_at where y.no = as_no;     -- by its time, and not by when it is written
+        update metered.lot_rows y set granted_at = l.expires_at where y.no = as_no;     -- by its time, and not by when it is written
     end if;
 end
 $$;

@@ -229,7 +229,7 @@ select m.scope,                                 -- the wallet
     l.note ->> 'use' as use                     -- what it is for
 from metered.lot_moves m
     join metered.ledger l on l.scope = m.scope and l.seq = m.seq
-    left join metered.lots y on y.no = m.lot;
+    left join metered.lot_rows y on y.no = m.lot;
 
 -- The lines of parked jobs: one row for each scope for whose units jobs wait. By scope it reads an index. Everything else reads all
 -- lines. oldest_at costs a look-up for each row that is shown.

@@ -182,19 +182,19 @@ create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 -- Which lines will capture something when they expire.
 create index hold_lines_least on metered.hold_lines (scope, due) where open > 0 and at_least > 0;
 
--- Lots: the credit of a wallet, in parts that end. The wallet's balance is in its ledger, as of any scope. This table says where
--- it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending + kept. The columns of a lot are only changed behind an entry
--- of its scope, which the guard lets one writer make.
-create table metered.lots (
+-- The rows of lots. What a draw, a hold or a refund changes of a lot is in its newest move: a row that each of them updated would get slower with each version
+-- that an open snapshot keeps. This one changes where a lot begins, is empty, gets units again, or ends. The view lots has both. Behind an entry of its
+-- scope, which the guard lets one writer make.
+create table metered.lot_rows (
     no          bigint      generated always as identity primary key, -- the number of the lot
     granted_at  timestamptz not null,   -- when it was granted
     expires_at  timestamptz not null,   -- nothing is drawn of it from here on, or infinity: it never ends
     granted_seq bigint      not null,   -- the entry that credited it
-    last_seq    bigint      not null,   -- the last entry that moved units of it
+    last_seq    bigint      not null,   -- the last entry that moved units of it, where no move of it has its units
     amount      bigint      not null,   -- units that it was granted with
-    rest        bigint      not null,   -- units of amount that can be drawn
-    drawn       bigint      not null default 0, -- units of amount that were spent, less refunds
-    held        bigint      not null default 0, -- units of amount in open holds and leases
+    rest        bigint      not null,   -- units that can be drawn, where no move of it has its units
+    drawn       bigint      not null default 0, -- units that were spent, less refunds, where no move of it has its units
+    held        bigint      not null default 0, -- units in open holds and leases, where no move of it has its units
     lapsed      bigint      not null default 0, -- units of amount that were left at its end, or refunded later
     revoked     bigint      not null default 0, -- units of amount that were taken back
     rolled      bigint      not null default 0, -- units of amount that rolled over into another lot
@@ -206,7 +206,7 @@ create table metered.lots (
     from_lot    bigint,                 -- the lot that its units were in before
     priority    int         not null,   -- a lot of a lower priority is drawn first
     origin      "char"      not null,   -- g granted, c credited without a grant, r rolled over, l given back late
-    open        boolean     not null,   -- something can be drawn of it, but for its end
+    open        boolean     not null,   -- something can be drawn of it for anything, but for its end
     scope       text collate "C" not null, -- the wallet
     category    text collate "C" not null, -- of the caller: paid, promotional
     reference   text collate "C",       -- of the caller, once in a wallet
@@ -215,46 +215,46 @@ create table metered.lots (
     starts_at   timestamptz,            -- when it begins, or began, or null: with the grant
     again       boolean     not null default false, -- its units roll over again, or share a cap: no call leaves its end to a later one
     plan        metered.lot_plan,       -- how it renews and rolls over, and what it pays for, or null
-    kept        bigint      not null default 0 -- units of amount that pay for the uses of its plan alone. The ledger has them when a use takes them
-) with (fillfactor = 70);
+    kept        bigint      not null default 0, -- units that pay for the uses of its plan alone, where no move of it has its units
+    keeps       boolean     not null default false -- something can be drawn of it for its uses, but for its end
+);
 
--- The order in which lots are drawn. Neither a draw that leaves a rest, nor what is in a lot that is drawn empty, changes
--- an indexed column.
-create index lots_open on metered.lots (scope, priority, expires_at, no) where open;
+-- The order in which lots are drawn.
+create index lots_open on metered.lot_rows (scope, priority, expires_at, no) where open;
 
 -- The lots of a wallet by their end, and the lots that roll over, in the order in which they are drawn then.
-create index lots_ends on metered.lots (scope, expires_at, no) where open;
-create index lots_rolling on metered.lots (scope, priority, roll_end, roll_no) where open and roll_cap is not null;
+create index lots_ends on metered.lot_rows (scope, expires_at, no) where open;
+create index lots_rolling on metered.lot_rows (scope, priority, roll_end, roll_no) where open and roll_cap is not null;
 
 -- Lots that begin later, in one wallet and in all.
-create index lots_starts on metered.lots (scope, starts_at, no) where pending > 0;
-create index lots_starting on metered.lots (starts_at, no) where pending > 0;
+create index lots_starts on metered.lot_rows (scope, starts_at, no) where pending > 0;
+create index lots_starting on metered.lot_rows (starts_at, no) where pending > 0;
 
 -- Lots whose end no call leaves to a later one, and lots that hold units which rolled over.
-create index lots_again on metered.lots (scope, expires_at, no) where open and again;
-create index lots_carried on metered.lots (scope, category, expires_at) where origin = 'r';
+create index lots_again on metered.lot_rows (scope, expires_at, no) where open and again;
+create index lots_carried on metered.lot_rows (scope, category, expires_at) where origin = 'r';
 
 -- Lots that pay for some uses: in the order in which they are drawn, and by their end, in one wallet and in all.
-create index lots_kept on metered.lots (scope, priority, expires_at, no) where kept > 0;
-create index lots_kept_ends on metered.lots (scope, expires_at, no) where kept > 0;
-create index lots_kept_rolling on metered.lots (scope, expires_at, no) where kept > 0 and roll_cap is not null;
-create index lots_kept_due on metered.lots (expires_at, no) where kept > 0;
+create index lots_kept on metered.lot_rows (scope, priority, expires_at, no) where keeps;
+create index lots_kept_ends on metered.lot_rows (scope, expires_at, no) where keeps;
+create index lots_kept_rolling on metered.lot_rows (scope, expires_at, no) where keeps and roll_cap is not null;
+create index lots_kept_due on metered.lot_rows (expires_at, no) where keeps;
 
 -- The lots of all wallets by their end, with those that subscribers have not heard of.
-create index lots_due on metered.lots (expires_at, no) where open or untold > 0;
+create index lots_due on metered.lot_rows (expires_at, no) where open or untold > 0;
 
 -- The lots of one wallet that subscribers have not heard of.
-create index lots_untold on metered.lots (scope, expires_at, no) where untold > 0;
+create index lots_untold on metered.lot_rows (scope, expires_at, no) where untold > 0;
 
-create unique index lots_reference on metered.lots (scope, reference) where reference is not null;
+create unique index lots_reference on metered.lot_rows (scope, reference) where reference is not null;
 
 -- A lot is rolled over once.
-create unique index lots_rolled on metered.lots (from_lot) where origin = 'r';
+create unique index lots_rolled on metered.lot_rows (from_lot) where origin = 'r';
 
-create index lots_scope on metered.lots (scope, no);
+create index lots_scope on metered.lot_rows (scope, no);
 
 -- The lots that a lot went on in.
-create index lots_from on metered.lots (from_lot) where from_lot is not null;
+create index lots_from on metered.lot_rows (from_lot) where from_lot is not null;
 
 -- The effect of each entry of a wallet on its lots.
 create table metered.lot_moves (
@@ -268,8 +268,16 @@ create table metered.lot_moves (
                                         -- s scheduled for later, or its end set, w withdrawn before it began,
                                         -- a applied to a use that takes them now, b back to its uses
     scope  text collate "C" not null,   -- the wallet
+    version bigint,                     -- 1, 2, 3 and so on of its lot. Behind the newest one, the lot has these units. Null: overdraft, or of 0.1.0
+    rest   bigint,                      -- units of the lot that can be drawn
+    drawn  bigint,                      -- units of the lot that were spent, less refunds
+    held   bigint,                      -- units of the lot in open holds and leases
+    kept   bigint,                      -- units of the lot that pay for the uses of its plan alone
     primary key (scope, seq, nth)
 );
+
+-- The newest move of a lot.
+create unique index lot_moves_lot on metered.lot_moves (lot, version) where version is not null;
 
 -- Overdrafts that were paid back. A refund of overdrawn units gives them back to the lot that paid.
 create index lot_moves_paid on metered.lot_moves (scope, seq, nth) where kind = 'p' and amount > back;

@@ -38,11 +38,7 @@ begin
     entry.kind := 's';
     entry.amount := units;
     perform metered._append(entry);
-    update metered.lots y set kept = y.kept - units, last_seq = entry.seq,
-        lapsed = y.lapsed + case when as_kind = 'e' then units else 0 end, untold = y.untold + case when as_kind = 'e' then units else 0 end,
-        revoked = y.revoked + case when as_kind = 'v' then units else 0 end, rolled = y.rolled + case when as_kind = 'o' then units else 0 end
-    where y.no = of_lot;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, of_lot, as_kind, units);
+    perform metered._end_units(entry, of_lot, as_kind, 0, units);
     return entry;
 end
 $$;
@@ -59,8 +55,7 @@ begin
     entry.amount := units;
     entry.credited := tip.credited - units;
     perform metered._append(entry);
-    update metered.lots y set rest = y.rest - units, open = y.rest > units, kept = y.kept + units, last_seq = entry.seq where y.no = of_lot;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (tip.scope, entry.seq, 1, of_lot, 'b', units);
+    perform metered._move_lot(tip.scope, entry.seq, 1, of_lot, 'b', units, -units, 0, 0, units);
     return entry;
 end
 $$;
@@ -73,10 +68,10 @@ declare
     l metered.lots;
 begin
     select y.* into l from (
-        (select z.* from metered.lots z where z.scope = of_scope and z.kept > 0 and z.roll_cap is not null and z.expires_at <= until
+        (select z.* from metered.lots z where z.scope = of_scope and z.keeps and z.roll_cap is not null and z.expires_at <= until
          order by z.expires_at, z.no limit 1)
         union all
-        (select z.* from metered.lots z where lapsing and z.scope = of_scope and z.kept > 0 and z.roll_cap is null and z.expires_at <= until
+        (select z.* from metered.lots z where lapsing and z.scope = of_scope and z.keeps and z.roll_cap is null and z.expires_at <= until
          order by z.expires_at, z.no limit 1)) y
     order by y.expires_at, y.no limit 1;
     return l;
@@ -165,7 +160,7 @@ begin
     e.at := greatest(clk, e.at);
     stood := case when metered._lags(e) then metered._lapsing(e, clk) else 0 end - metered._balance(e);
     kept := (select coalesce(sum(y.kept), 0) from (select x.kept from metered.lots x
-        where x.scope = c.scope and x.kept > 0 and x.expires_at > e.at and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.no) y);
+        where x.scope = c.scope and x.keeps and x.expires_at > e.at and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.no) y);
     if kept = 0 then
         return;
     end if;
@@ -176,7 +171,7 @@ begin
     while units > 0 loop
         if r.kept is null or r.kept = 0 then
             select y.* into r from metered.lots y
-            where y.scope = c.scope and y.kept > 0 and (y.priority, y.expires_at, y.no) > (r.priority, r.expires_at, r.no)
+            where y.scope = c.scope and y.keeps and (y.priority, y.expires_at, y.no) > (r.priority, r.expires_at, r.no)
               and y.expires_at > e.at and (y.plan).uses @> array[use]
             order by y.priority, y.expires_at, y.no limit 1;
             exit when r.no is null;
@@ -232,8 +227,7 @@ begin
     e.note := c.note;
     perform metered._append(e);
     for i in 1..cardinality(nos) loop
-        update metered.lots y set kept = y.kept - parts[i], rest = y.rest + parts[i], open = true, last_seq = e.seq where y.no = nos[i];
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (c.scope, e.seq, i, nos[i], 'a', parts[i]);
+        perform metered._move_lot(c.scope, e.seq, i, nos[i], 'a', parts[i], parts[i], 0, 0, -parts[i]);
     end loop;
 end
 $$;

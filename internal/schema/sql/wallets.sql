@@ -107,7 +107,7 @@ begin
         first.granted_seq := e.seq;
         first.last_seq := e.seq;
         no := metered._note_lot(first);
-        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, e.seq, 1, no, 's', lot.amount);
+        perform metered._move_lot(of_scope, e.seq, 1, no, 's', lot.amount, 0, 0, 0, 0);
     else
         made := metered._credit_lot(e, lot, plan, 'g', wait_ms);
         e := made.entry;
@@ -188,8 +188,8 @@ begin
         when (l.plan).roll_for is not null or ((l.plan).roll_to).every is not null then metered._roll_end(ends, l.plan, (l.plan).roll_for)
         when l.roll_end = 'infinity' or l.expires_at = 'infinity' or ends = 'infinity' then 'infinity'
         else ends + (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end;
-    update metered.lots y set expires_at = ends, last_seq = e.seq, roll_end = l.roll_end where y.no = l.no;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, e.seq, 1, l.no, 's', e.amount);
+    update metered.lot_rows y set expires_at = ends, roll_end = l.roll_end where y.no = l.no;
+    perform metered._move_lot(of_scope, e.seq, 1, l.no, 's', e.amount, 0, 0, 0, 0);
     status := 'set';
     seq := e.seq;
     crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
@@ -249,8 +249,8 @@ language plpgsql volatile
 as $$
 begin
     e := metered._schedule(e, units, e.lots_end);
-    update metered.lots y set pending = y.pending - units, revoked = y.revoked + units, last_seq = e.seq where y.no = l.no;
-    insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (l.scope, e.seq, 1, l.no, 'w', units);
+    update metered.lot_rows y set pending = y.pending - units, revoked = y.revoked + units where y.no = l.no;
+    perform metered._move_lot(l.scope, e.seq, 1, l.no, 'w', units, 0, 0, 0, 0);
     return e;
 end
 $$;
@@ -290,7 +290,7 @@ begin
     select e.credited - e.spent + e.refunded - e.held - case when metered._lags(row(e.*)::metered.ledger) then metered._lapsing(row(e.*)::metered.ledger, e.at) else 0 end, m.lots into left_over, lots
     from metered.ledger e, lateral (
         select json_agg(json_build_object('lot', y.no, 'reference', coalesce(y.reference, y.of_reference), 'category', y.category, 'amount', x.amount) order by x.nth) as lots
-        from metered.lot_moves x, lateral (select z.no, z.reference, (z.plan).of_reference, z.category from metered.lots z where z.no = x.lot limit 1) y
+        from metered.lot_moves x, lateral (select z.no, z.reference, (z.plan).of_reference, z.category from metered.lot_rows z where z.no = x.lot limit 1) y
         where x.scope = e.scope and x.seq = e.seq) m
     where e.scope = charge.scope and e.seq = draw.seq;
     overdrawn := greatest(0, least(amount, -left_over));
@@ -298,7 +298,7 @@ begin
         overdrawn := coalesce((select coalesce(sum(x.amount) filter (where x.lot = 0), 0) from metered.lot_moves x
             where x.scope = charge.scope and x.seq = draw.seq having count(*) > 0), overdrawn);
         kept := (select coalesce(sum(y.kept), 0) from metered.lots y
-            where y.scope = charge.scope and y.kept > 0 and y.expires_at > draw.at and (y.plan).uses @> array[charge.note ->> 'use']);
+            where y.scope = charge.scope and y.keeps and y.expires_at > draw.at and (y.plan).uses @> array[charge.note ->> 'use']);
         left_over := case when kept > 0 then greatest(0, left_over) + kept else left_over end;
     end if;
     if origin.operation is not null then
