@@ -1674,8 +1674,8 @@ $$;
 
 create trigger lots_of_before instead of insert or update or delete on metered.lots for each row execute function metered._meet_upgrade();
 
--- Writes a move of a lot of a wallet: its units change by rest, drawn, held and kept. Of overdraft (lot 0) it writes the move alone.
-create function metered._move_lot(of_scope text, at_seq bigint, nth int, of_lot bigint, as_kind "char", units bigint, rest bigint, drawn bigint, held bigint, kept bigint)
+-- Writes a move of a lot of a wallet: its units change by rest and kept, and with its kind drawn and held. Of overdraft (lot 0) it writes the move alone.
+create function metered._move_lot(of_scope text, at_seq bigint, nth int, of_lot bigint, as_kind "char", units bigint, rest bigint, kept bigint)
 returns void
 language plpgsql volatile
 as $$
@@ -1685,7 +1685,8 @@ declare
 begin
     select coalesce(y.version, 0) + 1 as version, y.rest, y.drawn, y.held, y.kept, y.open or y.keeps as more into l from metered.lots y where y.no = of_lot and of_lot > 0;
     insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
-    values (of_scope, at_seq, nth, of_lot, as_kind, units, l.version, l.rest + _move_lot.rest, l.drawn + _move_lot.drawn, l.held + _move_lot.held, l.kept + _move_lot.kept);
+    values (of_scope, at_seq, nth, of_lot, as_kind, units, l.version, l.rest + _move_lot.rest,
+        l.drawn + case as_kind when 'u' then units when 'g' then -units else 0 end, l.held - case when as_kind in ('u', 'f') then units else 0 end, l.kept + _move_lot.kept);
     more := l.rest + rest + l.kept + kept > 0;
     if l.more <> more then
         update metered.lot_rows y set open = more and (y.plan).uses is null, keeps = more and (y.plan).uses is not null where y.no = of_lot;
@@ -1917,7 +1918,7 @@ begin
     if _append_lot.no is null then
         perform metered._collided();
     end if;
-    perform metered._move_lot(tip.scope, entry.seq, 1, no, 'd', lot.amount, case when general then lot.amount else 0 end, 0, 0, case when general then 0 else lot.amount end);
+    perform metered._move_lot(tip.scope, entry.seq, 1, no, 'd', lot.amount, case when general then lot.amount else 0 end, case when general then 0 else lot.amount end);
 end
 $$;
 
@@ -1982,7 +1983,7 @@ begin
     update metered.lot_rows y set open = y.open and more, keeps = y.keeps and more, lapsed = y.lapsed + case when as_kind = 'e' then units else 0 end, untold = y.untold + case when as_kind = 'e' then units else 0 end,
         revoked = y.revoked + case when as_kind = 'v' then units else 0 end, rolled = y.rolled + case when as_kind = 'o' then units else 0 end
     where y.no = of_lot;
-    perform metered._move_lot(entry.scope, entry.seq, 1, of_lot, as_kind, units, -rest, 0, 0, -kept);
+    perform metered._move_lot(entry.scope, entry.seq, 1, of_lot, as_kind, units, -rest, -kept);
 end
 $$;
 
@@ -2138,7 +2139,7 @@ begin
         e.crossed := metered._rearmed(e);
     end if;
     perform metered._append(e);
-    perform metered._move_lot(e.scope, e.seq, 1, l.no, 'd', l.pending, units, 0, 0, l.pending - units);
+    perform metered._move_lot(e.scope, e.seq, 1, l.no, 'd', l.pending, units, l.pending - units);
     if debt > 0 and general then
         perform metered._pay_back(e, debt, 2);
     end if;
@@ -2720,7 +2721,7 @@ begin
         else
             update metered.lot_holds y set amount = y.amount - part where y.scope = entry.scope and y.seq = opened_seq and y.lot = k.lot;
         end if;
-        perform metered._move_lot(entry.scope, entry.seq, nth, k.lot, 'u', part, 0, part, -part, 0);
+        perform metered._move_lot(entry.scope, entry.seq, nth, k.lot, 'u', part, 0, 0);
         if k.lot = 0 and metered._lags(entry) then
             perform metered._owe(entry.scope, part);
         end if;
@@ -2756,7 +2757,7 @@ begin
             delete from metered.lot_holds y where y.scope = freed.scope and y.seq = any (opened_seqs) returning y.lot, y.amount)
         select g.lot, sum(g.amount)::bigint as amount from gone g group by g.lot order by g.lot
     loop
-        perform metered._move_lot(freed.scope, freed.seq, nth, k.lot, 'f', k.amount, k.amount, 0, -k.amount, 0);
+        perform metered._move_lot(freed.scope, freed.seq, nth, k.lot, 'f', k.amount, k.amount, 0);
         nth := nth + 1;
         if k.lot = 0 then
             over := over - k.amount;
@@ -2797,7 +2798,7 @@ as $$
 declare
     l metered.lots;
 begin
-    perform metered._move_lot(refund.scope, refund.seq, nth, of_lot, 'g', units, units, -units, 0, 0);
+    perform metered._move_lot(refund.scope, refund.seq, nth, of_lot, 'g', units, units, 0);
     select * into l from metered.lots y where y.no = of_lot;
     nth := nth + 1;
     if l.expires_at > refund.at then
@@ -3530,7 +3531,7 @@ begin
         first.granted_seq := e.seq;
         first.last_seq := e.seq;
         no := metered._note_lot(first);
-        perform metered._move_lot(of_scope, e.seq, 1, no, 's', lot.amount, 0, 0, 0, 0);
+        perform metered._move_lot(of_scope, e.seq, 1, no, 's', lot.amount, 0, 0);
     else
         made := metered._credit_lot(e, lot, plan, 'g', wait_ms);
         e := made.entry;
@@ -3626,7 +3627,7 @@ begin
         when l.roll_end = 'infinity' or l.expires_at = 'infinity' or ends = 'infinity' then 'infinity'
         else ends + (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end;
     update metered.lot_rows y set expires_at = ends, roll_end = l.roll_end where y.no = l.no;
-    perform metered._move_lot(of_scope, e.seq, 1, l.no, 's', e.amount, 0, 0, 0, 0);
+    perform metered._move_lot(of_scope, e.seq, 1, l.no, 's', e.amount, 0, 0);
     status := 'set';
     seq := e.seq;
     crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
@@ -3701,7 +3702,7 @@ as $$
 begin
     e := metered._schedule(e, units, e.lots_end);
     update metered.lot_rows y set pending = y.pending - units, revoked = y.revoked + units where y.no = l.no;
-    perform metered._move_lot(l.scope, e.seq, 1, l.no, 'w', units, 0, 0, 0, 0);
+    perform metered._move_lot(l.scope, e.seq, 1, l.no, 'w', units, 0, 0);
     return e;
 end
 $$;
@@ -3870,7 +3871,7 @@ begin
     entry.amount := units;
     entry.credited := tip.credited - units;
     perform metered._append(entry);
-    perform metered._move_lot(tip.scope, entry.seq, 1, of_lot, 'b', units, -units, 0, 0, units);
+    perform metered._move_lot(tip.scope, entry.seq, 1, of_lot, 'b', units, -units, units);
     return entry;
 end
 $$;
@@ -4042,7 +4043,7 @@ begin
     e.note := c.note;
     perform metered._append(e);
     for i in 1..cardinality(nos) loop
-        perform metered._move_lot(c.scope, e.seq, i, nos[i], 'a', parts[i], parts[i], 0, 0, -parts[i]);
+        perform metered._move_lot(c.scope, e.seq, i, nos[i], 'a', parts[i], parts[i], -parts[i]);
     end loop;
 end
 $$;

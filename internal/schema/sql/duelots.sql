@@ -97,7 +97,7 @@ begin
         e.crossed := metered._rearmed(e);
     end if;
     perform metered._append(e);
-    perform metered._move_lot(e.scope, e.seq, 1, l.no, 'd', l.pending, units, 0, 0, l.pending - units);
+    perform metered._move_lot(e.scope, e.seq, 1, l.no, 'd', l.pending, units, l.pending - units);
     if debt > 0 and general then
         perform metered._pay_back(e, debt, 2);
     end if;

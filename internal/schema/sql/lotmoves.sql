@@ -22,7 +22,7 @@ begin
         else
             update metered.lot_holds y set amount = y.amount - part where y.scope = entry.scope and y.seq = opened_seq and y.lot = k.lot;
         end if;
-        perform metered._move_lot(entry.scope, entry.seq, nth, k.lot, 'u', part, 0, part, -part, 0);
+        perform metered._move_lot(entry.scope, entry.seq, nth, k.lot, 'u', part, 0, 0);
         if k.lot = 0 and metered._lags(entry) then
             perform metered._owe(entry.scope, part);
         end if;
@@ -58,7 +58,7 @@ begin
             delete from metered.lot_holds y where y.scope = freed.scope and y.seq = any (opened_seqs) returning y.lot, y.amount)
         select g.lot, sum(g.amount)::bigint as amount from gone g group by g.lot order by g.lot
     loop
-        perform metered._move_lot(freed.scope, freed.seq, nth, k.lot, 'f', k.amount, k.amount, 0, -k.amount, 0);
+        perform metered._move_lot(freed.scope, freed.seq, nth, k.lot, 'f', k.amount, k.amount, 0);
         nth := nth + 1;
         if k.lot = 0 then
             over := over - k.amount;
@@ -99,7 +99,7 @@ as $$
 declare
     l metered.lots;
 begin
-    perform metered._move_lot(refund.scope, refund.seq, nth, of_lot, 'g', units, units, -units, 0, 0);
+    perform metered._move_lot(refund.scope, refund.seq, nth, of_lot, 'g', units, units, 0);
     select * into l from metered.lots y where y.no = of_lot;
     nth := nth + 1;
     if l.expires_at > refund.at then

@@ -58,8 +58,8 @@ $$;
 
 create trigger lots_of_before instead of insert or update or delete on metered.lots for each row execute function metered._meet_upgrade();
 
--- Writes a move of a lot of a wallet: its units change by rest, drawn, held and kept. Of overdraft (lot 0) it writes the move alone.
-create function metered._move_lot(of_scope text, at_seq bigint, nth int, of_lot bigint, as_kind "char", units bigint, rest bigint, drawn bigint, held bigint, kept bigint)
+-- Writes a move of a lot of a wallet: its units change by rest and kept, and with its kind drawn and held. Of overdraft (lot 0) it writes the move alone.
+create function metered._move_lot(of_scope text, at_seq bigint, nth int, of_lot bigint, as_kind "char", units bigint, rest bigint, kept bigint)
 returns void
 language plpgsql volatile
 as $$
@@ -69,7 +69,8 @@ declare
 begin
     select coalesce(y.version, 0) + 1 as version, y.rest, y.drawn, y.held, y.kept, y.open or y.keeps as more into l from metered.lots y where y.no = of_lot and of_lot > 0;
     insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
-    values (of_scope, at_seq, nth, of_lot, as_kind, units, l.version, l.rest + _move_lot.rest, l.drawn + _move_lot.drawn, l.held + _move_lot.held, l.kept + _move_lot.kept);
+    values (of_scope, at_seq, nth, of_lot, as_kind, units, l.version, l.rest + _move_lot.rest,
+        l.drawn + case as_kind when 'u' then units when 'g' then -units else 0 end, l.held - case when as_kind in ('u', 'f') then units else 0 end, l.kept + _move_lot.kept);
     more := l.rest + rest + l.kept + kept > 0;
     if l.more <> more then
         update metered.lot_rows y set open = more and (y.plan).uses is null, keeps = more and (y.plan).uses is not null where y.no = of_lot;
@@ -301,7 +302,7 @@ begin
     if _append_lot.no is null then
         perform metered._collided();
     end if;
-    perform metered._move_lot(tip.scope, entry.seq, 1, no, 'd', lot.amount, case when general then lot.amount else 0 end, 0, 0, case when general then 0 else lot.amount end);
+    perform metered._move_lot(tip.scope, entry.seq, 1, no, 'd', lot.amount, case when general then lot.amount else 0 end, case when general then 0 else lot.amount end);
 end
 $$;
 
@@ -366,7 +367,7 @@ begin
     update metered.lot_rows y set open = y.open and more, keeps = y.keeps and more, lapsed = y.lapsed + case when as_kind = 'e' then units else 0 end, untold = y.untold + case when as_kind = 'e' then units else 0 end,
         revoked = y.revoked + case when as_kind = 'v' then units else 0 end, rolled = y.rolled + case when as_kind = 'o' then units else 0 end
     where y.no = of_lot;
-    perform metered._move_lot(entry.scope, entry.seq, 1, of_lot, as_kind, units, -rest, 0, 0, -kept);
+    perform metered._move_lot(entry.scope, entry.seq, 1, of_lot, as_kind, units, -rest, -kept);
 end
 $$;
 

@@ -55,7 +55,7 @@ begin
     entry.amount := units;
     entry.credited := tip.credited - units;
     perform metered._append(entry);
-    perform metered._move_lot(tip.scope, entry.seq, 1, of_lot, 'b', units, -units, 0, 0, units);
+    perform metered._move_lot(tip.scope, entry.seq, 1, of_lot, 'b', units, -units, units);
     return entry;
 end
 $$;
@@ -227,7 +227,7 @@ begin
     e.note := c.note;
     perform metered._append(e);
     for i in 1..cardinality(nos) loop
-        perform metered._move_lot(c.scope, e.seq, i, nos[i], 'a', parts[i], parts[i], 0, 0, -parts[i]);
+        perform metered._move_lot(c.scope, e.seq, i, nos[i], 'a', parts[i], parts[i], -parts[i]);
     end loop;
 end
 $$;

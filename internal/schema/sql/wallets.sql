@@ -107,7 +107,7 @@ begin
         first.granted_seq := e.seq;
         first.last_seq := e.seq;
         no := metered._note_lot(first);
-        perform metered._move_lot(of_scope, e.seq, 1, no, 's', lot.amount, 0, 0, 0, 0);
+        perform metered._move_lot(of_scope, e.seq, 1, no, 's', lot.amount, 0, 0);
     else
         made := metered._credit_lot(e, lot, plan, 'g', wait_ms);
         e := made.entry;
@@ -189,7 +189,7 @@ begin
         when l.roll_end = 'infinity' or l.expires_at = 'infinity' or ends = 'infinity' then 'infinity'
         else ends + (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end;
     update metered.lot_rows y set expires_at = ends, roll_end = l.roll_end where y.no = l.no;
-    perform metered._move_lot(of_scope, e.seq, 1, l.no, 's', e.amount, 0, 0, 0, 0);
+    perform metered._move_lot(of_scope, e.seq, 1, l.no, 's', e.amount, 0, 0);
     status := 'set';
     seq := e.seq;
     crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
@@ -250,7 +250,7 @@ as $$
 begin
     e := metered._schedule(e, units, e.lots_end);
     update metered.lot_rows y set pending = y.pending - units, revoked = y.revoked + units where y.no = l.no;
-    perform metered._move_lot(l.scope, e.seq, 1, l.no, 'w', units, 0, 0, 0, 0);
+    perform metered._move_lot(l.scope, e.seq, 1, l.no, 'w', units, 0, 0);
     return e;
 end
 $$;
