@@ -163,13 +163,13 @@ func (e *Indefinite) Unwrap() error { return e.Cause }
 
 // Do attempts op until there is an answer. After a COMMIT whose answer was lost the next attempt finds out: its claim waits
 // for the lost transaction to end, and then it finds the record, or runs op again. Where the server, or a pooler, answered
-// COMMIT by an ERROR that leaves it open, and op is not on record, that ERROR is the answer.
+// COMMIT by an ERROR that leaves it open, and op is not on record, that ERROR is the answer, unless it is a shard's.
 func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
 	firstDone := false
 	rec, err := e.repeat(ctx, op, func(ctx context.Context, lost bool) attempt {
 		a := e.attemptOwn(ctx, op, &firstDone)
 		e.tell(ctx, lost, &a)
-		if a.unknown && a.answered {
+		if a.unknown && a.answered && !sqlstate.OfShard(a.err) {
 			op.Function = func(context.Context, pgx.Tx) (Ending, error) { return Ending{}, a.err }
 		}
 		return a

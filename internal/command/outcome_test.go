@@ -32,6 +32,14 @@ func TestDo_AnUnknownOutcomeIsResolved(t *testing.T) {
 			f.Close()
 		}
 	}
+	answered := func(f *pgtest.Flush, text string, committed bool) {
+		f.AnswerInDoubt("XX000", committed)
+		deliver := f.Deliver
+		f.Deliver = func() {
+			deliver()
+			f.Conn.Answer = append(pgtest.ErrorResponse("ERROR", "XX000", text), 'Z', 0, 0, 0, 5, 'I')
+		}
+	}
 	tagged := func(f *pgtest.Flush, tag string) {
 		f.Deliver = func() {
 			f.Conn.Answer = bytes.Replace(f.Ask(), []byte("COMMIT\x00"), []byte(tag+"\x00"), 1)
@@ -44,13 +52,20 @@ func TestDo_AnUnknownOutcomeIsResolved(t *testing.T) {
 		runs     int64 // of the function
 		replayed bool
 	}{
-		"the answer is lost":                       {func(f *pgtest.Flush) { f.LoseAnswer() }, 1, true},
-		"the flush is lost":                        {func(f *pgtest.Flush) { f.Lose() }, 2, false},
-		"FATAL 08P01, committed":                   {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("FATAL", "08P01", "server conn crashed?")) }, 1, true},
-		"FATAL 08P01, not committed":               {func(f *pgtest.Flush) { instead(f, pgtest.ErrorResponse("FATAL", "08P01", "server conn crashed?")) }, 2, false},
-		"FATAL 57P01, committed":                   {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("FATAL", "57P01", "terminating")) }, 1, true},
-		"ERROR and no end, committed":              {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("ERROR", "XX000", "no")) }, 1, true},
-		"ERROR and no end, not committed":          {func(f *pgtest.Flush) { instead(f, pgtest.ErrorResponse("ERROR", "XX000", "no")) }, 2, false},
+		"the answer is lost":              {func(f *pgtest.Flush) { f.LoseAnswer() }, 1, true},
+		"the flush is lost":               {func(f *pgtest.Flush) { f.Lose() }, 2, false},
+		"FATAL 08P01, committed":          {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("FATAL", "08P01", "server conn crashed?")) }, 1, true},
+		"FATAL 08P01, not committed":      {func(f *pgtest.Flush) { instead(f, pgtest.ErrorResponse("FATAL", "08P01", "server conn crashed?")) }, 2, false},
+		"FATAL 57P01, committed":          {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("FATAL", "57P01", "terminating")) }, 1, true},
+		"ERROR and no end, committed":     {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("ERROR", "XX000", "no")) }, 1, true},
+		"ERROR and no end, not committed": {func(f *pgtest.Flush) { instead(f, pgtest.ErrorResponse("ERROR", "XX000", "no")) }, 2, false},
+		"a shard that collided": {func(f *pgtest.Flush) {
+			answered(f, "could not commit transaction for shard 7 on at least one active node", false)
+		}, 2, false},
+		"a shard whose worker died": {func(f *pgtest.Flush) {
+			answered(f, "could not commit transaction for shard 7 on at least one active node", true)
+		}, 1, true},
+		"a collision of a worker":                  {func(f *pgtest.Flush) { answered(f, "could not serialize access due to concurrent update", false) }, 2, false},
 		"a serialization failure, but committed":   {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("ERROR", "40001", "no")) }, 1, true},
 		"the answer stops before COMMIT's tag":     {func(f *pgtest.Flush) { partly(f, "C\x00\x00\x00\x0bCOMMIT") }, 1, true},
 		"the answer stops behind COMMIT's tag":     {func(f *pgtest.Flush) { partly(f, "Z\x00\x00\x00\x05") }, 1, false},

@@ -43,7 +43,7 @@ func Of(conn *pgconn.PgConn, tag string, err error) Outcome {
 		return NotCommitted
 	case tag != "" || conn != nil && (conn.IsClosed() || conn.IsBusy()):
 		return Unknown
-	case errors.As(err, &answer) && answer.SeverityUnlocalized == "ERROR" && !Doubtful(answer.Code):
+	case errors.As(err, &answer) && answer.SeverityUnlocalized == "ERROR" && !Doubtful(sqlstate.Of(answer)):
 		return NotCommitted
 	}
 	return Unknown

@@ -3,6 +3,7 @@ package sqlstate
 
 import (
 	"errors"
+	"strings"
 
 	"github.com/jackc/pgx/v5/pgconn"
 )
@@ -68,13 +69,23 @@ const (
 // Class is the class of a SQLSTATE, its first two characters.
 func Class(state string) string { return state[:min(2, len(state))] }
 
-// Of returns the SQLSTATE of the Postgres error in err's chain, or "".
+// Of returns the SQLSTATE of the Postgres error in err's chain, or "". Citus passes some collisions of a worker on as an internal error.
 func Of(err error) string {
 	var pgErr *pgconn.PgError
-	if errors.As(err, &pgErr) {
-		return pgErr.Code
+	switch {
+	case !errors.As(err, &pgErr):
+		return ""
+	case Class(pgErr.Code) == InternalError && strings.HasPrefix(pgErr.Message, "could not serialize access"):
+		return SerializationFailure
 	}
-	return ""
+	return pgErr.Code
+}
+
+// OfShard reports whether err is that of Citus where a worker did not answer COMMIT by its tag. The worker died, or above READ COMMITTED it found a
+// collision.
+func OfShard(err error) bool {
+	var pgErr *pgconn.PgError
+	return errors.As(err, &pgErr) && Class(pgErr.Code) == InternalError && strings.HasPrefix(pgErr.Message, "could not commit transaction for shard")
 }
 
 // Collided reports whether the whole transaction may succeed if it runs again at once.
