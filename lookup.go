@@ -62,16 +62,20 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, tenant, id strin
 	var rec command.Record
 	var issued *time.Time
 	op := Operation{Tenant: tenant, ID: id}
-	err := db.QueryRow(ctx, c.sql.lookup, tenant, id).
-		Scan(&rec.Result, &rec.Scopes, &rec.Amounts, &rec.Seqs, &rec.Ats, &rec.Holds, &rec.At, &issued, &rec.Refusal, &op.Name, &op.Jobs)
-	if errors.Is(err, pgx.ErrNoRows) {
-		if err := c.here(ctx); err != nil {
-			return Operation{}, err
+	look := func(ctx context.Context, db budget.Querier) error {
+		err := db.QueryRow(ctx, c.sql.lookup, tenant, id).
+			Scan(&rec.Result, &rec.Scopes, &rec.Amounts, &rec.Seqs, &rec.Ats, &rec.Holds, &rec.At, &issued, &rec.Refusal, &op.Name, &op.Jobs)
+		if errors.Is(err, pgx.ErrNoRows) {
+			return fmt.Errorf("%w: %q of tenant %q", ErrUnknownOperation, id, tenant)
 		}
-		return Operation{}, fmt.Errorf("%w: %q of tenant %q", ErrUnknownOperation, id, tenant)
+		return fault.Failed("metered", "look up", err)
+	}
+	err := look(ctx, db)
+	if errors.Is(err, ErrUnknownOperation) {
+		err = c.here(ctx, err, look)
 	}
 	if err != nil {
-		return Operation{}, fault.Failed("metered", "look up", err)
+		return Operation{}, err
 	}
 	op.Result, op.At = rec.Result, rec.At
 	if op.Receipt, op.Holds, op.Draws, err = recorded(rec); err != nil {
@@ -275,11 +279,18 @@ func (c *Client) resume(ctx context.Context, r Reservation) (_ *session, err err
 	if _, err := c.prepare(s.command(nil), nil); err != nil {
 		return nil, renamed(err, "Command", "Reservation")
 	}
-	if err := cmp.Or(c.check.Usable(ctx, c.pool), c.here(ctx)); err != nil {
+	if err := c.check.Usable(ctx, c.pool); err != nil {
 		return nil, err
 	}
 	began := time.Now()
-	if s.hold, s.fingerprint, err = inHolds.OfSession(ctx, c.Holds, c.pool, r.Tenant, r.ID, r.Holder); err != nil {
+	find := func(ctx context.Context, db budget.Querier) (err error) {
+		s.hold, s.fingerprint, err = inHolds.OfSession(ctx, c.Holds, db, r.Tenant, r.ID, r.Holder)
+		return err
+	}
+	if err = find(ctx, c.pool); errors.Is(err, holds.ErrUnknown) {
+		err = c.here(ctx, err, find)
+	}
+	if err != nil {
 		return s, err
 	}
 	if len(r.Lines) == 0 {

@@ -258,6 +258,14 @@ func (internals) Place(c *Client) (*pgxpool.Pool, schema.Name) {
 	return c.pool, c.schema
 }
 
+// RiverJobs is River's table of a Client, as text for regclass, or "".
+func (internals) RiverJobs(c *Client) string {
+	if c.cfg.River == nil {
+		return ""
+	}
+	return riverJobs(c.cfg.River)
+}
+
 // For is a Client of one tenant, on the pool of c, which is that of a cell. first: the tenant lives there unless it has moved.
 func (internals) For(c *Client, tenant string, cell, cells int, first bool) *Client {
 	of := *c
@@ -298,7 +306,7 @@ func New(pool *pgxpool.Pool, cfg Config) (*Client, error) {
 		return nil, invalid("Config.Leases", "is of schema %q, want %q", inLeases.Schema(cfg.Leases), name)
 	}
 	c := &Client{pool: pool, cfg: cfg, observer: observed.New(cfg.Observer), refusals: &refusals.Recent{}, schema: name, check: migrate.NewCheck(schema.Current(), name), sql: statements{
-		lookup: name.SQL(lookupSQL), purge: name.SQL(purge.Operations), purgeable: name.SQL(purgeableSQL), notify: notifyJobs(cfg.River),
+		lookup: name.SQL(lookupSQL), purge: name.SQL(purge.Operations), purgeable: name.SQL(purgeableSQL), notify: fmt.Sprintf(notifyJobsSQL, riverJobs(cfg.River)),
 	}}
 	if err := c.checkNotify(); err != nil {
 		return nil, err
@@ -390,12 +398,12 @@ func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx cont
 	})
 }
 
-// here is ErrMoved if the tenant lives elsewhere: for answers that something is not there. Inside a command of the tenant it is certain.
-func (c *Client) here(ctx context.Context) error {
+// here looks again for something that is missing, where the tenant certainly lives, as it does inside a command: it may have been away.
+func (c *Client) here(ctx context.Context, missing error, look func(context.Context, budget.Querier) error) error {
 	if c.home == nil || c.engine.Inside(ctx) {
-		return nil
+		return missing
 	}
-	return c.runTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error { return c.home.Enter(ctx, tx, c.cfg.LockTimeout) })
+	return c.RunTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) error { return look(ctx, tx) })
 }
 
 func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.Context, pgx.Tx) error) error {

@@ -1113,7 +1113,8 @@ begin
 end
 $$;
 
--- Refuses the first entry of a scope whose tenant has left this cell. A tenant's name has up to four parts.
+-- Refuses the first entry of a scope whose tenant has left this cell, and an answer that such a tenant has no hold of an id. A tenant's name has up
+-- to four parts.
 create function metered._refuse_moved(of_scope text) returns void
 language plpgsql volatile
 as $$
@@ -7742,6 +7743,9 @@ create function metered._missing_hold(of_tenant text, of_id text, issued timesta
 language plpgsql volatile
 as $$
 begin
+    if exists (select from metered.cell) then
+        perform metered._refuse_moved(of_tenant);   -- it may be in the tenant's cell
+    end if;
     if issued <= (select z.at from metered.holds_horizon z where z.one) then
         return 'retired';
     end if;

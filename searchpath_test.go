@@ -80,6 +80,7 @@ create table pg_catalog.pg_dist_schema (schemaid oid);
 create table pg_catalog.pg_dist_partition (logicalrelid regclass);
 create function pg_catalog.create_distributed_table(regclass, text, colocate_with text) returns void language sql as '';
 create function pg_catalog.truncate_local_data_after_distributing_table(regclass) returns void language sql as '';
+create function pg_catalog.run_command_on_all_nodes(text) returns table (success bool, result text) language sql as 'select true, ''''';
 reset allow_system_table_mods`
 
 var (

@@ -204,6 +204,9 @@ func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options
 			return jobs.Result{}, err
 		}
 	}
+	if opts != nil && (opts.Key != "" || opts.Hold != nil) && !t.client.home.Owns(opts.Tenant) { // its key would stay behind when the tenant moves
+		return jobs.Result{}, misuse("Options.Tenant", "is %q, want %q, or that and a part behind a slash", opts.Tenant, t.client.home.Tenant)
+	}
 	r, park, err := inJobs.Enqueue(ctx, t.client.enqueuer, t, args, opts)
 	switch {
 	case err != nil:
@@ -373,13 +376,12 @@ from unnest($3::bigint[], $4::text[]) with ordinality j(id, said, n)
 where exists (select from %s r where r.id = j.id)
 having count(*) > 0 or $5::bool`
 
-// notifyJobs is notifyJobsSQL for River's table, as River's own statements name it.
-func notifyJobs(client *river.Client[pgx.Tx]) string {
-	table := pgx.Identifier{"river_job"}
+// riverJobs is River's table, as River's own statements name it.
+func riverJobs(client *river.Client[pgx.Tx]) string {
 	if client != nil && client.Schema() != "" {
-		table = pgx.Identifier{client.Schema(), "river_job"}
+		return pgx.Identifier{client.Schema(), "river_job"}.Sanitize()
 	}
-	return fmt.Sprintf(notifyJobsSQL, table.Sanitize())
+	return `"river_job"`
 }
 
 // maxJobIDs is how many jobs the record of an operation names.

@@ -117,8 +117,8 @@ func (r *Router) first(tenant string) int {
 }
 
 // Client returns a tenant's Client in the cell where this Router last knew it, without a query. If the tenant has left, its transactions
-// (metered.Do, Open, RunTx and so on) are ErrMoved. Call Budget, Holds, Tokens and Jobs in its RunTx: in other transactions only charges are
-// as safe. Reads on a pool may find the old cell, which is empty.
+// (metered.Do, Open, RunTx and so on) are ErrMoved. Call Budget, Holds, Tokens and Jobs in its RunTx: in other transactions only charges and
+// the ends of holds are as safe. Reads on a pool may find the old cell, which is empty.
 func (r *Router) Client(tenant string) (*metered.Client, error) {
 	if err := r.check(tenant); err != nil {
 		return nil, err
@@ -143,7 +143,7 @@ func (r *Router) place(tenant string) place {
 // Run calls fn with the tenant's Client, and after ErrMoved again with that of the new cell. It waits for a tenant on its way, up to 4
 // seconds.
 //
-// A session that moved along with its tenant is ErrMoved at Settle: go on with metered.Resume.
+// A session that moved along with its tenant is ErrMoved at Settle and Cancel, and is not renewed: go on with metered.Resume, in its grace at the latest.
 func (r *Router) Run(ctx context.Context, tenant string, fn func(ctx context.Context, c *metered.Client) error) error {
 	if err := r.check(tenant); err != nil {
 		return err
@@ -196,17 +196,42 @@ const setUpSQL = `
 with own as (insert into metered.cell (no, cells) values ($1::int, $2::int) on conflict do nothing returning no, cells)
 select no, cells from own union all select no, cells from metered.cell`
 
-// setNumbersSQL gives holds, leases and lots of each cell a range of numbers, so that they stay unique when a tenant moves.
+// setNumbersSQL gives holds, leases, lots and River's jobs of each cell a range of numbers, so that they stay unique when a tenant moves.
 const setNumbersSQL = `
-select pg_catalog.setval(s.seq, s.base) from (
-    select seq, q.seqmin - 1 + $1::bigint as base from pg_catalog.unnest(array['metered.holds', 'metered.leases', 'metered.lot_rows']) t(name),
-        lateral (select pg_catalog.pg_get_serial_sequence(t.name, 'no')::regclass as seq) s join pg_catalog.pg_sequence q on q.seqrelid = s.seq::pg_catalog.oid) s
+select count(pg_catalog.setval(s.seq, s.base)) from (
+    select seq, q.seqmin - 1 + $1::bigint as base
+    from (values ('metered.holds', 'no'), ('metered.leases', 'no'), ('metered.lot_rows', 'no'), (nullif($2::text, ''), 'id')) t(name, number),
+        lateral (select case when pg_catalog.to_regclass(t.name) is not null then pg_catalog.pg_get_serial_sequence(t.name, t.number) end::regclass as seq) s
+        join pg_catalog.pg_sequence q on q.seqrelid = s.seq::pg_catalog.oid) s
 where coalesce(pg_catalog.pg_sequence_last_value(s.seq), 0) < s.base`
+
+// A text, since each node of Citus has numbers of its own.
+const setAllNumbersSQL = `select pg_catalog.max(n.result) from pg_catalog.run_command_on_all_nodes($1) n where not n.success`
+
+func (c cell) setNumbers(ctx context.Context, tx pgx.Tx, from int64) error {
+	sql, river := c.schema.SQL(setNumbersSQL), inMetered.RiverJobs(c.client)
+	var sharded bool
+	if err := tx.QueryRow(ctx, c.schema.SQL(`select metered._sharded()`)).Scan(&sharded); err != nil {
+		return err
+	}
+	if !sharded {
+		_, err := tx.Exec(ctx, sql, from, river)
+		return err
+	}
+	sql = strings.NewReplacer("$1", fmt.Sprint(from), "$2", "'"+strings.ReplaceAll(river, "'", "''")+"'").Replace(sql)
+	var failed *string
+	err := tx.QueryRow(ctx, setAllNumbersSQL, sql).Scan(&failed)
+	if err == nil && failed != nil {
+		err = errors.New(*failed)
+	}
+	return err
+}
 
 const usedSQL = `select exists (select from metered.cell), exists (select from metered.holds) or exists (select from metered.leases) or exists (select from metered.lots)`
 
-// SetUp tells each schema which cell it is, after metered.Migrate. It needs the role that owns the schemas. A second call does nothing. A
-// schema with holds, leases or lots can only become cell 0, since cell n numbers them from n times 2^40 on.
+// SetUp tells each schema which cell it is, after metered.Migrate. It needs the role that owns the schemas, and River's tables of Clients with
+// metered.Config.River. A second call does nothing, but numbers for new nodes of Citus. A schema with holds, leases or lots can only become cell
+// 0, since cell n numbers them, and its jobs, from n times 2^40 on.
 func (r *Router) SetUp(ctx context.Context) error {
 	if err := fault.Made(errArgument, "router", r != nil && len(r.cells) > 0); err != nil {
 		return err
@@ -230,8 +255,7 @@ func (r *Router) SetUp(ctx context.Context) error {
 			if i == 0 {
 				return nil
 			}
-			_, err := tx.Exec(ctx, c.schema.SQL(setNumbersSQL), int64(i)*numbersPerCell)
-			return err
+			return c.setNumbers(ctx, tx, int64(i)*numbersPerCell)
 		})
 		if err != nil && fault.Code(err) == "" {
 			err = fault.Failed("cells", "set up", err)

@@ -9,6 +9,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -22,6 +23,7 @@ type world struct {
 	pools   []*pgxpool.Pool
 	schemas []string
 	cfg     metered.Config
+	rivers  []*river.Client[pgx.Tx] // or none
 }
 
 // newWorld makes n cells on the databases, in turn.
@@ -63,15 +65,23 @@ func (w *world) router(pools ...*pgxpool.Pool) *cells.Router {
 		if i < len(pools) && pools[i] != nil {
 			pool = pools[i]
 		}
-		cfg := w.cfg
-		cfg.Schema = w.schemas[i]
-		c, err := metered.New(pool, cfg)
-		require.NoError(w, err)
-		clients = append(clients, c)
+		clients = append(clients, w.client(i, pool))
 	}
 	r, err := cells.New(clients)
 	require.NoError(w, err)
 	return r
+}
+
+// client is that of a cell.
+func (w *world) client(i int, pool *pgxpool.Pool) *metered.Client {
+	w.Helper()
+	cfg := w.cfg
+	if cfg.Schema = w.schemas[i]; w.rivers != nil {
+		cfg.River = w.rivers[i]
+	}
+	c, err := metered.New(pool, cfg)
+	require.NoError(w, err)
+	return c
 }
 
 var appTables = []cells.Table{{Name: "uploads"}, {Name: "pages", Where: `upload in (select name from uploads where tenant = $1)`}}
@@ -105,9 +115,7 @@ func (w *world) lives(tenant string) int {
 func (w *world) verified() {
 	w.Helper()
 	for i, pool := range w.pools {
-		c, err := metered.New(pool, metered.Config{Schema: w.schemas[i]})
-		require.NoError(w, err)
-		pgtest.RequireVerified(w, pool, c.Budget)
+		pgtest.RequireVerified(w, pool, w.client(i, pool).Budget)
 	}
 }
 

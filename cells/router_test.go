@@ -174,6 +174,14 @@ func TestMove_LeavesNoWayBack(t *testing.T) {
 					_, err := old.Budget.Credit(t.Context(), tx, budget.Credit{Scope: scope, Amount: 1})
 					return err
 				},
+				"capture": func(tx pgx.Tx) error {
+					_, err := old.Holds.Capture(t.Context(), tx, holds.Capture{Tenant: "acme/a", IDs: []string{"it is there"}, All: true})
+					return err
+				},
+				"expire": func(tx pgx.Tx) error {
+					_, _, err := old.Holds.Expire(t.Context(), tx, holds.Expire{Tenant: "acme", ID: "it is there", Deadline: time.Now()})
+					return err
+				},
 				"place": func(tx pgx.Tx) error {
 					_, err := old.Holds.Place(t.Context(), tx, holds.Request{TTL: time.Hour, Lines: []holds.Line{{Scope: scope, Amount: 1}}})
 					return err
@@ -252,7 +260,7 @@ func TestMove_RefusesWhatIsOpen(t *testing.T) {
 		})
 	}
 	pgtest.Execute(t, w.pools[0], fmt.Sprintf(`insert into %s.parked_jobs (job_id, turn, amount, class, parked_at, priority, scope, fair, tenant, job, hold, charges)
-		values (9, 1, 1, 1, now(), 1, 'acme/x', '', 'acme', '{}', '', '')`, w.schemas[r.First("acme")]))
+		values (9, 1, 1, 1, now(), 1, 'acme/x', '', 'acme', '{}', '', '{}')`, w.schemas[r.First("acme")]))
 	refused("job 9 waits for acme/x")
 	pgtest.Execute(t, w.pools[0], fmt.Sprintf(`delete from %s.parked_jobs`, w.schemas[r.First("acme")]))
 

@@ -74,7 +74,8 @@ on conflict (tenant) do update set cell = excluded.cell, moves = excluded.moves,
 
 // openSQL has all that cannot move: jobs that wait for units or run on some, holds across tenants, and carved units of which others have a part.
 var openSQL = `
-select 'job ' || x.job_id || ' waits for ' || x.scope from metered.parked_jobs x where ` + named("tenant") + ` or ` + named("scope") + `
+select 'job ' || x.job_id || ' waits for ' || coalesce(nullif(x.scope, ''), 'its next attempt') from metered.parked_jobs x
+where ` + named("tenant") + ` or exists (select from pg_catalog.unnest(x.charges::metered.new_charge[]) c where ` + strings.ReplaceAll(named("scope"), "x.", "c.") + `)
 union all
 select 'hold ' || x.id || ' is that of a job' from metered.holds x where x.no = any ($3::bigint[]) and x.pending and x.id like 'job/%'
 union all

@@ -183,9 +183,9 @@ func (e *Enqueuer) takeOut(ctx context.Context, pool *pgxpool.Pool, id int64, ho
 
 var holdOfJob = regexp.MustCompile(`^job/[0-9]{1,18}/[0-9a-f]{16}$`)
 
-// overAlready reports whether a hold has ended.
+// overAlready reports whether a hold has ended, perhaps before its tenant moved.
 func overAlready(err error) bool {
-	return errors.Is(err, holds.ErrState) || errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired)
+	return errors.Is(err, holds.ErrState) || errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) || errors.Is(err, fault.ErrMoved)
 }
 
 // inTheWay reports whether another transaction was in the way.

@@ -100,7 +100,8 @@ type Options struct {
 //   - If the worker dies, or the job is cancelled or discarded elsewhere, the hold expires.
 //
 // A job without an open hold is cancelled. So the hold's TTL must be longer than a job waits in its queue, and holds.Config.MaxLifetime
-// longer than all its attempts. A jobs.Options.Hold without a TTL lasts until the job ends.
+// longer than all its attempts. A jobs.Options.Hold without a TTL lasts until the job ends. A job whose hold has
+// moved with its tenant (package cells) is snoozed for Options.RetryAfter, until the tenant is back.
 //
 // Locks: those of Cost.Write and the job's row, then the hold's scopes, until COMMIT.
 func NewWorker[T river.JobArgs](pool *pgxpool.Pool, book *holds.Book, work Work[T], opts Options) river.Worker[T] {
@@ -181,8 +182,18 @@ func (e *notHeldError) Error() string {
 
 func (e *notHeldError) Unwrap() error { return e.cause }
 
+// awayError means that the job's hold is in another cell.
+type awayError struct{ cause error }
+
+func (e *awayError) Error() string { return fmt.Sprintf("holdjobs: the job's hold: %v", e.cause) }
+
+func (e *awayError) Unwrap() error { return e.cause }
+
 // ofHold marks an error about the job's own hold. The work may have other holds, whose errors are ordinary failures.
 func ofHold(err error) error {
+	if errors.Is(err, fault.ErrMoved) {
+		return &awayError{err}
+	}
 	if errors.Is(err, holds.ErrState) || errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) {
 		return &notHeldError{err}
 	}
@@ -214,19 +225,20 @@ func (w *worker[T]) cover(ctx context.Context, job *river.Job[T], span time.Dura
 	if err == nil && h.State != holds.Held {
 		err = &holds.StateError{ID: h.ID, State: h.State, Hold: h}
 	}
-	if err != nil {
+	by := time.Microsecond // Extend knows whether an unknown hold has moved
+	switch {
+	case errors.Is(err, holds.ErrUnknown):
+	case err != nil:
 		return ofHold(err)
-	}
-	if h.Remaining() <= 0 {
+	case h.Remaining() <= 0:
 		return nil
-	}
-	by := span - h.Remaining()
-	if !h.Ceiling.IsZero() {
-		by = min(by, h.Ceiling.Sub(h.Deadline))
-	}
-	by = by.Truncate(time.Microsecond)
-	if by <= 0 {
-		return nil
+	default:
+		if by = span - h.Remaining(); !h.Ceiling.IsZero() {
+			by = min(by, h.Ceiling.Sub(h.Deadline))
+		}
+		if by = by.Truncate(time.Microsecond); by <= 0 {
+			return nil
+		}
 	}
 	return w.inTx(ctx, func(tx pgx.Tx) error {
 		_, err := book.Extend(ctx, tx, holds.Extend{
@@ -246,6 +258,9 @@ func (w *worker[T]) failed(ctx context.Context, job *river.Job[T], err error) er
 	}
 	if errors.Is(err, errNotRunning) {
 		return err // the worker that has the job now has the hold, too
+	}
+	if away := (*awayError)(nil); errors.As(err, &away) {
+		return river.JobSnooze(w.opts.RetryAfter)
 	}
 	span, reason := w.next(ctx, job, err)
 	// The end of ctx may be why the attempt failed.

@@ -93,7 +93,8 @@ begin
 end
 $$;
 
--- Refuses the first entry of a scope whose tenant has left this cell. A tenant's name has up to four parts.
+-- Refuses the first entry of a scope whose tenant has left this cell, and an answer that such a tenant has no hold of an id. A tenant's name has up
+-- to four parts.
 create function metered._refuse_moved(of_scope text) returns void
 language plpgsql volatile
 as $$

@@ -5,6 +5,9 @@ create function metered._missing_hold(of_tenant text, of_id text, issued timesta
 language plpgsql volatile
 as $$
 begin
+    if exists (select from metered.cell) then
+        perform metered._refuse_moved(of_tenant);   -- it may be in the tenant's cell
+    end if;
     if issued <= (select z.at from metered.holds_horizon z where z.one) then
         return 'retired';
     end if;
