@@ -101,7 +101,7 @@ var roleSettings = []string{
 // evilSQL makes tables and functions of the library's names, for a search_path that has them first.
 const evilSQL = `create schema evil; grant usage on schema evil to public;
 	do $$ declare t text; begin
-		for t in select relname from pg_class where relnamespace = 'metered'::regnamespace and relkind = 'r' loop
+		for t in select relname from pg_class where relnamespace = 'metered'::regnamespace and relkind in ('r', 'v') loop
 			execute format('create table evil.%I (like metered.%I); grant all on evil.%I to public', t, t, t);
 		end loop;
 	end $$;
@@ -282,7 +282,7 @@ func (h *hostile) check(purged, many bool) {
 	} {
 		require.Zero(h, count(h.T, h.owner, "("+sql+") x(n) where n > 0"), what)
 	}
-	for _, table := range []string{"ledger", "holds", "tokens", "operations", "lots"} {
+	for _, table := range []string{"ledger", "holds", "tokens", "operations", "lots", "lot_rows"} {
 		require.Zero(h, count(h.T, h.owner, "evil."+table), "rows went to a table of the same name")
 	}
 	list, err := h.c.Holds.List(ctx, h.owner, holds.Filter{})
