@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -15,22 +16,42 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
+// cellsOn is a Router of the schemas metered and second. With one pool a tenant moves in one transaction, with two in three.
+func cellsOn(pools ...*pgxpool.Pool) (*cells.Router, error) {
+	var clients []*metered.Client
+	for i, schema := range []string{"metered", "second"} {
+		c, err := metered.New(pools[i%len(pools)], metered.Config{Schema: schema, LockTimeout: time.Minute})
+		if err != nil {
+			return nil, err
+		}
+		clients = append(clients, c)
+	}
+	return cells.New(clients)
+}
+
+// router is that of a process on a node, with so many pools.
+func (c *citus) router(node string, pools int) *cells.Router {
+	c.t.Helper()
+	all := []*pgxpool.Pool{c.nodes[node]}
+	for range pools - 1 {
+		all = append(all, pgtest.Reopen(c.t, c.nodes[node], func(*pgxpool.Config) {}))
+	}
+	r, err := cellsOn(all...)
+	require.NoError(c.t, err)
+	return r
+}
+
 // A tenant moves between cells on two workers, and back, with a hold and a record. Whoever does not know yet follows it, through each node.
 func TestCitus_ATenantMovesBetweenWorkers(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	c := onCitus(t, citusCluster).migrated()
 	second := c.elsewhere("second")
-	router := func(node string) *cells.Router {
-		r, err := cells.New([]*metered.Client{pgtest.NewClient(t, c.nodes[node], metered.Config{}), pgtest.NewClient(t, c.nodes[node], metered.Config{Schema: second})})
-		require.NoError(t, err)
-		return r
-	}
-	mover := router("coordinator")
+	mover := c.router("coordinator", 1)
 	require.NoError(t, mover.SetUp(ctx))
 	var callers []*cells.Router
 	for _, node := range citusNodes {
-		callers = append(callers, router(node))
+		callers = append(callers, c.router(node, 1))
 	}
 	spend := metered.Command{ID: "1", Tenant: "acme", Charges: []budget.Charge{{Scope: "acme/uploads", Amount: 3}},
 		Holds: []holds.Request{{Tenant: "acme", ID: "kept", TTL: time.Hour, Lines: []holds.Line{{Scope: "acme/seats", Amount: 2}}}}}

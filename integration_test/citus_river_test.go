@@ -117,13 +117,15 @@ func TestCitus_RiverWorksJobsOfEachNode(t *testing.T) {
 		})
 	}
 	number := func(sql string) int64 { return pgtest.Value[int64](t, c.owner, sql) }
-	for number("select count(*) from metered.river_job where state = 'completed'") < total || number("select count(*) from metered.holds where pending") > 0 {
-		require.NoError(t, ctx.Err())
-		for node, r := range all {
-			require.Empty(t, r.complaints.all(), node)
-		}
-		time.Sleep(50 * time.Millisecond)
+	for n := range int64(total) {
+		pgtest.WaitFor(t, "one more job", func() bool {
+			for node, r := range all {
+				require.Empty(t, r.complaints.all(), node)
+			}
+			return number("select count(*) from metered.river_job where state = 'completed'") > n
+		})
 	}
+	pgtest.WaitFor(t, "the holds of jobs", func() bool { return number("select count(*) from metered.holds where pending") == 0 })
 	for node, r := range all {
 		require.NoError(t, r.Stop(ctx))
 		require.NotZero(t, r.worked.Load(), node)

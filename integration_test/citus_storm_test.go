@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -41,17 +40,27 @@ type storm struct {
 	clients map[string]*metered.Client
 	ids     map[string][]string                              // by node
 	send    func(ctx context.Context, node, id string) error // a command, or the same again
-	replay  func(node, id string) bool                       // sends a command again: it was committed
+	replay  func(node, id string) (bool, error)              // sends a command again: it was committed
 	answers map[string]error
+	level   pgx.TxIsoLevel
 
 	troubled int // commands that failed, or whose outcome was not known
 }
 
 const stormClients, stormEach = 2, 15 // on each node
 
+// atEachLevel runs storms one after the other, each in a database of its own, on a cluster that the first one starts.
+func atEachLevel(t *testing.T, start func() (*pgserver.Citus, error), storms func(c *citus, level pgx.TxIsoLevel)) {
+	start = sync.OnceValues(start)
+	for _, level := range pgtest.IsolationLevels {
+		t.Run(string(level), func(t *testing.T) { storms(onCitus(t, start).migrated(), level) })
+	}
+}
+
 // storm makes the clients. The ids of their commands are unique.
-func (c *citus) storm(cfg metered.Config) *storm {
-	s := &storm{citus: c, clients: map[string]*metered.Client{}, ids: map[string][]string{}, answers: map[string]error{}}
+func (c *citus) storm(level pgx.TxIsoLevel) *storm {
+	s := &storm{citus: c, clients: map[string]*metered.Client{}, ids: map[string][]string{}, answers: map[string]error{}, level: level}
+	cfg := metered.Config{LockTimeout: 15 * time.Second, MaxAttempts: 100}
 	for node, pool := range c.nodes {
 		s.clients[node] = pgtest.NewClient(c.t, pool, cfg)
 		for i := range stormClients * stormEach {
@@ -61,12 +70,15 @@ func (c *citus) storm(cfg metered.Config) *storm {
 	return s
 }
 
-// run sends all commands, and calls happen as often as this, at equal parts of them. While it runs, and a second longer, failed commands are no
-// hurry.
+// run sends all commands, within two minutes, and calls happen as often as this, at equal parts of them.
 func (s *storm) run(times int, happen func(n int)) {
+	ctx, over := context.WithTimeout(s.t.Context(), 2*time.Minute)
+	defer over()
 	var mu sync.Mutex
+	var happening sync.RWMutex
 	var wg sync.WaitGroup
-	var ended atomic.Int64
+	const all = 3 * stormClients * stormEach
+	ended := make(chan bool, all)
 	for node, ids := range s.ids {
 		work := make(chan string, len(ids))
 		for _, id := range ids {
@@ -76,27 +88,34 @@ func (s *storm) run(times int, happen func(n int)) {
 		for range stormClients {
 			wg.Go(func() {
 				for id := range work {
-					ctx, cancel := context.WithTimeout(s.t.Context(), 20*time.Second)
-					err := s.send(ctx, node, id)
+					within, cancel := context.WithTimeout(ctx, time.Minute)
+					err := s.send(within, node, id)
 					cancel()
 					mu.Lock()
 					s.answers[id] = err
 					mu.Unlock()
-					ended.Add(1)
+					ended <- true
 					if err != nil && !errors.Is(err, budget.ErrExceeded) {
-						time.Sleep(300 * time.Millisecond) // the server restarts: not all commands are to meet that
+						happening.RLock() // the server restarts: not all commands are to meet that
+						happening.RUnlock()
 					}
 				}
 			})
 		}
 	}
+	seen := 0
 	for n := range times {
-		for ended.Load() < int64((n+1)*3*stormClients*stormEach/(times+1)) && !s.t.Failed() {
-			time.Sleep(time.Millisecond)
+		for ; seen < (n+1)*all/(times+1); seen++ {
+			<-ended
 		}
-		happen(n)
+		func() {
+			happening.Lock()
+			defer happening.Unlock()
+			happen(n)
+		}()
 	}
 	wg.Wait()
+	require.NoError(s.t, ctx.Err())
 	for _, pool := range s.nodes {
 		pool.Reset()
 	}
@@ -159,16 +178,15 @@ func (s *storm) commands(limit int64) {
 		_, err := s.command(ctx, node, id, secrets[id], limit)
 		return err
 	}
-	s.replay = func(node, id string) bool {
+	s.replay = func(node, id string) (bool, error) {
 		out, err := s.command(s.t.Context(), node, id, secrets[id], limit)
-		require.NoError(s.t, err, id)
-		return out.Replayed
+		return out.Replayed, err
 	}
 }
 
 func (s *storm) command(ctx context.Context, node, id, secret string, limit int64) (metered.Outcome[any], error) {
 	return metered.Do(ctx, s.clients[node], metered.Command{
-		ID: id, Input: 1, Token: &metered.Redeem{Purpose: "p", Subject: id, Presented: secret},
+		ID: id, Input: 1, Isolation: s.level, Token: &metered.Redeem{Purpose: "p", Subject: id, Presented: secret},
 		Charges: []budget.Charge{{Scope: "stormed", Amount: 1, Limits: []budget.Limit{{Max: limit, Window: time.Hour}}}, {Scope: "of " + id, Amount: 1}},
 		Holds:   []holds.Request{{ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "seats", Amount: 1}}}},
 	}, func(ctx context.Context, tx *metered.Tx) (any, error) {
@@ -199,9 +217,12 @@ func (s *storm) settled() (committed int64) {
 	for node, next := range map[string]string{"coordinator": "home", "home": "other", "other": "coordinator"} {
 		for _, id := range s.ids[node] {
 			if there := effects(id)[0] == 1; there || errors.Is(s.answers[id], metered.ErrIndefinite) {
-				require.Equal(t, there, s.replay(next, id), "%s after %v", id, s.answers[id])
-				if !there {
+				replayed, err := s.replay(next, id)
+				require.Equal(t, there, replayed, "%s after %v: %v", id, s.answers[id], err)
+				if !there && err == nil {
 					committed++
+				} else if !there {
+					require.ErrorIs(t, err, budget.ErrExceeded, id)
 				}
 			}
 		}
@@ -219,17 +240,21 @@ func TestCitus_NodeKilledAmidCommands(t *testing.T) {
 	for _, node := range []string{"home", "coordinator"} {
 		t.Run(node, func(t *testing.T) {
 			t.Parallel()
-			s := onCitus(t, killable(t)).migrated().storm(metered.Config{LockTimeout: 5 * time.Second})
-			s.commands(1000)
-			s.run(2, func(int) {
-				require.NoError(t, s.servers[node].Kill())
-				require.NoError(t, s.servers[node].Restart(context.Background()))
+			atEachLevel(t, killable(t), func(c *citus, level pgx.TxIsoLevel) {
+				s := c.storm(level)
+				s.commands(1000)
+				s.run(2, func(int) { s.crash(node) })
+				s.owner.Reset()
+				s.recovered()
+				s.settled()
 			})
-			s.owner.Reset()
-			s.recovered()
-			s.settled()
 		})
 	}
+}
+
+func (s *storm) crash(node string) {
+	require.NoError(s.t, s.servers[node].Kill())
+	require.NoError(s.t, s.servers[node].Restart(context.Background()))
 }
 
 // recovered waits until no node has a transaction that was prepared.
@@ -247,15 +272,18 @@ func (s *storm) recovered() {
 // COMMIT is true.
 func TestCitus_TwoSchemasInOneTransaction(t *testing.T) {
 	t.Parallel()
-	c := onCitus(t, killable(t)).migrated()
-	second := c.elsewhere("second")
-	s := c.storm(metered.Config{LockTimeout: 5 * time.Second})
+	atEachLevel(t, killable(t), func(c *citus, level pgx.TxIsoLevel) { c.twoSchemas(level) })
+}
+
+func (c *citus) twoSchemas(level pgx.TxIsoLevel) {
+	t, second := c.t, c.elsewhere("second")
+	s := c.storm(level)
 	others := map[string]*metered.Client{}
 	for node, pool := range c.nodes {
-		others[node] = pgtest.NewClient(t, pool, metered.Config{Schema: second, LockTimeout: 5 * time.Second})
+		others[node] = pgtest.NewClient(t, pool, metered.Config{Schema: second, LockTimeout: 15 * time.Second})
 	}
 	s.send = func(ctx context.Context, node, id string) error {
-		return s.clients[node].RunTx(ctx, pgx.TxOptions{}, func(ctx context.Context, tx pgx.Tx) error {
+		return s.clients[node].RunTx(ctx, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
 			for _, c := range []*metered.Client{s.clients[node], others[node]} {
 				if _, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: "of " + id, Amount: 1}, budget.Charge{Scope: "stormed", Amount: 1}); err != nil {
 					return err
@@ -265,10 +293,7 @@ func TestCitus_TwoSchemasInOneTransaction(t *testing.T) {
 		})
 	}
 	order := []string{"home", "coordinator", "other"}
-	s.run(len(order), func(n int) {
-		require.NoError(t, s.servers[order[n]].Kill())
-		require.NoError(t, s.servers[order[n]].Restart(context.Background()))
-	})
+	s.run(len(order), func(n int) { s.crash(order[n]) })
 	s.owner.Reset()
 	s.recovered()
 	committed := s.judge(func(id string) (all []int) {
@@ -313,11 +338,13 @@ func TestCitus_SchemaMovedAmidCommands(t *testing.T) {
 		t.Run(mode, func(t *testing.T) {
 			t.Parallel()
 			const limit = 3 * stormClients * stormEach * 3 / 4
-			s := onCitus(t, citusCluster).migrated().storm(metered.Config{})
-			s.commands(limit)
-			s.run(2, func(int) { s.move("metered", mode) })
-			require.EqualValues(t, limit, s.settled())
-			require.Zero(t, s.troubled, "a command that met the switch was sent again by the library")
+			atEachLevel(t, citusCluster, func(c *citus, level pgx.TxIsoLevel) {
+				s := c.storm(level)
+				s.commands(limit)
+				s.run(2, func(int) { s.move("metered", mode) })
+				require.EqualValues(c.t, limit, s.settled())
+				require.Zero(c.t, s.troubled, "a command that met the switch was sent again by the library")
+			})
 		})
 	}
 }

@@ -34,6 +34,10 @@ func TestMain(m *testing.M) {
 		}
 		os.Exit(1) // it works until it is killed
 	}
+	if connString := os.Getenv(moverEnv); connString != "" {
+		fmt.Fprintln(os.Stderr, keepMoving(context.Background(), connString))
+		os.Exit(1) // it moves until it is killed
+	}
 	os.Exit(m.Run())
 }
 
