@@ -2443,26 +2443,27 @@ create function metered._due_lots(tip metered.ledger, clk timestamptz, out lots 
 language plpgsql stable
 as $$
 declare
-    until  timestamptz := greatest(clk, tip.at);
-    due    boolean := coalesce(tip.next_due <= clk, false); -- some holds are
-    of_holds   metered.lot_holds[] := '{}'; -- units of these holds, and overdrawn units of other holds
-    starts metered.lots[] := '{}';      -- that begin
-    begun  boolean;             -- some have
-    spent  bigint := 0;         -- of debt
-    at     timestamptz := tip.at;
-    child  metered.lots;
-    nos    bigint[] := '{}';    -- of the due holds, in their order, with their times, entries and minima
-    times  timestamptz[];
-    seqs   bigint[];
-    minima bigint[];
-    turn   int := 1;            -- the next of them
-    k      record;
-    own    record;
-    j      int;
-    s      int;
-    part   bigint;
-    units  bigint;
-    made   bigint := 4611686018427387904;   -- a lot that nobody has written has a number beyond this one meanwhile, so that holds can name it
+    until       timestamptz := greatest(clk, tip.at);
+    due         boolean := coalesce(tip.next_due <= clk, false); -- some holds are
+    of_holds    metered.lot_holds[] := '{}'; -- units of these holds, and overdrawn units of other holds
+    starts      metered.lots[] := '{}';     -- that begin
+    begun       boolean;                    -- some have
+    spent       bigint := 0;                -- of debt
+    at          timestamptz := tip.at;
+    child       metered.lots;
+    nos         bigint[] := '{}';           -- of the due holds, in their order, with their times, entries and minima
+    times       timestamptz[];
+    seqs        bigint[];
+    minima      bigint[];
+    next_hold   int := 1;                   -- the place of the next one
+    held        record;                     -- units of a lot in due holds
+    overdrawn   record;                     -- a row of an overdrawn hold
+    lot_pos     int;                        -- a place in lots
+    start_pos   int;                        -- a place in starts
+    part        bigint;
+    units       bigint;
+    max_written constant bigint := 4611686018427387904; -- numbers beyond it name lots that nobody has written yet, so that holds can name them
+    new_no      bigint := max_written;      -- the last one
 begin
     debt := metered._debt(tip);
     lapsed := 0;
@@ -2475,7 +2476,7 @@ begin
     end if;
     begun := starts <> '{}';
     if due and debt = 0 and starts = '{}' and lots = '{}' then    -- then no hold pays for another one, and one statement does
-        for k in
+        for held in
             select o.lot, sum(o.amount)::bigint as kept, coalesce(sum(o.freed) filter (where o.expires_at > greatest(o.due, tip.at)), 0)::bigint as back,
                 coalesce(sum(o.freed) filter (where o.expires_at <= greatest(o.due, tip.at)), 0)::bigint as late
             from (select y.due, x.lot, x.amount, x.expires_at, least(x.amount, greatest(0, x.upto - greatest(0, y.at_least - y.captured))) as freed
@@ -2486,11 +2487,11 @@ begin
                   where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk) o
             group by o.lot order by o.lot
         loop
-            select y.* into child from metered.lots y where y.no = k.lot;
+            select y.* into child from metered.lots y where y.no = held.lot;
             child := metered._as_rest(child);
-            child.held := child.held - k.kept;
-            child.rest := child.rest + k.back;
-            lapsed := lapsed + k.late + case when (child.plan).uses is not null then k.back else 0 end;
+            child.held := child.held - held.kept;
+            child.rest := child.rest + held.back;
+            lapsed := lapsed + held.late + case when (child.plan).uses is not null then held.back else 0 end;
             lots := lots || child;
         end loop;
     elsif due or starts <> '{}' or lots <> '{}' then
@@ -2509,29 +2510,29 @@ begin
         spent := debt - (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0);
     end if;
     loop
-        j := (select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0 and lots[x.j].expires_at <= until
-            order by lots[x.j].expires_at, lots[x.j].no, x.j limit 1);
-        s := (select x.j from generate_subscripts(starts, 1) x(j) order by starts[x.j].starts_at, starts[x.j].no, x.j limit 1);
-        if j is not null and lots[j].expires_at <= coalesce(starts[s].starts_at, 'infinity') and lots[j].expires_at <= coalesce(times[turn], 'infinity') then
-            units := metered._rolls_among(lots[j], lots);
-            child := metered._gone_on(lots[j], units);
-            lapsed := lapsed + case when (lots[j].plan).uses is null then lots[j].rest - units else 0 end;
-            if lots[j].held = 0 and (lots[j].no > 4611686018427387904 or lots[j].last_seq is null) then   -- nobody has written it, and nothing is left of it
-                lots := lots[:j - 1] || lots[j + 1:];
+        lot_pos := (select x.pos from generate_subscripts(lots, 1) x(pos) where lots[x.pos].rest > 0 and lots[x.pos].expires_at <= until
+            order by lots[x.pos].expires_at, lots[x.pos].no, x.pos limit 1);
+        start_pos := (select x.pos from generate_subscripts(starts, 1) x(pos) order by starts[x.pos].starts_at, starts[x.pos].no, x.pos limit 1);
+        if lot_pos is not null and lots[lot_pos].expires_at <= coalesce(starts[start_pos].starts_at, 'infinity') and lots[lot_pos].expires_at <= coalesce(times[next_hold], 'infinity') then
+            units := metered._rolls_among(lots[lot_pos], lots);
+            child := metered._gone_on(lots[lot_pos], units);
+            lapsed := lapsed + case when (lots[lot_pos].plan).uses is null then lots[lot_pos].rest - units else 0 end;
+            if lots[lot_pos].held = 0 and (lots[lot_pos].no > max_written or lots[lot_pos].last_seq is null) then   -- nobody has written it, and nothing is left of it
+                lots := lots[:lot_pos - 1] || lots[lot_pos + 1:];
             else
-                lots[j].rest := 0;
-                lots[j].roll_cap := null;
+                lots[lot_pos].rest := 0;
+                lots[lot_pos].roll_cap := null;
             end if;
             if units > 0 then
-                made := made + (child.no is null)::int;
-                child.no := coalesce(child.no, made);
+                new_no := new_no + (child.no is null)::int;
+                child.no := coalesce(child.no, new_no);
                 lots := lots || child;
             end if;
             continue;
-        elsif s is not null and starts[s].starts_at <= coalesce(times[turn], 'infinity') then
-            child := starts[s];
+        elsif start_pos is not null and starts[start_pos].starts_at <= coalesce(times[next_hold], 'infinity') then
+            child := starts[start_pos];
             at := greatest(at, child.starts_at);
-            starts := starts[:s - 1] || starts[s + 1:];
+            starts := starts[:start_pos - 1] || starts[start_pos + 1:];
             if ((child.plan).renews).every is not null and (metered._next_lot(child)).starts_at <= until then
                 starts := starts || metered._next_lot(child);
             end if;
@@ -2541,59 +2542,58 @@ begin
             child.rest := child.pending;
             child.pending := 0;
             child.granted_at := child.starts_at;
-            made := made + (child.no is null)::int;
-            child.no := coalesce(child.no, made);
+            new_no := new_no + (child.no is null)::int;
+            child.no := coalesce(child.no, new_no);
             lots := lots || child;
-        elsif turn <= cardinality(nos) then
-            at := greatest(at, times[turn]);
-            units := minima[turn];
-            for k in
-                select o.n, o.lot, o.amount, y.n as j from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n)
+        elsif next_hold <= cardinality(nos) then
+            at := greatest(at, times[next_hold]);
+            units := minima[next_hold];
+            for held in
+                select o.n, o.lot, o.amount, y.n as pos from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n)
                     left join (select x.no, x.priority, x.expires_at, row_number() over () as n from unnest(lots) x) y on y.no = o.lot
-                where o.seq = seqs[turn] and o.amount > 0 order by y.priority, y.expires_at, y.no
+                where o.seq = seqs[next_hold] and o.amount > 0 order by y.priority, y.expires_at, y.no
             loop
-                part := least(units, k.amount);
+                part := least(units, held.amount);
                 units := units - part;
-                of_holds[k.n].amount := 0;
-                if k.lot = 0 then
+                of_holds[held.n].amount := 0;
+                if held.lot = 0 then
                     spent := spent + part;
                     continue;
                 end if;
-                j := k.j;
-                lots[j].held := lots[j].held - k.amount;
-                if lots[j].expires_at <= at or (lots[j].plan).uses is not null then
-                    lapsed := lapsed + k.amount - part;     -- or back to its uses
+                lot_pos := held.pos;
+                lots[lot_pos].held := lots[lot_pos].held - held.amount;
+                if lots[lot_pos].expires_at <= at or (lots[lot_pos].plan).uses is not null then
+                    lapsed := lapsed + held.amount - part;     -- or back to its uses
                 end if;
-                if lots[j].expires_at > at then
-                    lots[j].rest := lots[j].rest + k.amount - part;
+                if lots[lot_pos].expires_at > at then
+                    lots[lot_pos].rest := lots[lot_pos].rest + held.amount - part;
                 end if;
             end loop;
-            turn := turn + 1;
+            next_hold := next_hold + 1;
         else
             exit;
         end if;
         continue when spent + (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0) = 0;
         -- As _pay_back does it.
-        for k in select x.j from generate_subscripts(lots, 1) x(j) where lots[x.j].rest > 0 and (lots[x.j].plan).uses is null
-            order by lots[x.j].priority, lots[x.j].expires_at, lots[x.j].no
+        for lot_pos in select x.pos from generate_subscripts(lots, 1) x(pos) where lots[x.pos].rest > 0 and (lots[x.pos].plan).uses is null
+            order by lots[x.pos].priority, lots[x.pos].expires_at, lots[x.pos].no
         loop
-            j := k.j;
-            part := least(spent, lots[j].rest);
+            part := least(spent, lots[lot_pos].rest);
             spent := spent - part;
-            lots[j].rest := lots[j].rest - part;
-            for own in select o.n, o.amount from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n) where o.lot = 0 and o.amount > 0 order by o.seq loop
-                part := least(own.amount, lots[j].rest);
+            lots[lot_pos].rest := lots[lot_pos].rest - part;
+            for overdrawn in select o.n, o.amount from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n) where o.lot = 0 and o.amount > 0 order by o.seq loop
+                part := least(overdrawn.amount, lots[lot_pos].rest);
                 exit when part = 0;
-                of_holds[own.n].amount := own.amount - part;
-                of_holds := of_holds || row(of_holds[own.n].seq, lots[j].no, part, tip.scope)::metered.lot_holds;
-                lots[j].rest := lots[j].rest - part;
-                lots[j].held := lots[j].held + part;
+                of_holds[overdrawn.n].amount := overdrawn.amount - part;
+                of_holds := of_holds || row(of_holds[overdrawn.n].seq, lots[lot_pos].no, part, tip.scope)::metered.lot_holds;
+                lots[lot_pos].rest := lots[lot_pos].rest - part;
+                lots[lot_pos].held := lots[lot_pos].held + part;
             end loop;
         end loop;
     end loop;
-    for j in 1..case when made > 4611686018427387904 then cardinality(lots) else 0 end loop
-        if lots[j].no > 4611686018427387904 then
-            lots[j].no := null;
+    for lot_pos in 1..case when new_no > max_written then cardinality(lots) else 0 end loop
+        if lots[lot_pos].no > max_written then
+            lots[lot_pos].no := null;
         end if;
     end loop;
     if due or begun then
