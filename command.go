@@ -176,10 +176,10 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 // owns refuses a command whose record or token would stay behind when the tenant of the Client moves.
 func (c *Client) owns(cmd Command) error {
 	if !c.home.Owns(cmd.Tenant) {
-		return misuse("Command.Tenant", "is %q, want %q, or that and a part behind a slash", cmd.Tenant, c.home.Tenant)
+		return misuse("Command.Tenant", "is %q, want %q, or that and a part after a slash", cmd.Tenant, c.home.Tenant)
 	}
 	if cmd.Token != nil && !c.home.Owns(cmd.Token.Subject) {
-		return misuse("Command.Token.Subject", "is %q, want %q, or that and a part behind a slash", cmd.Token.Subject, c.home.Tenant)
+		return misuse("Command.Token.Subject", "is %q, want %q, or that and a part after a slash", cmd.Token.Subject, c.home.Tenant)
 	}
 	return nil
 }

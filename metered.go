@@ -74,7 +74,7 @@ type Outcome[R any] struct {
 	Holds  []holds.Hold   `json:"holds,omitempty"` // by calls of Tx, each as it was after its call
 	Draws  []wallet.Drawn `json:"draws,omitempty"` // of Tx.Draw, likewise
 	At     time.Time      `json:"at"`              // of completion, by the database's clock
-	LSN    replica.LSN    `json:"lsn,omitzero"`    // behind the commit, with Command.LSN. 0 if unknown. It is not stored: a replay has a later one
+	LSN    replica.LSN    `json:"lsn,omitzero"`    // after the commit, with Command.LSN. 0 if unknown. It is not stored: a replay has a later one
 }
 
 // Do runs a command as one unit: it claims the operation id, spends the token, calls fn (nil in a Do[any]), makes the charges, records the
@@ -98,7 +98,7 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 	return run(ctx, c, nil, cmd, fn)
 }
 
-// DoTx is Do inside the caller's transaction, behind a savepoint: if the command is refused or fails, tx is as before, and usable. It takes
+// DoTx is Do inside the caller's transaction, in a savepoint: if the command is refused or fails, tx is as before, and usable. It takes
 // effect with the caller's commit, and so does its record.
 //
 // The scopes stay locked until tx ends: make it the last thing. A second command in tx, or one after a charge, can deadlock (SQLSTATE

@@ -521,7 +521,7 @@ create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 create index hold_lines_least on metered.hold_lines (scope, due) where open > 0 and at_least > 0;
 
 -- The rows of lots. What a draw, a hold or a refund changes of a lot is in its newest move: a row that each of them updated would get slower with each version
--- that an open snapshot keeps. This one changes where a lot begins, is empty, gets units again, or ends. The view lots has both. Behind an entry of its
+-- that an open snapshot keeps. This one changes where a lot begins, is empty, gets units again, or ends. The view lots has both. Written after an entry of its
 -- scope, which the guard lets one writer make.
 create table metered.lot_rows (
     no          bigint      generated always as identity primary key, -- the number of the lot
@@ -606,7 +606,7 @@ create table metered.lot_moves (
                                         -- s scheduled for later, or its end set, w withdrawn before it began,
                                         -- a applied to a use that takes them now, b back to its uses
     scope  text collate "C" not null,   -- the wallet
-    version bigint,                     -- 1, 2, 3 and so on of its lot. Behind the newest one, the lot has these units. Null: overdraft, or of 0.1.0
+    version bigint,                     -- 1, 2, 3 and so on of its lot. After the newest one, the lot has these units. Null: overdraft, or of 0.1.0
     rest   bigint,                      -- units of the lot that can be drawn
     drawn  bigint,                      -- units of the lot that were spent, less refunds
     held   bigint,                      -- units of the lot in open holds and leases
@@ -961,7 +961,7 @@ as $$
 $$;
 
 -- Refuses an argument that is out of bounds, which Go never sends. Functions that commands wait
--- for call it behind an IF, which costs a fifth of a PERFORM.
+-- for call it in an IF, which costs a fifth of a PERFORM.
 create function metered._require(holds boolean, what text) returns void
 language plpgsql
 as $$
@@ -1287,7 +1287,7 @@ declare
 begin
     b := metered._base(tip.scope, tip.seq, tip.epoch, t);
     if b.seq is null then
-        raise exception 'the window reaches behind what is retained'
+        raise exception 'the window reaches purged entries'
             using errcode = 'MT002', detail = tip.scope;
     end if;
     base_seq := b.seq;
@@ -1482,7 +1482,7 @@ $$;
 -- Deletes entries of one scope that no window ending at or after cutoff needs,
 -- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that
 -- a writer that sees the scope as empty collides with it. It is a new row, so that a writer that
--- sees it as the last entry collides, too (_entry_for_write). The entries behind it begin at a multiple of
+-- sees it as the last entry collides, too (_entry_for_write). The entries after it begin at a multiple of
 -- 16, plus one, which the time index holds.
 -- upto is the last seq deleted or passed over, for the next call to begin after:
 -- scanning from the front again would wade through the rows deleted before.
@@ -1785,7 +1785,7 @@ declare
     m     record;
     part  bigint;
     at    timestamptz := (select e.at from metered.ledger e where use is not null and e.scope = of_scope and e.seq = at_seq);
-    first int := -2147483648;           -- where the next lot is: behind the last one, whose index entry is still in the way
+    first int := -2147483648;           -- where the next lot is: after the last one, whose index entry is still in the way
     ends  timestamptz := '-infinity';
     after bigint := 0;
 begin
@@ -1832,7 +1832,7 @@ begin
 end
 $$;
 
--- Behind which place in the order of lots the next one is that has not ended: null, if none has not. It reads two of each priority.
+-- The place in the order of lots before the next one that has not ended: null if all have. It reads two of each priority.
 create function metered._pass_ended(of_scope text, from_priority int, from_end timestamptz, from_no bigint, ended timestamptz,
     out priority int, out ends timestamptz, out after bigint)
 language plpgsql stable
@@ -1886,7 +1886,7 @@ begin
 end
 $$;
 
--- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. as_no is the number of the
+-- Credit becomes a lot: appends the entry after tip, which the wallet's lots are due before, and returns it. as_no is the number of the
 -- lot, if one was set aside for it.
 create function metered._append_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", of_lot bigint, as_no bigint,
     out entry metered.ledger, out no bigint)
@@ -1989,7 +1989,7 @@ end
 $$;
 
 -- Takes back units of a lot that has them as its rest: they lapsed (e), are revoked (v) or roll over (o). Appends the entry
--- behind tip, and returns it.
+-- after tip, and returns it.
 create function metered._take_back(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
 language plpgsql volatile
 as $$
@@ -2026,7 +2026,7 @@ begin
 end
 $$;
 
--- An entry behind tip that no caller asked for, without the caller's marks.
+-- An entry after tip that no caller asked for, without the caller's marks.
 create function metered._own_entry(tip metered.ledger, clk timestamptz) returns metered.ledger
 language plpgsql stable
 as $$
@@ -2100,7 +2100,7 @@ begin
 end
 $$;
 
--- Ends a lot, at its time: some of its rest goes on, and the rest lapses. Appends the entries behind tip, and returns the last one.
+-- Ends a lot, at its time: some of its rest goes on, and the rest lapses. Appends the entries after tip, and returns the last one.
 create function metered._end_lot(tip metered.ledger, l metered.lots) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -2120,7 +2120,7 @@ begin
 end
 $$;
 
--- Begins a lot, at its time: credits its units, which pay an overdraft back at once, and notes the lot of the next period if it renews. Appends the entry behind
+-- Begins a lot, at its time: credits its units, which pay an overdraft back at once, and notes the lot of the next period if it renews. Appends the entry after
 -- tip, and returns it.
 create function metered._start_lot(tip metered.ledger, l metered.lots) returns metered.ledger
 language plpgsql volatile
@@ -2214,7 +2214,7 @@ begin
 end
 $$;
 
--- Ends a line of a hold that is due, at its time: it captures its minimum, and gives back the other units. Appends the entries behind tip, and
+-- Ends a line of a hold that is due, at its time: it captures its minimum, and gives back the other units. Appends the entries after tip, and
 -- returns the last one.
 create function metered._end_line(tip metered.ledger, l metered.hold_lines, of_id text, clk timestamptz) returns metered.ledger
 language plpgsql volatile
@@ -2252,7 +2252,7 @@ end
 $$;
 
 -- Writes all that is due in a wallet by clk, in its order: ends of holds, whose rows it locks, ends of lots, and beginnings. It ends the first max_lots lots (null: all), and
--- beyond them lots of due holds, lots that begin, lots on whose end others depend, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry behind that, with a
+-- beyond them lots of due holds, lots that begin, lots on whose end others depend, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry after that, with a
 -- new lots_end, without the caller, operation and note of tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross:
 -- the entries remember them from the first one on that lowers the balance, since an expired hold lowers none.
 create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint, wait_ms int) returns metered.ledger
@@ -2267,16 +2267,16 @@ declare
     begins  metered.lots;
     due     record;
     line    metered.hold_lines;
-    pos_end timestamptz := '-infinity';     -- the lot that was ended last, behind which the next is
+    pos_end timestamptz := '-infinity';     -- the lot that was ended last, after which the next is
     pos_no  bigint := 0;
-    begun   timestamptz := '-infinity';     -- the lot that began last, behind which the next does
+    begun   timestamptz := '-infinity';     -- the lot that began last, after which the next does
     begun_no bigint := 0;
     stop_end timestamptz;       -- the first lot that is left to others, or null
     stop_no bigint;
     left_over bigint := units;  -- of units, in lots that go on
     may_keep boolean;           -- there may be such lots
     kept_left int := 2147483647;    -- how many lots of some uses may still lapse
-    ends    timestamptz;        -- when the next lot ends behind all this
+    ends    timestamptz;        -- when the next lot ends after all this
     before  text;
 begin
     if tip.next_due <= clk then
@@ -2403,7 +2403,7 @@ begin
 end
 $$;
 
--- What a wallet has behind the ends that are due, for readers, who write none of them: duelots.sql says in which order ends happen.
+-- The lots of a wallet after the ends that are due, for readers, who write none of them: duelots.sql says in which order ends happen.
 
 -- The lot into which so many units of l roll over at its end, or null for none. It has no number if nobody has written l yet.
 create function metered._gone_on(l metered.lots, units bigint) returns metered.lots
@@ -2436,7 +2436,7 @@ begin
 end
 $$;
 
--- The lots of a wallet behind all that is due, as settle would write it: those of which due holds keep units, those that begin, those on whose end others
+-- The lots of a wallet after all that is due, as settle would write it: those of which due holds keep units, those that begin, those on whose end others
 -- depend, and those into which one of these rolls over. lapsed is how many units lapsed, less those that began, and debt by how many units the wallet is still
 -- overdrawn.
 create function metered._due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
@@ -2636,7 +2636,7 @@ begin
 end
 $$;
 
--- The lots of a wallet that have a rest or are held, as they are behind all ends that are due. With of_nos, these lots and those that they go on in.
+-- The lots of a wallet that have a rest or are held, as they are after all ends that are due. With of_nos, these lots and those that they go on in.
 create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[]) returns setof metered.lots
 language plpgsql stable
 as $$
@@ -2742,7 +2742,7 @@ end
 $$;
 
 -- Gives the lots of a wallet the units back that holds and leases kept of them, which the entries opened_seqs held and the entry freed has
--- just freed. Units of a lot that has ended lapse, in entries behind that one, the last of which it returns. The rest pays an overdraft back.
+-- just freed. Units of a lot that has ended lapse, in entries after that one, the last of which it returns. The rest pays an overdraft back.
 create function metered._free_lots(freed metered.ledger, opened_seqs bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -2819,7 +2819,7 @@ begin
 end
 $$;
 
--- The moves that a refund gives back, before or behind its entry: those of its charge, the last one first. Units that no lot covered first lower the
+-- The moves that a refund gives back, before or after its entry: those of its charge, the last one first. Units that no lot covered first lower the
 -- overdraft (from_seq null, lot 0), and then come from lots that have paid overdraft back, the last one first. The rest is of no lot (null): it was charged
 -- before the scope had lots.
 create function metered._refund_parts(refund metered.ledger) returns table (from_seq bigint, from_nth int, lot bigint, units bigint)
@@ -2922,7 +2922,7 @@ begin
 end
 $$;
 
--- The credit of a scope that no grant brought becomes a lot that never ends, behind the entry e. So many of its units are held.
+-- The credit of a scope that no grant brought becomes a lot that never ends, after the entry e. So many of its units are held.
 create function metered._old_lot(e metered.ledger, units bigint, held bigint) returns bigint
 language plpgsql volatile
 as $$
@@ -3549,7 +3549,7 @@ begin
 end
 $$;
 
--- Appends an entry that moves no units: a lot of so many units is scheduled, or its end is set. e is as _next_entry has it, behind everything due. The lot begins or
+-- Appends an entry that moves no units: a lot of so many units is scheduled, or its end is set. e is as _next_entry has it, after everything due. The lot begins or
 -- ends at comes.
 create function metered._schedule(e metered.ledger, units bigint, comes timestamptz) returns metered.ledger
 language plpgsql volatile
@@ -3709,7 +3709,7 @@ end
 $$;
 
 -- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of
--- which lots they are, and overdrawn how many are of none. left is the balance behind it, with lots for the use of the charge. A refusal of a command's draw raises, because COMMIT
+-- which lots they are, and overdrawn how many are of none. left is the balance after it, with lots for the use of the charge. A refusal of a command's draw raises, because COMMIT
 -- follows, and its draws are kept for its record.
 create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int, origin metered.origin,
     out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out refused jsonb, out crossed jsonb)
@@ -3820,7 +3820,7 @@ $$;
 -- Such a lot has its units as kept. They are no credit of the ledger, so no other balance, limit, lapse or payment of an overdraft counts them. A call for a
 -- use credits as many as it takes of these lots, in one entry (apply), and then charges the whole amount like any call. The applied units
 -- are rests of their lots in between, so the order of lots is the same for all. Units that a hold frees, or a refund gives back, go back to
--- kept by an entry behind (keep_back), as units of a lot that has ended lapse. What happens to kept units moves no units of the ledger:
+-- kept by a later entry (keep_back), as units of a lot that has ended lapse. What happens to kept units moves no units of the ledger:
 -- its entries are of the kind s, and the moves say what they did.
 
 -- Whether these are uses as a plan has them.
@@ -3844,7 +3844,7 @@ begin
 end
 $$;
 
--- Takes kept units of a lot: they lapsed (e), are revoked (v) or roll over (o). Appends the entry behind tip, and returns it.
+-- Takes kept units of a lot: they lapsed (e), are revoked (v) or roll over (o). Appends the entry after tip, and returns it.
 create function metered._take_kept(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
 language plpgsql volatile
 as $$
@@ -3860,7 +3860,7 @@ begin
 end
 $$;
 
--- Units that are the rest of a lot are kept for its uses again. Appends the entry behind tip, and returns it.
+-- Units that are the rest of a lot are kept for its uses again. Appends the entry after tip, and returns it.
 create function metered._keep_back(tip metered.ledger, of_lot bigint, units bigint) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -3895,7 +3895,7 @@ begin
 end
 $$;
 
--- The units of lots for a use, as they are behind all that is due.
+-- The units of lots for a use, as they are after all that is due.
 create function metered._kept_for(tip metered.ledger, use text, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
@@ -7282,7 +7282,7 @@ $$;
 -- no: of the named holds, and of due holds that could be in its way in scopes that it
 -- may charge. A command that names thousands of scopes needs a larger lock table.
 --
--- A hold that was not there before the locks, and is there behind them, was placed while this
+-- A hold that was not there before the locks, and is there after them, was placed while this
 -- waited. Its scopes are not locked, and would be locked late: the whole is to be tried again.
 create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], named metered.hold_ids[], wait_ms int) returns void
 language plpgsql volatile
@@ -7362,7 +7362,7 @@ end
 $$;
 
 -- Notifies the listeners of the channel of a hold's transition. Every build reads the first
--- fields: more may be added, and none may change. With a + behind the channel's name, the actor and
+-- fields: more may be added, and none may change. With a + after the channel's name, the actor and
 -- the present hold are added. Postgres takes less than 8,000 bytes. So the note is sent if it fits, and as
 -- many lines, by scope. cut says that these are not all.
 create function metered._announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void
@@ -8949,7 +8949,7 @@ begin
 end
 $$;
 
--- The turn of a job that joins a line: one round behind the last job of its key (fair), and behind the round that
+-- The turn of a job that joins a line: one round after the last job of its key (fair), and after the round that
 -- is being released. So a key with one job waits for at most one round, however many jobs others have in the line.
 create function metered._turn(of_scope text, of_priority int, of_fair text) returns bigint
 language plpgsql volatile
@@ -9317,7 +9317,7 @@ begin
 end
 $$;
 
--- _start_job, but started is null after an error, such as of a window that reaches behind a purge.
+-- _start_job, but started is null after an error, such as of a window that reaches purged entries.
 create function metered._try_start_job(h metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
     out started boolean, out refused jsonb, out due timestamptz)
 language plpgsql volatile
@@ -10811,7 +10811,7 @@ comment on column metered.hold_lines.scope is 'the scope that it holds units of'
 comment on column metered.hold_lines.refunded is 'units of captured that return_holds gave back';
 comment on column metered.hold_lines.opened_seq is 'the entry that holds its units';
 comment on column metered.hold_lines.at_least is 'is captured when the hold expires, as far as it was not before';
-comment on table metered.lot_rows is 'The rows of lots. What a draw, a hold or a refund changes of a lot is in its newest move: a row that each of them updated would get slower with each version that an open snapshot keeps. This one changes where a lot begins, is empty, gets units again, or ends. The view lots has both. Behind an entry of its scope, which the guard lets one writer make.';
+comment on table metered.lot_rows is 'The rows of lots. What a draw, a hold or a refund changes of a lot is in its newest move: a row that each of them updated would get slower with each version that an open snapshot keeps. This one changes where a lot begins, is empty, gets units again, or ends. The view lots has both. Written after an entry of its scope, which the guard lets one writer make.';
 comment on column metered.lot_rows.no is 'the number of the lot';
 comment on column metered.lot_rows.granted_at is 'when it was granted';
 comment on column metered.lot_rows.expires_at is 'nothing is drawn of it from here on, or infinity: it never ends';
@@ -10851,7 +10851,7 @@ comment on column metered.lot_moves.amount is 'how many units';
 comment on column metered.lot_moves.back is 'units of amount that refunds gave back';
 comment on column metered.lot_moves.kind is 'd credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund, h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over, s scheduled for later, or its end set, w withdrawn before it began, a applied to a use that takes them now, b back to its uses';
 comment on column metered.lot_moves.scope is 'the wallet';
-comment on column metered.lot_moves.version is '1, 2, 3 and so on of its lot. Behind the newest one, the lot has these units. Null: overdraft, or of 0.1.0';
+comment on column metered.lot_moves.version is '1, 2, 3 and so on of its lot. After the newest one, the lot has these units. Null: overdraft, or of 0.1.0';
 comment on column metered.lot_moves.rest is 'units of the lot that can be drawn';
 comment on column metered.lot_moves.drawn is 'units of the lot that were spent, less refunds';
 comment on column metered.lot_moves.held is 'units of the lot in open holds and leases';
@@ -10960,7 +10960,7 @@ comment on column metered.packed_rows.body is 'the row, as the table''s type has
 comment on function metered.enter_tenant(text, bigint, int, int, boolean, int) is 'Begins the work of a transaction for a tenant, in a cell of so many: SQLSTATE MT014 if the tenant lives in another one. home: it lives here unless it has moved. The answer holds until the transaction ends.';
 comment on function metered.credit(metered.scope_name, bigint, metered.amount, boolean, int, metered.origin, boolean) is 'Adds credit to a scope: it counts for lifetimes, and for no window. refused, and nothing written, if the scope must exist and does not (see admit). With raising that is SQLSTATE MT001 instead.';
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining has the units that can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
-comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as empty collides with it. It is a new row, so that a writer that sees it as the last entry collides, too (_entry_for_write). The entries behind it begin at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
+comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as empty collides with it. It is a new row, so that a writer that sees it as the last entry collides, too (_entry_for_write). The entries after it begin at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
 comment on function metered.repair_clock(text, bigint, int, text) is 'Ends the freeze of a scope whose last entry is ahead of the clock, because the clock was: appends an entry of a new epoch, at the clock''s time. Entries before it count as made no later than it. None leaves a window early, and no entry is changed. Does nothing, and seq is null, if the scope is not ahead.';
 comment on view metered.lots is 'Lots: the credit of a wallet, in parts that end. The wallet''s balance is in its ledger, as of any scope. This says where it is from. amount = rest + drawn + held + lapsed + revoked + rolled + pending + kept.';
 comment on column metered.lots.no is 'the number of the lot';
@@ -11003,7 +11003,7 @@ comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lo
 comment on function metered.plan_lot(metered.scope_name, bigint, metered.new_lot, metered.lot_plan, timestamptz, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. status is granted, same (it was granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing written, if the scope must exist and does not.';
 comment on function metered.set_lot_end(metered.scope_name, bigint, bigint, text, timestamptz, metered.charge_limit[], int, metered.origin) is 'Sets the end of a lot, by its number or reference: earlier, later, or never (infinity). status is set, same (it has that end), unknown, ended (it has ended by now, or the end would be over), or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report.';
 comment on function metered.end_renewal(metered.scope_name, bigint, text, metered.charge_limit[], int, metered.origin) is 'Ends the renewals of a grant, by its reference: the lot of the next period is withdrawn, and none comes after it. The present one stays. status is revoked, same (they were ended before), unknown (no such grant renews), or crossing, as revoke_lot has it.';
-comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is the balance behind it, with lots for the use of the charge. A refusal of a command''s draw raises, because COMMIT follows, and its draws are kept for its record.';
+comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is the balance after it, with lots for the use of the charge. A refusal of a command''s draw raises, because COMMIT follows, and its draws are kept for its record.';
 comment on function metered.wallet_balance(text) is 'The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the lots that have some of either, in the order in which they are drawn. Lots for some uses are no part of units. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.';
 comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none, without a command, and returns a refusal. Returning the whole answer costs less than assigning each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'The answer of charge at this moment, without a lock and without writing. STABLE, so that all its statements see one snapshot.';

@@ -205,7 +205,7 @@ func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options
 		}
 	}
 	if opts != nil && (opts.Key != "" || opts.Hold != nil) && !t.client.home.Owns(opts.Tenant) { // its key would stay behind when the tenant moves
-		return jobs.Result{}, misuse("Options.Tenant", "is %q, want %q, or that and a part behind a slash", opts.Tenant, t.client.home.Tenant)
+		return jobs.Result{}, misuse("Options.Tenant", "is %q, want %q, or that and a part after a slash", opts.Tenant, t.client.home.Tenant)
 	}
 	r, park, err := inJobs.Enqueue(ctx, t.client.enqueuer, t, args, opts)
 	switch {

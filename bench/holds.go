@@ -99,7 +99,7 @@ insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, ep
 select g, 1, clock_timestamp(), 0, 0, 0, g, 0, 'h', $1, $4::timestamptz + interval '1 ms' from generate_series(1, $2::int) g`
 
 // endHoldsSQL releases all open holds of a scope except the $2 that fall due last. next_due stays as it was, and the
-// ended ones lie behind it.
+// ended ones lie after it.
 const endHoldsSQL = `
 with gone as (select l.hold from metered.hold_lines l where l.scope = $1 order by l.due desc offset $2),
 ended as (update metered.holds h set state = 'r', ended_at = clock_timestamp(), version = 2, pending = false

@@ -155,7 +155,7 @@ func (l *Ledger) between(ctx context.Context, db Querier, scope string, opts Ent
 	return after, before, nil
 }
 
-// scanEntry reads an entry, and the columns behind it into more.
+// scanEntry reads an entry, and the columns after it into more.
 func scanEntry(row pgx.CollectableRow, more ...any) (Entry, error) {
 	var e Entry
 	var kind string

@@ -58,7 +58,7 @@ var (
 var (
 	errArgument     = fault.New("invalid_argument", "budget: invalid argument")
 	errExceeded     = fault.New("budget_exceeded", "budget: limit exceeded")
-	errWindowPurged = fault.New("budget_window_purged", "budget: window reaches behind the retained entries")
+	errWindowPurged = fault.New("budget_window_purged", "budget: window reaches purged entries")
 
 	errScopeUnknown = fault.New("scope_unknown", "budget: no such scope was created")
 	errScopeRetired = fault.New("scope_retired", "budget: the scope was retired")

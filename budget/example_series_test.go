@@ -10,7 +10,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// The invoice of a month by day, by the clock of the customer's city. It is written when the month is over: behind
+// The invoice of a month by day, by the clock of the customer's city. It is written when the month is over: under
 // the scope's lock, no charge of the month is still missing.
 func ExampleLedger_Series() {
 	ctx := context.Background()

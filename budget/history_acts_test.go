@@ -207,7 +207,7 @@ func (h *history) chargeUpTo() {
 	require.Equal(h, want, got)
 }
 
-// decidedByABound is for charges with a window that reaches behind the retained entries. The model still has the purged
+// decidedByABound is for charges with a window that reaches purged entries. The model still has these
 // entries: a charge that was let in fits, and a charge that was refused does not.
 func (h *history) decidedByABound(charges []budget.Charge, got budget.Receipt, err error) {
 	fits := true

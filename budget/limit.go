@@ -56,7 +56,7 @@ func (l Limit) Named(name string) Limit {
 }
 
 // MaxFrom returns the limit with the Max that a query answers: one row of one integer from 0 to 2^62, else ErrLimitQuery. A call asks its
-// queries behind the scopes' locks. Above READ COMMITTED the query must lock its rows (FOR SHARE). Not for Capture, ChargeNow and batches.
+// queries under the scopes' locks. Above READ COMMITTED the query must lock its rows (FOR SHARE). Not for Capture, ChargeNow and batches.
 func (l Limit) MaxFrom(sql string, args ...any) Limit {
 	l.Max, l.query = 0, &query{sql, slices.Clone(args)}
 	return l

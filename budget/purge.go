@@ -42,7 +42,7 @@ select deleted, upto, done, forgotten, c.cutoff
 from (select metered.clock() - $3::interval as cutoff) c,
      metered.purge_scope($1::text, $2::bigint, c.cutoff, $4::bigint, $5::int, $6::int, $7::bool)`
 
-// purgeableSQL is how many entries purge_scope would delete: those from the first behind entry 1 to the block that has the
+// purgeableSQL is how many entries purge_scope would delete: those from the first after entry 1 to the block that has the
 // last entry at or before the cutoff, as metered._base finds it.
 const purgeableSQL = `
 select greatest(0, ((b.seq - 1) & ~15::bigint) + 1 - f.seq)

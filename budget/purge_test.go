@@ -268,8 +268,8 @@ func TestForget_OldSnapshotNeverGetsPastIt(t *testing.T) {
 	requireVerified(t, pool, l)
 }
 
-// A writer without the lock appends behind the last entry of a scope while a purge forgets it. The purge gives up.
-func TestForget_NotBehindAWriterWithoutTheLock(t *testing.T) {
+// A writer without the lock appends after the last entry of a scope while a purge forgets it. The purge gives up.
+func TestForget_GivesUpBesideAWriterWithoutTheLock(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, clock := open(t)

@@ -250,7 +250,7 @@ func TestSeries_IsOfOneSnapshot(t *testing.T) {
 }
 
 // A charge has the scope's lock until it commits, so a reader that gets the lock misses nothing of the past.
-func TestUsageBetween_BehindTheLockNothingOfThePastIsMissing(t *testing.T) {
+func TestUsageBetween_UnderTheLockNothingOfThePastIsMissing(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool := pgtest.Open(t) // by the real clock

@@ -74,7 +74,7 @@ func TestChargeUpTo_TakesTheSameOfEachLevel(t *testing.T) {
 	requireVerified(t, pool, l)
 }
 
-// Of each kind of limit, and whatever lies open or is due, it takes the available units, and the refusal behind it is that of Charge of 1.
+// Of each kind of limit, and whatever lies open or is due, it takes the available units, and the refusal after it is that of Charge of 1.
 func TestChargeUpTo_TakesWhatIsAvailableOfEachKindOfLimit(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)

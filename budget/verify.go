@@ -198,7 +198,7 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 			} else {
 				v.entry(prev, e)
 			}
-			// In a closed scope, only earlier holds end and are captured. Its lots end, and one may go on in another: a credit behind its rollover.
+			// In a closed scope, only earlier holds end and are captured. Its lots end, and one may go on in another: a credit after its rollover.
 			goesOn := e.Kind == "credit" && prev.Kind == "roll over" && prev.Amount == e.Amount
 			if closed && (e.Kind == "hold" || e.Kind == "credit" && !goesOn || e.Kind == "refund" || e.Kind == "close" || e.Kind == "charge" && e.Hold == "") {
 				v.differs(e, "kind", e.Kind, "one that ends what was held: the scope is closed")

@@ -6,7 +6,7 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// lotsSQL finds differences in the lots of a wallet, from entry $2 on. Each lot equals the sum of its entries, and each move has the units behind it. A lot has a rest, or with uses kept units. The lots add up to the
+// lotsSQL finds differences in the lots of a wallet, from entry $2 on. Each lot equals the sum of its entries, and each move has the units after it. A lot has a rest, or with uses kept units. The lots add up to the
 // last entry. Holds keep the same units of lots as of the scope. Each entry names its lots, and drew none that had ended. The units given
 // back to a charge's lots are the units refunded.
 const lotsSQL = `
@@ -80,14 +80,14 @@ select l.granted_seq, 'moves of lot ' || l.no, format(l.told, m.granted, m.drawn
     format(l.told, l.amount - l.pending, l.drawn, l.held, l.lapsed, l.revoked, l.rolled)
 from (select *, '%s granted, %s drawn, %s held, %s lapsed, %s revoked, %s rolled over' as told from lots) l left join did m on m.lot = l.no
 where l.granted_seq >= $2 and ((coalesce(m.drawn, 0), coalesce(m.lapsed, 0), coalesce(m.revoked, 0), coalesce(m.rolled, 0)) <> (l.drawn, l.lapsed, l.revoked, l.rolled)
-    -- What became a lot behind an entry of something else has no move, nor what was held of it then.
+    -- A lot made after an entry of something else has no move, nor have the units that were held of it then.
     or l.origin <> 'c' and (coalesce(m.granted, 0), coalesce(m.held, 0)) <> (l.amount - l.pending - coalesce(m.withdrawn, 0), l.held))
 union all
 select l.granted_seq, 'given back to lot ' || l.no, m.given::text, m.back::text
 from lots l join did m on m.lot = l.no
 where l.granted_seq >= $2 and m.given <> m.back
 union all
-select m.seq, 'units behind a move of lot ' || m.lot, format(m.told, m.version, m.rest + m.kept, m.drawn, m.held), format(m.told, m.last + 1, m.units, m.spent, m.hold)
+select m.seq, 'units after a move of lot ' || m.lot, format(m.told, m.version, m.rest + m.kept, m.drawn, m.held), format(m.told, m.last + 1, m.units, m.spent, m.hold)
 from (select y.*, '%s: %s rest, %s drawn, %s held' as told, lag(y.version) over w as last,
         lag(y.rest + y.kept) over w + case when y.kind in ('d', 'g', 'f') then y.amount when y.kind in ('t', 'p', 'h', 'q', 'e', 'v', 'o') then -y.amount else 0 end as units,
         lag(y.drawn) over w + case when y.kind in ('t', 'p', 'u') then y.amount when y.kind = 'g' then -y.amount else 0 end as spent,
@@ -102,7 +102,7 @@ union all
 select m.seq, 'drawn of lot ' || m.lot, e.at::text, 'before its end, ' || l.expires_at
 from moves m join lots l on l.no = m.lot join metered.ledger e on e.scope = m.scope and e.seq = m.seq
 where m.kind in ('t', 'p', 'h', 'q') and e.at >= l.expires_at
-  -- An entry counts as made no later than a clock repair behind it.
+  -- An entry counts as made no later than a clock repair after it.
   and not exists (select from metered.ledger r where r.scope = $1 and r.seq > m.seq and r.kind = 'k' and r.at < l.expires_at)
 union all
 select m.seq, 'given back to lots', m.back::text, coalesce(r.amount, 0)::text
@@ -112,7 +112,7 @@ where m.back <> coalesce(r.amount, 0) or m.wrong`
 
 // carriedSQL finds entries, from $2 on, that lost a field that they should have copied from the entry before: lots_end, or the
 // thresholds already reported. A release or an expiry leaves these as they are. A credit or a refund only arms some again, but for units that are
-// applied to a use, whose entry has the thresholds of the charge behind it.
+// applied to a use, whose entry has the thresholds of the charge after it.
 const carriedSQL = `
 select e.seq, 'lots_end', 'none', 'one, as before'
 from (select y.seq, y.lots_end, lag(y.lots_end) over (order by y.seq) as before from metered.ledger y where y.scope = $1 and y.seq >= $2) e

@@ -106,7 +106,7 @@ func TestWindow_SlowTransactionDatesItsEntryWhenItCharges(t *testing.T) {
 	require.NoError(t, tx.Commit(ctx))
 }
 
-func TestWindow_BehindTheRetainedEntriesIsAnError(t *testing.T) {
+func TestWindow_BeforeTheRetainedEntriesIsAnError(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool, l, clock := open(t)
@@ -177,7 +177,7 @@ func TestWindow_RetryAfterIsExactWhereverTheRefundsAre(t *testing.T) {
 }
 
 // The shortest chain that a purge can shorten: entries 1 and 17 remain.
-func TestWindow_BehindTheOnlyEntryKeptIsAnError(t *testing.T) {
+func TestWindow_BeforeTheOnlyEntryKeptIsAnError(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)
 	chargeMany(t, pool, l, "a", 16)

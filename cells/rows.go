@@ -20,7 +20,7 @@ type moved struct {
 	value string
 }
 
-// named is the condition that a column has the tenant's name, or that and a part behind a slash.
+// named is the condition that a column has the tenant's name, or that and a part after a slash.
 func named(column string) string {
 	return strings.ReplaceAll(`(x.? = $1 or x.? >= $1::text || '/' and x.? < $1::text || '0')`, "?", column)
 }

@@ -78,7 +78,7 @@ func (s *scope) plotted(ctx context.Context, in *inspect.Reader, limit budget.Li
 	var err error
 	p.Points, err = usageOver(ctx, in, s.D, limit)
 	if purged := (*budget.PurgedError)(nil); errors.As(err, &purged) {
-		p.Wrong = "What counted is not known: the window reaches behind a purge, to before " + purged.KnownFrom.Format(time.RFC3339) + "."
+		p.Wrong = "What counted is not known: the window reaches purged entries, before " + purged.KnownFrom.Format(time.RFC3339) + "."
 		err = nil
 	}
 	return p, err

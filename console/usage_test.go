@@ -101,7 +101,7 @@ func TestUsage_PlotsTheSumsOfEntries(t *testing.T) {
 	figures = all(page, "figure")
 	_, used = points(t, figures[0])
 	require.Equal(t, int64(120), used[len(used)-1])
-	require.Contains(t, text(figures[1]), "reaches behind a purge")
+	require.Contains(t, text(figures[1]), "reaches purged entries")
 	require.Empty(t, all(figures[1], "img"))
 	require.Contains(t, text(byID(t, page, "stands")), "not known")
 }

@@ -97,7 +97,7 @@ func TestAtLeast_IsNotWrittenByACaptureOfOtherScopes(t *testing.T) {
 			})
 			require.NoError(t, err)
 		}
-		require.Equal(t, max(1, want), f.get("due").Version, "behind a capture of %q", scope)
+		require.Equal(t, max(1, want), f.get("due").Version, "after a capture of %q", scope)
 	}
 }
 

@@ -150,7 +150,7 @@ func TestRole_AnnouncingAHoldLosesNoneOfItsUnits(t *testing.T) {
 	require.NoError(t, err)
 }
 
-// A time behind the year 9999 is none to JSON's readers: one such hold would keep all others from being listed.
+// A time after the year 9999 is none to JSON's readers: one such hold would keep all others from being listed.
 func TestRole_NoExtensionMakesAHoldUnreadable(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -181,7 +181,7 @@ func TestRole_NoExtensionMakesAHoldUnreadable(t *testing.T) {
 	owner.verify()
 }
 
-// Months and days are no constant lengths: by a sum of them no deadline is before its hold, nor behind its end.
+// Months and days are no constant lengths: by a sum of them no deadline is before its hold, nor after its end.
 func TestRole_NoHoldEndsBeforeItBegins(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)

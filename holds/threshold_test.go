@@ -307,7 +307,7 @@ func TestThresholds_AreNotArmedWhereAMinimumIsDue(t *testing.T) {
 	}
 }
 
-// A credit behind an entry that is ahead of the clock arms nothing by the end of a hold that is not due by the clock.
+// A credit after an entry that is ahead of the clock arms nothing by the end of a hold that is not due by the clock.
 func TestThresholds_AreNotArmedByAHoldThatIsDueByALaterEntryAlone(t *testing.T) {
 	t.Parallel()
 	f := setUpReporting(t)
@@ -388,7 +388,7 @@ func TestThresholds_NeverRefuseACostThatWasIncurred(t *testing.T) {
 	_, err = f.ledger.Purge(t.Context(), f.pool, budget.PurgeOptions{OlderThan: time.Minute, Scope: "purged"})
 	require.NoError(t, err)
 	unknown := budget.PerWindow(bounds.MaxLimit, 2*time.Hour).Tell(budget.Threshold{Name: "all", Used: 1, Spent: true})
-	require.NoError(t, allowed("purged", 5, 3, unknown), "the window reaches behind the purge")
+	require.NoError(t, allowed("purged", 5, 3, unknown), "the window reaches purged entries")
 	require.Empty(t, f.crossed())
 	f.verify()
 }

@@ -550,7 +550,7 @@ func TestGated_ALotThatBeginsLaterStartsTheJob(t *testing.T) {
 }
 
 // A line of many hundreds is looked at in parts. Units that are freed between two of them let in jobs that were passed before.
-func TestGated_UnitsFreedBehindALookAreNotForgotten(t *testing.T) {
+func TestGated_UnitsFreedDuringALookAreNotForgotten(t *testing.T) {
 	t.Parallel()
 	g := openGated(t, nil)
 	running := g.mustEnqueue(process{"running"}, needs(slots("gpu", 2, 5)))
@@ -636,7 +636,7 @@ func TestGated_LimitsAreAskedForTheWholeLine(t *testing.T) {
 	require.Greater(t, pgtest.Value[int64](t, g.pool, "select metered.next_release()"), time.Hour.Microseconds(), "the line is not looked at again and again")
 }
 
-// A job that cannot be judged, since its window reaches behind a purge, keeps no other job of its line waiting.
+// A job that cannot be judged, since its window reaches purged entries, keeps no other job of its line waiting.
 func TestGated_AJobThatFailsIsPassed(t *testing.T) {
 	t.Parallel()
 	g := openGated(t, nil)
@@ -658,7 +658,7 @@ func TestGated_AJobThatFailsIsPassed(t *testing.T) {
 	g.end(running.JobID)
 	require.Equal(t, jobs.ReleaseReport{Released: 1, Troubled: 1}, g.release())
 	require.Contains(t, g.river(), good.JobID)
-	require.Equal(t, "waits for a time: the window reaches behind what is retained", pgtest.Value[string](t, g.pool, "select state || ': ' || trouble from metered.parked_scopes_words"))
+	require.Equal(t, "waits for a time: the window reaches purged entries", pgtest.Value[string](t, g.pool, "select state || ': ' || trouble from metered.parked_scopes_words"))
 	g.end(good.JobID)
 	require.Equal(t, jobs.ReleaseReport{Troubled: 1}, g.release())
 	clock.Advance(41 * time.Hour) // so long that it does not any more

@@ -166,7 +166,7 @@ func TestGated_CapturedUnitsLeaveTheWindowInTime(t *testing.T) {
 
 // A line of many hundreds, of more classes than a look asks first, is looked at in parts. A job that joins it before the place where
 // the next part goes on is looked at in its time.
-func TestGated_AJobThatJoinsBehindALookIsNotForgotten(t *testing.T) {
+func TestGated_AJobThatJoinsDuringALookIsNotForgotten(t *testing.T) {
 	t.Parallel()
 	g := openGated(t, nil)
 	clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))

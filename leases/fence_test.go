@@ -141,7 +141,7 @@ func TestFence_ASettlementCapturesCommittedSpends(t *testing.T) {
 
 var errUndone = errors.New("undone")
 
-// commit spends in a transaction of its own. The ways: 0 spends, 1 spends behind a savepoint, 2 rolls back to the
+// commit spends in a transaction of its own. The ways: 0 spends, 1 spends after a savepoint, 2 rolls back to the
 // savepoint and spends the range again, 3 rolls back to the savepoint and then fails, 4 spends and then fails.
 func (f *fixture) commit(level pgx.TxIsoLevel, l held, offset, amount int64, way int) error {
 	ctx := context.Background()

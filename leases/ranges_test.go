@@ -183,14 +183,14 @@ func TestRanges_OfOthersAreNeverTakenBack(t *testing.T) {
 	const one = `row('hot', %[2]d, %[3]d, 0, '{}', null, null, %[1]d, %[4]d)::metered.new_charge`
 	victim, fresh := fmt.Sprintf(one, l.no, l.fence, 60, 0), fmt.Sprintf(one, l.no, l.fence, 5, 60)
 	for what, charges := range map[string]string{
-		"from 0":             `('[0:1]=' || array[%[2]s, %[1]s]::text)::metered.new_charge[]`,
-		"from -1":            `('[-1:0]=' || array[%[2]s, %[1]s]::text)::metered.new_charge[]`,
-		"from 2":             `('[2:3]=' || array[%[2]s, %[1]s]::text)::metered.new_charge[]`,
-		"of two dimensions":  `array[array[%[2]s], array[%[1]s]]`,
-		"in order":           `array[%[2]s, %[1]s]`,
-		"the other way":      `array[%[1]s, %[2]s]`,
-		"twice":              `array[%[1]s, %[1]s]`,
-		"behind one that is": `array[%[2]s, %[2]s, %[1]s]`,
+		"from 0":            `('[0:1]=' || array[%[2]s, %[1]s]::text)::metered.new_charge[]`,
+		"from -1":           `('[-1:0]=' || array[%[2]s, %[1]s]::text)::metered.new_charge[]`,
+		"from 2":            `('[2:3]=' || array[%[2]s, %[1]s]::text)::metered.new_charge[]`,
+		"of two dimensions": `array[array[%[2]s], array[%[1]s]]`,
+		"in order":          `array[%[2]s, %[1]s]`,
+		"the other way":     `array[%[1]s, %[2]s]`,
+		"twice":             `array[%[1]s, %[1]s]`,
+		"after one that is": `array[%[2]s, %[2]s, %[1]s]`,
 	} {
 		var refused []byte
 		err := intruder.QueryRow(ctx, `select refused from metered.charge_leased(`+fmt.Sprintf(charges, victim, fresh)+`, '1 min', 5000, null, 'answer', true)`,

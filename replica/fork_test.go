@@ -90,14 +90,14 @@ func TestReadAt_APrimaryAndAStandbyShowCommitsInOppositeOrders(t *testing.T) {
 		require.Equal(t, sqlstate.ReadOnlyTransaction, sqlstate.Of(err), "a standby decides nothing: %v", err)
 	}
 
-	// A position behind the second charge has the first, too, wherever it is read.
-	behind, err := replica.CommitLSN(ctx, primary)
+	// A position after the second charge has the first, too, wherever it is read.
+	position, err := replica.CommitLSN(ctx, primary)
 	require.NoError(t, err)
-	require.ErrorIs(t, replica.ReadAt(ctx, far, behind, replica.Options{Timeout: 10 * time.Millisecond}, noRead), replica.ErrStale)
+	require.ErrorIs(t, replica.ReadAt(ctx, far, position, replica.Options{Timeout: 10 * time.Millisecond}, noRead), replica.ErrStale)
 	exec(far, "select pg_wal_replay_resume()")
 	require.NoError(t, syscall.Kill(stop, syscall.SIGCONT))
 	for _, db := range standbys {
-		require.NoError(t, replica.ReadAt(ctx, db, behind, replica.Options{Timeout: time.Minute}, func(ctx context.Context, conn *pgx.Conn) error {
+		require.NoError(t, replica.ReadAt(ctx, db, position, replica.Options{Timeout: time.Minute}, func(ctx context.Context, conn *pgx.Conn) error {
 			require.Equal(t, [2]int64{1, 1}, seen(conn))
 			return nil
 		}))

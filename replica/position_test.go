@@ -40,7 +40,7 @@ func (r *replicated) readAt(lsn replica.LSN, timeout time.Duration, fn func(cont
 
 // With replay paused, the replica has the rows from before the command and none of the command's own, in each way to
 // ask for the position.
-func TestDo_PositionIsBehindItsCommit(t *testing.T) {
+func TestDo_PositionIsAfterItsCommit(t *testing.T) {
 	t.Parallel()
 	r := &replicated{T: t}
 	r.primary, r.standby = pgtest.Replicate(t, pgserver.Options{})
@@ -72,7 +72,7 @@ func TestDo_PositionIsBehindItsCommit(t *testing.T) {
 	}
 }
 
-// A command writes nothing behind its position: where nobody else writes, that is the end of the log. The server's
+// A command writes nothing after its position: where nobody else writes, that is the end of the log. The server's
 // own records now and then are not in the way three times.
 func TestDo_PositionIsTheEndOfItsLog(t *testing.T) {
 	t.Parallel()

@@ -40,7 +40,7 @@ func (l *LSN) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// CommitLSN returns an LSN behind all commits on the primary so far. Call it after a commit, with a pool or connection of the primary, not
+// CommitLSN returns an LSN after all commits on the primary so far. Call it after a commit, with a pool or connection of the primary, not
 // a pgx.Tx. metered.Command.LSN saves the round trip.
 func CommitLSN(ctx context.Context, db querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
@@ -55,7 +55,7 @@ func CommitLSN(ctx context.Context, db querier) (LSN, error) {
 const readSQL = `
 select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()::text else (` + ledger.EndSQL + `) end`
 
-// ReadLSN returns an LSN behind all earlier reads from db, for ReadAt on another server. db may be a replica, or a transaction, whose own
+// ReadLSN returns an LSN after all earlier reads from db, for ReadAt on another server. db may be a replica, or a transaction, whose own
 // writes are not covered.
 func ReadLSN(ctx context.Context, db querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
@@ -135,7 +135,7 @@ func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options, fn f
 	}
 	switch {
 	case lsn == 0:
-		return invalid("lsn", "is 0, which is behind no write")
+		return invalid("lsn", "is 0, which is after no write")
 	case opts.Timeout < time.Millisecond || opts.Timeout > time.Hour:
 		return invalid("Options.Timeout", "%v is not from 1ms to 1h", opts.Timeout)
 	}

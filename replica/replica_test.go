@@ -216,7 +216,7 @@ func TestCommitLSN_IsReachedWhenTheLogEndsWithAPage(t *testing.T) {
 
 // A replica at the position of ReadLSN has everything read before it: a recorded operation and the history of its
 // hold, read from the primary, in a transaction there, or from the replica itself.
-func TestReadLSN_IsBehindEarlierReads(t *testing.T) {
+func TestReadLSN_IsAfterEarlierReads(t *testing.T) {
 	t.Parallel()
 	r := replicate(t, pgserver.Options{})
 	ctx := t.Context()
@@ -325,7 +325,7 @@ func TestReadAt_RefusesBadArguments(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)
 	ctx := t.Context()
-	require.ErrorIs(t, replica.ReadAt(ctx, pool, 0, replica.Options{}, noRead), budget.ErrArgument, "behind no write")
+	require.ErrorIs(t, replica.ReadAt(ctx, pool, 0, replica.Options{}, noRead), budget.ErrArgument, "after no write")
 	require.ErrorIs(t, replica.ReadAt(ctx, nil, 1, replica.Options{}, noRead), budget.ErrArgument)
 	require.ErrorIs(t, replica.ReadAt(ctx, pool, 1, replica.Options{}, nil), budget.ErrArgument)
 	for _, timeout := range []time.Duration{-1, time.Microsecond, time.Hour + 1} {

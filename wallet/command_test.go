@@ -79,7 +79,7 @@ func (p *purse) drawing(draws ...wallet.Draw) metered.Func[pgtest.Uploaded] {
 	}
 }
 
-// Charges up to so much are on the receipt of the command, behind its own charges, first and in each replay.
+// Charges up to so much are on the receipt of the command, after its own charges, first and in each replay.
 func TestTx_ChargeUpToIsOnTheReceiptAndAReplaySaysTheSame(t *testing.T) {
 	t.Parallel()
 	p := newPurse(t, wallet.Config{})

@@ -180,7 +180,7 @@ func TestWallet_BeginsWithTheUnitsOfTheScope(t *testing.T) {
 	require.Equal(t, map[string]int64{"a": 9}, f.left())
 }
 
-// A batch charges wallets beside other scopes. Each charge is judged behind the charges before it.
+// A batch charges wallets beside other scopes. Each charge is judged after those before it.
 func TestBatch_SpendsLots(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})

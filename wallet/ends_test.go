@@ -274,7 +274,7 @@ func TestPurge_ChangesNoBalance(t *testing.T) {
 	f.verify()
 }
 
-// A lapse is announced, though the clock was set back behind it, and the lot was made to last for ever then.
+// A lapse is announced, though the clock was set back after it, and the lot was made to last for ever then.
 func TestExpire_AnnouncesALapseOfALotThatNeverEndsSince(t *testing.T) {
 	t.Parallel()
 	told := int64(0)

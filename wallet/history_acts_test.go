@@ -156,7 +156,7 @@ func (h *history) grant() {
 	if err == nil {
 		require.Equal(h.T, was >= 0, granted.Replayed)
 		if was < 0 {
-			for was = len(h.m.lots) - 1; h.m.lots[was].grant.Wallet == ""; was-- { // the next one of Renews is behind it
+			for was = len(h.m.lots) - 1; h.m.lots[was].grant.Wallet == ""; was-- { // the next one of Renews is after it
 			}
 			require.Equal(h.T, l.ends, granted.Expires)
 		}

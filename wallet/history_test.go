@@ -42,9 +42,9 @@ func TestWallets_AgreeWithTheModel(t *testing.T) {
 	}
 }
 
-// The same where each call leaves all but one of the lots that have ended to the calls behind it: in every answer, and
+// The same where each call leaves all but one of the lots that have ended to the calls after it: in every answer, and
 // in the units of each lot at the end.
-func TestWallets_AgreeWithTheModelBehindABacklog(t *testing.T) {
+func TestWallets_AgreeWithTheModelDespiteABacklog(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	f := setUp(t, wallet.Config{})

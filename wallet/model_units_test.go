@@ -156,7 +156,7 @@ func (m *model) refund(i int, units int64, now time.Time) {
 		return
 	}
 	at := m.settle(now)
-	d := &m.draws[i] // behind the captures of minima
+	d := &m.draws[i] // after the captures of minima
 	d.refunded += units
 	bare := int64(0)
 	for left := units; left > 0; {

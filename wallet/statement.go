@@ -29,7 +29,7 @@ type Move struct {
 	Category  string `json:"category,omitempty"`
 	// Kind is "credited" for a new lot, "taken" by a charge, "given back" by a refund, "held", "captured" or "freed" by a hold, "lapsed",
 	// "revoked" or "rolled over", before a lot begins "scheduled" (also for an end that is set) or "withdrawn", for an overdraft "paid back", and for overdrawn units of an earlier hold "held after". Units of a lot with
-	// Uses are "applied" to the next entry, and "kept" again by the one behind a release or a refund.
+	// Uses are "applied" to the next entry, and "kept" again by the one after a release or a refund.
 	Kind   string `json:"kind,omitempty"`
 	Amount int64  `json:"amount"`
 }

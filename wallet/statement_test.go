@@ -62,7 +62,7 @@ func TestVerify_FindsEachDamageToLots(t *testing.T) {
 	f.place("r", 3, day)
 	f.place("s", 4, day)
 	f.clock.Set(noon.Add(time.Hour))
-	o := f.draw(11) // behind the lapse, and lots cover 10
+	o := f.draw(11) // after the lapse, and lots cover 10
 	f.grant(wallet.Grant{Amount: 9, Reference: "c"})
 	for range 2 {
 		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
@@ -92,10 +92,10 @@ func TestVerify_FindsEachDamageToLots(t *testing.T) {
 		newest("held = m.held - 1, rest = m.rest + 1", "l.reference = 'a'"):                                                                    "held of lot 1",
 		newest("drawn = m.drawn + case l.no when 3 then 1 else -1 end, rest = m.rest - case l.no when 3 then 1 else -1 end", "l.no in (3, 4)"): "moves of lot 3",
 		newest("drawn = m.drawn + case l.no when 5 then 1 else -1 end, rest = m.rest - case l.no when 5 then 1 else -1 end", "l.no in (4, 5)"): "moves of lot 5",
-		"update metered.lot_moves set rest = rest + 1 where lot = 1 and version = 2":                                                           "units behind a move of lot 1",
-		"update metered.lot_moves set drawn = drawn + 1 where lot = 1 and version = 2":                                                         "units behind a move of lot 1",
-		"update metered.lot_moves set held = held + 1, rest = rest - 1 where lot = 1 and version = 2":                                          "units behind a move of lot 1",
-		"update metered.lot_moves set version = version + 100 where lot = 1 and version >= 3":                                                  "units behind a move of lot 1",
+		"update metered.lot_moves set rest = rest + 1 where lot = 1 and version = 2":                                                           "units after a move of lot 1",
+		"update metered.lot_moves set drawn = drawn + 1 where lot = 1 and version = 2":                                                         "units after a move of lot 1",
+		"update metered.lot_moves set held = held + 1, rest = rest - 1 where lot = 1 and version = 2":                                          "units after a move of lot 1",
+		"update metered.lot_moves set version = version + 100 where lot = 1 and version >= 3":                                                  "units after a move of lot 1",
 		"update metered.lot_rows set scope = 'bob' where reference = 'a'":                                                                      "moves of lots",
 		"update metered.lot_rows set expires_at = granted_at where reference = 'a'":                                                            "drawn of lot 1",
 		"update metered.lot_rows set expires_at = granted_at + interval '2 h' where reference = 'b'":                                           "lots_end",

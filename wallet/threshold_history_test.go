@@ -75,7 +75,7 @@ func TestThresholds_AreThoseOfANaiveReading(t *testing.T) {
 				}
 				told := f.crossed()
 				for i := range told {
-					told[i] = strings.TrimSuffix(told[i], " behind")
+					told[i] = strings.TrimSuffix(told[i], " earlier")
 				}
 				require.Equal(t, want, told, "step %d, kind %d, %d units before, %d after", step, kind, before, after)
 			}

@@ -47,7 +47,7 @@ func setUpReporting(t *testing.T, cfg wallet.Config, failing *atomic.Value) *fix
 func (f *fixture) crossed() []string {
 	f.Helper()
 	rows, err := f.pool.Query(f.Context(), `with gone as (delete from crossed returning *)
-		select format('%s %s %s%s', wallet, name, left_over, case when seq <> (select max(l.seq) from metered.ledger l where l.scope = wallet) then ' behind' end)
+		select format('%s %s %s%s', wallet, name, left_over, case when seq <> (select max(l.seq) from metered.ledger l where l.scope = wallet) then ' earlier' end)
 		from gone order by n`)
 	require.NoError(f, err)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[string])
@@ -107,7 +107,7 @@ func TestThresholds_AreReportedByEachCallThatLowersABalance(t *testing.T) {
 			f.clock.Set(noon.Add(time.Hour))
 			require.EqualValues(f, 5, f.rollover(wallet.Rollover{Reference: "kept", Cap: 5, For: day}).Amount)
 		},
-		"charge behind it": func(f *fixture) {
+		"charge after it": func(f *fixture) {
 			f.clock.Set(noon.Add(time.Hour))
 			f.draw(1)
 		},
@@ -120,13 +120,13 @@ func TestThresholds_AreReportedByEachCallThatLowersABalance(t *testing.T) {
 			f.draw(1)
 			require.Empty(t, f.crossed())
 			lower(f)
-			left := map[string]int64{"draw": 39, "draw up to": 0, "charge": 39, "line": 39, "revoke": 44, "revoke of another lot": 39, "charge behind it": 39}[by]
+			left := map[string]int64{"draw": 39, "draw up to": 0, "charge": 39, "line": 39, "revoke": 44, "revoke of another lot": 39, "charge after it": 39}[by]
 			if left == 0 && by != "draw up to" {
 				left = 40
 			}
 			want := fmt.Sprintf("ann low %d", left)
 			if by == "rollover of another lot" {
-				want += " behind" // by the lapse, before the rollover
+				want += " earlier" // by the lapse, before the rollover
 			}
 			require.Equal(t, []string{want}, f.crossed())
 			f.clock.Set(noon.Add(2 * time.Hour))
@@ -308,7 +308,7 @@ func TestThresholds_OnSpendingIgnoreHeldUnits(t *testing.T) {
 	f.release("c")
 	require.Empty(t, f.crossed())
 	capture("bob", "b", 20, false)
-	require.Equal(t, []string{"bob spent 40 behind"}, f.crossed(), "the rest was freed behind it")
+	require.Equal(t, []string{"bob spent 40 earlier"}, f.crossed(), "the rest was freed after it")
 
 	f.grant(wallet.Grant{Wallet: "dan", Amount: 60, For: time.Hour})
 	f.grant(wallet.Grant{Wallet: "dan", Amount: 40})

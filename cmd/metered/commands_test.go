@@ -271,7 +271,7 @@ func TestParse_LimitsDurationsAndTimes(t *testing.T) {
 	}
 }
 
-// A limit behind the beginning of names is of those scopes alone. A scope that no limit names has none.
+// A limit after the beginning of names is of those scopes alone. A scope that no limit names has none.
 func TestParse_LimitsOfSomeScopes(t *testing.T) {
 	t.Parallel()
 	var l scopeLimits

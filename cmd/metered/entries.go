@@ -18,7 +18,7 @@ func (a *app) entriesCmd() *cobra.Command {
 		Use:   "entries SCOPE",
 		Short: "List a scope's entries, newest first",
 		Long: `Entries lists the entries of a scope's ledger, newest first, each with the scope's sums after it. --before and --after
-go on behind the last one of a page. For a period of time, and for CSV, see metered statement.`,
+go on from the last one of a page. For a period of time, and for CSV, see metered statement.`,
 		Example: `  metered entries org/acme
   metered entries org/acme --before 3
   metered entries org/acme --oldest-first --limit 0 --json`,

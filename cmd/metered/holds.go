@@ -64,7 +64,7 @@ index by tenant: they list holds of one tenant, by default of the one without a 
 	})
 }
 
-// page is a function that returns a page of holds behind the cursor, and the next cursor.
+// page is a function that returns a page of holds after the cursor, and the next cursor.
 type holdPage func(ctx context.Context, after string, limit int) ([]holds.Hold, string, error)
 
 func (f holdFlags) pages(r *inspect.Reader) holdPage {

@@ -47,7 +47,7 @@ Limits are not in the database. The page draws scopes against those that --limit
 	flags := c.Flags()
 	flags.StringVar(&f.listen, "listen", defaultListen, "the address to serve at; port 0 is any that is free")
 	flags.BoolVar(&f.remote, "allow-remote", false, "serve to other machines: only behind something that authenticates")
-	flags.VarP(&f.limits, "limit", "l", limitsHelp+"; for some scopes alone, behind the beginning of their names: 'org/* 1000/1h'")
+	flags.VarP(&f.limits, "limit", "l", limitsHelp+"; for some scopes alone, after the beginning of their names: 'org/* 1000/1h'")
 	flags.StringVar(&f.zone, "timezone", "UTC", "the time zone of the times shown, as in Europe/Berlin")
 	flags.StringVar(&f.cfg.RiverSchema, "river-schema", "", "where River's tables are; defaults to the search_path")
 	flags.StringVar(&f.cfg.RiverUI, "river-ui", "", "the address of River UI, to link to")

@@ -27,7 +27,7 @@ func (a *app) verifyCmd() *cobra.Command {
 refunds, holds and leases. It also checks the lots of a wallet, and the lots of each entry. It takes no lock, and runs on
 a replica too. If there is a difference, it exits with 3: see docs/operations.md.
 
-An interrupted run prints its last scope, and --after goes on behind that. With --checkpoint it keeps its progress and the
+An interrupted run prints its last scope, and --after goes on after that. With --checkpoint it keeps its progress and the
 differences in a file, and the next run with this file goes on there. The file goes when all is verified.`,
 		Example: `  metered verify
   metered verify --scope org/acme

@@ -38,7 +38,7 @@ type invoice struct {
 
 var errSums = errors.New("the month's sums do not agree with the ledger")
 
-// month sums up an account's month from the statement of its wallet. Behind the wallet's lock, and when the month is over,
+// month sums up an account's month from the statement of its wallet. Under the wallet's lock, and when the month is over,
 // nothing of it is missing.
 func (s *service) month(ctx context.Context, db budget.Querier, a account) (invoice, error) {
 	in := invoice{Account: a.ID, Starts: a.Starts, Ends: a.Ends, Of: map[string]int64{}, Fee: plans[a.Plan].Fee}
@@ -51,7 +51,7 @@ func (s *service) month(ctx context.Context, db budget.Querier, a account) (invo
 		switch line.Kind {
 		case "credit":
 			change, in.Granted = line.Amount, in.Granted+line.Amount
-		case "roll over": // the credit behind it is the same again
+		case "roll over": // the credit after it is the same again
 			change, in.Granted = -line.Amount, in.Granted-line.Amount
 		case "charge", "capture":
 			change, in.Used = -line.Amount, in.Used+line.Amount

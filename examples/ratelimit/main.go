@@ -26,7 +26,7 @@ import (
 	"github.com/pgmetered/metered/examples/internal/examplehttp"
 )
 
-// usual limits. A sliding window has no beginning: no second hour's attempts can be put right behind those of a first.
+// usual limits. A sliding window has no beginning: no second hour's attempts can be put right after those of a first.
 var usual = limits{
 	Client: []budget.Limit{
 		budget.PerWindow(10, time.Hour).Named("hourly"),

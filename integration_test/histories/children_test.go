@@ -58,7 +58,7 @@ func (w *world) child(n int, child string) bool {
 	case 3:
 		return w.settleChild(child) == nil
 	}
-	// Refused before it has its units, and behind its end.
+	// Refused before it has its units, and after its end.
 	return w.record(n, call{Thing: child, Kind: "leased charge", ID: metered.NewID(), Amount: 1 + rand.Int64N(4), Limit: part}, w.other.perform).Outcome == done
 }
 

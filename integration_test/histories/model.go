@@ -28,7 +28,7 @@ type state struct {
 	phase string // of a hold, a claim, an operation, a token
 }
 
-// step is the sequential behavior of one thing: whether an answer is right, and the state behind it.
+// step is the sequential behavior of one thing: whether an answer is right, and the state after it.
 func step(s state, c call, a answer) (bool, state) {
 	become := func(phase string) state { return state{s.used, phase} }
 	switch c.Kind {

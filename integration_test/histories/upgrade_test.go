@@ -23,7 +23,7 @@ import (
 const (
 	before int32 = 1 + iota // all calls are made by programs of the release before
 	beside                  // half of them
-	behind                  // none
+	past                    // none
 )
 
 // older is a program of the release before. When it is killed, another one takes its place.
@@ -169,7 +169,7 @@ func (w *world) upgrade() {
 	w.faults["upgraded"].Add(1)
 	w.phase.Store(beside)
 	w.after(w.calls / 3)
-	w.phase.Store(behind)
+	w.phase.Store(past)
 	for _, p := range w.older {
 		p.stop()
 	}

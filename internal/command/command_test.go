@@ -191,7 +191,7 @@ func TestDo_APurgeThatCommitsBetweenItsLooksDoesNotLetAnIDRunTwice(t *testing.T)
 }
 
 // A record that is still there is the answer, whatever the horizon says of its time.
-func TestDo_ARecordBehindTheHorizonIsReplayed(t *testing.T) {
+func TestDo_ARecordBeforeTheHorizonIsReplayed(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})
 	clock := pgtest.SetClock(t, pool, monday)

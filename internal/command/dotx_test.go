@@ -187,7 +187,7 @@ func TestDoTx_ACommandInsideACommandIsRefused(t *testing.T) {
 	require.Equal(t, 2, count(t, pool, "metered.operations"))
 }
 
-// The function must not reach back behind the command's beginning either.
+// The function must not reach back before the command's beginning either.
 func TestDoTx_AFunctionThatUndoesTheBeginningFails(t *testing.T) {
 	t.Parallel()
 	pool, c := setUp(t, metered.Config{})

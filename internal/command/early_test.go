@@ -190,9 +190,9 @@ const (
 	otherErrorCode = "XX000"
 )
 
-// stopBehind lets the server deal with a flush, and the client see its answer up to
+// stopAfter lets the server deal with a flush, and the client see its answer up to
 // and including that, then more, and then the end of the connection or not.
-func stopBehind(f *pgtest.Flush, that, more string, keep bool) {
+func stopAfter(f *pgtest.Flush, that, more string, keep bool) {
 	f.Deliver = func() {
 		all := f.Ask()
 		f.Conn.Answer = append(all[:bytes.Index(all, []byte(that))+len(that):len(all)], more...)
@@ -213,12 +213,12 @@ func TestDo_AnUnknownOutcomeOfEarlyReleaseIsResolved(t *testing.T) {
 		runs     int64 // of the function
 		replayed bool
 	}{
-		"the answer is lost":                    {(*pgtest.Flush).LoseAnswer, 1, true},
-		"the flush is lost":                     {(*pgtest.Flush).Lose, 2, false},
-		"FATAL instead of an answer":            {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("FATAL", "57P01", "terminating")) }, 1, true},
-		"the answer stops behind COMMIT's tag":  {func(f *pgtest.Flush) { stopBehind(f, commitTag, "", false) }, 1, true},
-		"an ERROR behind COMMIT's tag":          {func(f *pgtest.Flush) { stopBehind(f, commitTag, failed+readyAndIdle, true) }, 1, true},
-		"an ERROR behind COMMIT's, and no more": {func(f *pgtest.Flush) { stopBehind(f, commitTag, failed, false) }, 1, true},
+		"the answer is lost":                   {(*pgtest.Flush).LoseAnswer, 1, true},
+		"the flush is lost":                    {(*pgtest.Flush).Lose, 2, false},
+		"FATAL instead of an answer":           {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("FATAL", "57P01", "terminating")) }, 1, true},
+		"the answer stops after COMMIT's tag":  {func(f *pgtest.Flush) { stopAfter(f, commitTag, "", false) }, 1, true},
+		"an ERROR after COMMIT's tag":          {func(f *pgtest.Flush) { stopAfter(f, commitTag, failed+readyAndIdle, true) }, 1, true},
+		"an ERROR after COMMIT's, and no more": {func(f *pgtest.Flush) { stopAfter(f, commitTag, failed, false) }, 1, true},
 		"it stops just before it is ready": {func(f *pgtest.Flush) {
 			f.Deliver = func() {
 				all := f.Ask()
@@ -258,7 +258,7 @@ func TestDo_EarlyReleaseTakenBackByACrashRunsAgain(t *testing.T) {
 	owner, w, c, cmd := onWire(t, metered.Config{}, nil)
 	cmd.EarlyRelease, cmd.Token = true, nil
 	w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) {
-		stopBehind(f, commitTag, "", false)
+		stopAfter(f, commitTag, "", false)
 		deliver := f.Deliver
 		f.Deliver = func() {
 			deliver()
@@ -283,7 +283,7 @@ func TestDo_AReplayThatMayNotLastIsRepeated(t *testing.T) {
 		"the flush is lost":  (*pgtest.Flush).Lose,
 		"the answer is lost": (*pgtest.Flush).LoseAnswer,
 		"an ERROR": func(f *pgtest.Flush) {
-			stopBehind(f, "ROLLBACK\x00", string(pgtest.ErrorResponse("ERROR", otherErrorCode, "no"))+readyAndIdle, true)
+			stopAfter(f, "ROLLBACK\x00", string(pgtest.ErrorResponse("ERROR", otherErrorCode, "no"))+readyAndIdle, true)
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
@@ -307,7 +307,7 @@ func TestDo_AReplayThatMayNotLastIsRepeated(t *testing.T) {
 	}
 }
 
-// The position is lost behind COMMIT's tag, with which the command has committed: it is asked
+// The position is lost after COMMIT's tag, with which the command has committed: it is asked
 // for again. With early release it is not known whether the command stays, and the answer is
 // its replay's.
 func TestDo_APositionThatIsLostIsAskedForAgain(t *testing.T) {
@@ -315,7 +315,7 @@ func TestDo_APositionThatIsLostIsAskedForAgain(t *testing.T) {
 	for _, early := range []bool{false, true} {
 		owner, w, c, cmd := onWire(t, metered.Config{}, nil)
 		cmd.LSN, cmd.EarlyRelease = true, early
-		lose := func(f *pgtest.Flush) { stopBehind(f, commitTag, "", false) }
+		lose := func(f *pgtest.Flush) { stopAfter(f, commitTag, "", false) }
 		w.Once((*pgtest.Flush).Last, lose)
 		var runs atomic.Int64
 		out, err := metered.Do(t.Context(), c, cmd, pgtest.Counting(&runs))
@@ -327,14 +327,14 @@ func TestDo_APositionThatIsLostIsAskedForAgain(t *testing.T) {
 	}
 	_, w, c, cmd := onWire(t, metered.Config{ResolveTimeout: time.Second}, nil)
 	cmd.LSN = true
-	w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) { w.Refuse(true); stopBehind(f, commitTag, "", false) })
+	w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) { w.Refuse(true); stopAfter(f, commitTag, "", false) })
 	out, err := metered.Do(t.Context(), c, cmd, wholeFunc(cmd.ID, nil))
 	require.NoError(t, err, "it has committed")
 	require.Zero(t, out.LSN)
 }
 
 // A role that may not ask for a position has its command all the same. With early release it
-// is the barrier behind the position that is skipped, and the answer is the replay's.
+// is the barrier after the position that is skipped, and the answer is the replay's.
 func TestDo_APositionThatIsRefusedLeavesTheCommand(t *testing.T) {
 	t.Parallel()
 	owner, _ := setUp(t, metered.Config{})

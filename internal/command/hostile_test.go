@@ -269,7 +269,7 @@ func (h *hostile) check(purged, many bool) {
 		"lots of no wallet":                 `select count(*) from metered.lots l where (select e.lots_end from metered.ledger e where e.scope = l.scope order by e.seq desc limit 1) is null`,
 		"open lines of holds that ended":    `select count(*) from metered.hold_lines l join metered.holds h on h.no = l.hold where l.open <> 0 and (h.state in ('c', 'r') or not h.pending)`,
 		"holds without their line's key":    `select count(*) from metered.hold_lines l join metered.holds h on h.no = l.hold where l.key <> metered._scope_key(l.scope) or l.key <> all (h.keys)`,
-		"deadlines behind the ceiling":      `select count(*) from metered.holds where deadline > ceiling or due < deadline or deadline <= placed_at`,
+		"deadlines after the ceiling":       `select count(*) from metered.holds where deadline > ceiling or due < deadline or deadline <= placed_at`,
 		"holds that ended twice":            `select count(*) from (select hold from metered.hold_events where kind in ('c', 'r', 'x') group by hold having count(*) > 1) e`,
 		"histories with gaps":               `select count(*) from metered.holds h where version <> (select count(*) from metered.hold_events e where e.hold = h.no) or version <> (select max(version) from metered.hold_events e where e.hold = h.no)`,
 		"claims that are there twice":       `select count(*) from (select claim from metered.holds where claim is not null and (state = 'h' or state = 'c' and not returned) group by claim having count(*) > 1) c`,

@@ -68,7 +68,7 @@ func TestDo_AnUnknownOutcomeIsResolved(t *testing.T) {
 		"a collision of a worker":                  {func(f *pgtest.Flush) { answered(f, "could not serialize access due to concurrent update", false) }, 2, false},
 		"a serialization failure, but committed":   {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("ERROR", "40001", "no")) }, 1, true},
 		"the answer stops before COMMIT's tag":     {func(f *pgtest.Flush) { partly(f, "C\x00\x00\x00\x0bCOMMIT") }, 1, true},
-		"the answer stops behind COMMIT's tag":     {func(f *pgtest.Flush) { partly(f, "Z\x00\x00\x00\x05") }, 1, false},
+		"the answer stops after COMMIT's tag":      {func(f *pgtest.Flush) { partly(f, "Z\x00\x00\x00\x05") }, 1, false},
 		"the answer stops in the middle of a byte": {func(f *pgtest.Flush) { partly(f, "OMMIT\x00") }, 1, true},
 		"another tag than COMMIT's":                {func(f *pgtest.Flush) { tagged(f, "CALLED") }, 1, true},
 	} {

@@ -42,7 +42,7 @@ func controlsTransaction(sql string, backslashes bool) bool {
 }
 
 // statement returns the first three words of sql's first statement, in lower case, the text after its semicolon, and
-// whether a quote or a comment is left open. The functions that skip those return their end, or else a place behind
+// whether a quote or a comment is left open. The functions that skip those return their end, or else a place after
 // the end of sql.
 func statement(sql string, backslashes bool) (words [3]string, rest string, open bool) {
 	n := 0

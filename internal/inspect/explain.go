@@ -22,7 +22,7 @@ type Explanation struct {
 	Amount int64     `json:"amount"`
 	Fits   bool      `json:"fits"` // it would be let in
 	// Reason is the error of the charge, if it does not fit: a limit, a scope that is closed or must exist, a window
-	// that reaches behind a purge, a clock that is ahead. Code is its code.
+	// that reaches purged entries, a clock that is ahead. Code is its code.
 	Reason string `json:"reason,omitempty"`
 	Code   string `json:"code,omitempty"`
 	// FitsAfter is how long until it fits if nothing else happens, budget.Never if waiting does not help, 0 if it fits.
@@ -46,7 +46,7 @@ type ExplainedLimit struct {
 	// Oldest are the first entries inside the window or period, up to 20: they leave a window first. None of a lifetime.
 	Oldest    []budget.Entry `json:"oldest,omitempty"`
 	PeriodEnd time.Time      `json:"period_end,omitzero"` // of a limit by period: its end
-	Purged    bool           `json:"purged,omitempty"`    // the window reaches behind a purge: its usage is not known
+	Purged    bool           `json:"purged,omitempty"`    // the window reaches purged entries: its usage is not known
 }
 
 // Explain predicts the answer to a charge. It is not binding: it takes no lock, and the next charge may change it.
@@ -112,7 +112,7 @@ func (r *Reader) Explain(ctx context.Context, charge budget.Charge) (Explanation
 	return e, err
 }
 
-// apart runs a function that may fail behind a savepoint, so that a transaction around it stays usable.
+// apart runs a function that may fail in a savepoint, so that a transaction around it stays usable.
 func (r *Reader) apart(ctx context.Context, f func(DB) error) error {
 	if tx, ok := r.DB.(pgx.Tx); ok {
 		return pgx.BeginFunc(ctx, tx, func(sub pgx.Tx) error { return f(sub) })
@@ -120,7 +120,7 @@ func (r *Reader) apart(ctx context.Context, f func(DB) error) error {
 	return f(r.DB)
 }
 
-// Usages is Ledger.Usage, behind a savepoint: a transaction around it stays usable if it fails.
+// Usages is Ledger.Usage, in a savepoint: a transaction around it stays usable if it fails.
 func (r *Reader) Usages(ctx context.Context, queries ...budget.Query) (usages []budget.Usage, err error) {
 	err = r.apart(ctx, func(db DB) (err error) {
 		usages, err = r.Ledger.Usage(ctx, db, queries...)

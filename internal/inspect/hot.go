@@ -114,7 +114,7 @@ type rate struct {
 }
 
 // ratesSQL finds the last entry before a time, for each scope and length of time, as metered._base does: by the index
-// of every sixteenth entry, and the fifteen behind it. The difference of two entries is the amount written since. If
+// of every sixteenth entry, and the fifteen after it. The difference of two entries is the amount written since. If
 // a purge took that entry, the first that is left takes its place. Without the limit the planner expects a thousand
 // epochs, and compiles (jit).
 const ratesSQL = `

@@ -221,7 +221,7 @@ const tailPages = 128
 const tailSQL = `
 select '(' || greatest(0, pg_catalog.pg_relation_size('metered.ledger'::pg_catalog.regclass) / pg_catalog.current_setting('block_size')::int - $1::int) || ',0)'`
 
-// tail is where the last pages of the ledger begin. A scan of the pages behind it reads no others.
+// tail is where the last pages of the ledger begin. A scan of the pages after it reads no others.
 func (r *Reader) tail(ctx context.Context) (tid string, err error) {
 	err = r.row(ctx, tailSQL, tailPages).Scan(&tid)
 	return tid, failed("size", err)

@@ -147,7 +147,7 @@ type ScopeDetail struct {
 	Leased      int64         `json:"leased"`            // units that open leases keep and have not spent
 	HeldNow     int64         `json:"held_now"`          // units of open holds that are not due, without leases
 	HoldDue     time.Time     `json:"hold_due,omitzero"` // when an open hold may fall due, if HeldNow > 0
-	Purged      bool          `json:"purged,omitempty"`  // entries behind the first are gone
+	Purged      bool          `json:"purged,omitempty"`  // entries after the first are gone
 	Created     time.Time     `json:"created,omitzero"`  // when it was declared (Ledger.Create), zero if it was not
 	Retired     time.Time     `json:"retired,omitzero"`
 	Parent      string        `json:"parent,omitempty"` // the scope that it was carved from

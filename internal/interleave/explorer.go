@@ -269,7 +269,7 @@ func (e *Explorer) shut(ctx context.Context) error {
 	return err
 }
 
-// open lets a session pass the gate at which it waits, and so many behind it.
+// open lets a session pass the gate at which it waits, and so many after it.
 func (e *Explorer) open(ctx context.Context, s *session, ahead gates) (err error) {
 	s.state = running
 	s.ahead.Store(ahead.client)
@@ -277,7 +277,7 @@ func (e *Explorer) open(ctx context.Context, s *session, ahead gates) (err error
 		s.passed++
 	}
 	var sql []string
-	if s.server && s.waits > 0 { // the lock of the gate before is free again: the session is behind it
+	if s.server && s.waits > 0 { // the lock of the gate before is free again: the session is past it
 		sql = append(sql, fmt.Sprintf("pg_catalog.pg_advisory_lock(%d, %d)", s.key, 1-s.waits&1))
 	}
 	if ahead.server > 0 {

@@ -57,7 +57,7 @@ func gatedBody(name, body string, shared *regexp.Regexp) string {
 		i, gates int
 		written  int
 	)
-	// until moves behind the next token that is one of ends, outside of parentheses and CASE expressions.
+	// until moves past the next token that is one of ends, outside of parentheses and CASE expressions.
 	until := func(ends ...string) {
 		depth, cases := 0, 0
 		for ; i < len(toks); i++ {

@@ -89,7 +89,7 @@ func isNumber(c byte) bool {
 // fits reports whether numeric can hold a number.
 func fits(number []byte) bool {
 	// digits are those before the point, from the first that is not 0 on: below 0 if
-	// that is behind it.
+	// that is after it.
 	digits, scale, exponent := 0, 0, 0
 	point, significant := false, false
 	for i, c := range number {

@@ -20,7 +20,7 @@ type Given struct{ Arg any }
 // calls all of them on the zero value and on nil. A method that returns an error must return a *fault.Argument. None
 // may panic, except a method without an error on nil.
 //
-// args has the arguments of each method behind its context, as in a correct call. A missing method fails the test.
+// args has the arguments of each method after its context, as in a correct call. A missing method fails the test.
 func Methods(t *testing.T, made any, args map[string][]any) {
 	t.Helper()
 	receiver := reflect.ValueOf(made)
@@ -69,7 +69,7 @@ func Func(t *testing.T, name string, f any, args ...any) {
 	}
 }
 
-// arguments are args as values for fn, behind a context if fn takes one first.
+// arguments are args as values for fn, after a context if fn takes one first.
 func arguments(fn reflect.Value, args []any) []reflect.Value {
 	var in []reflect.Value
 	if fn.Type().NumIn() > 0 && fn.Type().In(0) == reflect.TypeFor[context.Context]() {

@@ -18,7 +18,7 @@ type Cutter struct {
 	n, at   int
 	cut     func()
 	refused bool // new connections fail
-	ending  bool // counts COMMIT and the messages behind it alone
+	ending  bool // counts COMMIT and the messages after it alone
 }
 
 // Cut returns a pool on the same database that runs through a Cutter.
@@ -73,7 +73,7 @@ func (c *Cutter) Refuse(yes bool) {
 	c.refused = yes
 }
 
-// count reports whether the connection is cut at this message. commits says whether it is at COMMIT or behind it.
+// count reports whether the connection is cut at this message. commits says whether it is at COMMIT or after it.
 func (c *Cutter) count(commits bool) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()

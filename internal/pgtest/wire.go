@@ -293,7 +293,7 @@ func (f *Flush) AnswerWith(answer []byte) {
 }
 
 // AnswerInDoubt answers the flush, a COMMIT, by an ERROR and ReadyForQuery, after the server carried it out or never saw
-// it. The connection ends behind that.
+// it. The connection ends after that.
 func (f *Flush) AnswerInDoubt(code string, committed bool) {
 	f.Deliver = func() {
 		if committed {

@@ -8,7 +8,7 @@ import (
 )
 
 // A comment in the source is also a COMMENT in the database: that above a table, a view, a type or a function that
-// roles may execute, up to its first empty line, and those behind columns.
+// roles may execute, up to its first empty line, and those after columns.
 
 var (
 	tableColumn  = regexp.MustCompile(`^    (\w+)\s`)
@@ -74,7 +74,7 @@ func split(text string) (above, body string) {
 
 type column struct{ name, text string }
 
-// columns are those of a table or a view that have a comment behind them, which may go on in lines
+// columns are those of a table or a view that have a comment after them, which may go on in lines
 // of its own.
 func columns(kind, body string) (all []column) {
 	for line := range strings.Lines(body) {

@@ -10,7 +10,7 @@ import (
 // written in braces, and stands for SQL:
 //
 //	{entry columns}                              the columns of an entry of the ledger
-//	{entry of tip: amount = 5, kind = 'c'}       the values of a new entry behind tip, which copies every other column from it
+//	{entry of tip: amount = 5, kind = 'c'}       the values of a new entry after tip, which copies every other column from it
 //	{base: scope = s, epoch = e, since = t}      from-items: base is the last entry of a scope's epoch at or before a time. mark is on its way there
 var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base)(?:: (.*?))?\}`)
 

@@ -12,7 +12,7 @@ import (
 // standard leaves to implementations. MT100 is caught in the function that raises it.
 const (
 	Exceeded      = "MT001" // a limit refused. DETAIL carries the refusal as JSON
-	WindowPurged  = "MT002" // a window reaches behind a purge
+	WindowPurged  = "MT002" // a window reaches purged entries
 	ClockBehind   = "MT003" // the scope's last entry is too far ahead of the clock
 	NotFinished   = "MT004" // COMMIT before a command was completed
 	NotBegun      = "MT005" // completing a command in another transaction than it began in

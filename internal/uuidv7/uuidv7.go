@@ -24,7 +24,7 @@ func New() string {
 }
 
 // Time is the time that id carries, nil if it is no UUID of version 7: 48 bits of Unix time in ms, the version in the
-// 7th byte, the variant in the 9th. A UUID may be in lower or upper case, in braces, behind "urn:uuid:", and without
+// 7th byte, the variant in the 9th. A UUID may be in lower or upper case, in braces, after "urn:uuid:", and without
 // hyphens.
 //
 // Without hyphens it may be any 16 bytes, such as a hash or a trace id, and one in 64 of those has these bits. So the

@@ -87,7 +87,7 @@ func TestPeriodicJobs_SweepAndPurge(t *testing.T) {
 	}
 }
 
-// A purge that River stops is not lost: the job runs again, and goes on behind the scope that it came to.
+// A purge that River stops is not lost: the job runs again, and goes on after the scope that it came to.
 func TestWorker_GoesOnWhereItWasStopped(t *testing.T) {
 	t.Parallel()
 	pool := pgtest.Open(t)

@@ -57,7 +57,7 @@ begin
 end
 $$;
 
--- Ends a lot, at its time: some of its rest goes on, and the rest lapses. Appends the entries behind tip, and returns the last one.
+-- Ends a lot, at its time: some of its rest goes on, and the rest lapses. Appends the entries after tip, and returns the last one.
 create function metered._end_lot(tip metered.ledger, l metered.lots) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -77,7 +77,7 @@ begin
 end
 $$;
 
--- Begins a lot, at its time: credits its units, which pay an overdraft back at once, and notes the lot of the next period if it renews. Appends the entry behind
+-- Begins a lot, at its time: credits its units, which pay an overdraft back at once, and notes the lot of the next period if it renews. Appends the entry after
 -- tip, and returns it.
 create function metered._start_lot(tip metered.ledger, l metered.lots) returns metered.ledger
 language plpgsql volatile
@@ -171,7 +171,7 @@ begin
 end
 $$;
 
--- Ends a line of a hold that is due, at its time: it captures its minimum, and gives back the other units. Appends the entries behind tip, and
+-- Ends a line of a hold that is due, at its time: it captures its minimum, and gives back the other units. Appends the entries after tip, and
 -- returns the last one.
 create function metered._end_line(tip metered.ledger, l metered.hold_lines, of_id text, clk timestamptz) returns metered.ledger
 language plpgsql volatile
@@ -209,7 +209,7 @@ end
 $$;
 
 -- Writes all that is due in a wallet by clk, in its order: ends of holds, whose rows it locks, ends of lots, and beginnings. It ends the first max_lots lots (null: all), and
--- beyond them lots of due holds, lots that begin, lots on whose end others depend, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry behind that, with a
+-- beyond them lots of due holds, lots that begin, lots on whose end others depend, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry after that, with a
 -- new lots_end, without the caller, operation and note of tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross:
 -- the entries remember them from the first one on that lowers the balance, since an expired hold lowers none.
 create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint, wait_ms int) returns metered.ledger
@@ -224,16 +224,16 @@ declare
     begins  metered.lots;
     due     record;
     line    metered.hold_lines;
-    pos_end timestamptz := '-infinity';     -- the lot that was ended last, behind which the next is
+    pos_end timestamptz := '-infinity';     -- the lot that was ended last, after which the next is
     pos_no  bigint := 0;
-    begun   timestamptz := '-infinity';     -- the lot that began last, behind which the next does
+    begun   timestamptz := '-infinity';     -- the lot that began last, after which the next does
     begun_no bigint := 0;
     stop_end timestamptz;       -- the first lot that is left to others, or null
     stop_no bigint;
     left_over bigint := units;  -- of units, in lots that go on
     may_keep boolean;           -- there may be such lots
     kept_left int := 2147483647;    -- how many lots of some uses may still lapse
-    ends    timestamptz;        -- when the next lot ends behind all this
+    ends    timestamptz;        -- when the next lot ends after all this
     before  text;
 begin
     if tip.next_due <= clk then

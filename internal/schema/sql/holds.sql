@@ -54,7 +54,7 @@ $$;
 -- no: of the named holds, and of due holds that could be in its way in scopes that it
 -- may charge. A command that names thousands of scopes needs a larger lock table.
 --
--- A hold that was not there before the locks, and is there behind them, was placed while this
+-- A hold that was not there before the locks, and is there after them, was placed while this
 -- waited. Its scopes are not locked, and would be locked late: the whole is to be tried again.
 create function metered.lock_all(keys bigint[], id_keys bigint[], scopes text[], named metered.hold_ids[], wait_ms int) returns void
 language plpgsql volatile
@@ -113,7 +113,7 @@ end
 $$;
 
 -- Notifies the listeners of the channel of a hold's transition. Every build reads the first
--- fields: more may be added, and none may change. With a + behind the channel's name, the actor and
+-- fields: more may be added, and none may change. With a + after the channel's name, the actor and
 -- the present hold are added. Postgres takes less than 8,000 bytes. So the note is sent if it fits, and as
 -- many lines, by scope. cut says that these are not all.
 create function metered._announce(channel text, of_tenant text, of_id text, of_version int, of_kind text) returns void

@@ -1,4 +1,4 @@
--- What a wallet has behind the ends that are due, for readers, who write none of them: duelots.sql says in which order ends happen.
+-- The lots of a wallet after the ends that are due, for readers, who write none of them: duelots.sql says in which order ends happen.
 
 -- The lot into which so many units of l roll over at its end, or null for none. It has no number if nobody has written l yet.
 create function metered._gone_on(l metered.lots, units bigint) returns metered.lots
@@ -31,7 +31,7 @@ begin
 end
 $$;
 
--- The lots of a wallet behind all that is due, as settle would write it: those of which due holds keep units, those that begin, those on whose end others
+-- The lots of a wallet after all that is due, as settle would write it: those of which due holds keep units, those that begin, those on whose end others
 -- depend, and those into which one of these rolls over. lapsed is how many units lapsed, less those that began, and debt by how many units the wallet is still
 -- overdrawn.
 create function metered._due_lots(tip metered.ledger, clk timestamptz, out lots metered.lots[], out lapsed bigint, out debt bigint)
@@ -231,7 +231,7 @@ begin
 end
 $$;
 
--- The lots of a wallet that have a rest or are held, as they are behind all ends that are due. With of_nos, these lots and those that they go on in.
+-- The lots of a wallet that have a rest or are held, as they are after all ends that are due. With of_nos, these lots and those that they go on in.
 create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[]) returns setof metered.lots
 language plpgsql stable
 as $$

@@ -141,7 +141,7 @@ declare
 begin
     b := metered._base(tip.scope, tip.seq, tip.epoch, t);
     if b.seq is null then
-        raise exception 'the window reaches behind what is retained'
+        raise exception 'the window reaches purged entries'
             using errcode = 'MT002', detail = tip.scope;
     end if;
     base_seq := b.seq;
@@ -316,7 +316,7 @@ $$;
 -- Deletes entries of one scope that no window ending at or after cutoff needs,
 -- at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that
 -- a writer that sees the scope as empty collides with it. It is a new row, so that a writer that
--- sees it as the last entry collides, too (_entry_for_write). The entries behind it begin at a multiple of
+-- sees it as the last entry collides, too (_entry_for_write). The entries after it begin at a multiple of
 -- 16, plus one, which the time index holds.
 -- upto is the last seq deleted or passed over, for the next call to begin after:
 -- scanning from the front again would wade through the rows deleted before.

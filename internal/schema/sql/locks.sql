@@ -175,7 +175,7 @@ as $$
 $$;
 
 -- Refuses an argument that is out of bounds, which Go never sends. Functions that commands wait
--- for call it behind an IF, which costs a fifth of a PERFORM.
+-- for call it in an IF, which costs a fifth of a PERFORM.
 create function metered._require(holds boolean, what text) returns void
 language plpgsql
 as $$

@@ -42,7 +42,7 @@ end
 $$;
 
 -- Gives the lots of a wallet the units back that holds and leases kept of them, which the entries opened_seqs held and the entry freed has
--- just freed. Units of a lot that has ended lapse, in entries behind that one, the last of which it returns. The rest pays an overdraft back.
+-- just freed. Units of a lot that has ended lapse, in entries after that one, the last of which it returns. The rest pays an overdraft back.
 create function metered._free_lots(freed metered.ledger, opened_seqs bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -119,7 +119,7 @@ begin
 end
 $$;
 
--- The moves that a refund gives back, before or behind its entry: those of its charge, the last one first. Units that no lot covered first lower the
+-- The moves that a refund gives back, before or after its entry: those of its charge, the last one first. Units that no lot covered first lower the
 -- overdraft (from_seq null, lot 0), and then come from lots that have paid overdraft back, the last one first. The rest is of no lot (null): it was charged
 -- before the scope had lots.
 create function metered._refund_parts(refund metered.ledger) returns table (from_seq bigint, from_nth int, lot bigint, units bigint)
@@ -222,7 +222,7 @@ begin
 end
 $$;
 
--- The credit of a scope that no grant brought becomes a lot that never ends, behind the entry e. So many of its units are held.
+-- The credit of a scope that no grant brought becomes a lot that never ends, after the entry e. So many of its units are held.
 create function metered._old_lot(e metered.ledger, units bigint, held bigint) returns bigint
 language plpgsql volatile
 as $$

@@ -168,7 +168,7 @@ declare
     m     record;
     part  bigint;
     at    timestamptz := (select e.at from metered.ledger e where use is not null and e.scope = of_scope and e.seq = at_seq);
-    first int := -2147483648;           -- where the next lot is: behind the last one, whose index entry is still in the way
+    first int := -2147483648;           -- where the next lot is: after the last one, whose index entry is still in the way
     ends  timestamptz := '-infinity';
     after bigint := 0;
 begin
@@ -215,7 +215,7 @@ begin
 end
 $$;
 
--- Behind which place in the order of lots the next one is that has not ended: null, if none has not. It reads two of each priority.
+-- The place in the order of lots before the next one that has not ended: null if all have. It reads two of each priority.
 create function metered._pass_ended(of_scope text, from_priority int, from_end timestamptz, from_no bigint, ended timestamptz,
     out priority int, out ends timestamptz, out after bigint)
 language plpgsql stable
@@ -269,7 +269,7 @@ begin
 end
 $$;
 
--- Credit becomes a lot: appends the entry behind tip, which the wallet's lots are due before, and returns it. as_no is the number of the
+-- Credit becomes a lot: appends the entry after tip, which the wallet's lots are due before, and returns it. as_no is the number of the
 -- lot, if one was set aside for it.
 create function metered._append_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", of_lot bigint, as_no bigint,
     out entry metered.ledger, out no bigint)
@@ -372,7 +372,7 @@ end
 $$;
 
 -- Takes back units of a lot that has them as its rest: they lapsed (e), are revoked (v) or roll over (o). Appends the entry
--- behind tip, and returns it.
+-- after tip, and returns it.
 create function metered._take_back(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
 language plpgsql volatile
 as $$
@@ -409,7 +409,7 @@ begin
 end
 $$;
 
--- An entry behind tip that no caller asked for, without the caller's marks.
+-- An entry after tip that no caller asked for, without the caller's marks.
 create function metered._own_entry(tip metered.ledger, clk timestamptz) returns metered.ledger
 language plpgsql stable
 as $$

@@ -96,7 +96,7 @@ begin
 end
 $$;
 
--- The turn of a job that joins a line: one round behind the last job of its key (fair), and behind the round that
+-- The turn of a job that joins a line: one round after the last job of its key (fair), and after the round that
 -- is being released. So a key with one job waits for at most one round, however many jobs others have in the line.
 create function metered._turn(of_scope text, of_priority int, of_fair text) returns bigint
 language plpgsql volatile

@@ -19,7 +19,7 @@ begin
 end
 $$;
 
--- _start_job, but started is null after an error, such as of a window that reaches behind a purge.
+-- _start_job, but started is null after an error, such as of a window that reaches purged entries.
 create function metered._try_start_job(h metered.new_hold, charges metered.new_charge[], ahead interval, wait_ms int, origin metered.origin, channel text,
     out started boolean, out refused jsonb, out due timestamptz)
 language plpgsql volatile

@@ -183,7 +183,7 @@ create index hold_lines_due on metered.hold_lines (scope, due) where open > 0;
 create index hold_lines_least on metered.hold_lines (scope, due) where open > 0 and at_least > 0;
 
 -- The rows of lots. What a draw, a hold or a refund changes of a lot is in its newest move: a row that each of them updated would get slower with each version
--- that an open snapshot keeps. This one changes where a lot begins, is empty, gets units again, or ends. The view lots has both. Behind an entry of its
+-- that an open snapshot keeps. This one changes where a lot begins, is empty, gets units again, or ends. The view lots has both. Written after an entry of its
 -- scope, which the guard lets one writer make.
 create table metered.lot_rows (
     no          bigint      generated always as identity primary key, -- the number of the lot
@@ -268,7 +268,7 @@ create table metered.lot_moves (
                                         -- s scheduled for later, or its end set, w withdrawn before it began,
                                         -- a applied to a use that takes them now, b back to its uses
     scope  text collate "C" not null,   -- the wallet
-    version bigint,                     -- 1, 2, 3 and so on of its lot. Behind the newest one, the lot has these units. Null: overdraft, or of 0.1.0
+    version bigint,                     -- 1, 2, 3 and so on of its lot. After the newest one, the lot has these units. Null: overdraft, or of 0.1.0
     rest   bigint,                      -- units of the lot that can be drawn
     drawn  bigint,                      -- units of the lot that were spent, less refunds
     held   bigint,                      -- units of the lot in open holds and leases

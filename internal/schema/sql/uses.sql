@@ -3,7 +3,7 @@
 -- Such a lot has its units as kept. They are no credit of the ledger, so no other balance, limit, lapse or payment of an overdraft counts them. A call for a
 -- use credits as many as it takes of these lots, in one entry (apply), and then charges the whole amount like any call. The applied units
 -- are rests of their lots in between, so the order of lots is the same for all. Units that a hold frees, or a refund gives back, go back to
--- kept by an entry behind (keep_back), as units of a lot that has ended lapse. What happens to kept units moves no units of the ledger:
+-- kept by a later entry (keep_back), as units of a lot that has ended lapse. What happens to kept units moves no units of the ledger:
 -- its entries are of the kind s, and the moves say what they did.
 
 -- Whether these are uses as a plan has them.
@@ -27,7 +27,7 @@ begin
 end
 $$;
 
--- Takes kept units of a lot: they lapsed (e), are revoked (v) or roll over (o). Appends the entry behind tip, and returns it.
+-- Takes kept units of a lot: they lapsed (e), are revoked (v) or roll over (o). Appends the entry after tip, and returns it.
 create function metered._take_kept(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
 language plpgsql volatile
 as $$
@@ -43,7 +43,7 @@ begin
 end
 $$;
 
--- Units that are the rest of a lot are kept for its uses again. Appends the entry behind tip, and returns it.
+-- Units that are the rest of a lot are kept for its uses again. Appends the entry after tip, and returns it.
 create function metered._keep_back(tip metered.ledger, of_lot bigint, units bigint) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -78,7 +78,7 @@ begin
 end
 $$;
 
--- The units of lots for a use, as they are behind all that is due.
+-- The units of lots for a use, as they are after all that is due.
 create function metered._kept_for(tip metered.ledger, use text, clk timestamptz) returns bigint
 language plpgsql stable
 as $$

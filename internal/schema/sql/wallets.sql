@@ -124,7 +124,7 @@ begin
 end
 $$;
 
--- Appends an entry that moves no units: a lot of so many units is scheduled, or its end is set. e is as _next_entry has it, behind everything due. The lot begins or
+-- Appends an entry that moves no units: a lot of so many units is scheduled, or its end is set. e is as _next_entry has it, after everything due. The lot begins or
 -- ends at comes.
 create function metered._schedule(e metered.ledger, units bigint, comes timestamptz) returns metered.ledger
 language plpgsql volatile
@@ -256,7 +256,7 @@ end
 $$;
 
 -- Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of
--- which lots they are, and overdrawn how many are of none. left is the balance behind it, with lots for the use of the charge. A refusal of a command's draw raises, because COMMIT
+-- which lots they are, and overdrawn how many are of none. left is the balance after it, with lots for the use of the charge. A refusal of a command's draw raises, because COMMIT
 -- follows, and its draws are kept for its record.
 create function metered.draw(charge metered.new_charge, up_to boolean, ahead interval, wait_ms int, origin metered.origin,
     out seq bigint, out at timestamptz, out amount bigint, out lots json, out overdrawn bigint, out left_over bigint, out refused jsonb, out crossed jsonb)

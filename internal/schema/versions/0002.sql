@@ -110,7 +110,7 @@ begin
         and (v.relnamespace <> t.relnamespace or v.relname not in ('lots_words', 'lots_statement'));
     if theirs is not null then
         raise exception 'views read the table metered.lots, which becomes a view: %', theirs
-            using errcode = '2BP01', hint = 'Drop them before the upgrade, and create them again behind it.';
+            using errcode = '2BP01', hint = 'Drop them before the upgrade, and create them again after it.';
     end if;
 end
 $$;
