@@ -2318,7 +2318,7 @@ begin
     e.lots_end := ends;
     for due in
         select x.hold, x.due, h.id, x.line from (
-            select y.hold, y.due, y as line from metered.hold_lines y where y.hold = any (nos) and y.scope = tip.scope and y.open > 0
+            select y.hold, y.due, row(y.*)::metered.hold_lines as line from metered.hold_lines y where y.hold = any (nos) and y.scope = tip.scope and y.open > 0
             union all select null, until, null) x
             left join lateral (select z.id from metered.holds z where z.no = x.hold) h on true
         order by x.due, x.hold
@@ -2501,11 +2501,11 @@ begin
             into nos, times, seqs, minima
             from metered.hold_lines y where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk;
             nos := coalesce(nos, '{}');
-            of_holds := array(select o from metered.lot_holds o where o.scope = tip.scope and o.seq = any (seqs) order by o.seq, o.lot);
+            of_holds := array(select row(o.*)::metered.lot_holds from metered.lot_holds o where o.scope = tip.scope and o.seq = any (seqs) order by o.seq, o.lot);
             lots := lots || array(select metered._as_rest(y) from metered.lots y where y.no = any (array(select o.lot from unnest(of_holds) o))
                 and y.no <> all (array(select x.no from unnest(lots) x)) order by y.no);
         end if;
-        of_holds := of_holds || array(select o from metered.lot_holds o
+        of_holds := of_holds || array(select row(o.*)::metered.lot_holds from metered.lot_holds o
             where debt > 0 and o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(of_holds) x)) order by o.seq);
         spent := debt - (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0);
     end if;
@@ -2883,6 +2883,7 @@ as $$
 declare
     over bigint := metered._owed_before(refund);
     last bigint;
+    e    metered.ledger;
     m    record;
     g    record;
 begin
@@ -2904,7 +2905,8 @@ begin
     end loop;
     if over > 0 then    -- in the entry of the last lot that was made
         last := (select max(y.seq) from metered.ledger y where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
-        perform metered._pay_back(e, over, case when last is null then g.nth else 2 end) from metered.ledger e where e.scope = refund.scope and e.seq = coalesce(last, refund.seq);
+        select * into e from metered.ledger y where y.scope = refund.scope and y.seq = coalesce(last, refund.seq);
+        perform metered._pay_back(e, over, case when last is null then g.nth else 2 end);
     end if;
 end
 $$;

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
+	"os/exec"
 	"sync"
 	"testing"
 	"time"
@@ -345,6 +347,22 @@ func TestCitus_SchemaMovedAmidCommands(t *testing.T) {
 				require.EqualValues(c.t, limit, s.settled())
 				require.Zero(c.t, s.troubled, "a command that met the switch was sent again by the library")
 			})
+		})
+	}
+}
+
+// On a cluster random histories agree with the models, and sums are exact under stress.
+func TestCitus_ModelsAgree(t *testing.T) {
+	if _, err := citusCluster(); errors.Is(err, pgserver.ErrNoCitus) {
+		t.Skip(err)
+	}
+	for _, node := range []string{"home", "coordinator"} {
+		t.Run(node, func(t *testing.T) {
+			cmd := exec.CommandContext(t.Context(), "go", "test", "-short", "-count=1", "-p=1", "-run=AgreesWithTheModel|AgreeWithTheModel(Unswept)?$|NeverExceedALimit|UnderStress|ConcurrentCallersNeverExceed|AddsUp",
+				".", "./budget", "./holds", "./leases", "./wallet")
+			cmd.Dir, cmd.Env = "..", append(os.Environ(), pgtest.CitusEnv+"="+node)
+			out, err := cmd.CombinedOutput()
+			require.NoError(t, err, "%s", out)
 		})
 	}
 }

@@ -70,6 +70,9 @@ func SetClock(t testing.TB, pool *pgxpool.Pool, at time.Time) *Clock {
 		t.Fatalf("pgtest: setting the clock: %v", err)
 	}
 	t.Cleanup(func() { _ = conn.Close(ctx) })
+	if err := ofOneNode(ctx, conn); err != nil {
+		t.Fatalf("pgtest: setting the clock: %v", err)
+	}
 	c := &Clock{t: t, conn: conn}
 
 	// One transaction: the function must not be seen before the sequence has its value.

@@ -7,6 +7,7 @@ package pgtest
 
 import (
 	"context"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -54,23 +55,19 @@ func OpenWith(t testing.TB, opts Options) *pgxpool.Pool {
 	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 	defer cancel()
 
-	c, err := shared()
-	if err != nil {
-		t.Fatalf("pgtest: %v", err)
-	}
-	name, err := c.createDatabase(ctx, opts.Empty)
+	connString, drop, err := database(ctx, opts.Empty)
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
 	t.Cleanup(func() {
 		ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 		defer cancel()
-		if err := c.dropDatabase(ctx, name); err != nil {
+		if err := drop(ctx); err != nil {
 			t.Errorf("pgtest: %v", err)
 		}
 	})
 
-	config, err := pgxpool.ParseConfig(pgserver.WithDatabase(c.server.ConnString(), name))
+	config, err := pgxpool.ParseConfig(connString)
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
@@ -88,6 +85,18 @@ func OpenWith(t testing.TB, opts Options) *pgxpool.Pool {
 	}
 	t.Cleanup(func() { closePool(t, pool) })
 	return pool
+}
+
+func database(ctx context.Context, empty bool) (connString string, drop func(context.Context) error, err error) {
+	if node := os.Getenv(CitusEnv); node != "" {
+		return citusDatabase(ctx, node, empty)
+	}
+	c, err := shared()
+	if err != nil {
+		return "", nil, err
+	}
+	name, err := c.createDatabase(ctx, empty)
+	return pgserver.WithDatabase(c.server.ConnString(), name), func(ctx context.Context) error { return c.dropDatabase(ctx, name) }, err
 }
 
 // Reopen opens another pool on the database of pool, with other settings.

@@ -275,7 +275,7 @@ begin
     e.lots_end := ends;
     for due in
         select x.hold, x.due, h.id, x.line from (
-            select y.hold, y.due, y as line from metered.hold_lines y where y.hold = any (nos) and y.scope = tip.scope and y.open > 0
+            select y.hold, y.due, row(y.*)::metered.hold_lines as line from metered.hold_lines y where y.hold = any (nos) and y.scope = tip.scope and y.open > 0
             union all select null, until, null) x
             left join lateral (select z.id from metered.holds z where z.no = x.hold) h on true
         order by x.due, x.hold

@@ -183,6 +183,7 @@ as $$
 declare
     over bigint := metered._owed_before(refund);
     last bigint;
+    e    metered.ledger;
     m    record;
     g    record;
 begin
@@ -204,7 +205,8 @@ begin
     end loop;
     if over > 0 then    -- in the entry of the last lot that was made
         last := (select max(y.seq) from metered.ledger y where y.scope = refund.scope and y.seq > refund.seq and y.kind = 'd');
-        perform metered._pay_back(e, over, case when last is null then g.nth else 2 end) from metered.ledger e where e.scope = refund.scope and e.seq = coalesce(last, refund.seq);
+        select * into e from metered.ledger y where y.scope = refund.scope and y.seq = coalesce(last, refund.seq);
+        perform metered._pay_back(e, over, case when last is null then g.nth else 2 end);
     end if;
 end
 $$;
