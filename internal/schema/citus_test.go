@@ -1,6 +1,8 @@
 package schema_test
 
 import (
+	"os"
+	"regexp"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
@@ -20,4 +22,22 @@ func TestTryLock_IsPostgresOwnOffCitus(t *testing.T) {
 	require.NoError(t, err)
 	require.Contains(t, lines[1], "Output: pg_try_advisory_xact_lock(", lines)
 	require.NotContains(t, lines[1], "metered.", lines)
+}
+
+// Citus gives a row of a table the type of its shard, and has no word for the assignment of an element that a query of a table gives.
+func TestFunctions_AreWordedForCitus(t *testing.T) {
+	t.Parallel()
+	sql, err := os.ReadFile("../../schema.sql")
+	require.NoError(t, err)
+	for wrong, pattern := range map[string]string{
+		"a row as a value, and not row(y.*)::metered.t":     `select (\w+) from metered\.(\w+) (\w+)\b`,
+		"a row as an argument, and not row(y.*)::metered.t": `metered\.\w+\((\w+), [^\n;]*\) from metered\.(\w+) (\w+)\b`,
+	} {
+		for _, m := range regexp.MustCompile(pattern).FindAllSubmatch(sql, -1) {
+			require.False(t, string(m[1]) == string(m[3]) && string(m[2]) != "lots", "%s: %s", wrong, m[0]) // lots is a view
+		}
+	}
+	for _, m := range regexp.MustCompile(`(?m)^ +\w+(?:\[[^\]\n]*\]|\.\w+)+ := [^;]*;`).FindAll(sql, -1) {
+		require.NotRegexp(t, `from metered\.\w+`, string(m), "an element is assigned, and not selected into")
+	}
 }

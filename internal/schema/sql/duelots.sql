@@ -245,7 +245,7 @@ begin
         before := metered._unbound_lock_wait(before);
         if nos is not null then
             perform metered._expire_rows(nos, clk, (metered._by_system()).note);
-            e.crossed := (select y.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq);
+            select y.crossed into e.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq;
         end if;
     end if;
     select y.expires_at, y.no into stop_end, stop_no from metered.lot_rows y
@@ -345,7 +345,7 @@ declare
 begin
     if e.lots_end <= e.at or e.lots_end is not null and e.next_due <= e.at then
         tip.seq := e.seq - 1;
-        tip.at := (select y.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq);
+        select y.at into tip.at from metered.ledger y where y.scope = e.scope and y.seq = tip.seq;
         tip := metered._settle(tip, least(e.at, metered.clock()), metered._ends_per_call(), units, wait_ms);
         e.seq := tip.seq + 1;
         e.at := greatest(e.at, tip.at);

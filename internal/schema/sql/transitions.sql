@@ -261,8 +261,8 @@ begin
     end loop;
     if terms.policy in ('upto', 'even') then
         for n in 1..cardinality(scopes) loop
-            units[n] := least(units[n], (select y.open from metered.hold_lines y where y.hold = k.nos[1] and y.scope = scopes[n])
-                + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[n]), 0));
+            select y.open into covered from metered.hold_lines y where y.hold = k.nos[1] and y.scope = scopes[n];
+            units[n] := least(units[n], covered + coalesce((select e.amount from unnest(excess) e where e.scope = scopes[n]), 0));
         end loop;
     end if;
     for i in 1..cardinality(named.ids) loop
