@@ -98,7 +98,8 @@ func (s *storm) run(times int, happen func(n int)) {
 					mu.Unlock()
 					ended <- true
 					if err != nil && !errors.Is(err, budget.ErrExceeded) {
-						happening.RLock() // the server restarts: not all commands are to meet that
+						happening.RLock()
+						//lint:ignore SA2001 the server restarts, and not all commands are to meet that
 						happening.RUnlock()
 					}
 				}

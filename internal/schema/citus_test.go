@@ -31,6 +31,7 @@ func TestFunctions_AreWordedForCitus(t *testing.T) {
 	require.NoError(t, err)
 	for wrong, pattern := range map[string]string{
 		"a row as a value, and not row(y.*)::metered.t":     `select (\w+) from metered\.(\w+) (\w+)\b`,
+		"a row as a column, and not row(y.*)::metered.t":    `, (\w+) as \w+ from metered\.(\w+) (\w+)\b`,
 		"a row as an argument, and not row(y.*)::metered.t": `metered\.\w+\((\w+), [^\n;]*\) from metered\.(\w+) (\w+)\b`,
 	} {
 		for _, m := range regexp.MustCompile(pattern).FindAllSubmatch(sql, -1) {
