@@ -357,10 +357,13 @@ func TestCitus_ModelsAgree(t *testing.T) {
 	if _, err := citusCluster(); errors.Is(err, pgserver.ErrNoCitus) {
 		t.Skip(err)
 	}
-	for _, node := range []string{"home", "coordinator"} {
+	for node, packages := range map[string][]string{
+		"home":        {".", "./budget", "./holds", "./leases", "./wallet"},
+		"coordinator": {".", "./holds", "./leases"}, // docs/scale.md; purges go by the worker's clock, which the tests do not set
+	} {
 		t.Run(node, func(t *testing.T) {
-			cmd := exec.CommandContext(t.Context(), "go", "test", "-short", "-count=1", "-p=1", "-run=AgreesWithTheModel|AgreeWithTheModel(Unswept)?$|NeverExceedALimit|UnderStress|AddsUp",
-				".", "./budget", "./holds", "./leases", "./wallet")
+			cmd := exec.CommandContext(t.Context(), "go", append([]string{"test", "-short", "-count=1", "-p=1",
+				"-run=AgreesWithTheModel|AgreeWithTheModel(Unswept)?$|NeverExceedALimit|UnderStress|AddsUp"}, packages...)...)
 			cmd.Dir, cmd.Env = "..", append(os.Environ(), pgtest.CitusEnv+"="+node)
 			out, err := cmd.CombinedOutput()
 			require.NoError(t, err, "%s", out)
