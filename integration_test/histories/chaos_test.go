@@ -108,9 +108,11 @@ func (w *world) chaos() {
 	}
 }
 
-// more is whether the clients go on: the calls are not made yet, or the standby has not taken its place.
+// more is whether the clients go on: the calls are not made yet, the standby has not taken its place, or no outcome was unknown so far.
 func (w *world) more() bool {
-	return w.ended.Load() < w.calls || w.standby != nil && w.faults["promoted"].Load() == 0 && !w.T.Failed()
+	ended := w.ended.Load()
+	waits := w.standby != nil && w.faults["promoted"].Load() == 0 || w.unknown.Load() == 0 && ended < 20*w.calls
+	return ended < w.calls || waits && !w.T.Failed()
 }
 
 // after waits for so many calls.

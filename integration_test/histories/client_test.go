@@ -92,6 +92,7 @@ func (w *world) record(client int, c call, perform func(call) reply) reply {
 	h.Return = int64(time.Since(w.began))
 	w.ended.Add(1)
 	if r.Outcome == unknown {
+		w.unknown.Add(1)
 		h.Return = math.MaxInt64
 	}
 	if strings.Contains(r.Error, sqlstate.DiskFull) {

@@ -63,12 +63,13 @@ type world struct {
 	phase    atomic.Int32 // of the upgrade
 	began    time.Time
 
-	mu     sync.Mutex
-	all    []recorded
-	tokens map[string]string
-	calls  int64        // to make
-	ended  atomic.Int64 // calls
-	calm   atomic.Bool  // callers stay
+	mu      sync.Mutex
+	all     []recorded
+	tokens  map[string]string
+	calls   int64        // to make
+	ended   atomic.Int64 // calls
+	unknown atomic.Int64 // of their outcomes
+	calm    atomic.Bool  // callers stay
 
 	faults map[string]*atomic.Int64
 }
