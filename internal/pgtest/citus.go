@@ -87,11 +87,32 @@ func onNode(ctx context.Context, connString, sql string) error {
 	return nil
 }
 
-// ofOneNode has the statements of a connection stay on its node of Citus: a clock is of the node that is asked.
-func ofOneNode(ctx context.Context, conn *pgx.Conn) error {
-	if os.Getenv(CitusEnv) == "" {
-		return nil
+// connectEach connects to each node of Citus, such that what a connection changes is changed on that node alone, or to the one server.
+func connectEach(ctx context.Context, to *pgx.ConnConfig) (conns []*pgx.Conn, err error) {
+	conn, err := pgx.ConnectConfig(ctx, to)
+	if err != nil || os.Getenv(CitusEnv) == "" {
+		return []*pgx.Conn{conn}, err
 	}
-	_, err := conn.Exec(ctx, "set citus.enable_ddl_propagation = off")
-	return err
+	defer conn.Close(context.WithoutCancel(ctx))
+	rows, err := conn.Query(ctx, "select nodename, nodeport from pg_dist_node")
+	if err != nil {
+		return nil, err
+	}
+	nodes, err := pgx.CollectRows(rows, pgx.RowToStructByPos[struct {
+		Host string
+		Port uint16
+	}])
+	if err != nil {
+		return nil, err
+	}
+	for _, n := range nodes {
+		at := to.Copy()
+		at.Host, at.Port, at.Fallbacks = n.Host, n.Port, nil
+		at.RuntimeParams["citus.enable_ddl_propagation"] = "off"
+		if conn, err = pgx.ConnectConfig(ctx, at); err != nil {
+			return nil, err
+		}
+		conns = append(conns, conn)
+	}
+	return conns, nil
 }

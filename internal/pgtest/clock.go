@@ -13,10 +13,10 @@ import (
 // Clock is the library's time in one database. Every session sees Set and Advance at once, in open transactions and
 // under old snapshots too. Only the owner of the schema can set one up: production roles cannot.
 type Clock struct {
-	t    testing.TB
-	mu   sync.Mutex
-	conn *pgx.Conn // its own, since the test may hold all of the pool's
-	now  time.Time
+	t     testing.TB
+	mu    sync.Mutex
+	conns []*pgx.Conn // its own, since the test may hold all of the pool's
+	now   time.Time
 }
 
 // A sequence keeps the time, in microseconds since 1970: setval is seen at once and survives a rollback, while a
@@ -65,27 +65,23 @@ func Tomorrow(hour int) time.Time {
 func SetClock(t testing.TB, pool *pgxpool.Pool, at time.Time) *Clock {
 	t.Helper()
 	ctx := context.Background()
-	conn, err := pgx.ConnectConfig(ctx, pool.Config().ConnConfig)
+	conns, err := connectEach(ctx, pool.Config().ConnConfig)
 	if err != nil {
 		t.Fatalf("pgtest: setting the clock: %v", err)
 	}
-	t.Cleanup(func() { _ = conn.Close(ctx) })
-	if err := ofOneNode(ctx, conn); err != nil {
-		t.Fatalf("pgtest: setting the clock: %v", err)
-	}
-	c := &Clock{t: t, conn: conn}
-
-	// One transaction: the function must not be seen before the sequence has its value.
-	tx, err := conn.Begin(ctx)
-	if err != nil {
-		t.Fatalf("pgtest: setting the clock: %v", err)
-	}
-	if _, err := tx.Exec(ctx, clockSQL); err != nil {
-		t.Fatalf("pgtest: setting the clock: %v", err)
-	}
-	c.Set(at)
-	if err := tx.Commit(ctx); err != nil {
-		t.Fatalf("pgtest: setting the clock: %v", err)
+	c := &Clock{t: t, conns: conns, now: time.UnixMicro(at.UnixMicro()).UTC()}
+	for _, conn := range conns {
+		t.Cleanup(func() { _ = conn.Close(ctx) })
+		// One transaction: the function must not be seen before the sequence has its value.
+		if err := pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error {
+			if _, err := tx.Exec(ctx, clockSQL); err != nil {
+				return err
+			}
+			_, err := tx.Exec(ctx, setClockSQL, at.UnixMicro())
+			return err
+		}); err != nil {
+			t.Fatalf("pgtest: setting the clock: %v", err)
+		}
 	}
 	return c
 }
@@ -116,8 +112,10 @@ func (c *Clock) Now() time.Time {
 func (c *Clock) set(at time.Time) {
 	c.t.Helper()
 	at = time.UnixMicro(at.UnixMicro()).UTC()
-	if _, err := c.conn.Exec(context.Background(), setClockSQL, at.UnixMicro()); err != nil {
-		c.t.Fatalf("pgtest: setting the clock: %v", err)
+	for _, conn := range c.conns {
+		if _, err := conn.Exec(context.Background(), setClockSQL, at.UnixMicro()); err != nil {
+			c.t.Fatalf("pgtest: setting the clock: %v", err)
+		}
 	}
 	c.now = at
 }

@@ -64,10 +64,11 @@ begin
     lapsed := 0;
     lots := '{}';
     if tip.lots_end <= until then
-        starts := array(select y from metered.lots y where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until order by y.starts_at, y.no);
-        lots := array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.no)
+        select array(select y from metered.lots y where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until order by y.starts_at, y.no) into starts;
+        select array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.no)
             || array(select metered._as_rest(y) from metered.lots y
-                where y.scope = tip.scope and y.keeps and y.roll_cap is not null and y.again and y.expires_at <= until order by y.expires_at, y.no);
+                where y.scope = tip.scope and y.keeps and y.roll_cap is not null and y.again and y.expires_at <= until order by y.expires_at, y.no)
+        into lots;
     end if;
     begun := starts <> '{}';
     if due and debt = 0 and starts = '{}' and lots = '{}' then    -- then no hold pays for another one, and one statement does
@@ -96,7 +97,8 @@ begin
             into nos, times, seqs, minima
             from metered.hold_lines y where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk;
             nos := coalesce(nos, '{}');
-            of_holds := array(select row(o.*)::metered.lot_holds from metered.lot_holds o where o.scope = tip.scope and o.seq = any (seqs) order by o.seq, o.lot);
+            select array(select row(o.*)::metered.lot_holds from metered.lot_holds o where o.scope = tip.scope and o.seq = any (seqs) order by o.seq, o.lot)
+            into of_holds;
             lots := lots || array(select metered._as_rest(y) from metered.lots y where y.no = any (array(select o.lot from unnest(of_holds) o))
                 and y.no <> all (array(select x.no from unnest(lots) x)) order by y.no);
         end if;
