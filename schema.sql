@@ -1675,7 +1675,8 @@ $$;
 
 create trigger lots_of_before instead of insert or update or delete on metered.lots for each row execute function metered._meet_upgrade();
 
--- Writes a move of a lot of a wallet: its units change by rest and kept, and with its kind drawn and held. Of overdraft (lot 0) it writes the move alone.
+-- Writes a move of a lot of a wallet: its units change by rest and kept, and with its kind drawn, held, lapsed, revoked and
+-- rolled. Of overdraft (lot 0) it writes the move alone.
 create function metered._move_lot(of_scope text, at_seq bigint, nth int, of_lot bigint, as_kind "char", units bigint, rest bigint, kept bigint)
 returns void
 language plpgsql volatile
@@ -1689,8 +1690,11 @@ begin
     values (of_scope, at_seq, nth, of_lot, as_kind, units, l.version, l.rest + _move_lot.rest,
         l.drawn + case as_kind when 'u' then units when 'g' then -units else 0 end, l.held - case when as_kind in ('u', 'f') then units else 0 end, l.kept + _move_lot.kept);
     more := l.rest + rest + l.kept + kept > 0;
-    if l.more <> more then
-        update metered.lot_rows y set open = more and (y.plan).uses is null, keeps = more and (y.plan).uses is not null where y.no = of_lot;
+    if l.more <> more or as_kind in ('e', 'v', 'o') then
+        update metered.lot_rows y set open = more and (y.plan).uses is null, keeps = more and (y.plan).uses is not null,
+            lapsed = y.lapsed + case as_kind when 'e' then units else 0 end, untold = y.untold + case as_kind when 'e' then units else 0 end,
+            revoked = y.revoked + case as_kind when 'v' then units else 0 end, rolled = y.rolled + case as_kind when 'o' then units else 0 end
+        where y.no = of_lot;
     end if;
 end
 $$;
@@ -1970,24 +1974,6 @@ begin
 end
 $$;
 
--- The units that an entry took back of the rest of a lot, or of its kept units, lapse (e), are revoked (v) or roll over (o), by as_kind.
-create function metered._end_units(entry metered.ledger, of_lot bigint, as_kind "char", rest bigint, kept bigint) returns void
-language plpgsql volatile
-as $$
-declare
-    units bigint := rest + kept;
-    l     metered.lots;
-    more  boolean;      -- units are left
-begin
-    select * into l from metered.lots y where y.no = of_lot;
-    more := l.rest + l.kept > units;
-    update metered.lot_rows y set open = y.open and more, keeps = y.keeps and more, lapsed = y.lapsed + case when as_kind = 'e' then units else 0 end, untold = y.untold + case when as_kind = 'e' then units else 0 end,
-        revoked = y.revoked + case when as_kind = 'v' then units else 0 end, rolled = y.rolled + case when as_kind = 'o' then units else 0 end
-    where y.no = of_lot;
-    perform metered._move_lot(entry.scope, entry.seq, 1, of_lot, as_kind, units, -rest, -kept);
-end
-$$;
-
 -- Takes back units of a lot that has them as its rest: they lapsed (e), are revoked (v) or roll over (o). Appends the entry
 -- after tip, and returns it.
 create function metered._take_back(tip metered.ledger, of_lot bigint, units bigint, as_kind "char") returns metered.ledger
@@ -2001,7 +1987,7 @@ begin
     entry.amount := units;
     entry.credited := tip.credited - units;
     perform metered._append(entry);
-    perform metered._end_units(entry, of_lot, as_kind, units, 0);
+    perform metered._move_lot(entry.scope, entry.seq, 1, of_lot, as_kind, units, -units, 0);
     return entry;
 end
 $$;
@@ -3859,7 +3845,7 @@ begin
     entry.kind := 's';
     entry.amount := units;
     perform metered._append(entry);
-    perform metered._end_units(entry, of_lot, as_kind, 0, units);
+    perform metered._move_lot(entry.scope, entry.seq, 1, of_lot, as_kind, units, 0, -units);
     return entry;
 end
 $$;
@@ -11267,11 +11253,11 @@ begin
             _by_system,_capture_lots,_capture_minima,_charge_anyway,_charge_of,_check_limits,_check_now,
             _close_lease,_close_scope,_collided,_created_json,_credit_lot,_cross_captured,_cross_lowered,
             _cross_thresholds,_crossed_at,_debt,_due_after,_due_lots,_due_minima,_end_line,_end_lot,_end_minima,
-            _end_minima_of,_end_named,_end_units,_ends_per_call,_entry_for_write,_expire_and_check,_expire_due,
-            _expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,_fits,_fits_at,
-            _fits_origin,_free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_held_here,_hold_as_json,
-            _hold_of_job,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,
-            _lags,_lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,
+            _end_minima_of,_end_named,_ends_per_call,_entry_for_write,_expire_and_check,_expire_due,_expire_rows,
+            _explain_charges,_family,_find_lot,_first_due,_first_for_write,_fits,_fits_at,_fits_origin,
+            _free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_held_here,_hold_as_json,_hold_of_job,
+            _is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,_lags,
+            _lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,
             _leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,
             _lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,_mark_freed,_meet_upgrade,
             _minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_named_holds,_next_end,

@@ -38,7 +38,7 @@ begin
     entry.kind := 's';
     entry.amount := units;
     perform metered._append(entry);
-    perform metered._end_units(entry, of_lot, as_kind, 0, units);
+    perform metered._move_lot(entry.scope, entry.seq, 1, of_lot, as_kind, units, 0, -units);
     return entry;
 end
 $$;

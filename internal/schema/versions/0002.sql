@@ -188,6 +188,7 @@ begin
     end loop;
 end
 $$;
+
 -- A call of 0.1.0 that waited for its wallet while the upgrade was committed writes to the table that had this name. It runs again.
 create function metered._meet_upgrade() returns trigger
 language plpgsql volatile
