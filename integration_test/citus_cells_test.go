@@ -7,6 +7,8 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/riverqueue/river"
+	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -14,13 +16,20 @@ import (
 	"github.com/pgmetered/metered/cells"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/jobs"
+	"github.com/pgmetered/metered/jobs/citusjobs"
 )
 
 // cellsOn is a Router of the schemas metered and second. With one pool a tenant moves in one transaction, with two in three.
 func cellsOn(pools ...*pgxpool.Pool) (*cells.Router, error) {
 	var clients []*metered.Client
 	for i, schema := range []string{"metered", "second"} {
-		c, err := metered.New(pools[i%len(pools)], metered.Config{Schema: schema, LockTimeout: time.Minute})
+		pool := pools[i%len(pools)]
+		enqueues, err := river.NewClient(citusjobs.New(pool), &river.Config{Schema: schema, Plugins: []rivertype.Plugin{jobs.Plugin()}})
+		if err != nil {
+			return nil, err
+		}
+		c, err := metered.New(pool, metered.Config{Schema: schema, River: enqueues, LockTimeout: time.Minute})
 		if err != nil {
 			return nil, err
 		}

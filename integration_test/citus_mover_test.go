@@ -22,6 +22,7 @@ import (
 	"github.com/pgmetered/metered/cells"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -56,7 +57,8 @@ type traffic struct {
 	most                                             int64
 	charged, refused, captured, held, drawn, retried atomic.Int64
 	mu                                               sync.Mutex
-	commands                                         []string // that were acknowledged
+	commands                                         []string     // that were acknowledged
+	jobs                                             map[int]bool // by their keys
 }
 
 const (
@@ -67,18 +69,25 @@ const (
 
 // act does one thing of the tenant, again until it is done.
 func (a *traffic) act(ctx context.Context, r *cells.Router, id string, n int) error {
-	level := pgtest.IsolationLevels[n/3%3]
+	level := pgtest.IsolationLevels[n/4%3]
 	cmd := metered.Command{ID: id, Tenant: "acme", Input: n, Isolation: level}
 	var fn func(book *wallet.Book) metered.Func[int]
-	switch n % 3 {
+	switch n % 4 {
 	case 0:
 		cmd.Charges = []budget.Charge{{Scope: "acme/uploads", Amount: 1, Limits: []budget.Limit{budget.Lifetime(a.most)}}}
 	case 1:
 		cmd.Holds = []holds.Request{{Tenant: "acme", ID: id, TTL: time.Hour, Lines: []holds.Line{{Scope: "acme/seats", Amount: heldUnits}}}}
-	default:
+	case 2:
 		fn = func(book *wallet.Book) metered.Func[int] {
 			return func(_ context.Context, tx *metered.Tx) (int, error) {
 				return n, tx.Draw(book, wallet.Draw{Wallet: "acme/wallet", Amount: drawUnits})
+			}
+		}
+	default: // callers on all nodes enqueue the same jobs
+		fn = func(*wallet.Book) metered.Func[int] {
+			return func(ctx context.Context, tx *metered.Tx) (int, error) {
+				_, err := tx.Enqueue(ctx, plainJob{n}, &jobs.Options{Tenant: "acme", Key: fmt.Sprint(n)})
+				return n, err
 			}
 		}
 	}
@@ -103,13 +112,17 @@ func (a *traffic) act(ctx context.Context, r *cells.Router, id string, n int) er
 	}
 	a.mu.Lock()
 	a.commands = append(a.commands, id)
+	if n%4 == 3 {
+		a.jobs[n] = true
+	}
 	a.mu.Unlock()
 	switch {
-	case n%3 == 0:
+	case n%4 == 0:
 		a.charged.Add(1)
-	case n%3 == 2:
+	case n%4 == 2:
 		a.drawn.Add(1)
-	case n%2 == 0:
+	case n%4 == 3:
+	case n%8 == 1:
 		a.held.Add(1)
 	default:
 		a.captured.Add(1)
@@ -133,14 +146,14 @@ func (a *traffic) again(ctx context.Context, r *cells.Router, fn func(ctx contex
 	}
 }
 
-// A tenant moves between cells on two workers while callers on all nodes charge, hold and draw at each level. The mover is killed, and loses its
-// context, amid a move. Others go on with it. Each unit counts once.
+// A tenant moves between cells on two workers while callers on all nodes charge, hold, draw and enqueue at each level. The mover is killed, and loses its
+// context, amid a move. Others go on with it. Each unit and each job counts once.
 func TestCitus_ATenantMovesUnderLoad(t *testing.T) {
 	t.Parallel()
 	for pools, name := range map[int]string{1: "in one transaction", 2: "in three"} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
-			a := &traffic{citus: onCitus(t, citusCluster).migrated(), most: 40}
+			a := &traffic{citus: onCitus(t, citusCluster).migrated(), most: 40, jobs: map[int]bool{}}
 			a.elsewhere("second")
 			mover := a.router("coordinator", pools)
 			require.NoError(t, mover.SetUp(t.Context()))
@@ -250,8 +263,8 @@ func (a *traffic) lives() (schema string) {
 // settledAt adds everything up.
 func (a *traffic) settledAt(schema string) {
 	t := a.t
-	t.Logf("%d charged, %d refused, %d captured, %d held, %d drawn, %d tried again", a.charged.Load(), a.refused.Load(), a.captured.Load(), a.held.Load(),
-		a.drawn.Load(), a.retried.Load())
+	t.Logf("%d charged, %d refused, %d captured, %d held, %d drawn, %d jobs, %d tried again", a.charged.Load(), a.refused.Load(), a.captured.Load(),
+		a.held.Load(), a.drawn.Load(), len(a.jobs), a.retried.Load())
 	require.Equal(t, a.most, a.charged.Load())
 	require.NotZero(t, a.refused.Load())
 	for _, of := range []string{"metered", "second"} {
@@ -268,6 +281,8 @@ func (a *traffic) settledAt(schema string) {
 	require.NoError(t, err)
 	require.Equal(t, granted-a.drawn.Load()*drawUnits, balance.Units)
 	require.Equal(t, len(a.commands), pgtest.Count(t, a.owner, schema+".operations"))
+	require.Equal(t, len(a.jobs), pgtest.Count(t, a.owner, "metered.river_job")+pgtest.Count(t, a.owner, "second.river_job"), "one job for each key")
+	require.Equal(t, len(a.jobs), pgtest.Count(t, a.owner, schema+".job_keys"))
 	for n, id := range a.commands[:min(9, len(a.commands))] {
 		_, err := c.Lookup(t.Context(), a.nodes[citusNodes[n%3]], "acme", id)
 		require.NoError(t, err, id)

@@ -313,7 +313,7 @@ func (c *citus) twoSchemas(level pgx.TxIsoLevel) {
 
 // elsewhere makes another schema, on the worker that does not have metered.
 func (c *citus) elsewhere(schema string) string {
-	pgtest.Migrate(c.t, c.owner, metered.MigrateOptions{Schema: schema})
+	pgtest.Migrate(c.t, c.owner, metered.MigrateOptions{Schema: schema, River: true, RiverSchema: schema})
 	home := pgtest.Value[string](c.t, c.owner, "select nodename from citus_shards where table_name = 'metered.ledger'::regclass")
 	if pgtest.Value[string](c.t, c.owner, "select nodename from citus_shards where table_name = '"+schema+".ledger'::regclass") == home {
 		c.move(schema, "block_writes")
