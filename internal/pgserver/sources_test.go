@@ -59,7 +59,7 @@ func TestStart_DoesNotReplaceABrokenDatabaseURL(t *testing.T) {
 func TestStart_ShowsTheServersLogWhenItDoesNotStart(t *testing.T) {
 	tmp := sharedDir(t, 0o1777)
 	t.Setenv("TMPDIR", tmp)
-	_, err := Start(t.Context(), Options{Private: true, Settings: map[string]string{"shared_buffers": "nonsense"}})
+	_, err := Start(t.Context(), Options{Private: true, Settings: map[string]string{"shared_buffers": "nonsense"}, cache: sharedDir(t, 0o755)})
 	require.ErrorIs(t, err, errServer)
 	require.ErrorContains(t, err, `invalid value for parameter "shared_buffers": "nonsense"`)
 	require.NotContains(t, err.Error(), "download")
@@ -159,7 +159,7 @@ func TestStart_DownloadsOnceAsTheLastResort(t *testing.T) {
 	where.download.repository = repository.URL
 
 	for range 2 {
-		s, err := startAny(t.Context(), Options{Private: true}, where)
+		s, err := startAny(t.Context(), Options{Private: true, cache: where.download.cache}, where)
 		require.NoError(t, err)
 		require.Equal(t, "1", query(t, s, "select 1"))
 		require.NoError(t, s.Stop())
@@ -167,7 +167,7 @@ func TestStart_DownloadsOnceAsTheLastResort(t *testing.T) {
 	require.Equal(t, 2, requests, "the archive and its checksum, once")
 	entries, err := os.ReadDir(where.download.cache)
 	require.NoError(t, err)
-	require.Len(t, entries, 2, "the binaries and the lock: %v", entries)
+	require.Len(t, entries, 3, "the binaries, what initdb made and the lock: %v", entries)
 
 	// A broken download is an error and leaves nothing that looks like binaries.
 	jar, where.download.version = jar[:len(jar)/2], embeddedpostgres.V17
@@ -175,7 +175,7 @@ func TestStart_DownloadsOnceAsTheLastResort(t *testing.T) {
 	require.ErrorContains(t, err, "download of Postgres 17")
 	entries, err = os.ReadDir(where.download.cache)
 	require.NoError(t, err)
-	require.Len(t, entries, 2, "%v", entries)
+	require.Len(t, entries, 3, "%v", entries)
 }
 
 // realBinaries returns a directory of server binaries on this machine.

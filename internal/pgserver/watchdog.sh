@@ -52,6 +52,15 @@ init() {
 	printf '%s\n' "$conf" >>"$dir/data/postgresql.conf"
 }
 
+# unpack MADE: makes the directory and in it a copy of a cluster that initdb made.
+unpack() {
+	mkdir "$dir" || return
+	mkfifo "$dir/alive" || return
+	cp -R "$1" "$dir/data" 2>>"$dir/log" || return
+	rm -f "$dir/log"
+	printf '%s\n' "$conf" >>"$dir/data/postgresql.conf"
+}
+
 # copy CONNINFO: makes the directory and in it a standby of that server. Its settings are all in postgresql.conf.
 copy() {
 	mkdir "$dir" || return
@@ -68,6 +77,9 @@ while read -r command argument; do
 	case $command in
 	init)
 		if init "$argument" 2>/dev/null; then echo ok; else echo failed; fi
+		;;
+	unpack)
+		if unpack "$argument" 2>/dev/null; then echo ok; else echo failed; fi
 		;;
 	copy)
 		if copy "$argument" 2>/dev/null; then echo ok; else echo failed; fi
