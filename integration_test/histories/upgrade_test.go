@@ -5,9 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"io"
-	"os"
 	"os/exec"
-	"path/filepath"
 	"sync"
 	"time"
 
@@ -44,16 +42,8 @@ type older struct {
 
 // startOlder makes the schema of the release before, and starts two of its programs.
 func (w *world) startOlder() {
-	tree := pgtest.Released(w.T, "../..")
-	dir := filepath.Join(tree, "integration_test", "histories")
-	require.NoError(w.T, os.RemoveAll(dir))
-	require.NoError(w.T, os.Mkdir(dir, 0o755))
-	for _, name := range []string{"main.go", "calls.go", "model.go"} {
-		text, err := os.ReadFile(name)
-		require.NoError(w.T, err)
-		require.NoError(w.T, os.WriteFile(filepath.Join(dir, name), text, 0o600))
-	}
-	path := pgtest.BuildProgram(w.T, tree, "./histories")
+	// Not ./histories: files of that name are there.
+	path := pgtest.BuildProgram(w.T, pgtest.Released(w.T, "../.."), "./older", "main.go", "calls.go", "model.go")
 	out, err := exec.CommandContext(w.Context(), path, "migrate", w.server.ConnString()).CombinedOutput()
 	require.NoError(w.T, err, "%s", out)
 	w.phase.Store(before)
