@@ -16,7 +16,7 @@ const (
 	// share is the largest part of the time that is spent reading, one in so many. A slow database is read less
 	// often.
 	share = 80
-	// longest is how long the next reading is waited for in any case: then it is seen that the database answers again.
+	// longest is how long the next reading is waited for at most: then it is seen that the database answers again.
 	longest = 10 * time.Second
 )
 
@@ -25,6 +25,7 @@ const (
 // newest and not those in between.
 type live struct {
 	refresh    time.Duration
+	longest    time.Duration // shorter in tests
 	maxViewers int
 
 	mu      sync.Mutex
@@ -48,7 +49,7 @@ var stale = []byte("event: stale\ndata:\n\n")
 
 func newLive(refresh time.Duration, maxViewers int) *live {
 	return &live{
-		refresh: refresh, maxViewers: maxViewers,
+		refresh: refresh, longest: longest, maxViewers: maxViewers,
 		topics: map[string]*topic{}, wake: make(chan struct{}, 1), empty: make(chan struct{}, 1),
 	}
 }
@@ -132,7 +133,7 @@ func (l *live) run() {
 			l.tell(t, message, err == nil)
 		}
 		if all {
-			due = time.Now().Add(max(l.refresh, min(share*time.Since(began), longest)))
+			due = time.Now().Add(max(l.refresh, min(share*time.Since(began), l.longest)))
 		}
 		next := time.NewTimer(time.Until(due))
 		select {

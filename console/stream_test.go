@@ -121,7 +121,7 @@ func TestStream_ReadsOnceForAll(t *testing.T) {
 		pgtest.WaitFor(t, "all streams end", func() bool { return going("Handler).stream")+going("live).run") == 0 })
 		return n
 	}
-	const perRound = 40
+	const perRound = 20 // statements; it is some 13
 	require.Less(t, cost(1), float64(perRound))
 	require.Less(t, cost(20), float64(perRound))
 }

@@ -71,6 +71,7 @@ func newWorld(t *testing.T, cfg console.Config, more string) *world {
 	var err error
 	w.page, err = console.New(w.reader, cfg)
 	require.NoError(t, err)
+	w.page.WaitAtMost(cfg.Refresh)
 	mux := http.NewServeMux()
 	mux.Handle(prefix+"/", http.StripPrefix(prefix, w.page))
 	w.server = httptest.NewServer(mux)
