@@ -25,7 +25,7 @@ type Config struct {
 	Queue string // of the jobs, on both clusters. Defaults to River's
 	// after which a job that could not reach the other cluster, or waits for held units, is tried again, for ever. 10ms to 1h. Defaults to 5s
 	RetryAfter time.Duration
-	OnError    func(error) // gets the reason
+	OnError    func(error) // gets the reason, unless River stops
 }
 
 // Clusters are safe for concurrent use.

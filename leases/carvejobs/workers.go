@@ -63,7 +63,8 @@ func (w *worker[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	if err == nil || hopeless(err) {
 		return err
 	}
-	if c.cfg.OnError != nil && !errors.Is(err, errHeld) {
+	stopped := errors.Is(ctx.Err(), context.Canceled) // by River
+	if c.cfg.OnError != nil && !stopped && !errors.Is(err, errHeld) {
 		c.cfg.OnError(err)
 	}
 	return river.JobSnooze(c.cfg.RetryAfter)
