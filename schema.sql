@@ -10451,7 +10451,7 @@ select l.scope,                                 -- the charged scope
     l.note ->> 'correlation' as correlation,    -- the request or case that it belongs to
     l.note ->> 'reason' as reason,              -- why
     l.note ->> 'occurred_at' as occurred_at,    -- of a usage event: when it happened, in ISO 8601
-    l.note ->> 'use' as use                     -- of a charge or a hold: what it is for
+    l.note ->> 'use' as use                     -- the use that a charge or a hold is for
 from metered.ledger l;
 
 -- The state of each scope, by its last entry. One scope, or a range of names, takes 20
@@ -10620,7 +10620,7 @@ select y.no,                                    -- the number of the lot
     y.starts_at,                                -- when it begins, or began, or null: with the grant
     (y.plan).of_reference as of_reference,      -- the reference of the lot that had its units first, or null
     (y.plan).renewal as renewal,                -- the reference of the grant that renews by it, or null
-    (y.plan).uses as uses                       -- what it pays for alone, or null: everything
+    (y.plan).uses as uses                       -- the uses that it pays for alone, or null: all
 from metered.lots y, (select metered.clock() as now) c;
 
 -- The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a
@@ -10637,7 +10637,7 @@ select m.scope,                                 -- the wallet
         when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' when 's' then 'scheduled' when 'w' then 'withdrawn' when 'a' then 'applied' when 'b' then 'kept' end as does, -- the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold. applied: for the use of the next entry. kept: for its uses again
     m.amount,                                   -- units
     case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind in ('u', 's', 'w', 'a', 'b') then 0 else -m.amount end as change, -- of the lot's rest
-    m.back as given_back,                       -- of what was drawn, what refunds gave back
+    m.back as given_back,                       -- drawn units that refunds gave back
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
     l.operation_tenant,                         -- of the operation
@@ -11072,7 +11072,7 @@ comment on column metered.statement.tenant is 'for whom';
 comment on column metered.statement.correlation is 'the request or case that it belongs to';
 comment on column metered.statement.reason is 'why';
 comment on column metered.statement.occurred_at is 'of a usage event: when it happened, in ISO 8601';
-comment on column metered.statement.use is 'of a charge or a hold: what it is for';
+comment on column metered.statement.use is 'the use that a charge or a hold is for';
 comment on view metered.scopes is 'The state of each scope, by its last entry. One scope, or a range of names, takes 20 microseconds a scope. All of them, or a condition on anything else, read the sixteenth part of the ledger that is indexed by time, and each scope''s last entry: 0.1 s for ten thousand scopes.';
 comment on column metered.scopes.scope is 'its name';
 comment on column metered.scopes.entries is 'how many entries were ever made';
@@ -11194,7 +11194,7 @@ comment on column metered.lots_words.pending is 'units that nobody can draw befo
 comment on column metered.lots_words.starts_at is 'when it begins, or began, or null: with the grant';
 comment on column metered.lots_words.of_reference is 'the reference of the lot that had its units first, or null';
 comment on column metered.lots_words.renewal is 'the reference of the grant that renews by it, or null';
-comment on column metered.lots_words.uses is 'what it pays for alone, or null: everything';
+comment on column metered.lots_words.uses is 'the uses that it pays for alone, or null: all';
 comment on view metered.lots_statement is 'The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a look-up for each row. A lot or a time alone does not help. Moves of entries that were purged are gone.';
 comment on column metered.lots_statement.scope is 'the wallet';
 comment on column metered.lots_statement.seq is 'the entry: statement.seq';
@@ -11206,7 +11206,7 @@ comment on column metered.lots_statement.category is 'of the lot';
 comment on column metered.lots_statement.does is 'the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold. applied: for the use of the next entry. kept: for its uses again';
 comment on column metered.lots_statement.amount is 'units';
 comment on column metered.lots_statement.change is 'of the lot''s rest';
-comment on column metered.lots_statement.given_back is 'of what was drawn, what refunds gave back';
+comment on column metered.lots_statement.given_back is 'drawn units that refunds gave back';
 comment on column metered.lots_statement.refunds_seq is 'of a refund: the number of its charge';
 comment on column metered.lots_statement.hold is 'the hold''s id, where the entry is about one alone';
 comment on column metered.lots_statement.operation_tenant is 'of the operation';

@@ -36,7 +36,7 @@ var (
 	errExcess  = fault.New("hold_excess", "holds: the amount exceeds the open units")
 	errCeiling = fault.New("hold_ceiling", "holds: the extension leads past the hold's ceiling")
 
-	// Of a *StateError, for its code and its text.
+	// inState has the code and the text of a *StateError.
 	inState = map[State]*fault.Sentinel{
 		Held: fault.New("hold_held", "holds: the hold is not captured"), Captured: fault.New("hold_captured", "holds: the hold was captured"),
 		Released: fault.New("hold_released", "holds: the hold was released"), Expired: fault.New("hold_expired", "holds: the hold has expired"),

@@ -385,7 +385,7 @@ func (h *history) advance() {
 	h.clock.Set(h.m.now)
 }
 
-// release gives back what ended jobs held, and looks at all that is due. Each job that starts must fit, and none that fits may be left. Of one scope, they are the first that fit.
+// release gives back what ended jobs held, and looks at all that is due. Each job that starts must fit, and none that fits may be left. In each scope they are the first that fit.
 func (h *history) release() {
 	want := map[int64]bool{}
 	var failing []*modelJob

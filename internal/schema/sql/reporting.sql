@@ -33,7 +33,7 @@ select l.scope,                                 -- the charged scope
     l.note ->> 'correlation' as correlation,    -- the request or case that it belongs to
     l.note ->> 'reason' as reason,              -- why
     l.note ->> 'occurred_at' as occurred_at,    -- of a usage event: when it happened, in ISO 8601
-    l.note ->> 'use' as use                     -- of a charge or a hold: what it is for
+    l.note ->> 'use' as use                     -- the use that a charge or a hold is for
 from metered.ledger l;
 
 -- The state of each scope, by its last entry. One scope, or a range of names, takes 20
@@ -202,7 +202,7 @@ select y.no,                                    -- the number of the lot
     y.starts_at,                                -- when it begins, or began, or null: with the grant
     (y.plan).of_reference as of_reference,      -- the reference of the lot that had its units first, or null
     (y.plan).renewal as renewal,                -- the reference of the grant that renews by it, or null
-    (y.plan).uses as uses                       -- what it pays for alone, or null: everything
+    (y.plan).uses as uses                       -- the uses that it pays for alone, or null: all
 from metered.lots y, (select metered.clock() as now) c;
 
 -- The statement of each wallet by lot: which lots each entry was of, so where credit went. By scope it reads a primary key, and a
@@ -219,7 +219,7 @@ select m.scope,                                 -- the wallet
         when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' when 's' then 'scheduled' when 'w' then 'withdrawn' when 'a' then 'applied' when 'b' then 'kept' end as does, -- the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold. applied: for the use of the next entry. kept: for its uses again
     m.amount,                                   -- units
     case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind in ('u', 's', 'w', 'a', 'b') then 0 else -m.amount end as change, -- of the lot's rest
-    m.back as given_back,                       -- of what was drawn, what refunds gave back
+    m.back as given_back,                       -- drawn units that refunds gave back
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
     l.operation_tenant,                         -- of the operation
