@@ -128,7 +128,8 @@ func TestMove_ASessionThatIsNotRenewedIsSettledInItsGrace(t *testing.T) {
 	w.verified()
 }
 
-// While their tenant moves, sessions of many processes are opened, settled and cancelled at each level. Each counts once.
+// While their tenant moves, sessions of many processes are opened, settled and cancelled at each level. Each counts once. The short form finds what
+// TestMove_UnderLoadIsExact finds.
 func TestMove_SessionsUnderLoadAreExact(t *testing.T) {
 	t.Parallel()
 	for name, pools := range places(t) {
@@ -140,7 +141,7 @@ func TestMove_SessionsUnderLoadAreExact(t *testing.T) {
 			for i := range 6 {
 				working.Go(func() {
 					r := w.router()
-					for n := range pgtest.Size(15, 150) {
+					for n := range pgtest.Size(7, 150) {
 						reservation := session(fmt.Sprint(i, "/", n), pgtest.IsolationLevels[rand.IntN(3)])
 						s := opened(t, r, reservation)
 						acts <- true // it may move
@@ -172,7 +173,7 @@ func TestMove_SessionsUnderLoadAreExact(t *testing.T) {
 			mover, moves := w.router(), 0
 			var moving sync.WaitGroup
 			for range acts {
-				if moving.Wait(); moves < pgtest.Size(60, 600) {
+				if moving.Wait(); moves < pgtest.Size(30, 600) {
 					moves++
 					moving.Go(func() { w.move(mover, "acme", moves%3) })
 				}

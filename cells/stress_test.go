@@ -30,7 +30,8 @@ type load struct {
 	done                                        map[string]metered.Outcome[int]
 }
 
-// While a tenant moves, each charge, command, hold and token counts once, at each isolation level, and nothing is left behind.
+// While a tenant moves, each charge, command, hold and token counts once, at each isolation level, and nothing is left behind. The short form finds a move
+// that waits for no transaction (lockTenantSQL without its lock).
 func TestMove_UnderLoadIsExact(t *testing.T) {
 	t.Parallel()
 	for name, pools := range places(t) {
@@ -53,7 +54,7 @@ func TestMove_UnderLoadIsExact(t *testing.T) {
 			for i := range 6 {
 				working.Go(func() {
 					r := w.router()
-					for n := range pgtest.Size(40, 400) {
+					for n := range pgtest.Size(20, 400) {
 						if err := l.act(r, i, n); err != nil {
 							t.Errorf("%d %d: %v", i, n, err)
 						}
@@ -76,7 +77,7 @@ func TestMove_UnderLoadIsExact(t *testing.T) {
 			}
 			moving.Wait()
 			t.Logf("%d moves, %d commands, %d other charges, %d tokens", moves, l.commands.Load(), l.direct.Load(), l.used.Load())
-			require.Greater(t, moves, 20)
+			require.Greater(t, moves, pgtest.Size(10, 20))
 			at := w.lives("acme")
 			w.verified()
 			sum := func(sql string) int64 {
