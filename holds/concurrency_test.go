@@ -41,7 +41,8 @@ func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
 					execute(t, f.pool, `create or replace function metered._lock_keys(keys bigint[], wait_ms int) returns boolean
 						language plpgsql volatile as 'begin return false; end'`)
 				}
-				const workers, each, limit = 8, 12, 40
+				const workers = 8
+				each, limit := pgtest.Size(8, 12), pgtest.Size(int64(26), 40)
 				ctx := t.Context()
 				retry := &retrier{pool: f.pool, deadlocks: !locks}
 				var placed, refused, released, captured atomic.Int64
@@ -89,8 +90,8 @@ func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
 				used, held := f.usage("room")
 				require.Equal(t, captured.Load(), used)
 				require.Equal(t, placed.Load()-released.Load()-captured.Load(), held)
-				require.LessOrEqual(t, used+held, int64(limit))
-				for range int64(limit) - used - held { // the rest can be had, and not a unit more
+				require.LessOrEqual(t, used+held, limit)
+				for range limit - used - held { // the rest can be had, and not a unit more
 					f.mustPlace(holds.Request{Lines: []holds.Line{capacity("room", 1, limit)}})
 				}
 				_, err := f.place(holds.Request{Lines: []holds.Line{capacity("room", 1, limit)}})
