@@ -161,7 +161,7 @@ func gatedBeside(t *testing.T, pool *pgxpool.Pool) (spent int64) {
 	usage, err := c.Budget.Usage(ctx, pool, budget.Query{Scope: "credits"})
 	require.NoError(t, err)
 	var items []jobs.Item
-	for _, amount := range []int64{usage[0].Credited + 100, 30, 5, 5, 5} { // the first waits for a long time, and others pass it
+	for _, amount := range []int64{usage[0].Credited + 40, 30, 5, 5, 5} { // the first waits for a long time, and others pass it
 		items = append(items, jobs.Item{Args: plainJob{len(items)}, Options: &jobs.Options{GiveBack: true, Hold: &holds.Request{
 			Lines:   []holds.Line{{Scope: "both", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1 << 40)}}},
 			Charges: []budget.Charge{{Scope: "credits", Amount: amount, Limits: []budget.Limit{budget.Prepaid(0)}}},
