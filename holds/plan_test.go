@@ -282,7 +282,7 @@ func TestPlans_ScanNoTableAndCompileNothing(t *testing.T) {
 				return nil // where it is not installed, only the statistics are looked at
 			}
 			_, err = conn.Exec(ctx, `set auto_explain.log_min_duration = 0; set auto_explain.log_nested_statements = on;
-				set auto_explain.log_analyze = on; set auto_explain.log_timing = off`)
+				set auto_explain.log_analyze = on; set auto_explain.log_timing = off; set jit = on`)
 			return err
 		}
 	}})

@@ -117,9 +117,6 @@ func TestPlans_NoCallIsCompiled(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	f := setUp(t, wallet.Config{Overdraft: 5})
-	if !pgtest.Value[bool](t, f.pool, "select pg_jit_available()") {
-		t.Skip("this server compiles nothing")
-	}
 	var compiled atomic.Int64
 	pool := pgtest.Reopen(t, f.pool, func(c *pgxpool.Config) {
 		c.ConnConfig.OnNotice = func(_ *pgconn.PgConn, n *pgconn.Notice) {
@@ -134,6 +131,9 @@ func TestPlans_NoCallIsCompiled(t *testing.T) {
 			return err
 		}
 	})
+	if !pgtest.Value[bool](t, pool, "select pg_jit_available()") {
+		t.Skip("this server compiles nothing")
+	}
 	f.grant(wallet.Grant{Amount: 10, For: time.Hour, RollCap: 2, RollFor: time.Hour, LateRefunds: wallet.Late(time.Hour)})
 	d := f.draw(2)
 	f.grant(wallet.Grant{Amount: 10, Reference: "ever"})

@@ -50,9 +50,10 @@ var shared = sync.OnceValues(func() (*cluster, error) {
 	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 	defer cancel()
 	// Some tests switch locks off, and each deadlock then lasts until Postgres looks for it, by default after a second.
-	// Autovacuum would go round hundreds of databases that live for seconds.
+	// Autovacuum would go round hundreds of databases that live for seconds. Compiled statements (jit) cost a tenth of the tests' time: tests of what
+	// is compiled switch it on.
 	server, err := pgserver.Start(ctx, pgserver.Options{Settings: map[string]string{
-		"deadlock_timeout": "100ms", "autovacuum": "off", "max_prepared_transactions": "16",
+		"deadlock_timeout": "100ms", "autovacuum": "off", "jit": "off", "max_prepared_transactions": "16",
 	}})
 	if err != nil {
 		return nil, err
