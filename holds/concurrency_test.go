@@ -28,7 +28,8 @@ func level(name string, n int) pgx.TxIsoLevel {
 
 var levels = []string{"read committed", "repeatable read", "serializable", "mixed"}
 
-// Capacity 40, and 96 callers that want a unit. Some give theirs back or capture it meanwhile.
+// More than twice as many callers want a unit as there are. Some give theirs back or capture it meanwhile. The short form finds an entry that does not
+// collide (_collided without its error).
 func TestPlace_ConcurrentCallersAreLetInExactly(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
