@@ -9420,6 +9420,14 @@ begin
                 s.next_at := least(s.next_at, clk + interval '20 milliseconds');
                 continue;
             end if;
+            if (o.other).job_id is not null then    -- another releaser may have moved it since, or do so now
+                perform from metered.parked_jobs x
+                where x.job_id = r.job_id and x.lane = (o.other).lane and x.scope = (o.other).scope for update skip locked;
+                if not found then
+                    s.next_at := least(s.next_at, clk + interval '20 milliseconds');
+                    continue;
+                end if;
+            end if;
             h := r.hold::metered.new_hold;
             began := false;
             if o.first is not null then

@@ -198,6 +198,46 @@ func TestBurst_AFailedJobWaitsForEither(t *testing.T) {
 	require.ErrorIs(t, err, jobs.ErrArgument)
 }
 
+// Another releaser puts a job into the pool's line just now. The job starts by the other line once that is committed, and leaves both.
+func TestBurst_AJobLeavesTheLineThatItJoinsJustNow(t *testing.T) {
+	t.Parallel()
+	for _, level := range isolationLevels {
+		g := openGated(t, nil)
+		clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
+		o := tenant("acme", 1, 1)
+		o.GiveBack = true
+		own, burst := g.mustEnqueue(process{"a"}, o), g.mustEnqueue(process{"a"}, o)
+		g.fails(burst.JobID, 60)
+		require.EqualValues(t, 1, g.release().Ended)
+		g.mustEnqueue(process{"b"}, tenant("brisk", 1, 1))
+		require.False(t, g.mustEnqueue(process{"b"}, tenant("brisk", 1, 1)).Parked, "it takes the pool's slot")
+		clock.Advance(time.Hour)
+		in := func(tx pgx.Tx, scope string) {
+			results, err := g.ReleaseIn(g.ctx, tx, scope)
+			require.NoError(t, err)
+			require.Empty(t, results)
+		}
+		g.in(pgx.ReadCommitted, func(tx pgx.Tx) error { in(tx, "own/acme"); return nil })
+		joins := g.begin(pgx.ReadCommitted)
+		in(joins, "pool")
+		g.in(pgx.ReadCommitted, func(tx pgx.Tx) error {
+			_, err := g.book.Release(g.ctx, tx, holds.Release{Tenant: "acme", IDs: []string{jobs.HoldOf(own.Job)}})
+			return err
+		})
+		g.in(level, func(tx pgx.Tx) error {
+			_, err := tx.Exec(g.ctx, "set local lock_timeout = '1s'") // it waits for nobody
+			in(tx, "own/acme")
+			return err
+		})
+		require.NoError(t, joins.Commit(g.ctx))
+		require.Equal(t, []int{1, 1}, []int{g.line("own/acme"), g.line("pool")})
+		clock.Advance(time.Second)
+		require.EqualValues(t, 1, g.release().Released)
+		require.Zero(t, g.lines())
+		require.Zero(t, pgtest.Count(t, g.pool, "metered.parked_jobs"))
+	}
+}
+
 // Two processes release and work jobs of three tenants: no limit is passed, and no tenant that has jobs in line has a slot of its own free.
 func TestRun_TenantsHaveTheirMinimumAndShareAPool(t *testing.T) {
 	t.Parallel()
