@@ -128,6 +128,7 @@ var all = []Mutant{
 	{"the hold of a running job is released", "jobs/ended.go", "and j.finalized_at is null), 'ended')", "and j.finalized_at is null and j.state <> 'running'), 'ended')", "./jobs", "TestRun_FindsJobsThatEndedElsewhere"},
 	{"a burst takes the pool before its own", "_release_line", "if o.first is not null then", "if false then", "./jobs", "TestBurst_TakesTheTenantsOwnFirst"},
 	{"a burst stays in its other line", "_release_line", "where j.job_id = r.job_id;", "where j.job_id = r.job_id and j.lane = r.lane;", "./jobs", "TestBurst_ATenantGetsItsMinimumAndWhatThePoolHasFree"},
+	{"a burst joins a line as it starts", "_release_line", "and x.scope = (o.other).scope for update skip locked;", "and x.scope = (o.other).scope;", "./jobs", "TestBurst_AJobLeavesTheLineThatItJoinsJustNow"},
 	{"a line counts bursts that left it", "_release_line", "update metered.parked_scopes y set waiting = y.waiting - 1 where y.scope = (o.other).scope;", "", "./jobs", "TestBurst_ATenantGetsItsMinimumAndWhatThePoolHasFree"},
 	{"a burst waits for its own alone", "park_jobs", "exit when not j ? 'burst';", "exit;", "./jobs", "TestBurst_ATenantGetsItsMinimumAndWhatThePoolHasFree"},
 	{"a burst is tried again by one choice", "rest_jobs", "exit when not j ? 'burst';", "exit;", "./jobs", "TestBurst_AFailedJobWaitsForEither"},
