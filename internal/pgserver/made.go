@@ -13,6 +13,7 @@ import (
 // password is not kept.
 func madeDir(cache string, in installation, as account) string {
 	hash := sha256.New()
+	_, _ = hash.Write([]byte(watchdogScript)) // has initdb's arguments
 	for _, name := range []string{"initdb", "postgres"} {
 		program, err := os.ReadFile(filepath.Join(in.dir, name))
 		if err != nil {
