@@ -108,8 +108,10 @@ func (d *download) cacheDir(as account) (string, error) {
 		}
 		cache = filepath.Join(base, "metered-postgres")
 	}
-	if err := os.MkdirAll(cache, 0o755); err != nil {
-		return "", fmt.Errorf("a cache for the binaries: %w", err)
+	if _, err := os.Stat(cache); err != nil {
+		if err := errors.Join(os.MkdirAll(cache, 0o755), os.Chmod(cache, 0o755)); err != nil { // whatever the umask is
+			return "", fmt.Errorf("a cache for the binaries: %w", err)
+		}
 	}
 	return cache, nil
 }

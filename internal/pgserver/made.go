@@ -1,9 +1,11 @@
 package pgserver
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"strings"
@@ -36,7 +38,12 @@ func keepMade(made, data, conf string) {
 	}
 	defer os.RemoveAll(partial)
 	settings, err := os.ReadFile(filepath.Join(data, "postgresql.conf"))
-	if err != nil || os.Chmod(partial, 0o755) != nil || os.CopyFS(partial, os.DirFS(data)) != nil {
+	if err != nil || os.CopyFS(partial, os.DirFS(data)) != nil {
+		return
+	}
+	if err := filepath.WalkDir(partial, func(path string, _ fs.DirEntry, err error) error { // for the account, whatever this one's umask is
+		return cmp.Or(err, os.Chmod(path, 0o755))
+	}); err != nil {
 		return
 	}
 	if os.WriteFile(filepath.Join(partial, "postgresql.conf"), []byte(strings.TrimSuffix(string(settings), conf+"\n")), 0o644) == nil {
