@@ -2,6 +2,7 @@ package pgserver
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"encoding/json"
 	"flag"
@@ -207,10 +208,10 @@ func startHelper(t *testing.T, mode, tmp string, change func(*exec.Cmd)) (*exec.
 	return cmd, stdin, s
 }
 
-// sharedDir makes a directory with a short path that any user reaches, which t.TempDir is not.
+// sharedDir makes a directory with a short path that any user reaches, which t.TempDir is not. It is in memory where possible.
 func sharedDir(t *testing.T, mode os.FileMode) string {
 	t.Helper()
-	dir, err := os.MkdirTemp("/tmp", "pgs")
+	dir, err := os.MkdirTemp(cmp.Or(memoryDir(), "/tmp"), "pgs")
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, os.RemoveAll(dir)) })
 	perm := mode & os.ModePerm
