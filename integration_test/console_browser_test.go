@@ -171,10 +171,7 @@ func (w *watched) ticket(minute int) {
 // The page in a browser: on a phone, in the dark, by keyboard, and live. The browser enforces the content policy.
 func TestConsole_PhoneDarkKeyboardAndLive(t *testing.T) {
 	t.Parallel()
-	binary := chromium()
-	if binary == "" {
-		t.Skip("no Chromium in PATH: install the package chromium to have the console tested")
-	}
+	binary := chromium(t)
 	dir := os.Getenv(screenshotsEnv)
 	if dir == "" {
 		dir = t.TempDir()

@@ -54,10 +54,7 @@ func runDemo(t *testing.T) (address string, conn *pgx.Conn) {
 // entries behind it.
 func TestDemo_InABrowserContradictsNoPromise(t *testing.T) {
 	t.Parallel()
-	program := chromium()
-	if program == "" {
-		t.Skip("no Chromium in PATH: install the package chromium to have the page of the demo tested")
-	}
+	program := chromium(t)
 	address, conn := runDemo(t)
 	for what, sql := range map[string]string{
 		"refusals":   `select count(*) > 5 from metered.operations where refusal is not null`,
