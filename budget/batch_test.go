@@ -133,39 +133,31 @@ func count(t testing.TB, pool *pgxpool.Pool, from string) (n int) {
 // An old snapshot decides nothing, neither that a charge is let in nor that it is refused.
 func TestChargeEach_AnOldSnapshotIsRetried(t *testing.T) {
 	t.Parallel()
+	pool, l, clock := open(t)
 	hour := budget.PerWindow(10, time.Hour)
 	for _, iso := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
-		for name, meanwhile := range map[string]func(*testing.T, *pgxpool.Pool, *budget.Ledger, *pgtest.Clock){
-			"a charge": func(t *testing.T, pool *pgxpool.Pool, l *budget.Ledger, _ *pgtest.Clock) {
-				mustCharge(t, pool, l, "free", 1)
+		for name, meanwhile := range map[string]func(t *testing.T, free, full, fresh string){
+			"a charge":       func(t *testing.T, free, _, _ string) { mustCharge(t, pool, l, free, 1) },
+			"a first charge": func(t *testing.T, _, _, fresh string) { mustCharge(t, pool, l, fresh, 1) },
+			"a refund of the units that refuse": func(t *testing.T, _, full, _ string) {
+				require.NoError(t, refund(t.Context(), pool, l, full, 1, 5))
 			},
-			"a first charge": func(t *testing.T, pool *pgxpool.Pool, l *budget.Ledger, _ *pgtest.Clock) {
-				mustCharge(t, pool, l, "new", 1)
-			},
-			"a refund of the units that refuse": func(t *testing.T, pool *pgxpool.Pool, l *budget.Ledger, _ *pgtest.Clock) {
-				require.NoError(t, refund(t.Context(), pool, l, "full", 1, 5))
-			},
-			"a purge and a charge": func(t *testing.T, pool *pgxpool.Pool, l *budget.Ledger, clock *pgtest.Clock) {
-				for range 20 {
-					mustCharge(t, pool, l, "free", 1)
-				}
+			"a purge and a charge": func(t *testing.T, free, _, _ string) {
+				chargeMany(t, pool, l, free, 20)
 				clock.Advance(24 * time.Hour)
-				for range 20 {
-					mustCharge(t, pool, l, "free", 1)
-				}
+				chargeMany(t, pool, l, free, 20)
 				purge(t, pool, l, time.Hour)
 			},
 		} {
 			t.Run(fmt.Sprint(iso, " ", name), func(t *testing.T) {
-				t.Parallel()
-				pool, l, clock := open(t)
-				mustCharge(t, pool, l, "free", 1)
-				mustCharge(t, pool, l, "full", 10)
+				free, full, fresh := t.Name()+"free", t.Name()+"full", t.Name()+"new"
+				mustCharge(t, pool, l, free, 1)
+				mustCharge(t, pool, l, full, 10)
 				tx := begin(t, pool, iso)
 				_, err := tx.Exec(t.Context(), "select count(*) from metered.ledger") // the snapshot
 				require.NoError(t, err)
-				meanwhile(t, pool, l, clock)
-				_, err = l.ChargeEach(t.Context(), tx, take("free", 1, hour), take("full", 1, hour), take("new", 1, hour), take("free", 1, hour))
+				meanwhile(t, free, full, fresh)
+				_, err = l.ChargeEach(t.Context(), tx, take(free, 1, hour), take(full, 1, hour), take(fresh, 1, hour), take(free, 1, hour))
 				require.Equal(t, sqlstate.SerializationFailure, code(err), "%v", err)
 				require.ErrorIs(t, err, budget.ErrSerialization)
 			})
@@ -174,30 +166,30 @@ func TestChargeEach_AnOldSnapshotIsRetried(t *testing.T) {
 }
 
 // Batches, single charges and refunds meet on few scopes: exactly as much is let in as there is, with the locks and
-// by the guard alone.
+// by the guard alone. The short form finds a batch that does not collide (_write_plain without _collided).
 func TestChargeEach_ConcurrentBatchesNeverExceedTheLimit(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	for _, locked := range []bool{true, false} {
+		pool, l, _ := open(t)
+		if !locked {
+			withoutLocks(t, pool)
+		}
 		for _, iso := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 			t.Run(fmt.Sprint(iso, " locked ", locked), func(t *testing.T) {
-				t.Parallel()
-				pool, l, _ := open(t)
-				if !locked {
-					withoutLocks(t, pool)
-				}
 				const scopes, most = 5, 60
+				name := func(i int) string { return fmt.Sprint(iso, i) }
 				limits := []budget.Limit{budget.PerWindow(most, time.Hour), budget.Lifetime(most)}
 				var made [scopes]atomic.Int64
 				var g errgroup.Group
-				for range 6 {
+				for range pgtest.Size(4, 6) {
 					g.Go(func() error {
 						for full := 0; full < 3; {
 							charges := make([]budget.Charge, 1+rand.IntN(12))
 							which := make([]int, len(charges))
 							for i := range charges {
 								which[i] = rand.IntN(scopes)
-								charges[i] = take(fmt.Sprint("s", which[i]), 1+rand.Int64N(3), limits...)
+								charges[i] = take(name(which[i]), 1+rand.Int64N(3), limits...)
 							}
 							tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: iso})
 							if err != nil {
@@ -231,7 +223,7 @@ func TestChargeEach_ConcurrentBatchesNeverExceedTheLimit(t *testing.T) {
 				}
 				require.NoError(t, g.Wait())
 				for i := range scopes {
-					u := usage(t, pool, l, fmt.Sprint("s", i), time.Hour)
+					u := usage(t, pool, l, name(i), time.Hour)
 					require.Equal(t, made[i].Load(), u.Used)
 					require.LessOrEqual(t, u.Used, int64(most))
 					if rest := most - u.Used; rest > 0 { // the last batches may have asked for less
@@ -241,9 +233,9 @@ func TestChargeEach_ConcurrentBatchesNeverExceedTheLimit(t *testing.T) {
 					_, err := charge(t.Context(), pool, l, u.Scope, 1, limits...)
 					require.ErrorIs(t, err, budget.ErrExceeded)
 				}
-				requireVerified(t, pool, l)
 			})
 		}
+		requireVerified(t, pool, l)
 	}
 }
 

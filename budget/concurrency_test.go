@@ -45,39 +45,39 @@ func TestCharge_ConcurrentCallersNeverExceedTheLimit(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	for _, locks := range []bool{true, false} {
+		pool := pgtest.Open(t)
+		if !locks {
+			withoutLocks(t, pool)
+		}
 		for _, level := range []string{"read committed", "repeatable read", "serializable", "mixed"} {
 			t.Run(fmt.Sprintf("%s, locks %v", level, locks), func(t *testing.T) {
-				t.Parallel()
-				pool := pgtest.Open(t)
-				if !locks {
-					withoutLocks(t, pool)
-				}
 				isolation := func(n int) pgx.TxIsoLevel {
 					if level == "mixed" {
 						return isolations[n%len(isolations)]
 					}
 					return pgx.TxIsoLevel(level)
 				}
-				race(t, pool, isolation, !locks || level != "read committed")
+				race(t, pool, level, isolation, !locks || level != "read committed")
 			})
 		}
+		requireVerified(t, pool, newLedger(t, budget.Config{}))
 	}
 }
 
-// race lets 8 workers make more charges of a scope than it has room for, of 1 unit and of 1 to 7, the last of them of 1 unit
+// race lets workers make more charges of a scope than it has room for, of 1 unit and of 1 to 7, the last of them of 1 unit
 // again: then every unit is sold. The short form finds a charge that does not collide (_write_charges without _collided).
-func race(t *testing.T, pool *pgxpool.Pool, isolation func(n int) pgx.TxIsoLevel, collide bool) {
-	const workers = 8
-	attempts, limit := pgtest.Size(12, 24), pgtest.Size(int64(45), 90)
+func race(t *testing.T, pool *pgxpool.Pool, level string, isolation func(n int) pgx.TxIsoLevel, collide bool) {
+	workers, attempts, limit := pgtest.Size(4, 8), pgtest.Size(12, 24), pgtest.Size(int64(22), 90)
 	ctx := t.Context()
 	l := newLedger(t, budget.Config{})
 	retry := &retrier{pool: pool}
-	for _, scope := range []string{"units", "mixed"} {
+	for _, amounts := range []string{"units", "mixed"} {
+		scope := level + " " + amounts
 		var admitted, units, refused atomic.Int64
 		require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
 			for n := range attempts {
 				amount := int64(1)
-				if scope == "mixed" && n < attempts/2 {
+				if amounts == "mixed" && n < attempts/2 {
 					amount = []int64{7, 5, 3, 2, 1}[(n+worker)%5]
 				}
 				c := budget.Charge{Scope: scope, Amount: amount, Limits: []budget.Limit{budget.PerWindow(limit, time.Hour), budget.Lifetime(limit)}}
@@ -119,7 +119,6 @@ func race(t *testing.T, pool *pgxpool.Pool, isolation func(n int) pgx.TxIsoLevel
 		require.Equal(t, limit, sum)
 		require.Equal(t, admitted.Load(), count)
 	}
-	requireVerified(t, pool, l)
 	if collide {
 		require.Positive(t, retry.retries.Load(), "the guard was never needed: this test proves nothing")
 	} else {
@@ -164,7 +163,7 @@ func TestCharge_ManyScopesInOppositeOrdersDoNotDeadlock(t *testing.T) {
 	ctx := t.Context()
 	pool := pgtest.Open(t)
 	l := newLedger(t, budget.Config{})
-	const workers, attempts = 12, 15
+	workers, attempts := pgtest.Size(6, 12), 15
 	scopes := []string{"a", "b", "c", "d", "e"}
 	require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
 		for range attempts {
@@ -192,14 +191,13 @@ func TestCharge_ManyScopesInOppositeOrdersDoNotDeadlock(t *testing.T) {
 // took all it could: also every entry that a charge on the old state would collide with, except entry 1.
 func TestCharge_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 	t.Parallel()
+	pool, l, clock := open(t)
 	for _, iso := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(iso), func(t *testing.T) {
-			t.Parallel()
 			ctx := t.Context()
-			pool, l, clock := open(t)
 			total := budget.Lifetime(50)
-			for _, seen := range []int{0, 1, 2, 3, 15, 16, 17, 18, 33, 40} {
-				scope := fmt.Sprintf("seen %d", seen)
+			for _, seen := range pgtest.Size([]int{0, 1, 15, 16, 17, 40}, []int{0, 1, 2, 3, 15, 16, 17, 18, 33, 40}) {
+				scope := fmt.Sprintf("%s, seen %d", iso, seen)
 				chargeMany(t, pool, l, scope, seen)
 				var old [3]pgx.Tx
 				for i := range old {
@@ -223,9 +221,9 @@ func TestCharge_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 				}
 				require.Equal(t, int64(seen+64), usage(t, pool, l, scope, 0).Used)
 			}
-			requireVerified(t, pool, l)
 		})
 	}
+	requireVerified(t, pool, l)
 }
 
 // At READ COMMITTED a statement's snapshot can be as old, if it waits for a row.

@@ -208,19 +208,20 @@ func TestIngest_RefusesArgumentsBeforeAnySQL(t *testing.T) {
 // At an old snapshot a record, or its purge, may not be seen: then the call is to run again.
 func TestIngest_AnOldSnapshotIsRetried(t *testing.T) {
 	t.Parallel()
+	pool, l, clock := open(t)
 	for _, iso := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
-		for name, meanwhile := range map[string]func(*testing.T, *pgxpool.Pool, *budget.Ledger, *pgtest.Clock){
-			"the same event": func(t *testing.T, pool *pgxpool.Pool, l *budget.Ledger, _ *pgtest.Clock) {
-				_, err := ingest(t.Context(), pool, l, event("e", "a", 1))
+		for name, meanwhile := range map[string]func(t *testing.T, id string){
+			"the same event": func(t *testing.T, id string) {
+				_, err := ingest(t.Context(), pool, l, event(id, id+"a", 1))
 				require.NoError(t, err)
 			},
-			"its id, elsewhere": func(t *testing.T, pool *pgxpool.Pool, l *budget.Ledger, _ *pgtest.Clock) {
-				_, err := ingest(t.Context(), pool, l, event("e", "b", 1))
+			"its id, elsewhere": func(t *testing.T, id string) {
+				_, err := ingest(t.Context(), pool, l, event(id, id+"b", 1))
 				require.NoError(t, err)
 			},
-			"a purge": func(t *testing.T, pool *pgxpool.Pool, l *budget.Ledger, clock *pgtest.Clock) {
-				e := event("e", "b", 1)
-				e.OccurredAt = start
+			"a purge": func(t *testing.T, id string) {
+				e := event(id, id+"b", 1)
+				e.OccurredAt = clock.Now()
 				_, err := ingest(t.Context(), pool, l, e)
 				require.NoError(t, err)
 				clock.Advance(time.Hour)
@@ -232,17 +233,16 @@ func TestIngest_AnOldSnapshotIsRetried(t *testing.T) {
 		} {
 			for _, refused := range []bool{false, true} {
 				t.Run(fmt.Sprint(iso, " ", name, " refused ", refused), func(t *testing.T) {
-					t.Parallel()
-					pool, l, clock := open(t)
+					id := t.Name()
 					tx := begin(t, pool, iso)
 					_, err := tx.Exec(t.Context(), "select count(*) from metered.operations") // the snapshot
 					require.NoError(t, err)
-					meanwhile(t, pool, l, clock)
+					meanwhile(t, id)
 					limit := budget.Lifetime(10)
 					if refused {
 						limit = budget.Lifetime(0)
 					}
-					_, err = l.Ingest(t.Context(), tx, event("e", "a", 1, limit), event("f", "c", 1))
+					_, err = l.Ingest(t.Context(), tx, event(id, id+"a", 1, limit), event(id+"f", id+"c", 1))
 					require.Equal(t, sqlstate.SerializationFailure, code(err), "%v", err)
 				})
 			}
@@ -255,22 +255,22 @@ func TestIngest_AnOldSnapshotIsRetried(t *testing.T) {
 func TestIngest_ConcurrentDeliveriesCountOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
+	pool, l, _ := open(t)
 	for _, iso := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
 		t.Run(string(iso), func(t *testing.T) {
-			t.Parallel()
-			pool, l, _ := open(t)
 			const scopes = 4
+			workers := pgtest.Size(4, 6)
 			events, most := pgtest.Size(200, 400), pgtest.Size(35, 70) // of 50 or 100 for each scope
 			var made, replayed, refused atomic.Int64
 			var g errgroup.Group
-			for range 6 {
+			for range workers {
 				g.Go(func() error {
 					left := rand.Perm(events)
 					for len(left) > 0 {
 						n := min(len(left), 1+rand.IntN(40))
 						batch := make([]budget.Event, n)
 						for i, e := range left[:n] {
-							batch[i] = event(fmt.Sprint("e", e), fmt.Sprint("s", e%scopes), 1, budget.PerWindow(int64(most), time.Hour))
+							batch[i] = event(fmt.Sprint(iso, "/", e), fmt.Sprint(iso, e%scopes), 1, budget.PerWindow(int64(most), time.Hour))
 						}
 						tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: iso})
 						if err != nil {
@@ -305,15 +305,15 @@ func TestIngest_ConcurrentDeliveriesCountOnce(t *testing.T) {
 			}
 			require.NoError(t, g.Wait())
 			require.EqualValues(t, scopes*most, made.Load())
-			require.EqualValues(t, 6*events, made.Load()+replayed.Load()+refused.Load())
-			require.Equal(t, scopes*most, count(t, pool, "metered.operations"))
-			require.Equal(t, scopes*most, count(t, pool, "(select distinct operation from metered.ledger) o"))
+			require.EqualValues(t, workers*events, made.Load()+replayed.Load()+refused.Load())
+			require.Equal(t, scopes*most, count(t, pool, "metered.operations where id like '"+string(iso)+"/%'"))
+			require.Equal(t, scopes*most, count(t, pool, "(select distinct operation from metered.ledger where operation like '"+string(iso)+"/%') o"))
 			for i := range scopes {
-				require.EqualValues(t, most, usage(t, pool, l, fmt.Sprint("s", i), 0).Used)
+				require.EqualValues(t, most, usage(t, pool, l, fmt.Sprint(iso, i), 0).Used)
 			}
-			requireVerified(t, pool, l)
 		})
 	}
+	requireVerified(t, pool, l)
 }
 
 // The lock of an id only makes writers queue. The unique key of its record keeps an id from two events.

@@ -143,16 +143,14 @@ func TestMustExist_UnderAWrongKeyNothingIsDecided(t *testing.T) {
 func TestMustExist_RacingRetirementsAndChargesAreExact(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
+	pool := pgtest.Open(t)
+	l := newLedger(t, budget.Config{MustExist: true})
+	execute(t, pool, `create table periods (n serial, scope text, retired bool, used bigint)`)
 	for _, level := range []string{"read committed", "repeatable read", "serializable", "mixed"} {
 		t.Run(level, func(t *testing.T) {
-			t.Parallel()
-			const workers = 6
-			attempts := pgtest.Size(12, 30)
+			workers, attempts := pgtest.Size(4, 6), pgtest.Size(12, 30)
 			ctx := t.Context()
-			pool := pgtest.Open(t)
-			l := newLedger(t, budget.Config{MustExist: true})
-			mustDeclare(t, pool, l, create, "a")
-			execute(t, pool, `create table periods (n serial, retired bool, used bigint)`)
+			mustDeclare(t, pool, l, create, level)
 			retry := &retrier{pool: pool}
 			isolation := func(n int) pgx.TxIsoLevel {
 				if level == "mixed" {
@@ -160,7 +158,7 @@ func TestMustExist_RacingRetirementsAndChargesAreExact(t *testing.T) {
 				}
 				return pgx.TxIsoLevel(level)
 			}
-			var admitted, refused [workers]int64
+			admitted, refused := make([]int64, workers), make([]int64, workers)
 			stop := make(chan struct{})
 			retiring := pgtest.Going(func() error {
 				for n := 0; ; n++ {
@@ -174,12 +172,12 @@ func TestMustExist_RacingRetirementsAndChargesAreExact(t *testing.T) {
 						if n%2 == 1 {
 							call = l.Restore
 						}
-						done, err := call(ctx, tx, "a")
+						done, err := call(ctx, tx, level)
 						if err == nil && !done[0].Changed {
 							err = errors.New("nothing was changed")
 						}
 						if err == nil {
-							_, err = tx.Exec(ctx, `insert into periods (retired, used) select $1::bool, coalesce(max(spent), 0) from metered.ledger`, n%2 == 0)
+							_, err = tx.Exec(ctx, `insert into periods (scope, retired, used) select $1, $2::bool, coalesce(max(spent), 0) from metered.ledger where scope = $1`, level, n%2 == 0)
 						}
 						return err
 					})
@@ -194,7 +192,7 @@ func TestMustExist_RacingRetirementsAndChargesAreExact(t *testing.T) {
 						if _, err := tx.Exec(ctx, "select 1"); err != nil { // so that the snapshot is older
 							return err
 						}
-						_, err := l.Charge(ctx, tx, budget.Charge{Scope: "a", Amount: 1})
+						_, err := l.Charge(ctx, tx, budget.Charge{Scope: level, Amount: 1})
 						return err
 					})
 					if err == nil {
@@ -213,18 +211,18 @@ func TestMustExist_RacingRetirementsAndChargesAreExact(t *testing.T) {
 			for w := range workers {
 				sum, refusals = sum+admitted[w], refusals+refused[w]
 			}
-			require.Equal(t, sum, usage(t, pool, l, "a", 0).Used)
+			require.Equal(t, sum, usage(t, pool, l, level, 0).Used)
 			require.Positive(t, sum)
 			require.Positive(t, refusals)
 			// As many units were used when it was restored as when it was retired.
 			var periods, wrong int
-			require.NoError(t, pool.QueryRow(ctx, `with p as (select retired, used, lead(used) over (order by n) as later from periods)
-				select count(*), count(*) filter (where later <> used) from p where retired and later is not null`).Scan(&periods, &wrong))
+			require.NoError(t, pool.QueryRow(ctx, `with p as (select retired, used, lead(used) over (order by n) as later from periods where scope = $1)
+				select count(*), count(*) filter (where later <> used) from p where retired and later is not null`, level).Scan(&periods, &wrong))
 			require.Positive(t, periods)
 			require.Zero(t, wrong)
-			requireVerified(t, pool, l)
 		})
 	}
+	requireVerified(t, pool, l)
 }
 
 // Without MustExist no call touches the registry. With it, one row is read for each scope.

@@ -22,7 +22,7 @@ import (
 func TestPurge_KeepsWindowsExactAndIsIdempotent(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	for _, batch := range []int{16, 17, 50, 5000} {
+	for _, batch := range pgtest.Size([]int{16, 5000}, []int{16, 17, 50, 5000}) {
 		t.Run(fmt.Sprint(batch), func(t *testing.T) {
 			t.Parallel()
 			pool, l, clock := open(t)
@@ -188,7 +188,7 @@ func rows(t *testing.T, pool *pgxpool.Pool, scope string) (n int) {
 func TestForget_LeavesNothingOfAScopeThatIsDone(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	for _, charges := range []int{1, 2, 15, 16, 17, 18, 33, 100} {
+	for _, charges := range pgtest.Size([]int{1, 16, 17, 100}, []int{1, 2, 15, 16, 17, 18, 33, 100}) {
 		t.Run(fmt.Sprint(charges), func(t *testing.T) {
 			t.Parallel()
 			pool, l, clock := open(t)

@@ -161,7 +161,7 @@ func TestRefund_RacingRefundsNeverSumPastTheCharge(t *testing.T) {
 func TestRefund_CostDoesNotGrowWithTheirNumber(t *testing.T) {
 	t.Parallel()
 	const every = 97
-	n := pgtest.Size(2000, 5000)
+	n := pgtest.Size(1000, 5000)
 	ctx := t.Context()
 	pool, l, clock := open(t)
 	conn, err := pool.Acquire(ctx)

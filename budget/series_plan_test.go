@@ -18,7 +18,7 @@ func TestPlans_OfSeriesReadAsMuchOfManyEntriesAsOfAHundred(t *testing.T) {
 	ctx := t.Context()
 	tables := []string{"ledger", "refund_sum", "leases", "lease_spends"}
 	pages, entries := map[int]int64{}, map[int]int64{}
-	most := pgtest.Size(200_000, 1_000_000)
+	most := pgtest.Size(60_000, 1_000_000)
 	for _, size := range []int{100, most} {
 		pool, l, _ := open(t)
 		for _, table := range tables {

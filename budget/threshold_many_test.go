@@ -49,7 +49,7 @@ func TestThreshold_ManyCrossingsOfACallTakeTimeByTheirNumber(t *testing.T) {
 		return took
 	}
 	few, many := time.Duration(0), time.Hour
-	for round := range 2 {
+	for round := range pgtest.Size(1, 2) {
 		few = max(few, cross(fmt.Sprint("few ", round, " "), 4))
 		many = min(many, cross(fmt.Sprint("many ", round, " "), 32))
 	}

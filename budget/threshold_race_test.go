@@ -41,8 +41,9 @@ func TestThreshold_ConcurrentChargesReportOnce(t *testing.T) {
 			retry := &retrier{pool: pool}
 			var rolledBack atomic.Int64
 			errBack := errors.New("rolled back")
-			require.NoError(t, pgtest.InParallel(8, func(worker int) error {
-				for n := range 20 {
+			workers := pgtest.Size(4, 8)
+			require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
+				for n := range 160 / workers {
 					err := retry.run(t.Context(), isolations[(worker+n)%3], func(tx pgx.Tx) error {
 						if _, err := tx.Exec(t.Context(), "select 1"); err != nil {
 							return err

@@ -203,19 +203,18 @@ func TestChargeUpTo_RefusesWrongArgumentsBeforeAnySQL(t *testing.T) {
 func TestChargeUpTo_ConcurrentCallersChargeEachUnitOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
+	pool := pgtest.Open(t)
+	l := newLedger(t, budget.Config{})
 	for _, iso := range isolations {
 		t.Run(string(iso), func(t *testing.T) {
-			t.Parallel()
 			const workers, org, user = 6, 101, 60
-			pool := pgtest.Open(t)
-			l := newLedger(t, budget.Config{})
 			retry := &retrier{pool: pool}
 			var charged [2]atomic.Int64
 			require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
 				for {
 					charges := []budget.Charge{
-						{Scope: fmt.Sprint("user", worker%2), Amount: 7, Limits: []budget.Limit{budget.PerWindow(user, time.Hour)}},
-						{Scope: "org", Amount: 7, Limits: []budget.Limit{budget.Lifetime(org), budget.PerWindow(org, time.Hour)}},
+						{Scope: fmt.Sprint(iso, worker%2), Amount: 7, Limits: []budget.Limit{budget.PerWindow(user, time.Hour)}},
+						{Scope: string(iso), Amount: 7, Limits: []budget.Limit{budget.Lifetime(org), budget.PerWindow(org, time.Hour)}},
 					}
 					if worker%3 == 0 {
 						charges[0], charges[1] = charges[1], charges[0]
@@ -241,12 +240,12 @@ func TestChargeUpTo_ConcurrentCallersChargeEachUnitOnce(t *testing.T) {
 				}
 			}))
 			require.EqualValues(t, org, charged[0].Load()+charged[1].Load())
-			require.EqualValues(t, org, usage(t, pool, l, "org", 0).Used)
+			require.EqualValues(t, org, usage(t, pool, l, string(iso), 0).Used)
 			for i := range charged {
-				require.EqualValues(t, charged[i].Load(), usage(t, pool, l, fmt.Sprint("user", i), 0).Used)
+				require.EqualValues(t, charged[i].Load(), usage(t, pool, l, fmt.Sprint(iso, i), 0).Used)
 				require.LessOrEqual(t, charged[i].Load(), int64(user))
 			}
-			requireVerified(t, pool, l)
 		})
 	}
+	requireVerified(t, pool, l)
 }
