@@ -284,6 +284,7 @@ func TestConsume_ATokenMintedSinceTheSnapshotIsRetryable(t *testing.T) {
 // token must not make a second grant of it, nor an invalid one.
 func TestConsume_AnOldSnapshotIsRetryable(t *testing.T) {
 	t.Parallel()
+	pool, store := pgtest.Open(t), newStore(t)
 	for _, level := range isolationLevels[1:] {
 		for name, meanwhile := range map[string]func(*pgxpool.Pool, *tokens.Store, tokens.Minted) error{
 			"consumed": func(pool *pgxpool.Pool, store *tokens.Store, m tokens.Minted) error {
@@ -305,8 +306,6 @@ func TestConsume_AnOldSnapshotIsRetryable(t *testing.T) {
 			},
 		} {
 			t.Run(string(level)+", "+name, func(t *testing.T) {
-				t.Parallel()
-				pool, store := pgtest.Open(t), newStore(t)
 				minted := mint(t, pool, store, tokens.Mint{Purpose: "p", Subject: "s"})
 				tx, err := pool.BeginTx(ctx, pgx.TxOptions{IsoLevel: level})
 				require.NoError(t, err)

@@ -87,20 +87,21 @@ func TestReplace_RolledBackLeavesTheOldToken(t *testing.T) {
 const noLocksSQL = `create or replace function metered._lock_keys(keys bigint[], wait_ms int) returns boolean
 language plpgsql as 'begin return false; end'`
 
+// The short form finds a missing lock (replace_token without _lock_keys).
 func TestReplace_RacingCallersLeaveOneLiveToken(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
+	callers := pgtest.Size(8, 32)
 	for _, locked := range []bool{true, false} {
+		pool, store := pgtest.Open(t), newStore(t)
+		if !locked {
+			_, err := pool.Exec(ctx, noLocksSQL)
+			require.NoError(t, err)
+		}
 		for i, level := range append(isolationLevels, "mixed") {
 			t.Run(fmt.Sprintf("%s, locked %t", level, locked), func(t *testing.T) {
-				t.Parallel()
-				pool, store := pgtest.Open(t), newStore(t)
-				if !locked {
-					_, err := pool.Exec(ctx, noLocksSQL)
-					require.NoError(t, err)
-				}
 				var retries, revoked atomic.Int64
-				race(32, func(n int) {
+				race(callers, func(n int) {
 					at := level
 					if level == "mixed" {
 						at = isolationLevels[n%3]
@@ -108,7 +109,7 @@ func TestReplace_RacingCallersLeaveOneLiveToken(t *testing.T) {
 					for range 3 {
 						var minted tokens.Minted
 						again, err := retried(pool, at, func(tx pgx.Tx) (err error) {
-							minted, err = store.Replace(ctx, tx, tokens.Mint{Purpose: "p", Subject: "s"})
+							minted, err = store.Replace(ctx, tx, tokens.Mint{Purpose: "p", Subject: string(level)})
 							return err
 						})
 						if err != nil {
@@ -118,8 +119,8 @@ func TestReplace_RacingCallersLeaveOneLiveToken(t *testing.T) {
 						revoked.Add(minted.Replaced)
 					}
 				})
-				requireLive(t, pool, 1)
-				require.EqualValues(t, 32*3-1, revoked.Load(), "each token is replaced once, but for the last")
+				requireLive(t, pool, i+1)
+				require.EqualValues(t, callers*3-1, revoked.Load(), "each token is replaced once, but for the last")
 				if i == 0 && locked {
 					require.Zero(t, retries.Load(), "at READ COMMITTED callers queue")
 				}
