@@ -168,14 +168,15 @@ func TestGiveBack_AJobBetweenAttemptsEndsInEachWay(t *testing.T) {
 			require.NoError(g.t, err)
 		}, rivertype.JobStateAvailable},
 	} {
+		var dropped []jobs.Parked
+		g := openGated(t, func(c *jobs.Config) {
+			c.OnDrop = func(_ context.Context, _ pgx.Tx, p jobs.Parked) error { dropped = append(dropped, p); return nil }
+		})
+		clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
 		for _, inLine := range []bool{false, true} {
-			var dropped []jobs.Parked
-			g := openGated(t, func(c *jobs.Config) {
-				c.OnDrop = func(_ context.Context, _ pgx.Tx, p jobs.Parked) error { dropped = append(dropped, p); return nil }
-			})
-			clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
-			a := g.mustEnqueue(process{"a"}, givesBack(slots("gpu", 1, 1)))
-			b := g.mustEnqueue(process{"b"}, needs(slots("gpu", 1, 1)))
+			gpu := slots(fmt.Sprint("gpu in line ", inLine), 1, 1)
+			a := g.mustEnqueue(process{"a"}, givesBack(gpu))
+			b := g.mustEnqueue(process{"b"}, needs(gpu))
 			g.fails(a.JobID, 60)
 			require.Equal(t, jobs.ReleaseReport{Ended: 1, Released: 1}, g.release())
 			if inLine {
@@ -191,9 +192,10 @@ func TestGiveBack_AJobBetweenAttemptsEndsInEachWay(t *testing.T) {
 			if test.state != "" {
 				require.Equal(t, test.state, g.job(a.JobID).State, name)
 			}
-			_, held := g.used("gpu")
+			_, held := g.used(gpu.Scope)
 			require.EqualValues(t, 1, held, "b's")
 			g.end(b.JobID)
+			g.release()
 			pgtest.RequireVerified(t, g.pool, g.ledger)
 		}
 	}

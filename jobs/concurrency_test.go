@@ -72,18 +72,17 @@ func TestEnqueue_SecondOpenTransactionWaitsForTheFirst(t *testing.T) {
 func TestEnqueue_ManyAtOnceWithOneKeyLeaveOneJob(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	const callers = 64
-	for _, level := range isolationLevels {
+	callers := pgtest.Size(16, 64)
+	f := open(t)
+	for n, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			f := open(t)
 			results, errs := make([]jobs.Result, callers), make([]error, callers)
 			var wg sync.WaitGroup
 			for i := range callers {
 				wg.Go(func() {
 					for {
 						errs[i] = pgx.BeginTxFunc(f.ctx, f.pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) (err error) {
-							results[i], err = f.Enqueue(f.ctx, tx, process{"a"}, key("k"))
+							results[i], err = f.Enqueue(f.ctx, tx, process{"a"}, key(string(level)))
 							return err
 						})
 						if !retryable(errs[i]) {
@@ -102,7 +101,7 @@ func TestEnqueue_ManyAtOnceWithOneKeyLeaveOneJob(t *testing.T) {
 				}
 			}
 			require.Equal(t, 1, created)
-			f.requireCounts(1, 1)
+			f.requireCounts(n+1, n+1)
 		})
 	}
 }
