@@ -105,23 +105,22 @@ func (f *fixture) neverEarly() {
 // only one to have it from its placement until then.
 func TestExpiry_HandsNoUnitOutTwiceWhileTheClockMoves(t *testing.T) {
 	t.Parallel()
+	f := setUp(t, holds.Config{MinTTL: time.Millisecond})
 	for _, name := range []string{"read committed", "mixed"} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := setUp(t, holds.Config{MinTTL: time.Millisecond})
 			ctx := t.Context()
 			retry := &retrier{pool: f.pool}
-			const workers, rounds = 5, 40
+			workers, rounds := pgtest.Size(4, 5), pgtest.Size(20, 40)
 			var mu sync.Mutex
 			captured := map[string]bool{}
 			move := func() { // 10 ms on average forward, and back half as often
 				f.clock.Advance(time.Duration(rand.IntN(40)-13) * time.Millisecond)
 			}
-			seats := []string{"seat/1", "seat/2"}
+			seats := []string{"seat/1 " + name, "seat/2 " + name}
 			require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
 				for n := range rounds {
 					move()
-					r := holds.Request{ID: fmt.Sprintf("%d/%d", worker, n), TTL: time.Duration(1+rand.IntN(60)) * time.Millisecond}
+					r := holds.Request{ID: fmt.Sprintf("%s %d/%d", name, worker, n), TTL: time.Duration(1+rand.IntN(60)) * time.Millisecond}
 					for _, seat := range seats[rand.IntN(2) : 1+rand.IntN(2)] {
 						r.Lines = append(r.Lines, capacity(seat, 1, 1))
 					}
@@ -179,10 +178,10 @@ func TestExpiry_HandsNoUnitOutTwiceWhileTheClockMoves(t *testing.T) {
 			require.GreaterOrEqual(t, n, len(captured))
 			require.NotEmpty(t, captured)
 			require.Less(t, len(captured), workers*rounds)
-			f.neverEarly()
-			f.verify()
 		})
 	}
+	f.neverEarly()
+	f.verify()
 }
 
 var isolations = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}

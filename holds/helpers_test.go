@@ -59,6 +59,13 @@ func on(t *testing.T, pool *pgxpool.Pool, cfg holds.Config, clock *pgtest.Clock)
 	return &fixture{T: t, pool: pool, clock: clock, ledger: ledger, book: book}
 }
 
+// as is the fixture of a subtest, in the same database.
+func (f *fixture) as(t *testing.T) *fixture {
+	one := *f
+	one.T = t
+	return &one
+}
+
 // do runs fn in a transaction of its own, which commits if fn returns no error.
 func do[R any](f *fixture, fn func(ctx context.Context, tx pgx.Tx) (R, error)) (r R, err error) {
 	err = pgx.BeginFunc(f.Context(), f.pool, func(tx pgx.Tx) error {

@@ -26,6 +26,7 @@ func refusal(t *testing.T, err error) budget.Refusal {
 // them among the units that others hold.
 func TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds(t *testing.T) {
 	t.Parallel()
+	one := setUp(t, holds.Config{})
 	credit := []budget.Limit{budget.Prepaid(0)}
 	for name, c := range map[string]struct {
 		others int64 // held by another holder for 5 minutes
@@ -34,7 +35,7 @@ func TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds(t *testing.T) {
 	}{
 		"placed": {
 			do: func(f *fixture, ctx context.Context, tx pgx.Tx) error {
-				_, err := f.book.Place(ctx, tx, holds.Request{TTL: time.Second, Lines: []holds.Line{{Scope: "w", Amount: 60, Limits: credit}}})
+				_, err := f.book.Place(ctx, tx, holds.Request{TTL: time.Second, Lines: []holds.Line{{Scope: f.Name(), Amount: 60, Limits: credit}}})
 				return err
 			},
 			want: budget.Refusal{Used: -100, OwnHeld: 60, Available: 40, RetryAfter: budget.Never},
@@ -43,7 +44,7 @@ func TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds(t *testing.T) {
 			do: func(f *fixture, ctx context.Context, tx pgx.Tx) error {
 				for range 2 {
 					err := pgx.BeginFunc(ctx, tx, func(tx pgx.Tx) error {
-						_, err := f.book.Place(ctx, tx, holds.Request{TTL: time.Second, Lines: []holds.Line{{Scope: "w", Amount: 30, Limits: credit}}})
+						_, err := f.book.Place(ctx, tx, holds.Request{TTL: time.Second, Lines: []holds.Line{{Scope: f.Name(), Amount: 30, Limits: credit}}})
 						return err
 					})
 					if err != nil {
@@ -56,9 +57,9 @@ func TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds(t *testing.T) {
 		},
 		"placed, in part captured and released": {
 			do: func(f *fixture, ctx context.Context, tx pgx.Tx) error {
-				_, place := f.book.Place(ctx, tx, holds.Request{ID: "h", TTL: time.Second, Lines: []holds.Line{{Scope: "w", Amount: 80, Limits: credit}}})
-				_, capture := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h"}, Keep: true, Lines: []holds.Line{{Scope: "w", Amount: 20}}})
-				_, other := f.book.Place(ctx, tx, holds.Request{ID: "other", TTL: time.Second, Lines: []holds.Line{{Scope: "w", Amount: 9, Limits: credit}}})
+				_, place := f.book.Place(ctx, tx, holds.Request{ID: "h", TTL: time.Second, Lines: []holds.Line{{Scope: f.Name(), Amount: 80, Limits: credit}}})
+				_, capture := f.book.Capture(ctx, tx, holds.Capture{IDs: []string{"h"}, Keep: true, Lines: []holds.Line{{Scope: f.Name(), Amount: 20}}})
+				_, other := f.book.Place(ctx, tx, holds.Request{ID: "other", TTL: time.Second, Lines: []holds.Line{{Scope: f.Name(), Amount: 9, Limits: credit}}})
 				_, release := f.book.Release(ctx, tx, holds.Release{IDs: []string{"other"}})
 				return errors.Join(place, capture, other, release)
 			},
@@ -67,7 +68,7 @@ func TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds(t *testing.T) {
 		"others hold, and so does it": {
 			others: 20,
 			do: func(f *fixture, ctx context.Context, tx pgx.Tx) error {
-				_, err := f.book.Place(ctx, tx, holds.Request{TTL: time.Second, Lines: []holds.Line{{Scope: "w", Amount: 40, Limits: credit}}})
+				_, err := f.book.Place(ctx, tx, holds.Request{TTL: time.Second, Lines: []holds.Line{{Scope: f.Name(), Amount: 40, Limits: credit}}})
 				return err
 			},
 			want: budget.Refusal{Used: -100, Held: 20, OwnHeld: 40, Available: 40, RetryAfter: 5 * time.Minute, HoldDue: 5 * time.Minute},
@@ -79,26 +80,25 @@ func TestRefusal_DoesNotCountOnTheEndOfItsOwnHolds(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := setUp(t, holds.Config{})
+			f := one.as(t)
 			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
-				return f.ledger.Credit(ctx, tx, budget.Credit{Scope: "w", Amount: 100})
+				return f.ledger.Credit(ctx, tx, budget.Credit{Scope: f.Name(), Amount: 100})
 			})
 			require.NoError(t, err)
 			if c.others > 0 {
-				f.mustPlace(holds.Request{TTL: 5 * time.Minute, Lines: []holds.Line{{Scope: "w", Amount: c.others}}})
+				f.mustPlace(holds.Request{TTL: 5 * time.Minute, Lines: []holds.Line{{Scope: f.Name(), Amount: c.others}}})
 			}
 			_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
 				if err := c.do(f, ctx, tx); err != nil {
 					return budget.Receipt{}, err
 				}
-				return f.ledger.Charge(ctx, tx, budget.Charge{Scope: "w", Amount: 50, Limits: credit})
+				return f.ledger.Charge(ctx, tx, budget.Charge{Scope: f.Name(), Amount: 50, Limits: credit})
 			})
-			c.want.Scope, c.want.Limit, c.want.Requested = "w", credit[0], 50
+			c.want.Scope, c.want.Limit, c.want.Requested = f.Name(), credit[0], 50
 			require.Equal(t, c.want, refusal(t, err))
-			f.verify()
 		})
 	}
+	one.verify()
 }
 
 // Nor on the end of the hold that it captures: by then there is nothing to capture.
@@ -165,6 +165,7 @@ func TestRefusal_OwnHoldsReleasedTogetherAreNoLongerHeld(t *testing.T) {
 // Holds of others that this transaction ended are not taken for its own.
 func TestRefusal_OwnHoldsBesideOnesOfOthersThatFellDue(t *testing.T) {
 	t.Parallel()
+	one := setUp(t, holds.Config{})
 	for name, c := range map[string]struct {
 		before, after []string // what the transaction places before and after the others' hold falls due
 		held, own     int64
@@ -175,24 +176,23 @@ func TestRefusal_OwnHoldsBesideOnesOfOthersThatFellDue(t *testing.T) {
 		"one of each":                {before: []string{"a"}, after: []string{"b"}, held: 3, own: 2, retry: 5 * time.Minute},
 	} {
 		t.Run(name, func(t *testing.T) {
-			t.Parallel()
-			f := setUp(t, holds.Config{})
+			f := one.as(t)
 			f.clock.Set(noon)
-			f.mustPlace(holds.Request{ID: "kept", TTL: 6 * time.Minute, Lines: []holds.Line{capacity("w", 3, 10)}})
-			f.mustPlace(holds.Request{ID: "due", TTL: time.Minute, Lines: []holds.Line{capacity("w", 4, 10)}})
+			f.mustPlace(holds.Request{ID: name + " kept", TTL: 6 * time.Minute, Lines: []holds.Line{capacity(name, 3, 10)}})
+			f.mustPlace(holds.Request{ID: name + " due", TTL: time.Minute, Lines: []holds.Line{capacity(name, 4, 10)}})
 			_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.Receipt, error) {
 				place := func(ids []string) {
 					for _, id := range ids {
-						_, err := f.book.Place(ctx, tx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity("w", 2, 10)}})
+						_, err := f.book.Place(ctx, tx, holds.Request{ID: id, TTL: time.Minute, Lines: []holds.Line{capacity(name, 2, 10)}})
 						require.NoError(t, err)
 					}
 				}
 				place(c.before)
 				f.clock.Set(noon.Add(time.Minute))
-				_, err := f.ledger.Charge(ctx, tx, budget.Charge{Scope: "w", Amount: 1, Limits: []budget.Limit{budget.Lifetime(5)}})
+				_, err := f.ledger.Charge(ctx, tx, budget.Charge{Scope: name, Amount: 1, Limits: []budget.Limit{budget.Lifetime(5)}})
 				require.NoError(t, err, "due units are freed for it")
 				place(c.after)
-				return f.ledger.Charge(ctx, tx, budget.Charge{Scope: "w", Amount: 7, Limits: []budget.Limit{budget.Lifetime(10)}})
+				return f.ledger.Charge(ctx, tx, budget.Charge{Scope: name, Amount: 7, Limits: []budget.Limit{budget.Lifetime(10)}})
 			})
 			r := refusal(t, err)
 			require.Equal(t, []int64{c.held, c.own}, []int64{r.Held, r.OwnHeld})

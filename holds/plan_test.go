@@ -69,14 +69,14 @@ func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	const analyse = `analyze metered.holds, metered.hold_lines, metered.ledger, metered.hold_events`
-	many, most := pgtest.Size(8_000, 20_000), pgtest.Size(20_000, 100_000) // the pages of 8,000 lines are 100 and more
+	many, most := pgtest.Size(8_000, 20_000), pgtest.Size(8_000, 100_000) // the pages of 8,000 lines are 100 and more
 	type plan struct {
 		few           int  // when the first plans are made
 		analysed      bool // then
 		many          int
 		analysedAgain bool
 	}
-	for _, c := range pgtest.Size([]plan{{0, false, most, false}, {0, false, many, true}, {30, true, many, false}, {3000, false, many, false}}, []plan{
+	for _, c := range pgtest.Size([]plan{{0, false, many, true}, {30, true, many, false}, {3000, false, many, false}}, []plan{
 		{0, false, most, false}, {0, false, most, true}, {0, true, many, false}, {30, false, many, false}, {30, true, many, false},
 		{300, false, many, false}, {300, true, many, false}, {3000, false, many, false}, {3000, true, many, false},
 	}) {
@@ -130,7 +130,7 @@ func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 }
 
 // Usage and refusals name when the first hold falls due, and look for it no further back than the last writes did, with
-// any number of ended holds that a long transaction keeps.
+// any number of ended holds that a long transaction keeps. The short form finds a look at all (_first_due without since).
 func TestPlans_TheFirstDueIsFoundAtOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -143,7 +143,7 @@ func TestPlans_TheFirstDueIsFoundAtOnce(t *testing.T) {
 	require.NoError(t, err)
 	first := f.clock.Now()
 	var open []string
-	for i := range pgtest.Size(900, 2000) {
+	for i := range pgtest.Size(450, 2000) {
 		h := f.mustPlace(holds.Request{TTL: time.Hour, Lines: []holds.Line{capacity("room", 1, 1_000_000)}})
 		if open = append(open, h.ID); len(open) > 5 {
 			if i%2 == 0 {
@@ -171,9 +171,9 @@ func TestPlans_TheFirstDueIsFoundAtOnce(t *testing.T) {
 		refusal := buffers(t, conn, strings.TrimSpace(refused.SQL), refused.Args(ledger.Sending{WaitMS: 5000})...)
 		if round == 6 {
 			t.Logf("looking at all that ended: %d pages; usage: %d, a refusal: %d", all, usage, refusal)
-			require.Greater(t, all, 25)
+			require.Greater(t, all, pgtest.Size(12, 25))
 			require.Less(t, usage, 20)
-			require.Less(t, refusal, 30)
+			require.Less(t, refusal, pgtest.Size(24, 30))
 		}
 	}
 	f.verify()

@@ -84,13 +84,12 @@ func TestRelease_OfACapturedHoldReturnsIt(t *testing.T) {
 // last state.
 func TestRelease_AndCaptureAtOnceAreInOneOrder(t *testing.T) {
 	t.Parallel()
+	f := setUp(t, holds.Config{})
 	for _, iso := range isolations {
 		t.Run(string(iso), func(t *testing.T) {
-			t.Parallel()
-			f := setUp(t, holds.Config{})
 			var ids []string
-			for i := range 20 {
-				ids = append(ids, fmt.Sprint("h", i))
+			for i := range pgtest.Size(10, 20) {
+				ids = append(ids, fmt.Sprint(iso, i))
 				f.mustPlace(holds.Request{ID: ids[i], TTL: time.Hour, Lines: []holds.Line{capacity("a", 1, 100)}})
 			}
 			var going []<-chan error
@@ -126,9 +125,9 @@ func TestRelease_AndCaptureAtOnceAreInOneOrder(t *testing.T) {
 			}
 			used, held := f.usage("a")
 			require.Equal(t, []int64{0, 0}, []int64{used, held})
-			f.verify()
 		})
 	}
+	f.verify()
 }
 
 // retried runs fn in transactions of a level until it is not in the way of others.

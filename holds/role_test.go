@@ -233,11 +233,12 @@ func TestCharge_AClockRepairedSinceTheSnapshotIsRetryable(t *testing.T) {
 func TestRefund_RacesGiveBackNoMoreThanWasCaptured(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	for _, iso := range []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable} {
+	f := setUp(t, holds.Config{})
+	for _, iso := range isolations {
 		t.Run(string(iso), func(t *testing.T) {
-			f := setUp(t, holds.Config{})
-			f.mustPlace(holds.Request{ID: "h", Lines: []holds.Line{capacity("a", 10, 10), capacity("b", 7, 10)}})
-			_, err := f.capture(holds.Capture{IDs: []string{"h"}, All: true})
+			ids, a, b := []string{string(iso)}, "a "+string(iso), "b "+string(iso)
+			f.mustPlace(holds.Request{ID: ids[0], Lines: []holds.Line{capacity(a, 10, 10), capacity(b, 7, 10)}})
+			_, err := f.capture(holds.Capture{IDs: ids, All: true})
 			require.NoError(t, err)
 			_ = pgtest.InParallel(8, func(n int) error {
 				for i := range 6 {
@@ -245,20 +246,20 @@ func TestRefund_RacesGiveBackNoMoreThanWasCaptured(t *testing.T) {
 						var err error
 						switch (n + i) % 3 {
 						case 0:
-							_, err = f.book.Return(t.Context(), tx, holds.Return{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "a", Amount: 3}}})
+							_, err = f.book.Return(t.Context(), tx, holds.Return{IDs: ids, Lines: []holds.Line{{Scope: a, Amount: 3}}})
 						case 1:
-							_, err = f.book.Return(t.Context(), tx, holds.Return{IDs: []string{"h"}, Lines: []holds.Line{{Scope: "b", Amount: 2}, {Scope: "a", Amount: 1}}})
+							_, err = f.book.Return(t.Context(), tx, holds.Return{IDs: ids, Lines: []holds.Line{{Scope: b, Amount: 2}, {Scope: a, Amount: 1}}})
 						default:
-							_, err = f.ledger.Refund(t.Context(), tx, budget.Refund{Scope: "a", Seq: 2, Amount: 1})
+							_, err = f.ledger.Refund(t.Context(), tx, budget.Refund{Scope: a, Seq: 2, Amount: 1})
 						}
 						return err
 					})
 				}
 				return nil
 			})
-			f.verify()
 		})
 	}
+	f.verify()
 }
 
 // A charge under a key that is not its scope's. No Go call sends one, but a role may call the

@@ -19,10 +19,9 @@ import (
 // the next would collide with.
 func TestTransitions_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 	t.Parallel()
+	f := setUp(t, holds.Config{})
 	for _, iso := range isolations[1:] {
 		t.Run(string(iso), func(t *testing.T) {
-			t.Parallel()
-			f := setUp(t, holds.Config{})
 			ctx := t.Context()
 			calls := map[string]func(tx pgx.Tx, h holds.Hold) error{
 				"capture": func(tx pgx.Tx, h holds.Hold) error {
@@ -57,7 +56,7 @@ func TestTransitions_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 			}
 			for name, call := range calls {
 				for _, seen := range pgtest.Size([]int{1, 16, 17}, []int{1, 2, 15, 16, 17}) {
-					scope := fmt.Sprintf("%s %d", name, seen)
+					scope := fmt.Sprintf("%s %s %d", iso, name, seen)
 					ttl := time.Hour
 					if name == "expire" {
 						ttl = time.Minute
@@ -91,9 +90,9 @@ func TestTransitions_OldSnapshotNeverGetsPastAPurge(t *testing.T) {
 					require.NoError(t, old.Rollback(ctx))
 				}
 			}
-			f.verify()
 		})
 	}
+	f.verify()
 }
 
 // Placed before, says the snapshot, and released by now: the answer would be a hold

@@ -55,14 +55,14 @@ func TestSpent_IsReportedWithTheCaptureOrNot(t *testing.T) {
 }
 
 // Many capture and charge at once, at each isolation level: each threshold is reported by one of them, the one that
-// reaches it.
+// reaches it. The short form finds a report that leaves no mark (_cross_thresholds without tips[i] := tip).
 func TestSpent_ConcurrentCapturesReportOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
+	f := setUpReporting(t)
 	for _, level := range isolations {
 		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			f := setUpReporting(t)
+			scope, workers, each := string(level), pgtest.Size(4, 8), pgtest.Size(12, 10)
 			limits := []budget.Limit{
 				budget.Lifetime(1000).Named("stock").Tell(budget.Threshold{Name: "20", Used: 20, Spent: true}, budget.Threshold{Name: "40", Used: 40, Spent: true}),
 				budget.PerWindow(1000, time.Hour).Tell(budget.Threshold{Name: "30", Used: 30, Spent: true}, budget.Threshold{Name: "held", Used: 70}),
@@ -77,10 +77,11 @@ func TestSpent_ConcurrentCapturesReportOnce(t *testing.T) {
 					}
 				}
 			}
-			require.NoError(t, pgtest.InParallel(8, func(worker int) error {
-				for n := range 10 {
+			require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
+				for n := range each {
+					id := fmt.Sprint(level, " ", worker, "/", n)
 					err := retried(func(tx pgx.Tx) error {
-						_, err := f.book.Place(t.Context(), tx, holds.Request{ID: fmt.Sprint(worker, "/", n), TTL: time.Minute, Lines: lineOf("a", 3, limits...)})
+						_, err := f.book.Place(t.Context(), tx, holds.Request{ID: id, TTL: time.Minute, Lines: lineOf(scope, 3, limits...)})
 						return err
 					})
 					if err != nil {
@@ -91,7 +92,7 @@ func TestSpent_ConcurrentCapturesReportOnce(t *testing.T) {
 						over = holds.OverAllowed
 					}
 					err = retried(func(tx pgx.Tx) error {
-						all, err := f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{fmt.Sprint(worker, "/", n)}, Over: over, Lines: lineOf("a", covered, limits...)})
+						all, err := f.book.Capture(t.Context(), tx, holds.Capture{IDs: []string{id}, Over: over, Lines: lineOf(scope, covered, limits...)})
 						if err == nil && len(all[0].Crossed) > 0 && backs.Add(1)%2 == 1 {
 							return errBack // half of the captures that report
 						}
@@ -103,17 +104,17 @@ func TestSpent_ConcurrentCapturesReportOnce(t *testing.T) {
 				}
 				return nil
 			}))
-			used, held := f.usage("a")
-			require.EqualValues(t, []int64{80, 0}, []int64{used, held})
-			rows, err := f.pool.Query(t.Context(), `select format('%s %s %s', t.name, t.used, l.spent) from reports t join metered.ledger l using (scope, seq) where t.name <> 'held' order by t.n`)
+			used, held := f.usage(scope)
+			require.EqualValues(t, []int64{int64(workers * each), 0}, []int64{used, held})
+			rows, err := f.pool.Query(t.Context(), `select format('%s %s %s', t.name, t.used, l.spent) from reports t join metered.ledger l using (scope, seq) where t.name <> 'held' and scope = $1 order by t.n`, scope)
 			require.NoError(t, err)
 			all, err := pgx.CollectRows(rows, pgx.RowTo[string])
 			require.NoError(t, err)
 			require.Equal(t, []string{"20 20 20", "30 30 30", "40 40 40"}, all)
 			require.Positive(t, backs.Load())
-			f.verify()
 		})
 	}
+	f.verify()
 }
 
 // A capture that reaches no threshold does not count usage. A charge does where held units reach it: they are in its bound.

@@ -199,18 +199,18 @@ func TestCapture_OverEvenlyTakesTheSameOfEqualLines(t *testing.T) {
 func TestPlace_UpToByConcurrentCallersHoldsEachUnitOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
+	f := setUp(t, holds.Config{})
 	for _, iso := range isolations {
 		t.Run(string(iso), func(t *testing.T) {
-			t.Parallel()
-			const org = 77
-			f := setUp(t, holds.Config{})
+			const limit = 77
+			org := "org " + string(iso)
 			var units atomic.Int64
 			retry := &retrier{pool: f.pool}
 			require.NoError(t, pgtest.InParallel(5, func(worker int) error {
 				for n := 0; ; n++ {
-					r := holds.Request{UpTo: true, TTL: time.Minute, Lines: []holds.Line{capacity(fmt.Sprint("user", worker%2), 6, org), capacity("org", 6, org)}}
+					r := holds.Request{UpTo: true, TTL: time.Minute, Lines: []holds.Line{capacity(fmt.Sprint(iso, worker%2), 6, limit), capacity(org, 6, limit)}}
 					if n%2 == 0 {
-						r.ID = fmt.Sprintf("%d/%d", worker, n)
+						r.ID = fmt.Sprintf("%s %d/%d", iso, worker, n)
 					}
 					var h holds.Hold
 					err := retry.run(t.Context(), iso, func(tx pgx.Tx) (err error) {
@@ -232,12 +232,12 @@ func TestPlace_UpToByConcurrentCallersHoldsEachUnitOnce(t *testing.T) {
 					units.Add(h.Lines[0].Open)
 				}
 			}))
-			require.EqualValues(t, org, units.Load())
-			_, held := f.usage("org")
-			require.EqualValues(t, org, held)
-			f.verify()
+			require.EqualValues(t, limit, units.Load())
+			_, held := f.usage(org)
+			require.EqualValues(t, limit, held)
 		})
 	}
+	f.verify()
 }
 
 // A role that calls place itself makes no hold of it that no caller could.
