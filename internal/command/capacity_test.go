@@ -74,32 +74,35 @@ var ways = map[string]func(ctx context.Context, pool *pgxpool.Pool, c *metered.C
 // A capacity that is lowered while a call waits for the scope counts: nobody is let in by the one before.
 func TestCapacity_LoweredWhileACallWaitsForTheLockIsTheOneThatCounts(t *testing.T) {
 	t.Parallel()
+	pool, c := setUp(t, metered.Config{EarlyLook: true})
+	ctx := t.Context()
+	hall(t, pool, 0)
+	taken := 0
 	for name, take := range ways {
 		for _, level := range isolationLevels {
 			t.Run(name+", "+string(level), func(t *testing.T) {
-				t.Parallel()
-				pool, c := setUp(t, metered.Config{EarlyLook: true})
-				ctx := t.Context()
-				hall(t, pool, 4)
-				for i := range 3 {
-					require.NoError(t, take(ctx, pool, c, fmt.Sprint("op", i), level))
+				take := func(id string) error { return take(ctx, pool, c, t.Name()+id, level) }
+				set := func(seats int) {
+					_, err := pool.Exec(ctx, `update halls set seats = $1`, seats)
+					require.NoError(t, err)
 				}
+				set(taken + 2)
+				require.NoError(t, take("first"))
+				taken++
 				unlock := lockScope(t, pool, c, "hall")
-				answered := make(chan error, 1)
-				go func() { answered <- take(ctx, pool, c, "late", level) }()
+				late := pgtest.Going(func() error { return take("late") })
 				pgtest.WaitAdvisory(t, pool, 1)
-				_, err := pool.Exec(ctx, `update halls set seats = 3`)
-				require.NoError(t, err)
+				set(taken)
 				unlock()
 				var exceeded *budget.ExceededError
-				require.ErrorAs(t, <-answered, &exceeded)
-				require.EqualValues(t, 3, exceeded.Refusals[0].Limit.Max)
+				require.ErrorAs(t, <-late, &exceeded)
+				require.EqualValues(t, taken, exceeded.Refusals[0].Limit.Max)
 				require.Equal(t, "seats", exceeded.Refusals[0].Limit.Name)
 
-				_, err = pool.Exec(ctx, `update halls set seats = 4`)
-				require.NoError(t, err)
-				require.NoError(t, take(ctx, pool, c, "raised", level), "the early look leaves the limit out")
-				require.ErrorIs(t, take(ctx, pool, c, "full", level), budget.ErrExceeded)
+				set(taken + 1)
+				require.NoError(t, take("raised"), "the early look leaves the limit out")
+				taken++
+				require.ErrorIs(t, take("full"), budget.ErrExceeded)
 			})
 		}
 	}
@@ -108,15 +111,14 @@ func TestCapacity_LoweredWhileACallWaitsForTheLockIsTheOneThatCounts(t *testing.
 // Under load, with a capacity that moves, never more is taken than it allows at the time.
 func TestCapacity_ThatMovesIsNeverPassed(t *testing.T) {
 	t.Parallel()
+	const callers = 6
+	pool, c := setUp(t, metered.Config{MaxAttempts: 100}, pgtest.Options{MaxConns: callers + 1})
+	ctx := t.Context()
+	hall(t, pool, 0)
+	var taken atomic.Int64
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			pool, c := setUp(t, metered.Config{MaxAttempts: 100}, pgtest.Options{MaxConns: 12})
-			ctx := t.Context()
-			hall(t, pool, 0)
-			const rounds, callers = 8, 6
-			var taken atomic.Int64
-			for round := range int64(rounds) {
+			for round := range pgtest.Size(4, 8) {
 				// Raised by five and, while callers come, lowered to two more than are taken.
 				_, err := pool.Exec(ctx, `update halls set seats = $1`, taken.Load()+5)
 				require.NoError(t, err)
@@ -136,7 +138,7 @@ func TestCapacity_ThatMovesIsNeverPassed(t *testing.T) {
 						}
 						return
 					}
-					switch err := ways["Command.Charges"](ctx, pool, c, fmt.Sprint(round, "/", i), level); metered.Code(err) {
+					switch err := ways["Command.Charges"](ctx, pool, c, fmt.Sprint(level, round, "/", i), level); metered.Code(err) {
 					case "":
 						require.NoError(t, err)
 						taken.Add(1)

@@ -123,17 +123,16 @@ func TestDo_AFaultAtAnyFlushIsAllOrNothing(t *testing.T) {
 // committed: an error, and the end of the backend.
 func TestDo_AFailureInsideTheServerLeavesNothing(t *testing.T) {
 	t.Parallel()
+	pool, _ := setUp(t, metered.Config{})
+	c := newClient(t, pool, metered.Config{ResolveTimeout: 50 * time.Millisecond})
 	for _, when := range []string{"before", "after", "deferred"} {
 		for _, what := range []string{"raise 'no'", "perform pg_terminate_backend(pg_backend_pid())"} {
 			t.Run(when+" "+what, func(t *testing.T) {
-				t.Parallel()
-				pool, _ := setUp(t, metered.Config{})
-				c := newClient(t, pool, metered.Config{ResolveTimeout: 200 * time.Millisecond})
-				_, err := pool.Exec(t.Context(), `create function fault() returns trigger language plpgsql as
+				_, err := pool.Exec(t.Context(), `create or replace function fault() returns trigger language plpgsql as
 					$$ begin `+what+`; return new; end $$`)
 				require.NoError(t, err)
 				for _, table := range []string{"uploads", "metered.tokens", "river_job", "metered.job_keys", "metered.ledger", "metered.operations"} {
-					cmd := whole(t, pool, c, table)
+					cmd := whole(t, pool, c, when+what+table)
 					trigger := `create trigger fault ` + when + ` insert or update on ` + table + ` for each row execute function fault()`
 					if when == "deferred" {
 						trigger = `create constraint trigger fault after insert or update on ` + table +
@@ -141,7 +140,7 @@ func TestDo_AFailureInsideTheServerLeavesNothing(t *testing.T) {
 					}
 					_, err := pool.Exec(t.Context(), trigger)
 					require.NoError(t, err)
-					_, err = metered.Do(t.Context(), c, cmd, wholeFunc(table, nil))
+					_, err = metered.Do(t.Context(), c, cmd, wholeFunc(cmd.ID, nil))
 					require.Error(t, err)
 					if what == "raise 'no'" {
 						require.ErrorContains(t, err, "P0001", table)
@@ -151,8 +150,8 @@ func TestDo_AFailureInsideTheServerLeavesNothing(t *testing.T) {
 					require.Equal(t, nothing, footprintOf(t, pool, cmd), table)
 					_, err = pool.Exec(t.Context(), `drop trigger fault on `+table)
 					require.NoError(t, err)
-					pgtest.RequireUsable(t, c, table)
-					_, err = metered.Do(t.Context(), c, cmd, wholeFunc(table, nil))
+					pgtest.RequireUsable(t, c, cmd.ID)
+					_, err = metered.Do(t.Context(), c, cmd, wholeFunc(cmd.ID, nil))
 					require.NoError(t, err)
 					require.Equal(t, everything, footprintOf(t, pool, cmd), table)
 				}

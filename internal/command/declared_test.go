@@ -190,17 +190,17 @@ func TestCommand_DeclaredHoldsDoNotKeepAReplayFromItsAnswer(t *testing.T) {
 // Declared holds are placed with all the rest or not at all, and a limit is never passed.
 func TestCommand_DeclaredHoldsNeverPassTheirLimit(t *testing.T) {
 	t.Parallel()
+	const callers, each, stock = 6, 5, 10
+	pool, c := setUp(t, metered.Config{MaxAttempts: 100}, pgtest.Options{MaxConns: callers})
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			pool, c := setUp(t, metered.Config{MaxAttempts: 100}, pgtest.Options{MaxConns: 12})
-			const callers, each, stock = 10, 6, 20
+			id := func(is ...any) string { return string(level) + fmt.Sprint(is...) }
 			var placed atomic.Int64
 			atOnce(callers, func(i int) {
 				for j := range each {
 					cmd := metered.Command{
-						ID: fmt.Sprint(i, "/", j), Isolation: level, Charges: []budget.Charge{charge(fmt.Sprint("fee", i), 1, 100)},
-						Holds: []holds.Request{{TTL: time.Hour, Lines: []holds.Line{room("stock", 1, stock), room(fmt.Sprint("own", i), 1, 100)}}},
+						ID: id(i, "/", j), Isolation: level, Charges: []budget.Charge{charge(id("fee", i), 1, 100)},
+						Holds: []holds.Request{{TTL: time.Hour, Lines: []holds.Line{room(id(), 1, stock), room(id("own", i), 1, 100)}}},
 					}
 					switch _, err := metered.Do(t.Context(), c, cmd, placedIDs); metered.Code(err) {
 					case "budget_exceeded":
@@ -213,9 +213,9 @@ func TestCommand_DeclaredHoldsNeverPassTheirLimit(t *testing.T) {
 				}
 			})
 			require.EqualValues(t, stock, placed.Load())
-			require.EqualValues(t, stock, pgtest.Value[int64](t, pool, "select held from metered.ledger where scope = 'stock' order by seq desc limit 1"))
-			require.EqualValues(t, stock, pgtest.Value[int64](t, pool, "select sum(amount) from metered.ledger where scope like 'fee%'"))
-			require.Equal(t, stock, count(t, pool, "metered.holds"))
+			require.EqualValues(t, stock, pgtest.Value[int64](t, pool, "select held from metered.ledger where scope = '"+id()+"' order by seq desc limit 1"))
+			require.EqualValues(t, stock, pgtest.Value[int64](t, pool, "select sum(amount) from metered.ledger where scope like '"+id("fee")+"%'"))
+			require.Equal(t, stock, count(t, pool, "metered.hold_lines where scope = '"+id()+"'"))
 		})
 	}
 }

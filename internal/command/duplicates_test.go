@@ -18,18 +18,17 @@ import (
 func TestDo_ConcurrentDuplicatesRunOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
+	const callers = 12
+	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute, MaxAttempts: 100}, pgtest.Options{MaxConns: callers})
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			const callers = 32
-			pool, c := setUp(t, metered.Config{LockTimeout: time.Minute, MaxAttempts: 100}, pgtest.Options{MaxConns: callers})
-			cmd := whole(t, pool, c, "op")
+			cmd := whole(t, pool, c, string(level))
 			cmd.Isolation = level
 			var outs [callers]metered.Outcome[uploaded]
 			var errs [callers]error
 			var first atomic.Int64
 			atOnce(callers, func(i int) {
-				outs[i], errs[i] = metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
+				outs[i], errs[i] = metered.Do(t.Context(), c, cmd, wholeFunc(cmd.ID, nil))
 				if !outs[i].Replayed {
 					first.Add(1)
 				}
@@ -71,13 +70,12 @@ func TestDo_AnOldSnapshotDoesNotHideARecord(t *testing.T) {
 
 func TestDo_DuplicatesOfAFailingCommandEachTryInTurn(t *testing.T) {
 	t.Parallel()
+	const callers = 8
+	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute, MaxAttempts: 100}, pgtest.Options{MaxConns: callers})
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			pool, c := setUp(t, metered.Config{LockTimeout: time.Minute, MaxAttempts: 100})
-			cmd := whole(t, pool, c, "op")
+			cmd := whole(t, pool, c, string(level))
 			cmd.Isolation = level
-			const callers = 12
 			var running, failed, ran atomic.Int64
 			atOnce(callers, func(int) {
 				_, err := metered.Do(t.Context(), c, cmd, func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
@@ -86,11 +84,11 @@ func TestDo_DuplicatesOfAFailingCommandEachTryInTurn(t *testing.T) {
 					}
 					defer running.Add(-1)
 					if ran.Add(1) <= 5 {
-						_, err := tx.Exec(ctx, "insert into uploads values ('op')")
+						_, err := tx.Exec(ctx, "insert into uploads values ($1)", cmd.ID)
 						require.NoError(t, err)
 						return uploaded{}, errOwn
 					}
-					return wholeFunc("op", nil)(ctx, tx)
+					return wholeFunc(cmd.ID, nil)(ctx, tx)
 				})
 				if err != nil {
 					failed.Add(1)
@@ -104,21 +102,20 @@ func TestDo_DuplicatesOfAFailingCommandEachTryInTurn(t *testing.T) {
 
 func TestDo_ADuplicateWaitsNoLongerThanTheLockTimeout(t *testing.T) {
 	t.Parallel()
+	_, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			_, c := setUp(t, metered.Config{LockTimeout: 50 * time.Millisecond})
 			ctx := t.Context()
-			cmd := metered.Command{ID: "op", Isolation: level}
+			cmd := metered.Command{ID: string(level), Isolation: level}
 			_, err := metered.Do(ctx, c, cmd, func(inside context.Context, tx *metered.Tx) (uploaded, error) {
 				_, err := metered.Do(ctx, c, cmd, mustNotRun(t))
 				require.ErrorIs(t, err, metered.ErrBusy)
 				require.Equal(t, "busy", metered.Code(err))
 				other := cmd
 				other.Tenant = "x"
-				_, err = metered.Do(ctx, c, other, upload("b")) // another operation does not wait
+				_, err = metered.Do(ctx, c, other, upload(cmd.ID+"b")) // another operation does not wait
 				require.NoError(t, err)
-				return upload("a")(inside, tx)
+				return upload(cmd.ID)(inside, tx)
 			})
 			require.NoError(t, err)
 		})
@@ -127,16 +124,16 @@ func TestDo_ADuplicateWaitsNoLongerThanTheLockTimeout(t *testing.T) {
 
 func TestDo_ManyCommandsOnOneScopeAddUp(t *testing.T) {
 	t.Parallel()
+	const callers, room = 16, 7
+	pool, c := setUp(t, metered.Config{MaxAttempts: 100}, pgtest.Options{MaxConns: callers / 2})
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			pool, c := setUp(t, metered.Config{MaxAttempts: 100})
-			const callers, room = 24, 10
+			s := string(level)
 			var admitted, refused atomic.Int64
 			atOnce(callers, func(i int) {
-				id := fmt.Sprint(i)
+				id := fmt.Sprint(s, i)
 				_, err := metered.Do(t.Context(), c, metered.Command{
-					ID: id, Isolation: level, Charges: []budget.Charge{charge("s", 3, 3*room), charge("t", 1, 0)},
+					ID: id, Isolation: level, Charges: []budget.Charge{charge(s, 3, 3*room), charge("t", 1, 0)},
 				}, upload(id))
 				switch {
 				case err == nil:
@@ -149,10 +146,10 @@ func TestDo_ManyCommandsOnOneScopeAddUp(t *testing.T) {
 			})
 			require.Equal(t, int64(room), admitted.Load())
 			require.Equal(t, int64(callers-room), refused.Load())
-			require.Equal(t, int64(3*room), used(t, pool, c, "s"))
-			require.Equal(t, int64(room), used(t, pool, c, "t"))
-			require.Equal(t, room, count(t, pool, "uploads"))
-			require.Equal(t, room, count(t, pool, "metered.operations"))
+			require.Equal(t, int64(3*room), used(t, pool, c, s))
+			require.Equal(t, room, count(t, pool, "uploads where name like '"+s+"%'"))
 		})
 	}
+	require.EqualValues(t, 3*room, used(t, pool, c, "t"))
+	require.Equal(t, 3*room, count(t, pool, "metered.operations"))
 }

@@ -208,11 +208,12 @@ func TestDo_AnUnknownOutcomeOfEarlyReleaseIsResolved(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	failed := string(pgtest.ErrorResponse("ERROR", otherErrorCode, "no"))
-	for what, test := range map[string]struct {
+	type faulty struct {
 		fault    func(f *pgtest.Flush)
 		runs     int64 // of the function
 		replayed bool
-	}{
+	}
+	faults := map[string]faulty{
 		"the answer is lost":                   {(*pgtest.Flush).LoseAnswer, 1, true},
 		"the flush is lost":                    {(*pgtest.Flush).Lose, 2, false},
 		"FATAL instead of an answer":           {func(f *pgtest.Flush) { f.AnswerWith(pgtest.ErrorResponse("FATAL", "57P01", "terminating")) }, 1, true},
@@ -227,21 +228,22 @@ func TestDo_AnUnknownOutcomeOfEarlyReleaseIsResolved(t *testing.T) {
 			}
 		}, 1, true},
 		"nothing is wrong": {func(*pgtest.Flush) {}, 1, false},
-	} {
-		for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
+	}
+	for _, mode := range []pgx.QueryExecMode{pgx.QueryExecModeCacheStatement, pgx.QueryExecModeSimpleProtocol} {
+		owner, w, c, _ := onWire(t, metered.Config{}, func(config *pgxpool.Config) {
+			config.ConnConfig.DefaultQueryExecMode = mode
+		})
+		for what, test := range faults {
 			t.Run(what+", "+mode.String(), func(t *testing.T) {
-				t.Parallel()
-				owner, w, c, cmd := onWire(t, metered.Config{}, func(config *pgxpool.Config) {
-					config.ConnConfig.DefaultQueryExecMode = mode
-				})
+				cmd := whole(t, owner, c, t.Name())
 				cmd.EarlyRelease = true
 				last := false
 				w.Once((*pgtest.Flush).Last, func(f *pgtest.Flush) { last = true; test.fault(f) })
 				var runs atomic.Int64
-				out, err := metered.Do(t.Context(), c, cmd, pgtest.Counting(&runs))
+				out, err := metered.Do(t.Context(), c, cmd, pgtest.Counting(cmd.ID, &runs))
 				require.NoError(t, err)
 				require.True(t, last)
-				require.Equal(t, "op", out.Result.Name)
+				require.Equal(t, cmd.ID, out.Result.Name)
 				require.Equal(t, test.replayed, out.Replayed)
 				require.Len(t, out.Receipt.Entries, 3)
 				require.Equal(t, test.runs, runs.Load())
@@ -268,7 +270,7 @@ func TestDo_EarlyReleaseTakenBackByACrashRunsAgain(t *testing.T) {
 		}
 	})
 	var runs atomic.Int64
-	out, err := metered.Do(t.Context(), c, cmd, pgtest.Counting(&runs))
+	out, err := metered.Do(t.Context(), c, cmd, pgtest.Counting(cmd.ID, &runs))
 	require.NoError(t, err)
 	require.False(t, out.Replayed)
 	require.Equal(t, int64(2), runs.Load())
@@ -279,6 +281,9 @@ func TestDo_EarlyReleaseTakenBackByACrashRunsAgain(t *testing.T) {
 // The end of a replay meets something: it is answered by another replay.
 func TestDo_AReplayThatMayNotLastIsRepeated(t *testing.T) {
 	t.Parallel()
+	owner, _ := setUp(t, metered.Config{})
+	pool, w := pgtest.Tap(t, owner, nil)
+	c, hurried := newClient(t, pool, metered.Config{}), newClient(t, pool, metered.Config{ResolveTimeout: 100 * time.Millisecond})
 	for what, fault := range map[string]func(f *pgtest.Flush){
 		"the flush is lost":  (*pgtest.Flush).Lose,
 		"the answer is lost": (*pgtest.Flush).LoseAnswer,
@@ -287,12 +292,8 @@ func TestDo_AReplayThatMayNotLastIsRepeated(t *testing.T) {
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
-			t.Parallel()
-			owner, _ := setUp(t, metered.Config{})
-			pool, w := pgtest.Tap(t, owner, nil)
-			c, hurried := newClient(t, pool, metered.Config{}), newClient(t, pool, metered.Config{ResolveTimeout: 100 * time.Millisecond})
-			cmd := whole(t, owner, c, "op")
-			_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", nil))
+			cmd := whole(t, owner, c, what)
+			_, err := metered.Do(t.Context(), c, cmd, wholeFunc(what, nil))
 			require.NoError(t, err)
 			settling := func(f *pgtest.Flush) bool { return f.Has("rollback") && f.Has("pg_logical_emit_message") }
 			w.Once(settling, fault)
@@ -303,6 +304,7 @@ func TestDo_AReplayThatMayNotLastIsRepeated(t *testing.T) {
 			w.Once(settling, func(f *pgtest.Flush) { w.Refuse(true); f.LoseAnswer() })
 			_, err = metered.Do(t.Context(), hurried, cmd, mustNotRun(t))
 			require.ErrorIs(t, err, metered.ErrIndefinite)
+			w.Refuse(false)
 		})
 	}
 }
@@ -318,7 +320,7 @@ func TestDo_APositionThatIsLostIsAskedForAgain(t *testing.T) {
 		lose := func(f *pgtest.Flush) { stopAfter(f, commitTag, "", false) }
 		w.Once((*pgtest.Flush).Last, lose)
 		var runs atomic.Int64
-		out, err := metered.Do(t.Context(), c, cmd, pgtest.Counting(&runs))
+		out, err := metered.Do(t.Context(), c, cmd, pgtest.Counting(cmd.ID, &runs))
 		require.NoError(t, err)
 		require.Equal(t, early, out.Replayed)
 		require.Positive(t, out.LSN)

@@ -53,19 +53,20 @@ func deposit(t *testing.T, pool interface {
 // is made before the charge, nor a conflict.
 func TestDo_TransfersInBothDirectionsLoseNothing(t *testing.T) {
 	t.Parallel()
+	const callers = 6
+	each := pgtest.Size(6, 12)
+	pool, _ := setUp(t, metered.Config{}, pgtest.Options{MaxConns: callers})
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			cfg := metered.Config{MaxAttempts: 100, LockTimeout: time.Minute}
+			cfg := metered.Config{MaxAttempts: 100}
 			if level == pgx.ReadCommitted {
 				cfg.MaxAttempts = 1
 			}
-			pool, c := setUp(t, cfg)
-			accounts := []string{"ann", "ben", "cyd"}
+			c := newClient(t, pool, cfg)
+			accounts := []string{"ann, " + string(level), "ben, " + string(level), "cyd, " + string(level)}
 			for _, account := range accounts {
 				deposit(t, pool, c, account, 20)
 			}
-			const callers, each = 8, 12
 			moved := make([]map[string]int64, callers)
 			atOnce(callers, func(caller int) {
 				moved[caller] = map[string]int64{}
@@ -75,7 +76,7 @@ func TestDo_TransfersInBothDirectionsLoseNothing(t *testing.T) {
 						to = accounts[(caller+i+1)%3]
 					}
 					amount := int64(1 + (caller+i)%7)
-					switch err := transfer(t.Context(), c, fmt.Sprint(caller, "/", i), from, to, amount, level); metered.Code(err) {
+					switch err := transfer(t.Context(), c, fmt.Sprint(level, caller, "/", i), from, to, amount, level); metered.Code(err) {
 					case "budget_exceeded":
 					case "":
 						if err != nil {

@@ -46,6 +46,7 @@ func TestDo_AnUnknownOutcomeIsResolved(t *testing.T) {
 			f.Close()
 		}
 	}
+	owner, w, c, _ := onWire(t, metered.Config{}, nil)
 	n := 0 // the level of isolation that is next in turn
 	for what, test := range map[string]struct {
 		fault    func(f *pgtest.Flush)
@@ -74,14 +75,13 @@ func TestDo_AnUnknownOutcomeIsResolved(t *testing.T) {
 	} {
 		for _, level := range pgtest.Size(isolationLevels[n:n+1], isolationLevels) {
 			t.Run(what+", "+string(level), func(t *testing.T) {
-				t.Parallel()
-				owner, w, c, cmd := onWire(t, metered.Config{}, nil)
+				cmd := whole(t, owner, c, t.Name())
 				cmd.Isolation = level
 				w.Once((*pgtest.Flush).Last, test.fault)
 				var runs atomic.Int64
-				out, err := metered.Do(t.Context(), c, cmd, pgtest.Counting(&runs))
+				out, err := metered.Do(t.Context(), c, cmd, pgtest.Counting(cmd.ID, &runs))
 				require.NoError(t, err)
-				require.Equal(t, "op", out.Result.Name)
+				require.Equal(t, cmd.ID, out.Result.Name)
 				require.Equal(t, test.replayed, out.Replayed)
 				require.Len(t, out.Receipt.Entries, 3)
 				require.Equal(t, test.runs, runs.Load())
@@ -94,11 +94,11 @@ func TestDo_AnUnknownOutcomeIsResolved(t *testing.T) {
 
 func TestDo_AnOutcomeThatStaysUnknownIsIndefinite(t *testing.T) {
 	t.Parallel()
+	owner, w, c, _ := onWire(t, metered.Config{ResolveTimeout: 100 * time.Millisecond}, nil)
 	for what, committed := range map[string]bool{"committed": true, "not committed": false} {
 		for _, by := range []string{"deadline", "timeout", "cancel"} {
 			t.Run(what+", "+by, func(t *testing.T) {
-				t.Parallel()
-				owner, w, c, cmd := onWire(t, metered.Config{ResolveTimeout: 100 * time.Millisecond}, nil)
+				cmd := whole(t, owner, c, t.Name())
 				cmd.Tenant = "ns"
 				ctx, cancel := context.WithCancel(t.Context())
 				defer cancel()
@@ -117,21 +117,21 @@ func TestDo_AnOutcomeThatStaysUnknownIsIndefinite(t *testing.T) {
 					}
 				})
 				var runs atomic.Int64
-				_, err := metered.Do(ctx, c, cmd, pgtest.Counting(&runs))
+				_, err := metered.Do(ctx, c, cmd, pgtest.Counting(cmd.ID, &runs))
 				var indefinite *metered.IndefiniteError
 				require.ErrorAs(t, err, &indefinite)
 				require.ErrorIs(t, err, metered.ErrIndefinite)
 				require.Equal(t, "ns", indefinite.Tenant)
-				require.Equal(t, "op", indefinite.ID)
+				require.Equal(t, cmd.ID, indefinite.ID)
 				require.Equal(t, "indefinite", metered.Code(err))
 				require.Equal(t, int64(1), runs.Load())
 
 				w.Refuse(false)
 				pgtest.WaitSettled(t, owner)
-				out, err := metered.Do(t.Context(), c, cmd, pgtest.Counting(&runs))
+				out, err := metered.Do(t.Context(), c, cmd, pgtest.Counting(cmd.ID, &runs))
 				require.NoError(t, err)
 				require.Equal(t, committed, out.Replayed)
-				require.Equal(t, "op", out.Result.Name)
+				require.Equal(t, cmd.ID, out.Result.Name)
 				require.Equal(t, everything, footprintOf(t, owner, cmd))
 			})
 		}
@@ -203,14 +203,14 @@ func TestDo_AConstraintThatFailsAtCommitIsDefinite(t *testing.T) {
 	require.NoError(t, err)
 	w.Each(nil)
 	var runs atomic.Int64
-	_, err = metered.Do(t.Context(), c, cmd, pgtest.Counting(&runs))
+	_, err = metered.Do(t.Context(), c, cmd, pgtest.Counting(cmd.ID, &runs))
 	require.ErrorContains(t, err, "23503")
 	require.NotErrorIs(t, err, metered.ErrIndefinite)
 	require.Equal(t, int64(1), runs.Load())
 	require.Equal(t, nothing, footprintOf(t, owner, cmd))
 	_, err = owner.Exec(t.Context(), `insert into owners values ('op')`)
 	require.NoError(t, err)
-	_, err = metered.Do(t.Context(), c, cmd, pgtest.Counting(&runs))
+	_, err = metered.Do(t.Context(), c, cmd, pgtest.Counting(cmd.ID, &runs))
 	require.NoError(t, err)
 }
 
@@ -259,7 +259,7 @@ func TestDo_ABackendKilledDuringCommitIsResolved(t *testing.T) {
 	var runs atomic.Int64
 	done := make(chan error, 1)
 	go func() {
-		_, err := metered.Do(ctx, c, cmd, pgtest.Counting(&runs))
+		_, err := metered.Do(ctx, c, cmd, pgtest.Counting(cmd.ID, &runs))
 		done <- err
 	}()
 	for range 2 { // the repetition is killed as well

@@ -21,7 +21,8 @@ import (
 // A pool destroys connections that come back in a failed transaction.
 func TestDo_AFloodOfRefusalsKeepsItsConnections(t *testing.T) {
 	t.Parallel()
-	const callers, each = 8, 260
+	const callers = 4
+	each := pgtest.Size(70, 260)
 	var heard atomic.Int64
 	pool, c := setUp(t, metered.Config{OnRefusal: func(context.Context, metered.Refusal) { heard.Add(1) }},
 		pgtest.Options{MaxConns: callers})

@@ -49,18 +49,17 @@ func TestRunTx_ALoserGetsTheRefusalThatItIs(t *testing.T) {
 func TestRunTx_ConcurrentTransactionsEndExactly(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
+	pool, c := setUp(t, metered.Config{MaxAttempts: 100}, pgtest.Options{MaxConns: 8})
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			pool, c := setUp(t, metered.Config{MaxAttempts: 100}, pgtest.Options{MaxConns: 8})
 			var made, refused atomic.Int64
 			atOnce(8, func(i int) {
 				for range 6 {
 					err := c.RunTx(t.Context(), pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
-						if _, err := tx.Exec(ctx, "insert into uploads select $1 || count(*) from uploads", fmt.Sprint(i)); err != nil {
+						if _, err := tx.Exec(ctx, "insert into uploads select $1 || count(*) from uploads", fmt.Sprint(level, i)); err != nil {
 							return err
 						}
-						_, err := c.Budget.Charge(ctx, tx, charge("stock", 1, 30))
+						_, err := c.Budget.Charge(ctx, tx, charge(string(level), 1, 30))
 						return err
 					})
 					switch metered.Code(err) {
@@ -79,8 +78,8 @@ func TestRunTx_ConcurrentTransactionsEndExactly(t *testing.T) {
 			})
 			require.EqualValues(t, 30, made.Load())
 			require.EqualValues(t, 18, refused.Load())
-			require.EqualValues(t, 30, used(t, pool, c, "stock"))
-			require.Equal(t, 30, count(t, pool, "uploads"))
+			require.EqualValues(t, 30, used(t, pool, c, string(level)))
+			require.Equal(t, 30, count(t, pool, "uploads where name like '"+string(level)+"%'"))
 		})
 	}
 }

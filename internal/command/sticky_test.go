@@ -142,16 +142,15 @@ func TestSticky_IsSharedByTheRetriesOfACall(t *testing.T) {
 func TestSticky_ConcurrentDuplicatesAreChargedIfTheyRan(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	for _, level := range isolationLevels {
+	const callers, fail = 8, 3
+	pool, c := setUp(t, metered.Config{LockTimeout: time.Minute, MaxAttempts: 100}, pgtest.Options{MaxConns: callers + 1})
+	for i, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			const callers, fail = 16, 5
-			pool, c := setUp(t, metered.Config{LockTimeout: time.Minute, MaxAttempts: 100}, pgtest.Options{MaxConns: callers + 1})
-			cmd := whole(t, pool, c, "op")
+			cmd := whole(t, pool, c, string(level))
 			cmd.Sticky, cmd.Isolation = tries, level
 			var runs, failed atomic.Int64
 			atOnce(callers, func(int) {
-				_, err := metered.Do(t.Context(), c, cmd, wholeFunc("op", func(step int) error {
+				_, err := metered.Do(t.Context(), c, cmd, wholeFunc(cmd.ID, func(step int) error {
 					if step == wholeSteps && runs.Add(1) <= fail {
 						return errOwn
 					}
@@ -164,7 +163,7 @@ func TestSticky_ConcurrentDuplicatesAreChargedIfTheyRan(t *testing.T) {
 			})
 			require.Equal(t, int64(fail), failed.Load())
 			require.Equal(t, everything, footprintOf(t, pool, cmd))
-			require.Equal(t, int64(fail+1), used(t, pool, c, "tries"))
+			require.EqualValues(t, (i+1)*(fail+1), used(t, pool, c, "tries"))
 		})
 	}
 }

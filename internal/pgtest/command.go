@@ -233,8 +233,8 @@ func OnWire(t testing.TB, cfg metered.Config, change func(*pgxpool.Config)) (*pg
 }
 
 // Counting counts the runs of the command's function.
-func Counting(runs *atomic.Int64) metered.Func[Uploaded] {
-	return WholeFunc("op", func(step int) error {
+func Counting(id string, runs *atomic.Int64) metered.Func[Uploaded] {
+	return WholeFunc(id, func(step int) error {
 		if step == 0 {
 			runs.Add(1)
 		}
