@@ -23,13 +23,12 @@ func seat(number, holder string) holds.Claim {
 // The hold of seat 21A is no answer to who asks for 22B under the same id, in any of the ways to ask.
 func TestCommand_TheSameIDForAnotherHoldIsAConflict(t *testing.T) {
 	t.Parallel()
+	_, c := setUp(t, metered.Config{})
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			_, c := setUp(t, metered.Config{})
 			ctx := t.Context()
 			first := metered.Command{
-				ID: "op", Isolation: level,
+				ID: string(level), Isolation: level,
 				Claims: []holds.Claim{seat("21A", "ann")},
 				Holds:  []holds.Request{{Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("power", 2, 9)}}},
 			}

@@ -35,16 +35,16 @@ func retireScopes(ctx context.Context, c *metered.Client, pool *pgxpool.Pool, sc
 // it is refused before its function runs.
 func TestDo_AScopeThatMustExistAndDoesNotRefusesTheCommand(t *testing.T) {
 	t.Parallel()
+	var refusals []error
+	pool, c := setUp(t, metered.Config{EarlyLook: true, OnRefusal: func(_ context.Context, d metered.Refusal) {
+		refusals = append(refusals, d.Err)
+		require.False(t, d.Sticky)
+	}})
+	createScopes(t, c, pool, "seat/1", "seat/2")
+	require.NoError(t, retireScopes(t.Context(), c, pool, "seat/2"))
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			var refusals []error
-			pool, c := setUp(t, metered.Config{EarlyLook: true, OnRefusal: func(_ context.Context, d metered.Refusal) {
-				refusals = append(refusals, d.Err)
-				require.False(t, d.Sticky)
-			}})
-			createScopes(t, c, pool, "seat/1", "seat/2")
-			require.NoError(t, retireScopes(t.Context(), c, pool, "seat/2"))
+			refusals = nil
 			one := func(scope string) budget.Charge { return budget.Charge{Scope: scope, Amount: 1, MustExist: true} }
 			line := func(scope string) []holds.Line { return []holds.Line{{Scope: scope, Amount: 1, MustExist: true}} }
 			refused := 0
@@ -89,25 +89,25 @@ func TestDo_AScopeThatMustExistAndDoesNotRefusesTheCommand(t *testing.T) {
 			for _, table := range []string{"uploads", "metered.ledger", "metered.operations", "metered.holds"} {
 				require.Zero(t, count(t, pool, table), table)
 			}
-			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1, Isolation: level, Charges: []budget.Charge{one("seat/1")}}, upload("x"))
-			require.NoError(t, err)
 		})
 	}
+	_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1, Charges: []budget.Charge{{Scope: "seat/1", Amount: 1, MustExist: true}}}, upload("x"))
+	require.NoError(t, err)
 }
 
 // A scope that is retired while the function runs is refused in the last flush.
 func TestDo_AScopeThatIsRetiredMeanwhileRefusesTheCommand(t *testing.T) {
 	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
 	for _, level := range isolationLevels {
 		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			pool, c := setUp(t, metered.Config{})
-			createScopes(t, c, pool, "a")
+			scope := string(level)
+			createScopes(t, c, pool, scope)
 			runs := 0
-			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1, Isolation: level, EarlyLook: true, Charges: []budget.Charge{{Scope: "a", Amount: 1, MustExist: true}}},
+			_, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1, Isolation: level, EarlyLook: true, Charges: []budget.Charge{{Scope: scope, Amount: 1, MustExist: true}}},
 				func(ctx context.Context, tx *metered.Tx) (uploaded, error) {
 					if runs++; runs == 1 {
-						if err := retireScopes(ctx, c, pool, "a"); err != nil {
+						if err := retireScopes(ctx, c, pool, scope); err != nil {
 							return uploaded{}, err
 						}
 					}
@@ -124,16 +124,15 @@ func TestDo_AScopeThatIsRetiredMeanwhileRefusesTheCommand(t *testing.T) {
 // An early look whose snapshot is older than the scope is no refusal.
 func TestDoTx_AScopeThatWasCreatedSinceTheSnapshotIsTriedAgain(t *testing.T) {
 	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
 	for _, level := range isolationLevels[1:] {
 		t.Run(string(level), func(t *testing.T) {
-			t.Parallel()
-			pool, c := setUp(t, metered.Config{})
 			tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
 			require.NoError(t, err)
 			defer tx.Rollback(context.Background())
 			require.Zero(t, pgtest.Value[int](t, tx, `select count(*) from metered.ledger`))
-			createScopes(t, c, pool, "a")
-			_, err = metered.DoTx(t.Context(), c, tx, metered.Command{ID: "op", Input: 1, EarlyLook: true, Charges: []budget.Charge{{Scope: "a", Amount: 1, MustExist: true}}}, mustNotRun(t))
+			createScopes(t, c, pool, string(level))
+			_, err = metered.DoTx(t.Context(), c, tx, metered.Command{ID: "op", Input: 1, EarlyLook: true, Charges: []budget.Charge{{Scope: string(level), Amount: 1, MustExist: true}}}, mustNotRun(t))
 			require.NotErrorIs(t, err, budget.ErrScopeUnknown)
 			require.True(t, metered.Retryable(err), "%v", err)
 		})
