@@ -87,8 +87,9 @@ func TestMove_ServersDieAtEachCommit(t *testing.T) {
 	t.Parallel()
 	var servers []*pgserver.Server
 	var pools []*pgxpool.Pool
-	for range 2 {
+	for i := range 2 {
 		server, pool := pgtest.Start(t, pgserver.Options{Durable: true, Settings: map[string]string{"fsync": "off"}}) // servers crash, the machine does not
+		require.NoError(t, makeCell(t.Context(), pool, i, false))
 		servers, pools = append(servers, server), append(pools, pool)
 	}
 	w := newWorld(t, 2, pools...)

@@ -3,7 +3,6 @@ package cells_test
 import (
 	"context"
 	"fmt"
-	"sync"
 	"testing"
 	"time"
 
@@ -26,35 +25,42 @@ type world struct {
 	rivers  []*river.Client[pgx.Tx] // or none
 }
 
-// newWorld makes n cells on the databases, in turn.
+// three are the schemas of three cells, with River's tables.
+var three = &pgtest.Template{Fill: func(ctx context.Context, pool *pgxpool.Pool) error {
+	for i := range 3 {
+		if err := makeCell(ctx, pool, i, true); err != nil {
+			return err
+		}
+	}
+	return nil
+}}
+
+func cellSchema(i int) string { return fmt.Sprint("cell_", i) }
+
+func makeCell(ctx context.Context, pool *pgxpool.Pool, i int, river bool) error {
+	schema := cellSchema(i)
+	_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{Schema: schema, River: river, RiverSchema: schema})
+	if err == nil {
+		_, err = pool.Exec(ctx, fmt.Sprintf(`create table %s.uploads (tenant text, name text primary key, size int, doubled int generated always as (size * 2) stored);
+			create table %[1]s.pages (upload text references %[1]s.uploads, page int, primary key (upload, page))`, schema))
+	}
+	return err
+}
+
+// newWorld has n cells on the databases, in turn.
 func newWorld(t testing.TB, n int, databases ...*pgxpool.Pool) *world {
 	t.Helper()
 	w := &world{TB: t, cfg: metered.Config{LockTimeout: time.Minute}}
-	var made sync.WaitGroup
 	for i := range n {
-		pool, schema := databases[i%len(databases)], fmt.Sprintf("cell_%d", i)
-		w.pools, w.schemas = append(w.pools, pool), append(w.schemas, schema)
-		made.Add(1)
-		go func() {
-			defer made.Done()
-			_, err := metered.Migrate(context.Background(), pool, metered.MigrateOptions{Schema: schema})
-			if err == nil {
-				_, err = pool.Exec(context.Background(), fmt.Sprintf(`create table %s.uploads (tenant text, name text primary key, size int, doubled int generated always as (size * 2) stored);
-					create table %[1]s.pages (upload text references %[1]s.uploads, page int, primary key (upload, page))`, schema))
-			}
-			if err != nil {
-				t.Error(err)
-			}
-		}()
+		w.pools, w.schemas = append(w.pools, databases[i%len(databases)]), append(w.schemas, cellSchema(i))
 	}
-	made.Wait()
 	require.NoError(t, w.router().SetUp(t.Context()))
 	return w
 }
 
 func database(t testing.TB) *pgxpool.Pool {
 	t.Helper()
-	return pgtest.OpenWith(t, pgtest.Options{Empty: true, MaxConns: 30})
+	return pgtest.OpenWith(t, pgtest.Options{Template: three, MaxConns: 30})
 }
 
 // router is one of a process of its own, on the pools or on others in their places.

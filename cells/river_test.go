@@ -33,11 +33,10 @@ type chore struct {
 
 func (chore) Kind() string { return "chore" }
 
-// withRiver gives each cell River's tables, and a client that only enqueues.
+// withRiver gives each cell a client of River that only enqueues.
 func (w *world) withRiver() *world {
 	w.Helper()
-	for i, pool := range w.pools {
-		pgtest.Migrate(w, pool, metered.MigrateOptions{Schema: w.schemas[i], River: true, RiverSchema: w.schemas[i]})
+	for i := range w.pools {
 		w.rivers = append(w.rivers, w.river(i, nil))
 	}
 	require.NoError(w, w.router().SetUp(w.Context()))

@@ -109,13 +109,7 @@ func (c *cluster) makeTemplate(ctx context.Context) error {
 	if err := c.exec(ctx, "create database %s template template0 encoding 'UTF8' lc_collate 'C' lc_ctype 'C'", making); err != nil {
 		return err
 	}
-	pool, err := pgxpool.New(ctx, pgserver.WithDatabase(c.server.ConnString(), making))
-	if err != nil {
-		return err
-	}
-	err = prepare(ctx, pool)
-	pool.Close()
-	if err != nil {
+	if err := fill(ctx, pgserver.WithDatabase(c.server.ConnString(), making), prepare); err != nil {
 		return err
 	}
 	return c.exec(ctx, "alter database %s rename to %s", making, c.template)
@@ -160,17 +154,26 @@ func (c *cluster) dropLeftOvers(ctx context.Context) error {
 }
 
 func (c *cluster) createDatabase(ctx context.Context, empty bool) (name string, err error) {
-	name = fmt.Sprintf("%s%s_%d", testPrefix, c.run, c.nextTest.Add(1))
-	if empty {
-		return name, c.exec(ctx, "create database %s template template0 encoding 'UTF8' lc_collate 'C' lc_ctype 'C'", name)
+	if !empty {
+		return c.copyDatabase(ctx, c.template)
 	}
+	name = c.nextName()
+	return name, c.exec(ctx, "create database %s template template0 encoding 'UTF8' lc_collate 'C' lc_ctype 'C'", name)
+}
+
+func (c *cluster) nextName() string {
+	return fmt.Sprintf("%s%s_%d", testPrefix, c.run, c.nextTest.Add(1))
+}
+
+func (c *cluster) copyDatabase(ctx context.Context, template string) (name string, err error) {
+	name = c.nextName()
 	clone := "create database %s template %s"
 	// On a throwaway server copying files is cheaper than logging each page of the copy, which is the default and
 	// better where files are synced to disk.
 	if c.server.Owned() && c.server.Version() >= 150000 {
 		clone += " strategy file_copy"
 	}
-	return name, c.exec(ctx, clone, name, c.template)
+	return name, c.exec(ctx, clone, name, template)
 }
 
 func (c *cluster) dropDatabase(ctx context.Context, name string) error {

@@ -33,6 +33,9 @@ type Options struct {
 	// Empty gives a database without the schema, for tests of migrations. Defaults to false.
 	Empty bool
 
+	// Template gives a copy of that instead. Defaults to the schema and River's tables.
+	Template *Template
+
 	// MaxConns is the size of the pool. Defaults to 16.
 	MaxConns int32
 
@@ -55,7 +58,7 @@ func OpenWith(t testing.TB, opts Options) *pgxpool.Pool {
 	ctx, cancel := context.WithTimeout(context.Background(), openTimeout)
 	defer cancel()
 
-	connString, drop, err := database(ctx, opts.Empty)
+	connString, drop, err := database(ctx, opts)
 	if err != nil {
 		t.Fatalf("pgtest: %v", err)
 	}
@@ -87,15 +90,24 @@ func OpenWith(t testing.TB, opts Options) *pgxpool.Pool {
 	return pool
 }
 
-func database(ctx context.Context, empty bool) (connString string, drop func(context.Context) error, err error) {
+func database(ctx context.Context, opts Options) (connString string, drop func(context.Context) error, err error) {
 	if node := os.Getenv(CitusEnv); node != "" {
-		return citusDatabase(ctx, node, empty)
+		connString, drop, err = citusDatabase(ctx, node, opts.Empty || opts.Template != nil)
+		if err == nil && opts.Template != nil {
+			err = fill(ctx, connString, opts.Template.Fill)
+		}
+		return connString, drop, err
 	}
 	c, err := shared()
 	if err != nil {
 		return "", nil, err
 	}
-	name, err := c.createDatabase(ctx, empty)
+	var name string
+	if opts.Template == nil {
+		name, err = c.createDatabase(ctx, opts.Empty)
+	} else if name, err = opts.Template.in(ctx, c); err == nil {
+		name, err = c.copyDatabase(ctx, name)
+	}
 	return pgserver.WithDatabase(c.server.ConnString(), name), func(ctx context.Context) error { return c.dropDatabase(ctx, name) }, err
 }
 

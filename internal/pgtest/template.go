@@ -6,12 +6,14 @@ import (
 	"encoding/hex"
 	"fmt"
 	"os"
+	"sync"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 	"github.com/riverqueue/river/rivermigrate"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgserver"
 )
 
 // prepare fills an empty database with the schema and River's tables.
@@ -21,6 +23,35 @@ func prepare(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 	_, err := pool.Exec(ctx, os.Getenv(MutantEnv))
 	return err
+}
+
+// Template is a database that a binary makes once, and of which tests get copies.
+type Template struct {
+	Fill func(ctx context.Context, pool *pgxpool.Pool) error // of an empty database
+
+	once sync.Once
+	name string
+	err  error
+}
+
+// in returns the template's database.
+func (t *Template) in(ctx context.Context, c *cluster) (name string, err error) {
+	t.once.Do(func() {
+		if t.name, t.err = c.createDatabase(ctx, true); t.err == nil {
+			t.err = fill(ctx, pgserver.WithDatabase(c.server.ConnString(), t.name), t.Fill)
+		}
+	})
+	return t.name, t.err
+}
+
+// fill leaves no connection open, since each would be in the way of a copy.
+func fill(ctx context.Context, connString string, fill func(context.Context, *pgxpool.Pool) error) error {
+	pool, err := pgxpool.New(ctx, connString)
+	if err != nil {
+		return err
+	}
+	defer pool.Close()
+	return fill(ctx, pool)
 }
 
 // MutantEnv is the environment variable with SQL that breaks the schema of every test, to see which of them notices.
