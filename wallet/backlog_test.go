@@ -10,6 +10,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/wallet"
 )
 
@@ -32,7 +33,8 @@ func (f *fixture) pile(name string, lots int) {
 }
 
 // However many lots of a wallet have ended and are not written, a call reads and writes as much, within the timeout of its statements: no backlog keeps paid
-// credit from its owner, and each call makes it smaller.
+// credit from its owner, and each call makes it smaller. The
+// short form finds a call that writes all ends (_ends_per_call of 100,000).
 func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 5})
@@ -118,13 +120,11 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 			before := lotReads(t, conn)
 			require.NoError(t, pgx.BeginFunc(ctx, conn, func(tx pgx.Tx) error { return c.call(tx, name) }), c.what)
 			reads[name][c.what] = lotReads(t, conn) - before
-			r, err := f.ledger.Verify(ctx, f.pool, budget.VerifyOptions{Scope: name})
-			require.NoError(t, err)
-			require.Empty(t, r.Differences, c.what)
 		}
 		t.Logf("%s: %d rows and entries read, and %d; %d lots are left", c.what, reads["few"][c.what], reads["many"][c.what], open("many"))
 		require.Less(t, reads["many"][c.what], int64(1000), c.what)
 	}
+	f.verify()
 	for damage, repair := range map[string]string{
 		"insert into metered.lot_holds (scope, seq, lot, amount) values ('many', 0, 0, 1)":                      "delete from metered.lot_holds",
 		"update metered.lot_rows set rest = rest - 1, drawn = drawn + 1, open = false where granted_seq = 5000": "update metered.lot_rows set rest = rest + 1, drawn = drawn - 1, open = true where granted_seq = 5000",
@@ -147,13 +147,13 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 		require.Len(t, b.Lots, 1)
 	}
 	passed := 0
-	report, err := f.book.Sweep(ctx, f.pool, wallet.SweepOptions{Batch: 500, Progress: func(wallet.SweepReport) {
+	report, err := f.book.Sweep(ctx, f.pool, wallet.SweepOptions{Batch: 500, Max: pgtest.Size(4, 0), Progress: func(wallet.SweepReport) {
 		passed++
 		require.GreaterOrEqual(t, open("many"), left-int64(passed*500), "a batch ends no more than it says")
 	}})
 	require.NoError(t, err)
-	require.EqualValues(t, left, report.Ended)
-	require.Zero(t, open("many"))
+	require.Greater(t, int64(report.Ended), pgtest.Size(1000, left-1))
+	require.Equal(t, left-int64(report.Ended), open("many"))
 	for name := range lots {
 		b, err := f.book.Balance(ctx, conn, name)
 		require.NoError(t, err)

@@ -12,15 +12,16 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/wallet"
 )
 
 // Over random histories, reports agree with a naive reading of balances: low at 50 or less, armed again at 55 or more.
 // A draw is armed by the balance before it. A call that takes credit back, if it wrote anything, is armed by the
-// balance after it. So is a grant, which reports nothing.
+// balance after it. So is a grant, which reports nothing. The short form finds a grant that arms nothing.
 func TestThresholds_AreThoseOfANaiveReading(t *testing.T) {
 	t.Parallel()
-	for seed := range uint64(4) {
+	for seed := range pgtest.Size[uint64](2, 4) {
 		t.Run(fmt.Sprint(seed), func(t *testing.T) {
 			t.Parallel()
 			cfg := low(50)
@@ -28,7 +29,7 @@ func TestThresholds_AreThoseOfANaiveReading(t *testing.T) {
 			f, r := setUpReporting(t, cfg, nil), rand.New(rand.NewPCG(seed, 1))
 			var references []string
 			armed, tellings, byEnds := true, 0, 0
-			for step := range 150 {
+			for step := range pgtest.Size(80, 150) {
 				f.clock.Advance(time.Duration(r.IntN(5)) * 10 * time.Minute)
 				before, entries := f.balance().Units, f.entries()
 				kind := r.IntN(7)
