@@ -2,12 +2,14 @@ package migrate_test
 
 import (
 	"compress/gzip"
+	"context"
 	"fmt"
 	"io"
 	"os"
 	"testing"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -34,6 +36,22 @@ insert into metered.tokens (digest, minted_at, expires_at, uses, purpose, subjec
 insert into metered.job_keys (job_id, created_at, queue, key, kind, tenant, digest) values (1, metered.clock(), 'default', 'k', 'k', '', '');
 insert into metered.operations (at, tenant, id, fingerprint, result) values (metered.clock(), '', 'op', '', '1')`
 
+// released is a database of a version, as it was released, with rows in it.
+func released(t *testing.T, version int) *pgxpool.Pool {
+	t.Helper()
+	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
+	file, err := os.Open(fmt.Sprintf("../schema/testdata/%04d.sql.gz", version))
+	require.NoError(t, err)
+	defer file.Close()
+	unzipped, err := gzip.NewReader(file)
+	require.NoError(t, err)
+	sql, err := io.ReadAll(unzipped)
+	require.NoError(t, err)
+	execute(t, pool, schema.Script(string(sql)))
+	execute(t, pool, oldCalls)
+	return pool
+}
+
 // The schema of each release, as it was released and with rows in it, becomes that of this build, and keeps its rows.
 func TestUpgrade_OfEachReleasedVersion(t *testing.T) {
 	t.Parallel()
@@ -41,20 +59,11 @@ func TestUpgrade_OfEachReleasedVersion(t *testing.T) {
 	for version := 1; version < schema.Version; version++ {
 		t.Run(fmt.Sprint(version), func(t *testing.T) {
 			t.Parallel()
-			pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
-			file, err := os.Open(fmt.Sprintf("../schema/testdata/%04d.sql.gz", version))
-			require.NoError(t, err)
-			defer file.Close()
-			unzipped, err := gzip.NewReader(file)
-			require.NoError(t, err)
-			sql, err := io.ReadAll(unzipped)
-			require.NoError(t, err)
-			execute(t, pool, schema.Script(string(sql)))
-			execute(t, pool, oldCalls)
+			pool := released(t, version)
 			before := rows(t, pool)
 
 			execute(t, pool, "create view public.of_lots as select no, rest from metered.lots")
-			_, err = upgrade(t.Context(), pool, schema.Current(), migrate.Options{})
+			_, err := upgrade(t.Context(), pool, schema.Current(), migrate.Options{})
 			require.ErrorContains(t, err, "becomes a view: public.of_lots", "it would go on reading the table")
 			execute(t, pool, "drop view public.of_lots")
 			report := mustUpgrade(t, pool, schema.Current(), migrate.Options{})
@@ -97,6 +106,42 @@ func TestUpgrade_OfEachReleasedVersion(t *testing.T) {
 			require.EqualValues(t, 30-12-4+11, b.Units)
 			require.Len(t, b.Lots, 2)
 			pgtest.RequireVerified(t, pool, c.Budget)
+		})
+	}
+}
+
+// A balance that version 1 reads while the upgrade waits for a table, or works, is answered when it is done.
+func TestUpgrade_AnswersABalanceThatItStops(t *testing.T) {
+	t.Parallel()
+	pgtest.OnEachVersion(t)
+	for _, table := range []string{"ledger", "lots"} {
+		t.Run(table, func(t *testing.T) {
+			t.Parallel()
+			ctx := t.Context()
+			pool := released(t, 1)
+			reader, err := pool.Acquire(ctx)
+			require.NoError(t, err)
+			defer reader.Release()
+			read := func() error {
+				_, err := reader.Exec(ctx, "select from metered.wallet_balance('wallet')")
+				return err
+			}
+			require.NoError(t, read()) // its functions are compiled
+			holder, err := pool.Begin(ctx)
+			require.NoError(t, err)
+			defer func() { _ = holder.Rollback(context.Background()) }()
+			_, err = holder.Exec(ctx, "select from metered."+table)
+			require.NoError(t, err)
+			upgraded := pgtest.Going(func() error {
+				_, err := upgrade(ctx, pool, schema.Current(), migrate.Options{})
+				return err
+			})
+			pgtest.WaitQueued(t, pool, 1)
+			answered := pgtest.Going(read)
+			pgtest.WaitFor(t, "the balance to wait, or to be answered between two attempts", func() bool { return pgtest.Queued(t, pool) == 2 || len(answered) == 1 })
+			require.NoError(t, holder.Rollback(ctx))
+			require.NoError(t, <-upgraded)
+			require.NoError(t, <-answered)
 		})
 	}
 }
