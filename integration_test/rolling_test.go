@@ -38,7 +38,7 @@ type deployed struct {
 
 func start(t *testing.T, program, name, connString string) *deployed {
 	t.Helper()
-	p := &deployed{name: name, cmd: exec.Command(program, name, connString)}
+	p := &deployed{name: name, cmd: exec.Command(program, name, connString, pgtest.Size("100ms", "0s"))}
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.errs
 	var err error
 	p.stdin, err = p.cmd.StdinPipe()
@@ -78,7 +78,7 @@ func (p *deployed) stop(t *testing.T, total map[string]int64) {
 func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
-	older, newer := pgtest.BuildProgram(t, pgtest.Released(t, ".."), "./rolling"), pgtest.BuildProgram(t, "..", "./rolling")
+	older, newer := pgtest.BuildProgram(t, pgtest.Released(t, ".."), "./rolling", "rolling/main.go"), pgtest.BuildProgram(t, "..", "./rolling")
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	conn := connString(pool)
 	migrator, err := rivermigrate.New(riverpgxv5.New(pool), nil)
@@ -102,7 +102,12 @@ func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 		return reports
 	}
 	total := make(map[string]int64)
-	work := func() { time.Sleep(1500 * time.Millisecond) } // the processes make calls of each kind all the time
+	work := func() { // the processes make calls of each kind all the time
+		entries := pgtest.Count(t, pool, "metered.ledger")
+		pgtest.WaitFor(t, "the processes to write", func() bool {
+			return pgtest.Count(t, pool, "metered.ledger") >= entries+pgtest.Size(300, 5000)
+		})
+	}
 
 	first, second := start(t, older, "old 1", conn), start(t, older, "old 2", conn)
 	work()
@@ -161,7 +166,7 @@ func gatedBeside(t *testing.T, pool *pgxpool.Pool) (spent int64) {
 	usage, err := c.Budget.Usage(ctx, pool, budget.Query{Scope: "credits"})
 	require.NoError(t, err)
 	var items []jobs.Item
-	for _, amount := range []int64{usage[0].Credited + 40, 30, 5, 5, 5} { // the first waits for a long time, and others pass it
+	for _, amount := range []int64{usage[0].Credited + 15, 10, 2, 2, 2} { // the first waits for a long time, and others pass it
 		items = append(items, jobs.Item{Args: plainJob{len(items)}, Options: &jobs.Options{GiveBack: true, Hold: &holds.Request{
 			Lines:   []holds.Line{{Scope: "both", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1 << 40)}}},
 			Charges: []budget.Charge{{Scope: "credits", Amount: amount, Limits: []budget.Limit{budget.Prepaid(0)}}},

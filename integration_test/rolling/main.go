@@ -1,6 +1,6 @@
 // Command rolling is an application, for the test of a rolling deploy: it is built once with this library and once
 // with the next build. It makes calls of every kind until its standard input ends, and then prints the units that it
-// committed. Named "migrate" or "drop previous" it migrates, and prints the report.
+// committed. Its third argument is the pause between two calls of a kind. Named "migrate" or "drop previous" it migrates, and prints the report.
 package main
 
 import (
@@ -86,6 +86,10 @@ func main() {
 	if a.lent, err = leases.New(pool, a.c.Budget, leases.Config{Rules: []leases.Rule{rule}, Owner: a.name}); err != nil {
 		log.Fatal(err)
 	}
+	pause, err := time.ParseDuration(os.Args[3])
+	if err != nil {
+		log.Fatal(err)
+	}
 	ctx, stop := context.WithCancel(ctx)
 	go func() {
 		_, _ = io.Copy(io.Discard, os.Stdin)
@@ -95,7 +99,7 @@ func main() {
 	for kind, call := range map[string]func(ctx context.Context, id string) (map[string]int64, error){
 		"charge": a.charge, "refund": a.refund, "hold": a.hold, "claim": a.claim, "token": a.token, "command": a.command, "read": a.read, "due": a.due, "wallet": a.wallet, "session": a.session, "lease": a.lease,
 	} {
-		wg.Go(func() { a.loop(ctx, kind, call) })
+		wg.Go(func() { a.loop(ctx, pause, kind, call) })
 	}
 	wg.Wait()
 	if err := a.lent.Close(context.Background()); err != nil {
@@ -106,9 +110,9 @@ func main() {
 	}
 }
 
-// loop makes calls of a kind until ctx ends. One that was begun is seen to its end.
-func (a *app) loop(ctx context.Context, kind string, call func(ctx context.Context, id string) (map[string]int64, error)) {
-	for n := 0; ctx.Err() == nil; n++ {
+// loop makes calls of a kind until ctx ends, and one at least. One that was begun is seen to its end.
+func (a *app) loop(ctx context.Context, pause time.Duration, kind string, call func(ctx context.Context, id string) (map[string]int64, error)) {
+	for n := 0; ctx.Err() == nil || !a.answered(kind); n++ {
 		began := time.Now()
 		units, err := call(context.WithoutCancel(ctx), fmt.Sprintf("%s/%s/%d", a.name, kind, n))
 		a.mu.Lock()
@@ -123,7 +127,15 @@ func (a *app) loop(ctx context.Context, kind string, call func(ctx context.Conte
 			a.result.Errors[kind+": "+err.Error()]++
 		}
 		a.mu.Unlock()
+		time.Sleep(pause)
 	}
+}
+
+// answered reports whether a call of the kind was committed, or any failed.
+func (a *app) answered(kind string) bool {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return a.result.Calls[kind] > 0 || len(a.result.Errors) > 0
 }
 
 // limited is a limit that is never reached, so that it is judged all the same.
