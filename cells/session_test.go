@@ -33,7 +33,7 @@ func used(amount int64) metered.Cost {
 
 func opened(t testing.TB, r *cells.Router, reservation metered.Reservation) (s *metered.Session[int]) {
 	t.Helper()
-	require.NoError(t, r.Run(t.Context(), reservation.Tenant, func(ctx context.Context, c *metered.Client) (err error) {
+	require.NoError(t, patiently(t.Context(), r, reservation.Tenant, func(_ context.Context, c *metered.Client) (err error) {
 		s, err = metered.Open[int](t.Context(), c, reservation) // its context is not Run's
 		return err
 	}))
@@ -42,7 +42,7 @@ func opened(t testing.TB, r *cells.Router, reservation metered.Reservation) (s *
 
 // follow goes on with a session in the cell where its tenant lives by now.
 func follow(ctx context.Context, r *cells.Router, reservation metered.Reservation, fn func(s *metered.Session[int]) error) error {
-	return r.Run(ctx, reservation.Tenant, func(ctx context.Context, c *metered.Client) error {
+	return patiently(ctx, r, reservation.Tenant, func(ctx context.Context, c *metered.Client) error {
 		s, err := metered.Resume[int](ctx, c, reservation)
 		if err != nil {
 			return err
@@ -50,6 +50,16 @@ func follow(ctx context.Context, r *cells.Router, reservation metered.Reservatio
 		defer s.Close()
 		return fn(s)
 	})
+}
+
+// patiently is Router.Run, which waits for a tenant on its way for 4 seconds: a busy machine takes longer.
+func patiently(ctx context.Context, r *cells.Router, tenant string, fn func(ctx context.Context, c *metered.Client) error) error {
+	for ctx.Err() == nil {
+		if err := r.Run(ctx, tenant, fn); !errors.Is(err, cells.ErrMoved) {
+			return err
+		}
+	}
+	return ctx.Err()
 }
 
 // A session whose tenant has moved is ErrMoved, and does nothing. Resume goes on with it in the new cell, or the session itself where the tenant is back.
