@@ -33,8 +33,7 @@ func (f *fixture) pile(name string, lots int) {
 }
 
 // However many lots of a wallet have ended and are not written, a call reads and writes as much, within the timeout of its statements: no backlog keeps paid
-// credit from its owner, and each call makes it smaller. The
-// short form finds a call that writes all ends (_ends_per_call of 100,000).
+// credit from its owner, and each call makes it smaller. The short form finds a call that writes all ends (_ends_per_call of 100,000).
 func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{Overdraft: 5})

@@ -45,13 +45,13 @@ func (t *Template) in(ctx context.Context, c *cluster) (name string, err error) 
 }
 
 // fill leaves no connection open, since each would be in the way of a copy.
-func fill(ctx context.Context, connString string, fill func(context.Context, *pgxpool.Pool) error) error {
+func fill(ctx context.Context, connString string, with func(context.Context, *pgxpool.Pool) error) error {
 	pool, err := pgxpool.New(ctx, connString)
 	if err != nil {
 		return err
 	}
 	defer pool.Close()
-	return fill(ctx, pool)
+	return with(ctx, pool)
 }
 
 // MutantEnv is the environment variable with SQL that breaks the schema of every test, to see which of them notices.
