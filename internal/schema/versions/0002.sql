@@ -1,8 +1,12 @@
 -- Version 2, of 0.2.0.
 
 -- Each call of version 1 begins with the ledger. One that has read it ends before, and the others wait here: inside, a call would meet a type that changes
--- under it (42804).
-lock table metered.ledger, metered.lots in access exclusive mode;
+-- under it (42804). In a block, since a tool may run each statement in a transaction of its own.
+do $$
+begin
+    lock table metered.ledger, metered.lots in access exclusive mode;
+end
+$$;
 
 -- The holds of jobs that have not ended: see jobs.Enqueuer.Run.
 create index holds_jobs on metered.holds (no) where pending and id like 'job/%';
