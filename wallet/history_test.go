@@ -19,9 +19,9 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// TestMain sets how many random histories are tried. The short form finds a rollover that takes all units (_rolls without the cap).
+// TestMain sets how many random histories are tried. The short form finds a refund that goes to another lot.
 func TestMain(m *testing.M) {
-	pgtest.Histories(14, 300)
+	pgtest.Histories(40, 300)
 	os.Exit(m.Run())
 }
 
