@@ -69,7 +69,7 @@ func TestPlans_ReadNoMoreTheMoreHoldsThereAre(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	const analyse = `analyze metered.holds, metered.hold_lines, metered.ledger, metered.hold_events`
-	many, most := pgtest.Size(8_000, 20_000), pgtest.Size(8_000, 100_000) // the pages of 8,000 lines are 100 and more
+	many, most := pgtest.Size(8_000, 20_000), 100_000 // the pages of 8,000 lines are 100 and more
 	type plan struct {
 		few           int  // when the first plans are made
 		analysed      bool // then
