@@ -131,7 +131,8 @@ func (s *stress) recent() (ids []string) {
 
 func (s *stress) place(ctx context.Context, iso pgx.TxIsoLevel) error {
 	began := time.Now()
-	r := holds.Request{TTL: (rand.N(250*time.Millisecond+10*time.Duration(s.took.Load())) + time.Millisecond).Truncate(time.Microsecond)}
+	longest := min(250*time.Millisecond+10*time.Duration(s.took.Load()), 15*time.Second) // the test waits for the last of them
+	r := holds.Request{TTL: (rand.N(longest) + time.Millisecond).Truncate(time.Microsecond)}
 	for _, scope := range s.some() {
 		// Only held units are limited: spending leaves the window at once.
 		r.Lines = append(r.Lines, holds.Line{Scope: scope, Amount: 1 + rand.Int64N(3),
