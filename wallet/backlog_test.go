@@ -121,7 +121,7 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 			reads[name][c.what] = lotReads(t, conn) - before
 		}
 		t.Logf("%s: %d rows and entries read, and %d; %d lots are left", c.what, reads["few"][c.what], reads["many"][c.what], open("many"))
-		require.Less(t, reads["many"][c.what], int64(1000), c.what)
+		require.Less(t, reads["many"][c.what], int64(many/4), c.what) // versions of rows that calls ended are read until the server prunes them
 	}
 	f.verify()
 	for damage, repair := range map[string]string{
