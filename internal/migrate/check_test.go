@@ -160,13 +160,14 @@ func TestClient_LooksOnTheConnectionOfTheCall(t *testing.T) {
 	require.Equal(t, 3, looks(w))
 }
 
-// A build that the schema is too old for makes nothing, however busy the pool is, however slow the look, and whoever has left.
+// A build that the schema is too old for makes nothing, however busy the pool is, however slow the look, and whoever has left. The short form
+// finds a call that takes over the error of a look whose caller left.
 func TestClient_MakesNothingBeforeItHasLooked(t *testing.T) {
 	t.Parallel()
-	const callers = 4
+	callers := pgtest.Size(3, 4)
 	owner, _ := pgtest.SetUp(t, metered.Config{})
 	pgtest.Execute(t, owner, "alter table metered.hold_lines drop column refunded") // which these calls would not miss
-	pool := pgtest.Reopen(t, owner, func(cfg *pgxpool.Config) { cfg.MaxConns = callers })
+	pool := pgtest.Reopen(t, owner, func(cfg *pgxpool.Config) { cfg.MaxConns = int32(callers) })
 	doOne := func(ctx context.Context, c *metered.Client, id string) error {
 		_, err := metered.Do(ctx, c, metered.Command{ID: id, Input: id}, pgtest.Upload(id))
 		return err
@@ -212,7 +213,7 @@ func TestClient_MakesNothingBeforeItHasLooked(t *testing.T) {
 		for i := range callers - 1 {
 			stayed = append(stayed, pgtest.Going(func() error { return call(t.Context(), c, fmt.Sprint(name, " stayed ", i)) }))
 		}
-		pgtest.WaitFor(t, "all connections to be taken", func() bool { return pool.Stat().AcquiredConns() == callers })
+		pgtest.WaitFor(t, "all connections to be taken", func() bool { return pool.Stat().AcquiredConns() == int32(callers) })
 		leave()
 		require.ErrorIs(t, <-left, context.Canceled, name)
 		require.NoError(t, slow.Rollback(t.Context()))

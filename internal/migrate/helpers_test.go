@@ -4,6 +4,7 @@ import (
 	"context"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -74,12 +75,32 @@ func requireSame(t *testing.T, a, b *pgxpool.Pool) {
 	require.Equal(t, value[string](t, a, columns), value[string](t, b, columns))
 }
 
-// freshly is a database with the schema of a release.
-func freshly(t *testing.T, r *schema.Release) *pgxpool.Pool {
+var made struct {
+	sync.Mutex
+	next *schema.Release
+}
+
+// nextRelease is pgtest.Next, which the tests share.
+func nextRelease(t *testing.T) *schema.Release {
 	t.Helper()
-	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
-	mustUpgrade(t, pool, r, migrate.Options{})
-	return pool
+	made.Lock()
+	defer made.Unlock()
+	if made.next == nil {
+		made.next = pgtest.Next(t)
+	}
+	return made.next
+}
+
+// freshNext has the schema of nextRelease, which a test has asked for before it opens a copy.
+var freshNext = pgtest.Template{Fill: func(ctx context.Context, pool *pgxpool.Pool) error {
+	_, err := upgrade(ctx, pool, made.next, migrate.Options{})
+	return err
+}}
+
+// copyOf is a database of the test's own with what the template has.
+func copyOf(t *testing.T, template *pgtest.Template) *pgxpool.Pool {
+	t.Helper()
+	return pgtest.OpenWith(t, pgtest.Options{Template: template})
 }
 
 func value[T any](t *testing.T, pool *pgxpool.Pool, sql string, args ...any) (v T) {

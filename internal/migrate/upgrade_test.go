@@ -29,8 +29,8 @@ func (note) Kind() string { return "note" }
 func TestUpgrade_EqualsAFreshSchemaAndLosesNothing(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	next := pgtest.Next(t)
-	fresh := freshly(t, next)
+	next := nextRelease(t)
+	fresh := copyOf(t, &freshNext)
 	requireWhole(t, fresh, next)
 	pool := pgtest.Open(t)
 	c := pgtest.NewClient(t, pool, metered.Config{})
@@ -70,18 +70,18 @@ func TestUpgrade_EqualsAFreshSchemaAndLosesNothing(t *testing.T) {
 func TestUpgrade_CanDropAtOnce(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	next := pgtest.Next(t)
+	next := nextRelease(t)
 	pool := pgtest.Open(t)
 	report := mustUpgrade(t, pool, next, migrate.Options{DropPrevious: true})
 	require.Equal(t, next.Previous(), report.Dropped)
-	requireSame(t, freshly(t, next), pool)
+	requireSame(t, copyOf(t, &freshNext), pool)
 }
 
 // Many processes of both builds migrate at once, while those of the build before write. One does the work.
 func TestUpgrade_IsMadeOnceWhileTheBuildBeforeWorks(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	next := pgtest.Next(t)
+	next := nextRelease(t)
 	pool := pgtest.OpenWith(t, pgtest.Options{MaxConns: 30})
 	c := pgtest.NewClient(t, pool, metered.Config{})
 	var mu sync.Mutex
@@ -110,8 +110,8 @@ func TestUpgrade_IsMadeOnceWhileTheBuildBeforeWorks(t *testing.T) {
 func TestUpgrade_InterruptedLeavesTheVersionBefore(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	next := pgtest.Next(t)
-	fresh := freshly(t, next)
+	next := nextRelease(t)
+	fresh := copyOf(t, &freshNext)
 	for what, interrupt := range map[string]func(t *testing.T, pool *pgxpool.Pool, cancel func()){
 		"its context": func(_ *testing.T, _ *pgxpool.Pool, cancel func()) { cancel() },
 		"its session": func(t *testing.T, pool *pgxpool.Pool, _ func()) {
@@ -155,7 +155,7 @@ func TestUpgrade_LetsOthersThroughWhileItWaitsForATable(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	ctx := t.Context()
-	next := pgtest.Next(t)
+	next := nextRelease(t)
 	pool := pgtest.Open(t)
 	long := pgtest.Reopen(t, pool, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["application_name"] = "a long report" })
 	tx, err := long.Begin(ctx)
@@ -198,23 +198,26 @@ func TestUpgrade_LetsOthersThroughWhileItWaitsForATable(t *testing.T) {
 func TestUpgrade_AsAFileDoesTheSame(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	next := pgtest.Next(t)
-	fresh := freshly(t, next)
+	next := nextRelease(t)
+	fresh := copyOf(t, &freshNext)
 	for _, name := range []string{"metered", "money_1"} {
 		n, err := schema.Parse(name)
 		require.NoError(t, err)
-		pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
-		apply := func(from int, drop bool) error {
-			_, err := pool.Exec(t.Context(), next.Script(n, from, drop, ""), pgx.QueryExecModeSimpleProtocol)
+		pool := pgtest.OpenWith(t, pgtest.Options{Empty: name != schema.Default}) // another one has the default schema
+		if name != schema.Default {
+			execute(t, pool, schema.Current().Script(n, 0, false, ""))
+		}
+		apply := func(sql string) error {
+			_, err := pool.Exec(t.Context(), sql, pgx.QueryExecModeSimpleProtocol)
 			return err
 		}
-		execute(t, pool, schema.Current().Script(n, 0, false, ""))
-		require.NoError(t, apply(schema.Version, false))
-		require.ErrorContains(t, apply(schema.Version, false), "the schema is not of version")
+		file := next.Script(n, schema.Version, false, "")
+		require.NoError(t, apply(file))
+		require.ErrorContains(t, apply(file), "the schema is not of version")
 		require.Equal(t, next.Previous(), examine(t, pool, next, name).Previous)
 		execute(t, pool, "drop function "+name+".keep_memory()")
-		require.NoError(t, apply(next.Version, false))
-		require.NoError(t, apply(next.Version, true))
+		require.NoError(t, apply(next.Script(n, next.Version, false, "")))
+		require.NoError(t, apply(next.Script(n, next.Version, true, "")))
 		s := examine(t, pool, next, name)
 		require.Empty(t, s.Differences)
 		require.Empty(t, s.Previous)
@@ -228,7 +231,7 @@ func TestUpgrade_AsAFileDoesTheSame(t *testing.T) {
 func TestUpgrade_RolesKeepTheirCalls(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	next := pgtest.Next(t)
+	next := nextRelease(t)
 	n, err := schema.Parse("")
 	require.NoError(t, err)
 	pool := pgtest.Open(t)
@@ -278,7 +281,7 @@ func TestUpgrade_EverythingBelongsToTheOwnerOfTheTables(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	ctx := t.Context()
-	next := pgtest.Next(t)
+	next := nextRelease(t)
 	pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
 	owner := pgtest.AsRole(t, pool, nil, "grant create on database "+pgx.Identifier{pool.Config().ConnConfig.Database}.Sanitize()+" to $role")
 	mustUpgrade(t, owner, schema.Current(), migrate.Options{})
@@ -308,8 +311,8 @@ func TestUpgrade_EverythingBelongsToTheOwnerOfTheTables(t *testing.T) {
 func TestUpgrade_RefusesAVersionThatWasSetBack(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
-	next := pgtest.Next(t)
-	pool := freshly(t, next)
+	next := nextRelease(t)
+	pool := copyOf(t, &freshNext)
 	execute(t, pool, fmt.Sprintf("update metered.schema_version set version = %d", schema.Version))
 	before := catalog(t, pool)
 	_, err := upgrade(t.Context(), pool, next, migrate.Options{})
@@ -327,7 +330,7 @@ func TestUpgrade_IsASCII(t *testing.T) {
 	pgtest.OnEachVersion(t)
 	n, err := schema.Parse("")
 	require.NoError(t, err)
-	for _, r := range pgtest.Next(t).Script(n, schema.Version, true, "") {
+	for _, r := range nextRelease(t).Script(n, schema.Version, true, "") {
 		require.Less(t, r, rune(128))
 	}
 }

@@ -6,25 +6,28 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/migrate"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
-// Validate names each difference. Migrate repairs functions, and changes nothing where a table differs.
+// Validate names each difference. Migrate repairs functions and views, and changes nothing where a table differs: it names each
+// difference of tables, which shows that each alone would stop it.
 func TestValidate_NamesEachDifference(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	pool := pgtest.Open(t)
-	for _, test := range []struct {
+	require.NoError(t, pgtest.Validate(t, pool).Err())
+	tests := []struct {
 		change, back string // back is empty where Migrate repairs it
 		want         string
 	}{
 		{"drop function metered.keep_memory()", "", "function keep_memory() is missing"},
 		{"create or replace function metered.clock() returns timestamptz language sql volatile as 'select now()'", "", "function clock() differs: it is"},
-		{"alter function metered.clock() security definer", "", "function clock() differs: it is"},
-		{"alter function metered.clock() set search_path = public", "", "function clock() differs: it is"},
-		{"alter function metered.clock() reset all; alter function metered.clock() immutable", "", "function clock() differs: it is"},
-		{"grant execute on function metered.clock() to public", "", "function clock() can be executed by everybody"},
+		{"alter function metered._scope_key(text) security definer", "", "function _scope_key(text) differs: it is"},
+		{"alter function metered.usage_at set search_path = public", "", "function usage_at(text, timestamp with time zone[]) differs: it is"},
+		{"alter function metered.revoke_tokens immutable", "", "function revoke_tokens(text, text, integer) differs: it is"},
+		{"grant execute on function metered.lock_scopes to public", "", "function lock_scopes(text[], integer) can be executed by everybody"},
 		{"alter table metered.ledger drop column anchor_at", "alter table metered.ledger add column anchor_at timestamptz", "column ledger.anchor_at is missing"},
 		{"alter table metered.ledger alter column held drop not null", "alter table metered.ledger alter column held set not null",
 			`column ledger.held differs: it is "bigint" and should be "bigint not null"`},
@@ -35,31 +38,51 @@ func TestValidate_NamesEachDifference(t *testing.T) {
 			"drop index metered.operations_at; create index operations_at on metered.operations (at)", "index operations_at differs"},
 		{"alter table metered.tokens drop constraint tokens_uses_check", "alter table metered.tokens add constraint tokens_uses_check check (uses >= 1)",
 			"constraint tokens.tokens_uses_check is missing"},
-		{"alter table metered.tokens drop constraint tokens_uses_check; alter table metered.tokens add constraint tokens_uses_check check (uses >= 1) not valid",
-			"alter table metered.tokens validate constraint tokens_uses_check", "NOT VALID"},
+		{"alter table metered.tokens drop constraint tokens_digest_check; alter table metered.tokens add constraint tokens_digest_check check (octet_length(digest) = 32) not valid",
+			"alter table metered.tokens validate constraint tokens_digest_check", "NOT VALID"},
 		{"alter table metered.job_keys set unlogged", "alter table metered.job_keys set logged", "table job_keys differs"},
 		{"alter domain metered.units add constraint small check (value < 10)", "alter domain metered.units drop constraint small", "type units differs"},
-		{"drop view metered.scopes", "", "column scopes.clock_repairs is missing"},
+		{"drop view metered.tokens_words", "", "column tokens_words.used is missing"},
 		{"drop view metered.scopes; create view metered.scopes as select 1 as scope", "", "column scopes.clock_repairs is missing"},
-		{"alter view metered.scopes owner to pg_monitor", "", "table scopes has another owner"},
-	} {
-		pgtest.Execute(t, pool, test.change)
-		found := pgtest.Validate(t, pool)
-		require.ErrorIs(t, found.Err(), metered.ErrSchemaDiffers, test.change)
-		require.ErrorContains(t, found.Err(), test.want, test.change)
-		require.Equal(t, "schema_differs", metered.Code(found.Err()))
-		report, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
-		if test.back == "" {
-			require.NoError(t, err, test.change)
-			require.Equal(t, found.Differences, report.Repaired)
-		} else {
-			require.ErrorIs(t, err, metered.ErrSchemaDiffers, test.change)
-			require.ErrorContains(t, err, test.want, test.change)
-			require.Equal(t, found, pgtest.Validate(t, pool), "nothing was changed")
-			pgtest.Execute(t, pool, test.back)
-		}
-		require.NoError(t, pgtest.Validate(t, pool).Err(), test.change)
+		{"alter view metered.statement owner to pg_monitor", "", "table statement has another owner"},
 	}
+	text := func(report metered.SchemaReport) (all string) {
+		for _, d := range report.Differences {
+			all += migrate.Difference(d).String() + "\n"
+		}
+		return all
+	}
+	for _, test := range tests {
+		pgtest.Execute(t, pool, test.change)
+	}
+	found := pgtest.Validate(t, pool)
+	require.ErrorIs(t, found.Err(), metered.ErrSchemaDiffers)
+	require.ErrorContains(t, found.Err(), "column ledger.anchor_at is missing; ")
+	require.Equal(t, "schema_differs", metered.Code(found.Err()))
+	_, err := metered.Migrate(t.Context(), pool, metered.MigrateOptions{})
+	require.ErrorIs(t, err, metered.ErrSchemaDiffers)
+	for _, test := range tests {
+		require.Contains(t, text(found), test.want, test.change)
+		if test.back != "" {
+			require.ErrorContains(t, err, test.want, test.change)
+		}
+	}
+	require.Equal(t, found, pgtest.Validate(t, pool), "nothing was changed")
+
+	for _, test := range tests {
+		pgtest.Execute(t, pool, test.back)
+	}
+	found = pgtest.Validate(t, pool)
+	for _, test := range tests {
+		if test.back == "" {
+			require.Contains(t, text(found), test.want, test.change)
+		} else {
+			require.NotContains(t, text(found), test.want, test.change)
+		}
+	}
+	report := pgtest.Migrate(t, pool, metered.MigrateOptions{})
+	require.Equal(t, found.Differences, report.Repaired)
+	require.NoError(t, pgtest.Validate(t, pool).Err())
 }
 
 func TestValidate_AnAddedObjectIsNoDifference(t *testing.T) {
