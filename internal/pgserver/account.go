@@ -48,12 +48,12 @@ func serverAccount() (account, error) {
 const maxDirLen = 85
 
 // newDir picks the name of a directory that the account can make and reach, short enough for a socket in it. The
-// watchdog makes it, with mode 0700. It is in memory where possible, unless durable.
-func newDir(as account, durable bool) (string, error) {
+// watchdog makes it, with mode 0700. It is in memory where possible, unless onDisk.
+func newDir(as account, onDisk bool) (string, error) {
 	var name [6]byte
 	_, _ = rand.Read(name[:])
 	bases := []string{os.TempDir(), "/tmp", "/var/tmp"}
-	if memory := memoryDir(); memory != "" && !durable {
+	if memory := memoryDir(); memory != "" && !onDisk {
 		bases = slices.Insert(bases, 0, memory)
 	}
 	for _, base := range bases {

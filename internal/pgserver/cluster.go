@@ -22,6 +22,9 @@ const socketPort = 5432
 
 var settingName = regexp.MustCompile(`^[A-Za-z_][A-Za-z0-9_.]*$`)
 
+// onDisk reports whether a commit is on disk when it is acknowledged.
+func (o Options) onDisk() bool { return o.Durable && o.Settings["fsync"] != "off" }
+
 func (o Options) check() error {
 	for name, value := range o.Settings {
 		if !settingName.MatchString(name) || strings.ContainsAny(value, "\n\r\x00") {
@@ -51,7 +54,7 @@ func startCluster(ctx context.Context, opts Options, in installation, as account
 }
 
 func tryCluster(ctx context.Context, opts Options, in installation, as account, primary *Server) (*Server, error) {
-	dir, err := newDir(as, opts.Durable)
+	dir, err := newDir(as, opts.onDisk())
 	if err != nil {
 		return nil, err
 	}

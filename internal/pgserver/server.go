@@ -36,7 +36,7 @@ var ErrStopped = errors.New("pgserver: the server is stopped")
 type Options struct {
 	// Durable leaves the server's own defaults in place: a commit is on disk when it is acknowledged. Defaults to false:
 	// fsync, synchronous_commit and full_page_writes are off, and its files are in /dev/shm if that has 4 GiB to spare and
-	// TMPDIR is not set, since the cluster is removed in the end anyway.
+	// TMPDIR is not set, since the cluster is removed in the end anyway. With Settings of fsync = off its files are there too.
 	Durable bool
 
 	// Settings are further server parameters, by name, which override this package's. They go to postgresql.conf, so

@@ -265,10 +265,13 @@ func TestStart_KeepsFilesInMemoryUnlessDurable(t *testing.T) {
 	if memoryDir() == "" {
 		t.Skip("/dev/shm has no room, or TMPDIR names another place")
 	}
-	for _, durable := range []bool{false, true} {
-		dir, err := newDir(account{}, durable)
-		require.NoError(t, err)
-		require.Equal(t, !durable, filepath.Dir(dir) == memoryDir())
+	killed := Options{Durable: true, Settings: map[string]string{"fsync": "off"}}
+	for memory, opts := range map[bool][]Options{true: {{}, killed}, false: {{Durable: true}}} {
+		for _, o := range opts {
+			dir, err := newDir(account{}, o.onDisk())
+			require.NoError(t, err)
+			require.Equal(t, memory, filepath.Dir(dir) == memoryDir())
+		}
 	}
 	t.Setenv("TMPDIR", t.TempDir())
 	require.Empty(t, memoryDir())
