@@ -150,7 +150,7 @@ func TestGated_SurvivesKilledWorkersAndCrashesOfTheServer(t *testing.T) {
 	t.Parallel()
 	ctx, cancel := context.WithTimeout(t.Context(), pgtest.Size(4*time.Minute, 40*time.Minute))
 	defer cancel()
-	total, faults := pgtest.Size(120, 3000), pgtest.Size(6, 60)
+	total, faults := pgtest.Size(75, 3000), pgtest.Size(3, 60)
 	server, err := pgserver.Start(ctx, pgserver.Options{Private: true, Durable: true, Settings: map[string]string{"fsync": "off"}}) // the machine does not crash
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = server.Stop() })

@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/pgserver"
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // migrateEnv names the database that a process of TestMigrate_… is to migrate.
@@ -82,7 +83,7 @@ func TestMigrate_IsSafeFromManyProcessesAtOnce(t *testing.T) {
 	connString := fmt.Sprintf("host='%s' port=%d user='%s' password='%s' dbname=%s sslmode=prefer",
 		config.Host, config.Port, config.User, config.Password, name)
 	var wg sync.WaitGroup
-	for range 6 {
+	for range pgtest.Size(3, 6) {
 		wg.Go(func() {
 			cmd := exec.CommandContext(ctx, os.Args[0])
 			cmd.Env = append(os.Environ(), migrateEnv+"="+connString)
@@ -92,7 +93,7 @@ func TestMigrate_IsSafeFromManyProcessesAtOnce(t *testing.T) {
 		})
 	}
 	wg.Go(func() {
-		if err := migrate(ctx, connString, 16); err != nil {
+		if err := migrate(ctx, connString, pgtest.Size(8, 16)); err != nil {
 			t.Error(err)
 		}
 	})

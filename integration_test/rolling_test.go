@@ -38,7 +38,7 @@ type deployed struct {
 
 func start(t *testing.T, program, name, connString string) *deployed {
 	t.Helper()
-	p := &deployed{name: name, cmd: exec.Command(program, name, connString, pgtest.Size("100ms", "0s"))}
+	p := &deployed{name: name, cmd: exec.Command(program, name, connString, pgtest.Size("400ms", "0s"))}
 	p.cmd.Stdout, p.cmd.Stderr = &p.out, &p.errs
 	var err error
 	p.stdin, err = p.cmd.StdinPipe()
@@ -105,7 +105,7 @@ func TestRollingDeploy_BothBuildsWorkOnTheNewSchema(t *testing.T) {
 	work := func() { // the processes make calls of each kind all the time
 		entries := pgtest.Count(t, pool, "metered.ledger")
 		pgtest.WaitFor(t, "the processes to write", func() bool {
-			return pgtest.Count(t, pool, "metered.ledger") >= entries+pgtest.Size(300, 5000)
+			return pgtest.Count(t, pool, "metered.ledger") >= entries+pgtest.Size(100, 5000)
 		})
 	}
 
@@ -163,18 +163,22 @@ func gatedBeside(t *testing.T, pool *pgxpool.Pool) (spent int64) {
 	done := make(chan error, 1)
 	go func() { done <- c.Jobs.Run(running, pool, func(err error) { t.Error(err) }) }()
 	defer func() { stop(); require.ErrorIs(t, <-done, context.Canceled) }()
-	usage, err := c.Budget.Usage(ctx, pool, budget.Query{Scope: "credits"})
-	require.NoError(t, err)
-	var items []jobs.Item
-	for _, amount := range []int64{usage[0].Credited + 15, 10, 2, 2, 2} { // the first waits for a long time, and others pass it
-		items = append(items, jobs.Item{Args: plainJob{len(items)}, Options: &jobs.Options{GiveBack: true, Hold: &holds.Request{
-			Lines:   []holds.Line{{Scope: "both", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1 << 40)}}},
-			Charges: []budget.Charge{{Scope: "credits", Amount: amount, Limits: []budget.Limit{budget.Prepaid(0)}}},
-		}}})
-		spent += amount
-	}
+	items := make([]jobs.Item, 5)
 	var made []jobs.Result
-	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+	require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		// The scope's lock keeps credits away, until the first job waits for a long time. The others pass it.
+		_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: "credits", Amount: 1})
+		require.NoError(t, err)
+		usage, err := c.Budget.Usage(ctx, tx, budget.Query{Scope: "credits"})
+		require.NoError(t, err)
+		spent = 1
+		for i, amount := range []int64{usage[0].Credited + 5, 3, 1, 1, 1} {
+			items[i] = jobs.Item{Args: plainJob{i}, Options: &jobs.Options{GiveBack: true, Hold: &holds.Request{
+				Lines:   []holds.Line{{Scope: "both", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1 << 40)}}},
+				Charges: []budget.Charge{{Scope: "credits", Amount: amount, Limits: []budget.Limit{budget.Prepaid(0)}}},
+			}}}
+			spent += amount
+		}
 		made, err = c.Jobs.EnqueueMany(ctx, tx, items)
 		return err
 	}))

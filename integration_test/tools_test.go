@@ -121,8 +121,8 @@ func TestSchemaSQL_IsRunByMigrationTools(t *testing.T) {
 		})
 		t.Run(fmt.Sprintf("%s/an upgrade", name), func(t *testing.T) {
 			t.Parallel()
-			pool := pgtest.OpenWith(t, pgtest.Options{Empty: true})
-			run(t, pool, schema.Current().Script(n, 0, false, string(name)), next.Script(n, schema.Version, false, string(name)), next.Script(n, next.Version, true, string(name)))
+			pool := pgtest.Open(t)
+			run(t, pool, next.Script(n, schema.Version, false, string(name)), next.Script(n, next.Version, true, string(name)))
 			c, err := next.Read(t.Context(), pool, n)
 			require.NoError(t, err)
 			require.Equal(t, next.Version, c.Version)
