@@ -30,9 +30,8 @@ type attempted struct {
 // true.
 func TestSoak_EveryAnswerIsTrue(t *testing.T) {
 	t.Parallel()
-	const workers = 8
-	crashes := pgtest.Size(2, 3)
-	each := pgtest.Size(30, 150)
+	const workers, crashes = 8, 3
+	each := pgtest.Size(60, 150)
 	server, err := pgserver.Start(t.Context(), pgserver.Options{Private: true, Durable: true, Settings: map[string]string{"fsync": "off"}}) // the machine does not crash
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = server.Stop() })
