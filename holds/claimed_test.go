@@ -122,7 +122,7 @@ func claimedIsByIndex(t *testing.T, few int, analysed bool) {
 	for range 10 {
 		ask()
 	}
-	f.crowd("room", 20_000, 2*time.Hour, true)
+	f.crowd("room", pgtest.Size(8_000, 20_000), 2*time.Hour, true)
 	scans := func() (n int) {
 		pgtest.FlushStatistics(t, conn)
 		require.NoError(t, conn.QueryRow(t.Context(), `select seq_scan + seq_tup_read from pg_stat_user_tables

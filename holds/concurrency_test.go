@@ -220,7 +220,7 @@ func TestEnd_OfARaceHasExactlyOneWinner(t *testing.T) {
 func TestPlace_AFloodOfDueHoldsLetsInExactlyTheCapacity(t *testing.T) {
 	t.Parallel()
 	const workers, amount = 6, 40
-	due := pgtest.Size[int64](1600, 3000)
+	due := pgtest.Size[int64](800, 3000)
 	f := setUp(t, holds.Config{})
 	ctx := t.Context()
 	placeMany(f, int(due), time.Minute, "room")

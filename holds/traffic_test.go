@@ -20,7 +20,7 @@ func TestVerify_IsQuietUnderTraffic(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, holds.Config{})
 	var stop atomic.Bool
-	time.AfterFunc(pgtest.Size(2*time.Second, 6*time.Second), func() { stop.Store(true) })
+	time.AfterFunc(pgtest.Size(time.Second, 6*time.Second), func() { stop.Store(true) })
 	scopes := []string{"a", "b", "c"}
 	_ = pgtest.InParallel(6, func(w int) error {
 		for i := 0; !stop.Load(); i++ {
