@@ -298,7 +298,7 @@ func TestForget_NoWindowEverHoldsMore(t *testing.T) {
 		t.Run(fmt.Sprintf("locks %v", locks), func(t *testing.T) {
 			t.Parallel()
 			const workers = 6
-			attempts := pgtest.Size(25, 60)
+			attempts := pgtest.Size(15, 60)
 			limit := budget.Limit{Max: 5, Window: time.Minute}
 			ctx := t.Context()
 			pool, l, clock := open(t)

@@ -326,28 +326,19 @@ func (x *life) moment() time.Time {
 // seriesSeeds is how many histories there are: enough for each of the breaks below to be found.
 var seriesSeeds = pgtest.Size(uint64(10), 60)
 
+// The plain list finds each way to break the look-ups, too.
 func TestSeries_AgreesWithAPlainList(t *testing.T) {
-	t.Parallel()
-	pool, l, clock := open(t)
-	for seed := range seriesSeeds {
-		x := live(t, pool, l, clock, seed)
-		if len(x.log) > 0 {
-			require.NoError(t, x.compare(t.Context()), "seed %d, %v", seed, x.loc)
-		}
-	}
-	requireVerified(t, pool, l)
-}
-
-// The plain list finds each way to break the look-ups.
-func TestSeries_APlainListFindsEachBreak(t *testing.T) {
 	t.Parallel()
 	pool, l, clock := open(t)
 	var lives []*life
 	for seed := range seriesSeeds {
-		if x := live(t, pool, l, clock, seed); len(x.log) > 0 {
+		x := live(t, pool, l, clock, seed)
+		if len(x.log) > 0 {
+			require.NoError(t, x.compare(t.Context()), "seed %d, %v", seed, x.loc)
 			lives = append(lives, x)
 		}
 	}
+	requireVerified(t, pool, l)
 	for name, change := range map[string][3]string{
 		"an edge belongs to the range before": {"usage_at", "times[i] - interval '1 microsecond'", "times[i]"},
 		"an edge is a microsecond early":      {"usage_at", "interval '1 microsecond'", "interval '2 microseconds'"},
