@@ -21,7 +21,7 @@ import (
 
 var (
 	preemptions = flag.Int("preemptions", 1, "the most switches away from a session that could go on")
-	enough      = flag.Int("orders", pgtest.Size(400, 0), "ends after so many orders, of groups in a fixed random order, each at one setting of levels. 0 runs all")
+	enough      = flag.Int("orders", pgtest.Size(250, 0), "ends after so many orders, of groups in a fixed random order, each at one setting of levels. 0 runs all")
 	only        = flag.String("calls", "", "explores the groups with these calls alone, as charge+refund")
 	replay      = flag.String("order", "", "runs one order of -calls and prints its steps, as rc,rc:0.0.1.1")
 	workers     = flag.Int("workers", 3*runtime.NumCPU(), "explorers at the same time")
