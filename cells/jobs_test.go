@@ -31,14 +31,18 @@ func TestMove_KeyedJobsRunOnceUnderLoad(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			w := newWorld(t, 3, pools...).withRiver()
 			team := w.workers(nil)
-			keys := pgtest.Size(12, 150)
+			keys := pgtest.Size(6, 150)
 			var working sync.WaitGroup
 			acts := make(chan bool)
 			created := make(chan int64, 4*keys)
-			for i := range 4 {
+			for i := range pgtest.Size(3, 4) {
 				working.Go(func() {
 					r := w.router()
-					for _, key := range rand.Perm(keys) {
+					for n := range keys {
+						key := n
+						if i%2 > 0 {
+							key = keys - 1 - n // each key comes in another cell again
+						}
 						acts <- true
 						job, opts := keyed("acme", fmt.Sprint("key ", key))
 						result, err := enqueue(context.Background(), r, fmt.Sprint(i, "/", key), pgtest.IsolationLevels[rand.IntN(3)], job, opts)
@@ -61,6 +65,12 @@ func TestMove_KeyedJobsRunOnceUnderLoad(t *testing.T) {
 				}
 			}
 			moving.Wait()
+			w.move(mover, "acme", (w.lives("acme")+1)%3)
+			job, opts := keyed("acme", fmt.Sprint("key ", keys))
+			keys++ // in another cell than the last one before
+			result, err := enqueue(t.Context(), mover, "last", pgx.ReadCommitted, job, opts)
+			require.NoError(t, err)
+			created <- result.JobID
 			require.Len(t, created, keys)
 			all := int64(0)
 			for i := range w.pools {

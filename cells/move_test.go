@@ -44,11 +44,10 @@ func TestMove_TakesEverythingAlong(t *testing.T) {
 				seen[to] = true
 				all.check(t, r)
 				all.check(t, stale)
-				w.verified()
 			}
+			w.verified()
 			require.Len(t, seen, 3)
 			all.end(t, stale)
-			w.verified()
 			w.move(r, "acme", before)
 			require.Equal(t, before, w.lives("acme"))
 			w.verified()

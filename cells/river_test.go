@@ -47,7 +47,7 @@ func (w *world) withRiver() *world {
 func (w *world) river(i int, workers *river.Workers) *river.Client[pgx.Tx] {
 	w.Helper()
 	config := &river.Config{
-		Schema: w.schemas[i], Workers: workers, Plugins: []rivertype.Plugin{jobs.Plugin()}, FetchCooldown: 10 * time.Millisecond, FetchPollInterval: 50 * time.Millisecond,
+		Schema: w.schemas[i], Workers: workers, Plugins: []rivertype.Plugin{jobs.Plugin()}, FetchCooldown: 10 * time.Millisecond, FetchPollInterval: 200 * time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	}
 	if workers != nil {

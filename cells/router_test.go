@@ -187,7 +187,7 @@ func TestMove_LeavesNoWayBack(t *testing.T) {
 					return err
 				},
 			} {
-				err := pgtest.Retried(t.Context(), pool, level, call)
+				err := pgx.BeginTxFunc(t.Context(), pool, pgx.TxOptions{IsoLevel: level}, call)
 				require.ErrorIs(t, err, cells.ErrMoved, "%s %s %s", name, scope, level)
 				require.Equal(t, "tenant_moved", metered.Code(err))
 				require.True(t, metered.Retryable(err))

@@ -138,8 +138,8 @@ func TestMove_ASessionThatIsNotRenewedIsSettledInItsGrace(t *testing.T) {
 	w.verified()
 }
 
-// While their tenant moves, sessions of many processes are opened, settled and cancelled at each level. Each counts once. The short form finds what
-// TestMove_UnderLoadIsExact finds.
+// While their tenant moves, sessions of many processes are opened, settled and cancelled at each level. Each counts once. The short form finds a
+// move that waits for no transaction (lockTenantSQL without its lock).
 func TestMove_SessionsUnderLoadAreExact(t *testing.T) {
 	t.Parallel()
 	for name, pools := range places(t) {
@@ -148,10 +148,10 @@ func TestMove_SessionsUnderLoadAreExact(t *testing.T) {
 			var spent, settled, followed atomic.Int64
 			var working sync.WaitGroup
 			acts := make(chan bool)
-			for i := range 6 {
+			for i := range pgtest.Size(3, 6) {
 				working.Go(func() {
 					r := w.router()
-					for n := range pgtest.Size(7, 150) {
+					for n := range pgtest.Size(5, 150) {
 						reservation := session(fmt.Sprint(i, "/", n), pgtest.IsolationLevels[rand.IntN(3)])
 						s := opened(t, r, reservation)
 						acts <- true // it may move

@@ -24,14 +24,16 @@ import (
 // load is processes that work for a tenant, each with a Router of its own, so that most have an old idea of the tenant's cell.
 type load struct {
 	*world
-	tokens                                      []string
-	spent, held, direct, commands, used, scopes atomic.Int64
-	mu                                          sync.Mutex
-	done                                        map[string]metered.Outcome[int]
+	tokens                                              []string
+	spent, held, direct, commands, used, minted, scopes atomic.Int64
+	mu                                                  sync.Mutex
+	done                                                map[string]metered.Outcome[int]
 }
 
-// While a tenant moves, each charge, command, hold and token counts once, at each isolation level, and nothing is left behind. The short form finds a move
-// that waits for no transaction (lockTenantSQL without its lock).
+var mint = tokens.Mint{Purpose: "p", Subject: "acme", TTL: time.Hour}
+
+// While a tenant moves, each charge, command, hold and token counts once, at each isolation level, and nothing is left behind. The short form often finds a
+// move that waits for no transaction (lockTenantSQL without its lock). TestMove_SessionsUnderLoadAreExact always does.
 func TestMove_UnderLoadIsExact(t *testing.T) {
 	t.Parallel()
 	for name, pools := range places(t) {
@@ -40,7 +42,7 @@ func TestMove_UnderLoadIsExact(t *testing.T) {
 			l := &load{world: w, done: map[string]metered.Outcome[int]{}}
 			in(t, w.router(), "acme", func(c *metered.Client, tx pgx.Tx) error {
 				for range pgtest.Size(20, 60) {
-					m, err := c.Tokens.Mint(t.Context(), tx, tokens.Mint{Purpose: "p", Subject: "acme", TTL: time.Hour})
+					m, err := c.Tokens.Mint(t.Context(), tx, mint)
 					if err != nil {
 						return err
 					}
@@ -51,7 +53,7 @@ func TestMove_UnderLoadIsExact(t *testing.T) {
 			})
 			var working sync.WaitGroup
 			acts := make(chan bool)
-			for i := range 6 {
+			for i := range pgtest.Size(3, 6) {
 				working.Go(func() {
 					r := w.router()
 					for n := range pgtest.Size(20, 400) {
@@ -69,15 +71,15 @@ func TestMove_UnderLoadIsExact(t *testing.T) {
 				if _, more := <-acts; !more {
 					break
 				}
-				if n%8 == 0 {
+				if n%pgtest.Size(6, 8) == 0 {
 					moving.Wait()
 					moves++
 					moving.Go(func() { w.move(mover, "acme", moves%3) })
 				}
 			}
 			moving.Wait()
-			t.Logf("%d moves, %d commands, %d other charges, %d tokens", moves, l.commands.Load(), l.direct.Load(), l.used.Load())
-			require.Greater(t, moves, pgtest.Size(10, 20))
+			t.Logf("%d moves, %d commands, %d other charges, %d tokens used and %d minted", moves, l.commands.Load(), l.direct.Load(), l.used.Load(), l.minted.Load())
+			require.Greater(t, moves, pgtest.Size(5, 20))
 			at := w.lives("acme")
 			w.verified()
 			sum := func(sql string) int64 {
@@ -88,7 +90,7 @@ func TestMove_UnderLoadIsExact(t *testing.T) {
 			require.Equal(t, l.held.Load(), sum(`select coalesce(sum(held), 0)::bigint from `+last))
 			require.Equal(t, l.commands.Load(), sum(`select count(*) from %s.operations`))
 			require.Equal(t, l.commands.Load(), sum(`select count(*) from %s.uploads`))
-			require.Equal(t, int64(len(l.tokens)), sum(`select count(*) from %s.tokens`))
+			require.Equal(t, int64(len(l.tokens))+l.minted.Load(), sum(`select count(*) from %s.tokens`))
 			require.Equal(t, l.used.Load(), sum(`select coalesce(sum(used), 0)::bigint from %s.tokens`))
 			for id, first := range l.done {
 				out, err := do(t.Context(), mover, command(id), func(context.Context, *metered.Tx) (int, error) { panic("it ran") })
@@ -112,8 +114,16 @@ func (l *load) act(r *cells.Router, worker, n int) error {
 	run := func(fn func(ctx context.Context, c *metered.Client, tx pgx.Tx) error) error {
 		for {
 			err := r.Run(ctx, "acme", func(ctx context.Context, c *metered.Client) error {
-				return c.RunTx(ctx, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error { return fn(ctx, c, tx) })
+				return c.RunTx(ctx, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
+					if _, err := c.Tokens.Mint(ctx, tx, mint); err != nil { // no lock of a scope protects it
+						return err
+					}
+					return fn(ctx, c, tx)
+				})
 			})
+			if err == nil {
+				l.minted.Add(1)
+			}
 			if !errors.Is(err, metered.ErrSerialization) {
 				return err
 			}
@@ -177,17 +187,16 @@ func (l *load) act(r *cells.Router, worker, n int) error {
 			if err != nil {
 				return err
 			}
-			err = pgtest.Retried(ctx, cells.PoolOf(c), level, func(tx pgx.Tx) error {
+			err = pgx.BeginTxFunc(ctx, cells.PoolOf(c), pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) error {
 				_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 3})
 				return err
 			})
-			if errors.Is(err, metered.ErrSerialization) {
-				continue
-			}
-			if errors.Is(err, cells.ErrMoved) {
+			switch {
+			case errors.Is(err, cells.ErrMoved):
 				return nil
-			}
-			if err == nil {
+			case metered.Retryable(err):
+				continue
+			case err == nil:
 				l.spent.Add(3)
 				l.direct.Add(1)
 			}
