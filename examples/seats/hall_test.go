@@ -137,8 +137,13 @@ func (h *hall) verify() {
 	pgtest.RequireVerified(h.t, h.pool, h.app.metered.Budget)
 	m, err := h.app.readMap(ctx, h.org, h.event)
 	require.NoError(h.t, err)
+	keys := make([]holds.Key, len(h.seats))
 	for i, seat := range h.seats {
-		claimed, err := h.app.metered.Holds.Claimed(ctx, h.pool, h.org, seatKey(seat))
+		keys[i] = seatKey(seat)
+	}
+	claimed, err := h.app.metered.Holds.Claimed(ctx, h.pool, h.org, keys...)
+	require.NoError(h.t, err)
+	for i, seat := range h.seats {
 		claim, taken := claimed[seatKey(seat)]
 		want := byte('s')
 		switch {
@@ -149,7 +154,6 @@ func (h *hall) verify() {
 		case isBlock(claim):
 			want = 'b'
 		}
-		require.NoError(h.t, err)
 		require.Equal(h.t, string(want), m.Seats[i:i+1], "seat %d", i)
 	}
 	for _, block := range m.Blocks {
