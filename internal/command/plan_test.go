@@ -118,15 +118,20 @@ func TestPurgeOperations_ReadsOnlyRowsThatItDeletes(t *testing.T) {
 func TestPlans_NoStatementIsCompiled(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
+	template := pgtest.Template{Fill: func(ctx context.Context, pool *pgxpool.Pool) error {
+		_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{River: true})
+		if err == nil {
+			_, err = pool.Exec(ctx, pgtest.BigTablesSQL, pgx.QueryExecModeSimpleProtocol)
+		}
+		return err
+	}}
 	for _, analysed := range []bool{false, true} {
 		t.Run(map[bool]string{false: "never analysed", true: "analysed"}[analysed], func(t *testing.T) {
 			t.Parallel()
 			ctx := t.Context()
-			owner := pgtest.Open(t)
-			_, err := owner.Exec(ctx, pgtest.BigTablesSQL, pgx.QueryExecModeSimpleProtocol)
-			require.NoError(t, err)
+			owner := pgtest.OpenWith(t, pgtest.Options{Template: &template})
 			if analysed {
-				_, err = owner.Exec(ctx, "analyze")
+				_, err := owner.Exec(ctx, "analyze")
 				require.NoError(t, err)
 			}
 			var mu sync.Mutex
