@@ -154,7 +154,10 @@ func TestAllow_RefusesFromMemoryUntilTheRetryTime(t *testing.T) {
 	pgtest.WaitSettled(t, f.db)
 	w.Each(func(*pgtest.Flush) {})
 	late := false
+	ticks := time.NewTicker(5 * time.Millisecond)
+	defer ticks.Stop()
 	for !late && time.Until(earliest) > 50*time.Millisecond {
+		<-ticks.C
 		asked := time.Now()
 		err := p.Allow(t.Context(), c)
 		if err == nil { // on a machine that stood still

@@ -201,7 +201,7 @@ func TestKilled_AllowLosesAtMostTheSlices(t *testing.T) {
 }
 
 // The process, its connection or its server is lost at each statement. Once others have settled, leases in rows count
-// exactly the committed spends.
+// exactly the committed spends. The short form has the two rarer faults where their answers differ most.
 func TestLost_AtEachStatementNothingIsLost(t *testing.T) {
 	t.Parallel()
 	lose := func(_ *testing.T, _ *fixture, x *pgtest.Flush) { x.Lose() }
@@ -213,6 +213,11 @@ func TestLost_AtEachStatementNothingIsLost(t *testing.T) {
 			do   func(*testing.T, *fixture, *pgtest.Flush)
 			dead bool // and so is the process
 		}{{"lost", lose, true}, {"unanswered and dead", loseAnswer, true}, {"unanswered", loseAnswer, false}, {"terminated", terminate, false}} {
+			rare := fault.name == "unanswered and dead" && statement != "commit" && statement != "a spend" ||
+				fault.name == "terminated" && statement != "commit" && statement != "open_lease"
+			if rare && !pgtest.Long {
+				continue
+			}
 			t.Run(statement+" "+fault.name, func(t *testing.T) {
 				t.Parallel()
 				lostAt(t, statement, fault.dead, fault.do)

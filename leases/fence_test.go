@@ -68,7 +68,7 @@ func (f *fixture) begin(level pgx.TxIsoLevel) pgx.Tx {
 }
 
 // Spends race with settlements by other connections. Each settlement captures the committed spends, and none that was
-// rolled back, to a savepoint or whole.
+// rolled back, to a savepoint or whole. The short form finds a settlement that does not wait for spends.
 func TestFence_ASettlementCapturesCommittedSpends(t *testing.T) {
 	t.Parallel()
 	for _, level := range levels {
@@ -105,7 +105,7 @@ func TestFence_ASettlementCapturesCommittedSpends(t *testing.T) {
 			})
 			for g := range 6 {
 				all.Go(func() {
-					for i := range 250 {
+					for i := range pgtest.Size(100, 250) {
 						l := current.Load()
 						amount := int64(1 + (g+i)%4)
 						err := f.commit(level, l.held, l.next.Add(amount)-amount, amount, (g*7+i)%5)

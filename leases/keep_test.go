@@ -172,12 +172,15 @@ func TestVerify_ReportsLeasesAtOddsWithTheLedger(t *testing.T) {
 }
 
 // No call reads a table from its beginning to its end, and none reads more of it because the history is long, with
-// whatever statistics its plans are made.
+// whatever statistics its plans are made. The short form finds a scope's leases without their index.
 func TestPlans_OfLeasesReadNoWholeTable(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	for _, few := range []int{0, 300} {
 		for _, analysed := range []bool{false, true} {
+			if few == 0 && !analysed && !pgtest.Long {
+				continue // its plans are those of 300 that were not analysed
+			}
 			t.Run(fmt.Sprintf("%d, analysed %v", few, analysed), func(t *testing.T) {
 				t.Parallel()
 				f := setUp(t)

@@ -136,6 +136,7 @@ func TestCharge_ARollbackTakesASpendBack(t *testing.T) {
 }
 
 // With several processes, at each level, every committed unit is in the chain at the end, and never more than the limit.
+// The short form finds a spend while its lease is settled.
 func TestCharge_IsExactUnderConcurrency(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
@@ -143,13 +144,13 @@ func TestCharge_IsExactUnderConcurrency(t *testing.T) {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t)
-			limit := budget.Lifetime(4000)
+			limit := budget.Lifetime(pgtest.Size[int64](1000, 4000))
 			pools := []*leases.Pool{f.pool(leases.Rule{Share: 4, Idle: 50 * time.Millisecond}), f.pool(leases.Rule{Share: 4, Idle: 50 * time.Millisecond})}
 			var spent, refused, leased atomic.Int64
 			var all sync.WaitGroup
 			for g := range 8 {
 				all.Go(func() {
-					for i := range 300 {
+					for i := range pgtest.Size(80, 300) {
 						amount := int64(1 + (g+i)%5)
 						tx, err := f.db.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: level})
 						if err != nil {
@@ -222,13 +223,13 @@ func TestAllow_IsExactAndRefusesFromMemory(t *testing.T) {
 	t.Parallel()
 	pgtest.OnEachVersion(t)
 	f := setUp(t)
-	limit := budget.PerWindow(5000, time.Hour)
+	limit := budget.PerWindow(pgtest.Size[int64](1500, 5000), time.Hour)
 	pools := []*leases.Pool{f.pool(leases.Rule{}), f.pool(leases.Rule{})}
 	var allowed atomic.Int64
 	var all sync.WaitGroup
 	for g := range 8 {
 		all.Go(func() {
-			for range 5000 {
+			for range limit.Max {
 				err := pools[g%2].Allow(t.Context(), charge(1, limit))
 				var refused *budget.ExceededError
 				switch {
