@@ -87,11 +87,12 @@ func TestEarlyRelease_AcknowledgedCommitsAreOnTheStandby(t *testing.T) {
 	ctx := t.Context()
 	unknown := 0
 	for round := range max(1, *crashes/5) {
-		primary, err := pgserver.Start(ctx, pgserver.Options{Private: true, Durable: true})
+		settings := map[string]string{"fsync": "off"} // the machine does not crash
+		primary, err := pgserver.Start(ctx, pgserver.Options{Private: true, Durable: true, Settings: settings})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = primary.Stop() })
 		s := openChained(t, primary.ConnString())
-		standby, err := pgserver.StartStandby(ctx, primary, pgserver.Options{Durable: true})
+		standby, err := pgserver.StartStandby(ctx, primary, pgserver.Options{Durable: true, Settings: settings})
 		if errors.Is(err, pgserver.ErrNoBasebackup) {
 			t.Skip(err)
 		}

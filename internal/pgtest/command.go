@@ -283,7 +283,7 @@ func UnknownToken(t testing.TB, c *metered.Client) string {
 func SlowCommits(t testing.TB) (pool, watch *pgxpool.Pool, goOn func()) {
 	t.Helper()
 	ctx := t.Context()
-	server, err := pgserver.Start(ctx, pgserver.Options{Private: true, Durable: true})
+	server, err := pgserver.Start(ctx, pgserver.Options{Private: true, Durable: true, Settings: map[string]string{"fsync": "off"}}) // the machine does not crash
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, server.Stop()) })
 	open := func() *pgxpool.Pool {
