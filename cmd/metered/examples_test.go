@@ -9,6 +9,8 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/spf13/cobra"
 	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/internal/pgtest"
 )
 
 // endless are the commands that go on until they are interrupted.
@@ -27,6 +29,9 @@ func TestExamples_RunAsTheyAreWritten(t *testing.T) {
 			require.NotEmpty(t, c.Example, "%s has no example", c.CommandPath())
 			require.NotEmpty(t, c.Long, "%s is not described", c.CommandPath())
 			for example := range strings.Lines(c.Example) {
+				if c.Name() == "demo" && strings.Contains(example, "--rate") && !pgtest.Long {
+					continue // TestDemo_RunsALoadAndGoesWithoutATrace runs it, and it makes a server
+				}
 				runExample(t, pool, c.Name(), strings.TrimSpace(example))
 			}
 		}
