@@ -167,11 +167,28 @@ func (shipArgs) Kind() string { return "ship" }
 var hourly = budget.PerWindow(100, time.Hour).Named("hourly")
 
 // shop opens a database with something of everything: charges, a refund, credit, holds in each state, an operation
-// with a job, a refused one, and a token.
+// with a job, a refused one, and a token. It is filled once, and each test gets a copy.
 func shop(t testing.TB) (*pgxpool.Pool, *metered.Client) {
 	t.Helper()
+	filling.Do(func() {
+		filled.Fill = func(_ context.Context, pool *pgxpool.Pool) error {
+			fill(t, pool)
+			return nil
+		}
+	})
+	return pgtest.SetUp(t, metered.Config{}, pgtest.Options{Template: &filled})
+}
+
+var (
+	filling sync.Once
+	filled  pgtest.Template
+)
+
+func fill(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
 	ctx := t.Context()
-	pool, c := pgtest.SetUp(t, metered.Config{}, pgtest.Options{})
+	pgtest.Migrate(t, pool, metered.MigrateOptions{River: true})
+	c := pgtest.NewClient(t, pool, metered.Config{})
 	inTx := func(f func(tx pgx.Tx) error) {
 		t.Helper()
 		require.NoError(t, pgx.BeginFunc(ctx, pool, f))
@@ -212,7 +229,7 @@ func shop(t testing.TB) (*pgxpool.Pool, *metered.Client) {
 	}
 	place("hall", "seat-21A", "ann", time.Hour)
 	place("hall", "seat-21B", "ann", time.Hour)
-	place("", "seat-1", "bob", time.Minute)
+	place("", "seat-1", "bob", 30*time.Minute)
 	inTx(func(tx pgx.Tx) error {
 		_, err := c.Holds.Capture(ctx, tx, holds.Capture{Tenant: "hall", IDs: []string{"seat-21B"}, All: true, Entity: "order-7"})
 		return err
@@ -221,7 +238,6 @@ func shop(t testing.TB) (*pgxpool.Pool, *metered.Client) {
 		_, err := c.Tokens.Mint(ctx, tx, tokens.Mint{Purpose: "upload", Subject: "ann", TTL: time.Minute})
 		return err
 	})
-	return pool, c
 }
 
 // as is the command line of a new role with grants.
