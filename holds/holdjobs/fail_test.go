@@ -76,14 +76,16 @@ func TestHeldWorker_TheLastFailureAndACancellationRelease(t *testing.T) {
 		}, "cancelled"},
 		"failed for the last time ": {1, func(context.Context, *river.Client[pgx.Tx], *rendering) error { panic("oh") }, "discarded"},
 	} {
-		pool, c := setUp(t, metered.Config{})
-		job := submit(t, c, test.attempts)
-		workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
-			return holdjobs.Cost{}, test.end(ctx, river.ClientFromContext[pgx.Tx](ctx), j)
+		t.Run(reason, func(t *testing.T) {
+			pool, c := setUp(t, metered.Config{})
+			job := submit(t, c, test.attempts)
+			workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
+				return holdjobs.Cost{}, test.end(ctx, river.ClientFromContext[pgx.Tx](ctx), j)
+			})
+			awaitJob(t, pool, job, test.job)
+			require.Equal(t, books{Job: test.job, Hold: holds.Released}, booksOf(t, pool, c, job), reason)
+			require.Equal(t, strings.TrimSpace(reason), lastEvent(t, pool, c).Note.Reason)
 		})
-		awaitJob(t, pool, job, test.job)
-		require.Equal(t, books{Job: test.job, Hold: holds.Released}, booksOf(t, pool, c, job), reason)
-		require.Equal(t, strings.TrimSpace(reason), lastEvent(t, pool, c).Note.Reason)
 	}
 }
 
@@ -116,37 +118,39 @@ func TestHeldWorker_ActsForTheProgramWithAnyBook(t *testing.T) {
 		holds.Released: func(context.Context, *rendering) (holdjobs.Cost, error) { return holdjobs.Cost{Nothing: true}, nil },
 		holds.Expired:  nil,
 	} {
-		pool, c := setUp(t, metered.Config{Holds: holds.Config{RequireHolder: true, RequireActor: true, NoCeiling: true}})
-		clock := pgtest.SetClock(t, pool, time.Now())
-		note := budget.Note{Actor: holds.User("ann")}
-		out, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
-			_, err := tx.Place(ctx, holds.Request{ID: "other", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, nil)
-			require.ErrorIs(t, err, budget.ErrArgument, "the program itself is held to it")
-			id, err := tx.Place(ctx, holds.Request{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, &holdjobs.Cleanup{})
-			if err != nil || work == nil {
-				return 0, err
+		t.Run(string(want), func(t *testing.T) {
+			pool, c := setUp(t, metered.Config{Holds: holds.Config{RequireHolder: true, RequireActor: true, NoCeiling: true}})
+			clock := pgtest.SetClock(t, pool, time.Now())
+			note := budget.Note{Actor: holds.User("ann")}
+			out, err := metered.Do(t.Context(), c, metered.Command{ID: "op", Input: 1}, func(ctx context.Context, tx *metered.Tx) (int64, error) {
+				_, err := tx.Place(ctx, holds.Request{ID: "other", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, nil)
+				require.ErrorIs(t, err, budget.ErrArgument, "the program itself is held to it")
+				id, err := tx.Place(ctx, holds.Request{ID: "h", Holder: "ann", TTL: time.Minute, Lines: []holds.Line{room("gpu", 10, 100)}, Note: note}, &holdjobs.Cleanup{})
+				if err != nil || work == nil {
+					return 0, err
+				}
+				job, err := tx.Enqueue(ctx, render{holdjobs.Ref{ID: id}}, nil)
+				return job.JobID, err
+			})
+			require.NoError(t, err)
+			if work != nil {
+				workHeld(t, pool, c, holdjobs.Options{Timeout: 100 * time.Hour}, work)
+				awaitJob(t, pool, out.Result, "completed")
+				deadline := pgtest.Value[time.Time](t, pool, `select deadline from metered.holds`)
+				require.Greater(t, deadline.Sub(clock.Now()), 99*time.Hour, "it covers the attempt")
+			} else {
+				clock.Advance(time.Minute)
+				job := pgtest.Value[int64](t, pool, `update river_job set state = 'available', scheduled_at = now() returning id`)
+				workers := river.NewWorkers()
+				river.AddWorker(workers, holdjobs.NewCleanupWorker(pool, c.Holds))
+				startWorkers(t, pool, workers)
+				awaitJob(t, pool, job, "completed")
 			}
-			job, err := tx.Enqueue(ctx, render{holdjobs.Ref{ID: id}}, nil)
-			return job.JobID, err
+			h, err := c.Holds.Get(t.Context(), pool, "", "h", "")
+			require.NoError(t, err)
+			require.Equal(t, want, h.State)
+			require.Contains(t, lastEvent(t, pool, c).Note.Actor, "job:")
 		})
-		require.NoError(t, err)
-		if work != nil {
-			workHeld(t, pool, c, holdjobs.Options{Timeout: 100 * time.Hour}, work)
-			awaitJob(t, pool, out.Result, "completed")
-			deadline := pgtest.Value[time.Time](t, pool, `select deadline from metered.holds`)
-			require.Greater(t, deadline.Sub(clock.Now()), 99*time.Hour, "it covers the attempt")
-		} else {
-			clock.Advance(time.Minute)
-			job := pgtest.Value[int64](t, pool, `update river_job set state = 'available', scheduled_at = now() returning id`)
-			workers := river.NewWorkers()
-			river.AddWorker(workers, holdjobs.NewCleanupWorker(pool, c.Holds))
-			startWorkers(t, pool, workers)
-			awaitJob(t, pool, job, "completed")
-		}
-		h, err := c.Holds.Get(t.Context(), pool, "", "h", "")
-		require.NoError(t, err)
-		require.Equal(t, want, h.State)
-		require.Contains(t, lastEvent(t, pool, c).Note.Actor, "job:")
 	}
 }
 

@@ -54,7 +54,7 @@ func startWorkers(t *testing.T, pool *pgxpool.Pool, workers *river.Workers) *riv
 	t.Helper()
 	client, err := river.NewClient(riverpgxv5.New(pool), &river.Config{
 		Workers: workers, Queues: map[string]river.QueueConfig{river.QueueDefault: {MaxWorkers: 4}},
-		FetchCooldown: 10 * time.Millisecond, FetchPollInterval: 20 * time.Millisecond,
+		FetchCooldown: 10 * time.Millisecond, FetchPollInterval: 50 * time.Millisecond,
 		Logger: slog.New(slog.NewTextHandler(io.Discard, nil)),
 	})
 	require.NoError(t, err)
@@ -95,7 +95,7 @@ func awaitJob(t *testing.T, pool *pgxpool.Pool, id int64, state string) {
 	t.Helper()
 	require.Eventually(t, func() bool {
 		return pgtest.Value[string](t, pool, `select state::text from river_job where id = $1`, id) == state
-	}, 2*time.Minute, 5*time.Millisecond, "job is to be "+state)
+	}, 2*time.Minute, 20*time.Millisecond, "job is to be "+state)
 }
 
 // books is the state of a submitted job, and of its hold.
@@ -149,23 +149,25 @@ func TestHeldWorker_ReportsThresholds(t *testing.T) {
 		{Lines: []holds.Line{{Scope: "gpu", Amount: 7, Limits: []budget.Limit{limit}}}},
 		{All: true, Lines: []holds.Line{{Scope: "gpu", Limits: []budget.Limit{limit}}}},
 	} {
-		var told atomic.Int64
-		pool, c := setUp(t, metered.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
-			_, err := tx.Exec(ctx, `insert into uploads values ($1)`, crossing.Threshold.Name)
-			if told.Add(1) == 1 {
-				return errOwn
+		t.Run(fmt.Sprint(cost.All), func(t *testing.T) {
+			var told atomic.Int64
+			pool, c := setUp(t, metered.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, crossing budget.Crossing) error {
+				_, err := tx.Exec(ctx, `insert into uploads values ($1)`, crossing.Threshold.Name)
+				if told.Add(1) == 1 {
+					return errOwn
+				}
+				return err
+			}})
+			job := submit(t, c, 3)
+			workHeld(t, pool, c, holdjobs.Options{RetryAfter: time.Millisecond}, func(context.Context, *rendering) (holdjobs.Cost, error) { return cost, nil })
+			awaitJob(t, pool, job, "completed")
+			spent := int64(7)
+			if cost.All {
+				spent = 10
 			}
-			return err
-		}})
-		job := submit(t, c, 3)
-		workHeld(t, pool, c, holdjobs.Options{RetryAfter: time.Millisecond}, func(context.Context, *rendering) (holdjobs.Cost, error) { return cost, nil })
-		awaitJob(t, pool, job, "completed")
-		spent := int64(7)
-		if cost.All {
-			spent = 10
-		}
-		require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: spent, Rows: 1}, booksOf(t, pool, c, job))
-		require.EqualValues(t, 2, told.Load(), "it was refused once, and nothing was settled")
+			require.Equal(t, books{Job: "completed", Hold: holds.Captured, Spent: spent, Rows: 1}, booksOf(t, pool, c, job))
+			require.EqualValues(t, 2, told.Load(), "it was refused once, and nothing was settled")
+		})
 	}
 }
 
@@ -178,15 +180,17 @@ func TestHeldWorker_CaptureCompletionAndWritesAreAllOrNothing(t *testing.T) {
 		"create constraint trigger no after insert on uploads deferrable initially %s for each row execute function no()",
 	} {
 		for _, when := range []string{"immediate", "deferred"} {
-			pool, c := setUp(t, metered.Config{})
-			_, err := pool.Exec(t.Context(), `create function no() returns trigger language plpgsql as $$ begin raise 'no'; end $$`)
-			require.NoError(t, err)
-			_, err = pool.Exec(t.Context(), fmt.Sprintf(fault, when))
-			require.NoError(t, err)
-			job := submit(t, c, 1)
-			workHeld(t, pool, c, holdjobs.Options{}, costs(7, holds.OverRefused))
-			awaitJob(t, pool, job, "discarded")
-			require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job), "%s, %s", fault, when)
+			t.Run(when, func(t *testing.T) {
+				pool, c := setUp(t, metered.Config{})
+				_, err := pool.Exec(t.Context(), `create function no() returns trigger language plpgsql as $$ begin raise 'no'; end $$`)
+				require.NoError(t, err)
+				_, err = pool.Exec(t.Context(), fmt.Sprintf(fault, when))
+				require.NoError(t, err)
+				job := submit(t, c, 1)
+				workHeld(t, pool, c, holdjobs.Options{}, costs(7, holds.OverRefused))
+				awaitJob(t, pool, job, "discarded")
+				require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job), "%s, %s", fault, when)
+			})
 		}
 	}
 }
@@ -219,16 +223,18 @@ func TestHeldWorker_ACostMustNameTheUnitsUsed(t *testing.T) {
 	for _, cost := range []holdjobs.Cost{
 		{}, {Entity: "picture"}, {All: true, Nothing: true}, {Lines: lines, All: true}, {Lines: lines, Nothing: true}, {All: true, Over: holds.OverAllowed},
 	} {
-		pool, c := setUp(t, metered.Config{})
-		job := submit(t, c, 1)
-		cost.Write = func(ctx context.Context, tx pgx.Tx) error {
-			_, err := tx.Exec(ctx, `insert into uploads values ('picture')`)
-			return err
-		}
-		workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) { return cost, nil })
-		awaitJob(t, pool, job, "discarded")
-		require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job), "%+v", cost)
-		require.Contains(t, pgtest.Value[string](t, pool, `select errors[1]->>'error' from river_job where id = $1`, job), "invalid argument")
+		t.Run(fmt.Sprintf("%+v", cost), func(t *testing.T) {
+			pool, c := setUp(t, metered.Config{})
+			job := submit(t, c, 1)
+			cost.Write = func(ctx context.Context, tx pgx.Tx) error {
+				_, err := tx.Exec(ctx, `insert into uploads values ('picture')`)
+				return err
+			}
+			workHeld(t, pool, c, holdjobs.Options{}, func(context.Context, *rendering) (holdjobs.Cost, error) { return cost, nil })
+			awaitJob(t, pool, job, "discarded")
+			require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job), "%+v", cost)
+			require.Contains(t, pgtest.Value[string](t, pool, `select errors[1]->>'error' from river_job where id = $1`, job), "invalid argument")
+		})
 	}
 }
 
@@ -246,18 +252,20 @@ func TestHeldWorker_OverTheEstimate(t *testing.T) {
 		{holds.OverIfFits, 11, 90, books{Job: "discarded", Hold: holds.Released, Spent: 90}, "requested 1,"},
 		{holds.OverAllowed, 11, 90, books{Job: "completed", Hold: holds.Captured, Spent: 101, Rows: 1}, ""},
 	} {
-		pool, c := setUp(t, metered.Config{})
-		if test.taken > 0 {
-			require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
-				_, err := c.Budget.Charge(t.Context(), tx, budget.Charge{Scope: "gpu", Amount: test.taken})
-				return err
-			}))
-		}
-		job := submit(t, c, 1)
-		workHeld(t, pool, c, holdjobs.Options{}, costs(test.used, test.over))
-		awaitJob(t, pool, job, test.want.Job)
-		require.Equal(t, test.want, booksOf(t, pool, c, job), "%q, %d", test.over, test.taken)
-		require.Contains(t, pgtest.Value[string](t, pool, `select coalesce(errors[1]->>'error', '') from river_job where id = $1`, job), test.fails)
+		t.Run(fmt.Sprint(test.over, test.taken), func(t *testing.T) {
+			pool, c := setUp(t, metered.Config{})
+			if test.taken > 0 {
+				require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error {
+					_, err := c.Budget.Charge(t.Context(), tx, budget.Charge{Scope: "gpu", Amount: test.taken})
+					return err
+				}))
+			}
+			job := submit(t, c, 1)
+			workHeld(t, pool, c, holdjobs.Options{}, costs(test.used, test.over))
+			awaitJob(t, pool, job, test.want.Job)
+			require.Equal(t, test.want, booksOf(t, pool, c, job), "%q, %d", test.over, test.taken)
+			require.Contains(t, pgtest.Value[string](t, pool, `select coalesce(errors[1]->>'error', '') from river_job where id = $1`, job), test.fails)
+		})
 	}
 }
 
@@ -265,21 +273,23 @@ func TestHeldWorker_OverTheEstimate(t *testing.T) {
 func TestHeldWorker_WriteCannotEndTheTransactionByTheConnection(t *testing.T) {
 	t.Parallel()
 	for _, sql := range []string{"commit", "commit; begin", "rollback", "rollback; begin", "rollback and chain", "select 1/0"} {
-		pool, c := setUp(t, metered.Config{})
-		job := submit(t, c, 1)
-		workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
-			cost, err := costs(7, holds.OverRefused)(ctx, j)
-			own := cost.Write
-			cost.Write = func(ctx context.Context, tx pgx.Tx) error {
-				_, _ = tx.Conn().Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
-				if tx.Conn().PgConn().TxStatus() != 'T' {
-					return nil
+		t.Run(sql, func(t *testing.T) {
+			pool, c := setUp(t, metered.Config{})
+			job := submit(t, c, 1)
+			workHeld(t, pool, c, holdjobs.Options{}, func(ctx context.Context, j *rendering) (holdjobs.Cost, error) {
+				cost, err := costs(7, holds.OverRefused)(ctx, j)
+				own := cost.Write
+				cost.Write = func(ctx context.Context, tx pgx.Tx) error {
+					_, _ = tx.Conn().Exec(ctx, sql, pgx.QueryExecModeSimpleProtocol)
+					if tx.Conn().PgConn().TxStatus() != 'T' {
+						return nil
+					}
+					return own(ctx, tx)
 				}
-				return own(ctx, tx)
-			}
-			return cost, err
+				return cost, err
+			})
+			awaitJob(t, pool, job, "discarded")
+			require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job), sql)
 		})
-		awaitJob(t, pool, job, "discarded")
-		require.Equal(t, books{Job: "discarded", Hold: holds.Released}, booksOf(t, pool, c, job), sql)
 	}
 }
