@@ -58,7 +58,7 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 	require.NoError(t, err)
 	reads := map[string]map[string]int64{"few": {}, "many": {}}
 	open := func(name string) (n int64) {
-		require.NoError(t, conn.QueryRow(ctx, "select count(*) from metered.lots where scope = $1 and open and expires_at <= metered.clock()", name).Scan(&n))
+		require.NoError(t, conn.QueryRow(ctx, "select count(*) from metered.lot_rows where scope = $1 and open and expires_at <= (select metered.clock())", name).Scan(&n))
 		return n
 	}
 	drawn := map[string]int64{} // the last draw

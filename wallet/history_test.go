@@ -145,6 +145,9 @@ func (h *history) run() {
 			seenActs.add("rolled")
 		}
 	}
+	if !pgtest.Long {
+		return // the fixture verifies all scopes at its end
+	}
 	report, err := h.f.ledger.Verify(h.Context(), h.f.pool, budget.VerifyOptions{Scope: h.scope})
 	require.NoError(h.T, err)
 	require.Empty(h.T, report.Differences)
@@ -192,7 +195,7 @@ func try[R any](h *history, call func(ctx context.Context, tx pgx.Tx) (R, error)
 // number finds the numbers of the lots: they are numbered in the order in which they are granted, and each is followed
 // by the lot that it rolls over into.
 func (h *history) number() {
-	rows, err := h.f.pool.Query(h.Context(), `select no from metered.lots where scope = $1 union select roll_no from metered.lots where scope = $1 and roll_no is not null order by no`, h.scope)
+	rows, err := h.f.pool.Query(h.Context(), `select no from metered.lot_rows where scope = $1 union select roll_no from metered.lot_rows where scope = $1 and roll_no is not null order by no`, h.scope)
 	require.NoError(h.T, err)
 	all, err := pgx.CollectRows(rows, pgx.RowTo[int64])
 	require.NoError(h.T, err)

@@ -48,7 +48,7 @@ func TestExpire_AnnouncesAWalletsLotsHoweverMany(t *testing.T) {
 		require.NoError(t, err)
 		require.Equal(t, 6, r.Batches, "of 2,000 lots")
 		require.EqualValues(t, lots, o.Sum("lots_lapsed"))
-		require.Zero(t, pgtest.Value[int64](t, pool, "select count(*) from metered.lots where untold > 0"))
+		require.Zero(t, pgtest.Value[int64](t, pool, "select count(*) from metered.lot_rows where untold > 0"))
 	}
 }
 

@@ -84,9 +84,10 @@ func TestSnapshot_OfBeforeGivesNoFinalAnswer(t *testing.T) {
 	} {
 		for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
 			func() {
-				_, err := f.pool.Exec(t.Context(), `truncate metered.ledger, metered.refund_sum, metered.lot_rows, metered.lot_moves, metered.lot_holds,
-					metered.holds, metered.hold_lines, metered.hold_events, metered.operations`)
-				require.NoError(t, err)
+				for _, table := range []string{"lot_holds", "lot_moves", "lot_rows", "refund_sum", "hold_events", "hold_lines", "holds", "operations", "ledger"} {
+					_, err := f.pool.Exec(t.Context(), "delete from metered."+table)
+					require.NoError(t, err)
+				}
 				f.clock.Set(noon)
 				f.grant(wallet.Grant{Amount: 7, Reference: "empty"})
 				f.draw(7)
