@@ -56,6 +56,8 @@ func TestOpen_ALostConnectionLeavesOneReservationOrNone(t *testing.T) {
 func TestSettle_ALostConnectionIsMadeUpFor(t *testing.T) {
 	t.Parallel()
 	owner, _ := pgtest.SetUp(t, metered.Config{})
+	pool, w := pgtest.Tap(t, owner, nil)
+	c := pgtest.NewClient(t, pool, metered.Config{})
 	n := 0
 	for _, statement := range []string{"begin_command", "insert into uploads", "complete_command"} {
 		for what, fault := range map[string]func(owner *pgxpool.Pool, f *pgtest.Flush){
@@ -67,8 +69,6 @@ func TestSettle_ALostConnectionIsMadeUpFor(t *testing.T) {
 		} {
 			n++
 			id := fmt.Sprint(n)
-			pool, w := pgtest.Tap(t, owner, nil)
-			c := pgtest.NewClient(t, pool, metered.Config{})
 			s, err := metered.Open[pgtest.Uploaded](t.Context(), c, stream(id))
 			require.NoError(t, err)
 			var struck atomic.Bool

@@ -150,6 +150,7 @@ func TestSessions_AgreeWithTheModel(t *testing.T) {
 // abandoned. Once it is settled the record answers all of them.
 func TestOpen_OneOfManyRuns(t *testing.T) {
 	t.Parallel()
+	callers := pgtest.Size(16, 50)
 	for _, level := range pgtest.IsolationLevels {
 		t.Run(string(level), func(t *testing.T) {
 			t.Parallel()
@@ -160,8 +161,8 @@ func TestOpen_OneOfManyRuns(t *testing.T) {
 			r.Isolation = level
 			opened := func() (only *metered.Session[usage], finished int64) {
 				var won, running, done atomic.Int64
-				all := make([]*metered.Session[usage], 50)
-				pgtest.AtOnce(50, func(i int) {
+				all := make([]*metered.Session[usage], callers)
+				pgtest.AtOnce(callers, func(i int) {
 					s, err := metered.Open[usage](context.Background(), c, r)
 					switch {
 					case errors.Is(err, metered.ErrRunning):
@@ -182,7 +183,7 @@ func TestOpen_OneOfManyRuns(t *testing.T) {
 				}
 				if done.Load() == 0 {
 					require.EqualValues(t, 1, won.Load())
-					require.EqualValues(t, 49, running.Load())
+					require.EqualValues(t, callers-1, running.Load())
 					t.Cleanup(only.Close)
 				}
 				return only, done.Load()
@@ -196,7 +197,7 @@ func TestOpen_OneOfManyRuns(t *testing.T) {
 			_, err := s.Settle(t.Context(), tokensUsed(9), says(9))
 			require.NoError(t, err)
 			_, finished := opened()
-			require.EqualValues(t, 50, finished)
+			require.EqualValues(t, callers, finished)
 			require.Equal(t, [2]int64{9, 0}, stands(t, owner, c, "tokens"))
 			require.Equal(t, [2]int64{3, 0}, stands(t, owner, c, "requests"))
 		})
