@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"io"
 	"net/url"
+	"os"
 	"strings"
 	"sync"
 	"testing"
@@ -170,13 +171,16 @@ var hourly = budget.PerWindow(100, time.Hour).Named("hourly")
 // with a job, a refused one, and a token. It is filled once, and each test gets a copy.
 func shop(t testing.TB) (*pgxpool.Pool, *metered.Client) {
 	t.Helper()
-	filling.Do(func() {
-		filled.Fill = func(_ context.Context, pool *pgxpool.Pool) error {
-			fill(t, pool)
-			return nil
-		}
-	})
-	return pgtest.SetUp(t, metered.Config{}, pgtest.Options{Template: &filled})
+	fills := func(_ context.Context, pool *pgxpool.Pool) error {
+		fill(t, pool)
+		return nil
+	}
+	filling.Do(func() { filled.Fill = fills })
+	template := &filled
+	if os.Getenv(pgtest.CitusEnv) != "" { // there is no copy of a database: each test fills its own
+		template = &pgtest.Template{Fill: fills}
+	}
+	return pgtest.SetUp(t, metered.Config{}, pgtest.Options{Template: template})
 }
 
 var (
