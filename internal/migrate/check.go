@@ -81,7 +81,7 @@ func (c *Check) take(ctx context.Context, db schema.DB, l *look) error {
 
 // decide looks. An error of the look itself decides nothing.
 func (c *Check) decide(ctx context.Context, db schema.DB) (decided bool, err error) {
-	catalog, err := c.release.Read(ctx, db, c.name)
+	catalog, err := c.release.ReadUsable(ctx, db, c.name)
 	if err != nil {
 		return false, fault.Failed("metered", "look at the schema", err)
 	}

@@ -88,13 +88,15 @@ func (m migration) schema(ctx context.Context, tx pgx.Tx) (Report, error) {
 	}
 	upgrade := schema.Upgrade{To: to, From: before.Version, DropPrevious: m.opts.DropPrevious, Missing: before.Missing()}
 	report.Dropped = present(before, upgrade.Drops())
-	sql := upgrade.SQL()
-	if before.Version == to.Version && len(report.Repaired) == 0 {
-		if len(report.Dropped) == 0 {
-			report.Previous = previous(to, before)
-			return report, nil
-		}
+	var sql string
+	switch {
+	case before.Version < to.Version || len(report.Repaired) > 0:
+		sql = upgrade.SQL()
+	case len(report.Dropped) > 0:
 		sql = to.DropPreviousSQL()
+	default:
+		report.Previous = previous(to, before)
+		return report, nil
 	}
 	if err := m.becomeOwner(ctx, tx, report.Repaired); err != nil {
 		return report, err

@@ -1,13 +1,16 @@
 package migrate_test
 
 import (
+	"context"
 	"testing"
 
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/migrate"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/schema"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -68,6 +71,8 @@ func TestValidate_NamesEachDifference(t *testing.T) {
 		}
 	}
 	require.Equal(t, found, pgtest.Validate(t, pool), "nothing was changed")
+	require.NotEmpty(t, unusable(t, pool, schema.Current().Read))
+	require.Equal(t, unusable(t, pool, schema.Current().Read), unusable(t, pool, schema.Current().ReadUsable), "a client's look sees all that it judges")
 
 	for _, test := range tests {
 		pgtest.Execute(t, pool, test.back)
@@ -83,6 +88,19 @@ func TestValidate_NamesEachDifference(t *testing.T) {
 	report := pgtest.Migrate(t, pool, metered.MigrateOptions{})
 	require.Equal(t, found.Differences, report.Repaired)
 	require.NoError(t, pgtest.Validate(t, pool).Err())
+}
+
+// unusable are the differences for which a client refuses its calls.
+func unusable(t *testing.T, pool *pgxpool.Pool, read func(context.Context, schema.DB, schema.Name) (schema.Catalog, error)) (all []string) {
+	t.Helper()
+	n, err := schema.Parse("")
+	require.NoError(t, err)
+	c, err := read(t.Context(), pool, n)
+	require.NoError(t, err)
+	for _, d := range c.Unusable() {
+		all = append(all, d.Object.Key()+" "+string(d.Problem))
+	}
+	return all
 }
 
 func TestValidate_AnAddedObjectIsNoDifference(t *testing.T) {

@@ -57,7 +57,16 @@ type DB interface {
 var catalogSQL string
 
 // Read reads the objects of the schema n. It changes nothing, even in a transaction passed to it.
-func (r *Release) Read(ctx context.Context, db DB, n Name) (c Catalog, err error) {
+func (r *Release) Read(ctx context.Context, db DB, n Name) (Catalog, error) {
+	return r.read(ctx, db, n, true)
+}
+
+// ReadUsable is Read of no more than Unusable judges, in half the time.
+func (r *Release) ReadUsable(ctx context.Context, db DB, n Name) (Catalog, error) {
+	return r.read(ctx, db, n, false)
+}
+
+func (r *Release) read(ctx context.Context, db DB, n Name, whole bool) (c Catalog, err error) {
 	c.release, c.schema = r, n
 	tx, err := db.Begin(ctx)
 	if err != nil {
@@ -74,7 +83,7 @@ func (r *Release) Read(ctx context.Context, db DB, n Name) (c Catalog, err error
 		return c, err
 	}
 	batch := &pgx.Batch{}
-	batch.Queue(catalogSQL, n.plain).Query(func(rows pgx.Rows) error {
+	batch.Queue(catalogSQL, n.plain, whole).Query(func(rows pgx.Rows) error {
 		all, err := pgx.CollectRows(rows, pgx.RowToStructByName[Object])
 		for _, o := range all {
 			o.Name, o.Definition = n.unqualified(o.Name), n.unqualified(o.Definition)
