@@ -70,8 +70,9 @@ func TestPlans_AParkedJobIsTheSameWorkHoweverManyWait(t *testing.T) {
 		}
 		if n >= 1500 {
 			t.Logf("for ten jobs, of few parked %+v, of %d %+v", few, n, all)
-			require.LessOrEqual(t, float64(all.Pages), 1.2*float64(few.Pages))
-			require.LessOrEqual(t, float64(all.WAL), 1.2*float64(few.WAL))
+			// Trees are a level higher, and rows that ended are not all pruned. Work for each parked job would be five times as much, and more.
+			require.LessOrEqual(t, float64(all.Pages), 1.5*float64(few.Pages))
+			require.LessOrEqual(t, float64(all.WAL), 1.5*float64(few.WAL))
 		}
 		few = all
 	}

@@ -151,9 +151,9 @@ func TestStart_AsAnotherUser(t *testing.T) {
 	}
 	// The test binary lies in a directory that only root enters.
 	base, bin := sharedDir(t, 0o1777), filepath.Join(sharedDir(t, 0o755), "helper.test")
-	self, err := os.ReadFile(thisBinary())
-	require.NoError(t, err)
-	require.NoError(t, os.WriteFile(bin, self, 0o755))
+	// If this process wrote it, a child that another test forks meanwhile would have it open for writing: "text file busy".
+	require.NoError(t, exec.Command("cp", thisBinary(), bin).Run())
+	require.NoError(t, os.Chmod(bin, 0o755))
 
 	const uid = 65534
 	cmd, stdin, s := startHelper(t, "return", base, func(cmd *exec.Cmd) {
