@@ -61,7 +61,7 @@ func (r *Release) Read(ctx context.Context, db DB, n Name) (Catalog, error) {
 	return r.read(ctx, db, n, true)
 }
 
-// ReadUsable is Read of no more than Unusable judges, in half the time.
+// ReadUsable is Read of no more than Unusable judges.
 func (r *Release) ReadUsable(ctx context.Context, db DB, n Name) (Catalog, error) {
 	return r.read(ctx, db, n, false)
 }
