@@ -142,7 +142,7 @@ var (
 
 func FootprintOf(t testing.TB, pool *pgxpool.Pool, cmd metered.Command) (f Footprint) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	c, err := metered.New(pool, metered.Config{})
 	require.NoError(t, err)
@@ -321,7 +321,7 @@ func RequireUsable(t testing.TB, c *metered.Client, id string) {
 	require.Eventually(t, func() bool { // a killed connection may still be in the pool
 		_, err := metered.Do[any](ctx, c, metered.Command{ID: "usable/" + id}, nil)
 		return err == nil
-	}, 10*time.Second, time.Millisecond)
+	}, 2*time.Minute, time.Millisecond)
 }
 
 // Placing is a command that places one hold.

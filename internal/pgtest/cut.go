@@ -29,6 +29,7 @@ func Cut(t testing.TB, pool *pgxpool.Pool) (*pgxpool.Pool, *Cutter) {
 	}
 	c := &Cutter{}
 	return Reopen(t, pool, func(config *pgxpool.Config) {
+		config.ShouldPing = noPing
 		dial := config.ConnConfig.DialFunc
 		config.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			c.mu.Lock()

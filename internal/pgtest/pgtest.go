@@ -25,7 +25,7 @@ const (
 
 	// openTimeout bounds making a database, and closeTimeout waiting for a test's connections.
 	openTimeout  = 2 * time.Minute
-	closeTimeout = 10 * time.Second
+	closeTimeout = time.Minute
 )
 
 // Options describes a test's database. The zero value serves most tests.

@@ -11,11 +11,11 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// WaitFor returns when ok does, and fails the test if that takes a minute.
+// WaitFor returns when ok does, and fails the test if that takes five minutes.
 func WaitFor(t testing.TB, what string, ok func() bool) {
 	t.Helper()
 	pause := time.Millisecond
-	for deadline := time.Now().Add(time.Minute); !ok(); time.Sleep(pause) {
+	for deadline := time.Now().Add(5 * time.Minute); !ok(); time.Sleep(pause) {
 		pause = min(2*pause, 20*time.Millisecond) // asking takes processor time from the awaited
 		if time.Now().After(deadline) {
 			t.Fatalf("pgtest: waited too long for %s", what)
@@ -65,7 +65,7 @@ func Value[T any](t testing.TB, db interface {
 	Query(context.Context, string, ...any) (pgx.Rows, error)
 }, sql string, args ...any) T {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
 	rows, err := db.Query(ctx, sql, args...)
 	if err == nil {

@@ -52,6 +52,7 @@ func Tap(t testing.TB, pool *pgxpool.Pool, change func(*pgxpool.Config)) (*pgxpo
 	}
 	w := &Wire{}
 	return Reopen(t, pool, func(c *pgxpool.Config) {
+		c.ShouldPing = noPing
 		dial := c.ConnConfig.DialFunc
 		c.ConnConfig.DialFunc = func(ctx context.Context, network, addr string) (net.Conn, error) {
 			w.mu.Lock()
@@ -68,6 +69,10 @@ func Tap(t testing.TB, pool *pgxpool.Pool, change func(*pgxpool.Config)) (*pgxpo
 		}
 	}), w
 }
+
+// noPing keeps a pool from asking a connection that was idle for a second whether it lives: one flush more, when the
+// machine is busy.
+func noPing(context.Context, pgxpool.ShouldPingParams) bool { return false }
 
 // Each calls f with each flush from now on, before it is sent.
 func (w *Wire) Each(f func(*Flush)) {
@@ -313,9 +318,9 @@ func ErrorResponse(severity, code, text string) []byte {
 // Terminate kills the backend of the flush and waits until it has gone.
 func (f *Flush) Terminate(t testing.TB, pool *pgxpool.Pool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
 	defer cancel()
-	if _, err := pool.Exec(ctx, "select pg_terminate_backend($1, 10000)", f.PID()); err != nil {
+	if _, err := pool.Exec(ctx, "select pg_terminate_backend($1, 100000)", f.PID()); err != nil {
 		t.Errorf("pgtest: ending a backend: %v", err)
 	}
 }
