@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"os/exec"
 	"path/filepath"
 	"runtime"
 	"slices"
@@ -92,10 +93,15 @@ func (d *download) unpack(final, scratch string) error {
 		}
 		return err
 	}
+	// Another process writes them: one that this process starts meanwhile would have them open, and they could not be run.
+	copied := filepath.Join(scratch, "copied")
+	if out, err := exec.Command("cp", "-Rp", binaries, copied).CombinedOutput(); err != nil {
+		return fmt.Errorf("copying the binaries: %w: %s", err, out)
+	}
 	if err := os.RemoveAll(final); err != nil {
 		return err
 	}
-	return os.Rename(binaries, final)
+	return os.Rename(copied, final)
 }
 
 // cacheDir makes and returns a directory that the account can read. Under root, that is not one below root's home.

@@ -120,7 +120,7 @@ func TestProcessEnd_DuringStartLeavesNothing(t *testing.T) {
 				found, err := filepath.Glob(filepath.Join(base, "metered-pg-*", reached))
 				require.NoError(t, err)
 				return len(found) == 1
-			}, time.Minute, time.Millisecond)
+			}, 2*time.Minute, time.Millisecond)
 			require.NoError(t, cmd.Process.Kill())
 			_ = cmd.Wait()
 			require.Eventually(t, func() bool {

@@ -100,7 +100,7 @@ func TestKill_ThenRestartKeepsCommits(t *testing.T) {
 	require.NoError(t, s.Kill())
 	require.Zero(t, s.PID())
 	for _, pid := range pids {
-		require.Eventually(t, func() bool { return ended(pid) }, 10*time.Second, 5*time.Millisecond)
+		require.Eventually(t, func() bool { return ended(pid) }, 2*time.Minute, 5*time.Millisecond)
 	}
 	require.NoError(t, s.Kill(), "killing it again does nothing")
 

@@ -14,6 +14,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"syscall"
 	"testing"
 
 	embeddedpostgres "github.com/fergusstrange/embedded-postgres"
@@ -98,6 +99,8 @@ func TestInstalled_PassesOverUnusableServers(t *testing.T) {
 	root := sharedDir(t, 0o755)
 	program := func(dir, name, script string) {
 		require.NoError(t, os.MkdirAll(filepath.Join(root, dir), 0o755))
+		syscall.ForkLock.RLock() // a process that another test starts would have the file open, and it could not be run
+		defer syscall.ForkLock.RUnlock()
 		require.NoError(t, os.WriteFile(filepath.Join(root, dir, name), []byte("#!/bin/sh\n"+script+"\n"), 0o755))
 	}
 	// Too old, silent, and new but broken. The last fails only when it is used.
