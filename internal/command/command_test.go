@@ -40,7 +40,7 @@ func TestDo_AnErrorOrPanicOfTheFunctionLeavesNothing(t *testing.T) {
 			_, _ = metered.Do(t.Context(), c, cmd, at(func() error { panic("oh") }))
 		})
 		require.Equal(t, nothing, footprintOf(t, pool, cmd))
-		require.Zero(t, pool.Stat().AcquiredConns())
+		pgtest.WaitFor(t, "its connections", func() bool { return pool.Stat().AcquiredConns() == 0 })
 
 		ctx, cancel := context.WithCancelCause(t.Context())
 		_, err = metered.Do(ctx, c, cmd, at(func() error { cancel(errOwn); return nil }))

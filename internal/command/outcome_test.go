@@ -264,7 +264,7 @@ func TestDo_ABackendKilledDuringCommitIsResolved(t *testing.T) {
 	}()
 	for range 2 { // the repetition is killed as well
 		pgtest.WaitAdvisory(t, pool, 1)
-		require.True(t, pgtest.Value[bool](t, pool, `select pg_terminate_backend(pid, 10000) from pg_stat_activity
+		require.True(t, pgtest.Value[bool](t, pool, `select pg_terminate_backend(pid, 100000) from pg_stat_activity
 			where datname = current_database() and wait_event = 'advisory'`))
 	}
 	pgtest.WaitAdvisory(t, pool, 1)

@@ -174,7 +174,7 @@ func bigCalls(t *testing.T, pool *pgxpool.Pool, c *metered.Client) {
 		require.NoError(t, pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 			_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: "refunded", Amount: 1, Limits: append(window(1<<40), budget.Lifetime(1<<40))})
 			require.NoError(t, err)
-			_, err = c.Budget.Charge(ctx, tx, budget.Charge{Scope: "refunded", Amount: 1250, Limits: []budget.Limit{budget.PerWindow(10_125, 25*time.Minute)}})
+			_, err = c.Budget.Charge(ctx, tx, budget.Charge{Scope: "refunded", Amount: 1250, Limits: []budget.Limit{budget.PerWindow(5_000, 25*time.Minute)}})
 			require.ErrorIs(t, err, budget.ErrExceeded)
 			_, err = c.Budget.Charge(ctx, tx, budget.Charge{Scope: "held", Amount: 9, Limits: window(5_001)})
 			require.ErrorIs(t, err, budget.ErrExceeded)

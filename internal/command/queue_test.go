@@ -62,7 +62,7 @@ func TestDo_ABackendKilledWhileQueuedForAScopeLeavesNothing(t *testing.T) {
 		done <- err
 	}()
 	pgtest.WaitAdvisory(t, pool, 1)
-	require.True(t, pgtest.Value[bool](t, pool, `select pg_terminate_backend(pid, 10000) from pg_stat_activity
+	require.True(t, pgtest.Value[bool](t, pool, `select pg_terminate_backend(pid, 100000) from pg_stat_activity
 		where datname = current_database() and wait_event = 'advisory'`))
 	require.ErrorIs(t, <-done, errOwn) // of the repetition, which found that nothing had been committed
 	require.Equal(t, nothing, footprintOf(t, pool, cmd))
@@ -76,7 +76,7 @@ func TestDo_TheServerGivesUpBeforeTheDeadline(t *testing.T) {
 	release := lockScope(t, pool, c, "op/b")
 	pgtest.RequireUsable(t, c, "warm")
 	connections := pool.Stat().NewConnsCount()
-	_, err := metered.Do(pgtest.NewDeadline(t, 4*time.Second), c, cmd, wholeFunc("op", nil))
+	_, err := metered.Do(pgtest.NewDeadline(t, 10*time.Second), c, cmd, wholeFunc("op", nil))
 	require.ErrorIs(t, err, metered.ErrBusy)
 	require.NotErrorIs(t, err, metered.ErrIndefinite)
 	require.Equal(t, nothing, footprintOf(t, pool, cmd))

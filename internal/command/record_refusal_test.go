@@ -34,7 +34,7 @@ func refusers(t *testing.T, pool *pgxpool.Pool, c *metered.Client) map[string]re
 	do := func(fn func(tx pgx.Tx) error) { require.NoError(t, pgx.BeginFunc(ctx, pool, fn)) }
 	place := func(id string, lines ...holds.Line) {
 		do(func(tx pgx.Tx) error {
-			_, err := c.Holds.Place(ctx, tx, holds.Request{ID: id, Holder: "ann", TTL: time.Minute, Lines: lines})
+			_, err := c.Holds.Place(ctx, tx, holds.Request{ID: id, Holder: "ann", TTL: time.Hour, Lines: lines})
 			return err
 		})
 	}
@@ -49,7 +49,7 @@ func refusers(t *testing.T, pool *pgxpool.Pool, c *metered.Client) map[string]re
 	})
 	var claim string
 	do(func(tx pgx.Tx) error {
-		h, err := c.Holds.Claim(ctx, tx, holds.Claim{Key: holds.Key{Type: "seat", Value: "21A"}, Holder: "ann", TTL: time.Minute})
+		h, err := c.Holds.Claim(ctx, tx, holds.Claim{Key: holds.Key{Type: "seat", Value: "21A"}, Holder: "ann", TTL: time.Hour})
 		claim = h.ID
 		return err
 	})

@@ -118,7 +118,7 @@ func TestDo_StopsRetryingWhenCancelled(t *testing.T) {
 	require.ErrorContains(t, err, "40001")
 	require.NotErrorIs(t, err, metered.ErrIndefinite)
 	require.Equal(t, 2, runs)
-	require.Zero(t, pool.Stat().AcquiredConns())
+	pgtest.WaitFor(t, "its connections", func() bool { return pool.Stat().AcquiredConns() == 0 })
 }
 
 func TestDoTx_DoesNotRetry(t *testing.T) {
@@ -165,13 +165,13 @@ func TestDo_BoundsTheTransactionByTheDeadline(t *testing.T) {
 		require.LessOrEqual(t, ms, 3_600_000-250, "a margin is left")
 	}
 	// A session that is stricter stays so.
-	_, err := pool.Exec(t.Context(), `do $$ begin execute format('alter database %I set statement_timeout = ''3s''', current_database()); end $$`)
+	_, err := pool.Exec(t.Context(), `do $$ begin execute format('alter database %I set statement_timeout = ''600s''', current_database()); end $$`)
 	require.NoError(t, err)
 	pool.Reset()
 	strict := within(ctx, "strict")
-	require.Equal(t, 3_000, strict[0])
-	require.Greater(t, strict[1], 3_000)
-	require.Equal(t, [3]int{3_000, 0, 0}, within(t.Context(), "strict, no deadline"))
+	require.Equal(t, 600_000, strict[0])
+	require.Greater(t, strict[1], 600_000)
+	require.Equal(t, [3]int{600_000, 0, 0}, within(t.Context(), "strict, no deadline"))
 }
 
 func TestDo_AStatementThatOutlastsTheDeadlineIsEndedByTheServer(t *testing.T) {
@@ -179,7 +179,7 @@ func TestDo_AStatementThatOutlastsTheDeadlineIsEndedByTheServer(t *testing.T) {
 	pool, c := setUp(t, metered.Config{})
 	pgtest.RequireUsable(t, c, "warm")
 	connections := pool.Stat().NewConnsCount()
-	_, err := metered.Do(pgtest.NewDeadline(t, 3*time.Second), c, metered.Command{ID: "op", Charges: []budget.Charge{charge("s", 1, 0)}},
+	_, err := metered.Do(pgtest.NewDeadline(t, 10*time.Second), c, metered.Command{ID: "op", Charges: []budget.Charge{charge("s", 1, 0)}},
 		func(ctx context.Context, tx *metered.Tx) (any, error) {
 			_, err := tx.Exec(ctx, "select pg_sleep(60)")
 			return nil, err
@@ -193,7 +193,7 @@ func TestDo_AnEndedContextSaysHowAndWhy(t *testing.T) {
 	t.Parallel()
 	_, c := setUp(t, metered.Config{})
 	waits := func(ctx context.Context, _ *metered.Tx) (any, error) { <-ctx.Done(); return nil, nil }
-	ctx, cancel := context.WithTimeoutCause(t.Context(), time.Second, errOwn)
+	ctx, cancel := context.WithTimeoutCause(t.Context(), 5*time.Second, errOwn)
 	defer cancel()
 	_, err := metered.Do(ctx, c, metered.Command{ID: "op"}, waits)
 	require.ErrorIs(t, err, metered.ErrTimeout)

@@ -127,7 +127,7 @@ func TestRunTx_EndsItsTransactionInEachCase(t *testing.T) {
 	require.ErrorIs(t, err, context.Canceled)
 	require.NotErrorIs(t, err, metered.ErrCommitUnknown, "COMMIT was not sent")
 	require.Zero(t, count(t, pool, "uploads"))
-	require.Zero(t, pool.Stat().AcquiredConns())
+	pgtest.WaitFor(t, "its connections", func() bool { return pool.Stat().AcquiredConns() == 0 })
 	require.NoError(t, c.RunTx(ctx, pgx.TxOptions{}, write))
 	require.Equal(t, 1, count(t, pool, "uploads"))
 }

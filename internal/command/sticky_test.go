@@ -175,7 +175,7 @@ func TestSticky_DoesNotDeadlockOnASmallPool(t *testing.T) {
 		t.Run(fmt.Sprint(size), func(t *testing.T) {
 			t.Parallel()
 			pool, c := setUp(t, metered.Config{}, pgtest.Options{MaxConns: size})
-			ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+			ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 			defer cancel()
 			atOnce(50, func(i int) {
 				cmd := metered.Command{ID: fmt.Sprint(i % 40), Sticky: tries} // some are repeated
@@ -207,7 +207,7 @@ func (a asked) Done() <-chan struct{} {
 // repetition that has the claim and wants a second one for its own.
 func TestSticky_ARetryLeavesTheLastConnection(t *testing.T) {
 	t.Parallel()
-	_, w, c, cmd := onWire(t, metered.Config{LockTimeout: 5 * time.Second}, func(config *pgxpool.Config) { config.MaxConns = 2 })
+	_, w, c, cmd := onWire(t, metered.Config{LockTimeout: time.Minute}, func(config *pgxpool.Config) { config.MaxConns = 2 })
 	cmd.Sticky = tries
 	waiting := asked{t.Context(), new(sync.Once), make(chan struct{})}
 	repeated := make(chan error, 1)
@@ -281,7 +281,7 @@ func TestSticky_AFailureIsSaidAndTheCommandNotRun(t *testing.T) {
 
 func TestSticky_ClientsOfOnePoolShareItsPlaces(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	pool, one := setUp(t, metered.Config{}, pgtest.Options{MaxConns: 2})
 	two := newClient(t, pool, metered.Config{})
