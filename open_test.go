@@ -49,6 +49,7 @@ func stands(t *testing.T, pool *pgxpool.Pool, c *metered.Client, scope string) [
 func TestOpen_ReservesAndSettleCapturesTheUsedUnits(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{})
+	pgtest.SetClock(t, pool, pgtest.Tomorrow(12))
 	s, err := metered.Open[usage](t.Context(), c, stream("1"))
 	require.NoError(t, err)
 	defer s.Close()
@@ -58,7 +59,7 @@ func TestOpen_ReservesAndSettleCapturesTheUsedUnits(t *testing.T) {
 	var running *metered.RunningError
 	_, err = metered.Open[usage](t.Context(), c, stream("1"))
 	require.ErrorAs(t, err, &running)
-	require.InDelta(t, 75, running.RetryAfter.Seconds(), 10)
+	require.Equal(t, 75*time.Second, running.RetryAfter)
 
 	out, err := s.Settle(t.Context(), tokensUsed(30), says(30))
 	require.NoError(t, err)
@@ -112,7 +113,7 @@ func TestOpen_RenewsItsHold(t *testing.T) {
 	t.Parallel()
 	_, c := pgtest.SetUp(t, metered.Config{})
 	r := stream("1")
-	r.TTL = 3 * time.Second
+	r.TTL = 15 * time.Second
 	s, err := metered.Open[usage](t.Context(), c, r)
 	require.NoError(t, err)
 	first := s.Hold().Deadline

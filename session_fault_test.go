@@ -260,12 +260,14 @@ func TestSession_ThatCannotBeRenewedEndsItsWorkAndCanBeSettled(t *testing.T) {
 
 func TestSession_IsRenewedToItsCeilingAndNoFurther(t *testing.T) {
 	t.Parallel()
-	_, c := pgtest.SetUp(t, metered.Config{Holds: holds.Config{MaxTTL: 4 * time.Second, MaxLifetime: 5 * time.Second}})
+	pool, c := pgtest.SetUp(t, metered.Config{Holds: holds.Config{MaxTTL: 12 * time.Second, MaxLifetime: 13 * time.Second}})
+	clock := pgtest.SetClock(t, pool, pgtest.Tomorrow(12))
 	r := stream("1")
-	r.TTL, r.Grace = 4*time.Second, 4*time.Second
+	r.TTL, r.Grace = 12*time.Second, 4*time.Second
 	s, err := metered.Open[usage](t.Context(), c, r)
 	require.NoError(t, err)
 	defer s.Close()
+	clock.Advance(11 * time.Second) // the renewal, after a third of the TTL, meets the ceiling
 	var over *metered.RenewalError
 	require.ErrorAs(t, ended(t, s), &over)
 	require.ErrorIs(t, over.Cause, holds.ErrCeiling)
@@ -304,7 +306,7 @@ func TestSession_Child(t *testing.T) {
 	c, err := metered.New(pool, metered.Config{})
 	require.NoError(t, err)
 	r := stream("1")
-	r.TTL, r.Grace, r.Lines[0].AtLeast = 5*time.Second, time.Second, 20
+	r.TTL, r.Grace, r.Lines[0].AtLeast = 12*time.Second, time.Second, 20
 	s, err := metered.Open[usage](t.Context(), c, r)
 	require.NoError(t, err)
 	fmt.Println("open", s.Hold().ID)
@@ -316,6 +318,7 @@ func TestSession_Child(t *testing.T) {
 func TestSession_OfAProcessThatWasKilled(t *testing.T) {
 	t.Parallel()
 	pool, c := pgtest.SetUp(t, metered.Config{})
+	clock := pgtest.SetClock(t, pool, pgtest.Tomorrow(12))
 	child := exec.Command(os.Args[0], "-test.run=^TestSession_Child$")
 	child.Env, child.Stderr = append(os.Environ(), streamingChild+"="+pgtest.ConnString(pool)), os.Stderr
 	out, err := child.StdoutPipe()
@@ -325,6 +328,7 @@ func TestSession_OfAProcessThatWasKilled(t *testing.T) {
 	require.True(t, lines.Scan())
 	require.Contains(t, lines.Text(), "open")
 	first := pgtest.Value[time.Time](t, pool, "select deadline from metered.holds")
+	clock.Advance(time.Second)
 	require.Eventually(t, func() bool {
 		return pgtest.Value[time.Time](t, pool, "select deadline from metered.holds").After(first)
 	}, 2*time.Minute, 10*time.Millisecond, "it renews")
@@ -332,16 +336,11 @@ func TestSession_OfAProcessThatWasKilled(t *testing.T) {
 	_ = child.Wait()
 	r := stream("1")
 	r.Lines[0].AtLeast = 20
-	var s *metered.Session[usage]
-	require.Eventually(t, func() bool {
-		s, err = metered.Open[usage](t.Context(), c, r)
-		var running *metered.RunningError
-		if errors.As(err, &running) {
-			require.Positive(t, running.RetryAfter)
-			return false
-		}
-		return true
-	}, 2*time.Minute, 20*time.Millisecond)
+	_, err = metered.Open[usage](t.Context(), c, r)
+	var running *metered.RunningError
+	require.ErrorAs(t, err, &running)
+	clock.Advance(running.RetryAfter)
+	s, err := metered.Open[usage](t.Context(), c, r)
 	require.NoError(t, err)
 	require.Equal(t, [2]int64{20, 100}, stands(t, pool, c, "tokens"))
 	_, err = s.Settle(t.Context(), tokensUsed(5), says(5))

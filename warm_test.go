@@ -139,7 +139,7 @@ func TestConnectionsThatEndedInThePoolAreNoErrorOfTheNextCall(t *testing.T) {
 			conn, err := pool.Acquire(t.Context())
 			require.NoError(t, err)
 			all = append(all, conn)
-			_, err = owner.Exec(t.Context(), "select pg_terminate_backend($1, 10000)", conn.Conn().PgConn().PID())
+			_, err = owner.Exec(t.Context(), "select pg_terminate_backend($1, 100000)", conn.Conn().PgConn().PID())
 			require.NoError(t, err)
 		}
 		for _, conn := range all {
