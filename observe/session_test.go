@@ -73,7 +73,7 @@ func TestObserver_HearsOfSessions(t *testing.T) {
 	require.Equal(t, []string{"opened", "lost"}, told())
 	r.Forget()
 
-	s = open("renewed", time.Second)
+	s = open("renewed", 12*time.Second)
 	hears("renewed")
 	s.Close()
 	r.Forget()
