@@ -131,7 +131,7 @@ func calls(since time.Time) []call {
 	return []call{
 		{"overview", func(ctx context.Context, r *inspect.Reader) error { _, err := r.Overview(ctx); return err }},
 		{"hot", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
-			l, err := r.Hot(ctx, time.Minute, 20)
+			l, err := r.Hot(ctx, 10*time.Minute, 20)
 			return len(l.Scopes), err
 		})},
 		{"hot of a day", does(func(ctx context.Context, r *inspect.Reader) (int, error) {
