@@ -45,7 +45,7 @@ func chat(client *metered.Client, w http.ResponseWriter, r *http.Request) error 
 		Lines:   []holds.Line{{Scope: words, Amount: 100, Limits: []budget.Limit{budget.Per(150, budget.Month, time.UTC, time.Time{})}}},
 		Charges: []budget.Charge{{Scope: budget.ScopeKey("requests", user, ""), Amount: 1, Limits: []budget.Limit{budget.PerWindow(60, time.Minute)}}},
 		// Bounds the wait of Open. The work may take longer.
-		OpenTimeout: 5 * time.Second,
+		OpenTimeout: 30 * time.Second,
 	})
 	if err != nil {
 		return err // 402, 409 and 429 with Retry-After, 422, 503
