@@ -37,7 +37,7 @@ func lockTimeout(t *testing.T, db budget.Querier) (setting string) {
 
 func TestLock_TimeoutIsBusyWithinItsBounds(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	pool, _, _ := open(t)
 	const wait = 150 * time.Millisecond
@@ -103,7 +103,7 @@ func TestLock_KeepsCallsInOppositeOrdersFromDeadlock(t *testing.T) {
 // The bound is for all locks of a call together.
 func TestLock_TimeoutCoversAllScopesOfACall(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	pool, _, _ := open(t)
 	l := newLedger(t, budget.Config{LockTimeout: 500 * time.Millisecond})
@@ -118,10 +118,11 @@ func TestLock_TimeoutCoversAllScopesOfACall(t *testing.T) {
 	busy := pgtest.Going(func() error { _, err := l.Charge(ctx, tx, charges...); return err })
 	pgtest.WaitQueued(t, pool, 1)
 	began := time.Now()
-	// Each is given free before a time limit of its own would be up.
+	// Each is given free before a time limit of its own would be up, and not before the call waits for it: a lock that is free is taken in no time.
 	call, err := prepareCharges(l, charges...)
 	require.NoError(t, err)
 	for n, key := range call.Locks.Keys {
+		pgtest.WaitFor(t, "the call to wait for a lock, or to give up", func() bool { return len(busy) > 0 || awaited(t, pool, key) })
 		time.Sleep(time.Until(began.Add(time.Duration(n+1) * 200 * time.Millisecond))) // lock_timeout counts real time
 		for i, scope := range scopes {
 			own, err := prepareCharges(l, one(scope))
@@ -132,6 +133,13 @@ func TestLock_TimeoutCoversAllScopesOfACall(t *testing.T) {
 		}
 	}
 	require.ErrorIs(t, <-busy, budget.ErrBusy)
+}
+
+// awaited reports whether a session of the database waits for a lock.
+func awaited(t *testing.T, pool *pgxpool.Pool, key int64) bool {
+	t.Helper()
+	return pgtest.Value[bool](t, pool, `select exists (select from pg_locks where locktype = 'advisory' and not granted and objsubid = 1
+		and (classid::bigint << 32 | objid::bigint) = $1 and database = (select oid from pg_database where datname = current_database()))`, key)
 }
 
 func TestLock_SessionsOwnTimeoutIsUnchangedAfterwards(t *testing.T) {
@@ -271,10 +279,10 @@ func TestLock_KeysAreGolden(t *testing.T) {
 
 func TestLock_AShorterTimeoutOfTheSessionBoundsTheWait(t *testing.T) {
 	t.Parallel()
-	ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second)
+	ctx, cancel := context.WithTimeout(t.Context(), 2*time.Minute)
 	defer cancel()
 	pool, _, _ := open(t)
-	l := newLedger(t, budget.Config{LockTimeout: time.Minute})
+	l := newLedger(t, budget.Config{LockTimeout: time.Hour})
 	occupy(t, pool, l, "a")
 	tx := begin(t, pool, pgx.ReadCommitted)
 	_, err := tx.Exec(ctx, "set local lock_timeout = '50ms'")
