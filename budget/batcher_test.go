@@ -22,8 +22,12 @@ import (
 	"github.com/pgmetered/metered/internal/pgtest"
 )
 
+// newBatcher gives a batch five minutes unless cfg says otherwise: 30 seconds can pass on a busy machine.
 func newBatcher(t testing.TB, pool *pgxpool.Pool, l *budget.Ledger, cfg budget.BatcherConfig) *budget.Batcher {
 	t.Helper()
+	if cfg.Timeout == 0 {
+		cfg.Timeout = 5 * time.Minute
+	}
 	b, err := budget.NewBatcher(pool, l, cfg)
 	require.NoError(t, err)
 	t.Cleanup(func() { require.NoError(t, b.Close(context.Background())) })
@@ -302,8 +306,18 @@ func TestBatcher_ALostCommitThatCannotBeResolved(t *testing.T) {
 	tapped, wire := pgtest.Tap(t, pool, nil)
 	require.NoError(t, tapped.Ping(t.Context()))
 	b := newBatcher(t, tapped, l, budget.BatcherConfig{Timeout: 3 * time.Second})
-	wire.Once(isBatch, func(f *pgtest.Flush) { wire.Refuse(true); f.LoseAnswer() })
-	_, err := b.Ingest(t.Context(), event("e", "a", 1))
+	lost := make(chan struct{})
+	wire.Once(isBatch, func(f *pgtest.Flush) { wire.Refuse(true); f.LoseAnswer(); close(lost) })
+	var err error
+	for sent := false; !sent; { // a slow machine may need longer for a batch before it is sent, and then nothing is lost
+		_, err = b.Ingest(t.Context(), event("e", "a", 1))
+		select {
+		case <-lost:
+			sent = true
+		default:
+			require.ErrorIs(t, err, context.DeadlineExceeded)
+		}
+	}
 	require.ErrorIs(t, err, budget.ErrCommitUnknown)
 	wire.Refuse(false)
 	posted, err := newBatcher(t, pool, l, budget.BatcherConfig{}).Ingest(t.Context(), event("e", "a", 1)) // with time enough
