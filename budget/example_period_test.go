@@ -15,13 +15,13 @@ import (
 // so shorter months begin on their last day.
 func ExamplePer() {
 	ctx := context.Background()
-	pool, done := exampleDatabase()
-	defer done()
-	ledger, err := budget.New(budget.Config{})
-	check(err)
 	zone, err := time.LoadLocation("Europe/Berlin")
 	check(err)
 	since := time.Date(2026, 1, 31, 0, 0, 0, 0, zone)
+	pool, _, done := exampleDatabaseAt(since.AddDate(0, 0, 10))
+	defer done()
+	ledger, err := budget.New(budget.Config{})
+	check(err)
 
 	spend := func(amount int64, plan budget.Limit) {
 		err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {

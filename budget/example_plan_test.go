@@ -96,7 +96,7 @@ func Example_anchor() {
 // A run under a user under an organisation: one call charges all of them, or none.
 func Example_levels() {
 	ctx := context.Background()
-	pool, done := exampleDatabase()
+	pool, _, done := exampleDatabaseAt(time.Date(2026, 4, 10, 9, 0, 0, 0, time.UTC))
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
@@ -172,7 +172,7 @@ func Example_planChange() {
 // up to a cap. The lock makes the look and the charge one: no free unit is counted twice.
 func Example_overage() {
 	ctx := context.Background()
-	pool, done := exampleDatabase()
+	pool, _, done := exampleDatabaseAt(time.Date(2026, 4, 10, 9, 0, 0, 0, time.UTC))
 	defer done()
 	ledger, err := budget.New(budget.Config{})
 	check(err)
