@@ -218,7 +218,7 @@ func TestConsume_WaitsForACompetitorAtMostTheLockTimeout(t *testing.T) {
 	// The transaction's own timeout takes precedence, and both are as they were.
 	patient := must(tokens.New(tokens.Config{Prefix: "acme_upload", LockTimeout: time.Hour}))
 	require.ErrorIs(t, inTx(pool, func(tx pgx.Tx) error {
-		_, err := tx.Exec(ctx, "set local lock_timeout = '30ms'; set local statement_timeout = '20s'")
+		_, err := tx.Exec(ctx, "set local lock_timeout = '30ms'; set local statement_timeout = '2min'")
 		require.NoError(t, err)
 		_, err = patient.Inspect(ctx, tx, "p", "s", minted.Token.Reveal())
 		require.NoError(t, err, "inspecting does not wait")

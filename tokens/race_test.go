@@ -5,7 +5,6 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
@@ -109,17 +108,6 @@ func TestConsume_OfRacingConsumersExactlyAsManyWinAsThereAreUses(t *testing.T) {
 	testRace(t, 10)
 }
 
-// waitForLock returns when a session of this database waits for a lock.
-func waitForLock(t *testing.T, pool *pgxpool.Pool) {
-	t.Helper()
-	require.Eventually(t, func() bool {
-		var waiting bool
-		err := pool.QueryRow(ctx, `select exists (select from pg_stat_activity
-			where datname = current_database() and wait_event_type = 'Lock')`).Scan(&waiting)
-		return err == nil && waiting
-	}, 10*time.Second, time.Millisecond)
-}
-
 // The loser waits on the winner's row. Then it gets the truth about the token, or an error that says to try again.
 func TestConsume_TheLoserOfARaceHearsTheTruth(t *testing.T) {
 	t.Parallel()
@@ -144,7 +132,7 @@ func TestConsume_TheLoserOfARaceHearsTheTruth(t *testing.T) {
 						return err
 					})
 				}()
-				waitForLock(t, pool)
+				pgtest.WaitQueued(t, pool, 1)
 				if commits {
 					require.NoError(t, winner.Commit(ctx))
 				} else {

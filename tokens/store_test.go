@@ -23,9 +23,10 @@ var ctx = context.Background()
 
 var isolationLevels = []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}
 
+// newStore waits a minute for locks: a busy machine can need more than five seconds.
 func newStore(t testing.TB) *tokens.Store {
 	t.Helper()
-	store, err := tokens.New(tokens.Config{Prefix: "acme_upload"})
+	store, err := tokens.New(tokens.Config{Prefix: "acme_upload", LockTimeout: time.Minute})
 	require.NoError(t, err)
 	return store
 }
