@@ -167,6 +167,7 @@ func TestWallet_OfAProcessThatIsKilled(t *testing.T) {
 	}
 	_, err = metered.Do[int](t.Context(), k.client, crossingCommand(k), nil)
 	require.NoError(t, err)
+	pgtest.WaitSettled(t, f.pool) // a sweep passes over a wallet that a killed backend still has
 	_, err = k.book.Sweep(t.Context(), f.pool, wallet.SweepOptions{})
 	require.NoError(t, err)
 	for _, act := range killedActs {
