@@ -54,7 +54,7 @@ func TestWallet_ABacklogOfLotsThatEndedIsLeftToLaterCalls(t *testing.T) {
 		_, _ = conn.Exec(context.Background(), "reset statement_timeout")
 		conn.Release()
 	}()
-	_, err = conn.Exec(ctx, "set statement_timeout = '20s'") // 1,000 times a call's usual time: a busy machine passes, a linear call does not
+	_, err = conn.Exec(ctx, "set statement_timeout = '1min'") // 3,000 times a call's usual time: a busy machine passes, a linear call does not
 	require.NoError(t, err)
 	reads := map[string]map[string]int64{"few": {}, "many": {}}
 	open := func(name string) (n int64) {

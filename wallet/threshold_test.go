@@ -28,7 +28,7 @@ func setUpReporting(t *testing.T, cfg wallet.Config, failing *atomic.Value) *fix
 	f := setUp(t, wallet.Config{})
 	_, err := f.pool.Exec(t.Context(), `create table crossed (n bigint generated always as identity, wallet text, name text, seq bigint, left_over bigint)`)
 	require.NoError(t, err)
-	f.ledger, err = budget.New(budget.Config{OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
+	f.ledger, err = budget.New(budget.Config{LockTimeout: time.Minute, OnThreshold: func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
 		_, err := tx.Exec(ctx, `insert into crossed (wallet, name, seq, left_over) values ($1, $2, $3, $4)`, c.Scope, c.Threshold.Name, c.Seq, c.Available)
 		if failing != nil && failing.Load() == c.Scope {
 			return errNotNow
