@@ -115,7 +115,10 @@ func TestUpgrade_InterruptedLeavesTheVersionBefore(t *testing.T) {
 	for what, interrupt := range map[string]func(t *testing.T, pool *pgxpool.Pool, cancel func()){
 		"its context": func(_ *testing.T, _ *pgxpool.Pool, cancel func()) { cancel() },
 		"its session": func(t *testing.T, pool *pgxpool.Pool, _ func()) {
-			execute(t, pool, "select pg_terminate_backend(pid) from pg_stat_activity where datname = current_database() and wait_event_type = 'Lock'")
+			pgtest.WaitFor(t, "the end of the session", func() bool { // which does not wait for the lock all the time
+				return value[bool](t, pool, `select coalesce(bool_or(pg_terminate_backend(pid)), false) from pg_stat_activity
+					where datname = current_database() and wait_event_type = 'Lock'`)
+			})
 		},
 	} {
 		t.Run(what, func(t *testing.T) {
