@@ -224,7 +224,7 @@ func TestPeriods_RefuseZonesWithoutAName(t *testing.T) {
 	t.Parallel()
 	pool, l, _ := open(t)
 	for name, limit := range map[string]budget.Limit{
-		"time.Local":   budget.Per(1, budget.Day, time.Local, time.Time{}),
+		"time.Local":   budget.Per(1, budget.Day, time.FixedZone("Local", 3600), time.Time{}), // where TZ does not name its zone
 		"unnamed":      budget.Per(1, budget.Day, time.FixedZone("", 3600), time.Time{}),
 		"POSIX rule":   budget.Per(1, budget.Day, time.FixedZone("UTC+3", 3*3600), time.Time{}),
 		"abbreviation": budget.Per(1, budget.Day, time.FixedZone("PST", -8*3600), time.Time{}),
