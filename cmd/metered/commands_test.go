@@ -189,7 +189,7 @@ func TestTop_ShowsHotScopesAndWaiters(t *testing.T) {
 	l := as(t, pool, metered.GrantReportingSQL)
 	release := pgtest.LockScope(t, pool, c, "org/globex")
 	defer release()
-	patient, err := metered.New(pool, metered.Config{LockTimeout: time.Minute})
+	patient, err := metered.New(pool, metered.Config{LockTimeout: time.Hour})
 	require.NoError(t, err)
 	waits := pgtest.Going(func() error {
 		return pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) error { return patient.Budget.Lock(t.Context(), tx, "org/globex") })
@@ -208,7 +208,7 @@ func TestTop_ShowsHotScopesAndWaiters(t *testing.T) {
 		require.Equal(t, "hourly", refused["limit"])
 		require.Equal(t, 2.0, v["overview"].(map[string]any)["open_holds"].(map[string]any)["n"])
 	}
-	text := l.ok("top", "--count", "2", "--interval", "100ms")
+	text := l.ok("top", "--within", "1h", "--count", "2", "--interval", "100ms")
 	require.Equal(t, 4, strings.Count(text, "SCOPE"), "two looks, at hot scopes and at refusals")
 	require.NotContains(t, text, "\x1b", "nothing is redrawn where there is no terminal")
 	lines := l.objects("top", "--count", "3", "--interval", "100ms")

@@ -24,7 +24,7 @@ func TestJobs_ListsTheLongestLinesFirst(t *testing.T) {
 	for i, scope := range []string{"long", "long", "long", "short", "short"} {
 		_, err := metered.Do(t.Context(), c, metered.Command{ID: metered.NewID(), Input: i}, func(ctx context.Context, tx *metered.Tx) (jobs.Result, error) {
 			return tx.Enqueue(ctx, pgtest.Process{Name: scope}, &jobs.Options{Hold: &holds.Request{
-				TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}},
+				TTL: time.Hour, Lines: []holds.Line{{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}},
 			}})
 		})
 		require.NoError(t, err)

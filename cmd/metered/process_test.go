@@ -38,7 +38,7 @@ func TestMain(m *testing.M) {
 // program is the program as a process of its own.
 func program(t *testing.T, args ...string) *exec.Cmd {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute) // a hang fails the test
+	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Minute) // a hang fails the test
 	t.Cleanup(cancel)
 	c := exec.CommandContext(ctx, os.Args[0], args...)
 	c.Env = append(os.Environ(), runAsProgram+"=1")
@@ -195,7 +195,7 @@ func TestSignals_EndTheProgram(t *testing.T) {
 func TestTop_RedrawsInPlaceOnATerminal(t *testing.T) {
 	t.Parallel()
 	pool, _ := shop(t)
-	c := program(t, "top", "--interval", "100ms", "--database-url", pgtest.ConnString(pool))
+	c := program(t, "top", "--within", "1h", "--interval", "100ms", "--database-url", pgtest.ConnString(pool))
 	terminal, err := pty.StartWithSize(c, &pty.Winsize{Rows: 12, Cols: 60})
 	require.NoError(t, err)
 	defer terminal.Close()

@@ -39,7 +39,7 @@ func purse(t testing.TB, pool *pgxpool.Pool, c *metered.Client) *wallet.Book {
 		_, err := book.Revoke(t.Context(), tx, wallet.Revoke{Wallet: "user/ann", Reference: "bounced", Note: budget.Note{Reason: "no funds"}})
 		return err
 	}))
-	s, err := metered.Open[any](t.Context(), c, metered.Reservation{ID: "stream-1", Tenant: "user/ann", Lines: []holds.Line{book.Line("user/ann", 8)}})
+	s, err := metered.Open[any](t.Context(), c, metered.Reservation{ID: "stream-1", Tenant: "user/ann", TTL: 40 * time.Minute, Lines: []holds.Line{book.Line("user/ann", 8)}})
 	require.NoError(t, err)
 	s.Close()
 	return book
