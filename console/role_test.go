@@ -66,6 +66,8 @@ func (w *watch) TraceQueryStart(ctx context.Context, conn *pgx.Conn, q pgx.Trace
 	}
 	sql := strings.ToLower(strings.TrimSpace(q.SQL))
 	switch {
+	case strings.HasPrefix(sql, "--"): // the pool asks whether a connection that was idle lives
+		return ctx
 	case strings.HasPrefix(sql, "begin"):
 		w.readOnly[conn] = strings.Contains(sql, "read only") && strings.Contains(sql, "statement_timeout")
 		w.began++

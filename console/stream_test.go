@@ -128,7 +128,7 @@ func TestStream_ReadsOnceForAll(t *testing.T) {
 
 // The page says that the database does not answer, and that it does again.
 func TestStream_ReportsFailedReads(t *testing.T) {
-	w := newWorld(t, console.Config{Refresh: 100 * time.Millisecond, Timeout: 200 * time.Millisecond}, "")
+	w := newWorld(t, console.Config{Refresh: 100 * time.Millisecond, Timeout: 2 * time.Second}, "")
 	v := w.view(w.url("live", "page", ""))
 	require.True(t, v.hears("data: <section"))
 	lock, err := w.pool.Begin(t.Context())
