@@ -34,7 +34,7 @@ func TestHold_AFreeSeatIsHeldWithAllThatGoesWithIt(t *testing.T) {
 		union all select xmin from metered.ledger union all select xmin from river_job union all select xmin from metered.operations
 		union all select xmin from hall.audit) x`), "all of one transaction")
 	delay := one[float64](h, `select extract(epoch from scheduled_at - created_at)::float8 from river_job where kind = 'metered_hold_cleanup'`)
-	require.InDelta(t, 310, delay, 5) // both by the clocks of one machine
+	require.InDelta(t, 340, delay, 35) // it is 310, and what passed since the transaction began
 	require.Equal(t, 3, one[int](h, `select max_attempts::int from river_job`))
 
 	// The answer was lost, and the request comes again, later: the same hold, with the time that is left by then.

@@ -124,7 +124,7 @@ func TestStream_ConvergesWhenTheListenersConnectionIsLost(t *testing.T) {
 	messages := ben.watch()
 	h.until(messages, "the beginning", func(m message) bool { return m.Counts.Available == 500 })
 	const listeners = ` from pg_stat_activity where datname = current_database() and query like 'listen %'`
-	require.Eventually(t, func() bool { return one[int](h, `select count(*)::int`+listeners) == 1 }, 10*time.Second, time.Millisecond)
+	require.Eventually(t, func() bool { return one[int](h, `select count(*)::int`+listeners) == 1 }, 2*time.Minute, time.Millisecond)
 	for i := range 5 {
 		require.True(t, one[bool](h, `select pg_terminate_backend(pid)`+listeners))
 		ben.holding(h.seats[i]) // nobody may hear of it

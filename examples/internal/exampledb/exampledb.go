@@ -98,7 +98,7 @@ func (d *Database) Throwaway() bool { return d.server != nil && d.server.Owned()
 // Close stops the workers, closes the pool and removes the database, and the server if it is a throwaway one. It works after
 // Ctrl-C, too. Connections that are still in use after 10 s are an error, and are cut.
 func (d *Database) Close() (err error) {
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 	defer cancel()
 	for _, w := range d.workers {
 		err = errors.Join(err, w.StopAndCancel(ctx))
@@ -125,7 +125,7 @@ func closePool(pool *pgxpool.Pool) error {
 	select {
 	case <-closed:
 		return nil
-	case <-time.After(10 * time.Second):
+	case <-time.After(time.Minute):
 		return errors.New("connections of the pool are still in use")
 	}
 }
