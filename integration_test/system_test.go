@@ -37,7 +37,7 @@ func (process) Kind() string { return "process" }
 // open makes a database of its own on the server and migrates it.
 func open(t *testing.T, connString string, cfg metered.Config) *system {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+	ctx, cancel := context.WithTimeout(t.Context(), 5*time.Minute)
 	defer cancel()
 	admin, err := pgx.Connect(ctx, connString)
 	require.NoError(t, err)
