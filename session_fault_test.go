@@ -241,7 +241,7 @@ func TestSession_ThatCannotBeRenewedEndsItsWorkAndCanBeSettled(t *testing.T) {
 	pool, w := pgtest.Tap(t, owner, nil)
 	c := pgtest.NewClient(t, pool, metered.Config{})
 	r := stream("1")
-	r.TTL, r.Grace = time.Second, time.Hour
+	r.TTL, r.Grace = 6*time.Second, time.Hour
 	s, err := metered.Open[usage](t.Context(), c, r)
 	require.NoError(t, err)
 	w.Refuse(true)
