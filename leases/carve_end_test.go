@@ -144,7 +144,7 @@ func TestCarve_LeasesOfTheChildEndBeforeItIsSettled(t *testing.T) {
 	f := carver(t, 1<<40)
 	_, err := f.carve(pgx.ReadCommitted, "hot", "user", 1<<30)
 	require.NoError(t, err)
-	p := f.pool(leases.Rule{})
+	p := f.pool(patient)
 	spent := f.warm(p, charge(5, budget.Prepaid(0)))
 	l, err := f.close(pgx.ReadCommitted, "hot")
 	require.NoError(t, err)

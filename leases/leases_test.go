@@ -92,7 +92,7 @@ func (f *fixture) settled(scope string, pools ...*leases.Pool) int64 {
 func TestCharge_SpendsFromALease(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
-	p := f.pool(leases.Rule{})
+	p := f.pool(patient)
 	limit := budget.Lifetime(100_000)
 	spent := f.warm(p, charge(5, limit))
 	r, err := f.spend(p, pgx.ReadCommitted, charge(7, limit))
@@ -123,7 +123,7 @@ func TestCharge_SpendsFromALease(t *testing.T) {
 func TestCharge_ARollbackTakesASpendBack(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
-	p := f.pool(leases.Rule{})
+	p := f.pool(patient)
 	spent := f.warm(p, charge(5))
 	tx, err := f.db.Begin(t.Context())
 	require.NoError(t, err)
@@ -265,17 +265,16 @@ func TestAllow_ADeadProcessHasSpentAllOfItsSlice(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
 	clock := pgtest.SetClock(t, f.db, pgtest.Tomorrow(9))
-	dead := f.pool(leases.Rule{})
-	pgtest.WaitFor(t, "a lease", func() bool {
-		require.NoError(t, dead.Allow(t.Context(), charge(1, budget.Lifetime(100_000))))
-		return f.usage("hot").Leased > 0
-	})
+	dead, w := f.tapped(patient, true)
+	f.warmAllow(dead, charge(1, budget.Lifetime(100_000)))
+	w.Refuse(true)
+	w.Each(func(x *pgtest.Flush) { x.Lose() })
 	u := f.usage("hot")
 	leased, spent := u.Leased, u.Spent
 	report, err := leases.Sweep(t.Context(), f.db, f.ledger)
 	require.NoError(t, err)
 	require.Zero(t, report.Settled, "not before its end")
-	clock.Advance(10 * time.Second)
+	clock.Advance(patient.TTL)
 	report, err = leases.Sweep(t.Context(), f.db, f.ledger)
 	require.NoError(t, err)
 	require.Positive(t, report.Settled)

@@ -35,7 +35,7 @@ func TestThreshold_IsReportedByLeasesAndCarvings(t *testing.T) {
 	}
 	ledger, err := budget.New(cfg)
 	require.NoError(t, err)
-	p, err := leases.New(f.db, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, Least: 200}}, OnError: func(err error) { t.Log(err) }})
+	p, err := leases.New(f.db, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, Least: 200, TTL: time.Minute, Idle: time.Minute}}, OnError: func(err error) { t.Log(err) }})
 	require.NoError(t, err)
 	t.Cleanup(func() { _ = p.Close(context.Background()) })
 	limit := budget.Lifetime(1000).Tell(budget.Threshold{Name: "5", Used: 5}, budget.Threshold{Name: "200", Used: 200, Rearm: 150})
@@ -94,7 +94,7 @@ func TestThreshold_OnSpendingIsReportedWhenALeaseIsSettled(t *testing.T) {
 	ledger, err := budget.New(cfg)
 	require.NoError(t, err)
 	pool := func() *leases.Pool {
-		p, err := leases.New(f.db, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, Least: 200}}, OnError: func(err error) { t.Log(err) }})
+		p, err := leases.New(f.db, ledger, leases.Config{Rules: []leases.Rule{{Share: 2, Least: 200, TTL: time.Minute, Idle: time.Minute}}, OnError: func(err error) { t.Log(err) }})
 		require.NoError(t, err)
 		t.Cleanup(func() { _ = p.Close(context.Background()) })
 		return p
