@@ -21,9 +21,10 @@ import (
 	"github.com/pgmetered/metered/leases"
 )
 
-const childOf = "METERED_LEASES_CHILD" // a connection string makes the test binary a process with a Pool
-
-var childRule = leases.Rule{TTL: 2 * time.Second, Idle: 2 * time.Second, Share: 2}
+const (
+	childOf  = "METERED_LEASES_CHILD" // a connection string makes the test binary a process with a Pool
+	childTTL = "METERED_LEASES_TTL"   // and this is how long its leases last
+)
 
 const childMax = 100_000
 
@@ -38,7 +39,11 @@ func serve(conn string) {
 	if err != nil {
 		panic(err)
 	}
-	p, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{childRule}})
+	ttl, err := time.ParseDuration(os.Getenv(childTTL))
+	if err != nil {
+		panic(err)
+	}
+	p, err := leases.New(db, ledger, leases.Config{Rules: []leases.Rule{{TTL: ttl, Idle: ttl, Share: 2}}})
 	if err != nil {
 		panic(err)
 	}
@@ -83,9 +88,9 @@ type child struct {
 	out *bufio.Scanner
 }
 
-func (f *fixture) child() *child {
+func (f *fixture) child(ttl time.Duration) *child {
 	c := &child{Cmd: exec.Command(os.Args[0])}
-	c.Env, c.Stderr = append(os.Environ(), childOf+"="+pgtest.ConnString(f.db)), os.Stderr
+	c.Env, c.Stderr = append(os.Environ(), childOf+"="+pgtest.ConnString(f.db), childTTL+"="+ttl.String()), os.Stderr
 	in, err := c.StdinPipe()
 	require.NoError(f, err)
 	out, err := c.StdoutPipe()
@@ -135,9 +140,9 @@ func TestStopped_AProcessDoesNotSpendFromALeaseThatOthersSettled(t *testing.T) {
 		t.Run(what, func(t *testing.T) {
 			t.Parallel()
 			f := setUp(t)
-			c, other := f.child(), f.pool(leases.Rule{})
+			c, other := f.child(2*time.Second), f.pool(leases.Rule{})
 			done := f.warmChild(c, what)
-			slice := pgtest.Value[int64](t, f.db, `select max(granted) from metered.leases where settled_at is null`)
+			slice := pgtest.Value[int64](t, f.db, `select coalesce(max(granted), 0) from metered.leases where settled_at is null`)
 			require.NoError(t, c.Process.Signal(syscall.SIGSTOP))
 			f.settleAll(other)
 			settled := f.usage("hot").Spent
@@ -166,7 +171,8 @@ func TestStopped_AProcessDoesNotSpendFromALeaseThatOthersSettled(t *testing.T) {
 func TestKilled_OnlyCommittedSpendsCount(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
-	c, other := f.child(), f.pool(leases.Rule{})
+	clock := pgtest.SetClock(t, f.db, pgtest.Tomorrow(9))
+	c, other := f.child(time.Minute), f.pool(leases.Rule{})
 	done := f.warmChild(c, "spend")
 	for range 5 {
 		lease, failed := c.tell("spend")
@@ -178,6 +184,7 @@ func TestKilled_OnlyCommittedSpendsCount(t *testing.T) {
 	require.Empty(t, failed)
 	require.Positive(t, lease)
 	require.NoError(t, c.Process.Kill())
+	clock.Advance(time.Minute)
 	f.settleAll(other)
 	require.Equal(t, done, f.settled("hot", other))
 }
@@ -185,7 +192,7 @@ func TestKilled_OnlyCommittedSpendsCount(t *testing.T) {
 func TestKilled_AllowLosesAtMostTheSlices(t *testing.T) {
 	t.Parallel()
 	f := setUp(t)
-	c, other := f.child(), f.pool(leases.Rule{})
+	c, other := f.child(2*time.Second), f.pool(leases.Rule{})
 	done := f.warmChild(c, "allow")
 	for range 5 {
 		_, failed := c.tell("allow")
