@@ -235,12 +235,12 @@ func TestLeases_CostNoRoundTrip(t *testing.T) {
 	db, w := pgtest.Tap(t, l.db, nil)
 	plain := pgtest.NewClient(t, db, metered.Config{})
 	l.warm(millionth)
-	flushes := func(c *metered.Client, w *pgtest.Wire, scope string) (n int) {
-		for range 3 { // until statements are prepared
+	flushes := func(c *metered.Client, w *pgtest.Wire, scope string) (fewest int) {
+		for range 5 { // until statements are prepared, and the Pool does not sweep meanwhile by the same connection
 			w.Each(func(*pgtest.Flush) {})
 			_, err := metered.Do[pgtest.Uploaded](t.Context(), c, metered.Command{ID: metered.NewID(), Charges: []budget.Charge{{Scope: scope, Amount: 1, Limits: []budget.Limit{millionth}}}}, nil)
 			require.NoError(t, err)
-			n = 0
+			n := 0
 			sent := w.Sent()
 			begin := slices.IndexFunc(sent, func(f *pgtest.Flush) bool { return f.Has("begin_command") })
 			for _, f := range sent {
@@ -248,8 +248,11 @@ func TestLeases_CostNoRoundTrip(t *testing.T) {
 					n++
 				}
 			}
+			if fewest == 0 || n < fewest {
+				fewest = n
+			}
 		}
-		return n
+		return fewest
 	}
 	require.Equal(t, 2, flushes(plain, w, "hot"))
 	require.Equal(t, 2, flushes(plain, w, "cold"))
