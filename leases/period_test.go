@@ -64,8 +64,14 @@ func TestPeriods_ALeaseOverTheEndNeverLetsTooManyIn(t *testing.T) {
 		require.NoError(t, f.db.QueryRow(t.Context(), "select opened_at from metered.leases where no = $1", first.Lease).Scan(&opened))
 		require.False(t, opened.Before(midnight), "a lease of the day before is spent from")
 	}
-	made := fill()
-	u := used()
+	var made int64
+	var u budget.Usage
+	for range 3 { // the lease of the day before may be settled between the two, and so may one of this day
+		made += fill()
+		if u = used(); u.Used+u.Held+u.Leased == 1000 {
+			break
+		}
+	}
 	require.Equal(t, int64(1000), u.Used+u.Held+u.Leased)
 	require.LessOrEqual(t, made+1, int64(1000))
 
