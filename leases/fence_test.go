@@ -197,7 +197,7 @@ func TestFence_OpenSpendsAreWaitedForAndNewOnesRefused(t *testing.T) {
 			return err
 		})
 		pgtest.WaitQueued(t, f.db, 1)
-		ctx, cancel := context.WithTimeout(t.Context(), 5*time.Second)
+		ctx, cancel := context.WithTimeout(t.Context(), 30*time.Second) // the settler waits for longer
 		defer cancel()
 		require.ErrorIs(t, l.spend(ctx, f.db, 20, 1), errRefused)
 		require.NoError(t, l.spend(ctx, tx, 7, 5), "a transaction that has begun to spend goes on")
