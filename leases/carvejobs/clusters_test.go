@@ -219,8 +219,10 @@ func TestClusters_KilledAtEveryStep(t *testing.T) {
 					case <-time.After(time.Minute):
 						t.Fatal(name, "was not struck")
 					}
-					w.eventually(name, func(ctx context.Context) error { return w.home.local.Ping(ctx) })
-					w.eventually(name, func(ctx context.Context) error { return w.away.local.Ping(ctx) })
+					for _, s := range []*site{w.home, w.away} {
+						s.local.Reset() // no connection of before is used again
+						w.eventually(name, s.local.Ping)
+					}
 					w.addsUp()
 				}
 				if i < 2 {
