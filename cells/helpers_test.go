@@ -128,14 +128,14 @@ func (w *world) verified() {
 // in runs fn in a transaction of the tenant.
 func in(t testing.TB, r *cells.Router, tenant string, fn func(c *metered.Client, tx pgx.Tx) error) {
 	t.Helper()
-	require.NoError(t, r.Run(t.Context(), tenant, func(ctx context.Context, c *metered.Client) error {
+	require.NoError(t, patiently(t.Context(), r, tenant, func(ctx context.Context, c *metered.Client) error {
 		return c.RunTx(ctx, pgx.TxOptions{}, func(_ context.Context, tx pgx.Tx) error { return fn(c, tx) })
 	}))
 }
 
 // do runs a command of the tenant.
 func do[R any](ctx context.Context, r *cells.Router, cmd metered.Command, fn metered.Func[R]) (out metered.Outcome[R], err error) {
-	err = r.Run(ctx, cmd.Tenant, func(ctx context.Context, c *metered.Client) (err error) {
+	err = patiently(ctx, r, cmd.Tenant, func(ctx context.Context, c *metered.Client) (err error) {
 		out, err = metered.Do(ctx, c, cmd, fn)
 		return err
 	})

@@ -113,7 +113,7 @@ func (l *load) act(r *cells.Router, worker, n int) error {
 	ctx := context.Background()
 	run := func(fn func(ctx context.Context, c *metered.Client, tx pgx.Tx) error) error {
 		for {
-			err := r.Run(ctx, "acme", func(ctx context.Context, c *metered.Client) error {
+			err := patiently(ctx, r, "acme", func(ctx context.Context, c *metered.Client) error {
 				return c.RunTx(ctx, pgx.TxOptions{IsoLevel: level}, func(ctx context.Context, tx pgx.Tx) error {
 					if _, err := c.Tokens.Mint(ctx, tx, mint); err != nil { // no lock of a scope protects it
 						return err
