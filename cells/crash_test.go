@@ -100,6 +100,9 @@ func TestMove_ServersDieAtEachCommit(t *testing.T) {
 		for i := range servers {
 			require.NoError(t, servers[(i+n)%2].Restart(context.Background()))
 		}
+		for _, pool := range pools {
+			pool.Reset() // no connection of before is used again
+		}
 	})
 }
 
