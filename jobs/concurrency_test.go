@@ -160,8 +160,8 @@ func TestEnqueue_WaitIsBounded(t *testing.T) {
 
 func TestEnqueueMany_WaitIsBoundedForAllKeysTogether(t *testing.T) {
 	t.Parallel()
-	// Ten holders let go one after the other. Were the bound for each key, no wait
-	// would reach it.
+	// Ten holders let go one after the other, each when it has been waited for. Were the
+	// bound for each key, no wait would reach it.
 	f := on(t, pgtest.Open(t), jobs.Config{LockTimeout: 500 * time.Millisecond},
 		&river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
 	const holders = 10
@@ -177,22 +177,21 @@ func TestEnqueueMany_WaitIsBoundedForAllKeysTogether(t *testing.T) {
 		open = append(open, tx)
 	}
 	tx := f.begin(pgx.ReadCommitted)
-	var timers sync.WaitGroup
-	for i, holder := range open {
-		timers.Add(1)
-		time.AfterFunc(time.Duration(i+1)*200*time.Millisecond, func() {
-			defer timers.Done()
-			_ = holder.Rollback(f.ctx)
-		})
+	result := pgtest.Going(func() error { _, err := f.EnqueueMany(f.ctx, tx, items); return err })
+	for _, holder := range open {
+		pgtest.WaitFor(t, "the call to wait, or to be over", func() bool { return len(result) > 0 || pgtest.Queued(t, f.pool) > 0 })
+		if len(result) > 0 {
+			break
+		}
+		time.Sleep(200 * time.Millisecond) // less than the bound
+		require.NoError(t, holder.Rollback(f.ctx))
 	}
-	_, err := f.EnqueueMany(f.ctx, tx, items)
-	require.ErrorIs(t, err, jobs.ErrBusy)
-	timers.Wait()
+	require.ErrorIs(t, <-result, jobs.ErrBusy)
 }
 
 func TestEnqueue_LeavesTheLockTimeoutAsItWas(t *testing.T) {
 	t.Parallel()
-	f := open(t)
+	f := on(t, pgtest.Open(t), jobs.Config{LockTimeout: 5 * time.Second}, &river.Config{Plugins: []rivertype.Plugin{jobs.Plugin()}})
 	conn, err := f.pool.Acquire(f.ctx)
 	require.NoError(t, err)
 	defer conn.Release()
