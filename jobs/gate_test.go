@@ -30,7 +30,7 @@ func openGated(t *testing.T, change func(*jobs.Config)) *gated {
 	t.Helper()
 	g := &gated{}
 	var err error
-	g.ledger, err = budget.New(budget.Config{})
+	g.ledger, err = budget.New(budget.Config{LockTimeout: time.Minute})
 	require.NoError(t, err)
 	g.book, err = holds.New(g.ledger, holds.Config{})
 	require.NoError(t, err)

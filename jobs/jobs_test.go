@@ -65,15 +65,17 @@ func database(t *testing.T, settings map[string]string) *pgxpool.Pool {
 	}})
 }
 
+// on waits a minute for locks unless config says otherwise.
 func on(t *testing.T, pool *pgxpool.Pool, config jobs.Config, riverConfig *river.Config) *fixture {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 2*time.Minute)
-	t.Cleanup(cancel)
+	if config.LockTimeout == 0 {
+		config.LockTimeout = time.Minute
+	}
 	client, err := river.NewClient(riverpgxv5.New(pool), riverConfig)
 	require.NoError(t, err)
 	e, err := jobs.New(client, config)
 	require.NoError(t, err)
-	return &fixture{Enqueuer: e, t: t, ctx: ctx, pool: pool, client: client}
+	return &fixture{Enqueuer: e, t: t, ctx: t.Context(), pool: pool, client: client}
 }
 
 // begin opens a transaction that the test need not end.

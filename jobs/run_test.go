@@ -229,7 +229,7 @@ func TestRun_KilledConnectionsLoseNoJobAndNoUnit(t *testing.T) {
 	t.Parallel()
 	g := openGated(t, nil)
 	var cancel context.CancelFunc
-	g.ctx, cancel = context.WithTimeout(context.Background(), pgtest.Size(2*time.Minute, 20*time.Minute))
+	g.ctx, cancel = context.WithTimeout(context.Background(), pgtest.Size(6*time.Minute, 20*time.Minute))
 	defer cancel()
 	const most = 4
 	total := pgtest.Size(60, 2000)
@@ -273,19 +273,13 @@ func TestRun_KilledConnectionsLoseNoJobAndNoUnit(t *testing.T) {
 		return nil
 	}))
 	completed := fmt.Sprintf("completed %d", total)
-	waiting := pgtest.WaitFor
-	if pgtest.Long {
-		waiting = func(t testing.TB, what string, ok func() bool) {
-			require.Eventually(t, ok, 15*time.Minute, 50*time.Millisecond, what)
-		}
-	}
-	waiting(t, "all jobs are completed", func() bool {
+	require.Eventually(t, func() bool {
 		// As River's rescuer and its scheduler do, which take an hour: jobs whose worker could not write their end.
 		_, err := g.pool.Exec(g.ctx, `update river_job set state = 'available', scheduled_at = now() where state = 'retryable'
 			or state = 'running' and attempted_at < now() - interval '2 seconds'`)
 		require.NoError(t, err)
 		return g.states() == completed && pgtest.Count(t, g.pool, "metered.parked_jobs") == 0
-	})
+	}, pgtest.Size(5*time.Minute, 15*time.Minute), 50*time.Millisecond, "all jobs are completed")
 	pgtest.WaitFor(t, "all holds have ended", func() bool { return g.pending() == 0 })
 	require.LessOrEqual(t, pgtest.Value[int64](t, g.pool, "select max(spent - refunded - credited + held) from metered.ledger where scope = 'gpu'"), int64(most))
 	usage, err := g.ledger.Usage(g.ctx, g.pool, budget.Query{Scope: "gpu"}, budget.Query{Scope: "calls"})
