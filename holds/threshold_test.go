@@ -28,7 +28,7 @@ func setUpReporting(t *testing.T) *fixture {
 func (f *fixture) reportInto(tell func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error) {
 	f.Helper()
 	var err error
-	f.ledger, err = budget.New(budget.Config{OnThreshold: tell})
+	f.ledger, err = budget.New(budget.Config{LockTimeout: time.Minute, OnThreshold: tell})
 	require.NoError(f, err)
 	f.book, err = holds.New(f.ledger, holds.Config{})
 	require.NoError(f, err)
