@@ -320,7 +320,7 @@ func TestListen_ALostConnectionIsMadeAgainAndReported(t *testing.T) {
 		require.EqualValues(t, i, lost.Load())
 		var ended int
 		require.NoError(t, f.pool.QueryRow(t.Context(), `
-			select count(*) from (select pg_terminate_backend(pid) from pg_stat_activity
+			select count(*) from (select pg_terminate_backend(pid, 60000) from pg_stat_activity
 			where datname = current_database() and query like 'listen %') x`).Scan(&ended))
 		require.Equal(t, 1, ended)
 	}
