@@ -22,6 +22,7 @@ import (
 // mover is a process whose connections can be watched, and lost.
 type mover struct {
 	*cells.Router
+	pools []*pgxpool.Pool
 	wires []*pgtest.Wire
 }
 
@@ -33,7 +34,7 @@ func newMover(t *testing.T, w *world) *mover {
 		if tapped[pool] == nil {
 			own, wire := pgtest.Tap(t, pool, nil)
 			tapped[pool] = own
-			m.wires = append(m.wires, wire)
+			m.pools, m.wires = append(m.pools, own), append(m.wires, wire)
 		}
 		pools = append(pools, tapped[pool])
 	}
@@ -41,8 +42,11 @@ func newMover(t *testing.T, w *world) *mover {
 	return m
 }
 
-// dies has the process die at its nth COMMIT, before or after that is carried out, and calls also by then.
-func (m *mover) dies(nth int, after bool, also func()) {
+// dies has the process die at its nth COMMIT, before or after that is carried out, and calls also by then. died reports whether it has.
+func (m *mover) dies(nth int, after bool, also func()) (died func() bool) {
+	for _, pool := range m.pools {
+		pool.Reset() // no connection of before is used again
+	}
 	var mu sync.Mutex
 	commits, dead := 0, false
 	for _, wire := range m.wires {
@@ -71,6 +75,11 @@ func (m *mover) dies(nth int, after bool, also func()) {
 				f.Close()
 			}
 		})
+	}
+	return func() bool {
+		mu.Lock()
+		defer mu.Unlock()
+		return dead
 	}
 }
 
@@ -142,8 +151,9 @@ func crashes(t *testing.T, w *world, m *mover, every int, also func(n int)) {
 				})
 				from := w.lives("acme")
 				to := (from + 1) % len(w.pools)
-				m.dies(step, after, func() { also(n) })
+				died := m.dies(step, after, func() { also(n) })
 				require.Error(t, m.Move(t.Context(), cells.Move{Tenant: "acme", To: to}), name)
+				require.True(t, died(), name)
 				for _, wire := range m.wires {
 					wire.Refuse(false)
 					wire.Each(func(*pgtest.Flush) {})
