@@ -1596,6 +1596,7 @@ begin
     elsif metered._lags(e) then  -- by the clock that was wrong, all of them have ended
         e.seq := e.seq - 1;
         e := metered._settle(e, clk, null, 0, wait_ms);
+        delete from metered.lot_holds k where k.scope = of_scope and k.seq = 0;
         e.seq := e.seq + 1;
         e.note := nullif(note, '')::jsonb;
     end if;
@@ -2358,7 +2359,11 @@ begin
         end if;
     end loop;
     if metered._lags(tip) and e.lots_end > until then
-        delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
+        if e.seq > tip.seq then
+            delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
+        else
+            e.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags
+        end if;
     end if;
     e.crossed := tip.crossed;
     return e;

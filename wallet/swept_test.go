@@ -364,6 +364,33 @@ func TestWallet_NoAnswerDependsOnSweeps(t *testing.T) {
 	}
 }
 
+// A draw has ended the last lot that was due. Calls that then write nothing, or repair the clock, leave its debt.
+func TestOverdraft_OutlivesCallsThatWriteNothing(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: 20})
+	f.endsPerCall(0)
+	f.grant(wallet.Grant{Reference: "a", Amount: 17, For: time.Hour, RollCap: 17, RollFor: 5 * time.Hour})
+	f.clock.Advance(time.Hour)
+	f.draw(20)
+	for range 2 {
+		require.True(t, f.rollover(wallet.Rollover{Reference: "a", Cap: 1}).Replayed)
+		revoked, err := f.revoke(wallet.Revoke{Reference: "a"})
+		require.NoError(t, err)
+		require.Zero(t, revoked.Amount)
+		require.EqualValues(t, 3, f.balance().Overdrawn)
+		f.verify()
+		f.clock.Advance(-10 * time.Minute)
+		_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockState, error) {
+			return f.ledger.RepairClock(ctx, tx, "ann", budget.Note{})
+		})
+		require.NoError(t, err)
+		f.verify()
+	}
+	f.grant(wallet.Grant{Amount: 10})
+	require.EqualValues(t, 7, f.balance().Units)
+	f.verify()
+}
+
 // A child that was carved, and is closed, still has lots that end.
 func TestVerify_KnowsAClosedChildWithALotThatGoesOn(t *testing.T) {
 	t.Parallel()

@@ -163,6 +163,7 @@ var all = []Mutant{
 	{"refunded units of a use are for all", "_give_back", "if (l.plan).uses is not null then", "if false then", "./wallet", "TestUses_ARefundGoesBackToTheLotsThatPaid"},
 	{"an overdrawn wallet draws no lot for a use", "_use_lots", "_take_lots(of_scope, at_seq, units,", "_take_lots(of_scope, at_seq, covered,", "./wallet", "TestUses_OverdraftIsUsedWhenNoLotForTheUseIsLeft"},
 	{"a call ends all lots for a use", "_settle", "kept_left := max_lots;", "null;", "./wallet", "TestUses_AnEndedLotPaysNothingSweptOrNot"},
+	{"a call that writes nothing forgets a debt", "_settle", "if e.seq > tip.seq then", "if true then", "./wallet", "TestOverdraft_OutlivesCallsThatWriteNothing"},
 	{"a due hold frees units of a use for all", "_due_lots", "case when (child.plan).uses is not null then held.back else 0 end", "0", "./wallet", "TestUses_AHoldGivesUnitsBackToTheirUse"},
 	{"a due hold gives to a lot that has ended", "_free_lots", "if l.expires_at <= freed.at then", "if false then", "./wallet", "TestReservation_FreedUnitsOfAnEndedLotLapseAtOnce"},
 

@@ -329,7 +329,11 @@ begin
         end if;
     end loop;
     if metered._lags(tip) and e.lots_end > until then
-        delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
+        if e.seq > tip.seq then
+            delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
+        else
+            e.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags
+        end if;
     end if;
     e.crossed := tip.crossed;
     return e;

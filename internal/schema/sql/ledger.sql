@@ -412,6 +412,7 @@ begin
     elsif metered._lags(e) then  -- by the clock that was wrong, all of them have ended
         e.seq := e.seq - 1;
         e := metered._settle(e, clk, null, 0, wait_ms);
+        delete from metered.lot_holds k where k.scope = of_scope and k.seq = 0;
         e.seq := e.seq + 1;
         e.note := nullif(note, '')::jsonb;
     end if;
