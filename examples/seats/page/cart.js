@@ -41,7 +41,8 @@ export class Cart {
       this.items.set(id, { id, seat, ends, until, span: Math.max(left, 1), bought, late: false, over: false, fresh: performance.now() });
     } else {
       item.bought = bought;
-      if (item.until !== until || Math.abs(item.ends - ends) > 1500) [item.ends, item.until] = [ends, until];
+      if (item.until !== until) [item.ends, item.until] = [ends, until];
+      else item.ends = Math.min(item.ends, ends); // an answer that was long on its way has the end too late
     }
   }
 
@@ -67,7 +68,7 @@ export class Cart {
     for (const [id, item] of this.items) {
       // What was added by an answer may not be in a map that was on its way already.
       if (told.has(id) || item.over || item.leaving || performance.now() - item.fresh < 2000) continue;
-      if (item.ends - performance.now() < 1000) this.end(item);
+      if (item.ends - performance.now() < 5000) this.end(item);
       else if (!this.paying) this.items.delete(id); // given back in another tab, or taken by the box office
     }
     this.draw();
