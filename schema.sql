@@ -2239,8 +2239,8 @@ end
 $$;
 
 -- Writes all that is due in a wallet by clk, in its order: ends of holds, whose rows it locks, ends of lots, and beginnings. It ends the first max_lots lots (null: all), and
--- beyond them lots of due holds, lots that begin, lots on whose end others depend, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry after that, with a
--- new lots_end, without the caller, operation and note of tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross:
+-- beyond them lots of due holds, lots that begin, lots on whose end others depend, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry after that, with the
+-- lots_end of the next one, without the caller, operation and note of tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross:
 -- the entries remember them from the first one on that lowers the balance, since an expired hold lowers none.
 create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint, wait_ms int) returns metered.ledger
 language plpgsql volatile
@@ -2362,7 +2362,7 @@ begin
         if e.seq > tip.seq then
             delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
         else
-            e.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags
+            e.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags. The next charge catches up
         end if;
     end if;
     e.crossed := tip.crossed;
@@ -5147,6 +5147,11 @@ begin
             tip.next_due := metered._due_after(c.scope, tip.seq, tip.held, tip.next_due, at);
         end if;
         tip.at := greatest(at, tip.at);
+        if metered._lags(tip) and not exists (select from metered.lot_rows y where y.scope = c.scope and y.open and y.expires_at <= tip.at
+                order by y.expires_at, y.no limit 1) then     -- all ends are written, and this call writes
+            tip.lots_end := metered._next_end(c.scope, tip.at);
+            delete from metered.lot_holds k where k.scope = c.scope and k.seq = 0;
+        end if;
         units := c.amount - c.held;
         if c.held > 0 and hold.due_in >= interval '0' then
             tip.seq := tip.seq + 1;

@@ -364,23 +364,40 @@ func TestWallet_NoAnswerDependsOnSweeps(t *testing.T) {
 	}
 }
 
-// A draw has ended the last lot that was due. Calls that then write nothing, or repair the clock, leave its debt.
-func TestOverdraft_OutlivesCallsThatWriteNothing(t *testing.T) {
-	t.Parallel()
+// owing is a wallet with a debt of 3 units, which lags though all its ends are written.
+func owing(t *testing.T) *fixture {
 	f := setUp(t, wallet.Config{Overdraft: 20})
 	f.endsPerCall(0)
-	f.grant(wallet.Grant{Reference: "a", Amount: 17, For: time.Hour, RollCap: 17, RollFor: 5 * time.Hour})
+	f.grant(wallet.Grant{Reference: "a", Amount: 17, For: time.Hour})
 	f.clock.Advance(time.Hour)
-	f.draw(20)
+	f.draw(3)
+	f.revokesNothing() // and writes the end
+	require.True(t, f.lags())
+	return f
+}
+
+func (f *fixture) lags() bool {
+	return pgtest.Value[bool](f, f.pool, `select lots_end <= at from metered.ledger order by seq desc limit 1`)
+}
+
+func (f *fixture) revokesNothing() {
+	f.Helper()
+	revoked, err := f.revoke(wallet.Revoke{Reference: "a"})
+	require.NoError(f, err)
+	require.Zero(f, revoked.Amount)
+}
+
+// A call that writes nothing, and a repair of the clock, leave the debt of a wallet.
+func TestOverdraft_OutlivesCallsThatWriteNothing(t *testing.T) {
+	t.Parallel()
+	f := owing(t)
 	for range 2 {
-		require.True(t, f.rollover(wallet.Rollover{Reference: "a", Cap: 1}).Replayed)
-		revoked, err := f.revoke(wallet.Revoke{Reference: "a"})
-		require.NoError(t, err)
-		require.Zero(t, revoked.Amount)
+		f.revokesNothing()
+		require.Zero(t, f.rollover(wallet.Rollover{Reference: "a", Cap: 1}).Amount)
 		require.EqualValues(t, 3, f.balance().Overdrawn)
 		f.verify()
 		f.clock.Advance(-10 * time.Minute)
-		_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockState, error) {
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (budget.ClockState, error) {
 			return f.ledger.RepairClock(ctx, tx, "ann", budget.Note{})
 		})
 		require.NoError(t, err)
@@ -388,6 +405,19 @@ func TestOverdraft_OutlivesCallsThatWriteNothing(t *testing.T) {
 	}
 	f.grant(wallet.Grant{Amount: 10})
 	require.EqualValues(t, 7, f.balance().Units)
+	f.verify()
+}
+
+// The next draw finds no end to write, and those after it cost no more than of any wallet.
+func TestDraw_CatchesUp(t *testing.T) {
+	t.Parallel()
+	f := owing(t)
+	f.draw(1)
+	require.False(t, f.lags())
+	require.EqualValues(t, 4, f.balance().Overdrawn)
+	f.verify()
+	f.grant(wallet.Grant{Amount: 10})
+	require.EqualValues(t, 6, f.balance().Units)
 	f.verify()
 }
 

@@ -209,8 +209,8 @@ end
 $$;
 
 -- Writes all that is due in a wallet by clk, in its order: ends of holds, whose rows it locks, ends of lots, and beginnings. It ends the first max_lots lots (null: all), and
--- beyond them lots of due holds, lots that begin, lots on whose end others depend, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry after that, with a
--- new lots_end, without the caller, operation and note of tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross:
+-- beyond them lots of due holds, lots that begin, lots on whose end others depend, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry after that, with the
+-- lots_end of the next one, without the caller, operation and note of tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross:
 -- the entries remember them from the first one on that lowers the balance, since an expired hold lowers none.
 create function metered._settle(tip metered.ledger, clk timestamptz, max_lots int, units bigint, wait_ms int) returns metered.ledger
 language plpgsql volatile
@@ -332,7 +332,7 @@ begin
         if e.seq > tip.seq then
             delete from metered.lot_holds k where k.scope = tip.scope and k.seq = 0;
         else
-            e.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags
+            e.lots_end := tip.lots_end;     -- a caller may write nothing, and the last entry lags. The next charge catches up
         end if;
     end if;
     e.crossed := tip.crossed;
