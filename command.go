@@ -35,42 +35,83 @@ const (
 	maxResultBytes = 1 << 20 // of the result as JSON
 )
 
-// Only ID is required.
+// Command is what Do carries out at most once. Only its ID is required.
 type Command struct {
-	// 1 to 255 bytes, and runs once for a Tenant. After a purge of its record an ID without a time (a UUIDv7's, or IssuedAt) runs again
-	ID     string
-	Tenant string // owns the ID, up to 255 bytes. If clients choose IDs, it must be the signed-in user, or one client can get another's result
-	Name   string // the kind of command, up to 255 bytes. The same ID with another is ErrConflict
-	// the argument, as JSON of up to 1 MiB, whose SHA-256 is stored. The same ID with another is ErrConflict. Required if the function
-	// charges, credits, refunds or calls holds
-	Input    any
-	IssuedAt time.Time // when the client issued it, the same in each repetition, if ID is no UUIDv7
-	// are made last, all or none. The same ID with other scopes or amounts is ErrConflict. After a recent refusal of a scope they are looked at
-	// first (docs/model.md): a charge that the function makes room for belongs in Tx.Charge
-	Charges   []budget.Charge
-	EarlyLook bool // always looks at them first
-	// are placed with the charges, and looked at first: a hold that the function makes room for belongs in Tx.Place
-	Holds  []holds.Request
+	// ID names the command within its Tenant: 1 to 255 bytes. A Tenant's command with an ID runs
+	// once. Once its record is purged, an ID that carries its time (a UUIDv7, or one with
+	// IssuedAt) is refused, and another ID runs again. Required.
+	ID string
+
+	// Tenant owns the ID, in up to 255 bytes. If clients choose the IDs, it must be the signed-in
+	// user, or one client can get another's result.
+	Tenant string
+
+	// Name is the kind of command, in up to 255 bytes. The same ID with another Name is
+	// ErrConflict.
+	Name string
+
+	// Input is the command's argument, as JSON of up to 1 MiB. Its SHA-256 is stored. The same ID
+	// with another Input is ErrConflict. It is required if the function charges, credits, refunds
+	// or calls holds.
+	Input any
+
+	// IssuedAt is when the client issued the command, if ID is no UUIDv7. It must be the same in
+	// each repetition.
+	IssuedAt time.Time
+
+	// Charges are the units that the command spends. They are taken after its function has
+	// returned, all of them or none. The same ID with other scopes or amounts is ErrConflict.
+	//
+	// After a recent refusal of a scope, its charges are looked at before the function runs
+	// (docs/model.md). A charge that the function itself makes room for therefore belongs in
+	// Tx.Charge.
+	Charges []budget.Charge
+
+	// EarlyLook always looks at the Charges before the function runs.
+	EarlyLook bool
+
+	// Holds are placed together with the charges. They are looked at before the function runs. A
+	// hold that the function itself makes room for therefore belongs in Tx.Place.
+	Holds []holds.Request
+
+	// Claims are placed as Holds are.
 	Claims []holds.Claim
-	// are charged before the command, in a transaction of their own, by each Do that is no replay, and stay if it fails: a limit on attempts.
-	// A refusal is ErrTooManyAttempts. To count failures alone, refund Tx.Sticky
-	Sticky    []budget.Charge
-	Token     *Redeem        // is spent, unless the command is a replay
-	Isolation pgx.TxIsoLevel // defaults to READ COMMITTED
-	// releases the locks before the commit is durable. Do returns when it is. Until then others may see state that a crash undoes
+
+	// Sticky are charges that stay if the command fails: a limit on attempts. Each Do that is no
+	// replay takes them before the command, in a transaction of their own. A refusal is
+	// ErrTooManyAttempts. To count failures alone, refund Tx.Sticky in the function.
+	Sticky []budget.Charge
+
+	// Token is spent with the command, unless the command is a replay.
+	Token *Redeem
+
+	// Isolation is the transaction's isolation level. Defaults to READ COMMITTED.
+	Isolation pgx.TxIsoLevel
+
+	// EarlyRelease releases the locks before the commit is durable. Do returns when it is. In
+	// between, others may see state that a crash undoes.
 	EarlyRelease bool
-	// makes a refusal by the command's own token, charges and holds, or by Sticky, the operation's answer: the same ID gets it again. If it
-	// cannot be written, after the rollback, Do returns another error and nothing is decided. A malformed token is not recorded
+
+	// RecordRefusal makes a refusal the operation's answer: the same ID gets it again. It counts
+	// for refusals by the command's own token, charges and holds, and by Sticky. The record is
+	// written after the rollback. If that fails, Do returns another error and nothing is decided.
+	// A malformed token is not recorded.
 	RecordRefusal bool
-	LSN           bool // asks for Outcome.LSN, for replica.ReadAt. In DoTx use replica.CommitLSN
+
+	// LSN asks for Outcome.LSN, for replica.ReadAt. In DoTx use replica.CommitLSN.
+	LSN bool
 
 	settling *settling // of a session
 }
 
 // Redeem is a presented token. It prints and encodes without its text.
 type Redeem struct {
-	Purpose   string // as in tokens.Mint, as Subject
-	Subject   string
+	// Purpose and Subject are as in tokens.Mint.
+	Purpose string
+
+	Subject string
+
+	// Presented is the token's text, as the client sent it.
 	Presented string
 }
 

@@ -84,8 +84,12 @@ var (
 // RunningError says that another session is open.
 type RunningError struct {
 	Tenant, ID string
-	Until      time.Time     // then, unless it is renewed, it can be opened anew
-	RetryAfter time.Duration // until then
+
+	// Until is when the other session ends unless it is renewed. Then this one can be opened anew.
+	Until time.Time
+
+	// RetryAfter is the time until then.
+	RetryAfter time.Duration
 }
 
 func (e *RunningError) Error() string {
@@ -101,8 +105,10 @@ func (e *RunningError) RetryAfterSeconds() (seconds int64, ok bool) {
 
 // LostError says that a session's hold fell due or was ended, or that another session settled the operation.
 type LostError struct {
-	ID    string
-	Cause error // a *holds.StateError, or after a purge holds.ErrUnknown or ErrRetired
+	ID string
+
+	// Cause is a *holds.StateError, or after a purge holds.ErrUnknown or ErrRetired.
+	Cause error
 }
 
 func (e *LostError) Error() string {
@@ -113,9 +119,13 @@ func (e *LostError) Unwrap() error { return errLost }
 
 // RenewalError says why a hold was not renewed.
 type RenewalError struct {
-	ID    string
-	Due   time.Time // the session can be settled until then
-	Cause error     // of the last try, or holds.ErrCeiling
+	ID string
+
+	// Due is the time until which the session can be settled.
+	Due time.Time
+
+	// Cause is the error of the last try, or holds.ErrCeiling.
+	Cause error
 }
 
 func (e *RenewalError) Error() string {

@@ -25,18 +25,32 @@ import (
 
 // Operation is the record of a command that committed, or was refused.
 type Operation struct {
-	Tenant   string          `json:"tenant,omitempty"`
-	ID       string          `json:"id"`
-	Name     string          `json:"name,omitempty"`
-	Result   json.RawMessage `json:"result"`
-	Receipt  budget.Receipt  `json:"receipt"`         // without standings
-	Holds    []holds.Hold    `json:"holds,omitempty"` // as of At
-	Draws    []wallet.Drawn  `json:"draws,omitempty"`
-	At       time.Time       `json:"at"`                 // of completion
-	IssuedAt time.Time       `json:"issued_at,omitzero"` // zero if the id had no time
-	Refusal  error           `json:"-"`                  // nil if it committed
-	Code     string          `json:"code,omitempty"`
-	Jobs     []int64         `json:"jobs,omitempty"` // the first 1,000 of Tx.Enqueue
+	Tenant string          `json:"tenant,omitempty"`
+	ID     string          `json:"id"`
+	Name   string          `json:"name,omitempty"`
+	Result json.RawMessage `json:"result"`
+
+	// Receipt has the charges, without standings.
+	Receipt budget.Receipt `json:"receipt"`
+
+	// Holds are the command's holds as of At.
+	Holds []holds.Hold `json:"holds,omitempty"`
+
+	Draws []wallet.Drawn `json:"draws,omitempty"`
+
+	// At is the time of completion.
+	At time.Time `json:"at"`
+
+	// IssuedAt is the time of the id. It is zero if the id had none.
+	IssuedAt time.Time `json:"issued_at,omitzero"`
+
+	// Refusal is the recorded refusal. It is nil if the command committed.
+	Refusal error `json:"-"`
+
+	Code string `json:"code,omitempty"`
+
+	// Jobs are the first 1,000 jobs of Tx.Enqueue.
+	Jobs []int64 `json:"jobs,omitempty"`
 }
 
 const lookupSQL = `
@@ -126,12 +140,21 @@ func recorded(rec command.Record) (receipt budget.Receipt, all []holds.Hold, dra
 	return receipt, all, draws, nil
 }
 
-// PurgeOptions says which records to delete.
+// PurgeOptions says which records to delete. OlderThan is required.
 type PurgeOptions struct {
-	OlderThan time.Duration       // 1s to a century: longer than clients repeat calls. Required
-	Batch     int                 // records per transaction, 1 to 10,000. Defaults to 1,000
-	Progress  func(deleted int64) // after each batch
-	DryRun    bool                // only counts. Needs SELECT on the table
+	// OlderThan is the age from which on records are deleted, from 1s to a century. It must be
+	// longer than clients repeat calls. Required.
+	OlderThan time.Duration
+
+	// Batch is the most records that one transaction deletes, from 1 to 10,000. Defaults to 1,000.
+	Batch int
+
+	// Progress is called after each batch, with the number of records deleted so far. It may be
+	// nil.
+	Progress func(deleted int64)
+
+	// DryRun counts the records and deletes none. It needs SELECT on the table of operations.
+	DryRun bool
 }
 
 const purgeableSQL = `

@@ -64,17 +64,35 @@ type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 
 // Outcome is the answer of a committed command. On error all fields except Sticky are zero, but for Replayed and At of a refusal on record.
 type Outcome[R any] struct {
-	Result   R               `json:"result"`   // as decoded from JSON
-	Raw      json.RawMessage `json:"-"`        // the JSON, the same bytes in each replay
-	Replayed bool            `json:"replayed"` // an earlier call's record, or this one's after a lost answer to COMMIT
-	Receipt  budget.Receipt  `json:"receipt"`  // the charges, without sticky ones. A replay has no standings
-	// the charges of Command.Sticky, also on error. Empty if they were refused, are not known to be taken (ErrSticky), or if it found
-	// another's record
+	// Result is the function's result, decoded from JSON.
+	Result R `json:"result"`
+
+	// Raw is the result's JSON, with the same bytes in each replay.
+	Raw json.RawMessage `json:"-"`
+
+	// Replayed says that the answer is an earlier call's record, or this one's after a lost answer
+	// to COMMIT.
+	Replayed bool `json:"replayed"`
+
+	// Receipt has the charges, without sticky ones. A replay has no standings.
+	Receipt budget.Receipt `json:"receipt"`
+
+	// Sticky are the charges of Command.Sticky, also on error. It is empty if they were refused,
+	// if they are not known to be taken (ErrSticky), or if the call found another's record.
 	Sticky budget.Receipt `json:"sticky,omitzero"`
-	Holds  []holds.Hold   `json:"holds,omitempty"` // by calls of Tx, each as it was after its call
-	Draws  []wallet.Drawn `json:"draws,omitempty"` // of Tx.Draw, likewise
-	At     time.Time      `json:"at"`              // of completion, by the database's clock
-	LSN    replica.LSN    `json:"lsn,omitzero"`    // after the commit, with Command.LSN. 0 if unknown. It is not stored: a replay has a later one
+
+	// Holds are the holds that calls of Tx placed or changed, each as it was after its call.
+	Holds []holds.Hold `json:"holds,omitempty"`
+
+	// Draws are the draws of Tx.Draw, in order.
+	Draws []wallet.Drawn `json:"draws,omitempty"`
+
+	// At is the time of completion, by the database's clock.
+	At time.Time `json:"at"`
+
+	// LSN is a position in the log after the commit, if Command.LSN asked for it. It is 0 if
+	// unknown. It is not stored, so a replay has a later one.
+	LSN replica.LSN `json:"lsn,omitzero"`
 }
 
 // Do runs a command as one unit: it claims the operation id, spends the token, calls fn (nil in a Do[any]), makes the charges, records the
@@ -187,38 +205,87 @@ func encoded[R any](fn Func[R], result *R) work {
 	}
 }
 
-// Zero works.
+// Config configures a Client. The zero value has the documented defaults.
 type Config struct {
-	Schema         string                // as Migrate created it. Defaults to "metered"
-	River          *river.Client[pgx.Tx] // for Tx.Enqueue. Keys need jobs.Plugin() in it
-	TokenPrefix    string                // begins the text of tokens. Defaults to "metered"
-	SecretKey      []byte                // of Client.Secret, 32 to 1024 bytes
-	LockTimeout    time.Duration         // of each wait for locks, 1ms to 1h. Defaults to 5s
-	ClockTolerance time.Duration         // as in budget.Config, as the next three
-	MustExist      bool
-	RequireActor   bool
-	NoStandings    bool
-	EarlyLook      bool          // sets Command.EarlyLook
-	MaxFuture      time.Duration // as in budget.Config, also for the times of ids
-	MaxLateness    time.Duration // as in budget.Config
-	MaxAttempts    int           // of a command that fails with 40001 or 40P01, 1 to 100. Defaults to 10
-	ResolveTimeout time.Duration // bounds the look-up of a lost COMMIT if ctx has no deadline, up to 1h. Defaults to 30s
-	Holds          holds.Config  // of Client.Holds. Subscribers cost a round trip under the locks
-	// sends the jobs of committed commands to Client.Listen, and those of Client.Jobs at a round trip a call. Any role can listen
-	NotifyJobs        bool
-	NotifyChargesFrom int64                                                         // likewise, charges of so many units and more. 0 is none
-	Leases            *leases.Pool                                                  // spends charges, except sticky ones, of its Rules' scopes, without their locks and Standings
-	OnThreshold       func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error // as in budget.Config. A command that crosses one runs again, once
-	Observer          observe.Observer                                              // of the Client and its pieces, except Leases
-	OnRefusal         func(context.Context, Refusal)                                // in Do's goroutine, after the rollback
+	// Schema is the schema that Migrate created. Defaults to "metered".
+	Schema string
+
+	// River is the client that Tx.Enqueue inserts jobs with. Keys need jobs.Plugin() in its
+	// configuration. Without River there are no jobs.
+	River *river.Client[pgx.Tx]
+
+	// TokenPrefix begins the text of tokens, as tokens.Config.Prefix. Defaults to "metered".
+	TokenPrefix string
+
+	// SecretKey is the key of Client.Secret: 32 to 1024 random bytes.
+	SecretKey []byte
+
+	// LockTimeout bounds each wait for locks, from 1ms to 1h. Defaults to 5s.
+	LockTimeout time.Duration
+
+	// ClockTolerance is as in budget.Config, and so are MustExist, RequireActor and NoStandings.
+	ClockTolerance time.Duration
+
+	MustExist    bool
+	RequireActor bool
+	NoStandings  bool
+
+	// EarlyLook sets Command.EarlyLook of every command.
+	EarlyLook bool
+
+	// MaxFuture is as in budget.Config. It also bounds the times of ids.
+	MaxFuture time.Duration
+
+	// MaxLateness is as in budget.Config.
+	MaxLateness time.Duration
+
+	// MaxAttempts is how often a command runs that fails with 40001 or 40P01, from 1 to 100.
+	// Defaults to 10.
+	MaxAttempts int
+
+	// ResolveTimeout bounds the look-up after a lost COMMIT if ctx has no deadline, up to 1h.
+	// Defaults to 30s.
+	ResolveTimeout time.Duration
+
+	// Holds configures Client.Holds. Its Subscribers cost each command that changes holds a round
+	// trip under the locks.
+	Holds holds.Config
+
+	// NotifyJobs sends the jobs of committed commands to Client.Listen, and those of Client.Jobs
+	// for a round trip a call. Any role can listen.
+	NotifyJobs bool
+
+	// NotifyChargesFrom sends charges of so many units and more to Client.Listen. 0 sends none.
+	NotifyChargesFrom int64
+
+	// Leases spends charges of the scopes of its Rules from leases, without the scopes' locks and
+	// without Standings. Sticky charges are made in the ledger. Defaults to none.
+	Leases *leases.Pool
+
+	// OnThreshold is as in budget.Config. A command that crosses a threshold runs again, once.
+	OnThreshold func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error
+
+	// Observer hears of the calls of the Client and its pieces, except Leases. Defaults to none.
+	Observer observe.Observer
+
+	// OnRefusal hears of refused commands, in Do's goroutine, after the rollback. Defaults to
+	// none.
+	OnRefusal func(context.Context, Refusal)
 }
 
 // Refusal is a refused command, for Config.OnRefusal.
 type Refusal struct {
-	Command  Command // without its Token, which may be unspent
-	Err      error   // of package budget, tokens or holds
-	Sticky   bool    // Err is ErrTooManyAttempts
-	Replayed bool    // it was on record
+	// Command is the refused command, without its Token, which may be unspent.
+	Command Command
+
+	// Err is the refusal, an error of package budget, tokens or holds.
+	Err error
+
+	// Sticky says that Err is ErrTooManyAttempts.
+	Sticky bool
+
+	// Replayed says that the refusal was on record.
+	Replayed bool
 }
 
 // Client is safe for concurrent use. Its first call may be ErrNotMigrated or ErrSchemaVersion.
@@ -226,7 +293,9 @@ type Client struct {
 	Budget *budget.Ledger
 	Holds  *holds.Book
 	Tokens *tokens.Store
-	Jobs   *jobs.Enqueuer // nil without Config.River
+
+	// Jobs enqueues jobs without a command. It is nil without Config.River.
+	Jobs *jobs.Enqueuer
 
 	enqueuer *jobs.Enqueuer // Jobs without Notify: for commands, whose notice has their jobs
 

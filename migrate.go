@@ -18,22 +18,42 @@ import (
 // SchemaVersion is the version of the schema that this release creates. It also works on a newer one that has the functions that it calls.
 const SchemaVersion = schema.Version
 
-// Zero works.
+// MigrateOptions configures Migrate. The zero value has the documented defaults.
 type MigrateOptions struct {
-	Schema       string                                 // defaults to "metered"
-	DropPrevious bool                                   // drops functions and types that only the build before calls: once none of its processes runs
-	River        bool                                   // brings River's tables to the version of this build of River
-	RiverSchema  string                                 // defaults to the connection's search_path
-	OnWait       func(ctx context.Context, what string) // before each further try to get a lock
+	// Schema is the schema to create or to upgrade. Defaults to "metered".
+	Schema string
+
+	// DropPrevious drops functions and types that only the build before this one calls. Set it
+	// once none of its processes runs.
+	DropPrevious bool
+
+	// River also brings River's tables to the version of this build of River.
+	River bool
+
+	// RiverSchema is the schema of River's tables. Defaults to the connection's search_path.
+	RiverSchema string
+
+	// OnWait is called before each further try to get a lock. It may be nil.
+	OnWait func(ctx context.Context, what string)
 }
 
 // MigrateReport lists the changes of Migrate.
 type MigrateReport struct {
-	From, To int                // versions: From 0 without a schema, both SchemaVersion + 1 if it is newer
-	Repaired []SchemaDifference // in a schema of this version
-	Dropped  []string           // functions and types of earlier versions
-	Previous []string           // those that DropPrevious drops
-	River    []int              // versions of River's migrations
+	// From and To are versions. From is 0 without a schema. If the schema is newer than this
+	// build, both are SchemaVersion + 1.
+	From, To int
+
+	// Repaired are the differences that were mended in a schema of this version.
+	Repaired []SchemaDifference
+
+	// Dropped are the functions and types of earlier versions that were dropped.
+	Dropped []string
+
+	// Previous are those that DropPrevious drops.
+	Previous []string
+
+	// River are the versions of River's migrations that were made.
+	River []int
 }
 
 // Migrate creates the schema, brings an earlier version up to SchemaVersion, and repairs functions, in one transaction, with one more for
@@ -57,17 +77,28 @@ func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (Migr
 
 // SchemaReport is the answer of Validate.
 type SchemaReport struct {
-	Version     int                // 0 without a schema
-	Differences []SchemaDifference // of a newer Version only those that make this build's calls fail
-	Previous    []string           // as in MigrateReport
+	// Version is the schema's version. It is 0 without a schema.
+	Version int
+
+	// Differences are the objects unlike this build's. In a newer Version they are only those that
+	// make this build's calls fail.
+	Differences []SchemaDifference
+
+	// Previous is as in MigrateReport.
+	Previous []string
 }
 
 // SchemaDifference is an object unlike this build's.
 type SchemaDifference struct {
-	Object  string `json:"object"` // such as "index holds_due"
+	// Object is the kind and the name of the object, such as "index holds_due".
+	Object string `json:"object"`
+
 	Problem string `json:"problem"`
-	Want    string `json:"want,omitempty"` // of a function's body a hash
-	Have    string `json:"have,omitempty"`
+
+	// Want is what this build has. Of a function's body it is a hash.
+	Want string `json:"want,omitempty"`
+
+	Have string `json:"have,omitempty"`
 }
 
 func differences(all []migrate.Difference) (wrong []SchemaDifference) {
@@ -101,10 +132,20 @@ func Validate(ctx context.Context, db interface {
 
 // SchemaSQLOptions describes the file of SchemaSQL.
 type SchemaSQLOptions struct {
-	Schema       string // 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor "pg_". Defaults to "metered"
-	From         int    // the installed version. 0 renders all, an earlier version the upgrade, and SchemaVersion all functions, as a repair
-	DropPrevious bool   // as in MigrateOptions. From SchemaVersion on nothing else is rendered
-	Tool         string // "goose", "golang-migrate" (without x-multi-statement), "tern", "atlas" (versioned), or "": several statements, for psql
+	// Schema is 1 to 63 of a-z, 0-9 and _, starting with neither a digit nor "pg_". Defaults to
+	// "metered".
+	Schema string
+
+	// From is the installed version. 0 renders everything, an earlier version renders the upgrade,
+	// and SchemaVersion renders all functions, as a repair.
+	From int
+
+	// DropPrevious is as in MigrateOptions. From SchemaVersion on nothing else is rendered.
+	DropPrevious bool
+
+	// Tool is "goose", "golang-migrate" (without x-multi-statement), "tern" or "atlas"
+	// (versioned). "" renders several statements, for psql.
+	Tool string
 }
 
 // SchemaSQL renders Migrate's statements as a file of a migration tool: the whole schema, or an upgrade. Run it in one transaction, with a

@@ -27,27 +27,49 @@ const defaultSessionTTL = time.Minute
 
 // Reservation is a session to open. ID and Lines are required.
 type Reservation struct {
-	// as in Command, like the next four. The same ID with another Holder, or without Input with other Metadata, scopes or amounts, is ErrConflict
-	ID       string
-	Tenant   string // also the hold's tenant
+	// ID is as in Command, and so are Tenant, Name, Input and IssuedAt. The same ID with another
+	// Holder is ErrConflict. Without Input it is also ErrConflict with other Metadata, scopes or
+	// amounts.
+	ID string
+
+	// Tenant is as in Command. It is also the hold's tenant.
+	Tenant string
+
 	Name     string
 	Input    any
 	IssuedAt time.Time
 
-	Lines   []holds.Line    // the estimate, held until Settle
-	UpTo    bool            // as in holds.Request. Session.Hold has the units
-	Charges []budget.Charge // are spent at each opening
+	// Lines are the estimate. They are held until Settle.
+	Lines []holds.Line
 
-	TTL   time.Duration // how long a dead process keeps its Lines, within Config.Holds' bounds, renewed after a third. Defaults to 1m
-	Grace time.Duration // for Settle when the hold was not renewed. Defaults to a quarter of TTL
+	// UpTo is as in holds.Request. Session.Hold has the units.
+	UpTo bool
 
-	OpenTimeout time.Duration // bounds Open, not the session
+	// Charges are spent at each opening.
+	Charges []budget.Charge
 
-	Holder   string // as in holds.Request, like the next two
+	// TTL is how long a dead process keeps its Lines, within the bounds of Config.Holds. An open
+	// session renews its hold after a third of it. Defaults to 1m.
+	TTL time.Duration
+
+	// Grace is the time for Settle after the hold was not renewed. Defaults to a quarter of TTL.
+	Grace time.Duration
+
+	// OpenTimeout bounds Open, and not the session.
+	OpenTimeout time.Duration
+
+	// Holder is as in holds.Request, and so is Metadata.
+	Holder string
+
 	Metadata json.RawMessage
-	Note     budget.Note // also of Settle and Cancel, unless these have another
 
-	Isolation    pgx.TxIsoLevel // of Settle, as in Command, like the next two
+	// Note is as in holds.Request. It is also the Note of Settle and Cancel, unless these have
+	// another.
+	Note budget.Note
+
+	// Isolation is the isolation level of Settle, as in Command. So are EarlyRelease and LSN.
+	Isolation pgx.TxIsoLevel
+
 	EarlyRelease bool
 	LSN          bool
 }
@@ -301,11 +323,20 @@ func (s *Session[R]) Hold() holds.Hold {
 
 // Cost is a session's usage: All or Lines.
 type Cost struct {
-	Lines  []holds.Line // the used units. A line without Limits has those of the Reservation
-	All    bool         // all that is held
-	Over   holds.Over   // for a Line beyond the held units. Defaults to holds.OverRefused
-	Entity string       // as in holds.Capture
-	Note   budget.Note  // defaults to that of the Reservation
+	// Lines are the used units. A line without Limits has those of the Reservation.
+	Lines []holds.Line
+
+	// All spends all that is held.
+	All bool
+
+	// Over says what happens to a Line beyond the held units. Defaults to holds.OverRefused.
+	Over holds.Over
+
+	// Entity is as in holds.Capture.
+	Entity string
+
+	// Note defaults to that of the Reservation.
+	Note budget.Note
 }
 
 // Settle captures the used units, frees the rest, calls fn (which may be nil), records the result, and commits. A repetition is answered by

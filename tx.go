@@ -38,9 +38,15 @@ import (
 type Tx struct {
 	guarded
 
-	Grant  *tokens.Grant  // of the command's token, or nil
-	Sticky budget.Receipt // the charges of Command.Sticky
-	Placed []string       // the ids of Command.Holds and Claims, in order. A claim that its holder has already keeps its id, which Outcome.Holds has
+	// Grant is the grant of the command's token, or nil.
+	Grant *tokens.Grant
+
+	// Sticky are the charges of Command.Sticky.
+	Sticky budget.Receipt
+
+	// Placed are the ids of Command.Holds and Command.Claims, in order. A claim that its holder
+	// has already keeps its id, which Outcome.Holds has.
+	Placed []string
 
 	over    *atomic.Bool // the function has returned. Nil for the zero value, which was never begun
 	client  *Client
@@ -122,6 +128,8 @@ func (t *Tx) held(kind string) func([]holds.Hold) {
 	}
 }
 
+// Charge adds charges, which are taken with Command.Charges after the function has returned, all of
+// them or none. A mistake in an argument is reported now, and a refusal by Do.
 func (t *Tx) Charge(charges ...budget.Charge) error {
 	if err := t.open(); err != nil {
 		return err
@@ -153,6 +161,8 @@ func (t *Tx) Credit(credits ...budget.Credit) error {
 	return prepareEntries(t, inBudget.Credit, credits)
 }
 
+// Refund adds refunds, which are written before the charges. A mistake in an argument is reported
+// now, and a refusal by Do.
 func (t *Tx) Refund(refunds ...budget.Refund) error {
 	return prepareEntries(t, inBudget.Refund, refunds)
 }
@@ -222,6 +232,8 @@ func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options
 	return r, nil
 }
 
+// Secret is Client.Secret with the command's Tenant and ID: a command that runs again gets the same
+// secret, and so mints the same token.
 func (t *Tx) Secret(label string) (tokens.Secret, error) {
 	if t.client == nil {
 		return tokens.Secret{}, ErrTxDone
@@ -260,18 +272,23 @@ func (t *Tx) place(ctx context.Context, cleanup *holdjobs.Cleanup, tenant string
 	return p.Placing.ID, nil
 }
 
+// Capture is holds.Book.Capture, carried out after the function has returned. Outcome.Holds has the
+// holds. A mistake in an argument is reported now.
 func (t *Tx) Capture(c holds.Capture) error {
 	return end(t, inHolds.Capture, c)
 }
 
+// Release is holds.Book.Release, carried out after the function has returned.
 func (t *Tx) Release(r holds.Release) error {
 	return end(t, inHolds.Release, r)
 }
 
+// Extend is holds.Book.Extend, carried out after the function has returned.
 func (t *Tx) Extend(e holds.Extend) error {
 	return end(t, inHolds.Extend, e)
 }
 
+// Return is holds.Book.Return, carried out after the function has returned.
 func (t *Tx) Return(r holds.Return) error {
 	return end(t, inHolds.Return, r)
 }
@@ -306,13 +323,20 @@ var (
 
 // Notice is a committed command, or jobs without one.
 type Notice struct {
-	Missed  bool            `json:"missed,omitempty"` // some may be missed, and the rest is empty
-	Tenant  string          `json:"tenant,omitempty"`
-	ID      string          `json:"id,omitempty"` // "" for jobs without a command
+	// Missed says that commands may have been missed. All other fields are empty then.
+	Missed bool `json:"missed,omitempty"`
+
+	Tenant string `json:"tenant,omitempty"`
+
+	// ID is the command's. It is "" for jobs without a command.
+	ID string `json:"id,omitempty"`
+
 	Name    string          `json:"name,omitempty"`
 	Charges []budget.Charge `json:"charges,omitempty"`
 	Jobs    []jobs.Enqueued `json:"jobs,omitempty"`
-	Cut     bool            `json:"cut,omitempty"` // some did not fit: see Client.Lookup
+
+	// Cut says that some of it did not fit into the notice: Client.Lookup has them.
+	Cut bool `json:"cut,omitempty"`
 }
 
 // Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, as holds.Book.Listen. For exactly once,

@@ -21,8 +21,14 @@ import (
 
 // Result is the answer to one of several charges or events.
 type Result struct {
-	Posted  Posted // if Err is nil
-	Err     error  // a refusal, or an error of this one alone, such as ErrClock
+	// Posted is the written entry, if Err is nil.
+	Posted Posted
+
+	// Err is a refusal, or an error of this charge alone, such as ErrClock. It is nil if the
+	// charge was made.
+	Err error
+
+	// Crossed are the thresholds that the charge reached.
 	Crossed []Crossing
 }
 

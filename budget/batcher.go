@@ -15,11 +15,17 @@ import (
 	"github.com/pgmetered/metered/internal/pause"
 )
 
-// Zero works.
+// BatcherConfig configures a Batcher. The zero value has the documented defaults.
 type BatcherConfig struct {
-	MaxBatch int           // charges in one transaction, 1 to 1,000. Defaults to 512
-	Lanes    int           // batches in flight, each on a connection, 1 to 64. Defaults to 2
-	Timeout  time.Duration // of a batch with its attempts, 100ms to 1h. Defaults to 30s
+	// MaxBatch is the most charges that one transaction commits, from 1 to 1,000. Defaults to 512.
+	MaxBatch int
+
+	// Lanes is the most batches that are in flight at once, from 1 to 64. Each takes a connection
+	// of the pool. Defaults to 2.
+	Lanes int
+
+	// Timeout bounds a batch with all its attempts, from 100ms to 1h. Defaults to 30s.
+	Timeout time.Duration
 }
 
 // Batcher commits charges together that arrive during the last commit. A lone charge does not wait, and a locked scope delays no other.

@@ -12,11 +12,20 @@ import (
 type Unit string
 
 const (
-	Hour  Unit = "hour"
-	Day   Unit = "day"
-	Week  Unit = "week"
+	// Hour is an hour, for Series alone.
+	Hour Unit = "hour"
+
+	// Day is a day of the calendar, from midnight or the anchor's time of day.
+	Day Unit = "day"
+
+	// Week is a week of the calendar, from Monday or the anchor's weekday.
+	Week Unit = "week"
+
+	// Month is a month of the calendar, from the 1st or the anchor's day.
 	Month Unit = "month"
-	Year  Unit = "year"
+
+	// Year is a year of the calendar, from the 1st of January or the anchor's date.
+	Year Unit = "year"
 )
 
 // fixed is the length of a unit that is not of the calendar, else 0.

@@ -11,12 +11,26 @@ import (
 
 // Charge takes an amount from a scope if all Limits admit it.
 type Charge struct {
-	Scope       string  `json:"scope"`            // 1 to 255 bytes of UTF-8
-	Amount      int64   `json:"amount"`           // units, 1 to 2^53
-	Limits      []Limit `json:"limits,omitempty"` // up to 16. Without any, it is only recorded
-	Note        Note    `json:"note,omitzero"`
-	MustExist   bool    `json:"must_exist,omitempty"`   // refuses a scope not created, or retired
-	NoStandings bool    `json:"no_standings,omitempty"` // leaves Posted.Standings out, which is faster
+	// Scope is the budget to charge: 1 to 255 bytes of UTF-8. It needs no creation, unless
+	// MustExist is set.
+	Scope string `json:"scope"`
+
+	// Amount is how many units the charge takes, from 1 to 2^53.
+	Amount int64 `json:"amount"`
+
+	// Limits are up to 16 limits, all of which must let the amount in. A charge without limits is
+	// always let in, and recorded.
+	Limits []Limit `json:"limits,omitempty"`
+
+	// Note is stored with the entry.
+	Note Note `json:"note,omitzero"`
+
+	// MustExist refuses a scope that was not created (ErrScopeUnknown) or was retired
+	// (ErrScopeRetired).
+	MustExist bool `json:"must_exist,omitempty"`
+
+	// NoStandings leaves Posted.Standings out, which makes the charge faster.
+	NoStandings bool `json:"no_standings,omitempty"`
 }
 
 // Receipt lists the entries of a call.
@@ -27,22 +41,40 @@ type Receipt struct {
 
 // Posted is a written entry.
 type Posted struct {
-	Scope     string     `json:"scope"`
-	Seq       int64      `json:"seq"`             // names the entry, with Scope. 0 if spent from a lease
-	Lease     int64      `json:"lease,omitempty"` // it was spent from (package leases)
-	Amount    int64      `json:"amount"`
-	At        time.Time  `json:"at"`
-	Standings []Standing `json:"standings,omitempty"` // after the charge
-	Replayed  bool       `json:"replayed,omitempty"`  // the event was counted before, by this entry
+	Scope string `json:"scope"`
+
+	// Seq names the entry, together with Scope. It is 0 for units spent from a lease.
+	Seq int64 `json:"seq"`
+
+	// Lease is the number of the lease that the units were spent from, or 0 (see package leases).
+	Lease int64 `json:"lease,omitempty"`
+
+	Amount int64     `json:"amount"`
+	At     time.Time `json:"at"`
+
+	// Standings are the limits as they are after the charge.
+	Standings []Standing `json:"standings,omitempty"`
+
+	// Replayed says that the event was counted before, by this entry.
+	Replayed bool `json:"replayed,omitempty"`
 }
 
 // Standing is the state of a limit after a charge or at a check. At PeriodEnd the next period begins.
 type Standing struct {
-	Limit       Limit     `json:"limit"`
-	Used        int64     `json:"used"`           // units that count, without held ones. Negative with credit
-	Held        int64     `json:"held"`           // of open holds and leases
-	Available   int64     `json:"available"`      // the most that the limit still admits
-	Over        bool      `json:"over,omitempty"` // a limit with Observe would have refused the charge
+	Limit Limit `json:"limit"`
+
+	// Used are the units that count, without held ones. It is negative where credit is left.
+	Used int64 `json:"used"`
+
+	// Held are the units of open holds and leases.
+	Held int64 `json:"held"`
+
+	// Available is the most that the limit still lets in.
+	Available int64 `json:"available"`
+
+	// Over says that a limit with Observe would have refused the charge.
+	Over bool `json:"over,omitempty"`
+
 	PeriodStart time.Time `json:"period_start,omitzero"`
 	PeriodEnd   time.Time `json:"period_end,omitzero"`
 }

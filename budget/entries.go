@@ -20,33 +20,62 @@ var kinds = map[string]string{
 // An Entry has the scope's sums after it.
 type Entry struct {
 	Scope string `json:"scope"`
-	Seq   int64  `json:"seq"` // 1, 2, 3, … in a scope
+
+	// Seq numbers the entries of a scope: 1, 2, 3, and so on.
+	Seq int64 `json:"seq"`
+
 	// "charge", "credit", "refund", "clock repair", of holds "hold", "capture", "release", "expire", of a carved scope's end "close", and
 	// of lots, which lower Credited, "lapse", "revoke", "roll over", and for a lot that begins later or whose end was set "schedule"
-	Kind            string    `json:"kind"`
-	Amount          int64     `json:"amount"` // 0 for a clock repair and a close
-	At              time.Time `json:"at"`     // never decreases within an Epoch
-	Epoch           int       `json:"epoch"`  // the clock repairs before it
-	Spent           int64     `json:"spent"`
-	Refunded        int64     `json:"refunded"`
-	Credited        int64     `json:"credited"`
-	Held            int64     `json:"held"`
-	HoldDue         time.Time `json:"hold_due,omitzero"` // no open hold falls due before it
-	Ref             int64     `json:"ref,omitempty"`     // the refunded charge
-	Hold            string    `json:"hold,omitempty"`    // its id. "" for none or several
-	OperationTenant string    `json:"operation_tenant,omitempty"`
-	Operation       string    `json:"operation,omitempty"` // the command or event that wrote it
-	Note            Note      `json:"note,omitzero"`
-	OccurredAt      time.Time `json:"occurred_at,omitzero"`
+	Kind string `json:"kind"`
+
+	// Amount is the entry's number of units. It is 0 for a clock repair and a close.
+	Amount int64 `json:"amount"`
+
+	// At is the database's time after it had the scope's lock. It never decreases within an Epoch.
+	At time.Time `json:"at"`
+
+	// Epoch is how many clock repairs came before the entry.
+	Epoch int `json:"epoch"`
+
+	Spent    int64 `json:"spent"`
+	Refunded int64 `json:"refunded"`
+	Credited int64 `json:"credited"`
+	Held     int64 `json:"held"`
+
+	// HoldDue is a time before which no open hold of the scope falls due.
+	HoldDue time.Time `json:"hold_due,omitzero"`
+
+	// Ref is the Seq of the charge that a refund gives back.
+	Ref int64 `json:"ref,omitempty"`
+
+	// Hold is the id of the entry's hold. It is "" for no hold, and for several.
+	Hold string `json:"hold,omitempty"`
+
+	OperationTenant string `json:"operation_tenant,omitempty"`
+
+	// Operation is the id of the command or event that wrote the entry.
+	Operation string `json:"operation,omitempty"`
+
+	Note       Note      `json:"note,omitzero"`
+	OccurredAt time.Time `json:"occurred_at,omitzero"`
 }
 
-// Zero selects all, oldest first.
+// EntriesOptions selects entries. The zero value selects all, oldest first.
 type EntriesOptions struct {
+	// NewestFirst yields the newest entry first.
 	NewestFirst bool
-	After       int64     // skips entries up to this number
-	Before      int64     // skips entries from this number on. 0 is none
-	Max         int       // the most entries. 0 is all
-	From, To    time.Time // as in UsageBetween, at one more round trip
+
+	// After skips the entries up to this number. Defaults to none.
+	After int64
+
+	// Before skips the entries from this number on. 0 skips none.
+	Before int64
+
+	// Max is the most entries to yield. 0 is all.
+	Max int
+
+	// From and To bound the entries' times, as in UsageBetween. They cost one more round trip.
+	From, To time.Time
 }
 
 const entriesPage = 500

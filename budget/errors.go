@@ -77,20 +77,35 @@ const Never = time.Duration(math.MaxInt64)
 
 // Refusal is a limit that refused a charge. Other fields are as in a Standing.
 type Refusal struct {
-	Scope     string `json:"scope"`
-	Limit     Limit  `json:"limit"`
-	Used      int64  `json:"used"`
-	Held      int64  `json:"held"`               // of other transactions
-	OwnHeld   int64  `json:"own_held,omitempty"` // of this transaction, for which RetryAfter does not wait
-	Leased    int64  `json:"leased,omitempty"`   // of open leases
-	Requested int64  `json:"requested"`          // by all charges of the call on the scope
-	Available int64  `json:"available"`
-	// until Requested fits if nothing else happens: with open holds at the earliest, with leases at the end of the last. Never is null in
-	// JSON
-	RetryAfter  time.Duration `json:"-"`
-	HoldDue     time.Duration `json:"-"` // until an open hold may fall due, if Held > 0
-	PeriodStart time.Time     `json:"period_start,omitzero"`
-	PeriodEnd   time.Time     `json:"period_end,omitzero"`
+	Scope string `json:"scope"`
+	Limit Limit  `json:"limit"`
+	Used  int64  `json:"used"`
+
+	// Held are the units that open holds of other transactions keep.
+	Held int64 `json:"held"`
+
+	// OwnHeld are the units that holds of this transaction keep. RetryAfter does not wait for
+	// them.
+	OwnHeld int64 `json:"own_held,omitempty"`
+
+	// Leased are the units of open leases.
+	Leased int64 `json:"leased,omitempty"`
+
+	// Requested are the units that all charges of the call ask of the scope.
+	Requested int64 `json:"requested"`
+
+	Available int64 `json:"available"`
+
+	// RetryAfter is the time until Requested fits if nothing else happens. With open holds it is
+	// the earliest such time, and with leases it is the end of the last one. Never is null in
+	// JSON.
+	RetryAfter time.Duration `json:"-"`
+
+	// HoldDue is the time until an open hold may fall due, if Held is more than 0.
+	HoldDue time.Duration `json:"-"`
+
+	PeriodStart time.Time `json:"period_start,omitzero"`
+	PeriodEnd   time.Time `json:"period_end,omitzero"`
 }
 
 func (r Refusal) text() string {

@@ -18,9 +18,17 @@ import (
 // Event is a charge that counts once.
 type Event struct {
 	Charge
-	ID         string    // 1 to 255 bytes, shared with the commands of the Tenant. A UUIDv7 carries its time
-	Tenant     string    // owns the ID, up to 255 bytes
-	OccurredAt time.Time // bounded by Config.MaxLateness and MaxFuture. Limits count the event when it is recorded
+
+	// ID names the event within its Tenant: 1 to 255 bytes. Events and commands of a tenant share
+	// their ids. A UUIDv7 carries the time at which it was made.
+	ID string
+
+	// Tenant owns the ID, in up to 255 bytes.
+	Tenant string
+
+	// OccurredAt is when the event happened, within Config.MaxLateness and Config.MaxFuture of the
+	// clock. It is stored. Limits count the event when it is recorded.
+	OccurredAt time.Time
 }
 
 const maxIDBytes = 255

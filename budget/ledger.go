@@ -15,20 +15,44 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Zero works.
+// Config configures a Ledger. The zero value has the documented defaults.
 type Config struct {
-	Schema         string        // as metered.Migrate created it. Defaults to "metered"
-	LockTimeout    time.Duration // of a write's locks, 1ms to 1h: then ErrBusy. Defaults to 5s
-	ClockTolerance time.Duration // how far a last entry may be ahead of the clock before ErrClock, 1µs to 24h. Defaults to 1m
-	MustExist      bool          // for every charge, credit, hold and claim
-	NoStandings    bool          // for every charge
-	RequireActor   bool          // refuses writes whose Note has no Actor
-	MaxLateness    time.Duration // the oldest age of an event, 1s to 10 years: then ErrLate. Defaults to 35 days
-	MaxFuture      time.Duration // how far an event may be ahead of the clock, 1µs to 24h. Defaults to 5m
-	// receives crossed thresholds, also of Books and Pools. It may write in tx, and not end it. Its error takes the call back. Limits with
-	// thresholds need it
+	// Schema is the schema that metered.Migrate created. Defaults to "metered".
+	Schema string
+
+	// LockTimeout bounds the wait of a write for its locks, from 1ms to 1h. Running into it is
+	// ErrBusy. Defaults to 5s.
+	LockTimeout time.Duration
+
+	// ClockTolerance is how far a scope's last entry may be ahead of the database's clock before
+	// windowed charges are ErrClock, from 1µs to 24h. Defaults to 1m.
+	ClockTolerance time.Duration
+
+	// MustExist sets Charge.MustExist for every charge, and likewise for credits, holds and
+	// claims.
+	MustExist bool
+
+	// NoStandings sets Charge.NoStandings for every charge.
+	NoStandings bool
+
+	// RequireActor refuses writes whose Note has no Actor.
+	RequireActor bool
+
+	// MaxLateness is the oldest age of an event, from 1s to 10 years. An older one is ErrLate.
+	// Defaults to 35 days.
+	MaxLateness time.Duration
+
+	// MaxFuture is how far an event may be ahead of the clock, from 1µs to 24h. One that is
+	// further ahead is ErrFuture. Defaults to 5m.
+	MaxFuture time.Duration
+
+	// OnThreshold receives crossed thresholds, also those of Books and Pools on this Ledger. It
+	// runs inside the transaction of the call. It may write in tx, and must not end it. Its error
+	// takes the call back. Limits with thresholds need it.
 	OnThreshold func(ctx context.Context, tx pgx.Tx, c Crossing) error
-	Observer    observe.Observer // of the Ledger, its Books and Pools
+
+	// Observer hears of the calls of the Ledger, its Books and its Pools. Defaults to none.
+	Observer observe.Observer
 }
 
 // Bounds of Config.

@@ -11,17 +11,35 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// PerWindow, Per, PerPeriod, Lifetime and Prepaid make a Limit, with exactly one of these fields. Equal limits are ==. In JSON it is
-// {"name":"burst","max":9,"window_us":60000000}, {"max":9,"lifetime":true}, {"max":9,"prepaid":true}, or
-// {"max":9,"period":"month","time_zone":"Europe/Berlin"} with its "anchor".
+// Limit bounds the units of a scope. PerWindow, Per, PerPeriod, Lifetime and Prepaid make one, with
+// exactly one of Window, Period, Lifetime and Prepaid. Equal limits are ==.
+//
+// In JSON it is {"name":"burst","max":9,"window_us":60000000}, {"max":9,"lifetime":true},
+// {"max":9,"prepaid":true}, or {"max":9,"period":"month","time_zone":"Europe/Berlin"} with its
+// "anchor".
 type Limit struct {
-	Max      int64         // units, 0 to 2^62
-	Window   time.Duration // the age until which charges count, in microseconds up to 36,525 days
-	Period   Period        // charges of the present period count
-	Lifetime bool          // all charges count, less credits
-	Prepaid  bool          // as Lifetime, but a refusal asks for more credit
-	Observe  bool          // never refuses: see Standing.Over. To try a limit, not for Prepaid. Leases leave its charges to the ledger
-	Name     string        // in refusals, standings and metrics
+	// Max is the most units that may count, from 0 to 2^62.
+	Max int64
+
+	// Window is the age up to which charges count, in whole microseconds, up to 36,525 days.
+	Window time.Duration
+
+	// Period makes the charges of the present period count.
+	Period Period
+
+	// Lifetime makes all charges count, less credits.
+	Lifetime bool
+
+	// Prepaid counts as Lifetime does. A refusal asks for more credit.
+	Prepaid bool
+
+	// Observe makes a limit that never refuses, to try it: Standing.Over says when it would have.
+	// It does not go with Prepaid. Charges with such a limit are made in the ledger and not from a
+	// lease.
+	Observe bool
+
+	// Name is shown in refusals, standings and metrics.
+	Name string
 
 	query      *query                       // reads Max from the database, nil if Max is set
 	thresholds unique.Handle[thresholdList] // of Tell, zero for none
@@ -32,6 +50,8 @@ type query struct {
 	args []any
 }
 
+// PerWindow admits max units in each window, which slides: a charge counts while it is younger than
+// the window. The window is in whole microseconds, up to 36,525 days.
 func PerWindow(max int64, window time.Duration) Limit { return Limit{Max: max, Window: window} }
 
 // Lifetime admits max units in all. Credits raise it.
@@ -50,6 +70,7 @@ func (l Limit) Reach() time.Duration {
 	return time.Duration(days+months/12*366+months%12*31+1) * day
 }
 
+// Named returns the limit with a name, which refusals, standings and metrics show.
 func (l Limit) Named(name string) Limit {
 	l.Name = name
 	return l

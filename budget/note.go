@@ -7,11 +7,20 @@ import (
 
 // Note names the cause of an entry. Each text has up to 255 bytes.
 type Note struct {
-	Actor       string `json:"actor,omitempty"`
-	Tenant      string `json:"tenant,omitempty"`
+	// Actor is who acts, such as "user/ann" or "job/cleanup".
+	Actor string `json:"actor,omitempty"`
+
+	// Tenant is the customer on whose behalf it is.
+	Tenant string `json:"tenant,omitempty"`
+
+	// Correlation is an id that other systems know, such as a request's or a trace's.
 	Correlation string `json:"correlation,omitempty"`
-	Reason      string `json:"reason,omitempty"`
-	// of a charge, draw or hold, such as "images": lots of a wallet for this use (wallet.Grant.Uses) pay, too. The content of an id has it
+
+	// Reason says why, for people.
+	Reason string `json:"reason,omitempty"`
+
+	// Use is what a charge, draw or hold is for, such as "images". Lots of a wallet that pay for
+	// this use alone (wallet.Grant.Uses) pay, too. It is part of the content of an operation's id.
 	Use string `json:"use,omitempty"`
 }
 

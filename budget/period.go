@@ -10,13 +10,21 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// Per and PerPeriod make a Period. Periods have no gaps, reach back before the anchor, and contain their first moment. Equal periods are ==,
-// and zero is none.
+// Period divides time into periods without gaps. Per and PerPeriod make one. Periods reach back
+// before the anchor, and a period contains its first moment. Equal periods are ==, and the zero
+// value is none.
 type Period struct {
-	Unit   Unit          // Day, Week, Month, Year or an Every of one, in Zone. "" for a Length
-	Length time.Duration `json:"-"` // up to 36,525 days, in microseconds
-	Zone   string        // the IANA name of its time zone
-	Anchor time.Time     // the beginning of a period, in UTC and microseconds. Required for a Length
+	// Unit is Day, Week, Month, Year or an Every of one of these, in Zone. It is "" for a Length.
+	Unit Unit
+
+	// Length is the length of each period, in whole microseconds, up to 36,525 days.
+	Length time.Duration `json:"-"`
+
+	// Zone is the IANA name of the time zone of Unit.
+	Zone string
+
+	// Anchor is the beginning of one period, in UTC and whole microseconds. A Length requires it.
+	Anchor time.Time
 }
 
 // Per admits max units in each day, week, month, year or Every of these in a location, from the anchor's time of day, weekday or date on, by
@@ -39,6 +47,7 @@ func anchored(at time.Time) time.Time {
 	return at.UTC().Truncate(time.Microsecond)
 }
 
+// IsZero reports whether the Period is the zero value, which is no period.
 func (p Period) IsZero() bool { return p == Period{} }
 
 // word describes the period, for people.

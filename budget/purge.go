@@ -14,27 +14,53 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// PurgeOptions says which entries to delete.
+// PurgeOptions says which entries Purge deletes. OlderThan is required.
 type PurgeOptions struct {
-	OlderThan time.Duration // 1µs to 36,525 days: at least every Limit.Reach. Required
-	Scope     string        // purges one scope
-	After     string        // PurgeReport.Last, to go on
-	Batch     int           // entries per transaction, 16 to 100,000. Defaults to 5,000
-	// reports whether an idle scope may be deleted, and begin at Seq 1 again. Its limits must have no lifetimes and a Limit.Reach up to
-	// OlderThan. Scopes with credit, debt, holds or claims stay
-	Forget   func(scope string) bool
-	Progress func(PurgeReport) // after each transaction
-	DryRun   bool              // only counts, without locks. Not with Forget
+	// OlderThan is the age from which on entries are deleted, from 1µs to 36,525 days. It must be
+	// at least every Limit.Reach. Required.
+	OlderThan time.Duration
+
+	// Scope purges this scope alone. Defaults to all scopes.
+	Scope string
+
+	// After goes on behind an earlier purge: its PurgeReport.Last.
+	After string
+
+	// Batch is the most entries that one transaction deletes, from 16 to 100,000. Defaults to
+	// 5,000.
+	Batch int
+
+	// Forget reports whether an idle scope may be deleted whole, and begin at Seq 1 again. The
+	// limits of such a scope must have no lifetimes, and a Limit.Reach of at most OlderThan.
+	// Scopes with credit, debt, holds or claims stay. Defaults to none.
+	Forget func(scope string) bool
+
+	// Progress is called after each transaction, with the report so far. It may be nil.
+	Progress func(PurgeReport)
+
+	// DryRun counts and deletes nothing, and takes no locks. It does not go with Forget.
+	DryRun bool
 }
 
 // PurgeReport counts scopes and entries.
 type PurgeReport struct {
-	Scopes    int       `json:"scopes"`    // looked at
-	Entries   int64     `json:"entries"`   // deleted
-	Forgotten int       `json:"forgotten"` // scopes deleted whole
-	Busy      int       `json:"busy"`      // scopes locked by others
-	Last      string    `json:"last,omitempty"`
-	KeptSince time.Time `json:"kept_since,omitzero"` // windows and periods from then on are exact
+	// Scopes are the scopes that the purge looked at.
+	Scopes int `json:"scopes"`
+
+	// Entries are the entries that it deleted.
+	Entries int64 `json:"entries"`
+
+	// Forgotten are the scopes that it deleted whole.
+	Forgotten int `json:"forgotten"`
+
+	// Busy are the scopes that others had locked. They are left for the next purge.
+	Busy int `json:"busy"`
+
+	// Last is the last scope that is done.
+	Last string `json:"last,omitempty"`
+
+	// KeptSince is the time from which on windows and periods are exact.
+	KeptSince time.Time `json:"kept_since,omitzero"`
 }
 
 const purgeSQL = `

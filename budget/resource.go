@@ -19,8 +19,12 @@ type Resource struct {
 	Scope     string    `json:"scope"`
 	CreatedAt time.Time `json:"created_at"`
 	RetiredAt time.Time `json:"retired_at,omitzero"`
-	Changed   bool      `json:"changed,omitempty"` // by the call
-	Held      int64     `json:"held,omitempty"`    // of open holds, by Retire and Restore
+
+	// Changed says that the call created, retired or restored the scope.
+	Changed bool `json:"changed,omitempty"`
+
+	// Held are the units of open holds, as Retire and Restore saw them.
+	Held int64 `json:"held,omitempty"`
 }
 
 // Times are in microseconds: as text they would be in the session's DateStyle.
@@ -84,11 +88,16 @@ func (l *Ledger) declare(ctx context.Context, tx pgx.Tx, doing string, scopes []
 	return all, nil
 }
 
-// Zero selects all scopes.
+// ResourceFilter selects created scopes. The zero value selects all.
 type ResourceFilter struct {
-	Prefix string // of the scopes: Scopes.Prefix makes one
-	After  string // skips the scopes up to this one
-	Max    int    // up to 1,000, the default
+	// Prefix is what the scopes begin with. Scopes.Prefix makes one.
+	Prefix string
+
+	// After skips the scopes up to this one.
+	After string
+
+	// Max is the size of a page, up to 1,000. Defaults to 1,000.
+	Max int
 }
 
 const resourcesSQL = resourceSQL + `false, 0
@@ -132,7 +141,9 @@ func collectResources(ctx context.Context, db Querier, doing, sql string, args .
 type ScopeError struct {
 	Unknown []string `json:"unknown,omitempty"`
 	Retired []string `json:"retired,omitempty"`
-	Closed  []string `json:"closed,omitempty"` // carved, and ended (package leases)
+
+	// Closed are scopes that were carved, and have ended (see package leases).
+	Closed []string `json:"closed,omitempty"`
 }
 
 func (e *ScopeError) Error() string {

@@ -15,9 +15,14 @@ import (
 // Scopes declare the scopes of one kind. K is a string, an integer, a bool, a time.Time, a [16]byte (a UUID), a type with MarshalText and
 // UnmarshalText, or a struct of these. Different keys have different scopes.
 type Scopes[K comparable] struct {
-	Kind      string  // the first part of each scope, not "claim". Required
-	Limits    []Limit // of each charge
-	MustExist bool    // as in Charge
+	// Kind is the first part of each scope. It is not "claim". Required.
+	Kind string
+
+	// Limits are the limits of each charge that Charge makes.
+	Limits []Limit
+
+	// MustExist sets the MustExist of each charge and credit.
+	MustExist bool
 }
 
 // Check returns the mistake of a declaration. Then its scopes are all "".
@@ -78,10 +83,12 @@ func (s Scopes[K]) Parse(scope string) (K, error) {
 	return key, nil
 }
 
+// Charge makes a charge of the key's scope, with the declared limits.
 func (s Scopes[K]) Charge(key K, amount int64) Charge {
 	return Charge{Scope: s.Scope(key), Amount: amount, Limits: slices.Clone(s.Limits), MustExist: s.MustExist}
 }
 
+// Credit makes a credit of the key's scope.
 func (s Scopes[K]) Credit(key K, amount int64) Credit {
 	return Credit{Scope: s.Scope(key), Amount: amount, MustExist: s.MustExist}
 }

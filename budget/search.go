@@ -16,18 +16,31 @@ const (
 
 // EntrySearch selects entries.
 type EntrySearch struct {
-	EntriesOptions         // with Max to find, 1 to 1,000. Defaults to 100
-	Note            Note   // matches notes that have its fields
-	Operation       string // the id of a command or event
-	OperationTenant string // of Operation
-	Name            string // of the command, until its record is purged
-	Look            int    // the most to look at, up to 100,000. Defaults to 10,000
+	EntriesOptions // with Max to find, 1 to 1,000. Defaults to 100
+
+	// Note matches the notes that have its fields. Empty fields match all.
+	Note Note
+
+	// Operation is the id of a command or event.
+	Operation string
+
+	// OperationTenant is the tenant that owns Operation.
+	OperationTenant string
+
+	// Name is the name of the command, which is known until its record is purged.
+	Name string
+
+	// Look is the most entries to look at, up to 100,000. Defaults to 10,000.
+	Look int
 }
 
 // EntriesFound is a page.
 type EntriesFound struct {
 	Entries []Entry `json:"entries"`
-	Next    int64   `json:"next,omitempty"` // 0, or After (with NewestFirst: Before) of the next search
+
+	// Next goes on with the search: give it as After (with NewestFirst as Before). It is 0 at the
+	// end.
+	Next int64 `json:"next,omitempty"`
 }
 
 const searchSQL = `

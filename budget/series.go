@@ -12,13 +12,24 @@ import (
 // RangeUsage is the use of a scope from From until before To: held units count when they are captured (or their minimum falls due), and
 // events when they were recorded.
 type RangeUsage struct {
-	From              time.Time `json:"from"`
-	To                time.Time `json:"to"`
-	Charged           int64     `json:"charged"` // charges and captures
-	Credited          int64     `json:"credited"`
-	RefundedOfCharged int64     `json:"refunded_of_charged"` // may rise after the range
-	RefundsMade       int64     `json:"refunds_made"`        // of any charge
-	Unsettled         int64     `json:"unsettled,omitempty"` // spent in the range from open leases: counts when these are settled
+	From time.Time `json:"from"`
+	To   time.Time `json:"to"`
+
+	// Charged are the units of charges and captures in the range.
+	Charged int64 `json:"charged"`
+
+	Credited int64 `json:"credited"`
+
+	// RefundedOfCharged are the units of Charged that were refunded, whenever that was. It may
+	// rise after the range.
+	RefundedOfCharged int64 `json:"refunded_of_charged"`
+
+	// RefundsMade are the units refunded in the range, of any charge.
+	RefundsMade int64 `json:"refunds_made"`
+
+	// Unsettled are the units spent in the range from open leases. They count as Charged once
+	// these leases are settled.
+	Unsettled int64 `json:"unsettled,omitempty"`
 }
 
 // Used is Charged less RefundedOfCharged.

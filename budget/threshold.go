@@ -23,12 +23,25 @@ import (
 // Threshold is a level of use. The charge that reaches it calls Config.OnThreshold before it commits: once in a period, and else once until
 // use has gone back by Rearm (docs/thresholds.md).
 type Threshold struct {
-	Name    string `json:"name"`              // 1 to 64 bytes, unique in the limits of a scope
-	Percent int64  `json:"percent,omitempty"` // of Max used, 1 to 1,000, not for Prepaid. Without this, Used and Left the level is 0 left
-	Used    int64  `json:"used,omitempty"`    // units, 1 to 2^62
-	Left    int64  `json:"left,omitempty"`    // units, 1 to 2^62
-	Spent   bool   `json:"spent,omitempty"`   // held units count as available: a capture reports, not the hold
-	// how far use must go back, in percent of a Percent, else in units. Not for a period. Defaults to a tenth of the level, at least 1
+	// Name tells the thresholds of a scope's limits apart: 1 to 64 bytes.
+	Name string `json:"name"`
+
+	// Percent is a level in percent of Max, from 1 to 1,000. It does not go with Prepaid. Without
+	// Percent, Used and Left the level is 0 units left.
+	Percent int64 `json:"percent,omitempty"`
+
+	// Used is a level in used units, from 1 to 2^62.
+	Used int64 `json:"used,omitempty"`
+
+	// Left is a level in units that are left, from 1 to 2^62.
+	Left int64 `json:"left,omitempty"`
+
+	// Spent counts held units as available. Then a capture reports the level, and not the hold.
+	Spent bool `json:"spent,omitempty"`
+
+	// Rearm is how far use must go back before the threshold reports again: in percent for a
+	// Percent, else in units. A threshold of a period does not need it. Defaults to a tenth of the
+	// level, at least 1.
 	Rearm int64 `json:"rearm,omitempty"`
 }
 
@@ -37,13 +50,20 @@ type thresholdList [bounds.MaxThresholds]Threshold
 
 // Crossing is a reached threshold. Other fields are as in a Standing.
 type Crossing struct {
-	Scope       string    `json:"scope"`
-	Seq         int64     `json:"seq"` // the entry that reached it: unique with Scope and the names
-	At          time.Time `json:"at"`
-	Limit       Limit     `json:"limit"`
-	Threshold   Threshold `json:"threshold"`
-	Used        int64     `json:"used"`
-	Held        int64     `json:"held"` // with those that a capture frees
+	Scope string `json:"scope"`
+
+	// Seq is the entry that reached the level. It is unique together with Scope and the names of
+	// limit and threshold.
+	Seq int64 `json:"seq"`
+
+	At        time.Time `json:"at"`
+	Limit     Limit     `json:"limit"`
+	Threshold Threshold `json:"threshold"`
+	Used      int64     `json:"used"`
+
+	// Held are the held units, with those that a capture frees.
+	Held int64 `json:"held"`
+
 	Available   int64     `json:"available"`
 	PeriodStart time.Time `json:"period_start,omitzero"`
 	PeriodEnd   time.Time `json:"period_end,omitzero"`
@@ -67,6 +87,7 @@ func (l Limit) Tell(thresholds ...Threshold) Limit {
 // tooMany is longer than a name may be.
 const tooMany = "\x00more than bounds.MaxThresholds\x00"
 
+// Thresholds returns the limit's thresholds, as Tell has set them.
 func (l Limit) Thresholds() []Threshold {
 	if !l.tells() {
 		return nil

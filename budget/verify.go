@@ -10,12 +10,20 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// Zero checks all scopes.
+// VerifyOptions says what Verify checks. The zero value checks all scopes.
 type VerifyOptions struct {
-	Scope          string             // checks one scope
-	After          string             // VerifyReport.Last, to go on
-	MaxDifferences int                // ends the check. Defaults to 1,000
-	Progress       func(VerifyReport) // for each scope and each 10,000 entries
+	// Scope checks this scope alone. Defaults to all scopes.
+	Scope string
+
+	// After goes on behind an earlier check: its VerifyReport.Last.
+	After string
+
+	// MaxDifferences ends the check once so many differences are found. Defaults to 1,000.
+	MaxDifferences int
+
+	// Progress is called for each scope and each 10,000 entries, with the report so far. It may be
+	// nil.
+	Progress func(VerifyReport)
 }
 
 // VerifyReport has the findings of Verify.
@@ -23,16 +31,27 @@ type VerifyReport struct {
 	Scopes      int          `json:"scopes"`
 	Entries     int64        `json:"entries"`
 	Differences []Difference `json:"differences,omitempty"`
-	Last        string       `json:"last,omitempty"` // the last scope checked to its end
+
+	// Last is the last scope that was checked to its end.
+	Last string `json:"last,omitempty"`
 }
 
 // Difference is a wrong value.
 type Difference struct {
 	Scope string `json:"scope"`
-	Seq   int64  `json:"seq"`   // the wrong entry. For a sum of refunds, the first charge of its block
-	Field string `json:"field"` // such as "spent". "amount" if it was edited, or the last entry's sums
-	Got   string `json:"got"`   // stored
-	Want  string `json:"want"`  // right
+
+	// Seq is the wrong entry. For a sum of refunds it is the first charge of its block.
+	Seq int64 `json:"seq"`
+
+	// Field is what differs, such as "spent". It is "amount" if the amount was edited, or the sums
+	// of the last entry.
+	Field string `json:"field"`
+
+	// Got is the stored value.
+	Got string `json:"got"`
+
+	// Want is the right value.
+	Want string `json:"want"`
 }
 
 const chainPage = 10_000

@@ -12,11 +12,18 @@ import (
 
 // Trial compares another limit with a scope's charges. Those that it would have refused count too.
 type Trial struct {
-	Scope     string    `json:"scope"`
-	Limit     Limit     `json:"limit"`
-	Used      int64     `json:"used"`                // the most that counted at a time
-	Available int64     `json:"available"`           // the least that was left
-	RefusedAt time.Time `json:"refused_at,omitzero"` // of the first charge that it would have refused
+	Scope string `json:"scope"`
+	Limit Limit  `json:"limit"`
+
+	// Used is the most that counted at any time.
+	Used int64 `json:"used"`
+
+	// Available is the least that was left at any time.
+	Available int64 `json:"available"`
+
+	// RefusedAt is the time of the first charge that the limit would have refused. It is zero if
+	// there is none.
+	RefusedAt time.Time `json:"refused_at,omitzero"`
 }
 
 // WhatIf tries a limit by window or period on the history of scopes, from a time until before another (docs/plans.md). Refunded units do not

@@ -17,17 +17,26 @@ import (
 // Move is a tenant's move to another cell.
 type Move struct {
 	Tenant string
-	To     int // the number of the cell
-	// of the application, in the schemas of both cells with the same columns, in an order in which their rows can be inserted
+
+	// To is the number of the cell that the tenant moves to.
+	To int
+
+	// Tables are the application's tables that move with the tenant. Both cells have them in their
+	// schemas, with the same columns. Name them in an order in which their rows can be inserted.
 	Tables []Table
-	// of each wait for locks, in which the tenant's commands wait, too. 1ms to 1h. Defaults to 5s
+
+	// LockTimeout bounds each wait for locks, from 1ms to 1h. The tenant's commands wait
+	// meanwhile, too. Defaults to 5s.
 	LockTimeout time.Duration
 }
 
 // Table is a table of the application.
 type Table struct {
-	Name string // without its schema
-	// the condition of the tenant's rows, with the tenant as $1. Names outside pg_catalog have their schema. Defaults to "tenant = $1"
+	// Name is the table's name, without its schema.
+	Name string
+
+	// Where is the condition of the tenant's rows, with the tenant as $1. Names outside pg_catalog
+	// must have their schema. Defaults to "tenant = $1".
 	Where string
 }
 

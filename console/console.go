@@ -31,7 +31,8 @@ type ArgumentError = fault.Argument
 
 // Config configures a Handler. The zero value works.
 type Config struct {
-	Schema string // as metered.Migrate made it. Defaults to "metered"
+	// Schema is the schema that metered.Migrate created. Defaults to "metered".
+	Schema string
 
 	// Limits returns the limits of a scope, of which the page shows up to 16. It is called from several goroutines,
 	// and must not block. Limits that a user types replace them. Without any, the page takes those of refusals on
@@ -40,17 +41,31 @@ type Config struct {
 
 	// RiverSchema has River's tables. Defaults to the first schema of the role's search_path that has them.
 	RiverSchema string
-	RiverUI     string // the address of River UI, with jobs at /jobs/ID. Defaults to no links
 
-	Title    string         // of the page. Defaults to "metered"
-	Location *time.Location // of the times shown. Defaults to UTC
+	// RiverUI is the address of River UI, which shows a job at /jobs/ID. Defaults to no links.
+	RiverUI string
 
-	Refresh    time.Duration // how often an open page is read again, 100ms to 1h. Defaults to 2s
-	Timeout    time.Duration // of a page's reads, 10ms to 1m. Defaults to 2s
-	MaxConns   int           // connections in use at once, 1 to 64. Defaults to 2
-	MaxViewers int           // live browsers, 1 to 10,000. Others reload. Defaults to 100
+	// Title is the title of the page. Defaults to "metered".
+	Title string
 
-	Logger *slog.Logger // gets errors of pages that could not be served. Defaults to slog.Default()
+	// Location is the time zone of the times shown. Defaults to UTC.
+	Location *time.Location
+
+	// Refresh is how often an open page is read again, from 100ms to 1h. Defaults to 2s.
+	Refresh time.Duration
+
+	// Timeout bounds a page's reads, from 10ms to 1m. Defaults to 2s.
+	Timeout time.Duration
+
+	// MaxConns is the most connections in use at once, from 1 to 64. Defaults to 2.
+	MaxConns int
+
+	// MaxViewers is the most live browsers, from 1 to 10,000. Others load the page again. Defaults
+	// to 100.
+	MaxViewers int
+
+	// Logger gets the errors of pages that could not be served. Defaults to slog.Default().
+	Logger *slog.Logger
 }
 
 // Handler serves the pages. It is safe for concurrent use, and works at the root or behind http.StripPrefix.

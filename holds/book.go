@@ -17,15 +17,23 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Zero works.
+// Config configures a Book. The zero value has the documented defaults.
 type Config struct {
-	MinTTL, MaxTTL time.Duration // bound Request.TTL, from 1ms to MaxLifetime. Default to 1s and 1h
+	// MinTTL and MaxTTL bound Request.TTL, from 1ms to MaxLifetime. They default to 1s and 1h.
+	MinTTL, MaxTTL time.Duration
+
 	// MaxLifetime bounds the time from placement to deadline, up to 10 years. Defaults to 24h, or a longer MaxTTL.
 	MaxLifetime time.Duration
-	NoCeiling   bool // lets Extend go on to the year 9980, 10 years at a time, without MaxLifetime
+
+	// NoCeiling lets Extend go on without MaxLifetime, up to the year 9980, 10 years at a time.
+	NoCeiling bool
+
 	// RequireHolder refuses to place, capture, release, extend or return without a Holder.
 	RequireHolder bool
-	RequireActor  bool // refuses writes whose Note has no Actor. Defaults to the ledger's setting
+
+	// RequireActor refuses writes whose Note has no Actor. Defaults to the ledger's setting.
+	RequireActor bool
+
 	// Subscribers get every transition of this Book's calls, in order. An error or a panic takes the transition back, and the call fails.
 	Subscribers []Subscriber
 	// Notify sends committed transitions to Listen. Such commits pass the server one by one (docs/operations.md).
@@ -50,8 +58,11 @@ type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
 // Transition is a change of a hold.
 type Transition struct {
-	Kind EventKind   `json:"kind"`
-	Hold Hold        `json:"hold"` // after it
+	Kind EventKind `json:"kind"`
+
+	// Hold is the hold after the transition.
+	Hold Hold `json:"hold"`
+
 	Note budget.Note `json:"note,omitzero"`
 }
 

@@ -37,17 +37,25 @@ type Capture struct {
 	Tenant string
 	IDs    []string
 	Holder string
-	All    bool // all held units. Set All or Lines
+
+	// All captures all held units. Set All or Lines.
+	All bool
+
 	// Lines are the used units of one hold's scopes, 0 for others. Lines of a claim include its own unit (of Key.Scope), unless Keep.
 	//
 	// With OverIfFits, OverUpTo and OverEvenly, a Line's Limits judge the excess. Otherwise, or in Lines without Amount beside All, they
 	// only carry thresholds (docs/thresholds.md).
 	Lines []Line
 	// Keep leaves the rest held. It cannot capture a claim's own unit, which ends the hold.
-	Keep   bool
-	Over   Over   // for a Line beyond the held units
-	Entity string // the id of an order or the like
-	Note   budget.Note
+	Keep bool
+
+	// Over says what happens to a Line beyond the held units. Defaults to OverRefused.
+	Over Over
+
+	// Entity is the id of an order or the like, to find the hold by.
+	Entity string
+
+	Note budget.Note
 }
 
 const captureSQL = `

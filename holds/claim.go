@@ -25,17 +25,34 @@ type Key struct {
 
 // Claim is a hold on a Key, for one holder at a time.
 type Claim struct {
-	Tenant    string // keeps the keys of tenants apart
-	Key       Key    // neither part empty, its Scope up to 255 bytes
-	Holder    string // not ""
-	Lines     []Line
-	Charges   []budget.Charge
-	MustExist bool          // as in budget.Charge, of Key.Scope
-	TTL       time.Duration // as in Request, like the next three
-	Grace     time.Duration
-	Metadata  json.RawMessage // a repeated claim keeps the first
-	Note      budget.Note
-	Reveal    bool // sets TakenError.By, for callers who may know
+	// Tenant keeps the keys of tenants apart.
+	Tenant string
+
+	// Key is the value to claim. Neither of its parts is empty, and its Scope has up to 255 bytes.
+	// Required.
+	Key Key
+
+	// Holder is who claims the value. Required.
+	Holder string
+
+	Lines   []Line
+	Charges []budget.Charge
+
+	// MustExist refuses a Key.Scope that was not created, as in budget.Charge.
+	MustExist bool
+
+	// TTL is as in Request, and so are Grace, Metadata and Note.
+	TTL time.Duration
+
+	Grace time.Duration
+
+	// Metadata is as in Request. A repeated claim keeps the first one.
+	Metadata json.RawMessage
+
+	Note budget.Note
+
+	// Reveal sets TakenError.By, for callers who may know the other holder.
+	Reveal bool
 }
 
 // Claim places a hold on a key, which has at most one active claim: held and not due, or captured (confirmed) and not

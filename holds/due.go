@@ -14,13 +14,25 @@ import (
 
 // A zero field selects all, except Tenant.
 type DueFilter struct {
-	Tenant      string // unless AllTenants is set
-	AllTenants  bool
-	ScopePrefix string    // a line's scope begins so
-	State       State     // Held: due next. Expired: due, and not swept
-	Before      time.Time // due before
-	After       string    // Page.Next of the page before
-	Max         int       // size of a page, 1 to 1,000. Defaults to 100
+	// Tenant selects the holds of this tenant, unless AllTenants is set.
+	Tenant string
+
+	AllTenants bool
+
+	// ScopePrefix selects holds with a line whose scope begins so.
+	ScopePrefix string
+
+	// State is Held for holds that fall due next, or Expired for holds that are due and not swept.
+	State State
+
+	// Before selects holds that are due before this time.
+	Before time.Time
+
+	// After goes on behind the page before: its Page.Next.
+	After string
+
+	// Max is the size of a page, from 1 to 1,000. Defaults to 100.
+	Max int
 }
 
 const dueSQL = `

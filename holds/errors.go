@@ -75,7 +75,9 @@ func IsOthers(err error) bool {
 type StateError struct {
 	ID    string
 	State State
-	Hold  Hold // as it stands
+
+	// Hold is the hold as it stands.
+	Hold Hold
 }
 
 func (e *StateError) kind() error {
@@ -91,10 +93,17 @@ func (e *StateError) Unwrap() []error { return []error{e.kind(), errState} }
 
 // TakenError says that a key has an active claim.
 type TakenError struct {
-	Key        Key
-	RetryAfter time.Duration // until it falls free, if its holder does nothing. 0 if Confirmed
-	Confirmed  bool          // taken until it is given back
-	By         *Hold         // the active claim, with Claim.Reveal. Nil in a replay
+	Key Key
+
+	// RetryAfter is the time until the value falls free if its holder does nothing. It is 0 if
+	// Confirmed.
+	RetryAfter time.Duration
+
+	// Confirmed says that the value is taken until it is given back.
+	Confirmed bool
+
+	// By is the active claim, if Claim.Reveal is set. It is nil in a replay.
+	By *Hold
 }
 
 func (e *TakenError) Error() string {

@@ -17,13 +17,28 @@ import (
 type EventKind string
 
 const (
-	EventPlaced       EventKind = "placed"
+	// EventPlaced is the placement of a hold or claim.
+	EventPlaced EventKind = "placed"
+
+	// EventCapturedPart is a capture that left the hold open (Capture.Keep).
 	EventCapturedPart EventKind = "captured in part"
-	EventCaptured     EventKind = "captured"
-	EventExtended     EventKind = "extended"
-	EventReleased     EventKind = "released"
-	EventExpired      EventKind = "expired"
-	EventReturned     EventKind = "returned"
+
+	// EventCaptured is the capture that ended the hold.
+	EventCaptured EventKind = "captured"
+
+	// EventExtended is a later deadline.
+	EventExtended EventKind = "extended"
+
+	// EventReleased is the release that ended the hold.
+	EventReleased EventKind = "released"
+
+	// EventExpired is the end of a hold by time.
+	EventExpired EventKind = "expired"
+
+	// EventReturned is a Return of all that was captured.
+	EventReturned EventKind = "returned"
+
+	// EventReturnedPart is a Return of a part of it.
 	EventReturnedPart EventKind = "returned in part"
 )
 
@@ -35,20 +50,40 @@ var kinds = map[string]EventKind{
 
 // Rebuild needs the Events of History, not their JSON.
 type Event struct {
-	Tenant          string          `json:"tenant,omitempty"`
-	ID              string          `json:"id"`
-	Version         int             `json:"version"` // 1, 2, 3, …
-	Kind            EventKind       `json:"kind"`
-	At              time.Time       `json:"at"`                         // of an expiry: when it was recorded
-	Deadline        time.Time       `json:"deadline,omitzero"`          // of a placement or an extension
-	Metadata        json.RawMessage `json:"metadata,omitempty"`         // of a placement
-	Entity          string          `json:"entity,omitempty"`           // of a capture
-	Captures        []budget.Posted `json:"captures,omitempty"`         // of a capture, whose At may be later
-	Refunds         []budget.Posted `json:"refunds,omitempty"`          // parts of charges, by a Return of Lines
-	Skipped         []budget.Posted `json:"skipped,omitempty"`          // purged charges that a Return left spent
-	OperationTenant string          `json:"operation_tenant,omitempty"` // with Operation: the command, if any
-	Operation       string          `json:"operation,omitempty"`
-	Note            budget.Note     `json:"note,omitzero"`
+	Tenant string `json:"tenant,omitempty"`
+	ID     string `json:"id"`
+
+	// Version numbers the transitions of a hold: 1, 2, 3, and so on.
+	Version int `json:"version"`
+
+	Kind EventKind `json:"kind"`
+
+	// At is the time of the transition. For an expiry it is when the expiry was recorded.
+	At time.Time `json:"at"`
+
+	// Deadline is the new deadline, of a placement or an extension.
+	Deadline time.Time `json:"deadline,omitzero"`
+
+	// Metadata is that of the Request, in the event of a placement.
+	Metadata json.RawMessage `json:"metadata,omitempty"`
+
+	// Entity is that of the Capture, in the event of a capture.
+	Entity string `json:"entity,omitempty"`
+
+	// Captures are the entries of a capture. Their At may be later than the event's.
+	Captures []budget.Posted `json:"captures,omitempty"`
+
+	// Refunds are parts of charges that a Return of Lines gave back.
+	Refunds []budget.Posted `json:"refunds,omitempty"`
+
+	// Skipped are purged charges that a Return left spent.
+	Skipped []budget.Posted `json:"skipped,omitempty"`
+
+	// OperationTenant and Operation name the command that made the transition, if one did.
+	OperationTenant string `json:"operation_tenant,omitempty"`
+
+	Operation string      `json:"operation,omitempty"`
+	Note      budget.Note `json:"note,omitzero"`
 
 	placed *placed
 }

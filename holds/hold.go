@@ -12,11 +12,20 @@ import (
 type State string
 
 const (
-	Held     State = "held"
+	// Held is the state of an open hold.
+	Held State = "held"
+
+	// Captured is the state of a hold whose units were spent.
 	Captured State = "captured"
+
+	// Released is the state of a hold that was freed by a call.
 	Released State = "released"
-	Expired  State = "expired"
-	Returned State = "returned" // captured, and given back since
+
+	// Expired is the state of a hold that fell due.
+	Expired State = "expired"
+
+	// Returned is the state of a captured hold that was given back since.
+	Returned State = "returned"
 )
 
 // states maps letters of the tables to states. Returned is a "c" in the tables, with a mark.
@@ -24,36 +33,66 @@ var states = map[string]State{"h": Held, "c": Captured, "r": Released, "x": Expi
 
 // Hold is a hold at Now, Expired once it is due.
 type Hold struct {
-	Tenant   string          `json:"tenant,omitempty"`
-	ID       string          `json:"id"`
-	Holder   string          `json:"holder,omitempty"`
-	State    State           `json:"state"`
-	Version  int             `json:"version"` // counts transitions, 1 when placed
-	PlacedAt time.Time       `json:"placed_at"`
-	Deadline time.Time       `json:"deadline"`
-	Due      time.Time       `json:"due"`               // Deadline plus Request.Grace: the end of capture
-	Ceiling  time.Time       `json:"ceiling,omitzero"`  // bounds Extend, zero for none
-	EndedAt  time.Time       `json:"ended_at,omitzero"` // when captured or released. Due if it expired
-	Now      time.Time       `json:"now"`               // the database's clock at the read
-	Lines    []HeldLine      `json:"lines"`
-	Claim    *Key            `json:"claim,omitempty"`
-	Entity   string          `json:"entity,omitempty"`
-	Reason   string          `json:"reason,omitempty"` // of the Note of its Release or Return
+	Tenant string `json:"tenant,omitempty"`
+	ID     string `json:"id"`
+	Holder string `json:"holder,omitempty"`
+	State  State  `json:"state"`
+
+	// Version counts the hold's transitions. It is 1 when the hold is placed.
+	Version int `json:"version"`
+
+	PlacedAt time.Time `json:"placed_at"`
+	Deadline time.Time `json:"deadline"`
+
+	// Due is the end of capture: Deadline plus Request.Grace.
+	Due time.Time `json:"due"`
+
+	// Ceiling bounds Extend. It is zero for no bound.
+	Ceiling time.Time `json:"ceiling,omitzero"`
+
+	// EndedAt is when the hold was captured or released, or Due if it expired.
+	EndedAt time.Time `json:"ended_at,omitzero"`
+
+	// Now is the database's clock at the read. Use it to show the time left.
+	Now time.Time `json:"now"`
+
+	Lines  []HeldLine `json:"lines"`
+	Claim  *Key       `json:"claim,omitempty"`
+	Entity string     `json:"entity,omitempty"`
+
+	// Reason is that of the Note of the hold's Release or Return.
+	Reason string `json:"reason,omitempty"`
+
 	Metadata json.RawMessage `json:"metadata,omitempty"`
-	Created  bool            `json:"created,omitempty"` // by this call
-	Charges  []budget.Posted `json:"charges,omitempty"` // of Request.Charges, if Created
+
+	// Created says that this call placed the hold.
+	Created bool `json:"created,omitempty"`
+
+	// Charges are the entries of Request.Charges, if Created.
+	Charges []budget.Posted `json:"charges,omitempty"`
+
 	// Crossed has the thresholds that this call crossed.
 	Crossed []budget.Crossing `json:"crossed,omitempty"`
 }
 
 // HeldLine is a hold's units of a scope.
 type HeldLine struct {
-	Scope    string `json:"scope"`
-	Amount   int64  `json:"amount"`             // placed
-	Captured int64  `json:"captured"`           // charged, by expiry too
-	Open     int64  `json:"open"`               // still held
-	Refunded int64  `json:"refunded,omitempty"` // of Captured, by Return
-	AtLeast  int64  `json:"at_least,omitempty"` // see Line.AtLeast
+	Scope string `json:"scope"`
+
+	// Amount are the units that were placed.
+	Amount int64 `json:"amount"`
+
+	// Captured are the units that were charged, by expiry too.
+	Captured int64 `json:"captured"`
+
+	// Open are the units that are still held.
+	Open int64 `json:"open"`
+
+	// Refunded are the units of Captured that a Return gave back.
+	Refunded int64 `json:"refunded,omitempty"`
+
+	// AtLeast is Line.AtLeast.
+	AtLeast int64 `json:"at_least,omitempty"`
 }
 
 // Remaining is the time from Now to the deadline, or 0 if it is not held.

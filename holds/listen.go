@@ -14,11 +14,16 @@ import (
 
 // Notice is a committed transition.
 type Notice struct {
-	Missed  bool      `json:"missed,omitempty"` // some may be missed, and the rest is empty
-	Tenant  string    `json:"tenant,omitempty"`
-	ID      string    `json:"id,omitempty"`
-	Version int       `json:"version,omitempty"` // after the transition
-	Kind    EventKind `json:"kind,omitempty"`
+	// Missed says that transitions may have been missed. All other fields are empty then.
+	Missed bool `json:"missed,omitempty"`
+
+	Tenant string `json:"tenant,omitempty"`
+	ID     string `json:"id,omitempty"`
+
+	// Version is the hold's version after the transition.
+	Version int `json:"version,omitempty"`
+
+	Kind EventKind `json:"kind,omitempty"`
 	// The rest needs the sender's Config.NotifyContent.
 	At       time.Time   `json:"at,omitzero"`
 	Claim    *Key        `json:"claim,omitempty"`
@@ -27,14 +32,18 @@ type Notice struct {
 	Deadline time.Time   `json:"deadline,omitzero"`
 	Note     budget.Note `json:"note,omitzero"`
 	Lines    []HeldLine  `json:"lines,omitempty"`
-	Cut      bool        `json:"cut,omitempty"` // Note or Lines did not fit: see History, Get
+
+	// Cut says that Note or Lines did not fit into the notice: History and Get have them.
+	Cut bool `json:"cut,omitempty"`
 }
 
-// Zero works.
+// ListenOptions configures Listen. The zero value has the documented defaults.
 type ListenOptions struct {
 	// Idle bounds the silence of a connection, 10ms to 1h. Defaults to 15s.
-	Idle    time.Duration
-	OnError func(error) // for a lost connection, in another goroutine
+	Idle time.Duration
+
+	// OnError hears of a lost connection, in another goroutine. Defaults to none.
+	OnError func(error)
 }
 
 // Listen calls handle with every transition that a Book with Config.Notify commits, one at a time, in the order of

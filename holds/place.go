@@ -21,10 +21,19 @@ import (
 
 // Line is an amount of one scope.
 type Line struct {
-	Scope     string         // 1 to 255 bytes of UTF-8
-	Amount    int64          // 1 to 2^53, from 0 in a Capture
-	Limits    []budget.Limit // must all admit the amount
-	MustExist bool           // as in budget.Charge. Not for a Capture
+	// Scope is the budget whose units are held: 1 to 255 bytes of UTF-8.
+	Scope string
+
+	// Amount is how many units are held, from 1 to 2^53. In a Capture it is from 0.
+	Amount int64
+
+	// Limits must all let the amount in.
+	Limits []budget.Limit
+
+	// MustExist refuses a scope that was not created, as in budget.Charge. It is not for a
+	// Capture.
+	MustExist bool
+
 	// AtLeast, a part of Amount, is charged when the hold falls due, less captured units. Release frees it. Not for a Capture.
 	AtLeast int64
 }
@@ -32,15 +41,31 @@ type Line struct {
 // Request is a hold to place.
 type Request struct {
 	// ID is unique within Tenant. A UUIDv7 is not placed again after a purge. Defaults to a new UUIDv7.
-	ID       string
-	Tenant   string          // separates ids, but not scopes, of tenants
-	Holder   string          // calls that name another do not find the hold
-	Lines    []Line          // with Charges, 1 to 64 scopes
-	Charges  []budget.Charge // are spent at once, for good
-	TTL      time.Duration   // within Config's bounds, in whole microseconds
-	Grace    time.Duration   // for capture past the deadline, up to Config.MaxTTL in whole microseconds
-	Metadata json.RawMessage // JSON, up to 64 KiB
-	Note     budget.Note
+	ID string
+
+	// Tenant separates the ids of tenants, but not their scopes.
+	Tenant string
+
+	// Holder is who holds the units. Calls that name another holder do not find the hold.
+	Holder string
+
+	// Lines are the units to hold. Together with Charges they are 1 to 64 scopes.
+	Lines []Line
+
+	// Charges are spent at once, for good.
+	Charges []budget.Charge
+
+	// TTL is the time until the deadline, within Config's bounds, in whole microseconds. Required.
+	TTL time.Duration
+
+	// Grace is the time for a capture past the deadline, up to Config.MaxTTL, in whole
+	// microseconds.
+	Grace time.Duration
+
+	// Metadata is any JSON of up to 64 KiB. It is stored with the hold.
+	Metadata json.RawMessage
+
+	Note budget.Note
 	// UpTo holds equal units of all Lines, which have one Amount, each another scope: that, or else the most that all limits admit, at least
 	// 1 and the greatest AtLeast. Charges stay whole.
 	UpTo bool

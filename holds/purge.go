@@ -10,12 +10,20 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
-// PurgeOptions says which holds to delete. Zero works.
+// PurgeOptions says which holds Purge deletes. The zero value has the documented defaults.
 type PurgeOptions struct {
-	OlderThan time.Duration       // since the hold's end, 1s to a century. Defaults to 30 days
-	Batch     int                 // holds per transaction, 1 to 10,000. Defaults to 1,000
-	Progress  func(deleted int64) // after each batch
-	DryRun    bool                // only counts. Needs SELECT on the table
+	// OlderThan is the time since a hold's end from which on it is deleted, from 1s to a century.
+	// Defaults to 30 days.
+	OlderThan time.Duration
+
+	// Batch is the most holds that one transaction deletes, from 1 to 10,000. Defaults to 1,000.
+	Batch int
+
+	// Progress is called after each batch, with the number of holds deleted so far. It may be nil.
+	Progress func(deleted int64)
+
+	// DryRun counts the holds and deletes none. It needs SELECT on the table of holds.
+	DryRun bool
 }
 
 const purgeableSQL = `

@@ -45,20 +45,32 @@ func (b *Book) Get(ctx context.Context, db budget.Querier, tenant, id, holder st
 
 // Filter selects holds of one tenant. Other zero fields select all.
 type Filter struct {
-	Tenant string // "" is a tenant, too
+	// Tenant selects the holds of this tenant. "" is a tenant, too.
+	Tenant string
+
 	Holder string
 	Entity string
 	State  State
-	Scope  string // of a line
-	Claim  Key    // claims of this key, ended ones too
-	After  string // Page.Next of the page before
-	Max    int    // size of a page, 1 to 1,000. Defaults to 100
+
+	// Scope selects holds with a line on this scope.
+	Scope string
+
+	// Claim selects claims of this key, with the ended ones.
+	Claim Key
+
+	// After goes on behind the page before: its Page.Next.
+	After string
+
+	// Max is the size of a page, from 1 to 1,000. Defaults to 100.
+	Max int
 }
 
 // Page is a part of a list.
 type Page struct {
 	Holds []Hold `json:"holds"`
-	Next  string `json:"next,omitempty"` // After of the next filter, "" at the end
+
+	// Next is the After of the next filter. It is "" at the end.
+	Next string `json:"next,omitempty"`
 }
 
 const listFilterSQL = `

@@ -15,11 +15,15 @@ import (
 
 // Release names holds to free.
 type Release struct {
-	Tenant   string
-	IDs      []string
-	Holder   string
-	Captured bool // also gives captured holds back, as Return. Else they are a *StateError
-	Note     budget.Note
+	Tenant string
+	IDs    []string
+	Holder string
+
+	// Captured also gives captured holds back, as Return does. Without it, a captured hold is a
+	// *StateError.
+	Captured bool
+
+	Note budget.Note
 }
 
 const releaseSQL = `
@@ -52,8 +56,13 @@ type Return struct {
 	Tenant string
 	IDs    []string
 	Holder string
-	All    bool   // all that is left. Set All or Lines
-	Lines  []Line // units of one hold, by scope, without Limits
+
+	// All gives back all that is left. Set All or Lines.
+	All bool
+
+	// Lines are the units of one hold to give back, by scope. They have no Limits.
+	Lines []Line
+
 	// SkipPurged leaves purged charges spent (Event.Skipped), but not a claim's own unit.
 	SkipPurged bool
 	Note       budget.Note
@@ -104,8 +113,11 @@ type Extend struct {
 	Tenant string
 	IDs    []string
 	Holder string
-	By     time.Duration // how much longer, 1µs to 10 years, in whole microseconds
-	Note   budget.Note
+
+	// By is how much later the new deadline is, from 1µs to 10 years, in whole microseconds.
+	By time.Duration
+
+	Note budget.Note
 }
 
 const extendSQL = `

@@ -17,10 +17,15 @@ import (
 
 // Expire names a hold that may be due.
 type Expire struct {
-	Tenant   string
-	ID       string
-	Deadline time.Time   // of the hold when the job was scheduled
-	Note     budget.Note // recorded unless another write ended the hold before
+	Tenant string
+	ID     string
+
+	// Deadline is that of the hold when the job was scheduled. A hold that was extended since is
+	// left alone.
+	Deadline time.Time
+
+	// Note is recorded, unless another write has ended the hold before.
+	Note budget.Note
 }
 
 const expireSQL = `
@@ -76,20 +81,34 @@ func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended b
 	return h, status == "expired", err
 }
 
-// Zero sweeps all due holds.
+// SweepOptions configures Sweep. The zero value sweeps all due holds.
 type SweepOptions struct {
-	Batch    int               // holds per transaction, of up to 2,000 scopes together, 1 to 10,000. Defaults to 500
-	Max      int               // of batches. Defaults to no bound
-	Progress func(SweepReport) // after each batch
+	// Batch is the most holds that one transaction ends, from 1 to 10,000. Together they have at
+	// most 2,000 scopes. Defaults to 500.
+	Batch int
+
+	// Max is the most batches. Defaults to no bound.
+	Max int
+
+	// Progress is called after each batch, with the report so far. It may be nil.
+	Progress func(SweepReport)
 }
 
 // SweepReport counts holds.
 type SweepReport struct {
-	Expired   int       `json:"expired"` // announced. Other writes may have ended them before
-	Skipped   int       `json:"skipped"` // locked by others: left for the next sweep
-	Failed    int       `json:"failed"`  // a subscriber failed: left for the next sweep
-	Batches   int       `json:"batches"`
-	ScannedAt time.Time `json:"scanned_at,omitzero"` // of the last batch
+	// Expired are the holds that were announced. Other writes may have ended them before.
+	Expired int `json:"expired"`
+
+	// Skipped are holds that others had locked. They are left for the next sweep.
+	Skipped int `json:"skipped"`
+
+	// Failed are holds whose subscriber failed. They are left for the next sweep.
+	Failed int `json:"failed"`
+
+	Batches int `json:"batches"`
+
+	// ScannedAt is the time of the last batch.
+	ScannedAt time.Time `json:"scanned_at,omitzero"`
 }
 
 // The clock is an argument so that it is read before the statement.

@@ -82,12 +82,15 @@ func checkAmount(n int64) error {
 	return nil
 }
 
-// Limiter is a faster Allow for one scope and its limits.
+// Limiter is a faster Allow, for one scope with its limits: it looks nothing up. Make it once, by
+// Pool.Limiter, and keep it.
 type Limiter struct {
 	pool *Pool
 	slot *slot
 }
 
+// Limiter returns a Limiter of the charge's scope and limits. Its Amount does not count. It can
+// have no Note, and no limit with MaxFrom or Observe. It sends no SQL.
 func (p *Pool) Limiter(c budget.Charge) (*Limiter, error) {
 	for {
 		l, err := p.limiter(&c)
@@ -154,6 +157,8 @@ func (p *Pool) Receipt(charges ...budget.Charge) (r budget.Receipt) {
 	return r
 }
 
+// AllowN spends n units, from 1 to 2^53, as Pool.Allow does for a charge of this amount. It returns
+// the same errors.
 func (l Limiter) AllowN(ctx context.Context, n int64) error {
 	if err := checkAmount(n); err != nil {
 		return err

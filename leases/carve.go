@@ -44,6 +44,7 @@ type Carver struct {
 	owner  string
 }
 
+// NewCarver makes a Carver that carves the scopes of the Ledger's schema. It sends no SQL.
 func NewCarver(l *budget.Ledger) (*Carver, error) {
 	if err := notNil("ledger", l); err != nil {
 		return nil, err
@@ -57,11 +58,21 @@ func NewCarver(l *budget.Ledger) (*Carver, error) {
 
 // Carving is a child to make.
 type Carving struct {
-	Child string        // gets the units: without entries, used for this alone
-	From  budget.Charge // the parent, the units, and the limits that must admit them
-	// after which Sweep ends the child, 1ms to 3,660 days. Until then it can be charged. Required
-	TTL  time.Duration
-	Away bool // the child is on another cluster, and only SettleAway and WriteOff end it here
+	// Child is the scope that gets the units. It must have no entries, and is used for this
+	// carving alone. Required.
+	Child string
+
+	// From names the parent scope, the units, and the limits that must let them in. It can have no
+	// MaxFrom. Required.
+	From budget.Charge
+
+	// TTL is how long the child lives, from 1ms to 3,660 days. Until then it can be charged, and
+	// after it Sweep ends it. Required.
+	TTL time.Duration
+
+	// Away says that the child is on another cluster. Then only SettleAway and WriteOff end it on
+	// this one.
+	Away bool
 }
 
 // Carve gives the child its units, all or none. tx may be a *metered.Tx. A second call with the same child, parent and amount returns the

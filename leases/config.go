@@ -29,25 +29,55 @@ var (
 	errClosed      = fault.New("leases_closed", "leases: the pool is closed")
 )
 
-// Config needs Rules.
+// Config configures a Pool. Rules are required, and everything else has a documented default.
 type Config struct {
-	Rules []Rule // the scopes to lease. The first that matches counts. Required
-	// names this process in the history of leases, 1 to 200 bytes. Defaults to a unique name
-	Owner    string
-	OnError  func(error) // gets errors in the background, which lose no units
-	NoRecall bool        // does not listen for recalls, for poolers
+	// Rules name the scopes that the Pool leases, and how. The first rule whose Prefix matches a
+	// scope counts. A scope that no rule matches is charged in the ledger. Required.
+	Rules []Rule
+
+	// Owner names this process in the history of leases, in 1 to 200 bytes. Defaults to a name
+	// made of host, process id and random bytes.
+	Owner string
+
+	// OnError gets errors of work in the background, such as a lease that could not be settled. No
+	// unit is lost by them: the lease's end settles it. Defaults to none.
+	OnError func(error)
+
+	// NoRecall keeps the Pool from listening for recalls. Set it behind a pooler that has no
+	// sessions. Then a slice is returned when it ends, and not when another process needs its
+	// units.
+	NoRecall bool
 }
 
 // Rule says how scopes are leased (docs/scale.md).
 type Rule struct {
-	Prefix string        // of the scopes, as in "org/". "" is all
-	Least  int64         // the smallest slice, in units. Defaults to 16
-	Most   int64         // the largest slice, up to 2^53. Defaults to 1<<20
-	Lasts  time.Duration // how long a slice should last, 10ms to 1m. Defaults to 500ms
-	Idle   time.Duration // how long an unused slice is kept, 10ms to TTL. Defaults to 1s
-	TTL    time.Duration // the life of a lease, also of a dead process, 100ms to 1h. Defaults to 10s
-	Share  int           // a slice is at most one part in Share of the units left, 1 to 1,000,000. Defaults to 32
-	// how long a refusal is remembered, for the same amount, where a credit or a release could end it, 0 to 1m. Defaults to 100ms
+	// Prefix is what the scopes begin with, such as "org/". "" matches all scopes.
+	Prefix string
+
+	// Least is the smallest slice, in units, from 1 to 2^53. Defaults to 16.
+	Least int64
+
+	// Most is the largest slice, in units, from Least to 2^53. Defaults to 1<<20.
+	Most int64
+
+	// Lasts is how long a slice should last at the present rate of spending: slices grow and
+	// shrink to it. It is from 10ms to 1m. Defaults to 500ms.
+	Lasts time.Duration
+
+	// Idle is how long an unused slice is kept before its units are returned, from 10ms to TTL.
+	// Defaults to 1s.
+	Idle time.Duration
+
+	// TTL is how long a lease lives. The units of a process that died are free again after it. It
+	// is from 100ms to 1h. Defaults to 10s.
+	TTL time.Duration
+
+	// Share bounds a slice to one part in Share of the units that are left, from 1 to 1,000,000. A
+	// greater Share leaves more for other processes. Defaults to 32.
+	Share int
+
+	// Refuse is how long a refusal is remembered, for the same amount, where a credit or a release
+	// could end it earlier. It is from 0 to 1m. Defaults to 100ms.
 	Refuse time.Duration
 }
 

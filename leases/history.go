@@ -16,13 +16,21 @@ import (
 
 // Lease is a lease, or a carved child.
 type Lease struct {
-	No        int64     `json:"no"`
-	Scope     string    `json:"scope"`
-	Mode      string    `json:"mode"` // "rows", "memory" (of Allow), or of a child "carved", "away" at home, "received" away
-	Owner     string    `json:"owner"`
-	Child     string    `json:"child,omitempty"`
-	Granted   int64     `json:"granted"`
-	Spent     int64     `json:"spent"` // while open, those on record
+	No    int64  `json:"no"`
+	Scope string `json:"scope"`
+
+	// Mode is "rows" for a lease that commands spend from, and "memory" for one of Allow. A carved
+	// child has "carved". A child on another cluster has "away" on the parent's cluster and
+	// "received" on its own.
+	Mode string `json:"mode"`
+
+	Owner   string `json:"owner"`
+	Child   string `json:"child,omitempty"`
+	Granted int64  `json:"granted"`
+
+	// Spent are the units spent from the lease. While it is open, they are the ones on record.
+	Spent int64 `json:"spent"`
+
 	OpenedAt  time.Time `json:"opened_at"`
 	EndsAt    time.Time `json:"ends_at"`
 	SettledAt time.Time `json:"settled_at,omitzero"` // zero while open
@@ -112,12 +120,20 @@ func pages[R any](ctx context.Context, db budget.Querier, sql string, of any, fr
 	}
 }
 
-// PurgeOptions says which leases to delete.
+// PurgeOptions says which leases Purge deletes. OlderThan is required.
 type PurgeOptions struct {
-	OlderThan time.Duration       // since settlement, 1s to a century. Required
-	Batch     int                 // rows per transaction, 1 to 10,000. Defaults to 1,000
-	Progress  func(deleted int64) // after each batch
-	DryRun    bool                // only counts leases. Needs SELECT on the table
+	// OlderThan is how long ago a lease was settled before it is deleted, from 1s to a century.
+	// Required.
+	OlderThan time.Duration
+
+	// Batch is the most rows that one transaction deletes, from 1 to 10,000. Defaults to 1,000.
+	Batch int
+
+	// Progress is called after each batch, with the number of rows deleted so far. It may be nil.
+	Progress func(deleted int64)
+
+	// DryRun counts leases and deletes none. It needs SELECT on the table of leases.
+	DryRun bool
 }
 
 const purgeableSQL = `

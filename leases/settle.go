@@ -112,11 +112,17 @@ func (p *Pool) tellSettled(ctx context.Context, spent, returned int64) {
 	}
 }
 
-// SweepReport counts leases and children.
+// SweepReport counts the leases and children that a Sweep looked at.
 type SweepReport struct {
-	Settled int `json:"settled"` // leases and children
-	Busy    int `json:"busy"`    // leases that are spent from: left for the next sweep
-	Held    int `json:"held"`    // ended children with held units: left, too
+	// Settled are the leases that were settled, and the children that were ended.
+	Settled int `json:"settled"`
+
+	// Busy are the leases that somebody was spending from. They are left for the next sweep.
+	Busy int `json:"busy"`
+
+	// Held are the children whose time is over and that have held units. They are left for the
+	// next sweep, too.
+	Held int `json:"held"`
 }
 
 // Sweep settles ended leases of all processes, and ends this cluster's children whose time is over, in one transaction each. A Pool does so

@@ -15,26 +15,63 @@ import (
 
 // Parts are the objects to maintain, of one schema.
 type Parts struct {
-	Ledger  *budget.Ledger // Required
-	Holds   *holds.Book    // with the application's Subscribers. nil: holds are not swept
-	Wallets *wallet.Book   // likewise of lots
+	// Ledger is the ledger to maintain. Required.
+	Ledger *budget.Ledger
+
+	// Holds is the book of holds, with the application's Subscribers. Without it, holds are not
+	// swept.
+	Holds *holds.Book
+
+	// Wallets is the book of wallets, with the application's Subscribers. Without it, lots are not
+	// swept.
+	Wallets *wallet.Book
 }
 
-// Policy says how long rows are kept. Zero keeps entries, operations and job keys for ever.
+// Policy says how long rows are kept. The zero value keeps entries, operations and job keys for
+// ever, and has the documented defaults for the rest.
 type Policy struct {
-	Entries    time.Duration // at least every Limit.Reach, and until nobody refunds or invoices
-	Operations time.Duration // longer than clients repeat calls
-	JobKeys    time.Duration // longer than callers retry or schedule ahead
-	Holds      time.Duration // since they ended. Defaults to 30 days
-	Leases     time.Duration // since they were settled. Defaults to 30 days
-	Tokens     time.Duration // since they ended. Defaults to 30 days
+	// Entries is how long entries are kept: at least every Limit.Reach, and as long as somebody
+	// refunds or invoices. 0 keeps them for ever.
+	Entries time.Duration
 
-	Forget   func(scope string) bool // as in budget.PurgeOptions
-	NoSweeps bool                    // for a program without the Subscribers
-	NoPurges bool                    // for a role without metered.GrantMaintenanceSQL
-	Batch    int                     // rows of a transaction, 16 to 2,000. Defaults to that of each call
-	After    string                  // Report.After of a run that was canceled
-	Progress func(Report)            // after each batch
+	// Operations is how long the records of commands are kept: longer than clients repeat calls. 0
+	// keeps them for ever.
+	Operations time.Duration
+
+	// JobKeys is how long the keys of jobs are kept: longer than callers retry or schedule ahead.
+	// 0 keeps them for ever.
+	JobKeys time.Duration
+
+	// Holds is how long holds are kept since they ended. Defaults to 30 days.
+	Holds time.Duration
+
+	// Leases is how long leases are kept since they were settled. Defaults to 30 days.
+	Leases time.Duration
+
+	// Tokens is how long tokens are kept since they ended. Defaults to 30 days.
+	Tokens time.Duration
+
+	// Forget reports whether an idle scope may be deleted altogether, as
+	// budget.PurgeOptions.Forget does. Defaults to none.
+	Forget func(scope string) bool
+
+	// NoSweeps leaves the sweeps out, for a program that does not have the application's
+	// Subscribers.
+	NoSweeps bool
+
+	// NoPurges leaves the purges out, for a role without the rights of
+	// metered.GrantMaintenanceSQL.
+	NoPurges bool
+
+	// Batch is the most rows of one transaction, from 16 to 2,000. Defaults to the default of each
+	// call.
+	Batch int
+
+	// After goes on behind an earlier run that was canceled: its Report.After.
+	After string
+
+	// Progress is called after each batch, with the report so far. It may be nil.
+	Progress func(Report)
 }
 
 const (

@@ -20,18 +20,31 @@ import (
 
 // Report has the steps of a run.
 type Report struct {
-	Steps []Step `json:"steps"`           // all nine, in their order
-	After string `json:"after,omitempty"` // the last scope that the purge of entries did, "" after all
+	// Steps are all nine steps, in the order in which they run.
+	Steps []Step `json:"steps"`
+
+	// After is the last scope that the purge of entries has done. It is "" once all scopes are
+	// done.
+	After string `json:"after,omitempty"`
 }
 
 // Step is one sweep or purge.
 type Step struct {
-	Name string `json:"name"` // as in "sweep holds"
-	Done int64  `json:"done"` // rows that it ended or deleted
-	// rows left for the next run, by reason: "locked", "subscriber" (failed), "held" (children with holds)
+	// Name says what the step does, such as "sweep holds".
+	Name string `json:"name"`
+
+	// Done are the rows that the step ended or deleted.
+	Done int64 `json:"done"`
+
+	// Left are the rows left for the next run, by the reason: "locked" by others, "subscriber"
+	// whose Subscriber failed, or "held", which are children with open holds.
 	Left map[string]int64 `json:"left,omitempty"`
-	Off  string           `json:"off,omitempty"` // why it did not run
-	Err  error            `json:"-"`             // why it failed
+
+	// Off says why the step did not run. It is "" if it ran.
+	Off string `json:"off,omitempty"`
+
+	// Err says why the step failed. It is nil if it did not.
+	Err error `json:"-"`
 }
 
 // Run sweeps holds, leases with carved children, and lots, and then purges.

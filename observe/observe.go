@@ -40,10 +40,15 @@ const (
 
 // Op is work that begins.
 type Op struct {
+	// Work is the kind of work that begins.
 	Work Work
-	Name string // as of Work
 
-	Tenant, ID string // of a Command: unbounded, perhaps personal
+	// Name says which work of this kind it is. The constants of Work list the names.
+	Name string
+
+	// Tenant and ID are a command's own. They are unbounded, and perhaps personal: use them in
+	// traces and not as labels of metrics.
+	Tenant, ID string
 }
 
 // Outcome is how a command ended.
@@ -61,14 +66,26 @@ const (
 
 // End is how work ended.
 type End struct {
-	Err  error
-	Code string // metered.Code(Err)
+	// Err is the error that the work returned, or nil.
+	Err error
 
-	Outcome    Outcome // of a Command, as the next two
-	Attempts   int
-	RoundTrips int     // in all attempts, without its function's
-	Rows       int64   // as of Work
-	Jobs       []int64 // of Enqueue: the ids, new or not
+	// Code is metered.Code(Err).
+	Code string
+
+	// Outcome is how a command ended. Other work has none.
+	Outcome Outcome
+
+	// Attempts are the transactions that a command has tried.
+	Attempts int
+
+	// RoundTrips are those of a command in all attempts, without the round trips of its function.
+	RoundTrips int
+
+	// Rows are what the constants of Work say.
+	Rows int64
+
+	// Jobs are the ids of the jobs of an Enqueue, new or not.
+	Jobs []int64
 }
 
 // Kind is a kind of event. Its Names are in quotes.
@@ -84,8 +101,10 @@ const (
 	LimitRefused Kind = "limit_refused"
 	Threshold    Kind = "threshold" // was crossed: the limit, as in LimitRefused, a slash, and the threshold's Name
 
+	// TokenConsumed counts tokens that were consumed. It has no Name.
 	TokenConsumed Kind = "token_consumed"
-	TokenRefused  Kind = "token_refused" // a tokens.InvalidError.Reason
+
+	TokenRefused Kind = "token_refused" // a tokens.InvalidError.Reason
 
 	Hold Kind = "hold" // N holds changed: a holds.EventKind
 	Job  Kind = "job"  // N jobs are "created", or their keys' are "existing". Of those created some are "parked", then "released" or "dropped"
@@ -93,8 +112,11 @@ const (
 	SweepLag  Kind = "sweep_lag"  // of the oldest due hold when a sweep began, or 0
 	SweepLeft Kind = "sweep_left" // N holds left for the next sweep: "skipped" (in use), "failed" (a subscriber)
 	LotsLag   Kind = "lots_lag"   // of wallet.Book.Sweep
-	LotsLeft  Kind = "lots_left"
-	Purged    Kind = "purged" // N rows of a Purge's Name, for each batch
+
+	// LotsLeft counts N lots left for the next sweep, with the Names of SweepLeft.
+	LotsLeft Kind = "lots_left"
+
+	Purged Kind = "purged" // N rows of a Purge's Name, for each batch
 
 	LeaseOpened   Kind = "lease_opened"   // N units, to this process
 	LeaseEnded    Kind = "lease_ended"    // one opened with N units
@@ -110,9 +132,19 @@ const (
 
 // Event is a moment without a duration.
 type Event struct {
-	Kind    Kind
-	Name    string        // as of Kind
-	N       int64         // 1 or more
-	Pending bool          // gone if an open transaction rolls back: always for jobs, never for metered.Do's tokens and holds
-	Lag     time.Duration // of SweepLag and LotsLag
+	// Kind is the kind of event.
+	Kind Kind
+
+	// Name says which event of this kind it is. The constants of Kind list the names.
+	Name string
+
+	// N is how many things the event is about, 1 or more.
+	N int64
+
+	// Pending says that the event is gone if an open transaction rolls back. It is always set for
+	// jobs, and never for the tokens and holds of metered.Do.
+	Pending bool
+
+	// Lag is how late a sweep was, for SweepLag and LotsLag.
+	Lag time.Duration
 }

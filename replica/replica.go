@@ -21,6 +21,7 @@ import (
 // LSN is a position in a primary's log. As text it is a pg_lsn, such as "16/B374D848". It means nothing to the new primary after a failover.
 type LSN uint64
 
+// ParseLSN parses the text of a pg_lsn, such as "16/B374D848", as LSN.String returns it.
 func ParseLSN(text string) (LSN, error) {
 	high, low, ok := strings.Cut(text, "/")
 	h, errHigh := strconv.ParseUint(high, 16, 32)
@@ -99,9 +100,12 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 
 // StaleError says how far a replica was behind.
 type StaleError struct {
-	Wanted  LSN
-	Reached LSN // 0 if it did not say
-	Waited  time.Duration
+	Wanted LSN
+
+	// Reached is how far the replica had come, or 0 if it did not say.
+	Reached LSN
+
+	Waited time.Duration
 }
 
 func (e *StaleError) Error() string {
@@ -110,9 +114,11 @@ func (e *StaleError) Error() string {
 
 func (e *StaleError) Unwrap() error { return errStale }
 
-// Zero works.
+// Options configures ReadAt. The zero value has the documented defaults.
 type Options struct {
-	Timeout time.Duration // bounds the wait, 1ms to 1h, as ctx's deadline does. Defaults to 5s
+	// Timeout bounds the wait for the replica, from 1ms to 1h. The deadline of ctx bounds it, too.
+	// Running into it is a *StaleError. Defaults to 5s.
+	Timeout time.Duration
 }
 
 const defaultTimeout = 5 * time.Second

@@ -16,12 +16,28 @@ import (
 
 // Mint is a token to mint.
 type Mint struct {
-	Purpose string        // such as "upload", 1 to 128 bytes of UTF-8. Required
-	Subject string        // the user or thing it is for, 1 to 512 bytes of UTF-8. Required
-	Payload any           // comes back with the grant, as JSON of up to 8 KiB (a json.RawMessage byte for byte), stored in the clear
-	TTL     time.Duration // 1s to 400 days, cut to microseconds. Defaults to 1h
-	Uses    int           // 1 to 1,000,000. Defaults to 1
-	Secret  Secret        // Defaults to 32 bytes of crypto/rand
+	// Purpose says what the token may be used for, such as "upload": 1 to 128 bytes of UTF-8.
+	// Consume must name the same purpose. Required.
+	Purpose string
+
+	// Subject is the user or the thing that the token is for: 1 to 512 bytes of UTF-8. Consume
+	// must name the same subject. Required.
+	Subject string
+
+	// Payload comes back with the grant, encoded as JSON of up to 8 KiB. A json.RawMessage comes
+	// back byte for byte. It is stored in the clear, so it must hold no secret. Defaults to none.
+	Payload any
+
+	// TTL is the time until the token expires, by the database's clock: 1s to 400 days, cut to
+	// whole microseconds. Defaults to 1h.
+	TTL time.Duration
+
+	// Uses is how often the token can be consumed, from 1 to 1,000,000. Defaults to 1.
+	Uses int
+
+	// Secret makes the token reproducible: the same secret has the same text, so a command that
+	// runs again can derive it again (see Derive). Defaults to 32 bytes of crypto/rand.
+	Secret Secret
 }
 
 // Minted is a new token.

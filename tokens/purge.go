@@ -11,13 +11,22 @@ import (
 	"github.com/pgmetered/metered/internal/purge"
 )
 
-// Zero works.
+// PurgeOptions says which tokens Purge deletes. The zero value has the documented defaults.
 type PurgeOptions struct {
-	// since the last use, revocation or expiry, 1s to a century. A purged secret can be minted again. Defaults to 30 days
+	// OlderThan is how long ago a token ended, by its last use, its revocation or its expiry,
+	// before it is deleted: 1s to a century. Once it is deleted, its secret can be minted again.
+	// Defaults to 30 days.
 	OlderThan time.Duration
-	Batch     int                 // tokens per transaction, 1 to 10,000. Defaults to 1,000
-	Progress  func(deleted int64) // after each batch
-	DryRun    bool                // only counts. Needs SELECT on the table
+
+	// Batch is the most tokens that one transaction deletes, from 1 to 10,000. Defaults to 1,000.
+	Batch int
+
+	// Progress is called after each batch, with the number of tokens deleted so far. It may be
+	// nil.
+	Progress func(deleted int64)
+
+	// DryRun counts the tokens and deletes none. It needs SELECT on the table of tokens.
+	DryRun bool
 }
 
 const purgeableSQL = `

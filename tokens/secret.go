@@ -109,4 +109,5 @@ func printable(b []byte) bool {
 	return true
 }
 
+// IsZero reports whether the Secret is the zero value, which is no secret.
 func (s Secret) IsZero() bool { return s.reveal == nil }

@@ -39,14 +39,22 @@ const (
 	defaultOlderThan   = 30 * 24 * time.Hour // how long Purge keeps tokens that have ended
 )
 
-// Zero works.
+// Config configures a Store. The zero value has the documented defaults.
 type Config struct {
-	Schema string // as metered.Migrate made it. Defaults to "metered"
-	// begins the tokens, for scanners of leaked secrets: 1 to 32 of A-Z, a-z, 0-9 and _, starting with a letter and not ending with _.
-	// Defaults to "metered".
-	Prefix      string
-	LockTimeout time.Duration // of each lock, 1ms to 1h. A shorter lock_timeout counts. Defaults to 5s
-	Observer    observe.Observer
+	// Schema is the schema that metered.Migrate created. Defaults to "metered".
+	Schema string
+
+	// Prefix begins the text of every token, so that scanners of leaked secrets find them. It has
+	// 1 to 32 of A-Z, a-z, 0-9 and _, starts with a letter and does not end with _. Defaults to
+	// "metered".
+	Prefix string
+
+	// LockTimeout bounds each wait for a lock, from 1ms to 1h. If the session's lock_timeout is
+	// shorter, that one counts. Running into it is ErrBusy. Defaults to 5s.
+	LockTimeout time.Duration
+
+	// Observer hears of the Store's calls. Defaults to none.
+	Observer observe.Observer
 }
 
 // Store is safe for concurrent use.
@@ -105,6 +113,7 @@ var validPrefix = regexp.MustCompile(`^[A-Za-z]([A-Za-z0-9_]*[A-Za-z0-9])?$`)
 // made refuses the zero Store, which has no prefix.
 func (s *Store) made() error { return fault.Made(errArgument, "store", s != nil && s.prefix != "") }
 
+// Prefix returns the prefix with which the Store's tokens begin: Config.Prefix, or its default.
 func (s *Store) Prefix() string { return s.prefix }
 
 // querier runs reads: a *pgxpool.Pool, a *pgx.Conn or a pgx.Tx.

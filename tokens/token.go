@@ -17,6 +17,8 @@ type Token struct {
 // redacted has the methods by which a type prints, logs and encodes.
 type redacted = redact.Text
 
+// Reveal returns the text of the token, to hand it to its subject. It is the only way to the text.
+// The zero Token has none, and Reveal returns "".
 func (t Token) Reveal() string {
 	if t.reveal == nil {
 		return ""
@@ -24,6 +26,8 @@ func (t Token) Reveal() string {
 	return t.reveal()
 }
 
+// Digest returns the SHA-256 of the token's text, under which the database knows it. It reveals
+// nothing.
 func (t Token) Digest() Digest { return sha256.Sum256([]byte(t.Reveal())) }
 
 // Digest is the SHA-256 of a token's text, for Revoke and logs. It prints as 64 hexadecimal digits.

@@ -16,9 +16,14 @@ import (
 
 // Cleanup is a job that ends a hold when it is due.
 type Cleanup struct {
-	Delay       time.Duration // from Hold.Due to the job, up to 24h. Defaults to 10s
-	Queue       string        // defaults to River's
-	MaxAttempts int           // up to 32,767. Defaults to River's, 25
+	// Delay is the time from Hold.Due to the job, up to 24h. Defaults to 10s.
+	Delay time.Duration
+
+	// Queue is the job's queue. Defaults to River's default queue.
+	Queue string
+
+	// MaxAttempts is up to 32,767. Defaults to River's default, 25.
+	MaxAttempts int
 }
 
 const defaultDelay = 10 * time.Second
@@ -38,11 +43,14 @@ func (c Cleanup) Job(tenant, id string, ttl time.Duration) (CleanupArgs, river.I
 
 // CleanupArgs are the args of a Cleanup. A river.Client without its worker fails the job.
 type CleanupArgs struct {
-	Tenant  string `json:"tenant,omitempty"`
-	ID      string `json:"id"`
-	DelayMS int64  `json:"delay_ms"` // Cleanup.Delay
+	Tenant string `json:"tenant,omitempty"`
+	ID     string `json:"id"`
+
+	// DelayMS is Cleanup.Delay in milliseconds.
+	DelayMS int64 `json:"delay_ms"`
 }
 
+// Kind is the job's kind in River.
 func (CleanupArgs) Kind() string { return "metered_hold_cleanup" }
 
 // NewCleanupWorker returns the worker of CleanupArgs, which calls holds.Book.Expire. If the hold is not due yet, the job is snoozed until it

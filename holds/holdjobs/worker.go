@@ -52,12 +52,22 @@ type Ref struct {
 
 // Cost is the actual cost of a job. One of Lines, All and Nothing is required.
 type Cost struct {
-	Lines   []holds.Line // units used, as in holds.Capture, also beside All
-	All     bool         // all held units
-	Nothing bool         // the hold is released
-	// Over is for a Line beyond the estimate. With holds.OverRefused, the default, such a job fails at each attempt.
-	Over   holds.Over
-	Entity string // as in holds.Capture
+	// Lines are the used units, as in holds.Capture. They may stand beside All.
+	Lines []holds.Line
+
+	// All captures all held units.
+	All bool
+
+	// Nothing releases the hold.
+	Nothing bool
+
+	// Over says what happens to a Line beyond the estimate. With holds.OverRefused, the default,
+	// such a job fails at each attempt.
+	Over holds.Over
+
+	// Entity is as in holds.Capture.
+	Entity string
+
 	// Write makes the job's writes, in the transaction that captures the cost. It may be called several times, and must have no effect
 	// elsewhere.
 	Write func(ctx context.Context, tx pgx.Tx) error
@@ -81,8 +91,12 @@ type Work[T river.JobArgs] func(ctx context.Context, job *river.Job[T]) (Cost, e
 
 // Options configures NewWorker. Durations that are not positive are the default.
 type Options struct {
-	Timeout    time.Duration // of an attempt. Defaults to 1m
-	RetryAfter time.Duration // until a failed job is tried again. Defaults to 30s
+	// Timeout bounds an attempt. Defaults to 1m.
+	Timeout time.Duration
+
+	// RetryAfter is the time until a failed job is tried again. Defaults to 30s.
+	RetryAfter time.Duration
+
 	// Margin is how much longer than an attempt and the pause after it the hold lasts: the job's time in its queue. Defaults to 1m.
 	//
 	// A job of a killed worker goes to another after river.Config.RescueStuckJobsAfter, 1h. To have it tried again, and not cancelled, set

@@ -20,12 +20,18 @@ func invalid(field, format string, args ...any) error {
 	return fault.Invalid(errArgument, field, format, args...)
 }
 
-// Zero works.
+// Config configures Clusters. The zero value has the documented defaults.
 type Config struct {
-	Queue string // of the jobs, on both clusters. Defaults to River's
-	// after which a job that could not reach the other cluster, or waits for held units, is tried again, for ever. 10ms to 1h. Defaults to 5s
+	// Queue is the queue of the jobs, on both clusters. Defaults to River's default queue.
+	Queue string
+
+	// RetryAfter is the time after which a job that could not reach the other cluster, or waits
+	// for held units, is tried again. It is tried for ever. It is from 10ms to 1h. Defaults to 5s.
 	RetryAfter time.Duration
-	OnError    func(error) // gets the reason, unless River stops
+
+	// OnError gets the reason why a job is tried again, unless River is stopping. Defaults to
+	// none.
+	OnError func(error)
 }
 
 // Clusters are safe for concurrent use.
@@ -63,9 +69,14 @@ func (c *Clusters) made() error { return fault.Made(errArgument, "clusters", c !
 
 // Link names a child and its clusters.
 type Link struct {
-	Home  string `json:"home"`  // of the parent
-	Away  string `json:"away"`  // of the child
-	Child string `json:"child"` // its scope, as in leases.Carving, up to 255 bytes
+	// Home is the name of the parent's cluster.
+	Home string `json:"home"`
+
+	// Away is the name of the child's cluster.
+	Away string `json:"away"`
+
+	// Child is the child's scope, as in leases.Carving, of up to 255 bytes.
+	Child string `json:"child"`
 }
 
 // find returns the clusters of a link.

@@ -17,6 +17,7 @@ type Args struct {
 	Purge bool `json:"purge"` // runs the purges, else the sweeps
 }
 
+// Kind is the job's kind in River, "metered_maintain".
 func (Args) Kind() string { return "metered_maintain" }
 
 // PeriodicJobs are the sweeps, by default each minute, and the purges, by default each 24 hours, and both when River starts. A negative time
