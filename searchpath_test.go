@@ -33,12 +33,14 @@ func TestStatements_MeanTheSameOnAnySearchPath(t *testing.T) {
 	t.Parallel()
 	ctx := t.Context()
 	pool := pgtest.Open(t)
-	pgtest.SetTraps(t, pool)
 	conn, err := pool.Acquire(ctx)
 	require.NoError(t, err)
 	defer conn.Release()
 	_, err = conn.Exec(ctx, citusSQL, pgx.QueryExecModeSimpleProtocol)
 	require.NoError(t, err)
+	all := statementsSent(t)
+	require.Greater(t, len(all), 120)
+	pgtest.SetTraps(t, pool, touched(t, conn, all))
 
 	catalog := map[string]bool{}
 	rows, err := conn.Query(ctx, "select distinct proname::text from pg_proc where pronamespace = 'pg_catalog'::regnamespace and pronargs + provariadic::int > 0")
@@ -47,8 +49,6 @@ func TestStatements_MeanTheSameOnAnySearchPath(t *testing.T) {
 	_, err = pgx.ForEachRow(rows, []any{&name}, func() error { catalog[name] = true; return nil })
 	require.NoError(t, err)
 
-	all := statementsSent(t)
-	require.Greater(t, len(all), 120)
 	texts := slices.Collect(maps.Keys(all))
 	for sql, places := range all {
 		at := places[0]
@@ -70,8 +70,44 @@ func TestStatements_MeanTheSameOnAnySearchPath(t *testing.T) {
 			t.Errorf("%s: %s\n%s", at, shadowed, sql)
 		}
 	}
-	require.Contains(t, shadowedIn(t, conn, "select 1 from metered.ledger where amount > 1"), "traps.>")
+	for sql, trap := range map[string]string{
+		"select 1 from metered.ledger where amount > 1":                         "traps.>(metered.units,",
+		"select 1 from river_job where state = 'pending'":                       "traps.=(public.river_job_state,",
+		"select 1 from river_job where state in ('pending', 'available')":       "traps.=(public.river_job_state,",
+		"select 1 from river_job where case state when 'pending' then true end": "traps.=(public.river_job_state,",
+		"select '2020-01-01' || xact_start from pg_stat_activity":               "traps.||(timestamp with time zone,",
+		"select 1 from pg_proc where proargnames = '{a}'":                       "traps.=(text[],",
+	} {
+		require.Contains(t, shadowedIn(t, conn, sql), trap, sql)
+	}
 }
+
+// touched are the types and operators in the trees that the server makes of the statements.
+func touched(t *testing.T, conn *pgxpool.Conn, all map[string][]string) pgtest.Touched {
+	types, operators := map[string]bool{}, map[string]bool{}
+	for sql := range all {
+		probed(t, conn, sql, "pg_catalog, public", func(tx pgx.Tx) {
+			tree := pgtest.Value[string](t, tx, "select prosqlbody::text from pg_proc where oid = 'pg_temp.probe'::regproc")
+			for _, found := range typesOf.FindAllStringSubmatch(tree, -1) {
+				types[found[1]] = true
+			}
+			for _, found := range operatorsOf.FindAllStringSubmatch(tree, -1) {
+				for oid := range strings.FieldsSeq(found[1]) {
+					operators[oid] = true
+				}
+			}
+		})
+	}
+	return pgtest.Touched{
+		Types:     pgtest.Value[[]uint32](t, conn, "select array_agg(oid) from pg_type where oid::text = any ($1::text[])", slices.Collect(maps.Keys(types))),
+		Operators: pgtest.Value[[]string](t, conn, "select array_agg(distinct oprname::text) from pg_operator where oid::text = any ($1::text[])", slices.Collect(maps.Keys(operators))),
+	}
+}
+
+var (
+	typesOf     = regexp.MustCompile(`(?i):\w*type(?:id)? (\d+)`)
+	operatorsOf = regexp.MustCompile(`:opnos? (?:\(o )?([\d ]+)`)
+)
 
 // citusSQL has the objects of Citus that statements mean, without their behavior.
 const citusSQL = `
@@ -85,12 +121,22 @@ reset allow_system_table_mods`
 
 var (
 	quotes  = regexp.MustCompile(`'[^']*'`)
-	calls   = regexp.MustCompile(`(?:^|[^.\w"])(?:unnest\([^()]*,|([a-z_0-9]+)\()`) // unnest of several arrays is that of pg_catalog
+	calls   = regexp.MustCompile(`(?:^|[^.:\w"])(?:unnest\([^()]*,|([a-z_0-9]+)\()`) // unnest of several arrays is that of pg_catalog
 	grammar = []string{"coalesce", "greatest", "least", "nullif", "extract", "row", "exists", "values", "cast", "overlay", "position", "substring", "trim", "any"}
 )
 
 // shadowedIn says which operators of the statement are somebody else's, or why it is none where there are such.
-func shadowedIn(t *testing.T, conn *pgxpool.Conn, sql string) string {
+func shadowedIn(t *testing.T, conn *pgxpool.Conn, sql string) (shadowed string) {
+	problem := probed(t, conn, sql, "public, traps", func(tx pgx.Tx) {
+		shadowed = pgtest.Value[string](t, tx, `
+			select coalesce(string_agg(o.oid::regoperator::text, ', '), '') from pg_depend d join pg_operator o on o.oid = d.refobjid
+			where d.classid = 'pg_proc'::regclass and d.objid = 'pg_temp.probe'::regproc and d.refclassid = 'pg_operator'::regclass`)
+	})
+	return problem + shadowed
+}
+
+// probed makes a statement the body of a function, on a search_path, and calls look. It says why it could not.
+func probed(t *testing.T, conn *pgxpool.Conn, sql, path string, look func(pgx.Tx)) (problem string) {
 	ctx := t.Context()
 	_, err := conn.Exec(ctx, "set search_path = pg_catalog, public")
 	require.NoError(t, err)
@@ -100,14 +146,12 @@ func shadowedIn(t *testing.T, conn *pgxpool.Conn, sql string) string {
 	}
 	var types []string
 	for _, oid := range described.ParamOIDs {
-		var typ string
-		require.NoError(t, conn.QueryRow(ctx, "select format_type($1, null)", oid).Scan(&typ))
-		types = append(types, typ)
+		types = append(types, pgtest.Value[string](t, conn, "select format_type($1, null)", oid))
 	}
 	tx, err := conn.Begin(ctx)
 	require.NoError(t, err)
 	defer func() { _ = tx.Rollback(ctx) }()
-	_, err = tx.Exec(ctx, "set local search_path = public, traps")
+	_, err = tx.Exec(ctx, "select set_config('search_path', $1, true)", path)
 	require.NoError(t, err)
 	_, err = tx.Exec(ctx, "create function pg_temp.probe("+strings.Join(types, ", ")+") returns void language sql begin atomic "+sql+"; end", pgx.QueryExecModeSimpleProtocol)
 	if err != nil {
@@ -115,11 +159,8 @@ func shadowedIn(t *testing.T, conn *pgxpool.Conn, sql string) string {
 	}
 	_, err = tx.Exec(ctx, "set local search_path = pg_catalog")
 	require.NoError(t, err)
-	var shadowed string
-	require.NoError(t, tx.QueryRow(ctx, `
-		select coalesce(string_agg(o.oid::regoperator::text, ', '), '') from pg_depend d join pg_operator o on o.oid = d.refobjid
-		where d.classid = 'pg_proc'::regclass and d.objid = $1::text::regproc and d.refclassid = 'pg_operator'::regclass`, "pg_temp.probe").Scan(&shadowed))
-	return shadowed
+	look(tx)
+	return ""
 }
 
 // statementsSent are the constants of this module's packages that are statements, with the places where they stand.
@@ -162,7 +203,7 @@ func statementsSent(t *testing.T) map[string][]string {
 	return all
 }
 
-var statement = regexp.MustCompile(`^(select\s|with (recursive )?[a-z]+ as \()`)
+var statement = regexp.MustCompile(`^(?:(?:select|values|update|delete from|insert into|merge into)\s|with\s(?:recursive\s)?[a-z_]+(?:\([^)]*\))? as\s)`)
 
 // A superuser on whose search_path an application may create things migrates, grants, looks and runs the library.
 func TestHostileSearchPath_IsNotAskedBySuperusers(t *testing.T) {
@@ -172,7 +213,12 @@ func TestHostileSearchPath_IsNotAskedBySuperusers(t *testing.T) {
 		return pgtest.Reopen(t, pool, func(cfg *pgxpool.Config) { cfg.ConnConfig.RuntimeParams["search_path"] = "public, traps" })
 	}
 	empty := pgtest.OpenWith(t, pgtest.Options{Empty: true})
-	pgtest.SetTraps(t, empty)
+	sent := statementsSent(t)
+	find := func(pool *pgxpool.Pool) (all pgtest.Touched) {
+		require.NoError(t, pool.AcquireFunc(ctx, func(conn *pgxpool.Conn) error { all = touched(t, conn, sent); return nil }))
+		return all
+	}
+	pgtest.SetTraps(t, empty, find(empty))
 	super := trapped(empty)
 	_, err := super.Exec(ctx, "select format('%s', 'x'::text)")
 	require.ErrorContains(t, err, "trap")
@@ -205,7 +251,7 @@ func TestHostileSearchPath_IsNotAskedBySuperusers(t *testing.T) {
 
 	// With operators of the library's own types, too.
 	owner := pgtest.Open(t)
-	pgtest.SetTraps(t, owner)
+	pgtest.SetTraps(t, owner, find(owner))
 	super = trapped(owner)
 	pgtest.Execute(t, owner, "grant execute on function metered.charge to public")
 	tx, err := owner.Begin(ctx)

@@ -25,7 +25,8 @@ const (
 )
 
 // The states of a job that waits for its next attempt.
-const betweenAttempts = `(j.state in ('retryable', 'scheduled') or j.state = 'available' and j.scheduled_at > pg_catalog.now())`
+const betweenAttempts = `(j.state operator(pg_catalog.=) any ('{retryable,scheduled}')
+	or j.state operator(pg_catalog.=) 'available' and j.scheduled_at > pg_catalog.now())`
 
 // endedSQL are holds of jobs, and whether River has ended their job or deleted it (ended), or the job gives its hold back until its next
 // attempt (rests). A hold and its job are committed together, so one statement sees both or neither.
@@ -62,7 +63,7 @@ select g.hold from (
 // tried by hand.
 const strayedSQL = `
 select p.job_id, p.hold, (select count(*) from river_job j
-	where j.id = p.job_id and j.state = 'pending' and j.metadata operator(pg_catalog.->>) 'metered:hold' = p.hold) = 0
+	where j.id = p.job_id and j.state operator(pg_catalog.=) 'pending' and j.metadata operator(pg_catalog.->>) 'metered:hold' = p.hold) = 0
 from (
 	select x.job_id, x.job operator(pg_catalog.->) 'metadata' operator(pg_catalog.->>) 'metered:hold' as hold
 	from metered.parked_jobs x where x.not_before is not null and x.job_id > $1::bigint order by x.job_id limit $2::int) p

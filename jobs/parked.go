@@ -117,7 +117,7 @@ with a as materialized (
 	select metered.change_parked($1::bigint, $2::int, $3::int) as job, $2::int is null as cancelled
 ), ended as (
 	update river_job j set state = 'cancelled', finalized_at = pg_catalog.now()
-	from a where a.cancelled and j.id = $1::bigint and j.state = 'pending'
+	from a where a.cancelled and j.id = $1::bigint and j.state operator(pg_catalog.=) 'pending'
 		and j.metadata operator(pg_catalog.->>) 'metered:hold' = a.job operator(pg_catalog.->>) 'hold'
 )
 select a.job from a`

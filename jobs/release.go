@@ -41,7 +41,7 @@ const (
 	update river_job j set state = 'available', scheduled_at = least(j.scheduled_at, pg_catalog.now()), priority = (
 		select (a.job operator(pg_catalog.->>) 'priority')::smallint from asked a where a.job operator(pg_catalog.->>) 'job_id' = j.id::text)
 	where j.id = any (array(select (a.job operator(pg_catalog.->>) 'job_id')::bigint from asked a where a.status = 'released' and a.job operator(pg_catalog.?) 'again'))
-		and j.state = 'pending' and j.metadata operator(pg_catalog.->>) 'metered:hold' = (
+		and j.state operator(pg_catalog.=) 'pending' and j.metadata operator(pg_catalog.->>) 'metered:hold' = (
 			select a.job operator(pg_catalog.->) 'metadata' operator(pg_catalog.->>) 'metered:hold' from asked a
 			where a.job operator(pg_catalog.->>) 'job_id' = j.id::text)
 	returning j.id, j.created_at, j.scheduled_at, j.attempt, j.max_attempts, j.attempted_at, j.attempted_by, j.errors, j.metadata
@@ -63,7 +63,7 @@ with gone as materialized (
 ), ended as (
 	update river_job j set state = 'discarded', finalized_at = pg_catalog.now()
 	where j.id = any (array(select (g.job operator(pg_catalog.->>) 'job_id')::bigint from gone g where g.job operator(pg_catalog.->>) 'not_before' is not null))
-		and j.state = 'pending' and j.metadata operator(pg_catalog.->>) 'metered:hold' = (
+		and j.state operator(pg_catalog.=) 'pending' and j.metadata operator(pg_catalog.->>) 'metered:hold' = (
 			select g.job operator(pg_catalog.->>) 'hold' from gone g where g.job operator(pg_catalog.->>) 'job_id' = j.id::text)
 	returning j.id
 )

@@ -219,7 +219,8 @@ func (r *Reader) newestAhead(ctx context.Context) (time.Duration, error) {
 const tailPages = 128
 
 const tailSQL = `
-select '(' || greatest(0, pg_catalog.pg_relation_size('metered.ledger'::pg_catalog.regclass) / pg_catalog.current_setting('block_size')::int - $1::int) || ',0)'`
+select pg_catalog.concat('(', greatest(0, pg_catalog.pg_relation_size('metered.ledger'::pg_catalog.regclass)
+	/ pg_catalog.current_setting('block_size')::int - $1::int), ',0)')`
 
 // tail is where the last pages of the ledger begin. A scan of the pages after it reads no others.
 func (r *Reader) tail(ctx context.Context) (tid string, err error) {

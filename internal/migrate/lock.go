@@ -63,7 +63,8 @@ func rest(ctx context.Context, n int) error {
 const holdersSQL = `
 select pg_catalog.format('%s, which process %s holds%s%s',
     pg_catalog.string_agg(distinct coalesce(l.relation::regclass::text, 'another migration'), ', '), l.pid,
-    ' (' || nullif(a.application_name, '') || ')', ', in a transaction since ' || pg_catalog.date_trunc('second', a.xact_start))
+    ' (' || nullif(a.application_name, '') || ')',
+    ', in a transaction since ' || pg_catalog.date_trunc('second', a.xact_start)::text)
 from pg_locks l left join pg_stat_activity a on a.pid = l.pid
 where l.granted and l.pid <> pg_catalog.pg_backend_pid() and l.database = (select oid from pg_database where datname = pg_catalog.current_database())
   and (l.locktype = 'advisory' and l.objsubid = 1 and (l.classid::bigint << 32 | l.objid::bigint) = $1

@@ -7,54 +7,88 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 )
 
-// SetTraps creates a schema, traps, with operators that fit arguments of the library's better than those of pg_catalog
-// do. All of them raise.
-func SetTraps(t testing.TB, pool *pgxpool.Pool) {
+// Touched are the types that statements touch, by their oids, and the names of the operators that they use.
+type Touched struct {
+	Types     []uint32
+	Operators []string
+}
+
+// SetTraps creates a schema, traps, with operators that fit pairs of types better than those of pg_catalog do. All of
+// them raise. The types are those of all columns of the library's and of River's tables and views, and those that statements
+// touch.
+func SetTraps(t testing.TB, pool *pgxpool.Pool, touched Touched) {
 	t.Helper()
-	if _, err := pool.Exec(t.Context(), trapsSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
+	_, err := pool.Exec(t.Context(), "create schema traps; create table traps.touched (oid oid); create table traps.used (used name)", pgx.QueryExecModeSimpleProtocol)
+	if err == nil {
+		_, err = pool.Exec(t.Context(), "with t as (insert into traps.touched select unnest($1::oid[])) insert into traps.used select unnest($2::text[])", touched.Types, touched.Operators)
+	}
+	if err == nil {
+		_, err = pool.Exec(t.Context(), trapsSQL, pgx.QueryExecModeSimpleProtocol)
+	}
+	if err != nil {
 		t.Fatalf("pgtest: setting traps: %v", err)
 	}
 }
 
 const trapsSQL = `
-create schema traps;
 create function traps.format(text, text) returns text language plpgsql as 'begin raise exception ''trap''; end';
 create function traps.format(text, text, text) returns text language plpgsql as 'begin raise exception ''trap''; end';
 create function traps.format(text, regprocedure) returns text language plpgsql as 'begin raise exception ''trap''; end';
 create function traps.format(text, text, int, text, text) returns text language plpgsql as 'begin raise exception ''trap''; end';
+
 do $$
 declare
-    a   record;
-    b   record;
-    op  text;
-    fn  text;
+    pair record;
+    was  oid[];
+    fn   text;
 begin
     set local client_min_messages = error;
+    set local check_function_bodies = off;
     create temp table of_traps on commit drop as
-    select distinct t.oid, format_type(t.oid, null) as name, coalesce(nullif(t.typbasetype, 0), t.oid) as base
+    select t.oid, t.typtype, t.typcategory, format_type(t.oid, null) as name, coalesce(nullif(t.typbasetype, 0), t.oid) as base
     from pg_type t
-    where t.oid in ('oid'::regtype, 'regclass'::regtype, 'regnamespace'::regtype, 'name'::regtype, 'int2'::regtype, 'int4'::regtype, 'numeric'::regtype, 'float8'::regtype,
-        'pg_lsn'::regtype, 'tid'::regtype, 'float4'::regtype, 'xid'::regtype, 'regrole'::regtype)
-       or t.oid in (select atttypid from pg_attribute x join pg_class c on c.oid = x.attrelid
-                    where c.relnamespace = to_regnamespace('metered') and c.relkind in ('r', 'v') and x.attnum > 0 and not x.attisdropped);
-    for a in select * from of_traps loop
-        for b in select * from of_traps loop
-            fn := format('traps.%I', 'trap_' || a.oid || '_' || b.oid);
-            execute format('create function %s(%s, %s) returns bool language plpgsql as ''begin raise exception ''''trap''''; end''', fn, a.name, b.name);
-            for op in
-                select distinct o.oprname from pg_operator o
-                where o.oprname in ('=', '<>', '<', '<=', '>', '>=', '+', '-', '*', '/', '%', '&', '<<', '>>', '||', '->', '->>', '@>', '~', '~~')
-                and o.oprnamespace = 'pg_catalog'::regnamespace
-                and (a.base = o.oprleft or exists (select from pg_cast c where c.castsource = a.base and c.casttarget = o.oprleft and c.castcontext = 'i') or o.oprleft = 'anyarray'::regtype)
-                and (b.base = o.oprright or exists (select from pg_cast c where c.castsource = b.base and c.casttarget = o.oprright and c.castcontext = 'i') or a.oid = b.oid)
-                and not exists (select from pg_operator x where x.oprname = o.oprname and x.oprleft = a.oid and x.oprright = b.oid)
-            loop
-                execute format('create operator traps.%s (leftarg = %s, rightarg = %s, function = %s)', op, a.name, b.name, fn);
-            end loop;
-        end loop;
-        if a.oid <> a.base then
-            execute format('create function traps.sum(%s) returns bigint language plpgsql as ''begin raise exception ''''trap''''; end''', a.name);
+    where t.typtype <> 'p' and t.oid in (
+        select x.atttypid from pg_attribute x join pg_class c on c.oid = x.attrelid
+        where c.relkind in ('r', 'v') and x.attnum > 0 and not x.attisdropped
+        and (c.relnamespace = to_regnamespace('metered') or c.relname ~ '^river_')
+        union all select oid from traps.touched);
+
+    -- what an operator of pg_catalog may want to take a type, which is another
+    create temp table fits on commit drop as
+    select t.oid as typ, t.base as want from of_traps t
+    union select t.oid, c.casttarget from of_traps t join pg_cast c on c.castsource = t.base and c.castcontext = 'i'
+    union select t.oid, p.oid from of_traps t join pg_type p on p.typtype = 'p' and case p.typname
+        when 'anyarray' then t.typcategory = 'A'
+        when 'anycompatiblearray' then t.typcategory = 'A'
+        when 'anyenum' then t.typtype = 'e'
+        when 'anyrange' then t.typtype = 'r'
+        when 'anymultirange' then t.typtype = 'm'
+        when 'record' then t.typtype = 'c'
+        else p.typname in ('anyelement', 'anynonarray', 'anycompatible', 'anycompatiblenonarray') end;
+
+    -- A literal has no type, and is taken for one of the type at the other side.
+    for pair in
+        select distinct o.oprname, l.oid as l, r.oid as r, l.name as l_name, r.name as r_name
+        from (
+            select o.oprname, one.typ as l, two.typ as r
+            from pg_operator o join fits one on one.want = o.oprleft join fits two on two.want = o.oprright
+            where o.oprnamespace = 'pg_catalog'::regnamespace
+            union select o.oprname, one.typ, one.typ from pg_operator o join fits one on one.want in (o.oprleft, o.oprright)
+            where o.oprnamespace = 'pg_catalog'::regnamespace and o.oprleft <> 0
+        ) o join of_traps l on l.oid = o.l join of_traps r on r.oid = o.r
+        where o.oprname in (select used from traps.used)
+            and not exists (select from pg_operator x where x.oprname = o.oprname and x.oprleft = o.l and x.oprright = o.r)
+        order by 2, 3
+    loop
+        fn := format('traps.%I', 'trap_' || pair.l || '_' || pair.r);
+        if was is distinct from array[pair.l, pair.r] then
+            execute format('create function %s(%s, %s) returns bool language plpgsql as ''begin raise exception ''''trap''''; end''', fn, pair.l_name, pair.r_name);
+            was := array[pair.l, pair.r];
         end if;
+        execute format('create operator traps.%s (leftarg = %s, rightarg = %s, function = %s)', pair.oprname, pair.l_name, pair.r_name, fn);
+    end loop;
+    for pair in select * from of_traps where oid <> base loop
+        execute format('create function traps.sum(%s) returns bigint language plpgsql as ''begin raise exception ''''trap''''; end''', pair.name);
     end loop;
 end
 $$;
