@@ -2396,7 +2396,8 @@ $$;
 
 -- The lots of a wallet after the ends that are due, for readers, who write none of them: duelots.sql says in which order ends happen.
 
--- The lot into which so many units of l roll over at its end, or null for none. It has no number if nobody has written l yet.
+-- The lot into which so many units of l roll over at its end, or null for none. It has no number if nobody has written l yet. As long as nobody has written it,
+-- granted_seq is the number of the written lot, or of the period's, that had the units first.
 create function metered._gone_on(l metered.lots, units bigint) returns metered.lots
 language plpgsql stable
 as $$
@@ -2406,6 +2407,7 @@ begin
     if units > 0 then
         child.no := l.roll_no;
         child.granted_at := l.expires_at;
+        child.granted_seq := case when l.last_seq is null then l.granted_seq else l.no end;
         child.expires_at := l.roll_end;
         child.amount := units;
         child.rest := units;
@@ -2535,8 +2537,12 @@ begin
             child.rest := child.pending;
             child.pending := 0;
             child.granted_at := child.starts_at;
-            new_no := new_no + (child.no is null)::int;
-            child.no := coalesce(child.no, new_no);
+            if child.no is null then
+                new_no := new_no + 1;
+                child.no := new_no;
+                child.granted_seq := new_no;
+                child.last_seq := null;
+            end if;
             lots := lots || child;
         elsif next_hold <= cardinality(nos) then
             at := greatest(at, times[next_hold]);
@@ -2630,6 +2636,7 @@ end
 $$;
 
 -- The lots of a wallet that have a rest or are held, as they are after all ends that are due. With of_nos, these lots and those that they go on in.
+-- One that nobody has written yet and that has no number set aside has none.
 create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[]) returns setof metered.lots
 language plpgsql stable
 as $$
@@ -2640,7 +2647,7 @@ declare
     l     metered.lots;
 begin
     foreach l in array due loop
-        if (l.rest > 0 or l.held > 0) and (l.no = any (of_nos) or l.from_lot = any (of_nos) or of_nos is null) then
+        if (l.rest > 0 or l.held > 0) and (l.no = any (of_nos) or l.from_lot = any (of_nos) or l.last_seq is null and l.granted_seq = any (of_nos) or of_nos is null) then
             return next l;
         end if;
     end loop;
@@ -3025,6 +3032,37 @@ begin
 end
 $$;
 
+-- The lot that a call names, by its number or its reference, after all that is due has been
+-- written: so a call accepts each name that a balance shows, whoever wrote it. With
+-- lowers, the caller takes so many units back, and also the ends of lots that its units went on in
+-- are written. e is the result of _next_entry, and entry the same after that. crossings are
+-- thresholds that due ends and the caller's units cross: the caller reports them if anything is
+-- written by then. silent: it did not say that it will, and nothing is written.
+create function metered._name_lot(e metered.ledger, of_lot bigint, of_reference text,
+    lowers bigint, limits metered.charge_limit[], wait_ms int,
+    out entry metered.ledger, out lot metered.lots, out crossings jsonb, out silent boolean)
+language plpgsql volatile
+as $$
+declare
+    crossing record := metered._cross_lowered(e, coalesce(lowers, 0), limits, least(e.at, metered.clock()));
+begin
+    entry := e;
+    crossings := crossing.crossings;
+    silent := crossing.silent;
+    if silent then
+        return;
+    end if;
+    entry.crossed := crossing.crossed;
+    entry := metered._after_due(entry, 0, wait_ms);
+    lot := metered._find_lot(e.scope, of_lot, of_reference);
+    if lot.no is not null then
+        entry := metered._end_named(entry,
+            case when lowers is not null then metered._family(lot.no) else array[lot.no] end);
+        lot := metered._find_lot(e.scope, lot.no, null);
+    end if;
+end
+$$;
+
 -- Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are
 -- drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds
 -- of limits, which the caller does not report (_cross_lowered).
@@ -3038,12 +3076,12 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e    metered.ledger;
-    l    metered.lots;
-    nos  bigint[];
-    w    record;
-    was  bigint;
-    part bigint;
+    e     metered.ledger;
+    l     metered.lots;
+    nos   bigint[];
+    named record;
+    was   bigint;
+    part  bigint;
 begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
@@ -3059,63 +3097,56 @@ begin
         and coalesce(units between 1 and 9007199254740992, true), 'revoke');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     l := metered._find_lot(of_scope, of_lot, of_reference);
-    if l.no is null then
-        status := metered._missing_lot(e);
-        return;
-    end if;
-    no := l.no;
-    was := e.seq;
-    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(e.at, metered.clock()), metered._family(no)) y
-        where (y.plan).uses is null);
-    w := metered._cross_lowered(e, least(coalesce(units, part), part), limits, least(e.at, metered.clock()));
-    if w.silent then
+    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(e.at, metered.clock()),
+            case when l.no is not null then metered._family(l.no) when of_lot is not null then array[of_lot] end) y
+        where (y.plan).uses is null and (coalesce(l.no, of_lot) is not null or coalesce(y.reference, (y.plan).of_reference) = of_reference));
+    named := metered._name_lot(e, of_lot, of_reference, least(coalesce(units, part), part), limits, wait_ms);
+    if named.silent then
         status := 'crossing';
         return;
     end if;
-    e.crossed := w.crossed;
-    e := metered._after_due(e, 0, wait_ms);
-    e := metered._end_named(e, metered._family(no));
+    was := e.seq;
+    e := named.entry;
+    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
+    no := (named.lot).no;
+    if no is null then
+        status := metered._missing_lot(e);
+        return;
+    end if;
     nos := metered._family(no);
+    select sum(y.pending + y.rest + y.kept), sum(y.drawn + y.held) into revoked, missing from metered.lots y where y.no = any (nos);
+    missing := coalesce(units - least(units, revoked), missing);
     revoked := 0;
-    for l in select y.* from metered.lots y where y.no = any (nos) and y.pending > 0 order by y.no loop
-        part := case when units is null then l.pending else least(units - revoked, l.pending) end;
+    for l in
+        select y.* from metered.lots y where y.no = any (nos) and (y.pending > 0 or y.open or y.keeps)
+        order by y.pending = 0, y.no
+    loop
+        part := least(units - revoked, l.pending + l.rest + l.kept);
         exit when part = 0;
-        e := metered._withdraw(e, l, part);
+        part := coalesce(part, l.pending + l.rest + l.kept);
+        continue when part = 0;
+        if l.pending > 0 then
+            e := metered._withdraw(e, l, part);
+        else
+            e.seq := e.seq - 1;
+            e := case when l.keeps then metered._take_kept(e, l.no, part, 'v') else metered._take_back(e, l.no, part, 'v') end;
+        end if;
         revoked := revoked + part;
         seq := e.seq;
         at := e.at;
         e.seq := e.seq + 1;
     end loop;
-    for l in select y.* from metered.lots y where y.no = any (nos) and y.open and y.rest > 0 order by y.no loop
-        part := least(units - revoked, l.rest);
-        exit when part = 0;
-        e.seq := e.seq - 1;
-        e := metered._take_back(e, l.no, coalesce(part, l.rest), 'v');
-        revoked := revoked + e.amount;
-        seq := e.seq;
-        at := e.at;
-        e.seq := e.seq + 1;
-    end loop;
-    for l in select y.* from metered.lots y where y.no = any (nos) and y.keeps order by y.no loop
-        part := least(units - revoked, l.kept);
-        exit when part = 0;
-        e.seq := e.seq - 1;
-        e := metered._take_kept(e, l.no, coalesce(part, l.kept), 'v');
-        revoked := revoked + e.amount;
-        seq := e.seq;
-        at := e.at;
-        e.seq := e.seq + 1;
-    end loop;
-    missing := coalesce(units - revoked, (select sum(y.drawn + y.held) from metered.lots y where y.no = any (nos)));
     if seq is null and metered._one_snapshot() then
         status := metered._missing_lot(e);   -- nothing was there, as of this snapshot
     end if;
     status := 'revoked';
-    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
+    if seq is not null then
+        crossed := metered._crossed_at(named.crossings, array[seq]);
+    end if;
 end
 $$;
 
--- Writes the ends of some lots that are due, where the wallet lags and has left them. e is the result of _next_entry.
+-- Writes the ends of some lots that are due, where earlier calls have left them. e is the result of _next_entry.
 create function metered._end_named(e metered.ledger, nos bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -3123,9 +3154,6 @@ declare
     tip metered.ledger := e;
     l   metered.lots;
 begin
-    if not metered._lags(e) then
-        return e;
-    end if;
     tip.seq := e.seq - 1;
     loop
         select y.* into l from metered.lots y where y.no = any (nos) and (y.open or y.keeps) and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
@@ -3167,11 +3195,11 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e    metered.ledger;
-    l    metered.lots;
-    made record;
-    w    record;
-    was  bigint;
+    e     metered.ledger;
+    l     metered.lots;
+    made  record;
+    named record;
+    was   bigint;
 begin
     if greatest(octet_length(rollover.of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
@@ -3186,21 +3214,19 @@ begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (rollover.of_lot is null) <> (rollover.of_reference is null)
         and rollover.cap between 1 and 9007199254740992 and metered._goes_on(rollover.lasts), 'roll_over');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
-    l := metered._find_lot(of_scope, rollover.of_lot, rollover.of_reference);
+    named := metered._name_lot(e, rollover.of_lot, rollover.of_reference, null, limits, wait_ms);
+    if named.silent then
+        status := 'crossing';
+        return;
+    end if;
+    was := e.seq;
+    e := named.entry;
+    l := named.lot;
+    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
     if l.no is null then
         status := metered._missing_lot(e);
         return;
     end if;
-    was := e.seq;
-    w := metered._cross_lowered(e, 0, limits, least(e.at, metered.clock()));
-    if w.silent then
-        status := 'crossing';
-        return;
-    end if;
-    e.crossed := w.crossed;
-    e := metered._end_named(metered._after_due(e, 0, wait_ms), array[l.no]);
-    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
-    l := metered._find_lot(of_scope, l.no, null);
     select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
     into status, no, units, seq, at, expires_at
     from metered.lots y where y.from_lot = l.no and y.origin = 'r';
@@ -3220,7 +3246,7 @@ begin
     status := 'rolled';
     no := made.no;
     seq := (made.entry).seq;
-    crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
+    crossed := coalesce(crossed, metered._crossed_at(named.crossings, array[seq]));
     at := (made.entry).at;
 end
 $$;
@@ -3364,8 +3390,9 @@ end
 $$;
 
 -- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
--- nothing can be: they are in no balance. One that another lot rolled over into stays as long as that one. A lot that stays keeps the units that its
--- newest move had.
+-- nothing can be: they are in no balance. One that another lot rolled over into stays as long as
+-- that one, and the first lot of a plan stays while the plan renews: its reference names the plan,
+-- and is not granted again. A lot that stays keeps the units that its newest move had.
 create function metered._purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
 language plpgsql volatile
 as $$
@@ -3377,6 +3404,8 @@ begin
         delete from metered.lot_rows r where r.no = any (array(
             select l.no from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0 and not l.keeps
             and 0 = (select count(*) from metered.lot_rows y where y.from_lot = l.no)
+            and ((l.plan).renewal is distinct from l.reference or 0 = (select count(*) from metered.lot_rows y
+                where y.scope = of_scope and y.pending > 0 and (y.plan).renewal = l.reference))
             and (l.from_lot is null or 1 > (select count(*) from metered.lots y
                 where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0 and not y.keeps)))));
         exit when not found;
@@ -3475,8 +3504,12 @@ begin
     end if;
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     if lot.reference is not null then
-        select * into was from metered.lots y where y.scope = of_scope and y.reference = lot.reference;
-        if found then
+        was := metered._find_lot(of_scope, null, lot.reference);
+        if was.no is null and e.lots_end is not null then   -- a lot that is due may have the reference
+            e := metered._after_due(e, 0, wait_ms);
+            was := metered._find_lot(of_scope, null, lot.reference);
+        end if;
+        if was.no is not null then
             status := case when was.fingerprint = lot.fingerprint then 'same' else 'conflict' end;
             no := was.no;
             seq := was.granted_seq;
@@ -3497,7 +3530,7 @@ begin
         lot.expires_at := (metered._period_at(plan.renews, first.starts_at))[2];
         plan.renewal := lot.reference;
     end if;
-    if plan is distinct from null then
+    if plan is distinct from null or lot.roll_cap is not null then
         plan.roll_for := lot.roll_for;
     end if;
     lot.expires_at := coalesce(greatest(e.at, starts_at) + lot.lasts, lot.expires_at, 'infinity');
@@ -3570,10 +3603,10 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e   metered.ledger;
-    l   metered.lots;
-    w   record;
-    was bigint;
+    e     metered.ledger;
+    l     metered.lots;
+    named record;
+    was   bigint;
 begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
@@ -3588,7 +3621,15 @@ begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and (ends = 'infinity' or ends > '-infinity' and ends < '9000-01-01 00:00:00+00') is true, 'set_lot_end');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
-    l := metered._find_lot(of_scope, of_lot, of_reference);
+    named := metered._name_lot(e, of_lot, of_reference, null, limits, wait_ms);
+    if named.silent then
+        status := 'crossing';
+        return;
+    end if;
+    was := e.seq;
+    e := named.entry;
+    l := named.lot;
+    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
     if l.no is null then
         status := metered._missing_lot(e);
         return;
@@ -3605,28 +3646,21 @@ begin
         status := 'ended';
         return;
     end if;
-    was := e.seq;
-    w := metered._cross_lowered(e, 0, limits, least(e.at, metered.clock()));
-    if w.silent then
-        status := 'crossing';
-        return;
-    end if;
-    e.crossed := w.crossed;
-    e := metered._after_due(e, 0, wait_ms);
-    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
     perform metered._refuse_closed(e);
-    l := metered._find_lot(of_scope, l.no, null);
     at := e.at;
     e := metered._schedule(e, l.rest + l.held + l.pending + l.kept, ends);
-    l.roll_end := case when l.roll_cap is null then l.roll_end
-        when (l.plan).roll_for is not null or ((l.plan).roll_to).every is not null then metered._roll_end(ends, l.plan, (l.plan).roll_for)
-        when l.roll_end = 'infinity' or l.expires_at = 'infinity' or ends = 'infinity' then 'infinity'
-        else ends + (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end;
-    update metered.lot_rows y set expires_at = ends, roll_end = l.roll_end where y.no = l.no;
+    if l.roll_cap is not null then
+        if (l.plan).roll_for is null and ((l.plan).roll_to).every is null then   -- granted by 0.1.0, and never set
+            l.plan.roll_for := case when l.roll_end = 'infinity' then interval '0'
+                else (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end;
+        end if;
+        l.roll_end := metered._roll_end(ends, l.plan, (l.plan).roll_for);
+    end if;
+    update metered.lot_rows y set expires_at = ends, roll_end = l.roll_end, plan = l.plan where y.no = l.no;
     perform metered._move_lot(of_scope, e.seq, 1, l.no, 's', e.amount, 0, 0);
     status := 'set';
     seq := e.seq;
-    crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
+    crossed := coalesce(crossed, metered._crossed_at(named.crossings, array[seq]));
 end
 $$;
 
@@ -3641,10 +3675,10 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e   metered.ledger;
-    l   metered.lots;
-    w   record;
-    was bigint;
+    e     metered.ledger;
+    l     metered.lots;
+    named record;
+    was   bigint;
 begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
@@ -3658,20 +3692,18 @@ begin
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_reference) between 1 and 255) is true, 'end_renewal');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
-    l := metered._find_lot(of_scope, null, of_reference);
-    if l.no is null or (l.plan).renewal is distinct from of_reference then
-        status := metered._missing_lot(e);
-        return;
-    end if;
-    was := e.seq;
-    w := metered._cross_lowered(e, 0, limits, least(e.at, metered.clock()));
-    if w.silent then
+    named := metered._name_lot(e, null, of_reference, null, limits, wait_ms);
+    if named.silent then
         status := 'crossing';
         return;
     end if;
-    e.crossed := w.crossed;
-    e := metered._after_due(e, 0, wait_ms);
-    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
+    was := e.seq;
+    e := named.entry;
+    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
+    if ((named.lot).plan).renewal is distinct from of_reference then
+        status := metered._missing_lot(e);
+        return;
+    end if;
     select * into l from metered.lots y where y.scope = of_scope and y.pending > 0 and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
     order by y.starts_at, y.no limit 1;
     missing := 0;
@@ -3687,7 +3719,7 @@ begin
     revoked := l.pending;
     seq := e.seq;
     at := e.at;
-    crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
+    crossed := coalesce(crossed, metered._crossed_at(named.crossings, array[seq]));
 end
 $$;
 
@@ -11278,8 +11310,8 @@ begin
             _lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,
             _leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,
             _lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,_mark_freed,_meet_upgrade,
-            _minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_named_holds,_next_end,
-            _next_entry,_next_lot,_no_amount,_note_lot,_old_lot,_on_spending,_one_snapshot,_open_wallet,
+            _minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,_named_holds,
+            _next_end,_next_entry,_next_lot,_no_amount,_note_lot,_old_lot,_on_spending,_one_snapshot,_open_wallet,
             _other_lane,_others_fall_due,_overdue,_owe,_owed_before,_own_entry,_parked_channel,_parked_json,
             _pass_ended,_pay_back,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_moved,
             _raise_sequence,_raised,_rearmed,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,

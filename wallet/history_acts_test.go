@@ -148,6 +148,9 @@ func (h *history) grant() {
 		case was >= 0:
 			return nil
 		case l.due(mLater(at, g.Starts)):
+			if g.Reference != "" && m.opened { // a lot that was due might have had the reference
+				m.due(h.now)
+			}
 			return wallet.ErrExpired
 		}
 		m.grant(l, h.now)
@@ -304,10 +307,10 @@ func (h *history) revoke() {
 	r := wallet.Revoke{Wallet: h.scope, Lot: no, Reference: reference, Amount: h.units("amount", 0, 12)}
 	var want wallet.Revoked
 	got, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Revoked, error) { return h.book.Revoke(ctx, tx, r) }, func(m *model) error {
+		m.dueInWallet(h.now)
 		if i < 0 {
 			return wallet.ErrUnknownLot
 		}
-		m.due(h.now)
 		want = wallet.Revoked{Lot: h.nos[i]}
 		for _, j := range m.family(i) { // units that have not begun
 			l := &m.lots[j]
@@ -353,10 +356,10 @@ func (h *history) endRenewals() {
 	got, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Revoked, error) {
 		return h.book.Revoke(ctx, tx, wallet.Revoke{Wallet: h.scope, Reference: reference, Renewals: true})
 	}, func(m *model) error {
+		m.dueInWallet(h.now)
 		if !slices.ContainsFunc(m.lots, func(l mLot) bool { return l.reference == reference && l.renewal == reference }) {
 			return wallet.ErrUnknownLot
 		}
-		m.due(h.now)
 		for i := range m.lots {
 			if l := &m.lots[i]; l.renewal == reference && !l.renews.IsZero() && l.pending > 0 {
 				want.Lot, want.Amount = int64(l.no), l.pending
@@ -381,10 +384,11 @@ func (h *history) setEnd() {
 	}
 	var same bool
 	got, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) { return h.book.SetEnd(ctx, tx, e) }, func(m *model) error {
+		at := mLater(h.now, m.last)
+		m.dueInWallet(h.now)
 		if i < 0 {
 			return wallet.ErrUnknownLot
 		}
-		at := mLater(h.now, m.last)
 		l := &m.lots[i]
 		begins := at
 		if l.pending > 0 {
@@ -395,8 +399,7 @@ func (h *history) setEnd() {
 		case l.due(at) || !e.Expires.IsZero() && !e.Expires.After(begins):
 			return wallet.ErrExpired
 		default:
-			m.due(h.now)
-			m.lots[i].ends = e.Expires
+			l.ends = e.Expires
 			m.at(h.now)
 		}
 		return nil
@@ -416,10 +419,10 @@ func (h *history) rollOver() {
 	var units int64
 	var before bool
 	got, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) { return h.book.Rollover(ctx, tx, r) }, func(m *model) error {
+		m.dueInWallet(h.now)
 		if i < 0 {
 			return wallet.ErrUnknownLot
 		}
-		m.due(h.now)
 		if before = m.lots[i].child > 0; before {
 			want, units = m.lots[i].child, m.lots[m.lots[i].child-1].amount
 			return nil

@@ -248,6 +248,13 @@ func (m *model) due(now time.Time) {
 	}
 }
 
+// dueInWallet is due for a call that names a lot: it writes what is due, and then looks for the lot.
+func (m *model) dueInWallet(now time.Time) {
+	if m.opened {
+		m.due(now)
+	}
+}
+
 // endLot ends a lot: some units roll over, the rest lapse.
 func (m *model) endLot(i int) {
 	l := &m.lots[i]

@@ -1,6 +1,7 @@
 -- The lots of a wallet after the ends that are due, for readers, who write none of them: duelots.sql says in which order ends happen.
 
--- The lot into which so many units of l roll over at its end, or null for none. It has no number if nobody has written l yet.
+-- The lot into which so many units of l roll over at its end, or null for none. It has no number if nobody has written l yet. As long as nobody has written it,
+-- granted_seq is the number of the written lot, or of the period's, that had the units first.
 create function metered._gone_on(l metered.lots, units bigint) returns metered.lots
 language plpgsql stable
 as $$
@@ -10,6 +11,7 @@ begin
     if units > 0 then
         child.no := l.roll_no;
         child.granted_at := l.expires_at;
+        child.granted_seq := case when l.last_seq is null then l.granted_seq else l.no end;
         child.expires_at := l.roll_end;
         child.amount := units;
         child.rest := units;
@@ -139,8 +141,12 @@ begin
             child.rest := child.pending;
             child.pending := 0;
             child.granted_at := child.starts_at;
-            new_no := new_no + (child.no is null)::int;
-            child.no := coalesce(child.no, new_no);
+            if child.no is null then
+                new_no := new_no + 1;
+                child.no := new_no;
+                child.granted_seq := new_no;
+                child.last_seq := null;
+            end if;
             lots := lots || child;
         elsif next_hold <= cardinality(nos) then
             at := greatest(at, times[next_hold]);
@@ -234,6 +240,7 @@ end
 $$;
 
 -- The lots of a wallet that have a rest or are held, as they are after all ends that are due. With of_nos, these lots and those that they go on in.
+-- One that nobody has written yet and that has no number set aside has none.
 create function metered._lots_now(tip metered.ledger, clk timestamptz, of_nos bigint[]) returns setof metered.lots
 language plpgsql stable
 as $$
@@ -244,7 +251,7 @@ declare
     l     metered.lots;
 begin
     foreach l in array due loop
-        if (l.rest > 0 or l.held > 0) and (l.no = any (of_nos) or l.from_lot = any (of_nos) or of_nos is null) then
+        if (l.rest > 0 or l.held > 0) and (l.no = any (of_nos) or l.from_lot = any (of_nos) or l.last_seq is null and l.granted_seq = any (of_nos) or of_nos is null) then
             return next l;
         end if;
     end loop;

@@ -32,6 +32,37 @@ begin
 end
 $$;
 
+-- The lot that a call names, by its number or its reference, after all that is due has been
+-- written: so a call accepts each name that a balance shows, whoever wrote it. With
+-- lowers, the caller takes so many units back, and also the ends of lots that its units went on in
+-- are written. e is the result of _next_entry, and entry the same after that. crossings are
+-- thresholds that due ends and the caller's units cross: the caller reports them if anything is
+-- written by then. silent: it did not say that it will, and nothing is written.
+create function metered._name_lot(e metered.ledger, of_lot bigint, of_reference text,
+    lowers bigint, limits metered.charge_limit[], wait_ms int,
+    out entry metered.ledger, out lot metered.lots, out crossings jsonb, out silent boolean)
+language plpgsql volatile
+as $$
+declare
+    crossing record := metered._cross_lowered(e, coalesce(lowers, 0), limits, least(e.at, metered.clock()));
+begin
+    entry := e;
+    crossings := crossing.crossings;
+    silent := crossing.silent;
+    if silent then
+        return;
+    end if;
+    entry.crossed := crossing.crossed;
+    entry := metered._after_due(entry, 0, wait_ms);
+    lot := metered._find_lot(e.scope, of_lot, of_reference);
+    if lot.no is not null then
+        entry := metered._end_named(entry,
+            case when lowers is not null then metered._family(lot.no) else array[lot.no] end);
+        lot := metered._find_lot(e.scope, lot.no, null);
+    end if;
+end
+$$;
+
 -- Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are
 -- drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds
 -- of limits, which the caller does not report (_cross_lowered).
@@ -41,74 +72,67 @@ create function metered.revoke_lot(of_scope metered.scope_name, key bigint, of_l
 language plpgsql volatile
 as $$
 declare
-    e    metered.ledger;
-    l    metered.lots;
-    nos  bigint[];
-    w    record;
-    was  bigint;
-    part bigint;
+    e     metered.ledger;
+    l     metered.lots;
+    nos   bigint[];
+    named record;
+    was   bigint;
+    part  bigint;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and coalesce(units between 1 and 9007199254740992, true), 'revoke');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     l := metered._find_lot(of_scope, of_lot, of_reference);
-    if l.no is null then
-        status := metered._missing_lot(e);
-        return;
-    end if;
-    no := l.no;
-    was := e.seq;
-    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(e.at, metered.clock()), metered._family(no)) y
-        where (y.plan).uses is null);
-    w := metered._cross_lowered(e, least(coalesce(units, part), part), limits, least(e.at, metered.clock()));
-    if w.silent then
+    part := (select coalesce(sum(y.rest), 0) from metered._lots_now(metered._last_entry(of_scope), least(e.at, metered.clock()),
+            case when l.no is not null then metered._family(l.no) when of_lot is not null then array[of_lot] end) y
+        where (y.plan).uses is null and (coalesce(l.no, of_lot) is not null or coalesce(y.reference, (y.plan).of_reference) = of_reference));
+    named := metered._name_lot(e, of_lot, of_reference, least(coalesce(units, part), part), limits, wait_ms);
+    if named.silent then
         status := 'crossing';
         return;
     end if;
-    e.crossed := w.crossed;
-    e := metered._after_due(e, 0, wait_ms);
-    e := metered._end_named(e, metered._family(no));
+    was := e.seq;
+    e := named.entry;
+    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
+    no := (named.lot).no;
+    if no is null then
+        status := metered._missing_lot(e);
+        return;
+    end if;
     nos := metered._family(no);
+    select sum(y.pending + y.rest + y.kept), sum(y.drawn + y.held) into revoked, missing from metered.lots y where y.no = any (nos);
+    missing := coalesce(units - least(units, revoked), missing);
     revoked := 0;
-    for l in select y.* from metered.lots y where y.no = any (nos) and y.pending > 0 order by y.no loop
-        part := case when units is null then l.pending else least(units - revoked, l.pending) end;
+    for l in
+        select y.* from metered.lots y where y.no = any (nos) and (y.pending > 0 or y.open or y.keeps)
+        order by y.pending = 0, y.no
+    loop
+        part := least(units - revoked, l.pending + l.rest + l.kept);
         exit when part = 0;
-        e := metered._withdraw(e, l, part);
+        part := coalesce(part, l.pending + l.rest + l.kept);
+        continue when part = 0;
+        if l.pending > 0 then
+            e := metered._withdraw(e, l, part);
+        else
+            e.seq := e.seq - 1;
+            e := case when l.keeps then metered._take_kept(e, l.no, part, 'v') else metered._take_back(e, l.no, part, 'v') end;
+        end if;
         revoked := revoked + part;
         seq := e.seq;
         at := e.at;
         e.seq := e.seq + 1;
     end loop;
-    for l in select y.* from metered.lots y where y.no = any (nos) and y.open and y.rest > 0 order by y.no loop
-        part := least(units - revoked, l.rest);
-        exit when part = 0;
-        e.seq := e.seq - 1;
-        e := metered._take_back(e, l.no, coalesce(part, l.rest), 'v');
-        revoked := revoked + e.amount;
-        seq := e.seq;
-        at := e.at;
-        e.seq := e.seq + 1;
-    end loop;
-    for l in select y.* from metered.lots y where y.no = any (nos) and y.keeps order by y.no loop
-        part := least(units - revoked, l.kept);
-        exit when part = 0;
-        e.seq := e.seq - 1;
-        e := metered._take_kept(e, l.no, coalesce(part, l.kept), 'v');
-        revoked := revoked + e.amount;
-        seq := e.seq;
-        at := e.at;
-        e.seq := e.seq + 1;
-    end loop;
-    missing := coalesce(units - revoked, (select sum(y.drawn + y.held) from metered.lots y where y.no = any (nos)));
     if seq is null and metered._one_snapshot() then
         status := metered._missing_lot(e);   -- nothing was there, as of this snapshot
     end if;
     status := 'revoked';
-    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
+    if seq is not null then
+        crossed := metered._crossed_at(named.crossings, array[seq]);
+    end if;
 end
 $$;
 
--- Writes the ends of some lots that are due, where the wallet lags and has left them. e is the result of _next_entry.
+-- Writes the ends of some lots that are due, where earlier calls have left them. e is the result of _next_entry.
 create function metered._end_named(e metered.ledger, nos bigint[]) returns metered.ledger
 language plpgsql volatile
 as $$
@@ -116,9 +140,6 @@ declare
     tip metered.ledger := e;
     l   metered.lots;
 begin
-    if not metered._lags(e) then
-        return e;
-    end if;
     tip.seq := e.seq - 1;
     loop
         select y.* into l from metered.lots y where y.no = any (nos) and (y.open or y.keeps) and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
@@ -156,30 +177,28 @@ create function metered.roll_over(of_scope metered.scope_name, key bigint, rollo
 language plpgsql volatile
 as $$
 declare
-    e    metered.ledger;
-    l    metered.lots;
-    made record;
-    w    record;
-    was  bigint;
+    e     metered.ledger;
+    l     metered.lots;
+    made  record;
+    named record;
+    was   bigint;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (rollover.of_lot is null) <> (rollover.of_reference is null)
         and rollover.cap between 1 and 9007199254740992 and metered._goes_on(rollover.lasts), 'roll_over');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
-    l := metered._find_lot(of_scope, rollover.of_lot, rollover.of_reference);
+    named := metered._name_lot(e, rollover.of_lot, rollover.of_reference, null, limits, wait_ms);
+    if named.silent then
+        status := 'crossing';
+        return;
+    end if;
+    was := e.seq;
+    e := named.entry;
+    l := named.lot;
+    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
     if l.no is null then
         status := metered._missing_lot(e);
         return;
     end if;
-    was := e.seq;
-    w := metered._cross_lowered(e, 0, limits, least(e.at, metered.clock()));
-    if w.silent then
-        status := 'crossing';
-        return;
-    end if;
-    e.crossed := w.crossed;
-    e := metered._end_named(metered._after_due(e, 0, wait_ms), array[l.no]);
-    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
-    l := metered._find_lot(of_scope, l.no, null);
     select 'same', y.no, y.amount, y.granted_seq, y.granted_at, nullif(y.expires_at, 'infinity')
     into status, no, units, seq, at, expires_at
     from metered.lots y where y.from_lot = l.no and y.origin = 'r';
@@ -199,7 +218,7 @@ begin
     status := 'rolled';
     no := made.no;
     seq := (made.entry).seq;
-    crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
+    crossed := coalesce(crossed, metered._crossed_at(named.crossings, array[seq]));
     at := (made.entry).at;
 end
 $$;
@@ -318,8 +337,9 @@ end
 $$;
 
 -- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
--- nothing can be: they are in no balance. One that another lot rolled over into stays as long as that one. A lot that stays keeps the units that its
--- newest move had.
+-- nothing can be: they are in no balance. One that another lot rolled over into stays as long as
+-- that one, and the first lot of a plan stays while the plan renews: its reference names the plan,
+-- and is not granted again. A lot that stays keeps the units that its newest move had.
 create function metered._purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
 language plpgsql volatile
 as $$
@@ -331,6 +351,8 @@ begin
         delete from metered.lot_rows r where r.no = any (array(
             select l.no from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0 and not l.keeps
             and 0 = (select count(*) from metered.lot_rows y where y.from_lot = l.no)
+            and ((l.plan).renewal is distinct from l.reference or 0 = (select count(*) from metered.lot_rows y
+                where y.scope = of_scope and y.pending > 0 and (y.plan).renewal = l.reference))
             and (l.from_lot is null or 1 > (select count(*) from metered.lots y
                 where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0 and not y.keeps)))));
         exit when not found;

@@ -55,8 +55,12 @@ begin
     end if;
     e := metered._next_entry(of_scope, key, wait_ms, origin);
     if lot.reference is not null then
-        select * into was from metered.lots y where y.scope = of_scope and y.reference = lot.reference;
-        if found then
+        was := metered._find_lot(of_scope, null, lot.reference);
+        if was.no is null and e.lots_end is not null then   -- a lot that is due may have the reference
+            e := metered._after_due(e, 0, wait_ms);
+            was := metered._find_lot(of_scope, null, lot.reference);
+        end if;
+        if was.no is not null then
             status := case when was.fingerprint = lot.fingerprint then 'same' else 'conflict' end;
             no := was.no;
             seq := was.granted_seq;
@@ -77,7 +81,7 @@ begin
         lot.expires_at := (metered._period_at(plan.renews, first.starts_at))[2];
         plan.renewal := lot.reference;
     end if;
-    if plan is distinct from null then
+    if plan is distinct from null or lot.roll_cap is not null then
         plan.roll_for := lot.roll_for;
     end if;
     lot.expires_at := coalesce(greatest(e.at, starts_at) + lot.lasts, lot.expires_at, 'infinity');
@@ -146,15 +150,23 @@ create function metered.set_lot_end(of_scope metered.scope_name, key bigint, of_
 language plpgsql volatile
 as $$
 declare
-    e   metered.ledger;
-    l   metered.lots;
-    w   record;
-    was bigint;
+    e     metered.ledger;
+    l     metered.lots;
+    named record;
+    was   bigint;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
         and (ends = 'infinity' or ends > '-infinity' and ends < '9000-01-01 00:00:00+00') is true, 'set_lot_end');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
-    l := metered._find_lot(of_scope, of_lot, of_reference);
+    named := metered._name_lot(e, of_lot, of_reference, null, limits, wait_ms);
+    if named.silent then
+        status := 'crossing';
+        return;
+    end if;
+    was := e.seq;
+    e := named.entry;
+    l := named.lot;
+    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
     if l.no is null then
         status := metered._missing_lot(e);
         return;
@@ -171,28 +183,21 @@ begin
         status := 'ended';
         return;
     end if;
-    was := e.seq;
-    w := metered._cross_lowered(e, 0, limits, least(e.at, metered.clock()));
-    if w.silent then
-        status := 'crossing';
-        return;
-    end if;
-    e.crossed := w.crossed;
-    e := metered._after_due(e, 0, wait_ms);
-    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
     perform metered._refuse_closed(e);
-    l := metered._find_lot(of_scope, l.no, null);
     at := e.at;
     e := metered._schedule(e, l.rest + l.held + l.pending + l.kept, ends);
-    l.roll_end := case when l.roll_cap is null then l.roll_end
-        when (l.plan).roll_for is not null or ((l.plan).roll_to).every is not null then metered._roll_end(ends, l.plan, (l.plan).roll_for)
-        when l.roll_end = 'infinity' or l.expires_at = 'infinity' or ends = 'infinity' then 'infinity'
-        else ends + (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end;
-    update metered.lot_rows y set expires_at = ends, roll_end = l.roll_end where y.no = l.no;
+    if l.roll_cap is not null then
+        if (l.plan).roll_for is null and ((l.plan).roll_to).every is null then   -- granted by 0.1.0, and never set
+            l.plan.roll_for := case when l.roll_end = 'infinity' then interval '0'
+                else (extract(epoch from l.roll_end) - extract(epoch from l.expires_at)) * interval '1 second' end;
+        end if;
+        l.roll_end := metered._roll_end(ends, l.plan, (l.plan).roll_for);
+    end if;
+    update metered.lot_rows y set expires_at = ends, roll_end = l.roll_end, plan = l.plan where y.no = l.no;
     perform metered._move_lot(of_scope, e.seq, 1, l.no, 's', e.amount, 0, 0);
     status := 'set';
     seq := e.seq;
-    crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
+    crossed := coalesce(crossed, metered._crossed_at(named.crossings, array[seq]));
 end
 $$;
 
@@ -203,27 +208,25 @@ create function metered.end_renewal(of_scope metered.scope_name, key bigint, of_
 language plpgsql volatile
 as $$
 declare
-    e   metered.ledger;
-    l   metered.lots;
-    w   record;
-    was bigint;
+    e     metered.ledger;
+    l     metered.lots;
+    named record;
+    was   bigint;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_reference) between 1 and 255) is true, 'end_renewal');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
-    l := metered._find_lot(of_scope, null, of_reference);
-    if l.no is null or (l.plan).renewal is distinct from of_reference then
-        status := metered._missing_lot(e);
-        return;
-    end if;
-    was := e.seq;
-    w := metered._cross_lowered(e, 0, limits, least(e.at, metered.clock()));
-    if w.silent then
+    named := metered._name_lot(e, null, of_reference, null, limits, wait_ms);
+    if named.silent then
         status := 'crossing';
         return;
     end if;
-    e.crossed := w.crossed;
-    e := metered._after_due(e, 0, wait_ms);
-    crossed := case when e.seq > was then metered._crossed_at(w.crossings, array[e.seq - 1]) end;
+    was := e.seq;
+    e := named.entry;
+    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
+    if ((named.lot).plan).renewal is distinct from of_reference then
+        status := metered._missing_lot(e);
+        return;
+    end if;
     select * into l from metered.lots y where y.scope = of_scope and y.pending > 0 and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
     order by y.starts_at, y.no limit 1;
     missing := 0;
@@ -239,7 +242,7 @@ begin
     revoked := l.pending;
     seq := e.seq;
     at := e.at;
-    crossed := coalesce(crossed, metered._crossed_at(w.crossings, array[seq]));
+    crossed := coalesce(crossed, metered._crossed_at(named.crossings, array[seq]));
 end
 $$;
 
