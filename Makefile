@@ -37,7 +37,7 @@ matrix: ## make each call in each way, and through PgBouncer, on Postgres 14 to 
 	.ci/matrix
 
 hostile: ## call each function that a role may call with arguments made against it: CALLS=100000
-	METERED_HOSTILE_CALLS=$(or $(CALLS),100000) go test ./internal/command -run TestGrants_NoCallBreaksAnInvariant -count=1 -v -timeout 3h
+	METERED_LONG=1 METERED_HOSTILE_CALLS=$(or $(CALLS),100000) go test ./internal/command -run TestGrants_NoCallBreaksAnInvariant -count=1 -v -timeout 3h
 
 soak: ## run commands of all kinds while backends are killed and the server crashes: DURATION=2m
 	end=$$(($$(date +%s) + $$(echo $(or $(DURATION),2m) | sed 's/h/*3600/; s/m/*60/; s/s//'))); while [ $$(date +%s) -lt $$end ]; do \

@@ -55,9 +55,7 @@ type oracle struct {
 }
 
 func newOracle(t *testing.T) *oracle {
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	o := &oracle{T: t, rand: rand.New(rand.NewPCG(seed, 0)), codes: map[string]int{}}
+	o := &oracle{T: t, rand: pgtest.Random(t), codes: map[string]int{}}
 	o.pool, o.l, o.clock = open(t)
 	var err error
 	o.book, err = holds.New(o.l, holds.Config{})

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -185,11 +184,11 @@ func TestChargeEach_ConcurrentBatchesNeverExceedTheLimit(t *testing.T) {
 				for range pgtest.Size(4, 6) {
 					g.Go(func() error {
 						for full := 0; full < 3; {
-							charges := make([]budget.Charge, 1+rand.IntN(12))
+							charges := make([]budget.Charge, 1+pgtest.Random(t).IntN(12))
 							which := make([]int, len(charges))
 							for i := range charges {
-								which[i] = rand.IntN(scopes)
-								charges[i] = take(name(which[i]), 1+rand.Int64N(3), limits...)
+								which[i] = pgtest.Random(t).IntN(scopes)
+								charges[i] = take(name(which[i]), 1+pgtest.Random(t).Int64N(3), limits...)
 							}
 							tx, err := pool.BeginTx(t.Context(), pgx.TxOptions{IsoLevel: iso})
 							if err != nil {

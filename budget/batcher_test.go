@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"runtime"
 	"strings"
 	"sync"
@@ -373,7 +372,7 @@ func TestBatcher_EveryAnswerIsTrue(t *testing.T) {
 	var n atomic.Int64
 	wire.Each(func(f *pgtest.Flush) {
 		if isBatch(f) && n.Add(1)%9 == 0 {
-			[]func(){f.Lose, f.LoseAnswer, func() { f.Terminate(t, pool) }}[rand.IntN(3)]()
+			[]func(){f.Lose, f.LoseAnswer, func() { f.Terminate(t, pool) }}[pgtest.Random(t).IntN(3)]()
 		}
 	})
 	const scopes, most = 4, 300
@@ -385,7 +384,7 @@ func TestBatcher_EveryAnswerIsTrue(t *testing.T) {
 			for i := range 50 {
 				scope := (client + i) % scopes
 				c := take(fmt.Sprint("s", scope), 1, budget.Lifetime(most))
-				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+rand.IntN(200))*time.Millisecond)
+				ctx, cancel := context.WithTimeout(t.Context(), time.Duration(1+pgtest.Random(t).IntN(200))*time.Millisecond)
 				var posted budget.Posted
 				var err error
 				if client%2 == 0 {

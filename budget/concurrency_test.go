@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -14,6 +13,7 @@ import (
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
@@ -36,7 +36,9 @@ func (r *retrier) run(ctx context.Context, iso pgx.TxIsoLevel, f func(tx pgx.Tx)
 			return err
 		}
 		r.retries.Add(1)
-		time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond) // a caller's pause: without it the losers collide again
+		if err := pause.Before(ctx, 1); err != nil { // without it the losers collide again
+			return err
+		}
 	}
 	return fmt.Errorf("gave up after %d attempts: %w", attempts, err)
 }
@@ -168,7 +170,7 @@ func TestCharge_ManyScopesInOppositeOrdersDoNotDeadlock(t *testing.T) {
 	require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
 		for range attempts {
 			var charges []budget.Charge
-			for _, i := range rand.Perm(len(scopes)) {
+			for _, i := range pgtest.Random(t).Perm(len(scopes)) {
 				charges = append(charges, budget.Charge{Scope: scopes[i], Amount: 1})
 			}
 			err := pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
@@ -309,7 +311,7 @@ func TestCharge_NeverExceedsWhilePurgesRun(t *testing.T) {
 						if _, err := l.Usage(ctx, tx, budget.Query{Scope: "a"}); err != nil {
 							return err
 						}
-						time.Sleep(time.Duration(rand.IntN(3)) * time.Millisecond) // with its snapshot open, while purges run
+						time.Sleep(time.Duration(pgtest.Random(t).IntN(3)) * time.Millisecond) // with its snapshot open, while purges run
 						_, err := l.Charge(ctx, tx, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{budget.Lifetime(limit)}})
 						return err
 					})

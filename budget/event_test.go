@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -265,9 +264,9 @@ func TestIngest_ConcurrentDeliveriesCountOnce(t *testing.T) {
 			var g errgroup.Group
 			for range workers {
 				g.Go(func() error {
-					left := rand.Perm(events)
+					left := pgtest.Random(t).Perm(events)
 					for len(left) > 0 {
-						n := min(len(left), 1+rand.IntN(40))
+						n := min(len(left), 1+pgtest.Random(t).IntN(40))
 						batch := make([]budget.Event, n)
 						for i, e := range left[:n] {
 							batch[i] = event(fmt.Sprint(iso, "/", e), fmt.Sprint(iso, e%scopes), 1, budget.PerWindow(int64(most), time.Hour))

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -94,7 +93,7 @@ func TestPurge_ManyAtOnceWhileChargesGoOn(t *testing.T) {
 			return nil
 		}
 		for range 40 {
-			if _, err := charge(ctx, pool, l, scopes[rand.IntN(3)], 1, budget.Limit{Max: 1000, Window: time.Minute}); err != nil {
+			if _, err := charge(ctx, pool, l, scopes[pgtest.Random(t).IntN(3)], 1, budget.Limit{Max: 1000, Window: time.Minute}); err != nil {
 				return err
 			}
 		}
@@ -330,10 +329,10 @@ func TestForget_NoWindowEverHoldsMore(t *testing.T) {
 						if _, err := l.Usage(ctx, tx, budget.Query{Scope: "a"}); err != nil {
 							return err
 						}
-						if rand.IntN(10) == 0 {
+						if pgtest.Random(t).IntN(10) == 0 {
 							clock.Advance(2 * limit.Window)
 						}
-						time.Sleep(time.Duration(rand.IntN(20)) * time.Millisecond) // with its snapshot open, while purges run
+						time.Sleep(time.Duration(pgtest.Random(t).IntN(20)) * time.Millisecond) // with its snapshot open, while purges run
 						r, err := l.Charge(ctx, tx, budget.Charge{Scope: "a", Amount: 1, Limits: []budget.Limit{limit}})
 						if err == nil {
 							posted = r.Entries[0]

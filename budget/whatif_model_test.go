@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 )
 
 // whatIf looks at each moment of a charge, and at the range's beginning.
@@ -35,6 +36,14 @@ func (m *model) whatIf(limit budget.Limit, from, to time.Time) budget.Trial {
 	return trial
 }
 
+// periods is how many periods a range has a part of.
+func (m *model) periods(p budget.Period, from, to time.Time) (n int) {
+	for ; from.Before(to); n++ {
+		from = m.span(from, p).end
+	}
+	return n
+}
+
 // compareWhatIf tries another plan on a part of the history.
 func (h *history) compareWhatIf() {
 	m := h.model()
@@ -58,6 +67,10 @@ func (h *history) compareWhatIf() {
 	var purged *budget.PurgedError
 	if errors.As(err, &purged) {
 		require.True(h, m.kept > 1 && !m.counted()[m.kept-1].Before(earliest), "all entries are there")
+		return
+	}
+	if !limit.Period.IsZero() && m.periods(limit.Period, from, to) > bounds.MaxBuckets {
+		require.ErrorIs(h, err, budget.ErrArgument) // as it is documented: the clock stepped far, and a period has microseconds
 		return
 	}
 	require.NoError(h, err)

@@ -3,7 +3,6 @@ package cells_test
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -45,7 +44,7 @@ func TestMove_KeyedJobsRunOnceUnderLoad(t *testing.T) {
 						}
 						acts <- true
 						job, opts := keyed("acme", fmt.Sprint("key ", key))
-						result, err := enqueue(context.Background(), r, fmt.Sprint(i, "/", key), pgtest.IsolationLevels[rand.IntN(3)], job, opts)
+						result, err := enqueue(context.Background(), r, fmt.Sprint(i, "/", key), pgtest.IsolationLevels[pgtest.Random(t).IntN(3)], job, opts)
 						if err != nil {
 							t.Errorf("%d %d: %v", i, key, err)
 						} else if result.Created {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -152,10 +151,10 @@ func TestMove_SessionsUnderLoadAreExact(t *testing.T) {
 				working.Go(func() {
 					r := w.router()
 					for n := range pgtest.Size(5, 150) {
-						reservation := session(fmt.Sprint(i, "/", n), pgtest.IsolationLevels[rand.IntN(3)])
+						reservation := session(fmt.Sprint(i, "/", n), pgtest.IsolationLevels[pgtest.Random(t).IntN(3)])
 						s := opened(t, r, reservation)
 						acts <- true // it may move
-						amount, cancelled := rand.Int64N(11), rand.IntN(4) == 0
+						amount, cancelled := pgtest.Random(t).Int64N(11), pgtest.Random(t).IntN(4) == 0
 						end := func(s *metered.Session[int]) (err error) {
 							if cancelled {
 								return s.Cancel(t.Context(), "no")

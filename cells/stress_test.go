@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -109,7 +108,7 @@ func command(id string) metered.Command {
 
 // act does one thing for the tenant.
 func (l *load) act(r *cells.Router, worker, n int) error {
-	level := pgtest.IsolationLevels[rand.IntN(3)]
+	level := pgtest.IsolationLevels[pgtest.Random(l.TB).IntN(3)]
 	ctx := context.Background()
 	run := func(fn func(ctx context.Context, c *metered.Client, tx pgx.Tx) error) error {
 		for {
@@ -129,12 +128,12 @@ func (l *load) act(r *cells.Router, worker, n int) error {
 			}
 		}
 	}
-	switch rand.IntN(7) {
+	switch pgtest.Random(l.TB).IntN(7) {
 	case 0, 1: // a command, or one that was carried out
 		id := fmt.Sprint(worker, "/", n)
 		l.mu.Lock()
 		for old := range l.done {
-			if rand.IntN(2) == 0 {
+			if pgtest.Random(l.TB).IntN(2) == 0 {
 				id = old
 			}
 			break
@@ -151,7 +150,7 @@ func (l *load) act(r *cells.Router, worker, n int) error {
 					return 0, err
 				}
 				_, err := tx.Exec(ctx, `insert into `+schema+`.uploads (tenant, name) values ('acme', $1)`, id)
-				return rand.Int(), err
+				return pgtest.Random(l.TB).Int(), err
 			})
 			switch {
 			case errors.Is(err, metered.ErrSerialization):
@@ -170,7 +169,7 @@ func (l *load) act(r *cells.Router, worker, n int) error {
 			return nil
 		}
 	case 2: // a charge, sometimes of a new scope
-		scope := []string{"acme/hot", "acme", fmt.Sprint("acme/new/", l.scopes.Add(1))}[rand.IntN(3)]
+		scope := []string{"acme/hot", "acme", fmt.Sprint("acme/new/", l.scopes.Add(1))}[pgtest.Random(l.TB).IntN(3)]
 		err := run(func(ctx context.Context, c *metered.Client, tx pgx.Tx) error {
 			_, err := c.Budget.Charge(ctx, tx, budget.Charge{Scope: scope, Amount: 2})
 			return err
@@ -181,7 +180,7 @@ func (l *load) act(r *cells.Router, worker, n int) error {
 		}
 		return err
 	case 3: // a charge of a transaction that has not entered the tenant, at a place that may be old
-		scope := []string{"acme/hot", fmt.Sprint("acme/new/", l.scopes.Add(1))}[rand.IntN(2)]
+		scope := []string{"acme/hot", fmt.Sprint("acme/new/", l.scopes.Add(1))}[pgtest.Random(l.TB).IntN(2)]
 		for {
 			c, err := r.Client("acme")
 			if err != nil {
@@ -203,7 +202,7 @@ func (l *load) act(r *cells.Router, worker, n int) error {
 			return err
 		}
 	case 4: // a hold that stays, or is captured
-		captured := rand.IntN(2) == 0
+		captured := pgtest.Random(l.TB).IntN(2) == 0
 		err := run(func(ctx context.Context, c *metered.Client, tx pgx.Tx) error {
 			h, err := c.Holds.Place(ctx, tx, holds.Request{Tenant: "acme", TTL: time.Hour, Lines: []holds.Line{{Scope: "acme/hot", Amount: 5}}})
 			if err == nil && captured {
@@ -219,7 +218,7 @@ func (l *load) act(r *cells.Router, worker, n int) error {
 		return err
 	case 5:
 		err := run(func(ctx context.Context, c *metered.Client, tx pgx.Tx) error {
-			_, err := c.Tokens.Consume(ctx, tx, "p", "acme", l.tokens[rand.IntN(len(l.tokens))])
+			_, err := c.Tokens.Consume(ctx, tx, "p", "acme", l.tokens[pgtest.Random(l.TB).IntN(len(l.tokens))])
 			return err
 		})
 		if errors.Is(err, tokens.ErrInvalid) {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -19,6 +18,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
@@ -114,14 +114,14 @@ func TestExpiry_HandsNoUnitOutTwiceWhileTheClockMoves(t *testing.T) {
 			var mu sync.Mutex
 			captured := map[string]bool{}
 			move := func() { // 10 ms on average forward, and back half as often
-				f.clock.Advance(time.Duration(rand.IntN(40)-13) * time.Millisecond)
+				f.clock.Advance(time.Duration(pgtest.Random(t).IntN(40)-13) * time.Millisecond)
 			}
 			seats := []string{"seat/1 " + name, "seat/2 " + name}
 			require.NoError(t, pgtest.InParallel(workers, func(worker int) error {
 				for n := range rounds {
 					move()
-					r := holds.Request{ID: fmt.Sprintf("%s %d/%d", name, worker, n), TTL: time.Duration(1+rand.IntN(60)) * time.Millisecond}
-					for _, seat := range seats[rand.IntN(2) : 1+rand.IntN(2)] {
+					r := holds.Request{ID: fmt.Sprintf("%s %d/%d", name, worker, n), TTL: time.Duration(1+pgtest.Random(t).IntN(60)) * time.Millisecond}
+					for _, seat := range seats[pgtest.Random(t).IntN(2) : 1+pgtest.Random(t).IntN(2)] {
 						r.Lines = append(r.Lines, capacity(seat, 1, 1))
 					}
 					if len(r.Lines) == 0 {
@@ -232,7 +232,9 @@ func (r *retrier) run(ctx context.Context, iso pgx.TxIsoLevel, f func(tx pgx.Tx)
 			return err
 		}
 		r.retries.Add(1)
-		time.Sleep(time.Duration(rand.IntN(2000)) * time.Microsecond) // a caller's pause: without it the losers collide again
+		if err := pause.Before(ctx, 1); err != nil { // without it the losers collide again
+			return err
+		}
 	}
 	return fmt.Errorf("gave up after %d attempts: %w", attempts, err)
 }

@@ -3,7 +3,6 @@ package holds_test
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -86,7 +85,7 @@ func transitions() []step {
 // it can be made again.
 func TestFault_AKilledBackendLeavesTheOldStateOrTheNew(t *testing.T) {
 	t.Parallel()
-	turn := rand.IntN(3)
+	turn := pgtest.Random(t).IntN(3)
 	for n, when := range []string{"before", "after", "deferred"} {
 		t.Run(when, func(t *testing.T) {
 			t.Parallel()
@@ -120,7 +119,7 @@ func TestFault_AKilledBackendLeavesTheOldStateOrTheNew(t *testing.T) {
 				}
 				before := f.dump()
 				kills := 0
-				for at := pgtest.Size(1+rand.IntN(3), 1); ; at += pgtest.Size(2+rand.IntN(5), 1) { // at each write, or at some
+				for at := pgtest.Size(1+pgtest.Random(t).IntN(3), 1); ; at += pgtest.Size(2+pgtest.Random(t).IntN(5), 1) { // at each write, or at some
 					execute(t, f.pool, `select setval('fault_at', $1::bigint)`, -at)
 					err := s.run(f)
 					if err == nil {

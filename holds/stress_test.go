@@ -5,7 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"math"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -113,7 +112,7 @@ func (s *stress) run(ctx context.Context, iso pgx.TxIsoLevel, fn func(tx pgx.Tx)
 
 // some are 1 to 3 scopes in any order.
 func (s *stress) some() (scopes []string) {
-	for _, i := range rand.Perm(len(s.scopes))[:1+rand.IntN(3)] {
+	for _, i := range pgtest.Random(s.T).Perm(len(s.scopes))[:1+pgtest.Random(s.T).IntN(3)] {
 		scopes = append(scopes, s.scopes[i])
 	}
 	return scopes
@@ -123,7 +122,7 @@ func (s *stress) some() (scopes []string) {
 func (s *stress) recent() (ids []string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for _, i := range rand.Perm(len(s.ids))[:min(len(s.ids), 1+rand.IntN(2))] {
+	for _, i := range pgtest.Random(s.T).Perm(len(s.ids))[:min(len(s.ids), 1+pgtest.Random(s.T).IntN(2))] {
 		ids = append(ids, s.ids[i])
 	}
 	return ids
@@ -132,10 +131,10 @@ func (s *stress) recent() (ids []string) {
 func (s *stress) place(ctx context.Context, iso pgx.TxIsoLevel) error {
 	began := time.Now()
 	longest := min(250*time.Millisecond+10*time.Duration(s.took.Load()), 15*time.Second) // the test waits for the last of them
-	r := holds.Request{TTL: (rand.N(longest) + time.Millisecond).Truncate(time.Microsecond)}
+	r := holds.Request{TTL: (time.Duration(pgtest.Random(s.T).Int64N(int64(longest))) + time.Millisecond).Truncate(time.Microsecond)}
 	for _, scope := range s.some() {
 		// Only held units are limited: spending leaves the window at once.
-		r.Lines = append(r.Lines, holds.Line{Scope: scope, Amount: 1 + rand.Int64N(3),
+		r.Lines = append(r.Lines, holds.Line{Scope: scope, Amount: 1 + pgtest.Random(s.T).Int64N(3),
 			Limits: []budget.Limit{budget.PerWindow(stressHeld, time.Microsecond), budget.Lifetime(stressCapacity)}})
 	}
 	var h holds.Hold
@@ -158,17 +157,17 @@ func (s *stress) place(ctx context.Context, iso pgx.TxIsoLevel) error {
 func (s *stress) capture(ctx context.Context, iso pgx.TxIsoLevel) error {
 	ids := s.recent()
 	if len(ids) == 0 {
-		return pause()
+		return s.pause()
 	}
 	c := holds.Capture{IDs: ids, All: true}
 	ended := int64(len(ids))
-	if rand.IntN(3) == 0 { // at most 1 unit more than is held, of one scope, and sometimes more follows
+	if pgtest.Random(s.T).IntN(3) == 0 { // at most 1 unit more than is held, of one scope, and sometimes more follows
 		h, err := s.f.book.Get(ctx, s.f.pool, "", ids[0], "")
 		if err != nil {
 			return err
 		}
 		scope := h.Lines[0].Scope
-		c = holds.Capture{IDs: ids[:1], Lines: []holds.Line{{Scope: scope, Amount: 1 + rand.Int64N(4)}}, Over: holds.OverAllowed, Keep: rand.IntN(2) == 0}
+		c = holds.Capture{IDs: ids[:1], Lines: []holds.Line{{Scope: scope, Amount: 1 + pgtest.Random(s.T).Int64N(4)}}, Over: holds.OverAllowed, Keep: pgtest.Random(s.T).IntN(2) == 0}
 		if ended = 1; c.Keep {
 			ended = 0
 		}
@@ -206,7 +205,7 @@ func (s *stress) capture(ctx context.Context, iso pgx.TxIsoLevel) error {
 func (s *stress) release(ctx context.Context, iso pgx.TxIsoLevel) error {
 	ids := s.recent()
 	if len(ids) == 0 {
-		return pause()
+		return s.pause()
 	}
 	ok, err := s.run(ctx, iso, func(tx pgx.Tx) (map[string]int64, error) {
 		_, err := s.f.book.Release(ctx, tx, holds.Release{IDs: ids})
@@ -221,10 +220,10 @@ func (s *stress) release(ctx context.Context, iso pgx.TxIsoLevel) error {
 func (s *stress) extend(ctx context.Context, iso pgx.TxIsoLevel) error {
 	ids := s.recent()
 	if len(ids) == 0 {
-		return pause()
+		return s.pause()
 	}
 	_, err := s.run(ctx, iso, func(tx pgx.Tx) (map[string]int64, error) {
-		_, err := s.f.book.Extend(ctx, tx, holds.Extend{IDs: ids, By: time.Duration(1+rand.IntN(10)) * time.Millisecond})
+		_, err := s.f.book.Extend(ctx, tx, holds.Extend{IDs: ids, By: time.Duration(1+pgtest.Random(s.T).IntN(10)) * time.Millisecond})
 		return nil, err
 	})
 	return err
@@ -248,7 +247,7 @@ func (s *stress) expire(ctx context.Context, iso pgx.TxIsoLevel) error {
 			s.swept.Add(1)
 		}
 	}
-	return pause()
+	return s.pause()
 }
 
 func (s *stress) charge(ctx context.Context, iso pgx.TxIsoLevel) error {
@@ -266,14 +265,14 @@ func (s *stress) charge(ctx context.Context, iso pgx.TxIsoLevel) error {
 }
 
 func (s *stress) sweep(ctx context.Context, _ pgx.TxIsoLevel) error {
-	report, err := s.f.book.Sweep(ctx, s.f.pool, holds.SweepOptions{Batch: 1 + rand.IntN(50)})
+	report, err := s.f.book.Sweep(ctx, s.f.pool, holds.SweepOptions{Batch: 1 + pgtest.Random(s.T).IntN(50)})
 	s.swept.Add(int64(report.Expired))
-	return errors.Join(err, pause())
+	return errors.Join(err, s.pause())
 }
 
 // pause leaves the processors to others.
-func pause() error {
-	time.Sleep(time.Duration(1+rand.IntN(5)) * time.Millisecond) // nothing happens that it could wait for
+func (s *stress) pause() error {
+	time.Sleep(time.Duration(1+pgtest.Random(s.T).IntN(5)) * time.Millisecond) // nothing happens that it could wait for
 	return nil
 }
 
@@ -288,5 +287,5 @@ func (s *stress) watch(ctx context.Context, _ pgx.TxIsoLevel) error {
 			return fmt.Errorf("%d units of %s are held, of %d", u[0].Held, scope, stressHeld)
 		}
 	}
-	return pause()
+	return s.pause()
 }

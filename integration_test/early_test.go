@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"flag"
-	"math/rand/v2"
 	"runtime"
 	"syscall"
 	"testing"
@@ -62,7 +61,7 @@ func TestEarlyRelease_AcknowledgedCommitsSurviveKills(t *testing.T) {
 	for round := range *crashes {
 		stall(t, s, `select pid from pg_stat_activity where backend_type = 'walwriter'`)
 		l, end := s.begin(round, round%2 == 0)
-		l.waitForAnswers(50 + rand.IntN(100))
+		l.waitForAnswers(50 + pgtest.Random(t).IntN(100))
 		err := server.Kill()
 		end()
 		require.NoError(t, err)

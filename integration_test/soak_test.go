@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -99,7 +98,7 @@ func killBackends(t *testing.T, server *pgserver.Server, until func(ended int64)
 			_ = conn.Close(context.Background())
 		}
 	}()
-	for n := int64(0); until(n); n += 1 + rand.Int64N(6) {
+	for n := int64(0); until(n); n += 1 + pgtest.Random(t).Int64N(6) {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Second)
 		if conn == nil || conn.IsClosed() {
 			conn, _ = pgx.Connect(ctx, server.ConnString())
@@ -117,13 +116,13 @@ func killBackends(t *testing.T, server *pgserver.Server, until func(ended int64)
 
 // attempt calls one command, with one of several things wrong with it.
 func (s *system) attempt(worker, i int, token string) attempted {
-	a := attempted{id: fmt.Sprintf("%d/%d", worker, i), scope: fmt.Sprint("org/", i%5), token: token, amount: 1 + rand.Int64N(100)}
+	a := attempted{id: fmt.Sprintf("%d/%d", worker, i), scope: fmt.Sprint("org/", i%5), token: token, amount: 1 + pgtest.Random(s.t).Int64N(100)}
 	cmd, fn := upload(a.id, a.scope, token, a.amount)
 	ctx, cancel := context.WithTimeout(context.Background(), 3*time.Second)
 	defer cancel()
 	switch i % 8 {
 	case 0: // gives up while it runs
-		time.AfterFunc(rand.N(8*time.Millisecond), cancel)
+		time.AfterFunc(time.Duration(pgtest.Random(s.t).Int64N(int64(8*time.Millisecond))), cancel)
 	case 1:
 		inner := fn
 		fn = func(ctx context.Context, tx *metered.Tx) (int64, error) {

@@ -104,7 +104,7 @@ func (r *relay) settle(on *carving, units int64) {
 // a late message that makes credit (receive_child without 'late').
 func TestCarve_MessagesOfAnotherClusterComeInAnyOrder(t *testing.T) {
 	t.Parallel()
-	seed := uint64(time.Now().UnixNano())
+	seed := pgtest.Seed(t)
 	random := rand.New(rand.NewPCG(seed, 0))
 	home, away := carver(t, 1<<40), carver(t, 0)
 	clock := pgtest.SetClock(t, away.db, time.Now())

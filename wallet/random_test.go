@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"testing"
 	"time"
 
@@ -13,6 +12,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/leases"
 	"github.com/pgmetered/metered/wallet"
 )
@@ -21,9 +21,7 @@ import (
 // agree, and the sum of announced units is the sum of lapsed units.
 func TestWallet_AddsUpInRandomHistories(t *testing.T) {
 	t.Parallel()
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
-	r := rand.New(rand.NewPCG(seed, 0))
+	r := pgtest.Random(t)
 	var told int64
 	f := setUp(t, wallet.Config{Overdraft: 20, Subscribers: []wallet.Subscriber{func(_ context.Context, _ pgx.Tx, b wallet.Breakage) error {
 		told += b.Amount

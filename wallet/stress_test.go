@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -137,7 +136,7 @@ func TestWallets_UnderStressAllSumsAreExact(t *testing.T) {
 func doUntilKnown[R any](s *stress, cmd metered.Command, fn metered.Func[R]) (metered.Outcome[R], error) {
 	cmd.ID, cmd.Input = fmt.Sprint(s.name, "/", s.serial.Add(1)), 1
 	for {
-		cmd.Isolation = s.levels[rand.IntN(len(s.levels))]
+		cmd.Isolation = s.levels[pgtest.Random(s.T).IntN(len(s.levels))]
 		out, err := metered.Do(context.Background(), s.c, cmd, fn)
 		if err == nil || metered.Code(err) != "" && !metered.Retryable(err) {
 			return out, err
@@ -160,10 +159,10 @@ func (s *stress) expect(err error, answers ...error) bool {
 }
 
 func (s *stress) grant() {
-	g := wallet.Grant{Wallet: s.name, Amount: 20 + rand.Int64N(40), Priority: new(int), Reference: fmt.Sprint("r", s.serial.Add(1))}
-	*g.Priority = rand.IntN(3)
-	if rand.IntN(4) > 0 {
-		g.For = time.Duration(1+rand.IntN(20)) * time.Second
+	g := wallet.Grant{Wallet: s.name, Amount: 20 + pgtest.Random(s.T).Int64N(40), Priority: new(int), Reference: fmt.Sprint("r", s.serial.Add(1))}
+	*g.Priority = pgtest.Random(s.T).IntN(3)
+	if pgtest.Random(s.T).IntN(4) > 0 {
+		g.For = time.Duration(1+pgtest.Random(s.T).IntN(20)) * time.Second
 		g.RollCap, g.RollFor = 5, 5*time.Second
 	}
 	for range 2 { // the second time it is there
@@ -178,7 +177,7 @@ func (s *stress) grant() {
 }
 
 func (s *stress) draw() {
-	d := wallet.Draw{Wallet: s.name, Amount: 1 + rand.Int64N(12), UpTo: rand.IntN(2) == 0}
+	d := wallet.Draw{Wallet: s.name, Amount: 1 + pgtest.Random(s.T).Int64N(12), UpTo: pgtest.Random(s.T).IntN(2) == 0}
 	out, err := doUntilKnown(s, metered.Command{}, func(_ context.Context, tx *metered.Tx) (int, error) { return 0, tx.Draw(s.book, d) })
 	if s.expect(err, budget.ErrExceeded) {
 		s.drawn.Add(out.Draws[0].Amount)
@@ -190,13 +189,13 @@ func (s *stress) draw() {
 
 func (s *stress) reserve() {
 	id := fmt.Sprint(s.name, "/h", s.serial.Add(1))
-	hold := holds.Request{ID: id, Lines: []holds.Line{s.book.Line(s.name, 1+rand.Int64N(15))}, TTL: time.Duration(1+rand.IntN(8)) * time.Second}
+	hold := holds.Request{ID: id, Lines: []holds.Line{s.book.Line(s.name, 1+pgtest.Random(s.T).Int64N(15))}, TTL: time.Duration(1+pgtest.Random(s.T).IntN(8)) * time.Second}
 	_, err := doUntilKnown[int](s, metered.Command{Holds: []holds.Request{hold}}, nil)
-	if !s.expect(err, budget.ErrExceeded) || rand.IntN(5) == 0 {
+	if !s.expect(err, budget.ErrExceeded) || pgtest.Random(s.T).IntN(5) == 0 {
 		return // the sweeper's
 	}
-	time.Sleep(time.Duration(rand.IntN(10)) * time.Millisecond) // the work, during which others draw and sweep
-	used := rand.Int64N(hold.Lines[0].Amount + 1)
+	time.Sleep(time.Duration(pgtest.Random(s.T).IntN(10)) * time.Millisecond) // the work, during which others draw and sweep
+	used := pgtest.Random(s.T).Int64N(hold.Lines[0].Amount + 1)
 	_, err = doUntilKnown(s, metered.Command{}, func(_ context.Context, tx *metered.Tx) (int, error) {
 		if used == 0 {
 			return 0, tx.Release(holds.Release{IDs: []string{id}})
@@ -215,9 +214,9 @@ func (s *stress) refund() {
 		s.mu.Unlock()
 		return
 	}
-	d := s.draws[rand.IntN(len(s.draws))]
+	d := s.draws[pgtest.Random(s.T).IntN(len(s.draws))]
 	s.mu.Unlock()
-	r := budget.Refund{Scope: s.name, Seq: d.Seq, Amount: 1 + rand.Int64N(d.Amount)}
+	r := budget.Refund{Scope: s.name, Seq: d.Seq, Amount: 1 + pgtest.Random(s.T).Int64N(d.Amount)}
 	_, err := doUntilKnown(s, metered.Command{}, func(_ context.Context, tx *metered.Tx) (int, error) { return 0, tx.Refund(r) })
 	if s.expect(err, budget.ErrRefundExceeds, budget.ErrEntryPurged) {
 		s.refunded.Add(r.Amount)
@@ -227,11 +226,11 @@ func (s *stress) refund() {
 func (s *stress) ref() string {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.refs[rand.IntN(len(s.refs))]
+	return s.refs[pgtest.Random(s.T).IntN(len(s.refs))]
 }
 
 func (s *stress) revoke() {
-	r := wallet.Revoke{Wallet: s.name, Reference: s.ref(), Amount: 1 + rand.Int64N(6)}
+	r := wallet.Revoke{Wallet: s.name, Reference: s.ref(), Amount: 1 + pgtest.Random(s.T).Int64N(6)}
 	out, err := doUntilKnown(s, metered.Command{}, func(ctx context.Context, tx *metered.Tx) (wallet.Revoked, error) { return s.book.Revoke(ctx, tx, r) })
 	if s.expect(err, wallet.ErrUnknownLot) { // a purge took it
 		s.revoked.Add(out.Result.Amount)

@@ -331,8 +331,7 @@ func (h *trail) play(seed uint64, swept bool) {
 func TestWallet_NoAnswerDependsOnSweeps(t *testing.T) {
 	t.Parallel()
 	histories := pgtest.Size[uint64](1, 2)
-	seed := uint64(time.Now().UnixNano())
-	t.Logf("seed %d", seed)
+	seed := pgtest.Seed(t)
 	for n := range histories {
 		runs := []struct {
 			swept bool

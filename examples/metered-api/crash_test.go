@@ -1,7 +1,6 @@
 package main
 
 import (
-	"math/rand/v2"
 	"os"
 	"os/exec"
 	"testing"
@@ -28,7 +27,7 @@ func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing
 
 	ids := map[string]int64{} // numbers by task
 	for range tasks {
-		number := 1 + 1<<(30+rand.Int64N(18)) + rand.Int64N(1<<30)
+		number := 1 + 1<<(30+pgtest.Random(t).Int64N(18)) + pgtest.Random(t).Int64N(1<<30)
 		r := f.ann.submit(t.Context(), "", number)
 		require.Equal(t, 202, r.Status, r.Body)
 		ids[r.Field("id")] = number
@@ -41,8 +40,8 @@ func TestWorker_KilledAgainAndAgainLosesNothingAndChargesNothingTwice(t *testing
 	cut := 0
 	for n := 0; n < kills || cut == 0 && n < 20*kills; n++ { // a slow machine takes long to start one
 		cmd := start()
-		time.Sleep(rand.N(time.Duration(1+n/kills) * 200 * time.Millisecond)) // any moment of its work
-		require.NoError(t, cmd.Process.Kill())                                // SIGKILL
+		time.Sleep(time.Duration(pgtest.Random(t).Int64N(int64(time.Duration(1+n/kills) * 200 * time.Millisecond)))) // any moment of its work
+		require.NoError(t, cmd.Process.Kill())                                                                       // SIGKILL
 		require.Error(t, cmd.Wait())
 		// Jobs of the dead: rescued by a later worker, or not yet.
 		cut = max(cut, pgtest.Count(t, db.Pool, `river_job where state = 'running' and kind = 'factorize'`))

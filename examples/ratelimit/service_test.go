@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"math/rand/v2"
 	"net/http"
 	"slices"
 	"testing"
@@ -84,9 +83,7 @@ func TestService_AdmitsExactlyTheLimitInEveryWindow(t *testing.T) {
 	r := start(t, l)
 	r.another()
 	clients := []string{"192.0.2.1", "192.0.2.2", "192.0.2.3", "2001:db8::1"}
-	seed := rand.Uint64()
-	t.Logf("seed %d", seed)
-	random := rand.New(rand.NewPCG(seed, 0))
+	random := pgtest.Random(t)
 	var model admitted
 	refusals := 0
 	for range 60 {

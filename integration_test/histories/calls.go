@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -114,7 +113,7 @@ func (a *app) call(ctx context.Context, c call, r *reply) error {
 		r.Answer.State = string(h.State)
 		return err
 	case "operation do":
-		cmd := metered.Command{ID: c.Thing, Input: 1, EarlyRelease: rand.IntN(3) == 0, LSN: rand.IntN(5) == 0}
+		cmd := metered.Command{ID: c.Thing, Input: 1, EarlyRelease: c.Dice%3 == 0, LSN: c.Dice%5 == 0}
 		out, err := metered.Do(ctx, a.c, cmd, func(ctx context.Context, tx *metered.Tx) (string, error) {
 			_, err := tx.Exec(ctx, insert, c.ID)
 			return c.Who, err
@@ -129,7 +128,7 @@ func (a *app) call(ctx context.Context, c call, r *reply) error {
 			})
 		return err
 	}
-	iso := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}[rand.IntN(4)]
+	iso := []pgx.TxIsoLevel{pgx.ReadCommitted, pgx.ReadCommitted, pgx.RepeatableRead, pgx.Serializable}[c.Dice%4]
 	return a.c.RunTx(ctx, pgx.TxOptions{IsoLevel: iso}, func(ctx context.Context, tx pgx.Tx) error {
 		if err := a.in(ctx, tx, kind, c, r); err != nil {
 			return err
@@ -157,7 +156,7 @@ func (a *app) in(ctx context.Context, tx pgx.Tx, kind string, c call, r *reply) 
 	case "wallet charge":
 		_, err = a.wallets.Draw(ctx, tx, wallet.Draw{Wallet: c.Thing, Amount: c.Amount})
 	case "wallet credit":
-		_, err = a.wallets.Grant(ctx, tx, wallet.Grant{Wallet: c.Thing, Amount: c.Amount, For: time.Duration(1+rand.IntN(3)) * time.Hour})
+		_, err = a.wallets.Grant(ctx, tx, wallet.Grant{Wallet: c.Thing, Amount: c.Amount, For: time.Duration(1+c.Dice%3) * time.Hour})
 	case "hold place":
 		var h holds.Hold
 		h, err = a.c.Holds.Place(ctx, tx, holds.Request{ID: c.Thing, TTL: time.Hour, Lines: []holds.Line{{Scope: "held " + c.Thing, Amount: 1}}})

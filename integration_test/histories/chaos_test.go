@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"errors"
-	"math/rand/v2"
 	"syscall"
 	"time"
 
@@ -31,7 +30,7 @@ func (w *world) fillLocks(ctx context.Context) error {
 				_, err := tx.Exec(ctx, "select pg_advisory_xact_lock(77, g) from generate_series($1::int, $1::int + 499) g", n*500)
 				return err
 			}); err != nil {
-				time.Sleep(rand.N(50 * time.Millisecond)) // for so long there are none
+				time.Sleep(time.Duration(pgtest.Random(w.T).Int64N(int64(50 * time.Millisecond)))) // for so long there are none
 				return err
 			}
 		}
@@ -51,21 +50,21 @@ func (w *world) chaos() {
 			time.Sleep(time.Millisecond) // faults go by the number of calls
 			continue
 		}
-		next += 1 + rand.Int64N(60)
+		next += 1 + pgtest.Random(w.T).Int64N(60)
 		if next > crash*crashes {
 			crashes++
 			w.faults["crashed"].Add(1)
 			w.crash(&w.cluster)
 			continue
 		}
-		switch rand.IntN(20) {
+		switch pgtest.Random(w.T).IntN(20) {
 		case 0:
 			w.faults["locks"].Add(1)
 			_ = w.fillLocks(ctx)
 			continue
 		case 2:
 			w.faults["full"].Add(1)
-			assert.NoError(w.T, w.disk.fill())
+			assert.NoError(w.T, w.disk.fill(time.Duration(pgtest.Random(w.T).Int64N(int64(100*time.Millisecond)))))
 			continue
 		case 3, 4:
 			w.faults["other crashed"].Add(1)
@@ -74,13 +73,13 @@ func (w *world) chaos() {
 		case 5:
 			if len(w.older) > 0 {
 				w.faults["client killed"].Add(1)
-				w.older[rand.IntN(len(w.older))].kill(false)
+				w.older[pgtest.Random(w.T).IntN(len(w.older))].kill(false)
 				continue
 			}
 		case 1: // within the tolerance, and now and then beyond it
 			w.faults["clock"].Add(1)
-			ms := rand.IntN(3000) - 1500
-			if rand.IntN(20) == 0 {
+			ms := pgtest.Random(w.T).IntN(3000) - 1500
+			if pgtest.Random(w.T).IntN(20) == 0 {
 				ms += 90_000
 			}
 			_, _ = w.pool.Exec(ctx, "select setval('stepped.clock', $1)", ms)
@@ -91,14 +90,14 @@ func (w *world) chaos() {
 			and backend_type = 'client backend' order by xact_start is null, random() limit 1`).Scan(&pid); err != nil {
 			continue
 		}
-		switch rand.IntN(20) {
+		switch pgtest.Random(w.T).IntN(20) {
 		case 0: // the postmaster ends all others, too, and recovers
 			w.faults["crashed"].Add(1)
 			_ = syscall.Kill(pid, syscall.SIGKILL)
 		case 1, 2, 3, 4:
 			w.faults["stopped"].Add(1)
 			if syscall.Kill(pid, syscall.SIGSTOP) == nil {
-				time.Sleep(rand.N(100 * time.Millisecond)) // for so long it does nothing
+				time.Sleep(time.Duration(pgtest.Random(w.T).Int64N(int64(100 * time.Millisecond)))) // for so long it does nothing
 				_ = syscall.Kill(pid, syscall.SIGCONT)
 			}
 		default:
@@ -126,7 +125,7 @@ func (w *world) after(n int64) {
 func (w *world) crash(c *cluster) {
 	assert.NoError(w.T, c.server.Kill())
 	if c == w.other {
-		w.after(rand.Int64N(20))
+		w.after(pgtest.Random(w.T).Int64N(20))
 	}
 	assert.NoError(w.T, c.server.Restart(context.Background()))
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
@@ -45,13 +44,13 @@ func (w *world) child(n int, child string) bool {
 	if w.phase.Load() == before {
 		return true
 	}
-	switch rand.IntN(10) {
+	switch pgtest.Random(w.T).IntN(10) {
 	case 0:
 		return w.carve(child) == nil
 	case 1:
 		return w.receive(child) == nil
 	case 2:
-		if rand.IntN(4) > 0 { // not before it has spent some
+		if pgtest.Random(w.T).IntN(4) > 0 { // not before it has spent some
 			return true
 		}
 		return w.endChild(child) == nil
@@ -59,7 +58,7 @@ func (w *world) child(n int, child string) bool {
 		return w.settleChild(child) == nil
 	}
 	// Refused before it has its units, and after its end.
-	return w.record(n, call{Thing: child, Kind: "leased charge", ID: metered.NewID(), Amount: 1 + rand.Int64N(4), Limit: part}, w.other.perform).Outcome == done
+	return w.record(n, call{Thing: child, Kind: "leased charge", ID: metered.NewID(), Amount: 1 + pgtest.Random(w.T).Int64N(4), Limit: part}, w.other.perform).Outcome == done
 }
 
 // parent is the scope of which a child gets its part.

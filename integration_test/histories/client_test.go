@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"maps"
 	"math"
-	"math/rand/v2"
 	"slices"
 	"strings"
 	"time"
@@ -13,6 +12,7 @@ import (
 	"github.com/anishathalye/porcupine"
 
 	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/internal/sqlstate"
 )
 
@@ -32,10 +32,12 @@ func (w *world) client(n int) {
 
 // one makes a call, and reports whether it went well.
 func (w *world) one(n int, charged map[string][]entry) bool {
-	of := func(kind string) string { return fmt.Sprint(kind, "/", w.generation(), "/", rand.IntN(2)) }
-	c := call{ID: metered.NewID(), Amount: 1 + rand.Int64N(4)}
+	of := func(kind string) string {
+		return fmt.Sprint(kind, "/", w.generation(), "/", pgtest.Random(w.T).IntN(2))
+	}
+	c := call{ID: metered.NewID(), Amount: 1 + pgtest.Random(w.T).Int64N(4)}
 	perform := w.program(n)
-	switch rand.IntN(13) {
+	switch pgtest.Random(w.T).IntN(13) {
 	case 0, 1:
 		c.Thing, c.Kind, c.Limit = of("scope"), "charge", 30
 		r := w.record(n, c, perform)
@@ -47,21 +49,21 @@ func (w *world) one(n int, charged map[string][]entry) bool {
 		if len(charged) == 0 {
 			return true
 		}
-		c.Thing, c.Kind = slices.Sorted(maps.Keys(charged))[rand.IntN(len(charged))], "refund"
+		c.Thing, c.Kind = slices.Sorted(maps.Keys(charged))[pgtest.Random(w.T).IntN(len(charged))], "refund"
 		c.Amount, c.Seq = charged[c.Thing][0].amount, charged[c.Thing][0].seq
 		if charged[c.Thing] = charged[c.Thing][1:]; len(charged[c.Thing]) == 0 {
 			delete(charged, c.Thing)
 		}
 	case 3:
-		c.Thing, c.Kind = of([]string{"scope", "scope", "leased"}[rand.IntN(3)]), "usage"
+		c.Thing, c.Kind = of([]string{"scope", "scope", "leased"}[pgtest.Random(w.T).IntN(3)]), "usage"
 	case 4:
 		c.Thing, c.Kind = of("wallet"), "charge"
 	case 5:
-		c.Thing, c.Kind = of("wallet"), []string{"credit", "usage"}[rand.IntN(2)]
+		c.Thing, c.Kind = of("wallet"), []string{"credit", "usage"}[pgtest.Random(w.T).IntN(2)]
 	case 6:
-		c.Thing, c.Kind = of("hold"), []string{"place", "capture", "release", "look"}[rand.IntN(4)]
+		c.Thing, c.Kind = of("hold"), []string{"place", "capture", "release", "look"}[pgtest.Random(w.T).IntN(4)]
 	case 7:
-		c.Thing, c.Kind, c.Who = of("claim"), []string{"claim", "let go"}[rand.IntN(2)], fmt.Sprint("client ", n)
+		c.Thing, c.Kind, c.Who = of("claim"), []string{"claim", "let go"}[pgtest.Random(w.T).IntN(2)], fmt.Sprint("client ", n)
 	case 8, 9:
 		c.Thing, c.Kind, c.Who = of("operation"), "do", c.ID
 	case 10:
@@ -79,13 +81,14 @@ func (w *world) one(n int, charged map[string][]entry) bool {
 
 // record makes a call, and notes its answer.
 func (w *world) record(client int, c call, perform func(call) reply) reply {
-	if rand.IntN(25) == 0 && !w.calm.Load() {
-		c.Leaves = 1 + rand.N(10*time.Millisecond)
+	if pgtest.Random(w.T).IntN(25) == 0 && !w.calm.Load() {
+		c.Leaves = 1 + time.Duration(pgtest.Random(w.T).Int64N(int64(10*time.Millisecond)))
 		w.faults["left"].Add(1)
 	}
 	if c.Kind == "usage" || c.Kind == "look" {
 		c.ID = ""
 	}
+	c.Dice = pgtest.Random(w.T).IntN(60)
 	h := recorded{Operation: porcupine.Operation{ClientId: client, Input: c}}
 	h.Call = int64(time.Since(w.began))
 	r := perform(c)

@@ -3,7 +3,6 @@ package main
 import (
 	"context"
 	"fmt"
-	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"syscall"
@@ -60,8 +59,8 @@ func (d disk) use(ctx context.Context, db *pgxpool.Pool, server string) error {
 	return err
 }
 
-// fill takes all that is left of it, for a while: a table that grows gets an error.
-func (d disk) fill() error {
+// fill takes all that is left of it, for so long: a table that grows gets an error.
+func (d disk) fill(until time.Duration) error {
 	if d == "" {
 		return nil
 	}
@@ -81,6 +80,6 @@ func (d disk) fill() error {
 			size /= 2
 		}
 	}
-	time.Sleep(rand.N(100 * time.Millisecond)) // for so long it is full
+	time.Sleep(until)
 	return nil
 }

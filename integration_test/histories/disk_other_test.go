@@ -5,6 +5,7 @@ package main
 import (
 	"context"
 	"testing"
+	"time"
 
 	"github.com/jackc/pgx/v5/pgxpool"
 )
@@ -16,4 +17,4 @@ func newDisk(*testing.T) disk { return "" }
 
 func (disk) use(context.Context, *pgxpool.Pool, string) error { return nil }
 
-func (disk) fill() error { return nil }
+func (disk) fill(time.Duration) error { return nil }

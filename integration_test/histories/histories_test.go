@@ -5,7 +5,6 @@ import (
 	"flag"
 	"fmt"
 	"maps"
-	"math/rand/v2"
 	"net"
 	"slices"
 	"strings"
@@ -144,9 +143,9 @@ func (w *world) open(c *cluster) {
 	var again func()
 	again = func() {
 		if w.faults["cut"].Add(1)%2 == 0 {
-			cutter.Arm(1+rand.IntN(1000), again)
+			cutter.Arm(1+pgtest.Random(w.T).IntN(1000), again)
 		} else {
-			cutter.ArmAtCommit(1+rand.IntN(60), again)
+			cutter.ArmAtCommit(1+pgtest.Random(w.T).IntN(60), again)
 		}
 	}
 	cutter.Arm(200, again)

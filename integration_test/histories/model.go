@@ -13,6 +13,7 @@ type call struct {
 	Seq    int64         // of the charge that a refund is of
 	Token  string        // as it is presented
 	Leaves time.Duration // the caller leaves so soon, or stays with 0
+	Dice   int           // decides the rest: an isolation level, an option
 }
 
 // answer is that of a call that took effect, or that was refused.

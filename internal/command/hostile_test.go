@@ -153,19 +153,9 @@ type hostile struct {
 }
 
 func newHostile(t *testing.T) *hostile {
-	seed := uint64(1) // the short form makes the same calls each time
-	if pgtest.Long || os.Getenv("METERED_HOSTILE_CALLS") != "" {
-		seed = uint64(time.Now().UnixNano())
-	}
-	if text := os.Getenv("METERED_HOSTILE_SEED"); text != "" {
-		var err error
-		seed, err = strconv.ParseUint(text, 10, 64)
-		require.NoError(t, err)
-	}
-	t.Logf("seed %d", seed)
 	ctx := t.Context()
 	owner, c := setUp(t, metered.Config{})
-	h := &hostile{T: t, owner: owner, c: c, rand: rand.New(rand.NewPCG(seed, 0)), types: map[uint32]hostileType{}}
+	h := &hostile{T: t, owner: owner, c: c, rand: pgtest.Random(t), types: map[uint32]hostileType{}}
 	h.clock = pgtest.SetClock(t, owner, pgtest.Tomorrow(12))
 	_, err := owner.Exec(ctx, evilSQL, pgx.QueryExecModeSimpleProtocol)
 	require.NoError(t, err)
