@@ -1947,19 +1947,20 @@ end
 $$;
 
 -- Pays the overdraft of a wallet back, as far as its lots have a rest, in the entry that was just written: first spent units, then held ones, the
--- oldest first.
+-- oldest first. A lot that has ended by then pays nothing, though its end is yet to be written: its plan was bought in a period that is over.
 create function metered._pay_back(entry metered.ledger, overdrawn bigint, inout nth int)
 language plpgsql volatile
 as $$
 declare
     spent bigint := overdrawn - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = entry.scope and k.lot = 0 and k.seq > 0);
-    ended timestamptz := case when metered._lags(entry) then entry.at end;
+    ended timestamptz := case when metered._lags(entry) or exists (
+        select from metered.lot_rows y where y.scope = entry.scope and y.open and y.expires_at <= entry.at) then entry.at end;
     got   record;
     k     record;
 begin
     got := metered._take_lots(entry.scope, entry.seq, spent, 'p', null, ended, null, nth);
     nth := got.nth;
-    if ended is not null and got.taken > 0 then
+    if metered._lags(entry) and got.taken > 0 then
         perform metered._owe(entry.scope, -got.taken);
     end if;
     if got.taken < spent or spent = overdrawn then
@@ -2050,7 +2051,8 @@ as $$
     select coalesce(e.lots_end <= e.at, false)
 $$;
 
--- How many units a wallet is overdrawn by, as of its last entry.
+-- How many units a wallet is overdrawn by, as of its last entry. A plan that was bought in a period which is over brings lots that have
+-- ended by the entry before them: they pay nothing, until their ends are written.
 create function metered._debt(tip metered.ledger) returns bigint
 language plpgsql stable
 as $$
@@ -2058,7 +2060,8 @@ begin
     if metered._lags(tip) then
         return (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = tip.scope and k.lot = 0);
     end if;
-    return greatest(0, -metered._balance(tip));
+    return greatest(0, (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
+        where y.scope = tip.scope and y.open and y.expires_at <= tip.at order by y.expires_at, y.no) x) - metered._balance(tip));
 end
 $$;
 
@@ -3461,12 +3464,56 @@ begin
 end
 $$;
 
--- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. status is granted, same (it was
+-- The first lot of a grant that was bought at since: its amount, its beginning and its end. amount is null for the part of the
+-- period that was left then. Ended by that time is one that does not renew, and one whose plan would have brought more
+-- than 24 lots since.
+create function metered._first_lot(inout lot metered.new_lot, plan metered.lot_plan, since timestamptz, now timestamptz, out ended boolean)
+language plpgsql stable
+as $$
+declare
+    span timestamptz[];
+begin
+    ended := false;
+    if (plan.renews).every is null then
+        lot.expires_at := coalesce(since + lot.lasts, lot.expires_at, 'infinity');
+        ended := lot.expires_at <= greatest(since, now);
+        return;
+    end if;
+    span := metered._period_at(plan.renews, since);
+    lot.expires_at := span[2];
+    lot.amount := coalesce(lot.amount, div(plan.renew_amount * (extract(epoch from span[2]) - extract(epoch from since)),
+        extract(epoch from span[2]) - extract(epoch from span[1])));
+    ended := extract(epoch from now) - extract(epoch from since) > 24 * extract(epoch from (plan.renews).every);
+end
+$$;
+
+-- Notes the first lot of a plan that has no units, and schedules the lot of the next period. e is after everything due. Appends
+-- it, and returns it.
+create function metered._empty_lot(e metered.ledger, empty metered.lots, out entry metered.ledger, out no bigint)
+language plpgsql volatile
+as $$
+declare
+    follows bigint;
+begin
+    entry := metered._schedule(e, (empty.plan).renew_amount, case when empty.expires_at > e.at then empty.expires_at end);
+    empty.granted_seq := entry.seq;
+    empty.last_seq := entry.seq;
+    empty.no := metered._note_lot(empty);
+    perform metered._renew_lot(empty, entry.seq);
+    follows := (select y.no from metered.lot_rows y where y.scope = e.scope and y.pending > 0 and y.granted_seq = entry.seq);
+    perform metered._move_lot(e.scope, entry.seq, 1, follows, 's', entry.amount, 0, 0);
+    no := empty.no;
+end
+$$;
+
+-- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. That of a plan may have no
+-- units, or null: the part of its period that was left at starts_at. A plan that was bought in a period which is over brings
+-- the lots of that period and of all since. status is granted, same (it was
 -- granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing
 -- written, if the scope must exist and does not.
 create function metered.plan_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, plan metered.lot_plan, starts_at timestamptz, must_exist boolean,
     wait_ms int, origin metered.origin,
-    out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
+    out status text, out no bigint, out amount bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -3474,10 +3521,11 @@ set enable_seqscan = off
 set plan_cache_mode = force_generic_plan
 as $$
 declare
-    e    metered.ledger;
-    was  metered.lots;
+    e     metered.ledger;
+    was   metered.lots;
     first metered.lots;
-    made record;
+    made  record;
+    renews boolean := ((plan).renews).every is not null;
 begin
     if greatest(octet_length(lot.category), octet_length(lot.reference), octet_length((plan.renews).zone), octet_length(plan.renewal), octet_length((plan.roll_to).zone), octet_length(plan.of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or octet_length(lot.fingerprint) > 33
@@ -3492,7 +3540,8 @@ begin
         raise exception 'out of bounds: an argument of plan_lot' using errcode = '22023';
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true), 'key');
-    perform metered._require(lot.amount between 1 and 9007199254740992 and octet_length(lot.category) <= 255 and lot.priority is not null
+    perform metered._require((renews and lot.amount is null or lot.amount between (not renews)::int and 9007199254740992)
+        and octet_length(lot.category) <= 255 and lot.priority is not null
         and coalesce(octet_length(lot.reference) between 1 and 255, true) and (lot.reference is null) = (lot.fingerprint is null)
         and coalesce(octet_length(lot.fingerprint) = 33, true) and (lot.lasts is null or lot.expires_at is null)
         and coalesce(lot.lasts > interval '0' and lot.lasts <= interval '36525 days', true)
@@ -3512,6 +3561,7 @@ begin
         if was.no is not null then
             status := case when was.fingerprint = lot.fingerprint then 'same' else 'conflict' end;
             no := was.no;
+            amount := was.amount;
             seq := was.granted_seq;
             at := was.granted_at;
             expires_at := nullif(was.expires_at, 'infinity');
@@ -3520,25 +3570,25 @@ begin
     end if;
     perform metered._refuse_closed(e);
     if must_exist then
-        refused := metered._admit(row(of_scope, key, lot.amount, 0, null, null, true, null, null), null, false, wait_ms);
+        refused := metered._admit(row(of_scope, key, coalesce(plan.renew_amount, lot.amount), 0, null, null, true, null, null), null, false, wait_ms);
         if refused is not null then
             return;
         end if;
     end if;
-    if ((plan).renews).every is not null then
-        first.starts_at := (metered._period_at(plan.renews, greatest(e.at, starts_at)))[1];
-        lot.expires_at := (metered._period_at(plan.renews, first.starts_at))[2];
-        plan.renewal := lot.reference;
-    end if;
-    if plan is distinct from null or lot.roll_cap is not null then
-        plan.roll_for := lot.roll_for;
-    end if;
-    lot.expires_at := coalesce(greatest(e.at, starts_at) + lot.lasts, lot.expires_at, 'infinity');
-    if lot.expires_at <= greatest(e.at, starts_at) then
+    made := metered._first_lot(lot, plan, coalesce(starts_at, e.at), e.at);
+    lot := made.lot;
+    expires_at := nullif(lot.expires_at, 'infinity');
+    if made.ended then
         status := metered._missing_lot(e);   -- it was not granted before, as of now
         status := 'ended';
         at := e.at;
         return;
+    end if;
+    if renews then
+        plan.renewal := lot.reference;
+    end if;
+    if plan is distinct from null or lot.roll_cap is not null then
+        plan.roll_for := lot.roll_for;
     end if;
     e := metered._after_minima(e, wait_ms);
     first.scope := of_scope;
@@ -3551,29 +3601,39 @@ begin
     first.reference := lot.reference;
     first.fingerprint := lot.fingerprint;
     first.plan := plan;
-    if starts_at > e.at then
-        first.starts_at := starts_at;
-        if lot.roll_cap is not null then
-            first.roll_end := metered._roll_end(lot.expires_at, plan, lot.roll_for);
-        end if;
-        e := metered._schedule(metered._after_due(metered._as_wallet(e), 0, wait_ms), lot.amount, starts_at);
-        first.granted_seq := e.seq;
-        first.last_seq := e.seq;
-        no := metered._note_lot(first);
-        perform metered._move_lot(of_scope, e.seq, 1, no, 's', lot.amount, 0, 0);
-    else
+    first.starts_at := coalesce(starts_at, e.at);
+    if lot.roll_cap is not null then
+        first.roll_end := metered._roll_end(lot.expires_at, plan, lot.roll_for);
+    end if;
+    if lot.amount > 0 and first.starts_at <= e.at and lot.expires_at > e.at then
         made := metered._credit_lot(e, lot, plan, 'g', wait_ms);
         e := made.entry;
         no := made.no;
-        if ((plan).renews).every is not null then
+        if renews then
             first.no := no;
             perform metered._renew_lot(first, e.seq);
         end if;
+    else
+        e := metered._after_due(metered._as_wallet(e), 0, wait_ms);
+        if lot.amount = 0 then
+            made := metered._empty_lot(e, first);
+            e := made.entry;
+            no := made.no;
+        else
+            e := metered._schedule(e, lot.amount, case when first.starts_at > e.at then first.starts_at end);
+            first.granted_seq := e.seq;
+            first.last_seq := e.seq;
+            no := metered._note_lot(first);
+            perform metered._move_lot(of_scope, e.seq, 1, no, 's', lot.amount, 0, 0);
+        end if;
+        if lot.expires_at <= e.at then      -- what it has brought by now
+            perform metered._settle(e, least(e.at, metered.clock()), metered._ends_per_call(), 0, wait_ms);
+        end if;
     end if;
     status := 'granted';
+    amount := lot.amount;
     seq := e.seq;
     at := e.at;
-    expires_at := nullif(lot.expires_at, 'infinity');
 end
 $$;
 
@@ -11040,7 +11100,7 @@ comment on function metered.roll_over(metered.scope_name, bigint, metered.lot_ro
 comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end and last_no are where to go on, if there may be more.';
 comment on function metered.told_lots(bigint[], bigint[]) is 'Marks lapsed units of lots as reported to subscribers: so many units of each.';
 comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot that begins at once and has no plan, for builds of 0.1.0: see plan_lot.';
-comment on function metered.plan_lot(metered.scope_name, bigint, metered.new_lot, metered.lot_plan, timestamptz, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. status is granted, same (it was granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing written, if the scope must exist and does not.';
+comment on function metered.plan_lot(metered.scope_name, bigint, metered.new_lot, metered.lot_plan, timestamptz, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. That of a plan may have no units, or null: the part of its period that was left at starts_at. A plan that was bought in a period which is over brings the lots of that period and of all since. status is granted, same (it was granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing written, if the scope must exist and does not.';
 comment on function metered.set_lot_end(metered.scope_name, bigint, bigint, text, timestamptz, metered.charge_limit[], int, metered.origin) is 'Sets the end of a lot, by its number or reference: earlier, later, or never (infinity). status is set, same (it has that end), unknown, ended (it has ended by now, or the end would be over), or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report.';
 comment on function metered.end_renewal(metered.scope_name, bigint, text, metered.charge_limit[], int, metered.origin) is 'Ends the renewals of a grant, by its reference: the lot of the next period is withdrawn, and none comes after it. The present one stays. status is revoked, same (they were ended before), unknown (no such grant renews), or crossing, as revoke_lot has it.';
 comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is the balance after it, with lots for the use of the charge. A refusal of a command''s draw raises, because COMMIT follows, and its draws are kept for its record.';
@@ -11302,29 +11362,29 @@ begin
             _apply_lots,_as_far_as_admitted,_as_rest,_as_wallet,_balance,_base,_beyond_limits,_bound_lock_wait,
             _by_system,_capture_lots,_capture_minima,_charge_anyway,_charge_of,_check_limits,_check_now,
             _close_lease,_close_scope,_collided,_created_json,_credit_lot,_cross_captured,_cross_lowered,
-            _cross_thresholds,_crossed_at,_debt,_due_after,_due_lots,_due_minima,_end_line,_end_lot,_end_minima,
-            _end_minima_of,_end_named,_ends_per_call,_entry_for_write,_expire_and_check,_expire_due,_expire_rows,
-            _explain_charges,_family,_find_lot,_first_due,_first_for_write,_fits,_fits_at,_fits_origin,
-            _free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_held_here,_hold_as_json,_hold_of_job,
-            _is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,_lags,
-            _lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,
-            _leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,
-            _lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,_mark_freed,_meet_upgrade,
-            _minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,_named_holds,
-            _next_end,_next_entry,_next_lot,_no_amount,_note_lot,_old_lot,_on_spending,_one_snapshot,_open_wallet,
-            _other_lane,_others_fall_due,_overdue,_owe,_owed_before,_own_entry,_parked_channel,_parked_json,
-            _pass_ended,_pay_back,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_moved,
-            _raise_sequence,_raised,_rearmed,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,
-            _refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,
-            _refuse_stale,_refuse_unreported,_refusing,_release_line,_release_lines,_remember_hold,_renew_lot,
-            _reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,_roll_end,
-            _roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,
-            _spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_kept,_take_lots,_tenant_key,
-            _threshold_key,_token_fits,_told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
-            _try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,
-            _usage_known_from,_use_lots,_wake_releasers,_with_absent,_with_keys,_withdraw,_without_lapsing,
-            _write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,
-            begin_command,block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,
+            _cross_thresholds,_crossed_at,_debt,_due_after,_due_lots,_due_minima,_empty_lot,_end_line,_end_lot,
+            _end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,_expire_and_check,_expire_due,
+            _expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,_fits,
+            _fits_at,_fits_origin,_free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_held_here,
+            _hold_as_json,_hold_of_job,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,
+            _key_fits,_keys_of_job,_lags,_lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,
+            _leased_units,_leave_line,_leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,
+            _lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,
+            _lots_now,_mark_freed,_meet_upgrade,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,
+            _move_lot,_name_lot,_named_holds,_next_end,_next_entry,_next_lot,_no_amount,_note_lot,_old_lot,
+            _on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_overdue,_owe,_owed_before,
+            _own_entry,_parked_channel,_parked_json,_pass_ended,_pay_back,_period_at,_periods_of,_placed_before,
+            _plan_on,_purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,_recorded_events,_recorded_meanwhile,
+            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,
+            _refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_release_line,_release_lines,
+            _remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,
+            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_kept,_take_lots,
+            _tenant_key,_threshold_key,_token_fits,_told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,
+            _try_lock_there,_try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,
+            _untold_json,_usage_known_from,_use_lots,_wake_releasers,_with_absent,_with_keys,_withdraw,
+            _without_lapsing,_write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,
+            announced,begin_command,block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,
             charge_up_to,check_charge,claim_job_key,clock,complete_command,consume_token,create_scopes,
             credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,
             extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,

@@ -26,11 +26,9 @@ func ExampleBook_Grant_renews() {
 	check(err)
 
 	month := budget.Per(300, budget.Month, berlin, time.Time{}).Period
-	first, err := month.Prorate(300, bought)
-	check(err)
 	err = pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
 		_, err := book.Grant(ctx, tx, wallet.Grant{
-			Wallet: "ann", Amount: 300, First: first, Category: "included", Reference: "subscription 17", Renews: month,
+			Wallet: "ann", Amount: 300, Category: "included", Reference: "subscription 17", Renews: month, Starts: bought, Prorate: true,
 			RollCap: 150, RollShared: true, RollTo: month, RollTimes: -1,
 		})
 		return err

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 )
@@ -33,12 +34,18 @@ type Grant struct {
 	RollTo     budget.Period // in place of RollFor: until the end of the period in which they roll over
 	RollTimes  int           // how often, up to 10,000, or -1: always. Defaults to once
 	RollShared bool          // RollCap is for all rolled-over units of the Category together
-	Starts     time.Time     // the lot's beginning, from which For counts. Defaults to now
-	// the lot ends with the period that is now, or in which it Starts, and each next period brings one like it, until Revoke.Renewals. It
-	// needs a Reference, neither Expires nor For, and a period of an hour at least
-	Renews      budget.Period
-	First       int64 // units of the first lot of Renews: Period.Prorate. Defaults to Amount
-	LateRefunds Late  // after the lot's end. Defaults to Config.LateRefunds
+	// Starts is when the lot begins, or when it was bought: For counts from it, and Renews begins with its period. It
+	// can be in the past, for a message that comes late, up to 24 periods of Renews. Defaults to now.
+	Starts time.Time
+	// Renews makes the lot end with its period, and brings one like it in each period after that, until Revoke.Renewals.
+	// It needs a Reference, neither Expires nor For, and a period of a day at least.
+	Renews budget.Period
+	// Prorate gives the first lot of Renews the part of Amount for the rest of its period: from Starts on, by time,
+	// rounded down, as Period.Prorate has it. That can be 0 units.
+	Prorate bool
+	// First is the units of the first lot of Renews, from 0 on, where you compute them in another way. Defaults to Amount.
+	First       *int64
+	LateRefunds Late // after the lot's end. Defaults to Config.LateRefunds
 	Note        budget.Note
 }
 
@@ -53,7 +60,7 @@ type Granted struct {
 }
 
 const grantSQL = `
-select coalesce(status, ''), coalesce(no, 0), coalesce(seq, 0), coalesce(at, 'epoch'), expires_at, refused
+select coalesce(status, ''), coalesce(no, 0), coalesce(amount, 0), coalesce(seq, 0), coalesce(at, 'epoch'), expires_at, refused
 from metered.plan_lot($1::text, $2::bigint, $3::metered.new_lot, $4::metered.lot_plan, $5::timestamptz, $6::bool, $7::int, $8::metered.origin)`
 
 // Grant adds a lot to a wallet, which pays an overdraft back at once. Refusals: ErrConflict, ErrExpired, *budget.ScopeError.
@@ -84,25 +91,34 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 		starts = &g.Starts
 	}
 	err = tx.QueryRow(ctx, b.sql.grant, g.Wallet, c.Key, lot.String(), plan.Value(), starts, c.MustExist, b.waitMS(), ledger.Origin{Note: c.Note}.String()).
-		Scan(&status, &granted.Lot, &granted.Seq, &granted.At, &expires, &refused)
+		Scan(&status, &granted.Lot, &granted.Amount, &granted.Seq, &granted.At, &expires, &refused)
 	if err != nil {
 		return Granted{}, failed("grant", err)
 	}
 	if expires != nil {
 		granted.Expires = expires.UTC()
 	}
-	granted.Amount, granted.At, granted.Replayed = lot.Amount, granted.At.UTC(), status == "same"
+	granted.At, granted.Replayed = granted.At.UTC(), status == "same"
 	switch {
 	case len(refused) > 0:
 		return Granted{}, call.Refused(refused)
 	case status == "conflict":
 		return Granted{}, fmt.Errorf("%w: wallet %q, reference %q", ErrConflict, g.Wallet, g.Reference)
 	case status == "ended":
-		return Granted{}, fmt.Errorf("%w: it ends at %s, and it is %s", ErrExpired, g.Expires.UTC().Format(time.RFC3339Nano), granted.At.Format(time.RFC3339Nano))
+		return Granted{}, g.ended(granted)
 	case status == "granted":
 		b.tellLots(ctx, "granted")
 	}
 	return granted, nil
+}
+
+// ended is the refusal of a lot that is over.
+func (g Grant) ended(over Granted) error {
+	now := over.At.Format(time.RFC3339Nano)
+	if !g.Renews.IsZero() {
+		return fmt.Errorf("%w: it starts at %s, more than 24 of its periods before %s", ErrExpired, g.Starts.UTC().Format(time.RFC3339Nano), now)
+	}
+	return fmt.Errorf("%w: it ends at %s, and it is %s", ErrExpired, over.Expires.Format(time.RFC3339Nano), now)
 }
 
 // lot validates a grant, and turns it into the lot that is sent.
@@ -112,8 +128,11 @@ func (b *Book) lot(g Grant) (ledger.Lot, error) {
 		fault.Text(errArgument, "Grant.Reference", g.Reference, maxTextBytes)); err != nil {
 		return ledger.Lot{}, err
 	}
-	lot := ledger.Lot{Amount: cmp.Or(g.First, g.Amount), Expires: g.Expires, Lasts: g.For, Category: g.Category, Reference: g.Reference,
+	lot := ledger.Lot{Amount: g.Amount, Prorated: g.Prorate, Expires: g.Expires, Lasts: g.For, Category: g.Category, Reference: g.Reference,
 		Priority: b.cfg.Priorities[g.Category], RollCap: g.RollCap}
+	if g.First != nil {
+		lot.Amount = *g.First
+	}
 	if g.Priority != nil {
 		lot.Priority = *g.Priority
 	}
@@ -180,10 +199,14 @@ func (g Grant) plan() (p ledger.Plan, err error) {
 		return p, invalid("Grant.Renews", "is for a grant with a Reference")
 	case tooShort(g.Renews):
 		return p, invalid("Grant.Renews", "%v is shorter than a day", g.Renews.Length)
-	case g.First != 0 && g.Renews.IsZero():
+	case g.Prorate && g.Renews.IsZero():
+		return p, invalid("Grant.Prorate", "is for a grant that Renews")
+	case g.First != nil && g.Renews.IsZero():
 		return p, invalid("Grant.First", "is for a grant that Renews")
-	case g.First != 0 && checkAmount("Grant.First", g.First) != nil:
-		return p, checkAmount("Grant.First", g.First)
+	case g.First != nil && g.Prorate:
+		return p, invalid("Grant.First", "and Prorate exclude each other")
+	case g.First != nil && (*g.First < 0 || *g.First > bounds.MaxAmount):
+		return p, invalid("Grant.First", "%d is not from 0 to %d", *g.First, int64(bounds.MaxAmount))
 	case g.RollCap == 0 && (!g.RollTo.IsZero() || g.RollTimes != 0 || g.RollShared):
 		return p, invalid("Grant.RollCap", "is missing, for RollTo, RollTimes and RollShared")
 	case !g.RollTo.IsZero() && g.RollFor != 0:
@@ -246,7 +269,7 @@ func (g Grant) fingerprint() []byte {
 			starts = g.Starts.UTC().Truncate(time.Microsecond).Format(time.RFC3339Nano)
 		}
 		uses, _ := checkUses(g.Uses)
-		more, _ := json.Marshal([]any{starts, g.Renews, g.First, g.RollTo, g.RollTimes, g.RollShared, uses})
+		more, _ := json.Marshal([]any{starts, g.Renews, g.First, g.Prorate, g.RollTo, g.RollTimes, g.RollShared, uses})
 		text = append(text, more...)
 	}
 	sum := sha256.Sum256(text)

@@ -79,10 +79,10 @@ func (h *history) grant() {
 		l.ends = g.Expires
 	}
 	if h.once("later", 4) {
-		g.Starts = h.now.Add(h.seconds("starts", 0, 3, 10, 20, 40, 90000))
+		g.Starts = h.now.Add(h.seconds("starts", -90000, -10, 0, 3, 10, 20, 40, 90000))
 		l.starts = g.Starts
 		if g.For != 0 {
-			l.ends = mLater(at, g.Starts).Add(g.For)
+			l.ends = g.Starts.Add(g.For)
 		}
 		if !g.Expires.IsZero() && !g.Starts.Before(g.Expires) {
 			g.Expires = g.Starts.Add(h.seconds("after", 1, 10, 90000))
@@ -98,10 +98,20 @@ func (h *history) grant() {
 		g.Expires, g.For, g.Renews = time.Time{}, 0, days
 		g.Reference = fmt.Sprint("plan", h.units("plan", 1, 4))
 		l.reference, l.renewal, l.renews, l.each = g.Reference, g.Reference, days, g.Amount
-		l.ends = mEnd(days, mLater(at, g.Starts))
-		if h.once("first", 2) {
-			g.First = h.units("first", 1, 20)
-			l.amount = g.First
+		since := at
+		if !g.Starts.IsZero() {
+			since = g.Starts
+		}
+		l.ends = mEnd(days, since)
+		switch h.units("first", 0, 2) {
+		case 1:
+			l.amount = h.units("first", 0, 20)
+			g.First = units(l.amount)
+		case 2:
+			g.Prorate = true
+			var err error
+			l.amount, err = days.Prorate(g.Amount, since)
+			require.NoError(h.T, err)
 		}
 	}
 	if h.once("priority", 4) {
@@ -147,7 +157,7 @@ func (h *history) grant() {
 			return wallet.ErrConflict
 		case was >= 0:
 			return nil
-		case l.due(mLater(at, g.Starts)):
+		case g.Renews.IsZero() && l.due(mLater(at, g.Starts)):
 			if g.Reference != "" && m.opened { // a lot that was due might have had the reference
 				m.due(h.now)
 			}
@@ -172,7 +182,10 @@ func same(a, b wallet.Grant) bool {
 	if (a.Priority == nil) != (b.Priority == nil) || a.Priority != nil && *a.Priority != *b.Priority {
 		return false
 	}
-	a.Priority, b.Priority = nil, nil
+	if (a.First == nil) != (b.First == nil) || a.First != nil && *a.First != *b.First {
+		return false
+	}
+	a.Priority, b.Priority, a.First, b.First = nil, nil, nil, nil
 	return fmt.Sprint(a) == fmt.Sprint(b)
 }
 

@@ -19,6 +19,17 @@ func (m *model) take(units int64, use string) (parts []mPart) {
 	return parts
 }
 
+// takeLive is take, for no use, of the lots that have not ended by the last entry.
+func (m *model) takeLive(units int64) (parts []mPart) {
+	for _, i := range m.order() {
+		if n := min(units, m.lots[i].rest()); n > 0 && m.lots[i].pays("") && !m.lots[i].due(m.last) {
+			parts = append(parts, mPart{i, n})
+			units -= n
+		}
+	}
+	return parts
+}
+
 func mSum(parts []mPart) (units int64) {
 	for _, p := range parts {
 		units += p.amount
@@ -61,7 +72,7 @@ func (m *model) pay() {
 	if !m.opened {
 		return
 	}
-	for _, p := range m.take(m.debt, "") {
+	for _, p := range m.takeLive(m.debt) {
 		m.lots[p.lot].drawn += p.amount
 		m.debt -= p.amount
 		m.serial++
@@ -73,7 +84,7 @@ func (m *model) pay() {
 			if h.parts[j].lot >= 0 {
 				continue
 			}
-			for _, p := range m.take(h.parts[j].amount, "") {
+			for _, p := range m.takeLive(h.parts[j].amount) {
 				m.lots[p.lot].kept += p.amount
 				h.parts[j].amount -= p.amount
 				h.parts = append(h.parts, p)
@@ -201,13 +212,23 @@ func (m *model) grant(l mLot, now time.Time) {
 	m.minima(now)
 	m.open()
 	at := m.settle(now)
-	if l.starts.After(at) {
+	switch {
+	case l.amount == 0: // the next one brings units
+		l.began = l.starts
+		if l.starts.IsZero() {
+			l.began = at
+		}
+		m.add(l)
+		m.renew(len(m.lots) - 1)
+		m.due(now)
+	case l.starts.After(at) || l.due(at):
 		l.pending = l.amount
 		m.add(l)
-		return
+		m.due(now)
+	default:
+		l.began, l.starts = at, time.Time{}
+		m.add(l)
+		m.pay()
+		m.renew(len(m.lots) - 1)
 	}
-	l.began, l.starts = at, time.Time{}
-	m.add(l)
-	m.pay()
-	m.renew(len(m.lots) - 1)
 }

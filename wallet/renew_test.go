@@ -66,13 +66,194 @@ func TestRenews_AReaderKnowsALotThatPaidForAHold(t *testing.T) {
 	require.Len(t, after.Lots, len(before.Lots))
 }
 
-// A caller's clock can be behind, over the edge of a period.
-func TestRenews_AStartThatIsOverIsInThePresentPeriod(t *testing.T) {
+func units(n int64) *int64 { return &n }
+
+// A part of a period is exact: at its first moment, in its last second, at the ends of months of different lengths, and
+// where it is less than a unit. The next period has all.
+func TestProrate_TheFirstLotIsThePartOfItsPeriod(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
-	granted, err := f.tryGrant(wallet.Grant{Wallet: "w", Amount: 10, Reference: "plan", Renews: daily, Starts: noon.Add(-day)})
+	berlin, err := time.LoadLocation("Europe/Berlin")
 	require.NoError(t, err)
-	require.Equal(t, noon.Truncate(day).Add(day), granted.Expires)
+	month := budget.Per(1, budget.Month, berlin, time.Time{}).Period
+	anchored := budget.Per(1, budget.Month, berlin, time.Date(2026, 1, 31, 9, 0, 0, 0, berlin)).Period
+	for n, c := range []struct {
+		period budget.Period
+		amount int64
+		bought time.Time
+	}{
+		{month, 300, time.Date(2026, 11, 1, 0, 0, 0, 0, berlin)},
+		{month, 300, time.Date(2026, 11, 16, 0, 0, 0, 0, berlin)},
+		{month, 10, time.Date(2026, 11, 28, 12, 0, 0, 0, berlin)},
+		{month, 300, time.Date(2026, 11, 30, 23, 59, 59, 0, berlin)},
+		{month, 300, time.Date(2026, 12, 1, 0, 0, 0, 0, berlin).Add(-time.Microsecond)},
+		{month, 1 << 53, time.Date(2027, 2, 28, 23, 59, 59, 999999000, berlin)},
+		{month, 1 << 53, time.Date(2028, 2, 29, 0, 0, 0, 1000, berlin)},
+		{month, 743, time.Date(2027, 3, 31, 22, 59, 59, 0, berlin)}, // a month of 743 hours
+		{anchored, 1000, time.Date(2027, 2, 28, 8, 59, 59, 0, berlin)},
+		{anchored, 1000, time.Date(2027, 2, 28, 9, 0, 0, 0, berlin)},
+	} {
+		f.clock.Set(c.bought)
+		name := fmt.Sprint("now ", n)
+		start, end, err := c.period.At(c.bought)
+		require.NoError(t, err)
+		want, err := c.period.Prorate(c.amount, c.bought)
+		require.NoError(t, err)
+		plan := wallet.Grant{Wallet: name, Amount: c.amount, Reference: "plan", Renews: c.period, Prorate: true}
+		granted, err := f.tryGrant(plan)
+		require.NoError(t, err)
+		require.Equal(t, []any{want, end.UTC()}, []any{granted.Amount, granted.Expires}, name)
+		f.clock.Advance(time.Second)
+		again, err := f.tryGrant(plan)
+		require.NoError(t, err)
+		require.True(t, again.Replayed)
+		require.Equal(t, []any{granted.Lot, want}, []any{again.Lot, again.Amount})
+		// The same bought ahead, at its first moment and later, and told a second after the end of the period.
+		for _, told := range []time.Time{start.Add(-time.Hour), c.bought, end.Add(time.Second)} {
+			f.clock.Set(told)
+			plan.Wallet, plan.Starts = fmt.Sprint(name, " told ", told), c.bought
+			granted, err = f.tryGrant(plan)
+			require.NoError(t, err)
+			require.Equal(t, []any{want, end.UTC()}, []any{granted.Amount, granted.Expires}, plan.Wallet)
+			f.clock.Set(end.Add(-time.Microsecond))
+			if told.Before(end) {
+				f.hasIn(plan.Wallet, want)
+			}
+		}
+		f.clock.Set(end.Add(time.Second))
+		f.hasIn(name, c.amount)
+		for _, told := range []time.Time{start.Add(-time.Hour), c.bought, end.Add(time.Second)} {
+			f.hasIn(fmt.Sprint(name, " told ", told), c.amount)
+		}
+	}
+}
+
+// hasIn asserts how many units a wallet has, in a read and in a draw.
+func (f *fixture) hasIn(name string, units int64) {
+	f.Helper()
+	b, err := f.book.Balance(f.Context(), f.pool, name)
+	require.NoError(f, err)
+	require.EqualValues(f, units, b.Units, name)
+	tx, err := f.pool.Begin(f.Context())
+	require.NoError(f, err)
+	defer func() { require.NoError(f, tx.Rollback(f.Context())) }()
+	if units > 0 {
+		_, err = f.book.Draw(f.Context(), tx, wallet.Draw{Wallet: name, Amount: units})
+		require.NoError(f, err, name)
+	}
+	_, err = f.book.Draw(f.Context(), tx, wallet.Draw{Wallet: name, Amount: 1})
+	require.ErrorIs(f, err, budget.ErrExceeded, name)
+}
+
+// A message that comes late brings what it would have brought in time: the lots of all periods since, and what rolls over of them.
+func TestRenews_AStartThatIsOverCounts(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: 20})
+	plan := wallet.Grant{Wallet: "in time", Amount: 24, Reference: "plan", Renews: daily, Prorate: true, RollCap: 7, RollTo: daily, RollTimes: -1, RollShared: true}
+	granted, err := f.tryGrant(plan) // at noon
+	require.NoError(t, err)
+	require.EqualValues(t, 12, granted.Amount)
+	f.clock.Set(noon.Add(3 * day))
+	plan.Wallet, plan.Starts = "late", noon
+	late, err := f.tryGrant(plan)
+	require.NoError(t, err)
+	require.Equal(t, []any{granted.Amount, granted.Expires}, []any{late.Amount, late.Expires})
+	again, err := f.tryGrant(plan)
+	require.NoError(t, err)
+	require.True(t, again.Replayed)
+	lots := map[string][]wallet.Lot{}
+	for _, name := range []string{"in time", "late"} {
+		_, err := do(f, func(ctx context.Context, tx pgx.Tx) (any, error) { return f.book.Expire(ctx, tx, name) })
+		require.NoError(t, err)
+		b, err := f.book.Balance(t.Context(), f.pool, name)
+		require.NoError(t, err)
+		require.EqualValues(t, 24+7, b.Units)
+		for _, l := range b.Lots {
+			l.Lot = 0
+			lots[name] = append(lots[name], l)
+		}
+	}
+	require.Equal(t, lots["in time"], lots["late"])
+	// A lot that lasts for a time lasts from its start, too.
+	for wait, ok := range map[time.Duration]bool{3*day + time.Second: true, 3 * day: false} {
+		g := wallet.Grant{Wallet: fmt.Sprint("for ", wait), Amount: 5, For: wait, Starts: noon}
+		granted, err := f.tryGrant(g)
+		if !ok {
+			require.ErrorIs(t, err, wallet.ErrExpired)
+			continue
+		}
+		require.NoError(t, err)
+		require.Equal(t, noon.Add(wait), granted.Expires)
+	}
+	// It pays what was overdrawn since, by the lots that were there then. The lots of too many periods are none.
+	_, err = f.tryDraw(wallet.Draw{Wallet: "owes", Amount: 20})
+	require.NoError(t, err)
+	plan = wallet.Grant{Wallet: "owes", Amount: 24, Reference: "plan", Renews: daily, Starts: noon}
+	_, err = f.tryGrant(plan)
+	require.NoError(t, err)
+	f.hasInWith("owes", 24-20)
+	plan.Wallet, plan.Starts = "old", noon.Add(-22*day)
+	_, err = f.tryGrant(plan)
+	require.ErrorIs(t, err, wallet.ErrExpired)
+	plan.Starts = noon.Add(-21 * day)
+	_, err = f.tryGrant(plan)
+	require.NoError(t, err)
+}
+
+// hasInWith is the balance alone, of a wallet with an overdraft.
+func (f *fixture) hasInWith(name string, units int64) {
+	f.Helper()
+	b, err := f.book.Balance(f.Context(), f.pool, name)
+	require.NoError(f, err)
+	require.EqualValues(f, units, b.Units, name)
+}
+
+// A first lot can have no units. Its plan renews, is found by its reference, and can be ended.
+func TestRenews_AFirstLotOfNoUnits(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	midnight := noon.Truncate(day).Add(day)
+	for _, uses := range [][]string{nil, {"images"}} {
+		for _, starts := range []time.Time{{}, noon.Add(-day), noon.Add(day)} {
+			f.clock.Set(noon)
+			plan := wallet.Grant{Wallet: fmt.Sprint(uses, starts), Amount: 10, First: units(0), Reference: "plan", Renews: daily, Starts: starts, Uses: uses}
+			granted, err := f.tryGrant(plan)
+			require.NoError(t, err)
+			require.Zero(t, granted.Amount)
+			begins := midnight
+			if !starts.IsZero() {
+				begins = starts.Truncate(day).Add(day)
+			}
+			require.Equal(t, begins, granted.Expires)
+			again, err := f.tryGrant(plan)
+			require.NoError(t, err)
+			require.True(t, again.Replayed)
+			require.Equal(t, granted.Lot, again.Lot)
+			f.clock.Set(begins.Add(-time.Microsecond))
+			if !begins.Before(noon) {
+				f.hasInFor(plan.Wallet, 0)
+			}
+			f.clock.Set(mLater(begins, noon))
+			f.hasInFor(plan.Wallet, 10)
+			revoked, err := do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Revoked, error) {
+				return f.book.Revoke(ctx, tx, wallet.Revoke{Wallet: plan.Wallet, Reference: "plan", Renewals: true})
+			})
+			require.NoError(t, err)
+			require.EqualValues(t, 10, revoked.Amount)
+			f.clock.Advance(day)
+			f.hasInFor(plan.Wallet, 0)
+			plan.First = units(1)
+			_, err = f.tryGrant(plan)
+			require.ErrorIs(t, err, wallet.ErrConflict)
+		}
+	}
+}
+
+func (f *fixture) hasInFor(name string, units int64) {
+	f.Helper()
+	b, err := f.book.Balance(f.Context(), f.pool, name)
+	require.NoError(f, err)
+	require.EqualValues(f, units, b.For("images"), name)
 }
 
 func TestRenews_ConcurrentCallsBeginEachLotOnce(t *testing.T) {
@@ -124,8 +305,11 @@ func TestGrant_RefusesPlansThatAreNone(t *testing.T) {
 		{"Grant.Renews", wallet.Grant{Renews: daily, For: day, Reference: "r"}},
 		{"Grant.Renews", wallet.Grant{Renews: daily}},
 		{"Grant.Renews", wallet.Grant{Renews: short, Reference: "r"}},
-		{"Grant.First", wallet.Grant{First: 1}},
-		{"Grant.First", wallet.Grant{First: -1, Renews: daily, Reference: "r"}},
+		{"Grant.First", wallet.Grant{First: units(1)}},
+		{"Grant.First", wallet.Grant{First: units(-1), Renews: daily, Reference: "r"}},
+		{"Grant.First", wallet.Grant{First: units(1<<53 + 1), Renews: daily, Reference: "r"}},
+		{"Grant.First", wallet.Grant{First: units(1), Prorate: true, Renews: daily, Reference: "r"}},
+		{"Grant.Prorate", wallet.Grant{Prorate: true}},
 		{"Grant.RollCap", wallet.Grant{For: day, RollTo: daily}},
 		{"Grant.RollCap", wallet.Grant{For: day, RollTimes: 2}},
 		{"Grant.RollTo", wallet.Grant{For: day, RollCap: 1, RollTo: daily, RollFor: day}},

@@ -5,6 +5,7 @@ import "time"
 // Lot is metered.new_lot.
 type Lot struct {
 	Amount              int64
+	Prorated            bool          // in place of Amount: the part of its period that is left
 	Expires             time.Time     // the zero time for none
 	Lasts               time.Duration // 0 for none
 	Category, Reference string        // the reference may be ""
@@ -30,7 +31,11 @@ func (l Lot) String() string {
 	if l.Late != nil {
 		late = interval(*l.Late)
 	}
-	return composite(number(l.Amount), expires, lasts, text(l.Category), number(int64(l.Priority)), textOrNull(l.Reference), bytes(l.Fingerprint),
+	amount := number(l.Amount)
+	if l.Prorated {
+		amount = ""
+	}
+	return composite(amount, expires, lasts, text(l.Category), number(int64(l.Priority)), textOrNull(l.Reference), bytes(l.Fingerprint),
 		rollCap, rollFor, late)
 }
 

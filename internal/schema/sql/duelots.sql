@@ -20,7 +20,8 @@ as $$
     select coalesce(e.lots_end <= e.at, false)
 $$;
 
--- How many units a wallet is overdrawn by, as of its last entry.
+-- How many units a wallet is overdrawn by, as of its last entry. A plan that was bought in a period which is over brings lots that have
+-- ended by the entry before them: they pay nothing, until their ends are written.
 create function metered._debt(tip metered.ledger) returns bigint
 language plpgsql stable
 as $$
@@ -28,7 +29,8 @@ begin
     if metered._lags(tip) then
         return (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = tip.scope and k.lot = 0);
     end if;
-    return greatest(0, -metered._balance(tip));
+    return greatest(0, (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
+        where y.scope = tip.scope and y.open and y.expires_at <= tip.at order by y.expires_at, y.no) x) - metered._balance(tip));
 end
 $$;
 

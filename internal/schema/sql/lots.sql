@@ -329,19 +329,20 @@ end
 $$;
 
 -- Pays the overdraft of a wallet back, as far as its lots have a rest, in the entry that was just written: first spent units, then held ones, the
--- oldest first.
+-- oldest first. A lot that has ended by then pays nothing, though its end is yet to be written: its plan was bought in a period that is over.
 create function metered._pay_back(entry metered.ledger, overdrawn bigint, inout nth int)
 language plpgsql volatile
 as $$
 declare
     spent bigint := overdrawn - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = entry.scope and k.lot = 0 and k.seq > 0);
-    ended timestamptz := case when metered._lags(entry) then entry.at end;
+    ended timestamptz := case when metered._lags(entry) or exists (
+        select from metered.lot_rows y where y.scope = entry.scope and y.open and y.expires_at <= entry.at) then entry.at end;
     got   record;
     k     record;
 begin
     got := metered._take_lots(entry.scope, entry.seq, spent, 'p', null, ended, null, nth);
     nth := got.nth;
-    if ended is not null and got.taken > 0 then
+    if metered._lags(entry) and got.taken > 0 then
         perform metered._owe(entry.scope, -got.taken);
     end if;
     if got.taken < spent or spent = overdrawn then

@@ -28,22 +28,68 @@ begin
 end
 $$;
 
--- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. status is granted, same (it was
+-- The first lot of a grant that was bought at since: its amount, its beginning and its end. amount is null for the part of the
+-- period that was left then. Ended by that time is one that does not renew, and one whose plan would have brought more
+-- than 24 lots since.
+create function metered._first_lot(inout lot metered.new_lot, plan metered.lot_plan, since timestamptz, now timestamptz, out ended boolean)
+language plpgsql stable
+as $$
+declare
+    span timestamptz[];
+begin
+    ended := false;
+    if (plan.renews).every is null then
+        lot.expires_at := coalesce(since + lot.lasts, lot.expires_at, 'infinity');
+        ended := lot.expires_at <= greatest(since, now);
+        return;
+    end if;
+    span := metered._period_at(plan.renews, since);
+    lot.expires_at := span[2];
+    lot.amount := coalesce(lot.amount, div(plan.renew_amount * (extract(epoch from span[2]) - extract(epoch from since)),
+        extract(epoch from span[2]) - extract(epoch from span[1])));
+    ended := extract(epoch from now) - extract(epoch from since) > 24 * extract(epoch from (plan.renews).every);
+end
+$$;
+
+-- Notes the first lot of a plan that has no units, and schedules the lot of the next period. e is after everything due. Appends
+-- it, and returns it.
+create function metered._empty_lot(e metered.ledger, empty metered.lots, out entry metered.ledger, out no bigint)
+language plpgsql volatile
+as $$
+declare
+    follows bigint;
+begin
+    entry := metered._schedule(e, (empty.plan).renew_amount, case when empty.expires_at > e.at then empty.expires_at end);
+    empty.granted_seq := entry.seq;
+    empty.last_seq := entry.seq;
+    empty.no := metered._note_lot(empty);
+    perform metered._renew_lot(empty, entry.seq);
+    follows := (select y.no from metered.lot_rows y where y.scope = e.scope and y.pending > 0 and y.granted_seq = entry.seq);
+    perform metered._move_lot(e.scope, entry.seq, 1, follows, 's', entry.amount, 0, 0);
+    no := empty.no;
+end
+$$;
+
+-- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. That of a plan may have no
+-- units, or null: the part of its period that was left at starts_at. A plan that was bought in a period which is over brings
+-- the lots of that period and of all since. status is granted, same (it was
 -- granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing
 -- written, if the scope must exist and does not.
 create function metered.plan_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, plan metered.lot_plan, starts_at timestamptz, must_exist boolean,
     wait_ms int, origin metered.origin,
-    out status text, out no bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
+    out status text, out no bigint, out amount bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
 language plpgsql volatile
 as $$
 declare
-    e    metered.ledger;
-    was  metered.lots;
+    e     metered.ledger;
+    was   metered.lots;
     first metered.lots;
-    made record;
+    made  record;
+    renews boolean := ((plan).renews).every is not null;
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true), 'key');
-    perform metered._require(lot.amount between 1 and 9007199254740992 and octet_length(lot.category) <= 255 and lot.priority is not null
+    perform metered._require((renews and lot.amount is null or lot.amount between (not renews)::int and 9007199254740992)
+        and octet_length(lot.category) <= 255 and lot.priority is not null
         and coalesce(octet_length(lot.reference) between 1 and 255, true) and (lot.reference is null) = (lot.fingerprint is null)
         and coalesce(octet_length(lot.fingerprint) = 33, true) and (lot.lasts is null or lot.expires_at is null)
         and coalesce(lot.lasts > interval '0' and lot.lasts <= interval '36525 days', true)
@@ -63,6 +109,7 @@ begin
         if was.no is not null then
             status := case when was.fingerprint = lot.fingerprint then 'same' else 'conflict' end;
             no := was.no;
+            amount := was.amount;
             seq := was.granted_seq;
             at := was.granted_at;
             expires_at := nullif(was.expires_at, 'infinity');
@@ -71,25 +118,25 @@ begin
     end if;
     perform metered._refuse_closed(e);
     if must_exist then
-        refused := metered._admit(row(of_scope, key, lot.amount, 0, null, null, true, null, null), null, false, wait_ms);
+        refused := metered._admit(row(of_scope, key, coalesce(plan.renew_amount, lot.amount), 0, null, null, true, null, null), null, false, wait_ms);
         if refused is not null then
             return;
         end if;
     end if;
-    if ((plan).renews).every is not null then
-        first.starts_at := (metered._period_at(plan.renews, greatest(e.at, starts_at)))[1];
-        lot.expires_at := (metered._period_at(plan.renews, first.starts_at))[2];
-        plan.renewal := lot.reference;
-    end if;
-    if plan is distinct from null or lot.roll_cap is not null then
-        plan.roll_for := lot.roll_for;
-    end if;
-    lot.expires_at := coalesce(greatest(e.at, starts_at) + lot.lasts, lot.expires_at, 'infinity');
-    if lot.expires_at <= greatest(e.at, starts_at) then
+    made := metered._first_lot(lot, plan, coalesce(starts_at, e.at), e.at);
+    lot := made.lot;
+    expires_at := nullif(lot.expires_at, 'infinity');
+    if made.ended then
         status := metered._missing_lot(e);   -- it was not granted before, as of now
         status := 'ended';
         at := e.at;
         return;
+    end if;
+    if renews then
+        plan.renewal := lot.reference;
+    end if;
+    if plan is distinct from null or lot.roll_cap is not null then
+        plan.roll_for := lot.roll_for;
     end if;
     e := metered._after_minima(e, wait_ms);
     first.scope := of_scope;
@@ -102,29 +149,39 @@ begin
     first.reference := lot.reference;
     first.fingerprint := lot.fingerprint;
     first.plan := plan;
-    if starts_at > e.at then
-        first.starts_at := starts_at;
-        if lot.roll_cap is not null then
-            first.roll_end := metered._roll_end(lot.expires_at, plan, lot.roll_for);
-        end if;
-        e := metered._schedule(metered._after_due(metered._as_wallet(e), 0, wait_ms), lot.amount, starts_at);
-        first.granted_seq := e.seq;
-        first.last_seq := e.seq;
-        no := metered._note_lot(first);
-        perform metered._move_lot(of_scope, e.seq, 1, no, 's', lot.amount, 0, 0);
-    else
+    first.starts_at := coalesce(starts_at, e.at);
+    if lot.roll_cap is not null then
+        first.roll_end := metered._roll_end(lot.expires_at, plan, lot.roll_for);
+    end if;
+    if lot.amount > 0 and first.starts_at <= e.at and lot.expires_at > e.at then
         made := metered._credit_lot(e, lot, plan, 'g', wait_ms);
         e := made.entry;
         no := made.no;
-        if ((plan).renews).every is not null then
+        if renews then
             first.no := no;
             perform metered._renew_lot(first, e.seq);
         end if;
+    else
+        e := metered._after_due(metered._as_wallet(e), 0, wait_ms);
+        if lot.amount = 0 then
+            made := metered._empty_lot(e, first);
+            e := made.entry;
+            no := made.no;
+        else
+            e := metered._schedule(e, lot.amount, case when first.starts_at > e.at then first.starts_at end);
+            first.granted_seq := e.seq;
+            first.last_seq := e.seq;
+            no := metered._note_lot(first);
+            perform metered._move_lot(of_scope, e.seq, 1, no, 's', lot.amount, 0, 0);
+        end if;
+        if lot.expires_at <= e.at then      -- what it has brought by now
+            perform metered._settle(e, least(e.at, metered.clock()), metered._ends_per_call(), 0, wait_ms);
+        end if;
     end if;
     status := 'granted';
+    amount := lot.amount;
     seq := e.seq;
     at := e.at;
-    expires_at := nullif(lot.expires_at, 'infinity');
 end
 $$;
 
