@@ -97,7 +97,7 @@ func present(c schema.Catalog, keys []string) (there []string) {
 func differences(c schema.Catalog, wrong []schema.Difference) (all []Difference) {
 	for _, d := range wrong {
 		diff := Difference{Object: c.Named(d.Object.Key()), Problem: string(d.Problem)}
-		if d.Problem == schema.Other {
+		if d.Problem == schema.Other || d.Problem == schema.Behind {
 			diff.Want, diff.Have = c.Named(d.Object.Definition), c.Named(d.Have)
 		}
 		all = append(all, diff)

@@ -3,6 +3,7 @@ package schema
 import (
 	"context"
 	_ "embed"
+	"fmt"
 	"maps"
 	"regexp"
 	"slices"
@@ -22,10 +23,10 @@ type Object struct {
 	Public bool
 }
 
-// reparable: it is created again without a loss.
+// reparable: it is created again without a loss, or moved on.
 func (r *Release) reparable(o Object) bool {
 	table, _, _ := strings.Cut(o.Name, ".")
-	return o.Kind == "function" || (o.Kind == "table" || o.Kind == "column") && r.wanted["table "+table].Definition == "view"
+	return o.Kind == "function" || o.Kind == "sequence" || (o.Kind == "table" || o.Kind == "column") && r.wanted["table "+table].Definition == "view"
 }
 
 // Key names the object: "function clock()".
@@ -46,6 +47,7 @@ type Catalog struct {
 	release *Release // of the build that reads
 	schema  Name
 	objects map[string]Object
+	behind  []Difference // sequences
 }
 
 // DB is a pool, a connection or a transaction.
@@ -97,7 +99,31 @@ func (r *Release) read(ctx context.Context, db DB, n Name, whole bool) (c Catalo
 	if c.Has("table schema_version") && c.Has("column schema_version.version") {
 		err = tx.QueryRow(ctx, n.SQL(`select coalesce(max(version), 0) from metered.schema_version`)).Scan(&c.Version)
 	}
+	if key := "function numbers_behind()"; err == nil && whole && c.Has(key) && c.objects[key].Definition == r.wanted[key].Definition {
+		c.behind, err = behind(ctx, tx, n)
+	}
 	return c, err
+}
+
+const mayLookSQL = `select has_function_privilege('metered.numbers_behind()', 'execute')`
+
+const behindSQL = `select b.of_table, b.last, b.largest from metered.numbers_behind() b`
+
+// behind are the sequences that are behind their tables, if the role may ask.
+func behind(ctx context.Context, tx pgx.Tx, n Name) (all []Difference, err error) {
+	var may bool
+	if err := tx.QueryRow(ctx, n.SQL(mayLookSQL)).Scan(&may); err != nil || !may {
+		return nil, err
+	}
+	var table string
+	var last, largest int64
+	rows, _ := tx.Query(ctx, n.SQL(behindSQL))
+	_, err = pgx.ForEachRow(rows, []any{&table, &last, &largest}, func() error {
+		want := Object{Kind: "sequence", Name: table + ".no", Definition: fmt.Sprintf("%d or more", largest)}
+		all = append(all, Difference{want, Behind, fmt.Sprint(last)})
+		return nil
+	})
+	return all, err
 }
 
 // unqualified replaces the schema's name by its default in a text.
@@ -150,6 +176,7 @@ const (
 	Other   Problem = "differs"
 	Public  Problem = "can be executed by everybody"
 	Lost    Problem = "has another owner than schema_version"
+	Behind  Problem = "is behind its table"
 
 	// These make the version that the schema says a wrong one.
 	Unreleased Problem = "is of an unreleased build: this schema cannot be upgraded. Drop it, or use one of another name"
@@ -164,7 +191,7 @@ func (p Problem) OfVersion() bool { return p == Unreleased || p == Unsaid || p =
 type Difference struct {
 	Object  Object // as it should be
 	Problem Problem
-	Have    string // its definition, if it differs
+	Have    string // its definition, if it differs, or the last number of a sequence
 }
 
 // Differences compares the installed objects with the release's. Functions that only the previous version calls may
@@ -196,7 +223,7 @@ func (c Catalog) Differences() []Difference {
 			all = append(all, Difference{have, Public, ""})
 		}
 	}
-	return all
+	return append(all, c.behind...)
 }
 
 // versionDifferences are why the version that the schema says cannot be its own.
@@ -229,7 +256,7 @@ func (c Catalog) Unusable() []Difference {
 		switch {
 		case d.Problem.OfVersion():
 			return false
-		case d.Object.Kind == "index" || d.Object.Kind == "constraint" || d.Object.Kind != "function" && c.release.reparable(d.Object):
+		case d.Object.Kind == "index" || d.Object.Kind == "constraint" || d.Problem == Behind || d.Object.Kind != "function" && c.release.reparable(d.Object):
 			return true
 		case d.Problem == Missing:
 			return false

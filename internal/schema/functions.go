@@ -46,6 +46,7 @@ type Function struct {
 var Functions = []Function{
 	{"clock", Application | Maintenance | Reporting, plain},
 	{"keep_memory", Application | Maintenance | Reporting, plain}, // clock calls it
+	{"numbers_behind", Application | Maintenance | Reporting, write},
 	{"block_commit", Application, plain},
 
 	{"lock_scopes", Application, owned},

@@ -52,6 +52,7 @@ func (u Upgrade) SQL() string {
 	if drops := dropSQL(u.Drops()); drops != "" {
 		b.WriteString("\n" + drops)
 	}
+	b.WriteString("\n" + mendSQL)
 	if u.From < u.To.Version {
 		fmt.Fprintf(&b, "\ninsert into metered.schema_version (version) values (%d);\n", u.To.Version)
 	}
@@ -97,6 +98,14 @@ begin
     if (select max(version) from metered.schema_version) is distinct from %[2]d then
         raise exception 'the schema is not of version %[2]d';
     end if;
+end
+$$;
+`
+
+// mendSQL moves sequences on that logical replication left behind.
+const mendSQL = `do $$
+begin
+    perform metered._mend_numbers();
 end
 $$;
 `

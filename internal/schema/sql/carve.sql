@@ -82,7 +82,7 @@ begin
             return;
         end if;
     end if;
-    own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
+    own := metered._next_number('leases');
     charge.held := charge.amount;
     posted := metered._write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || own, interval '36500 days', null, null), false);
     if posted.refused is not null then
@@ -179,7 +179,7 @@ begin
     end if;
     clk := metered.clock();
     status := case when units = 0 or ends <= clk then 'late' else 'received' end;
-    own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
+    own := metered._next_number('leases');
     if status = 'received' then
         perform metered.credit(of_child, null, units, false, wait_ms, row(null, null, json), true);
     end if;

@@ -155,14 +155,13 @@ create function metered._note_lot(l metered.lots) returns bigint
 language plpgsql volatile
 as $$
 declare
-    numbers regclass := pg_get_serial_sequence('metered.lot_rows', 'no');
-    made    bigint;
+    made bigint;
 begin
     insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late,
         priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan)
     overriding system value
-    values (nextval(numbers), l.starts_at, l.expires_at, l.granted_seq, l.last_seq, l.amount, 0, l.roll_cap,
-        case when l.roll_cap is not null then nextval(numbers) end, l.roll_end, l.late,
+    values (metered._next_number('lot_rows'), l.starts_at, l.expires_at, l.granted_seq, l.last_seq, l.amount, 0, l.roll_cap,
+        case when l.roll_cap is not null then metered._next_number('lot_rows') end, l.roll_end, l.late,
         l.priority, 'g', false, l.scope, l.category, l.reference, l.fingerprint, l.amount, l.starts_at, metered._again(l.plan), l.plan)
     on conflict do nothing
     returning no into made;

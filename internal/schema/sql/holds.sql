@@ -310,9 +310,10 @@ begin
         on conflict do nothing
         returning no into new_no;
         exit when new_no is not null;
-        if not metered._raise_sequence() then
+        if not metered._has_number('holds', currval(metered._numbers('holds'))) then
             perform metered._collided();     -- this view is older than one that was placed
         end if;
+        perform metered._raise_sequence('holds');
     end loop;
     if cardinality(charges) = 1 then
         insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
@@ -415,22 +416,6 @@ begin
         end if;
         before := metered._unbound_lock_wait(before);
     end if;
-end
-$$;
-
--- Moves the sequence of holds.no on, if it has fallen behind, as it has on a server that was
--- switched to by logical replication. False if the number that was tried last was free.
-create function metered._raise_sequence() returns boolean
-language plpgsql volatile
-as $$
-declare
-    of_no regclass := pg_get_serial_sequence('metered.holds', 'no');
-begin
-    if not exists (select from metered.holds h where h.no = currval(of_no)) then
-        return false;
-    end if;
-    perform setval(of_no, (select max(h.no) from metered.holds h));
-    return true;
 end
 $$;
 

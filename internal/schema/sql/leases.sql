@@ -60,7 +60,7 @@ begin
             return;
         end if;
     end if;
-    no := nextval(pg_get_serial_sequence('metered.leases', 'no'));
+    no := metered._next_number('leases');
     fence := metered._lease_key(no);
     charge.amount := wanted;
     charge.held := wanted;

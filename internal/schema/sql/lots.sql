@@ -280,7 +280,6 @@ create function metered._append_lot(tip metered.ledger, lot metered.new_lot, pla
 language plpgsql volatile
 as $$
 declare
-    numbers regclass := pg_get_serial_sequence('metered.lot_rows', 'no');
     general boolean := plan.uses is null;
 begin
     entry := tip;
@@ -296,8 +295,8 @@ begin
     insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
         priority, origin, open, scope, category, reference, fingerprint, again, plan, keeps)
     overriding system value
-    values (coalesce(as_no, nextval(numbers)), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, 0, lot.roll_cap,
-        case when lot.roll_cap is not null then nextval(numbers) end,
+    values (coalesce(as_no, metered._next_number('lot_rows')), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, 0, lot.roll_cap,
+        case when lot.roll_cap is not null then metered._next_number('lot_rows') end,
         case when lot.roll_cap is not null then metered._roll_end(lot.expires_at, plan, lot.roll_for) end, lot.late, of_lot,
         lot.priority, as_origin, general, tip.scope, lot.category, lot.reference, lot.fingerprint, metered._again(plan), plan,
         not general)

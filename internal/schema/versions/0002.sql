@@ -231,6 +231,7 @@ begin
 end
 $$;
 
+create index lots_roll_no on metered.lot_rows (roll_no) where roll_no is not null;
 create index lots_starts on metered.lot_rows (scope, starts_at, no) where pending > 0;
 create index lots_starting on metered.lot_rows (starts_at, no) where pending > 0;
 create index lots_again on metered.lot_rows (scope, expires_at, no) where open and again;
