@@ -1139,6 +1139,126 @@ begin
 end
 $$;
 
+-- Numbers of holds, leases and lots, from sequences. Logical replication carries rows and no sequence, so on a server that was switched to the
+-- sequences are behind their tables. A call goes on there: it draws no number that a row has, or has set aside for another row, and moves the
+-- sequence on. Until then a number may be drawn again whose row was purged, so Validate compares each sequence with its table, and Migrate
+-- moves it on.
+
+-- Numbers that are set aside for rollovers.
+create index lots_roll_no on metered.lot_rows (roll_no) where roll_no is not null;
+
+-- The sequence of a table's numbers.
+create function metered._numbers(of_table text) returns regclass
+language plpgsql stable
+as $$
+begin
+    return case of_table
+        when 'holds' then pg_get_serial_sequence('metered.holds', 'no')
+        when 'leases' then pg_get_serial_sequence('metered.leases', 'no')
+        when 'lot_rows' then pg_get_serial_sequence('metered.lot_rows', 'no') end::regclass;
+end
+$$;
+
+-- Whether a row has the number, or has set it aside.
+create function metered._has_number(of_table text, number bigint) returns boolean
+language plpgsql stable
+as $$
+begin
+    return case of_table
+        when 'holds' then exists (select from metered.holds h where h.no = number)
+        when 'leases' then exists (select from metered.leases l where l.no = number)
+        when 'lot_rows' then exists (select from metered.lot_rows r where r.no = number)
+            or exists (select from metered.lot_rows r where r.roll_no = number) end;
+end
+$$;
+
+-- The number after which the sequence must go on: the largest in use. Those of other cells, and of other nodes of Citus, do not count: each
+-- has 2^40 numbers of its own.
+create function metered._largest_number(of_table text) returns bigint
+language plpgsql stable
+as $$
+declare
+    low bigint := (select q.seqmin - 1 + coalesce((select c.no from metered.cell c where c.one), 0) * 1099511627776
+        from pg_sequence q where q.seqrelid = metered._numbers(of_table));
+    top bigint := low + 1099511627776;
+begin
+    return greatest(low, case of_table
+        when 'holds' then (select max(h.no) from metered.holds h where h.no between low and top)
+        when 'leases' then (select max(l.no) from metered.leases l where l.no between low and top)
+        when 'lot_rows' then greatest((select max(r.no) from metered.lot_rows r where r.no between low and top),
+            (select max(r.roll_no) from metered.lot_rows r where r.roll_no between low and top)) end);
+end
+$$;
+
+-- Moves a sequence on, if it is behind its table. One caller does, and leaves out numbers that others may have drawn since it looked.
+create function metered._raise_sequence(of_table text) returns void
+language plpgsql volatile
+as $$
+declare
+    largest bigint;
+begin
+    perform pg_advisory_xact_lock(metered._lock_key('metered/numbers/metered', convert_to(of_table, 'UTF8')));
+    largest := metered._largest_number(of_table);
+    if coalesce(pg_sequence_last_value(metered._numbers(of_table)), 0) < largest then
+        perform setval(metered._numbers(of_table), largest + 1000);
+    end if;
+end
+$$;
+
+-- The next number of a table that is free.
+create function metered._next_number(of_table text) returns bigint
+language plpgsql volatile
+as $$
+declare
+    number bigint;
+begin
+    loop
+        number := nextval(metered._numbers(of_table));
+        if not metered._has_number(of_table, number) then
+            return number;
+        end if;
+        perform metered._raise_sequence(of_table);
+    end loop;
+end
+$$;
+
+-- The sequences that are behind their tables, with the last number that each gave. Stable: a row that it sees was numbered before it looks at
+-- the sequence.
+create function metered.numbers_behind(out of_table text, out last bigint, out largest bigint) returns setof record
+language plpgsql stable
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+begin
+    for of_table in values ('holds'), ('leases'), ('lot_rows') loop
+        largest := metered._largest_number(of_table);
+        last := coalesce(pg_sequence_last_value(metered._numbers(of_table)), 0);
+        if last < largest then
+            return next;
+        end if;
+    end loop;
+end
+$$;
+
+-- Moves all sequences on that are behind. A lot whose number for a rollover went to another lot meanwhile gets a new one.
+create function metered._mend_numbers() returns void
+language plpgsql volatile
+as $$
+declare
+    taken bigint;
+begin
+    perform metered._raise_sequence(b.of_table) from metered.numbers_behind() b;
+    for taken in
+        select r.no from metered.lot_rows r join metered.lot_rows o on o.no = r.roll_no
+        where r.roll_cap is not null and o.from_lot is distinct from r.no order by r.no for update of r
+    loop
+        update metered.lot_rows r set roll_no = metered._next_number('lot_rows') where r.no = taken;
+    end loop;
+end
+$$;
+
 -- The state of a scope without entries: everything 0, before all time.
 create function metered._fresh(of_scope text) returns metered.ledger
 language plpgsql immutable
@@ -1898,7 +2018,6 @@ create function metered._append_lot(tip metered.ledger, lot metered.new_lot, pla
 language plpgsql volatile
 as $$
 declare
-    numbers regclass := pg_get_serial_sequence('metered.lot_rows', 'no');
     general boolean := plan.uses is null;
 begin
     entry := tip;
@@ -1914,8 +2033,8 @@ begin
     insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
         priority, origin, open, scope, category, reference, fingerprint, again, plan, keeps)
     overriding system value
-    values (coalesce(as_no, nextval(numbers)), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, 0, lot.roll_cap,
-        case when lot.roll_cap is not null then nextval(numbers) end,
+    values (coalesce(as_no, metered._next_number('lot_rows')), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, 0, lot.roll_cap,
+        case when lot.roll_cap is not null then metered._next_number('lot_rows') end,
         case when lot.roll_cap is not null then metered._roll_end(lot.expires_at, plan, lot.roll_for) end, lot.late, of_lot,
         lot.priority, as_origin, general, tip.scope, lot.category, lot.reference, lot.fingerprint, metered._again(plan), plan,
         not general)
@@ -2186,14 +2305,13 @@ create function metered._note_lot(l metered.lots) returns bigint
 language plpgsql volatile
 as $$
 declare
-    numbers regclass := pg_get_serial_sequence('metered.lot_rows', 'no');
-    made    bigint;
+    made bigint;
 begin
     insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late,
         priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan)
     overriding system value
-    values (nextval(numbers), l.starts_at, l.expires_at, l.granted_seq, l.last_seq, l.amount, 0, l.roll_cap,
-        case when l.roll_cap is not null then nextval(numbers) end, l.roll_end, l.late,
+    values (metered._next_number('lot_rows'), l.starts_at, l.expires_at, l.granted_seq, l.last_seq, l.amount, 0, l.roll_cap,
+        case when l.roll_cap is not null then metered._next_number('lot_rows') end, l.roll_end, l.late,
         l.priority, 'g', false, l.scope, l.category, l.reference, l.fingerprint, l.amount, l.starts_at, metered._again(l.plan), l.plan)
     on conflict do nothing
     returning no into made;
@@ -5864,7 +5982,7 @@ begin
             return;
         end if;
     end if;
-    no := nextval(pg_get_serial_sequence('metered.leases', 'no'));
+    no := metered._next_number('leases');
     fence := metered._lease_key(no);
     charge.amount := wanted;
     charge.held := wanted;
@@ -6330,7 +6448,7 @@ begin
             return;
         end if;
     end if;
-    own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
+    own := metered._next_number('leases');
     charge.held := charge.amount;
     posted := metered._write_charges(array[charge], ahead, wait_ms, null, 'answer', row('lease/' || own, interval '36500 days', null, null), false);
     if posted.refused is not null then
@@ -6444,7 +6562,7 @@ begin
     end if;
     clk := metered.clock();
     status := case when units = 0 or ends <= clk then 'late' else 'received' end;
-    own := nextval(pg_get_serial_sequence('metered.leases', 'no'));
+    own := metered._next_number('leases');
     if status = 'received' then
         perform metered.credit(of_child, null, units, false, wait_ms, row(null, null, json), true);
     end if;
@@ -7691,9 +7809,10 @@ begin
         on conflict do nothing
         returning no into new_no;
         exit when new_no is not null;
-        if not metered._raise_sequence() then
+        if not metered._has_number('holds', currval(metered._numbers('holds'))) then
             perform metered._collided();     -- this view is older than one that was placed
         end if;
+        perform metered._raise_sequence('holds');
     end loop;
     if cardinality(charges) = 1 then
         insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq)
@@ -7796,22 +7915,6 @@ begin
         end if;
         before := metered._unbound_lock_wait(before);
     end if;
-end
-$$;
-
--- Moves the sequence of holds.no on, if it has fallen behind, as it has on a server that was
--- switched to by logical replication. False if the number that was tried last was free.
-create function metered._raise_sequence() returns boolean
-language plpgsql volatile
-as $$
-declare
-    of_no regclass := pg_get_serial_sequence('metered.holds', 'no');
-begin
-    if not exists (select from metered.holds h where h.no = currval(of_no)) then
-        return false;
-    end if;
-    perform setval(of_no, (select max(h.no) from metered.holds h));
-    return true;
 end
 $$;
 
@@ -11058,6 +11161,7 @@ comment on column metered.packed_rows.row_no is '1, 2, 3 and so on of the table'
 comment on column metered.packed_rows.of_table is 'its name';
 comment on column metered.packed_rows.body is 'the row, as the table''s type has it as text';
 comment on function metered.enter_tenant(text, bigint, int, int, boolean, int) is 'Begins the work of a transaction for a tenant, in a cell of so many: SQLSTATE MT014 if the tenant lives in another one. home: it lives here unless it has moved. The answer holds until the transaction ends.';
+comment on function metered.numbers_behind() is 'The sequences that are behind their tables, with the last number that each gave. Stable: a row that it sees was numbered before it looks at the sequence.';
 comment on function metered.credit(metered.scope_name, bigint, metered.amount, boolean, int, metered.origin, boolean) is 'Adds credit to a scope: it counts for lifetimes, and for no window. refused, and nothing written, if the scope must exist and does not (see admit). With raising that is SQLSTATE MT001 instead.';
 comment on function metered.refund(metered.scope_name, bigint, bigint, metered.units, int, metered.origin, boolean) is 'Refunds part of a charge, or all that is left of it (units is null). status is ok, or says why nothing was written: missing (no such entry), purged, kind (the entry is no charge) or excess (more than remains of the charge). remaining has the units that can still be refunded of it. With raising, a refusal is SQLSTATE MT008 instead, its detail both as JSON.';
 comment on function metered.purge_scope(text, bigint, timestamptz, bigint, int, int, boolean) is 'Deletes entries of one scope that no window ending at or after cutoff needs, at most max_rows of them, beginning after entry after_seq. Entry 1 stays, so that a writer that sees the scope as empty collides with it. It is a new row, so that a writer that sees it as the last entry collides, too (_entry_for_write). The entries after it begin at a multiple of 16, plus one, which the time index holds. upto is the last seq deleted or passed over, for the next call to begin after: scanning from the front again would wade through the rows deleted before.';
@@ -11365,35 +11469,35 @@ begin
             _cross_thresholds,_crossed_at,_debt,_due_after,_due_lots,_due_minima,_empty_lot,_end_line,_end_lot,
             _end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,_expire_and_check,_expire_due,
             _expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,_fits,
-            _fits_at,_fits_origin,_free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_held_here,
-            _hold_as_json,_hold_of_job,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,
-            _key_fits,_keys_of_job,_lags,_lapsing,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,
-            _leased_units,_leave_line,_leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,
+            _fits_at,_fits_origin,_free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_has_number,
+            _held_here,_hold_as_json,_hold_of_job,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,
+            _key_fits,_keys_of_job,_lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
+            _leased,_leased_units,_leave_line,_leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,
             _lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,
-            _lots_now,_mark_freed,_meet_upgrade,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,
-            _move_lot,_name_lot,_named_holds,_next_end,_next_entry,_next_lot,_no_amount,_note_lot,_old_lot,
-            _on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_overdue,_owe,_owed_before,
-            _own_entry,_parked_channel,_parked_json,_pass_ended,_pay_back,_period_at,_periods_of,_placed_before,
-            _plan_on,_purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,_recorded_events,_recorded_meanwhile,
-            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,
-            _refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_release_line,_release_lines,
-            _remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
-            _roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,
-            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_kept,_take_lots,
-            _tenant_key,_threshold_key,_token_fits,_told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,
-            _try_lock_there,_try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,
-            _untold_json,_usage_known_from,_use_lots,_wake_releasers,_with_absent,_with_keys,_withdraw,
-            _without_lapsing,_write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,
-            announced,begin_command,block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,
-            charge_up_to,check_charge,claim_job_key,clock,complete_command,consume_token,create_scopes,
-            credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,
-            extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
-            lock_all,lock_scopes,look_place,mint_tokens,next_release,open_lease,open_session,park_jobs,
-            place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
-            receive_child,refund,release_captured,release_holds,release_jobs,repair_clock,replace_token,
-            rest_jobs,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,
-            set_lot_end,settle_away,settle_lease,spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,
-            wallet_balance}')
+            _lots_now,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,
+            _missing_token,_move_lot,_name_lot,_named_holds,_next_end,_next_entry,_next_lot,_next_number,
+            _no_amount,_note_lot,_numbers,_old_lot,_on_spending,_one_snapshot,_open_wallet,_other_lane,
+            _others_fall_due,_overdue,_owe,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,
+            _pay_back,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_moved,_raise_sequence,
+            _raised,_rearmed,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
+            _refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,
+            _refuse_unreported,_refusing,_release_line,_release_lines,_remember_hold,_renew_lot,_reported_after_repair,
+            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,
+            _schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
+            _start_job,_start_lot,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,
+            _told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,
+            _unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
+            _wake_releasers,_with_absent,_with_keys,_withdraw,_without_lapsing,_write_charges,_write_exact,
+            _write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_command,block_commit,
+            capture_holds,carve,change_parked,charge,charge_each,charge_leased,charge_up_to,check_charge,
+            claim_job_key,clock,complete_command,consume_token,create_scopes,credit,draw,drop_parked,due_holds,
+            end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
+            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
+            mint_tokens,next_release,numbers_behind,open_lease,open_session,park_jobs,place,plan_lot,purge_holds,
+            purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,
+            release_captured,release_holds,release_jobs,repair_clock,replace_token,rest_jobs,retire_scopes,
+            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,set_lot_end,settle_away,
+            settle_lease,spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop
