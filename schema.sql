@@ -2264,12 +2264,18 @@ language plpgsql stable
 as $$
 declare
     follows metered.lots := l;
+    zone    text;
 begin
     follows.no := null;
     follows.roll_no := null;
-    follows.starts_at := (metered._period_at((l.plan).renews, l.starts_at))[2];
-    follows.expires_at := (metered._period_at((l.plan).renews, follows.starts_at))[2];
-    follows.roll_end := case when l.roll_cap is not null then metered._roll_end(follows.expires_at, l.plan, (l.plan).roll_for) end;
+    begin
+        follows.starts_at := (metered._period_at((l.plan).renews, l.starts_at))[2];
+        follows.expires_at := (metered._period_at((l.plan).renews, follows.starts_at))[2];
+        follows.roll_end := case when l.roll_cap is not null then metered._roll_end(follows.expires_at, l.plan, (l.plan).roll_for) end;
+    exception when sqlstate 'MT010' then
+        get stacked diagnostics zone = pg_exception_detail;
+        raise exception 'the time zone of a plan is not known' using errcode = 'MT010', detail = format('%s, of the plan %s of wallet %s', zone, (l.plan).renewal, l.scope);
+    end;
     follows.amount := (l.plan).renew_amount;
     follows.pending := follows.amount;
     follows.rest := 0;
@@ -3382,7 +3388,7 @@ $$;
 
 -- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no
 -- more than 2,000, each of which may take a lock of the server's table. With
--- only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are
+-- only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits, or have a plan of an unknown zone, are left alone, and named (crossing): they are
 -- reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
 -- those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end
 -- and last_no are where to go on, if there may be more.
@@ -3472,7 +3478,16 @@ begin
         end if;
         e := tip;
         e.crossed := w.crossed;
-        e := metered._settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
+        begin
+            e := metered._settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
+        exception when sqlstate 'MT010' then    -- a plan of a zone that the server has lost stops no other wallet
+            if only_scope is not null then
+                raise;
+            end if;
+            crossing := crossing || s.scope;
+            locked := array_remove(locked, s.scope);
+            continue;
+        end;
         ended := ended + (select count(*) from metered.lot_rows y where y.no = any (s.nos) and not y.open and not y.keeps);
         due := due || array(select y.no from metered.lot_rows y where (y.from_lot = any (s.nos) or y.granted_seq > tip.seq and y.scope = s.scope) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
         if e.seq > tip.seq and w.crossings is not null then
@@ -3870,7 +3885,16 @@ begin
     end if;
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_reference) between 1 and 255) is true, 'end_renewal');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
-    named := metered._name_lot(e, null, of_reference, null, limits, wait_ms);
+    begin
+        named := metered._name_lot(e, null, of_reference, null, limits, wait_ms);
+    exception when sqlstate 'MT010' then    -- a zone that the server has lost: the lot that is due begins, and no other
+        no := metered._end_lost(of_scope, of_reference);
+        if no is null then
+            raise;
+        end if;
+        status := 'revoked';
+        return;
+    end;
     if named.silent then
         status := 'crossing';
         return;
@@ -3898,6 +3922,25 @@ begin
     seq := e.seq;
     at := e.at;
     crossed := coalesce(crossed, metered._crossed_at(named.crossings, array[seq]));
+end
+$$;
+
+-- Ends what the lots of a plan still need its zones for: no lot comes after those that are there. Returns the last one.
+create function metered._end_lost(of_scope text, of_reference text) returns bigint
+language plpgsql volatile
+as $$
+declare
+    last bigint;
+begin
+    for last in
+        select y.no from metered.lot_rows y
+        where y.scope = of_scope and ((y.plan).renewal = of_reference or (y.plan).of_reference = of_reference)
+        order by y.no
+    loop
+        update metered.lot_rows y set plan.renews = null, plan.renew_amount = null, plan.roll_to = null, plan.roll_again = null
+        where y.no = last;
+    end loop;
+    return last;
 end
 $$;
 
@@ -11201,7 +11244,7 @@ comment on column metered.lots.keeps is 'something can be drawn of it for its us
 comment on column metered.lots.version is 'of its newest move, or null: none has its units';
 comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds of limits, which the caller does not report (_cross_lowered).';
 comment on function metered.roll_over(metered.scope_name, bigint, metered.lot_rollover, metered.charge_limit[], int, metered.origin) is 'Rolls units of a lot over into another one: once. status is rolled, same (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.';
-comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end and last_no are where to go on, if there may be more.';
+comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits, or have a plan of an unknown zone, are left alone, and named (crossing): they are reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end and last_no are where to go on, if there may be more.';
 comment on function metered.told_lots(bigint[], bigint[]) is 'Marks lapsed units of lots as reported to subscribers: so many units of each.';
 comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot that begins at once and has no plan, for builds of 0.1.0: see plan_lot.';
 comment on function metered.plan_lot(metered.scope_name, bigint, metered.new_lot, metered.lot_plan, timestamptz, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. That of a plan may have no units, or null: the part of its period that was left at starts_at. A plan that was bought in a period which is over brings the lots of that period and of all since. status is granted, same (it was granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing written, if the scope must exist and does not.';
@@ -11466,10 +11509,10 @@ begin
             _apply_lots,_as_far_as_admitted,_as_rest,_as_wallet,_balance,_base,_beyond_limits,_bound_lock_wait,
             _by_system,_capture_lots,_capture_minima,_charge_anyway,_charge_of,_check_limits,_check_now,
             _close_lease,_close_scope,_collided,_created_json,_credit_lot,_cross_captured,_cross_lowered,
-            _cross_thresholds,_crossed_at,_debt,_due_after,_due_lots,_due_minima,_empty_lot,_end_line,_end_lot,
-            _end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,_expire_and_check,_expire_due,
-            _expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,_fits,
-            _fits_at,_fits_origin,_free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_has_number,
+            _cross_thresholds,_crossed_at,_debt,_due_after,_due_lots,_due_minima,_empty_lot,_end_line,_end_lost,
+            _end_lot,_end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,_expire_and_check,
+            _expire_due,_expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,
+            _fits,_fits_at,_fits_origin,_free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_has_number,
             _held_here,_hold_as_json,_hold_of_job,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,
             _key_fits,_keys_of_job,_lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
             _leased,_leased_units,_leave_line,_leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,

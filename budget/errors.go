@@ -179,8 +179,10 @@ func failed(doing string, err error) error {
 		return absentScopes([]byte(pgErr.Detail))
 	case sqlstate.NumericOutOfRange:
 		kind = ErrOverflow
-	case sqlstate.UnknownZone:
-		kind = ErrTimeZone
+	case sqlstate.UnknownZone: // its DETAIL is the zone, and the plan that needs it
+		var pgErr *pgconn.PgError
+		errors.As(err, &pgErr)
+		return fmt.Errorf("%w: %s: %w", ErrTimeZone, pgErr.Detail, fault.Failed("budget", doing, err))
 	case sqlstate.Thresholds:
 		kind = ErrThresholds
 	default:

@@ -171,8 +171,9 @@ type verification struct {
 	ledger *Ledger
 	opts   VerifyOptions
 	report VerifyReport
-	edited *edited // the entry before, if its amount may have been edited
-	wrong  bool    // sums of the entry before are wrong
+	edited *edited  // the entry before, if its amount may have been edited
+	wrong  bool     // sums of the entry before are wrong
+	known  []string // the zones of the server, once they were asked for
 }
 
 func (v *verification) full() bool { return len(v.report.Differences) >= v.opts.MaxDifferences }

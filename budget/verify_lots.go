@@ -2,6 +2,9 @@ package budget
 
 import (
 	"context"
+	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/jackc/pgx/v5"
 )
@@ -157,6 +160,44 @@ func (v *verification) lots(ctx context.Context, tx pgx.Tx, scope string, first 
 		})
 		if err != nil {
 			return failed("verify lots", err)
+		}
+	}
+	if !wallet {
+		return nil
+	}
+	return v.zones(ctx, tx, scope)
+}
+
+// zonesSQL has the zones that plans of a wallet still need.
+const zonesSQL = `
+select y.granted_seq, y.no, z.zone
+from metered.lot_rows y, lateral (values (((y.plan).renews).zone), (((y.plan).roll_to).zone)) z(zone)
+where y.scope = $1 and z.zone is not null and (y.pending > 0 or y.open or y.keeps)
+  and (((y.plan).renews).every is not null or (y.plan).roll_again <> 0)
+order by y.no`
+
+const knownZonesSQL = `select pg_catalog.lower(n.name) from pg_catalog.pg_timezone_names n`
+
+// zones finds plans of a zone that the server has lost. It asks for the server's zones once, which takes long.
+func (v *verification) zones(ctx context.Context, tx pgx.Tx, scope string) error {
+	type need struct {
+		Seq, Lot int64
+		Zone     string
+	}
+	rows, _ := tx.Query(ctx, v.ledger.sql.zones, scope)
+	needs, err := pgx.CollectRows(rows, pgx.RowToStructByPos[need])
+	if err != nil {
+		return failed("verify zones", err)
+	}
+	if len(needs) > 0 && v.known == nil {
+		rows, _ := tx.Query(ctx, knownZonesSQL)
+		if v.known, err = pgx.CollectRows(rows, pgx.RowTo[string]); err != nil {
+			return failed("verify zones", err)
+		}
+	}
+	for _, n := range needs {
+		if !slices.Contains(v.known, strings.ToLower(n.Zone)) {
+			v.differs(Entry{Scope: scope, Seq: n.Seq}, fmt.Sprintf("zone of lot %d", n.Lot), n.Zone, "one that the server knows")
 		}
 	}
 	return nil

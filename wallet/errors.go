@@ -28,7 +28,7 @@ func notNil(field string, arg any) error { return fault.NotNil(errArgument, fiel
 // failed turns the error of a statement into the package's own, or that of package budget which it is.
 func failed(doing string, err error) error {
 	switch sqlstate.Of(err) {
-	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange:
+	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange, sqlstate.UnknownZone:
 		return inBudget.Failed(doing, err)
 	}
 	return fault.Failed("wallet", doing, err)

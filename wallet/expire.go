@@ -15,6 +15,7 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/savepoint"
+	"github.com/pgmetered/metered/internal/sqlstate"
 	"github.com/pgmetered/metered/observe"
 )
 
@@ -52,7 +53,7 @@ type SweepOptions struct {
 type SweepReport struct {
 	Ended     int `json:"ended"`     // lots that lapsed or rolled over
 	Announced int `json:"announced"` // breakages that Subscribers got
-	Failed    int `json:"failed"`    // whose Subscriber or OnThreshold failed: left for the next sweep
+	Failed    int `json:"failed"`    // whose Subscriber or OnThreshold failed, and wallets with a plan of a lost zone
 	Busy      int `json:"busy"`      // lots of locked wallets, left for the next sweep
 	Batches   int `json:"batches"`
 }
@@ -189,7 +190,11 @@ func (s *sweeper) sweep(ctx context.Context, tx pgx.Tx) error {
 		before := s.done
 		_, failed := savepoint.In(ctx, tx, "wallet", func(sub pgx.Tx) ([]string, error) { return s.pass(ctx, sub, &wallet, true) })
 		var refusal *fault.Listener
-		if ctx.Err() == nil && errors.As(failed, &refusal) {
+		if sqlstate.Of(failed) == sqlstate.UnknownZone { // a plan of a zone that the server has lost
+			s.done = before
+			s.done.Failed++
+			s.done.refusals = append(s.done.refusals, fmt.Errorf("wallet %q: %w", wallet, failed))
+		} else if ctx.Err() == nil && errors.As(failed, &refusal) {
 			s.done = before
 			s.done.Failed++
 			s.done.refusals = append(s.done.refusals, failed)

@@ -114,12 +114,18 @@ language plpgsql stable
 as $$
 declare
     follows metered.lots := l;
+    zone    text;
 begin
     follows.no := null;
     follows.roll_no := null;
-    follows.starts_at := (metered._period_at((l.plan).renews, l.starts_at))[2];
-    follows.expires_at := (metered._period_at((l.plan).renews, follows.starts_at))[2];
-    follows.roll_end := case when l.roll_cap is not null then metered._roll_end(follows.expires_at, l.plan, (l.plan).roll_for) end;
+    begin
+        follows.starts_at := (metered._period_at((l.plan).renews, l.starts_at))[2];
+        follows.expires_at := (metered._period_at((l.plan).renews, follows.starts_at))[2];
+        follows.roll_end := case when l.roll_cap is not null then metered._roll_end(follows.expires_at, l.plan, (l.plan).roll_for) end;
+    exception when sqlstate 'MT010' then
+        get stacked diagnostics zone = pg_exception_detail;
+        raise exception 'the time zone of a plan is not known' using errcode = 'MT010', detail = format('%s, of the plan %s of wallet %s', zone, (l.plan).renewal, l.scope);
+    end;
     follows.amount := (l.plan).renew_amount;
     follows.pending := follows.amount;
     follows.rest := 0;

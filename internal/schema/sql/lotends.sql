@@ -233,7 +233,7 @@ $$;
 
 -- Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no
 -- more than 2,000, each of which may take a lock of the server's table. With
--- only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits are left alone, and named (crossing): they are
+-- only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits, or have a plan of an unknown zone, are left alone, and named (crossing): they are
 -- reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are
 -- those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end
 -- and last_no are where to go on, if there may be more.
@@ -310,7 +310,16 @@ begin
         end if;
         e := tip;
         e.crossed := w.crossed;
-        e := metered._settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
+        begin
+            e := metered._settle(e, case when more then s.last_end else clk end, s.lots, 0, wait_ms);
+        exception when sqlstate 'MT010' then    -- a plan of a zone that the server has lost stops no other wallet
+            if only_scope is not null then
+                raise;
+            end if;
+            crossing := crossing || s.scope;
+            locked := array_remove(locked, s.scope);
+            continue;
+        end;
         ended := ended + (select count(*) from metered.lot_rows y where y.no = any (s.nos) and not y.open and not y.keeps);
         due := due || array(select y.no from metered.lot_rows y where (y.from_lot = any (s.nos) or y.granted_seq > tip.seq and y.scope = s.scope) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
         if e.seq > tip.seq and w.crossings is not null then

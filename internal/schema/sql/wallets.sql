@@ -272,7 +272,16 @@ declare
 begin
     perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (octet_length(of_reference) between 1 and 255) is true, 'end_renewal');
     e := metered._next_entry(of_scope, key, wait_ms, origin);
-    named := metered._name_lot(e, null, of_reference, null, limits, wait_ms);
+    begin
+        named := metered._name_lot(e, null, of_reference, null, limits, wait_ms);
+    exception when sqlstate 'MT010' then    -- a zone that the server has lost: the lot that is due begins, and no other
+        no := metered._end_lost(of_scope, of_reference);
+        if no is null then
+            raise;
+        end if;
+        status := 'revoked';
+        return;
+    end;
     if named.silent then
         status := 'crossing';
         return;
@@ -300,6 +309,25 @@ begin
     seq := e.seq;
     at := e.at;
     crossed := coalesce(crossed, metered._crossed_at(named.crossings, array[seq]));
+end
+$$;
+
+-- Ends what the lots of a plan still need its zones for: no lot comes after those that are there. Returns the last one.
+create function metered._end_lost(of_scope text, of_reference text) returns bigint
+language plpgsql volatile
+as $$
+declare
+    last bigint;
+begin
+    for last in
+        select y.no from metered.lot_rows y
+        where y.scope = of_scope and ((y.plan).renewal = of_reference or (y.plan).of_reference = of_reference)
+        order by y.no
+    loop
+        update metered.lot_rows y set plan.renews = null, plan.renew_amount = null, plan.roll_to = null, plan.roll_again = null
+        where y.no = last;
+    end loop;
+    return last;
 end
 $$;
 
