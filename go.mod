@@ -11,7 +11,6 @@ require (
 	github.com/riverqueue/river/rivertype v0.44.0
 	github.com/stretchr/testify v1.12.1
 	golang.org/x/sync v0.22.0
-	golang.org/x/text v0.41.0
 	pgregory.net/rapid v1.3.0
 )
 
@@ -27,4 +26,5 @@ require (
 	github.com/tidwall/sjson v1.2.5 // indirect
 	github.com/xi2/xz v0.0.0-20171230120015-48954b6210f8 // indirect
 	go.yaml.in/yaml/v3 v3.0.5 // indirect
+	golang.org/x/text v0.41.0 // indirect
 )

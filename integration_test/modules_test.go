@@ -5,11 +5,14 @@ import (
 	"bytes"
 	"fmt"
 	"io/fs"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"regexp"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/stretchr/testify/require"
@@ -19,23 +22,93 @@ import (
 
 const core = "github.com/pgmetered/metered"
 
-// serve writes the module of a directory as a proxy serves it.
-func serve(t *testing.T, proxy, module, version, dir string) {
-	t.Helper()
-	at := filepath.Join(proxy, filepath.FromSlash(module), "@v")
-	require.NoError(t, os.MkdirAll(at, 0o755))
-	mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
-	require.NoError(t, err)
-	for name, text := range map[string]string{
-		"list": version + "\n", version + ".mod": string(mod), version + ".info": fmt.Sprintf(`{"Version":%q,"Time":"2026-01-02T03:04:05Z"}`, version),
-	} {
-		require.NoError(t, os.WriteFile(filepath.Join(at, name), []byte(text), 0o644))
+// proxy serves the modules of this repository as the module proxy does: any commit of it by its pseudo-version, and main, which is the last
+// commit here. It knows no tag.
+type proxy struct {
+	*testing.T
+	mu    sync.Mutex
+	trees map[string]string // directories by commit
+}
+
+func (p *proxy) git(args ...string) (string, error) {
+	cmd := exec.CommandContext(p.Context(), "git", append([]string{"-C", ".."}, args...)...)
+	cmd.Env = append(os.Environ(), "TZ=UTC")
+	out, err := cmd.Output()
+	return strings.TrimSpace(string(out)), err
+}
+
+// version is the pseudo-version of a commit.
+func (p *proxy) version(commit string) (string, error) {
+	return p.git("show", "-s", "--abbrev=12", "--date=format-local:%Y%m%d%H%M%S", "--format=v0.0.0-%cd-%h", commit)
+}
+
+// tree is a directory with the files of a commit.
+func (p *proxy) tree(commit string) (string, error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if dir, known := p.trees[commit]; known {
+		return dir, nil
 	}
-	file, err := os.Create(filepath.Join(at, version+".zip"))
-	require.NoError(t, err)
-	defer func() { require.NoError(t, file.Close()) }()
-	archive := zip.NewWriter(file)
-	require.NoError(t, filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
+	archive, err := exec.CommandContext(p.Context(), "git", "-C", "..", "archive", commit).Output()
+	if err != nil {
+		return "", err
+	}
+	dir := p.TempDir()
+	unpack := exec.CommandContext(p.Context(), "tar", "-x", "-C", dir)
+	unpack.Stdin = bytes.NewReader(archive)
+	if out, err := unpack.CombinedOutput(); err != nil {
+		return "", fmt.Errorf("tar: %w: %s", err, out)
+	}
+	p.trees[commit] = dir
+	return dir, nil
+}
+
+var pseudo = regexp.MustCompile(`^v0\.0\.0-\d{14}-([0-9a-f]{12})$`)
+
+// answer is a file of the proxy, whose path names a module of ours: MODULE/@v/VERSION.zip.
+func (p *proxy) answer(path string) ([]byte, error) {
+	if module, latest := strings.CutSuffix(path, "/@latest"); latest {
+		path = module + "/@v/main.info"
+	}
+	module, file, _ := strings.Cut(path, "/@v/")
+	if file == "list" {
+		return nil, nil // no tags
+	}
+	asked := strings.TrimSuffix(file, filepath.Ext(file))
+	commit := "HEAD"
+	if m := pseudo.FindStringSubmatch(asked); m != nil {
+		commit = m[1]
+	} else if asked != "main" {
+		return nil, fmt.Errorf("no tag %s", asked)
+	}
+	version, err := p.version(commit)
+	if err != nil || asked != "main" && version != asked {
+		return nil, fmt.Errorf("the commit of %s has the version %s: %w", asked, version, err)
+	}
+	dir, err := p.tree(commit)
+	if err != nil {
+		return nil, err
+	}
+	dir = filepath.Join(dir, filepath.FromSlash(strings.TrimPrefix(module, core)))
+	mod, err := os.ReadFile(filepath.Join(dir, "go.mod"))
+	if err != nil {
+		return nil, err // a directory that is no module
+	}
+	switch filepath.Ext(file) {
+	case ".info":
+		at, err := p.git("show", "-s", "--date=format-local:%Y-%m-%dT%H:%M:%SZ", "--format=%cd", commit)
+		return fmt.Appendf(nil, `{"Version":%q,"Time":%q}`, version, at), err
+	case ".mod":
+		return mod, nil
+	}
+	return zipped(module+"@"+version, dir)
+}
+
+// zipped is a module's directory as a proxy has it.
+func zipped(prefix, dir string) ([]byte, error) {
+	var file bytes.Buffer
+	archive := zip.NewWriter(&file)
+	if err := filepath.WalkDir(dir, func(path string, d fs.DirEntry, err error) error {
 		if err != nil || path == dir {
 			return err
 		}
@@ -53,29 +126,41 @@ func serve(t *testing.T, proxy, module, version, dir string) {
 		if err != nil {
 			return err
 		}
-		w, err := archive.Create(module + "@" + version + "/" + filepath.ToSlash(name))
+		w, err := archive.Create(prefix + "/" + filepath.ToSlash(name))
 		if err == nil {
 			_, err = w.Write(text)
 		}
 		return err
-	}))
-	require.NoError(t, archive.Close())
+	}); err != nil {
+		return nil, err
+	}
+	err := archive.Close()
+	return file.Bytes(), err
 }
 
-// committed is a directory with the files of the last commit. Without git it is the working tree.
-func committed(t *testing.T) string {
-	t.Helper()
-	archive, err := exec.CommandContext(t.Context(), "git", "-C", "..", "archive", "HEAD").Output()
-	if err != nil {
-		t.Logf("the working tree is served: git archive: %v", err)
-		return ".."
+func (p *proxy) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	path := strings.TrimPrefix(r.URL.Path, "/")
+	if module, _, _ := strings.Cut(path, "/@"); module != core && !strings.HasPrefix(module, core+"/") {
+		http.NotFound(w, r)
+		return
 	}
-	dir := t.TempDir()
-	unpack := exec.CommandContext(t.Context(), "tar", "-x", "-C", dir)
-	unpack.Stdin = bytes.NewReader(archive)
-	out, err := unpack.CombinedOutput()
-	require.NoError(t, err, "%s", out)
-	return dir
+	answer, err := p.answer(path)
+	if err != nil {
+		http.Error(w, err.Error(), http.StatusNotFound)
+		return
+	}
+	_, _ = w.Write(answer)
+}
+
+// The versions that the modules require of each other are those of a commit before this one, in all modules and in go.work.
+func TestModules_RequireACommitThatIsThere(t *testing.T) {
+	t.Parallel()
+	p := &proxy{T: t}
+	if shallow, err := p.git("rev-parse", "--is-shallow-repository"); err != nil || shallow == "true" {
+		t.Skip("a whole clone has the commits that the modules name")
+	}
+	out, err := exec.CommandContext(t.Context(), "../.ci/tidy", "-check").CombinedOutput()
+	require.NoError(t, err, "run .ci/tidy: %s", out)
 }
 
 const consumer = `package main
@@ -98,56 +183,57 @@ var (
 func main() { fmt.Println("schema", metered.SchemaVersion) }
 `
 
-// Every module can be required and every command installed without a clone, once the versions that they require of
-// each other are tagged. Other modules come from this machine's cache, and missing ones from the proxy. It runs where METERED_LONG is set, as in a
-// step of .ci/run: a module cache of its own takes a minute.
+// Each module can be had from main without a tag from main: the command, and the console and the metrics alone, whose core is the one that they require. A failure
+// to compile here says that a module needs code that the commit of its go.mod lacks: run .ci/tidy once that code is in main. Other modules come
+// from this machine's cache, and missing ones from the proxy. It runs where METERED_LONG is set, as in a step of .ci/run: a module cache of its own
+// takes a minute.
 func TestModules_AreHadThroughAProxy(t *testing.T) {
 	if !pgtest.Long {
 		t.Skip("takes a minute: make long and .ci/run have it")
 	}
 	t.Parallel()
-	root := committed(t)
-	work, err := os.ReadFile(filepath.Join(root, "go.work"))
-	require.NoError(t, err)
-	required := regexp.MustCompile(`(?m)^\s(`+core+`\S*) (v\S+) => (\S+)$`).FindAllStringSubmatch(string(work), -1)
-	proxy, version := t.TempDir(), ""
-	for _, m := range required {
-		serve(t, proxy, m[1], m[2], filepath.Join(root, m[3]))
-		if m[1] == core {
-			version = m[2]
-		}
-	}
-	require.NotEmpty(t, version)
-	commands := []string{"cmd/metered"}
-	for _, command := range commands {
-		serve(t, proxy, core+"/"+command, version, filepath.Join(root, command))
-	}
+	p := &proxy{T: t, trees: map[string]string{}}
+	version, err := p.version("HEAD")
+	require.NoError(t, err, "the proxy is made of the repository")
+	server := httptest.NewServer(p)
+	defer server.Close()
 
 	known, err := exec.CommandContext(t.Context(), "go", "env", "GOMODCACHE", "GOPROXY").Output()
 	require.NoError(t, err)
 	cache, proxies, _ := strings.Cut(strings.TrimSpace(string(known)), "\n")
-	dir, bin := t.TempDir(), t.TempDir()
-	run := func(program string, args ...string) string {
+	home, bin := t.TempDir(), t.TempDir()
+	in := func(dir, program string, args ...string) string {
 		t.Helper()
 		cmd := exec.CommandContext(t.Context(), program, args...)
 		cmd.Dir = dir
-		// With -trimpath a later run, with its module cache elsewhere, finds the compiled packages again.
-		cmd.Env = append(os.Environ(), "GOWORK=off", "GOSUMDB=off", "GOFLAGS=-modcacherw -trimpath", "GOBIN="+bin, "GOMODCACHE="+filepath.Join(dir, "cache"),
-			"GOPROXY=file://"+proxy+",file://"+filepath.Join(cache, "cache", "download")+","+proxies)
+		// With -trimpath a later run, with its module cache elsewhere, finds the compiled packages again. Nothing of ours may come from the cache.
+		cmd.Env = append(os.Environ(), "GOWORK=off", "GOSUMDB=off", "GOFLAGS=-modcacherw -trimpath", "GOBIN="+bin, "GOMODCACHE="+filepath.Join(home, "cache"),
+			"GOPROXY="+server.URL+",file://"+filepath.Join(cache, "cache", "download")+","+proxies)
 		out, err := cmd.CombinedOutput()
 		require.NoError(t, err, "%s %s\n%s", program, strings.Join(args, " "), out)
 		return string(out)
 	}
-	run("go", "mod", "init", "example.com/consumer")
-	require.NoError(t, os.WriteFile(filepath.Join(dir, "main.go"), []byte(consumer), 0o644))
-	get := []string{"get"}
-	for _, m := range required {
-		get = append(get, m[1]+"@"+m[2])
+	in(home, "go", "install", core+"/cmd/metered@main")
+	require.Contains(t, in(home, filepath.Join(bin, "metered"), "--version"), version)
+
+	for _, consumes := range []struct {
+		modules []string
+		not     string // lines of the consumer
+	}{
+		{[]string{"/console"}, "otelmetered|observe"},
+		{[]string{"/otelmetered"}, "console|http"},
+		{[]string{"", "/console", "/otelmetered"}, "no line"},
+	} {
+		dir, err := os.MkdirTemp(home, "consumer")
+		require.NoError(t, err)
+		in(dir, "go", "mod", "init", "example.com/consumer")
+		text := regexp.MustCompile(`(?m)^.*\b(`+consumes.not+`)\b.*\n`).ReplaceAllString(consumer, "")
+		require.NoError(t, os.WriteFile(filepath.Join(dir, "main.go"), []byte(text), 0o644))
+		get := []string{"get", "."}
+		for _, m := range consumes.modules {
+			get = append(get, core+m+"@main")
+		}
+		in(dir, "go", get...)
+		require.Regexp(t, `schema \d+\n$`, in(dir, "go", "run", "."))
 	}
-	run("go", get...)
-	require.Regexp(t, `schema \d+\n$`, run("go", "run", "."))
-	for _, command := range commands {
-		run("go", "install", core+"/"+command+"@"+version)
-	}
-	require.Contains(t, run(filepath.Join(bin, "metered"), "--version"), version)
 }
