@@ -604,7 +604,8 @@ create table metered.lot_moves (
     kind   "char" not null,             -- d credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund,
                                         -- h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over,
                                         -- s scheduled for later, or its end set, w withdrawn before it began,
-                                        -- a applied to a use that takes them now, b back to its uses
+                                        -- a applied to a use that takes them now, b back to its uses,
+                                        -- n reinstated after v, m reinstated after w
     scope  text collate "C" not null,   -- the wallet
     version bigint,                     -- 1, 2, 3 and so on of its lot. After the newest one, the lot has these units. Null: overdraft, or of 0.1.0
     rest   bigint,                      -- units of the lot that can be drawn
@@ -3642,11 +3643,12 @@ $$;
 -- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. That of a plan may have no
 -- units, or null: the part of its period that was left at starts_at. A plan that was bought in a period which is over brings
 -- the lots of that period and of all since. status is granted, same (it was
--- granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing
+-- granted under the reference before, and is answered as it is now, with the units that were revoked of it since, and whether its renewals were ended), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing
 -- written, if the scope must exist and does not.
 create function metered.plan_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, plan metered.lot_plan, starts_at timestamptz, must_exist boolean,
     wait_ms int, origin metered.origin,
-    out status text, out no bigint, out amount bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
+    out status text, out no bigint, out amount bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb,
+    out revoked bigint, out renewals_ended boolean)
 language plpgsql volatile
 security definer
 set search_path = pg_catalog, pg_temp
@@ -3698,6 +3700,9 @@ begin
             seq := was.granted_seq;
             at := was.granted_at;
             expires_at := nullif(was.expires_at, 'infinity');
+            revoked := (select sum(y.revoked) from metered.lot_rows y where y.no = any (metered._family(was.no)));
+            renewals_ended := (was.plan).renewal = was.reference and not exists (select from metered.lot_rows y
+                where y.scope = of_scope and y.pending > 0 and (y.plan).renewal = was.reference);
             return;
         end if;
     end if;
@@ -4060,6 +4065,174 @@ begin
             'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held, 'uses', (x.plan).uses)
             order by x.priority, x.expires_at, x.no)
         from metered._lots_now(tip, clk, null) x);
+end
+$$;
+
+-- How units that were revoked come back to their lots.
+
+-- Gives units back to a lot from which they were revoked, and which has not ended: as pending ones before it begins. e is
+-- after everything due. Appends it, and returns it.
+create function metered._reinstate(e metered.ledger, l metered.lots, units bigint) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    later   boolean := coalesce(l.starts_at > e.at, false);
+    general boolean := (l.plan).uses is null;
+    rest    bigint := case when general and not later then units else 0 end;
+    kept    bigint := case when general or later then 0 else units end;
+    tip     metered.ledger := e;
+    debt    bigint;
+begin
+    tip.seq := e.seq - 1;
+    debt := metered._debt(tip);
+    e.kind := case when rest > 0 then 'd' else 's' end;
+    e.amount := units;
+    e.credited := e.credited + rest;
+    e.lots_end := least(e.lots_end, case when later then l.starts_at else l.expires_at end);
+    if e.crossed is not null and rest > 0 then
+        e.crossed := metered._rearmed(e);
+    end if;
+    perform metered._append(e);
+    update metered.lot_rows y set revoked = y.revoked - units, pending = y.pending + case when later then units else 0 end where y.no = l.no;
+    perform metered._move_lot(e.scope, e.seq, 1, l.no, case when later then 'm' else 'n' end::"char", units, rest, kept);
+    if debt > 0 and rest > 0 then
+        perform metered._pay_back(e, debt, 2);
+    end if;
+    return e;
+end
+$$;
+
+-- Gives back units that were revoked from a lot and from those that it went on in, or all of them (null), as far as these
+-- lots have not ended. Each lot has an entry of its own, and seq is the last. status is reinstated, same (nothing of
+-- them is revoked), ended (what is revoked is of lots that have ended), unknown, or crossing: it ends other lots, and would
+-- cross thresholds of limits, which the caller does not report.
+create function metered.reinstate_lot(of_scope metered.scope_name, key bigint, of_lot bigint, of_reference text, units bigint,
+    limits metered.charge_limit[], wait_ms int, origin metered.origin,
+    out status text, out no bigint, out reinstated bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e     metered.ledger;
+    l     metered.lots;
+    nos   bigint[];
+    named record;
+    was   bigint;
+    part  bigint;
+begin
+    if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
+        or array_lower(limits, 1) <> 1
+        or array_ndims(limits) <> 1
+        or cardinality(limits) > 16
+        or pg_column_size(limits) > 1400 and not metered._fits(limits)
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
+        raise exception 'out of bounds: an argument of reinstate_lot' using errcode = '22023';
+    end if;
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true) and (of_lot is null) <> (of_reference is null)
+        and coalesce(units between 1 and 9007199254740992, true), 'reinstate_lot');
+    e := metered._next_entry(of_scope, key, wait_ms, origin);
+    named := metered._name_lot(e, of_lot, of_reference, 0, limits, wait_ms);
+    if named.silent then
+        status := 'crossing';
+        return;
+    end if;
+    was := e.seq;
+    e := named.entry;
+    no := (named.lot).no;
+    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
+    if no is null then
+        status := metered._missing_lot(e);
+        return;
+    end if;
+    expires_at := nullif((named.lot).expires_at, 'infinity');
+    nos := metered._family(no);
+    reinstated := 0;
+    for l in select y.* from metered.lots y where y.no = any (nos) and y.revoked > 0 and y.expires_at > e.at order by y.no loop
+        part := least(units - reinstated, l.revoked);
+        exit when part = 0;
+        perform metered._refuse_closed(e);
+        e := metered._reinstate(e, l, part);
+        reinstated := reinstated + part;
+        seq := e.seq;
+        at := e.at;
+        e.seq := e.seq + 1;
+    end loop;
+    if reinstated > 0 then
+        status := 'reinstated';
+        return;
+    end if;
+    status := metered._missing_lot(e);      -- nothing is revoked, as of this snapshot
+    status := case when exists (select from metered.lot_rows y where y.no = any (nos) and y.revoked > 0) then 'ended' else 'same' end;
+    at := e.at;
+end
+$$;
+
+-- Takes back that the renewals of a grant were ended, by its reference: the lot of the next period is scheduled again, and others come
+-- after it. status is reinstated, same (they go on), ended (that period has begun), unknown (no such grant renews), or
+-- crossing, as reinstate_lot has it.
+create function metered.resume_renewal(of_scope metered.scope_name, key bigint, of_reference text, limits metered.charge_limit[],
+    wait_ms int, origin metered.origin,
+    out status text, out no bigint, out reinstated bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out crossed jsonb)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    e     metered.ledger;
+    l     metered.lots;
+    named record;
+    was   bigint;
+begin
+    if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
+        or array_lower(limits, 1) <> 1
+        or array_ndims(limits) <> 1
+        or cardinality(limits) > 16
+        or pg_column_size(limits) > 1400 and not metered._fits(limits)
+        or wait_ms > 3600000
+        or pg_column_size(origin.note) > 8196
+        or pg_column_compression(origin.note) is not null and octet_length(origin.note::text) > 8192 then
+        raise exception 'out of bounds: an argument of resume_renewal' using errcode = '22023';
+    end if;
+    perform metered._require(coalesce(metered._key_fits(key, of_scope), true)
+        and (octet_length(of_reference) between 1 and 255) is true, 'resume_renewal');
+    e := metered._next_entry(of_scope, key, wait_ms, origin);
+    named := metered._name_lot(e, null, of_reference, null, limits, wait_ms);
+    if named.silent then
+        status := 'crossing';
+        return;
+    end if;
+    was := e.seq;
+    e := named.entry;
+    crossed := case when e.seq > was then metered._crossed_at(named.crossings, array[e.seq - 1]) end;
+    reinstated := 0;
+    status := metered._missing_lot(e);      -- as of this snapshot
+    if ((named.lot).plan).renewal is distinct from of_reference then
+        return;
+    end if;
+    at := e.at;
+    -- The last lot of a plan has it. Those before passed it on.
+    l := (select row(y.*)::metered.lots from metered.lots y
+        where y.scope = of_scope and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference order by y.no desc limit 1);
+    no := l.no;
+    expires_at := nullif(l.expires_at, 'infinity');
+    if l.pending > 0 then
+        status := 'same';
+    elsif (l.revoked > 0 and l.starts_at > e.at) is not true then
+        status := 'ended';
+    else
+        perform metered._refuse_closed(e);
+        e := metered._reinstate(e, l, l.revoked);
+        status := 'reinstated';
+        reinstated := e.amount;
+        seq := e.seq;
+    end if;
 end
 $$;
 
@@ -10858,7 +11031,7 @@ select y.no,                                    -- the number of the lot
     y.category,                                 -- of the caller, as paid or promotional
     y.priority,                                 -- the lower one is drawn first
     case when y.pending > 0 then 'pending' when y.rest + y.kept > 0 and y.expires_at <= c.now then 'ended' when y.rest + y.kept > 0 then 'open' when y.held > 0 then 'held'
-        when y.lapsed > 0 or y.rolled > 0 then 'ended' when y.revoked = y.amount then 'revoked' else 'used up' end as state, -- ended: units were left at its end, whether that is written down or not. held: the rest is in open holds and leases
+        when y.lapsed > 0 or y.rolled > 0 then 'ended' when y.revoked > 0 and y.revoked = y.amount then 'revoked' else 'used up' end as state, -- ended: units were left at its end, whether that is written down or not. held: the rest is in open holds and leases
     case y.origin when 'g' then 'granted' when 'c' then 'credited' when 'r' then 'rolled over' else 'given back late' end as origin, -- where its units are from
     y.from_lot,                                 -- the lot that they were in before
     y.granted_at,                               -- when it was granted
@@ -10890,9 +11063,9 @@ select m.scope,                                 -- the wallet
     y.reference,                                -- of the lot
     y.category,                                 -- of the lot
     case m.kind when 'd' then 'credited' when 't' then 'taken' when 'p' then 'paid back' when 'g' then 'given back' when 'h' then 'held' when 'q' then 'held after'
-        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' when 's' then 'scheduled' when 'w' then 'withdrawn' when 'a' then 'applied' when 'b' then 'kept' end as does, -- the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold. applied: for the use of the next entry. kept: for its uses again
+        when 'u' then 'captured' when 'f' then 'freed' when 'e' then 'lapsed' when 'v' then 'revoked' when 'o' then 'rolled over' when 's' then 'scheduled' when 'w' then 'withdrawn' when 'a' then 'applied' when 'b' then 'kept' when 'n' then 'reinstated' when 'm' then 'reinstated' end as does, -- the effect on the lot. paid back: taken for an earlier overdraft. held after: taken for overdrawn units of an earlier hold. applied: for the use of the next entry. kept: for its uses again
     m.amount,                                   -- units
-    case when m.lot = 0 then null when m.kind in ('d', 'g', 'f') then m.amount when m.kind in ('u', 's', 'w', 'a', 'b') then 0 else -m.amount end as change, -- of the lot's rest
+    case when m.lot = 0 then null when m.kind in ('d', 'g', 'f', 'n') then m.amount when m.kind in ('u', 's', 'w', 'a', 'b', 'm') then 0 else -m.amount end as change, -- of the lot's rest
     m.back as given_back,                       -- drawn units that refunds gave back
     l.ref as refunds_seq,                       -- of a refund: the number of its charge
     l.hold,                                     -- the hold's id, where the entry is about one alone
@@ -11095,7 +11268,7 @@ comment on column metered.lot_moves.nth is '1, 2, 3 and so on in the entry';
 comment on column metered.lot_moves.lot is 'lots.no, or 0: overdraft, which no lot covers';
 comment on column metered.lot_moves.amount is 'how many units';
 comment on column metered.lot_moves.back is 'units of amount that refunds gave back';
-comment on column metered.lot_moves.kind is 'd credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund, h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over, s scheduled for later, or its end set, w withdrawn before it began, a applied to a use that takes them now, b back to its uses';
+comment on column metered.lot_moves.kind is 'd credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund, h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over, s scheduled for later, or its end set, w withdrawn before it began, a applied to a use that takes them now, b back to its uses, n reinstated after v, m reinstated after w';
 comment on column metered.lot_moves.scope is 'the wallet';
 comment on column metered.lot_moves.version is '1, 2, 3 and so on of its lot. After the newest one, the lot has these units. Null: overdraft, or of 0.1.0';
 comment on column metered.lot_moves.rest is 'units of the lot that can be drawn';
@@ -11247,11 +11420,13 @@ comment on function metered.roll_over(metered.scope_name, bigint, metered.lot_ro
 comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits, or have a plan of an unknown zone, are left alone, and named (crossing): they are reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end and last_no are where to go on, if there may be more.';
 comment on function metered.told_lots(bigint[], bigint[]) is 'Marks lapsed units of lots as reported to subscribers: so many units of each.';
 comment on function metered.grant_lot(metered.scope_name, bigint, metered.new_lot, boolean, int, metered.origin) is 'Grants a lot that begins at once and has no plan, for builds of 0.1.0: see plan_lot.';
-comment on function metered.plan_lot(metered.scope_name, bigint, metered.new_lot, metered.lot_plan, timestamptz, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. That of a plan may have no units, or null: the part of its period that was left at starts_at. A plan that was bought in a period which is over brings the lots of that period and of all since. status is granted, same (it was granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing written, if the scope must exist and does not.';
+comment on function metered.plan_lot(metered.scope_name, bigint, metered.new_lot, metered.lot_plan, timestamptz, boolean, int, metered.origin) is 'Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. That of a plan may have no units, or null: the part of its period that was left at starts_at. A plan that was bought in a period which is over brings the lots of that period and of all since. status is granted, same (it was granted under the reference before, and is answered as it is now, with the units that were revoked of it since, and whether its renewals were ended), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing written, if the scope must exist and does not.';
 comment on function metered.set_lot_end(metered.scope_name, bigint, bigint, text, timestamptz, metered.charge_limit[], int, metered.origin) is 'Sets the end of a lot, by its number or reference: earlier, later, or never (infinity). status is set, same (it has that end), unknown, ended (it has ended by now, or the end would be over), or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report.';
 comment on function metered.end_renewal(metered.scope_name, bigint, text, metered.charge_limit[], int, metered.origin) is 'Ends the renewals of a grant, by its reference: the lot of the next period is withdrawn, and none comes after it. The present one stays. status is revoked, same (they were ended before), unknown (no such grant renews), or crossing, as revoke_lot has it.';
 comment on function metered.draw(metered.new_charge, boolean, interval, int, metered.origin) is 'Draws units of a wallet, as a charge does: charge.amount of them, or with up_to as much of that as its limits let in. lots says of which lots they are, and overdrawn how many are of none. left is the balance after it, with lots for the use of the charge. A refusal of a command''s draw raises, because COMMIT follows, and its draws are kept for its record.';
 comment on function metered.wallet_balance(text) is 'The balance of a wallet: units that can be drawn (less than 0: overdrawn), held units, and the lots that have some of either, in the order in which they are drawn. Lots for some uses are no part of units. A lot or hold that is due has ended, whether that is written down or not. A lot that rolls over then is there as it will be.';
+comment on function metered.reinstate_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Gives back units that were revoked from a lot and from those that it went on in, or all of them (null), as far as these lots have not ended. Each lot has an entry of its own, and seq is the last. status is reinstated, same (nothing of them is revoked), ended (what is revoked is of lots that have ended), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report.';
+comment on function metered.resume_renewal(metered.scope_name, bigint, text, metered.charge_limit[], int, metered.origin) is 'Takes back that the renewals of a grant were ended, by its reference: the lot of the next period is scheduled again, and others come after it. status is reinstated, same (they go on), ended (that period has begun), unknown (no such grant renews), or crossing, as reinstate_lot has it.';
 comment on function metered.charge(metered.new_charge[], interval, int, boolean) is 'Charges scopes, all or none, without a command, and returns a refusal. Returning the whole answer costs less than assigning each part.';
 comment on function metered.check_charge(metered.new_charge[], interval) is 'The answer of charge at this moment, without a lock and without writing. STABLE, so that all its statements see one snapshot.';
 comment on function metered.usage(text[], interval[], metered.period[], boolean) is 'The state of each scope, for each pair with a window. Window 0 is the lifetime, and a null one is a period. with_leases: spends of open leases are used, and not held.';
@@ -11524,23 +11699,24 @@ begin
             _pay_back,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_moved,_raise_sequence,
             _raised,_rearmed,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
             _refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,
-            _refuse_unreported,_refusing,_release_line,_release_lines,_remember_hold,_renew_lot,_reported_after_repair,
-            _reported_until,_require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,
-            _schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,
-            _start_job,_start_lot,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,
-            _told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,
-            _unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
-            _wake_releasers,_with_absent,_with_keys,_withdraw,_without_lapsing,_write_charges,_write_exact,
-            _write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_command,block_commit,
-            capture_holds,carve,change_parked,charge,charge_each,charge_leased,charge_up_to,check_charge,
-            claim_job_key,clock,complete_command,consume_token,create_scopes,credit,draw,drop_parked,due_holds,
-            end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,finish_command,
-            grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,look_place,
-            mint_tokens,next_release,numbers_behind,open_lease,open_session,park_jobs,place,plan_lot,purge_holds,
-            purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,receive_child,refund,
-            release_captured,release_holds,release_jobs,repair_clock,replace_token,rest_jobs,retire_scopes,
-            return_holds,revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,set_lot_end,settle_away,
-            settle_lease,spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
+            _refuse_unreported,_refusing,_reinstate,_release_line,_release_lines,_remember_hold,_renew_lot,
+            _reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,_roll_end,
+            _roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,
+            _spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_kept,_take_lots,_tenant_key,
+            _threshold_key,_token_fits,_told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
+            _try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,
+            _usage_known_from,_use_lots,_wake_releasers,_with_absent,_with_keys,_withdraw,_without_lapsing,
+            _write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,
+            begin_command,block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,
+            charge_up_to,check_charge,claim_job_key,clock,complete_command,consume_token,create_scopes,
+            credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,
+            extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
+            lock_all,lock_scopes,look_place,mint_tokens,next_release,numbers_behind,open_lease,open_session,
+            park_jobs,place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,
+            purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,
+            repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,
+            revoke_tokens,roll_over,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_holds,
+            sweep_lots,told_lots,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

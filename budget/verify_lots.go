@@ -23,8 +23,8 @@ with tip as (
     select m.lot, coalesce(sum(m.amount) filter (where m.kind = 'd'), 0) as granted,
         coalesce(sum(case when m.kind in ('t', 'p', 'u') then m.amount when m.kind = 'g' then -m.amount end), 0) as drawn,
         coalesce(sum(case when m.kind in ('h', 'q') then m.amount when m.kind in ('u', 'f') then -m.amount end), 0) as held,
-        coalesce(sum(m.amount) filter (where m.kind = 'e'), 0) as lapsed, coalesce(sum(m.amount) filter (where m.kind in ('v', 'w')), 0) as revoked,
-        coalesce(sum(m.amount) filter (where m.kind = 'w'), 0) as withdrawn,
+        coalesce(sum(m.amount) filter (where m.kind = 'e'), 0) as lapsed, coalesce(sum(case when m.kind in ('v', 'w') then m.amount when m.kind in ('n', 'm') then -m.amount end), 0) as revoked,
+        coalesce(sum(case m.kind when 'w' then m.amount when 'm' then -m.amount end), 0) as withdrawn,
         coalesce(sum(m.amount) filter (where m.kind = 'o'), 0) as rolled,
         coalesce(sum(m.amount) filter (where m.kind = 'g'), 0) as given, sum(m.back) as back
     from moves m group by m.lot
@@ -74,8 +74,8 @@ select e.seq, 'moves of lots', coalesce(m.units, 0)::text, e.amount::text
 from metered.ledger e
     left join lateral (select sum(m.amount) as units from metered.lot_moves m
         where m.scope = e.scope and m.seq = e.seq and m.kind = case e.kind when 'c' then 't' when 'r' then 'g' when 'l' then 'f' when 'x' then 'f' when 's' then m.kind
-            when 'd' then case when m.kind = 'a' then m.kind else e.kind end when 'o' then case when m.kind = 'b' then m.kind else e.kind end else e.kind end
-            and (e.kind <> 's' or m.kind in ('s', 'w') or exists (select from lots y where y.no = m.lot and (y.plan).uses is not null))) m on true
+            when 'd' then case when m.kind in ('a', 'n') then m.kind else e.kind end when 'o' then case when m.kind = 'b' then m.kind else e.kind end else e.kind end
+            and (e.kind <> 's' or m.kind in ('s', 'w', 'm') or exists (select from lots y where y.no = m.lot and (y.plan).uses is not null))) m on true
     left join (select l.granted_seq as seq, sum(l.amount) as units from lots l where l.origin = 'c' group by l.granted_seq) c on c.seq = e.seq and e.kind = 'r'
 where e.scope = $1 and e.seq >= $2 and e.lots_end is not null and e.kind not in ('k', 'z') and coalesce(m.units, 0) + coalesce(c.units, 0) <> e.amount
 union all
@@ -92,7 +92,7 @@ where l.granted_seq >= $2 and m.given <> m.back
 union all
 select m.seq, 'units after a move of lot ' || m.lot, format(m.told, m.version, m.rest + m.kept, m.drawn, m.held), format(m.told, m.last + 1, m.units, m.spent, m.hold)
 from (select y.*, '%s: %s rest, %s drawn, %s held' as told, lag(y.version) over w as last,
-        lag(y.rest + y.kept) over w + case when y.kind in ('d', 'g', 'f') then y.amount when y.kind in ('t', 'p', 'h', 'q', 'e', 'v', 'o') then -y.amount else 0 end as units,
+        lag(y.rest + y.kept) over w + case when y.kind in ('d', 'g', 'f', 'n') then y.amount when y.kind in ('t', 'p', 'h', 'q', 'e', 'v', 'o') then -y.amount else 0 end as units,
         lag(y.drawn) over w + case when y.kind in ('t', 'p', 'u') then y.amount when y.kind = 'g' then -y.amount else 0 end as spent,
         lag(y.held) over w + case when y.kind in ('h', 'q') then y.amount when y.kind in ('u', 'f') then -y.amount else 0 end as hold
     from moves y where y.version is not null window w as (partition by y.lot order by y.version)) m

@@ -124,7 +124,7 @@ const (
 	LeaseReturned Kind = "lease_returned" // the other N units of that lease
 	LeaseRecalled Kind = "lease_recalled" // all slices of a scope, after a refusal
 
-	Lots       Kind = "lots"        // N lots were "granted", "revoked" (in part or whole), "rolled over", or "ended" by a sweep
+	Lots       Kind = "lots"        // N lots were "granted", "revoked" (in part or whole), "reinstated", "rolled over", or "ended" by a sweep
 	LotsLapsed Kind = "lots_lapsed" // N units of lots (breakage), counted by a sweep, whatever call ended them
 
 	Session Kind = "session" // "opened", "resumed", "renewed", "not_renewed" (a failed try), "settled", "cancelled", "lost", "abandoned" (only closed)

@@ -136,10 +136,11 @@ func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 
 // statements are the package's SQL, rendered for one schema.
 type statements struct {
-	grant, draw, balance, revoke, renewal, setEnd, rollover, sweep, told, moves string
+	grant, draw, balance, revoke, renewal, reinstate, resumeRenewal, setEnd, rollover, sweep, told, moves string
 }
 
 func render(n schema.Name) statements {
-	return statements{grant: n.SQL(grantSQL), renewal: n.SQL(renewalSQL), setEnd: n.SQL(setEndSQL), draw: n.SQL(drawSQL), balance: n.SQL(balanceSQL),
+	return statements{reinstate: n.SQL(reinstateSQL), resumeRenewal: n.SQL(resumeRenewalSQL),
+		grant: n.SQL(grantSQL), renewal: n.SQL(renewalSQL), setEnd: n.SQL(setEndSQL), draw: n.SQL(drawSQL), balance: n.SQL(balanceSQL),
 		revoke: n.SQL(revokeSQL), rollover: n.SQL(rolloverSQL), sweep: n.SQL(sweepSQL), told: n.SQL(toldSQL), moves: n.SQL(movesSQL)}
 }

@@ -57,13 +57,19 @@ type Granted struct {
 	At       time.Time `json:"at,omitzero"`
 	Expires  time.Time `json:"expires_at,omitzero"` // zero for never
 	Replayed bool      `json:"replayed,omitempty"`  // an earlier call made it
+	// Revoked is the units that Revoke has taken back from the lot of a grant that was made before, and from those in
+	// which it went on. The grant brings them no second time: Reinstate does.
+	Revoked int64 `json:"revoked,omitempty"`
+	// RenewalsEnded reports that no lot of such a grant comes any more, because Revoke ended its Renews.
+	RenewalsEnded bool `json:"renewals_ended,omitempty"`
 }
 
 const grantSQL = `
-select coalesce(status, ''), coalesce(no, 0), coalesce(amount, 0), coalesce(seq, 0), coalesce(at, 'epoch'), expires_at, refused
+select coalesce(status, ''), coalesce(no, 0), coalesce(amount, 0), coalesce(seq, 0), coalesce(at, 'epoch'), expires_at, refused, coalesce(revoked, 0), coalesce(renewals_ended, false)
 from metered.plan_lot($1::text, $2::bigint, $3::metered.new_lot, $4::metered.lot_plan, $5::timestamptz, $6::bool, $7::int, $8::metered.origin)`
 
-// Grant adds a lot to a wallet, which pays an overdraft back at once. Refusals: ErrConflict, ErrExpired, *budget.ScopeError.
+// Grant adds a lot to a wallet, which pays an overdraft back at once. The same grant again answers with the first lot, and
+// says what was revoked of it since. Refusals: ErrConflict, ErrExpired, *budget.ScopeError.
 func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Granted{}, err
@@ -91,7 +97,7 @@ func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, 
 		starts = &g.Starts
 	}
 	err = tx.QueryRow(ctx, b.sql.grant, g.Wallet, c.Key, lot.String(), plan.Value(), starts, c.MustExist, b.waitMS(), ledger.Origin{Note: c.Note}.String()).
-		Scan(&status, &granted.Lot, &granted.Amount, &granted.Seq, &granted.At, &expires, &refused)
+		Scan(&status, &granted.Lot, &granted.Amount, &granted.Seq, &granted.At, &expires, &refused, &granted.Revoked, &granted.RenewalsEnded)
 	if err != nil {
 		return Granted{}, failed("grant", err)
 	}

@@ -376,7 +376,7 @@ func (h *history) endRenewals() {
 		for i := range m.lots {
 			if l := &m.lots[i]; l.renewal == reference && !l.renews.IsZero() && l.pending > 0 {
 				want.Lot, want.Amount = int64(l.no), l.pending
-				l.revoked, l.pending, l.renews = l.revoked+l.pending, 0, budget.Period{}
+				l.revoked, l.pending = l.revoked+l.pending, 0
 				m.at(h.now)
 			}
 		}
@@ -385,6 +385,79 @@ func (h *history) endRenewals() {
 	if err == nil {
 		require.Equal(h.T, want.Amount, got.Amount)
 		require.Equal(h.T, want.Lot > 0, got.Lot > 0)
+	}
+}
+
+// reinstate gives back what was revoked of a lot.
+func (h *history) reinstate() {
+	i, no, reference := h.lot()
+	r := wallet.Revoke{Wallet: h.scope, Lot: no, Reference: reference, Amount: h.units("amount", 0, 12)}
+	var want wallet.Granted
+	got, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) { return h.book.Reinstate(ctx, tx, r) }, func(m *model) error {
+		m.dueInWallet(h.now)
+		if i < 0 {
+			return wallet.ErrUnknownLot
+		}
+		want = wallet.Granted{Lot: h.nos[i]}
+		at, ended := mLater(h.now, m.last), false
+		for _, j := range m.family(i) {
+			l := &m.lots[j]
+			if ended = ended || l.revoked > 0; l.revoked == 0 || l.due(at) {
+				continue
+			}
+			n := l.revoked
+			if r.Amount > 0 {
+				n = min(n, r.Amount-want.Amount)
+			}
+			if n == 0 {
+				break
+			}
+			l.revoked -= n
+			if l.starts.After(at) {
+				l.pending += n
+			}
+			want.Amount += n
+			m.at(h.now)
+			m.pay()
+		}
+		if want.Replayed = want.Amount == 0; ended && want.Amount == 0 {
+			return wallet.ErrExpired
+		}
+		return nil
+	})
+	if err == nil {
+		require.Equal(h.T, []any{want.Lot, want.Amount, want.Replayed}, []any{got.Lot, got.Amount, got.Replayed})
+	}
+}
+
+// resumeRenewals takes back that the renewals of a plan were ended.
+func (h *history) resumeRenewals() {
+	reference := fmt.Sprint("plan", h.units("plan", 1, 4))
+	var want int64
+	got, err := try(h, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
+		return h.book.Reinstate(ctx, tx, wallet.Revoke{Wallet: h.scope, Reference: reference, Renewals: true})
+	}, func(m *model) error {
+		m.dueInWallet(h.now)
+		if !slices.ContainsFunc(m.lots, func(l mLot) bool { return l.reference == reference && l.renewal == reference }) {
+			return wallet.ErrUnknownLot
+		}
+		for i := range m.lots {
+			switch l := &m.lots[i]; {
+			case l.renewal != reference || l.renews.IsZero():
+			case l.pending > 0:
+				return nil
+			case l.revoked > 0 && l.starts.After(mLater(h.now, m.last)):
+				want = l.revoked
+				l.pending, l.revoked = l.revoked, 0
+				m.at(h.now)
+				return nil
+			}
+		}
+		return wallet.ErrExpired
+	})
+	if err == nil {
+		require.Equal(h.T, want, got.Amount)
+		require.Equal(h.T, want == 0, got.Replayed)
 	}
 }
 

@@ -110,10 +110,10 @@ func newHistory(rt *rapid.T, f *fixture) *history {
 
 func (h *history) run() {
 	acts := map[string]func(){"grant": h.grant, "draw": h.draw, "reserve": h.reserve, "capture": h.capture, "release": h.release,
-		"extend": h.extend, "refund": h.refund, "credit": h.credit, "sweep": h.sweep, "revoke": h.revoke, "end renewals": h.endRenewals, "set an end": h.setEnd, "roll over": h.rollOver, "expire": h.expire, "advance": h.advance,
+		"extend": h.extend, "refund": h.refund, "credit": h.credit, "sweep": h.sweep, "revoke": h.revoke, "end renewals": h.endRenewals, "reinstate": h.reinstate, "resume renewals": h.resumeRenewals, "set an end": h.setEnd, "roll over": h.rollOver, "expire": h.expire, "advance": h.advance,
 		"carve": h.carve, "end a child": h.endChild, "repair": h.repair, "step back": func() { h.set(h.now.Add(-h.seconds("back", 1, 5, 20))) }}
 	names := []string{"grant", "grant", "grant", "draw", "draw", "draw", "draw", "reserve", "reserve", "reserve", "capture", "capture", "release", "extend",
-		"refund", "refund", "refund", "refund", "refund", "refund", "credit", "end renewals", "set an end", "set an end", "sweep", "revoke", "revoke", "roll over", "expire", "carve", "end a child",
+		"refund", "refund", "refund", "refund", "refund", "refund", "credit", "end renewals", "reinstate", "reinstate", "resume renewals", "set an end", "set an end", "sweep", "revoke", "revoke", "roll over", "expire", "carve", "end a child",
 		"advance", "advance", "advance", "advance", "step back", "repair"}
 	swept := !h.unswept && rapid.Bool().Draw(h.T, "swept")
 	if h.unswept {

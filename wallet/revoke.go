@@ -41,32 +41,21 @@ from metered.end_renewal($1::text, $2::bigint, $4::text, (($6::metered.new_charg
 where $3::bigint is null and $5::bigint is null`
 
 // Revoke takes back units of a lot, and of lots that it rolled over into, that are neither drawn nor held. A second call for a whole lot
-// takes nothing more. Refusal: ErrUnknownLot.
+// takes nothing more. Reinstate undoes it. Refusal: ErrUnknownLot.
 func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Revoked{}, err
 	}
-	if r.Amount != 0 {
-		if err := checkAmount("Revoke.Amount", r.Amount); err != nil {
-			return Revoked{}, err
-		}
-	}
-	named, err := b.named("Revoke", r.Wallet, r.Lot, r.Reference, r.Note)
+	named, units, err := b.revoking(r)
 	if err != nil {
 		return Revoked{}, err
 	}
 	sql := b.sql.revoke
 	if r.Renewals {
-		if sql = b.sql.renewal; r.Reference == "" || r.Amount != 0 {
-			return Revoked{}, invalid("Revoke.Renewals", "is for a Reference, without an Amount")
-		}
+		sql = b.sql.renewal
 	}
 	ctx, span := b.begin(ctx, "wallet.revoke")
 	defer func() { span.End(err) }()
-	var units *int64
-	if r.Amount > 0 {
-		units = &r.Amount
-	}
 	var status string
 	err = named.lower(ctx, tx, &status, func(tx pgx.Tx, charges string) (crossed []byte, err error) {
 		err = tx.QueryRow(ctx, sql, r.Wallet, named.key, named.lot, named.reference, units, charges, b.waitMS(), named.origin).
@@ -80,6 +69,23 @@ func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked
 		b.tellLots(ctx, "revoked")
 	}
 	return revoked, named.known(status)
+}
+
+// revoking validates a Revoke. units are its Amount, or nil for all.
+func (b *Book) revoking(r Revoke) (named namedLot, units *int64, err error) {
+	if r.Amount != 0 {
+		if err := checkAmount("Revoke.Amount", r.Amount); err != nil {
+			return named, nil, err
+		}
+		units = &r.Amount
+	}
+	if named, err = b.named("Revoke", r.Wallet, r.Lot, r.Reference, r.Note); err != nil {
+		return named, nil, err
+	}
+	if r.Renewals && (r.Reference == "" || r.Amount != 0) {
+		return named, nil, invalid("Revoke.Renewals", "is for a Reference, without an Amount")
+	}
+	return named, units, nil
 }
 
 // Rollover moves the rest of a lot into another before its end.

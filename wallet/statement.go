@@ -19,7 +19,7 @@ type Line struct {
 
 var moveKinds = map[string]string{
 	"d": "credited", "t": "taken", "p": "paid back", "g": "given back", "h": "held", "q": "held after", "u": "captured", "f": "freed",
-	"e": "lapsed", "v": "revoked", "o": "rolled over", "s": "scheduled", "w": "withdrawn", "a": "applied", "b": "kept",
+	"e": "lapsed", "v": "revoked", "o": "rolled over", "s": "scheduled", "w": "withdrawn", "a": "applied", "b": "kept", "n": "reinstated", "m": "reinstated",
 }
 
 // Move is the effect of an entry on a lot.

@@ -79,6 +79,8 @@ var Functions = []Function{
 	{"end_renewal", Application, write},
 	{"draw", Application, write},
 	{"revoke_lot", Application, write},
+	{"reinstate_lot", Application, write},
+	{"resume_renewal", Application, write},
 	{"roll_over", Application, write},
 	{"sweep_lots", Application, write},
 	{"told_lots", Application, write},

@@ -266,7 +266,8 @@ create table metered.lot_moves (
     kind   "char" not null,             -- d credited, t taken by a charge, p taken to pay an overdraft back, g given back by a refund,
                                         -- h held, q held in place of an overdraft, u captured, f freed, e lapsed, v revoked, o rolled over,
                                         -- s scheduled for later, or its end set, w withdrawn before it began,
-                                        -- a applied to a use that takes them now, b back to its uses
+                                        -- a applied to a use that takes them now, b back to its uses,
+                                        -- n reinstated after v, m reinstated after w
     scope  text collate "C" not null,   -- the wallet
     version bigint,                     -- 1, 2, 3 and so on of its lot. After the newest one, the lot has these units. Null: overdraft, or of 0.1.0
     rest   bigint,                      -- units of the lot that can be drawn

@@ -73,11 +73,12 @@ $$;
 -- Grants a lot to a wallet, which is any scope: it becomes a wallet with the first one. The lot begins at starts_at, or at once. That of a plan may have no
 -- units, or null: the part of its period that was left at starts_at. A plan that was bought in a period which is over brings
 -- the lots of that period and of all since. status is granted, same (it was
--- granted under the reference before, and is answered as it is now), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing
+-- granted under the reference before, and is answered as it is now, with the units that were revoked of it since, and whether its renewals were ended), conflict (the reference is of another lot) or ended (it would have ended by now). refused, and nothing
 -- written, if the scope must exist and does not.
 create function metered.plan_lot(of_scope metered.scope_name, key bigint, lot metered.new_lot, plan metered.lot_plan, starts_at timestamptz, must_exist boolean,
     wait_ms int, origin metered.origin,
-    out status text, out no bigint, out amount bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb)
+    out status text, out no bigint, out amount bigint, out seq bigint, out at timestamptz, out expires_at timestamptz, out refused jsonb,
+    out revoked bigint, out renewals_ended boolean)
 language plpgsql volatile
 as $$
 declare
@@ -113,6 +114,9 @@ begin
             seq := was.granted_seq;
             at := was.granted_at;
             expires_at := nullif(was.expires_at, 'infinity');
+            revoked := (select sum(y.revoked) from metered.lot_rows y where y.no = any (metered._family(was.no)));
+            renewals_ended := (was.plan).renewal = was.reference and not exists (select from metered.lot_rows y
+                where y.scope = of_scope and y.pending > 0 and (y.plan).renewal = was.reference);
             return;
         end if;
     end if;

@@ -1,0 +1,183 @@
+package wallet_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered"
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/wallet"
+)
+
+func (f *fixture) reinstate(r wallet.Revoke) (wallet.Granted, error) {
+	if r.Wallet == "" {
+		r.Wallet = "ann"
+	}
+	return do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) { return f.book.Reinstate(ctx, tx, r) })
+}
+
+// A dispute is opened and won. The payment's grant says that it was revoked, and brings nothing. Reinstate does, in the lot of the
+// grant, with its end and what rolls over.
+func TestReinstate_UnitsComeBackUnderTheirName(t *testing.T) {
+	t.Parallel()
+	for _, uses := range [][]string{nil, {"images"}} {
+		f := setUp(t, wallet.Config{})
+		g := wallet.Grant{Wallet: "ann", Amount: 100, Reference: "payment 17", For: day, RollCap: 30, RollFor: day, Uses: uses}
+		has := func(units int64) {
+			t.Helper()
+			require.EqualValues(t, units, f.balance().For("images"))
+		}
+		first := f.grant(g)
+		require.Zero(t, first.Revoked)
+		f.mustDraw(forUse("images", 10))
+		_, err := f.revoke(wallet.Revoke{Reference: "payment 17"})
+		require.NoError(t, err)
+		has(0)
+		again := f.grant(g)
+		require.Equal(t, []any{true, first.Lot, int64(100), int64(90), false}, []any{again.Replayed, again.Lot, again.Amount, again.Revoked, again.RenewalsEnded})
+		has(0)
+
+		back, err := f.reinstate(wallet.Revoke{Reference: "payment 17", Amount: 20})
+		require.NoError(t, err)
+		require.Equal(t, []any{first.Lot, int64(20), first.Expires}, []any{back.Lot, back.Amount, back.Expires})
+		has(20)
+		back, err = f.reinstate(wallet.Revoke{Lot: first.Lot})
+		require.NoError(t, err)
+		require.EqualValues(t, 70, back.Amount)
+		has(90)
+		back, err = f.reinstate(wallet.Revoke{Reference: "payment 17"})
+		require.NoError(t, err)
+		require.Equal(t, []any{true, int64(0)}, []any{back.Replayed, back.Amount})
+		require.Zero(t, f.grant(g).Revoked)
+		f.mustDraw(forUse("images", 50))
+		f.clock.Advance(day)
+		has(30)
+
+		_, err = f.revoke(wallet.Revoke{Reference: "payment 17"}) // of the lot in which it went on
+		require.NoError(t, err)
+		has(0)
+		require.EqualValues(t, 30, f.grant(g).Revoked)
+		back, err = f.reinstate(wallet.Revoke{Reference: "payment 17"})
+		require.NoError(t, err)
+		require.EqualValues(t, 30, back.Amount)
+		has(30)
+		_, err = f.revoke(wallet.Revoke{Reference: "payment 17"})
+		require.NoError(t, err)
+		f.clock.Advance(day)
+		_, err = f.reinstate(wallet.Revoke{Reference: "payment 17"})
+		require.ErrorIs(t, err, wallet.ErrExpired)
+		_, err = f.reinstate(wallet.Revoke{Reference: "another"})
+		require.ErrorIs(t, err, wallet.ErrUnknownLot)
+		_, err = f.reinstate(wallet.Revoke{})
+		var argument *budget.ArgumentError
+		require.ErrorAs(t, err, &argument)
+		has(0)
+	}
+}
+
+// A subscription is cancelled, and goes on after all: the next period brings its lot, and each one after it.
+func TestReinstate_RenewalsGoOn(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	g := wallet.Grant{Wallet: "ann", Amount: 10, Reference: "plan", Renews: daily, Prorate: true}
+	renewals := wallet.Revoke{Wallet: "ann", Reference: "plan", Renewals: true}
+	f.grant(g)
+	require.False(t, f.grant(g).RenewalsEnded)
+	back, err := f.reinstate(renewals)
+	require.NoError(t, err)
+	require.True(t, back.Replayed)
+	_, err = f.revoke(renewals)
+	require.NoError(t, err)
+	again := f.grant(g)
+	require.Equal(t, []any{int64(0), true}, []any{again.Revoked, again.RenewalsEnded})
+	back, err = f.reinstate(renewals)
+	require.NoError(t, err)
+	midnight := noon.Truncate(day).Add(day)
+	require.Equal(t, []any{int64(10), midnight.Add(day), false}, []any{back.Amount, back.Expires, back.Replayed})
+	require.False(t, f.grant(g).RenewalsEnded)
+	f.has(5)
+	for n := range 3 {
+		f.clock.Set(midnight.Add(time.Duration(n) * day))
+		f.has(10)
+	}
+	_, err = f.revoke(renewals)
+	require.NoError(t, err)
+	f.clock.Advance(day)
+	_, err = f.reinstate(renewals)
+	require.ErrorIs(t, err, wallet.ErrExpired, "its period has begun without it")
+	f.has(0)
+	_, err = f.reinstate(wallet.Revoke{Reference: "none", Renewals: true})
+	require.ErrorIs(t, err, wallet.ErrUnknownLot)
+
+	// A lot that has not begun begins at its time, and renews.
+	g = wallet.Grant{Wallet: "ann", Amount: 7, Reference: "later", Renews: daily, Starts: f.clock.Now().Add(day)}
+	f.grant(g)
+	_, err = f.revoke(wallet.Revoke{Reference: "later"})
+	require.NoError(t, err)
+	again = f.grant(g)
+	require.Equal(t, []any{int64(7), true}, []any{again.Revoked, again.RenewalsEnded})
+	_, err = f.reinstate(wallet.Revoke{Reference: "later"})
+	require.NoError(t, err)
+	for range 2 {
+		f.clock.Advance(day)
+		f.has(7)
+	}
+}
+
+// Units that come back pay an overdraft, arm the thresholds that a grant arms, and say in the statement what they are.
+func TestReinstate_PaysAnOverdraftAndArmsThresholds(t *testing.T) {
+	t.Parallel()
+	f := setUpReporting(t, wallet.Config{Overdraft: 50, Thresholds: []budget.Threshold{{Name: "overdrawn", Used: 1}}}, nil)
+	f.grant(wallet.Grant{Amount: 20, Reference: "r"})
+	_, err := f.revoke(wallet.Revoke{Reference: "r"})
+	require.NoError(t, err)
+	f.draw(5)
+	require.Len(t, f.crossed(), 1)
+	_, err = f.reinstate(wallet.Revoke{Reference: "r", Note: budget.Note{Reason: "won"}})
+	require.NoError(t, err)
+	require.EqualValues(t, 15, f.balance().Units)
+	f.draw(16)
+	require.Len(t, f.crossed(), 1, "once more")
+	var lines []string
+	for l, err := range f.book.Statement(t.Context(), f.pool, "ann", budget.EntriesOptions{After: 3}) {
+		require.NoError(t, err)
+		for _, m := range l.Lots {
+			lines = append(lines, fmt.Sprint(l.Kind, " ", l.Note.Reason, " ", m.Kind, " ", m.Amount))
+		}
+	}
+	require.Equal(t, []string{"credit won reinstated 20", "credit won paid back 5", "charge  taken 15", "charge  taken 1"}, lines)
+	require.EqualValues(t, 20, pgtest.Value[int64](t, f.pool, "select sum(change) from metered.lots_statement where does in ('credited', 'revoked', 'reinstated')"))
+}
+
+// Many revoke and reinstate one lot at once. In the end it has all of its units, or none.
+func TestReinstate_ConcurrentCallsAddUp(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	f.grant(wallet.Grant{Amount: 100, Reference: "r"})
+	for _, level := range anyLevel {
+		require.NoError(t, pgtest.InParallel(6, func(n int) error {
+			for {
+				err := pgx.BeginTxFunc(t.Context(), f.pool, pgx.TxOptions{IsoLevel: level}, func(tx pgx.Tx) (err error) {
+					if r := (wallet.Revoke{Wallet: "ann", Reference: "r"}); n%2 == 0 {
+						_, err = f.book.Revoke(t.Context(), tx, r)
+					} else {
+						_, err = f.book.Reinstate(t.Context(), tx, r)
+					}
+					return err
+				})
+				if !metered.Retryable(err) {
+					return err
+				}
+			}
+		}))
+		_, err := f.reinstate(wallet.Revoke{Reference: "r"})
+		require.NoError(t, err)
+		f.has(100)
+	}
+}
