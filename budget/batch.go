@@ -197,6 +197,9 @@ func (r Result) replays() Result {
 func outcome(conn *pgx.Conn, err error) error {
 	var answer *pgconn.PgError
 	refused := (fault.Refused(err) || errors.Is(err, ledger.ErrCrossing)) && !errors.As(err, &answer)
+	if fault.Unreadable(err) && !errors.As(err, &answer) && !conn.IsClosed() { // ledger.Whole read all before it
+		return fmt.Errorf("%w: %w", fault.ErrUnread, err)
+	}
 	if refused || commit.Of(conn.PgConn(), "", err) == commit.NotCommitted {
 		return err
 	}

@@ -54,7 +54,7 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 func (l *Ledger) alone(ctx context.Context, pool *pgxpool.Pool, run func(db Querier, telling bool) ([]Crossing, error)) error {
 	return ledger.Silently(func(telling bool) error {
 		if !telling {
-			return l.silent(ctx, pool, func(conn *pgx.Conn) error { _, err := run(conn, false); return err })
+			return l.silent(ctx, pool, func(conn *pgx.Conn) error { _, err := run(ledger.Whole{Conn: conn}, false); return err })
 		}
 		return l.told(ctx, pool, func(tx pgx.Tx) error {
 			crossed, err := run(tx, true)
@@ -78,7 +78,7 @@ func (l *Ledger) silent(ctx context.Context, pool *pgxpool.Pool, run func(*pgx.C
 	if err := run(conn.Conn()); err != nil {
 		return outcome(conn.Conn(), err)
 	}
-	return nil
+	return commit.Durable(ctx, ErrCommitUnknown)
 }
 
 func (l *Ledger) told(ctx context.Context, pool *pgxpool.Pool, run func(pgx.Tx) error) error {

@@ -22,6 +22,7 @@ import (
 	"github.com/pgmetered/metered/cells"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/httpmetered"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 	"github.com/pgmetered/metered/leases"
@@ -133,6 +134,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"idempotency_key_in_flight": {httpmetered.ErrInFlight, answered{409, "1"}},
 		"answer_unrecordable":       {httpmetered.ErrAnswer, answered{500, ""}},
 
+		"answer_unreadable": {fault.ErrUnread, answered{500, ""}},
 		"operation_unknown": {metered.ErrUnknownOperation, answered{404, ""}},
 		"sticky_failed":     {metered.ErrSticky, answered{500, ""}},
 		"stale_read":        {&replica.StaleError{Wanted: 777}, answered{503, "1"}},

@@ -14,9 +14,11 @@ import (
 	"net/url"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/pause"
 )
 
 // Bounds of the bodies and answers that Idempotent holds in memory and stores.
@@ -116,7 +118,7 @@ func (m *idempotent) serve(w http.ResponseWriter, r *http.Request, next http.Han
 			m.Policies.Show(w.Header(), out.Receipt)
 		}
 		out.Result.write(w)
-	case errors.As(err, &own):
+	case errors.As(err, &own) && !errors.Is(err, metered.ErrTimeout): // a deadline is one, whether the server met it first or the handler
 		own.answer.write(w)
 	default:
 		m.refuse(w, r, err)
@@ -211,14 +213,49 @@ func (m *idempotent) do(r *http.Request, cmd metered.Command, body []byte, next 
 	}
 	defer m.flying.Delete(this)
 	began := false
-	out, err := metered.Do(r.Context(), m.client, cmd, func(ctx context.Context, tx *metered.Tx) (answer, error) {
+	ctx, over := finishing(r.Context())
+	defer over()
+	out, err := metered.Do(ctx, m.client, cmd, func(ctx context.Context, tx *metered.Tx) (answer, error) {
 		began = true
-		return m.attempt(r.Clone(context.WithValue(ctx, txKey{}, tx)), body, next)
+		ctx, cancel := context.WithCancelCause(ctx) // the handler ends with the request
+		defer cancel(nil)
+		defer context.AfterFunc(r.Context(), func() {
+			if errors.Is(r.Context().Err(), context.Canceled) { // ctx has the deadline, too
+				cancel(context.Cause(r.Context()))
+			}
+		})()
+		if r.Context().Err() != nil {
+			return answer{}, pause.Ended(r.Context())
+		}
+		a, err := m.attempt(r.Clone(context.WithValue(ctx, txKey{}, tx)), body, next)
+		if err == nil && r.Context().Err() != nil {
+			err = pause.Ended(r.Context())
+		}
+		return a, err
 	})
 	if !began && errors.Is(err, metered.ErrBusy) && !errors.Is(err, metered.ErrSticky) {
 		err = fmt.Errorf("%w: %v", ErrInFlight, err) // before its function a command waits only for the id
 	}
 	return out, err
+}
+
+// finishTimeout bounds how long a command goes on after its client has hung up.
+const finishTimeout = 10 * time.Second
+
+// finishing is ctx, of a request, for a command: it goes on for finishTimeout after the client hung up, so that a COMMIT which has begun, also
+// one of sticky charges or of a refusal, is answered. ctx's deadline stays.
+func finishing(ctx context.Context) (longer context.Context, over func()) {
+	longer, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
+	end := func() {}
+	if deadline, ok := ctx.Deadline(); ok {
+		longer, end = context.WithDeadline(longer, deadline)
+	}
+	stop := context.AfterFunc(ctx, func() {
+		if errors.Is(ctx.Err(), context.Canceled) {
+			time.AfterFunc(finishTimeout, func() { cancel(context.Cause(ctx)) })
+		}
+	})
+	return longer, func() { stop(); end(); cancel(nil) }
 }
 
 // attempt runs the handler.

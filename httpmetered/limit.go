@@ -115,10 +115,17 @@ func (l *limiter) admit(w http.ResponseWriter, r *http.Request) bool {
 			return true
 		}
 	}
-	if err != nil && l.policies.Write(w, err) >= http.StatusInternalServerError {
+	if err == nil {
+		return true
+	}
+	answered := err
+	if fault.Is(err, "commit_unknown") { // nobody looks for a charge of a limit: the next request is another one
+		answered = &Problem{Status: http.StatusServiceUnavailable, Code: "commit_unknown", RetryAfterSeconds: 1}
+	}
+	if l.policies.Write(w, answered) >= http.StatusInternalServerError {
 		l.OnError(r, err)
 	}
-	return err == nil
+	return false
 }
 
 // unasked reports whether the database could not be asked. A busy one could: FailOpen must not reward whoever keeps

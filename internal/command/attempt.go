@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"slices"
 	"sync/atomic"
@@ -13,6 +14,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgtype"
 
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/observed"
@@ -54,8 +56,9 @@ type transaction interface {
 	end(batch *pgx.Batch)
 	// ended reads their answers, and reports whether an error is foreign: of COMMIT, where deferred triggers of others run.
 	ended(results pgx.BatchResults) (foreign bool, err error)
-	// outcome judges two errors of the last flush: err, of reading it, and closing, of closing it.
-	outcome(rec *Record, err, closing error) (unknown bool, _ error)
+	// outcome judges three errors of the last flush: unread, of an answer that cannot be read, err, of reading it otherwise, and closing, of
+	// closing it.
+	outcome(ctx context.Context, rec *Record, unread, err, closing error) (unknown bool, _ error)
 
 	// replay ends a transaction that found the record of its operation, and returns when that
 	// record is as durable as a commit is. Others may see it earlier: that of an operation with
@@ -74,7 +77,8 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, firs
 	op.forget()
 	b, err := e.begin(ctx, op, t, op.First == nil || *firstDone)
 	if err != nil {
-		return attempt{err: err}
+		found := errors.Is(err, fault.ErrUnread)
+		return attempt{err: err, begun: found, claimed: found, found: found}
 	}
 	a.begun, a.claimed = true, true
 	if a.found = b.status == statusReplay; a.found {
@@ -178,9 +182,14 @@ func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, openin
 	}
 	within, span := e.flush(ctx, op, "begin")
 	results := t.send(within, &f.batch)
-	err := f.read(results)
-	if err = firstOf(err, results.Close()); err != nil {
+	unread, err := f.readAll(results)
+	switch err = firstOf(err, results.Close()); {
+	case err != nil:
 		err = cmp.Or(t.aborted(err), failed("begin", ofCharges(op.Charges, err)))
+	case unread != nil && b.status == statusReplay:
+		err = fmt.Errorf("%w: %w", fault.ErrUnread, unread)
+	case unread != nil:
+		err = failed("begin", unread)
 	}
 	if span.End(err); err != nil {
 		return nil, err
@@ -327,11 +336,12 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	t.end(&f.batch)
 	ctx, span := e.flush(ctx, op, last)
 	results := tx.SendBatch(ctx, &f.batch)
-	err, others := f.read(results), false
+	unread, err := f.readAll(results)
+	others := false
 	if err == nil {
 		others, err = t.ended(results)
 	}
-	unknown, err := t.outcome(&rec, err, results.Close())
+	unknown, err := t.outcome(ctx, &rec, unread, err, results.Close())
 	switch {
 	case err == nil:
 		span.End(nil)

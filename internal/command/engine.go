@@ -6,6 +6,7 @@ package command
 import (
 	"cmp"
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -250,7 +251,7 @@ func (e *Engine) repeat(ctx context.Context, op *Operation, try func(ctx context
 func (e *Engine) tell(ctx context.Context, lost bool, a *attempt) {
 	to := e.cfg.Observer
 	if lost && a.claimed && !(a.found && a.unknown) {
-		if lost = false; a.found && a.err == nil {
+		if lost = false; a.found && (a.err == nil || errors.Is(a.err, fault.ErrUnread)) {
 			to.Resolved(ctx, observed.Committed)
 		} else {
 			to.Resolved(ctx, observed.NotCommitted)

@@ -1,6 +1,13 @@
 package command
 
-import "github.com/jackc/pgx/v5"
+import (
+	"cmp"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/fault"
+	"github.com/pgmetered/metered/internal/ledger"
+)
 
 // flush is a batch with the functions that read its answers.
 type flush struct {
@@ -17,7 +24,7 @@ func (f *flush) exec(sql string, args ...any) {
 // row queues a statement whose one row scan reads.
 func (f *flush) row(scan func(pgx.Row) error, sql string, args ...any) {
 	f.batch.Queue(sql, args...)
-	f.reads = append(f.reads, func(r pgx.BatchResults) error { return scan(r.QueryRow()) })
+	f.reads = append(f.reads, func(r pgx.BatchResults) error { return scan(ledger.RowOf(r.Query())) })
 }
 
 // read reads the answers, up to the first error.
@@ -28,6 +35,20 @@ func (f *flush) read(results pgx.BatchResults) error {
 		}
 	}
 	return nil
+}
+
+// readAll reads all answers. An answer that cannot be read stops it no more than one that can: it returns the first such
+// error as unread. Errors of the server or of the connection, after which there are no more answers, are err.
+func (f *flush) readAll(results pgx.BatchResults) (unread, err error) {
+	for _, read := range f.reads {
+		if err := read(results); err != nil {
+			if !fault.Unreadable(err) {
+				return unread, err
+			}
+			unread = cmp.Or(unread, err)
+		}
+	}
+	return unread, nil
 }
 
 // into scans a row into dest.

@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -45,8 +46,9 @@ func (l *lent) ended(results pgx.BatchResults) (foreign bool, err error) {
 	return false, err
 }
 
-func (l *lent) outcome(_ *Record, err, closing error) (unknown bool, _ error) {
-	err = firstOf(err, closing)
+// outcome after an answer that cannot be read leaves a transaction that cannot be committed: its savepoint is gone, which undo asks for.
+func (l *lent) outcome(_ context.Context, _ *Record, unread, err, closing error) (unknown bool, _ error) {
+	err = cmp.Or(err, closing, unread)
 	l.set = err != nil
 	return false, err
 }

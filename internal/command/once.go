@@ -75,10 +75,11 @@ func (e *Engine) step(ctx context.Context, o *owned, op *Operation, step Step, b
 	}
 	o.end(&f.batch)
 	results := o.next(ctx, &f.batch)
-	if err = f.read(results); err == nil {
+	unread, err := f.readAll(results)
+	if err == nil {
 		_, err = o.ended(results)
 	}
-	if unknown, err = o.outcome(&Record{}, err, results.Close()); err != nil {
+	if unknown, err = o.outcome(ctx, &Record{}, unread, err, results.Close()); err != nil {
 		err = failed("open", err)
 	}
 	return unknown, err

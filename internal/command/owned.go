@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -10,8 +11,10 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/internal/commit"
+	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/guardtx"
 	"github.com/pgmetered/metered/internal/ledger"
+	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/replica"
 )
 
@@ -103,9 +106,17 @@ func (o *owned) ended(results pgx.BatchResults) (foreign bool, err error) {
 
 // outcome is the outcome of the last flush (commit.Of). With EarlyRelease COMMIT's tag is not enough: until the answers
 // after it have come too, it is unknown whether the commit stays.
-func (o *owned) outcome(rec *Record, err, closing error) (unknown bool, _ error) {
+//
+// A cancel request ends the wait of a COMMIT for a synchronous standby, and the server answers by its tag all the same,
+// with a warning that pgx gives to the pool's owner alone. So where ctx has ended, which pgx may have sent such a
+// request for, the tag is not enough either.
+func (o *owned) outcome(ctx context.Context, rec *Record, unread, err, closing error) (unknown bool, _ error) {
 	tag := o.tag.String()
 	switch {
+	case err == nil && tag == "COMMIT" && ctx.Err() != nil:
+		return true, fmt.Errorf("committed, but not known to be on a standby: %w", pause.Ended(ctx))
+	case err == nil && tag == "COMMIT" && unread != nil:
+		return false, fmt.Errorf("%w: %w", fault.ErrUnread, unread)
 	case err == nil && tag == "COMMIT":
 		rec.LSN = o.lsn
 		return false, nil
@@ -121,8 +132,8 @@ func (o *owned) outcome(rec *Record, err, closing error) (unknown bool, _ error)
 
 // replay gives up the claim first, so that repetitions wait together.
 func (o *owned) replay(ctx context.Context, rec *Record) (unknown bool, _ error) {
-	if _, err := o.conn.Exec(ctx, "rollback; "+barrierSQL, pgx.QueryExecModeSimpleProtocol); err != nil {
-		return true, fmt.Errorf("metered: the operation's record is not known to be durable: %w", err)
+	if _, err := o.conn.Exec(ctx, "rollback; "+barrierSQL, pgx.QueryExecModeSimpleProtocol); err != nil || ctx.Err() != nil {
+		return true, fmt.Errorf("metered: the operation's record is not known to be durable: %w", cmp.Or(err, ctx.Err()))
 	}
 	if o.op.LSN {
 		rec.LSN, _ = replica.CommitLSN(ctx, o.conn)

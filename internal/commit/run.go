@@ -29,7 +29,19 @@ func Run(ctx context.Context, tx pgx.Tx, pkg string, unknown error, fn func(pgx.
 	if err := ctx.Err(); err != nil {
 		return err // else nobody could know whether COMMIT was sent
 	}
-	return Failed(tx.Conn().PgConn(), pkg, unknown, tx.Commit(ctx))
+	if err := tx.Commit(ctx); err != nil {
+		return Failed(tx.Conn().PgConn(), pkg, unknown, err)
+	}
+	return Durable(ctx, unknown)
+}
+
+// Durable is nil, or unknown where ctx has ended by the time that COMMIT, sent before, was answered by its tag. pgx may
+// have sent a cancel request then, by which the server gives up waiting for a synchronous standby, and answers so.
+func Durable(ctx context.Context, unknown error) error {
+	if err := ctx.Err(); err != nil {
+		return fmt.Errorf("%w: committed, but not known to be on a standby: %w", unknown, err)
+	}
+	return nil
 }
 
 // Failed is err, of COMMIT in package pkg, as callers get it: unknown, unless Of says that it is not committed.

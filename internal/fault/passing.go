@@ -51,7 +51,7 @@ func Retryable(err error) bool {
 
 // passing reports whether the server's error may pass.
 func passing(answer *pgconn.PgError) bool {
-	switch answer.Code {
+	switch sqlstate.Of(answer) {
 	case sqlstate.SerializationFailure, sqlstate.DeadlockDetected, sqlstate.LockNotAvailable, sqlstate.QueryCanceled,
 		sqlstate.IdleInTransaction, sqlstate.TransactionTimeout, sqlstate.AdminShutdown, sqlstate.CrashShutdown,
 		sqlstate.CannotConnectNow, sqlstate.IdleSession:

@@ -31,6 +31,7 @@ const (
 // Postgres's own, some of which the functions raise, too.
 const (
 	CheckViolation        = "23514"
+	FeatureNotSupported   = "0A000"
 	UniqueViolation       = "23505"
 	NumericOutOfRange     = "22003"
 	SerializationFailure  = "40001"
@@ -69,13 +70,17 @@ const (
 // Class is the class of a SQLSTATE, its first two characters.
 func Class(state string) string { return state[:min(2, len(state))] }
 
-// Of returns the SQLSTATE of the Postgres error in err's chain, or "". Citus passes some collisions of a worker on as an internal error.
+// Of returns the SQLSTATE of the Postgres error in err's chain, or "". Citus passes some collisions of a worker on as an internal error. The error of a
+// prepared statement whose table was changed since ("cached plan must not change result type") stands for a collision with that change:
+// pgx prepares the statement anew after it.
 func Of(err error) string {
 	var pgErr *pgconn.PgError
 	switch {
 	case !errors.As(err, &pgErr):
 		return ""
 	case Class(pgErr.Code) == InternalError && strings.HasPrefix(pgErr.Message, "could not serialize access"):
+		return SerializationFailure
+	case pgErr.Code == FeatureNotSupported && pgErr.Routine == "RevalidateCachedQuery":
 		return SerializationFailure
 	}
 	return pgErr.Code
