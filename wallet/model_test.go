@@ -23,6 +23,7 @@ type model struct {
 	debt      int64   // spent, and paid by no lot
 	serial    int     // of draws and payments
 	numbers   int     // of lots
+	grants    int64   // of lots, and beginnings
 }
 
 type mLot struct {
@@ -54,6 +55,7 @@ type mLot struct {
 	carried             bool     // its units rolled over into it
 	uses                []string // what it pays for, none for everything
 	no, rollNo          int      // its number, and the number set aside for the lot that it rolls over into
+	age                 [3]int64 // when its units were granted first, and the order of that grant and of its own
 }
 
 // mPart is units taken of a lot. Lot -1 is the overdraft.
@@ -113,7 +115,7 @@ func (m *model) before(a, b int) int {
 		}
 		return 0
 	}
-	return cmp.Or(cmp.Compare(x.priority, y.priority), cmp.Compare(never(x), never(y)), x.ends.Compare(y.ends), cmp.Compare(x.no, y.no))
+	return cmp.Or(cmp.Compare(x.priority, y.priority), cmp.Compare(never(x), never(y)), x.ends.Compare(y.ends), slices.Compare(x.age[:], y.age[:]))
 }
 
 func (m *model) order() []int {
@@ -214,10 +216,10 @@ func (m *model) due(now time.Time) {
 		lot, hold, start := -1, -1, -1
 		for i := range m.lots {
 			l := &m.lots[i]
-			if l.due(until) && l.rest() > 0 && (lot < 0 || cmp.Or(l.ends.Compare(m.lots[lot].ends), cmp.Compare(l.no, m.lots[lot].no)) < 0) {
+			if l.due(until) && l.rest() > 0 && (lot < 0 || cmp.Or(l.ends.Compare(m.lots[lot].ends), slices.Compare(l.age[:], m.lots[lot].age[:])) < 0) {
 				lot = i
 			}
-			if l.pending > 0 && !l.starts.After(until) && (start < 0 || cmp.Or(l.starts.Compare(m.lots[start].starts), cmp.Compare(l.no, m.lots[start].no)) < 0) {
+			if l.pending > 0 && !l.starts.After(until) && (start < 0 || cmp.Or(l.starts.Compare(m.lots[start].starts), slices.Compare(l.age[:], m.lots[start].age[:])) < 0) {
 				start = i
 			}
 		}
@@ -233,6 +235,7 @@ func (m *model) due(now time.Time) {
 		case start >= 0 && (hold < 0 || !m.lots[start].starts.After(m.holds[hold].due)):
 			m.at(m.lots[start].starts)
 			m.lots[start].pending = 0
+			m.lots[start].age = m.newAge(m.lots[start].starts)
 			m.pay()
 			m.renew(start)
 		case hold >= 0:
@@ -271,6 +274,12 @@ func (m *model) endLot(i int) {
 	l.lapsed += l.rest()
 }
 
+// newAge is the age of a lot that is granted at a time.
+func (m *model) newAge(at time.Time) [3]int64 {
+	m.grants++
+	return [3]int64{at.UnixMicro(), m.grants, m.grants}
+}
+
 // add adds a lot, with its number, and with that of the one that goes on of it.
 func (m *model) add(l mLot) {
 	if l.no == 0 {
@@ -280,6 +289,9 @@ func (m *model) add(l mLot) {
 	if l.rollCap > 0 {
 		m.numbers++
 		l.rollNo = m.numbers
+	}
+	if l.age = m.newAge(cmp.Or(l.starts, m.last)); l.from > 0 { // its units were granted before
+		copy(l.age[:2], m.lots[l.from-1].age[:2])
 	}
 	m.lots = append(m.lots, l)
 }

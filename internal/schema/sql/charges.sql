@@ -215,7 +215,7 @@ begin
         end if;
         tip.at := greatest(at, tip.at);
         if metered._lags(tip) and not exists (select from metered.lot_rows y where y.scope = c.scope and y.open and y.expires_at <= tip.at
-                order by y.expires_at, y.no limit 1) then     -- all ends are written, and this call writes
+                order by y.expires_at, y.age limit 1) then     -- all ends are written, and this call writes
             tip.lots_end := metered._next_end(c.scope, tip.at);
             delete from metered.lot_holds k where k.scope = c.scope and k.seq = 0;
         end if;

@@ -51,11 +51,11 @@ language plpgsql stable
 as $$
 begin
     return least(
-        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
+        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
         coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lot_rows x where x.no = k.lot) y
             where k.scope = of_scope and y.expires_at > clk), 'infinity'),
-        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.keeps and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
-        coalesce((select y.starts_at from metered.lot_rows y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.no limit 1), 'infinity'));
+        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.keeps and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
+        coalesce((select y.starts_at from metered.lot_rows y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.age limit 1), 'infinity'));
 end
 $$;
 
@@ -94,7 +94,8 @@ begin
     e.kind := case when general then 'd' else 's' end;
     e.amount := l.pending;
     e.credited := e.credited + units;
-    update metered.lot_rows y set pending = 0, open = general, keeps = not general, granted_at = l.starts_at, granted_seq = e.seq where y.no = l.no;
+    update metered.lot_rows y set pending = 0, open = general, keeps = not general, granted_at = l.starts_at, granted_seq = e.seq,
+        age = metered._age(null, l.starts_at, e.seq) where y.no = l.no;
     if e.crossed is not null and general then
         e.crossed := metered._rearmed(e);
     end if;
@@ -164,11 +165,12 @@ declare
     made bigint;
 begin
     insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late,
-        priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan)
+        priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan, age)
     overriding system value
     values (metered._next_number('lot_rows'), l.starts_at, l.expires_at, l.granted_seq, l.last_seq, l.amount, 0, l.roll_cap,
         case when l.roll_cap is not null then metered._next_number('lot_rows') end, l.roll_end, l.late,
-        l.priority, 'g', false, l.scope, l.category, l.reference, l.fingerprint, l.amount, l.starts_at, metered._again(l.plan), l.plan)
+        l.priority, 'g', false, l.scope, l.category, l.reference, l.fingerprint, l.amount, l.starts_at, metered._again(l.plan), l.plan,
+        metered._age(null, l.starts_at, l.granted_seq))
     on conflict do nothing
     returning no into made;
     if made is null then
@@ -232,11 +234,11 @@ declare
     due     record;
     line    metered.hold_lines;
     pos_end timestamptz := '-infinity';     -- the lot that was ended last, after which the next is
-    pos_no  bigint := 0;
+    pos_age bigint[] := '{}';
     begun   timestamptz := '-infinity';     -- the lot that began last, after which the next does
-    begun_no bigint := 0;
+    begun_age bigint[] := '{}';
     stop_end timestamptz;       -- the first lot that is left to others, or null
-    stop_no bigint;
+    stop_age bigint[];
     left_over bigint := units;  -- of units, in lots that go on
     may_keep boolean;           -- there may be such lots
     kept_left int := 2147483647;    -- how many lots of some uses may still lapse
@@ -255,8 +257,8 @@ begin
             select y.crossed into e.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq;
         end if;
     end if;
-    select y.expires_at, y.no into stop_end, stop_no from metered.lot_rows y
-    where y.scope = tip.scope and y.open and y.expires_at <= until order by y.expires_at, y.no limit 1 offset coalesce(max_lots, 2147483647);
+    select y.expires_at, y.age into stop_end, stop_age from metered.lot_rows y
+    where y.scope = tip.scope and y.open and y.expires_at <= until order by y.expires_at, y.age limit 1 offset coalesce(max_lots, 2147483647);
     if stop_end is not null then
         named := array(
             select k.lot from metered.hold_lines x, lateral (select o.lot from metered.lot_holds o where o.scope = x.scope and o.seq = x.opened_seq and o.lot > 0) k
@@ -265,7 +267,7 @@ begin
         for l in
             select y.* from metered.lots y
             where left_over > 0 and y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until
-            order by y.priority, y.roll_end, y.roll_no
+            order by y.priority, y.roll_end, y.age
         loop
             exit when left_over <= 0;
             named := named || l.no;
@@ -275,7 +277,7 @@ begin
     may_keep := nos is not null or exists (select from metered.lot_rows y where y.scope = tip.scope and y.keeps)
         or exists (select from metered.lot_rows y where y.scope = tip.scope and y.pending > 0);
     if exists (select from metered.lot_rows y where y.scope = tip.scope and y.keeps and y.roll_cap is null and y.expires_at <= until
-               order by y.expires_at, y.no limit 1 offset coalesce(max_lots, 2147483647)) then
+               order by y.expires_at, y.age limit 1 offset coalesce(max_lots, 2147483647)) then
         kept_left := max_lots;
     end if;
     ends := coalesce(stop_end, metered._next_end(tip.scope, until));
@@ -285,20 +287,20 @@ begin
             select y.hold, y.due, row(y.*)::metered.hold_lines as line from metered.hold_lines y where y.hold = any (nos) and y.scope = tip.scope and y.open > 0
             union all select null, until, null) x
             left join lateral (select z.id from metered.holds z where z.no = x.hold) h on true
-        order by x.due, x.hold
+        order by x.due, (x.line).opened_seq
     loop
         loop
             select y.* into l from (
-                (select z.* from metered.lots z where z.scope = tip.scope and z.open and (z.expires_at, z.no) > (pos_end, pos_no) and z.expires_at <= due.due
-                 order by z.expires_at, z.no limit 1)
+                (select z.* from metered.lots z where z.scope = tip.scope and z.open and (z.expires_at, z.age) > (pos_end, pos_age) and z.expires_at <= due.due
+                 order by z.expires_at, z.age limit 1)
                 union all
-                (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= due.due order by z.expires_at, z.no limit 1)
+                (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= due.due order by z.expires_at, z.age limit 1)
                 union all
                 (select z.* from metered._kept_due(tip.scope, due.due, kept_left > 0) z where may_keep and z.no is not null)) y
-            where stop_end is null or (y.expires_at, y.no) < (stop_end, stop_no) or y.no = any (named) or y.kept > 0
-            order by y.expires_at, y.no limit 1;
+            where stop_end is null or (y.expires_at, y.age) < (stop_end, stop_age) or y.no = any (named) or y.kept > 0
+            order by y.expires_at, y.age limit 1;
             select y.* into begins from metered.lots y
-            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= due.due and (y.starts_at, y.no) > (begun, begun_no) order by y.starts_at, y.no limit 1;
+            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= due.due and (y.starts_at, y.age) > (begun, begun_age) order by y.starts_at, y.age limit 1;
             exit when l.no is null and begins.no is null;
             if l.no is null or begins.starts_at < l.expires_at then
                 ends := least(ends, case when begins.expires_at > until then begins.expires_at end,
@@ -307,7 +309,7 @@ begin
                 e.lots_end := ends;
                 e := metered._start_lot(e, begins);
                 begun := begins.starts_at;
-                begun_no := begins.no;
+                begun_age := begins.age;
                 if stop_end is not null then
                     named := named || begins.no;
                 end if;
@@ -327,7 +329,7 @@ begin
                 named := case when nos is null then array_remove(named, l.no) else named end || l.roll_no;
             end if;
             pos_end := greatest(pos_end, l.expires_at);
-            pos_no := case when pos_end = l.expires_at then l.no else pos_no end;
+            pos_age := case when pos_end = l.expires_at then l.age else pos_age end;
         end loop;
         if due.hold is not null then
             line := due.line;

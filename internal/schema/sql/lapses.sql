@@ -21,6 +21,7 @@ begin
         child.from_lot := l.no;
         child.priority := l.priority;
         child.scope := l.scope;
+        child.age := l.age[1:2] || 9223372036854775807;
         child.category := l.category;
         child.origin := 'r';
         child.plan := metered._plan_on(l);
@@ -61,15 +62,16 @@ declare
     units       bigint;
     max_written constant bigint := 4611686018427387904; -- numbers beyond it name lots that nobody has written yet, so that holds can name them
     new_no      bigint := max_written;      -- the last one
+    later       bigint := max_written;      -- entries beyond it are not written
 begin
     debt := metered._debt(tip);
     lapsed := 0;
     lots := '{}';
     if tip.lots_end <= until then
-        select array(select y from metered.lots y where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until order by y.starts_at, y.no) into starts;
-        select array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.no)
+        select array(select y from metered.lots y where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until order by y.starts_at, y.age) into starts;
+        select array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.age)
             || array(select metered._as_rest(y) from metered.lots y
-                where y.scope = tip.scope and y.keeps and y.roll_cap is not null and y.again and y.expires_at <= until order by y.expires_at, y.no)
+                where y.scope = tip.scope and y.keeps and y.roll_cap is not null and y.again and y.expires_at <= until order by y.expires_at, y.age)
         into lots;
     end if;
     begun := starts <> '{}';
@@ -79,8 +81,8 @@ begin
                 coalesce(sum(o.freed) filter (where o.expires_at <= greatest(o.due, tip.at)), 0)::bigint as late
             from (select y.due, x.lot, x.amount, x.expires_at, least(x.amount, greatest(0, x.upto - greatest(0, y.at_least - y.captured))) as freed
                   from metered.hold_lines y, lateral (
-                      select z.lot, z.amount, v.expires_at, sum(z.amount) over (order by v.priority, v.expires_at, v.no) as upto
-                      from metered.lot_holds z, lateral (select w.no, w.priority, w.expires_at from metered.lot_rows w where w.no = z.lot limit 1) v
+                      select z.lot, z.amount, v.expires_at, sum(z.amount) over (order by v.priority, v.expires_at, v.age) as upto
+                      from metered.lot_holds z, lateral (select w.age, w.priority, w.expires_at from metered.lot_rows w where w.no = z.lot limit 1) v
                       where z.scope = y.scope and z.seq = y.opened_seq) x
                   where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk) o
             group by o.lot order by o.lot
@@ -94,8 +96,8 @@ begin
         end loop;
     elsif due or starts <> '{}' or lots <> '{}' then
         if due then
-            select array_agg(y.hold order by y.due, y.hold), array_agg(y.due order by y.due, y.hold), array_agg(y.opened_seq order by y.due, y.hold),
-                array_agg(least(y.open, greatest(0, y.at_least - y.captured)) order by y.due, y.hold)
+            select array_agg(y.hold order by y.due, y.opened_seq), array_agg(y.due order by y.due, y.opened_seq), array_agg(y.opened_seq order by y.due, y.opened_seq),
+                array_agg(least(y.open, greatest(0, y.at_least - y.captured)) order by y.due, y.opened_seq)
             into nos, times, seqs, minima
             from metered.hold_lines y where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk;
             nos := coalesce(nos, '{}');
@@ -110,8 +112,8 @@ begin
     end if;
     loop
         lot_pos := (select x.pos from generate_subscripts(lots, 1) x(pos) where lots[x.pos].rest > 0 and lots[x.pos].expires_at <= until
-            order by lots[x.pos].expires_at, lots[x.pos].no, x.pos limit 1);
-        start_pos := (select x.pos from generate_subscripts(starts, 1) x(pos) order by starts[x.pos].starts_at, starts[x.pos].no, x.pos limit 1);
+            order by lots[x.pos].expires_at, lots[x.pos].age, x.pos limit 1);
+        start_pos := (select x.pos from generate_subscripts(starts, 1) x(pos) order by starts[x.pos].starts_at, starts[x.pos].age, x.pos limit 1);
         if lot_pos is not null and lots[lot_pos].expires_at <= coalesce(starts[start_pos].starts_at, 'infinity') and lots[lot_pos].expires_at <= coalesce(times[next_hold], 'infinity') then
             units := metered._rolls_among(lots[lot_pos], lots);
             child := metered._gone_on(lots[lot_pos], units);
@@ -147,14 +149,16 @@ begin
                 child.granted_seq := new_no;
                 child.last_seq := null;
             end if;
+            later := later + 1;
+            child.age := array[(extract(epoch from child.starts_at) * 1000000)::bigint, later, later];
             lots := lots || child;
         elsif next_hold <= cardinality(nos) then
             at := greatest(at, times[next_hold]);
             units := minima[next_hold];
             for held in
                 select o.n, o.lot, o.amount, y.n as pos from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n)
-                    left join (select x.no, x.priority, x.expires_at, row_number() over () as n from unnest(lots) x) y on y.no = o.lot
-                where o.seq = seqs[next_hold] and o.amount > 0 order by y.priority, y.expires_at, y.no
+                    left join (select x.no, x.priority, x.expires_at, x.age, row_number() over () as n from unnest(lots) x) y on y.no = o.lot
+                where o.seq = seqs[next_hold] and o.amount > 0 order by y.priority, y.expires_at, y.age
             loop
                 part := least(units, held.amount);
                 units := units - part;
@@ -179,7 +183,7 @@ begin
         continue when spent + (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0) = 0;
         -- As _pay_back does it.
         for lot_pos in select x.pos from generate_subscripts(lots, 1) x(pos) where lots[x.pos].rest > 0 and (lots[x.pos].plan).uses is null
-            order by lots[x.pos].priority, lots[x.pos].expires_at, lots[x.pos].no
+            order by lots[x.pos].priority, lots[x.pos].expires_at, lots[x.pos].age
         loop
             part := least(spent, lots[lot_pos].rest);
             spent := spent - part;
@@ -223,19 +227,19 @@ begin
     nos := array(select x.no from unnest(d.lots) x where x.no is not null);
     select count(*) as n, sum(x.rest - case when x.roll_end > until then metered._rolls(x) else 0 end) as units into few
     from (select y.* from metered.lots y where y.scope = tip.scope and y.open and y.expires_at <= until and y.no <> all (nos)
-          order by y.expires_at, y.no limit metered._ends_per_call() + 1) x;
+          order by y.expires_at, y.age limit metered._ends_per_call() + 1) x;
     if few.n <= metered._ends_per_call() then
         return d.lapsed + coalesce(few.units, 0);
     end if;
     return metered._balance(tip) + case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) - metered._minima(tip, null, clk) else 0 end
         + d.debt - (select coalesce(sum(x.rest), 0) from unnest(d.lots) x where (x.plan).uses is null)
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
-            where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
+            where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.age) x)
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y     -- applied to a use
-            where y.scope = tip.scope and y.keeps and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
+            where y.scope = tip.scope and y.keeps and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.age) x)
         - (select coalesce(sum(x.units), 0) from (select metered._rolls(y) as units from metered.lots y
             where y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until and y.no <> all (nos)
-            order by y.priority, y.roll_end, y.roll_no) x);
+            order by y.priority, y.roll_end, y.age) x);
 end
 $$;
 
@@ -257,9 +261,9 @@ begin
     end loop;
     for l in
         -- In the order of the index of open lots, which is read without a sort: that keeps the planner from the index of all.
-        select y.* from ((select x.no from metered.lot_rows x where of_nos is null and x.scope = tip.scope and x.open order by x.expires_at, x.no)
+        select y.* from ((select x.no from metered.lot_rows x where of_nos is null and x.scope = tip.scope and x.open order by x.expires_at, x.age)
                          union select k.lot from metered.lot_holds k where of_nos is null and k.scope = tip.scope and k.lot > 0
-                         union (select x.no from metered.lot_rows x where of_nos is null and x.scope = tip.scope and x.keeps order by x.priority, x.expires_at, x.no)
+                         union (select x.no from metered.lot_rows x where of_nos is null and x.scope = tip.scope and x.keeps order by x.priority, x.expires_at, x.age)
                          union select unnest(of_nos)) n,
             -- A join without the limit can be one that reads all lots.
             lateral (select z.* from metered.lots z where z.no = n.no limit 1) y

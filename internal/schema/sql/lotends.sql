@@ -105,7 +105,7 @@ begin
     revoked := 0;
     for l in
         select y.* from metered.lots y where y.no = any (nos) and (y.pending > 0 or y.open or y.keeps)
-        order by y.pending = 0, y.no
+        order by y.pending = 0, y.age
     loop
         part := least(units - revoked, l.pending + l.rest + l.kept);
         exit when part = 0;
@@ -142,7 +142,7 @@ declare
 begin
     tip.seq := e.seq - 1;
     loop
-        select y.* into l from metered.lots y where y.no = any (nos) and (y.open or y.keeps) and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
+        select y.* into l from metered.lots y where y.no = any (nos) and (y.open or y.keeps) and y.expires_at <= e.at order by y.expires_at, y.age limit 1;
         exit when l.no is null;
         tip := metered._end_lot(tip, l);
         nos := nos || l.roll_no;
@@ -261,11 +261,11 @@ begin
         select array_agg(d.no order by d.expires_at, d.no) into due
         -- Each in the order of its index, which keeps the planner from the index of all.
         from ((select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.open and y.expires_at <= clk
-               order by y.priority, y.expires_at, y.no)
+               order by y.expires_at, y.age)
               union
-              (select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.keeps and y.expires_at <= clk order by y.priority, y.expires_at, y.no)
+              (select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.keeps and y.expires_at <= clk order by y.expires_at, y.age)
               union
-              (select y.no, y.starts_at from metered.lot_rows y where y.scope = only_scope and y.pending > 0 and y.starts_at <= clk order by y.starts_at, y.no)
+              (select y.no, y.starts_at from metered.lot_rows y where y.scope = only_scope and y.pending > 0 and y.starts_at <= clk order by y.starts_at, y.age)
               union
               (select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.untold > 0 order by y.expires_at, y.no)) d
         where (d.expires_at, d.no) > (after_end, after_no);
@@ -295,11 +295,11 @@ begin
         end loop;
     end if;
     last_no := due[seen];
-    busy := seen - (select count(*) from metered.lot_rows y where y.no = any (due) and y.scope = any (locked));
+    busy := seen - (select count(*) from metered.lot_rows y where y.no = any (due) and (y.scope = any (locked)) is true);
     for s in
         select y.scope, max(case when y.pending > 0 then y.starts_at else y.expires_at end) as last_end, count(*) filter (where y.open or y.keeps)::int as lots, array_agg(y.no) as nos
         from metered.lot_rows y
-        where y.no = any (due) and ((y.open or y.keeps) and y.expires_at <= clk or y.pending > 0 and y.starts_at <= clk) and y.scope = any (locked) group by y.scope order by y.scope
+        where y.no = any (due) and ((y.open or y.keeps) and y.expires_at <= clk or y.pending > 0 and y.starts_at <= clk) and (y.scope = any (locked)) is true group by y.scope order by y.scope
     loop
         tip := metered._entry_for_write(s.scope);
         w := metered._cross_lowered(tip, 0, limits, clk);
@@ -321,16 +321,21 @@ begin
             continue;
         end;
         ended := ended + (select count(*) from metered.lot_rows y where y.no = any (s.nos) and not y.open and not y.keeps);
-        due := due || array(select y.no from metered.lot_rows y where (y.from_lot = any (s.nos) or y.granted_seq > tip.seq and y.scope = s.scope) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
+        due := due || array(     -- went on, and has ended since
+            select y.no from (
+                select x.no from metered.lot_rows x where x.from_lot = any (s.nos) and x.untold > 0
+                union (select x.no from metered.lot_rows x where x.scope = s.scope and x.untold > 0 and x.granted_seq > tip.seq
+                       order by x.expires_at, x.no)) y
+            where y.no <> all (due));
         if e.seq > tip.seq and w.crossings is not null then
             crossed := coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[e.seq]);
         end if;
     end loop;
     if keep_untold then
         untold := array(select metered._untold_json(y) from metered.lots y
-            where y.no = any (due) and y.scope = any (locked) and y.untold > 0 order by y.expires_at, y.no);
+            where y.no = any (due) and (y.scope = any (locked)) is true and y.untold > 0 order by y.expires_at, y.no);
     else
-        update metered.lot_rows y set untold = 0 where y.no = any (due) and y.scope = any (locked) and y.untold > 0;
+        update metered.lot_rows y set untold = 0 where y.no = any (due) and (y.scope = any (locked)) is true and y.untold > 0;
     end if;
 end
 $$;

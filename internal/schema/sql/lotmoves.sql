@@ -12,8 +12,8 @@ declare
 begin
     for k in
         select y.lot, y.amount from metered.lot_holds y left join lateral (
-            select x.priority, x.expires_at from metered.lot_rows x where x.no = y.lot) l on true
-        where y.scope = entry.scope and y.seq = opened_seq order by l.priority, l.expires_at, nullif(y.lot, 0)
+            select x.priority, x.expires_at, x.age from metered.lot_rows x where x.no = y.lot) l on true
+        where y.scope = entry.scope and y.seq = opened_seq order by l.priority, l.expires_at, l.age
     loop
         part := least(units, k.amount);
         exit when part = 0;
@@ -232,8 +232,9 @@ declare
     made bigint;
 begin
     if units > 0 then
-        insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category)
-        values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, e.scope, '')
+        insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category, age)
+        values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, e.scope, '',
+            metered._age(null, e.at, e.seq))
         returning no into made;
     end if;
     return made;

@@ -42,7 +42,8 @@ select r.no,                                    -- the number of the lot
     r.plan,                                     -- how it renews and rolls over, and what it pays for, or null
     coalesce(m.kept, r.kept) as kept,           -- units of amount that pay for the uses of its plan alone. The ledger has them when a use takes them
     r.keeps,                                    -- something can be drawn of it for its uses, but for its end
-    m.version                                   -- of its newest move, or null: none has its units
+    m.version,                                  -- of its newest move, or null: none has its units
+    r.age                                       -- when its units were granted first, in microseconds, the entry of that grant, and its own: the oldest is drawn first
 from metered.lot_rows r left join lateral (
     select x.seq, x.version, x.rest, x.drawn, x.held, x.kept from metered.lot_moves x
     where x.lot = r.no and x.version is not null order by x.version desc limit 1) m on true;
@@ -174,15 +175,15 @@ declare
     at    timestamptz := (select e.at from metered.ledger e where use is not null and e.scope = of_scope and e.seq = at_seq);
     first int := -2147483648;           -- where the next lot is: after the last one, whose index entry is still in the way
     ends  timestamptz := '-infinity';
-    after bigint := 0;
+    after bigint[] := '{}';
 begin
     taken := 0;
     while taken < units loop
         if use is not null then
-            select y.no, y.priority, y.expires_at, y.version, y.rest, y.drawn, y.held, y.kept into u from metered.lots y
-            where y.scope = of_scope and y.keeps and (y.priority, y.expires_at, y.no) > (first, ends, after)
+            select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept into u from metered.lots y
+            where y.scope = of_scope and y.keeps and (y.priority, y.expires_at, y.age) > (first, ends, after)
               and y.expires_at > at and (y.plan).uses @> array[use]
-            order by y.priority, y.expires_at, y.no limit 1;
+            order by y.priority, y.expires_at, y.age limit 1;
         end if;
         if ended is not null then
             m := metered._pass_ended(of_scope, first, ends, after, ended);
@@ -190,11 +191,11 @@ begin
             ends := m.ends;
             after := m.after;
         end if;
-        select y.no, y.priority, y.expires_at, y.version, y.rest, y.drawn, y.held, y.kept into l from metered.lots y
-        where y.scope = of_scope and y.open and (y.priority, y.expires_at, y.no) > (first, ends, after)
-        order by y.priority, y.expires_at, y.no limit 1;
+        select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept into l from metered.lots y
+        where y.scope = of_scope and y.open and (y.priority, y.expires_at, y.age) > (first, ends, after)
+        order by y.priority, y.expires_at, y.age limit 1;
         if use is not null then
-            if u.rest > 0 and (l.no is null or (u.priority, u.expires_at, u.no) < (l.priority, l.expires_at, l.no)) then
+            if u.rest > 0 and (l.no is null or (u.priority, u.expires_at, u.age) < (l.priority, l.expires_at, l.age)) then
                 l := u;
             end if;
         end if;
@@ -214,29 +215,29 @@ begin
         nth := nth + 1;
         first := l.priority;
         ends := l.expires_at;
-        after := l.no;
+        after := l.age;
     end loop;
 end
 $$;
 
 -- The place in the order of lots before the next one that has not ended: null if all have. It reads two of each priority.
-create function metered._pass_ended(of_scope text, from_priority int, from_end timestamptz, from_no bigint, ended timestamptz,
-    out priority int, out ends timestamptz, out after bigint)
+create function metered._pass_ended(of_scope text, from_priority int, from_end timestamptz, from_age bigint[], ended timestamptz,
+    out priority int, out ends timestamptz, out after bigint[])
 language plpgsql stable
 as $$
 begin
     priority := from_priority;
     ends := greatest(from_end, ended);
-    after := case when from_end > ended then from_no else 9223372036854775807 end;
+    after := case when from_end > ended then from_age else array[9223372036854775807] end;
     loop
-        perform from metered.lot_rows y where y.scope = of_scope and y.open and y.priority = _pass_ended.priority and (y.expires_at, y.no) > (ends, after)
-        order by y.priority, y.expires_at, y.no limit 1;
+        perform from metered.lot_rows y where y.scope = of_scope and y.open and y.priority = _pass_ended.priority and (y.expires_at, y.age) > (ends, after)
+        order by y.priority, y.expires_at, y.age limit 1;
         exit when found;
         priority := (select y.priority from metered.lot_rows y where y.scope = of_scope and y.open and y.priority > _pass_ended.priority
-            order by y.priority, y.expires_at, y.no limit 1);
+            order by y.priority, y.expires_at, y.age limit 1);
         exit when priority is null;
         ends := ended;
-        after := 9223372036854775807;
+        after := array[9223372036854775807];
     end loop;
 end
 $$;
@@ -273,6 +274,18 @@ begin
 end
 $$;
 
+-- The age of a lot that the entry at_seq grants, or whose units were in of_lot before.
+create function metered._age(of_lot bigint, at timestamptz, at_seq bigint) returns bigint[]
+language plpgsql stable
+as $$
+begin
+    if of_lot is not null then
+        return (select y.age[1:2] || at_seq from metered.lot_rows y where y.no = of_lot);
+    end if;
+    return array[(extract(epoch from at) * 1000000)::bigint, at_seq, at_seq];
+end
+$$;
+
 -- Credit becomes a lot: appends the entry after tip, which the wallet's lots are due before, and returns it. as_no is the number of the
 -- lot, if one was set aside for it.
 create function metered._append_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", of_lot bigint, as_no bigint,
@@ -293,13 +306,13 @@ begin
     end if;
     perform metered._append(entry);
     insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
-        priority, origin, open, scope, category, reference, fingerprint, again, plan, keeps)
+        priority, origin, open, scope, category, reference, fingerprint, again, plan, keeps, age)
     overriding system value
     values (coalesce(as_no, metered._next_number('lot_rows')), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, 0, lot.roll_cap,
         case when lot.roll_cap is not null then metered._next_number('lot_rows') end,
         case when lot.roll_cap is not null then metered._roll_end(lot.expires_at, plan, lot.roll_for) end, lot.late, of_lot,
         lot.priority, as_origin, general, tip.scope, lot.category, lot.reference, lot.fingerprint, metered._again(plan), plan,
-        not general)
+        not general, metered._age(of_lot, entry.at, entry.seq))
     on conflict do nothing
     returning lot_rows.no into _append_lot.no;
     if _append_lot.no is null then

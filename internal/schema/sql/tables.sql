@@ -216,28 +216,29 @@ create table metered.lot_rows (
     again       boolean     not null default false, -- its units roll over again, or share a cap: no call leaves its end to a later one
     plan        metered.lot_plan,       -- how it renews and rolls over, and what it pays for, or null
     kept        bigint      not null default 0, -- units that pay for the uses of its plan alone, where no move of it has its units
-    keeps       boolean     not null default false -- something can be drawn of it for its uses, but for its end
+    keeps       boolean     not null default false, -- something can be drawn of it for its uses, but for its end
+    age         bigint[]    not null default '{}' -- when its units were granted first, in microseconds, the entry of that grant, and its own: the oldest is drawn first
 );
 
 -- The order in which lots are drawn.
-create index lots_open on metered.lot_rows (scope, priority, expires_at, no) where open;
+create index lots_open on metered.lot_rows (scope, priority, expires_at, age) where open;
 
 -- The lots of a wallet by their end, and the lots that roll over, in the order in which they are drawn then.
-create index lots_ends on metered.lot_rows (scope, expires_at, no) where open;
-create index lots_rolling on metered.lot_rows (scope, priority, roll_end, roll_no) where open and roll_cap is not null;
+create index lots_ends on metered.lot_rows (scope, expires_at, age) where open;
+create index lots_rolling on metered.lot_rows (scope, priority, roll_end, age) where open and roll_cap is not null;
 
 -- Lots that begin later, in one wallet and in all.
-create index lots_starts on metered.lot_rows (scope, starts_at, no) where pending > 0;
+create index lots_starts on metered.lot_rows (scope, starts_at, age) where pending > 0;
 create index lots_starting on metered.lot_rows (starts_at, no) where pending > 0;
 
 -- Lots whose end no call leaves to a later one, and lots that hold units which rolled over.
-create index lots_again on metered.lot_rows (scope, expires_at, no) where open and again;
+create index lots_again on metered.lot_rows (scope, expires_at, age) where open and again;
 create index lots_carried on metered.lot_rows (scope, category, expires_at) where origin = 'r';
 
 -- Lots that pay for some uses: in the order in which they are drawn, and by their end, in one wallet and in all.
-create index lots_kept on metered.lot_rows (scope, priority, expires_at, no) where keeps;
-create index lots_kept_ends on metered.lot_rows (scope, expires_at, no) where keeps;
-create index lots_kept_rolling on metered.lot_rows (scope, expires_at, no) where keeps and roll_cap is not null;
+create index lots_kept on metered.lot_rows (scope, priority, expires_at, age) where keeps;
+create index lots_kept_ends on metered.lot_rows (scope, expires_at, age) where keeps;
+create index lots_kept_rolling on metered.lot_rows (scope, expires_at, age) where keeps and roll_cap is not null;
 create index lots_kept_due on metered.lot_rows (expires_at, no) where keeps;
 
 -- The lots of all wallets by their end, with those that subscribers have not heard of.

@@ -69,11 +69,11 @@ declare
 begin
     select y.* into l from (
         (select z.* from metered.lots z where z.scope = of_scope and z.keeps and z.roll_cap is not null and z.expires_at <= until
-         order by z.expires_at, z.no limit 1)
+         order by z.expires_at, z.age limit 1)
         union all
         (select z.* from metered.lots z where lapsing and z.scope = of_scope and z.keeps and z.roll_cap is null and z.expires_at <= until
-         order by z.expires_at, z.no limit 1)) y
-    order by y.expires_at, y.no limit 1;
+         order by z.expires_at, z.age limit 1)) y
+    order by y.expires_at, y.age limit 1;
     return l;
 end
 $$;
@@ -160,34 +160,35 @@ begin
     e.at := greatest(clk, e.at);
     stood := case when metered._lags(e) then metered._lapsing(e, clk) else 0 end - metered._balance(e);
     kept := (select coalesce(sum(y.kept), 0) from (select x.kept from metered.lots x
-        where x.scope = c.scope and x.keeps and x.expires_at > e.at and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.no) y);
+        where x.scope = c.scope and x.keeps and x.expires_at > e.at and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.age) y);
     if kept = 0 then
         return;
     end if;
     g.priority := -2147483648;
     g.expires_at := '-infinity';
     g.no := 0;
+    g.age := '{}';
     r := g;
     while units > 0 loop
         if r.kept is null or r.kept = 0 then
             select y.* into r from metered.lots y
-            where y.scope = c.scope and y.keeps and (y.priority, y.expires_at, y.no) > (r.priority, r.expires_at, r.no)
+            where y.scope = c.scope and y.keeps and (y.priority, y.expires_at, y.age) > (r.priority, r.expires_at, r.age)
               and y.expires_at > e.at and (y.plan).uses @> array[use]
-            order by y.priority, y.expires_at, y.no limit 1;
+            order by y.priority, y.expires_at, y.age limit 1;
             exit when r.no is null;
         end if;
         if g.no is not null and coalesce(g.rest, 0) = 0 then
             if metered._lags(e) then
-                m := metered._pass_ended(c.scope, g.priority, g.expires_at, g.no, e.at);
+                m := metered._pass_ended(c.scope, g.priority, g.expires_at, g.age, e.at);
                 g.priority := m.priority;
                 g.expires_at := m.ends;
-                g.no := m.after;
+                g.age := m.after;
             end if;
             select y.* into g from metered.lots y
-            where y.scope = c.scope and y.open and (y.priority, y.expires_at, y.no) > (g.priority, g.expires_at, g.no)
-            order by y.priority, y.expires_at, y.no limit 1;
+            where y.scope = c.scope and y.open and (y.priority, y.expires_at, y.age) > (g.priority, g.expires_at, g.age)
+            order by y.priority, y.expires_at, y.age limit 1;
         end if;
-        if (g.priority, g.expires_at, g.no) < (r.priority, r.expires_at, r.no) then
+        if (g.priority, g.expires_at, g.age) < (r.priority, r.expires_at, r.age) then
             units := units - g.rest;
             g.rest := 0;
         else

@@ -298,7 +298,7 @@ begin
         return;
     end if;
     select * into l from metered.lots y where y.scope = of_scope and y.pending > 0 and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
-    order by y.starts_at, y.no limit 1;
+    order by y.starts_at, y.age limit 1;
     missing := 0;
     revoked := 0;
     if l.no is null then
@@ -423,7 +423,7 @@ begin
     lots := (
         select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference', coalesce(x.reference, (x.plan).of_reference), 'category', x.category, 'priority', x.priority,
             'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held, 'uses', (x.plan).uses)
-            order by x.priority, x.expires_at, x.no)
+            order by x.priority, x.expires_at, x.age)
         from metered._lots_now(tip, clk, null) x);
 end
 $$;

@@ -145,7 +145,22 @@ alter table metered.lot_rows
     add column again boolean not null default false,
     add column plan metered.lot_plan,
     add column kept bigint not null default 0,
-    add column keeps boolean not null default false;
+    add column keeps boolean not null default false,
+    add column age bigint[] not null default '{}';
+
+-- The oldest lot is drawn first: units that went on keep the age of their first grant.
+with recursive f as (
+    select r.no, (extract(epoch from r.granted_at) * 1000000)::bigint as at, r.granted_seq as seq
+    from metered.lot_rows r where r.from_lot is null or not exists (select from metered.lot_rows o where o.no = r.from_lot)
+    union all
+    select r.no, f.at, f.seq from f join metered.lot_rows r on r.from_lot = f.no)
+update metered.lot_rows r set age = array[f.at, f.seq, r.granted_seq] from f where f.no = r.no;
+drop index metered.lots_open;
+drop index metered.lots_ends;
+drop index metered.lots_rolling;
+create index lots_open on metered.lot_rows (scope, priority, expires_at, age) where open;
+create index lots_ends on metered.lot_rows (scope, expires_at, age) where open;
+create index lots_rolling on metered.lot_rows (scope, priority, roll_end, age) where open and roll_cap is not null;
 create view metered.lots as
 select r.no,
     r.granted_at,
@@ -178,7 +193,8 @@ select r.no,
     r.plan,
     coalesce(m.kept, r.kept) as kept,
     r.keeps,
-    m.version
+    m.version,
+    r.age
 from metered.lot_rows r left join lateral (
     select x.seq, x.version, x.rest, x.drawn, x.held, x.kept from metered.lot_moves x
     where x.lot = r.no and x.version is not null order by x.version desc limit 1) m on true;
@@ -232,13 +248,13 @@ end
 $$;
 
 create index lots_roll_no on metered.lot_rows (roll_no) where roll_no is not null;
-create index lots_starts on metered.lot_rows (scope, starts_at, no) where pending > 0;
+create index lots_starts on metered.lot_rows (scope, starts_at, age) where pending > 0;
 create index lots_starting on metered.lot_rows (starts_at, no) where pending > 0;
-create index lots_again on metered.lot_rows (scope, expires_at, no) where open and again;
+create index lots_again on metered.lot_rows (scope, expires_at, age) where open and again;
 create index lots_carried on metered.lot_rows (scope, category, expires_at) where origin = 'r';
-create index lots_kept on metered.lot_rows (scope, priority, expires_at, no) where keeps;
-create index lots_kept_ends on metered.lot_rows (scope, expires_at, no) where keeps;
-create index lots_kept_rolling on metered.lot_rows (scope, expires_at, no) where keeps and roll_cap is not null;
+create index lots_kept on metered.lot_rows (scope, priority, expires_at, age) where keeps;
+create index lots_kept_ends on metered.lot_rows (scope, expires_at, age) where keeps;
+create index lots_kept_rolling on metered.lot_rows (scope, expires_at, age) where keeps and roll_cap is not null;
 create index lots_kept_due on metered.lot_rows (expires_at, no) where keeps;
 
 -- The number of the cell that this schema is: see package cells. Other schemas have no row.

@@ -1,0 +1,96 @@
+package wallet_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// shows asserts that a balance lists lots with these references, and that a draw of a unit takes of the first of them.
+func (f *fixture) shows(references ...string) {
+	f.Helper()
+	shown := []string{}
+	for _, l := range f.balance().Lots {
+		shown = append(shown, l.Reference)
+	}
+	require.Equal(f, references, shown)
+	require.Equal(f, references[0], f.draw(1).Lots[0].Reference)
+}
+
+// Units that rolled over are as old as their first grant, however often they did, and whoever wrote it.
+func TestOrderOf_UnitsThatRolledOverIsByTheirFirstGrant(t *testing.T) {
+	t.Parallel()
+	for _, swept := range []bool{true, false} {
+		for _, first := range []string{"rolls", "stays"} {
+			t.Run(fmt.Sprint(first, " first, swept ", swept), func(t *testing.T) {
+				t.Parallel()
+				f := setUp(t, wallet.Config{})
+				grants := []wallet.Grant{
+					{Amount: 10, Reference: "rolls", Expires: noon.Add(day), RollCap: 10, RollFor: day, RollTimes: 2},
+					{Amount: 10, Reference: "stays", Expires: noon.Add(3 * day)},
+				}
+				if first == "stays" {
+					grants[0], grants[1] = grants[1], grants[0]
+				}
+				f.grant(grants[0])
+				f.clock.Advance(time.Hour)
+				f.grant(grants[1])
+				for range 5 {
+					f.clock.Advance(12 * time.Hour)
+					if swept {
+						f.sweeps()
+					}
+				}
+				f.shows(grants[0].Reference, grants[1].Reference)
+			})
+		}
+	}
+}
+
+// The numbers of a wallet's lots are no order: a wallet that moved to another cell goes on with numbers of that one.
+func TestOrderOf_LotsIsByTheirGrantsAfterAMoveOfCells(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{})
+	number := func(no int) {
+		_, err := f.pool.Exec(t.Context(), "select setval(pg_get_serial_sequence('metered.lot_rows', 'no'), $1)", no)
+		require.NoError(t, err)
+	}
+	for i, no := range []int{1000, 500, 2000, 100} {
+		number(no)
+		f.grant(wallet.Grant{Amount: 10, Reference: fmt.Sprint("anything ", i), Expires: noon.Add(day)})
+		f.grant(wallet.Grant{Amount: 10, Reference: fmt.Sprint("images ", i), Expires: noon.Add(2 * day), Uses: []string{"images"}})
+	}
+	f.shows("anything 0", "anything 1", "anything 2", "anything 3", "images 0", "images 1", "images 2", "images 3")
+	f.draw(39)
+	d, err := f.tryDraw(wallet.Draw{Amount: 40, Note: budget.Note{Use: "images"}})
+	require.NoError(t, err)
+	for i, l := range d.Lots {
+		require.Equal(t, fmt.Sprint("images ", i), l.Reference)
+	}
+}
+
+// At one instant the oldest lot ends first: where a cap is shared, its units are those that go on.
+func TestOrderOf_EndsAtOneInstantIsByAge(t *testing.T) {
+	t.Parallel()
+	for _, swept := range []bool{true, false} {
+		t.Run(fmt.Sprint("swept ", swept), func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, wallet.Config{})
+			for i, no := range []int{1000, 500} {
+				_, err := f.pool.Exec(t.Context(), "select setval(pg_get_serial_sequence('metered.lot_rows', 'no'), $1)", no)
+				require.NoError(t, err)
+				f.grant(wallet.Grant{Amount: 10, Reference: fmt.Sprint(i), For: day, RollCap: 10, RollFor: day, RollShared: true})
+			}
+			f.clock.Advance(day)
+			if swept {
+				f.sweeps()
+			}
+			require.Equal(t, map[string]int64{"0": 10}, f.left())
+		})
+	}
+}
