@@ -554,28 +554,29 @@ create table metered.lot_rows (
     again       boolean     not null default false, -- its units roll over again, or share a cap: no call leaves its end to a later one
     plan        metered.lot_plan,       -- how it renews and rolls over, and what it pays for, or null
     kept        bigint      not null default 0, -- units that pay for the uses of its plan alone, where no move of it has its units
-    keeps       boolean     not null default false -- something can be drawn of it for its uses, but for its end
+    keeps       boolean     not null default false, -- something can be drawn of it for its uses, but for its end
+    age         bigint[]    not null default '{}' -- when its units were granted first, in microseconds, the entry of that grant, and its own: the oldest is drawn first
 );
 
 -- The order in which lots are drawn.
-create index lots_open on metered.lot_rows (scope, priority, expires_at, no) where open;
+create index lots_open on metered.lot_rows (scope, priority, expires_at, age) where open;
 
 -- The lots of a wallet by their end, and the lots that roll over, in the order in which they are drawn then.
-create index lots_ends on metered.lot_rows (scope, expires_at, no) where open;
-create index lots_rolling on metered.lot_rows (scope, priority, roll_end, roll_no) where open and roll_cap is not null;
+create index lots_ends on metered.lot_rows (scope, expires_at, age) where open;
+create index lots_rolling on metered.lot_rows (scope, priority, roll_end, age) where open and roll_cap is not null;
 
 -- Lots that begin later, in one wallet and in all.
-create index lots_starts on metered.lot_rows (scope, starts_at, no) where pending > 0;
+create index lots_starts on metered.lot_rows (scope, starts_at, age) where pending > 0;
 create index lots_starting on metered.lot_rows (starts_at, no) where pending > 0;
 
 -- Lots whose end no call leaves to a later one, and lots that hold units which rolled over.
-create index lots_again on metered.lot_rows (scope, expires_at, no) where open and again;
+create index lots_again on metered.lot_rows (scope, expires_at, age) where open and again;
 create index lots_carried on metered.lot_rows (scope, category, expires_at) where origin = 'r';
 
 -- Lots that pay for some uses: in the order in which they are drawn, and by their end, in one wallet and in all.
-create index lots_kept on metered.lot_rows (scope, priority, expires_at, no) where keeps;
-create index lots_kept_ends on metered.lot_rows (scope, expires_at, no) where keeps;
-create index lots_kept_rolling on metered.lot_rows (scope, expires_at, no) where keeps and roll_cap is not null;
+create index lots_kept on metered.lot_rows (scope, priority, expires_at, age) where keeps;
+create index lots_kept_ends on metered.lot_rows (scope, expires_at, age) where keeps;
+create index lots_kept_rolling on metered.lot_rows (scope, expires_at, age) where keeps and roll_cap is not null;
 create index lots_kept_due on metered.lot_rows (expires_at, no) where keeps;
 
 -- The lots of all wallets by their end, with those that subscribers have not heard of.
@@ -1781,7 +1782,8 @@ select r.no,                                    -- the number of the lot
     r.plan,                                     -- how it renews and rolls over, and what it pays for, or null
     coalesce(m.kept, r.kept) as kept,           -- units of amount that pay for the uses of its plan alone. The ledger has them when a use takes them
     r.keeps,                                    -- something can be drawn of it for its uses, but for its end
-    m.version                                   -- of its newest move, or null: none has its units
+    m.version,                                  -- of its newest move, or null: none has its units
+    r.age                                       -- when its units were granted first, in microseconds, the entry of that grant, and its own: the oldest is drawn first
 from metered.lot_rows r left join lateral (
     select x.seq, x.version, x.rest, x.drawn, x.held, x.kept from metered.lot_moves x
     where x.lot = r.no and x.version is not null order by x.version desc limit 1) m on true;
@@ -1913,15 +1915,15 @@ declare
     at    timestamptz := (select e.at from metered.ledger e where use is not null and e.scope = of_scope and e.seq = at_seq);
     first int := -2147483648;           -- where the next lot is: after the last one, whose index entry is still in the way
     ends  timestamptz := '-infinity';
-    after bigint := 0;
+    after bigint[] := '{}';
 begin
     taken := 0;
     while taken < units loop
         if use is not null then
-            select y.no, y.priority, y.expires_at, y.version, y.rest, y.drawn, y.held, y.kept into u from metered.lots y
-            where y.scope = of_scope and y.keeps and (y.priority, y.expires_at, y.no) > (first, ends, after)
+            select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept into u from metered.lots y
+            where y.scope = of_scope and y.keeps and (y.priority, y.expires_at, y.age) > (first, ends, after)
               and y.expires_at > at and (y.plan).uses @> array[use]
-            order by y.priority, y.expires_at, y.no limit 1;
+            order by y.priority, y.expires_at, y.age limit 1;
         end if;
         if ended is not null then
             m := metered._pass_ended(of_scope, first, ends, after, ended);
@@ -1929,11 +1931,11 @@ begin
             ends := m.ends;
             after := m.after;
         end if;
-        select y.no, y.priority, y.expires_at, y.version, y.rest, y.drawn, y.held, y.kept into l from metered.lots y
-        where y.scope = of_scope and y.open and (y.priority, y.expires_at, y.no) > (first, ends, after)
-        order by y.priority, y.expires_at, y.no limit 1;
+        select y.no, y.priority, y.expires_at, y.age, y.version, y.rest, y.drawn, y.held, y.kept into l from metered.lots y
+        where y.scope = of_scope and y.open and (y.priority, y.expires_at, y.age) > (first, ends, after)
+        order by y.priority, y.expires_at, y.age limit 1;
         if use is not null then
-            if u.rest > 0 and (l.no is null or (u.priority, u.expires_at, u.no) < (l.priority, l.expires_at, l.no)) then
+            if u.rest > 0 and (l.no is null or (u.priority, u.expires_at, u.age) < (l.priority, l.expires_at, l.age)) then
                 l := u;
             end if;
         end if;
@@ -1953,29 +1955,29 @@ begin
         nth := nth + 1;
         first := l.priority;
         ends := l.expires_at;
-        after := l.no;
+        after := l.age;
     end loop;
 end
 $$;
 
 -- The place in the order of lots before the next one that has not ended: null if all have. It reads two of each priority.
-create function metered._pass_ended(of_scope text, from_priority int, from_end timestamptz, from_no bigint, ended timestamptz,
-    out priority int, out ends timestamptz, out after bigint)
+create function metered._pass_ended(of_scope text, from_priority int, from_end timestamptz, from_age bigint[], ended timestamptz,
+    out priority int, out ends timestamptz, out after bigint[])
 language plpgsql stable
 as $$
 begin
     priority := from_priority;
     ends := greatest(from_end, ended);
-    after := case when from_end > ended then from_no else 9223372036854775807 end;
+    after := case when from_end > ended then from_age else array[9223372036854775807] end;
     loop
-        perform from metered.lot_rows y where y.scope = of_scope and y.open and y.priority = _pass_ended.priority and (y.expires_at, y.no) > (ends, after)
-        order by y.priority, y.expires_at, y.no limit 1;
+        perform from metered.lot_rows y where y.scope = of_scope and y.open and y.priority = _pass_ended.priority and (y.expires_at, y.age) > (ends, after)
+        order by y.priority, y.expires_at, y.age limit 1;
         exit when found;
         priority := (select y.priority from metered.lot_rows y where y.scope = of_scope and y.open and y.priority > _pass_ended.priority
-            order by y.priority, y.expires_at, y.no limit 1);
+            order by y.priority, y.expires_at, y.age limit 1);
         exit when priority is null;
         ends := ended;
-        after := 9223372036854775807;
+        after := array[9223372036854775807];
     end loop;
 end
 $$;
@@ -2012,6 +2014,18 @@ begin
 end
 $$;
 
+-- The age of a lot that the entry at_seq grants, or whose units were in of_lot before.
+create function metered._age(of_lot bigint, at timestamptz, at_seq bigint) returns bigint[]
+language plpgsql stable
+as $$
+begin
+    if of_lot is not null then
+        return (select y.age[1:2] || at_seq from metered.lot_rows y where y.no = of_lot);
+    end if;
+    return array[(extract(epoch from at) * 1000000)::bigint, at_seq, at_seq];
+end
+$$;
+
 -- Credit becomes a lot: appends the entry after tip, which the wallet's lots are due before, and returns it. as_no is the number of the
 -- lot, if one was set aside for it.
 create function metered._append_lot(tip metered.ledger, lot metered.new_lot, plan metered.lot_plan, as_origin "char", of_lot bigint, as_no bigint,
@@ -2032,13 +2046,13 @@ begin
     end if;
     perform metered._append(entry);
     insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late, from_lot,
-        priority, origin, open, scope, category, reference, fingerprint, again, plan, keeps)
+        priority, origin, open, scope, category, reference, fingerprint, again, plan, keeps, age)
     overriding system value
     values (coalesce(as_no, metered._next_number('lot_rows')), entry.at, lot.expires_at, entry.seq, entry.seq, lot.amount, 0, lot.roll_cap,
         case when lot.roll_cap is not null then metered._next_number('lot_rows') end,
         case when lot.roll_cap is not null then metered._roll_end(lot.expires_at, plan, lot.roll_for) end, lot.late, of_lot,
         lot.priority, as_origin, general, tip.scope, lot.category, lot.reference, lot.fingerprint, metered._again(plan), plan,
-        not general)
+        not general, metered._age(of_lot, entry.at, entry.seq))
     on conflict do nothing
     returning lot_rows.no into _append_lot.no;
     if _append_lot.no is null then
@@ -2181,7 +2195,7 @@ begin
         return (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = tip.scope and k.lot = 0);
     end if;
     return greatest(0, (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
-        where y.scope = tip.scope and y.open and y.expires_at <= tip.at order by y.expires_at, y.no) x) - metered._balance(tip));
+        where y.scope = tip.scope and y.open and y.expires_at <= tip.at order by y.expires_at, y.age) x) - metered._balance(tip));
 end
 $$;
 
@@ -2202,11 +2216,11 @@ language plpgsql stable
 as $$
 begin
     return least(
-        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
+        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.open and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
         coalesce((select min(y.expires_at) from metered.lot_holds k, lateral (select x.expires_at from metered.lot_rows x where x.no = k.lot) y
             where k.scope = of_scope and y.expires_at > clk), 'infinity'),
-        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.keeps and y.expires_at > clk order by y.expires_at, y.no limit 1), 'infinity'),
-        coalesce((select y.starts_at from metered.lot_rows y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.no limit 1), 'infinity'));
+        coalesce((select y.expires_at from metered.lot_rows y where y.scope = of_scope and y.keeps and y.expires_at > clk order by y.expires_at, y.age limit 1), 'infinity'),
+        coalesce((select y.starts_at from metered.lot_rows y where y.scope = of_scope and y.pending > 0 and y.starts_at > clk order by y.starts_at, y.age limit 1), 'infinity'));
 end
 $$;
 
@@ -2245,7 +2259,8 @@ begin
     e.kind := case when general then 'd' else 's' end;
     e.amount := l.pending;
     e.credited := e.credited + units;
-    update metered.lot_rows y set pending = 0, open = general, keeps = not general, granted_at = l.starts_at, granted_seq = e.seq where y.no = l.no;
+    update metered.lot_rows y set pending = 0, open = general, keeps = not general, granted_at = l.starts_at, granted_seq = e.seq,
+        age = metered._age(null, l.starts_at, e.seq) where y.no = l.no;
     if e.crossed is not null and general then
         e.crossed := metered._rearmed(e);
     end if;
@@ -2315,11 +2330,12 @@ declare
     made bigint;
 begin
     insert into metered.lot_rows (no, granted_at, expires_at, granted_seq, last_seq, amount, rest, roll_cap, roll_no, roll_end, late,
-        priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan)
+        priority, origin, open, scope, category, reference, fingerprint, pending, starts_at, again, plan, age)
     overriding system value
     values (metered._next_number('lot_rows'), l.starts_at, l.expires_at, l.granted_seq, l.last_seq, l.amount, 0, l.roll_cap,
         case when l.roll_cap is not null then metered._next_number('lot_rows') end, l.roll_end, l.late,
-        l.priority, 'g', false, l.scope, l.category, l.reference, l.fingerprint, l.amount, l.starts_at, metered._again(l.plan), l.plan)
+        l.priority, 'g', false, l.scope, l.category, l.reference, l.fingerprint, l.amount, l.starts_at, metered._again(l.plan), l.plan,
+        metered._age(null, l.starts_at, l.granted_seq))
     on conflict do nothing
     returning no into made;
     if made is null then
@@ -2383,11 +2399,11 @@ declare
     due     record;
     line    metered.hold_lines;
     pos_end timestamptz := '-infinity';     -- the lot that was ended last, after which the next is
-    pos_no  bigint := 0;
+    pos_age bigint[] := '{}';
     begun   timestamptz := '-infinity';     -- the lot that began last, after which the next does
-    begun_no bigint := 0;
+    begun_age bigint[] := '{}';
     stop_end timestamptz;       -- the first lot that is left to others, or null
-    stop_no bigint;
+    stop_age bigint[];
     left_over bigint := units;  -- of units, in lots that go on
     may_keep boolean;           -- there may be such lots
     kept_left int := 2147483647;    -- how many lots of some uses may still lapse
@@ -2406,8 +2422,8 @@ begin
             select y.crossed into e.crossed from metered.ledger y where y.scope = tip.scope and y.seq = tip.seq;
         end if;
     end if;
-    select y.expires_at, y.no into stop_end, stop_no from metered.lot_rows y
-    where y.scope = tip.scope and y.open and y.expires_at <= until order by y.expires_at, y.no limit 1 offset coalesce(max_lots, 2147483647);
+    select y.expires_at, y.age into stop_end, stop_age from metered.lot_rows y
+    where y.scope = tip.scope and y.open and y.expires_at <= until order by y.expires_at, y.age limit 1 offset coalesce(max_lots, 2147483647);
     if stop_end is not null then
         named := array(
             select k.lot from metered.hold_lines x, lateral (select o.lot from metered.lot_holds o where o.scope = x.scope and o.seq = x.opened_seq and o.lot > 0) k
@@ -2416,7 +2432,7 @@ begin
         for l in
             select y.* from metered.lots y
             where left_over > 0 and y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until
-            order by y.priority, y.roll_end, y.roll_no
+            order by y.priority, y.roll_end, y.age
         loop
             exit when left_over <= 0;
             named := named || l.no;
@@ -2426,7 +2442,7 @@ begin
     may_keep := nos is not null or exists (select from metered.lot_rows y where y.scope = tip.scope and y.keeps)
         or exists (select from metered.lot_rows y where y.scope = tip.scope and y.pending > 0);
     if exists (select from metered.lot_rows y where y.scope = tip.scope and y.keeps and y.roll_cap is null and y.expires_at <= until
-               order by y.expires_at, y.no limit 1 offset coalesce(max_lots, 2147483647)) then
+               order by y.expires_at, y.age limit 1 offset coalesce(max_lots, 2147483647)) then
         kept_left := max_lots;
     end if;
     ends := coalesce(stop_end, metered._next_end(tip.scope, until));
@@ -2436,20 +2452,20 @@ begin
             select y.hold, y.due, row(y.*)::metered.hold_lines as line from metered.hold_lines y where y.hold = any (nos) and y.scope = tip.scope and y.open > 0
             union all select null, until, null) x
             left join lateral (select z.id from metered.holds z where z.no = x.hold) h on true
-        order by x.due, x.hold
+        order by x.due, (x.line).opened_seq
     loop
         loop
             select y.* into l from (
-                (select z.* from metered.lots z where z.scope = tip.scope and z.open and (z.expires_at, z.no) > (pos_end, pos_no) and z.expires_at <= due.due
-                 order by z.expires_at, z.no limit 1)
+                (select z.* from metered.lots z where z.scope = tip.scope and z.open and (z.expires_at, z.age) > (pos_end, pos_age) and z.expires_at <= due.due
+                 order by z.expires_at, z.age limit 1)
                 union all
-                (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= due.due order by z.expires_at, z.no limit 1)
+                (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= due.due order by z.expires_at, z.age limit 1)
                 union all
                 (select z.* from metered._kept_due(tip.scope, due.due, kept_left > 0) z where may_keep and z.no is not null)) y
-            where stop_end is null or (y.expires_at, y.no) < (stop_end, stop_no) or y.no = any (named) or y.kept > 0
-            order by y.expires_at, y.no limit 1;
+            where stop_end is null or (y.expires_at, y.age) < (stop_end, stop_age) or y.no = any (named) or y.kept > 0
+            order by y.expires_at, y.age limit 1;
             select y.* into begins from metered.lots y
-            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= due.due and (y.starts_at, y.no) > (begun, begun_no) order by y.starts_at, y.no limit 1;
+            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= due.due and (y.starts_at, y.age) > (begun, begun_age) order by y.starts_at, y.age limit 1;
             exit when l.no is null and begins.no is null;
             if l.no is null or begins.starts_at < l.expires_at then
                 ends := least(ends, case when begins.expires_at > until then begins.expires_at end,
@@ -2458,7 +2474,7 @@ begin
                 e.lots_end := ends;
                 e := metered._start_lot(e, begins);
                 begun := begins.starts_at;
-                begun_no := begins.no;
+                begun_age := begins.age;
                 if stop_end is not null then
                     named := named || begins.no;
                 end if;
@@ -2478,7 +2494,7 @@ begin
                 named := case when nos is null then array_remove(named, l.no) else named end || l.roll_no;
             end if;
             pos_end := greatest(pos_end, l.expires_at);
-            pos_no := case when pos_end = l.expires_at then l.no else pos_no end;
+            pos_age := case when pos_end = l.expires_at then l.age else pos_age end;
         end loop;
         if due.hold is not null then
             line := due.line;
@@ -2545,6 +2561,7 @@ begin
         child.from_lot := l.no;
         child.priority := l.priority;
         child.scope := l.scope;
+        child.age := l.age[1:2] || 9223372036854775807;
         child.category := l.category;
         child.origin := 'r';
         child.plan := metered._plan_on(l);
@@ -2585,15 +2602,16 @@ declare
     units       bigint;
     max_written constant bigint := 4611686018427387904; -- numbers beyond it name lots that nobody has written yet, so that holds can name them
     new_no      bigint := max_written;      -- the last one
+    later       bigint := max_written;      -- entries beyond it are not written
 begin
     debt := metered._debt(tip);
     lapsed := 0;
     lots := '{}';
     if tip.lots_end <= until then
-        select array(select y from metered.lots y where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until order by y.starts_at, y.no) into starts;
-        select array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.no)
+        select array(select y from metered.lots y where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until order by y.starts_at, y.age) into starts;
+        select array(select y from metered.lots y where y.scope = tip.scope and y.open and y.again and y.expires_at <= until order by y.expires_at, y.age)
             || array(select metered._as_rest(y) from metered.lots y
-                where y.scope = tip.scope and y.keeps and y.roll_cap is not null and y.again and y.expires_at <= until order by y.expires_at, y.no)
+                where y.scope = tip.scope and y.keeps and y.roll_cap is not null and y.again and y.expires_at <= until order by y.expires_at, y.age)
         into lots;
     end if;
     begun := starts <> '{}';
@@ -2603,8 +2621,8 @@ begin
                 coalesce(sum(o.freed) filter (where o.expires_at <= greatest(o.due, tip.at)), 0)::bigint as late
             from (select y.due, x.lot, x.amount, x.expires_at, least(x.amount, greatest(0, x.upto - greatest(0, y.at_least - y.captured))) as freed
                   from metered.hold_lines y, lateral (
-                      select z.lot, z.amount, v.expires_at, sum(z.amount) over (order by v.priority, v.expires_at, v.no) as upto
-                      from metered.lot_holds z, lateral (select w.no, w.priority, w.expires_at from metered.lot_rows w where w.no = z.lot limit 1) v
+                      select z.lot, z.amount, v.expires_at, sum(z.amount) over (order by v.priority, v.expires_at, v.age) as upto
+                      from metered.lot_holds z, lateral (select w.age, w.priority, w.expires_at from metered.lot_rows w where w.no = z.lot limit 1) v
                       where z.scope = y.scope and z.seq = y.opened_seq) x
                   where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk) o
             group by o.lot order by o.lot
@@ -2618,8 +2636,8 @@ begin
         end loop;
     elsif due or starts <> '{}' or lots <> '{}' then
         if due then
-            select array_agg(y.hold order by y.due, y.hold), array_agg(y.due order by y.due, y.hold), array_agg(y.opened_seq order by y.due, y.hold),
-                array_agg(least(y.open, greatest(0, y.at_least - y.captured)) order by y.due, y.hold)
+            select array_agg(y.hold order by y.due, y.opened_seq), array_agg(y.due order by y.due, y.opened_seq), array_agg(y.opened_seq order by y.due, y.opened_seq),
+                array_agg(least(y.open, greatest(0, y.at_least - y.captured)) order by y.due, y.opened_seq)
             into nos, times, seqs, minima
             from metered.hold_lines y where y.scope = tip.scope and y.open > 0 and y.due >= tip.next_due and y.due <= clk;
             nos := coalesce(nos, '{}');
@@ -2634,8 +2652,8 @@ begin
     end if;
     loop
         lot_pos := (select x.pos from generate_subscripts(lots, 1) x(pos) where lots[x.pos].rest > 0 and lots[x.pos].expires_at <= until
-            order by lots[x.pos].expires_at, lots[x.pos].no, x.pos limit 1);
-        start_pos := (select x.pos from generate_subscripts(starts, 1) x(pos) order by starts[x.pos].starts_at, starts[x.pos].no, x.pos limit 1);
+            order by lots[x.pos].expires_at, lots[x.pos].age, x.pos limit 1);
+        start_pos := (select x.pos from generate_subscripts(starts, 1) x(pos) order by starts[x.pos].starts_at, starts[x.pos].age, x.pos limit 1);
         if lot_pos is not null and lots[lot_pos].expires_at <= coalesce(starts[start_pos].starts_at, 'infinity') and lots[lot_pos].expires_at <= coalesce(times[next_hold], 'infinity') then
             units := metered._rolls_among(lots[lot_pos], lots);
             child := metered._gone_on(lots[lot_pos], units);
@@ -2671,14 +2689,16 @@ begin
                 child.granted_seq := new_no;
                 child.last_seq := null;
             end if;
+            later := later + 1;
+            child.age := array[(extract(epoch from child.starts_at) * 1000000)::bigint, later, later];
             lots := lots || child;
         elsif next_hold <= cardinality(nos) then
             at := greatest(at, times[next_hold]);
             units := minima[next_hold];
             for held in
                 select o.n, o.lot, o.amount, y.n as pos from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n)
-                    left join (select x.no, x.priority, x.expires_at, row_number() over () as n from unnest(lots) x) y on y.no = o.lot
-                where o.seq = seqs[next_hold] and o.amount > 0 order by y.priority, y.expires_at, y.no
+                    left join (select x.no, x.priority, x.expires_at, x.age, row_number() over () as n from unnest(lots) x) y on y.no = o.lot
+                where o.seq = seqs[next_hold] and o.amount > 0 order by y.priority, y.expires_at, y.age
             loop
                 part := least(units, held.amount);
                 units := units - part;
@@ -2703,7 +2723,7 @@ begin
         continue when spent + (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0) = 0;
         -- As _pay_back does it.
         for lot_pos in select x.pos from generate_subscripts(lots, 1) x(pos) where lots[x.pos].rest > 0 and (lots[x.pos].plan).uses is null
-            order by lots[x.pos].priority, lots[x.pos].expires_at, lots[x.pos].no
+            order by lots[x.pos].priority, lots[x.pos].expires_at, lots[x.pos].age
         loop
             part := least(spent, lots[lot_pos].rest);
             spent := spent - part;
@@ -2747,19 +2767,19 @@ begin
     nos := array(select x.no from unnest(d.lots) x where x.no is not null);
     select count(*) as n, sum(x.rest - case when x.roll_end > until then metered._rolls(x) else 0 end) as units into few
     from (select y.* from metered.lots y where y.scope = tip.scope and y.open and y.expires_at <= until and y.no <> all (nos)
-          order by y.expires_at, y.no limit metered._ends_per_call() + 1) x;
+          order by y.expires_at, y.age limit metered._ends_per_call() + 1) x;
     if few.n <= metered._ends_per_call() then
         return d.lapsed + coalesce(few.units, 0);
     end if;
     return metered._balance(tip) + case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) - metered._minima(tip, null, clk) else 0 end
         + d.debt - (select coalesce(sum(x.rest), 0) from unnest(d.lots) x where (x.plan).uses is null)
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
-            where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
+            where y.scope = tip.scope and y.open and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.age) x)
         - (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y     -- applied to a use
-            where y.scope = tip.scope and y.keeps and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.no) x)
+            where y.scope = tip.scope and y.keeps and y.expires_at > until and y.no <> all (nos) order by y.expires_at, y.age) x)
         - (select coalesce(sum(x.units), 0) from (select metered._rolls(y) as units from metered.lots y
             where y.scope = tip.scope and y.open and y.roll_cap is not null and y.expires_at <= until and y.roll_end > until and y.no <> all (nos)
-            order by y.priority, y.roll_end, y.roll_no) x);
+            order by y.priority, y.roll_end, y.age) x);
 end
 $$;
 
@@ -2781,9 +2801,9 @@ begin
     end loop;
     for l in
         -- In the order of the index of open lots, which is read without a sort: that keeps the planner from the index of all.
-        select y.* from ((select x.no from metered.lot_rows x where of_nos is null and x.scope = tip.scope and x.open order by x.expires_at, x.no)
+        select y.* from ((select x.no from metered.lot_rows x where of_nos is null and x.scope = tip.scope and x.open order by x.expires_at, x.age)
                          union select k.lot from metered.lot_holds k where of_nos is null and k.scope = tip.scope and k.lot > 0
-                         union (select x.no from metered.lot_rows x where of_nos is null and x.scope = tip.scope and x.keeps order by x.priority, x.expires_at, x.no)
+                         union (select x.no from metered.lot_rows x where of_nos is null and x.scope = tip.scope and x.keeps order by x.priority, x.expires_at, x.age)
                          union select unnest(of_nos)) n,
             -- A join without the limit can be one that reads all lots.
             lateral (select z.* from metered.lots z where z.no = n.no limit 1) y
@@ -2840,8 +2860,8 @@ declare
 begin
     for k in
         select y.lot, y.amount from metered.lot_holds y left join lateral (
-            select x.priority, x.expires_at from metered.lot_rows x where x.no = y.lot) l on true
-        where y.scope = entry.scope and y.seq = opened_seq order by l.priority, l.expires_at, nullif(y.lot, 0)
+            select x.priority, x.expires_at, x.age from metered.lot_rows x where x.no = y.lot) l on true
+        where y.scope = entry.scope and y.seq = opened_seq order by l.priority, l.expires_at, l.age
     loop
         part := least(units, k.amount);
         exit when part = 0;
@@ -3060,8 +3080,9 @@ declare
     made bigint;
 begin
     if units > 0 then
-        insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category)
-        values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, e.scope, '')
+        insert into metered.lot_rows (granted_at, expires_at, granted_seq, last_seq, amount, rest, held, priority, origin, open, scope, category, age)
+        values (e.at, 'infinity', e.seq, e.seq, units, units - _old_lot.held, _old_lot.held, 0, 'c', units > _old_lot.held, e.scope, '',
+            metered._age(null, e.at, e.seq))
         returning no into made;
     end if;
     return made;
@@ -3247,7 +3268,7 @@ begin
     revoked := 0;
     for l in
         select y.* from metered.lots y where y.no = any (nos) and (y.pending > 0 or y.open or y.keeps)
-        order by y.pending = 0, y.no
+        order by y.pending = 0, y.age
     loop
         part := least(units - revoked, l.pending + l.rest + l.kept);
         exit when part = 0;
@@ -3284,7 +3305,7 @@ declare
 begin
     tip.seq := e.seq - 1;
     loop
-        select y.* into l from metered.lots y where y.no = any (nos) and (y.open or y.keeps) and y.expires_at <= e.at order by y.expires_at, y.no limit 1;
+        select y.* into l from metered.lots y where y.no = any (nos) and (y.open or y.keeps) and y.expires_at <= e.at order by y.expires_at, y.age limit 1;
         exit when l.no is null;
         tip := metered._end_lot(tip, l);
         nos := nos || l.roll_no;
@@ -3430,11 +3451,11 @@ begin
         select array_agg(d.no order by d.expires_at, d.no) into due
         -- Each in the order of its index, which keeps the planner from the index of all.
         from ((select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.open and y.expires_at <= clk
-               order by y.priority, y.expires_at, y.no)
+               order by y.expires_at, y.age)
               union
-              (select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.keeps and y.expires_at <= clk order by y.priority, y.expires_at, y.no)
+              (select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.keeps and y.expires_at <= clk order by y.expires_at, y.age)
               union
-              (select y.no, y.starts_at from metered.lot_rows y where y.scope = only_scope and y.pending > 0 and y.starts_at <= clk order by y.starts_at, y.no)
+              (select y.no, y.starts_at from metered.lot_rows y where y.scope = only_scope and y.pending > 0 and y.starts_at <= clk order by y.starts_at, y.age)
               union
               (select y.no, y.expires_at from metered.lot_rows y where y.scope = only_scope and y.untold > 0 order by y.expires_at, y.no)) d
         where (d.expires_at, d.no) > (after_end, after_no);
@@ -3464,11 +3485,11 @@ begin
         end loop;
     end if;
     last_no := due[seen];
-    busy := seen - (select count(*) from metered.lot_rows y where y.no = any (due) and y.scope = any (locked));
+    busy := seen - (select count(*) from metered.lot_rows y where y.no = any (due) and (y.scope = any (locked)) is true);
     for s in
         select y.scope, max(case when y.pending > 0 then y.starts_at else y.expires_at end) as last_end, count(*) filter (where y.open or y.keeps)::int as lots, array_agg(y.no) as nos
         from metered.lot_rows y
-        where y.no = any (due) and ((y.open or y.keeps) and y.expires_at <= clk or y.pending > 0 and y.starts_at <= clk) and y.scope = any (locked) group by y.scope order by y.scope
+        where y.no = any (due) and ((y.open or y.keeps) and y.expires_at <= clk or y.pending > 0 and y.starts_at <= clk) and (y.scope = any (locked)) is true group by y.scope order by y.scope
     loop
         tip := metered._entry_for_write(s.scope);
         w := metered._cross_lowered(tip, 0, limits, clk);
@@ -3490,16 +3511,21 @@ begin
             continue;
         end;
         ended := ended + (select count(*) from metered.lot_rows y where y.no = any (s.nos) and not y.open and not y.keeps);
-        due := due || array(select y.no from metered.lot_rows y where (y.from_lot = any (s.nos) or y.granted_seq > tip.seq and y.scope = s.scope) and y.untold > 0 and y.no <> all (due));   -- went on, and has ended since
+        due := due || array(     -- went on, and has ended since
+            select y.no from (
+                select x.no from metered.lot_rows x where x.from_lot = any (s.nos) and x.untold > 0
+                union (select x.no from metered.lot_rows x where x.scope = s.scope and x.untold > 0 and x.granted_seq > tip.seq
+                       order by x.expires_at, x.no)) y
+            where y.no <> all (due));
         if e.seq > tip.seq and w.crossings is not null then
             crossed := coalesce(crossed, '[]') || metered._crossed_at(w.crossings, array[e.seq]);
         end if;
     end loop;
     if keep_untold then
         untold := array(select metered._untold_json(y) from metered.lots y
-            where y.no = any (due) and y.scope = any (locked) and y.untold > 0 order by y.expires_at, y.no);
+            where y.no = any (due) and (y.scope = any (locked)) is true and y.untold > 0 order by y.expires_at, y.no);
     else
-        update metered.lot_rows y set untold = 0 where y.no = any (due) and y.scope = any (locked) and y.untold > 0;
+        update metered.lot_rows y set untold = 0 where y.no = any (due) and (y.scope = any (locked)) is true and y.untold > 0;
     end if;
 end
 $$;
@@ -3912,7 +3938,7 @@ begin
         return;
     end if;
     select * into l from metered.lots y where y.scope = of_scope and y.pending > 0 and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
-    order by y.starts_at, y.no limit 1;
+    order by y.starts_at, y.age limit 1;
     missing := 0;
     revoked := 0;
     if l.no is null then
@@ -4063,7 +4089,7 @@ begin
     lots := (
         select json_agg(json_build_object('lot', coalesce(x.no, 0), 'reference', coalesce(x.reference, (x.plan).of_reference), 'category', x.category, 'priority', x.priority,
             'granted_at', x.granted_at, 'expires_at', nullif(x.expires_at, 'infinity'), 'amount', x.amount, 'rest', x.rest, 'held', x.held, 'uses', (x.plan).uses)
-            order by x.priority, x.expires_at, x.no)
+            order by x.priority, x.expires_at, x.age)
         from metered._lots_now(tip, clk, null) x);
 end
 $$;
@@ -4307,11 +4333,11 @@ declare
 begin
     select y.* into l from (
         (select z.* from metered.lots z where z.scope = of_scope and z.keeps and z.roll_cap is not null and z.expires_at <= until
-         order by z.expires_at, z.no limit 1)
+         order by z.expires_at, z.age limit 1)
         union all
         (select z.* from metered.lots z where lapsing and z.scope = of_scope and z.keeps and z.roll_cap is null and z.expires_at <= until
-         order by z.expires_at, z.no limit 1)) y
-    order by y.expires_at, y.no limit 1;
+         order by z.expires_at, z.age limit 1)) y
+    order by y.expires_at, y.age limit 1;
     return l;
 end
 $$;
@@ -4398,34 +4424,35 @@ begin
     e.at := greatest(clk, e.at);
     stood := case when metered._lags(e) then metered._lapsing(e, clk) else 0 end - metered._balance(e);
     kept := (select coalesce(sum(y.kept), 0) from (select x.kept from metered.lots x
-        where x.scope = c.scope and x.keeps and x.expires_at > e.at and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.no) y);
+        where x.scope = c.scope and x.keeps and x.expires_at > e.at and (x.plan).uses @> array[use] order by x.priority, x.expires_at, x.age) y);
     if kept = 0 then
         return;
     end if;
     g.priority := -2147483648;
     g.expires_at := '-infinity';
     g.no := 0;
+    g.age := '{}';
     r := g;
     while units > 0 loop
         if r.kept is null or r.kept = 0 then
             select y.* into r from metered.lots y
-            where y.scope = c.scope and y.keeps and (y.priority, y.expires_at, y.no) > (r.priority, r.expires_at, r.no)
+            where y.scope = c.scope and y.keeps and (y.priority, y.expires_at, y.age) > (r.priority, r.expires_at, r.age)
               and y.expires_at > e.at and (y.plan).uses @> array[use]
-            order by y.priority, y.expires_at, y.no limit 1;
+            order by y.priority, y.expires_at, y.age limit 1;
             exit when r.no is null;
         end if;
         if g.no is not null and coalesce(g.rest, 0) = 0 then
             if metered._lags(e) then
-                m := metered._pass_ended(c.scope, g.priority, g.expires_at, g.no, e.at);
+                m := metered._pass_ended(c.scope, g.priority, g.expires_at, g.age, e.at);
                 g.priority := m.priority;
                 g.expires_at := m.ends;
-                g.no := m.after;
+                g.age := m.after;
             end if;
             select y.* into g from metered.lots y
-            where y.scope = c.scope and y.open and (y.priority, y.expires_at, y.no) > (g.priority, g.expires_at, g.no)
-            order by y.priority, y.expires_at, y.no limit 1;
+            where y.scope = c.scope and y.open and (y.priority, y.expires_at, y.age) > (g.priority, g.expires_at, g.age)
+            order by y.priority, y.expires_at, y.age limit 1;
         end if;
-        if (g.priority, g.expires_at, g.no) < (r.priority, r.expires_at, r.no) then
+        if (g.priority, g.expires_at, g.age) < (r.priority, r.expires_at, r.age) then
             units := units - g.rest;
             g.rest := 0;
         else
@@ -5574,7 +5601,7 @@ begin
         end if;
         tip.at := greatest(at, tip.at);
         if metered._lags(tip) and not exists (select from metered.lot_rows y where y.scope = c.scope and y.open and y.expires_at <= tip.at
-                order by y.expires_at, y.no limit 1) then     -- all ends are written, and this call writes
+                order by y.expires_at, y.age limit 1) then     -- all ends are written, and this call writes
             tip.lots_end := metered._next_end(c.scope, tip.at);
             delete from metered.lot_holds k where k.scope = c.scope and k.seq = 0;
         end if;
@@ -11262,6 +11289,7 @@ comment on column metered.lot_rows.again is 'its units roll over again, or share
 comment on column metered.lot_rows.plan is 'how it renews and rolls over, and what it pays for, or null';
 comment on column metered.lot_rows.kept is 'units that pay for the uses of its plan alone, where no move of it has its units';
 comment on column metered.lot_rows.keeps is 'something can be drawn of it for its uses, but for its end';
+comment on column metered.lot_rows.age is 'when its units were granted first, in microseconds, the entry of that grant, and its own: the oldest is drawn first';
 comment on table metered.lot_moves is 'The effect of each entry of a wallet on its lots.';
 comment on column metered.lot_moves.seq is 'the entry';
 comment on column metered.lot_moves.nth is '1, 2, 3 and so on in the entry';
@@ -11415,6 +11443,7 @@ comment on column metered.lots.plan is 'how it renews and rolls over, and what i
 comment on column metered.lots.kept is 'units of amount that pay for the uses of its plan alone. The ledger has them when a use takes them';
 comment on column metered.lots.keeps is 'something can be drawn of it for its uses, but for its end';
 comment on column metered.lots.version is 'of its newest move, or null: none has its units';
+comment on column metered.lots.age is 'when its units were granted first, in microseconds, the entry of that grant, and its own: the oldest is drawn first';
 comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds of limits, which the caller does not report (_cross_lowered).';
 comment on function metered.roll_over(metered.scope_name, bigint, metered.lot_rollover, metered.charge_limit[], int, metered.origin) is 'Rolls units of a lot over into another one: once. status is rolled, same (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.';
 comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits, or have a plan of an unknown zone, are left alone, and named (crossing): they are reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end and last_no are where to go on, if there may be more.';
@@ -11680,10 +11709,10 @@ declare
 begin
     for f in
         select p.oid from pg_proc p
-        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_after_due,_after_minima,_again,_announce,_append,_append_lot,
-            _apply_lots,_as_far_as_admitted,_as_rest,_as_wallet,_balance,_base,_beyond_limits,_bound_lock_wait,
-            _by_system,_capture_lots,_capture_minima,_charge_anyway,_charge_of,_check_limits,_check_now,
-            _close_lease,_close_scope,_collided,_created_json,_credit_lot,_cross_captured,_cross_lowered,
+        where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_after_due,_after_minima,_again,_age,_announce,_append,
+            _append_lot,_apply_lots,_as_far_as_admitted,_as_rest,_as_wallet,_balance,_base,_beyond_limits,
+            _bound_lock_wait,_by_system,_capture_lots,_capture_minima,_charge_anyway,_charge_of,_check_limits,
+            _check_now,_close_lease,_close_scope,_collided,_created_json,_credit_lot,_cross_captured,_cross_lowered,
             _cross_thresholds,_crossed_at,_debt,_due_after,_due_lots,_due_minima,_empty_lot,_end_line,_end_lost,
             _end_lot,_end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,_expire_and_check,
             _expire_due,_expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,

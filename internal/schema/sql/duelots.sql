@@ -30,7 +30,7 @@ begin
         return (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = tip.scope and k.lot = 0);
     end if;
     return greatest(0, (select coalesce(sum(x.rest), 0) from (select y.rest from metered.lots y
-        where y.scope = tip.scope and y.open and y.expires_at <= tip.at order by y.expires_at, y.no) x) - metered._balance(tip));
+        where y.scope = tip.scope and y.open and y.expires_at <= tip.at order by y.expires_at, y.age) x) - metered._balance(tip));
 end
 $$;
 
