@@ -15,6 +15,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/lend"
 	"github.com/pgmetered/metered/internal/pgtest"
 	"github.com/pgmetered/metered/jobs"
 )
@@ -33,6 +34,13 @@ func (g *gated) fails(id int64, seconds int) {
 	_, err := g.pool.Exec(g.ctx, `update river_job set state = case when $2 > 30 then 'retryable' else 'available' end::river_job_state, attempt = attempt + 1,
 		attempted_at = now(), attempted_by = array_append(attempted_by, 'me'), errors = array_append(errors, '{"at": "2026-01-02T03:04:05Z", "attempt": 1, "error": "no", "trace": ""}'),
 		scheduled_at = now() + make_interval(secs => $2) where id = $1`, id, seconds)
+	require.NoError(g.t, err)
+}
+
+// failed records a failed attempt of a job, whose next one may start.
+func (g *gated) failed(id int64) {
+	g.t.Helper()
+	_, err := g.pool.Exec(g.ctx, `update river_job set state = 'retryable', attempt = 1, scheduled_at = now() - interval '1 minute' where id = $1`, id)
 	require.NoError(g.t, err)
 }
 
@@ -405,4 +413,103 @@ func (b *brief) Work(_ context.Context, job *river.Job[process]) error { return 
 
 func (b *brief) NextRetry(*river.Job[process]) time.Time {
 	return time.Now().Add(300 * time.Millisecond)
+}
+
+// A job comes to rest, and its next attempt may start at once, while a release of its scope waits for the same lock. That one sees the
+// parked job, and with it River's row.
+func TestGiveBack_AJobThatComesToRestBeforeAReleaseIsNotLost(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	a := g.mustEnqueue(process{"a"}, givesBack(slots("gpu", 1, 1)))
+	g.failed(a.JobID)
+	locks := g.begin(pgx.ReadCommitted)
+	_, err := locks.Exec(g.ctx, "select pg_advisory_xact_lock(metered._scope_key('gpu'))")
+	require.NoError(t, err)
+	rests, releases := g.begin(pgx.ReadCommitted), g.begin(pgx.ReadCommitted)
+	restPID, releasePID := pid(t, rests), pid(t, releases)
+	done := make(chan error, 2)
+	go func() {
+		err := jobs.Internals(lend.Key{}).Rest(g.ctx, g.Enqueuer, rests, "", []string{jobs.HoldOf(a.Job)})
+		done <- errors.Join(err, rests.Commit(g.ctx))
+	}()
+	g.untilBlocked(restPID)
+	var results []jobs.Result
+	go func() {
+		var err error
+		results, err = g.ReleaseIn(g.ctx, releases, "gpu")
+		done <- errors.Join(err, releases.Commit(g.ctx))
+	}()
+	g.untilBlocked(releasePID)
+	require.NoError(t, locks.Rollback(g.ctx))
+	require.NoError(t, errors.Join(<-done, <-done))
+	require.Equal(t, rivertype.JobStateAvailable, g.job(a.JobID).State)
+	require.Len(t, results, 1)
+	require.Equal(t, g.job(a.JobID).Metadata, results[0].Job.Metadata)
+	_, held := g.used("gpu")
+	require.EqualValues(t, 1, held)
+	pgtest.RequireVerified(t, g.pool, g.ledger)
+}
+
+// A job comes to rest while the statement that drops or cancels it has begun.
+func TestGiveBack_AJobThatComesToRestBeforeItsEndIsEnded(t *testing.T) {
+	t.Parallel()
+	for state, end := range map[rivertype.JobState]func(g *gated, id int64) error{
+		rivertype.JobStateDiscarded: func(g *gated, _ int64) error { return jobs.Drop(g.ctx, g.Enqueuer, g.pool) },
+		rivertype.JobStateCancelled: func(g *gated, id int64) error {
+			return pgx.BeginFunc(g.ctx, g.pool, func(tx pgx.Tx) error { _, err := g.CancelParked(g.ctx, tx, id); return err })
+		},
+	} {
+		var dropped []jobs.Parked
+		g := openGated(t, func(c *jobs.Config) {
+			c.OnDrop = func(_ context.Context, _ pgx.Tx, p jobs.Parked) error { dropped = append(dropped, p); return nil }
+		})
+		o := givesBack(slots("gpu", 1, 1))
+		o.MaxWait = time.Microsecond
+		a := g.mustEnqueue(process{"a"}, o)
+		g.failed(a.JobID)
+		rests := g.begin(pgx.ReadCommitted)
+		_, err := rests.Exec(g.ctx, "lock table metered.parked_jobs in access exclusive mode")
+		require.NoError(t, err)
+		done := make(chan error, 1)
+		go func() { done <- end(g, a.JobID) }()
+		g.untilSomebodyWaits()
+		require.NoError(t, jobs.Internals(lend.Key{}).Rest(g.ctx, g.Enqueuer, rests, "", []string{jobs.HoldOf(a.Job)}))
+		_, err = g.book.Place(g.ctx, rests, holds.Request{ID: "other", TTL: time.Hour, Lines: []holds.Line{slots("gpu", 1, 1)}})
+		require.NoError(t, err)
+		_, err = g.ReleaseIn(g.ctx, rests, "gpu")
+		require.NoError(t, err)
+		require.NoError(t, rests.Commit(g.ctx))
+		require.NoError(t, <-done, state)
+		require.Equal(t, state, g.job(a.JobID).State)
+		require.Equal(t, state == rivertype.JobStateDiscarded, len(dropped) == 1)
+		require.Zero(t, pgtest.Count(t, g.pool, "metered.parked_jobs"))
+		require.Equal(t, 1, g.pending(), "the other")
+		pgtest.RequireVerified(t, g.pool, g.ledger)
+	}
+}
+
+// A job that River has as pending between two attempts and that stands in no line is parked again, by each look.
+func TestRelease_FindsJobsThatStandInNoLine(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	o := givesBack(slots("gpu", 1, 1))
+	o.Tenant, o.Burst = "acme", needs(slots("pool", 1, 1)).Hold
+	a := g.mustEnqueue(process{"a"}, o)
+	g.fails(a.JobID, 3600)
+	require.EqualValues(t, 1, g.release().Ended)
+	_, err := g.pool.Exec(g.ctx, "delete from metered.parked_jobs")
+	require.NoError(t, err)
+	before := jobs.HoldOf(g.job(a.JobID))
+	require.Equal(t, jobs.ReleaseReport{Lost: 1}, g.release())
+	require.NotEqual(t, before, jobs.HoldOf(g.job(a.JobID)))
+	p, err := g.Explain(g.ctx, g.pool, a.JobID)
+	require.NoError(t, err)
+	require.WithinDuration(t, time.Now().Add(time.Hour), p.NotBefore, 5*time.Minute)
+	require.Equal(t, 2, pgtest.Count(t, g.pool, "metered.parked_jobs"))
+	require.Equal(t, jobs.ReleaseReport{}, g.release())
+
+	_, err = g.pool.Exec(g.ctx, "delete from metered.parked_jobs")
+	require.NoError(t, err)
+	run(t, g.Enqueuer, g.pool, func(err error) { t.Error(err) })
+	pgtest.WaitFor(t, "it is parked again", func() bool { return pgtest.Count(t, g.pool, "metered.parked_jobs") == 2 })
 }

@@ -1,8 +1,10 @@
 package jobs
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
 	"maps"
 	"regexp"
 	"slices"
@@ -38,6 +40,22 @@ from (
 	select h.no, h.tenant, h.id, h.state = 'h' and h.due > metered.clock() and h.id ~ '^job/[0-9]{1,18}/[0-9a-f]{16}$' as open
 	from metered.holds h where h.pending and h.id like 'job/%' and h.no > $1::bigint order by h.no limit $2::int) l
 order by l.no`
+
+// lostSQL are jobs that River has as between two attempts of ours, and that stand in no line. A transaction that parks such a job or takes
+// it out of its line writes River's row, too, so there are none, unless somebody changed a table by hand.
+const lostSQL = `
+select j.id, j.metadata operator(pg_catalog.->>) 'metered:hold'
+from river_job j
+where j.state operator(pg_catalog.=) 'pending' and j.id operator(pg_catalog.>) $1::bigint
+	and j.metadata operator(pg_catalog.->>) 'metered:hold' operator(pg_catalog.~) '^job/[0-9]{1,18}/[0-9a-f]{16}$'
+	and pg_catalog.split_part(j.metadata operator(pg_catalog.->>) 'metered:hold', '/', 2) operator(pg_catalog.=) j.id::text
+	and j.metadata operator(pg_catalog.?) 'metered:retry'
+	and not exists (select from metered.parked_jobs p where p.job_id operator(pg_catalog.=) j.id)
+order by j.id limit $2::int`
+
+// stillLost is the condition under which restSQL parks such a job.
+const stillLost = `(j.state operator(pg_catalog.=) 'pending'
+	and not exists (select from metered.parked_jobs p where p.job_id operator(pg_catalog.=) j.id))`
 
 // restSQL takes jobs that wait for their next attempt away from River, which does not work pending ones, and parks them until then. It
 // returns their holds, which the same transaction releases. A job that River has taken since keeps its hold.
@@ -170,6 +188,41 @@ func (e *Enqueuer) takeStrayed(ctx context.Context, pool *pgxpool.Pool) error {
 	}
 }
 
+// parkLost parks jobs again that were lost, one by one.
+func (e *Enqueuer) parkLost(ctx context.Context, pool *pgxpool.Pool) (parked int64, err error) {
+	var failed error
+	for after := int64(0); ; {
+		rows, err := pool.Query(ctx, e.gate.lostSQL, after, endLook)
+		if err != nil {
+			return parked, fault.Failed("jobs", "look for lost jobs", err)
+		}
+		var hold string
+		var all []string
+		_, err = pgx.ForEachRow(rows, []any{&after, &hold}, func() error { all = append(all, hold); return nil })
+		if err != nil {
+			return parked, fault.Failed("jobs", "look for lost jobs", err)
+		}
+		for _, hold := range all {
+			found, err := e.parkAgain(ctx, pool, hold)
+			if failed = cmp.Or(failed, err); ctx.Err() != nil {
+				return parked, failed
+			}
+			parked += found
+		}
+		if len(all) < endLook {
+			return parked, failed
+		}
+	}
+}
+
+func (e *Enqueuer) parkAgain(ctx context.Context, pool *pgxpool.Pool, hold string) (int64, error) {
+	tag, err := pool.Exec(ctx, e.gate.parkAgainSQL, []string{hold})
+	if err != nil {
+		return 0, fmt.Errorf("the job of hold %q is pending and in no line: %w", hold, fault.Failed("jobs", "park again", err))
+	}
+	return tag.RowsAffected(), nil
+}
+
 // takeOut takes a job out of its line, if its hold will still be this one.
 func (e *Enqueuer) takeOut(ctx context.Context, pool *pgxpool.Pool, id int64, hold string) error {
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
@@ -250,6 +303,9 @@ func (e *Enqueuer) ender(ctx context.Context, pool *pgxpool.Pool, ended func(), 
 			began := time.Now()
 			if n, err = e.endHolds(ctx, pool); err == nil {
 				err = e.takeStrayed(ctx, pool)
+			}
+			if err == nil {
+				_, err = e.parkLost(ctx, pool)
 			}
 			look.Reset(max(endPause, endShare*time.Since(began)))
 		}

@@ -33,6 +33,7 @@ type gate struct {
 	riverSchema string
 
 	parkSQL, parkNewSQL, releaseSQL, judgedSQL, nextSQL, dropSQL, changeSQL, explainSQL, listSQL, endedSQL, restSQL, strayedSQL, takeOutSQL string
+	wakeSQL, discardSQL, cancelSQL, lostSQL, parkAgainSQL                                                                                   string
 }
 
 func newGate(client *river.Client[pgx.Tx], name schema.Name, config Config) (gate, error) {
@@ -45,11 +46,13 @@ func newGate(client *river.Client[pgx.Tx], name schema.Name, config Config) (gat
 		table = pgx.Identifier{g.riverSchema, "river_job"}
 	}
 	onRiver := func(sql string) string { return name.SQL(strings.ReplaceAll(sql, "river_job", table.Sanitize())) }
-	g.parkSQL, g.releaseSQL, g.dropSQL, g.changeSQL = onRiver(parkSQL), onRiver(releaseSQL), onRiver(dropSQL), onRiver(changeSQL)
-	g.parkNewSQL = onRiver(parkNewSQL)
+	g.parkSQL, g.parkNewSQL, g.releaseSQL = onRiver(parkSQL), onRiver(parkNewSQL), onRiver(releaseSQL)
+	g.wakeSQL, g.discardSQL, g.cancelSQL = onRiver(wakeSQL), onRiver(discardSQL), onRiver(cancelSQL)
 	g.endedSQL, g.restSQL, g.strayedSQL = onRiver(endedSQL), onRiver(restSQL), onRiver(strayedSQL)
+	g.lostSQL = onRiver(lostSQL)
+	g.parkAgainSQL = onRiver(strings.Replace(restSQL, betweenAttempts, stillLost, 1))
 	g.judgedSQL, g.nextSQL, g.explainSQL, g.listSQL = name.SQL(judgedSQL), name.SQL(nextSQL), name.SQL(explainSQL), name.SQL(listSQL)
-	g.takeOutSQL = name.SQL(takeOutSQL)
+	g.takeOutSQL, g.dropSQL, g.changeSQL = name.SQL(takeOutSQL), name.SQL(dropSQL), name.SQL(changeSQL)
 	return g, nil
 }
 

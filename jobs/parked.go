@@ -111,16 +111,7 @@ func reasons(refused []refusal, charges []asked) (all []string) {
 }
 
 const (
-	// A job that was tried before is River's, too.
-	changeSQL = `
-with a as materialized (
-	select metered.change_parked($1::bigint, $2::int, $3::int) as job, $2::int is null as cancelled
-), ended as (
-	update river_job j set state = 'cancelled', finalized_at = pg_catalog.now()
-	from a where a.cancelled and j.id = $1::bigint and j.state operator(pg_catalog.=) 'pending'
-		and j.metadata operator(pg_catalog.->>) 'metered:hold' = a.job operator(pg_catalog.->>) 'hold'
-)
-select a.job from a`
+	changeSQL  = `select metered.change_parked($1::bigint, $2::int, $3::int)`
 	explainSQL = `select metered.explain_parked($1::bigint, $2::interval)`
 	listSQL    = `
 select j.job_id, j.job operator(pg_catalog.->>) 'queue', j.job operator(pg_catalog.->>) 'kind',
@@ -150,7 +141,18 @@ func (e *Enqueuer) change(ctx context.Context, tx pgx.Tx, jobID int64, priority 
 	if err := e.gated("tx", tx); err != nil {
 		return p, err
 	}
-	return p, e.one(&p, "change a parked job", tx.QueryRow(ctx, e.gate.changeSQL, jobID, priority, int32(e.wait/time.Millisecond)))
+	const doing = "change a parked job"
+	var raw []byte
+	err = tx.QueryRow(ctx, e.gate.changeSQL, jobID, priority, int32(e.wait/time.Millisecond)).Scan(&raw)
+	if err != nil {
+		return p, fault.Failed("jobs", doing, err)
+	}
+	if err := p.read(raw); err != nil || priority != nil || p.NotBefore.IsZero() {
+		return p, err
+	}
+	// It was tried before, so it is River's, too.
+	_, err = tx.Exec(ctx, e.gate.cancelSQL, []int64{p.JobID}, []string{holdOf(raw)})
+	return p, fault.Failed("jobs", doing, err)
 }
 
 // Explain returns a parked job with its place in line and the limits that keep it, or ErrNotParked.
@@ -171,10 +173,22 @@ func (e *Enqueuer) one(p *Parked, doing string, row pgx.Row) error {
 	if err := row.Scan(&raw); err != nil {
 		return fault.Failed("jobs", doing, err)
 	}
+	return p.read(raw)
+}
+
+// read is decode, or ErrNotParked for null.
+func (p *Parked) read(raw []byte) error {
 	if raw == nil {
 		return ErrNotParked
 	}
 	return p.decode(raw)
+}
+
+// holdOf is the id of the hold of a parked job.
+func holdOf(raw []byte) string {
+	var row struct{ Hold string }
+	_ = json.Unmarshal(raw, &row) // it was decoded before
+	return row.Hold
 }
 
 // Parked returns up to 1,000 jobs that wait for a scope, in the order of its line, behind the job of id after. For 0, or a job that has left,

@@ -1,9 +1,11 @@
 package jobs
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -21,6 +23,7 @@ var inBudget = budget.Internals(lend.Key{})
 
 // ReleaseReport counts jobs and lines: the jobs that wait for one scope.
 type ReleaseReport struct {
+	Lost     int64 `json:"lost"`     // jobs that were pending in River and in no line. They are parked again
 	Ended    int64 `json:"ended"`    // holds of jobs that had ended, or that Options.GiveBack gives back
 	Released int64 `json:"released"` // jobs that River has now
 	Dropped  int64 `json:"dropped"`  // jobs, after Options.MaxWait
@@ -34,41 +37,43 @@ const (
 )
 
 const (
-	// A job that was tried before has its row in River.
 	releaseSQL = startsSQL + `
-	select pg_catalog.row_number() over () as nth, r.*, r.status = 'released' and not r.job operator(pg_catalog.?) 'again' as starts
-	from metered.release_jobs($2::text[], $3::text::jsonb, $4::int, $5::int, $6::interval, $7::metered.origin, $8::text) r` + insertedSQL + `, woken as (
-	update river_job j set state = 'available', scheduled_at = least(j.scheduled_at, pg_catalog.now()), priority = (
-		select (a.job operator(pg_catalog.->>) 'priority')::smallint from asked a where a.job operator(pg_catalog.->>) 'job_id' = j.id::text)
-	where j.id = any (array(select (a.job operator(pg_catalog.->>) 'job_id')::bigint from asked a where a.status = 'released' and a.job operator(pg_catalog.?) 'again'))
-		and j.state operator(pg_catalog.=) 'pending' and j.metadata operator(pg_catalog.->>) 'metered:hold' = (
-			select a.job operator(pg_catalog.->) 'metadata' operator(pg_catalog.->>) 'metered:hold' from asked a
-			where a.job operator(pg_catalog.->>) 'job_id' = j.id::text)
-	returning j.id, j.created_at, j.scheduled_at, j.attempt, j.max_attempts, j.attempted_at, j.attempted_by, j.errors, j.metadata
-)
-select a.status, a.job, a.scope, coalesce(m.created_at, w.created_at), coalesce(m.scheduled_at, w.scheduled_at),
-	case when w.id is not null then pg_catalog.jsonb_build_object('attempt', w.attempt, 'max_attempts', w.max_attempts,
-		'attempted_at', w.attempted_at, 'attempted_by', w.attempted_by, 'errors', w.errors, 'metadata', w.metadata) end
-from asked a left join made m on a.starts and m.id = (a.job operator(pg_catalog.->>) 'job_id')::bigint
-	left join woken w on w.id::text = a.job operator(pg_catalog.->>) 'job_id', (select count(*) from said) s
-order by a.nth`
+	select pg_catalog.row_number() over () as nth, r.*,
+		r.status operator(pg_catalog.=) 'released' and not r.job operator(pg_catalog.?) 'again' as starts
+	from metered.release_jobs($2::text[], $3::text::jsonb, $4::int, $5::int, $6::interval,
+		$7::metered.origin, $8::text) r` + insertedSQL + `
+select a.status, a.job, a.scope, m.created_at, m.scheduled_at` + answeredSQL
+
+	// A job that was tried before has its row in River. It is looked for by a statement of its own: the
+	// one that takes jobs out of their lines waits for locks, and reads River's table as it was before.
+	// The transaction that parked a job wrote this row, too, so a snapshot of now has both.
+	wakeSQL = `
+update river_job j set state = 'available', priority = g.priority,
+	scheduled_at = least(j.scheduled_at, pg_catalog.now())
+from rows from (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::text[]),
+	pg_catalog.unnest($3::smallint[])) g(id, hold, priority)
+where ` + pendingSQL + `
+returning j.id, j.created_at, j.scheduled_at, j.attempt, j.max_attempts, j.attempted_at, j.attempted_by,
+	pg_catalog.to_jsonb(j.errors), j.metadata`
+
+	// River's row of a job that was tried before, and waits here for its next attempt.
+	pendingSQL = `j.id operator(pg_catalog.=) g.id and j.state operator(pg_catalog.=) 'pending'
+	and j.metadata operator(pg_catalog.->>) 'metered:hold' operator(pg_catalog.=) g.hold`
+
+	// For the same reason these follow the statement that took the jobs out of their lines.
+	discardSQL = `
+update river_job j set state = 'discarded', finalized_at = pg_catalog.now()
+from rows from (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::text[])) g(id, hold)
+where ` + pendingSQL + ` returning j.id`
+	cancelSQL = `
+update river_job j set state = 'cancelled', finalized_at = pg_catalog.now()
+from rows from (pg_catalog.unnest($1::bigint[]), pg_catalog.unnest($2::text[])) g(id, hold)
+where ` + pendingSQL + ` returning j.id`
 
 	judgedSQL = `select metered.judged_scopes($1::text[], $2::int, $3::int)`
 	nextSQL   = `select metered.next_release()`
 
-	// dropped: River has it no longer as it was parked, since it was cancelled or tried by hand there.
-	dropSQL = `
-with gone as materialized (
-	select d as job from metered.drop_parked($1::int) d
-), ended as (
-	update river_job j set state = 'discarded', finalized_at = pg_catalog.now()
-	where j.id = any (array(select (g.job operator(pg_catalog.->>) 'job_id')::bigint from gone g where g.job operator(pg_catalog.->>) 'not_before' is not null))
-		and j.state operator(pg_catalog.=) 'pending' and j.metadata operator(pg_catalog.->>) 'metered:hold' = (
-			select g.job operator(pg_catalog.->>) 'hold' from gone g where g.job operator(pg_catalog.->>) 'job_id' = j.id::text)
-	returning j.id
-)
-select g.job, g.job operator(pg_catalog.->>) 'not_before' is null or e.id is not null
-from gone g left join ended e on e.id::text = g.job operator(pg_catalog.->>) 'job_id'`
+	dropSQL = `select metered.drop_parked($1::int)`
 )
 
 // Release does the work of Run once, in its own transactions. Many may run at once.
@@ -78,6 +83,9 @@ func (e *Enqueuer) Release(ctx context.Context, pool *pgxpool.Pool) (report Rele
 	}
 	if report.Ended, err = e.endHolds(ctx, pool); err == nil {
 		err = e.takeStrayed(ctx, pool)
+	}
+	if err == nil {
+		report.Lost, err = e.parkLost(ctx, pool)
 	}
 	if err != nil {
 		return report, err
@@ -152,9 +160,8 @@ func (e *Enqueuer) releaseIn(ctx context.Context, tx pgx.Tx, scopes []string) (b
 	var job []byte
 	var scope pgtype.Text
 	var createdAt, scheduledAt *time.Time
-	var tried []byte
-	var strayed []ofJob
-	_, err = pgx.ForEachRow(rows, []any{&status, &job, &scope, &createdAt, &scheduledAt, &tried}, func() error {
+	var all []*releasedJob
+	_, err = pgx.ForEachRow(rows, []any{&status, &job, &scope, &createdAt, &scheduledAt}, func() error {
 		switch status {
 		case "more":
 			b.more = true
@@ -163,29 +170,30 @@ func (e *Enqueuer) releaseIn(ctx context.Context, tx pgx.Tx, scopes []string) (b
 		case "trouble":
 			b.troubled++
 		default:
-			var j releasedJob
-			if err := json.Unmarshal(job, &j); err != nil {
+			j := &releasedJob{}
+			if err := json.Unmarshal(job, j); err != nil {
 				return err
 			}
-			if createdAt == nil {
-				strayed = append(strayed, ofJob{tenant: readMetadata(j.Metadata).Tenant, id: readMetadata(j.Metadata).Hold})
-				return nil
+			if createdAt != nil {
+				j.row = startedRow(j.gatedJob, *createdAt, *scheduledAt)
 			}
-			row := startedRow(j.gatedJob, *createdAt, *scheduledAt)
-			if tried != nil {
-				if err := json.Unmarshal(tried, &triedBefore{row}); err != nil {
-					return err
-				}
-			}
-			b.results = append(b.results, Result{JobID: j.ID, Created: !j.Again, Job: row})
+			all = append(all, j)
 		}
 		return nil
 	})
 	if err != nil {
 		return b, fault.Failed("jobs", "release", err)
 	}
-	for _, of := range strayed {
-		if err := e.giveBack(ctx, tx, of.tenant, []string{of.id}, "River has the job no longer"); err != nil {
+	if err := e.wake(ctx, tx, all); err != nil {
+		return b, err
+	}
+	for _, j := range all {
+		if j.row != nil {
+			b.results = append(b.results, Result{JobID: j.ID, Created: !j.Again, Job: j.row})
+			continue
+		}
+		own := readMetadata(j.Metadata)
+		if err := e.giveBack(ctx, tx, own.Tenant, []string{own.Hold}, "River has the job no longer"); err != nil {
 			return b, err
 		}
 	}
@@ -195,30 +203,51 @@ func (e *Enqueuer) releaseIn(ctx context.Context, tx pgx.Tx, scopes []string) (b
 	return b, err
 }
 
+// wake makes the jobs available that River has, and fills in their rows. A job without a row has been
+// ended there meanwhile.
+func (e *Enqueuer) wake(ctx context.Context, tx pgx.Tx, all []*releasedJob) error {
+	again := map[int64]*releasedJob{}
+	var ids []int64
+	var holds []string
+	var priorities []int16
+	for _, j := range all {
+		if j.Again {
+			again[j.ID] = j
+			ids, holds = append(ids, j.ID), append(holds, readMetadata(j.Metadata).Hold)
+			priorities = append(priorities, int16(j.Priority))
+		}
+	}
+	if len(ids) == 0 {
+		return nil
+	}
+	rows, err := tx.Query(ctx, e.gate.wakeSQL, ids, holds, priorities)
+	if err != nil {
+		return fault.Failed("jobs", "release", err)
+	}
+	var id int64
+	var row rivertype.JobRow
+	var errors []byte
+	_, err = pgx.ForEachRow(rows, []any{&id, &row.CreatedAt, &row.ScheduledAt, &row.Attempt, &row.MaxAttempts,
+		&row.AttemptedAt, &row.AttemptedBy, &errors, &row.Metadata}, func() error {
+		j := again[id]
+		j.row = startedRow(j.gatedJob, row.CreatedAt, row.ScheduledAt)
+		j.row.Attempt, j.row.MaxAttempts, j.row.Metadata = row.Attempt, row.MaxAttempts, bytes.Clone(row.Metadata)
+		j.row.AttemptedAt, j.row.AttemptedBy = row.AttemptedAt, row.AttemptedBy
+		if errors == nil {
+			return nil
+		}
+		return json.Unmarshal(errors, &j.row.Errors)
+	})
+	return fault.Failed("jobs", "release", err)
+}
+
 // releasedJob is a job as metered.release_jobs returns it.
 type releasedJob struct {
 	gatedJob
 	Burst bool `json:"burst"` // it stood in two lines
 	Again bool `json:"again"` // River has it
-}
 
-// triedBefore are the columns of a job that River has tried.
-type triedBefore struct{ *rivertype.JobRow }
-
-func (t *triedBefore) UnmarshalJSON(raw []byte) error {
-	var row struct {
-		Attempt     int
-		MaxAttempts int        `json:"max_attempts"`
-		AttemptedAt *time.Time `json:"attempted_at"`
-		AttemptedBy []string   `json:"attempted_by"`
-		Errors      []rivertype.AttemptError
-		Metadata    json.RawMessage
-	}
-	if err := json.Unmarshal(raw, &row); err != nil {
-		return err
-	}
-	t.Attempt, t.MaxAttempts, t.AttemptedAt, t.AttemptedBy, t.Errors, t.Metadata = row.Attempt, row.MaxAttempts, row.AttemptedAt, row.AttemptedBy, row.Errors, row.Metadata
-	return nil
+	row *rivertype.JobRow // nil: River has it no longer
 }
 
 // limitsNow asks Config.Limits, nil without it.
@@ -296,19 +325,13 @@ func (e *Enqueuer) drop(ctx context.Context, pool *pgxpool.Pool) (n int, err err
 		if err != nil {
 			return fault.Failed("jobs", "drop", err)
 		}
-		var dropped []Parked
-		var raw []byte
-		var there bool
-		seen := 0
-		_, err = pgx.ForEachRow(rows, []any{&raw, &there}, func() error {
-			if seen++; there {
-				dropped = append(dropped, Parked{})
-				return dropped[len(dropped)-1].decode(raw)
-			}
-			return nil
-		})
+		raws, err := pgx.CollectRows(rows, pgx.RowTo[[]byte])
 		if err != nil {
 			return fault.Failed("jobs", "drop", err)
+		}
+		dropped, err := e.dropped(ctx, tx, raws)
+		if err != nil {
+			return err
 		}
 		for _, p := range dropped {
 			if e.gate.config.OnDrop == nil {
@@ -318,13 +341,41 @@ func (e *Enqueuer) drop(ctx context.Context, pool *pgxpool.Pool) (n int, err err
 				return err
 			}
 		}
-		n = seen
+		n = len(raws)
 		return nil
 	})
 	if err == nil {
 		e.count(ctx, "dropped", int64(n), false)
 	}
 	return n, err
+}
+
+// dropped are the jobs that were dropped, without those that River has no longer as they were parked: they
+// were cancelled there, or tried by hand.
+func (e *Enqueuer) dropped(ctx context.Context, tx pgx.Tx, raws [][]byte) (all []Parked, err error) {
+	var ids []int64
+	var holds []string
+	for _, raw := range raws {
+		var p Parked
+		if err := p.decode(raw); err != nil {
+			return nil, fault.Failed("jobs", "drop", err)
+		}
+		if !p.NotBefore.IsZero() {
+			ids, holds = append(ids, p.JobID), append(holds, holdOf(raw))
+		}
+		all = append(all, p)
+	}
+	if len(ids) == 0 {
+		return all, nil
+	}
+	rows, err := tx.Query(ctx, e.gate.discardSQL, ids, holds)
+	if err != nil {
+		return nil, fault.Failed("jobs", "drop", err)
+	}
+	discarded, err := pgx.CollectRows(rows, pgx.RowTo[int64])
+	return slices.DeleteFunc(all, func(p Parked) bool {
+		return !p.NotBefore.IsZero() && !slices.Contains(discarded, p.JobID)
+	}), fault.Failed("jobs", "drop", err)
 }
 
 // next is the time until a line or a job is due, at most that long.

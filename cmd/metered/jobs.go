@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"time"
@@ -21,7 +22,8 @@ func (a *app) jobsCmd() *cobra.Command {
 		Short: "List the lines of jobs that wait for budget",
 		Long: `Jobs lists the scopes for whose units parked jobs wait, the longest lines first. OLDEST is how long the job waits that was
 parked first, and A HOUR how many jobs of the line start in an hour, by the last one or two. A line that stays due has no releaser:
-jobs.Enqueuer.Run runs nowhere, or fails as TROUBLE says. With a SCOPE it lists the jobs of that line, the next one first. With --job it says which limits keep that job, and until when.`,
+jobs.Enqueuer.Run runs nowhere, or fails as TROUBLE says. A job that River has as pending between two attempts, and that is in no line,
+stands below. With a SCOPE it lists the jobs of that line, the next one first. With --job it says which limits keep that job, and until when.`,
 		Example: `  metered jobs
   metered jobs running/acme -n 10`,
 		Args: cobra.MaximumNArgs(1),
@@ -54,7 +56,11 @@ jobs.Enqueuer.Run runs nowhere, or fails as TROUBLE says. With a SCOPE it lists 
 			if err != nil {
 				return err
 			}
-			return a.printLines(lines)
+			lost, err := r.Lost(ctx, limit)
+			if err != nil {
+				return err
+			}
+			return cmp.Or(a.printLines(lines), a.printLost(lost.Jobs))
 		})
 	})
 }
@@ -119,6 +125,27 @@ func (a *app) printLines(lines []inspect.Line) error {
 	}
 	if len(lines) == 0 && !a.json {
 		fmt.Fprintln(a.out, "No jobs are parked.")
+	}
+	return t.flush()
+}
+
+// printLost prints jobs that stand in no line, if there are any.
+func (a *app) printLost(lost []inspect.Job) error {
+	if len(lost) == 0 {
+		return nil
+	}
+	if !a.json {
+		fmt.Fprintln(a.out, "\nPending in River, and in no line. jobs.Enqueuer.Run parks them again:")
+	}
+	t := a.table("JOB", "KIND", "QUEUE", "KEY", "TENANT", "ATTEMPT", "NOT BEFORE")
+	for _, j := range lost {
+		if a.json {
+			if err := a.print(j); err != nil {
+				return err
+			}
+			continue
+		}
+		t.row(j.ID, j.Kind, j.Queue, dash(j.Key), dash(j.Tenant), j.Attempt, j.Scheduled)
 	}
 	return t.flush()
 }

@@ -108,3 +108,33 @@ func TestOperation_SaysThatItsJobIsParkedAndThenRivers(t *testing.T) {
 	require.Equal(t, "available", job("op1")["state"])
 	require.Contains(t, l.ok("operation", "op1"), "available")
 }
+
+// A job that River has as pending between two attempts, and that stands in no line, is found by a role that may read River's table.
+func TestJobs_ListsJobsInNoLine(t *testing.T) {
+	t.Parallel()
+	pool, c := pgtest.SetUp(t, metered.Config{})
+	l := cli(t, pgtest.AsRole(t, pool, metered.GrantReportingSQL, "grant select on river_job to $role"))
+	var job jobs.Result
+	require.NoError(t, pgx.BeginFunc(t.Context(), pool, func(tx pgx.Tx) (err error) {
+		job, err = c.Jobs.Enqueue(t.Context(), tx, pgtest.Process{Name: "a"}, &jobs.Options{Tenant: "acme", GiveBack: true, Hold: &holds.Request{
+			Lines: []holds.Line{{Scope: "gpu", Amount: 1, Limits: []budget.Limit{budget.Lifetime(1)}}},
+		}})
+		return err
+	}))
+	execute(t, pool, "update river_job set state = 'retryable', scheduled_at = now() + interval '1 hour', attempt = 1")
+	_, err := c.Jobs.Release(t.Context(), pool)
+	require.NoError(t, err)
+	require.Empty(t, l.objects("jobs"))
+	l.ok("verify")
+	execute(t, pool, "delete from metered.parked_jobs")
+	require.Equal(t, []any{float64(job.JobID)}, values(l.objects("jobs"), "id"))
+	require.Contains(t, l.ok("jobs"), "in no line")
+	require.Contains(t, l.exits(exitDifferences, "verify").out, fmt.Sprintf("line of job %d", job.JobID))
+	_, err = c.Jobs.Release(t.Context(), pool)
+	require.NoError(t, err)
+	l.ok("verify")
+	require.Empty(t, l.objects("jobs"))
+
+	none := as(t, pool, metered.GrantReportingSQL) // may not read River's table
+	require.Contains(t, none.ok("jobs"), "No jobs are parked.")
+}

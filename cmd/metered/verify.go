@@ -15,6 +15,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/inspect"
 )
 
 func (a *app) verifyCmd() *cobra.Command {
@@ -24,7 +25,8 @@ func (a *app) verifyCmd() *cobra.Command {
 		Use:   "verify",
 		Short: "Recompute the ledger, and report every difference",
 		Long: `Verify recomputes each entry of the ledger from the entry before it, and refunded, held and leased units from the
-refunds, holds and leases. It also checks the lots of a wallet, and the lots of each entry. It takes no lock, and runs on
+refunds, holds and leases. It also checks the lots of a wallet, the lots of each entry, and, if the role may read River's
+table, that each job which waits there for its next attempt stands in a line. It takes no lock, and runs on
 a replica too. If there is a difference, it exits with 3: see docs/operations.md.
 
 An interrupted run prints its last scope, and --after goes on after that. With --checkpoint it keeps its progress and the
@@ -79,6 +81,9 @@ func (a *app) verify(ctx context.Context, pool *pgxpool.Pool, opts budget.Verify
 	}
 	r, err := ledger.Verify(ctx, pool, opts)
 	bar.end()
+	if err == nil && opts.Scope == "" && len(r.Differences) < opts.MaxDifferences {
+		r.Differences, err = a.lostJobs(ctx, pool, r.Differences)
+	}
 	stopped := err != nil || len(r.Differences) >= opts.MaxDifferences
 	all := before.plus(r)
 	if stopped {
@@ -95,6 +100,19 @@ func (a *app) verify(ctx context.Context, pool *pgxpool.Pool, opts budget.Verify
 		return found(exitDifferences)
 	}
 	return nil
+}
+
+// lostJobs adds jobs that River has as pending between two attempts and that stand in no line.
+func (a *app) lostJobs(ctx context.Context, pool *pgxpool.Pool, all []budget.Difference) ([]budget.Difference, error) {
+	r, err := inspect.New(pool, a.schema)
+	if err != nil {
+		return all, err
+	}
+	lost, err := r.Lost(ctx, inspect.MaxPage)
+	for _, j := range lost.Jobs {
+		all = append(all, budget.Difference{Scope: j.Tenant, Field: fmt.Sprintf("line of job %d", j.ID), Got: "none", Want: "one"})
+	}
+	return all, err
 }
 
 // verified prints the report.

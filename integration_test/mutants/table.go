@@ -137,11 +137,13 @@ var all = []Mutant{
 	{"a job is charged for each attempt", "jobs/gate.go", "if c.Held > 0 {\n\t\t\tc.Amount = c.Held", "if true {", "./jobs", "TestGiveBack_AFailedJobWaitsInLineForItsNextAttempt"},
 	{"a job joins a line by an old snapshot", "_lines", "if metered._one_snapshot() then", "if false then", "./jobs", "TestGiveBack_ReleasedByAnOldSnapshot"},
 	{"a job is tried again before its time", "_lines", "x.not_before <= metered.clock()", "true", "./jobs", "TestGiveBack_AFailedJobWaitsInLineForItsNextAttempt"},
-	{"a job that River ended keeps units", "jobs/release.go", "strayed = append(strayed, ", "_ = append(strayed, ", "./jobs", "TestGiveBack_AJobThatRiverEndedAtItsStartHoldsNothing"},
+	{"a job that River ended keeps units", "jobs/release.go", "[]string{own.Hold}, \"River has", "nil, \"River has", "./jobs", "TestGiveBack_AJobThatRiverEndedAtItsStartHoldsNothing"},
 	{"a job that River ended stays in line", "jobs/ended.go", "'metered:hold' = p.hold) = 0", "'metered:hold' = p.hold) < 0", "./jobs", "TestGiveBack_AJobBetweenAttemptsEndsInEachWay"},
-	{"a job that was tried again by hand is dropped", "jobs/release.go", "'not_before' is null or e.id is not null", "'not_before' is null or true", "./jobs", "TestGiveBack_AJobThatRiverEndedIsNotDropped"},
-	{"a cancelled job stays pending", "jobs/parked.go", "from a where a.cancelled and", "from a where false and a.cancelled and", "./jobs", "TestGiveBack_AJobBetweenAttemptsEndsInEachWay"},
-	{"a dropped job stays pending", "jobs/release.go", "set state = 'discarded', finalized_at = pg_catalog.now()\n\twhere j.id", "set state = 'discarded', finalized_at = pg_catalog.now()\n\twhere false and j.id", "./jobs", "TestGiveBack_DropsAJobThatWaitedTooLongForItsNextAttempt"},
+	{"a job that was tried again by hand is dropped", "jobs/release.go", "!p.NotBefore.IsZero() && !slices.Contains(discarded, p.JobID)", "false", "./jobs", "TestGiveBack_AJobThatRiverEndedIsNotDropped"},
+	{"a cancelled job stays pending", "jobs/parked.go", "err != nil || priority != nil || p.NotBefore.IsZero()", "err != nil || true", "./jobs", "TestGiveBack_AJobBetweenAttemptsEndsInEachWay"},
+	{"a dropped job stays pending", "jobs/release.go", "if !p.NotBefore.IsZero() {", "if false {", "./jobs", "TestGiveBack_DropsAJobThatWaitedTooLongForItsNextAttempt"},
+	{"a job that comes to rest before a release is lost", "jobs/release.go", "if j.Again {", "if j.Again && tx.Conn().IsClosed() {", "./jobs", "TestGiveBack_AJobThatComesToRestBeforeAReleaseIsNotLost"},
+	{"a job that is lost stays lost", "jobs/ended.go", "found, err := e.parkAgain(ctx, pool, hold)", "found, err := int64(0), error(nil)", "./jobs", "TestRelease_FindsJobsThatStandInNoLine"},
 
 	// Wallets.
 	{"a lot is drawn after its end", "_write_charges", "if tip.lots_end <= greatest(at, tip.at) then", "if false then", "./wallet", "TestLot_EndsWhenItIsDueSweptOrNot"},

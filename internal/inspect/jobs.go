@@ -39,6 +39,47 @@ type JobList struct {
 	Unreadable string `json:"unreadable,omitempty"`
 }
 
+// Lost returns jobs that River has as pending between two attempts, and that stand in no line: nobody would start them.
+// jobs.Enqueuer.Run parks them again.
+func (r *Reader) Lost(ctx context.Context, limit int) (JobList, error) {
+	list := JobList{Jobs: []Job{}}
+	limit, err := pageSize(limit)
+	if err != nil {
+		return list, err
+	}
+	if list.Unreadable, err = r.unreadable(ctx); err != nil || list.Unreadable != "" {
+		return list, err
+	}
+	ids, err := collect(ctx, r, fmt.Sprintf(lostSQL, r.river), pgx.RowTo[int64], limit)
+	if err != nil {
+		return list, failed("lost jobs", err)
+	}
+	return r.Jobs(ctx, ids)
+}
+
+// Ours have the id of a hold in their metadata.
+const lostSQL = `
+select j.id from %s j
+where j.state operator(pg_catalog.=) 'pending'
+    and j.metadata operator(pg_catalog.?) 'metered:hold' and j.metadata operator(pg_catalog.?) 'metered:retry'
+    and not exists (select from metered.parked_jobs_words p where p.job_id operator(pg_catalog.=) j.id)
+order by j.id limit $1`
+
+// unreadable says why River's table cannot be read. It looks first: an error would end a transaction around this call.
+func (r *Reader) unreadable(ctx context.Context) (why string, err error) {
+	var there, readable bool
+	err = r.row(ctx, readableSQL, r.river).Scan(&there, &readable)
+	switch {
+	case err != nil:
+		return "", failed("jobs", err)
+	case !there:
+		return "there is no table " + r.river, nil
+	case !readable:
+		return "the role may not read " + r.river, nil
+	}
+	return "", nil
+}
+
 // Jobs returns the jobs of these ids, up to MaxPage, in this order.
 func (r *Reader) Jobs(ctx context.Context, ids []int64) (JobList, error) {
 	list := JobList{Jobs: []Job{}}
@@ -60,17 +101,10 @@ func (r *Reader) Jobs(ctx context.Context, ids []int64) (JobList, error) {
 	if err != nil {
 		return list, failed("jobs", err)
 	}
-	// Look first: an error would end a transaction around this call.
-	var there, readable bool
-	err = r.row(ctx, readableSQL, r.river).Scan(&there, &readable)
-	switch {
-	case err != nil:
-		return list, failed("jobs", err)
-	case !there:
-		list.Unreadable = "there is no table " + r.river
-	case !readable:
-		list.Unreadable = "the role may not read " + r.river
-	default:
+	if list.Unreadable, err = r.unreadable(ctx); err != nil {
+		return list, err
+	}
+	if list.Unreadable == "" {
 		_, err := collect(ctx, r, fmt.Sprintf(jobsSQL, r.river), func(row pgx.CollectableRow) (struct{}, error) {
 			var j Job
 			var attempted, finalized *time.Time
