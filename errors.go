@@ -17,6 +17,8 @@ var (
 	ErrNotMigrated   error = fault.ErrNotMigrated // the schema or a part of it is missing, or is older
 	ErrSchemaDiffers error = migrate.ErrDiffers   // its text has the differences
 	ErrNotGranted    error = fault.ErrNotGranted  // the role lacks a grant
+	// ErrReadOnly says that the server is read-only: after a failover, another one is the primary. The call's connection was closed. Try again.
+	ErrReadOnly error = fault.ErrReadOnly
 )
 
 var errArgument = fault.New("invalid_argument", "metered: invalid argument")

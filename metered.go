@@ -481,7 +481,9 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 		return err
 	}
 	defer conn.Release()
-	return commit.Run(ctx, tx, "metered", ErrCommitUnknown, func(tx pgx.Tx) error { return fn(ctx, tx) })
+	err = commit.Run(ctx, tx, "metered", ErrCommitUnknown, func(tx pgx.Tx) error { return fn(ctx, tx) })
+	commit.Leave(ctx, conn.Conn(), err)
+	return err
 }
 
 // Warm makes a new connection as fast as a used one: call it in pgxpool.Config.AfterConnect (docs/operations.md). schema defaults to

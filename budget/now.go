@@ -76,7 +76,9 @@ func (l *Ledger) silent(ctx context.Context, pool *pgxpool.Pool, run func(*pgx.C
 		return pause.Ended(ctx) // else nobody could say whether it was sent
 	}
 	if err := run(conn.Conn()); err != nil {
-		return outcome(conn.Conn(), err)
+		err = outcome(conn.Conn(), err)
+		commit.Leave(ctx, conn.Conn(), err)
+		return err
 	}
 	return commit.Durable(ctx, ErrCommitUnknown)
 }
@@ -91,5 +93,7 @@ func (l *Ledger) told(ctx context.Context, pool *pgxpool.Pool, run func(pgx.Tx) 
 	if err != nil {
 		return fmt.Errorf("budget: begin: %w", err)
 	}
-	return commit.Run(ctx, tx, "budget", ErrCommitUnknown, run)
+	err = commit.Run(ctx, tx, "budget", ErrCommitUnknown, run)
+	commit.Leave(ctx, conn.Conn(), err)
+	return err
 }

@@ -11,6 +11,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/bounds"
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/savepoint"
 	"github.com/pgmetered/metered/observe"
 )
@@ -208,7 +209,7 @@ func (s *sweeper) batch(ctx context.Context, pool *pgxpool.Pool) (more bool, err
 	var refusals []error
 	var now time.Time
 	told := 0
-	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err = commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		subscribed := len(s.book.cfg.Subscribers) > 0
 		err := tx.QueryRow(ctx, s.book.sql.sweep, s.due, s.no, s.opts.Batch, subscribed, s.book.channel()).Scan(&nos, &seen, &due, &no, &more, &now)
 		if err != nil || !subscribed {

@@ -140,6 +140,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"stale_read":        {&replica.StaleError{Wanted: 777}, answered{503, "1"}},
 		"position_unknown":  {replica.ErrAhead, answered{409, ""}},
 
+		"read_only":       {metered.ErrReadOnly, answered{503, "1"}},
 		"tenant_moved":    {cells.ErrMoved, answered{503, "1"}},
 		"cell_differs":    {cells.ErrNotCell, answered{500, ""}},
 		"tenant_open":     {fmt.Errorf("%w: secret", cells.ErrOpen), answered{500, ""}},

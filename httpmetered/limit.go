@@ -10,6 +10,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/leases"
 )
@@ -43,7 +44,7 @@ func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.
 			posted, err := ledger.ChargeNow(ctx, db, charges[0])
 			return budget.Receipt{Entries: []budget.Posted{posted}}, err
 		}
-		err = pgx.BeginFunc(ctx, db, func(tx pgx.Tx) error {
+		err = commit.InTx(ctx, db, pgx.TxOptions{}, func(tx pgx.Tx) error {
 			receipt, err = ledger.Charge(ctx, tx, charges...)
 			return err
 		})

@@ -16,6 +16,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 )
 
@@ -225,7 +226,7 @@ func (e *Enqueuer) parkAgain(ctx context.Context, pool *pgxpool.Pool, hold strin
 
 // takeOut takes a job out of its line, if its hold will still be this one.
 func (e *Enqueuer) takeOut(ctx context.Context, pool *pgxpool.Pool, id int64, hold string) error {
-	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	return commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		var now *string
 		err := tx.QueryRow(ctx, e.gate.takeOutSQL, id, int32(e.wait/time.Millisecond)).Scan(&now)
 		if err == nil && (now == nil || *now != hold) {
@@ -247,7 +248,7 @@ func inTheWay(err error) bool { return errors.Is(err, ErrBusy) || errors.Is(err,
 
 // end releases the holds of jobs that ended, or of those that rest by now, and says how many there were.
 func (e *Enqueuer) end(ctx context.Context, pool *pgxpool.Pool, tenant string, rest bool, ids []string) (n int64, err error) {
-	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err = commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		n, err = e.endIn(ctx, tx, tenant, rest, ids)
 		return err
 	})

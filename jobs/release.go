@@ -14,6 +14,7 @@ import (
 	"github.com/riverqueue/river/rivertype"
 
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/lend"
@@ -306,7 +307,7 @@ func (e *Enqueuer) releaseBusy(ctx context.Context, pool *pgxpool.Pool, scope st
 }
 
 func (e *Enqueuer) releaseTx(ctx context.Context, pool *pgxpool.Pool, scopes []string, report *ReleaseReport) (b batch, err error) {
-	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err = commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		b, err = e.releaseIn(ctx, tx, scopes)
 		return err
 	})
@@ -320,7 +321,7 @@ func (e *Enqueuer) releaseTx(ctx context.Context, pool *pgxpool.Pool, scopes []s
 
 // drop drops jobs that have waited for too long.
 func (e *Enqueuer) drop(ctx context.Context, pool *pgxpool.Pool) (n int, err error) {
-	err = pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+	err = commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		rows, err := tx.Query(ctx, e.gate.dropSQL, dropBatch)
 		if err != nil {
 			return fault.Failed("jobs", "drop", err)

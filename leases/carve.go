@@ -13,6 +13,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/internal/bounds"
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/observed"
@@ -296,6 +297,6 @@ func (c *Carver) scan(row pgx.Row, more ...any) (l Lease, status string, err err
 // retried runs f in a transaction at READ COMMITTED, again where it met others.
 func retried(ctx context.Context, to *observed.To, db *pgxpool.Pool, f func(pgx.Tx) error) error {
 	return pause.Collided(ctx, to, "leases", maxTries, func() error {
-		return pgx.BeginTxFunc(ctx, db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
+		return commit.InTx(ctx, db, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, f)
 	})
 }

@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/savepoint"
@@ -127,7 +128,7 @@ type sweeper struct {
 
 func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) error {
 	for {
-		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { return s.sweep(ctx, tx) })
+		err := commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error { return s.sweep(ctx, tx) })
 		if err != nil {
 			return errors.Join(append(s.refusals, err)...)
 		}

@@ -12,6 +12,7 @@ import (
 	"github.com/riverqueue/river"
 
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/commit"
 )
 
 // Cleanup is a job that ends a hold when it is due.
@@ -72,7 +73,7 @@ func (w *cleanupWorker) Work(ctx context.Context, job *river.Job[CleanupArgs]) e
 	}
 	h, err := w.book.Get(ctx, w.pool, job.Args.Tenant, job.Args.ID, "")
 	if err == nil && h.State == holds.Expired {
-		err = pgx.BeginTxFunc(ctx, w.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
+		err = commit.InTx(ctx, w.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 			h, _, err = w.book.Expire(ctx, tx, holds.Expire{
 				Tenant: job.Args.Tenant, ID: job.Args.ID, Deadline: h.Deadline, Note: note(job.JobRow, job.Args.Tenant, ""),
 			})

@@ -14,6 +14,7 @@ import (
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/pause"
 	"github.com/pgmetered/metered/internal/schema"
@@ -322,7 +323,7 @@ func (w *worker[T]) release(ctx context.Context, tx pgx.Tx, job *river.Job[T], r
 }
 
 func (w *worker[T]) inTx(ctx context.Context, fn func(pgx.Tx) error) error {
-	return pgx.BeginTxFunc(ctx, w.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn)
+	return commit.InTx(ctx, w.pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, fn)
 }
 
 // note says which attempt of a job it was.

@@ -13,6 +13,7 @@ import (
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 	"github.com/pgmetered/metered/internal/observed"
@@ -282,6 +283,7 @@ func (e *Engine) attemptOwn(ctx context.Context, op *Operation, firstDone *bool)
 		a = e.attempt(ctx, op, &owned{conn: conn, op: op}, firstDone)
 	}
 	a.judge(ctx, conn)
+	commit.Leave(ctx, conn.Conn(), a.err)
 	if a.ending && a.err != nil && !a.unknown && conn.Conn().IsClosed() {
 		a.err = &fault.Lost{Err: a.err} // without an error of the function
 	}

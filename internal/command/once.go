@@ -6,6 +6,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/ledger"
 )
@@ -40,6 +41,7 @@ func (e *Engine) once(ctx context.Context, op *Operation, step Step) (a attempt)
 	if a.judge(ctx, conn); a.err != nil && !a.unknown && conn.Conn().IsClosed() {
 		a.err = &fault.Lost{Err: a.err}
 	}
+	commit.Leave(ctx, conn.Conn(), a.err)
 	return a
 }
 

@@ -17,8 +17,10 @@ var (
 	ErrSerialization = New("serialization", "metered: the transaction collided with another one, and has to run again")
 	ErrNotMigrated   = New("not_migrated", "metered: a schema is missing or incomplete: call metered.Migrate, and migrate River for jobs; metered.Validate lists the differences")
 	// ErrMoved: a *Moved.
-	ErrMoved      = New("tenant_moved", "metered: the tenant lives in another cell")
-	ErrNotCell    = New("cell_differs", "metered: the schema is not the cell that the router has at its place: call cells.Router.SetUp, with the same cells everywhere")
+	ErrMoved   = New("tenant_moved", "metered: the tenant lives in another cell")
+	ErrNotCell = New("cell_differs", "metered: the schema is not the cell that the router has at its place: call cells.Router.SetUp, with the same cells everywhere")
+	// ErrReadOnly: SQLSTATE 25006.
+	ErrReadOnly   = New("read_only", "metered: the server, or the transaction, is read-only: another server may be the primary by now")
 	ErrNotGranted = New("not_granted", "metered: the role lacks grants of metered.GrantSQL, or of GrantMaintenanceSQL to purge and repair, or rights on River's tables")
 )
 
@@ -36,6 +38,8 @@ func Failed(pkg, doing string, err error) error {
 		kind = ErrNotMigrated
 	case sqlstate.InsufficientPrivilege:
 		kind = ErrNotGranted
+	case sqlstate.ReadOnlyTransaction:
+		kind = ErrReadOnly
 	case sqlstate.Moved:
 		kind = moved(err)
 	case sqlstate.NotCell:

@@ -35,7 +35,7 @@ func Retryable(err error) bool {
 		return true
 	case err == nil, Refused(err), Is(err, "commit_unknown"), errors.Is(err, context.Canceled):
 		return false
-	case Is(err, "busy"), Is(err, "serialization"), Is(err, "stale_read"), Is(err, "tenant_moved"), errors.Is(err, context.DeadlineExceeded): // the code timeout is that, too
+	case Is(err, "busy"), Is(err, "serialization"), Is(err, "stale_read"), Is(err, "tenant_moved"), Is(err, "read_only"), errors.Is(err, context.DeadlineExceeded): // the code timeout is that, too
 		return true
 	}
 	var answer *pgconn.PgError
@@ -54,7 +54,7 @@ func passing(answer *pgconn.PgError) bool {
 	switch sqlstate.Of(answer) {
 	case sqlstate.SerializationFailure, sqlstate.DeadlockDetected, sqlstate.LockNotAvailable, sqlstate.QueryCanceled,
 		sqlstate.IdleInTransaction, sqlstate.TransactionTimeout, sqlstate.AdminShutdown, sqlstate.CrashShutdown,
-		sqlstate.CannotConnectNow, sqlstate.IdleSession:
+		sqlstate.CannotConnectNow, sqlstate.IdleSession, sqlstate.ReadOnlyTransaction:
 		return true
 	case sqlstate.ProtocolViolation: // as a FATAL, PgBouncer's after it lost a server. As an ERROR it is the program's
 		return answer.SeverityUnlocalized == "FATAL"

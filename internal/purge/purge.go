@@ -9,6 +9,7 @@ import (
 	"github.com/jackc/pgx/v5/pgtype"
 	"github.com/jackc/pgx/v5/pgxpool"
 
+	"github.com/pgmetered/metered/internal/commit"
 	"github.com/pgmetered/metered/internal/fault"
 	"github.com/pgmetered/metered/internal/observed"
 	"github.com/pgmetered/metered/observe"
@@ -74,7 +75,7 @@ func (o *Options) Run(ctx context.Context, to *observed.To, name string, pool *p
 	var from *time.Time
 	for {
 		var deleted int64
-		err := pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
+		err := commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted, AccessMode: pgx.ReadWrite}, func(tx pgx.Tx) error {
 			return tx.QueryRow(ctx, sql, append([]any{from, o.age(), o.Batch}, args...)...).Scan(&deleted, &from)
 		})
 		if err != nil {
