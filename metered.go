@@ -262,6 +262,12 @@ type Config struct {
 	// without Standings. Sticky charges are made in the ledger. Defaults to none.
 	Leases *leases.Pool
 
+	// JobLimits is jobs.Config.Limits of Client.Jobs and of Tx.Enqueue. Defaults to none.
+	JobLimits func(ctx context.Context, tx pgx.Tx, scope string) ([]budget.Limit, error)
+
+	// OnDropJob is jobs.Config.OnDrop of Client.Jobs. Defaults to none.
+	OnDropJob func(ctx context.Context, tx pgx.Tx, dropped jobs.Parked) error
+
 	// OnThreshold is as in budget.Config. A command that crosses a threshold runs again, once.
 	OnThreshold func(ctx context.Context, tx pgx.Tx, c budget.Crossing) error
 
@@ -413,7 +419,10 @@ func (c *Client) setUpPieces() (err error) {
 		return fmt.Errorf("metered: %w", err)
 	}
 	if c.cfg.River != nil {
-		config := jobs.Config{Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, Observer: c.cfg.Observer, Holds: c.Holds}
+		config := jobs.Config{
+			Schema: c.cfg.Schema, LockTimeout: c.cfg.LockTimeout, Observer: c.cfg.Observer, Holds: c.Holds,
+			Limits: c.cfg.JobLimits, OnDrop: c.cfg.OnDropJob,
+		}
 		if c.enqueuer, err = jobs.New(c.cfg.River, config); err != nil {
 			return fmt.Errorf("metered: %w", err)
 		}

@@ -703,7 +703,7 @@ create table metered.parked_jobs (
     job_id    bigint      not null,     -- the id that it has or will have in river_job
     turn      bigint      not null,     -- its round in the line
     amount    bigint      not null,     -- the units that it needs of the scope
-    class     bigint      not null,     -- a hash of its limits of the scope
+    class     bigint      not null,     -- a hash of its limits of the scope, and its use
     parked_at timestamptz not null,     -- when it was parked
     drop_at   timestamptz,              -- when it is dropped, or null: never
     not_before timestamptz,             -- when its next attempt may start, or null: it waits for its first
@@ -9351,6 +9351,13 @@ as $$
     select array(select row(c.*)::metered.new_charge from unnest(charges) c where c.scope = of_scope)
 $$;
 
+-- The class of a charge: where one does not fit, none of its class does that is as large. Credit for a use lets in those for this use alone.
+create function metered._class_of(c metered.new_charge) returns bigint
+language sql immutable
+as $$
+    select hashtextextended(row(c.limits, c.note ->> 'use', c.must_exist)::text, 0)
+$$;
+
 -- The scope that refused, own or else the first, and how long from now it will refuse, or null if nobody knows. scope is null if neither time nor
 -- credit ends the refusal: a scope is absent or closed, or (unless hopeful) the job wants more units than the limit has.
 create function metered._refusing(charges metered.new_charge[], refused jsonb, own text, hopeful boolean,
@@ -9611,7 +9618,7 @@ begin
             clk := metered.clock();
             if no is null or w.scope is not null then
                 c := (metered._charge_of(coalesce(w.scope, busy), cs))[1];
-                waits := waits || row((j ->> 'job_id')::bigint, 0, c.amount, hashtextextended(c.limits::text, 0), clk,
+                waits := waits || row((j ->> 'job_id')::bigint, 0, c.amount, metered._class_of(c), clk,
                     clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, (j ->> 'priority')::int, cardinality(waits), c.scope,
                     coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], h::text, j ->> 'charges')::metered.parked_jobs;
                 line_keys := line_keys || c.key;
@@ -9796,7 +9803,7 @@ $$;
 -- another scope refuses moves to the line of that scope. If a lock of a job's other scopes is not free, the job stays, and the line
 -- is looked at again soon.
 --
--- The smallest job of each class (jobs with equal limits) is tried first: if it does not fit, none of its class does. A look
+-- The smallest job of each class (jobs with equal limits and the same use) is tried first: if it does not fit, none of its class does. A look
 -- goes through at most 500 jobs, and the next one goes on after these. A careful look tries each job, and passes jobs that fail.
 create function metered._release_line(of_scope text, given jsonb, room int, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean) returns jsonb[]
 language plpgsql volatile
@@ -9915,7 +9922,7 @@ begin
                 s.next_at := least(s.next_at, clk + w.retry);
             else
                 c := (metered._charge_of(w.scope, cs))[1];
-                r.class := hashtextextended(c.limits::text, 0);
+                r.class := metered._class_of(c);
                 r.turn := metered._turn(w.scope, r.priority, r.fair);
                 update metered.parked_jobs j set scope = w.scope, amount = c.amount, class = r.class, turn = r.turn
                 where j.job_id = r.job_id and j.lane = r.lane;
@@ -9954,24 +9961,33 @@ declare
     r metered.parked_jobs;
     c metered.new_charge;
     n int := 0;
+    joined int := 0;
+    locked text[] := '{}';  -- scopes: their other jobs are passed, and keep nobody waiting
 begin
     for r in
         select x.* from metered.parked_jobs x
         where x.scope = '' and x.not_before <= metered.clock()
           and (only_scopes is null or ((x.charges::metered.new_charge[])[1]).scope = any (only_scopes))
-        order by x.not_before limit 64 for update skip locked
+        order by x.not_before limit 10000
     loop
         c := (r.charges::metered.new_charge[])[1];
+        continue when c.scope = any (locked);
         if metered._try_lock(c.key) then
+            select x.* into r from metered.parked_jobs x
+            where x.job_id = r.job_id and x.lane = r.lane and x.scope = '' for update skip locked;
+            continue when not found;
+            joined := joined + 1;
             if metered._one_snapshot() then     -- nobody marked the line in which the job was not
                 perform metered._refuse_stale(array[metered._last_entry(c.scope)]);
             end if;
-            r.class := hashtextextended(c.limits::text, 0);
+            r.class := metered._class_of(c);
             r.turn := metered._turn(c.scope, r.priority, r.fair);
             update metered.parked_jobs x set scope = c.scope, amount = c.amount, class = r.class, turn = r.turn
             where x.job_id = r.job_id and x.lane = r.lane;
             perform metered._join_line(c.scope, c.key, '-infinity');
+            exit when joined = 64;
         else
+            locked := locked || c.scope;
             scope := c.scope;
             key := c.key;
             n := n + 1;
@@ -11346,7 +11362,7 @@ comment on table metered.parked_jobs is 'Jobs that wait for units of a scope: se
 comment on column metered.parked_jobs.job_id is 'the id that it has or will have in river_job';
 comment on column metered.parked_jobs.turn is 'its round in the line';
 comment on column metered.parked_jobs.amount is 'the units that it needs of the scope';
-comment on column metered.parked_jobs.class is 'a hash of its limits of the scope';
+comment on column metered.parked_jobs.class is 'a hash of its limits of the scope, and its use';
 comment on column metered.parked_jobs.parked_at is 'when it was parked';
 comment on column metered.parked_jobs.drop_at is 'when it is dropped, or null: never';
 comment on column metered.parked_jobs.not_before is 'when its next attempt may start, or null: it waits for its first';
@@ -11712,40 +11728,40 @@ begin
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_after_due,_after_minima,_again,_age,_announce,_append,
             _append_lot,_apply_lots,_as_far_as_admitted,_as_rest,_as_wallet,_balance,_base,_beyond_limits,
             _bound_lock_wait,_by_system,_capture_lots,_capture_minima,_charge_anyway,_charge_of,_check_limits,
-            _check_now,_close_lease,_close_scope,_collided,_created_json,_credit_lot,_cross_captured,_cross_lowered,
-            _cross_thresholds,_crossed_at,_debt,_due_after,_due_lots,_due_minima,_empty_lot,_end_line,_end_lost,
-            _end_lot,_end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,_expire_and_check,
-            _expire_due,_expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,
-            _fits,_fits_at,_fits_origin,_free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_has_number,
-            _held_here,_hold_as_json,_hold_of_job,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,
-            _key_fits,_keys_of_job,_lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,
-            _leased,_leased_units,_leave_line,_leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,
-            _lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,
-            _lots_now,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,
-            _missing_token,_move_lot,_name_lot,_named_holds,_next_end,_next_entry,_next_lot,_next_number,
-            _no_amount,_note_lot,_numbers,_old_lot,_on_spending,_one_snapshot,_open_wallet,_other_lane,
-            _others_fall_due,_overdue,_owe,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,
-            _pay_back,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_moved,_raise_sequence,
-            _raised,_rearmed,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
-            _refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,
-            _refuse_unreported,_refusing,_reinstate,_release_line,_release_lines,_remember_hold,_renew_lot,
-            _reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,_roll_end,
-            _roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,
-            _spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_kept,_take_lots,_tenant_key,
-            _threshold_key,_token_fits,_told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,
-            _try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,
-            _usage_known_from,_use_lots,_wake_releasers,_with_absent,_with_keys,_withdraw,_without_lapsing,
-            _write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,
-            begin_command,block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,
-            charge_up_to,check_charge,claim_job_key,clock,complete_command,consume_token,create_scopes,
-            credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,
-            extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,
-            lock_all,lock_scopes,look_place,mint_tokens,next_release,numbers_behind,open_lease,open_session,
-            park_jobs,place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,
-            purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,
-            repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,
-            revoke_tokens,roll_over,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_holds,
-            sweep_lots,told_lots,usage,usage_at,wallet_balance}')
+            _check_now,_class_of,_close_lease,_close_scope,_collided,_created_json,_credit_lot,_cross_captured,
+            _cross_lowered,_cross_thresholds,_crossed_at,_debt,_due_after,_due_lots,_due_minima,_empty_lot,
+            _end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,
+            _expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,
+            _first_lot,_fits,_fits_at,_fits_origin,_free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,
+            _has_number,_held_here,_hold_as_json,_hold_of_job,_is_job,_join_line,_keep_back,_kept_due,_kept_for,
+            _kept_reports,_key_fits,_keys_of_job,_lags,_lapsing,_largest_number,_last_entry,_later_due,
+            _lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,_leaves_at,_line_json,_lines,
+            _lines_with_minima,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,
+            _lock_keys_there,_lock_place,_lot_begins,_lots_now,_mark_freed,_meet_upgrade,_mend_numbers,
+            _minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,_named_holds,
+            _next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_spending,
+            _one_snapshot,_open_wallet,_other_lane,_others_fall_due,_overdue,_owe,_owed_before,_own_entry,
+            _parked_channel,_parked_json,_pass_ended,_pay_back,_period_at,_periods_of,_placed_before,_plan_on,
+            _purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,_recorded_events,_recorded_meanwhile,
+            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,
+            _refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_line,
+            _release_lines,_remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,
+            _resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,
+            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_take_back,
+            _take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,_told_use,_try_each,_try_keys,
+            _try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_unbound_lock_wait,_under_limits,
+            _unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_wake_releasers,_with_absent,
+            _with_keys,_withdraw,_without_lapsing,_write_charges,_write_exact,_write_for_uses,_write_plain,
+            _write_up_to,_written_here,announced,begin_command,block_commit,capture_holds,carve,change_parked,
+            charge,charge_each,charge_leased,charge_up_to,check_charge,claim_job_key,clock,complete_command,
+            consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
+            expire_hold,explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,
+            judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,numbers_behind,
+            open_lease,open_session,park_jobs,place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,
+            purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,
+            release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,
+            revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,set_lot_end,settle_away,settle_lease,
+            spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

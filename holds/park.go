@@ -34,9 +34,8 @@ func (b *Book) preparePark(r Request) (*ledger.Parking, error) {
 	switch {
 	case len(priced.Queries) > 0:
 		return nil, invalid("Request.Lines", "have a limit with MaxFrom: a parked job asks jobs.Config.Limits")
-	case ledger.Tells(priced.Charges):
-		return nil, invalid("Request.Lines", "have a limit with Thresholds: a parked job cannot report them")
 	}
+	priced.Charges = ledger.Silent(priced.Charges)
 	hold := ledger.NewHold{
 		Tenant: r.Tenant, ID: r.ID, Holder: r.ID, Fingerprint: r.fingerprint(priced.Charges),
 		TTL: ttl, Grace: r.Grace, Lifetime: lifetime, Metadata: string(r.Metadata), Minimum: minima(r.Lines),

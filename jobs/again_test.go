@@ -4,11 +4,13 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"sync/atomic"
 	"testing"
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/riverqueue/river"
 	"github.com/riverqueue/river/rivertype"
 	"github.com/stretchr/testify/require"
@@ -513,3 +515,85 @@ func TestRelease_FindsJobsThatStandInNoLine(t *testing.T) {
 	run(t, g.Enqueuer, g.pool, func(err error) { t.Error(err) })
 	pgtest.WaitFor(t, "it is parked again", func() bool { return pgtest.Count(t, g.pool, "metered.parked_jobs") == 2 })
 }
+
+// Resting jobs of a scope whose lock somebody keeps, more than a look takes into their lines, keep no other job waiting.
+func TestGiveBack_ManyJobsOfALockedScopeKeepNoOtherJobWaiting(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	clock := pgtest.SetClock(t, g.pool, pgtest.Tomorrow(9))
+	var items []jobs.Item
+	for range 70 {
+		items = append(items, jobs.Item{Args: process{"a"}, Options: givesBack(slots("locked", 1, 100))})
+	}
+	g.in(pgx.ReadCommitted, func(tx pgx.Tx) error { _, err := g.EnqueueMany(g.ctx, tx, items); return err })
+	_, err := g.pool.Exec(g.ctx, "update river_job set state = 'retryable', attempt = 1, scheduled_at = now()")
+	require.NoError(t, err)
+	require.EqualValues(t, 70, g.release().Ended)
+	other := g.mustEnqueue(process{"b"}, givesBack(slots("gpu", 1, 1)))
+	g.fails(other.JobID, 60)
+	clock.Advance(time.Second)
+	locks := g.begin(pgx.ReadCommitted)
+	_, err = locks.Exec(g.ctx, "select pg_advisory_xact_lock(metered._scope_key('locked'))")
+	require.NoError(t, err)
+	brief, err := jobs.New(g.client, jobs.Config{Holds: g.book, LockTimeout: 10 * time.Millisecond})
+	require.NoError(t, err)
+	report, err := brief.Release(g.ctx, g.pool)
+	require.NoError(t, err)
+	require.Equal(t, jobs.ReleaseReport{Ended: 1, Busy: 1}, report)
+	clock.Advance(time.Hour)
+	report, err = brief.Release(g.ctx, g.pool)
+	require.NoError(t, err)
+	require.Equal(t, jobs.ReleaseReport{Released: 1, Busy: 1}, report)
+	require.NoError(t, locks.Rollback(g.ctx))
+	require.Positive(t, g.release().Released)
+}
+
+// River tells twice that a job has ended which was tried again by hand. Its hold and all others are released.
+func TestRun_AJobThatEndedTwiceKeepsNoOtherHold(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	a := jobs.HoldOf(g.mustEnqueue(process{"a"}, needs(slots("gpu", 1, 2))).Job)
+	b := jobs.HoldOf(g.mustEnqueue(process{"b"}, needs(slots("gpu", 1, 2))).Job)
+	n, err := jobs.EndAll(g.ctx, g.Enqueuer, g.pool, a, b, a)
+	require.NoError(t, err)
+	require.EqualValues(t, 2, n)
+	require.Zero(t, g.pending())
+}
+
+// Notices that nobody of the library sent cost few looks, and a job starts at once all the same.
+func TestRun_NoticesOfAStrangerCostFewLooks(t *testing.T) {
+	t.Parallel()
+	g := openGated(t, nil)
+	first := g.mustEnqueue(process{"a"}, needs(slots("gpu", 1, 1)))
+	second := g.mustEnqueue(process{"b"}, needs(slots("gpu", 1, 1)))
+	var looks atomic.Int64
+	counted := pgtest.Reopen(t, g.pool, func(c *pgxpool.Config) { c.ConnConfig.Tracer = counts{"release_jobs", &looks} })
+	run(t, g.Enqueuer, counted, func(err error) { t.Error(err) })
+	pgtest.WaitFor(t, "Run listens", func() bool {
+		return pgtest.Value[int](t, g.pool, "select count(*) from pg_stat_activity where query like 'listen %'") > 0
+	})
+	before, began := looks.Load(), time.Now()
+	for range 600 {
+		_, err := g.pool.Exec(g.ctx, "select pg_notify('metered_parked', '')")
+		require.NoError(t, err)
+	}
+	took := time.Since(began)
+	require.LessOrEqual(t, looks.Load()-before, 10+int64(took/(150*time.Millisecond)), "in %s", took)
+	g.end(first.JobID)
+	pgtest.WaitFor(t, "the job starts", func() bool { return contains(g.river(), second.JobID) })
+}
+
+// counts counts statements that contain a text.
+type counts struct {
+	text string
+	n    *atomic.Int64
+}
+
+func (c counts) TraceQueryStart(ctx context.Context, _ *pgx.Conn, query pgx.TraceQueryStartData) context.Context {
+	if strings.Contains(query.SQL, c.text) {
+		c.n.Add(1)
+	}
+	return ctx
+}
+
+func (counts) TraceQueryEnd(context.Context, *pgx.Conn, pgx.TraceQueryEndData) {}

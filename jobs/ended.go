@@ -138,6 +138,8 @@ func (e *Enqueuer) endAll(ctx context.Context, pool *pgxpool.Pool, all []ofJob) 
 		kinds[k] = append(kinds[k], of.id)
 	}
 	for k, all := range kinds {
+		slices.Sort(all) // a job may have ended twice, after it was tried again by hand
+		all = slices.Compact(all)
 		for ids := range slices.Chunk(all, endBatch) {
 			n, err := e.end(ctx, pool, k.tenant, k.rests, ids)
 			ended += n

@@ -11,3 +11,12 @@ func Drop(ctx context.Context, e *Enqueuer, pool *pgxpool.Pool) error {
 	_, err := e.drop(ctx, pool)
 	return err
 }
+
+// EndAll releases holds of jobs that River has ended, as Run does when it hears of their ends.
+func EndAll(ctx context.Context, e *Enqueuer, pool *pgxpool.Pool, ids ...string) (int64, error) {
+	var all []ofJob
+	for _, id := range ids {
+		all = append(all, ofJob{id: id})
+	}
+	return e.endAll(ctx, pool, all)
+}

@@ -18,7 +18,8 @@ type Options struct {
 
 	// Hold has the units that the job needs: Lines are held until it ends, Charges are spent when it starts. If they do not fit, the job is
 	// parked until they do (docs/jobs.md). ID and Holder stay empty, and Tenant is the job's. With a TTL the units are free so long after the
-	// start, even if the job goes on. No limit has MaxFrom or Thresholds. It excludes UniqueOpts, ScheduledAt and Pending
+	// start, even if the job goes on. No limit has MaxFrom. Thresholds of limits are reported by the next call
+	// that carries them, not by the job's start. It excludes UniqueOpts, ScheduledAt and Pending
 	Hold *holds.Request
 	// units that the job takes where those of Hold do not fit. A parked job waits for both
 	Burst *holds.Request

@@ -274,7 +274,7 @@ func (e *Enqueuer) limitsNow(ctx context.Context, tx pgx.Tx, scopes []string, wa
 		if err != nil {
 			return nil, err
 		}
-		text := ledger.Limits(call.Charges[0].Limits)
+		text := ledger.Limits(ledger.Silent(call.Charges)[0].Limits)
 		given[scope] = &text
 	}
 	encoded, err := json.Marshal(given)

@@ -17,6 +17,8 @@ const (
 	afterError        = time.Second
 	minBusy, spanBusy = 5 * time.Millisecond, 15 * time.Millisecond
 	patience          = 3 // looks at locked lines before Run waits for their locks
+	// Anybody may send notices. The looks that they cause are at least so far apart, twice as far each time while they find nothing.
+	minApart, maxApart = 5 * time.Millisecond, 200 * time.Millisecond
 )
 
 // Run releases parked jobs as soon as their units fit, and drops them after Options.MaxWait, until ctx ends. Each process with workers runs
@@ -55,48 +57,58 @@ func (e *Enqueuer) Run(ctx context.Context, pool *pgxpool.Pool, onError func(err
 		e.ender(listening, pool, poke, report)
 	}()
 	defer func() { stop(); <-done; <-ending }()
-	busyLooks := 0
+	busyLooks, apart := 0, time.Duration(0)
 	for ctx.Err() == nil {
-		pause := e.look(ctx, pool, &busyLooks, report)
+		began := time.Now()
+		pause, found := e.look(ctx, pool, &busyLooks, report)
+		if apart = min(max(minApart, 2*apart), maxApart); found {
+			apart = 0
+		}
 		timer := time.NewTimer(pause)
 		select {
 		case <-ctx.Done():
-		case <-wake:
 		case <-timer.C:
+		case <-wake:
+			select {
+			case <-ctx.Done():
+			case <-timer.C:
+			case <-time.After(time.Until(began.Add(apart))):
+			}
 		}
 		timer.Stop()
 	}
 	return ctx.Err()
 }
 
-// look releases all that fits, and returns how long Run may sleep.
-func (e *Enqueuer) look(ctx context.Context, pool *pgxpool.Pool, busyLooks *int, failed func(error)) time.Duration {
+// look releases all that fits, and returns how long Run may sleep, and whether there was something to do.
+func (e *Enqueuer) look(ctx context.Context, pool *pgxpool.Pool, busyLooks *int, failed func(error)) (pause time.Duration, found bool) {
 	var report ReleaseReport
+	defer func() { found = report.Released+report.Dropped > 0 }()
 	for {
 		more, busy, err := e.releaseDue(ctx, pool, &report)
 		switch {
 		case err != nil:
 			failed(err)
-			return afterError
+			return afterError, false
 		case more:
 			continue
 		case len(busy) == 0:
 			*busyLooks = 0
-			pause, err := e.next(ctx, pool, longestPause)
+			pause, err = e.next(ctx, pool, longestPause)
 			if err != nil {
 				failed(err)
-				return afterError
+				return afterError, false
 			}
-			return pause
+			return pause, false
 		case *busyLooks < patience: // nearly always another Run, which releases the same jobs
 			*busyLooks++
-			return minBusy + rand.N(spanBusy)
+			return minBusy + rand.N(spanBusy), false
 		}
 		*busyLooks = 0
 		for _, scope := range busy {
 			if err := e.releaseBusy(ctx, pool, scope, &report); err != nil {
 				failed(err)
-				return afterError
+				return afterError, false
 			}
 		}
 	}

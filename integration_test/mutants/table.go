@@ -143,6 +143,10 @@ var all = []Mutant{
 	{"a cancelled job stays pending", "jobs/parked.go", "err != nil || priority != nil || p.NotBefore.IsZero()", "err != nil || true", "./jobs", "TestGiveBack_AJobBetweenAttemptsEndsInEachWay"},
 	{"a dropped job stays pending", "jobs/release.go", "if !p.NotBefore.IsZero() {", "if false {", "./jobs", "TestGiveBack_DropsAJobThatWaitedTooLongForItsNextAttempt"},
 	{"a job that comes to rest before a release is lost", "jobs/release.go", "if j.Again {", "if j.Again && tx.Conn().IsClosed() {", "./jobs", "TestGiveBack_AJobThatComesToRestBeforeAReleaseIsNotLost"},
+	{"a line has one class for all uses", "_class_of", "c.note ->> 'use'", "null", "./jobs", "TestGated_AJobForOneUseKeepsNoneOfAnotherWaiting"},
+	{"a locked scope keeps others waiting", "_lines", "limit 10000", "limit 64", "./jobs", "TestGiveBack_ManyJobsOfALockedScopeKeepNoOtherJobWaiting"},
+	{"each notice is a look", "jobs/run.go", "apart = min(max(minApart, 2*apart), maxApart); found", "apart = 0; found", "./jobs", "TestRun_NoticesOfAStrangerCostFewLooks"},
+	{"a hold is released twice at once", "jobs/ended.go", "all = slices.Compact(all)", "", "./jobs", "TestRun_AJobThatEndedTwiceKeepsNoOtherHold"},
 	{"a job that is lost stays lost", "jobs/ended.go", "found, err := e.parkAgain(ctx, pool, hold)", "found, err := int64(0), error(nil)", "./jobs", "TestRelease_FindsJobsThatStandInNoLine"},
 
 	// Wallets.

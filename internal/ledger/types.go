@@ -125,6 +125,26 @@ func tells(of []Limit) bool {
 	return slices.ContainsFunc(of, func(l Limit) bool { return l.Thresholds != "" })
 }
 
+// Silent are the charges without thresholds: the next call that carries them reports what is reached.
+func Silent(of []Charge) []Charge {
+	if !Tells(of) {
+		return of
+	}
+	of = slices.Clone(of)
+	for i := range of {
+		of[i].Limits = silent(of[i].Limits)
+	}
+	return of
+}
+
+func silent(of []Limit) []Limit {
+	of = slices.Clone(of)
+	for i := range of {
+		of[i].Thresholds, of[i].TellAt, of[i].Telling = "", nil, false
+	}
+	return of
+}
+
 // Telling are the charges with their thresholds reported, if telling.
 func Telling(of []Charge, telling bool) []Charge {
 	if !telling || !Tells(of) {

@@ -49,6 +49,9 @@ const (
 	// The most that a slow handle may leave waiting: notices, and bytes of payload.
 	maxQueued      = 10_000
 	maxQueuedBytes = 16 << 20
+
+	// Anybody may send notices. handle is called so often in a second at most, and others wait, or are missed.
+	maxPerSecond = 1000
 )
 
 // Idle is the Channel.Idle to use, and the reason if asked is refused.
@@ -83,8 +86,23 @@ func Run[N any](ctx context.Context, c Channel[N], handle func(context.Context, 
 		stop()
 		<-stopped
 	}()
-	for {
+	return l.handle(ctx, handle)
+}
+
+// handle calls handle with each notice.
+func (l *listener[N]) handle(ctx context.Context, handle func(context.Context, N) error) error {
+	for handled, since := 0, time.Now(); ; handled++ {
+		if handled == maxPerSecond {
+			select {
+			case <-ctx.Done():
+			case <-time.After(time.Until(since.Add(time.Second))):
+			}
+			handled = 0
+		}
 		n, err := l.next(ctx)
+		if handled == 0 || time.Since(since) > time.Second {
+			handled, since = 0, time.Now()
+		}
 		if err == nil {
 			err = handle(ctx, n)
 		}

@@ -1,8 +1,11 @@
 package listen
 
 import (
+	"context"
+	"errors"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/stretchr/testify/require"
 )
@@ -57,4 +60,23 @@ func TestListener_TooManyBytesMakeWayForANoticeThatSaysSo(t *testing.T) {
 	l.hear("after it")
 	require.Equal(t, []string{"missed", "after it"}, l.all())
 	require.Zero(t, l.bytes)
+}
+
+// Anybody may send notices: so many a second are handled, and the others wait.
+func TestListener_ABurstOfNoticesIsSpread(t *testing.T) {
+	t.Parallel()
+	l := words()
+	for range maxPerSecond + 1 {
+		l.hear("h")
+	}
+	enough := errors.New("enough")
+	began, handled := time.Now(), 0
+	err := l.handle(t.Context(), func(context.Context, string) error {
+		if handled++; handled > maxPerSecond {
+			return enough
+		}
+		return nil
+	})
+	require.ErrorIs(t, err, enough)
+	require.GreaterOrEqual(t, time.Since(began), 900*time.Millisecond)
 }

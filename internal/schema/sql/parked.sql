@@ -60,6 +60,13 @@ as $$
     select array(select row(c.*)::metered.new_charge from unnest(charges) c where c.scope = of_scope)
 $$;
 
+-- The class of a charge: where one does not fit, none of its class does that is as large. Credit for a use lets in those for this use alone.
+create function metered._class_of(c metered.new_charge) returns bigint
+language sql immutable
+as $$
+    select hashtextextended(row(c.limits, c.note ->> 'use', c.must_exist)::text, 0)
+$$;
+
 -- The scope that refused, own or else the first, and how long from now it will refuse, or null if nobody knows. scope is null if neither time nor
 -- credit ends the refusal: a scope is absent or closed, or (unless hopeful) the job wants more units than the limit has.
 create function metered._refusing(charges metered.new_charge[], refused jsonb, own text, hopeful boolean,
@@ -307,7 +314,7 @@ begin
             clk := metered.clock();
             if no is null or w.scope is not null then
                 c := (metered._charge_of(coalesce(w.scope, busy), cs))[1];
-                waits := waits || row((j ->> 'job_id')::bigint, 0, c.amount, hashtextextended(c.limits::text, 0), clk,
+                waits := waits || row((j ->> 'job_id')::bigint, 0, c.amount, metered._class_of(c), clk,
                     clk + (j ->> 'wait_us')::bigint * interval '1 microsecond', null, (j ->> 'priority')::int, cardinality(waits), c.scope,
                     coalesce(j ->> 'fair', ''), h.tenant, j - '{hold,charges,fair,most,wait_us,hopeful,burst}'::text[], h::text, j ->> 'charges')::metered.parked_jobs;
                 line_keys := line_keys || c.key;

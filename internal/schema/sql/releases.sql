@@ -60,7 +60,7 @@ $$;
 -- another scope refuses moves to the line of that scope. If a lock of a job's other scopes is not free, the job stays, and the line
 -- is looked at again soon.
 --
--- The smallest job of each class (jobs with equal limits) is tried first: if it does not fit, none of its class does. A look
+-- The smallest job of each class (jobs with equal limits and the same use) is tried first: if it does not fit, none of its class does. A look
 -- goes through at most 500 jobs, and the next one goes on after these. A careful look tries each job, and passes jobs that fail.
 create function metered._release_line(of_scope text, given jsonb, room int, ahead interval, wait_ms int, origin metered.origin, channel text, careful boolean) returns jsonb[]
 language plpgsql volatile
@@ -179,7 +179,7 @@ begin
                 s.next_at := least(s.next_at, clk + w.retry);
             else
                 c := (metered._charge_of(w.scope, cs))[1];
-                r.class := hashtextextended(c.limits::text, 0);
+                r.class := metered._class_of(c);
                 r.turn := metered._turn(w.scope, r.priority, r.fair);
                 update metered.parked_jobs j set scope = w.scope, amount = c.amount, class = r.class, turn = r.turn
                 where j.job_id = r.job_id and j.lane = r.lane;
@@ -218,24 +218,33 @@ declare
     r metered.parked_jobs;
     c metered.new_charge;
     n int := 0;
+    joined int := 0;
+    locked text[] := '{}';  -- scopes: their other jobs are passed, and keep nobody waiting
 begin
     for r in
         select x.* from metered.parked_jobs x
         where x.scope = '' and x.not_before <= metered.clock()
           and (only_scopes is null or ((x.charges::metered.new_charge[])[1]).scope = any (only_scopes))
-        order by x.not_before limit 64 for update skip locked
+        order by x.not_before limit 10000
     loop
         c := (r.charges::metered.new_charge[])[1];
+        continue when c.scope = any (locked);
         if metered._try_lock(c.key) then
+            select x.* into r from metered.parked_jobs x
+            where x.job_id = r.job_id and x.lane = r.lane and x.scope = '' for update skip locked;
+            continue when not found;
+            joined := joined + 1;
             if metered._one_snapshot() then     -- nobody marked the line in which the job was not
                 perform metered._refuse_stale(array[metered._last_entry(c.scope)]);
             end if;
-            r.class := hashtextextended(c.limits::text, 0);
+            r.class := metered._class_of(c);
             r.turn := metered._turn(c.scope, r.priority, r.fair);
             update metered.parked_jobs x set scope = c.scope, amount = c.amount, class = r.class, turn = r.turn
             where x.job_id = r.job_id and x.lane = r.lane;
             perform metered._join_line(c.scope, c.key, '-infinity');
+            exit when joined = 64;
         else
+            locked := locked || c.scope;
             scope := c.scope;
             key := c.key;
             n := n + 1;

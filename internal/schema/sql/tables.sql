@@ -365,7 +365,7 @@ create table metered.parked_jobs (
     job_id    bigint      not null,     -- the id that it has or will have in river_job
     turn      bigint      not null,     -- its round in the line
     amount    bigint      not null,     -- the units that it needs of the scope
-    class     bigint      not null,     -- a hash of its limits of the scope
+    class     bigint      not null,     -- a hash of its limits of the scope, and its use
     parked_at timestamptz not null,     -- when it was parked
     drop_at   timestamptz,              -- when it is dropped, or null: never
     not_before timestamptz,             -- when its next attempt may start, or null: it waits for its first
