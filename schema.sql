@@ -8395,7 +8395,7 @@ begin
         end loop;
         -- A claim's unit is spent when the claim is confirmed, and only then. If it could be
         -- spent before, and the hold then ended otherwise, nobody could have the key, nor give
-        -- it back; Were it not spent, the key would be taken, and nothing given back would end
+        -- it back. Were it not spent, the key would be taken, and nothing given back would end
         -- that.
         select h.claim into own from metered.holds h where h.no = k.nos[1];
         if own is not null and not whole and terms.closing <> coalesce(units[array_position(scopes, own)] > 0, false) then

@@ -77,6 +77,7 @@ type Handler struct {
 	live   *live
 	reader *inspect.Reader
 	pages  map[string]shown // by path
+	walk   walk
 	wrong  *template.Template
 }
 

@@ -148,6 +148,10 @@ func (h *Handler) serveLive(w http.ResponseWriter, r *http.Request) {
 		h.sorry(w, r, errNoPage)
 		return
 	}
+	if name == "scope" && q.Get("scope") == "" || name == "hold" && q.Get("id") == "" {
+		h.sorry(w, r, errNoPage) // else it would fail at each reading
+		return
+	}
 	h.stream(w, r, q.Encode(), func(ctx context.Context) (message []byte, err error) {
 		defer func() {
 			if p := recover(); p != nil { // of Config.Limits: no server's handler is here to catch it

@@ -54,19 +54,7 @@ func (h *Handler) limitsOf(ctx context.Context, in *inspect.Reader, scope, typed
 }
 
 // window is the length of a window, as it is typed.
-func window(d time.Duration) string {
-	if d%day == 0 && d > 0 {
-		return fmt.Sprintf("%dd", d/day)
-	}
-	text := d.String()
-	if strings.HasSuffix(text, "m0s") {
-		text = strings.TrimSuffix(text, "0s")
-	}
-	if strings.HasSuffix(text, "h0m") {
-		text = strings.TrimSuffix(text, "0m")
-	}
-	return text
-}
+func window(d time.Duration) string { return inspect.DurationText(d) }
 
 // windowOf is a limit's window or period, as it is typed.
 func windowOf(l budget.Limit) string {
@@ -86,12 +74,15 @@ func limitText(l budget.Limit) string {
 	if l.Name != "" {
 		return printable(l.Name)
 	}
+	if l.Prepaid {
+		return inspect.LimitText(l)
+	}
 	return number(l.Max) + " / " + windowOf(l)
 }
 
 // limitSource is a limit as it is typed.
 func limitSource(l budget.Limit) string {
-	text := fmt.Sprintf("%d/%s", l.Max, windowOf(l))
+	text := inspect.LimitText(l)
 	switch {
 	case l.Name == "":
 		return text
@@ -125,7 +116,7 @@ func parseLimits(text string) (list []budget.Limit, err error) {
 				name, item = strings.TrimSpace(before), after
 			}
 		}
-		limit, err := parseLimit(strings.TrimSpace(item))
+		limit, err := inspect.ParseLimit(item)
 		if err != nil {
 			return nil, err
 		}
@@ -135,40 +126,4 @@ func parseLimits(text string) (list []budget.Limit, err error) {
 		}
 	}
 	return list, nil
-}
-
-// parseLimit reads units and a window or period: 1000/1h, 20000/30d, 500/lifetime, 0/credit, 9000/month@Europe/Berlin.
-func parseLimit(item string) (budget.Limit, error) {
-	units, length, found := strings.Cut(item, "/")
-	if !found {
-		return budget.Limit{}, fmt.Errorf("%q is not of the form units/window", item)
-	}
-	most, err := strconv.ParseInt(strings.TrimSpace(units), 10, 64)
-	if err != nil || most < 0 || most > bounds.MaxLimit {
-		return budget.Limit{}, fmt.Errorf("%q is not a number of units from 0 to 2^62", units)
-	}
-	length = strings.TrimSpace(length)
-	if period, ok, err := inspect.ParsePeriod(length); ok {
-		return budget.Limit{Max: most, Period: period}, err
-	}
-	switch length {
-	case "lifetime":
-		return budget.Lifetime(most), nil
-	case "credit":
-		return budget.Prepaid(most), nil
-	}
-	var w time.Duration
-	if days, ok := strings.CutSuffix(length, "d"); ok {
-		n, err := strconv.ParseUint(days, 10, 16)
-		if err != nil {
-			return budget.Limit{}, fmt.Errorf("%q is not a number of days", days)
-		}
-		w = time.Duration(n) * day
-	} else if w, err = time.ParseDuration(length); err != nil {
-		return budget.Limit{}, fmt.Errorf("%q is not a window such as 1h, 30d, lifetime or credit", length)
-	}
-	if w < time.Microsecond || w > bounds.MaxWindow || w%time.Microsecond != 0 {
-		return budget.Limit{}, fmt.Errorf("the window %q is not from 1µs to a century, in whole microseconds", length)
-	}
-	return budget.Limit{Max: most, Window: w}, nil
 }

@@ -1,15 +1,11 @@
 package console
 
 import (
-	"cmp"
 	"context"
-	"errors"
 	"net/url"
 	"slices"
 	"time"
 
-	"github.com/pgmetered/metered/budget"
-	"github.com/pgmetered/metered/internal/bounds"
 	"github.com/pgmetered/metered/internal/inspect"
 )
 
@@ -20,7 +16,7 @@ const (
 	hotShown      = 15
 	latestLooked  = 100 // operations whose latencies are looked at
 	latestShown   = 10
-	nearlyLooked  = 30 // scopes whose limits are looked at
+	nearlyLooked  = 30 // hot scopes whose limits are looked at each time
 	nearlyShown   = 8
 	linesShown    = 10
 	endingWithin  = 7 * 24 * time.Hour
@@ -37,76 +33,59 @@ type overview struct {
 	RateCut   bool // there may be more scopes than those in Hot
 	Latency   *latency
 	Latest    []inspect.Operation
-	Curve     *plotted // of the hottest scope with a limit that is known; nil for none
-	OfScope   string   // whose it is
-	Nearly    []nearly // limits of which little is left
-	LowCredit []nearly // and prepaid credit
+	Curve     *plotted       // of the hottest scope with a limit that is known; nil for none
+	OfScope   string         // whose it is
+	Nearly    []inspect.Room // limits of which little is left
+	LowCredit []inspect.Room // and prepaid credit
+	Wallets   []inspect.Room // those with the least credit
+	Looked    int            // scopes, of which the three above are so far; 0 if these are all
 	Ending    []inspect.Ending
 	Lines     []inspect.Line // of parked jobs
 }
 
-// nearly is a limit of a busy scope with little room left.
-type nearly struct {
-	Scope string
-	standing
-}
-
-// nearlyOut looks at the limits of scopes that the program knows, and returns those of which most is used, the fullest first:
-// those of wallets and other prepaid credit apart.
-func (h *Handler) nearlyOut(ctx context.Context, in *inspect.Reader, scopes []string) (limited, credit []nearly, err error) {
+// nearlyOut returns the limits of scopes of which less than a quarter is left, the fullest first: those of wallets and other prepaid credit
+// apart.
+func (h *Handler) nearlyOut(ctx context.Context, in *inspect.Reader, scopes []string) (limited, credit []inspect.Room, err error) {
 	if h.cfg.Limits == nil {
 		return nil, nil, nil
 	}
-	var found []nearly
-	for _, scope := range scopes {
-		limits := h.cfg.Limits(scope)
-		for _, l := range limits[:min(len(limits), bounds.MaxLimits)] {
-			found = append(found, nearly{scope, standing{ExplainedLimit: inspect.ExplainedLimit{Limit: l}}})
-		}
+	found, err := in.Rooms(ctx, scopes, h.cfg.Limits)
+	if err != nil {
+		return nil, nil, err
 	}
-	for batch := range slices.Chunk(found, bounds.MaxQueries) {
-		if err := usagesOf(ctx, in, batch); err != nil {
-			return nil, nil, err
-		}
-	}
-	slices.SortStableFunc(found, func(a, b nearly) int { return cmp.Compare(b.Share(), a.Share()) })
-	for _, n := range found {
+	slices.SortFunc(found, inspect.Fullest)
+	for _, room := range found {
 		switch {
-		case n.Purged || float64(n.Counts()) < n.Low():
-		case n.Limit.Prepaid:
-			credit = append(credit, n)
+		case !room.NearlyOut():
+		case room.Limit.Prepaid:
+			credit = append(credit, room)
 		default:
-			limited = append(limited, n)
+			limited = append(limited, room)
 		}
 	}
 	return limited[:min(nearlyShown, len(limited))], credit[:min(nearlyShown, len(credit))], nil
 }
 
-// usagesOf reads the usages of limits in one statement. If the usage of one is not known, it reads each apart.
-func usagesOf(ctx context.Context, in *inspect.Reader, list []nearly) error {
-	queries := make([]budget.Query, len(list))
-	for i, n := range list {
-		queries[i] = budget.Query{Scope: n.Scope, Window: n.Limit.Window, Period: n.Limit.Period}
+// room fills the lists of scopes with little room left, of all scopes.
+func (h *Handler) room(ctx context.Context, in *inspect.Reader, o *overview) error {
+	scopes, wallets, looked, err := h.walk.look(ctx, h, in)
+	if err != nil {
+		return err
 	}
-	usages, err := in.Usages(ctx, queries...)
-	if errors.Is(err, budget.ErrWindowPurged) && len(list) > 1 {
-		for i := range list {
-			if err := usagesOf(ctx, in, list[i:i+1]); err != nil {
-				return err
-			}
-		}
-		return nil
+	o.Looked = looked
+	if o.Nearly, o.LowCredit, err = h.nearlyOut(ctx, in, sorted(append(scopes, o.lookedAt()...))); err != nil {
+		return err
 	}
-	for i, u := range usages {
-		n := &list[i]
-		if n.Used, n.Held, n.Leased, n.Available = u.Used, u.Held, u.Leased, u.Available(n.Limit.Max); n.Limit.Prepaid {
-			n.credited = u.Credited
-		}
-	}
-	if errors.Is(err, budget.ErrWindowPurged) {
-		list[0].Purged, err = true, nil
-	}
+	o.Wallets, err = in.Rooms(ctx, sorted(wallets), inspect.Credit)
+	slices.SortFunc(o.Wallets, inspect.Least)
+	o.Wallets = o.Wallets[:min(nearlyShown, len(o.Wallets))]
 	return err
+}
+
+// sorted are the names, each once.
+func sorted(names []string) []string {
+	slices.Sort(names)
+	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == "" })
 }
 
 // lookedAt are the scopes whose limits the overview looks at: hot ones, and those that refused commands.
@@ -117,8 +96,7 @@ func (o overview) lookedAt() (names []string) {
 	for _, d := range o.Refusals.Refusals {
 		names = append(names, d.Scope)
 	}
-	slices.Sort(names)
-	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == "" })
+	return names
 }
 
 // latency is how long commands took, from the time that their ids carry until they were recorded. Those without a name
@@ -173,7 +151,7 @@ func (h *Handler) overview(ctx context.Context, in *inspect.Reader, _ url.Values
 	}
 	o.RateCut = len(o.Hot.Scopes) == hotLooked
 	o.Hottest = o.Hot.Scopes[:min(hotShown, len(o.Hot.Scopes))]
-	if o.Nearly, o.LowCredit, err = h.nearlyOut(ctx, in, o.lookedAt()); err != nil {
+	if err := h.room(ctx, in, &o); err != nil {
 		return page{}, err
 	}
 	if err := h.curve(ctx, in, &o); err != nil {

@@ -28,7 +28,7 @@ type scope struct {
 	D           inspect.ScopeDetail
 	Limits      limits
 	LimitsWrong string // the fault of the limits typed
-	Standings   []standing
+	Standings   []inspect.Room
 	Amount      string
 	Explained   *inspect.Explanation // nil without a question
 	Plots       []plotted
@@ -48,28 +48,6 @@ func (s scope) LotsLeft() []wallet.Lot {
 	}
 	return s.D.Wallet.Lots[:min(lotsShown, len(s.D.Wallet.Lots))]
 }
-
-// standing is a limit with its use. The whole of prepaid credit is the credit and the limit.
-type standing struct {
-	inspect.ExplainedLimit
-	credited int64 // of a limit on prepaid credit
-}
-
-// Of is the number of units in all.
-func (s standing) Of() int64 { return s.Limit.Max + s.credited }
-
-// Gone is the number of units that were used of these.
-func (s standing) Gone() int64 { return s.Used + s.credited }
-
-// Counts is the number of units that are used, held or leased.
-func (s standing) Counts() int64 { return s.Gone() + s.Held + s.Leased }
-
-// Share is the part of the whole that counts, 1 where nothing is left.
-func (s standing) Share() float64 { return float64(s.Counts()) / max(1, float64(s.Of())) }
-
-// Low and High are from where on the room gets scarce, and nearly ends.
-func (s standing) Low() float64  { return float64(s.Of()) * 0.75 }
-func (s standing) High() float64 { return float64(s.Of()) * 0.95 }
 
 // scope shows a scope. A viewer's input stays in the address, so that the page can be sent to somebody.
 func (h *Handler) scope(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
@@ -123,9 +101,9 @@ func (s *scope) explain(ctx context.Context, in *inspect.Reader) error {
 		return err
 	}
 	for _, l := range e.Limits {
-		stands := standing{ExplainedLimit: l}
+		stands := inspect.Room{Scope: s.Name, ExplainedLimit: l}
 		if l.Limit.Prepaid {
-			stands.credited = s.D.Credited
+			stands.Credited = s.D.Credited
 		}
 		s.Standings = append(s.Standings, stands)
 	}

@@ -42,7 +42,7 @@ func (b *Book) Balance(ctx context.Context, db budget.Querier, wallet string) (B
 	if err := cmp.Or(b.made(), notNil("db", db), checkWallet("wallet", wallet)); err != nil {
 		return Balance{}, err
 	}
-	r := Balance{Wallet: wallet}
+	r := Balance{Wallet: wallet, Lots: []Lot{}}
 	var lots []byte
 	if err := db.QueryRow(ctx, b.sql.balance, wallet).Scan(&r.Now, &r.Seq, &r.Units, &r.Held, &lots); err != nil {
 		return Balance{}, failed("balance", err)

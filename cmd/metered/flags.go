@@ -1,9 +1,7 @@
 package main
 
 import (
-	"cmp"
 	"fmt"
-	"strconv"
 	"strings"
 	"time"
 
@@ -17,30 +15,9 @@ type days time.Duration
 func (d *days) String() string { return lasting(time.Duration(*d)) }
 func (d *days) Type() string   { return "duration" }
 func (d *days) Set(text string) error {
-	parsed, err := parseDuration(text)
+	parsed, err := inspect.ParseDuration(text)
 	*d = days(parsed)
 	return err
-}
-
-// parseDuration parses 90s, 36h, 30d and 1d12h.
-func parseDuration(text string) (time.Duration, error) {
-	var whole time.Duration
-	rest := text
-	if n, after, ok := strings.Cut(text, "d"); ok {
-		count, err := strconv.ParseUint(n, 10, 16)
-		if err != nil {
-			return 0, fmt.Errorf("%q is not a duration such as 90s, 36h or 30d", text)
-		}
-		whole, rest = time.Duration(count)*24*time.Hour, after
-		if rest == "" {
-			return whole, nil
-		}
-	}
-	d, err := time.ParseDuration(rest)
-	if err != nil || d < 0 {
-		return 0, fmt.Errorf("%q is not a duration such as 90s, 36h or 30d", text)
-	}
-	return whole + d, nil
 }
 
 // moment is a flag of a time.
@@ -68,7 +45,7 @@ func parseTime(text string, in *time.Location) (time.Time, error) {
 	return time.Time{}, fmt.Errorf("%q is not a time such as 2026-11-23 or 2026-11-23T20:15:00Z", text)
 }
 
-const limitsHelp = "a limit: 1000/1h, 20/lifetime, 9000/month@Europe/Berlin, prepaid, credit/50 or, with its name, hourly=1000/1h"
+const limitsHelp = "a limit: " + inspect.LimitForms + ", or, with its name, hourly=1000/1h"
 
 // limits is a flag of limits.
 type limits []budget.Limit
@@ -111,37 +88,14 @@ func (l scopeLimits) of(scope string) (list []budget.Limit) {
 	return list
 }
 
-func parseLimit(text string) (limit budget.Limit, err error) {
-	rule := text
-	var name string
-	if before, after, ok := strings.Cut(text, "="); ok {
-		name, rule = before, after
+func parseLimit(text string) (budget.Limit, error) {
+	name, rule, named := strings.Cut(text, "=")
+	if !named {
+		name, rule = "", text
 	}
-	units, window, _ := strings.Cut(rule, "/")
-	number := func(text string) int64 {
-		n, failed := strconv.ParseInt(text, 10, 64)
-		if failed != nil || n < 0 {
-			err = fmt.Errorf("%q: want %s", text, limitsHelp)
-		}
-		return n
+	limit, err := inspect.ParseLimit(rule)
+	if err != nil {
+		return budget.Limit{}, fmt.Errorf("%q: %w: want %s", text, err, limitsHelp)
 	}
-	switch {
-	case rule == "prepaid":
-		limit = budget.Prepaid(0)
-	case units == "credit":
-		limit = budget.Prepaid(number(window))
-	case window == "lifetime":
-		limit = budget.Lifetime(number(units))
-	default:
-		if period, ok, bad := inspect.ParsePeriod(window); ok {
-			limit = budget.Limit{Max: number(units), Period: period}
-			return limit.Named(name), cmp.Or(err, bad)
-		}
-		d, bad := parseDuration(window)
-		if bad != nil || d == 0 {
-			return budget.Limit{}, fmt.Errorf("%q: want %s", text, limitsHelp)
-		}
-		limit = budget.PerWindow(number(units), d)
-	}
-	return limit.Named(name), err
+	return limit.Named(name), nil
 }

@@ -39,7 +39,7 @@ func TestVerify_FindsDifferencesAndGoesOnWhereItStopped(t *testing.T) {
 	require.NoFileExists(t, file)
 
 	require.Equal(t, 9.0, l.object("verify", "--after", "scope 90")["scopes"])
-	require.Contains(t, l.exits(exitDifferences, "verify", "--scope", "scope 7").out, "1 entries of 1 scopes, 1 differences.")
+	require.Contains(t, l.exits(exitDifferences, "verify", "--scope", "scope 7").out, "1 entry of 1 scope, 1 difference.")
 	l.ok("verify", "--scope", "scope 8")
 
 	require.NoError(t, os.WriteFile(file, []byte(`{"schema":"other"}`), 0o600))

@@ -229,7 +229,7 @@ func (a *app) migrateUp(ctx context.Context, pool *pgxpool.Pool, opts metered.Mi
 		fmt.Fprintf(a.out, "Schema %s is of version %d: nothing to upgrade.\n", a.schema, r.To)
 	}
 	for _, d := range r.Repaired {
-		fmt.Fprintf(a.out, "Repaired: %s\n", d)
+		fmt.Fprintf(a.out, "Repaired: %s %s\n", d.Object, d.Problem)
 	}
 	for _, d := range r.Dropped {
 		fmt.Fprintf(a.out, "Dropped: %s\n", d)

@@ -76,8 +76,9 @@ func instant(t time.Time) string {
 func lasting(d time.Duration) string {
 	whole := ""
 	if d >= 48*time.Hour {
+		d = d.Round(time.Hour) // before the days are counted: 23h50m more are a day
 		whole = fmt.Sprintf("%dd", d/(24*time.Hour))
-		if d = (d % (24 * time.Hour)).Round(time.Hour); d == 0 {
+		if d %= 24 * time.Hour; d == 0 {
 			return whole
 		}
 	}

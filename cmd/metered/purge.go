@@ -121,7 +121,7 @@ func purgeLedger(ctx context.Context, a *app, pool *pgxpool.Pool, o purgeOptions
 	r, err := ledger.Purge(ctx, pool, budget.PurgeOptions{OlderThan: o.olderThan, DryRun: o.dry,
 		Progress: func(r budget.PurgeReport) { o.progress(r.Entries) }})
 	if err == nil && r.Busy > 0 {
-		fmt.Fprintf(a.err, "%d scopes were busy, and are left for the next purge\n", r.Busy)
+		fmt.Fprintf(a.err, "%s left for the next purge\n", plural(r.Busy, "scope was busy, and is", "scopes were busy, and are"))
 	}
 	return r.Entries, err
 }

@@ -82,7 +82,7 @@ func (a *app) repair(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Led
 			return err
 		}
 		now := ahead[0].At.Add(-ahead[0].Ahead)
-		if !a.confirm(ctx, fmt.Sprintf("The database's clock says %s. Repair these %d scopes?", instant(now), len(ahead))) {
+		if !a.confirm(ctx, fmt.Sprintf("The database's clock says %s. Repair %s?", instant(now), these(len(ahead)))) {
 			return errRefused
 		}
 	}
@@ -136,4 +136,11 @@ func (a *app) confirm(ctx context.Context, question string) bool {
 		fmt.Fprintln(a.err)
 		return false
 	}
+}
+
+func these(n int) string {
+	if n == 1 {
+		return "this scope"
+	}
+	return fmt.Sprintf("these %d scopes", n)
 }

@@ -90,7 +90,7 @@ func parseWindow(text string) (time.Duration, error) {
 	if strings.EqualFold(text, "lifetime") {
 		return 0, nil
 	}
-	d, err := parseDuration(text)
+	d, err := inspect.ParseDuration(text)
 	if err == nil && d == 0 {
 		err = fmt.Errorf("%q is not a window: want lifetime, or a duration such as 1h or 30d", text)
 	}

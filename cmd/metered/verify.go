@@ -131,7 +131,8 @@ func (a *app) verified(r budget.VerifyReport, stopped bool, file string) error {
 	if err := t.flush(); err != nil {
 		return err
 	}
-	fmt.Fprintf(a.out, "%d entries of %d scopes, %d differences.\n", r.Entries, r.Scopes, len(r.Differences))
+	fmt.Fprintf(a.out, "%s of %s, %s.\n", plural(int(r.Entries), "entry", "entries"), plural(int(r.Scopes), "scope", "scopes"),
+		plural(len(r.Differences), "difference", "differences"))
 	switch {
 	case stopped && file != "":
 		fmt.Fprintf(a.out, "It stopped. Go on with: metered verify --checkpoint %s\n", shellWord(file))

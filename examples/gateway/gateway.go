@@ -19,6 +19,8 @@ import (
 type config struct {
 	model string        // the address of the model's server
 	ttl   time.Duration // how long a request that nobody renews keeps its hold
+
+	seeded bool // the database has the organisation of seedSQL
 }
 
 // gateway is one process of the application.

@@ -39,6 +39,7 @@ func main() {
 				return err
 			}
 		}
+		cfg.seeded = *database == ""
 		return run(ctx, *listen, db.Pool, cfg)
 	})
 }
@@ -63,6 +64,10 @@ func run(ctx context.Context, listen string, pool *pgxpool.Pool, cfg config) (er
 	base, closed, err := examplehttp.Serve(ctx, listen, server)
 	if err != nil {
 		return err
+	}
+	if !cfg.seeded {
+		fmt.Printf("%s has the organisations and keys of its database: accounts.go says how to make some\n", base)
+		return <-closed
 	}
 	fmt.Printf(`curl -i %[1]s/v1/credit -H 'Authorization: Bearer admin-of-acme' -d '{"id": "payment-1", "amount": 5000000}'
 curl -N %[1]s/v1/chat/completions -H 'Authorization: Bearer key-of-ann' -d '{"model": "small", "messages": [{"role": "user", "content": "How is a stream metered?"}]}'

@@ -2,7 +2,8 @@
 //
 //	DATABASE_URL=postgres://… go run ./examples/hello
 //
-// It makes the schema metered and the table notes in that database, and leaves them there.
+// It makes the schema metered and the table notes in that database, and leaves them there. So at a second run request-1 is replayed from
+// the first line on: the id runs once, whoever asks.
 package main
 
 import (

@@ -170,7 +170,7 @@ func (r *Reader) Lots(ctx context.Context, scope, after string, limit int) (LotL
 	if err != nil {
 		return LotList{}, failed("lots", err)
 	}
-	list := LotList{Lots: lots}
+	list := LotList{Lots: append([]Lot{}, lots...)}
 	if len(lots) == limit {
 		list.Next = strconv.FormatInt(lots[limit-1].No, 10)
 	}
