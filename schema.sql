@@ -938,7 +938,7 @@ $$;
 create function metered._lock_key(space bytea, name bytea) returns bigint
 language sql stable
 as $$
-    select ('x' || encode(substr(sha256(space || '\x00'::bytea || name), 1, 8), 'hex'))::bit(64)::bigint
+    select ('x' || encode(substr(sha256(space || decode('00', 'hex') || name), 1, 8), 'hex'))::bit(64)::bigint
 $$;
 
 create function metered._scope_key(of_scope text) returns bigint
@@ -951,7 +951,7 @@ $$;
 create function metered._key_fits(key bigint, of_scope text) returns boolean
 language sql stable
 as $$
-    select int8send(key) = substr(sha256('metered/scope/metered'::bytea || '\x00'::bytea || convert_to(of_scope, 'UTF8')), 1, 8)
+    select int8send(key) = substr(sha256('metered/scope/metered'::bytea || decode('00', 'hex') || convert_to(of_scope, 'UTF8')), 1, 8)
 $$;
 
 -- Whether an origin is within its bounds. Inlined wherever it stands.
@@ -1094,7 +1094,7 @@ begin
         or wait_ms > 3600000 then
         raise exception 'out of bounds: an argument of enter_tenant' using errcode = '22023';
     end if;
-    if int8send(key) is distinct from substr(sha256('metered/tenant/metered'::bytea || '\x00'::bytea || convert_to(of_tenant, 'UTF8')), 1, 8) then
+    if int8send(key) is distinct from substr(sha256('metered/tenant/metered'::bytea || decode('00', 'hex') || convert_to(of_tenant, 'UTF8')), 1, 8) then
         perform metered._require(false, 'key');
     end if;
     if not metered._try_lock_shared(key) then
@@ -7994,7 +7994,7 @@ begin
     end if;
     if hold.chosen or hold.claim is not null then
         unused := metered._lock_place(charges, case when hold.chosen then coalesce(hold.key, metered._lock_key('metered/hold/metered',
-            convert_to(hold.tenant, 'UTF8') || '\x00'::bytea || convert_to(hold.id, 'UTF8'))) end, wait_ms);
+            convert_to(hold.tenant, 'UTF8') || decode('00', 'hex') || convert_to(hold.id, 'UTF8'))) end, wait_ms);
         clk := metered.clock();     -- else _write_charges does both
         was := metered._placed_before(hold, clk, wait_ms);
         status := was.status;
@@ -9306,7 +9306,7 @@ create function metered._wake_releasers() returns void
 language plpgsql volatile
 as $$
 begin
-    if not metered._sharded() or current_setting('application_name') not like 'citus\_internal%' then
+    if not metered._sharded() or not starts_with(current_setting('application_name'), 'citus_internal') then
         perform pg_notify(metered._parked_channel(), '');
     end if;
 end

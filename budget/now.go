@@ -53,12 +53,18 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 // ErrCommitUnknown.
 func (l *Ledger) alone(ctx context.Context, pool *pgxpool.Pool, run func(db Querier, telling bool) ([]Crossing, error)) error {
 	return ledger.Silently(func(telling bool) error {
-		if !telling {
+		pins := ledger.Textual(pool)
+		if !telling && !pins {
 			return l.silent(ctx, pool, func(conn *pgx.Conn) error { _, err := run(ledger.Whole{Conn: conn}, false); return err })
 		}
 		return l.told(ctx, pool, func(tx pgx.Tx) error {
-			crossed, err := run(tx, true)
-			if err == nil {
+			if pins {
+				if _, err := tx.Exec(ctx, ledger.PinSQL); err != nil {
+					return err
+				}
+			}
+			crossed, err := run(tx, telling)
+			if err == nil && telling {
 				err = l.tellCrossings(ctx, tx, crossed)
 			}
 			return err

@@ -3,6 +3,7 @@ package integration_test
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 	"testing"
 
@@ -28,9 +29,14 @@ type way struct {
 	works  []string          // if not empty, all calls but these fail, since Postgres refuses the role
 }
 
-func inMode(mode pgx.QueryExecMode) way {
+func inMode(mode pgx.QueryExecMode, settings ...map[string]string) way {
 	return way{open: func(t *testing.T, owner *pgxpool.Pool) *pgxpool.Pool {
-		return pgtest.Reopen(t, owner, func(c *pgxpool.Config) { c.ConnConfig.DefaultQueryExecMode = mode })
+		return pgtest.Reopen(t, owner, func(c *pgxpool.Config) {
+			c.ConnConfig.DefaultQueryExecMode = mode
+			for _, all := range settings {
+				maps.Copy(c.ConnConfig.RuntimeParams, all)
+			}
+		})
 	}}
 }
 
@@ -73,8 +79,24 @@ func ways() map[string]way {
 	}
 	for _, mode := range modes {
 		all["in mode "+mode.String()] = inMode(mode)
+		for name, settings := range unusual {
+			if mode == pgx.QueryExecModeExec || mode == pgx.QueryExecModeSimpleProtocol {
+				continue // text: docs/pgbouncer.md says what a pool needs then, and TestDo_IsAnsweredUnderAnySetting what works without
+			}
+			all["in mode "+mode.String()+", "+name] = inMode(mode, settings)
+		}
 	}
 	return all
+}
+
+// unusual are settings that a server, a database or a role may have.
+var unusual = map[string]map[string]string{
+	"German dates": {
+		"DateStyle": "German", "IntervalStyle": "sql_standard", "TimeZone": "Asia/Kolkata", "bytea_output": "escape", "extra_float_digits": "-15",
+	},
+	"Postgres dates, no null in an array": {"DateStyle": "Postgres, MDY", "IntervalStyle": "postgres_verbose", "TimeZone": "America/St_Johns", "array_nulls": "off"},
+	"SQL dates, backslashes in strings": {"DateStyle": "SQL, DMY", "IntervalStyle": "iso_8601", "standard_conforming_strings": "off", "backslash_quote": "off",
+		"escape_string_warning": "off"},
 }
 
 // Each public call works each way: in each mode of pgx, through database/sql, as the role of an application with row-level security on a table of

@@ -190,7 +190,7 @@ with asked as materialized (`
 	select pg_catalog.pg_notify(pg_catalog.concat(coalesce(nullif($1::text, ''), pg_catalog.current_schema()), '.river_insert'),
 		pg_catalog.json_build_object('queue', q.queue)::text)::text
 	from (select distinct a.job operator(pg_catalog.->>) 'queue' as queue, 'application_name' as by from asked a where pg_catalog.jsonb_typeof(a.job) = 'object') q
-	where pg_catalog.current_setting(q.by) not like 'citus\_internal%' -- another node may prepare it, which a NOTIFY forbids
+	where not pg_catalog.starts_with(pg_catalog.current_setting(q.by), 'citus_internal') -- another node may prepare it, which a NOTIFY forbids
 )`
 
 	answeredSQL = `

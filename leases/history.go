@@ -39,10 +39,11 @@ type Lease struct {
 	LastSeq   int64     `json:"settled_seq,omitempty"` // the last entry of its settlement
 }
 
+// Times are JSON: as text they would be in the session's DateStyle.
 const historySQL = `
 select l.no, l.scope, case l.mode when 's' then 'rows' when 'm' then 'memory' when 'c' then 'carved' when 'r' then 'away' else 'received' end, l.owner, coalesce(l.child, ''), l.granted,
     coalesce(l.spent, (select pg_catalog.sum(s.amount) from metered.lease_spends s where s.lease = l.no), 0)::bigint,
-    l.opened_at, l.ends_at, l.settled_at, coalesce(l.settled_by, ''), l.opened_seq, coalesce(l.settled_seq, 0)
+    pg_catalog.to_json(l.opened_at), pg_catalog.to_json(l.ends_at), pg_catalog.to_json(l.settled_at), coalesce(l.settled_by, ''), l.opened_seq, coalesce(l.settled_seq, 0)
 from metered.leases l where l.scope = $1 and l.no < $2 order by l.no desc limit $3`
 
 // History yields the leases of a scope, newest first.
@@ -75,7 +76,7 @@ type Spend struct {
 }
 
 const spendsSQL = `
-select s.lease, s.at_offset, s.amount, s.at, coalesce(s.operation_tenant, ''), coalesce(s.operation, ''),
+select s.lease, s.at_offset, s.amount, pg_catalog.to_json(s.at), coalesce(s.operation_tenant, ''), coalesce(s.operation, ''),
     coalesce(s.note ->> 'actor'::text, ''), coalesce(s.note ->> 'tenant'::text, ''), coalesce(s.note ->> 'correlation'::text, ''), coalesce(s.note ->> 'reason'::text, ''), coalesce(s.note ->> 'use'::text, '')
 from metered.lease_spends s where s.lease = $1 and s.at_offset > $2 order by s.at_offset limit $3`
 

@@ -40,6 +40,7 @@ type Engine struct {
 	sql    statements
 	places chan struct{} // one for each attempt of an operation with a First
 	turns  *turns
+	pins   bool // transactions begin with ledger.PinSQL
 }
 
 type statements struct{ begin, complete, finish, lockAll string }
@@ -50,7 +51,7 @@ func New(pool *pgxpool.Pool, cfg Config) *Engine {
 	if cfg.Usable == nil {
 		cfg.Usable = func(context.Context, schema.DB) error { return nil }
 	}
-	return &Engine{pool: pool, cfg: cfg, places: places(pool), turns: newTurns(), sql: statements{
+	return &Engine{pool: pool, cfg: cfg, places: places(pool), turns: newTurns(), pins: ledger.Textual(pool), sql: statements{
 		begin: n.SQL(beginSQL), complete: n.SQL(completeSQL), finish: n.SQL(finishSQL), lockAll: n.SQL(ledger.LockAllSQL),
 	}}
 }
@@ -280,7 +281,7 @@ func (e *Engine) attemptOwn(ctx context.Context, op *Operation, firstDone *bool)
 	defer conn.Release()
 	a := attempt{err: e.cfg.Usable(ctx, conn)}
 	if a.err == nil {
-		a = e.attempt(ctx, op, &owned{conn: conn, op: op}, firstDone)
+		a = e.attempt(ctx, op, &owned{conn: conn, op: op, pins: e.pins}, firstDone)
 	}
 	a.judge(ctx, conn)
 	commit.Leave(ctx, conn.Conn(), a.err)
@@ -325,6 +326,9 @@ func (e *Engine) Begin(ctx context.Context, opts pgx.TxOptions) (*pgxpool.Conn, 
 			return nil, nil, fmt.Errorf("metered: connect: %w", err)
 		}
 		tx, err := conn.BeginTx(ctx, opts)
+		if err == nil && e.pins {
+			_, err = tx.Exec(ctx, ledger.PinSQL)
+		}
 		if err == nil {
 			return conn, tx, nil
 		}

@@ -33,7 +33,7 @@ func (e *Engine) once(ctx context.Context, op *Operation, step Step) (a attempt)
 		return attempt{err: fmt.Errorf("metered: connect: %w", err)}
 	}
 	defer conn.Release()
-	o := &owned{conn: conn, op: op}
+	o := &owned{conn: conn, op: op, pins: e.pins}
 	defer o.undo(ctx)
 	if a.err = e.cfg.Usable(ctx, conn); a.err == nil {
 		a.unknown, a.err = e.step(ctx, o, op, step, &a.begun)

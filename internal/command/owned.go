@@ -22,6 +22,7 @@ import (
 type owned struct {
 	conn *pgxpool.Conn
 	op   *Operation
+	pins bool // the transaction begins with ledger.PinSQL
 	bare pgx.Tx
 	tag  pgconn.CommandTag // of COMMIT
 	lsn  replica.LSN
@@ -30,6 +31,9 @@ type owned struct {
 func (o *owned) first(f *flush) {
 	f.batch.BeginTx(pgx.TxOptions{IsoLevel: o.op.Isolation})
 	f.reads = append(f.reads, func(r pgx.BatchResults) error { _, err := r.Exec(); return err })
+	if o.pins {
+		f.exec(ledger.PinSQL)
+	}
 }
 
 func (o *owned) send(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {

@@ -247,7 +247,7 @@ func (h HoldIDs) String() string {
 			issued += ","
 		}
 		if t == nil {
-			issued += "null"
+			issued += "infinity" // never retired, as null: with array_nulls off that is a text
 		} else {
 			issued += `"` + timestamp(*t) + `"`
 		}

@@ -72,7 +72,7 @@ declare
     before text;
     c      record;
 begin
-    if int8send(key) is distinct from substr(sha256('metered/tenant/metered'::bytea || '\x00'::bytea || convert_to(of_tenant, 'UTF8')), 1, 8) then
+    if int8send(key) is distinct from substr(sha256('metered/tenant/metered'::bytea || decode('00', 'hex') || convert_to(of_tenant, 'UTF8')), 1, 8) then
         perform metered._require(false, 'key');
     end if;
     if not metered._try_lock_shared(key) then

@@ -252,7 +252,7 @@ begin
     end if;
     if hold.chosen or hold.claim is not null then
         unused := metered._lock_place(charges, case when hold.chosen then coalesce(hold.key, metered._lock_key('metered/hold/metered',
-            convert_to(hold.tenant, 'UTF8') || '\x00'::bytea || convert_to(hold.id, 'UTF8'))) end, wait_ms);
+            convert_to(hold.tenant, 'UTF8') || decode('00', 'hex') || convert_to(hold.id, 'UTF8'))) end, wait_ms);
         clk := metered.clock();     -- else _write_charges does both
         was := metered._placed_before(hold, clk, wait_ms);
         status := was.status;

@@ -150,7 +150,7 @@ $$;
 create function metered._lock_key(space bytea, name bytea) returns bigint
 language sql stable
 as $$
-    select ('x' || encode(substr(sha256(space || '\x00'::bytea || name), 1, 8), 'hex'))::bit(64)::bigint
+    select ('x' || encode(substr(sha256(space || decode('00', 'hex') || name), 1, 8), 'hex'))::bit(64)::bigint
 $$;
 
 create function metered._scope_key(of_scope text) returns bigint
@@ -163,7 +163,7 @@ $$;
 create function metered._key_fits(key bigint, of_scope text) returns boolean
 language sql stable
 as $$
-    select int8send(key) = substr(sha256('metered/scope/metered'::bytea || '\x00'::bytea || convert_to(of_scope, 'UTF8')), 1, 8)
+    select int8send(key) = substr(sha256('metered/scope/metered'::bytea || decode('00', 'hex') || convert_to(of_scope, 'UTF8')), 1, 8)
 $$;
 
 -- Whether an origin is within its bounds. Inlined wherever it stands.

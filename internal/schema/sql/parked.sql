@@ -15,7 +15,7 @@ create function metered._wake_releasers() returns void
 language plpgsql volatile
 as $$
 begin
-    if not metered._sharded() or current_setting('application_name') not like 'citus\_internal%' then
+    if not metered._sharded() or not starts_with(current_setting('application_name'), 'citus_internal') then
         perform pg_notify(metered._parked_channel(), '');
     end if;
 end
