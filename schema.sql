@@ -634,6 +634,15 @@ create table metered.lot_holds (
 -- Overdrafts.
 create index lot_holds_overdrawn on metered.lot_holds (scope, seq) where lot = 0;
 
+-- Overdraft that was drawn for uses, and that no lot has paid: a lot that pays for the use repays it. The rest of a wallet's
+-- overdraft was drawn for no use.
+create table metered.lot_debts (
+    amount bigint not null,             -- spent units, 1 or more
+    scope  text collate "C" not null,   -- the wallet
+    use    text collate "C" not null,   -- the use in the note of the draw, or of the hold that was captured
+    primary key (scope, use)
+);
+
 -- Every transition, written with it.
 create table metered.hold_events (
     hold      bigint      not null,     -- holds.no
@@ -1812,7 +1821,7 @@ begin
     select coalesce(y.version, 0) + 1 as version, y.rest, y.drawn, y.held, y.kept, y.open or y.keeps as more into l from metered.lots y where y.no = of_lot and of_lot > 0;
     insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
     values (of_scope, at_seq, nth, of_lot, as_kind, units, l.version, l.rest + _move_lot.rest,
-        l.drawn + case as_kind when 'u' then units when 'g' then -units else 0 end, l.held - case when as_kind in ('u', 'f') then units else 0 end, l.kept + _move_lot.kept);
+        l.drawn + case when as_kind in ('u', 'p') then units when as_kind = 'g' then -units else 0 end, l.held - case when as_kind in ('u', 'f') then units else 0 end, l.kept + _move_lot.kept);
     more := l.rest + rest + l.kept + kept > 0;
     if l.more <> more or as_kind in ('e', 'v', 'o') then
         update metered.lot_rows y set open = more and (y.plan).uses is null, keeps = more and (y.plan).uses is not null,
@@ -2005,6 +2014,9 @@ begin
     if before is null and covered < units and held_by is null then
         perform metered._owe(of_scope, units - covered);
     end if;
+    if covered < units and held_by is null then
+        perform metered._owe_use(of_scope, at_seq, units - covered);
+    end if;
     if covered < units then
         insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, at_seq, got.nth, 0, as_kind, units - covered);
         if held_by is not null then
@@ -2097,6 +2109,7 @@ begin
     if metered._lags(entry) and got.taken > 0 then
         perform metered._owe(entry.scope, -got.taken);
     end if;
+    perform metered._debt_paid(entry.scope, got.taken, spent, null);
     if got.taken < spent or spent = overdrawn then
         return;
     end if;
@@ -2159,6 +2172,111 @@ begin
     tip.operation_tenant := null;
     tip.operation := null;
     tip.note := (metered._by_system()).note;
+    return tip;
+end
+$$;
+
+-- Overdraft by use: a lot that pays for some uses repays what was drawn for them, from its own units, when these come: at its
+-- beginning, from a hold, by a refund or a reinstatement. A lot for anything pays what was drawn for no use first.
+
+-- Notes spent units that no lot covers, if the entry of_seq says what they were for: a charge, or the one that held them.
+create function metered._owe_use(of_scope text, of_seq bigint, units bigint) returns void
+language plpgsql volatile
+as $$
+declare
+    of_use text := (select e.note ->> 'use' from metered.ledger e where e.scope = of_scope and e.seq = of_seq);
+begin
+    if of_use is not null and units > 0 then
+        insert into metered.lot_debts as d (scope, use, amount) values (of_scope, of_use, units)
+        on conflict (scope, use) do update set amount = d.amount + excluded.amount;
+    end if;
+end
+$$;
+
+-- Lowers overdraft that was drawn for uses by so many units, in the order of the uses: of all, or only of some.
+create function metered._lower_debts(of_scope text, units bigint, for_uses text[]) returns void
+language plpgsql volatile
+as $$
+declare
+    d metered.lot_debts;
+begin
+    for d in select y.* from metered.lot_debts y where y.scope = of_scope and (for_uses is null or y.use = any (for_uses)) order by y.use loop
+        exit when units <= 0;
+        if d.amount <= units then
+            delete from metered.lot_debts y where y.scope = of_scope and y.use = d.use;
+        else
+            update metered.lot_debts y set amount = y.amount - units where y.scope = of_scope and y.use = d.use;
+        end if;
+        units := units - d.amount;
+    end loop;
+end
+$$;
+
+-- Notes that so many of the spent units were paid for, or refunded, of all that were overdrawn: first of those for the use first_use, then of those
+-- for no use, and then of others.
+create function metered._debt_paid(of_scope text, units bigint, spent bigint, first_use text) returns void
+language plpgsql volatile
+as $$
+declare
+    named bigint := (select coalesce(sum(y.amount), 0) from metered.lot_debts y where y.scope = of_scope);
+    own   bigint;
+begin
+    if named = 0 then
+        return;
+    end if;
+    own := least(units, coalesce((select y.amount from metered.lot_debts y where y.scope = of_scope and y.use = first_use), 0));
+    perform metered._lower_debts(of_scope, own, array[first_use]);
+    perform metered._lower_debts(of_scope, units - own - (spent - named), null);
+end
+$$;
+
+-- A lot whose units have come pays overdraft that was drawn for its uses. Appends the entry after tip, and returns it.
+create function metered._pay_debts(tip metered.ledger, of_lot bigint) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    l     metered.lots;
+    e     metered.ledger;
+    units bigint;
+begin
+    if not exists (select from metered.lot_debts y where y.scope = tip.scope) then
+        return tip;
+    end if;
+    l := metered._find_lot(tip.scope, of_lot, null);
+    units := least(l.kept, (select coalesce(sum(y.amount), 0) from metered.lot_debts y
+        where y.scope = tip.scope and y.use = any ((l.plan).uses)));
+    if (units > 0 and l.expires_at > tip.at) is not true then
+        return tip;
+    end if;
+    e := metered._own_entry(tip, tip.at);
+    e.seq := tip.seq + 1;
+    e.kind := 'd';
+    e.amount := units;
+    e.credited := tip.credited + units;
+    if e.crossed is not null then
+        e.crossed := metered._rearmed(e);
+    end if;
+    perform metered._append(e);
+    perform metered._move_lot(e.scope, e.seq, 1, of_lot, 'a', units, units, -units);
+    perform metered._move_lot(e.scope, e.seq, 2, of_lot, 'p', units, -units, 0);
+    perform metered._lower_debts(e.scope, units, (l.plan).uses);
+    if metered._lags(e) then
+        perform metered._owe(e.scope, -units);
+    end if;
+    return e;
+end
+$$;
+
+-- The same for several lots, in the order of their numbers.
+create function metered._pay_all_debts(tip metered.ledger, nos bigint[]) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    of_lot bigint;
+begin
+    for of_lot in select distinct n from unnest(nos) n order by n loop
+        tip := metered._pay_debts(tip, of_lot);
+    end loop;
     return tip;
 end
 $$;
@@ -2270,7 +2388,7 @@ begin
         perform metered._pay_back(e, debt, 2);
     end if;
     perform metered._renew_lot(l, e.seq);
-    return e;
+    return metered._pay_debts(e, l.no);
 end
 $$;
 
@@ -2574,6 +2692,34 @@ begin
 end
 $$;
 
+-- Overdraft by use, with so many units more for one use, or for none.
+create function metered._with_debt(debts metered.lot_debts[], of_use text, units bigint) returns metered.lot_debts[]
+language plpgsql immutable
+as $$
+begin
+    return array(select row(sum(y.amount)::bigint, '', y.use)::metered.lot_debts
+        from (select x.amount, x.use from unnest(debts) x union all select units, of_use where of_use is not null and units > 0) y
+        group by y.use order by y.use);
+end
+$$;
+
+-- Overdraft by use, less so many units, in the order of the uses: of all, or only of some.
+create function metered._without_debt(debts metered.lot_debts[], units bigint, for_uses text[]) returns metered.lot_debts[]
+language plpgsql immutable
+as $$
+declare
+    part bigint;
+begin
+    for n in 1..cardinality(debts) loop
+        continue when debts[n].use <> all (for_uses);
+        part := greatest(0, least(units, debts[n].amount));
+        debts[n].amount := debts[n].amount - part;
+        units := units - part;
+    end loop;
+    return debts;
+end
+$$;
+
 -- The lots of a wallet after all that is due, as settle would write it: those of which due holds keep units, those that begin, those on whose end others
 -- depend, and those into which one of these rolls over. lapsed is how many units lapsed, less those that began, and debt by how many units the wallet is still
 -- overdrawn.
@@ -2587,6 +2733,8 @@ declare
     starts      metered.lots[] := '{}';     -- that begin
     begun       boolean;                    -- some have
     spent       bigint := 0;                -- of debt
+    debts       metered.lot_debts[] := '{}'; -- the part of spent that was drawn for uses
+    came        int[];                      -- places in lots whose units have come in this step
     at          timestamptz := tip.at;
     child       metered.lots;
     nos         bigint[] := '{}';           -- of the due holds, in their order, with their times, entries and minima
@@ -2649,8 +2797,10 @@ begin
         of_holds := of_holds || array(select row(o.*)::metered.lot_holds from metered.lot_holds o
             where debt > 0 and o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(of_holds) x)) order by o.seq);
         spent := debt - (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0);
+        debts := array(select row(y.*)::metered.lot_debts from metered.lot_debts y where y.scope = tip.scope order by y.use);
     end if;
     loop
+        came := '{}';
         lot_pos := (select x.pos from generate_subscripts(lots, 1) x(pos) where lots[x.pos].rest > 0 and lots[x.pos].expires_at <= until
             order by lots[x.pos].expires_at, lots[x.pos].age, x.pos limit 1);
         start_pos := (select x.pos from generate_subscripts(starts, 1) x(pos) order by starts[x.pos].starts_at, starts[x.pos].age, x.pos limit 1);
@@ -2692,6 +2842,7 @@ begin
             later := later + 1;
             child.age := array[(extract(epoch from child.starts_at) * 1000000)::bigint, later, later];
             lots := lots || child;
+            came := array[cardinality(lots)];
         elsif next_hold <= cardinality(nos) then
             at := greatest(at, times[next_hold]);
             units := minima[next_hold];
@@ -2705,6 +2856,7 @@ begin
                 of_holds[held.n].amount := 0;
                 if held.lot = 0 then
                     spent := spent + part;
+                    debts := metered._with_debt(debts, (select e.note ->> 'use' from metered.ledger e where e.scope = tip.scope and e.seq = seqs[next_hold]), part);
                     continue;
                 end if;
                 lot_pos := held.pos;
@@ -2714,6 +2866,7 @@ begin
                 end if;
                 if lots[lot_pos].expires_at > at then
                     lots[lot_pos].rest := lots[lot_pos].rest + held.amount - part;
+                    came := came || lot_pos;
                 end if;
             end loop;
             next_hold := next_hold + 1;
@@ -2726,6 +2879,7 @@ begin
             order by lots[x.pos].priority, lots[x.pos].expires_at, lots[x.pos].age
         loop
             part := least(spent, lots[lot_pos].rest);
+            debts := metered._without_debt(debts, part - spent + (select coalesce(sum(y.amount), 0) from unnest(debts) y)::bigint, null);
             spent := spent - part;
             lots[lot_pos].rest := lots[lot_pos].rest - part;
             for overdrawn in select o.n, o.amount from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n) where o.lot = 0 and o.amount > 0 order by o.seq loop
@@ -2736,6 +2890,14 @@ begin
                 lots[lot_pos].rest := lots[lot_pos].rest - part;
                 lots[lot_pos].held := lots[lot_pos].held + part;
             end loop;
+        end loop;
+        -- As _pay_debts does it.
+        for lot_pos in select n from unnest(came) n where (lots[n].plan).uses is not null order by lots[n].no loop
+            part := least(lots[lot_pos].rest, (select coalesce(sum(y.amount), 0) from unnest(debts) y where y.use = any ((lots[lot_pos].plan).uses)));
+            debts := metered._without_debt(debts, part, (lots[lot_pos].plan).uses);
+            spent := spent - part;
+            lapsed := lapsed - part;
+            lots[lot_pos].rest := lots[lot_pos].rest - part;
         end loop;
     end loop;
     for lot_pos in 1..case when new_no > max_written then cardinality(lots) else 0 end loop
@@ -2871,8 +3033,11 @@ begin
             update metered.lot_holds y set amount = y.amount - part where y.scope = entry.scope and y.seq = opened_seq and y.lot = k.lot;
         end if;
         perform metered._move_lot(entry.scope, entry.seq, nth, k.lot, 'u', part, 0, 0);
-        if k.lot = 0 and metered._lags(entry) then
-            perform metered._owe(entry.scope, part);
+        if k.lot = 0 then
+            perform metered._owe_use(entry.scope, opened_seq, part);
+            if metered._lags(entry) then
+                perform metered._owe(entry.scope, part);
+            end if;
         end if;
         units := units - part;
         nth := nth + 1;
@@ -2900,6 +3065,7 @@ declare
     l    metered.lots;
     tip  metered.ledger := freed;
     nth  int := 1;
+    kept bigint[] := '{}';      -- lots that units for their uses went back to
 begin
     for k in
         with gone as (
@@ -2917,12 +3083,13 @@ begin
             tip := metered._take_back(metered._own_entry(tip, freed.at), k.lot, k.amount, 'e');
         elsif (l.plan).uses is not null then
             tip := metered._keep_back(metered._own_entry(tip, freed.at), k.lot, k.amount);
+            kept := kept || k.lot;
         end if;
     end loop;
     if over > 0 then
         perform metered._pay_back(freed, over, nth);
     end if;
-    return tip;
+    return metered._pay_all_debts(tip, kept);
 end
 $$;
 
@@ -3034,6 +3201,8 @@ declare
     e    metered.ledger;
     m    record;
     g    record;
+    spent bigint := over - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0);
+    kept bigint[] := '{}';      -- lots that units for their uses may have gone back to
 begin
     select refund as tip, 1 as nth into g;
     for m in select * from metered._refund_parts(refund) loop
@@ -3042,10 +3211,13 @@ begin
             perform metered._old_lot(refund, m.units, 0);
         elsif m.lot > 0 then
             g := metered._give_back(refund, m.lot, m.units, g.tip, g.nth);
+            kept := kept || m.lot;
         elsif m.from_seq is null then
             insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, g.nth, 0, 'g', m.units);
             g.nth := g.nth + 1;
             over := over - m.units;
+            perform metered._debt_paid(refund.scope, m.units, spent,
+                (select y.note ->> 'use' from metered.ledger y where y.scope = refund.scope and y.seq = refund.ref));
             if metered._lags(refund) then
                 perform metered._owe(refund.scope, -m.units);
             end if;
@@ -3056,6 +3228,7 @@ begin
         select * into e from metered.ledger y where y.scope = refund.scope and y.seq = coalesce(last, refund.seq);
         perform metered._pay_back(e, over, case when last is null then g.nth else 2 end);
     end if;
+    perform metered._pay_all_debts(g.tip, kept);
 end
 $$;
 
@@ -3798,6 +3971,9 @@ begin
     amount := lot.amount;
     seq := e.seq;
     at := e.at;
+    if plan.uses is not null and lot.expires_at > e.at then
+        perform metered._pay_debts(e, no);
+    end if;
 end
 $$;
 
@@ -4124,7 +4300,7 @@ begin
     if debt > 0 and rest > 0 then
         perform metered._pay_back(e, debt, 2);
     end if;
-    return e;
+    return metered._pay_debts(e, l.no);
 end
 $$;
 
@@ -4254,9 +4430,9 @@ begin
         status := 'ended';
     else
         perform metered._refuse_closed(e);
+        reinstated := l.revoked;
         e := metered._reinstate(e, l, l.revoked);
         status := 'reinstated';
-        reinstated := e.amount;
         seq := e.seq;
     end if;
 end
@@ -4264,7 +4440,7 @@ $$;
 
 -- Lots that pay for some uses alone. A charge or a hold names its use in its note.
 --
--- Such a lot has its units as kept. They are no credit of the ledger, so no other balance, limit, lapse or payment of an overdraft counts them. A call for a
+-- Such a lot has its units as kept. They are no credit of the ledger, so no other balance, limit or lapse counts them. They pay an overdraft that was drawn for their uses: see debts.sql. A call for a
 -- use credits as many as it takes of these lots, in one entry (apply), and then charges the whole amount like any call. The applied units
 -- are rests of their lots in between, so the order of lots is the same for all. Units that a hold frees, or a refund gives back, go back to
 -- kept by a later entry (keep_back), as units of a lot that has ended lapse. What happens to kept units moves no units of the ledger:
@@ -11324,6 +11500,10 @@ comment on column metered.lot_holds.seq is 'the entry that held the units: hold_
 comment on column metered.lot_holds.lot is 'lots.no, or 0: overdraft';
 comment on column metered.lot_holds.amount is 'units';
 comment on column metered.lot_holds.scope is 'the wallet';
+comment on table metered.lot_debts is 'Overdraft that was drawn for uses, and that no lot has paid: a lot that pays for the use repays it. The rest of a wallet''s overdraft was drawn for no use.';
+comment on column metered.lot_debts.amount is 'spent units, 1 or more';
+comment on column metered.lot_debts.scope is 'the wallet';
+comment on column metered.lot_debts.use is 'the use in the note of the draw, or of the hold that was captured';
 comment on table metered.hold_events is 'Every transition, written with it.';
 comment on column metered.hold_events.hold is 'holds.no';
 comment on column metered.hold_events.at is 'when it was recorded';
@@ -11729,29 +11909,30 @@ begin
             _append_lot,_apply_lots,_as_far_as_admitted,_as_rest,_as_wallet,_balance,_base,_beyond_limits,
             _bound_lock_wait,_by_system,_capture_lots,_capture_minima,_charge_anyway,_charge_of,_check_limits,
             _check_now,_class_of,_close_lease,_close_scope,_collided,_created_json,_credit_lot,_cross_captured,
-            _cross_lowered,_cross_thresholds,_crossed_at,_debt,_due_after,_due_lots,_due_minima,_empty_lot,
-            _end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,
-            _expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_find_lot,_first_due,_first_for_write,
-            _first_lot,_fits,_fits_at,_fits_origin,_free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,
-            _has_number,_held_here,_hold_as_json,_hold_of_job,_is_job,_join_line,_keep_back,_kept_due,_kept_for,
-            _kept_reports,_key_fits,_keys_of_job,_lags,_lapsing,_largest_number,_last_entry,_later_due,
-            _lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,_leaves_at,_line_json,_lines,
-            _lines_with_minima,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,
-            _lock_keys_there,_lock_place,_lot_begins,_lots_now,_mark_freed,_meet_upgrade,_mend_numbers,
-            _minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,_named_holds,
-            _next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_spending,
-            _one_snapshot,_open_wallet,_other_lane,_others_fall_due,_overdue,_owe,_owed_before,_own_entry,
-            _parked_channel,_parked_json,_pass_ended,_pay_back,_period_at,_periods_of,_placed_before,_plan_on,
-            _purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,_recorded_events,_recorded_meanwhile,
-            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,
-            _refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_line,
-            _release_lines,_remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,
-            _resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,
-            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_take_back,
-            _take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,_told_use,_try_each,_try_keys,
-            _try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_unbound_lock_wait,_under_limits,
-            _unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_wake_releasers,_with_absent,
-            _with_keys,_withdraw,_without_lapsing,_write_charges,_write_exact,_write_for_uses,_write_plain,
+            _cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,
+            _empty_lot,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_ends_per_call,
+            _entry_for_write,_expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_find_lot,
+            _first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,_free_lines,_free_lots,_fresh,
+            _give_back,_goes_on,_gone_on,_has_number,_held_here,_hold_as_json,_hold_of_job,_is_job,_join_line,
+            _keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,_lags,_lapsing,_largest_number,
+            _last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,_leaves_at,
+            _line_json,_lines,_lines_with_minima,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,
+            _lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,_lower_debts,_mark_freed,
+            _meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,
+            _move_lot,_name_lot,_named_holds,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,
+            _numbers,_old_lot,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_overdue,
+            _owe,_owe_use,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,_pay_all_debts,
+            _pay_back,_pay_debts,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_moved,
+            _raise_sequence,_raised,_rearmed,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,
+            _refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,
+            _refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_line,_release_lines,_remember_hold,
+            _renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
+            _roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,
+            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_kept,_take_lots,
+            _tenant_key,_threshold_key,_token_fits,_told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,
+            _try_lock_there,_try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,
+            _untold_json,_usage_known_from,_use_lots,_wake_releasers,_with_absent,_with_debt,_with_keys,
+            _withdraw,_without_debt,_without_lapsing,_write_charges,_write_exact,_write_for_uses,_write_plain,
             _write_up_to,_written_here,announced,begin_command,block_commit,capture_holds,carve,change_parked,
             charge,charge_each,charge_leased,charge_up_to,check_charge,claim_job_key,clock,complete_command,
             consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,

@@ -70,6 +70,14 @@ select t.seq, 'held of no lot', k.units::text, 'at most ' || greatest(0, t.spent
 from tip t, (select sum(k.amount) as units from kept k where k.lot = 0) k
 where k.units > greatest(0, t.spent + t.held - t.credited - t.refunded) and t.lots_end > t.at
 union all
+select t.seq, 'overdrawn for uses', d.units::text, 'at most ' || d.spent || ', each more than 0'
+from tip t, (select sum(y.amount) as units, min(y.amount) as least,
+        (select case when t.lots_end <= t.at then coalesce((select k.amount from kept k where k.seq = 0 and k.lot = 0), 0)
+            else greatest(0, t.spent + t.held - t.credited - t.refunded) - coalesce((select sum(k.amount) from kept k where k.seq > 0 and k.lot = 0), 0) end
+         from tip t) as spent
+    from metered.lot_debts y where y.scope = $1) d
+where d.units > d.spent or d.least < 1
+union all
 select e.seq, 'moves of lots', coalesce(m.units, 0)::text, e.amount::text
 from metered.ledger e
     left join lateral (select sum(m.amount) as units from metered.lot_moves m

@@ -46,6 +46,7 @@ var tables = []moved{
 	{name: "lot_rows", where: scoped("scope")},
 	{name: "lot_moves", where: scoped("scope")},
 	{name: "lot_holds", where: scoped("scope")},
+	{name: "lot_debts", where: scoped("scope")},
 	{name: "tokens", where: named("subject")},
 	{name: "operations", where: named("tenant")},
 	{name: "job_keys", where: named("tenant")},

@@ -82,7 +82,7 @@ func (b Balance) For(use string) int64 {
 	if kept == 0 {
 		return b.Units
 	}
-	return kept + max(0, b.Units) // such a lot pays no overdraft
+	return kept + max(0, b.Units) // such a lot pays no overdraft of others
 }
 
 // Of returns the units in the lots of a category.

@@ -258,7 +258,7 @@ func (h *history) draw() {
 func (m *model) draw(amount int64, use string) []mPart {
 	parts := m.spend(amount, use)
 	m.serial++
-	m.draws = append(m.draws, mDraw{serial: m.serial, amount: amount, parts: append([]mPart(nil), parts...)})
+	m.draws = append(m.draws, mDraw{serial: m.serial, amount: amount, use: use, parts: append([]mPart(nil), parts...)})
 	return parts
 }
 
@@ -419,6 +419,7 @@ func (h *history) reinstate() {
 			want.Amount += n
 			m.at(h.now)
 			m.pay()
+			m.payDebts(j)
 		}
 		if want.Replayed = want.Amount == 0; ended && want.Amount == 0 {
 			return wallet.ErrExpired

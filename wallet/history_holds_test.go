@@ -34,7 +34,7 @@ func (h *history) reserve() {
 			return budget.ErrExceeded
 		}
 		m.settle(h.now)
-		m.holds = append(m.holds, mHold{id: r.ID, amount: amount, least: r.Lines[0].AtLeast, due: h.now.Add(r.TTL), parts: m.keep(amount, r.Note.Use)})
+		m.holds = append(m.holds, mHold{id: r.ID, amount: amount, least: r.Lines[0].AtLeast, due: h.now.Add(r.TTL), use: r.Note.Use, parts: m.keep(amount, r.Note.Use)})
 		return nil
 	})
 }
@@ -132,9 +132,10 @@ func (m *model) end(i int, captured int64, now time.Time) error {
 	m.settle(now)
 	hold := &m.holds[i]
 	m.capture(hold, captured)
-	m.letGo(hold, hold.amount)
+	came := m.letGo(hold, hold.amount)
 	hold.ended = true
 	m.pay()
+	m.payDebts(came...)
 	return nil
 }
 
@@ -154,6 +155,7 @@ func (m *model) capture(hold *mHold, units int64) {
 		for _, p := range d.parts {
 			if p.lot < 0 {
 				m.debt += p.amount
+				m.owe(hold.use, p.amount)
 				continue
 			}
 			m.lots[p.lot].kept -= p.amount

@@ -2,6 +2,7 @@ package wallet_test
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -18,12 +19,13 @@ type model struct {
 	plain     int64     // before that: its units, holds aside
 	lots      []mLot    // in the order in which they came to be
 	draws     []mDraw
-	holds     []mHold // in the order in which they were placed
-	paid      []mPaid // overdrafts that a lot paid later
-	debt      int64   // spent, and paid by no lot
-	serial    int     // of draws and payments
-	numbers   int     // of lots
-	grants    int64   // of lots, and beginnings
+	holds     []mHold          // in the order in which they were placed
+	paid      []mPaid          // overdrafts that a lot paid later
+	debt      int64            // spent, and paid by no lot
+	owed      map[string]int64 // of debt: what was drawn for uses
+	serial    int              // of draws and payments
+	numbers   int              // of lots
+	grants    int64            // of lots, and beginnings
 }
 
 type mLot struct {
@@ -68,6 +70,7 @@ type mDraw struct {
 	serial           int
 	seq              int64
 	amount, refunded int64
+	use              string
 	parts            []mPart // that stand
 }
 
@@ -78,6 +81,7 @@ type mHold struct {
 	least  int64 // units to be captured when it falls due, with those that were captured before
 	spent  int64 // units that were captured
 	parts  []mPart
+	use    string
 	ended  bool
 	lease  bool // of a child: it has no time to fall due
 }
@@ -90,6 +94,7 @@ type mPaid struct {
 func (m *model) clone() *model {
 	c := *m
 	c.lots, c.draws, c.holds, c.paid = slices.Clone(m.lots), slices.Clone(m.draws), slices.Clone(m.holds), slices.Clone(m.paid)
+	c.owed = maps.Clone(m.owed)
 	for i := range c.draws {
 		c.draws[i].parts = slices.Clone(c.draws[i].parts)
 	}
@@ -237,14 +242,16 @@ func (m *model) due(now time.Time) {
 			m.lots[start].pending = 0
 			m.lots[start].age = m.newAge(m.lots[start].starts)
 			m.pay()
+			m.payDebts(start)
 			m.renew(start)
 		case hold >= 0:
 			h := &m.holds[hold]
 			m.at(h.due)
 			m.capture(h, min(h.amount, max(0, h.least-h.spent)))
-			m.letGo(h, h.amount)
+			came := m.letGo(h, h.amount)
 			h.ended = true
 			m.pay()
+			m.payDebts(came...)
 		default:
 			return
 		}

@@ -2,6 +2,7 @@ package wallet_test
 
 import (
 	"cmp"
+	"maps"
 	"slices"
 	"time"
 
@@ -48,6 +49,7 @@ func (m *model) spend(units int64, use string) []mPart {
 	}
 	if over := units - mSum(parts); over > 0 {
 		m.debt += over
+		m.owe(use, over)
 		parts = append(parts, mPart{-1, over})
 	}
 	return parts
@@ -74,7 +76,7 @@ func (m *model) pay() {
 	}
 	for _, p := range m.takeLive(m.debt) {
 		m.lots[p.lot].drawn += p.amount
-		m.debt -= p.amount
+		m.lower(p.amount, "")
 		m.serial++
 		m.paid = append(m.paid, mPaid{m.serial, p.lot, p.amount})
 	}
@@ -125,7 +127,7 @@ func (m *model) split(h *mHold, units int64) (first []mPart) {
 }
 
 // letGo gives back units of a hold. They lapse if their lot has ended.
-func (m *model) letGo(h *mHold, units int64) {
+func (m *model) letGo(h *mHold, units int64) (lots []int) {
 	h.amount -= units
 	for _, p := range m.split(h, units) {
 		if p.lot < 0 {
@@ -134,6 +136,58 @@ func (m *model) letGo(h *mHold, units int64) {
 		l := &m.lots[p.lot]
 		if l.kept -= p.amount; l.due(m.last) {
 			l.lapsed += p.amount
+		}
+		lots = append(lots, p.lot)
+	}
+	return lots
+}
+
+// owe notes units that no lot covers, for a use.
+func (m *model) owe(use string, units int64) {
+	if use != "" {
+		if m.owed == nil {
+			m.owed = map[string]int64{}
+		}
+		m.owed[use] += units
+	}
+}
+
+// lower lowers the debt, first what was drawn for a use, then what was drawn for none, and then others.
+func (m *model) lower(units int64, use string) {
+	none := m.debt
+	for _, n := range m.owed {
+		none -= n
+	}
+	m.debt -= units
+	of := func(use string, units int64) int64 {
+		n := max(0, min(units, m.owed[use]))
+		if m.owed != nil {
+			m.owed[use] -= n
+		}
+		return units - n
+	}
+	units = of(use, units) - none
+	for _, use := range slices.Sorted(maps.Keys(m.owed)) {
+		units = of(use, max(0, units))
+	}
+}
+
+// payDebts has lots whose units have come pay what was drawn for their uses.
+func (m *model) payDebts(lots ...int) {
+	slices.SortFunc(lots, func(a, b int) int { return cmp.Compare(m.lots[a].no, m.lots[b].no) })
+	for _, i := range lots {
+		l := &m.lots[i]
+		if l.uses == nil || l.due(m.last) {
+			continue
+		}
+		for _, use := range mSorted(l.uses) {
+			if n := min(m.owed[use], l.rest()); n > 0 {
+				m.owed[use] -= n
+				m.debt -= n
+				l.drawn += n
+				m.serial++
+				m.paid = append(m.paid, mPaid{m.serial, i, n})
+			}
 		}
 	}
 }
@@ -170,6 +224,7 @@ func (m *model) refund(i int, units int64, now time.Time) {
 	d := &m.draws[i] // after the captures of minima
 	d.refunded += units
 	bare := int64(0)
+	var came []int
 	for left := units; left > 0; {
 		p := &d.parts[len(d.parts)-1]
 		n := min(left, p.amount)
@@ -177,6 +232,7 @@ func (m *model) refund(i int, units int64, now time.Time) {
 			bare += n
 		} else {
 			m.giveBack(p.lot, n, at)
+			came = append(came, p.lot)
 		}
 		left -= n
 		if p.amount -= n; p.amount == 0 {
@@ -184,7 +240,7 @@ func (m *model) refund(i int, units int64, now time.Time) {
 		}
 	}
 	n := min(bare, m.debt)
-	m.debt -= n
+	m.lower(n, d.use)
 	bare -= n
 	for i := len(m.paid) - 1; i >= 0 && bare > 0; i-- {
 		if p := &m.paid[i]; p.amount > 0 {
@@ -192,12 +248,14 @@ func (m *model) refund(i int, units int64, now time.Time) {
 			p.amount -= n
 			bare -= n
 			m.giveBack(p.lot, n, at)
+			came = append(came, p.lot)
 		}
 	}
 	if bare > 0 {
 		m.add(mLot{amount: bare, late: wallet.Lapse})
 	}
 	m.pay()
+	m.payDebts(came...)
 }
 
 // minima ends the holds that are due in a scope that is no wallet yet, if one of them spends a minimum.
@@ -229,6 +287,8 @@ func (m *model) grant(l mLot, now time.Time) {
 		l.began, l.starts = at, time.Time{}
 		m.add(l)
 		m.pay()
-		m.renew(len(m.lots) - 1)
+		i := len(m.lots) - 1
+		m.renew(i)
+		m.payDebts(i)
 	}
 }

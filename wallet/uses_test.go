@@ -88,13 +88,46 @@ func TestUses_OverdraftIsUsedWhenNoLotForTheUseIsLeft(t *testing.T) {
 	d = f.mustDraw(forUse("images", 15))
 	require.EqualValues(t, 10, d.Overdrawn)
 	require.EqualValues(t, -35, f.balance().Units)
-	f.grant(wallet.Grant{Amount: 5, Reference: "more", Uses: []string{"images"}})
+	f.grant(wallet.Grant{Amount: 5, Reference: "mail", Uses: []string{"mail"}}) // pays none of it
 	require.EqualValues(t, -35, f.balance().Units)
+	f.grant(wallet.Grant{Amount: 5, Reference: "more", Uses: []string{"images"}}) // pays 5 of 10
+	require.EqualValues(t, -30, f.balance().Units)
 	_, err := f.tryDraw(forUse("images", 21))
 	require.ErrorIs(t, err, budget.ErrExceeded)
-	f.refund(d.Seq, 15) // of overdraft first, then of the lot that paid
-	require.Equal(t, map[string]int64{"images": 5, "tokens": 30, "more": 5}, f.left())
-	require.EqualValues(t, -25, f.balance().Units)
+	f.refund(d.Seq, 15) // of its overdraft first, then of no use's, then of the lot that paid
+	require.Equal(t, map[string]int64{"images": 5, "tokens": 30, "mail": 5}, f.left())
+	require.EqualValues(t, -20, f.balance().Units)
+}
+
+// A plan for a use repays what was overdrawn for it, so that an overdraft does not grow from month to month: when its lot begins, swept
+// or not, and when units come back to it. What was overdrawn for no use is for others to pay.
+func TestUses_ALotRepaysTheOverdraftThatWasDrawnForItsUse(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, wallet.Config{Overdraft: 90})
+	f.grant(wallet.Grant{Amount: 100, Reference: "plan", Uses: []string{"images"}, Renews: daily})
+	for range 4 { // each day 130 images, and each day the plan repays the 30 of the day before
+		f.mustDraw(forUse("images", f.balance().For("images")+30))
+		require.EqualValues(t, -30, f.balance().Units)
+		f.clock.Advance(day)
+		b := f.balance()
+		require.Equal(t, []int64{0, 70}, []int64{b.Units, b.For("images")})
+		f.sweeps()
+		require.Equal(t, []any{b.Units, b.For("images")}, []any{f.balance().Units, f.balance().For("images")})
+	}
+	var lines []string
+	for l, err := range f.book.Statement(t.Context(), f.pool, "ann", budget.EntriesOptions{NewestFirst: true, Max: 1}) {
+		require.NoError(t, err)
+		for _, m := range l.Lots {
+			lines = append(lines, fmt.Sprint(l.Kind, " ", m.Kind, " ", m.Amount))
+		}
+	}
+	require.Equal(t, []string{"credit applied 30", "credit paid back 30"}, lines)
+	f.draw(20)
+	d := f.mustDraw(forUse("images", 80)) // 10 of overdraft
+	f.refund(d.Seq, 40)                   // 10 of that, and 30 images
+	require.Equal(t, []int64{-20, 30}, []int64{f.balance().Units, f.balance().For("images")})
+	f.grant(wallet.Grant{Amount: 25, Reference: "any"})
+	require.Equal(t, []int64{5, 35}, []int64{f.balance().Units, f.balance().For("images")})
 }
 
 func TestUses_ARefundGoesBackToTheLotsThatPaid(t *testing.T) {

@@ -29,6 +29,7 @@ var Tables = []Table{
 	{"lot_rows", Application | Reporting}, // on Citus a node reads the table of a view as the role
 	{"lot_moves", Application | Reporting},
 	{"lot_holds", Application | Reporting},
+	{"lot_debts", Application | Reporting},
 	{"holds_horizon", Application | Reporting},
 	{"operations", Application},
 	{"job_keys", Application},

@@ -105,7 +105,7 @@ begin
         perform metered._pay_back(e, debt, 2);
     end if;
     perform metered._renew_lot(l, e.seq);
-    return e;
+    return metered._pay_debts(e, l.no);
 end
 $$;
 

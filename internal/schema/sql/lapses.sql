@@ -34,6 +34,34 @@ begin
 end
 $$;
 
+-- Overdraft by use, with so many units more for one use, or for none.
+create function metered._with_debt(debts metered.lot_debts[], of_use text, units bigint) returns metered.lot_debts[]
+language plpgsql immutable
+as $$
+begin
+    return array(select row(sum(y.amount)::bigint, '', y.use)::metered.lot_debts
+        from (select x.amount, x.use from unnest(debts) x union all select units, of_use where of_use is not null and units > 0) y
+        group by y.use order by y.use);
+end
+$$;
+
+-- Overdraft by use, less so many units, in the order of the uses: of all, or only of some.
+create function metered._without_debt(debts metered.lot_debts[], units bigint, for_uses text[]) returns metered.lot_debts[]
+language plpgsql immutable
+as $$
+declare
+    part bigint;
+begin
+    for n in 1..cardinality(debts) loop
+        continue when debts[n].use <> all (for_uses);
+        part := greatest(0, least(units, debts[n].amount));
+        debts[n].amount := debts[n].amount - part;
+        units := units - part;
+    end loop;
+    return debts;
+end
+$$;
+
 -- The lots of a wallet after all that is due, as settle would write it: those of which due holds keep units, those that begin, those on whose end others
 -- depend, and those into which one of these rolls over. lapsed is how many units lapsed, less those that began, and debt by how many units the wallet is still
 -- overdrawn.
@@ -47,6 +75,8 @@ declare
     starts      metered.lots[] := '{}';     -- that begin
     begun       boolean;                    -- some have
     spent       bigint := 0;                -- of debt
+    debts       metered.lot_debts[] := '{}'; -- the part of spent that was drawn for uses
+    came        int[];                      -- places in lots whose units have come in this step
     at          timestamptz := tip.at;
     child       metered.lots;
     nos         bigint[] := '{}';           -- of the due holds, in their order, with their times, entries and minima
@@ -109,8 +139,10 @@ begin
         of_holds := of_holds || array(select row(o.*)::metered.lot_holds from metered.lot_holds o
             where debt > 0 and o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(of_holds) x)) order by o.seq);
         spent := debt - (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0);
+        debts := array(select row(y.*)::metered.lot_debts from metered.lot_debts y where y.scope = tip.scope order by y.use);
     end if;
     loop
+        came := '{}';
         lot_pos := (select x.pos from generate_subscripts(lots, 1) x(pos) where lots[x.pos].rest > 0 and lots[x.pos].expires_at <= until
             order by lots[x.pos].expires_at, lots[x.pos].age, x.pos limit 1);
         start_pos := (select x.pos from generate_subscripts(starts, 1) x(pos) order by starts[x.pos].starts_at, starts[x.pos].age, x.pos limit 1);
@@ -152,6 +184,7 @@ begin
             later := later + 1;
             child.age := array[(extract(epoch from child.starts_at) * 1000000)::bigint, later, later];
             lots := lots || child;
+            came := array[cardinality(lots)];
         elsif next_hold <= cardinality(nos) then
             at := greatest(at, times[next_hold]);
             units := minima[next_hold];
@@ -165,6 +198,7 @@ begin
                 of_holds[held.n].amount := 0;
                 if held.lot = 0 then
                     spent := spent + part;
+                    debts := metered._with_debt(debts, (select e.note ->> 'use' from metered.ledger e where e.scope = tip.scope and e.seq = seqs[next_hold]), part);
                     continue;
                 end if;
                 lot_pos := held.pos;
@@ -174,6 +208,7 @@ begin
                 end if;
                 if lots[lot_pos].expires_at > at then
                     lots[lot_pos].rest := lots[lot_pos].rest + held.amount - part;
+                    came := came || lot_pos;
                 end if;
             end loop;
             next_hold := next_hold + 1;
@@ -186,6 +221,7 @@ begin
             order by lots[x.pos].priority, lots[x.pos].expires_at, lots[x.pos].age
         loop
             part := least(spent, lots[lot_pos].rest);
+            debts := metered._without_debt(debts, part - spent + (select coalesce(sum(y.amount), 0) from unnest(debts) y)::bigint, null);
             spent := spent - part;
             lots[lot_pos].rest := lots[lot_pos].rest - part;
             for overdrawn in select o.n, o.amount from unnest(of_holds) with ordinality o(seq, lot, amount, scope, n) where o.lot = 0 and o.amount > 0 order by o.seq loop
@@ -196,6 +232,14 @@ begin
                 lots[lot_pos].rest := lots[lot_pos].rest - part;
                 lots[lot_pos].held := lots[lot_pos].held + part;
             end loop;
+        end loop;
+        -- As _pay_debts does it.
+        for lot_pos in select n from unnest(came) n where (lots[n].plan).uses is not null order by lots[n].no loop
+            part := least(lots[lot_pos].rest, (select coalesce(sum(y.amount), 0) from unnest(debts) y where y.use = any ((lots[lot_pos].plan).uses)));
+            debts := metered._without_debt(debts, part, (lots[lot_pos].plan).uses);
+            spent := spent - part;
+            lapsed := lapsed - part;
+            lots[lot_pos].rest := lots[lot_pos].rest - part;
         end loop;
     end loop;
     for lot_pos in 1..case when new_no > max_written then cardinality(lots) else 0 end loop

@@ -23,8 +23,11 @@ begin
             update metered.lot_holds y set amount = y.amount - part where y.scope = entry.scope and y.seq = opened_seq and y.lot = k.lot;
         end if;
         perform metered._move_lot(entry.scope, entry.seq, nth, k.lot, 'u', part, 0, 0);
-        if k.lot = 0 and metered._lags(entry) then
-            perform metered._owe(entry.scope, part);
+        if k.lot = 0 then
+            perform metered._owe_use(entry.scope, opened_seq, part);
+            if metered._lags(entry) then
+                perform metered._owe(entry.scope, part);
+            end if;
         end if;
         units := units - part;
         nth := nth + 1;
@@ -52,6 +55,7 @@ declare
     l    metered.lots;
     tip  metered.ledger := freed;
     nth  int := 1;
+    kept bigint[] := '{}';      -- lots that units for their uses went back to
 begin
     for k in
         with gone as (
@@ -69,12 +73,13 @@ begin
             tip := metered._take_back(metered._own_entry(tip, freed.at), k.lot, k.amount, 'e');
         elsif (l.plan).uses is not null then
             tip := metered._keep_back(metered._own_entry(tip, freed.at), k.lot, k.amount);
+            kept := kept || k.lot;
         end if;
     end loop;
     if over > 0 then
         perform metered._pay_back(freed, over, nth);
     end if;
-    return tip;
+    return metered._pay_all_debts(tip, kept);
 end
 $$;
 
@@ -186,6 +191,8 @@ declare
     e    metered.ledger;
     m    record;
     g    record;
+    spent bigint := over - (select coalesce(sum(k.amount), 0) from metered.lot_holds k where k.scope = refund.scope and k.lot = 0 and k.seq > 0);
+    kept bigint[] := '{}';      -- lots that units for their uses may have gone back to
 begin
     select refund as tip, 1 as nth into g;
     for m in select * from metered._refund_parts(refund) loop
@@ -194,10 +201,13 @@ begin
             perform metered._old_lot(refund, m.units, 0);
         elsif m.lot > 0 then
             g := metered._give_back(refund, m.lot, m.units, g.tip, g.nth);
+            kept := kept || m.lot;
         elsif m.from_seq is null then
             insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (refund.scope, refund.seq, g.nth, 0, 'g', m.units);
             g.nth := g.nth + 1;
             over := over - m.units;
+            perform metered._debt_paid(refund.scope, m.units, spent,
+                (select y.note ->> 'use' from metered.ledger y where y.scope = refund.scope and y.seq = refund.ref));
             if metered._lags(refund) then
                 perform metered._owe(refund.scope, -m.units);
             end if;
@@ -208,6 +218,7 @@ begin
         select * into e from metered.ledger y where y.scope = refund.scope and y.seq = coalesce(last, refund.seq);
         perform metered._pay_back(e, over, case when last is null then g.nth else 2 end);
     end if;
+    perform metered._pay_all_debts(g.tip, kept);
 end
 $$;
 

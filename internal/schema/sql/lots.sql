@@ -72,7 +72,7 @@ begin
     select coalesce(y.version, 0) + 1 as version, y.rest, y.drawn, y.held, y.kept, y.open or y.keeps as more into l from metered.lots y where y.no = of_lot and of_lot > 0;
     insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
     values (of_scope, at_seq, nth, of_lot, as_kind, units, l.version, l.rest + _move_lot.rest,
-        l.drawn + case as_kind when 'u' then units when 'g' then -units else 0 end, l.held - case when as_kind in ('u', 'f') then units else 0 end, l.kept + _move_lot.kept);
+        l.drawn + case when as_kind in ('u', 'p') then units when as_kind = 'g' then -units else 0 end, l.held - case when as_kind in ('u', 'f') then units else 0 end, l.kept + _move_lot.kept);
     more := l.rest + rest + l.kept + kept > 0;
     if l.more <> more or as_kind in ('e', 'v', 'o') then
         update metered.lot_rows y set open = more and (y.plan).uses is null, keeps = more and (y.plan).uses is not null,
@@ -265,6 +265,9 @@ begin
     if before is null and covered < units and held_by is null then
         perform metered._owe(of_scope, units - covered);
     end if;
+    if covered < units and held_by is null then
+        perform metered._owe_use(of_scope, at_seq, units - covered);
+    end if;
     if covered < units then
         insert into metered.lot_moves (scope, seq, nth, lot, kind, amount) values (of_scope, at_seq, got.nth, 0, as_kind, units - covered);
         if held_by is not null then
@@ -357,6 +360,7 @@ begin
     if metered._lags(entry) and got.taken > 0 then
         perform metered._owe(entry.scope, -got.taken);
     end if;
+    perform metered._debt_paid(entry.scope, got.taken, spent, null);
     if got.taken < spent or spent = overdrawn then
         return;
     end if;

@@ -28,7 +28,7 @@ begin
     if debt > 0 and rest > 0 then
         perform metered._pay_back(e, debt, 2);
     end if;
-    return e;
+    return metered._pay_debts(e, l.no);
 end
 $$;
 
@@ -130,9 +130,9 @@ begin
         status := 'ended';
     else
         perform metered._refuse_closed(e);
+        reinstated := l.revoked;
         e := metered._reinstate(e, l, l.revoked);
         status := 'reinstated';
-        reinstated := e.amount;
         seq := e.seq;
     end if;
 end

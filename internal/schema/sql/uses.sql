@@ -1,6 +1,6 @@
 -- Lots that pay for some uses alone. A charge or a hold names its use in its note.
 --
--- Such a lot has its units as kept. They are no credit of the ledger, so no other balance, limit, lapse or payment of an overdraft counts them. A call for a
+-- Such a lot has its units as kept. They are no credit of the ledger, so no other balance, limit or lapse counts them. They pay an overdraft that was drawn for their uses: see debts.sql. A call for a
 -- use credits as many as it takes of these lots, in one entry (apply), and then charges the whole amount like any call. The applied units
 -- are rests of their lots in between, so the order of lots is the same for all. Units that a hold frees, or a refund gives back, go back to
 -- kept by a later entry (keep_back), as units of a lot that has ended lapse. What happens to kept units moves no units of the ledger:

@@ -257,6 +257,15 @@ create index lots_kept_ends on metered.lot_rows (scope, expires_at, age) where k
 create index lots_kept_rolling on metered.lot_rows (scope, expires_at, age) where keeps and roll_cap is not null;
 create index lots_kept_due on metered.lot_rows (expires_at, no) where keeps;
 
+-- Overdraft that was drawn for uses, and that no lot has paid: a lot that pays for the use repays it. The rest of a wallet's
+-- overdraft was drawn for no use.
+create table metered.lot_debts (
+    amount bigint not null,             -- spent units, 1 or more
+    scope  text collate "C" not null,   -- the wallet
+    use    text collate "C" not null,   -- the use in the note of the draw, or of the hold that was captured
+    primary key (scope, use)
+);
+
 -- The number of the cell that this schema is: see package cells. Other schemas have no row.
 create table metered.cell (
     no    int not null,                 -- from 0 on
