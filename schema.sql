@@ -7484,86 +7484,6 @@ begin
 end
 $$;
 
--- Looks at up to max_holds due holds, after after_due and after_no, and ends those whose
--- locks are free (nos). Without keep_pending they need no announcement. seen counts
--- the holds looked at. If there may be more, go on after last_due and last_no.
---
--- Together they have at most 2,000 scopes, since each takes a lock of the server's
--- table, which by default has room for some 6,400 of all sessions. One hold has at
--- most 64.
-create function metered.sweep_holds(after_due timestamptz, after_no bigint, max_holds int, keep_pending boolean, channel text,
-    out nos bigint[], out seen int, out last_due timestamptz, out last_no bigint, out more boolean)
-language plpgsql volatile
-security definer
-set search_path = pg_catalog, pg_temp
-set enable_seqscan = off
-set plan_cache_mode = force_generic_plan
-as $$
-declare
-    clk     timestamptz := metered.clock();
-    due_nos bigint[];
-    blocked bigint[];
-    locked  bigint[] := '{}';
-    k       bigint;
-begin
-    if max_holds > 10000
-        or octet_length(channel) > 64 then
-        raise exception 'out of bounds: an argument of sweep_holds' using errcode = '22023';
-    end if;
-    perform metered._require(max_holds between 1 and 10000 and keep_pending is not null, 'sweep_holds');
-    select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),
-        count(*) filter (where d.locks <= 2000), max(d.due) filter (where d.locks <= 2000),
-        count(*) = max_holds or coalesce(bool_or(d.locks > 2000), false)
-    into due_nos, seen, last_due, more
-    from (select c.no, c.due, sum(cardinality(c.keys)) over (order by c.due, c.no) as locks
-          from (select y.no, y.due, y.keys from metered.holds y
-                where y.pending and (y.due, y.no) > (after_due, after_no) and y.due <= clk
-                order by y.due, y.no limit max_holds) c) d;
-    if seen = 0 then
-        return;
-    end if;
-    last_no := due_nos[seen];
-    for k in select distinct l.key from metered.hold_lines l where l.hold = any (due_nos) and l.open <> 0 order by l.key loop
-        if metered._try_lock(k) then
-            locked := locked || k;
-        end if;
-    end loop;
-    select array_agg(r.no) into due_nos from (
-        -- "is true" keeps the planner from the index of all that is due.
-        select y.no from metered.holds y where y.no = any (due_nos) and (y.pending and y.due <= clk) is true
-        order by y.no for no key update skip locked) r;
-    if due_nos is null then
-        return;
-    end if;
-    -- Counted, since NOT EXISTS is a join, which can be one with all lines.
-    select array_agg(y.no) into due_nos from metered.holds y
-    where y.no = any (due_nos) and 0 = (
-        select count(*) from metered.hold_lines l where l.hold = y.no and l.open <> 0 and l.key <> all (locked));
-    if due_nos is null then
-        return;
-    end if;
-    -- Nor one that fell due after another that is left to others, and captures something.
-    loop
-        blocked := array(
-            select distinct x.hold from metered.hold_lines x
-            where x.hold = any (due_nos) and x.open <> 0 and 0 < (
-                select count(*) from metered.hold_lines l
-                where l.scope = x.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured and l.due < x.due and l.hold <> all (due_nos)));
-        exit when blocked = '{}';
-        due_nos := array(select n from unnest(due_nos) n where n <> all (blocked));
-    end loop;
-    if due_nos = '{}' then
-        return;
-    end if;
-    perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
-    perform metered._release_lines(due_nos, null, 'x', clk, null, metered._by_system());
-    nos := due_nos;
-    if not keep_pending then
-        perform metered.announced(nos, channel);
-    end if;
-end
-$$;
-
 -- Holds that are held, or that expired and are not announced, in the order in which they fall due, after after_due and
 -- after_no, and before a time: of one tenant or of all (null), with a scope that begins with prefix. It looks at no more than 10,000
 -- and returns max_rows. Go on after last_due and last_no, which are null at the end. clk counts as now.
@@ -7848,6 +7768,291 @@ begin
         end if;
     end if;
     return e;
+end
+$$;
+
+-- Sweeps: a transaction that ends holds of many scopes keeps their locks until it commits. So a
+-- scope with more due than one step writes (it is behind) is no part of it. It is swept alone, a
+-- step a transaction, and nobody else waits for its backlog.
+
+-- How many due events one step writes at most, about. Inlined wherever it stands.
+create function metered._events_per_step() returns int
+language sql immutable
+as $$
+    select 25
+$$;
+
+-- The time up to which a step writes what is due in a scope: clk, or earlier if about most events
+-- are due by then. tip is the last entry. Events of one instant count as one.
+create function metered._step_until(tip metered.ledger, clk timestamptz, most int)
+returns timestamptz
+language plpgsql stable
+as $$
+declare
+    until timestamptz := clk;
+    times timestamptz[];
+    plans metered.period[];
+    begun timestamptz[];
+    nth   timestamptz;
+begin
+    if tip.next_due <= clk then
+        times := array(select l.due from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+            order by l.due limit most + 1);
+        until := case when cardinality(times) > most then times[most] else until end;
+    end if;
+    if tip.lots_end <= clk then
+        times := array(select y.expires_at from metered.lot_rows y
+            where y.scope = tip.scope and y.open and y.expires_at <= clk
+            order by y.expires_at, y.no limit most + 1);
+        until := least(until, case when cardinality(times) > most then times[most] end);
+        times := array(select y.expires_at from metered.lot_rows y
+            where y.scope = tip.scope and y.keeps and y.expires_at <= clk
+            order by y.expires_at, y.no limit most + 1);
+        until := least(until, case when cardinality(times) > most then times[most] end);
+        select array_agg(b.starts_at order by b.starts_at), array_agg(b.renews order by b.starts_at)
+        into begun, plans
+        from (select y.starts_at, (y.plan).renews from metered.lot_rows y
+              where y.scope = tip.scope and y.pending > 0 and y.starts_at <= clk
+              order by y.starts_at, y.no limit most + 1) b;
+        until := least(until, case when cardinality(begun) > most then begun[most] end);
+        begin
+            for i in 1..coalesce(cardinality(plans), 0) loop
+                continue when (plans[i]).every is null;
+                nth := begun[i];    -- in each period a lot begins, one ends, and one may go on
+                for n in 1..greatest(1, most / (3 * cardinality(plans))) loop
+                    exit when nth > until;
+                    nth := (metered._period_at(plans[i], nth))[2];
+                end loop;
+                until := least(until, nth);
+            end loop;
+        exception when sqlstate 'MT010' then    -- a lost zone, which the step itself reports
+            null;
+        end;
+    end if;
+    return until;
+end
+$$;
+
+-- Whether more is due in a scope than one step writes.
+create function metered._behind(of_scope text, clk timestamptz) returns boolean
+language plpgsql stable
+as $$
+begin
+    return metered._step_until(metered._last_entry(of_scope), clk, metered._events_per_step())
+        < clk;
+end
+$$;
+
+-- Looks at up to max_holds due holds, after after_due and after_no, and ends those whose
+-- locks are free. Scopes that are behind are returned, for sweep_scope, and their lines stay. nos
+-- are the holds that ended whole, and skipped counts those whose locks were not free. Without
+-- keep_pending they need no announcement. seen counts the holds looked at. If there may be more,
+-- go on after last_due and last_no.
+--
+-- Together they have at most 2,000 scopes, since each takes a lock of the server's
+-- table, which by default has room for some 6,400 of all sessions. One hold has at
+-- most 64.
+create function metered.sweep_due(after_due timestamptz, after_no bigint, max_holds int,
+    keep_pending boolean, channel text,
+    out nos bigint[], out seen int, out last_due timestamptz, out last_no bigint, out more boolean,
+    out skipped int, out behind text[])
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    clk     timestamptz := metered.clock();
+    due_nos bigint[];
+    looked  bigint[];
+    blocked bigint[];
+    locked  text[] := '{}';
+    one     record;
+begin
+    if max_holds > 10000
+        or octet_length(channel) > 64 then
+        raise exception 'out of bounds: an argument of sweep_due' using errcode = '22023';
+    end if;
+    perform metered._require(max_holds between 1 and 10000 and keep_pending is not null,
+        'sweep_due');
+    behind := '{}';
+    skipped := 0;
+    select array_agg(d.no order by d.due, d.no) filter (where d.locks <= 2000),
+        count(*) filter (where d.locks <= 2000), max(d.due) filter (where d.locks <= 2000),
+        count(*) = max_holds or coalesce(bool_or(d.locks > 2000), false)
+    into looked, seen, last_due, more
+    from (select c.no, c.due, sum(cardinality(c.keys)) over (order by c.due, c.no) as locks
+          from (select y.no, y.due, y.keys from metered.holds y
+                where y.pending and (y.due, y.no) > (after_due, after_no) and y.due <= clk
+                order by y.due, y.no limit max_holds) c) d;
+    if seen = 0 then
+        return;
+    end if;
+    last_no := looked[seen];
+    for one in
+        select distinct l.key, l.scope from metered.hold_lines l
+        where l.hold = any (looked) and l.open <> 0 order by l.key, l.scope
+    loop
+        if metered._behind(one.scope, clk) then
+            behind := behind || one.scope;
+        elsif metered._try_lock(one.key) then
+            locked := locked || one.scope;
+        end if;
+    end loop;
+    select array_agg(r.no) into due_nos from (
+        -- "is true" keeps the planner from the index of all that is due.
+        select y.no from metered.holds y
+        where y.no = any (looked) and (y.pending and y.due <= clk) is true
+        order by y.no for no key update skip locked) r;
+    -- Counted, since NOT EXISTS is a join, which can be one with all lines. A hold that keeps only
+    -- lines of scopes that are behind is ended under their locks.
+    due_nos := array(
+        select y.no
+        from metered.holds y, lateral (
+            select count(*) as lines, count(*) filter (where l.scope = any (locked)) as mine,
+                count(*) filter (where l.scope = any (behind)) as later
+            from metered.hold_lines l where l.hold = y.no and l.open <> 0) x
+        where y.no = any (due_nos) and x.lines = x.mine + x.later and (x.lines = 0 or x.mine > 0));
+    -- Nor one that fell due after another that is left to others, and captures something.
+    loop
+        blocked := array(
+            select distinct x.hold from metered.hold_lines x
+            where x.hold = any (due_nos) and x.open <> 0 and x.scope = any (locked) and 0 < (
+                select count(*) from metered.hold_lines l
+                where l.scope = x.scope and l.open > 0 and l.at_least > 0
+                  and l.at_least > l.captured and l.due < x.due and l.hold <> all (due_nos)));
+        exit when blocked = '{}';
+        due_nos := array(select n from unnest(due_nos) n where n <> all (blocked));
+    end loop;
+    if due_nos <> '{}' then
+        perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
+        perform metered._release_lines(due_nos, locked, 'x', clk, null, metered._by_system());
+        nos := metered._whole(due_nos, keep_pending, channel);
+    end if;
+    skipped := seen - coalesce(cardinality(nos), 0) - (
+        select count(distinct l.hold) from metered.hold_lines l
+        where l.hold = any (looked) and l.open <> 0 and l.scope = any (behind))::int;
+end
+$$;
+
+-- Those of swept holds that keep no units. Unless subscribers still shall hear of them, they are
+-- marked as announced.
+create function metered._whole(swept bigint[], keep_pending boolean, channel text) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    nos bigint[];
+begin
+    select array_agg(y.no order by y.no) into nos from metered.holds y
+    where y.no = any (swept) and 0 = (
+        select count(*) from metered.hold_lines l where l.hold = y.no and l.open <> 0);
+    if not keep_pending and nos is not null then
+        perform metered.announced(nos, channel);
+    end if;
+    return nos;
+end
+$$;
+
+-- Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more
+-- than max_holds, if its lock is free. freed counts them: null if the lock was not free. nos are
+-- holds that ended whole with them, as sweep_due has it. more: others are due.
+create function metered.sweep_scope(of_scope metered.scope_name, max_holds int,
+    keep_pending boolean, channel text,
+    out nos bigint[], out freed int, out more boolean)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    tip  metered.ledger;
+    clk  timestamptz;
+    due_nos bigint[];
+    ours bigint[];
+begin
+    if max_holds > 10000
+        or octet_length(channel) > 64 then
+        raise exception 'out of bounds: an argument of sweep_scope' using errcode = '22023';
+    end if;
+    perform metered._require(max_holds between 1 and 10000 and keep_pending is not null,
+        'sweep_scope');
+    more := false;
+    if not metered._try_lock(metered._scope_key(of_scope)) then
+        return;
+    end if;
+    clk := metered.clock();
+    tip := metered._last_entry(of_scope);
+    due_nos := array(select l.hold from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+        order by l.due limit least(max_holds, metered._events_per_step()));
+    ours := array(select r.no from (
+        select y.no from metered.holds y
+        where y.no = any (due_nos) and (y.due <= clk) is true
+        order by y.no for no key update skip locked) r);
+    -- Up to the first that another call has locked: it may capture something.
+    due_nos := due_nos[:coalesce((select min(d.n) from unnest(due_nos) with ordinality d(no, n)
+        where d.no <> all (ours)) - 1, cardinality(due_nos))];
+    freed := cardinality(due_nos);
+    if freed > 0 then
+        perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
+        perform metered._release_lines(due_nos, array[of_scope::text], 'x', clk, null,
+            metered._by_system());
+        nos := metered._whole(due_nos, keep_pending, channel);
+        tip := metered._last_entry(of_scope);
+    end if;
+    more := 0 < (select count(*) from (select from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+        order by l.due limit 1) x);
+end
+$$;
+
+-- sweep_due, and a step of the first scope that is behind, for programs of version 1, which go on
+-- where this call says. If more is due in that scope, it is before the next hold of that scope.
+create function metered.sweep_holds(after_due timestamptz, after_no bigint, max_holds int,
+    keep_pending boolean, channel text,
+    out nos bigint[], out seen int, out last_due timestamptz, out last_no bigint, out more boolean)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    page record;
+    step record;
+    next timestamptz;
+begin
+    if max_holds > 10000
+        or octet_length(channel) > 64 then
+        raise exception 'out of bounds: an argument of sweep_holds' using errcode = '22023';
+    end if;
+    perform metered._require(max_holds between 1 and 10000 and keep_pending is not null,
+        'sweep_holds');
+    page := metered.sweep_due(after_due, after_no, max_holds, keep_pending, channel);
+    nos := page.nos;
+    seen := page.seen;
+    last_due := page.last_due;
+    last_no := page.last_no;
+    more := page.more;
+    if page.behind <> '{}' then
+        step := metered.sweep_scope(page.behind[1], max_holds, keep_pending, channel);
+        nos := nos || step.nos;
+        if step.more then
+            next := (select l.due from metered.hold_lines l
+                where l.scope = page.behind[1] and l.open > 0
+                  and l.due >= (metered._last_entry(page.behind[1])).next_due
+                order by l.due limit 1) - interval '1 microsecond';
+            if (next, 9223372036854775807) > (after_due, after_no) then
+                last_due := next;
+                last_no := 9223372036854775807;
+                more := true;
+            end if;
+        end if;
+        seen := greatest(coalesce(cardinality(nos), 0), 1);
+    end if;
 end
 $$;
 
@@ -11670,10 +11875,12 @@ comment on function metered.settle_away(text, bigint, text, int) is 'Settles the
 comment on function metered.create_scopes(text[], int) is 'Declares that scopes exist, all or none. If some are retired, only these are returned, and nothing is done. changed: the scope did not exist before. The answer holds until the transaction ends.';
 comment on function metered.retire_scopes(text[], boolean, int) is 'Retires scopes, or takes that back (retiring is false), all or none. If some were never declared, only these are returned, without created_at, and nothing is done. Takes the scopes'' locks. held has units of a scope''s open holds, which go on.';
 comment on function metered.expire_hold(text, text, timestamptz, timestamptz, int, text, text) is 'Ends one hold that is due, if it still has this deadline, frees its units, and notifies listeners: status is expired. Otherwise nothing is done: due_later, extended, captured, released, or ended (it expired, and was announced before).';
-comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'Looks at up to max_holds due holds, after after_due and after_no, and ends those whose locks are free (nos). Without keep_pending they need no announcement. seen counts the holds looked at. If there may be more, go on after last_due and last_no.';
 comment on function metered.due_holds(text, text, timestamptz, bigint, timestamptz, timestamptz, int) is 'Holds that are held, or that expired and are not announced, in the order in which they fall due, after after_due and after_no, and before a time: of one tenant or of all (null), with a scope that begins with prefix. It looks at no more than 10,000 and returns max_rows. Go on after last_due and last_no, which are null at the end. clk counts as now.';
 comment on function metered.announced(bigint[], text) is 'Marks swept holds as announced, and notifies listeners.';
 comment on function metered.purge_holds(timestamptz, timestamptz, int, int) is 'Deletes holds that ended before cutoff, with lines and history, at most max_rows of them, from "after" on (null: from the beginning), and moves the horizon to the latest time that their ids carry, in the same transaction, as purge_operations does.';
+comment on function metered.sweep_due(timestamptz, bigint, int, boolean, text) is 'Looks at up to max_holds due holds, after after_due and after_no, and ends those whose locks are free. Scopes that are behind are returned, for sweep_scope, and their lines stay. nos are the holds that ended whole, and skipped counts those whose locks were not free. Without keep_pending they need no announcement. seen counts the holds looked at. If there may be more, go on after last_due and last_no.';
+comment on function metered.sweep_scope(metered.scope_name, int, boolean, text) is 'Sweeps one scope that is behind: ends its first due lines, as many as one step writes and no more than max_holds, if its lock is free. freed counts them: null if the lock was not free. nos are holds that ended whole with them, as sweep_due has it. more: others are due.';
+comment on function metered.sweep_holds(timestamptz, bigint, int, boolean, text) is 'sweep_due, and a step of the first scope that is behind, for programs of version 1, which go on where this call says. If more is due in that scope, it is before the next hold of that scope.';
 comment on function metered.hold_json(bigint, timestamptz) is 'The hold of that no.';
 comment on function metered.lock_all(bigint[], bigint[], text[], metered.hold_ids[], int) is 'Takes the locks of a command that does several things to scopes and holds, in the one order: all scopes, by key, with those of the named holds, unless these are another holder''s (see _lock_holds); the ids that it places, by key; then rows of holds, by no: of the named holds, and of due holds that could be in its way in scopes that it may charge. A command that names thousands of scopes needs a larger lock table.';
 comment on function metered.look_place(metered.new_hold, metered.new_charge[], interval, boolean) is 'The refusal of place at this moment, without a lock, in a command that has begun (it is no replay). status is taken, refused, or null. Null means that place would not refuse, or that only place can decide: the hold was placed before, or the snapshot may be old. stored is the hold of a taken claim, if reveal.';
@@ -11906,43 +12113,44 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_after_due,_after_minima,_again,_age,_announce,_append,
-            _append_lot,_apply_lots,_as_far_as_admitted,_as_rest,_as_wallet,_balance,_base,_beyond_limits,
+            _append_lot,_apply_lots,_as_far_as_admitted,_as_rest,_as_wallet,_balance,_base,_behind,_beyond_limits,
             _bound_lock_wait,_by_system,_capture_lots,_capture_minima,_charge_anyway,_charge_of,_check_limits,
             _check_now,_class_of,_close_lease,_close_scope,_collided,_created_json,_credit_lot,_cross_captured,
             _cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,
             _empty_lot,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_ends_per_call,
-            _entry_for_write,_expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_find_lot,
-            _first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,_free_lines,_free_lots,_fresh,
-            _give_back,_goes_on,_gone_on,_has_number,_held_here,_hold_as_json,_hold_of_job,_is_job,_join_line,
-            _keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,_lags,_lapsing,_largest_number,
-            _last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,_leave_line,_leaves_at,
-            _line_json,_lines,_lines_with_minima,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,
-            _lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,_lower_debts,_mark_freed,
-            _meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,
-            _move_lot,_name_lot,_named_holds,_next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,
-            _numbers,_old_lot,_on_spending,_one_snapshot,_open_wallet,_other_lane,_others_fall_due,_overdue,
-            _owe,_owe_use,_owed_before,_own_entry,_parked_channel,_parked_json,_pass_ended,_pay_all_debts,
-            _pay_back,_pay_debts,_period_at,_periods_of,_placed_before,_plan_on,_purge_lots,_raise_moved,
-            _raise_sequence,_raised,_rearmed,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,
-            _refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,
-            _refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_line,_release_lines,_remember_hold,
-            _renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,
-            _roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,
-            _spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_take_back,_take_kept,_take_lots,
-            _tenant_key,_threshold_key,_token_fits,_told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,
-            _try_lock_there,_try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,
-            _untold_json,_usage_known_from,_use_lots,_wake_releasers,_with_absent,_with_debt,_with_keys,
-            _withdraw,_without_debt,_without_lapsing,_write_charges,_write_exact,_write_for_uses,_write_plain,
-            _write_up_to,_written_here,announced,begin_command,block_commit,capture_holds,carve,change_parked,
-            charge,charge_each,charge_leased,charge_up_to,check_charge,claim_job_key,clock,complete_command,
-            consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
-            expire_hold,explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,
-            judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,numbers_behind,
-            open_lease,open_session,park_jobs,place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,
-            purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,
-            release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,
-            revoke_lot,revoke_token,revoke_tokens,roll_over,search_entries,set_lot_end,settle_away,settle_lease,
-            spend,sweep_holds,sweep_lots,told_lots,usage,usage_at,wallet_balance}')
+            _entry_for_write,_events_per_step,_expire_and_check,_expire_due,_expire_rows,_explain_charges,
+            _family,_find_lot,_first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,_free_lines,
+            _free_lots,_fresh,_give_back,_goes_on,_gone_on,_has_number,_held_here,_hold_as_json,_hold_of_job,
+            _is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,_lags,
+            _lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,
+            _leave_line,_leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,_lock_charges,
+            _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,
+            _lower_debts,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,
+            _missing_token,_move_lot,_name_lot,_named_holds,_next_end,_next_entry,_next_lot,_next_number,
+            _no_amount,_note_lot,_numbers,_old_lot,_on_spending,_one_snapshot,_open_wallet,_other_lane,
+            _others_fall_due,_overdue,_owe,_owe_use,_owed_before,_own_entry,_parked_channel,_parked_json,
+            _pass_ended,_pay_all_debts,_pay_back,_pay_debts,_period_at,_periods_of,_placed_before,_plan_on,
+            _purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,_recorded_events,_recorded_meanwhile,
+            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,
+            _refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_line,
+            _release_lines,_remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,
+            _resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,
+            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
+            _take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,_told_use,_try_each,
+            _try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_unbound_lock_wait,
+            _under_limits,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_wake_releasers,
+            _whole,_with_absent,_with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,
+            _write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_command,
+            block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,charge_up_to,
+            check_charge,claim_job_key,clock,complete_command,consume_token,create_scopes,credit,draw,drop_parked,
+            due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,
+            finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,
+            look_place,mint_tokens,next_release,numbers_behind,open_lease,open_session,park_jobs,place,
+            plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
+            receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
+            replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
+            roll_over,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,
+            sweep_scope,told_lots,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

@@ -154,7 +154,7 @@ func (b *Book) waitMS() int32 { return int32(b.wait / time.Millisecond) }
 type statements struct {
 	place, look, open, lockAll, capture, release, releaseCaptured, extend, giveBack, expire string
 	get, ofSession, claimed, list, claims, due, history                                     string
-	sweep, announced, purge, purgeable                                                      string
+	sweep, sweepScope, announced, purge, purgeable                                          string
 }
 
 func render(n schema.Name) statements {
@@ -164,7 +164,7 @@ func render(n schema.Name) statements {
 		extend:          n.SQL(extendSQL), giveBack: n.SQL(returnSQL), expire: n.SQL(expireSQL),
 		get: n.SQL(getSQL), ofSession: n.SQL(ofSessionSQL), claimed: n.SQL(claimedSQL), list: n.SQL(listSQL),
 		claims: n.SQL(listClaimsSQL), due: n.SQL(dueSQL), history: n.SQL(historySQL),
-		sweep: n.SQL(sweepSQL), announced: n.SQL(announcedSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL),
+		sweep: n.SQL(sweepSQL), sweepScope: n.SQL(sweepScopeSQL), announced: n.SQL(announcedSQL), purge: n.SQL(purgeSQL), purgeable: n.SQL(purgeableSQL),
 	}
 }
 

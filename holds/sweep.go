@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"slices"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -85,7 +87,8 @@ func (b *Book) expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended b
 // SweepOptions configures Sweep. The zero value sweeps all due holds.
 type SweepOptions struct {
 	// Batch is the most holds that one transaction ends, from 1 to 10,000. Together they have at
-	// most 2,000 scopes. Defaults to 500.
+	// most 2,000 scopes. A scope in which more than 25 holds are due is swept in transactions of
+	// its own, each of which ends at most 25 of them. Defaults to 500.
 	Batch int
 
 	// Max is the most batches. Defaults to no bound.
@@ -106,6 +109,11 @@ type SweepReport struct {
 	// Failed are holds whose subscriber failed. They are left for the next sweep.
 	Failed int `json:"failed"`
 
+	// Behind are scopes in which more holds are due than this sweep ended, because it came to
+	// SweepOptions.Max, the scope was locked, or a step of it failed.
+	Behind int `json:"behind"`
+
+	// Batches are the transactions of the sweep.
 	Batches int `json:"batches"`
 
 	// ScannedAt is the time of the last batch.
@@ -114,14 +122,23 @@ type SweepReport struct {
 
 // The clock is an argument so that it is read before the statement.
 const sweepSQL = `
-select s.nos, s.seen, s.last_due, s.last_no, s.more, c.now
+select s.nos, s.seen, s.last_due, s.last_no, s.more, s.skipped, s.behind, c.now
 from (select metered.clock() as now offset 0) c,
-    lateral metered.sweep_holds($1::timestamptz, $2::bigint, $3::int, $4::bool and c.now is not null, $5::text) s`
+    lateral metered.sweep_due($1::timestamptz, $2::bigint, $3::int, $4::bool and c.now is not null, $5::text) s`
+
+const sweepScopeSQL = `
+select s.nos, s.freed, s.more, c.now
+from (select metered.clock() as now offset 0) c,
+    lateral metered.sweep_scope($1::text, $2::int, $3::bool and c.now is not null, $4::text) s`
 
 const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 
 // Sweep ends and announces holds that are due, in batches. Run it every few seconds to a minute, in any number of processes. Errors of
 // subscribers stop nothing, and are joined.
+//
+// Scopes with few due holds share transactions, and come first. A scope in which many are due is swept in steps, each in a
+// transaction that locks that scope alone, in turn with other such scopes and with holds that have fallen due since. What was committed stays when
+// a later transaction fails or ctx ends.
 //
 // A hold is announced once, by the Book that ends it: use the application's Config.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
@@ -145,20 +162,63 @@ func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions)
 	return s.report, err
 }
 
+// run sweeps in rounds: holds that are due in scopes with few of them, and then a step of each scope that is behind.
 func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool) error {
-	opts := s.opts
-	for {
-		more, err := s.batch(ctx, pool)
-		if err != nil {
-			return errors.Join(append(s.refusals, err)...)
+	more := true
+	for more || len(s.behind) > 0 {
+		for more = true; more && len(s.behind) < maxBehind; {
+			if s.ends() {
+				return s.end(nil)
+			}
+			var err error
+			if more, err = s.page(ctx, pool); err != nil {
+				return s.end(err)
+			}
 		}
-		if opts.Progress != nil {
-			opts.Progress(s.report)
-		}
-		if !more || s.report.Batches == opts.Max {
-			return errors.Join(s.refusals...)
+		if err := s.round(ctx, pool); err != nil || s.ends() {
+			return s.end(err)
 		}
 	}
+	return s.end(nil)
+}
+
+// maxBehind is the most scopes that are behind and are swept in turn.
+const maxBehind = 10_000
+
+// ends reports whether the sweep came to its last batch.
+func (s *sweeper) ends() bool { return s.opts.Max > 0 && s.report.Batches >= s.opts.Max }
+
+// end completes the report, and joins the errors.
+func (s *sweeper) end(err error) error {
+	s.report.Behind += len(s.behind)
+	if err != nil {
+		return errors.Join(append(s.refusals, err)...)
+	}
+	return errors.Join(s.refusals...)
+}
+
+// round takes a step of each scope that is behind. One whose lock is not free, or that fails, is left for the next sweep.
+func (s *sweeper) round(ctx context.Context, pool *pgxpool.Pool) error {
+	for i, scope := range s.behind {
+		if s.ends() {
+			s.behind = append(s.again, s.behind[i:]...)
+			s.again = nil
+			return nil
+		}
+		more, err := s.step(ctx, pool, scope)
+		switch {
+		case ctx.Err() != nil:
+			s.behind = append(s.again, s.behind[i:]...)
+			return err
+		case err != nil:
+			s.refusals = append(s.refusals, fmt.Errorf("scope %q: %w", scope, err))
+			s.report.Behind++
+		case more:
+			s.again = append(s.again, scope)
+		}
+	}
+	s.behind, s.again = s.again, nil
+	return nil
 }
 
 // tellLag reports the lateness of the oldest due hold to the observer. The look is for the observer alone: without
@@ -197,21 +257,63 @@ type sweeper struct {
 	refusals []error
 	due      any // the due time of the last hold seen
 	no       int64
+	behind   []string // scopes with more due holds than one step ends, in turn
+	again    []string // those of them that are behind after the step of this round
 }
 
-// batch sweeps one batch, and reports whether there may be more. It goes on after the last hold seen: it does not
+// page ends holds of scopes that are not behind, and reports whether there may be more. It goes on after the last hold seen: it does not
 // retry skipped holds, nor wade through the index entries of ended ones again.
-func (s *sweeper) batch(ctx context.Context, pool *pgxpool.Pool) (more bool, err error) {
-	var nos []int64
-	var seen int
+func (s *sweeper) page(ctx context.Context, pool *pgxpool.Pool) (more bool, err error) {
+	var seen, skipped int
 	var due *time.Time
 	var no *int64
-	var refusals []error
+	var behind []string
 	var now time.Time
-	told := 0
+	told, refusals, err := s.batch(ctx, pool, func(tx pgx.Tx, subscribed bool) (nos []int64, err error) {
+		err = tx.QueryRow(ctx, s.book.sql.sweep, s.due, s.no, s.opts.Batch, subscribed, s.book.channel()).
+			Scan(&nos, &seen, &due, &no, &more, &skipped, &behind, &now)
+		return nos, err
+	})
+	if err != nil {
+		return false, err
+	}
+	for _, scope := range behind {
+		if !slices.Contains(s.behind, scope) {
+			s.behind = append(s.behind, scope)
+		}
+	}
+	if seen > 0 {
+		s.due, s.no = *due, *no
+	}
+	s.add(ctx, told, skipped, refusals, now)
+	return more, nil
+}
+
+// step ends the first due holds of a scope that is behind, and reports whether others are due.
+func (s *sweeper) step(ctx context.Context, pool *pgxpool.Pool, scope string) (more bool, err error) {
+	var freed *int
+	var now time.Time
+	told, refusals, err := s.batch(ctx, pool, func(tx pgx.Tx, subscribed bool) (nos []int64, err error) {
+		err = tx.QueryRow(ctx, s.book.sql.sweepScope, scope, s.opts.Batch, subscribed, s.book.channel()).
+			Scan(&nos, &freed, &more, &now)
+		return nos, err
+	})
+	if err != nil {
+		return false, err
+	}
+	if freed == nil || *freed == 0 && more {
+		s.report.Behind++ // another call has locked it
+		more = false
+	}
+	s.add(ctx, told, 0, refusals, now)
+	return more, nil
+}
+
+// batch runs a transaction of the sweep, which ends holds, and announces these.
+func (s *sweeper) batch(ctx context.Context, pool *pgxpool.Pool, sweep func(tx pgx.Tx, subscribed bool) ([]int64, error)) (told int, refusals []error, err error) {
 	err = commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		subscribed := len(s.book.cfg.Subscribers) > 0
-		err := tx.QueryRow(ctx, s.book.sql.sweep, s.due, s.no, s.opts.Batch, subscribed, s.book.channel()).Scan(&nos, &seen, &due, &no, &more, &now)
+		nos, err := sweep(tx, subscribed)
 		if err != nil || !subscribed {
 			told = len(nos)
 			return err
@@ -220,19 +322,23 @@ func (s *sweeper) batch(ctx context.Context, pool *pgxpool.Pool) (more bool, err
 		return err
 	})
 	if err != nil {
-		return false, failed("sweep", err)
+		return 0, nil, failed("sweep", err)
 	}
+	return told, refusals, nil
+}
+
+// add adds a committed batch to the report, and reports it to the observer and to Progress.
+func (s *sweeper) add(ctx context.Context, told, skipped int, refusals []error, now time.Time) {
 	s.report.Batches++
 	s.report.ScannedAt = now.UTC()
 	s.report.Expired += told
 	s.report.Failed += len(refusals)
-	s.report.Skipped += seen - len(nos)
+	s.report.Skipped += skipped
 	s.refusals = append(s.refusals, refusals...)
-	s.tell(ctx, told, seen-len(nos), len(refusals))
-	if seen > 0 {
-		s.due, s.no = *due, *no
+	s.tell(ctx, told, skipped, len(refusals))
+	if s.opts.Progress != nil {
+		s.opts.Progress(s.report)
 	}
-	return more, nil
 }
 
 const sweptSQL = `
@@ -279,5 +385,5 @@ func (s *sweeper) announce(ctx context.Context, tx pgx.Tx, nos []int64) (told in
 	return len(accepted), refusals, err
 }
 
-// sweeperNote is the note of what sweep_holds and _expire_due in schema.sql record.
+// sweeperNote is the note of what sweeps and _expire_due in schema.sql record.
 var sweeperNote = budget.Note{Actor: System}

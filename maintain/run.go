@@ -159,7 +159,7 @@ func (r *run) progress(n int64, left map[string]int) {
 
 func (r *run) sweepHolds(ctx context.Context) error {
 	left := func(s holds.SweepReport) map[string]int {
-		return map[string]int{"locked": s.Skipped, "subscriber": s.Failed}
+		return map[string]int{"locked": s.Skipped, "subscriber": s.Failed, "behind": s.Behind}
 	}
 	s, err := r.parts.Holds.Sweep(ctx, r.pool, holds.SweepOptions{Batch: r.Batch, Progress: func(s holds.SweepReport) {
 		r.progress(int64(s.Expired), left(s))

@@ -94,6 +94,8 @@ var Functions = []Function{
 	{"extend_holds", Application, write},
 	{"return_holds", Application, write},
 	{"expire_hold", Application, write},
+	{"sweep_due", Application, write},
+	{"sweep_scope", Application, write},
 	{"sweep_holds", Application, write},
 	{"announced", Application, write},
 	{"due_holds", Application | Reporting, readBatch},

@@ -1,0 +1,194 @@
+package holds_test
+
+import (
+	"context"
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
+	"github.com/pgmetered/metered/internal/pgtest"
+)
+
+// pile places a hold of so many due ones in a scope: each falls due a microsecond after the one before, a minute from now. Every tenth captures
+// a unit when it expires, if least.
+func (f *fixture) pile(scope string, n int, least bool) {
+	f.Helper()
+	first := f.mustPlace(holds.Request{ID: scope + "/1", TTL: time.Minute, Lines: []holds.Line{{Scope: scope, Amount: 2}}})
+	_, err := f.pool.Exec(f.Context(), fmt.Sprintf(`
+		with e as (
+			insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, next_due, kind, scope, hold)
+			select g, 2, l.at, 0, 0, 0, 2 * g, 0, l.next_due, 'h', l.scope, l.scope || '/' || g
+			from metered.ledger l, generate_series(2, %[1]d) g where l.scope = $1 and l.seq = 1
+		), h as (
+			insert into metered.holds (placed_at, deadline, due, ceiling, version, state, tenant, id, holder, fingerprint, keys)
+			select y.placed_at, y.deadline + g * interval '1 us', y.due + g * interval '1 us', y.ceiling, 1, 'h', y.tenant, $1 || '/' || g, y.holder, y.fingerprint, y.keys
+			from metered.holds y, generate_series(2, %[1]d) g where y.id = $2
+			returning no, id, due, placed_at, deadline
+		), v as (
+			insert into metered.hold_events (hold, at, deadline, version, kind, detail)
+			select h.no, h.placed_at, h.deadline, 1, 'h', case when %[2]t and split_part(h.id, '/', -1)::int %% 10 = 0
+				then jsonb_set(v.detail, '{lines,0,at_least}', '1') else v.detail end
+			from h, metered.hold_events v, metered.holds y where y.id = $2 and v.hold = y.no and v.version = 1
+		)
+		insert into metered.hold_lines (hold, key, amount, open, due, scope, opened_seq, at_least)
+		select h.no, l.key, 2, 2, h.due, l.scope, x.seq, case when %[2]t and x.seq %% 10 = 0 then 1 else 0 end
+		from h, lateral (select split_part(h.id, '/', -1)::bigint as seq) x, metered.hold_lines l, metered.holds y
+		where y.id = $2 and l.hold = y.no`, n, least), scope, first.ID)
+	require.NoError(f, err)
+}
+
+// open counts the lines of a scope that are not freed.
+func (f *fixture) open(scope string) int {
+	f.Helper()
+	return queryRow[int](f.T, f.pool, "select count(*) from metered.hold_lines where scope = $1 and open > 0", scope)
+}
+
+// A transaction of a sweep ends at most 25 holds of a scope with many, and locks no other scope meanwhile. Scopes with few come first, and share one. What was
+// committed stays. All is ended at last, and the books agree.
+func TestSweep_AScopeWithManyDueHoldsIsSweptAloneAndInSteps(t *testing.T) {
+	t.Parallel()
+	for name, least := range map[string]bool{"plain": false, "with minima": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, holds.Config{})
+			many := pgtest.Size(130, 3_000)
+			f.pile("big", many, least)
+			f.pile("large", 60, least)
+			for n := range 40 {
+				f.mustPlace(holds.Request{ID: fmt.Sprint("few/", n), TTL: time.Minute, Lines: []holds.Line{{Scope: fmt.Sprint("few/", n%20), Amount: 1}}})
+			}
+			f.clock.Advance(time.Hour)
+
+			var reports []holds.SweepReport
+			var left [][2]int // of the large scopes, after each batch
+			report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{Batch: 100, Progress: func(r holds.SweepReport) {
+				reports = append(reports, r)
+				left = append(left, [2]int{f.open("big"), f.open("large")})
+			}})
+			require.NoError(t, err)
+			require.Equal(t, many+60+40, report.Expired)
+			require.Zero(t, report.Skipped+report.Failed+report.Behind)
+			before := [2]int{many, 60}
+			for n, now := range left {
+				freed := [2]int{before[0] - now[0], before[1] - now[1]}
+				require.LessOrEqual(t, freed[0]+freed[1], 25, "batch %d", n)
+				require.True(t, freed[0] == 0 || freed[1] == 0, "batch %d: both scopes", n)
+				if freed[0]+freed[1] > 0 {
+					require.Zero(t, queryRow[int](t, f.pool, "select count(*) from metered.hold_lines where scope like 'few/%' and open > 0"), "few come first")
+				}
+				if n > 0 && now[1] > 0 { // they take turns
+					require.InDelta(t, many-now[0], 60-now[1], 25)
+				}
+				before = now
+			}
+			f.verify()
+		})
+	}
+}
+
+// A program of version 1 calls sweep_holds, and goes on where it says. It comes to the end of any backlog.
+func TestSweep_AProgramOfVersion1EndsABacklog(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	f.pile("big", 130, true)
+	f.mustPlace(holds.Request{ID: "few", TTL: time.Minute, Lines: []holds.Line{{Scope: "few", Amount: 1}}})
+	f.clock.Advance(time.Hour)
+	var due any = "-infinity"
+	var no int64
+	ended, calls := 0, 0
+	for more := true; more; calls++ {
+		require.Less(t, calls, 100)
+		var nos []int64
+		var seen int
+		var lastDue *time.Time
+		var lastNo *int64
+		before := f.open("big")
+		require.NoError(t, f.pool.QueryRow(t.Context(), "select * from metered.sweep_holds($1::timestamptz, $2, 50, false, null)", due, no).
+			Scan(&nos, &seen, &lastDue, &lastNo, &more))
+		require.LessOrEqual(t, before-f.open("big"), 25)
+		ended += len(nos)
+		if seen > 0 {
+			due, no = *lastDue, *lastNo
+		}
+	}
+	require.Equal(t, 131, ended)
+	f.verify()
+}
+
+// A charge of another scope never waits for a step, and one scope whose step fails, or that is locked, stops no other.
+func TestSweep_AStepThatCannotBeTakenStopsNoOther(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	f.pile("broken", 60, false)
+	f.pile("locked", 60, false)
+	f.pile("sound", 60, false)
+	f.clock.Advance(time.Hour)
+	execute(t, f.pool, `create function refuse() returns trigger language plpgsql as $$ begin
+		if new.scope = 'broken' and new.seq > 61 then raise exception 'broken' using errcode = '57014'; end if;
+		return new; end $$; create trigger refuse before insert on metered.ledger for each row execute function refuse()`)
+	tx := begin(t, f.pool, pgx.ReadCommitted)
+	_, err := tx.Exec(t.Context(), "select pg_advisory_xact_lock($1)", f.ledger.LockKey("locked"))
+	require.NoError(t, err)
+	report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.ErrorContains(t, err, `scope "broken"`)
+	require.Equal(t, 2, report.Behind)
+	require.Equal(t, []int{35, 60, 0}, []int{f.open("broken"), f.open("locked"), f.open("sound")}, "the first step of it stays")
+	require.Equal(t, 85, report.Expired)
+	require.NoError(t, tx.Rollback(t.Context()))
+	execute(t, f.pool, "drop trigger refuse on metered.ledger")
+
+	ctx, cancel := context.WithCancel(t.Context())
+	report, err = f.book.Sweep(ctx, f.pool, holds.SweepOptions{Progress: func(r holds.SweepReport) {
+		if r.Expired > 0 {
+			cancel()
+		}
+	}})
+	require.ErrorIs(t, err, context.Canceled)
+	require.Equal(t, 25, report.Expired)
+	require.Equal(t, 2, report.Behind)
+	report, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{Max: 2})
+	require.NoError(t, err)
+	require.Equal(t, 10+25, report.Expired, "one of them is not behind any more")
+	require.Equal(t, 1, report.Behind, "it says what it left")
+	report, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Zero(t, report.Behind)
+	require.Zero(t, f.open("broken")+f.open("locked"))
+	f.verify()
+}
+
+// A hold with units of two scopes that are both behind is announced once, when it has ended in both.
+func TestSweep_AHoldOfTwoScopesThatAreBehindIsAnnouncedOnce(t *testing.T) {
+	t.Parallel()
+	heard := map[string]int{}
+	f := setUp(t, holds.Config{Subscribers: []holds.Subscriber{func(_ context.Context, _ pgx.Tx, tr holds.Transition) error {
+		if tr.Kind == holds.EventExpired {
+			heard[tr.Hold.ID]++
+		}
+		return nil
+	}}})
+	for n := range 60 {
+		f.mustPlace(holds.Request{ID: fmt.Sprint(n), TTL: time.Minute, Lines: []holds.Line{{Scope: "a", Amount: 1}, {Scope: "b", Amount: 1}, {Scope: fmt.Sprint("c/", n), Amount: 1}}})
+		f.clock.Advance(time.Millisecond)
+	}
+	f.clock.Advance(time.Hour)
+	report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	again, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 60, report.Expired+again.Expired)
+	require.Len(t, heard, 60)
+	for id, n := range heard {
+		require.Equal(t, 1, n, id)
+	}
+	require.Zero(t, queryRow[int](t, f.pool, "select count(*) from metered.hold_lines where open > 0"))
+	u, err := f.ledger.Usage(t.Context(), f.pool, budget.Query{Scope: "a"})
+	require.NoError(t, err)
+	require.Zero(t, u[0].Held)
+	f.verify()
+}
