@@ -3,6 +3,9 @@ package mutants
 // short is how many of the first mutants run with the other tests.
 const short = 2
 
+// twins is the test of what time does to a wallet.
+const twins = "TestTwins_NoAnswerDependsOnWhoLooked"
+
 // Parts of statements that several mutants break.
 const collided = "perform metered._collided();"
 
@@ -151,17 +154,17 @@ var all = []Mutant{
 
 	// Wallets.
 	{"a lot is drawn after its end", "_write_charges", "if tip.lots_end <= greatest(at, tip.at) then", "if false then", "./wallet", "TestLot_EndsWhenItIsDueSweptOrNot"},
-	{"lots are drawn in the order of their numbers", "_take_lots", "order by y.priority, y.expires_at, y.no limit 1;\n        if use", "order by y.no limit 1;\n        if use", "./wallet", "TestDraw_TakesByPriorityThenEarliestEndThenOldest"},
+	{"lots are drawn in the order of their numbers", "_take_lots", "order by y.priority, y.expires_at, y.age limit 1;\n        if use is not null then\n            if u.rest", "order by y.no limit 1;\n        if use is not null then\n            if u.rest", "./wallet", "TestDraw_TakesByPriorityThenEarliestEndThenOldest"},
 	{"a draw leaves the rest of its lot", "_take_lots", "l.rest - part,", "l.rest,", "./wallet", "TestVerify_FindsEachDamageToLots"},
 	{"a purge takes the units of a lot with its moves", "_purge_lots", "update metered.lot_rows r set last_seq = stays.last_seq, rest = stays.rest, drawn = stays.drawn, held = stays.held, kept = stays.kept where r.no = stays.no;", "null;", "./wallet", "TestPurge_ChangesNoBalance"},
 	{"a refund goes to another lot", "_refund_parts", "y.kind in ('t', 'u') and y.amount > y.back order by y.nth desc", "y.kind in ('t', 'u') and y.amount > y.back order by y.nth", "./wallet", "TestWallets_AgreeWithTheModel"},
 	{"a refund to an ended lot lasts", "_give_back", "if l.expires_at > refund.at then", "if true then", "./wallet", "TestRefund_ToALotThatHasEndedFollowsItsPolicy"},
 	{"a refund forgets the end of its lot", "refund", "e.lots_end := least(e.lots_end, fate.ends);", "", "./wallet", "TestLot_EndsAtItsTimeThoughARefundBroughtItsUnitsBack"},
 	{"a refund of overdraft makes credit", "_refund_parts", "bare := bare + case when lot = 0 then units else 0 end;", "", "./wallet", "TestRefund_OfOverdraftMakesNoCreditThatNeverEnds"},
-	{"a capture forgets the priority of lots", "_capture_lots", "order by l.priority, l.expires_at, nullif(y.lot, 0)", "order by l.expires_at, nullif(y.lot, 0)", "./wallet", "TestCapture_FollowsPriorityBeforeTheEndOfLots"},
+	{"a capture forgets the priority of lots", "_capture_lots", "order by l.priority, l.expires_at, l.age", "order by l.expires_at, l.age", "./wallet", "TestCapture_FollowsPriorityBeforeTheEndOfLots"},
 	{"a grant leaves the overdraft", "_add_lot", "if debt > 0 and plan.uses is null then", "if false then", "./wallet", "TestOverdraft_IsPaidBackByTheNextGrant"},
 	{"a grant's reference grants twice", "plan_lot", "case when was.fingerprint = lot.fingerprint then 'same' else 'conflict' end", "'same'", "./wallet", "TestGrant_OfAReferenceIsMadeOnce"},
-	{"a revocation leaves units of due holds", "revoke_lot", "e := metered._after_due(e, 0, wait_ms);", "", "./wallet", "TestRevoke_TakesUnitsThatADueHoldFreed"},
+	{"a revocation leaves units of due holds", "_name_lot", "entry := metered._after_due(entry, 0, wait_ms);", "", "./wallet", "TestRevoke_TakesUnitsThatADueHoldFreed"},
 	{"a rollover takes all units", "_rolls", "least(l.rest + l.kept, l.roll_cap)", "l.rest + l.kept", "./wallet", "TestWallets_AgreeWithTheModel"},
 	{"a lot pays for another use", "_apply_lots", "and y.expires_at > e.at and (y.plan).uses @> array[use]", "and y.expires_at > e.at", "./wallet", "TestUses_ADrawTakesLotsForItsUseInTheOrderOfAllLots"},
 	{"a refusal keeps units applied", "_write_for_uses", "if posted.refused is not null then\n            raise exception using errcode = 'MT100';", "if false then\n            null;", "./wallet", "TestUses_ADrawTakesLotsForItsUseInTheOrderOfAllLots"},
@@ -172,6 +175,20 @@ var all = []Mutant{
 	{"a call that writes nothing forgets a debt", "_settle", "if e.seq > tip.seq then", "if true then", "./wallet", "TestOverdraft_OutlivesCallsThatWriteNothing"},
 	{"a due hold frees units of a use for all", "_due_lots", "case when (child.plan).uses is not null then held.back else 0 end", "0", "./wallet", "TestUses_AHoldGivesUnitsBackToTheirUse"},
 	{"a due hold gives to a lot that has ended", "_free_lots", "if l.expires_at <= freed.at then", "if false then", "./wallet", "TestReservation_FreedUnitsOfAnEndedLotLapseAtOnce"},
+
+	// What time does to a wallet: holds fall due, with minima, and lots begin, end, roll over and renew.
+	{"a name is looked up before what is due", "_name_lot", "entry := metered._after_due(entry, 0, wait_ms);\n    lot := metered._find_lot(e.scope, of_lot, of_reference);",
+		"lot := metered._find_lot(e.scope, of_lot, of_reference);\n    entry := metered._after_due(entry, 0, wait_ms);", "./wallet", twins},
+	{"a balance lists lots by number", "wallet_balance", "order by x.priority, x.expires_at, x.age)", "order by x.priority, x.expires_at, x.no)", "./wallet", twins},
+	{"a reader counts the ends that one call writes", "_lapsing", "if few.n <= metered._ends_per_call() then", "if true then", "./wallet", twins},
+	{"a call on a lot leaves its end unwritten", "_end_named", "exit when l.no is null;", "exit when true;", "./wallet", twins},
+	{"a reader captures no minimum", "_due_lots", "units := minima[next_hold];", "units := 0;", "./wallet", twins},
+	{"a reader gives units of a due hold to no lot", "_due_lots", "lots[lot_pos].rest := lots[lot_pos].rest + held.amount - part;", "null;", "./wallet", twins},
+	{"a writer captures no minimum", "_end_line", "least(l.open, greatest(0, l.at_least - l.captured))", "0", "./wallet", twins},
+	{"a due hold comes before an end of the same instant", "_due_lots", "filter (where o.expires_at > greatest(o.due, tip.at))", "filter (where o.expires_at >= greatest(o.due, tip.at))", "./wallet", twins},
+	{"a reader renews once", "_due_lots", "if ((child.plan).renews).every is not null and", "if false and", "./wallet", twins},
+	{"a reader rolls over once", "_gone_on", "if (l.plan).roll_again <> 0 then", "if false then", "./wallet", twins},
+	{"what went on is as old as its rollover", "_append_lot", "metered._age(of_lot, entry.at, entry.seq)", "metered._age(null, entry.at, entry.seq)", "./wallet", twins},
 
 	// COMMIT, and attempts.
 	{"COMMIT's tag is not read", "internal/command/owned.go", `case err == nil && tag == "COMMIT":`, `case err == nil:`, "./internal/command", "TestDo_ACommitAnsweredByRollbackIsNoSuccess"},

@@ -1,0 +1,134 @@
+package wallet_test
+
+import (
+	"fmt"
+	"time"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/wallet"
+)
+
+// A motif is a few acts on the same lots, such as meet seldom where all is random: each is about one thing that time
+// does. After it the history goes on.
+func (w *twins) motif(n int) {
+	motifs := []func(n int){w.holdOverAnEnd, w.rollAgain, w.manyEnds, w.planGoesOn, w.sameEnd, w.sharedCap}
+	motifs[w.r.IntN(len(motifs))](n)
+}
+
+// holdOverAnEnd places holds that fall due before, at and after the end of a lot that rolls over, some with a minimum.
+func (w *twins) holdOverAnEnd(n int) {
+	g := wallet.Grant{Wallet: "ann", Amount: 20 + w.r.Int64N(20), Reference: fmt.Sprint("m", n), For: 2 * time.Hour, RollCap: 1 + w.r.Int64N(20), RollFor: of(w, 5*time.Hour, day), RollTimes: 1, Priority: new(int)}
+	*g.Priority = -1
+	if g.RollFor == day {
+		g.RollTimes = of(w, 1, 2)
+	}
+	if w.once(4) {
+		g.Uses = []string{"images"}
+	}
+	w.grant(g)
+	for i := range 3 {
+		amount := 3 + w.r.Int64N(8)
+		w.reserve(fmt.Sprint("m", n, "/", i), amount, w.r.Int64N(2)*(1+w.r.Int64N(amount)), of(w, time.Hour, 2*time.Hour, 3*time.Hour), of(w, "", "images"))
+	}
+	for range 2 {
+		w.advance(of(w, time.Hour, 2*time.Hour, 3*time.Hour, day))
+		w.look()
+	}
+	w.onNamed()
+}
+
+// rollAgain has a lot roll over more than once, unseen, beside one of the same end, and calls it by its name.
+func (w *twins) rollAgain(n int) {
+	hour := w.now.Truncate(time.Hour)
+	g := wallet.Grant{Wallet: "ann", Amount: 5 + w.r.Int64N(20), Reference: fmt.Sprint("m", n), Expires: hour.Add(2 * time.Hour), RollCap: 4 + w.r.Int64N(20), RollFor: day, RollTimes: of(w, 2, 3, -1)}
+	other := wallet.Grant{Wallet: "ann", Amount: 5, Reference: fmt.Sprint("n", n), Expires: hour.Add(2*time.Hour + of(w, day, 2*day))}
+	if w.once(3) {
+		other.Starts = hour.Add(of(w, time.Hour, 3*time.Hour))
+	}
+	if w.once(2) {
+		g, other = other, g
+	}
+	w.grant(g)
+	w.grant(other)
+	w.advance(2*time.Hour + of(w, 30*time.Minute, day, day+time.Hour, 2*day-time.Hour))
+	w.look()
+	w.onNamed()
+	w.look()
+	w.draw()
+}
+
+// manyEnds lets more lots end than a call writes, and calls some of them.
+func (w *twins) manyEnds(n int) {
+	w.burst(n)
+	w.advance(of(w, 2*time.Hour, 3*time.Hour, 58*day))
+	w.look()
+	w.onNamed()
+	if l := w.lots; len(l) > 0 { // one of the burst, which has ended
+		w.onLot(l[len(l)-1-w.r.IntN(min(33, len(l)))])
+	}
+}
+
+// planGoesOn leaves a plan alone for some periods, and calls its lots by what the balance shows.
+func (w *twins) planGoesOn(n int) {
+	g := w.somePlan(n)
+	g.Starts = time.Time{}
+	if w.once(2) {
+		g.Renews = budget.Per(1, budget.Day, zone(of(w, "UTC", "Africa/Cairo")), time.Time{}).Period
+	}
+	w.grant(g)
+	w.advance(of(w, day, 3*day, 5*day))
+	w.look()
+	w.onNamed()
+	w.look()
+	w.grant(wallet.Grant{Wallet: "ann", Amount: 3, Reference: of(w, g.Reference, "x"+g.Reference)})
+	w.draw()
+}
+
+// sameEnd has lots of one end that were granted in another order than they begin.
+func (w *twins) sameEnd(n int) {
+	hour := w.now.Truncate(time.Hour)
+	for i := range 3 {
+		g := wallet.Grant{Wallet: "ann", Amount: 4, Reference: fmt.Sprint("m", n, "/", i), Expires: hour.Add(5 * time.Hour)}
+		if i != 1 {
+			g.Starts = hour.Add(time.Duration(4-i) * time.Hour)
+		}
+		w.grant(g)
+	}
+	w.advance(4 * time.Hour)
+	w.look()
+	w.draw()
+}
+
+// sharedCap fills a cap that lots of one end share.
+func (w *twins) sharedCap(n int) {
+	end := w.now.Truncate(time.Hour).Add(2 * time.Hour)
+	for i := range 3 {
+		w.grant(wallet.Grant{Wallet: "ann", Amount: 5 + w.r.Int64N(5), Reference: fmt.Sprint("m", n, "/", i), Category: "paid", Expires: end, RollCap: 12, RollFor: day, RollTimes: of(w, 1, 2), RollShared: true})
+	}
+	if w.once(2) {
+		w.reserve(fmt.Sprint("m", n), 7, 0, of(w, time.Hour, 2*time.Hour, 3*time.Hour), "")
+	}
+	w.advance(2*time.Hour + of(w, 30*time.Minute, day))
+	w.look()
+	w.onNamed()
+}
+
+// onNamed makes a call on a lot that the balance shows.
+func (w *twins) onNamed() {
+	if len(w.rows) > 0 {
+		w.onLot(w.rows[len(w.rows)-1-w.r.IntN(min(4, len(w.rows)))])
+	}
+}
+
+func (w *twins) onLot(l *named) {
+	what, nos, reference := w.nameOf(l)
+	switch {
+	case what == "":
+	case w.once(3):
+		w.revokeLot(what, nos, reference)
+	case w.once(2):
+		w.rollOverLot(what, nos, reference)
+	default:
+		w.setEndOf(what, nos, reference)
+	}
+}
