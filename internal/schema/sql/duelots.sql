@@ -180,43 +180,6 @@ begin
 end
 $$;
 
--- Ends a line of a hold that is due, at its time: it captures its minimum, and gives back the other units. Appends the entries after tip, and
--- returns the last one.
-create function metered._end_line(tip metered.ledger, l metered.hold_lines, of_id text, clk timestamptz) returns metered.ledger
-language plpgsql volatile
-as $$
-declare
-    e       metered.ledger := metered._own_entry(tip, l.due);
-    minimum bigint := least(l.open, greatest(0, l.at_least - l.captured));
-begin
-    update metered.hold_lines y set captured = y.captured + minimum, open = 0 where y.hold = l.hold and y.scope = l.scope;
-    e.hold := of_id;
-    if minimum > 0 then
-        select v.operation_tenant, v.operation into e.operation_tenant, e.operation from metered.hold_events v where v.hold = l.hold and v.version = 1;
-        e.kind := 'u';
-        e.amount := minimum;
-        e.spent := e.spent + minimum;
-        e.held := e.held - minimum;
-        e.next_due := metered._due_after(e.scope, e.seq, e.held, e.next_due, clk);
-        e.seq := e.seq + 1;
-        perform metered._append(e);
-        perform metered._capture_lots(e, l.opened_seq, minimum);
-        e.operation_tenant := null;
-        e.operation := null;
-    end if;
-    if l.open > minimum then
-        e.kind := 'x';
-        e.amount := l.open - minimum;
-        e.held := e.held - e.amount;
-        e.next_due := metered._due_after(e.scope, e.seq, e.held, e.next_due, clk);
-        e.seq := e.seq + 1;
-        perform metered._append(e);
-        e := metered._free_lots(e, array[l.opened_seq]);
-    end if;
-    return e;
-end
-$$;
-
 -- Writes all that is due in a wallet by clk, in its order: ends of holds, whose rows it locks, ends of lots, and beginnings. It ends the first max_lots lots (null: all), and
 -- beyond them lots of due holds, lots that begin, lots on whose end others depend, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry after that, with the
 -- lots_end of the next one, without the caller, operation and note of tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross:
@@ -232,7 +195,8 @@ declare
     l       metered.lots;
     begins  metered.lots;
     due     record;
-    line    metered.hold_lines;
+    plain   bigint[] := '{}';   -- lines that end together, before next_lot
+    next_lot timestamptz := '-infinity';    -- when the next lot ends or begins at the earliest
     pos_end timestamptz := '-infinity';     -- the lot that was ended last, after which the next is
     pos_age bigint[] := '{}';
     begun   timestamptz := '-infinity';     -- the lot that began last, after which the next does
@@ -282,26 +246,25 @@ begin
     end if;
     ends := coalesce(stop_end, metered._next_end(tip.scope, until));
     e.lots_end := ends;
-    for due in
-        select x.hold, x.due, h.id, x.line from (
-            select y.hold, y.due, row(y.*)::metered.hold_lines as line from metered.hold_lines y where y.hold = any (nos) and y.scope = tip.scope and y.open > 0
-            union all select null, until, null) x
-            left join lateral (select z.id from metered.holds z where z.no = x.hold) h on true
-        order by x.due, (x.line).opened_seq
-    loop
-        loop
+    for due in select * from metered._due_lines(tip, nos, until) loop
+        if due.due >= next_lot or not due.plain or cardinality(plain) = 100 then    -- more would be joined by nested loops
+            e := metered._end_lines(e, plain, clk);
+            plain := '{}';
+        end if;
+        while due.due >= next_lot loop
             select y.* into l from (
-                (select z.* from metered.lots z where z.scope = tip.scope and z.open and (z.expires_at, z.age) > (pos_end, pos_age) and z.expires_at <= due.due
+                (select z.* from metered.lots z where z.scope = tip.scope and z.open and (z.expires_at, z.age) > (pos_end, pos_age) and z.expires_at <= until
                  order by z.expires_at, z.age limit 1)
                 union all
-                (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= due.due order by z.expires_at, z.age limit 1)
+                (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= until order by z.expires_at, z.age limit 1)
                 union all
-                (select z.* from metered._kept_due(tip.scope, due.due, kept_left > 0) z where may_keep and z.no is not null)) y
+                (select z.* from metered._kept_due(tip.scope, until, kept_left > 0) z where may_keep and z.no is not null)) y
             where stop_end is null or (y.expires_at, y.age) < (stop_end, stop_age) or y.no = any (named) or y.kept > 0
             order by y.expires_at, y.age limit 1;
             select y.* into begins from metered.lots y
-            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= due.due and (y.starts_at, y.age) > (begun, begun_age) order by y.starts_at, y.age limit 1;
-            exit when l.no is null and begins.no is null;
+            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until and (y.starts_at, y.age) > (begun, begun_age) order by y.starts_at, y.age limit 1;
+            next_lot := coalesce(least(l.expires_at, begins.starts_at), 'infinity');
+            exit when due.due < next_lot;
             if l.no is null or begins.starts_at < l.expires_at then
                 ends := least(ends, case when begins.expires_at > until then begins.expires_at end,
                     case when ((begins.plan).renews).every is not null then
@@ -331,10 +294,13 @@ begin
             pos_end := greatest(pos_end, l.expires_at);
             pos_age := case when pos_end = l.expires_at then l.age else pos_age end;
         end loop;
-        if due.hold is not null then
-            line := due.line;
-            e.crossed := case when line.at_least > line.captured then tip.crossed else e.crossed end;
-            e := metered._end_line(e, line, due.id, clk);
+        if due.plain then
+            plain := plain || (due.line).opened_seq;
+            next_lot := least(next_lot, due.first_end);
+        elsif due.hold is not null then
+            e.crossed := case when (due.line).at_least > (due.line).captured then tip.crossed else e.crossed end;
+            e := metered._end_line(e, due.line, due.id, clk);
+            next_lot := '-infinity';
         end if;
     end loop;
     if metered._lags(tip) and e.lots_end > until then
