@@ -2463,43 +2463,6 @@ begin
 end
 $$;
 
--- Ends a line of a hold that is due, at its time: it captures its minimum, and gives back the other units. Appends the entries after tip, and
--- returns the last one.
-create function metered._end_line(tip metered.ledger, l metered.hold_lines, of_id text, clk timestamptz) returns metered.ledger
-language plpgsql volatile
-as $$
-declare
-    e       metered.ledger := metered._own_entry(tip, l.due);
-    minimum bigint := least(l.open, greatest(0, l.at_least - l.captured));
-begin
-    update metered.hold_lines y set captured = y.captured + minimum, open = 0 where y.hold = l.hold and y.scope = l.scope;
-    e.hold := of_id;
-    if minimum > 0 then
-        select v.operation_tenant, v.operation into e.operation_tenant, e.operation from metered.hold_events v where v.hold = l.hold and v.version = 1;
-        e.kind := 'u';
-        e.amount := minimum;
-        e.spent := e.spent + minimum;
-        e.held := e.held - minimum;
-        e.next_due := metered._due_after(e.scope, e.seq, e.held, e.next_due, clk);
-        e.seq := e.seq + 1;
-        perform metered._append(e);
-        perform metered._capture_lots(e, l.opened_seq, minimum);
-        e.operation_tenant := null;
-        e.operation := null;
-    end if;
-    if l.open > minimum then
-        e.kind := 'x';
-        e.amount := l.open - minimum;
-        e.held := e.held - e.amount;
-        e.next_due := metered._due_after(e.scope, e.seq, e.held, e.next_due, clk);
-        e.seq := e.seq + 1;
-        perform metered._append(e);
-        e := metered._free_lots(e, array[l.opened_seq]);
-    end if;
-    return e;
-end
-$$;
-
 -- Writes all that is due in a wallet by clk, in its order: ends of holds, whose rows it locks, ends of lots, and beginnings. It ends the first max_lots lots (null: all), and
 -- beyond them lots of due holds, lots that begin, lots on whose end others depend, and lots that go on, as far as a caller could draw so many units of those. tip is the last entry, under the wallet's lock. The result is the last entry after that, with the
 -- lots_end of the next one, without the caller, operation and note of tip. The caller may have put into tip.crossed the thresholds that these ends, or its own entry, cross:
@@ -2515,7 +2478,8 @@ declare
     l       metered.lots;
     begins  metered.lots;
     due     record;
-    line    metered.hold_lines;
+    plain   bigint[] := '{}';   -- lines that end together, before next_lot
+    next_lot timestamptz := '-infinity';    -- when the next lot ends or begins at the earliest
     pos_end timestamptz := '-infinity';     -- the lot that was ended last, after which the next is
     pos_age bigint[] := '{}';
     begun   timestamptz := '-infinity';     -- the lot that began last, after which the next does
@@ -2565,26 +2529,25 @@ begin
     end if;
     ends := coalesce(stop_end, metered._next_end(tip.scope, until));
     e.lots_end := ends;
-    for due in
-        select x.hold, x.due, h.id, x.line from (
-            select y.hold, y.due, row(y.*)::metered.hold_lines as line from metered.hold_lines y where y.hold = any (nos) and y.scope = tip.scope and y.open > 0
-            union all select null, until, null) x
-            left join lateral (select z.id from metered.holds z where z.no = x.hold) h on true
-        order by x.due, (x.line).opened_seq
-    loop
-        loop
+    for due in select * from metered._due_lines(tip, nos, until) loop
+        if due.due >= next_lot or not due.plain or cardinality(plain) = 100 then    -- more would be joined by nested loops
+            e := metered._end_lines(e, plain, clk);
+            plain := '{}';
+        end if;
+        while due.due >= next_lot loop
             select y.* into l from (
-                (select z.* from metered.lots z where z.scope = tip.scope and z.open and (z.expires_at, z.age) > (pos_end, pos_age) and z.expires_at <= due.due
+                (select z.* from metered.lots z where z.scope = tip.scope and z.open and (z.expires_at, z.age) > (pos_end, pos_age) and z.expires_at <= until
                  order by z.expires_at, z.age limit 1)
                 union all
-                (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= due.due order by z.expires_at, z.age limit 1)
+                (select z.* from metered.lots z where z.no = any (named) and z.open and z.expires_at <= until order by z.expires_at, z.age limit 1)
                 union all
-                (select z.* from metered._kept_due(tip.scope, due.due, kept_left > 0) z where may_keep and z.no is not null)) y
+                (select z.* from metered._kept_due(tip.scope, until, kept_left > 0) z where may_keep and z.no is not null)) y
             where stop_end is null or (y.expires_at, y.age) < (stop_end, stop_age) or y.no = any (named) or y.kept > 0
             order by y.expires_at, y.age limit 1;
             select y.* into begins from metered.lots y
-            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= due.due and (y.starts_at, y.age) > (begun, begun_age) order by y.starts_at, y.age limit 1;
-            exit when l.no is null and begins.no is null;
+            where y.scope = tip.scope and y.pending > 0 and y.starts_at <= until and (y.starts_at, y.age) > (begun, begun_age) order by y.starts_at, y.age limit 1;
+            next_lot := coalesce(least(l.expires_at, begins.starts_at), 'infinity');
+            exit when due.due < next_lot;
             if l.no is null or begins.starts_at < l.expires_at then
                 ends := least(ends, case when begins.expires_at > until then begins.expires_at end,
                     case when ((begins.plan).renews).every is not null then
@@ -2614,10 +2577,13 @@ begin
             pos_end := greatest(pos_end, l.expires_at);
             pos_age := case when pos_end = l.expires_at then l.age else pos_age end;
         end loop;
-        if due.hold is not null then
-            line := due.line;
-            e.crossed := case when line.at_least > line.captured then tip.crossed else e.crossed end;
-            e := metered._end_line(e, line, due.id, clk);
+        if due.plain then
+            plain := plain || (due.line).opened_seq;
+            next_lot := least(next_lot, due.first_end);
+        elsif due.hold is not null then
+            e.crossed := case when (due.line).at_least > (due.line).captured then tip.crossed else e.crossed end;
+            e := metered._end_line(e, due.line, due.id, clk);
+            next_lot := '-infinity';
         end if;
     end loop;
     if metered._lags(tip) and e.lots_end > until then
@@ -2653,6 +2619,116 @@ begin
         e.crossed := tip.crossed;
     end if;
     return e;
+end
+$$;
+
+-- Holds of a wallet that are due, one or many at once. See duelots.sql for their order among ends and beginnings of lots.
+
+-- Ends a line of a hold that is due, at its time: it captures its minimum, and gives back the other units. Appends the entries after tip, and
+-- returns the last one.
+create function metered._end_line(tip metered.ledger, l metered.hold_lines, of_id text, clk timestamptz) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    e       metered.ledger := metered._own_entry(tip, l.due);
+    minimum bigint := least(l.open, greatest(0, l.at_least - l.captured));
+begin
+    update metered.hold_lines y set captured = y.captured + minimum, open = 0 where y.hold = l.hold and y.scope = l.scope;
+    e.hold := of_id;
+    if minimum > 0 then
+        select v.operation_tenant, v.operation into e.operation_tenant, e.operation from metered.hold_events v where v.hold = l.hold and v.version = 1;
+        e.kind := 'u';
+        e.amount := minimum;
+        e.spent := e.spent + minimum;
+        e.held := e.held - minimum;
+        e.next_due := metered._due_after(e.scope, e.seq, e.held, e.next_due, clk);
+        e.seq := e.seq + 1;
+        perform metered._append(e);
+        perform metered._capture_lots(e, l.opened_seq, minimum);
+        e.operation_tenant := null;
+        e.operation := null;
+    end if;
+    if l.open > minimum then
+        e.kind := 'x';
+        e.amount := l.open - minimum;
+        e.held := e.held - e.amount;
+        e.next_due := metered._due_after(e.scope, e.seq, e.held, e.next_due, clk);
+        e.seq := e.seq + 1;
+        perform metered._append(e);
+        e := metered._free_lots(e, array[l.opened_seq]);
+    end if;
+    return e;
+end
+$$;
+
+-- The lines of holds of a wallet, in the order in which they fall due, and a row without a hold at until. A plain line gives
+-- units back to lots for anything that have not ended by then, and does nothing else; first_end is the first end of these lots.
+create function metered._due_lines(tip metered.ledger, nos bigint[], until timestamptz)
+returns table (hold bigint, due timestamptz, id text, line metered.hold_lines, plain boolean, first_end timestamptz)
+language plpgsql stable
+as $$
+declare
+    owes boolean := nos is not null and metered._debt(tip) > 0;    -- then freed units pay first
+begin
+    return query
+    select x.hold, x.due, h.id, x.line, coalesce(not owes and (x.line).at_least <= (x.line).captured and k.plain, false), k.first_end
+    from (select y.hold, y.due, row(y.*)::metered.hold_lines as line from metered.hold_lines y where y.hold = any (nos) and y.scope = tip.scope and y.open > 0
+          union all select null, until, null) x
+        left join lateral (select z.id from metered.holds z where z.no = x.hold) h on true
+        -- The aggregate inside lateral leaves the planner no join to choose.
+        left join lateral (
+            select bool_and(y.for_anything is true and y.expires_at > greatest(x.due, tip.at)) as plain, min(y.expires_at) as first_end
+            from metered.lot_holds o left join lateral (
+                select r.expires_at, (r.plan).uses is null as for_anything from metered.lot_rows r where r.no = o.lot limit 1) y on true
+            where o.scope = tip.scope and o.seq = (x.line).opened_seq) k on true
+    order by x.due, (x.line).opened_seq;
+end
+$$;
+
+-- Ends plain lines of holds, which held units by the entries opened_seqs, in the order in which they fall due: nothing else happens in
+-- between. Each has its entry, as _end_line writes it. Appends these after tip, and returns the last one.
+create function metered._end_lines(tip metered.ledger, opened_seqs bigint[], clk timestamptz) returns metered.ledger
+language plpgsql volatile
+as $$
+declare
+    e    metered.ledger := metered._own_entry(tip, tip.at);
+    lots bigint[];
+    made int;
+begin
+    if coalesce(cardinality(opened_seqs), 0) = 0 then
+        return tip;
+    end if;
+    with gone as (
+        update metered.hold_lines y set open = 0
+        from (select z.hold, z.scope, z.open from metered.hold_lines z where z.scope = e.scope and z.open > 0 and z.opened_seq = any (opened_seqs)) was
+        where y.hold = was.hold and y.scope = was.scope
+        returning y.hold, y.due, y.opened_seq, was.open as units),
+    lines as (
+        select g.*, row_number() over due_order as nth, sum(g.units) over due_order as upto, lead(g.due) over due_order as next_due,
+            (select h.id from metered.holds h where h.no = g.hold) as id
+        from gone g window due_order as (order by g.due, g.opened_seq)),
+    parts as (
+        delete from metered.lot_holds o where o.scope = e.scope and o.seq = any (opened_seqs) returning o.seq, o.lot, o.amount),
+    freed as (
+        select n.nth, p.lot, p.amount, row_number() over (partition by n.nth order by p.lot) as part,
+            row_number() over (partition by p.lot order by n.nth) as version, sum(p.amount) over (partition by p.lot order by n.nth) as upto
+        from parts p join lines n on n.opened_seq = p.seq),
+    entries as (
+        insert into metered.ledger (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
+        select e.seq + n.nth, n.units, greatest(e.at, n.due), e.spent, e.refunded, e.credited, e.held - n.upto, e.epoch, 'x', e.scope, case when e.next_due = '-infinity' then e.next_due when e.held > n.upto then coalesce(n.next_due, n.due) end, n.id, e.operation_tenant, e.operation, e.note, e.anchor_at, e.anchor_spent, e.lots_end, e.crossed
+        from lines n on conflict do nothing
+        returning seq),
+    moves as (
+        insert into metered.lot_moves (scope, seq, nth, lot, kind, amount, version, rest, drawn, held, kept)
+        select e.scope, e.seq + f.nth, f.part, f.lot, 'f', f.amount, coalesce(l.version, 0) + f.version, l.rest + f.upto, l.drawn, l.held - f.upto, l.kept
+        from freed f, lateral (select y.version, y.rest, y.drawn, y.held, y.kept from metered.lots y where y.no = f.lot limit 1) l
+        returning lot)
+    select (select count(*) from entries), (select array_agg(distinct m.lot) from moves m) into made, lots;
+    if made < cardinality(opened_seqs) then
+        perform metered._collided();
+    end if;
+    update metered.lot_rows y set open = true where y.no = any (lots) and not y.open;
+    return metered._last_entry(e.scope);
 end
 $$;
 
@@ -12116,13 +12192,13 @@ begin
             _append_lot,_apply_lots,_as_far_as_admitted,_as_rest,_as_wallet,_balance,_base,_behind,_beyond_limits,
             _bound_lock_wait,_by_system,_capture_lots,_capture_minima,_charge_anyway,_charge_of,_check_limits,
             _check_now,_class_of,_close_lease,_close_scope,_collided,_created_json,_credit_lot,_cross_captured,
-            _cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lots,_due_minima,
-            _empty_lot,_end_line,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_ends_per_call,
-            _entry_for_write,_events_per_step,_expire_and_check,_expire_due,_expire_rows,_explain_charges,
-            _family,_find_lot,_first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,_free_lines,
-            _free_lots,_fresh,_give_back,_goes_on,_gone_on,_has_number,_held_here,_hold_as_json,_hold_of_job,
-            _is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,_lags,
-            _lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,
+            _cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lines,_due_lots,
+            _due_minima,_empty_lot,_end_line,_end_lines,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,
+            _ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,_expire_rows,
+            _explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,
+            _free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_has_number,_held_here,_hold_as_json,
+            _hold_of_job,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,
+            _lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,
             _leave_line,_leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,_lock_charges,
             _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,
             _lower_debts,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,
