@@ -304,7 +304,7 @@ func TestChargeNow_IsOneRoundTripThatCommits(t *testing.T) {
 	_, err = l.ChargeNow(t.Context(), tapped, take("a", 1, budget.Lifetime(1).MaxFrom("select 1")))
 	require.ErrorIs(t, err, budget.ErrArgument)
 
-	wire.Once(func(f *pgtest.Flush) bool { return f.Has(".charge(") }, (*pgtest.Flush).LoseAnswer)
+	wire.Once(func(f *pgtest.Flush) bool { return f.Has(".charge_plain(") }, (*pgtest.Flush).LoseAnswer)
 	_, err = l.ChargeNow(t.Context(), tapped, take("a", 1))
 	require.ErrorIs(t, err, budget.ErrCommitUnknown)
 	require.ErrorIs(t, err, metered.ErrCommitUnknown)

@@ -85,7 +85,33 @@ from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 
 // Charge charges all scopes or none, in one round trip. Charges of one scope become one entry, with one Note.
 func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
-	return l.charge(ctx, tx, "budget.charge", (*Ledger).prepare, charges)
+	return l.charge(ctx, tx, "budget.charge", (*Ledger).prepareCharge, charges)
+}
+
+// chargePlainSQL is chargeSQL the short way.
+const chargePlainSQL = `
+select metered.charge_plain($1::text, $2::bigint, $3::bigint, $4::bigint, $5::interval, $6::jsonb, $7::bool, $8::interval, $9::int)`
+
+// prepareCharge is prepare for a call that sends the charges the short way, if they are plain.
+func (l *Ledger) prepareCharge(charges ...Charge) (*ledger.ChargeCall[Receipt], error) {
+	call, err := l.prepare(charges...)
+	if err != nil || !call.Plain() {
+		return call, err
+	}
+	call.Call.SQL = l.sql.chargePlain
+	call.Call.Args = func(s ledger.Sending) []any { return append(call.PlainArgs(), call.Tolerance, s.WaitMS) }
+	call.Call.Scan = func(row pgx.Row) (Receipt, error) {
+		var answer []byte
+		var a ledger.Answer
+		if err := row.Scan(&answer); err != nil {
+			return Receipt{}, call.Failed(err)
+		}
+		if err := a.ScanPlain(answer, call.Standing); err != nil {
+			return Receipt{}, call.Failed(err)
+		}
+		return call.Receipt(a)
+	}
+	return call, nil
 }
 
 const upToSQL = `

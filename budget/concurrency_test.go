@@ -134,6 +134,7 @@ func TestCharge_CollisionIsASerializationFailure(t *testing.T) {
 	ctx := t.Context()
 	pool := pgtest.Open(t)
 	withoutLocks(t, pool)
+	theFullWay(t, pool)
 	l := newLedger(t, budget.Config{})
 	one := func(scope string) budget.Charge {
 		return budget.Charge{Scope: scope, Amount: 1, Limits: []budget.Limit{budget.Lifetime(3)}}
@@ -235,6 +236,7 @@ func TestCharge_WaitingForAPurgedEntryIsASerializationFailure(t *testing.T) {
 	ctx := t.Context()
 	pool, l, clock := open(t)
 	withoutLocks(t, pool)
+	theFullWay(t, pool)
 	for _, seen := range []int{0, 1, 2, 16, 17, 40} {
 		for _, purgedBefore := range []bool{false, true} {
 			scope := fmt.Sprintf("seen %d, %v", seen, purgedBefore)

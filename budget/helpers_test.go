@@ -135,6 +135,13 @@ func withoutLocks(t testing.TB, pool *pgxpool.Pool) {
 		end $$`)
 }
 
+// theFullWay has every call of a database decided by the full functions. Only its owner can. Call it
+// before anything else uses the database.
+func theFullWay(t testing.TB, pool *pgxpool.Pool) {
+	t.Helper()
+	execute(t, pool, `create or replace function metered._goes_short() returns boolean language sql immutable as 'select false'`)
+}
+
 func code(err error) string {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) {

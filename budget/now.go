@@ -25,7 +25,7 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 	if _, err := l.newItem(charge); err != nil {
 		return Posted{}, within("charge", err)
 	}
-	prepared, err := l.prepare(charge)
+	prepared, err := l.prepareCharge(charge)
 	if err != nil {
 		return Posted{}, err
 	}

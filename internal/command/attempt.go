@@ -5,6 +5,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
@@ -147,6 +148,10 @@ select status, fingerprint, result, scopes, amounts, seqs, ats, holds, at, refus
 from metered.begin_command($1::bool, $2::bool, $3::metered.new_command, $4::metered.presented_token,
     $5::metered.new_charge[], $6::interval, $7::int)`
 
+// beginPlainSQL begins an operation that is claimed alone, the short way.
+const beginPlainSQL = `
+select metered.begin_command_plain($1::text, $2::text, $3::bigint, $4::timestamptz, $5::interval, $6::int, $7::text, $8::int)`
+
 // begun is the row that begin_command returned.
 type begun struct {
 	marker      string
@@ -169,6 +174,43 @@ func (b *begun) scan(row pgx.Row) error {
 	return err
 }
 
+// scanPlain reads the answer of begin_command_plain: null for a new id, which is begun.
+func (b *begun) scanPlain(row pgx.Row) error {
+	var answer []byte
+	if err := row.Scan(&answer); err != nil {
+		return err
+	}
+	if b.status = statusNew; answer == nil {
+		return nil
+	}
+	var full struct {
+		Status      string          `json:"status"`
+		Fingerprint []byte          `json:"fingerprint"`
+		Result      []byte          `json:"result"`
+		Scopes      []string        `json:"scopes"`
+		Amounts     []int64         `json:"amounts"`
+		Seqs        []int64         `json:"seqs"`
+		Ats         []int64         `json:"ats"`
+		Holds       []string        `json:"holds"`
+		At          int64           `json:"at"`
+		Refusal     json.RawMessage `json:"refusal"`
+	}
+	if err := json.Unmarshal(answer, &full); err != nil {
+		return err
+	}
+	b.status, b.fingerprint = full.Status, full.Fingerprint
+	if b.status != statusReplay {
+		return nil
+	}
+	r := &b.rec
+	r.Replayed, r.Result, r.Scopes, r.Amounts, r.Seqs = true, full.Result, full.Scopes, full.Amounts, full.Seqs
+	r.Ats, r.Holds, r.At = ledger.Moments(full.Ats), full.Holds, time.UnixMicro(full.At)
+	if string(full.Refusal) != "null" {
+		r.Refusal = full.Refusal
+	}
+	return nil
+}
+
 // begin sends the first flush. First runs between claiming and opening, so an operation that has one begins with the
 // claim alone.
 func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, opening bool) (*begun, error) {
@@ -176,7 +218,12 @@ func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, openin
 	f := &flush{}
 	t.first(f)
 	e.enter(ctx, f, op)
-	f.row(b.scan, e.sql.begin, e.beginArgs(ctx, op, t, b.marker, true, opening)...)
+	if opening && op.Token.Digest == nil && op.Charges == nil {
+		wait, left := e.timeouts(ctx)
+		f.row(b.scanPlain, e.sql.beginPlain, op.Tenant, op.ID, op.Key, op.IssuedAt, e.cfg.MaxFuture, t.settings(left), b.marker, wait)
+	} else {
+		f.row(b.scan, e.sql.begin, e.beginArgs(ctx, op, t, b.marker, true, opening)...)
+	}
 	if opening {
 		b.look(f, op)
 	}
@@ -278,6 +325,11 @@ const completeSQL = `
 select seqs, ats, used, held, at, periods, crossed
 from metered.complete_command($1::metered.new_command, $2::bytea, $3::bytea, $4::json, $5::metered.new_charge[], $6::interval, $7::int, $8::bool)`
 
+// completePlainSQL is completeSQL the short way.
+const completePlainSQL = `
+select metered.complete_command_plain($1::text, $2::text, $3::text, $4::bytea, $5::timestamptz, $6::bytea, $7::text, $8::bigint[],
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::bool, $16::interval, $17::int)`
+
 // finishSQL lets COMMIT pass where complete_command did not, because subscribers come first.
 const finishSQL = `select metered.finish_command($1::text)`
 
@@ -312,12 +364,7 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 		f.exec(end.Notice.SQL, end.Notice.Args...)
 	}
 	e.queue(ctx, f, op, end, len(queries) > 0, telling)
-	charges, tolerance := sentCharges(end.Charges, telling)
-	completed := e.sent(op, marker)
-	completed.Standing, completed.Leased = end.Charges != nil && end.Charges.Standing, end.Charges.Leased()
-	completed.Name, completed.Jobs = op.Name, end.Jobs
-	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At, &rec.Periods, &rec.Crossed), e.sql.complete,
-		completed.String(), op.Fingerprint, end.Result, end.Refusal, charges, tolerance, wait, !telling)
+	e.complete(ctx, f, op, end, &rec, marker, telling)
 	last := "complete"
 	if telling {
 		if err := e.send(ctx, op, last, tx, f, end.Charges); err != nil {
@@ -353,6 +400,38 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 	}
 	span.End(err)
 	return Record{}, unknown, err
+}
+
+// complete queues the statement that makes the charges and writes the record.
+func (e *Engine) complete(ctx context.Context, f *flush, op *Operation, end Ending, rec *Record, marker string, telling bool) {
+	wait, _ := e.timeouts(ctx)
+	standing := end.Charges != nil && end.Charges.Standing
+	if end.Refusal == nil && !telling && end.Charges.Plain() {
+		var name *string
+		if op.Name != "" {
+			name = &op.Name
+		}
+		tolerance := pgtype.Interval{Valid: true}
+		if end.Charges != nil {
+			tolerance = end.Charges.Tolerance
+		}
+		args := append([]any{op.Tenant, op.ID, marker, op.Fingerprint, op.IssuedAt, end.Result, name, end.Jobs}, end.Charges.PlainArgs()...)
+		f.row(func(row pgx.Row) error {
+			var answer []byte
+			err := row.Scan(&answer)
+			if err == nil {
+				rec.At, err = rec.ScanCompleted(answer, standing)
+			}
+			return err
+		}, e.sql.completePlain, append(args, tolerance, wait)...)
+		return
+	}
+	charges, tolerance := sentCharges(end.Charges, telling)
+	completed := e.sent(op, marker)
+	completed.Standing, completed.Leased = standing, end.Charges.Leased()
+	completed.Name, completed.Jobs = op.Name, end.Jobs
+	f.row(into(&rec.Seqs, &rec.Ats, &rec.Used, &rec.Held, &rec.At, &rec.Periods, &rec.Crossed), e.sql.complete,
+		completed.String(), op.Fingerprint, end.Result, end.Refusal, charges, tolerance, wait, !telling)
 }
 
 // tell calls the subscribers of steps, and OnThreshold for the thresholds that steps and charges crossed, in a

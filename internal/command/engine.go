@@ -43,7 +43,7 @@ type Engine struct {
 	pins   bool // transactions begin with ledger.PinSQL
 }
 
-type statements struct{ begin, complete, finish, lockAll string }
+type statements struct{ begin, beginPlain, complete, completePlain, finish, lockAll string }
 
 // New returns an Engine.
 func New(pool *pgxpool.Pool, cfg Config) *Engine {
@@ -52,7 +52,7 @@ func New(pool *pgxpool.Pool, cfg Config) *Engine {
 		cfg.Usable = func(context.Context, schema.DB) error { return nil }
 	}
 	return &Engine{pool: pool, cfg: cfg, places: places(pool), turns: newTurns(), pins: ledger.Textual(pool), sql: statements{
-		begin: n.SQL(beginSQL), complete: n.SQL(completeSQL), finish: n.SQL(finishSQL), lockAll: n.SQL(ledger.LockAllSQL),
+		begin: n.SQL(beginSQL), beginPlain: n.SQL(beginPlainSQL), complete: n.SQL(completeSQL), completePlain: n.SQL(completePlainSQL), finish: n.SQL(finishSQL), lockAll: n.SQL(ledger.LockAllSQL),
 	}}
 }
 

@@ -148,7 +148,7 @@ func TestRetryable_ALostConnection(t *testing.T) {
 	}{
 		"first":  {func(f *pgtest.Flush) bool { return f.Has("begin_command") }, io.ErrClosedPipe}, // on another connection, which is refused
 		"last":   {(*pgtest.Flush).Last, metered.ErrIndefinite},
-		"sticky": {func(f *pgtest.Flush) bool { return f.Has(".charge($1") }, metered.ErrSticky},
+		"sticky": {func(f *pgtest.Flush) bool { return f.Has(".charge_plain($1") }, metered.ErrSticky},
 	} {
 		_, w, c, cmd := onWire(t, metered.Config{ResolveTimeout: 100 * time.Millisecond}, func(config *pgxpool.Config) { config.MaxConns = 2 })
 		if what == "sticky" {

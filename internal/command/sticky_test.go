@@ -270,7 +270,7 @@ func TestSticky_AFailureIsSaidAndTheCommandNotRun(t *testing.T) {
 		owner, w, c, cmd := onWire(t, metered.Config{}, func(config *pgxpool.Config) { config.MaxConns = 2 })
 		cmd.Sticky = tries
 		w.Once(func(f *pgtest.Flush) bool {
-			return what == "charge" && f.Has(`.charge($1`) || what == "commit" && len(f.SQL) == 1 && f.SQL[0] == "commit"
+			return what == "charge" && f.Has(`.charge_plain($1`) || what == "commit" && len(f.SQL) == 1 && f.SQL[0] == "commit"
 		}, fault)
 		_, err := metered.Do(t.Context(), c, cmd, mustNotRun(t))
 		require.ErrorIs(t, err, metered.ErrSticky, what)

@@ -51,6 +51,7 @@ var Functions = []Function{
 
 	{"lock_scopes", Application, owned},
 	{"charge", Application, write},
+	{"charge_plain", Application, write},
 	{"charge_up_to", Application, write},
 	{"charge_each", Application, write + "\nset enable_bitmapscan = off"},
 	{"check_charge", Application | Reporting, write},
@@ -126,6 +127,8 @@ var Functions = []Function{
 
 	{"begin_command", Application, write},
 	{"complete_command", Application, write},
+	{"begin_command_plain", Application, write},
+	{"complete_command_plain", Application, write},
 	{"finish_command", Application, owned},
 	{"purge_operations", Maintenance, purgeBatch},
 	{"open_session", Application, write},

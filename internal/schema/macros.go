@@ -12,13 +12,40 @@ import (
 //	{entry columns}                              the columns of an entry of the ledger
 //	{entry of tip: amount = 5, kind = 'c'}       the values of a new entry after tip, which copies every other column from it
 //	{base: scope = s, epoch = e, since = t}      from-items: base is the last entry of a scope's epoch at or before a time. mark is on its way there
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base)(?:: (.*?))?\}`)
+//	{bound: tip = t, at = c, win = w}            the units that a scope spent since its anchor, or ever: an upper bound of the use of a window
+//	{next due: tip = t, at = c}                  next_due of the entry after tip, which places no hold
+//	{usual: tip = t, at = c, amount = n, note = j}   the condition that a charge needs none of the full function's care
+//	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
+//
+// A macro may stand in the arguments of another one.
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|next due|usual|shorter timeouts)(?:: ([^{}]*))?\}`)
+
+// templates are the macros that only fill in their arguments.
+var templates = map[string]string{
+	"bound": `$tip.spent - case when $tip.anchor_at <= $at - $win then $tip.anchor_spent else 0 end`,
+	"next due": `case when $tip.held > 0 then metered._due_after($tip.scope, $tip.seq, $tip.held, $tip.next_due, $at) ` +
+		`else $tip.next_due end`,
+	"usual": `$tip.at <= $at and ($tip.next_due <= $at) is not true and $tip.lots_end is null and $tip.crossed is null
+                and $amount between 1 and 9007199254740992 and ($note is null or pg_column_size($note) <= 8192
+                and pg_column_compression($note) is null and not $note ? 'use')`,
+	"shorter timeouts": `set_config('statement_timeout', metered._shorter(current_setting('statement_timeout'), $ms), true)
+                || set_config('lock_timeout', metered._shorter(current_setting('lock_timeout'), $ms), true)
+                || set_config('idle_in_transaction_session_timeout',
+                    metered._shorter(current_setting('idle_in_transaction_session_timeout'), $ms), true)`,
+}
 
 // entryColumns are the columns of an entry, in the order of the table.
 var entryColumns = strings.Fields("seq amount at spent refunded credited held epoch kind scope next_due hold operation_tenant operation note anchor_at anchor_spent lots_end crossed")
 
 // expand replaces the macros of a text of SQL.
 func expand(sql string) string {
+	for macro.MatchString(sql) { // the innermost ones first
+		sql = expandOnce(sql)
+	}
+	return sql
+}
+
+func expandOnce(sql string) string {
 	return macro.ReplaceAllStringFunc(sql, func(text string) string {
 		m := macro.FindStringSubmatch(text)
 		given := macroArguments(m[3])
@@ -27,6 +54,8 @@ func expand(sql string) string {
 			return strings.Join(entryColumns, ", ")
 		case m[1] == "base":
 			return baseOf(given)
+		case templates[m[1]] != "":
+			return fill(templates[m[1]], given)
 		}
 		values := make([]string, len(entryColumns))
 		for i, name := range entryColumns {
@@ -42,6 +71,15 @@ func expand(sql string) string {
 		}
 		return strings.Join(values, ", ")
 	})
+}
+
+// fill puts the arguments of a macro in the places of its template.
+func fill(template string, given map[string]string) string {
+	var pairs []string
+	for name, value := range given {
+		pairs = append(pairs, "$"+name, value)
+	}
+	return strings.NewReplacer(pairs...).Replace(template)
 }
 
 // baseOf finds an entry in the index over time, which has each sixteenth one, and reads on to the last one in time. if is a further condition.

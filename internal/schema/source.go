@@ -8,7 +8,8 @@ import (
 // sources are the files of the schema in the order in which they are run: a function in SQL
 // follows those that it calls.
 var sources = []string{
-	"begin", "types", "tables", "locks", "cells", "numbers", "ledger", "lots", "debts", "duelots", "dueholds", "lapses", "lotmoves", "lotends", "wallets", "reinstate", "uses", "periods", "limits", "thresholds", "charges", "upto", "series", "leases", "carve", "resources", "expiry", "minima", "holds", "transitions", "returns", "tokens", "jobs", "parked", "releases", "operations", "sessions", "batches", "reporting",
+	"begin", "types", "tables", "locks", "cells", "numbers", "ledger", "lots", "debts", "duelots", "dueholds", "lapses", "lotmoves", "lotends", "wallets", "reinstate", "uses", "periods", "limits", "thresholds", "charges", "upto", "series", "leases", "carve", "resources", "expiry", "minima", "holds", "transitions", "returns", "tokens", "jobs", "parked", "releases", "operations", "plain", "sessions", "batches", "reporting",
+>>>>>>> 5519d992 (schema: plain charges and new ids go a short way)
 }
 
 // statement is one of a release's, with the comment above it.

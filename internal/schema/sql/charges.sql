@@ -89,8 +89,8 @@ begin
         foreach l in array c.limits loop
             exit when plain is not true;
             n := coalesce(n, 0) + 1;
-            continue when standing is not true and l.win > interval '0' and tip.spent
-                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+            continue when standing is not true and l.win > interval '0'
+                and {bound: tip = tip, at = at, win = l.win} <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
             since := at - l.win;
             if since = at then
                 u := tip.spent - tip.refunded - tip.credited;

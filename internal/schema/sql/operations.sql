@@ -74,10 +74,7 @@ begin
             return;
         end if;
         if command.timeout_ms > 0 then
-            unused := set_config('statement_timeout', metered._shorter(current_setting('statement_timeout'), command.timeout_ms), true)
-                || set_config('lock_timeout', metered._shorter(current_setting('lock_timeout'), command.timeout_ms), true)
-                || set_config('idle_in_transaction_session_timeout',
-                    metered._shorter(current_setting('idle_in_transaction_session_timeout'), command.timeout_ms), true);
+            unused := {shorter timeouts: ms = command.timeout_ms};
         end if;
         -- COMMIT is sent before the charges are made: if the client is gone by the time a scope
         -- is free, let that be noticed. Postgres on Linux can. Elsewhere it is tried.

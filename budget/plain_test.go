@@ -1,0 +1,116 @@
+package budget_test
+
+import (
+	"fmt"
+	"testing"
+	"time"
+
+	"github.com/jackc/pgx/v5"
+	"github.com/stretchr/testify/require"
+
+	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/internal/sqlstate"
+)
+
+// Without the lock, the short way's entry collides with one that it did not see. Then it writes nothing,
+// and the full function decides by a new look, where there is one.
+func TestChargePlain_CollisionIsDecidedByTheFullFunction(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool := pgtest.Open(t)
+	withoutLocks(t, pool)
+	l := newLedger(t, budget.Config{})
+	for _, iso := range isolations {
+		for _, quiet := range []bool{false, true} {
+			scope := fmt.Sprintf("%s, %v", iso, quiet)
+			one := budget.Charge{Scope: scope, Amount: 1, NoStandings: quiet,
+				Limits: []budget.Limit{budget.PerWindow(2, time.Hour)}}
+			chargeMany(t, pool, l, scope, 1)
+			first, second := begin(t, pool, iso), begin(t, pool, iso)
+			_, err := second.Exec(ctx, "select 1")
+			require.NoError(t, err)
+			_, err = l.Charge(ctx, first, one)
+			require.NoError(t, err)
+			late := pgtest.Going(func() error {
+				_, err := l.Charge(ctx, second, one)
+				return err
+			})
+			pgtest.WaitQueued(t, pool, 1)
+			require.NoError(t, first.Commit(ctx))
+			if err = <-late; iso == pgx.ReadCommitted {
+				require.ErrorIs(t, err, budget.ErrExceeded, "it saw the first one's entry")
+			} else {
+				require.Equal(t, sqlstate.SerializationFailure, code(err))
+			}
+			require.NoError(t, second.Rollback(ctx))
+			require.Equal(t, int64(2), usage(t, pool, l, scope, 0).Used)
+		}
+	}
+	requireVerified(t, pool, l)
+}
+
+// The short way and the full way answer alike, entry by entry, whatever the scope has been through.
+func TestChargePlain_AnswersAsTheFullFunctionDoes(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	type world struct {
+		l     *budget.Ledger
+		tx    func(func(pgx.Tx) error) error
+		clock *pgtest.Clock
+	}
+	var worlds []world
+	for _, full := range []bool{false, true} {
+		pool, l, clock := open(t)
+		if full {
+			theFullWay(t, pool)
+		}
+		worlds = append(worlds, world{l, func(f func(pgx.Tx) error) error { return pgx.BeginFunc(ctx, pool, f) }, clock})
+	}
+	both := func(what string, do func(w world, tx pgx.Tx) (any, error)) {
+		t.Helper()
+		var answers, errs [2]any
+		for i, w := range worlds {
+			err := w.tx(func(tx pgx.Tx) (err error) {
+				answers[i], err = do(w, tx)
+				return err
+			})
+			errs[i] = fmt.Sprint(err)
+		}
+		require.Equal(t, errs[1], errs[0], what)
+		require.Equal(t, answers[1], answers[0], what)
+	}
+	limits := [][]budget.Limit{nil, {budget.PerWindow(40, time.Hour)}, {budget.PerWindow(9, time.Minute)}, {budget.Lifetime(90)}, {budget.Prepaid(50)}}
+	seq := int64(0)
+	for step := range 120 {
+		for i, set := range limits {
+			for _, quiet := range []bool{false, true} {
+				c := budget.Charge{Scope: "a", Amount: int64(1 + step%3), Limits: set, NoStandings: quiet}
+				if step%4 == i {
+					c.Note = budget.Note{Actor: "ann"}
+				}
+				both(fmt.Sprintf("step %d, limits %d, quiet %v", step, i, quiet), func(w world, tx pgx.Tx) (any, error) {
+					r, err := w.l.Charge(ctx, tx, c)
+					if err == nil {
+						seq = r.Entries[0].Seq
+					}
+					return r, err
+				})
+			}
+		}
+		switch step % 8 {
+		case 3:
+			both("refund", func(w world, tx pgx.Tx) (any, error) {
+				return w.l.Refund(ctx, tx, budget.Refund{Scope: "a", Seq: seq, Amount: 1})
+			})
+		case 5:
+			both("credit", func(w world, tx pgx.Tx) (any, error) {
+				return w.l.Credit(ctx, tx, budget.Credit{Scope: "a", Amount: 20})
+			})
+		}
+		for _, w := range worlds {
+			w.clock.Advance(time.Duration(step%7) * 13 * time.Second)
+		}
+	}
+	require.Greater(t, seq, int64(200))
+}

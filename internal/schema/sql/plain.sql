@@ -1,0 +1,203 @@
+-- The short way of the commonest calls: one charge, with at most one limit by window or lifetime, of a
+-- scope in which nothing is unusual; and the claim of a new id. Most of the time of such a call is
+-- neither reading nor writing, but PL/pgSQL's: each expression is prepared in each transaction, and
+-- each composite is taken apart. So these functions have few expressions, and take scalars. Where
+-- something is unusual they write nothing, and go on with the full function, which alone refuses. It
+-- runs in the same call, since COMMIT may follow in the same flush. See ADR 21.
+
+-- Whether calls may go the short way. A test answers false, and so sends all calls the full way. On
+-- Citus locks are taken by another node, and calls go the full way. Inlined wherever it stands.
+create function metered._goes_short() returns boolean
+language sql immutable
+as $$
+    select not metered._sharded()
+$$;
+
+-- The microseconds of a time since 1970: a number, which no setting of a session spells otherwise.
+create function metered._in_us(t timestamptz) returns bigint
+language sql immutable
+as $$
+    select (extract(epoch from t) * 1000000)::bigint
+$$;
+
+-- Appends a charge of units to a scope that is locked, if its limit (max_units in each window win; in
+-- its lifetime, if win is 0; none, if max_units is null) admits them, and returns the entry's seq, its time
+-- in microseconds, the held units, and with standing the units that counted before. Null: nothing was
+-- written, and the full function must decide.
+create function metered._append_short(of_scope text, units bigint, max_units bigint, win interval,
+    note jsonb, standing boolean, of_tenant text, of_operation text) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    written bigint[];
+begin
+    if standing and win > interval '0' then
+        with t as (
+            select l.*, case when l.at <= l.clk - win then 0 else l.spent - coalesce(b.spent, 0) end as used,
+                l.at <= l.clk - win or coalesce(b.refunded, 0) = l.refunded and (b.seq > 1
+                    or l.epoch = 0 and (l.seq <= 16 and b.seq is null
+                        or (select y.seq from metered.ledger y where y.scope = of_scope and y.seq = 2) > 0)) as known
+            from (select y.*, metered.clock() as clk from metered.ledger y
+                  where y.scope = of_scope order by y.seq desc limit 1 for key share) l
+                left join lateral (
+                    select base.seq, base.spent, base.refunded
+                    from {base: scope = of_scope, epoch = l.epoch, since = l.clk - win}) b on true),
+        made as (
+            insert into metered.ledger as y ({entry columns})
+            select {entry of t: seq = t.seq + 1, amount = units, at = t.clk, spent = t.spent + units,
+                kind = 'c', hold = null, operation_tenant = of_tenant, operation = of_operation,
+                note = _append_short.note, next_due = {next due: tip = t, at = t.clk}}
+            from t
+            where {usual: tip = t, at = t.clk, amount = units, note = _append_short.note}
+                and t.known and t.used <= max_units - t.held - units
+            on conflict do nothing
+            returning y.seq, y.at, y.held)
+        select array[made.seq, metered._in_us(made.at), made.held, t.used] into written from made, t;
+        return written;
+    end if;
+    insert into metered.ledger as y ({entry columns})
+    select {entry of t: seq = t.seq + 1, amount = units, at = t.clk, spent = t.spent + units,
+        kind = 'c', hold = null, operation_tenant = of_tenant, operation = of_operation,
+        note = _append_short.note, next_due = {next due: tip = t, at = t.clk}}
+    from (select l.*, metered.clock() as clk from metered.ledger l
+          where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+    where {usual: tip = t, at = t.clk, amount = units, note = _append_short.note}
+        and (max_units is null or win >= interval '0'
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else {bound: tip = t, at = t.clk, win = win} end <= max_units - t.held - units)
+    on conflict do nothing
+    returning array[y.seq, metered._in_us(y.at), y.held, y.spent - units - y.refunded - y.credited]
+        into written;
+    return written;
+end
+$$;
+
+-- The charge of _append_short, as the full functions take it.
+create function metered._as_charges(of_scope text, key bigint, units bigint, max_units bigint, win interval,
+    note jsonb) returns metered.new_charge[]
+language sql immutable
+as $$
+    select array[row(of_scope, key, units, 0, case when max_units is null then '{}'
+            else array[row(max_units, win, null, null, null, null)::metered.charge_limit] end,
+        note, null, null, null)::metered.new_charge]
+$$;
+
+-- The answer of charge as JSON, with times in microseconds.
+create function metered._charged_json(a metered.charged) returns json
+language sql stable
+as $$
+    select json_build_object('seqs', (a).seqs,
+        'ats', array(select metered._in_us(x) from unnest((a).ats) x),
+        'used', (a).used, 'held', (a).held, 'refused', (a).refused, 'crossed', (a).crossed)
+$$;
+
+-- A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held
+-- units, used units], or charge's answer as an object.
+create function metered.charge_plain(of_scope text, key bigint, units bigint, max_units bigint, win interval,
+    note jsonb, standing boolean, ahead interval, wait_ms int) returns json
+language plpgsql volatile
+as $$
+declare
+    written bigint[];
+begin
+    if metered._goes_short() then
+        if metered._try_lock(key) is not true then
+            perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
+        end if;
+        written := metered._append_short(of_scope, units, max_units, win, note, standing, null, null);
+        if written is not null then
+            return array_to_json(written);
+        end if;
+    end if;
+    return metered._charged_json(metered.charge(
+        metered._as_charges(of_scope, key, units, max_units, win, note), ahead, wait_ms, standing));
+end
+$$;
+
+-- Claims the id of a command without a token and without charges to look at. Null: it is new, and
+-- begun. Else begin_command's answer, whose arguments these are.
+create function metered.begin_command_plain(of_tenant text, of_id text, key bigint, issued timestamptz,
+    max_future interval, timeout_ms int, marker text, wait_ms int) returns json
+language plpgsql volatile
+as $$
+declare
+    begun text;
+    t     record;
+begin
+    if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
+        and current_setting('transaction_isolation') = 'read committed' and metered._try_lock(key)
+    then
+        -- A statement of its own, whose snapshot is taken after the lock.
+        select case
+            when exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id)
+                or issued <= (select h.at from metered.operations_horizon h where h.one)
+                or issued > metered.clock() + max_future or strpos(version(), '-linux') = 0 then null
+            else set_config('metered_tx.command', marker, true)
+                || case when timeout_ms is null then ''
+                    else set_config('client_connection_check_interval', '100', true) end
+                || case when timeout_ms > 0 then {shorter timeouts: ms = timeout_ms} else '' end
+            end into begun;
+        if begun is not null then
+            execute 'declare metered_command cursor with hold for select metered.block_commit()';
+            return null;
+        end if;
+    end if;
+    t := metered.begin_command(true, true, row(of_tenant, of_id, key, issued, max_future, timeout_ms,
+        marker, false, false, null, null)::metered.new_command, null, '{}', interval '0', wait_ms);
+    return json_build_object('status', t.status, 'fingerprint', encode(t.fingerprint, 'base64'),
+        'result', encode(t.result, 'base64'), 'scopes', t.scopes, 'amounts', t.amounts, 'seqs', t.seqs,
+        'ats', array(select metered._in_us(x) from unnest(t.ats) x), 'holds', t.holds,
+        'at', metered._in_us(t.at), 'refusal', t.refusal);
+end
+$$;
+
+-- Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON,
+-- [time of the record, seq, time, held units, used units], or complete_command's answer as an object.
+create function metered.complete_command_plain(of_tenant text, of_id text, marker text, of_fingerprint bytea,
+    issued timestamptz, of_result bytea, name text, jobs bigint[], of_scope text, key bigint,
+    units bigint, max_units bigint, win interval, note jsonb, standing boolean, ahead interval, wait_ms int)
+    returns json
+language plpgsql volatile
+as $$
+declare
+    written bigint[];
+    done_at bigint;
+    t       record;
+    command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
+begin
+    if metered._goes_short() and current_setting('metered_tx.command', true) = marker then
+        if of_scope is not null then
+            if metered._try_lock(key) is not true then
+                perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
+            end if;
+            written := metered._append_short(of_scope, units, max_units, win, note, standing, of_tenant, of_id);
+        end if;
+        if of_scope is null or written is not null then
+            insert into metered.operations as o (tenant, id, fingerprint, issued_at, at, result,
+                scopes, amounts, seqs, ats, holds, name, jobs)
+            select of_tenant, of_id, of_fingerprint, issued, metered.clock(), of_result,
+                case when of_scope is not null then array[of_scope] end,
+                case when of_scope is not null then array[units] end, written[1:1],
+                case when of_scope is not null then
+                    array[timestamptz 'epoch' + written[2] * interval '1 microsecond'] end,
+                string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)),
+                name, jobs
+            on conflict do nothing
+            returning metered._in_us(o.at) + length(set_config('metered_tx.command', '', true)
+                || set_config('metered_tx.holds', '', true)) into done_at;
+            if done_at is null then
+                raise exception 'could not serialize access: the operation was recorded meanwhile'
+                    using errcode = '40001';
+            end if;
+            close command_cursor;
+            return array_to_json(done_at || written);
+        end if;
+    end if;
+    t := metered.complete_command(row(of_tenant, of_id, null, issued, null, null, marker, standing, false,
+        name, jobs)::metered.new_command, of_fingerprint, of_result, null,
+        case when of_scope is null then '{}'
+            else metered._as_charges(of_scope, key, units, max_units, win, note) end, ahead, wait_ms, true);
+    return json_build_object('seqs', t.seqs, 'ats', array(select metered._in_us(x) from unnest(t.ats) x),
+        'used', t.used, 'held', t.held, 'at', metered._in_us(t.at), 'crossed', t.crossed);
+end
+$$;
