@@ -149,6 +149,7 @@ func run[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[
 	defer func() { c.ended(ctx, span, op, tx != nil, returned, err) }()
 	op, err = c.prepare(cmd, encoded(fn, &out.Result))
 	if err == nil {
+		op.Bare = fn == nil && c.cfg.Leases == nil && cmd.settling == nil
 		err = op.run(ctx, tx)
 		c.check.Doubt(err)
 	}

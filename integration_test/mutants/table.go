@@ -62,6 +62,17 @@ var all = []Mutant{
 	{"a command is committed unfinished", "block_commit", "raise exception 'the command of this transaction is not complete' using errcode = 'MT004';", "null;", "./internal/command", "TestTx_TheBareConnectionCannotCommitEither"},
 	{"a job's key makes two jobs", "claim_job_key", "created := found;", "created := true;", "./jobs", "TestEnqueue_KeyUsedTwiceInOneTransactionMakesOneJob"},
 
+	// The short way, and what keeps calls off it.
+	{"the short way is taken ahead of the clock", "internal/schema/macros.go", "`$tip.at <= $at and (", "`(", "./budget", "TestClock_AheadBeyondTheToleranceFailsForWindowsOnly"},
+	{"the short way passes due minima", "internal/schema/macros.go", "($tip.next_due <= $at) is not true and ", "", "./holds", "TestAtLeast_IsChargedOnceByTheFirstWriter"},
+	{"the short way draws of no lot", "internal/schema/macros.go", "$tip.lots_end is null and ", "", "./wallet", "TestCharge_KeepsTheLimitsThatItNames"},
+	{"the short way bounds a window by any anchor", "internal/schema/macros.go", "case when $tip.anchor_at <= $at - $win then", "case when $tip.anchor_at is not null then", "./budget", "TestCharge_AnAnchorServesNoWindowThatBeginsBeforeIt"},
+	{"the short way counts from a purged base", "_append_short", "and t.known and t.used <=", "and t.used <=", "./budget", "TestChargePlain_AnswersAsTheFullFunctionDoes"},
+	{"the short way runs a repetition again", "internal/schema/macros.go", "exists (select from metered.operations o where o.tenant = $tenant and o.id = $id)\n                or $issued <=", "$issued <=", "./internal/command", "TestDo_ACommandWithoutAFunctionIsOneFlush"},
+	{"the short way runs a retired id", "internal/schema/macros.go", "or $issued <= (select h.at from metered.operations_horizon h where h.one)", "", "./internal/command", "TestDo_APurgeThatCommitsBetweenItsLooksDoesNotLetAnIDRunTwice"},
+	{"the short way drops a second record", "_complete_short", "raise exception 'could not serialize access: the operation was recorded meanwhile'\n            using errcode = '40001';", "null;", "./internal/command", "TestDo_ARecordThatAppearsMeanwhileTakesTheCommandBack"},
+	{"the short way ends another transaction's command", "complete_command_plain", "current_setting('metered_tx.command', true) = marker", "true", "./internal/command", "TestTx_TheBareConnectionOfAPlainCommandCannotCommitEither"},
+
 	// Tokens.
 	{"a token is good at its end", "consume_token", "t.expires_at > now_at) is true", "t.expires_at >= now_at) is true", "./tokens", "TestConsume_ExpiresAtEquality"},
 	{"a use is not counted", "consume_token", "set used = t.used + 1,", "set used = t.used,", "./tokens", "TestConsume_SeveralUses"},

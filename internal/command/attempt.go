@@ -83,16 +83,7 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, firs
 	}
 	a.begun, a.claimed = true, true
 	if a.found = b.status == statusReplay; a.found {
-		within, span := e.flush(ctx, op, "replay")
-		a.unknown, a.err = t.replay(within, &b.rec)
-		if span.End(a.err); a.err != nil {
-			return a
-		}
-		if string(b.fingerprint) != string(op.Fingerprint) {
-			a.err = fmt.Errorf("%w: %q of tenant %q", ErrConflict, op.ID, op.Tenant)
-			return a
-		}
-		a.rec = b.rec
+		a.rec, a.unknown, a.err = e.replayed(ctx, op, t, b)
 		return a
 	}
 	if op.First != nil && !*firstDone {
@@ -119,6 +110,19 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, firs
 	a.ending, a.end = true, end
 	a.rec, a.unknown, a.err = e.finish(ctx, op, t, end, b.marker)
 	return a
+}
+
+// replayed ends an attempt that found the record of its operation, which is the answer if it is of the same command.
+func (e *Engine) replayed(ctx context.Context, op *Operation, t transaction, b *begun) (rec Record, unknown bool, err error) {
+	within, span := e.flush(ctx, op, "replay")
+	unknown, err = t.replay(within, &b.rec)
+	if span.End(err); err != nil {
+		return Record{}, unknown, err
+	}
+	if string(b.fingerprint) != string(op.Fingerprint) {
+		return Record{}, false, fmt.Errorf("%w: %q of tenant %q", ErrConflict, op.ID, op.Tenant)
+	}
+	return b.rec, false, nil
 }
 
 // function calls op's function, and reports its end to the observer, also a panic.
@@ -183,6 +187,15 @@ func (b *begun) scanPlain(row pgx.Row) error {
 	if b.status = statusNew; answer == nil {
 		return nil
 	}
+	return b.readPlain(answer)
+}
+
+// readPlain reads an answer of begin_command_plain that is not null. Another answer has no status.
+func (b *begun) readPlain(answer []byte) error {
+	b.status = ""
+	if len(answer) > 0 && answer[0] == '[' {
+		return nil
+	}
 	var full struct {
 		Status      string          `json:"status"`
 		Fingerprint []byte          `json:"fingerprint"`
@@ -241,15 +254,20 @@ func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, openin
 	if span.End(err); err != nil {
 		return nil, err
 	}
+	return b, b.standing()
+}
+
+// standing is the error of an id that can be neither begun nor replayed.
+func (b *begun) standing() error {
 	switch b.status {
 	case statusNew, statusReplay:
-		return b, nil
+		return nil
 	case statusRetired:
-		return nil, ErrRetired
+		return ErrRetired
 	case statusFuture:
-		return nil, ErrFuture
+		return ErrFuture
 	}
-	return nil, fmt.Errorf("metered: the schema answers %q, which this build does not know", b.status)
+	return fmt.Errorf("metered: the schema answers %q, which this build does not know", b.status)
 }
 
 // enter queues the statement that comes first.
@@ -303,9 +321,17 @@ func (e *Engine) beginArgs(ctx context.Context, op *Operation, t transaction, ma
 // sentCharges are charges as they are sent, which may be none.
 func sentCharges(c *ledger.Charging, telling bool) (charges string, tolerance pgtype.Interval) {
 	if c == nil {
-		return ledger.Charges(nil), pgtype.Interval{Valid: true}
+		return ledger.Charges(nil), toleranceOf(nil)
 	}
 	return ledger.Charges(ledger.Telling(c.Charges, telling)), c.Tolerance
+}
+
+// toleranceOf is the clock tolerance of charges, which may be none.
+func toleranceOf(c *ledger.Charging) pgtype.Interval {
+	if c == nil {
+		return pgtype.Interval{Valid: true}
+	}
+	return c.Tolerance
 }
 
 // admit judges the answers about the token, the budget and the holds, in this order.
@@ -405,17 +431,9 @@ func (e *Engine) finish(ctx context.Context, op *Operation, t transaction, end E
 // complete queues the statement that makes the charges and writes the record.
 func (e *Engine) complete(ctx context.Context, f *flush, op *Operation, end Ending, rec *Record, marker string, telling bool) {
 	wait, _ := e.timeouts(ctx)
-	standing := end.Charges != nil && end.Charges.Standing
+	standing := standings(end.Charges)
 	if end.Refusal == nil && !telling && end.Charges.Plain() {
-		var name *string
-		if op.Name != "" {
-			name = &op.Name
-		}
-		tolerance := pgtype.Interval{Valid: true}
-		if end.Charges != nil {
-			tolerance = end.Charges.Tolerance
-		}
-		args := append([]any{op.Tenant, op.ID, marker, op.Fingerprint, op.IssuedAt, end.Result, name, end.Jobs}, end.Charges.PlainArgs()...)
+		args := append([]any{op.Tenant, op.ID, marker, op.Fingerprint, op.IssuedAt, end.Result, nameOf(op), end.Jobs}, end.Charges.PlainArgs()...)
 		f.row(func(row pgx.Row) error {
 			var answer []byte
 			err := row.Scan(&answer)
@@ -423,7 +441,7 @@ func (e *Engine) complete(ctx context.Context, f *flush, op *Operation, end Endi
 				rec.At, err = rec.ScanCompleted(answer, standing)
 			}
 			return err
-		}, e.sql.completePlain, append(args, tolerance, wait)...)
+		}, e.sql.completePlain, append(args, toleranceOf(end.Charges), wait)...)
 		return
 	}
 	charges, tolerance := sentCharges(end.Charges, telling)

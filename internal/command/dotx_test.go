@@ -2,6 +2,7 @@ package command_test
 
 import (
 	"context"
+	"fmt"
 	"testing"
 	"time"
 
@@ -320,6 +321,70 @@ func TestTx_TheBareConnectionCannotCommitEither(t *testing.T) {
 	}
 	require.Zero(t, count(t, pool, "uploads"))
 	pgtest.RequireUsable(t, c, "after")
+}
+
+// A command that goes the short way completes its own transaction alone, too.
+func TestTx_TheBareConnectionOfAPlainCommandCannotCommitEither(t *testing.T) {
+	t.Parallel()
+	pool, c := setUp(t, metered.Config{})
+	ctx := t.Context()
+	for i, sql := range []string{"commit", "rollback", "rollback; begin", "rollback; begin; select set_config('metered_tx.command', 'x', true)"} {
+		for _, charges := range [][]budget.Charge{nil, {{Scope: "plain", Amount: 1, Limits: []budget.Limit{budget.Lifetime(100)}}}} {
+			cmd := metered.Command{ID: fmt.Sprint(i, len(charges)), Charges: charges}
+			_, err := metered.Do(ctx, c, cmd, func(ctx context.Context, tx *metered.Tx) (string, error) {
+				_, err := tx.Exec(ctx, "insert into uploads values ($1)", cmd.ID)
+				require.NoError(t, err)
+				_, _ = tx.Conn().Exec(ctx, sql)
+				return "", nil
+			})
+			require.Contains(t, []string{"transaction_control", "transaction_failed"}, metered.Code(err), "%s: %v", sql, err)
+		}
+	}
+	require.Zero(t, count(t, pool, "uploads"))
+	require.Zero(t, count(t, pool, "metered.ledger"))
+	require.Zero(t, count(t, pool, "metered.operations"))
+	pgtest.RequireUsable(t, c, "after")
+}
+
+// A command without a function of its own is one flush, with its charge, its record and COMMIT. Its
+// repetition is answered from the record, and another command of its id is a conflict.
+func TestDo_ACommandWithoutAFunctionIsOneFlush(t *testing.T) {
+	t.Parallel()
+	owner, w, c, _ := onWire(t, metered.Config{}, func(*pgxpool.Config) {})
+	ctx := t.Context()
+	for _, charges := range [][]budget.Charge{nil, {{Scope: "plain", Amount: 3, Limits: []budget.Limit{budget.PerWindow(5, time.Hour)}}}} {
+		cmd := metered.Command{ID: fmt.Sprint("op", len(charges)), Charges: charges}
+		first, err := metered.Do[any](ctx, c, metered.Command{ID: "warm", Charges: charges[:0]}, nil)
+		require.NoError(t, err)
+		require.False(t, first.Replayed && len(charges) == 0)
+		before := len(w.Sent())
+		first, err = metered.Do[any](ctx, c, cmd, nil)
+		require.NoError(t, err)
+		require.False(t, first.Replayed)
+		require.Len(t, w.Sent(), before+1)
+		require.Len(t, first.Receipt.Entries, len(charges))
+
+		again, err := metered.Do[any](ctx, c, cmd, nil)
+		require.NoError(t, err)
+		require.True(t, again.Replayed)
+		require.Equal(t, first.At, again.At)
+		require.Equal(t, first.Raw, again.Raw)
+		require.Len(t, again.Receipt.Entries, len(charges))
+		if len(charges) > 0 {
+			require.EqualValues(t, 2, first.Receipt.Entries[0].Standings[0].Available)
+			require.Equal(t, first.Receipt.Entries[0].Seq, again.Receipt.Entries[0].Seq)
+			require.Equal(t, first.Receipt.Entries[0].At, again.Receipt.Entries[0].At)
+			more := cmd
+			more.ID = "more"
+			_, err = metered.Do[any](ctx, c, more, nil)
+			require.ErrorIs(t, err, budget.ErrExceeded)
+			_, err = c.Lookup(ctx, owner, "", "more")
+			require.ErrorIs(t, err, metered.ErrUnknownOperation)
+		}
+		cmd.Input = "another"
+		_, err = metered.Do[any](ctx, c, cmd, nil)
+		require.ErrorIs(t, err, metered.ErrConflict)
+	}
 }
 
 func TestTx_IsDeadOnceTheFunctionHasReturned(t *testing.T) {

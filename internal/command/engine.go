@@ -43,7 +43,7 @@ type Engine struct {
 	pins   bool // transactions begin with ledger.PinSQL
 }
 
-type statements struct{ begin, beginPlain, complete, completePlain, finish, lockAll string }
+type statements struct{ begin, beginPlain, complete, completePlain, runPlain, finish, lockAll string }
 
 // New returns an Engine.
 func New(pool *pgxpool.Pool, cfg Config) *Engine {
@@ -52,7 +52,7 @@ func New(pool *pgxpool.Pool, cfg Config) *Engine {
 		cfg.Usable = func(context.Context, schema.DB) error { return nil }
 	}
 	return &Engine{pool: pool, cfg: cfg, places: places(pool), turns: newTurns(), pins: ledger.Textual(pool), sql: statements{
-		begin: n.SQL(beginSQL), beginPlain: n.SQL(beginPlainSQL), complete: n.SQL(completeSQL), completePlain: n.SQL(completePlainSQL), finish: n.SQL(finishSQL), lockAll: n.SQL(ledger.LockAllSQL),
+		begin: n.SQL(beginSQL), beginPlain: n.SQL(beginPlainSQL), complete: n.SQL(completeSQL), completePlain: n.SQL(completePlainSQL), runPlain: n.SQL(runPlainSQL), finish: n.SQL(finishSQL), lockAll: n.SQL(ledger.LockAllSQL),
 	}}
 }
 
@@ -85,6 +85,9 @@ type Operation struct {
 	// First is called once, when the id is claimed and is no replay, before the token and the
 	// charges are looked at. It uses a connection of its own. nil for none.
 	First func(context.Context) error
+
+	// Bare says that Function does nothing with its transaction, which may be nil.
+	Bare bool
 
 	// Function is called in each attempt.
 	Function func(context.Context, pgx.Tx) (Ending, error)
@@ -170,6 +173,7 @@ func (e *Indefinite) Unwrap() error { return e.Cause }
 func (e *Engine) Do(ctx context.Context, op *Operation) (Record, error) {
 	firstDone := false
 	rec, err := e.repeat(ctx, op, func(ctx context.Context, lost bool) attempt {
+		op.Bare = op.Bare && !lost // the claim alone says that the lost transaction is over
 		a := e.attemptOwn(ctx, op, &firstDone)
 		e.tell(ctx, lost, &a)
 		if a.unknown && a.answered && !sqlstate.OfShard(a.err) {
@@ -281,7 +285,10 @@ func (e *Engine) attemptOwn(ctx context.Context, op *Operation, firstDone *bool)
 	defer conn.Release()
 	a := attempt{err: e.cfg.Usable(ctx, conn)}
 	if a.err == nil {
-		a = e.attempt(ctx, op, &owned{conn: conn, op: op, pins: e.pins}, firstDone)
+		var whole bool
+		if a, whole = e.whole(ctx, op, &owned{conn: conn, op: op, pins: e.pins}); !whole {
+			a = e.attempt(ctx, op, &owned{conn: conn, op: op, pins: e.pins}, firstDone)
+		}
 	}
 	a.judge(ctx, conn)
 	commit.Leave(ctx, conn.Conn(), a.err)

@@ -91,7 +91,7 @@ func TestOutcome_IsTheSameForEachCallThatCommits(t *testing.T) {
 			ctx, cancel := context.WithCancel(t.Context())
 			struck := false
 			wire.Once(func(f *pgtest.Flush) bool {
-				return slices.Contains(f.SQL, "commit") || caller == "ChargeNow" && f.Has(".charge(")
+				return slices.Contains(f.SQL, "commit") || caller == "ChargeNow" && f.Has(".charge_plain(")
 			}, func(f *pgtest.Flush) {
 				struck = true
 				test.fault(f, cancel)

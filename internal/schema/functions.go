@@ -129,6 +129,7 @@ var Functions = []Function{
 	{"complete_command", Application, write},
 	{"begin_command_plain", Application, write},
 	{"complete_command_plain", Application, write},
+	{"run_command_plain", Application, write},
 	{"finish_command", Application, owned},
 	{"purge_operations", Maintenance, purgeBatch},
 	{"open_session", Application, write},

@@ -15,10 +15,11 @@ import (
 //	{bound: tip = t, at = c, win = w}            the units that a scope spent since its anchor, or ever: an upper bound of the use of a window
 //	{next due: tip = t, at = c}                  next_due of the entry after tip, which places no hold
 //	{usual: tip = t, at = c, amount = n, note = j}   the condition that a charge needs none of the full function's care
+//	{known id: tenant = t, id = i, issued = j, future = f}   whether an operation id is recorded, retired, or too far ahead
 //	{shorter timeouts: ms = n}                   sets the timeouts of a transaction, unless they are shorter
 //
 // A macro may stand in the arguments of another one.
-var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|next due|usual|shorter timeouts)(?:: ([^{}]*))?\}`)
+var macro = regexp.MustCompile(`(?s)\{(entry columns|entry of (\w+)|base|bound|next due|usual|known id|shorter timeouts)(?:: ([^{}]*))?\}`)
 
 // templates are the macros that only fill in their arguments.
 var templates = map[string]string{
@@ -28,6 +29,9 @@ var templates = map[string]string{
 	"usual": `$tip.at <= $at and ($tip.next_due <= $at) is not true and $tip.lots_end is null and $tip.crossed is null
                 and $amount between 1 and 9007199254740992 and ($note is null or pg_column_size($note) <= 8192
                 and pg_column_compression($note) is null and not $note ? 'use')`,
+	"known id": `exists (select from metered.operations o where o.tenant = $tenant and o.id = $id)
+                or $issued <= (select h.at from metered.operations_horizon h where h.one)
+                or $issued > metered.clock() + $future`,
 	"shorter timeouts": `set_config('statement_timeout', metered._shorter(current_setting('statement_timeout'), $ms), true)
                 || set_config('lock_timeout', metered._shorter(current_setting('lock_timeout'), $ms), true)
                 || set_config('idle_in_transaction_session_timeout',

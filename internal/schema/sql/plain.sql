@@ -129,9 +129,8 @@ begin
     then
         -- A statement of its own, whose snapshot is taken after the lock.
         select case
-            when exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id)
-                or issued <= (select h.at from metered.operations_horizon h where h.one)
-                or issued > metered.clock() + max_future or strpos(version(), '-linux') = 0 then null
+            when {known id: tenant = of_tenant, id = of_id, issued = issued, future = max_future}
+                or strpos(version(), '-linux') = 0 then null
             else set_config('metered_tx.command', marker, true)
                 || case when timeout_ms is null then ''
                     else set_config('client_connection_check_interval', '100', true) end
@@ -144,6 +143,9 @@ begin
     end if;
     t := metered.begin_command(true, true, row(of_tenant, of_id, key, issued, max_future, timeout_ms,
         marker, false, false, null, null)::metered.new_command, null, '{}', interval '0', wait_ms);
+    if t.status = 'new' then
+        return null;
+    end if;
     return json_build_object('status', t.status, 'fingerprint', encode(t.fingerprint, 'base64'),
         'result', encode(t.result, 'base64'), 'scopes', t.scopes, 'amounts', t.amounts, 'seqs', t.seqs,
         'ats', array(select metered._in_us(x) from unnest(t.ats) x), 'holds', t.holds,
@@ -151,46 +153,66 @@ begin
 end
 $$;
 
--- Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON,
--- [time of the record, seq, time, held units, used units], or complete_command's answer as an object.
-create function metered.complete_command_plain(of_tenant text, of_id text, marker text, of_fingerprint bytea,
+-- Makes the one charge of a command, if it has one, and its record, and returns the time of the record
+-- in microseconds, and what _append_short returns. Null: nothing was written.
+create function metered._complete_short(of_tenant text, of_id text, of_fingerprint bytea,
     issued timestamptz, of_result bytea, name text, jobs bigint[], of_scope text, key bigint,
-    units bigint, max_units bigint, win interval, note jsonb, standing boolean, ahead interval, wait_ms int)
-    returns json
+    units bigint, max_units bigint, win interval, note jsonb, standing boolean, wait_ms int)
+    returns bigint[]
 language plpgsql volatile
 as $$
 declare
     written bigint[];
     done_at bigint;
+begin
+    if of_scope is not null then
+        if metered._try_lock(key) is not true then
+            perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
+        end if;
+        written := metered._append_short(of_scope, units, max_units, win, note, standing, of_tenant, of_id);
+        if written is null then
+            return null;
+        end if;
+    end if;
+    insert into metered.operations as o (tenant, id, fingerprint, issued_at, at, result,
+        scopes, amounts, seqs, ats, holds, name, jobs)
+    select of_tenant, of_id, of_fingerprint, issued, metered.clock(), of_result,
+        case when of_scope is not null then array[of_scope] end,
+        case when of_scope is not null then array[units] end, written[1:1],
+        case when of_scope is not null then
+            array[timestamptz 'epoch' + written[2] * interval '1 microsecond'] end,
+        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), name, jobs
+    on conflict do nothing
+    returning metered._in_us(o.at) into done_at;
+    if done_at is null then
+        raise exception 'could not serialize access: the operation was recorded meanwhile'
+            using errcode = '40001';
+    end if;
+    return done_at || written;
+end
+$$;
+
+-- Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON,
+-- what _complete_short returns, or complete_command's answer as an object.
+create function metered.complete_command_plain(of_tenant text, of_id text, marker text,
+    of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[], of_scope text,
+    key bigint, units bigint, max_units bigint, win interval, note jsonb, standing boolean,
+    ahead interval, wait_ms int) returns json
+language plpgsql volatile
+as $$
+declare
+    written bigint[];
+    unused  text;
     t       record;
     command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
 begin
     if metered._goes_short() and current_setting('metered_tx.command', true) = marker then
-        if of_scope is not null then
-            if metered._try_lock(key) is not true then
-                perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
-            end if;
-            written := metered._append_short(of_scope, units, max_units, win, note, standing, of_tenant, of_id);
-        end if;
-        if of_scope is null or written is not null then
-            insert into metered.operations as o (tenant, id, fingerprint, issued_at, at, result,
-                scopes, amounts, seqs, ats, holds, name, jobs)
-            select of_tenant, of_id, of_fingerprint, issued, metered.clock(), of_result,
-                case when of_scope is not null then array[of_scope] end,
-                case when of_scope is not null then array[units] end, written[1:1],
-                case when of_scope is not null then
-                    array[timestamptz 'epoch' + written[2] * interval '1 microsecond'] end,
-                string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)),
-                name, jobs
-            on conflict do nothing
-            returning metered._in_us(o.at) + length(set_config('metered_tx.command', '', true)
-                || set_config('metered_tx.holds', '', true)) into done_at;
-            if done_at is null then
-                raise exception 'could not serialize access: the operation was recorded meanwhile'
-                    using errcode = '40001';
-            end if;
+        written := metered._complete_short(of_tenant, of_id, of_fingerprint, issued, of_result, name, jobs,
+            of_scope, key, units, max_units, win, note, standing, wait_ms);
+        if written is not null then
+            unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
             close command_cursor;
-            return array_to_json(done_at || written);
+            return array_to_json(written);
         end if;
     end if;
     t := metered.complete_command(row(of_tenant, of_id, null, issued, null, null, marker, standing, false,
@@ -199,5 +221,36 @@ begin
             else metered._as_charges(of_scope, key, units, max_units, win, note) end, ahead, wait_ms, true);
     return json_build_object('seqs', t.seqs, 'ats', array(select metered._in_us(x) from unnest(t.ats) x),
         'used', t.used, 'held', t.held, 'at', metered._in_us(t.at), 'crossed', t.crossed);
+end
+$$;
+
+-- A whole command that does nothing but its one charge: the answer of begin_command_plain, if that is
+-- not null, or else that of complete_command_plain. The short way needs no guard against a COMMIT,
+-- since nobody gets at the transaction before it is complete.
+create function metered.run_command_plain(of_tenant text, of_id text, id_key bigint,
+    of_fingerprint bytea, issued timestamptz, max_future interval, of_result bytea, name text,
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
+    standing boolean, ahead interval, wait_ms int) returns json
+language plpgsql volatile
+as $$
+declare
+    written bigint[];
+    answer  json;
+begin
+    if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
+        and current_setting('transaction_isolation') = 'read committed' and metered._try_lock(id_key)
+    then
+        -- A statement of its own, whose snapshot is taken after the lock.
+        if ({known id: tenant = of_tenant, id = of_id, issued = issued, future = max_future}) is not true then
+            written := metered._complete_short(of_tenant, of_id, of_fingerprint, issued, of_result, name, null,
+                of_scope, key, units, max_units, win, note, standing, wait_ms);
+            if written is not null then
+                return array_to_json(written);
+            end if;
+        end if;
+    end if;
+    answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole', wait_ms);
+    return coalesce(answer, metered.complete_command_plain(of_tenant, of_id, 'whole', of_fingerprint, issued,
+        of_result, name, null, of_scope, key, units, max_units, win, note, standing, ahead, wait_ms));
 end
 $$;

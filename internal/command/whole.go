@@ -1,0 +1,92 @@
+package command
+
+import (
+	"context"
+
+	"github.com/jackc/pgx/v5"
+
+	"github.com/pgmetered/metered/internal/ledger"
+)
+
+const runPlainSQL = `
+select metered.run_command_plain($1::text, $2::text, $3::bigint, $4::bytea, $5::timestamptz, $6::interval, $7::bytea, $8::text,
+    $9::text, $10::bigint, $11::bigint, $12::bigint, $13::interval, $14::jsonb, $15::bool, $16::interval, $17::int)`
+
+// whole makes an attempt in one flush, with COMMIT, at an operation that does nothing but its one charge.
+// whole is false for another operation, and then nothing was done.
+func (e *Engine) whole(ctx context.Context, op *Operation, t *owned) (a attempt, whole bool) {
+	if !op.Bare || op.First != nil || op.Token.Digest != nil || len(op.Holds) > 0 || op.Enter != nil || op.EarlyRelease || op.LSN ||
+		op.Telling || op.Isolation != pgx.ReadCommitted {
+		return attempt{}, false
+	}
+	op.forget()
+	end, err := op.Function(ctx, nil)
+	if err != nil || len(end.Steps) > 0 || end.Notice != nil || end.Refusal != nil || len(end.queries()) > 0 || !end.Charges.Plain() {
+		return attempt{}, false
+	}
+	defer t.undo(ctx)
+	op.Failed = false
+	op.Attempts++
+	a.ending, a.end = true, end
+
+	f, b := &flush{}, &begun{}
+	t.first(f)
+	wait, _ := e.timeouts(ctx)
+	args := append([]any{op.Tenant, op.ID, op.Key, op.Fingerprint, op.IssuedAt, e.cfg.MaxFuture, end.Result, nameOf(op)}, end.Charges.PlainArgs()...)
+	f.row(func(row pgx.Row) error { return b.scanWhole(row, end) }, e.sql.runPlain, append(args, toleranceOf(end.Charges), wait)...)
+	t.end(&f.batch)
+	within, span := e.flush(ctx, op, "run")
+	results := t.send(within, &f.batch)
+	err, others := f.read(results), false
+	a.begun = err == nil
+	if err == nil {
+		others, err = t.ended(results)
+	}
+	a.unknown, err = t.outcome(&b.rec, err, results.Close())
+	switch {
+	case err == nil:
+	case others:
+		err = foreign("commit", err)
+	default:
+		err = failed("commit", ofCharges(end.Charges, err))
+	}
+	if span.End(err); err != nil {
+		a.err = err
+		return a, true
+	}
+	a.claimed, a.rec = true, b.rec
+	if b.status == statusNew {
+		return a, true
+	}
+	if a.err = b.standing(); a.err == nil {
+		a.found = true
+		a.rec, a.unknown, a.err = e.replayed(ctx, op, t, b)
+	}
+	return a, true
+}
+
+// scanWhole reads the answer of run_command_plain: that of the claim, or of what came after it.
+func (b *begun) scanWhole(row pgx.Row, end Ending) (err error) {
+	var answer []byte
+	if err = row.Scan(&answer); err != nil {
+		return err
+	}
+	if err = b.readPlain(answer); err != nil || b.status != "" {
+		return err
+	}
+	b.status = statusNew
+	b.rec.Result = end.Result
+	b.rec.At, err = b.rec.ScanCompleted(answer, standings(end.Charges))
+	return err
+}
+
+// standings reports whether charges, which may be none, ask for the standings of their limits.
+func standings(c *ledger.Charging) bool { return c != nil && c.Standing }
+
+// nameOf is the name of an operation as it is sent, nil for none.
+func nameOf(op *Operation) *string {
+	if op.Name == "" {
+		return nil
+	}
+	return &op.Name
+}
