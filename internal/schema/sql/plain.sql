@@ -14,8 +14,9 @@ as $$
 $$;
 
 -- The microseconds of a time since 1970: a number, which no setting of a session spells otherwise.
+-- Stable, as extract is: else it would not be inlined.
 create function metered._in_us(t timestamptz) returns bigint
-language sql immutable
+language sql stable
 as $$
     select (extract(epoch from t) * 1000000)::bigint
 $$;
@@ -23,7 +24,7 @@ $$;
 -- Appends a charge of units to a scope that is locked, if its limit (max_units in each window win; in
 -- its lifetime, if win is 0; none, if max_units is null) admits them, and returns the entry's seq, its time
 -- in microseconds, the held units, and with standing the units that counted before. Null: nothing was
--- written, and the full function must decide.
+-- written, and the full function must decide. The columns that it leaves out are null in a usual scope.
 create function metered._append_short(of_scope text, units bigint, max_units bigint, win interval,
     note jsonb, standing boolean, of_tenant text, of_operation text) returns bigint[]
 language plpgsql volatile
@@ -32,35 +33,32 @@ declare
     written bigint[];
 begin
     if standing and win > interval '0' then
-        with t as (
-            select l.*, case when l.at <= l.clk - win then 0 else l.spent - coalesce(b.spent, 0) end as used,
-                l.at <= l.clk - win or coalesce(b.refunded, 0) = l.refunded and (b.seq > 1
-                    or l.epoch = 0 and (l.seq <= 16 and b.seq is null
-                        or (select y.seq from metered.ledger y where y.scope = of_scope and y.seq = 2) > 0)) as known
-            from (select y.*, metered.clock() as clk from metered.ledger y
-                  where y.scope = of_scope order by y.seq desc limit 1 for key share) l
-                left join lateral (
-                    select base.seq, base.spent, base.refunded
-                    from {base: scope = of_scope, epoch = l.epoch, since = l.clk - win}) b on true),
-        made as (
-            insert into metered.ledger as y ({entry columns})
-            select {entry of t: seq = t.seq + 1, amount = units, at = t.clk, spent = t.spent + units,
-                kind = 'c', hold = null, operation_tenant = of_tenant, operation = of_operation,
-                note = _append_short.note, next_due = {next due: tip = t, at = t.clk}}
-            from t
-            where {usual: tip = t, at = t.clk, amount = units, note = _append_short.note}
-                and t.known and t.used <= max_units - t.held - units
-            on conflict do nothing
-            returning y.seq, y.at, y.held)
-        select array[made.seq, metered._in_us(made.at), made.held, t.used] into written from made, t;
+        -- The base of the window becomes the entry's anchor: so it is in the answer, too.
+        insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind,
+            scope, next_due, operation_tenant, operation, note, anchor_at, anchor_spent)
+        select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c',
+            of_scope, t.next_due, of_tenant, of_operation, _append_short.note,
+            t.clk - win, coalesce(b.spent, 0)
+        from {short tip: scope = of_scope} t
+            left join lateral (
+                select base.seq, base.spent, base.refunded
+                from {base: scope = of_scope, epoch = t.epoch, since = t.clk - win}) b on true
+        where {usual: tip = t, at = t.clk, amount = units, note = _append_short.note}
+            and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq
+                or t.epoch = 0 and (t.seq <= 16 and b.seq is null
+                    or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0))
+            and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
+        on conflict do nothing
+        returning array[y.seq, metered._in_us(y.at), y.held, y.spent - units - y.anchor_spent]
+            into written;
         return written;
     end if;
-    insert into metered.ledger as y ({entry columns})
-    select {entry of t: seq = t.seq + 1, amount = units, at = t.clk, spent = t.spent + units,
-        kind = 'c', hold = null, operation_tenant = of_tenant, operation = of_operation,
-        note = _append_short.note, next_due = {next due: tip = t, at = t.clk}}
-    from (select l.*, metered.clock() as clk from metered.ledger l
-          where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind,
+        scope, next_due, operation_tenant, operation, note, anchor_at, anchor_spent)
+    select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c',
+        of_scope, t.next_due, of_tenant, of_operation, _append_short.note,
+        t.anchor_at, t.anchor_spent
+    from {short tip: scope = of_scope} t
     where {usual: tip = t, at = t.clk, amount = units, note = _append_short.note}
         and (max_units is null or win >= interval '0'
             and case when win = interval '0' then t.spent - t.refunded - t.credited
