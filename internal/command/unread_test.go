@@ -32,17 +32,19 @@ func TestDo_AnAnswerThatCannotBeReadIsNoUnknownCommit(t *testing.T) {
 	})
 	events := &pgtest.Recorder{}
 	c := newClient(t, pool, metered.Config{Observer: events})
-	cmd := metered.Command{ID: "op", Charges: []budget.Charge{charge("s", 1, 0)}}
+	cmd := metered.Command{ID: "op", EarlyLook: true, Charges: []budget.Charge{charge("s", 1, 0), charge("t", 1, 0)}}
 	for _, what := range []string{"first", "replay"} {
 		_, err := metered.Do(t.Context(), c, cmd, upload("a"))
 		require.Equal(t, "answer_unreadable", metered.Code(err), "%s: %v", what, err)
 		require.False(t, metered.Retryable(err))
 		require.Equal(t, 1, count(t, owner, "metered.operations"), what)
-		require.Equal(t, 1, count(t, owner, "metered.ledger"), what)
+		require.Equal(t, 2, count(t, owner, "metered.ledger"), what)
 	}
-	_, err := c.Budget.ChargeNow(t.Context(), pool, charge("now", 1, 0))
+	_, err := c.Budget.ChargeNow(t.Context(), pool, budget.Charge{
+		Scope: "now", Amount: 1, Limits: []budget.Limit{budget.Lifetime(9), budget.PerWindow(9, time.Hour)},
+	})
 	require.Equal(t, "answer_unreadable", metered.Code(err), "%v", err)
-	require.Equal(t, 2, count(t, owner, "metered.ledger"))
+	require.Equal(t, 3, count(t, owner, "metered.ledger"))
 	tx, err := pool.Begin(t.Context())
 	require.NoError(t, err)
 	_, err = metered.DoTx(t.Context(), c, tx, metered.Command{ID: "lent", Charges: cmd.Charges}, upload("b"))

@@ -37,12 +37,12 @@ func (e *Engine) whole(ctx context.Context, op *Operation, t *owned) (a attempt,
 	t.end(&f.batch)
 	within, span := e.flush(ctx, op, "run")
 	results := t.send(within, &f.batch)
-	err, others := f.read(results), false
-	a.begun = err == nil
-	if err == nil {
+	unread, err := f.readAll(results)
+	others := false
+	if a.begun = err == nil; a.begun {
 		others, err = t.ended(results)
 	}
-	a.unknown, err = t.outcome(&b.rec, err, results.Close())
+	a.unknown, err = t.outcome(ctx, &b.rec, unread, err, results.Close())
 	switch {
 	case err == nil:
 	case others:

@@ -9,7 +9,6 @@ import (
 // follows those that it calls.
 var sources = []string{
 	"begin", "types", "tables", "locks", "cells", "numbers", "ledger", "lots", "debts", "duelots", "dueholds", "lapses", "lotmoves", "lotends", "wallets", "reinstate", "uses", "periods", "limits", "thresholds", "charges", "upto", "series", "leases", "carve", "resources", "expiry", "minima", "holds", "transitions", "returns", "tokens", "jobs", "parked", "releases", "operations", "plain", "sessions", "batches", "reporting",
->>>>>>> 5519d992 (schema: plain charges and new ids go a short way)
 }
 
 // statement is one of a release's, with the comment above it.

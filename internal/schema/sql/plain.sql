@@ -3,7 +3,7 @@
 -- neither reading nor writing, but PL/pgSQL's: each expression is prepared in each transaction, and
 -- each composite is taken apart. So these functions have few expressions, and take scalars. Where
 -- something is unusual they write nothing, and go on with the full function, which alone refuses. It
--- runs in the same call, since COMMIT may follow in the same flush. See ADR 21.
+-- runs in the same call, since COMMIT may follow in the same flush. See ADR 22.
 
 -- Whether calls may go the short way. A test answers false, and so sends all calls the full way. On
 -- Citus locks are taken by another node, and calls go the full way. Inlined wherever it stands.
