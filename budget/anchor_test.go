@@ -61,8 +61,8 @@ func TestCharge_ABoundIsReplacedOnlyWhereItDoesNotFit(t *testing.T) {
 	require.ErrorIs(t, spend(1, true), budget.ErrExceeded)
 	require.ErrorIs(t, spend(1, false), budget.ErrExceeded)
 	clock.Advance(10 * time.Second)
-	require.NoError(t, spend(1, false)) // one that asks for standings looks it up, and carries the anchor on
-	anchored(begin, 10)(t, anchorOf(t, pool))
+	require.NoError(t, spend(1, false)) // one that asks for standings looks it up, and anchors there
+	anchored(start.Add(61*time.Second), 18)(t, anchorOf(t, pool))
 	require.NoError(t, spend(7, true))
 	anchored(start.Add(61*time.Second), 18)(t, anchorOf(t, pool))
 	require.ErrorIs(t, spend(1, true), budget.ErrExceeded)

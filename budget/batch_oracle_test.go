@@ -140,7 +140,7 @@ func (o *oracle) charges() []budget.Charge {
 }
 
 // wrote are the entries that a transaction has written and sees, beyond the committed ones.
-const wroteSQL = `select coalesce(jsonb_agg(to_jsonb(l) - 'next_due' order by l.scope, l.seq), '[]')::text from metered.ledger l
+const wroteSQL = `select coalesce(jsonb_agg(to_jsonb(l) - array['next_due', 'anchor_at', 'anchor_spent'] order by l.scope, l.seq), '[]')::text from metered.ledger l
 	where l.xmin::text::bigint >= (pg_current_xact_id_if_assigned()::text::bigint & 4294967295)`
 
 func (o *oracle) compare(iso pgx.TxIsoLevel) {
