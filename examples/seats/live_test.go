@@ -93,6 +93,8 @@ func TestStream_BrowsersAtAllProcessesSeeChangesAndOnlyTheirOwnHolds(t *testing.
 	m := h.until(a, "one's own hold", func(m message) bool { return m.Counts.Held == 1 })
 	require.Equal(t, []ownHold{{Hold: hold, Seat: 3, State: "held", HeldUntil: noon.Add(5 * time.Minute), LeftMS: m.Mine[0].LeftMS}}, m.Mine)
 	require.Greater(t, m.Mine[0].LeftMS, int64(200_000))
+	require.Equal(t, []float64{99.8, 0.2}, []float64{m.PercentAvailable, m.PercentHeld})
+	require.Equal(t, noon.Unix(), m.At.Unix())
 	m = h.until(b, "another's hold", func(m message) bool { return m.Counts.Held == 1 })
 	require.Equal(t, byte('h'), m.Seats[3])
 	require.Empty(t, m.Mine)

@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/json"
 	"fmt"
+	"math"
 	"net/http"
 	"time"
 
@@ -20,6 +21,12 @@ type hallMap struct {
 	Seats  string     `json:"seats"`
 	Counts counts     `json:"counts"`
 	Blocks []blockUse `json:"blocks"`
+
+	// PercentAvailable and PercentHeld are parts of all seats.
+	PercentAvailable float64 `json:"percent_available"`
+	PercentHeld      float64 `json:"percent_held"`
+	// At is the time of these, by the library's clock. A message with an earlier one is old.
+	At time.Time `json:"timestamp"`
 
 	holds   map[string][]ownHold // by holder: each gets their own
 	nextEnd time.Duration        // until a hold runs out, or the sale opens or closes
@@ -108,6 +115,8 @@ func (a *app) readMap(ctx context.Context, org, event string) (*hallMap, error) 
 	}
 	of := func(state string) int { return bytes.Count(seats, []byte{letters[state]}) }
 	m.Seats, m.Counts = string(seats), counts{of("free"), of("held"), of("sold"), of("blocked"), len(seats)}
+	share := func(n int) float64 { return math.Round(1000*float64(n)/float64(len(seats))) / 10 }
+	m.PercentAvailable, m.PercentHeld, m.At = share(m.Counts.Available), share(m.Counts.Held), m.now.UTC()
 	for _, at := range []*time.Time{m.Opens, m.Closes} {
 		if at != nil && at.After(m.now) {
 			nextEnd = min(nextEnd, at.Sub(m.now))
