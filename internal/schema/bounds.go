@@ -85,6 +85,9 @@ func BoundOf(function, name string, unit Unit) (most int) {
 	return most
 }
 
+// withNulls are arrays in which a null means something: a limit by period has no window, one by a window no period, and an id no time.
+var withNulls = []string{"windows", "periods", "issued"}
+
 // field is an argument, or one of a composite type.
 type field struct{ name, typ string }
 
@@ -132,6 +135,11 @@ func beyond(function, at string, f field, types map[string][]field) (all []strin
 	case array:
 		add("array_lower(%s, 1) <> 1", at)
 		add("array_ndims(%s) <> 1", at)
+		// json has no equality, and array_position asks for one. Such a function finds a null where it reads the element.
+		json := slices.ContainsFunc(composite, func(inner field) bool { return inner.typ == "json" })
+		if !json && !slices.Contains(withNulls, f.name) {
+			add("array_position(%s, null) is not null", at)
+		}
 		add("cardinality(%s) > %d", at, BoundOf(function, f.name, Items))
 		if composite != nil {
 			most := fmt.Sprint(looked)
