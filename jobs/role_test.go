@@ -1,6 +1,7 @@
 package jobs_test
 
 import (
+	"strings"
 	"testing"
 	"time"
 
@@ -129,7 +130,7 @@ func TestRoles_ApplicationParksAndReleasesAndOthersDoNot(t *testing.T) {
 	pgtest.RequireVerified(t, g.pool, g.ledger)
 }
 
-// The functions refuse what the Enqueuer does not send.
+// The functions refuse what the Enqueuer does not send, above all what SQL casts and Go does not: such a job would stop those of all.
 func TestRoles_ParkJobsRefusesWrongArguments(t *testing.T) {
 	t.Parallel()
 	g := openGated(t, nil)
@@ -141,10 +142,13 @@ func TestRoles_ParkJobsRefusesWrongArguments(t *testing.T) {
 	for _, parking := range []string{
 		"[]", "{}", "null", "[1]", `[{}]`,
 		job(`, "job_id": 6`), job(`, "priority": 5`), job(`, "max_attempts": 0`), job(`, "queue": ""`), job(`, "tags": {}`), job(`, "metadata": {}`),
-		job(`, "metadata": {"metered:hold": "h"}`), job(`, "most": 0`), job(`, "wait_us": 0`), job(``), // without charges
+		job(`, "metadata": {"metered:hold": "h"}`),
+		job(`, "kind": 5`), job(`, "queue": 5`), job(`, "priority": "1"`), job(`, "max_attempts": "3"`), job(`, "job_id": "5"`), job(`, "tags": [1]`),
+		job(`, "tags": [["abc"]]`), job(`, "tags": "abc"`), job(`, "kind": null`), job(`, "most": 0`), job(`, "wait_us": 0`), job(``), // without charges
 	} {
 		_, err := app.Exec(g.ctx, "select metered.park_jobs($1::jsonb, interval '1 minute', 1000, null, null, false)", parking)
 		require.Equal(t, "22023", sqlstate.Of(err), "%s: %v", parking, err)
+		require.Equal(t, parking == job(``), strings.Contains(err.Error(), "charges"), "%s: %v", parking, err)
 	}
 	for _, call := range []string{
 		"metered.release_jobs(null, null, 1000, 0, interval '1 minute', null, null)",

@@ -170,11 +170,14 @@ as $$
         'args', j.job -> 'args', 'not_before', j.not_before, 'hold', j.job -> 'metadata' ->> 'metered:hold')
 $$;
 
--- Whether a job is one that River takes.
+-- Whether a job is one that River takes, and that the releaser can read: SQL would cast more than it does.
 create function metered._is_job(j jsonb) returns boolean
 language sql immutable
 as $$
     select jsonb_typeof(j) = 'object' and jsonb_typeof(j -> 'args') is not null and jsonb_typeof(j -> 'metadata') = 'object'
+        and jsonb_typeof(j -> 'kind') = 'string' and jsonb_typeof(j -> 'queue') = 'string' and jsonb_typeof(j -> 'job_id') = 'number'
+        and jsonb_typeof(j -> 'priority') = 'number' and jsonb_typeof(j -> 'max_attempts') = 'number'
+        and not jsonb_path_exists(j -> 'tags', 'strict $[*] ? (@.type() <> "string")', '{}', true)
         and char_length(j ->> 'kind') between 1 and 127 and char_length(j ->> 'queue') between 1 and 64
         and (j ->> 'priority')::int between 1 and 4 and (j ->> 'max_attempts')::int between 1 and 32767 and (j ->> 'job_id')::bigint > 0
         and jsonb_typeof(j -> 'tags') = 'array' and octet_length(coalesce(j ->> 'fair', '')) <= 255
