@@ -244,6 +244,7 @@ begin
         if octet_length(x.scope) > 255
             or array_lower(x.limits, 1) <> 1
             or array_ndims(x.limits) <> 1
+            or array_position(x.limits, null) is not null
             or cardinality(x.limits) > 16
             or pg_column_size(x.limits) > 1400 and not metered._fits(x.limits)
             or pg_column_size(x.note) > 8196
@@ -266,6 +267,7 @@ begin
         if octet_length(x.scope) > 255
             or array_lower(x.limits, 1) <> 1
             or array_ndims(x.limits) <> 1
+            or array_position(x.limits, null) is not null
             or cardinality(x.limits) > 16
             or pg_column_size(x.limits) > 1400 and not metered._fits(x.limits) then
             return false;
@@ -286,6 +288,7 @@ begin
         if greatest(octet_length(x.tenant), octet_length(x.holder)) > 255
             or array_lower(x.ids, 1) <> 1
             or array_ndims(x.ids) <> 1
+            or array_position(x.ids, null) is not null
             or cardinality(x.ids) > 100
             or pg_column_size(x.ids) > 255 and not metered._fits(x.ids, 255)
             or array_lower(x.issued, 1) <> 1
@@ -1002,6 +1005,7 @@ as $$
 begin
     if array_lower(scopes, 1) <> 1
         or array_ndims(scopes) <> 1
+        or array_position(scopes, null) is not null
         or cardinality(scopes) > 64
         or pg_column_size(scopes) > 255 and not metered._fits(scopes, 255)
         or wait_ms > 3600000 then
@@ -3484,6 +3488,7 @@ begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
         or array_ndims(limits) <> 1
+        or array_position(limits, null) is not null
         or cardinality(limits) > 16
         or pg_column_size(limits) > 1400 and not metered._fits(limits)
         or wait_ms > 3600000
@@ -3602,6 +3607,7 @@ begin
     if greatest(octet_length(rollover.of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
         or array_ndims(limits) <> 1
+        or array_position(limits, null) is not null
         or cardinality(limits) > 16
         or pg_column_size(limits) > 1400 and not metered._fits(limits)
         or wait_ms > 3600000
@@ -3685,6 +3691,7 @@ begin
         or octet_length(only_scope) > 255
         or array_lower(limits, 1) <> 1
         or array_ndims(limits) <> 1
+        or array_position(limits, null) is not null
         or cardinality(limits) > 16
         or pg_column_size(limits) > 1400 and not metered._fits(limits)
         or wait_ms > 3600000 then
@@ -3790,9 +3797,11 @@ as $$
 begin
     if array_lower(nos, 1) <> 1
         or array_ndims(nos) <> 1
+        or array_position(nos, null) is not null
         or cardinality(nos) > 10000
         or array_lower(units, 1) <> 1
         or array_ndims(units) <> 1
+        or array_position(units, null) is not null
         or cardinality(units) > 10000 then
         raise exception 'out of bounds: an argument of told_lots' using errcode = '22023';
     end if;
@@ -3942,6 +3951,7 @@ begin
         or plan.roll_again > 10000
         or array_lower(plan.uses, 1) <> 1
         or array_ndims(plan.uses) <> 1
+        or array_position(plan.uses, null) is not null
         or cardinality(plan.uses) > 16
         or pg_column_size(plan.uses) > 255 and not metered._fits(plan.uses, 255)
         or wait_ms > 3600000
@@ -4087,6 +4097,7 @@ begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
         or array_ndims(limits) <> 1
+        or array_position(limits, null) is not null
         or cardinality(limits) > 16
         or pg_column_size(limits) > 1400 and not metered._fits(limits)
         or wait_ms > 3600000
@@ -4159,6 +4170,7 @@ begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
         or array_ndims(limits) <> 1
+        or array_position(limits, null) is not null
         or cardinality(limits) > 16
         or pg_column_size(limits) > 1400 and not metered._fits(limits)
         or wait_ms > 3600000
@@ -4259,6 +4271,7 @@ begin
     if greatest(octet_length(charge.scope), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(charge.limits, 1) <> 1
         or array_ndims(charge.limits) <> 1
+        or array_position(charge.limits, null) is not null
         or cardinality(charge.limits) > 16
         or pg_column_size(charge.limits) > 1400 and not metered._fits(charge.limits)
         or pg_column_size(charge.note) > 8196
@@ -4404,6 +4417,7 @@ begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
         or array_ndims(limits) <> 1
+        or array_position(limits, null) is not null
         or cardinality(limits) > 16
         or pg_column_size(limits) > 1400 and not metered._fits(limits)
         or wait_ms > 3600000
@@ -4471,6 +4485,7 @@ begin
     if greatest(octet_length(of_reference), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(limits, 1) <> 1
         or array_ndims(limits) <> 1
+        or array_position(limits, null) is not null
         or cardinality(limits) > 16
         or pg_column_size(limits) > 1400 and not metered._fits(limits)
         or wait_ms > 3600000
@@ -5723,8 +5738,8 @@ begin
         foreach l in array c.limits loop
             exit when plain is not true;
             n := coalesce(n, 0) + 1;
-            continue when standing is not true and l.win > interval '0' and tip.spent
-                - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
+            continue when standing is not true and l.win > interval '0'
+                and tip.spent - case when tip.anchor_at <= at - l.win then tip.anchor_spent else 0 end <= least(l.max, l.tell_at - 1) - tip.held - c.amount;
             since := at - l.win;
             if since = at then
                 u := tip.spent - tip.refunded - tip.credited;
@@ -5914,6 +5929,7 @@ as $$
 begin
     if array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
+        or array_position(charges, null) is not null
         or cardinality(charges) > 64
         or pg_column_size(charges) > 1400 and not metered._fits(charges)
         or wait_ms > 3600000 then
@@ -6009,6 +6025,7 @@ declare
 begin
     if array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
+        or array_position(charges, null) is not null
         or cardinality(charges) > 64
         or pg_column_size(charges) > 1400 and not metered._fits(charges) then
         raise exception 'out of bounds: an argument of check_charge' using errcode = '22023';
@@ -6050,6 +6067,7 @@ declare
 begin
     if array_lower(scopes, 1) <> 1
         or array_ndims(scopes) <> 1
+        or array_position(scopes, null) is not null
         or cardinality(scopes) > 1024
         or pg_column_size(scopes) > 255 and not metered._fits(scopes, 255)
         or array_lower(windows, 1) <> 1
@@ -6178,6 +6196,7 @@ declare
 begin
     if array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
+        or array_position(charges, null) is not null
         or cardinality(charges) > 64
         or pg_column_size(charges) > 1400 and not metered._fits(charges)
         or wait_ms > 3600000
@@ -6238,6 +6257,7 @@ begin
     if octet_length(of_scope) > 255
         or array_lower(times, 1) <> 1
         or array_ndims(times) <> 1
+        or array_position(times, null) is not null
         or cardinality(times) > 2001 then
         raise exception 'out of bounds: an argument of usage_at' using errcode = '22023';
     end if;
@@ -6442,6 +6462,7 @@ begin
     if greatest(octet_length(charge.scope), octet_length(terms.mode), octet_length(terms.owner), octet_length(terms.child)) > 255
         or array_lower(charge.limits, 1) <> 1
         or array_ndims(charge.limits) <> 1
+        or array_position(charge.limits, null) is not null
         or cardinality(charge.limits) > 16
         or pg_column_size(charge.limits) > 1400 and not metered._fits(charge.limits)
         or pg_column_size(charge.note) > 8196
@@ -6588,6 +6609,7 @@ declare
 begin
     if array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
+        or array_position(charges, null) is not null
         or cardinality(charges) > 64
         or pg_column_size(charges) > 1400 and not metered._fits(charges)
         or wait_ms > 3600000
@@ -6671,6 +6693,7 @@ begin
         or wait_ms > 3600000
         or array_lower(limits, 1) <> 1
         or array_ndims(limits) <> 1
+        or array_position(limits, null) is not null
         or cardinality(limits) > 16
         or pg_column_size(limits) > 1400 and not metered._fits(limits) then
         raise exception 'out of bounds: an argument of settle_lease' using errcode = '22023';
@@ -6919,6 +6942,7 @@ begin
     if greatest(octet_length(charge.scope), octet_length(terms.mode), octet_length(terms.owner), octet_length(terms.child)) > 255
         or array_lower(charge.limits, 1) <> 1
         or array_ndims(charge.limits) <> 1
+        or array_position(charge.limits, null) is not null
         or cardinality(charge.limits) > 16
         or pg_column_size(charge.limits) > 1400 and not metered._fits(charge.limits)
         or pg_column_size(charge.note) > 8196
@@ -7206,6 +7230,7 @@ declare
 begin
     if array_lower(scopes, 1) <> 1
         or array_ndims(scopes) <> 1
+        or array_position(scopes, null) is not null
         or cardinality(scopes) > 1000
         or pg_column_size(scopes) > 255 and not metered._fits(scopes, 255)
         or wait_ms > 3600000 then
@@ -7255,6 +7280,7 @@ declare
 begin
     if array_lower(scopes, 1) <> 1
         or array_ndims(scopes) <> 1
+        or array_position(scopes, null) is not null
         or cardinality(scopes) > 64
         or pg_column_size(scopes) > 255 and not metered._fits(scopes, 255)
         or wait_ms > 3600000 then
@@ -7611,6 +7637,7 @@ as $$
 begin
     if array_lower(nos, 1) <> 1
         or array_ndims(nos) <> 1
+        or array_position(nos, null) is not null
         or cardinality(nos) > 10000
         or octet_length(channel) > 64 then
         raise exception 'out of bounds: an argument of announced' using errcode = '22023';
@@ -8210,16 +8237,20 @@ declare
 begin
     if array_lower(keys, 1) <> 1
         or array_ndims(keys) <> 1
+        or array_position(keys, null) is not null
         or cardinality(keys) > 10000
         or array_lower(id_keys, 1) <> 1
         or array_ndims(id_keys) <> 1
+        or array_position(id_keys, null) is not null
         or cardinality(id_keys) > 10000
         or array_lower(scopes, 1) <> 1
         or array_ndims(scopes) <> 1
+        or array_position(scopes, null) is not null
         or cardinality(scopes) > 10000
         or pg_column_size(scopes) > 255 and not metered._fits(scopes, 255)
         or array_lower(named, 1) <> 1
         or array_ndims(named) <> 1
+        or array_position(named, null) is not null
         or cardinality(named) > 1000
         or pg_column_size(named) > 1400 and not metered._fits(named)
         or wait_ms > 3600000 then
@@ -8342,10 +8373,12 @@ begin
         or pg_column_compression(hold.metadata) is not null and octet_length(hold.metadata::text) > 65536
         or array_lower(hold.minimum, 1) <> 1
         or array_ndims(hold.minimum) <> 1
+        or array_position(hold.minimum, null) is not null
         or cardinality(hold.minimum) > 65
         or pg_column_size(hold.minimum) > 1400 and not metered._fits(hold.minimum)
         or array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
+        or array_position(charges, null) is not null
         or cardinality(charges) > 64
         or pg_column_size(charges) > 1400 and not metered._fits(charges) then
         raise exception 'out of bounds: an argument of look_place' using errcode = '22023';
@@ -8411,10 +8444,12 @@ begin
         or pg_column_compression(hold.metadata) is not null and octet_length(hold.metadata::text) > 65536
         or array_lower(hold.minimum, 1) <> 1
         or array_ndims(hold.minimum) <> 1
+        or array_position(hold.minimum, null) is not null
         or cardinality(hold.minimum) > 65
         or pg_column_size(hold.minimum) > 1400 and not metered._fits(hold.minimum)
         or array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
+        or array_position(charges, null) is not null
         or cardinality(charges) > 64
         or pg_column_size(charges) > 1400 and not metered._fits(charges)
         or wait_ms > 3600000
@@ -8817,6 +8852,7 @@ begin
     if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(terms.policy), octet_length(terms.entity), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(named.ids, 1) <> 1
         or array_ndims(named.ids) <> 1
+        or array_position(named.ids, null) is not null
         or cardinality(named.ids) > 100
         or pg_column_size(named.ids) > 255 and not metered._fits(named.ids, 255)
         or array_lower(named.issued, 1) <> 1
@@ -8824,6 +8860,7 @@ begin
         or cardinality(named.issued) > 100
         or array_lower(used, 1) <> 1
         or array_ndims(used) <> 1
+        or array_position(used, null) is not null
         or cardinality(used) > 64
         or pg_column_size(used) > 1400 and not metered._fits(used)
         or wait_ms > 3600000
@@ -9023,6 +9060,7 @@ begin
     if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(named.ids, 1) <> 1
         or array_ndims(named.ids) <> 1
+        or array_position(named.ids, null) is not null
         or cardinality(named.ids) > 100
         or pg_column_size(named.ids) > 255 and not metered._fits(named.ids, 255)
         or array_lower(named.issued, 1) <> 1
@@ -9080,6 +9118,7 @@ begin
     if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(named.ids, 1) <> 1
         or array_ndims(named.ids) <> 1
+        or array_position(named.ids, null) is not null
         or cardinality(named.ids) > 100
         or pg_column_size(named.ids) > 255 and not metered._fits(named.ids, 255)
         or array_lower(named.issued, 1) <> 1
@@ -9157,6 +9196,7 @@ begin
     if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(named.ids, 1) <> 1
         or array_ndims(named.ids) <> 1
+        or array_position(named.ids, null) is not null
         or cardinality(named.ids) > 100
         or pg_column_size(named.ids) > 255 and not metered._fits(named.ids, 255)
         or array_lower(named.issued, 1) <> 1
@@ -9164,6 +9204,7 @@ begin
         or cardinality(named.issued) > 100
         or array_lower(used, 1) <> 1
         or array_ndims(used) <> 1
+        or array_position(used, null) is not null
         or cardinality(used) > 64
         or pg_column_size(used) > 1400 and not metered._fits(used)
         or wait_ms > 3600000
@@ -9301,6 +9342,7 @@ begin
     if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(named.ids, 1) <> 1
         or array_ndims(named.ids) <> 1
+        or array_position(named.ids, null) is not null
         or cardinality(named.ids) > 100
         or pg_column_size(named.ids) > 255 and not metered._fits(named.ids, 255)
         or array_lower(named.issued, 1) <> 1
@@ -9918,11 +9960,14 @@ as $$
         'args', j.job -> 'args', 'not_before', j.not_before, 'hold', j.job -> 'metadata' ->> 'metered:hold')
 $$;
 
--- Whether a job is one that River takes.
+-- Whether a job is one that River takes, and that the releaser can read: SQL would cast more than it does.
 create function metered._is_job(j jsonb) returns boolean
 language sql immutable
 as $$
     select jsonb_typeof(j) = 'object' and jsonb_typeof(j -> 'args') is not null and jsonb_typeof(j -> 'metadata') = 'object'
+        and jsonb_typeof(j -> 'kind') = 'string' and jsonb_typeof(j -> 'queue') = 'string' and jsonb_typeof(j -> 'job_id') = 'number'
+        and jsonb_typeof(j -> 'priority') = 'number' and jsonb_typeof(j -> 'max_attempts') = 'number'
+        and not jsonb_path_exists(j -> 'tags', 'strict $[*] ? (@.type() <> "string")', '{}', true)
         and char_length(j ->> 'kind') between 1 and 127 and char_length(j ->> 'queue') between 1 and 64
         and (j ->> 'priority')::int between 1 and 4 and (j ->> 'max_attempts')::int between 1 and 32767 and (j ->> 'job_id')::bigint > 0
         and jsonb_typeof(j -> 'tags') = 'array' and octet_length(coalesce(j ->> 'fair', '')) <= 255
@@ -10474,6 +10519,7 @@ declare
 begin
     if array_lower(only_scopes, 1) <> 1
         or array_ndims(only_scopes) <> 1
+        or array_position(only_scopes, null) is not null
         or cardinality(only_scopes) > 64
         or pg_column_size(only_scopes) > 255 and not metered._fits(only_scopes, 255)
         or wait_ms > 3600000
@@ -10526,6 +10572,7 @@ declare
 begin
     if array_lower(only_scopes, 1) <> 1
         or array_ndims(only_scopes) <> 1
+        or array_position(only_scopes, null) is not null
         or cardinality(only_scopes) > 64
         or pg_column_size(only_scopes) > 255 and not metered._fits(only_scopes, 255)
         or pg_column_size(given) > 1048580
@@ -10733,12 +10780,14 @@ begin
     if greatest(octet_length(command.tenant), octet_length(command.id), octet_length(command.marker), octet_length(command.name)) > 255
         or array_lower(command.jobs, 1) <> 1
         or array_ndims(command.jobs) <> 1
+        or array_position(command.jobs, null) is not null
         or cardinality(command.jobs) > 1000
         or octet_length(token.digest) > 33
         or octet_length(token.purpose) > 128
         or octet_length(token.subject) > 512
         or array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
+        or array_position(charges, null) is not null
         or cardinality(charges) > 64
         or pg_column_size(charges) > 1400 and not metered._fits(charges)
         or wait_ms > 3600000 then
@@ -10849,12 +10898,14 @@ begin
     if greatest(octet_length(command.tenant), octet_length(command.id), octet_length(command.marker), octet_length(command.name)) > 255
         or array_lower(command.jobs, 1) <> 1
         or array_ndims(command.jobs) <> 1
+        or array_position(command.jobs, null) is not null
         or cardinality(command.jobs) > 1000
         or octet_length(of_result) > 1048576
         or pg_column_size(of_refusal) > 1048580
         or pg_column_compression(of_refusal) is not null and octet_length(of_refusal::text) > 1048576
         or array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
+        or array_position(charges, null) is not null
         or cardinality(charges) > 64
         or pg_column_size(charges) > 1400 and not metered._fits(charges)
         or wait_ms > 3600000 then
@@ -10971,6 +11022,327 @@ begin
 end
 $$;
 
+-- The short way of the commonest calls: one charge, with at most one limit by window or lifetime, of a
+-- scope in which nothing is unusual; and the claim of a new id. Most of the time of such a call is
+-- neither reading nor writing, but PL/pgSQL's: each expression is prepared in each transaction, and
+-- each composite is taken apart. So these functions have few expressions, and take scalars. Where
+-- something is unusual they write nothing, and go on with the full function, which alone refuses. It
+-- runs in the same call, since COMMIT may follow in the same flush. See ADR 22.
+
+-- Whether calls may go the short way. A test answers false, and so sends all calls the full way. On
+-- Citus locks are taken by another node, and calls go the full way. Inlined wherever it stands.
+create function metered._goes_short() returns boolean
+language sql immutable
+as $$
+    select not metered._sharded()
+$$;
+
+-- The microseconds of a time since 1970: a number, which no setting of a session spells otherwise.
+-- Stable, as extract is: else it would not be inlined.
+create function metered._in_us(t timestamptz) returns bigint
+language sql stable
+as $$
+    select (extract(epoch from t) * 1000000)::bigint
+$$;
+
+-- Appends a charge of units to a scope that is locked, if its limit (max_units in each window win; in
+-- its lifetime, if win is 0; none, if max_units is null) admits them, and returns the entry's seq, its time
+-- in microseconds, the held units, and with standing the units that counted before. Null: nothing was
+-- written, and the full function must decide. The columns that it leaves out are null in a usual scope.
+create function metered._append_short(of_scope text, units bigint, max_units bigint, win interval,
+    note jsonb, standing boolean, of_tenant text, of_operation text) returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    written bigint[];
+begin
+    if standing and win > interval '0' then
+        -- The base of the window becomes the entry's anchor: so it is in the answer, too.
+        insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind,
+            scope, next_due, operation_tenant, operation, note, anchor_at, anchor_spent)
+        select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c',
+            of_scope, t.next_due, of_tenant, of_operation, _append_short.note,
+            t.clk - win, coalesce(b.spent, 0)
+        from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+            left join lateral (
+                select base.seq, base.spent, base.refunded
+                from (select y.seq from metered.ledger y
+                where y.scope = of_scope and y.epoch = t.epoch and y.at <= t.clk - win and (y.seq & 15 = 1 or y.kind = 'k')
+                order by y.at desc, y.seq desc limit 1) mark,
+            lateral (select y.seq, y.spent, y.refunded from metered.ledger y
+                where y.scope = of_scope and y.seq between mark.seq and mark.seq + 15 and y.epoch = t.epoch and y.at <= t.clk - win
+                order by y.seq desc limit 1) base) b on true
+        where t.at <= t.clk and (t.held = 0 or t.seq & 15 > 1) and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+                and units between 1 and 9007199254740992 and (_append_short.note is null or pg_column_size(_append_short.note) <= 8192
+                and pg_column_compression(_append_short.note) is null and not _append_short.note ? 'use')
+            and coalesce(b.refunded, 0) = t.refunded and (b.seq > 1 or b.seq = t.seq
+                or t.epoch = 0 and (t.seq <= 16 and b.seq is null
+                    or (select l.seq from metered.ledger l where l.scope = of_scope and l.seq = 2) > 0))
+            and t.spent - coalesce(b.spent, 0) <= max_units - t.held - units
+        on conflict do nothing
+        returning array[y.seq, metered._in_us(y.at), y.held, y.spent - units - y.anchor_spent]
+            into written;
+        return written;
+    end if;
+    insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind,
+        scope, next_due, operation_tenant, operation, note, anchor_at, anchor_spent)
+    select t.seq + 1, units, t.clk, t.spent + units, t.refunded, t.credited, t.held, t.epoch, 'c',
+        of_scope, t.next_due, of_tenant, of_operation, _append_short.note,
+        t.anchor_at, t.anchor_spent
+    from (select l.seq, l.at, l.spent, l.refunded, l.credited, l.held, l.epoch, l.scope, l.next_due, l.anchor_at,
+                l.anchor_spent, l.lots_end, l.crossed, metered.clock() as clk
+            from metered.ledger l where l.scope = of_scope order by l.seq desc limit 1 for key share) t
+    where t.at <= t.clk and (t.held = 0 or t.seq & 15 > 1) and (t.next_due <= t.clk) is not true and t.lots_end is null and t.crossed is null
+                and units between 1 and 9007199254740992 and (_append_short.note is null or pg_column_size(_append_short.note) <= 8192
+                and pg_column_compression(_append_short.note) is null and not _append_short.note ? 'use')
+        and (max_units is null or win >= interval '0'
+            and case when win = interval '0' then t.spent - t.refunded - t.credited
+                else t.spent - case when t.anchor_at <= t.clk - win then t.anchor_spent else 0 end end <= max_units - t.held - units)
+    on conflict do nothing
+    returning array[y.seq, metered._in_us(y.at), y.held, y.spent - units - y.refunded - y.credited]
+        into written;
+    return written;
+end
+$$;
+
+-- The charge of _append_short, as the full functions take it.
+create function metered._as_charges(of_scope text, key bigint, units bigint, max_units bigint, win interval,
+    note jsonb) returns metered.new_charge[]
+language sql immutable
+as $$
+    select array[row(of_scope, key, units, 0, case when max_units is null then '{}'
+            else array[row(max_units, win, null, null, null, null)::metered.charge_limit] end,
+        note, null, null, null)::metered.new_charge]
+$$;
+
+-- The answer of charge as JSON, with times in microseconds.
+create function metered._charged_json(a metered.charged) returns json
+language sql stable
+as $$
+    select json_build_object('seqs', (a).seqs,
+        'ats', array(select metered._in_us(x) from unnest((a).ats) x),
+        'used', (a).used, 'held', (a).held, 'refused', (a).refused, 'crossed', (a).crossed)
+$$;
+
+-- A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held
+-- units, used units], or charge's answer as an object.
+create function metered.charge_plain(of_scope text, key bigint, units bigint, max_units bigint, win interval,
+    note jsonb, standing boolean, ahead interval, wait_ms int) returns json
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    written bigint[];
+begin
+    if octet_length(of_scope) > 255
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of charge_plain' using errcode = '22023';
+    end if;
+    if metered._goes_short() then
+        if metered._try_lock(key) is not true then
+            perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
+        end if;
+        written := metered._append_short(of_scope, units, max_units, win, note, standing, null, null);
+        if written is not null then
+            return array_to_json(written);
+        end if;
+    end if;
+    return metered._charged_json(metered.charge(
+        metered._as_charges(of_scope, key, units, max_units, win, note), ahead, wait_ms, standing));
+end
+$$;
+
+-- Claims the id of a command without a token and without charges to look at. Null: it is new, and
+-- begun. Else begin_command's answer, whose arguments these are.
+create function metered.begin_command_plain(of_tenant text, of_id text, key bigint, issued timestamptz,
+    max_future interval, timeout_ms int, marker text, wait_ms int) returns json
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    begun text;
+    t     record;
+begin
+    if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(marker)) > 255
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of begin_command_plain' using errcode = '22023';
+    end if;
+    if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
+        and current_setting('transaction_isolation') = 'read committed' and metered._try_lock(key)
+    then
+        -- A statement of its own, whose snapshot is taken after the lock.
+        select case
+            when exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id)
+                or issued <= (select h.at from metered.operations_horizon h where h.one)
+                or issued > metered.clock() + max_future
+                or strpos(version(), '-linux') = 0 then null
+            else set_config('metered_tx.command', marker, true)
+                || case when timeout_ms is null then ''
+                    else set_config('client_connection_check_interval', '100', true) end
+                || case when timeout_ms > 0 then set_config('statement_timeout', metered._shorter(current_setting('statement_timeout'), timeout_ms), true)
+                || set_config('lock_timeout', metered._shorter(current_setting('lock_timeout'), timeout_ms), true)
+                || set_config('idle_in_transaction_session_timeout',
+                    metered._shorter(current_setting('idle_in_transaction_session_timeout'), timeout_ms), true) else '' end
+            end into begun;
+        if begun is not null then
+            execute 'declare metered_command cursor with hold for select metered.block_commit()';
+            return null;
+        end if;
+    end if;
+    t := metered.begin_command(true, true, row(of_tenant, of_id, key, issued, max_future, timeout_ms,
+        marker, false, false, null, null)::metered.new_command, null, '{}', interval '0', wait_ms);
+    if t.status = 'new' then
+        return null;
+    end if;
+    return json_build_object('status', t.status, 'fingerprint', encode(t.fingerprint, 'base64'),
+        'result', encode(t.result, 'base64'), 'scopes', t.scopes, 'amounts', t.amounts, 'seqs', t.seqs,
+        'ats', array(select metered._in_us(x) from unnest(t.ats) x), 'holds', t.holds,
+        'at', metered._in_us(t.at), 'refusal', t.refusal);
+end
+$$;
+
+-- Makes the one charge of a command, if it has one, and its record, and returns the time of the record
+-- in microseconds, and what _append_short returns. Null: nothing was written.
+create function metered._complete_short(of_tenant text, of_id text, of_fingerprint bytea,
+    issued timestamptz, of_result bytea, name text, jobs bigint[], of_scope text, key bigint,
+    units bigint, max_units bigint, win interval, note jsonb, standing boolean, wait_ms int)
+    returns bigint[]
+language plpgsql volatile
+as $$
+declare
+    written bigint[];
+    done_at bigint;
+begin
+    if of_scope is not null then
+        if metered._try_lock(key) is not true then
+            perform metered._lock_all_scopes(array[of_scope], array[key], wait_ms);
+        end if;
+        written := metered._append_short(of_scope, units, max_units, win, note, standing, of_tenant, of_id);
+        if written is null then
+            return null;
+        end if;
+    end if;
+    insert into metered.operations as o (tenant, id, fingerprint, issued_at, at, result,
+        scopes, amounts, seqs, ats, holds, name, jobs)
+    select of_tenant, of_id, of_fingerprint, issued, metered.clock(), of_result,
+        case when of_scope is not null then array[of_scope] end,
+        case when of_scope is not null then array[units] end, written[1:1],
+        case when of_scope is not null then
+            array[timestamptz 'epoch' + written[2] * interval '1 microsecond'] end,
+        string_to_array(nullif(current_setting('metered_tx.holds', true), ''), chr(30)), name, jobs
+    on conflict do nothing
+    returning metered._in_us(o.at) into done_at;
+    if done_at is null then
+        raise exception 'could not serialize access: the operation was recorded meanwhile'
+            using errcode = '40001';
+    end if;
+    return done_at || written;
+end
+$$;
+
+-- Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON,
+-- what _complete_short returns, or complete_command's answer as an object.
+create function metered.complete_command_plain(of_tenant text, of_id text, marker text,
+    of_fingerprint bytea, issued timestamptz, of_result bytea, name text, jobs bigint[], of_scope text,
+    key bigint, units bigint, max_units bigint, win interval, note jsonb, standing boolean,
+    ahead interval, wait_ms int) returns json
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    written bigint[];
+    unused  text;
+    t       record;
+    command_cursor refcursor := 'metered_command';  -- CLOSE by a variable is not parsed anew
+begin
+    if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(marker), octet_length(name), octet_length(of_scope)) > 255
+        or octet_length(of_fingerprint) > 33
+        or octet_length(of_result) > 1048576
+        or array_lower(jobs, 1) <> 1
+        or array_ndims(jobs) <> 1
+        or array_position(jobs, null) is not null
+        or cardinality(jobs) > 1000
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of complete_command_plain' using errcode = '22023';
+    end if;
+    if metered._goes_short() and current_setting('metered_tx.command', true) = marker then
+        written := metered._complete_short(of_tenant, of_id, of_fingerprint, issued, of_result, name, jobs,
+            of_scope, key, units, max_units, win, note, standing, wait_ms);
+        if written is not null then
+            unused := set_config('metered_tx.command', '', true) || set_config('metered_tx.holds', '', true);
+            close command_cursor;
+            return array_to_json(written);
+        end if;
+    end if;
+    t := metered.complete_command(row(of_tenant, of_id, null, issued, null, null, marker, standing, false,
+        name, jobs)::metered.new_command, of_fingerprint, of_result, null,
+        case when of_scope is null then '{}'
+            else metered._as_charges(of_scope, key, units, max_units, win, note) end, ahead, wait_ms, true);
+    return json_build_object('seqs', t.seqs, 'ats', array(select metered._in_us(x) from unnest(t.ats) x),
+        'used', t.used, 'held', t.held, 'at', metered._in_us(t.at), 'crossed', t.crossed);
+end
+$$;
+
+-- A whole command that does nothing but its one charge: the answer of begin_command_plain, if that is
+-- not null, or else that of complete_command_plain. The short way needs no guard against a COMMIT,
+-- since nobody gets at the transaction before it is complete.
+create function metered.run_command_plain(of_tenant text, of_id text, id_key bigint,
+    of_fingerprint bytea, issued timestamptz, max_future interval, of_result bytea, name text,
+    of_scope text, key bigint, units bigint, max_units bigint, win interval, note jsonb,
+    standing boolean, ahead interval, wait_ms int) returns json
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    written bigint[];
+    answer  json;
+begin
+    if greatest(octet_length(of_tenant), octet_length(of_id), octet_length(name), octet_length(of_scope)) > 255
+        or octet_length(of_fingerprint) > 33
+        or octet_length(of_result) > 1048576
+        or pg_column_size(note) > 8196
+        or pg_column_compression(note) is not null and octet_length(note::text) > 8192
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of run_command_plain' using errcode = '22023';
+    end if;
+    if metered._goes_short() and coalesce(current_setting('metered_tx.command', true), '') = ''
+        and current_setting('transaction_isolation') = 'read committed' and metered._try_lock(id_key)
+    then
+        -- A statement of its own, whose snapshot is taken after the lock.
+        if (exists (select from metered.operations o where o.tenant = of_tenant and o.id = of_id)
+                or issued <= (select h.at from metered.operations_horizon h where h.one)
+                or issued > metered.clock() + max_future) is not true then
+            written := metered._complete_short(of_tenant, of_id, of_fingerprint, issued, of_result, name, null,
+                of_scope, key, units, max_units, win, note, standing, wait_ms);
+            if written is not null then
+                return array_to_json(written);
+            end if;
+        end if;
+    end if;
+    answer := metered.begin_command_plain(of_tenant, of_id, id_key, issued, max_future, null, 'whole', wait_ms);
+    return coalesce(answer, metered.complete_command_plain(of_tenant, of_id, 'whole', of_fingerprint, issued,
+        of_result, name, null, of_scope, key, units, max_units, win, note, standing, ahead, wait_ms));
+end
+$$;
+
 -- Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open.
 -- The id of a session's hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this
 -- very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them,
@@ -10998,16 +11370,19 @@ begin
     if greatest(octet_length(command.tenant), octet_length(command.id), octet_length(command.marker), octet_length(command.name), octet_length(hold.tenant), octet_length(hold.id), octet_length(hold.holder), octet_length(hold.claim), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(command.jobs, 1) <> 1
         or array_ndims(command.jobs) <> 1
+        or array_position(command.jobs, null) is not null
         or cardinality(command.jobs) > 1000
         or octet_length(hold.fingerprint) > 33
         or pg_column_size(hold.metadata) > 65540
         or pg_column_compression(hold.metadata) is not null and octet_length(hold.metadata::text) > 65536
         or array_lower(hold.minimum, 1) <> 1
         or array_ndims(hold.minimum) <> 1
+        or array_position(hold.minimum, null) is not null
         or cardinality(hold.minimum) > 65
         or pg_column_size(hold.minimum) > 1400 and not metered._fits(hold.minimum)
         or array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
+        or array_position(charges, null) is not null
         or cardinality(charges) > 64
         or pg_column_size(charges) > 1400 and not metered._fits(charges)
         or wait_ms > 3600000
@@ -11275,10 +11650,12 @@ declare
 begin
     if array_lower(charges, 1) <> 1
         or array_ndims(charges) <> 1
+        or array_position(charges, null) is not null
         or cardinality(charges) > 1000
         or pg_column_size(charges) > 1400 * cardinality(charges) and not metered._fits(charges)
         or array_lower(events, 1) <> 1
         or array_ndims(events) <> 1
+        or array_position(events, null) is not null
         or cardinality(events) > 1000
         or pg_column_size(events) > 1400 * cardinality(events) and not metered._fits(events)
         or wait_ms > 3600000 then
@@ -11989,6 +12366,10 @@ comment on function metered.begin_command(boolean, boolean, metered.new_command,
 comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A refusal raises, because COMMIT follows in the same flush. Without finishing, finish_command lets COMMIT pass later. With of_refusal it records that the command was refused and rolled back, with an empty result.';
 comment on function metered.finish_command(text) is 'Lets COMMIT pass for a command that was completed without finishing, if this is still its transaction.';
 comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. A horizon beyond these would refuse new ids, after a clock was ahead, for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
+comment on function metered.charge_plain(text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used units], or charge''s answer as an object.';
+comment on function metered.begin_command_plain(text, text, bigint, timestamptz, interval, int, text, int) is 'Claims the id of a command without a token and without charges to look at. Null: it is new, and begun. Else begin_command''s answer, whose arguments these are.';
+comment on function metered.complete_command_plain(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON, what _complete_short returns, or complete_command''s answer as an object.';
+comment on function metered.run_command_plain(text, text, bigint, bytea, timestamptz, interval, bytea, text, text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'A whole command that does nothing but its one charge: the answer of begin_command_plain, if that is not null, or else that of complete_command_plain. The short way needs no guard against a COMMIT, since nobody gets at the transaction before it is complete.';
 comment on function metered.open_session(metered.new_command, metered.new_hold, metered.new_charge[], interval, int, metered.origin, text) is 'Opens a session of an operation: places its hold, unless the operation is on record, or another session of it is open. The id of a session''s hold is that of its operation, as a digest, and 36 characters of its own. status as place has it, or open (this very session was opened before, and its hold is stored), replay (the operation is on record), retired and future, as begin_command has them, running (another session is open, until deadline, as seen at placed_at) or busy (a session of another command is open).';
 comment on function metered.charge_each(metered.new_charge[], metered.new_event[], interval, interval, interval, int, boolean) is 'Makes up to 1,000 charges, each on its own, and answers each, in any order. Those of one scope are judged in the order given, and one that is let in counts for the next. All locks are taken first, those of ids before those of scopes: two of the server''s lock table for a charge with an id.';
 comment on view metered.statement is 'The entries of the ledger: the statement of each scope. By scope it reads the primary key: 1 ms for a thousand entries. Without a scope it reads the whole ledger, and a condition on the time alone does not help. The spends from a lease are one capture here, and rows of lease_spends_words.';
@@ -12189,15 +12570,16 @@ begin
     for f in
         select p.oid from pg_proc p
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_after_due,_after_minima,_again,_age,_announce,_append,
-            _append_lot,_apply_lots,_as_far_as_admitted,_as_rest,_as_wallet,_balance,_base,_behind,_beyond_limits,
-            _bound_lock_wait,_by_system,_capture_lots,_capture_minima,_charge_anyway,_charge_of,_check_limits,
-            _check_now,_class_of,_close_lease,_close_scope,_collided,_created_json,_credit_lot,_cross_captured,
-            _cross_lowered,_cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lines,_due_lots,
-            _due_minima,_empty_lot,_end_line,_end_lines,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,
-            _ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,_expire_rows,
-            _explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,
-            _free_lines,_free_lots,_fresh,_give_back,_goes_on,_gone_on,_has_number,_held_here,_hold_as_json,
-            _hold_of_job,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,
+            _append_lot,_append_short,_apply_lots,_as_charges,_as_far_as_admitted,_as_rest,_as_wallet,_balance,
+            _base,_behind,_beyond_limits,_bound_lock_wait,_by_system,_capture_lots,_capture_minima,_charge_anyway,
+            _charge_of,_charged_json,_check_limits,_check_now,_class_of,_close_lease,_close_scope,_collided,
+            _complete_short,_created_json,_credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,
+            _crossed_at,_debt,_debt_paid,_due_after,_due_lines,_due_lots,_due_minima,_empty_lot,_end_line,
+            _end_lines,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,
+            _events_per_step,_expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_find_lot,
+            _first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,_free_lines,_free_lots,_fresh,
+            _give_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_of_job,
+            _in_us,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,
             _lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,
             _leave_line,_leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,_lock_charges,
             _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,
@@ -12217,16 +12599,17 @@ begin
             _under_limits,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_wake_releasers,
             _whole,_with_absent,_with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,
             _write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_command,
-            block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,charge_up_to,
-            check_charge,claim_job_key,clock,complete_command,consume_token,create_scopes,credit,draw,drop_parked,
-            due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,find_job_key,
-            finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,lock_scopes,
-            look_place,mint_tokens,next_release,numbers_behind,open_lease,open_session,park_jobs,place,
-            plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
-            receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
-            replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
-            roll_over,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,
-            sweep_scope,told_lots,usage,usage_at,wallet_balance}')
+            begin_command_plain,block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,
+            charge_plain,charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
+            consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
+            expire_hold,explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,
+            judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,numbers_behind,
+            open_lease,open_session,park_jobs,place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,
+            purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,
+            release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,
+            revoke_lot,revoke_token,revoke_tokens,roll_over,run_command_plain,search_entries,set_lot_end,
+            settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,told_lots,usage,
+            usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop
