@@ -176,7 +176,7 @@ func (w *twins) grant(g wallet.Grant) {
 		w.grants = append(w.grants, g)
 	}
 	if ok && !g.Renews.IsZero() {
-		w.plans = append(w.plans, g.Reference)
+		w.plans = append(w.plans, plan{g.Reference, w.now})
 	}
 }
 
@@ -383,9 +383,12 @@ func (w *twins) endPlan() {
 	if len(w.plans) == 0 {
 		return
 	}
-	plan := w.plans[w.r.IntN(len(w.plans))]
-	w.call("end "+plan, func(ctx context.Context, tx pgx.Tx, tw *twin) (said, error) {
-		r, err := tw.book.Revoke(ctx, tx, wallet.Revoke{Wallet: "ann", Reference: plan, Renewals: true})
+	one := w.plans[w.r.IntN(len(w.plans))]
+	if w.now.Sub(one.at) > retained/2 { // a purge forgets one that ended
+		return
+	}
+	w.call("end "+one.reference, func(ctx context.Context, tx pgx.Tx, tw *twin) (said, error) {
+		r, err := tw.book.Revoke(ctx, tx, wallet.Revoke{Wallet: "ann", Reference: one.reference, Renewals: true})
 		no := r.Lot
 		r.Lot, r.Seq = 0, 0
 		return say(r, no), err

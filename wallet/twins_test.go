@@ -126,7 +126,7 @@ type twins struct {
 	last     wallet.Balance // of the first twin
 	draws    []drawn
 	holds    []held
-	plans    []string
+	plans    []plan
 	grants   []wallet.Grant
 	serial   int
 	children []string
@@ -137,6 +137,11 @@ type named struct {
 	nos       [3]int64
 	reference string
 	shown     time.Time
+}
+
+type plan struct {
+	reference string
+	at        time.Time
 }
 
 type drawn struct {
