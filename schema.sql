@@ -2877,7 +2877,8 @@ begin
         of_holds := of_holds || array(select row(o.*)::metered.lot_holds from metered.lot_holds o
             where debt > 0 and o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(of_holds) x)) order by o.seq);
         spent := debt - (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0);
-        debts := array(select row(y.*)::metered.lot_debts from metered.lot_debts y where y.scope = tip.scope order by y.use);
+        select array(select row(y.*)::metered.lot_debts from metered.lot_debts y
+            where y.scope = tip.scope order by y.use) into debts;
     end if;
     loop
         came := '{}';
@@ -4511,8 +4512,9 @@ begin
     end if;
     at := e.at;
     -- The last lot of a plan has it. Those before passed it on.
-    l := (select row(y.*)::metered.lots from metered.lots y
-        where y.scope = of_scope and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference order by y.no desc limit 1);
+    select y.* into l from metered.lots y
+    where y.scope = of_scope and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
+    order by y.no desc limit 1;
     no := l.no;
     expires_at := nullif(l.expires_at, 'infinity');
     if l.pending > 0 then

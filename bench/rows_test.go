@@ -77,6 +77,9 @@ func (k *kit) leaves(t *testing.T, make func(*kit) contender, tables []string) m
 		require.Len(t, found, times*ops, table)
 		for _, row := range found {
 			for column, v := range row {
+				if strings.HasPrefix(column, "anchor_") {
+					continue // 16 bytes that the library's charges alone write
+				}
 				likes[table+"."+column+": "+likeness(v)] = true
 			}
 		}

@@ -148,7 +148,7 @@ func TestLimit_ALostCommitIsUnavailable(t *testing.T) {
 	}
 	request := serve(t, ways(t, pool, cfg)["exact"])
 	require.Equal(t, http.StatusTeapot, request("ann", 1).status)
-	wire.Once(func(f *pgtest.Flush) bool { return f.Has(".charge(") }, func(f *pgtest.Flush) { f.LoseAnswer() })
+	wire.Once(func(f *pgtest.Flush) bool { return f.Has(".charge_plain(") }, func(f *pgtest.Flush) { f.LoseAnswer() })
 	r := request("ann", 1)
 	require.Equal(t, 503, r.status)
 	require.Equal(t, "commit_unknown", r.code())

@@ -32,7 +32,8 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	niltest.Methods(t, book, map[string][]any{
 		"Grant": {tx, wallet.Grant{Wallet: "a", Amount: 1}}, "Draw": {tx, wallet.Draw{Wallet: "a", Amount: 1}},
 		"Refund": {tx, budget.Refund{Scope: "a", Seq: 1, Amount: 1}}, "Revoke": {tx, wallet.Revoke{Wallet: "a", Lot: 1}},
-		"Rollover": {tx, wallet.Rollover{Wallet: "a", Lot: 1, Cap: 1, For: time.Hour}}, "Balance": {pool, "a"},
+		"Reinstate": {tx, wallet.Revoke{Wallet: "a", Lot: 1}},
+		"Rollover":  {tx, wallet.Rollover{Wallet: "a", Lot: 1, Cap: 1, For: time.Hour}}, "Balance": {pool, "a"},
 		"SetEnd":    {tx, wallet.LotEnd{Wallet: "a", Lot: 1}},
 		"Statement": {pool, "a", budget.EntriesOptions{}}, "Sweep": {pool, wallet.SweepOptions{}}, "Expire": {tx, "a"},
 		"Limit": {}, "Charge": {"a", int64(1)}, "Line": {"a", int64(1)},

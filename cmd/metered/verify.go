@@ -104,11 +104,14 @@ func (a *app) verify(ctx context.Context, pool *pgxpool.Pool, opts budget.Verify
 
 // lostJobs adds jobs that River has as pending between two attempts and that stand in no line.
 func (a *app) lostJobs(ctx context.Context, pool *pgxpool.Pool, all []budget.Difference) ([]budget.Difference, error) {
-	r, err := inspect.New(pool, a.schema)
-	if err != nil {
-		return all, err
-	}
-	lost, err := r.Lost(ctx, inspect.MaxPage)
+	var lost inspect.JobList
+	err := readOnly(ctx, pool, func(tx pgx.Tx) error {
+		r, err := inspect.New(tx, a.schema)
+		if err == nil {
+			lost, err = r.Lost(ctx, inspect.MaxPage)
+		}
+		return err
+	})
 	for _, j := range lost.Jobs {
 		all = append(all, budget.Difference{Scope: j.Tenant, Field: fmt.Sprintf("line of job %d", j.ID), Got: "none", Want: "one"})
 	}

@@ -66,7 +66,7 @@ func run(ctx context.Context, listen string, pool *pgxpool.Pool, cfg config) (er
 		return err
 	}
 	if !cfg.seeded {
-		fmt.Printf("%s has the organisations and keys of its database: accounts.go says how to make some\n", base)
+		fmt.Printf("%s/v1/chat/completions takes the keys of its database: accounts.go says how to make some\n", base)
 		return <-closed
 	}
 	fmt.Printf(`curl -i %[1]s/v1/credit -H 'Authorization: Bearer admin-of-acme' -d '{"id": "payment-1", "amount": 5000000}'

@@ -139,7 +139,8 @@ begin
         of_holds := of_holds || array(select row(o.*)::metered.lot_holds from metered.lot_holds o
             where debt > 0 and o.scope = tip.scope and o.lot = 0 and o.seq > 0 and o.seq <> all (array(select x.seq from unnest(of_holds) x)) order by o.seq);
         spent := debt - (select coalesce(sum(o.amount), 0) from unnest(of_holds) o where o.lot = 0);
-        debts := array(select row(y.*)::metered.lot_debts from metered.lot_debts y where y.scope = tip.scope order by y.use);
+        select array(select row(y.*)::metered.lot_debts from metered.lot_debts y
+            where y.scope = tip.scope order by y.use) into debts;
     end if;
     loop
         came := '{}';

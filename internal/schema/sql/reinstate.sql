@@ -120,8 +120,9 @@ begin
     end if;
     at := e.at;
     -- The last lot of a plan has it. Those before passed it on.
-    l := (select row(y.*)::metered.lots from metered.lots y
-        where y.scope = of_scope and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference order by y.no desc limit 1);
+    select y.* into l from metered.lots y
+    where y.scope = of_scope and ((y.plan).renews).every is not null and (y.plan).renewal = of_reference
+    order by y.no desc limit 1;
     no := l.no;
     expires_at := nullif(l.expires_at, 'infinity');
     if l.pending > 0 then
