@@ -348,6 +348,9 @@ func (b *behind) wallets() {
 	b.tx("wallet.Book.Revoke", func(ctx context.Context, tx pgx.Tx) error {
 		return second(book.Revoke(ctx, tx, wallet.Revoke{Wallet: name, Lot: granted.Lot, Amount: 1}))
 	})
+	b.tx("wallet.Book.Reinstate", func(ctx context.Context, tx pgx.Tx) error {
+		return second(book.Reinstate(ctx, tx, wallet.Revoke{Wallet: name, Lot: granted.Lot}))
+	})
 	b.tx("wallet.Book.SetEnd", func(ctx context.Context, tx pgx.Tx) error {
 		return second(book.SetEnd(ctx, tx, wallet.LotEnd{Wallet: name, Lot: granted.Lot, Expires: time.Now().Add(24 * time.Hour)}))
 	})

@@ -238,7 +238,8 @@ func TestLeases_CostNoRoundTrip(t *testing.T) {
 	flushes := func(c *metered.Client, w *pgtest.Wire, scope string) (fewest int) {
 		for range 5 { // until statements are prepared, and the Pool does not sweep meanwhile by the same connection
 			w.Each(func(*pgtest.Flush) {})
-			_, err := metered.Do[pgtest.Uploaded](t.Context(), c, metered.Command{ID: metered.NewID(), Charges: []budget.Charge{{Scope: scope, Amount: 1, Limits: []budget.Limit{millionth}}}}, nil)
+			_, err := metered.Do[pgtest.Uploaded](t.Context(), c, metered.Command{ID: metered.NewID(), Charges: []budget.Charge{{Scope: scope, Amount: 1, Limits: []budget.Limit{millionth}}}},
+				func(context.Context, *metered.Tx) (u pgtest.Uploaded, _ error) { return u, nil })
 			require.NoError(t, err)
 			n := 0
 			sent := w.Sent()

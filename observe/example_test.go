@@ -44,8 +44,8 @@ func ExampleObserver() {
 		}, nil)
 	}
 	// Output:
-	// upload committed 2 true
+	// upload committed 1 true
 	// upload replayed 2 true
 	// refused by hourly
-	// upload refused 2 true
+	// upload refused 1 true
 }

@@ -69,7 +69,8 @@ func TestObserver_ThatIsSlowKeepsNoScopeLocked(t *testing.T) {
 	pool, slowly := pgtest.SetUp(t, metered.Config{Observer: s})
 	c := pgtest.NewClient(t, pool, metered.Config{LockTimeout: 5 * time.Second})
 	do := func(c *metered.Client, id string) error {
-		_, err := metered.Do[any](t.Context(), c, metered.Command{ID: id, Charges: []budget.Charge{pgtest.Charge("hot", 1, 10)}}, nil)
+		_, err := metered.Do[any](t.Context(), c, metered.Command{ID: id, Charges: []budget.Charge{pgtest.Charge("hot", 1, 10)}},
+			func(context.Context, *metered.Tx) (any, error) { return nil, nil })
 		return err
 	}
 	done := make(chan error, 1)

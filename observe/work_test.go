@@ -53,7 +53,8 @@ func TestObserver_HearsWhyATransactionRunsAgain(t *testing.T) {
 	defer release()
 	busy := pgtest.NewClient(t, pool, metered.Config{Observer: &r, LockTimeout: 10 * time.Millisecond})
 	r.Forget()
-	_, err := metered.Do[any](t.Context(), busy, metered.Command{ID: "busy", Charges: []budget.Charge{pgtest.Charge("locked", 1, 5)}}, nil)
+	_, err := metered.Do[any](t.Context(), busy, metered.Command{ID: "busy", Charges: []budget.Charge{pgtest.Charge("locked", 1, 5)}},
+		func(context.Context, *metered.Tx) (any, error) { return nil, nil })
 	require.ErrorIs(t, err, metered.ErrBusy)
 	flushes := r.Ended(t, observe.Flush)
 	require.Equal(t, []string{"", "busy"}, []string{flushes[0].Code, flushes[1].Code}, "which flush waited")
@@ -98,7 +99,7 @@ func TestObserver_HearsHowAnUnknownOutcomeIsResolved(t *testing.T) {
 		owner, _ := pgtest.SetUp(t, metered.Config{})
 		pool, w := pgtest.Tap(t, owner, nil)
 		c := pgtest.NewClient(t, pool, metered.Config{Observer: &r})
-		w.Once(func(f *pgtest.Flush) bool { return f.Has("charge(") }, func(f *pgtest.Flush) { f.LoseAnswer() })
+		w.Once(func(f *pgtest.Flush) bool { return f.Has("charge_plain(") }, func(f *pgtest.Flush) { f.LoseAnswer() })
 		_, err := c.Budget.ChargeNow(t.Context(), pool, pgtest.Charge("a", 1, 5))
 		require.ErrorIs(t, err, budget.ErrCommitUnknown)
 		require.Equal(t, []string{"commit_lost  1", "commit_resolved unknown 1"}, r.Told())

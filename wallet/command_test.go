@@ -211,7 +211,7 @@ func TestCommand_ADeclaredDrawIsACharge(t *testing.T) {
 	w.Each(nil)
 	out, err := metered.Do[pgtest.Uploaded](t.Context(), c, cmd, nil)
 	require.NoError(t, err)
-	require.Len(t, w.Sent(), 2, "claim; draw, record and COMMIT")
+	require.Len(t, w.Sent(), 1, "claim, draw, record and COMMIT")
 	again, err := metered.Do[pgtest.Uploaded](t.Context(), c, cmd, nil)
 	require.NoError(t, err)
 	require.Equal(t, out.Receipt.Entries[0].Seq, again.Receipt.Entries[0].Seq)

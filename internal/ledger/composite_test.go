@@ -62,7 +62,8 @@ func TestHolds_ComeToTheServerAsTheyAre(t *testing.T) {
 		var tenant, holder string
 		var named []string
 		var issued []*time.Time
-		require.NoError(t, pool.QueryRow(t.Context(), `select ($1::metered.hold_ids).tenant, ($1::metered.hold_ids).ids, ($1::metered.hold_ids).issued, ($1::metered.hold_ids).holder`,
+		require.NoError(t, pool.QueryRow(t.Context(), `select ($1::metered.hold_ids).tenant, ($1::metered.hold_ids).ids, 
+			array(select nullif(x, 'infinity') from unnest(($1::metered.hold_ids).issued) x), ($1::metered.hold_ids).holder`,
 			ids.String()).Scan(&tenant, &named, &issued, &holder))
 		require.Equal(t, []string{text, other, other, text}, []string{tenant, holder, named[0], named[1]})
 		require.True(t, at.Equal(*issued[0]))

@@ -347,7 +347,7 @@ func TestNotify_CostsNoRoundTrip(t *testing.T) {
 	}
 	told := metered.Config{NotifyJobs: true, NotifyChargesFrom: 100, Holds: holds.Config{NotifyContent: true}}
 	for fn, want := range map[string]int{"charge": 2, "enqueue": 3, "place": 2} {
-		f := map[string]metered.Func[any]{"charge": nil, "enqueue": enqueue, "place": place}[fn]
+		f := map[string]metered.Func[any]{"charge": func(context.Context, *metered.Tx) (any, error) { return nil, nil }, "enqueue": enqueue, "place": place}[fn]
 		require.Equal(t, want, trips(metered.Config{}, f), fn)
 		require.Equal(t, want, trips(told, f), fn)
 	}

@@ -99,13 +99,14 @@ func (r *Release) read(ctx context.Context, db DB, n Name, whole bool) (c Catalo
 	if c.Has("table schema_version") && c.Has("column schema_version.version") {
 		err = tx.QueryRow(ctx, n.SQL(`select coalesce(max(version), 0) from metered.schema_version`)).Scan(&c.Version)
 	}
-	if key := "function numbers_behind()"; err == nil && whole && c.Has(key) && c.objects[key].Definition == r.wanted[key].Definition {
+	if key := "function numbers_behind()"; err == nil && whole && c.Has(key) && c.objects[key].Definition == r.wanted[key].Definition &&
+		c.Has("column holds.no") && c.Has("column leases.no") && c.Has("column lot_rows.no") {
 		c.behind, err = behind(ctx, tx, n)
 	}
 	return c, err
 }
 
-const mayLookSQL = `select has_function_privilege('metered.numbers_behind()', 'execute')`
+const mayLookSQL = `select pg_catalog.has_function_privilege('metered.numbers_behind()', 'execute')`
 
 const behindSQL = `select b.of_table, b.last, b.largest from metered.numbers_behind() b`
 
