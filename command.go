@@ -214,7 +214,8 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 	return op, nil
 }
 
-// owns refuses a command whose record or token would stay behind when the tenant of the Client moves.
+// owns refuses a command whose record or token would stay behind when the tenant of the Client
+// moves.
 func (c *Client) owns(cmd Command) error {
 	if !c.home.Owns(cmd.Tenant) {
 		return misuse("Command.Tenant", "is %q, want %q, or that and a part after a slash", cmd.Tenant, c.home.Tenant)
@@ -290,7 +291,8 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 	return err
 }
 
-// refusedItself reports whether err is a refusal by the command itself, and neither by its function nor by a subscriber.
+// refusedItself reports whether err is a refusal by the command itself, and neither by its function
+// nor by a subscriber.
 func (op *operation) refusedItself(err error) bool {
 	var subscriber *holds.SubscriberError
 	var crossing *fault.Listener
@@ -366,10 +368,10 @@ func issuedAt(cmd Command) *time.Time {
 // fingerprintVersion is the first byte of a stored fingerprint.
 const fingerprintVersion = 1
 
-// fingerprint is a version byte and the SHA-256 of the command, each part
-// preceded by its length in 8 bytes, big-endian, so that parts cannot run into
-// each other. Limits, MustExist, notes but for their Use, isolation and early release are left out: they may change
-// between a call and its repetition without making it another command.
+// fingerprint is a version byte and the SHA-256 of the command, each part preceded by its length in
+// 8 bytes, big-endian, so that parts cannot run into each other. Limits, MustExist, notes but for
+// their Use, isolation and early release are left out: they may change between a call and its
+// repetition without making it another command.
 func fingerprint(cmd Command, token ledger.PresentedToken, holds []*ledger.Placing) ([]byte, error) {
 	input, err := encodeInput(cmd.Input)
 	if err != nil {

@@ -17,7 +17,8 @@ var (
 	ErrNotMigrated   error = fault.ErrNotMigrated // the schema or a part of it is missing, or is older
 	ErrSchemaDiffers error = migrate.ErrDiffers   // its text has the differences
 	ErrNotGranted    error = fault.ErrNotGranted  // the role lacks a grant
-	// ErrReadOnly says that the server is read-only: after a failover, another one is the primary. The call's connection was closed. Try again.
+	// ErrReadOnly says that the server is read-only: after a failover, another one is the primary.
+	// The call's connection was closed. Try again.
 	ErrReadOnly error = fault.ErrReadOnly
 )
 
@@ -41,7 +42,8 @@ var (
 	ErrNested        error = command.ErrNested      // a command began in another's function or subscriber
 	ErrIndefinite    error = errIndefinite          // an *IndefiniteError
 	ErrNoRiver       error = fault.New("no_river", "metered: no River client was configured")
-	// a statement failed though the function or subscriber returned nil, or the caller's transaction had failed before
+	// a statement failed though the function or subscriber returned nil, or the caller's
+	// transaction had failed before
 	ErrTxFailed error = guardtx.ErrFailed
 	// no JSON or UTF-8, or over 1 MiB, or a replay does not fit the type: Lookup has it
 	ErrResult error = fault.New("invalid_result", "metered: the result cannot be stored")
@@ -105,7 +107,8 @@ func (e *RunningError) RetryAfterSeconds() (seconds int64, ok bool) {
 	return int64((e.RetryAfter + time.Second - 1) / time.Second), true
 }
 
-// LostError says that a session's hold fell due or was ended, or that another session settled the operation.
+// LostError says that a session's hold fell due or was ended, or that another session settled the
+// operation.
 type LostError struct {
 	ID string
 
@@ -151,11 +154,13 @@ func misuse(field, format string, args ...any) error {
 // notNil refuses an argument that is nil, or an interface with a nil pointer in it.
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// Code returns the stable code of err (docs/http.md), the same in every package, or "" for nil and other errors. Most errors of a
-// connection have none: ask Retryable.
+// Code returns the stable code of err (docs/http.md), the same in every package, or "" for nil and
+// other errors. Most errors of a connection have none: ask Retryable.
 func Code(err error) string { return fault.Code(err) }
 
-// Retryable reports whether the same call may succeed later: a 503 over HTTP. True: ErrBusy, timeouts, serialization failures, deadlocks,
-// lost or refused connections, a server that starts, shuts down or is short of something, replica.ErrStale and ErrIndefinite. For ErrSticky
-// the error below it decides. Errors of other servers (*net.OpError) count as the database's, unless the function wraps them as text.
+// Retryable reports whether the same call may succeed later: a 503 over HTTP. True: ErrBusy,
+// timeouts, serialization failures, deadlocks, lost or refused connections, a server that starts,
+// shuts down or is short of something, replica.ErrStale and ErrIndefinite. For ErrSticky the error
+// below it decides. Errors of other servers (*net.OpError) count as the database's, unless the
+// function wraps them as text.
 func Retryable(err error) bool { return fault.Retryable(err) }

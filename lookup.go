@@ -58,7 +58,8 @@ select result, scopes, amounts, seqs, ats, holds, at, issued_at, refusal, coales
 from metered.operations
 where tenant = $1 and id = $2`
 
-// Lookup returns the record of an operation, or ErrUnknownOperation. A record with EarlyRelease may not be durable yet.
+// Lookup returns the record of an operation, or ErrUnknownOperation. A record with EarlyRelease may
+// not be durable yet.
 func (c *Client) Lookup(ctx context.Context, db budget.Querier, tenant, id string) (Operation, error) {
 	if err := cmp.Or(c.made(), notNil("db", db)); err != nil {
 		return Operation{}, err
@@ -105,8 +106,8 @@ func (c *Client) Lookup(ctx context.Context, db budget.Querier, tenant, id strin
 	return op, nil
 }
 
-// drawnPrefix begins a draw among the holds of a record, or a charge of Tx.ChargeUpTo: the functions draw and charge_up_to of the schema write it. Builds of
-// 0.1.0 take both for draws.
+// drawnPrefix begins a draw among the holds of a record, or a charge of Tx.ChargeUpTo: the
+// functions draw and charge_up_to of the schema write it. Builds of 0.1.0 take both for draws.
 const drawnPrefix = `{"drawn"`
 
 // recorded has the charges, holds and draws of an operation's record.
@@ -161,9 +162,9 @@ const purgeableSQL = `
 select count(*) from metered.operations o, (select metered.clock() - $1::interval as at) cutoff
 where o.at < cutoff.at and coalesce(o.issued_at, o.at) < cutoff.at`
 
-// PurgeOperations deletes records issued and completed longer ago than OlderThan, in batches. Then an id with a time at or before the
-// latest deleted one is ErrRetired, and one without a time looks new. Calls wait for each other, up to Config.LockTimeout (ErrBusy). It
-// needs GrantMaintenanceSQL.
+// PurgeOperations deletes records issued and completed longer ago than OlderThan, in batches. Then
+// an id with a time at or before the latest deleted one is ErrRetired, and one without a time looks
+// new. Calls wait for each other, up to Config.LockTimeout (ErrBusy). It needs GrantMaintenanceSQL.
 func (c *Client) PurgeOperations(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(c.made(), notNil("pool", pool)); err != nil {
 		return 0, err
@@ -254,12 +255,14 @@ func (r *refusal) err() error {
 	return fault.New(r.Code, r.Text) // which errors.Is finds by its code
 }
 
-// Resume returns a session of an open operation, from any process: to settle or cancel it where its result arrives, or after its process
-// has died. ID and Tenant name it. Its fingerprint and, without Lines, its lines are those of Open. TTL, Grace, Note, Isolation and the
-// next two are for this process, a Holder must be that of Open, and Name is for the record.
+// Resume returns a session of an open operation, from any process: to settle or cancel it where its
+// result arrives, or after its process has died. ID and Tenant name it. Its fingerprint and,
+// without Lines, its lines are those of Open. TTL, Grace, Note, Isolation and the next two are for
+// this process, a Holder must be that of Open, and Name is for the record.
 //
-// Both sessions renew the hold, and one ends it. Then the other's Settle is a repetition, its Cancel is a *LostError, and its context ends at
-// its next renewal. An operation on record is a Finished session. Without an open session, *LostError.
+// Both sessions renew the hold, and one ends it. Then the other's Settle is a repetition, its
+// Cancel is a *LostError, and its context ends at its next renewal. An operation on record is a
+// Finished session. Without an open session, *LostError.
 func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], error) {
 	if err := c.made(); err != nil {
 		return nil, err

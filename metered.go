@@ -1,5 +1,5 @@
-// Package metered runs metered commands on Postgres: a command charges budgets, spends a one-time token, makes the caller's writes and
-// enqueues jobs, and all of it commits or none.
+// Package metered runs metered commands on Postgres: a command charges budgets, spends a one-time
+// token, makes the caller's writes and enqueues jobs, and all of it commits or none.
 //
 //	out, err := metered.Do(ctx, client, metered.Command{
 //	    ID:      requestID,
@@ -13,11 +13,11 @@
 //	    return stored, nil
 //	})
 //
-// Do owns its transaction, DoTx runs in one of yours, and Open is for work whose cost is known at its end. A command can be refused after its
-// function has run.
+// Do owns its transaction, DoTx runs in one of yours, and Open is for work whose cost is known at
+// its end. A command can be refused after its function has run.
 //
-// A nil error means committed. After an *IndefiniteError the outcome is unknown: send the command again. After any other error nothing is
-// written, except sticky charges and a recorded refusal.
+// A nil error means committed. After an *IndefiniteError the outcome is unknown: send the command
+// again. After any other error nothing is written, except sticky charges and a recorded refusal.
 package metered
 
 import (
@@ -58,11 +58,12 @@ import (
 // NewID returns a UUIDv7 for Command.ID. Each repetition needs the same.
 func NewID() string { return uuidv7.New() }
 
-// Func makes a command's writes, and its result, stored as JSON. It may be called several times, and must have no effect outside tx. Do with
-// its ctx is ErrNested.
+// Func makes a command's writes, and its result, stored as JSON. It may be called several times,
+// and must have no effect outside tx. Do with its ctx is ErrNested.
 type Func[R any] func(ctx context.Context, tx *Tx) (R, error)
 
-// Outcome is the answer of a committed command. On error all fields except Sticky are zero, but for Replayed and At of a refusal on record.
+// Outcome is the answer of a committed command. On error all fields except Sticky are zero, but for
+// Replayed and At of a refusal on record.
 type Outcome[R any] struct {
 	// Result is the function's result, decoded from JSON.
 	Result R `json:"result"`
@@ -95,17 +96,18 @@ type Outcome[R any] struct {
 	LSN replica.LSN `json:"lsn,omitzero"`
 }
 
-// Do runs a command as one unit: it claims the operation id, spends the token, calls fn (nil in a Do[any]), makes the charges, records the
-// result and commits.
+// Do runs a command as one unit: it claims the operation id, spends the token, calls fn (nil in a
+// Do[any]), makes the charges, records the result and commits.
 //
-// A command that committed under the same ID and Tenant gets its first result. It must present its token, which may be spent. Concurrent
-// calls with one id wait for each other.
+// A command that committed under the same ID and Tenant gets its first result. It must present its
+// token, which may be spent. Concurrent calls with one id wait for each other.
 //
-// Do tries again after SQLSTATE 40001 and 40P01, up to Config.MaxAttempts, and looks up a COMMIT whose answer was lost, until ctx's
-// deadline or Config.ResolveTimeout. A panic in fn rolls back, and goes on.
+// Do tries again after SQLSTATE 40001 and 40P01, up to Config.MaxAttempts, and looks up a COMMIT
+// whose answer was lost, until ctx's deadline or Config.ResolveTimeout. A panic in fn rolls back,
+// and goes on.
 //
-// Locks: the operation id and the token's row, and at the end scopes, ids of new holds and rows of holds. ctx's deadline also bounds the
-// server's waits.
+// Locks: the operation id and the token's row, and at the end scopes, ids of new holds and rows of
+// holds. ctx's deadline also bounds the server's waits.
 func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := c.made(); err != nil {
 		return Outcome[R]{}, err
@@ -116,12 +118,13 @@ func Do[R any](ctx context.Context, c *Client, cmd Command, fn Func[R]) (Outcome
 	return run(ctx, c, nil, cmd, fn)
 }
 
-// DoTx is Do inside the caller's transaction, in a savepoint: if the command is refused or fails, tx is as before, and usable. It takes
-// effect with the caller's commit, and so does its record.
+// DoTx is Do inside the caller's transaction, in a savepoint: if the command is refused or fails,
+// tx is as before, and usable. It takes effect with the caller's commit, and so does its record.
 //
-// The scopes stay locked until tx ends: make it the last thing. A second command in tx, or one after a charge, can deadlock (SQLSTATE
-// 40P01). Nothing is retried, and no timeout is set: see Client.RunTx. Sticky, Isolation, EarlyRelease, RecordRefusal and LSN are refused.
-// After a replay or ErrConflict the caller's commit waits until that record is durable.
+// The scopes stay locked until tx ends: make it the last thing. A second command in tx, or one
+// after a charge, can deadlock (SQLSTATE 40P01). Nothing is retried, and no timeout is set: see
+// Client.RunTx. Sticky, Isolation, EarlyRelease, RecordRefusal and LSN are refused. After a replay
+// or ErrConflict the caller's commit waits until that record is durable.
 func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func[R]) (Outcome[R], error) {
 	if err := cmp.Or(c.made(), notNil("tx", tx)); err != nil {
 		return Outcome[R]{}, err
@@ -342,7 +345,8 @@ func (internals) RiverJobs(c *Client) string {
 	return riverJobs(c.cfg.River)
 }
 
-// For is a Client of one tenant, on the pool of c, which is that of a cell. first: the tenant lives there unless it has moved.
+// For is a Client of one tenant, on the pool of c, which is that of a cell. first: the tenant lives
+// there unless it has moved.
 func (internals) For(c *Client, tenant string, cell, cells int, first bool) *Client {
 	of := *c
 	of.home = command.NewHome(c.schema, tenant, cell, cells, first)
@@ -444,7 +448,8 @@ func orDefault(d, def time.Duration) time.Duration {
 	return d
 }
 
-// Secret derives the secret of a token that the operation mints from Config.SecretKey. A replay derives it again.
+// Secret derives the secret of a token that the operation mints from Config.SecretKey. A replay
+// derives it again.
 func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error) {
 	if err := c.made(); err != nil {
 		return tokens.Secret{}, err
@@ -455,9 +460,10 @@ func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error
 	return tokens.Derive(c.cfg.SecretKey, tenant, operationID, label)
 }
 
-// RunTx runs fn in a transaction of the Client's pool. After SQLSTATE 40001 or 40P01 it runs fn again, up to Config.MaxAttempts times: fn
-// must have no effect outside tx, and must not end it (ErrTxControl, and its commits stay). An error of fn rolls back. Others:
-// ErrSerialization, ErrCommitUnknown, ErrTxFailed, ErrNested.
+// RunTx runs fn in a transaction of the Client's pool. After SQLSTATE 40001 or 40P01 it runs fn
+// again, up to Config.MaxAttempts times: fn must have no effect outside tx, and must not end it
+// (ErrTxControl, and its commits stay). An error of fn rolls back. Others: ErrSerialization,
+// ErrCommitUnknown, ErrTxFailed, ErrNested.
 func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(c.made(), notNil("fn", fn)); err != nil {
 		return err
@@ -477,7 +483,8 @@ func (c *Client) RunTx(ctx context.Context, opts pgx.TxOptions, fn func(ctx cont
 	})
 }
 
-// here looks again for something that is missing, where the tenant certainly lives, as it does inside a command: it may have been away.
+// here looks again for something that is missing, where the tenant certainly lives, as it does
+// inside a command: it may have been away.
 func (c *Client) here(ctx context.Context, missing error, look func(context.Context, budget.Querier) error) error {
 	if c.home == nil || c.engine.Inside(ctx) {
 		return missing
@@ -496,8 +503,9 @@ func (c *Client) runTx(ctx context.Context, opts pgx.TxOptions, fn func(context.
 	return err
 }
 
-// Warm makes a new connection as fast as a used one: call it in pgxpool.Config.AfterConnect (docs/operations.md). schema defaults to
-// "metered". Where that is missing, or not granted, Warm does nothing. After an error drop the connection.
+// Warm makes a new connection as fast as a used one: call it in pgxpool.Config.AfterConnect
+// (docs/operations.md). schema defaults to "metered". Where that is missing, or not granted, Warm
+// does nothing. After an error drop the connection.
 func Warm(ctx context.Context, conn *pgx.Conn, schema string) error {
 	if err := notNil("conn", conn); err != nil {
 		return err

@@ -15,7 +15,8 @@ import (
 //go:generate go run ./internal/schema/render schema.sql
 //go:generate go test ./internal/schema -run Catalog -update
 
-// SchemaVersion is the version of the schema that this release creates. It also works on a newer one that has the functions that it calls.
+// SchemaVersion is the version of the schema that this release creates. It also works on a newer
+// one that has the functions that it calls.
 const SchemaVersion = schema.Version
 
 // MigrateOptions configures Migrate. The zero value has the documented defaults.
@@ -56,12 +57,13 @@ type MigrateReport struct {
 	River []int
 }
 
-// Migrate creates the schema, brings an earlier version up to SchemaVersion, and repairs functions, in one transaction, with one more for
-// each migration of River's. Any number of processes may call it at each start, while those of the version before go on (docs/operations.md).
-// It does not change a schema that is newer by one version.
+// Migrate creates the schema, brings an earlier version up to SchemaVersion, and repairs functions,
+// in one transaction, with one more for each migration of River's. Any number of processes may call
+// it at each start, while those of the version before go on (docs/operations.md). It does not
+// change a schema that is newer by one version.
 //
-// It waits for locks until ctx is done (ErrBusy): give ctx a deadline. The role that creates the schema owns it, and upgrades it.
-// ErrSchemaVersion and ErrSchemaDiffers change nothing.
+// It waits for locks until ctx is done (ErrBusy): give ctx a deadline. The role that creates the
+// schema owns it, and upgrades it. ErrSchemaVersion and ErrSchemaDiffers change nothing.
 func Migrate(ctx context.Context, pool *pgxpool.Pool, opts MigrateOptions) (MigrateReport, error) {
 	n, err := parseSchema("MigrateOptions.Schema", opts.Schema)
 	if err := cmp.Or(notNil("pool", pool), err); err != nil {
@@ -117,8 +119,8 @@ func (r SchemaReport) Err() error {
 	return migrate.Err(SchemaVersion, r.Version, wrong)
 }
 
-// Validate compares the schema, by default "metered", with the one that this build needs: objects, owners, and functions that PUBLIC can
-// execute. SchemaReport.Err is the verdict.
+// Validate compares the schema, by default "metered", with the one that this build needs: objects,
+// owners, and functions that PUBLIC can execute. SchemaReport.Err is the verdict.
 func Validate(ctx context.Context, db interface {
 	Begin(ctx context.Context) (pgx.Tx, error)
 }, schemaName string) (SchemaReport, error) {
@@ -148,8 +150,9 @@ type SchemaSQLOptions struct {
 	Tool string
 }
 
-// SchemaSQL renders Migrate's statements as a file of a migration tool: the whole schema, or an upgrade. Run it in one transaction, with a
-// lock_timeout, as the role that owns the data or is to own it (docs/operations.md).
+// SchemaSQL renders Migrate's statements as a file of a migration tool: the whole schema, or an
+// upgrade. Run it in one transaction, with a lock_timeout, as the role that owns the data or is to
+// own it (docs/operations.md).
 func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	n, err := parseSchema("SchemaSQLOptions.Schema", opts.Schema)
 	if err != nil {
@@ -164,15 +167,18 @@ func SchemaSQL(opts SchemaSQLOptions) (string, error) {
 	return schema.Current().Script(n, opts.From, opts.DropPrevious, opts.Tool), nil
 }
 
-// GrantSQL renders the grants of every other call. The role can change no ledger entry, and is trusted with its arguments (SECURITY.md).
+// GrantSQL renders the grants of every other call. The role can change no ledger entry, and is
+// trusted with its arguments (SECURITY.md).
 //
-// Run it as the schema's owner, after Migrate or SchemaSQL. It also takes the functions from PUBLIC. role must exist. An upgrade renews the
-// grants. River's tables need others (docs/operations.md).
+// Run it as the schema's owner, after Migrate or SchemaSQL. It also takes the functions from
+// PUBLIC. role must exist. An upgrade renews the grants. River's tables need others
+// (docs/operations.md).
 func GrantSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Application)
 }
 
-// GrantMaintenanceSQL renders the grants of the Purge calls and budget.Ledger.RepairClock. A role may have both sets.
+// GrantMaintenanceSQL renders the grants of the Purge calls and budget.Ledger.RepairClock. A role
+// may have both sets.
 func GrantMaintenanceSQL(schemaName, role string) (string, error) {
 	return grants(schemaName, role, schema.Maintenance)
 }

@@ -84,15 +84,17 @@ type settling struct {
 // errPurged: the record was there at the first look, and is gone at the second.
 var errPurged = errors.New("metered: the record was purged meanwhile")
 
-// Open reserves the greatest cost of some work. Its session keeps the reservation while the work goes on with Session.Context, until Settle
-// (docs/streaming.md).
+// Open reserves the greatest cost of some work. Its session keeps the reservation while the work
+// goes on with Session.Context, until Settle (docs/streaming.md).
 //
-// The same ID again: once settled, the session is Finished. While it is open, *RunningError. After Cancel, or past its deadline and grace,
-// one caller opens it anew. For another command, ErrConflict.
+// The same ID again: once settled, the session is Finished. While it is open, *RunningError. After
+// Cancel, or past its deadline and grace, one caller opens it anew. For another command,
+// ErrConflict.
 //
-// Open is one round trip, in its own transaction. Locks: the operation id, then the scopes. A refusal reserves and charges nothing. Other
-// errors are those of Do. The session's context ends with ctx. If ctx ends before Open returns, the reservation is released in the
-// background, and its Charges stay.
+// Open is one round trip, in its own transaction. Locks: the operation id, then the scopes. A
+// refusal reserves and charges nothing. Other errors are those of Do. The session's context ends
+// with ctx. If ctx ends before Open returns, the reservation is released in the background, and its
+// Charges stay.
 func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], error) {
 	if err := c.made(); err != nil {
 		return nil, err
@@ -183,8 +185,9 @@ func (c *Client) reserve(ctx context.Context, r Reservation) (_ *session, err er
 	return s, nil
 }
 
-// forsake releases the hold of an Open whose caller is gone. placed is nil, or makes sure that it is placed, after a
-// COMMIT whose answer was lost: the server may still carry that out, and a hold that is there is not placed again.
+// forsake releases the hold of an Open whose caller is gone. placed is nil, or makes sure that it
+// is placed, after a COMMIT whose answer was lost: the server may still carry that out, and a hold
+// that is there is not placed again.
 func (s *session) forsake(ctx context.Context, placed func(ctx context.Context, until time.Time) error) {
 	until := time.Now().Add(s.r.TTL + s.r.Grace) // when it is due in any case
 	ctx, cancel := context.WithDeadline(context.WithoutCancel(ctx), until)
@@ -304,8 +307,9 @@ type session struct {
 	settles  int // are going on
 }
 
-// Context is for the work. It ends with Open's, at Settle, Cancel and Close, when the session is lost (*LostError), and at the hold's
-// deadline if it was not renewed (*RenewalError): context.Cause has the reason.
+// Context is for the work. It ends with Open's, at Settle, Cancel and Close, when the session is
+// lost (*LostError), and at the hold's deadline if it was not renewed (*RenewalError):
+// context.Cause has the reason.
 func (s *Session[R]) Context() context.Context { return s.s.ctx }
 
 // Finished reports whether the operation is on record: do not work again.
@@ -339,14 +343,15 @@ type Cost struct {
 	Note budget.Note
 }
 
-// Settle captures the used units, frees the rest, calls fn (which may be nil), records the result, and commits. A repetition is answered by
-// the record, and other amounts are ErrConflict.
+// Settle captures the used units, frees the rest, calls fn (which may be nil), records the result,
+// and commits. A repetition is answered by the record, and other amounts are ErrConflict.
 //
-// ctx must outlive a request whose client may go: context.WithTimeout(context.WithoutCancel(r.Context()), …). Retryable errors are tried
-// again until ctx ends or the hold is due.
+// ctx must outlive a request whose client may go:
+// context.WithTimeout(context.WithoutCancel(r.Context()), …). Retryable errors are tried again
+// until ctx ends or the hold is due.
 //
-// After an error the hold is as before, and renewed: settle again, or Cancel. Errors: *holds.ExcessError, *budget.ExceededError,
-// *LostError.
+// After an error the hold is as before, and renewed: settle again, or Cancel. Errors:
+// *holds.ExcessError, *budget.ExceededError, *LostError.
 func (s *Session[R]) Settle(ctx context.Context, used Cost, fn Func[R]) (Outcome[R], error) {
 	h := s.s
 	if s.finished {
@@ -391,8 +396,8 @@ func (s *Session[R]) Settle(ctx context.Context, used Cost, fn Func[R]) (Outcome
 	return out, nil
 }
 
-// agrees is a conflict if used differs from the settled units, which the first of the recorded holds has. OverUpTo and OverEvenly may have
-// taken less than was used.
+// agrees is a conflict if used differs from the settled units, which the first of the recorded
+// holds has. OverUpTo and OverEvenly may have taken less than was used.
 func (s *session) agrees(used Cost, recorded []holds.Hold) error {
 	if len(recorded) == 0 {
 		return nil
@@ -436,8 +441,8 @@ func (s *session) capture(used Cost) holds.Capture {
 	}
 }
 
-// Cancel frees the held units. The same ID can be opened anew. The hold keeps the reason. A second call does nothing. After Settle, or
-// without its hold, *LostError. Otherwise as Settle.
+// Cancel frees the held units. The same ID can be opened anew. The hold keeps the reason. A second
+// call does nothing. After Settle, or without its hold, *LostError. Otherwise as Settle.
 func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 	if s.finished {
 		return &LostError{ID: s.s.r.ID, Cause: ErrFinished}
@@ -459,7 +464,8 @@ func (s *Session[R]) Cancel(ctx context.Context, reason string) error {
 // until is when the present hold is due: till then transient errors are tried again.
 func (s *session) until() time.Time { return time.Now().Add(s.left() + s.r.Grace) }
 
-// release releases the session's hold, again after transient errors, until then. A hold that was released before is no error.
+// release releases the session's hold, again after transient errors, until then. A hold that was
+// released before is no error.
 func (s *session) release(ctx context.Context, reason string, until time.Time) (err error) {
 	c, note := s.client, s.r.Note
 	note.Reason = cmp.Or(reason, note.Reason)
@@ -485,10 +491,12 @@ func (s *session) release(ctx context.Context, reason string, until time.Time) (
 	return err
 }
 
-// Close ends the session's renewals and context: defer it. Units not settled or cancelled are free when the hold falls due.
+// Close ends the session's renewals and context: defer it. Units not settled or cancelled are free
+// when the hold falls due.
 func (s *Session[R]) Close() { s.s.end(nil, sessionAbandoned) }
 
-// lost makes an error of a call about the session's hold a *LostError, if it says that the hold is not held.
+// lost makes an error of a call about the session's hold a *LostError, if it says that the hold is
+// not held.
 func (s *session) lost(err error) error {
 	if errors.Is(err, holds.ErrState) || errors.Is(err, holds.ErrUnknown) || errors.Is(err, holds.ErrRetired) {
 		return &LostError{ID: s.r.ID, Cause: err}
@@ -505,8 +513,8 @@ func (s *session) own(call *holdsCall) {
 	}
 }
 
-// settle takes note that the session is about to end, so that it is not reported as lost. The function that it returns
-// takes that back.
+// settle takes note that the session is about to end, so that it is not reported as lost. The
+// function that it returns takes that back.
 func (s *session) settle() (over func()) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -570,9 +578,10 @@ func (s *session) start(ctx context.Context) {
 	go s.renewals(renewing)
 }
 
-// renewals renews the hold whenever about a third of its TTL is over, and sooner after an error, until the session
-// ends. The jitter keeps sessions that were opened at once from being renewed at once. A hold that cannot be renewed is
-// passed to the work: at the deadline, since it can still be settled within its grace, or at once if it has ended.
+// renewals renews the hold whenever about a third of its TTL is over, and sooner after an error,
+// until the session ends. The jitter keeps sessions that were opened at once from being renewed at
+// once. A hold that cannot be renewed is passed to the work: at the deadline, since it can still be
+// settled within its grace, or at once if it has ended.
 func (s *session) renewals(ctx context.Context) {
 	defer close(s.done)
 	ttl := s.r.TTL

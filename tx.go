@@ -29,12 +29,14 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
-// Tx is a command's transaction: a pgx.Tx for your writes, and the calls of the command. One goroutine at a time may use it, until the
-// function returns (ErrTxDone). Statements that end it are ErrTxControl. Savepoints (Begin) work. Send nothing over Conn.
+// Tx is a command's transaction: a pgx.Tx for your writes, and the calls of the command. One
+// goroutine at a time may use it, until the function returns (ErrTxDone). Statements that end it
+// are ErrTxControl. Savepoints (Begin) work. Send nothing over Conn.
 //
-// Charge, ChargeUpTo, Credit, Refund, Place, Claim, Capture, Release, Extend, Return and Draw are made at the end, all or none: credits and
-// refunds, then holds, draws with ChargeUpTo, and charges. A refusal is the error of Do. They need a Command.Input that decides them: the same
-// ID with another is ErrConflict. The Receipt has charges alone.
+// Charge, ChargeUpTo, Credit, Refund, Place, Claim, Capture, Release, Extend, Return and Draw are
+// made at the end, all or none: credits and refunds, then holds, draws with ChargeUpTo, and
+// charges. A refusal is the error of Do. They need a Command.Input that decides them: the same ID
+// with another is ErrConflict. The Receipt has charges alone.
 type Tx struct {
 	guarded
 
@@ -67,8 +69,8 @@ type Tx struct {
 // guarded is embedded under a name that is not exported.
 type guarded = guardtx.Tx
 
-// attempt calls the command's function, once in each attempt. Its Tx is dead afterwards, also if the
-// function panics: the connection then serves others.
+// attempt calls the command's function, once in each attempt. Its Tx is dead afterwards, also if
+// the function panics: the connection then serves others.
 func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, error) {
 	over := new(atomic.Bool)
 	defer over.Store(true)
@@ -102,8 +104,8 @@ func (op *operation) attempt(ctx context.Context, bare pgx.Tx) (command.Ending, 
 	return end, nil
 }
 
-// open refuses a call of Tx after the function has returned, or without a Command.Input: the same id could then be
-// answered by the record of another command.
+// open refuses a call of Tx after the function has returned, or without a Command.Input: the same
+// id could then be answered by the record of another command.
 func (t *Tx) open() error {
 	switch {
 	case t.dead():
@@ -143,7 +145,8 @@ func (t *Tx) Charge(charges ...budget.Charge) error {
 	return nil
 }
 
-// ChargeUpTo is budget.Ledger.ChargeUpTo. Its entries come last in Outcome.Receipt. No Notice has them.
+// ChargeUpTo is budget.Ledger.ChargeUpTo. Its entries come last in Outcome.Receipt. No Notice has
+// them.
 func (t *Tx) ChargeUpTo(charges ...budget.Charge) error {
 	if err := t.open(); err != nil {
 		return err
@@ -200,8 +203,8 @@ func (t *Tx) Draw(book *wallet.Book, draws ...wallet.Draw) error {
 	return nil
 }
 
-// Enqueue is jobs.Enqueuer.Enqueue. A new job with a Hold is placed or parked at the end: until then Result has its id alone, and a
-// rollback to a savepoint does not undo it.
+// Enqueue is jobs.Enqueuer.Enqueue. A new job with a Hold is placed or parked at the end: until
+// then Result has its id alone, and a rollback to a savepoint does not undo it.
 func (t *Tx) Enqueue(ctx context.Context, args river.JobArgs, opts *jobs.Options) (jobs.Result, error) {
 	switch {
 	case t.dead():
@@ -241,7 +244,8 @@ func (t *Tx) Secret(label string) (tokens.Secret, error) {
 	return t.client.Secret(t.op.Tenant, t.op.ID, label)
 }
 
-// Place returns the hold's id. Outcome.Holds has the hold. A cleanup enqueues its job now, with the errors of Enqueue.
+// Place returns the hold's id. Outcome.Holds has the hold. A cleanup enqueues its job now, with the
+// errors of Enqueue.
 func (t *Tx) Place(ctx context.Context, r holds.Request, cleanup *holdjobs.Cleanup) (id string, err error) {
 	return t.place(ctx, cleanup, r.Tenant, r.TTL+r.Grace, func() (*holdsCall, error) { return inHolds.Place(t.client.Holds, r) })
 }
@@ -339,8 +343,8 @@ type Notice struct {
 	Cut bool `json:"cut,omitempty"`
 }
 
-// Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, as holds.Book.Listen. For exactly once,
-// enqueue a job.
+// Listen calls handle with each Notice of Clients with Config.NotifyJobs or NotifyChargesFrom, as
+// holds.Book.Listen. For exactly once, enqueue a job.
 func (c *Client) Listen(ctx context.Context, pool *pgxpool.Pool, opts holds.ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(c.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err
@@ -387,8 +391,8 @@ func parseNotice(payload string) (n Notice, ok bool) {
 	return n, true
 }
 
-// maxPayload bounds a payload in UTF-8. Postgres takes less than 8,000 bytes in the database's encoding, in which a
-// character can have half as many again (EUC_JP).
+// maxPayload bounds a payload in UTF-8. Postgres takes less than 8,000 bytes in the database's
+// encoding, in which a character can have half as many again (EUC_JP).
 const maxPayload = 5_300
 
 const notifySQL = `select pg_catalog.pg_notify($1, $2::text || ']}')`
@@ -442,7 +446,8 @@ type noticed struct {
 	Note   json.RawMessage `json:"note,omitempty"`
 }
 
-// notice is the statement that notifies of the command, or nil. It takes no lock, so it comes before those that do.
+// notice is the statement that notifies of the command, or nil. It takes no lock, so it comes
+// before those that do.
 func (t *Tx) notice() *command.Statement {
 	charges := t.large()
 	if len(charges)+len(t.jobs) == 0 {

@@ -32,8 +32,9 @@ type Result struct {
 	Crossed []Crossing
 }
 
-// ChargeEach makes up to 1,000 charges in one round trip (docs/scale.md), in order: a refusal is in its Result, and stops no other. Its own
-// error aborts tx, unless a Limit has thresholds, which need a savepoint.
+// ChargeEach makes up to 1,000 charges in one round trip (docs/scale.md), in order: a refusal is in
+// its Result, and stops no other. Its own error aborts tx, unless a Limit has thresholds, which
+// need a savepoint.
 func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("charges", len(charges))); err != nil {
 		return nil, err
@@ -48,7 +49,8 @@ func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) (
 	return l.observedEach(ctx, "budget.charge_each", func(ctx context.Context) ([]Result, error) { return l.eachIn(ctx, tx, items) })
 }
 
-// eachIn makes charges in a transaction of a caller's: if some have thresholds in a savepoint, whose two round trips a batch can bear.
+// eachIn makes charges in a transaction of a caller's: if some have thresholds in a savepoint,
+// whose two round trips a batch can bear.
 func (l *Ledger) eachIn(ctx context.Context, tx pgx.Tx, items []*item) ([]Result, error) {
 	if !slices.ContainsFunc(items, func(a *item) bool { return slices.ContainsFunc(a.limits, Limit.tells) }) {
 		return l.eachOnce(ctx, tx, items, false, false)
@@ -192,8 +194,8 @@ func (r Result) replays() Result {
 	return r
 }
 
-// outcome is err, of a statement that had its own transaction, as ErrCommitUnknown unless it is certain that it was not
-// committed. A refusal that came as a row was read, and wrote nothing.
+// outcome is err, of a statement that had its own transaction, as ErrCommitUnknown unless it is
+// certain that it was not committed. A refusal that came as a row was read, and wrote nothing.
 func outcome(conn *pgx.Conn, err error) error {
 	var answer *pgconn.PgError
 	refused := (fault.Refused(err) || errors.Is(err, ledger.ErrCrossing)) && !errors.As(err, &answer)

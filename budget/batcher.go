@@ -28,7 +28,8 @@ type BatcherConfig struct {
 	Timeout time.Duration
 }
 
-// Batcher commits charges together that arrive during the last commit. A lone charge does not wait, and a locked scope delays no other.
+// Batcher commits charges together that arrive during the last commit. A lone charge does not wait,
+// and a locked scope delays no other.
 type Batcher struct {
 	ledger *Ledger
 	pool   *pgxpool.Pool
@@ -62,8 +63,8 @@ func NewBatcher(pool *pgxpool.Pool, l *Ledger, cfg BatcherConfig) (*Batcher, err
 	return b, nil
 }
 
-// Charge returns when the charge is committed. After ErrCommitUnknown it may be, as when ctx ends while its batch is under way. After other
-// errors it is not made.
+// Charge returns when the charge is committed. After ErrCommitUnknown it may be, as when ctx ends
+// while its batch is under way. After other errors it is not made.
 func (b *Batcher) Charge(ctx context.Context, charge Charge) (Posted, error) {
 	if err := b.made(); err != nil {
 		return Posted{}, err

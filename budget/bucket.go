@@ -7,8 +7,8 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// Unit is a unit of the calendar. Series also takes an hour, and a length in whole microseconds, such as "15m" (time.ParseDuration), but no
-// Every. It leaves out a day that clocks skip.
+// Unit is a unit of the calendar. Series also takes an hour, and a length in whole microseconds,
+// such as "15m" (time.ParseDuration), but no Every. It leaves out a day that clocks skip.
 type Unit string
 
 const (
@@ -48,7 +48,8 @@ func (u Unit) checkSeries() error {
 	return nil
 }
 
-// edges are where the buckets of a range begin, and where the last one ends: from, the edges between, to.
+// edges are where the buckets of a range begin, and where the last one ends: from, the edges
+// between, to.
 func (u Unit) edges(ctx context.Context, from, to time.Time, loc *time.Location) ([]time.Time, error) {
 	edges := []time.Time{from}
 	next := u.walk(from, loc)
@@ -69,7 +70,8 @@ func (u Unit) edges(ctx context.Context, from, to time.Time, loc *time.Location)
 	}
 }
 
-// walk returns a function that finds one edge after the other. Edges ascend. The first may be before from, and one may come twice.
+// walk returns a function that finds one edge after the other. Edges ascend. The first may be
+// before from, and one may come twice.
 func (u Unit) walk(from time.Time, loc *time.Location) (next func() time.Time) {
 	from = from.In(loc)
 	edge := from
@@ -110,8 +112,8 @@ func (u Unit) walk(from time.Time, loc *time.Location) (next func() time.Time) {
 	}
 }
 
-// firstAt is the first instant at which the clock of a place shows wall (given in UTC) or later. time.Date does not say
-// which of two instants it returns, and returns one before a gap.
+// firstAt is the first instant at which the clock of a place shows wall (given in UTC) or later.
+// time.Date does not say which of two instants it returns, and returns one before a gap.
 func firstAt(wall time.Time, loc *time.Location) time.Time {
 	const farthest = 26 * time.Hour // no place's clock is farther from UTC
 	period := wall.Add(-farthest).In(loc)
@@ -130,7 +132,8 @@ func firstAt(wall time.Time, loc *time.Location) time.Time {
 	}
 }
 
-// nextHour is the next instant at which the clock shows a full hour, or is set to another hour than it was in.
+// nextHour is the next instant at which the clock shows a full hour, or is set to another hour than
+// it was in.
 func nextHour(t time.Time) time.Time {
 	for {
 		_, offset := t.Zone()
@@ -148,8 +151,9 @@ func nextHour(t time.Time) time.Time {
 	}
 }
 
-// zoneEnds is a time after t until which the clock keeps the offset from UTC that it has at t. The zero time is never. Where
-// a rule decides, ZoneBounds ends each year after 365 days: on the last day of a leap year that is before t.
+// zoneEnds is a time after t until which the clock keeps the offset from UTC that it has at t. The
+// zero time is never. Where a rule decides, ZoneBounds ends each year after 365 days: on the last
+// day of a leap year that is before t.
 func zoneEnds(t time.Time) time.Time {
 	_, ends := t.ZoneBounds()
 	if !ends.IsZero() && !ends.After(t) {

@@ -59,7 +59,8 @@ type Posted struct {
 	Replayed bool `json:"replayed,omitempty"`
 }
 
-// Standing is the state of a limit after a charge or at a check. At PeriodEnd the next period begins.
+// Standing is the state of a limit after a charge or at a check. At PeriodEnd the next period
+// begins.
 type Standing struct {
 	Limit Limit `json:"limit"`
 
@@ -83,7 +84,8 @@ const chargeSQL = `
 select seqs, ats, used, held, refused, periods, crossed
 from metered.charge($1::metered.new_charge[], $2::interval, $3::int, $4::bool)`
 
-// Charge charges all scopes or none, in one round trip. Charges of one scope become one entry, with one Note.
+// Charge charges all scopes or none, in one round trip. Charges of one scope become one entry, with
+// one Note.
 func (l *Ledger) Charge(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
 	return l.charge(ctx, tx, "budget.charge", (*Ledger).prepareCharge, charges)
 }
@@ -118,10 +120,11 @@ const upToSQL = `
 select coalesce(amount, 0), seqs, ats, used, held, refused, periods, crossed
 from metered.charge_up_to($1::metered.new_charge[], $2::interval, $3::int, $4::bool, $5::metered.origin)`
 
-// ChargeUpTo charges each scope the same amount: that of the charges, or else the largest that all limits admit, at least 1. Posted.Amount
-// has it.
+// ChargeUpTo charges each scope the same amount: that of the charges, or else the largest that all
+// limits admit, at least 1. Posted.Amount has it.
 //
-// Amounts are equal, and scopes differ. If not even 1 fits, the *ExceededError has the limits that refuse 1.
+// Amounts are equal, and scopes differ. If not even 1 fits, the *ExceededError has the limits that
+// refuse 1.
 func (l *Ledger) ChargeUpTo(ctx context.Context, tx pgx.Tx, charges ...Charge) (Receipt, error) {
 	return l.charge(ctx, tx, "budget.charge_up_to", (*Ledger).prepareUpTo, charges)
 }

@@ -24,7 +24,8 @@ from pg_catalog.unnest($1::text[]) t(scope), lateral (select e.seq, e.at from me
 where l.at > metered.clock() + $2::interval
 order by t.scope collate "C"`
 
-// Ahead yields scopes whose last entry is ahead of the clock by more than tolerance, 0 for Config.ClockTolerance.
+// Ahead yields scopes whose last entry is ahead of the clock by more than tolerance, 0 for
+// Config.ClockTolerance.
 func (l *Ledger) Ahead(ctx context.Context, db Querier, tolerance time.Duration) iter.Seq2[ClockState, error] {
 	return func(yield func(ClockState, error) bool) {
 		if err := cmp.Or(l.made(), notNil("db", db)); err != nil {
@@ -79,8 +80,8 @@ const repairSQL = `
 select coalesce(seq, 0), coalesce(at, 'epoch'), (extract(epoch from ahead) * 1e6)::bigint
 from metered.repair_clock($1::text, $2::bigint, $3::int, $4::text)`
 
-// RepairClock ends ErrClock for a scope, once the database's clock is right: it appends an entry in a new epoch. A second call does nothing.
-// It needs metered.GrantMaintenanceSQL.
+// RepairClock ends ErrClock for a scope, once the database's clock is right: it appends an entry in
+// a new epoch. A second call does nothing. It needs metered.GrantMaintenanceSQL.
 func (l *Ledger) RepairClock(ctx context.Context, tx pgx.Tx, scope string, note Note) (ClockState, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx)); err != nil {
 		return ClockState{}, err

@@ -24,8 +24,9 @@ type Entry struct {
 	// Seq numbers the entries of a scope: 1, 2, 3, and so on.
 	Seq int64 `json:"seq"`
 
-	// "charge", "credit", "refund", "clock repair", of holds "hold", "capture", "release", "expire", of a carved scope's end "close", and
-	// of lots, which lower Credited, "lapse", "revoke", "roll over", and for a lot that begins later or whose end was set "schedule"
+	// "charge", "credit", "refund", "clock repair", of holds "hold", "capture", "release",
+	// "expire", of a carved scope's end "close", and of lots, which lower Credited, "lapse",
+	// "revoke", "roll over", and for a lot that begins later or whose end was set "schedule"
 	Kind string `json:"kind"`
 
 	// Amount is the entry's number of units. It is 0 for a clock repair and a close.
@@ -142,7 +143,8 @@ func (l *Ledger) Entries(ctx context.Context, db Querier, scope string, opts Ent
 	}
 }
 
-// between is the part of a chain that opts selects: the entries after one number, and before another.
+// between is the part of a chain that opts selects: the entries after one number, and before
+// another.
 func (l *Ledger) between(ctx context.Context, db Querier, scope string, opts EntriesOptions) (after, before int64, err error) {
 	if err := cmp.Or(l.made(), notNil("db", db), checkScope("scope", scope)); err != nil {
 		return 0, 0, err

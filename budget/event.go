@@ -33,11 +33,13 @@ type Event struct {
 
 const maxIDBytes = 255
 
-// Ingest is ChargeEach for up to 1,000 events, and records their ids. A recorded event is not counted again: its answer is the first entry,
-// with Posted.Replayed, or ErrConflict if scope, amount or OccurredAt differ. A refused event is not recorded.
+// Ingest is ChargeEach for up to 1,000 events, and records their ids. A recorded event is not
+// counted again: its answer is the first entry, with Posted.Replayed, or ErrConflict if scope,
+// amount or OccurredAt differ. A refused event is not recorded.
 //
-// After metered.Client.PurgeOperations an event whose time (a UUIDv7's, or OccurredAt) is not after the last deleted record is ErrRetired,
-// and one without a time is new. The ids are locked before the scopes.
+// After metered.Client.PurgeOperations an event whose time (a UUIDv7's, or OccurredAt) is not after
+// the last deleted record is ErrRetired, and one without a time is new. The ids are locked before
+// the scopes.
 func (l *Ledger) Ingest(ctx context.Context, tx pgx.Tx, events ...Event) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("events", len(events))); err != nil {
 		return nil, err
@@ -116,8 +118,9 @@ func (l *Ledger) newEventItem(e *Event) (*item, error) {
 	return a, nil
 }
 
-// fingerprint is a version byte and the SHA-256 of an event's content: its scope, amount and time. A command's begins with a
-// length, which is never negative, so that no event has that of a command.
+// fingerprint is a version byte and the SHA-256 of an event's content: its scope, amount and time.
+// A command's begins with a length, which is never negative, so that no event has that of a
+// command.
 func (e *Event) fingerprint() []byte {
 	const version = 1
 	b := binary.BigEndian.AppendUint64(make([]byte, 0, 64+len(e.Scope)), 1<<63)

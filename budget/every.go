@@ -6,8 +6,9 @@ import (
 	"strings"
 )
 
-// Every is n units as one, for Per: a quarter is Every(3, Month), "3 months". Equal lengths are ==: Every(12, Month) is Year. Per then
-// needs an anchor, unless the unit divides the year into equal parts.
+// Every is n units as one, for Per: a quarter is Every(3, Month), "3 months". Equal lengths are ==:
+// Every(12, Month) is Year. Per then needs an anchor, unless the unit divides the year into equal
+// parts.
 func Every(n int, u Unit) Unit {
 	months, days := u.lasts()
 	switch {
@@ -25,7 +26,8 @@ const (
 	maxDays   = 36525
 )
 
-// units are those of the calendar, which a period can have, with their lengths. A larger one comes first.
+// units are those of the calendar, which a period can have, with their lengths. A larger one comes
+// first.
 var units = []struct {
 	Unit
 	months, days int
@@ -51,7 +53,8 @@ func unitOf(months, days int) Unit {
 	return ""
 }
 
-// lasts is how many months or days a unit of the calendar has. Both are 0 for another unit, such as "12 months", which is a year.
+// lasts is how many months or days a unit of the calendar has. Both are 0 for another unit, such as
+// "12 months", which is a year.
 func (u Unit) lasts() (months, days int) {
 	for _, of := range units {
 		if u == of.Unit {

@@ -63,8 +63,8 @@ func (l *lane) take() []*call {
 	return batch
 }
 
-// commit makes the charges of a batch, and answers each. Without wait, those whose scope is locked go to the lane that
-// waits.
+// commit makes the charges of a batch, and answers each. Without wait, those whose scope is locked
+// go to the lane that waits.
 func (l *lane) commit(ctx context.Context, batch []*call, wait bool) {
 	lost := false
 	err := pause.Loop("budget", func(n int) (again context.Context, err error) {
@@ -105,8 +105,9 @@ func (l *lane) commit(ctx context.Context, batch []*call, wait bool) {
 	}
 }
 
-// splits reports whether halves of a batch may get through that as a whole does not: a charge that the server cannot
-// store, a time zone that it does not know, too many locks, or a threshold that could not be reported.
+// splits reports whether halves of a batch may get through that as a whole does not: a charge that
+// the server cannot store, a time zone that it does not know, too many locks, or a threshold that
+// could not be reported.
 func splits(err error) bool {
 	state := sqlstate.Of(err)
 	if untold := (*fault.Listener)(nil); errors.As(err, &untold) {
@@ -183,7 +184,8 @@ func (l *lane) pass(busy []*call) {
 	}
 }
 
-// loseAll takes note that the outcome of a batch is open. It answers the charges without an id, and returns the events.
+// loseAll takes note that the outcome of a batch is open. It answers the charges without an id, and
+// returns the events.
 func loseAll(batch []*call, err error) (events []*call) {
 	for _, c := range batch {
 		if c.lost = err; c.event == nil {

@@ -126,7 +126,8 @@ func New(cfg Config) (*Ledger, error) {
 	}, nil
 }
 
-// LockKey is the key of a scope's advisory lock: in pg_locks classid is its upper half, objid its lower half, and objsubid 1.
+// LockKey is the key of a scope's advisory lock: in pg_locks classid is its upper half, objid its
+// lower half, and objsubid 1.
 func (l *Ledger) LockKey(scope string) int64 { return lockkey.Of(l.space, scope) }
 
 // made refuses the zero Ledger, which has no schema.

@@ -60,7 +60,8 @@ func Lifetime(max int64) Limit { return Limit{Max: max, Lifetime: true} }
 // Prepaid admits credited units, and up to overdraft more. Over HTTP its refusal is a 402.
 func Prepaid(overdraft int64) Limit { return Limit{Max: overdraft, Prepaid: true} }
 
-// Reach is the age up to which entries count: the window, or the longest period and a day, or 0 for a lifetime.
+// Reach is the age up to which entries count: the window, or the longest period and a day, or 0 for
+// a lifetime.
 func (l Limit) Reach() time.Duration {
 	const day = 24 * time.Hour
 	months, days := l.Period.Unit.lasts()
@@ -76,8 +77,9 @@ func (l Limit) Named(name string) Limit {
 	return l
 }
 
-// MaxFrom returns the limit with the Max that a query answers: one row of one integer from 0 to 2^62, else ErrLimitQuery. A call asks its
-// queries under the scopes' locks. Above READ COMMITTED the query must lock its rows (FOR SHARE). Not for Capture, ChargeNow and batches.
+// MaxFrom returns the limit with the Max that a query answers: one row of one integer from 0 to
+// 2^62, else ErrLimitQuery. A call asks its queries under the scopes' locks. Above READ COMMITTED
+// the query must lock its rows (FOR SHARE). Not for Capture, ChargeNow and batches.
 func (l Limit) MaxFrom(sql string, args ...any) Limit {
 	l.Max, l.query = 0, &query{sql, slices.Clone(args)}
 	return l

@@ -12,8 +12,8 @@ import (
 
 const lockSQL = `select metered.lock_scopes($1::text[], $2::int)`
 
-// Lock locks up to 64 scopes until tx ends. Later calls on them in tx cannot deadlock, except placements of holds. At READ COMMITTED, a row
-// read afterwards is current if its writers lock too.
+// Lock locks up to 64 scopes until tx ends. Later calls on them in tx cannot deadlock, except
+// placements of holds. At READ COMMITTED, a row read afterwards is current if its writers lock too.
 func (l *Ledger) Lock(ctx context.Context, tx pgx.Tx, scopes ...string) error {
 	if err := cmp.Or(l.made(), notNil("tx", tx)); err != nil {
 		return err

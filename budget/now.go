@@ -13,11 +13,13 @@ import (
 	"github.com/pgmetered/metered/internal/pause"
 )
 
-// maxAttempts is how often a transaction of this package's own is tried that fails with 40001 or 40P01.
+// maxAttempts is how often a transaction of this package's own is tried that fails with 40001 or
+// 40P01.
 const maxAttempts = 10
 
-// ChargeNow makes a charge in its own transaction and one round trip, and retries SQLSTATE 40001 and 40P01. After ErrCommitUnknown (a lost
-// connection, or the end of ctx) it may be committed, after other errors it is not. A Batcher is faster for several goroutines.
+// ChargeNow makes a charge in its own transaction and one round trip, and retries SQLSTATE 40001
+// and 40P01. After ErrCommitUnknown (a lost connection, or the end of ctx) it may be committed,
+// after other errors it is not. A Batcher is faster for several goroutines.
 func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charge) (p Posted, err error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return Posted{}, err
@@ -48,9 +50,9 @@ func (l *Ledger) ChargeNow(ctx context.Context, pool *pgxpool.Pool, charge Charg
 	return r.Entries[0], nil
 }
 
-// alone runs one statement in a transaction of its own, which the server commits. If the statement crosses thresholds,
-// it runs in one that reports them before it commits. An error that leaves open whether it committed is
-// ErrCommitUnknown.
+// alone runs one statement in a transaction of its own, which the server commits. If the statement
+// crosses thresholds, it runs in one that reports them before it commits. An error that leaves open
+// whether it committed is ErrCommitUnknown.
 func (l *Ledger) alone(ctx context.Context, pool *pgxpool.Pool, run func(db Querier, telling bool) ([]Crossing, error)) error {
 	return ledger.Silently(func(telling bool) error {
 		pins := ledger.Textual(pool)

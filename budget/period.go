@@ -27,9 +27,10 @@ type Period struct {
 	Anchor time.Time
 }
 
-// Per admits max units in each day, week, month, year or Every of these in a location, from the anchor's time of day, weekday or date on, by
-// default midnight, Monday, the 1st, or the 1st of January. The server must know the location's name (ErrTimeZone): calls refuse time.Local, unless TZ names it.
-// nil is UTC.
+// Per admits max units in each day, week, month, year or Every of these in a location, from the
+// anchor's time of day, weekday or date on, by default midnight, Monday, the 1st, or the 1st of
+// January. The server must know the location's name (ErrTimeZone): calls refuse time.Local, unless
+// TZ names it. nil is UTC.
 func Per(max int64, unit Unit, location *time.Location, anchor time.Time) Limit {
 	return Limit{Max: max, Period: Period{Unit: unit, Zone: location.String(), Anchor: anchored(anchor)}}
 }
@@ -58,7 +59,8 @@ func (p Period) word() string {
 	return fmt.Sprintf("%s (%s)", p.Unit, p.Zone)
 }
 
-// namedZone is the names that are no POSIX rules, which Postgres would take as well, with their signs the other way round.
+// namedZone is the names that are no POSIX rules, which Postgres would take as well, with their
+// signs the other way round.
 var namedZone = regexp.MustCompile(`^(UTC|Etc/GMT[+-][0-9]{1,2}|[A-Z][A-Za-z]+(/[A-Z][A-Za-z_-]*)+)$`)
 
 func (p Period) check(field string) error {

@@ -5,8 +5,8 @@ import (
 	"time"
 )
 
-// At returns the first moments of t's period and of the next, in UTC, by the program's time zones, which may differ from the server's.
-// Errors: *ArgumentError, ErrTimeZone.
+// At returns the first moments of t's period and of the next, in UTC, by the program's time zones,
+// which may differ from the server's. Errors: *ArgumentError, ErrTimeZone.
 func (p Period) At(t time.Time) (start, end time.Time, err error) {
 	if p.IsZero() {
 		return start, end, invalid("Period", "is missing")
@@ -65,7 +65,8 @@ func plusMonths(t time.Time, months int) time.Time {
 	return first.AddDate(0, 0, min(t.Day(), last)-1).Add(t.Sub(t.Truncate(24 * time.Hour)))
 }
 
-// startsAt is when a clock of the place shows a time first. Where it is set forward past that, it is as if it had not been.
+// startsAt is when a clock of the place shows a time first. Where it is set forward past that, it
+// is as if it had not been.
 func startsAt(shown time.Time, loc *time.Location) time.Time {
 	const day = 24 * time.Hour
 	begin := shown.Add(-day).In(loc)

@@ -70,7 +70,8 @@ func (internals) TellCrossings(ctx context.Context, l *Ledger, tx pgx.Tx, all []
 	return l.tellCrossings(ctx, tx, all)
 }
 
-// TellsSpent reports whether a limit has thresholds on spending alone, and whether its Max is known.
+// TellsSpent reports whether a limit has thresholds on spending alone, and whether its Max is
+// known.
 func (internals) TellsSpent(l Limit) (tells, known bool) {
 	return l.tells() && l.sentThresholds().spent, l.query == nil
 }
@@ -81,7 +82,8 @@ func (internals) Failed(doing string, err error) error { return failed(doing, er
 // NoteJSON is a note as it is stored.
 func (internals) NoteJSON(n Note) string { return n.json() }
 
-// Content is a scope with a use, if there is one, as the content of an id has it. A scope has no zero byte.
+// Content is a scope with a use, if there is one, as the content of an id has it. A scope has no
+// zero byte.
 func (internals) Content(scope, use string) string {
 	if use == "" {
 		return scope
@@ -304,8 +306,8 @@ func (m *merged) receipt(a ledger.Answer) (Receipt, error) {
 	return r, err
 }
 
-// exceeded makes the error of a refusal, which _check_limits (internal/schema/sql/limits.sql) or _admit wrote as JSON. All ways
-// of a refusal lead here.
+// exceeded makes the error of a refusal, which _check_limits (internal/schema/sql/limits.sql) or
+// _admit wrote as JSON. All ways of a refusal lead here.
 func (m *merged) exceeded(refused []byte) error {
 	var rows []struct {
 		Limit   int    `json:"limit"`

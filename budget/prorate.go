@@ -7,8 +7,8 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// Prorate returns the part of an amount for the rest of a period, from a time in it on, by time and rounded down: all of it at the first
-// moment. Errors are those of At.
+// Prorate returns the part of an amount for the rest of a period, from a time in it on, by time and
+// rounded down: all of it at the first moment. Errors are those of At.
 func (p Period) Prorate(amount int64, from time.Time) (int64, error) {
 	if amount < 0 || amount > bounds.MaxLimit {
 		return 0, invalid("amount", "%d is not from 0 to %d", amount, int64(bounds.MaxLimit))

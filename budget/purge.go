@@ -68,8 +68,8 @@ select deleted, upto, done, forgotten, c.cutoff
 from (select metered.clock() - $3::interval as cutoff) c,
      metered.purge_scope($1::text, $2::bigint, c.cutoff, $4::bigint, $5::int, $6::int, $7::bool)`
 
-// purgeableSQL is how many entries purge_scope would delete: those from the first after entry 1 to the block that has the
-// last entry at or before the cutoff, as metered._base finds it.
+// purgeableSQL is how many entries purge_scope would delete: those from the first after entry 1 to
+// the block that has the last entry at or before the cutoff, as metered._base finds it.
 const purgeableSQL = `
 select greatest(0, ((b.seq - 1) & ~15::bigint) + 1 - f.seq)
 from (select l.epoch from metered.ledger l where l.scope = $1 order by l.seq desc limit 1) tip,
@@ -91,8 +91,9 @@ with recursive s as (
 )
 select scope from s where scope is not null limit $2`
 
-// Purge deletes entries older than OlderThan, but for up to 17 of each scope: limits that reach back to OlderThan stay exact, and others are
-// ErrWindowPurged. A refund of a deleted charge is ErrEntryPurged. Each transaction locks one scope. It needs metered.GrantMaintenanceSQL.
+// Purge deletes entries older than OlderThan, but for up to 17 of each scope: limits that reach
+// back to OlderThan stay exact, and others are ErrWindowPurged. A refund of a deleted charge is
+// ErrEntryPurged. Each transaction locks one scope. It needs metered.GrantMaintenanceSQL.
 func (l *Ledger) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (PurgeReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return PurgeReport{}, err

@@ -34,7 +34,8 @@ select scope, coalesce((extract(epoch from created_at) * 1e6)::bigint, 0), (extr
 const createSQL = resourceSQL + `changed, 0
 from metered.create_scopes($1::text[], $2::int)`
 
-// Create declares that up to 1,000 scopes exist. A retired one is a *ScopeError. A charge of them in tx can deadlock with Retire.
+// Create declares that up to 1,000 scopes exist. A retired one is a *ScopeError. A charge of them
+// in tx can deadlock with Retire.
 func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "create", scopes)
 }
@@ -42,8 +43,9 @@ func (l *Ledger) Create(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Res
 const retireSQL = resourceSQL + `coalesce(changed, false), coalesce(held, -1)
 from metered.retire_scopes($1::text[], $3::bool, $2::int)`
 
-// Retire locks up to 64 created scopes (else *ScopeError): after the commit, calls with MustExist are refused. Entries and open holds stay:
-// roll back if Resource.Held forbids it. Leases end: any process may settle them.
+// Retire locks up to 64 created scopes (else *ScopeError): after the commit, calls with MustExist
+// are refused. Entries and open holds stay: roll back if Resource.Held forbids it. Leases end: any
+// process may settle them.
 func (l *Ledger) Retire(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "retire", scopes)
 }

@@ -8,8 +8,9 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// ScopeKey builds the scope of a kind ("seat"), a key ("21A") and a slot ("2026-11-21T20:00"), which may be empty. Different parts give
-// different scopes: "/" and "%" are escaped. Calls refuse an empty kind or key.
+// ScopeKey builds the scope of a kind ("seat"), a key ("21A") and a slot ("2026-11-21T20:00"),
+// which may be empty. Different parts give different scopes: "/" and "%" are escaped. Calls refuse
+// an empty kind or key.
 func ScopeKey(kind, key, slot string) string {
 	if kind == "" || key == "" {
 		return ""
@@ -56,8 +57,8 @@ func checkText(field, text string, maxBytes int) error {
 	return fault.Text(errArgument, field, text, maxBytes)
 }
 
-// located puts the name of the list's element before the field of a refused argument. Names are made where one is
-// refused: to make them for each charge would take longer than to check it.
+// located puts the name of the list's element before the field of a refused argument. Names are
+// made where one is refused: to make them for each charge would take longer than to check it.
 func located(list string, i int, err error) error {
 	if err != nil {
 		return within(index(list, i, ""), err)

@@ -12,8 +12,9 @@ import (
 	"github.com/pgmetered/metered/internal/bounds"
 )
 
-// Scopes declare the scopes of one kind. K is a string, an integer, a bool, a time.Time, a [16]byte (a UUID), a type with MarshalText and
-// UnmarshalText, or a struct of these. Different keys have different scopes.
+// Scopes declare the scopes of one kind. K is a string, an integer, a bool, a time.Time, a [16]byte
+// (a UUID), a type with MarshalText and UnmarshalText, or a struct of these. Different keys have
+// different scopes.
 type Scopes[K comparable] struct {
 	// Kind is the first part of each scope. It is not "claim". Required.
 	Kind string
@@ -133,8 +134,8 @@ func unkeyed(t reflect.Type) string {
 	return ""
 }
 
-// appendKey appends "/" and the text of each part of a key. It is false for a key that has no scope, and where
-// MarshalText is to be called, which would need the key on the heap.
+// appendKey appends "/" and the text of each part of a key. It is false for a key that has no
+// scope, and where MarshalText is to be called, which would need the key on the heap.
 func appendKey(b []byte, v reflect.Value) ([]byte, bool) {
 	k := v.Kind()
 	switch {

@@ -9,8 +9,8 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// RangeUsage is the use of a scope from From until before To: held units count when they are captured (or their minimum falls due), and
-// events when they were recorded.
+// RangeUsage is the use of a scope from From until before To: held units count when they are
+// captured (or their minimum falls due), and events when they were recorded.
 type RangeUsage struct {
 	From time.Time `json:"from"`
 	To   time.Time `json:"to"`
@@ -42,8 +42,9 @@ const usageAtSQL = `
 select seq, spent, refunded, credited, refunded_after, unsettled, (extract(epoch from known_from) * 1e6)::bigint
 from metered.usage_at($1::text, $2::timestamptz[])`
 
-// UsageBetween returns the use of a scope from a time (zero: the beginning) until before another, to the microsecond. A purged range is a
-// *PurgedError, and leaves the transaction usable. To miss no charge that is yet to commit, call Lock first, at READ COMMITTED.
+// UsageBetween returns the use of a scope from a time (zero: the beginning) until before another,
+// to the microsecond. A purged range is a *PurgedError, and leaves the transaction usable. To miss
+// no charge that is yet to commit, call Lock first, at READ COMMITTED.
 func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, from, to time.Time) (RangeUsage, error) {
 	from, to, err := l.checkRange(db, scope, from, to)
 	if err != nil {
@@ -56,8 +57,8 @@ func (l *Ledger) UsageBetween(ctx context.Context, db Querier, scope string, fro
 	return ranges[0], nil
 }
 
-// Series is UsageBetween for each unit of the range, up to 2,000, in one statement. The first begins at from, and the last ends at to. A nil
-// location is UTC.
+// Series is UsageBetween for each unit of the range, up to 2,000, in one statement. The first
+// begins at from, and the last ends at to. A nil location is UTC.
 func (l *Ledger) Series(
 	ctx context.Context, db Querier, scope string, from, to time.Time, unit Unit, location *time.Location,
 ) ([]RangeUsage, error) {
@@ -78,7 +79,8 @@ func (l *Ledger) Series(
 	return l.ranges(ctx, db, scope, edges)
 }
 
-// checkRange returns the range in microseconds. Times are rounded up, which leaves the same entries in the range.
+// checkRange returns the range in microseconds. Times are rounded up, which leaves the same entries
+// in the range.
 func (l *Ledger) checkRange(db Querier, scope string, from, to time.Time) (time.Time, time.Time, error) {
 	err := cmp.Or(l.made(), notNil("db", db), checkScope("scope", scope), checkTime("from", from), checkTime("to", to))
 	from, to = upToMicro(from), upToMicro(to)

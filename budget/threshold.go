@@ -20,8 +20,8 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Threshold is a level of use. The charge that reaches it calls Config.OnThreshold before it commits: once in a period, and else once until
-// use has gone back by Rearm (docs/thresholds.md).
+// Threshold is a level of use. The charge that reaches it calls Config.OnThreshold before it
+// commits: once in a period, and else once until use has gone back by Rearm (docs/thresholds.md).
 type Threshold struct {
 	// Name tells the thresholds of a scope's limits apart: 1 to 64 bytes.
 	Name string `json:"name"`
@@ -69,8 +69,8 @@ type Crossing struct {
 	PeriodEnd   time.Time `json:"period_end,omitzero"`
 }
 
-// Tell returns the limit with up to 8 thresholds, in place of those it had. A scope remembers 64 reported ones: a charge that reaches one
-// more is ErrThresholds.
+// Tell returns the limit with up to 8 thresholds, in place of those it had. A scope remembers 64
+// reported ones: a charge that reaches one more is ErrThresholds.
 func (l Limit) Tell(thresholds ...Threshold) Limit {
 	if len(thresholds) == 0 {
 		l.thresholds = unique.Handle[thresholdList]{}

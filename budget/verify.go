@@ -88,8 +88,9 @@ group by c.seq, c.kind, c.amount
 having sum(r.amount) > case when c.kind in ('c', 'u') then c.amount else 0 end
 order by c.seq`
 
-// heldSQL sums the units of a scope that the open lines of holds, and open leases, keep. A line that keeps less than
-// nothing, or of which less than nothing was captured, counts as a difference of its own. Beside that, the sum kept of the open leases.
+// heldSQL sums the units of a scope that the open lines of holds, and open leases, keep. A line
+// that keeps less than nothing, or of which less than nothing was captured, counts as a difference
+// of its own. Beside that, the sum kept of the open leases.
 const heldSQL = `
 select coalesce(sum(l.open), 0)::bigint,
     (select coalesce(sum(y.granted), 0) from metered.leases y where y.scope = $1 and y.settled_at is null and y.mode <> 'g')::bigint,
@@ -97,8 +98,9 @@ select coalesce(sum(l.open), 0)::bigint,
     count(*) filter (where l.open < 0 or l.captured < 0 or l.amount < 1)
 from metered.hold_lines l where l.scope = $1 and (l.open <> 0 or l.captured < 0)`
 
-// leasesSQL finds leases that captured another amount than was spent of them, or more than they held. A purge
-// takes spends before their lease, oldest lease first, so the oldest one may have lost some.
+// leasesSQL finds leases that captured another amount than was spent of them, or more than they
+// held. A purge takes spends before their lease, oldest lease first, so the oldest one may have
+// lost some.
 const leasesSQL = `
 select l.no, l.opened_seq, l.spent, coalesce(s.units, 0)::bigint, l.granted
 from metered.leases l, lateral (select sum(x.amount) as units from metered.lease_spends x where x.lease = l.no) s
@@ -107,7 +109,8 @@ where l.scope = $1 and l.mode = 's' and (l.settled_at is not null and l.spent <>
     or l.settled_at is null and s.units > l.granted or l.spent > l.granted)
 order by l.no`
 
-// anchorsSQL compares anchors with the entries, of their epoch and from $2 on, that they were read from.
+// anchorsSQL compares anchors with the entries, of their epoch and from $2 on, that they were read
+// from.
 const anchorsSQL = `
 select l.seq, l.anchor_spent, b.spent
 from metered.ledger l,
@@ -120,7 +123,8 @@ from metered.ledger l,
 where l.scope = $1 and l.seq >= $2 and l.anchor_at is not null and b.seq >= $2 and b.spent <> l.anchor_spent
 order by l.seq`
 
-// carvedSQL finds leases of a scope whose child was closed, and spent something else than they captured.
+// carvedSQL finds leases of a scope whose child was closed, and spent something else than they
+// captured.
 const carvedSQL = `
 select l.no, l.opened_seq, l.spent, t.spent - t.refunded, null::bigint
 from metered.leases l, lateral (select * from metered.ledger y where y.scope = l.child order by y.seq desc limit 1) t
@@ -130,8 +134,8 @@ order by l.no`
 // beginVerifySQL keeps operators and functions that somebody has created out of a report.
 const beginVerifySQL = `begin isolation level repeatable read, read only; set local search_path = pg_catalog, pg_temp; set local jit = off`
 
-// Verify recomputes entries, refunds, holds, leases and lots (docs/operations.md), each scope in one snapshot. A difference is no error.
-// Findings come with an error, too.
+// Verify recomputes entries, refunds, holds, leases and lots (docs/operations.md), each scope in
+// one snapshot. A difference is no error. Findings come with an error, too.
 func (l *Ledger) Verify(ctx context.Context, pool *pgxpool.Pool, opts VerifyOptions) (VerifyReport, error) {
 	if err := cmp.Or(l.made(), notNil("pool", pool)); err != nil {
 		return VerifyReport{}, err
@@ -218,7 +222,8 @@ func (v *verification) scope(ctx context.Context, tx pgx.Tx, scope string) error
 			} else {
 				v.entry(prev, e)
 			}
-			// In a closed scope, only earlier holds end and are captured. Its lots end, and one may go on in another: a credit after its rollover.
+			// In a closed scope, only earlier holds end and are captured. Its lots end, and one may
+			// go on in another: a credit after its rollover.
 			goesOn := e.Kind == "credit" && prev.Kind == "roll over" && prev.Amount == e.Amount
 			if closed && (e.Kind == "hold" || e.Kind == "credit" && !goesOn || e.Kind == "refund" || e.Kind == "close" || e.Kind == "charge" && e.Hold == "") {
 				v.differs(e, "kind", e.Kind, "one that ends what was held: the scope is closed")
@@ -324,8 +329,9 @@ func following(prev, e Entry) (want Entry, known bool) {
 	return want, true
 }
 
-// sums reports sums of e that are wrong. If its amount was edited, its sums and those of the next entry are right: so that is decided
-// there. If a sum was edited, the next entry's differs by as much the other way.
+// sums reports sums of e that are wrong. If its amount was edited, its sums and those of the next
+// entry are right: so that is decided there. If a sum was edited, the next entry's differs by as
+// much the other way.
 func (v *verification) sums(prev, e Entry, wrong []Difference) {
 	was := v.edited
 	as := e
@@ -374,7 +380,8 @@ func (v *verification) add(all []Difference) {
 
 func distance(a, b int64) int64 { return max(a-b, b-a) }
 
-// held compares the held units of the last entry with the lines of holds and with open leases, and these with their sum.
+// held compares the held units of the last entry with the lines of holds and with open leases, and
+// these with their sum.
 func (v *verification) held(ctx context.Context, tx pgx.Tx, last Entry) error {
 	var open, leased, sum, wrong int64
 	if err := tx.QueryRow(ctx, v.ledger.sql.held, pgx.QueryExecModeExec, last.Scope).Scan(&open, &leased, &sum, &wrong); err != nil {

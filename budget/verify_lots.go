@@ -9,9 +9,11 @@ import (
 	"github.com/jackc/pgx/v5"
 )
 
-// lotsSQL finds differences in the lots of a wallet, from entry $2 on. Each lot equals the sum of its entries, and each move has the units after it. A lot has a rest, or with uses kept units. The lots add up to the
-// last entry. Holds keep the same units of lots as of the scope. Each entry names its lots, and drew none that had ended. The units given
-// back to a charge's lots are the units refunded.
+// lotsSQL finds differences in the lots of a wallet, from entry $2 on. Each lot equals the sum of
+// its entries, and each move has the units after it. A lot has a rest, or with uses kept units. The
+// lots add up to the last entry. Holds keep the same units of lots as of the scope. Each entry
+// names its lots, and drew none that had ended. The units given back to a charge's lots are the
+// units refunded.
 const lotsSQL = `
 with tip as (
     select * from metered.ledger y where y.scope = $1 order by y.seq desc limit 1
@@ -121,9 +123,10 @@ from (select m.seq, sum(m.back) as back, bool_or(m.back not between 0 and m.amou
     left join metered.refund_sum r on r.scope = $1 and r.level = 0 and r.block = m.seq
 where m.back <> coalesce(r.amount, 0) or m.wrong`
 
-// carriedSQL finds entries, from $2 on, that lost a field that they should have copied from the entry before: lots_end, or the
-// thresholds already reported. A release or an expiry leaves these as they are. A credit or a refund only arms some again, but for units that are
-// applied to a use, whose entry has the thresholds of the charge after it.
+// carriedSQL finds entries, from $2 on, that lost a field that they should have copied from the
+// entry before: lots_end, or the thresholds already reported. A release or an expiry leaves these
+// as they are. A credit or a refund only arms some again, but for units that are applied to a use,
+// whose entry has the thresholds of the charge after it.
 const carriedSQL = `
 select e.seq, 'lots_end', 'none', 'one, as before'
 from (select y.seq, y.lots_end, lag(y.lots_end) over (order by y.seq) as before from metered.ledger y where y.scope = $1 and y.seq >= $2) e
@@ -137,7 +140,8 @@ where not e.first and (e.kind in ('l', 'x', 'z') and e.crossed is distinct from 
         and not exists (select from metered.lot_moves m where m.scope = $1 and m.seq = e.seq and m.kind = 'a'))
 order by 1`
 
-// anyLotsSQL is whether a scope has anything of a wallet. It spares the others lotsSQL, which takes long to plan.
+// anyLotsSQL is whether a scope has anything of a wallet. It spares the others lotsSQL, which takes
+// long to plan.
 const anyLotsSQL = `
 select exists (select from metered.lots y where y.scope = $1) or exists (select from metered.lot_moves y where y.scope = $1)
     or exists (select from metered.lot_holds y where y.scope = $1) or exists (select from metered.ledger y where y.scope = $1 and y.lots_end is not null)`
@@ -186,7 +190,8 @@ order by y.no`
 
 const knownZonesSQL = `select pg_catalog.lower(n.name) from pg_catalog.pg_timezone_names n`
 
-// zones finds plans of a zone that the server has lost. It asks for the server's zones once, which takes long.
+// zones finds plans of a zone that the server has lost. It asks for the server's zones once, which
+// takes long.
 func (v *verification) zones(ctx context.Context, tx pgx.Tx, scope string) error {
 	type need struct {
 		Seq, Lot int64

@@ -26,8 +26,9 @@ type Trial struct {
 	RefusedAt time.Time `json:"refused_at,omitzero"`
 }
 
-// WhatIf tries a limit by window or period on the history of scopes, from a time until before another (docs/plans.md). Refunded units do not
-// count, and held ones when they are captured. A purged range is a *PurgedError. At REPEATABLE READ refunds made meanwhile do not count.
+// WhatIf tries a limit by window or period on the history of scopes, from a time until before
+// another (docs/plans.md). Refunded units do not count, and held ones when they are captured. A
+// purged range is a *PurgedError. At REPEATABLE READ refunds made meanwhile do not count.
 func (l *Ledger) WhatIf(ctx context.Context, db Querier, limit Limit, from, to time.Time, scopes ...string) ([]Trial, error) {
 	if err := cmp.Or(l.made(), notNil("db", db), limit.check("limit")); err != nil {
 		return nil, err
@@ -65,8 +66,8 @@ type history struct {
 	first int64 // the earliest time found before which the limit was exceeded
 }
 
-// span is a part of the range, whose ends are known. A charge that comes in it counts from the span's base on: the window's length before
-// it, or the start of its period.
+// span is a part of the range, whose ends are known. A charge that comes in it counts from the
+// span's base on: the window's length before it, or the start of its period.
 type span struct {
 	from, to int64
 	start    int64 // of the period
@@ -81,8 +82,9 @@ func (s span) cut(i, parts int64) int64 {
 // pointsAtOnce is how many times are looked at in one round trip.
 const pointsAtOnce = 1000
 
-// try cuts the range, and looks again into those parts that may have more than what was found. The use at the end of a window that ends in a
-// part is at most what was spent from its base, at the part's beginning, to the part's end.
+// try cuts the range, and looks again into those parts that may have more than what was found. The
+// use at the end of a window that ends in a part is at most what was spent from its base, at the
+// part's beginning, to the part's end.
 func (h *history) try(ctx context.Context, from, to int64) error {
 	h.first = math.MaxInt64
 	spans, err := h.spans(from, to)

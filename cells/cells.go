@@ -1,5 +1,6 @@
-// Package cells spreads tenants over cells: up to 256 schemas, in one database or in several, each with its own metered tables, River's
-// and the application's. A tenant lives in one cell, and can be moved.
+// Package cells spreads tenants over cells: up to 256 schemas, in one database or in several, each
+// with its own metered tables, River's and the application's. A tenant lives in one cell, and can
+// be moved.
 //
 //	clients[i], err = metered.New(pools[i], metered.Config{Schema: fmt.Sprintf("cell_%d", i), …}) // for each cell
 //	router, err := cells.New(clients)
@@ -8,11 +9,12 @@
 //	    return err
 //	})
 //
-// A tenant's rows have its name, alone or before a slash: in scopes (acme/uploads), in the Tenant of commands, holds, claims and jobs, and in
-// the Subject of tokens. A budget.Scopes with the tenant as key makes such scopes, if Scopes.Scope(tenant) is the tenant's name.
+// A tenant's rows have its name, alone or before a slash: in scopes (acme/uploads), in the Tenant
+// of commands, holds, claims and jobs, and in the Subject of tokens. A budget.Scopes with the
+// tenant as key makes such scopes, if Scopes.Scope(tenant) is the tenant's name.
 //
-// No call looks a tenant up. Each transaction of its Client begins with a statement that fails once the tenant has left the cell. Commands and
-// sessions need no round trip for it.
+// No call looks a tenant up. Each transaction of its Client begins with a statement that fails once
+// the tenant has left the cell. Commands and sessions need no round trip for it.
 package cells
 
 import (
@@ -78,8 +80,8 @@ type place struct {
 
 var inMetered = metered.Internals(lend.Key{})
 
-// New takes the Clients of all cells, 1 to 256: the same in all programs, in the same order, for good. It sends no SQL. Between cells that
-// share a pool a tenant moves in one transaction.
+// New takes the Clients of all cells, 1 to 256: the same in all programs, in the same order, for
+// good. It sends no SQL. Between cells that share a pool a tenant moves in one transaction.
 func New(clients []*metered.Client) (*Router, error) {
 	if len(clients) < 1 || len(clients) > maxCells {
 		return nil, fault.Invalid(errArgument, "clients", "are %d, want 1 to %d", len(clients), maxCells)
@@ -110,15 +112,17 @@ func (r *Router) check(tenant string) error {
 
 const maxTenantBytes = 200 // leaves room for the rest of a scope
 
-// first is a tenant's first cell: the first 8 bytes of the SHA-256 of its name, as a big-endian number, modulo the number of cells.
+// first is a tenant's first cell: the first 8 bytes of the SHA-256 of its name, as a big-endian
+// number, modulo the number of cells.
 func (r *Router) first(tenant string) int {
 	sum := sha256.Sum256([]byte(tenant))
 	return int(binary.BigEndian.Uint64(sum[:8]) % uint64(len(r.cells)))
 }
 
-// Client returns a tenant's Client in the cell where this Router last knew it, without a query. If the tenant has left, its transactions
-// (metered.Do, Open, RunTx and so on) are ErrMoved. Call Budget, Holds, Tokens and Jobs in its RunTx: in other transactions only charges and
-// the ends of holds are as safe. Reads on a pool may find the old cell, which is empty.
+// Client returns a tenant's Client in the cell where this Router last knew it, without a query. If
+// the tenant has left, its transactions (metered.Do, Open, RunTx and so on) are ErrMoved. Call
+// Budget, Holds, Tokens and Jobs in its RunTx: in other transactions only charges and the ends of
+// holds are as safe. Reads on a pool may find the old cell, which is empty.
 func (r *Router) Client(tenant string) (*metered.Client, error) {
 	if err := r.check(tenant); err != nil {
 		return nil, err
@@ -140,10 +144,11 @@ func (r *Router) place(tenant string) place {
 	return p
 }
 
-// Run calls fn with the tenant's Client, and after ErrMoved again with that of the new cell. It waits for a tenant on its way, up to 4
-// seconds.
+// Run calls fn with the tenant's Client, and after ErrMoved again with that of the new cell. It
+// waits for a tenant on its way, up to 4 seconds.
 //
-// A session that moved along with its tenant is ErrMoved at Settle and Cancel, and is not renewed: go on with metered.Resume, in its grace at the latest.
+// A session that moved along with its tenant is ErrMoved at Settle and Cancel, and is not renewed:
+// go on with metered.Resume, in its grace at the latest.
 func (r *Router) Run(ctx context.Context, tenant string, fn func(ctx context.Context, c *metered.Client) error) error {
 	if err := r.check(tenant); err != nil {
 		return err
@@ -170,8 +175,9 @@ func (r *Router) Run(ctx context.Context, tenant string, fn func(ctx context.Con
 	}
 }
 
-// learn remembers the tenant's cell that a refusal names, and reports whether that is newer than was, the place that refused. If not, the
-// tenant is on its way there, and the search begins anew at its first cell.
+// learn remembers the tenant's cell that a refusal names, and reports whether that is newer than
+// was, the place that refused. If not, the tenant is on its way there, and the search begins anew
+// at its first cell.
 func (r *Router) learn(was place, m *fault.Moved) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -196,7 +202,8 @@ const setUpSQL = `
 with own as (insert into metered.cell (no, cells) values ($1::int, $2::int) on conflict do nothing returning no, cells)
 select no, cells from own union all select no, cells from metered.cell`
 
-// setNumbersSQL gives holds, leases, lots and River's jobs of each cell a range of numbers, so that they stay unique when a tenant moves.
+// setNumbersSQL gives holds, leases, lots and River's jobs of each cell a range of numbers, so that
+// they stay unique when a tenant moves.
 const setNumbersSQL = `
 select count(pg_catalog.setval(s.seq, s.base)) from (
     select seq, q.seqmin - 1 + $1::bigint as base
@@ -229,9 +236,10 @@ func (c cell) setNumbers(ctx context.Context, tx pgx.Tx, from int64) error {
 
 const usedSQL = `select exists (select from metered.cell), exists (select from metered.holds) or exists (select from metered.leases) or exists (select from metered.lots)`
 
-// SetUp tells each schema which cell it is, after metered.Migrate. It needs the role that owns the schemas, and River's tables of Clients with
-// metered.Config.River. A second call does nothing, but numbers for new nodes of Citus. A schema with holds, leases or lots can only become cell
-// 0, since cell n numbers them, and its jobs, from n times 2^40 on.
+// SetUp tells each schema which cell it is, after metered.Migrate. It needs the role that owns the
+// schemas, and River's tables of Clients with metered.Config.River. A second call does nothing, but
+// numbers for new nodes of Citus. A schema with holds, leases or lots can only become cell 0, since
+// cell n numbers them, and its jobs, from n times 2^40 on.
 func (r *Router) SetUp(ctx context.Context) error {
 	if err := fault.Made(errArgument, "router", r != nil && len(r.cells) > 0); err != nil {
 		return err

@@ -40,17 +40,20 @@ type Table struct {
 	Where string
 }
 
-// Move moves a tenant with all of its rows: it waits for the transactions that have entered it, and holds up new ones. It needs the role that
-// owns the schemas and the tables. Open holds keep their deadlines, and open leases end as those of a process that died. River's jobs stay,
-// and work on the tenant in its new cell by the Router. One of holdjobs whose args name a hold waits until the tenant is back.
+// Move moves a tenant with all of its rows: it waits for the transactions that have entered it, and
+// holds up new ones. It needs the role that owns the schemas and the tables. Open holds keep their
+// deadlines, and open leases end as those of a process that died. River's jobs stay, and work on
+// the tenant in its new cell by the Router. One of holdjobs whose args name a hold waits until the
+// tenant is back.
 //
-// Between cells of one pool that is one transaction. Between others it is three: the rows are packed in the old cell, and the tenant is out
-// of reach until they are unpacked in the new one, and then they are cleared away. After an error call Move again, or Recover, from any
-// process. Move to the old cell takes back a move whose rows have not arrived.
+// Between cells of one pool that is one transaction. Between others it is three: the rows are
+// packed in the old cell, and the tenant is out of reach until they are unpacked in the new one,
+// and then they are cleared away. After an error call Move again, or Recover, from any process.
+// Move to the old cell takes back a move whose rows have not arrived.
 //
-// Errors: ErrOpen for jobs that wait for or run on units of the tenant, holds with lines in scopes of others, and units carved for other
-// tenants or clusters. ErrConflict, and metered.ErrBusy. Ids as old as the records that were purged in the old cell are metered.ErrRetired in
-// the new one.
+// Errors: ErrOpen for jobs that wait for or run on units of the tenant, holds with lines in scopes
+// of others, and units carved for other tenants or clusters. ErrConflict, and metered.ErrBusy. Ids
+// as old as the records that were purged in the old cell are metered.ErrRetired in the new one.
 func (r *Router) Move(ctx context.Context, m Move) error {
 	if err := r.check(m.Tenant); err != nil {
 		return err
@@ -144,8 +147,8 @@ func (c cell) row(ctx context.Context, db querier, tenant string) (t tenantRow, 
 	return t, err
 }
 
-// locate finds the cell where a tenant lives. Or it finds a cell with a move that is not finished: then the row is packed. Each
-// cell on its way knows of more moves.
+// locate finds the cell where a tenant lives. Or it finds a cell with a move that is not finished:
+// then the row is packed. Each cell on its way knows of more moves.
 func (r *Router) locate(ctx context.Context, tenant string) (at int, row tenantRow, err error) {
 	at = r.first(tenant)
 	if row, err = r.cells[at].row(ctx, r.cells[at].pool, tenant); err != nil || !row.found {
@@ -177,7 +180,8 @@ func (c cell) in(ctx context.Context, step func(tx pgx.Tx) error) error {
 	})
 }
 
-// depart packs the rows of a tenant, which lives in the cell at. In one database it does the rest, too.
+// depart packs the rows of a tenant, which lives in the cell at. In one database it does the rest,
+// too.
 func (r *Router) depart(ctx context.Context, m Move, at int) error {
 	from, to := r.cells[at], r.cells[m.To]
 	if err := r.sameColumns(ctx, m.Tables, from, to); err != nil {
@@ -208,7 +212,8 @@ func (r *Router) settle(ctx context.Context, tenant string, at int, back bool) e
 	}
 }
 
-// finish takes the next step of a move of the rows that are packed in a cell. The new cell's row decides: whether they have arrived there, or, with back, never will.
+// finish takes the next step of a move of the rows that are packed in a cell. The new cell's row
+// decides: whether they have arrived there, or, with back, never will.
 func (r *Router) finish(ctx context.Context, tenant string, at int, packed tenantRow, back bool) error {
 	from, to := r.cells[at], r.cells[packed.cell]
 	there, err := to.row(ctx, to.pool, tenant)
@@ -240,7 +245,8 @@ on conflict (tenant) do update set cell = excluded.cell, moves = excluded.moves,
 	clearSQL = `update metered.tenants set packed = false where tenant = $1 and moves = $2 and packed`
 )
 
-// tell has a cell know where a tenant lives, unless it knows of as many moves. Rows that are packed there are of an earlier move, which has arrived.
+// tell has a cell know where a tenant lives, unless it knows of as many moves. Rows that are packed
+// there are of an earlier move, which has arrived.
 func (c cell) tell(ctx context.Context, tx pgx.Tx, tenant string, p place) (told bool, err error) {
 	tag, err := tx.Exec(ctx, c.schema.SQL(tellSQL), tenant, p.cell, p.moves)
 	if told = err == nil && tag.RowsAffected() == 1; told {

@@ -30,8 +30,9 @@ func scoped(column string) string {
 	return fmt.Sprintf(`(%s or x.%s = any ($2::text[]))`, named(column), column)
 }
 
-// The library's tables, in the order in which rows are packed. Whoever writes rows of a scope locks its last entry, or is the first to, and
-// holds the tenant's lock: so once the entries are gone, nobody else writes the other rows of the tenant's scopes.
+// The library's tables, in the order in which rows are packed. Whoever writes rows of a scope locks
+// its last entry, or is the first to, and holds the tenant's lock: so once the entries are gone,
+// nobody else writes the other rows of the tenant's scopes.
 var tables = []moved{
 	{name: "ledger", where: scoped("scope")},
 	{name: "refund_sum", where: scoped("scope")},
@@ -73,7 +74,8 @@ insert into metered.tenants as t (tenant, cell, moves, packed) values ($1, $2, $
 on conflict (tenant) do update set cell = excluded.cell, moves = excluded.moves, packed = true`
 )
 
-// openSQL has all that cannot move: jobs that wait for units or run on some, holds across tenants, and carved units of which others have a part.
+// openSQL has all that cannot move: jobs that wait for units or run on some, holds across tenants,
+// and carved units of which others have a part.
 var openSQL = `
 select 'job ' || x.job_id || ' waits for ' || coalesce(nullif(x.scope, ''), 'its next attempt') from metered.parked_jobs x
 where ` + named("tenant") + ` or exists (select from pg_catalog.unnest(x.charges::metered.new_charge[]) c where ` + strings.ReplaceAll(named("scope"), "x.", "c.") + `)
@@ -89,7 +91,8 @@ where x.mode = 'c' and x.settled_at is null and ` + named("scope") + ` <> ` + na
    or x.mode = 'g' and (x.home_at is null or x.ends_at > metered.clock()) and ` + named("scope") + `
 limit 10`
 
-// pack takes the tenant out of a cell: its rows become those of packed_rows, and its own row says where it goes.
+// pack takes the tenant out of a cell: its rows become those of packed_rows, and its own row says
+// where it goes.
 func (r *Router) pack(ctx context.Context, tx pgx.Tx, m Move, at int) (tenantRow, error) {
 	c := r.cells[at]
 	exec := func(sql string, args ...any) error {
@@ -167,7 +170,8 @@ func (p *packing) run(ctx context.Context) error {
 	return err
 }
 
-// find finds the tenant's holds with their claims, and its leases, and refuses a move while some things are open.
+// find finds the tenant's holds with their claims, and its leases, and refuses a move while some
+// things are open.
 func (p *packing) find(ctx context.Context) error {
 	lines := strings.ReplaceAll(named("scope"), "x.", "l.")
 	rows, _ := p.tx.Query(ctx, p.schema.SQL(fmt.Sprintf(holdsSQL, named("tenant"), lines)), p.move.Tenant)
@@ -195,8 +199,9 @@ func (p *packing) find(ctx context.Context) error {
 	return err
 }
 
-// packSQL packs the rows that a condition has. They are built, since on Citus the row of a shard has another type than its table. Citus 13 gives an
-// insert with a stable function, as the text of a row is, a condition without a column. A volatile function keeps it from that.
+// packSQL packs the rows that a condition has. They are built, since on Citus the row of a shard
+// has another type than its table. Citus 13 gives an insert with a stable function, as the text of
+// a row is, a condition without a column. A volatile function keeps it from that.
 const packSQL = `
 with args as (select $1::text, $2::text[], $3::bigint[], $4::bigint[]), gone as (delete from %s x where %s returning row(x.*) as r)
 insert into metered.packed_rows (tenant, nth, row_no, of_table, body)
@@ -213,7 +218,8 @@ func qualified(n schema.Name, table string) string {
 	return pgx.Identifier{n.String(), table}.Sanitize()
 }
 
-// beginSQL makes statements and the text of rows the same in all sessions, and a step durable before the next one, on another server, relies on it.
+// beginSQL makes statements and the text of rows the same in all sessions, and a step durable
+// before the next one, on another server, relies on it.
 const beginSQL = `
 set local search_path = pg_catalog, pg_temp;
 select pg_catalog.set_config('synchronous_commit', 'on', true) where pg_catalog.current_setting('synchronous_commit') = 'off';
@@ -235,7 +241,8 @@ type reader interface {
 	Query(ctx context.Context, sql string, args ...any) (pgx.Rows, error)
 }
 
-// unpack makes the rows that are packed in one cell those of another, after so many moves, or of the same one again.
+// unpack makes the rows that are packed in one cell those of another, after so many moves, or of
+// the same one again.
 func (r *Router) unpack(ctx context.Context, packed reader, tx pgx.Tx, tenant string, at, to int, moves int64) error {
 	from, c := r.cells[at], r.cells[to]
 	if to != at {
@@ -281,7 +288,8 @@ func (r *Router) unpack(ctx context.Context, packed reader, tx pgx.Tx, tenant st
 	return err
 }
 
-// raise has a cell take over a horizon, given as its row's text, if that is later. Citus refuses to read the row in the UPDATE.
+// raise has a cell take over a horizon, given as its row's text, if that is later. Citus refuses to
+// read the row in the UPDATE.
 func (c cell) raise(ctx context.Context, tx pgx.Tx, name, body string) error {
 	var at string
 	err := tx.QueryRow(ctx, c.schema.SQL(`select (($1::text::metered.`+name+`).at)::text`), body).Scan(&at)

@@ -1,14 +1,14 @@
-// Package console is a page that shows the state of a schema of metered in a browser: scopes, holds, operations and
-// River's jobs, live, and without JavaScript too.
+// Package console is a page that shows the state of a schema of metered in a browser: scopes,
+// holds, operations and River's jobs, live, and without JavaScript too.
 //
 //	page, err := console.New(pool, console.Config{})
 //	mux.Handle("/console/", http.StripPrefix("/console", onlyStaff(page)))
 //
-// It can only read: a role with the grants of metered.GrantReportingSQL alone can serve it. Each request is one READ
-// ONLY transaction.
+// It can only read: a role with the grants of metered.GrantReportingSQL alone can serve it. Each
+// request is one READ ONLY transaction.
 //
-// It authenticates nobody. Put it behind your program's authentication: everybody who reaches it sees every tenant's
-// scopes, holds and operations.
+// It authenticates nobody. Put it behind your program's authentication: everybody who reaches it
+// sees every tenant's scopes, holds and operations.
 package console
 
 import (
@@ -34,12 +34,13 @@ type Config struct {
 	// Schema is the schema that metered.Migrate created. Defaults to "metered".
 	Schema string
 
-	// Limits returns the limits of a scope, of which the page shows up to 16. It is called from several goroutines,
-	// and must not block. Limits that a user types replace them. Without any, the page takes those of refusals on
-	// record.
+	// Limits returns the limits of a scope, of which the page shows up to 16. It is called from
+	// several goroutines, and must not block. Limits that a user types replace them. Without any,
+	// the page takes those of refusals on record.
 	Limits func(scope string) []budget.Limit
 
-	// RiverSchema has River's tables. Defaults to the first schema of the role's search_path that has them.
+	// RiverSchema has River's tables. Defaults to the first schema of the role's search_path that
+	// has them.
 	RiverSchema string
 
 	// RiverUI is the address of River UI, which shows a job at /jobs/ID. Defaults to no links.
@@ -68,7 +69,8 @@ type Config struct {
 	Logger *slog.Logger
 }
 
-// Handler serves the pages. It is safe for concurrent use, and works at the root or behind http.StripPrefix.
+// Handler serves the pages. It is safe for concurrent use, and works at the root or behind
+// http.StripPrefix.
 type Handler struct {
 	pool   *pgxpool.Pool
 	cfg    Config
@@ -105,8 +107,8 @@ func New(pool *pgxpool.Pool, cfg Config) (*Handler, error) {
 	return h, nil
 }
 
-// Close ends the streams of all viewers, and lets none begin: call it before http.Server.Shutdown, which waits for them
-// (http.Server.RegisterOnShutdown). Pages are served as before.
+// Close ends the streams of all viewers, and lets none begin: call it before http.Server.Shutdown,
+// which waits for them (http.Server.RegisterOnShutdown). Pages are served as before.
 func (h *Handler) Close() { h.live.close() }
 
 // maxName is how long a name of Postgres's can be, in bytes.

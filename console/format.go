@@ -24,7 +24,8 @@ func functions(zone *time.Location) template.FuncMap {
 	}
 }
 
-// printable escapes invisible characters of a name, and those that change the direction of the text around it.
+// printable escapes invisible characters of a name, and those that change the direction of the text
+// around it.
 func printable(name any) string {
 	text := fmt.Sprint(name)
 	if text == "" {
@@ -139,8 +140,8 @@ func timeHTML(t time.Time, zone *time.Location) template.HTML {
 	return template.HTML(fmt.Sprintf(`<time datetime="%s">%s</time>`, t.UTC().Format(time.RFC3339Nano), t.In(zone).Format(layout)))
 }
 
-// drawing is the address of a variant of a drawing. The template would cut a list of addresses at commas, and escape nothing:
-// the address has its query escaped already.
+// drawing is the address of a variant of a drawing. The template would cut a list of addresses at
+// commas, and escape nothing: the address has its query escaped already.
 func drawing(address string, variants ...string) template.Srcset {
 	for _, v := range variants {
 		address += "&" + v + "=1"

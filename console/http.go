@@ -49,7 +49,8 @@ var nav = []struct{ Name, Path string }{
 // view reads the data of a page.
 type view func(ctx context.Context, in *inspect.Reader, q url.Values) (page, error)
 
-// views are the pages by their paths. A template has the name of its path, and the root's is overview.
+// views are the pages by their paths. A template has the name of its path, and the root's is
+// overview.
 func (h *Handler) views() map[string]view {
 	return map[string]view{
 		"": h.overview, "scopes": h.scopes, "scope": h.scope, "holds": h.holds, "hold": h.hold,
@@ -206,7 +207,8 @@ func init() {
 	}
 }
 
-// serveFile serves a file of a page. A browser keeps it, and asks each time whether it is still the same.
+// serveFile serves a file of a page. A browser keeps it, and asks each time whether it is still the
+// same.
 func serveFile(w http.ResponseWriter, r *http.Request, name string) {
 	f := files[name]
 	w.Header().Set("Content-Type", f.kind)

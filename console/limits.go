@@ -32,8 +32,8 @@ func (l limits) Text() string {
 	return strings.Join(texts, ", ")
 }
 
-// limitsOf are the limits typed, or else those that the program knows, or else those of refusals on record. wrong is
-// the fault of the typed ones.
+// limitsOf are the limits typed, or else those that the program knows, or else those of refusals on
+// record. wrong is the fault of the typed ones.
 func (h *Handler) limitsOf(ctx context.Context, in *inspect.Reader, scope, typed string) (l limits, wrong string, err error) {
 	if strings.TrimSpace(typed) != "" {
 		l.Typed = typed

@@ -45,7 +45,8 @@ func (h *Handler) operations(ctx context.Context, in *inspect.Reader, q url.Valu
 	}}, err
 }
 
-// hold shows a hold and its history. Unswept says that it has expired, and that the history does not know yet.
+// hold shows a hold and its history. Unswept says that it has expired, and that the history does
+// not know yet.
 func (h *Handler) hold(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
 	d, err := in.Hold(ctx, q.Get("tenant"), q.Get("id"))
 	if err != nil {

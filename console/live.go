@@ -11,18 +11,20 @@ import (
 const (
 	heartbeat    = 15 * time.Second
 	writeTimeout = 10 * time.Second
-	// maxStream ends a stream: the browser comes again, and the embedder's authentication sees it again.
+	// maxStream ends a stream: the browser comes again, and the embedder's authentication sees it
+	// again.
 	maxStream = 10 * time.Minute
-	// share is the largest part of the time that is spent reading, one in so many. A slow database is read less
-	// often.
+	// share is the largest part of the time that is spent reading, one in so many. A slow database
+	// is read less often.
 	share = 80
-	// longest is how long the next reading is waited for at most: then it is seen that the database answers again.
+	// longest is how long the next reading is waited for at most: then it is seen that the database
+	// answers again.
 	longest = 10 * time.Second
 )
 
-// live keeps open pages up to date. One goroutine reads for any number of viewers, and only while there are some.
-// Each message is the whole content, so a missed one does not matter once the next one comes. A slow browser gets the
-// newest and not those in between.
+// live keeps open pages up to date. One goroutine reads for any number of viewers, and only while
+// there are some. Each message is the whole content, so a missed one does not matter once the next
+// one comes. A slow browser gets the newest and not those in between.
 type live struct {
 	refresh    time.Duration
 	longest    time.Duration // shorter in tests
@@ -54,8 +56,8 @@ func newLive(refresh time.Duration, maxViewers int) *live {
 	}
 }
 
-// look returns a channel with the messages of a topic, the newest one only, until leave is called. The channel is closed
-// when all streams end. ok is false if there are too many viewers.
+// look returns a channel with the messages of a topic, the newest one only, until leave is called.
+// The channel is closed when all streams end. ok is false if there are too many viewers.
 func (l *live) look(name string, draw func(context.Context) ([]byte, error)) (messages chan []byte, leave func(), ok bool) {
 	l.mu.Lock()
 	defer l.mu.Unlock()

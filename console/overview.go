@@ -43,8 +43,8 @@ type overview struct {
 	Lines     []inspect.Line // of parked jobs
 }
 
-// nearlyOut returns the limits of scopes of which less than a quarter is left, the fullest first: those of wallets and other prepaid credit
-// apart.
+// nearlyOut returns the limits of scopes of which less than a quarter is left, the fullest first:
+// those of wallets and other prepaid credit apart.
 func (h *Handler) nearlyOut(ctx context.Context, in *inspect.Reader, scopes []string) (limited, credit []inspect.Room, err error) {
 	if h.cfg.Limits == nil {
 		return nil, nil, nil
@@ -88,7 +88,8 @@ func sorted(names []string) []string {
 	return slices.DeleteFunc(slices.Compact(names), func(name string) bool { return name == "" })
 }
 
-// lookedAt are the scopes whose limits the overview looks at: hot ones, and those that refused commands.
+// lookedAt are the scopes whose limits the overview looks at: hot ones, and those that refused
+// commands.
 func (o overview) lookedAt() (names []string) {
 	for _, s := range o.Hot.Scopes[:min(nearlyLooked, len(o.Hot.Scopes))] {
 		names = append(names, s.Scope)
@@ -99,8 +100,9 @@ func (o overview) lookedAt() (names []string) {
 	return names
 }
 
-// latency is how long commands took, from the time that their ids carry until they were recorded. Those without a name
-// are left out: a usage event has none, and carries the time at which it occurred.
+// latency is how long commands took, from the time that their ids carry until they were recorded.
+// Those without a name are left out: a usage event has none, and carries the time at which it
+// occurred.
 type latency struct {
 	Median, P95 time.Duration
 	N           int

@@ -49,7 +49,8 @@ func (s scope) LotsLeft() []wallet.Lot {
 	return s.D.Wallet.Lots[:min(lotsShown, len(s.D.Wallet.Lots))]
 }
 
-// scope shows a scope. A viewer's input stays in the address, so that the page can be sent to somebody.
+// scope shows a scope. A viewer's input stays in the address, so that the page can be sent to
+// somebody.
 func (h *Handler) scope(ctx context.Context, in *inspect.Reader, q url.Values) (page, error) {
 	s := scope{Name: q.Get("scope"), Amount: q.Get("amount")}
 	var err error
@@ -74,7 +75,8 @@ func (h *Handler) scope(ctx context.Context, in *inspect.Reader, q url.Values) (
 	return p, nil
 }
 
-// Prepaid reports whether the scope has credit: then it shows the credit that is left in place of the units used.
+// Prepaid reports whether the scope has credit: then it shows the credit that is left in place of
+// the units used.
 func (s scope) Prepaid() bool { return s.D.Credited > 0 }
 
 // Left is the prepaid credit that nothing holds, less than 0 if it is overdrawn.

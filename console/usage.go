@@ -84,8 +84,8 @@ func (s *scope) plotted(ctx context.Context, in *inspect.Reader, limit budget.Li
 	return p, err
 }
 
-// usageOver is the usage of a limit over time, or the prepaid credit left, without holds. It is the ledger's present
-// view: a refund counts at the time of its charge.
+// usageOver is the usage of a limit over time, or the prepaid credit left, without holds. It is the
+// ledger's present view: a refund counts at the time of its charge.
 func usageOver(ctx context.Context, in *inspect.Reader, d inspect.ScopeDetail, limit budget.Limit) ([]usagePoint, error) {
 	if limit.Lifetime || limit.Prepaid {
 		list, err := lifetimeOver(ctx, in, d)
@@ -196,7 +196,8 @@ func (h *Handler) holdsSVG(ctx context.Context, in *inspect.Reader, q url.Values
 	return timelineOf(list.Holds, h.cfg.Location).svg(l), nil
 }
 
-// timelineOf makes a timeline of holds. It ends a little after now, or where the last open hold falls due.
+// timelineOf makes a timeline of holds. It ends a little after now, or where the last open hold
+// falls due.
 func timelineOf(list []holds.Hold, zone *time.Location) timeline {
 	t := timeline{zone: zone, from: list[0].PlacedAt, to: list[0].Now}
 	for _, hold := range list {

@@ -14,7 +14,8 @@ const (
 	walkKept  = 50
 )
 
-// walk looks at all scopes, a thousand of them at each reading of the overview: a page may read only so much.
+// walk looks at all scopes, a thousand of them at each reading of the overview: a page may read
+// only so much.
 type walk struct {
 	mu      sync.Mutex
 	current *inspect.Walk
@@ -22,8 +23,8 @@ type walk struct {
 	next    time.Time     // when another may begin
 }
 
-// look goes on, and returns the scopes of which least is left, and the wallets. looked is not 0 while the first walk has not come to the
-// end: it has looked at so many.
+// look goes on, and returns the scopes of which least is left, and the wallets. looked is not 0
+// while the first walk has not come to the end: it has looked at so many.
 func (w *walk) look(ctx context.Context, h *Handler, in *inspect.Reader) (scopes, wallets []string, looked int, err error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

@@ -22,7 +22,8 @@ type Config struct {
 	// MinTTL and MaxTTL bound Request.TTL, from 1ms to MaxLifetime. They default to 1s and 1h.
 	MinTTL, MaxTTL time.Duration
 
-	// MaxLifetime bounds the time from placement to deadline, up to 10 years. Defaults to 24h, or a longer MaxTTL.
+	// MaxLifetime bounds the time from placement to deadline, up to 10 years. Defaults to 24h, or a
+	// longer MaxTTL.
 	MaxLifetime time.Duration
 
 	// NoCeiling lets Extend go on without MaxLifetime, up to the year 9980, 10 years at a time.
@@ -34,9 +35,11 @@ type Config struct {
 	// RequireActor refuses writes whose Note has no Actor. Defaults to the ledger's setting.
 	RequireActor bool
 
-	// Subscribers get every transition of this Book's calls, in order. An error or a panic takes the transition back, and the call fails.
+	// Subscribers get every transition of this Book's calls, in order. An error or a panic takes
+	// the transition back, and the call fails.
 	Subscribers []Subscriber
-	// Notify sends committed transitions to Listen. Such commits pass the server one by one (docs/operations.md).
+	// Notify sends committed transitions to Listen. Such commits pass the server one by one
+	// (docs/operations.md).
 	Notify bool
 	// NotifyContent is Notify with all fields of Notice, for any role.
 	NotifyContent bool
@@ -52,8 +55,9 @@ const (
 	defaultOlderThan  = 30 * 24 * time.Hour
 )
 
-// Subscriber acts on a transition, within a savepoint of the call's transaction. For an effect outside the database enqueue a job through tx
-// (jobs.Enqueuer). A statement that may fail needs a savepoint of its own (tx.Begin). Close rows, and do not end tx.
+// Subscriber acts on a transition, within a savepoint of the call's transaction. For an effect
+// outside the database enqueue a job through tx (jobs.Enqueuer). A statement that may fail needs a
+// savepoint of its own (tx.Begin). Close rows, and do not end tx.
 type Subscriber func(ctx context.Context, tx pgx.Tx, t Transition) error
 
 // Transition is a change of a hold.

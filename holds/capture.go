@@ -41,10 +41,11 @@ type Capture struct {
 	// All captures all held units. Set All or Lines.
 	All bool
 
-	// Lines are the used units of one hold's scopes, 0 for others. Lines of a claim include its own unit (of Key.Scope), unless Keep.
+	// Lines are the used units of one hold's scopes, 0 for others. Lines of a claim include its own
+	// unit (of Key.Scope), unless Keep.
 	//
-	// With OverIfFits, OverUpTo and OverEvenly, a Line's Limits judge the excess. Otherwise, or in Lines without Amount beside All, they
-	// only carry thresholds (docs/thresholds.md).
+	// With OverIfFits, OverUpTo and OverEvenly, a Line's Limits judge the excess. Otherwise, or in
+	// Lines without Amount beside All, they only carry thresholds (docs/thresholds.md).
 	Lines []Line
 	// Keep leaves the rest held. It cannot capture a claim's own unit, which ends the hold.
 	Keep bool
@@ -65,8 +66,8 @@ from metered.capture_holds($1::metered.hold_ids, $2::metered.used_units[], $3::m
 
 // Capture charges the used units and frees the rest, before Hold.Due.
 //
-// Errors: ErrUnknown, ErrRetired, *StateError, *ExcessError, *budget.ExceededError, an OnThreshold's, and after SQL a *budget.ArgumentError
-// for Lines that do not fit the hold.
+// Errors: ErrUnknown, ErrRetired, *StateError, *ExcessError, *budget.ExceededError, an
+// OnThreshold's, and after SQL a *budget.ArgumentError for Lines that do not fit the hold.
 func (b *Book) Capture(ctx context.Context, tx pgx.Tx, c Capture) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.capture", (*Book).prepareCapture, c)
 }

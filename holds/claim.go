@@ -55,11 +55,12 @@ type Claim struct {
 	Reveal bool
 }
 
-// Claim places a hold on a key, which has at most one active claim: held and not due, or captured (confirmed) and not
-// given back (Return).
+// Claim places a hold on a key, which has at most one active claim: held and not due, or captured
+// (confirmed) and not given back (Return).
 //
-// A holder who repeats an unconfirmed claim gets the same one (Created = false), or ErrConflict for other lines or charges. Others get a
-// *TakenError, as does the holder of a confirmed claim. Locks and other errors are those of Place.
+// A holder who repeats an unconfirmed claim gets the same one (Created = false), or ErrConflict for
+// other lines or charges. Others get a *TakenError, as does the holder of a confirmed claim. Locks
+// and other errors are those of Place.
 func (b *Book) Claim(ctx context.Context, tx pgx.Tx, c Claim) (Hold, error) {
 	return first(do(ctx, tx, b, "holds.claim", (*Book).prepareClaim, c))
 }
@@ -85,7 +86,8 @@ func (b *Book) prepareClaim(c Claim) (*call, error) {
 	})
 }
 
-// claimPrefix begins the ids of claims. A digest of the key, "_" and the UUID of the generation follow.
+// claimPrefix begins the ids of claims. A digest of the key, "_" and the UUID of the generation
+// follow.
 const claimPrefix = "claim_"
 
 // claimIDs begins the ids of the claims of a key.
@@ -140,7 +142,8 @@ func parseClaim(scope string) (Key, error) {
 	return Key{Type: kind, Value: value}, nil
 }
 
-// A subquery for each key finds its claim by the index. A join could be planned as a scan of the whole table.
+// A subquery for each key finds its claim by the index. A join could be planned as a scan of the
+// whole table.
 const claimedSQL = `
 select (select metered.hold_json(h.no, c.now) from metered.holds h
     where h.claim = k.scope and (h.state = 'h' or h.state = 'c' and not h.returned))

@@ -39,7 +39,8 @@ const dueSQL = `
 select holds, last_due, last_no
 from metered.due_holds($1::text, $2::text, coalesce($3::timestamptz, '-infinity'), $4::bigint, coalesce($5::timestamptz, 'infinity'), $6::timestamptz, $7::int)`
 
-// Due returns held holds, and expired ones that were not swept, in the order in which they fall due. A page may be empty and have a Next.
+// Due returns held holds, and expired ones that were not swept, in the order in which they fall
+// due. A page may be empty and have a Next.
 func (b *Book) Due(ctx context.Context, db budget.Querier, f DueFilter) (Page, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return Page{}, err
@@ -82,7 +83,8 @@ func (b *Book) Due(ctx context.Context, db budget.Querier, f DueFilter) (Page, e
 	return list, err
 }
 
-// check validates a filter and sets its defaults. It returns where the page begins, nil for the first.
+// check validates a filter and sets its defaults. It returns where the page begins, nil for the
+// first.
 func (f *DueFilter) check() (after *time.Time, no int64, err error) {
 	if err := cmp.Or(checkNames(f.Tenant, ""), checkText("DueFilter.ScopePrefix", f.ScopePrefix)); err != nil {
 		return nil, 0, err

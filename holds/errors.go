@@ -135,7 +135,8 @@ func (e *ExcessError) Error() string {
 
 func (e *ExcessError) Unwrap() error { return errExcess }
 
-// failed wraps the error of a statement, and keeps the Postgres error underneath. Its Detail is never printed.
+// failed wraps the error of a statement, and keeps the Postgres error underneath. Its Detail is
+// never printed.
 func failed(doing string, err error) error {
 	var pgErr *pgconn.PgError
 	if errors.As(err, &pgErr) && pgErr.Code == sqlstate.HoldRefused {

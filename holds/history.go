@@ -97,8 +97,8 @@ from metered.hold_events e
 where e.hold = (select h.no from metered.holds h where h.tenant = $1 and h.id = $2 and ($3 = '' or h.holder = $3))
 order by e.version`
 
-// History returns a hold's transitions, oldest first, with Get's errors. An expiry is missing until it is recorded,
-// though Get says Expired.
+// History returns a hold's transitions, oldest first, with Get's errors. An expiry is missing until
+// it is recorded, though Get says Expired.
 func (b *Book) History(ctx context.Context, db budget.Querier, tenant, id, holder string) ([]Event, error) {
 	if err := cmp.Or(b.made(), notNil("db", db)); err != nil {
 		return nil, err
@@ -171,8 +171,8 @@ func (e *Event) scan(row pgx.CollectableRow) error {
 	return nil
 }
 
-// Rebuild adds a history to a snapshot, a Hold of any call or zero, and returns the hold as of the last event. Events up to the snapshot's
-// Version are skipped. Gaps and contradictions are errors.
+// Rebuild adds a history to a snapshot, a Hold of any call or zero, and returns the hold as of the
+// last event. Events up to the snapshot's Version are skipped. Gaps and contradictions are errors.
 func Rebuild(snapshot Hold, history []Event) (Hold, error) {
 	if snapshot.Version == 0 && len(history) == 0 {
 		return Hold{}, invalid("history", "is empty")

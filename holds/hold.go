@@ -103,7 +103,8 @@ func (h Hold) Remaining() time.Duration {
 	return max(0, h.Deadline.Sub(h.Now))
 }
 
-// decode reads JSON of the function hold_json in schema.sql, or that of a command's placement, which has charges.
+// decode reads JSON of the function hold_json in schema.sql, or that of a command's placement,
+// which has charges.
 func (h *Hold) decode(b []byte) error {
 	var row struct {
 		Tenant, ID, Holder, State string
@@ -149,8 +150,8 @@ func (h *Hold) decode(b []byte) error {
 		h.Metadata = row.Metadata
 	}
 	if row.Claim != nil {
-		// A role that calls the SQL functions itself can claim any scope: one such hold must not keep others from
-		// being read.
+		// A role that calls the SQL functions itself can claim any scope: one such hold must not
+		// keep others from being read.
 		if key, err := parseClaim(*row.Claim); err == nil {
 			h.Claim = &key
 		}

@@ -46,14 +46,15 @@ type ListenOptions struct {
 	OnError func(error)
 }
 
-// Listen calls handle with every transition that a Book with Config.Notify commits, one at a time, in the order of
-// commit. It returns ctx's error or handle's.
+// Listen calls handle with every transition that a Book with Config.Notify commits, one at a time,
+// in the order of commit. It returns ctx's error or handle's.
 //
-// A notice is a hint, which any role can send: read the hold (Get) before you act. After each connect, and where notices were lost, handle
-// gets one with Missed: read your holds again. A transition may come twice: compare the Version.
+// A notice is a hint, which any role can send: read the hold (Get) before you act. After each
+// connect, and where notices were lost, handle gets one with Missed: read your holds again. A
+// transition may come twice: compare the Version.
 //
-// Listen makes a connection of its own with pool's configuration, and again within 10s when it is lost. It must lead to the primary, and not
-// through a pooler in transaction mode.
+// Listen makes a connection of its own with pool's configuration, and again within 10s when it is
+// lost. It must lead to the primary, and not through a pooler in transaction mode.
 func (b *Book) Listen(ctx context.Context, pool *pgxpool.Pool, opts ListenOptions, handle func(context.Context, Notice) error) error {
 	if err := cmp.Or(b.made(), notNil("pool", pool), notNil("handle", handle)); err != nil {
 		return err
@@ -77,8 +78,8 @@ var announced = map[string]EventKind{
 	"released": EventReleased, "expired": EventExpired, "returned": EventReturned,
 }
 
-// parseNotice reads a payload. One that this build cannot read counts as missed: anybody can notify on a channel, and
-// a later schema may add fields.
+// parseNotice reads a payload. One that this build cannot read counts as missed: anybody can notify
+// on a channel, and a later schema may add fields.
 func parseNotice(payload string) (Notice, bool) {
 	var p struct {
 		Tenant, ID, Kind string

@@ -14,8 +14,8 @@ import (
 	"github.com/pgmetered/metered/internal/uuidv7"
 )
 
-// sessionPrefix begins the ids of the holds of sessions. A digest of the operation's id, "_" and a UUID of the
-// session follow.
+// sessionPrefix begins the ids of the holds of sessions. A digest of the operation's id, "_" and a
+// UUID of the session follow.
 const sessionPrefix = "session_"
 
 const openSQL = `
@@ -52,7 +52,8 @@ func (b *Book) ofSession(ctx context.Context, db budget.Querier, tenant, operati
 	return h, fingerprint, err
 }
 
-// prepareOpen validates the request of a session's hold, of its operation's tenant. Each call makes another id.
+// prepareOpen validates the request of a session's hold, of its operation's tenant. Each call makes
+// another id.
 func (b *Book) prepareOpen(r Request, o *ledger.Opening) (*call, error) {
 	r.ID, r.opening = idsOfSession(o.Operation)+uuidv7.New(), o
 	c, err := b.preparePlace(r)

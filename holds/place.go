@@ -34,13 +34,15 @@ type Line struct {
 	// Capture.
 	MustExist bool
 
-	// AtLeast, a part of Amount, is charged when the hold falls due, less captured units. Release frees it. Not for a Capture.
+	// AtLeast, a part of Amount, is charged when the hold falls due, less captured units. Release
+	// frees it. Not for a Capture.
 	AtLeast int64
 }
 
 // Request is a hold to place.
 type Request struct {
-	// ID is unique within Tenant. A UUIDv7 is not placed again after a purge. Defaults to a new UUIDv7.
+	// ID is unique within Tenant. A UUIDv7 is not placed again after a purge. Defaults to a new
+	// UUIDv7.
 	ID string
 
 	// Tenant separates the ids of tenants, but not their scopes.
@@ -66,8 +68,8 @@ type Request struct {
 	Metadata json.RawMessage
 
 	Note budget.Note
-	// UpTo holds equal units of all Lines, which have one Amount, each another scope: that, or else the most that all limits admit, at least
-	// 1 and the greatest AtLeast. Charges stay whole.
+	// UpTo holds equal units of all Lines, which have one Amount, each another scope: that, or else
+	// the most that all limits admit, at least 1 and the greatest AtLeast. Charges stay whole.
 	UpTo bool
 
 	// claim is the scope of a claim, key its key, and reveal Claim.Reveal. Set by Claim.
@@ -88,11 +90,11 @@ from metered.look_place($1::metered.new_hold, $2::metered.new_charge[], $3::inte
 
 // Place reserves Lines and makes Charges, in one round trip.
 //
-// A repeated request (same ID, tenant, holder, scopes, amounts and metadata) returns the first hold with Created = false, or a *StateError if
-// it has ended.
+// A repeated request (same ID, tenant, holder, scopes, amounts and metadata) returns the first hold
+// with Created = false, or a *StateError if it has ended.
 //
-// It locks the scopes, the ID if the caller chose it, and holds that are due. Errors: *budget.ExceededError,
-// *budget.ScopeError, ErrConflict, ErrRetired, *StateError.
+// It locks the scopes, the ID if the caller chose it, and holds that are due. Errors:
+// *budget.ExceededError, *budget.ScopeError, ErrConflict, ErrRetired, *StateError.
 func (b *Book) Place(ctx context.Context, tx pgx.Tx, r Request) (Hold, error) {
 	return first(do(ctx, tx, b, "holds.place", (*Book).preparePlace, r))
 }

@@ -54,7 +54,8 @@ func (internals) Extend(b *Book, e Extend) (*ledger.Call[[]Hold], error) { retur
 // Return prepares Book.Return.
 func (internals) Return(b *Book, r Return) (*ledger.Call[[]Hold], error) { return b.prepareReturn(r) }
 
-// Park validates the request of a job that waits until it fits. The job's name becomes the hold's ID and Holder.
+// Park validates the request of a job that waits until it fits. The job's name becomes the hold's
+// ID and Holder.
 func (internals) Park(b *Book, r Request) (*ledger.Parking, error) {
 	return b.anyHolder().preparePark(r)
 }
@@ -120,7 +121,8 @@ func (b *Book) teller(kind EventKind, note budget.Note) func(context.Context, pg
 	}
 }
 
-// became is the transition of a hold by a call of a kind, h being the hold after it. It is "" for none.
+// became is the transition of a hold by a call of a kind, h being the hold after it. It is "" for
+// none.
 func became(kind EventKind, h Hold) EventKind {
 	switch {
 	case kind == EventPlaced && !h.Created:
@@ -133,7 +135,8 @@ func became(kind EventKind, h Hold) EventKind {
 	return kind
 }
 
-// tell calls the subscribers with a transition. It returns their first error, as a *SubscriberError.
+// tell calls the subscribers with a transition. It returns their first error, as a
+// *SubscriberError.
 func (b *Book) tell(ctx context.Context, tx pgx.Tx, t Transition) error {
 	for _, s := range b.cfg.Subscribers {
 		err := s(ctx, tx, t)

@@ -33,12 +33,12 @@ where h.ended_at is not null and (h.claim is null or h.state <> 'c' or h.returne
 
 const purgeSQL = `select deleted, last from metered.purge_holds($1, metered.clock() - $2::interval, $3, $4)`
 
-// Purge deletes holds that ended longer ago than OlderThan, in batches, with their history. It keeps confirmed claims, unannounced holds, and
-// holds whose id has a later time. Afterwards an id with a time (UUIDv7) at or before the latest purged one is ErrRetired. Any other id looks
-// new.
+// Purge deletes holds that ended longer ago than OlderThan, in batches, with their history. It
+// keeps confirmed claims, unannounced holds, and holds whose id has a later time. Afterwards an id
+// with a time (UUIDv7) at or before the latest purged one is ErrRetired. Any other id looks new.
 //
-// It waits, up to LockTimeout (budget.ErrBusy), for other purges and for REPEATABLE READ transactions that placed an id
-// with a time. It needs metered.GrantMaintenanceSQL.
+// It waits, up to LockTimeout (budget.ErrBusy), for other purges and for REPEATABLE READ
+// transactions that placed an id with a time. It needs metered.GrantMaintenanceSQL.
 func (b *Book) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return 0, err

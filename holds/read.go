@@ -83,8 +83,8 @@ select h.no, metered.hold_json(h.no, $8::timestamptz) from metered.holds h
 where h.tenant = $1 and h.no < $6` + listFilterSQL + `
 order by h.no desc limit $7`
 
-// The ids of a key's claims share a prefix, by which they are found, and then sorted: "+ 0" keeps the planner from
-// reading all holds in the order of their numbers.
+// The ids of a key's claims share a prefix, by which they are found, and then sorted: "+ 0" keeps
+// the planner from reading all holds in the order of their numbers.
 const listClaimsSQL = `
 select h.no, metered.hold_json(h.no, $8::timestamptz) from metered.holds h
 where h.tenant = $1 and h.id >= $9 and h.id < $10 and h.claim = $11 and h.no < $6` + listFilterSQL + `
@@ -133,8 +133,8 @@ func (b *Book) List(ctx context.Context, db budget.Querier, f Filter) (Page, err
 	return page, nil
 }
 
-// check validates a filter and sets its defaults. It returns the state as it is stored, the scope of the key, and the
-// number before which the page begins.
+// check validates a filter and sets its defaults. It returns the state as it is stored, the scope
+// of the key, and the number before which the page begins.
 func (f *Filter) check() (state, claim string, before int64, err error) {
 	if err := cmp.Or(checkNames(f.Tenant, f.Holder), checkText("Filter.Entity", f.Entity), checkText("Filter.Scope", f.Scope)); err != nil {
 		return "", "", 0, err

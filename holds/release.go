@@ -34,7 +34,8 @@ const releaseCapturedSQL = `
 select refused, holds
 from metered.release_captured($1::metered.hold_ids, $2::int, $3::metered.origin, $4::text, $5::bool)`
 
-// Release frees held units. Errors: ErrUnknown, ErrRetired, *StateError, and ErrNotReturnable with Captured.
+// Release frees held units. Errors: ErrUnknown, ErrRetired, *StateError, and ErrNotReturnable with
+// Captured.
 func (b *Book) Release(ctx context.Context, tx pgx.Tx, r Release) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.release", (*Book).prepareRelease, r)
 }
@@ -72,10 +73,12 @@ const returnSQL = `
 select refused, holds
 from metered.return_holds($1::metered.hold_ids, $2::metered.used_units[], $3::bool, $4::int, $5::metered.origin, $6::text, $7::bool)`
 
-// Return refunds the charges of captured holds, whole or by Lines, and frees a confirmed claim, whose own unit goes back with all the rest. A
-// hold without anything left is Returned. If a hold ended otherwise after Capture.Keep, use budget.Ledger.Refund.
+// Return refunds the charges of captured holds, whole or by Lines, and frees a confirmed claim,
+// whose own unit goes back with all the rest. A hold without anything left is Returned. If a hold
+// ended otherwise after Capture.Keep, use budget.Ledger.Refund.
 //
-// Errors: ErrUnknown, ErrRetired, *StateError, *ExcessError for more than is left, ErrNotReturnable.
+// Errors: ErrUnknown, ErrRetired, *StateError, *ExcessError for more than is left,
+// ErrNotReturnable.
 func (b *Book) Return(ctx context.Context, tx pgx.Tx, r Return) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.return", (*Book).prepareReturn, r)
 }
@@ -124,8 +127,8 @@ const extendSQL = `
 select refused, holds
 from metered.extend_holds($1::metered.hold_ids, $2::interval, $3::int, $4::metered.origin, $5::text, $6::bool)`
 
-// Extend moves the deadlines of holds, with their grace. Errors: ErrUnknown, ErrRetired, *StateError past the deadline,
-// even in the grace, ErrCeiling.
+// Extend moves the deadlines of holds, with their grace. Errors: ErrUnknown, ErrRetired,
+// *StateError past the deadline, even in the grace, ErrCeiling.
 func (b *Book) Extend(ctx context.Context, tx pgx.Tx, e Extend) ([]Hold, error) {
 	return do(ctx, tx, b, "holds.extend", (*Book).prepareExtend, e)
 }
@@ -141,8 +144,8 @@ func (b *Book) prepareExtend(e Extend) (*call, error) {
 	return b.prepare(b.sql.extend, EventExtended, e.Tenant, e.IDs, e.Holder, e.Note, interval(e.By))
 }
 
-// prepare validates the common part of release, refund and extension. terms are the arguments of the statement that
-// only one of them has.
+// prepare validates the common part of release, refund and extension. terms are the arguments of
+// the statement that only one of them has.
 func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, holder string, note budget.Note, terms ...any) (*call, error) {
 	ids = slices.Clone(ids) // the caller may use its own again
 	if err := checkIDs(tenant, holder, ids); err != nil {
@@ -161,8 +164,8 @@ func (b *Book) prepare(sql string, kind EventKind, tenant string, ids []string, 
 	}, nil
 }
 
-// scanner reads the answer of a transition of several holds: the holds, or why it was refused. crossed gets the
-// thresholds crossed, for a transition that charges.
+// scanner reads the answer of a transition of several holds: the holds, or why it was refused.
+// crossed gets the thresholds crossed, for a transition that charges.
 func scanner(failed func(error) error, refused func([]byte) error, crossed *[]byte) func(pgx.Row) ([]Hold, error) {
 	return func(row pgx.Row) ([]Hold, error) {
 		var refusal []byte

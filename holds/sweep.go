@@ -34,8 +34,8 @@ type Expire struct {
 const expireSQL = `
 select status, hold from metered.expire_hold($1::text, $2::text, $3::timestamptz, $4::timestamptz, $5::int, $6::text, $7::text)`
 
-// Expire ends one hold that is due, announces it, and reports whether this call did: for a job at Hold.Due (package holdjobs). Any other hold
-// stays as it is. Errors: ErrUnknown, ErrRetired.
+// Expire ends one hold that is due, announces it, and reports whether this call did: for a job at
+// Hold.Due (package holdjobs). Any other hold stays as it is. Errors: ErrUnknown, ErrRetired.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, e Expire) (h Hold, ended bool, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Hold{}, false, err
@@ -133,12 +133,13 @@ from (select metered.clock() as now offset 0) c,
 
 const announcedSQL = `select metered.announced($1::bigint[], $2::text)`
 
-// Sweep ends and announces holds that are due, in batches. Run it every few seconds to a minute, in any number of processes. Errors of
-// subscribers stop nothing, and are joined.
+// Sweep ends and announces holds that are due, in batches. Run it every few seconds to a minute, in
+// any number of processes. Errors of subscribers stop nothing, and are joined.
 //
-// Scopes with few due holds share transactions, and come first. A scope in which many are due is swept in steps, each in a
-// transaction that locks that scope alone, in turn with other such scopes and with holds that have fallen due since. What was committed stays when
-// a later transaction fails or ctx ends.
+// Scopes with few due holds share transactions, and come first. A scope in which many are due is
+// swept in steps, each in a transaction that locks that scope alone, in turn with other such scopes
+// and with holds that have fallen due since. What was committed stays when a later transaction
+// fails or ctx ends.
 //
 // A hold is announced once, by the Book that ends it: use the application's Config.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
@@ -162,7 +163,8 @@ func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions)
 	return s.report, err
 }
 
-// run sweeps in rounds: holds that are due in scopes with few of them, and then a step of each scope that is behind.
+// run sweeps in rounds: holds that are due in scopes with few of them, and then a step of each
+// scope that is behind.
 func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool) error {
 	more := true
 	for more || len(s.behind) > 0 {
@@ -197,7 +199,8 @@ func (s *sweeper) end(err error) error {
 	return errors.Join(s.refusals...)
 }
 
-// round takes a step of each scope that is behind. One whose lock is not free, or that fails, is left for the next sweep.
+// round takes a step of each scope that is behind. One whose lock is not free, or that fails, is
+// left for the next sweep.
 func (s *sweeper) round(ctx context.Context, pool *pgxpool.Pool) error {
 	for i, scope := range s.behind {
 		if s.ends() {
@@ -221,8 +224,8 @@ func (s *sweeper) round(ctx context.Context, pool *pgxpool.Pool) error {
 	return nil
 }
 
-// tellLag reports the lateness of the oldest due hold to the observer. The look is for the observer alone: without
-// one it is not made, and if it fails the sweep goes on.
+// tellLag reports the lateness of the oldest due hold to the observer. The look is for the observer
+// alone: without one it is not made, and if it fails the sweep goes on.
 func (s *sweeper) tellLag(ctx context.Context, pool *pgxpool.Pool) {
 	if s.book.observer == nil {
 		return
@@ -261,8 +264,9 @@ type sweeper struct {
 	again    []string // those of them that are behind after the step of this round
 }
 
-// page ends holds of scopes that are not behind, and reports whether there may be more. It goes on after the last hold seen: it does not
-// retry skipped holds, nor wade through the index entries of ended ones again.
+// page ends holds of scopes that are not behind, and reports whether there may be more. It goes on
+// after the last hold seen: it does not retry skipped holds, nor wade through the index entries of
+// ended ones again.
 func (s *sweeper) page(ctx context.Context, pool *pgxpool.Pool) (more bool, err error) {
 	var seen, skipped int
 	var due *time.Time
@@ -344,8 +348,8 @@ func (s *sweeper) add(ctx context.Context, told, skipped int, refusals []error, 
 const sweptSQL = `
 select n.no, metered.hold_json(n.no, metered.clock()) from pg_catalog.unnest($1::bigint[]) n(no) order by n.no`
 
-// announce calls the subscribers for each hold that was ended, in a savepoint of its own, and marks as announced the
-// holds that all of them accepted.
+// announce calls the subscribers for each hold that was ended, in a savepoint of its own, and marks
+// as announced the holds that all of them accepted.
 func (s *sweeper) announce(ctx context.Context, tx pgx.Tx, nos []int64) (told int, refusals []error, err error) {
 	type swept struct {
 		no   int64

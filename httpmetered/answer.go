@@ -11,7 +11,8 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// statuses are the statuses of stable codes. Any other code is 500, unless ProblemOf says otherwise.
+// statuses are the statuses of stable codes. Any other code is 500, unless ProblemOf says
+// otherwise.
 var statuses = map[string]int{
 	"invalid_argument": http.StatusBadRequest,
 	"operation_future": http.StatusBadRequest,
@@ -76,8 +77,8 @@ var statuses = map[string]int{
 // statusClientClosedRequest is the status of a call that was cancelled: nobody reads the answer.
 const statusClientClosedRequest = 499
 
-// ProblemOf decides the HTTP answer to an error (docs/http.md). A *Problem is itself. An error without a code is a 503 if it is
-// metered.Retryable, else a 500.
+// ProblemOf decides the HTTP answer to an error (docs/http.md). A *Problem is itself. An error
+// without a code is a 503 if it is metered.Retryable, else a 500.
 //
 // The body has no scope, amount or name. Add a Detail in your words, and then call Write.
 func ProblemOf(err error) Problem {
@@ -131,8 +132,9 @@ func ProblemOf(err error) Problem {
 	return p
 }
 
-// Write answers an error as ProblemOf decides, and returns the status: log errors of 500 and more. Below Idempotent the command then fails
-// with the error. A writer in between needs Unwrap, as for http.ResponseController.
+// Write answers an error as ProblemOf decides, and returns the status: log errors of 500 and more.
+// Below Idempotent the command then fails with the error. A writer in between needs Unwrap, as for
+// http.ResponseController.
 func Write(w http.ResponseWriter, err error) (status int) {
 	return (*Policies)(nil).Write(w, err)
 }
@@ -161,7 +163,8 @@ func refusal(e *budget.ExceededError, attempts bool) Problem {
 	return Problem{Status: http.StatusConflict, RetryAfterSeconds: wait(e)}
 }
 
-// wait is the number of seconds, at least 1, after which an error may pass. It is 0 if that is unknown, or never.
+// wait is the number of seconds, at least 1, after which an error may pass. It is 0 if that is
+// unknown, or never.
 func wait(err error) int64 {
 	var waits interface {
 		RetryAfterSeconds() (seconds int64, ok bool)

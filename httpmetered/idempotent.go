@@ -30,22 +30,40 @@ const (
 
 // IdempotentConfig configures Idempotent. Only Tenant is required.
 type IdempotentConfig struct {
-	// names the client of a request, the signed-in user, as Command.Tenant. An error is answered as by Write, "" as 500. It must not read the
-	// body. Ids that the server makes need another tenant.
+	// Tenant names the client of a request, as Command.Tenant: the signed-in user. An error is
+	// answered as by Write, and "" as 500. It must not read the body. Ids that the server makes
+	// need another tenant. Required.
 	Tenant func(*http.Request) (string, error)
-	// returns the request's command: charges, a token, RecordRefusal and so on. Idempotent sets its ID, Tenant and Input,
-	// and a missing Name: the request's pattern or method. An error is answered as that of Tenant. Defaults to an empty
-	// command.
-	Command  func(r *http.Request, body []byte) (metered.Command, error)
-	Optional bool // carries out requests without a key, instead of 400
-	// is the status, 300 to 500, from which on the answer undoes the command and is not recorded. Defaults to 400.
-	CommitBelow  int
-	RequestBytes int64     // the largest body, in memory, else 413. Defaults to 1 MiB
-	AnswerBytes  int       // the largest answer, up to 256 KiB, else 500. Defaults to 64 KiB
-	Policies     *Policies // are shown beside answers that were charged
-	// is the URL of your page about keys, to which 400, 409 and 422 link
+
+	// Command returns the request's command: charges, a token, RecordRefusal and so on. Idempotent
+	// sets its ID, Tenant and Input, and a missing Name: the request's pattern or method. An error
+	// is answered as that of Tenant. Defaults to an empty command.
+	Command func(r *http.Request, body []byte) (metered.Command, error)
+
+	// Optional carries out requests without a key. Without it they are answered by 400.
+	Optional bool
+
+	// CommitBelow is the status, from 300 to 500, from which on the answer undoes the command and
+	// is not recorded. Defaults to 400.
+	CommitBelow int
+
+	// RequestBytes is the largest body, which is kept in memory. A larger one is answered by 413.
+	// Defaults to 1 MiB.
+	RequestBytes int64
+
+	// AnswerBytes is the largest answer, up to 256 KiB. A larger one becomes 500. Defaults to 64
+	// KiB.
+	AnswerBytes int
+
+	// Policies are shown beside answers that were charged.
+	Policies *Policies
+
+	// Documentation is the URL of your page about keys, to which 400, 409 and 422 link.
 	Documentation string
-	OnError       func(*http.Request, error) // gets errors of answers of 500 and more, but not the handler's. Defaults to slog
+
+	// OnError gets the errors of answers of 500 and more, but not those of the handler. Defaults
+	// to slog.
+	OnError func(*http.Request, error)
 }
 
 type idempotent struct {
@@ -56,12 +74,14 @@ type idempotent struct {
 
 type flight struct{ tenant, key string }
 
-// Idempotent returns a middleware that carries out a request with an Idempotency-Key once, in a metered command: the key is its id, method,
-// path, query and body are its Input, and the handler's answer is its result. A repetition gets that answer, with Idempotent-Replayed: true.
-// Safe methods pass through.
+// Idempotent returns a middleware that carries out a request with an Idempotency-Key once, in a
+// metered command: the key is its id, method, path, query and body are its Input, and the handler's
+// answer is its result. A repetition gets that answer, with Idempotent-Replayed: true. Safe methods
+// pass through.
 //
-// The handler writes through Tx(r), and may run several times: it must have no effect elsewhere. Nothing is sent before COMMIT. A refusal or
-// failure of the command replaces its answer. A panic undoes the command. Answer errors of tx with Write, so that metered.Do can retry.
+// The handler writes through Tx(r), and may run several times: it must have no effect elsewhere.
+// Nothing is sent before COMMIT. A refusal or failure of the command replaces its answer. A panic
+// undoes the command. Answer errors of tx with Write, so that metered.Do can retry.
 func Idempotent(client *metered.Client, cfg IdempotentConfig) (func(http.Handler) http.Handler, error) {
 	cfg.CommitBelow = cmp.Or(cfg.CommitBelow, http.StatusBadRequest)
 	cfg.RequestBytes = cmp.Or(cfg.RequestBytes, defaultRequestBytes)
@@ -189,7 +209,8 @@ func (m *idempotent) run(w http.ResponseWriter, r *http.Request, next http.Handl
 	return m.do(r, cmd, body, next)
 }
 
-// methodName is a method as a command's name: clients make up methods, and an observer keeps each name.
+// methodName is a method as a command's name: clients make up methods, and an observer keeps each
+// name.
 func methodName(method string) string {
 	switch method {
 	case http.MethodPost, http.MethodPut, http.MethodPatch, http.MethodDelete, http.MethodConnect:
@@ -242,8 +263,9 @@ func (m *idempotent) do(r *http.Request, cmd metered.Command, body []byte, next 
 // finishTimeout bounds how long a command goes on after its client has hung up.
 const finishTimeout = 10 * time.Second
 
-// finishing is ctx, of a request, for a command: it goes on for finishTimeout after the client hung up, so that a COMMIT which has begun, also
-// one of sticky charges or of a refusal, is answered. ctx's deadline stays.
+// finishing is ctx, of a request, for a command: it goes on for finishTimeout after the client hung
+// up, so that a COMMIT which has begun, also one of sticky charges or of a refusal, is answered.
+// ctx's deadline stays.
 func finishing(ctx context.Context) (longer context.Context, over func()) {
 	longer, cancel := context.WithCancelCause(context.WithoutCancel(ctx))
 	end := func() {}

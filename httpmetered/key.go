@@ -10,7 +10,8 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// maxIdempotencyKeyBytes bounds an Idempotency-Key without its quotes, as an operation's id is bounded.
+// maxIdempotencyKeyBytes bounds an Idempotency-Key without its quotes, as an operation's id is
+// bounded.
 const maxIdempotencyKeyBytes = 255
 
 // Faults of an Idempotency-Key.
@@ -22,8 +23,9 @@ var (
 
 const fieldKey = "Idempotency-Key"
 
-// Key returns the Idempotency-Key of a request, for the ID of a command: 1 to 255 printable ASCII characters, quoted, or bare without spaces
-// and ,";\. Both are the same key. Errors: ErrKeyMissing, and ErrKeyInvalid, also for several fields.
+// Key returns the Idempotency-Key of a request, for the ID of a command: 1 to 255 printable ASCII
+// characters, quoted, or bare without spaces and ,";\. Both are the same key. Errors:
+// ErrKeyMissing, and ErrKeyInvalid, also for several fields.
 func Key(r *http.Request) (string, error) {
 	values := r.Header.Values(fieldKey)
 	switch len(values) {
@@ -49,7 +51,8 @@ func OptionalKey(r *http.Request) (string, error) {
 	return key, err
 }
 
-// parameters are those of an Item of RFC 9651, 4.2.3.2, with Bare Items of each kind. None means anything here.
+// parameters are those of an Item of RFC 9651, 4.2.3.2, with Bare Items of each kind. None means
+// anything here.
 var parameters = regexp.MustCompile(`^(?:; *[a-z*][a-z0-9_.*-]*(?:=(?:` + strings.Join([]string{
 	`-?[0-9]{1,15}`, `-?[0-9]{1,12}\.[0-9]{1,3}`, `"(?:[ !#-\[\]-~]|\\["\\])*"`, "[A-Za-z*][!#-'*+.^_`|~0-9A-Za-z:/-]*", `:[A-Za-z0-9+/=]*:`,
 	`\?[01]`, `@-?[0-9]{1,15}`, `%"(?:[ !#$&-~]|%[0-9a-f]{2})*"`,

@@ -17,24 +17,37 @@ import (
 
 // LimitConfig says how a request is charged.
 type LimitConfig struct {
-	// begins the scopes: budget.ScopeKey(Kind, "client", key), and (Kind, "all", "") for Shared. LimitLeased needs a Rule for Kind + "/".
-	// Required.
+	// Kind begins the scopes: budget.ScopeKey(Kind, "client", key), and (Kind, "all", "") for
+	// Shared. LimitLeased needs a Rule for Kind + "/". Required.
 	Kind string
-	// names the client: the signed-in user, an API key, an address that your proxy vouches for. An error is answered
-	// as that of IdempotentConfig.Tenant. Required with Limits.
-	Key    func(*http.Request) (string, error)
-	Limits []budget.Limit                     // of each client, as in PoliciesConfig.Limits
-	Shared []budget.Limit                     // of all clients together
-	Amount func(*http.Request) (int64, error) // units of a request, 0 for no charge. Defaults to 1
-	// lets requests pass while the database cannot be asked, instead of 503
+
+	// Key names the client: the signed-in user, an API key, an address that your proxy vouches
+	// for. An error is answered as that of IdempotentConfig.Tenant. Required with Limits.
+	Key func(*http.Request) (string, error)
+
+	// Limits are those of each client, as in PoliciesConfig.Limits.
+	Limits []budget.Limit
+
+	// Shared are the limits of all clients together.
+	Shared []budget.Limit
+
+	// Amount returns the units of a request, or 0 for no charge. Defaults to 1.
+	Amount func(*http.Request) (int64, error)
+
+	// FailOpen lets requests pass while the database cannot be asked. Without it they are answered
+	// by 503.
 	FailOpen bool
-	OnError  func(*http.Request, error) // gets errors of answers of 500 and more, or that FailOpen let pass. Defaults to slog
+
+	// OnError gets the errors of answers of 500 and more, and of requests that FailOpen let pass.
+	// Defaults to slog.
+	OnError func(*http.Request, error)
 }
 
-// Limit returns a middleware that charges each request before its handler, in its own transaction. If one limit refuses, nothing is charged,
-// and Policies.Write answers.
+// Limit returns a middleware that charges each request before its handler, in its own transaction.
+// If one limit refuses, nothing is charged, and Policies.Write answers.
 //
-// Answers have RateLimit-Policy and RateLimit. With both Limits and Shared a request costs three round trips, else one.
+// Answers have RateLimit-Policy and RateLimit. With both Limits and Shared a request costs three
+// round trips, else one.
 func Limit(db *pgxpool.Pool, ledger *budget.Ledger, cfg LimitConfig) (func(http.Handler) http.Handler, error) {
 	if err := cmp.Or(fault.NotNil(errArgument, "db", db), fault.NotNil(errArgument, "ledger", ledger)); err != nil {
 		return nil, err
@@ -129,8 +142,8 @@ func (l *limiter) admit(w http.ResponseWriter, r *http.Request) bool {
 	return false
 }
 
-// unasked reports whether the database could not be asked. A busy one could: FailOpen must not reward whoever keeps
-// it busy.
+// unasked reports whether the database could not be asked. A busy one could: FailOpen must not
+// reward whoever keeps it busy.
 func unasked(err error) bool {
 	if errors.Is(err, leases.ErrUnavailable) || fault.Is(err, "commit_unknown") {
 		return true

@@ -12,8 +12,8 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// Bounds. With all of them reached a field is about 4 kB long. Servers and proxies usually stop at 8 kB for all
-// fields together.
+// Bounds. With all of them reached a field is about 4 kB long. Servers and proxies usually stop at
+// 8 kB for all fields together.
 const (
 	maxPolicies  = 16 // of PoliciesConfig.Limits, and of PoliciesConfig.Shared
 	maxNameBytes = 64 // of a name or a unit
@@ -30,11 +30,16 @@ var errArgument = fault.New("invalid_argument", "httpmetered: invalid argument")
 
 // PoliciesConfig names the limits to show.
 type PoliciesConfig struct {
-	// of a client's own budget, each with a name: 1 to 64 printable ASCII characters. Windows are rounded up to seconds, months to 31 days,
-	// years to 366. Prepaid credit is no policy.
+	// Limits are those of a client's own budget, each with a name of 1 to 64 printable ASCII
+	// characters. Windows are rounded up to seconds, months to 31 days and years to 366. Prepaid
+	// credit is no policy.
 	Limits []budget.Limit
-	Shared []budget.Limit    // of several clients: named when they refuse, without numbers
-	Units  map[string]string // of Limits, by name, such as "content-bytes". Defaults to "requests"
+
+	// Shared are limits of several clients. They are named when they refuse, without numbers.
+	Shared []budget.Limit
+
+	// Units are the units of Limits, by name, such as "content-bytes". Defaults to "requests".
+	Units map[string]string
 }
 
 // Policies are limits as clients see them. Nil and zero are none.
@@ -113,7 +118,8 @@ func length(p budget.Period) time.Duration {
 	return budget.Limit{Period: p}.Reach() - day
 }
 
-// Partition returns the policies with a partition key, the parameter pk of both fields: 1 to 32 bytes of the request's content, not secret.
+// Partition returns the policies with a partition key, the parameter pk of both fields: 1 to 32
+// bytes of the request's content, not secret.
 func (p *Policies) Partition(key []byte) (*Policies, error) {
 	if err := fault.NotNil(errArgument, "policies", p); err != nil {
 		return nil, err
@@ -146,7 +152,8 @@ func check(field string, limit budget.Limit) error {
 	return checkText(field+".Name", limit.Name)
 }
 
-// checkText accepts the characters of a String of structured fields (RFC 9651, 3.3.3). None of them can end a field.
+// checkText accepts the characters of a String of structured fields (RFC 9651, 3.3.3). None of them
+// can end a field.
 func checkText(field, text string) error {
 	if len(text) < 1 || len(text) > maxNameBytes {
 		return fault.Invalid(errArgument, field, "%q is %d bytes long, want 1 to %d", text, len(text), maxNameBytes)

@@ -14,15 +14,28 @@ const quotaExceeded = "https://iana.org/assignments/http-problem-types#quota-exc
 
 // Problem is a refusal as problem details.
 type Problem struct {
-	Type              string         `json:"type,omitempty"`
-	Title             string         `json:"title,omitempty"`
-	Status            int            `json:"status,omitempty"`
-	Detail            string         `json:"detail,omitempty"`              // in your words
-	Code              string         `json:"code,omitempty"`                // see metered.Code
-	RetryAfterSeconds int64          `json:"retry_after_seconds,omitempty"` // 0: no Retry-After
-	ViolatedPolicies  []string       `json:"violated-policies,omitempty"`   // that refused
-	Operation         string         `json:"operation,omitempty"`           // id, if its outcome is not known
-	Extra             map[string]any `json:"-"`                             // your members, over those above, left out if they cannot be JSON
+	Type   string `json:"type,omitempty"`
+	Title  string `json:"title,omitempty"`
+	Status int    `json:"status,omitempty"`
+
+	// Detail says it in your words.
+	Detail string `json:"detail,omitempty"`
+
+	// Code is the stable code of the error: see metered.Code.
+	Code string `json:"code,omitempty"`
+
+	// RetryAfterSeconds is the Retry-After of the answer. 0 is none.
+	RetryAfterSeconds int64 `json:"retry_after_seconds,omitempty"`
+
+	// ViolatedPolicies are the policies that refused.
+	ViolatedPolicies []string `json:"violated-policies,omitempty"`
+
+	// Operation is the id of the command, if its outcome is not known.
+	Operation string `json:"operation,omitempty"`
+
+	// Extra are members of your own. They win over those above. They are left out if they cannot
+	// be JSON.
+	Extra map[string]any `json:"-"`
 }
 
 // Error makes a Problem an error.

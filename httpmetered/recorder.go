@@ -13,7 +13,8 @@ import (
 	"github.com/pgmetered/metered/internal/fault"
 )
 
-// ErrAnswer: a handler gave no answer, or one too large, in parts, or with a cookie. Nothing was committed.
+// ErrAnswer: a handler gave no answer, or one too large, in parts, or with a cookie. Nothing was
+// committed.
 var ErrAnswer error = fault.New("answer_unrecordable", "httpmetered: the handler's answer cannot be recorded")
 
 // answer is a handler's answer, as a command's result.
@@ -34,8 +35,8 @@ func (a *answer) write(w http.ResponseWriter) {
 	}
 }
 
-// undone is the error of a function whose handler answered with a failure. Do unwraps the error that the handler gave
-// to Write, so that it knows whether to repeat.
+// undone is the error of a function whose handler answered with a failure. Do unwraps the error
+// that the handler gave to Write, so that it knows whether to repeat.
 type undone struct {
 	answer answer
 	cause  error
@@ -50,8 +51,8 @@ func (e *undone) Error() string {
 
 func (e *undone) Unwrap() error { return e.cause }
 
-// recorder keeps an answer until its command has committed. It cannot flush, be hijacked, or send interim answers
-// (1xx).
+// recorder keeps an answer until its command has committed. It cannot flush, be hijacked, or send
+// interim answers (1xx).
 type recorder struct {
 	header http.Header
 	status int

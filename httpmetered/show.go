@@ -19,8 +19,8 @@ const (
 //	RateLimit-Policy: "burst";q=10;w=1, "daily";q=1000;w=86400
 //	RateLimit: "burst";r=9;t=1, "daily";r=420;t=86400
 //
-// t is the whole window, or the rest of a period. RateLimit has the receipt's policies alone. With several scopes the smallest remainder
-// counts.
+// t is the whole window, or the rest of a period. RateLimit has the receipt's policies alone. With
+// several scopes the smallest remainder counts.
 func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 	left := map[string]service{}
 	for _, entry := range receipt.Entries {
@@ -43,8 +43,8 @@ func untilEnd(s budget.Standing, at time.Time) time.Duration {
 	return s.PeriodEnd.Sub(at)
 }
 
-// ShowRefusal sets both fields for a refusal: r is the units that would have fitted, and t the time until the amount fits, left out if
-// waiting does not help.
+// ShowRefusal sets both fields for a refusal: r is the units that would have fitted, and t the time
+// until the amount fits, left out if waiting does not help.
 func (p *Policies) ShowRefusal(h http.Header, e *budget.ExceededError) {
 	e = orNothing(e)
 	left := map[string]service{}
@@ -64,8 +64,8 @@ type service struct {
 	within    time.Duration // 0 for none
 }
 
-// add merges the services of one policy into one that holds for all of them: the least remainder, and the longest
-// time, unless one is for ever.
+// add merges the services of one policy into one that holds for all of them: the least remainder,
+// and the longest time, unless one is for ever.
 func add(left map[string]service, name string, s service) {
 	if before, ok := left[name]; ok {
 		ever := s.within == 0 || before.within == 0

@@ -31,8 +31,9 @@ const (
 const betweenAttempts = `(j.state operator(pg_catalog.=) any ('{retryable,scheduled}')
 	or j.state operator(pg_catalog.=) 'available' and j.scheduled_at > pg_catalog.now())`
 
-// endedSQL are holds of jobs, and whether River has ended their job or deleted it (ended), or the job gives its hold back until its next
-// attempt (rests). A hold and its job are committed together, so one statement sees both or neither.
+// endedSQL are holds of jobs, and whether River has ended their job or deleted it (ended), or the
+// job gives its hold back until its next attempt (rests). A hold and its job are committed
+// together, so one statement sees both or neither.
 const endedSQL = `
 select l.no, l.tenant, l.id, case when l.open then coalesce((
 	select case when j.metadata operator(pg_catalog.?) 'metered:retry' and ` + betweenAttempts + ` then 'rests' else '' end from river_job j
@@ -42,8 +43,9 @@ from (
 	from metered.holds h where h.pending and h.id like 'job/%' and h.no > $1::bigint order by h.no limit $2::int) l
 order by l.no`
 
-// lostSQL are jobs that River has as between two attempts of ours, and that stand in no line. A transaction that parks such a job or takes
-// it out of its line writes River's row, too, so there are none, unless somebody changed a table by hand.
+// lostSQL are jobs that River has as between two attempts of ours, and that stand in no line. A
+// transaction that parks such a job or takes it out of its line writes River's row, too, so there
+// are none, unless somebody changed a table by hand.
 const lostSQL = `
 select j.id, j.metadata operator(pg_catalog.->>) 'metered:hold'
 from river_job j
@@ -58,8 +60,9 @@ order by j.id limit $2::int`
 const stillLost = `(j.state operator(pg_catalog.=) 'pending'
 	and not exists (select from metered.parked_jobs p where p.job_id operator(pg_catalog.=) j.id))`
 
-// restSQL takes jobs that wait for their next attempt away from River, which does not work pending ones, and parks them until then. It
-// returns their holds, which the same transaction releases. A job that River has taken since keeps its hold.
+// restSQL takes jobs that wait for their next attempt away from River, which does not work pending
+// ones, and parks them until then. It returns their holds, which the same transaction releases. A
+// job that River has taken since keeps its hold.
 const restSQL = `
 with given as materialized (
 	select g.hold, g.id, pg_catalog.jsonb_build_object('metered:hold', pg_catalog.concat('job/', g.id, '/',
@@ -78,8 +81,8 @@ select g.hold from (
 		operator(pg_catalog.||) (j.metadata operator(pg_catalog.->) 'metered:retry')) as jobs
 	from rests j having count(*) > 0) r, lateral metered.rest_jobs(r.jobs) rested join given g on g.id = rested`
 
-// strayedSQL are parked jobs that were tried before, and whether River's row of each has changed since: the job was cancelled, deleted or
-// tried by hand.
+// strayedSQL are parked jobs that were tried before, and whether River's row of each has changed
+// since: the job was cancelled, deleted or tried by hand.
 const strayedSQL = `
 select p.job_id, p.hold, (select count(*) from river_job j
 	where j.id = p.job_id and j.state operator(pg_catalog.=) 'pending' and j.metadata operator(pg_catalog.->>) 'metered:hold' = p.hold) = 0
@@ -126,7 +129,8 @@ func (e *Enqueuer) endHolds(ctx context.Context, pool *pgxpool.Pool) (ended int6
 	}
 }
 
-// endAll releases holds that are still held. A hold whose scope stays locked is left for another time.
+// endAll releases holds that are still held. A hold whose scope stays locked is left for another
+// time.
 func (e *Enqueuer) endAll(ctx context.Context, pool *pgxpool.Pool, all []ofJob) (ended int64, err error) {
 	type kind struct {
 		tenant string
@@ -248,7 +252,8 @@ func overAlready(err error) bool {
 // inTheWay reports whether another transaction was in the way.
 func inTheWay(err error) bool { return errors.Is(err, ErrBusy) || errors.Is(err, ErrSerialization) }
 
-// end releases the holds of jobs that ended, or of those that rest by now, and says how many there were.
+// end releases the holds of jobs that ended, or of those that rest by now, and says how many there
+// were.
 func (e *Enqueuer) end(ctx context.Context, pool *pgxpool.Pool, tenant string, rest bool, ids []string) (n int64, err error) {
 	err = commit.InTx(ctx, pool, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(tx pgx.Tx) error {
 		n, err = e.endIn(ctx, tx, tenant, rest, ids)
@@ -284,7 +289,8 @@ func (e *Enqueuer) giveBack(ctx context.Context, tx pgx.Tx, tenant string, ids [
 	return err
 }
 
-// ender releases the holds of jobs as they end, until ctx ends: those that client worked at once, and the others at its next look.
+// ender releases the holds of jobs as they end, until ctx ends: those that client worked at once,
+// and the others at its next look.
 func (e *Enqueuer) ender(ctx context.Context, pool *pgxpool.Pool, ended func(), failed func(error)) {
 	events, stop := e.events()
 	defer stop()

@@ -15,11 +15,14 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Enqueue inserts a job in tx. A rollback, also to a savepoint, undoes the job and its key. The args of a repetition are compared as JSON.
+// Enqueue inserts a job in tx. A rollback, also to a savepoint, undoes the job and its key. The
+// args of a repetition are compared as JSON.
 //
-// It locks the key's row until tx ends. Keys enqueued in different orders can deadlock: EnqueueMany sorts them.
+// It locks the key's row until tx ends. Keys enqueued in different orders can deadlock: EnqueueMany
+// sorts them.
 //
-// ErrArgument and ErrConflict leave tx usable, other errors abort it. A new key costs a second round trip.
+// ErrArgument and ErrConflict leave tx usable, other errors abort it. A new key costs a second
+// round trip.
 func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, opts *Options) (Result, error) {
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
 		return Result{}, err
@@ -35,8 +38,9 @@ func (e *Enqueuer) Enqueue(ctx context.Context, tx pgx.Tx, args river.JobArgs, o
 	return results[0], nil
 }
 
-// EnqueueMany is Enqueue for 1 to 10,000 jobs, in as many round trips as for one. A repeated key makes one job. One Config.LockTimeout bounds
-// all waits. Errors but ErrArgument abort tx, unless no key was new.
+// EnqueueMany is Enqueue for 1 to 10,000 jobs, in as many round trips as for one. A repeated key
+// makes one job. One Config.LockTimeout bounds all waits. Errors but ErrArgument abort tx, unless
+// no key was new.
 func (e *Enqueuer) EnqueueMany(ctx context.Context, tx pgx.Tx, items []Item) ([]Result, error) {
 	if err := cmp.Or(e.made(), notNil("tx", tx)); err != nil {
 		return nil, err
@@ -169,8 +173,8 @@ func (e *Enqueuer) insertNew(ctx context.Context, tx pgx.Tx, all []*prepared, cl
 	return results, nil
 }
 
-// renumber gives a job the id that River was given for it. Citus 13 puts a new one in its place, as into any insert from a select whose expression for
-// the id mentions the sequence.
+// renumber gives a job the id that River was given for it. Citus 13 puts a new one in its place, as
+// into any insert from a select whose expression for the id mentions the sequence.
 func (e *Enqueuer) renumber(ctx context.Context, tx pgx.Tx, job *rivertype.JobRow, id int64) error {
 	call, _ := ctx.Value(claimedKey{}).(claimed)
 	if given := call.given[id]; given == nil || given.ID == nil || *given.ID != id || job == nil {

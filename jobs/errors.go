@@ -46,8 +46,12 @@ const (
 // ConflictError says that another job has the key.
 type ConflictError struct {
 	Queue, Key string
-	JobID      int64  // of the first use
-	Differs    string // "kind", "tenant" or "args", also for the units of Options.Hold
+
+	// JobID is the job of the key's first use.
+	JobID int64
+
+	// Differs is "kind", "tenant" or "args". It is "args" for the units of Options.Hold, too.
+	Differs string
 }
 
 func (e *ConflictError) Error() string {

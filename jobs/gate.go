@@ -144,7 +144,8 @@ func (p *prepared) locks() (all ledger.Locks) {
 	return all
 }
 
-// retry is how the job waits for its next attempt: for its lines alone, since its charges are spent.
+// retry is how the job waits for its next attempt: for its lines alone, since its charges are
+// spent.
 func (p *prepared) retry() *retry {
 	if !p.waits.giveBack {
 		return nil

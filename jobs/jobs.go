@@ -28,21 +28,33 @@ const (
 	maxLockTimeout     = time.Hour
 )
 
-// Zero works.
+// Config configures an Enqueuer. The zero value has the documented defaults.
 type Config struct {
-	Schema string // as metered.Migrate made it. River's is the client's. Defaults to "metered"
-	// bounds the wait for transactions with the same keys, 1ms to 1h. Defaults to 5s
+	// Schema is the schema that metered.Migrate created. River's schema is that of its client.
+	// Defaults to "metered".
+	Schema string
+
+	// LockTimeout bounds the wait for transactions with the same keys, from 1ms to 1h. Defaults to
+	// 5s.
 	LockTimeout time.Duration
-	// sends new jobs to metered.Client.Listen, for a round trip. Client.Jobs has metered.Config.NotifyJobs
-	Notify   bool
+
+	// Notify sends new jobs to metered.Client.Listen, for a round trip a call. Client.Jobs has
+	// metered.Config.NotifyJobs.
+	Notify bool
+
 	Observer observe.Observer
 
-	// for Options.Hold. metered.Client.Jobs has the Client's
+	// Holds is the book that Options.Hold is placed in. metered.Client.Jobs has that of the
+	// Client.
 	Holds *holds.Book
-	// returns, under the scope's lock, its limits as they are now, before its parked jobs are released. nil, as a result or a function, means
-	// those that each job came with
+
+	// Limits returns the limits of a scope as they are now. It is called under the scope's lock,
+	// before the scope's parked jobs are released. If it is nil, or returns nil, the limits are
+	// those that each job came with.
 	Limits func(ctx context.Context, tx pgx.Tx, scope string) ([]budget.Limit, error)
-	// is called in the transaction that drops a parked job, after Options.MaxWait. An error keeps the job
+
+	// OnDrop is called in the transaction that drops a parked job, after Options.MaxWait. An error
+	// keeps the job. Defaults to none.
 	OnDrop func(ctx context.Context, tx pgx.Tx, dropped Parked) error
 }
 

@@ -17,8 +17,8 @@ func Internals(lend.Key) internals { return internals{} }
 // internals are lent to metered.
 type internals struct{}
 
-// Enqueue is Enqueuer.Enqueue in a command. A new job with Options.Hold is left to the call, for the command's end, and its
-// result has its id alone. A nil call: all is done.
+// Enqueue is Enqueuer.Enqueue in a command. A new job with Options.Hold is left to the call, for
+// the command's end, and its result has its id alone. A nil call: all is done.
 func (internals) Enqueue(ctx context.Context, e *Enqueuer, tx pgx.Tx, args river.JobArgs, opts *Options) (Result, *ledger.Call[Result], error) {
 	if opts == nil || opts.Hold == nil {
 		r, err := e.Enqueue(ctx, tx, args, opts)

@@ -25,7 +25,8 @@ func Key(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Key }
 // Tenant returns job's tenant, or "".
 func Tenant(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Tenant }
 
-// HoldOf returns the id of job's hold, of Tenant(job), or "" without Options.Hold. Without Lines there is no such hold.
+// HoldOf returns the id of job's hold, of Tenant(job), or "" without Options.Hold. Without Lines
+// there is no such hold.
 func HoldOf(job *rivertype.JobRow) string { return readMetadata(job.Metadata).Hold }
 
 type ownMetadata struct {
@@ -43,8 +44,8 @@ type retry struct {
 	WaitUS int64   `json:"wait_us,omitempty"`
 }
 
-// withHold adds a new id of the hold of a job to its metadata, which River's hooks have left an object. It is random, too, since
-// River's sequence of ids can be set back.
+// withHold adds a new id of the hold of a job to its metadata, which River's hooks have left an
+// object. It is random, too, since River's sequence of ids can be set back.
 func withHold(metadata []byte, id int64, again *retry) ([]byte, error) {
 	members := map[string]json.RawMessage{}
 	if len(metadata) > 0 {

@@ -15,8 +15,8 @@ const maxPayload = 5_300
 
 const notifySQL = `select pg_catalog.pg_notify($1, said) from pg_catalog.unnest($2::text[]) said`
 
-// notify sends the jobs that were made to metered.Client.Listen, in as few payloads as they fit into. Postgres drops them
-// with a rollback, also to a savepoint.
+// notify sends the jobs that were made to metered.Client.Listen, in as few payloads as they fit
+// into. Postgres drops them with a rollback, also to a savepoint.
 func (e *Enqueuer) notify(ctx context.Context, tx pgx.Tx, results []Result) error {
 	var payloads, items []string
 	room := maxPayload

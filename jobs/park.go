@@ -103,7 +103,8 @@ type gatedJob struct {
 
 const drawIDsSQL = `select pg_catalog.nextval($1::text::regclass) from pg_catalog.generate_series(1, $2::int)`
 
-// gatedJobs has River prepare the jobs. Jobs without a key get their ids from parkNewSQL, or here if the end of a command parks them.
+// gatedJobs has River prepare the jobs. Jobs without a key get their ids from parkNewSQL, or here
+// if the end of a command parks them.
 func (e *Enqueuer) gatedJobs(ctx context.Context, tx pgx.Tx, all []*prepared, gated []int, results []Result) ([]gatedJob, error) {
 	var keyless []int
 	for _, i := range gated {
@@ -170,9 +171,9 @@ func (p *prepared) gated(id int64, params *rivertype.JobInsertParams) (gatedJob,
 	return j, err
 }
 
-// A statement that inserts the jobs that a function of ours lets start, with the privileges of the caller, and tells River of them as
-// its own inserts do. River's notice is of the schema in which it was sent. The call of the function, and the columns of the answer,
-// stand between.
+// A statement that inserts the jobs that a function of ours lets start, with the privileges of the
+// caller, and tells River of them as its own inserts do. River's notice is of the schema in which
+// it was sent. The call of the function, and the columns of the answer, stand between.
 const (
 	startsSQL = `
 with asked as materialized (`

@@ -26,14 +26,25 @@ type Parked struct {
 	Amount   int64           `json:"amount"` // units that it needs
 	ParkedAt time.Time       `json:"parked_at"`
 	DropAt   time.Time       `json:"drop_at,omitzero"`
-	// of a job with Options.GiveBack that was tried before: when its next attempt may start. Until then it is in no line, and Scope is ""
+
+	// NotBefore is when the next attempt of a job with Options.GiveBack may start that was tried
+	// before. Until then it is in no line, and Scope is "".
 	NotBefore time.Time `json:"not_before,omitzero"`
 
-	Position int64     `json:"position,omitempty"` // in the line, 1 is next, up to 10,000
-	Waiting  int64     `json:"waiting,omitempty"`  // jobs in line
-	LookedAt time.Time `json:"looked_at,omitzero"` // the next look at the line, zero for when units are freed
-	Trouble  string    `json:"trouble,omitempty"`  // why the last look at the line failed
-	Refused  []string  `json:"refused,omitempty"`  // the limits that keep it, with their use, and until when
+	// Position is the job's place in the line, from 1, which is next, to 10,000.
+	Position int64 `json:"position,omitempty"`
+
+	// Waiting is how many jobs are in the line.
+	Waiting int64 `json:"waiting,omitempty"`
+
+	// LookedAt is when the line is looked at next. It is zero if that is when units are freed.
+	LookedAt time.Time `json:"looked_at,omitzero"`
+
+	// Trouble says why the last look at the line failed.
+	Trouble string `json:"trouble,omitempty"`
+
+	// Refused are the limits that keep the job, with their use, and until when.
+	Refused []string `json:"refused,omitempty"`
 }
 
 // noTime is so long that nobody waits for it: a job's hold without a TTL would end in ten years.
@@ -124,12 +135,14 @@ where j.scope = $1 and (j.priority, j.turn, j.job_id) > (
 order by j.priority, j.turn, j.job_id limit $3`
 )
 
-// CancelParked takes a parked job out of its line for good, and returns it, or ErrNotParked. Its key stays used.
+// CancelParked takes a parked job out of its line for good, and returns it, or ErrNotParked. Its
+// key stays used.
 func (e *Enqueuer) CancelParked(ctx context.Context, tx pgx.Tx, jobID int64) (Parked, error) {
 	return e.change(ctx, tx, jobID, nil)
 }
 
-// Reprioritize gives a parked job another of River's priorities, 1 (first) to 4, and the last turn in it.
+// Reprioritize gives a parked job another of River's priorities, 1 (first) to 4, and the last turn
+// in it.
 func (e *Enqueuer) Reprioritize(ctx context.Context, tx pgx.Tx, jobID int64, priority int) (Parked, error) {
 	if priority < 1 || priority > 4 {
 		return Parked{}, invalid("priority", "%d: want 1 to 4", priority)
@@ -191,8 +204,8 @@ func holdOf(raw []byte) string {
 	return row.Hold
 }
 
-// Parked returns up to 1,000 jobs that wait for a scope, in the order of its line, behind the job of id after. For 0, or a job that has left,
-// it begins with the first.
+// Parked returns up to 1,000 jobs that wait for a scope, in the order of its line, behind the job
+// of id after. For 0, or a job that has left, it begins with the first.
 func (e *Enqueuer) Parked(ctx context.Context, db rowsQuerier, scope string, after int64, most int) ([]Parked, error) {
 	if err := e.gated("db", db); err != nil {
 		return nil, err

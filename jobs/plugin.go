@@ -7,7 +7,8 @@ import (
 	"github.com/riverqueue/river/rivertype"
 )
 
-// Plugin is needed for keys and Options.Hold, once in the Config.Plugins of every client that an Enqueuer uses.
+// Plugin is needed for keys and Options.Hold, once in the Config.Plugins of every client that an
+// Enqueuer uses.
 func Plugin() rivertype.Plugin { return &plugin{} }
 
 type plugin struct{ river.HookDefaults }
@@ -21,7 +22,8 @@ var (
 // IsMiddleware makes it one.
 func (*plugin) IsMiddleware() bool { return true }
 
-// gatedParams is where the parameters go that River has prepared for gated jobs, in the context of its insert.
+// gatedParams is where the parameters go that River has prepared for gated jobs, in the context of
+// its insert.
 type gatedParams struct{ all []*rivertype.JobInsertParams }
 
 type gatedKey struct{}
@@ -45,7 +47,8 @@ func (*plugin) InsertMany(ctx context.Context, params []*rivertype.JobInsertPara
 // ident identifies a key.
 type ident struct{ queue, key string }
 
-// claimed holds the ids of one call's keys, in the context of River's insert, and those that River was given.
+// claimed holds the ids of one call's keys, in the context of River's insert, and those that River
+// was given.
 type claimed struct {
 	ids   map[ident]int64
 	given map[int64]*rivertype.JobInsertParams

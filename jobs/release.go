@@ -24,12 +24,23 @@ var inBudget = budget.Internals(lend.Key{})
 
 // ReleaseReport counts jobs and lines: the jobs that wait for one scope.
 type ReleaseReport struct {
-	Lost     int64 `json:"lost"`     // jobs that were pending in River and in no line. They are parked again
-	Ended    int64 `json:"ended"`    // holds of jobs that had ended, or that Options.GiveBack gives back
-	Released int64 `json:"released"` // jobs that River has now
-	Dropped  int64 `json:"dropped"`  // jobs, after Options.MaxWait
-	Busy     int64 `json:"busy"`     // lines whose scopes stayed locked
-	Troubled int64 `json:"troubled"` // lines whose look failed: see Parked.Trouble
+	// Lost are jobs that were pending in River and stood in no line. They are parked again.
+	Lost int64 `json:"lost"`
+
+	// Ended are the holds of jobs that had ended, or that Options.GiveBack gives back.
+	Ended int64 `json:"ended"`
+
+	// Released are the jobs that River has now.
+	Released int64 `json:"released"`
+
+	// Dropped are the jobs that were dropped after Options.MaxWait.
+	Dropped int64 `json:"dropped"`
+
+	// Busy are the lines whose scopes stayed locked.
+	Busy int64 `json:"busy"`
+
+	// Troubled are the lines whose look failed: see Parked.Trouble.
+	Troubled int64 `json:"troubled"`
 }
 
 const (
@@ -45,9 +56,9 @@ const (
 		$7::metered.origin, $8::text) r` + insertedSQL + `
 select a.status, a.job, a.scope, m.created_at, m.scheduled_at` + answeredSQL
 
-	// A job that was tried before has its row in River. It is looked for by a statement of its own: the
-	// one that takes jobs out of their lines waits for locks, and reads River's table as it was before.
-	// The transaction that parked a job wrote this row, too, so a snapshot of now has both.
+	// A job that was tried before has its row in River. It is looked for by a statement of its own:
+	// the one that takes jobs out of their lines waits for locks, and reads River's table as it was
+	// before. The transaction that parked a job wrote this row, too, so a snapshot of now has both.
 	wakeSQL = `
 update river_job j set state = 'available', priority = g.priority,
 	scheduled_at = least(j.scheduled_at, pg_catalog.now())
@@ -108,8 +119,9 @@ func (e *Enqueuer) Release(ctx context.Context, pool *pgxpool.Pool) (report Rele
 	return report, nil
 }
 
-// ReleaseIn releases up to 64 parked jobs that wait for up to 64 scopes and fit by now, in the transaction that raises their limit or frees
-// units. It locks the scopes until tx ends, so it comes last.
+// ReleaseIn releases up to 64 parked jobs that wait for up to 64 scopes and fit by now, in the
+// transaction that raises their limit or frees units. It locks the scopes until tx ends, so it
+// comes last.
 func (e *Enqueuer) ReleaseIn(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Result, error) {
 	if err := e.gated("tx", tx); err != nil {
 		return nil, err
@@ -141,7 +153,8 @@ type batch struct {
 	troubled int64
 }
 
-// releaseIn releases jobs of these scopes, whose locks it waits for, or of all lines that are due, for nil.
+// releaseIn releases jobs of these scopes, whose locks it waits for, or of all lines that are due,
+// for nil.
 func (e *Enqueuer) releaseIn(ctx context.Context, tx pgx.Tx, scopes []string) (b batch, err error) {
 	wait := int32(e.wait / time.Millisecond)
 	given, err := e.limitsNow(ctx, tx, scopes, wait)
@@ -204,8 +217,8 @@ func (e *Enqueuer) releaseIn(ctx context.Context, tx pgx.Tx, scopes []string) (b
 	return b, err
 }
 
-// wake makes the jobs available that River has, and fills in their rows. A job without a row has been
-// ended there meanwhile.
+// wake makes the jobs available that River has, and fills in their rows. A job without a row has
+// been ended there meanwhile.
 func (e *Enqueuer) wake(ctx context.Context, tx pgx.Tx, all []*releasedJob) error {
 	again := map[int64]*releasedJob{}
 	var ids []int64
@@ -351,8 +364,8 @@ func (e *Enqueuer) drop(ctx context.Context, pool *pgxpool.Pool) (n int, err err
 	return n, err
 }
 
-// dropped are the jobs that were dropped, without those that River has no longer as they were parked: they
-// were cancelled there, or tried by hand.
+// dropped are the jobs that were dropped, without those that River has no longer as they were
+// parked: they were cancelled there, or tried by hand.
 func (e *Enqueuer) dropped(ctx context.Context, tx pgx.Tx, raws [][]byte) (all []Parked, err error) {
 	var ids []int64
 	var holds []string

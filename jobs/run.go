@@ -17,15 +17,17 @@ const (
 	afterError        = time.Second
 	minBusy, spanBusy = 5 * time.Millisecond, 15 * time.Millisecond
 	patience          = 3 // looks at locked lines before Run waits for their locks
-	// Anybody may send notices. The looks that they cause are at least so far apart, twice as far each time while they find nothing.
+	// Anybody may send notices. The looks that they cause are at least so far apart, twice as far
+	// each time while they find nothing.
 	minApart, maxApart = 5 * time.Millisecond, 200 * time.Millisecond
 )
 
-// Run releases parked jobs as soon as their units fit, and drops them after Options.MaxWait, until ctx ends. Each process with workers runs
-// one, on their client. It listens on a connection of its own, or looks every five seconds.
+// Run releases parked jobs as soon as their units fit, and drops them after Options.MaxWait, until
+// ctx ends. Each process with workers runs one, on their client. It listens on a connection of its
+// own, or looks every five seconds.
 //
-// Run also releases the holds of jobs that River has ended: at once for jobs of its client, else within some seconds. onError, which may be
-// nil, gets errors from several goroutines.
+// Run also releases the holds of jobs that River has ended: at once for jobs of its client, else
+// within some seconds. onError, which may be nil, gets errors from several goroutines.
 func (e *Enqueuer) Run(ctx context.Context, pool *pgxpool.Pool, onError func(error)) error {
 	if err := e.gated("pool", pool); err != nil {
 		return err
@@ -80,7 +82,8 @@ func (e *Enqueuer) Run(ctx context.Context, pool *pgxpool.Pool, onError func(err
 	return ctx.Err()
 }
 
-// look releases all that fits, and returns how long Run may sleep, and whether there was something to do.
+// look releases all that fits, and returns how long Run may sleep, and whether there was something
+// to do.
 func (e *Enqueuer) look(ctx context.Context, pool *pgxpool.Pool, busyLooks *int, failed func(error)) (pause time.Duration, found bool) {
 	var report ReleaseReport
 	defer func() { found = report.Released+report.Dropped > 0 }()

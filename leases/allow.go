@@ -17,10 +17,12 @@ import (
 	"github.com/pgmetered/metered/observe"
 )
 
-// Allow spends charges from memory, all or none, for limits on attempts. nil means that they are spent, for good. Errors:
-// *budget.ExceededError, ErrUnavailable, ErrClosed, ctx's, and *budget.ArgumentError, also for a Note, and a scope without a Rule.
+// Allow spends charges from memory, all or none, for limits on attempts. nil means that they are
+// spent, for good. Errors: *budget.ExceededError, ErrUnavailable, ErrClosed, ctx's, and
+// *budget.ArgumentError, also for a Note, and a scope without a Rule.
 //
-// Without a slice it waits for one, or charges the ledger, as long as ctx lives. When Postgres is away, it is ErrUnavailable.
+// Without a slice it waits for one, or charges the ledger, as long as ctx lives. When Postgres is
+// away, it is ErrUnavailable.
 func (p *Pool) Allow(ctx context.Context, charges ...budget.Charge) error {
 	if len(charges) == 1 {
 		l, err := p.limiter(&charges[0])
@@ -125,7 +127,8 @@ func (p *Pool) limiter(c *budget.Charge) (Limiter, error) {
 	return Limiter{p, s}, nil
 }
 
-// standings shows the limits of the slot as far as this process knows, nil before the first decision.
+// standings shows the limits of the slot as far as this process knows, nil before the first
+// decision.
 func (s *slot) standings() []budget.Posted {
 	known := s.stands.Load()
 	if known == nil {
@@ -146,8 +149,8 @@ func (s *slot) standings() []budget.Posted {
 	return []budget.Posted{e}
 }
 
-// Receipt shows the limits of charges of Allow or a Limiter as when the slice was opened, less this process's spends since. It is empty
-// before the first decision.
+// Receipt shows the limits of charges of Allow or a Limiter as when the slice was opened, less this
+// process's spends since. It is empty before the first decision.
 func (p *Pool) Receipt(charges ...budget.Charge) (r budget.Receipt) {
 	for i := range charges {
 		if l, err := p.limiter(&charges[i]); err == nil {
@@ -256,8 +259,8 @@ func (p *Pool) note() (n budget.Note) {
 	return n
 }
 
-// unreachable is ErrUnavailable if the database could not be asked. An answer of the database, such as
-// budget.ErrClock, stays as it is.
+// unreachable is ErrUnavailable if the database could not be asked. An answer of the database, such
+// as budget.ErrClock, stays as it is.
 func unreachable(err error) error {
 	if fault.Code(err) != "" && !fault.Retryable(err) {
 		return err

@@ -33,11 +33,13 @@ const maxTTL = 3660 * 24 * time.Hour
 
 // Carver gives part of a scope to a child scope for a time.
 //
-// While the child is open, all its units count as held at the parent. End captures its charges, less refunds, there, and frees the rest.
-// Charge the child with budget.Prepaid: otherwise it can spend more, and the parent is charged for that. A child can be the parent of others,
-// which end no later and are settled before it.
+// While the child is open, all its units count as held at the parent. End captures its charges,
+// less refunds, there, and frees the rest. Charge the child with budget.Prepaid: otherwise it can
+// spend more, and the parent is charged for that. A child can be the parent of others, which end no
+// later and are settled before it.
 //
-// Above READ COMMITTED calls can fail with SQLSTATE 40001. Package carvejobs carves for a child on another Postgres cluster.
+// Above READ COMMITTED calls can fail with SQLSTATE 40001. Package carvejobs carves for a child on
+// another Postgres cluster.
 type Carver struct {
 	ledger *budget.Ledger
 	wait   int32
@@ -76,11 +78,12 @@ type Carving struct {
 	Away bool
 }
 
-// Carve gives the child its units, all or none. tx may be a *metered.Tx. A second call with the same child, parent and amount returns the
-// lease as it is.
+// Carve gives the child its units, all or none. tx may be a *metered.Tx. A second call with the
+// same child, parent and amount returns the lease as it is.
 //
-// It locks the scopes of parent and child until tx ends. A later charge of another scope can deadlock (40P01, which metered.Do retries).
-// Errors: ErrCarved, ErrChildUsed, and those of budget.Ledger.Charge at the parent.
+// It locks the scopes of parent and child until tx ends. A later charge of another scope can
+// deadlock (40P01, which metered.Do retries). Errors: ErrCarved, ErrChildUsed, and those of
+// budget.Ledger.Charge at the parent.
 func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error) {
 	if err := cmp.Or(c.made(), notNil("tx", tx), checkChild("Carving.Child", g.Child)); err != nil {
 		return Lease{}, err
@@ -122,11 +125,12 @@ func (c *Carver) Carve(ctx context.Context, tx pgx.Tx, g Carving) (Lease, error)
 	})
 }
 
-// End ends a child: from tx's commit on it refuses every charge, hold, credit and refund (budget.ErrScopeClosed). Its Usage still shows the
-// freed units.
+// End ends a child: from tx's commit on it refuses every charge, hold, credit and refund
+// (budget.ErrScopeClosed). Its Usage still shows the freed units.
 //
-// Units that it still holds can yet be captured: the Lease then has no SettledAt, and the parent keeps all until End or Sweep finds none
-// held. A second call for a settled child does nothing. Locks: the scopes of parent and child.
+// Units that it still holds can yet be captured: the Lease then has no SettledAt, and the parent
+// keeps all until End or Sweep finds none held. A second call for a settled child does nothing.
+// Locks: the scopes of parent and child.
 func (c *Carver) End(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("child", child)); err != nil {
 		return Lease{}, err
@@ -146,9 +150,10 @@ func (c *Carver) close(ctx context.Context, tx pgx.Tx, child, by string) (l Leas
 // of names the child that an error is about.
 func of(err error, child string) error { return fmt.Errorf("%w: %q", err, child) }
 
-// Receive credits a child on this cluster with the units that another cluster carved for it in the lease from: Child, Granted and EndsAt
-// count. With Granted 0, or after EndsAt by this cluster's clock, the child never gets any: the Lease has SettledAt and 0 Spent. A second
-// call returns the lease. After End, Lease.Spent is the units for SettleAway. Errors: ErrChildUsed.
+// Receive credits a child on this cluster with the units that another cluster carved for it in the
+// lease from: Child, Granted and EndsAt count. With Granted 0, or after EndsAt by this cluster's
+// clock, the child never gets any: the Lease has SettledAt and 0 Spent. A second call returns the
+// lease. After End, Lease.Spent is the units for SettleAway. Errors: ErrChildUsed.
 func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, from Lease, note budget.Note) (Lease, error) {
 	if err := cmp.Or(c.checkNote(note), notNil("tx", tx), checkChild("from.Child", from.Child)); err != nil {
 		return Lease{}, err
@@ -163,8 +168,9 @@ func (c *Carver) Receive(ctx context.Context, tx pgx.Tx, from Lease, note budget
 	return l, failed("receive units", err)
 }
 
-// SettleAway settles the parent's side of a Carving that is Away, with used units spent. A second call returns the settled lease. Then call
-// it on the child's cluster, where a purge keeps the child's row until then.
+// SettleAway settles the parent's side of a Carving that is Away, with used units spent. A second
+// call returns the settled lease. Then call it on the child's cluster, where a purge keeps the
+// child's row until then.
 func (c *Carver) SettleAway(ctx context.Context, tx pgx.Tx, child string, used int64, note budget.Note) (Lease, error) {
 	if used < 0 {
 		return Lease{}, invalid("used", "%d is negative", used)
@@ -172,7 +178,8 @@ func (c *Carver) SettleAway(ctx context.Context, tx pgx.Tx, child string, used i
 	return c.settleAway(ctx, tx, child, &used, note)
 }
 
-// WriteOff settles the parent's side of a Carving that is Away as spent in full: the child's cluster is lost for good.
+// WriteOff settles the parent's side of a Carving that is Away as spent in full: the child's
+// cluster is lost for good.
 func (c *Carver) WriteOff(ctx context.Context, tx pgx.Tx, child string, note budget.Note) (Lease, error) {
 	return c.settleAway(ctx, tx, child, nil, note)
 }

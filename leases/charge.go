@@ -15,9 +15,9 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Charge is budget.Ledger.Charge, spending from leases where there are any: such entries have Lease, and neither Seq nor Standings. If a
-// window or a period without holds refuses a single charge, the refusal is remembered for up to 2 seconds, for the same amount, even after
-// a refund.
+// Charge is budget.Ledger.Charge, spending from leases where there are any: such entries have
+// Lease, and neither Seq nor Standings. If a window or a period without holds refuses a single
+// charge, the refusal is remembered for up to 2 seconds, for the same amount, even after a refund.
 func (p *Pool) Charge(ctx context.Context, tx pgx.Tx, charges ...budget.Charge) (budget.Receipt, error) {
 	if err := p.usable(); err != nil {
 		return budget.Receipt{}, err
@@ -64,8 +64,8 @@ func (p *Pool) one(ctx context.Context, tx pgx.Tx, c budget.Charge) (budget.Rece
 	for try := 0; leased && try < maxTries; try++ {
 		from, offset, ok := s.takeOrWait(ctx, p, c.Amount)
 		if !ok {
-			// The ledger decides where a credit or a release may have ended a refusal: this transaction may have made
-			// it.
+			// The ledger decides where a credit or a release may have ended a refusal: this
+			// transaction may have made it.
 			if err := s.refusal(c.Amount, true); err != nil {
 				inBudget.TellRefused(ctx, p.observer, err)
 				return budget.Receipt{}, err
@@ -135,8 +135,8 @@ func (p *Pool) slotOf(c *ledger.Charging, to *ledger.Charge, charges []budget.Ch
 	return s
 }
 
-// look leaves charges with leased units out of a command's first look: the scope's usage, with other leases in it, is
-// no reason to refuse them.
+// look leaves charges with leased units out of a command's first look: the scope's usage, with
+// other leases in it, is no reason to refuse them.
 func (p *Pool) look(c *ledger.Charging, charges []budget.Charge) {
 	now := time.Now()
 	for i := range c.Charges {

@@ -144,8 +144,8 @@ where y.settled_at < cutoff.at and (y.mode <> 'g' or y.home_at is not null and y
 
 const purgeSQL = `select deleted, last from metered.purge_leases($1, metered.clock() - $2::interval, $3)`
 
-// Purge deletes leases settled longer ago than OlderThan, with their spends, in batches, and returns how many rows. It needs
-// metered.GrantMaintenanceSQL.
+// Purge deletes leases settled longer ago than OlderThan, with their spends, in batches, and
+// returns how many rows. It needs metered.GrantMaintenanceSQL.
 func Purge(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger, opts PurgeOptions) (int64, error) {
 	p, err := bare(pool, ledger)
 	if err != nil {

@@ -102,7 +102,8 @@ func (p *Pool) open(ctx context.Context, s *slot) (_ *slice, err error) {
 	return got, nil
 }
 
-// call makes a call in a transaction of its own at READ COMMITTED, in one round trip, and again after a collision.
+// call makes a call in a transaction of its own at READ COMMITTED, in one round trip, and again
+// after a collision.
 func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) error, sql string, args ...any) error {
 	return pause.Collided(ctx, p.observer, "leases", maxTries, func() error {
 		batch := &pgx.Batch{}
@@ -121,7 +122,8 @@ func (p *Pool) call(ctx context.Context, db *pgxpool.Pool, scan func(pgx.Row) er
 	})
 }
 
-// silently makes a call in a transaction of its own. If it crosses thresholds, cross reports them before it commits.
+// silently makes a call in a transaction of its own. If it crosses thresholds, cross reports them
+// before it commits.
 func (p *Pool) silently(ctx context.Context, db *pgxpool.Pool, sql string, args func(telling bool) []any, scan func(pgx.Row) error, cross func(pgx.Tx) error) error {
 	return ledger.Silently(func(telling bool) error {
 		if !telling {

@@ -159,7 +159,8 @@ func (p *Pool) forget(now time.Time) (left int) {
 	return left
 }
 
-// maxSlots bounds the sets of limits for which a scope is leased at a time. Charges with others go to the ledger.
+// maxSlots bounds the sets of limits for which a scope is leased at a time. Charges with others go
+// to the ledger.
 const maxSlots = 16
 
 // each calls f with every slot that has slices.

@@ -25,8 +25,8 @@ func (p *Pool) learn(err error) {
 	}
 }
 
-// recall makes all processes, this one included, give back their slices of a scope. It settles ended leases itself:
-// their processes may be gone.
+// recall makes all processes, this one included, give back their slices of a scope. It settles
+// ended leases itself: their processes may be gone.
 func (p *Pool) recall(of string) {
 	at, _ := p.recalls.LoadOrStore(of, new(atomic.Int64))
 	now, last := time.Now().UnixNano(), at.(*atomic.Int64)

@@ -28,7 +28,8 @@ func (p *Pool) settleSoon(s *slot, got *slice) {
 	}
 }
 
-// settleEnded settles the slices that are ready, one lease after the other. A failure leaves the lease for later.
+// settleEnded settles the slices that are ready, one lease after the other. A failure leaves the
+// lease for later.
 func (p *Pool) settleEnded(ctx context.Context) error {
 	p.settling.Lock()
 	defer p.settling.Unlock()
@@ -67,8 +68,8 @@ func (p *Pool) settleEnded(ctx context.Context) error {
 	}
 }
 
-// settle settles a lease, and reports whether it did. of has the limits whose thresholds it reports, nil for a lease
-// of another process.
+// settle settles a lease, and reports whether it did. of has the limits whose thresholds it
+// reports, nil for a lease of another process.
 func (p *Pool) settle(ctx context.Context, no int64, total *int64, of *slot) (settled bool, err error) {
 	var status string
 	var granted, spent *int64
@@ -125,8 +126,9 @@ type SweepReport struct {
 	Held int `json:"held"`
 }
 
-// Sweep settles ended leases of all processes, and ends this cluster's children whose time is over, in one transaction each. A Pool does so
-// every few seconds while it has leases. Any number may run at once.
+// Sweep settles ended leases of all processes, and ends this cluster's children whose time is over,
+// in one transaction each. A Pool does so every few seconds while it has leases. Any number may run
+// at once.
 func Sweep(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger) (SweepReport, error) {
 	var report SweepReport
 	p, err := bare(pool, ledger)
@@ -140,7 +142,8 @@ func Sweep(ctx context.Context, pool *pgxpool.Pool, ledger *budget.Ledger) (Swee
 func (p *Pool) settleDue(ctx context.Context, report *SweepReport) error {
 	const page = 100
 	for after, last, n := (time.Time{}), int64(0), page; n == page; {
-		// Planned for each page: a plan kept from when there was little reads all that was ever settled.
+		// Planned for each page: a plan kept from when there was little reads all that was ever
+		// settled.
 		rows, err := p.db.Query(ctx, p.sql.due, pgx.QueryExecModeExec, after, last, page)
 		if err != nil {
 			return failed("list leases", err)
@@ -186,7 +189,8 @@ const (
 	settleWait    = time.Second      // for transactions that spend from the lease, each time it is tried
 )
 
-// maintain gives back slices that are idle or end, and settles leases that failed before or that others left.
+// maintain gives back slices that are idle or end, and settles leases that failed before or that
+// others left.
 func (p *Pool) maintain() {
 	listening, quit := context.WithCancel(p.live)
 	defer quit()

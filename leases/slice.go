@@ -11,8 +11,9 @@ type slice struct {
 	no, fence int64
 	granted   int64
 	opened    time.Time
-	// ends is when this process stops spending from it: before the database's end, since it counts from before the
-	// request. endsWall is the same by the wall clock, which goes on while a machine sleeps.
+	// ends is when this process stops spending from it: before the database's end, since it counts
+	// from before the request. endsWall is the same by the wall clock, which goes on while a
+	// machine sleeps.
 	ends     time.Time
 	endsWall int64
 
@@ -37,7 +38,8 @@ func (s *slice) take(amount int64) (offset int64, ok bool) {
 			break
 		}
 	}
-	// Read the clock after taking: a goroutine that slept in between must not spend units that others have settled.
+	// Read the clock after taking: a goroutine that slept in between must not spend units that
+	// others have settled.
 	now := time.Now()
 	return offset, now.Before(s.ends) && now.UnixNano() < s.endsWall
 }

@@ -10,7 +10,8 @@ import (
 	"github.com/pgmetered/metered/budget"
 )
 
-// slot is a process's share of a scope for one set of limits: the slice that serves charges, and the next one.
+// slot is a process's share of a scope for one set of limits: the slice that serves charges, and
+// the next one.
 type slot struct {
 	scope     string
 	limits    []budget.Limit
@@ -83,8 +84,8 @@ func (s *slot) take(p *Pool, amount int64) (from *slice, offset int64, ok bool) 
 	}
 }
 
-// takeOrWait is take, but waits for a slice that is being opened, since a charge of the ledger would wait for the
-// same lock. It does not wait for long: the transaction may have that lock.
+// takeOrWait is take, but waits for a slice that is being opened, since a charge of the ledger
+// would wait for the same lock. It does not wait for long: the transaction may have that lock.
 func (s *slot) takeOrWait(ctx context.Context, p *Pool, amount int64) (from *slice, offset int64, ok bool) {
 	if from, offset, ok = s.take(p, amount); ok {
 		return from, offset, true
@@ -142,7 +143,8 @@ func (s *slot) prefetch(p *Pool) {
 	s.ask(p)
 }
 
-// ask requests the next slice, unless it is there or requested, or charges go to the ledger. mu is held.
+// ask requests the next slice, unless it is there or requested, or charges go to the ledger. mu is
+// held.
 func (s *slot) ask(p *Pool) {
 	now := time.Now()
 	if s.retired || s.opening != nil || s.next != nil || now.Before(s.direct) || s.failed != nil && now.Sub(s.failure) < failurePause {
@@ -175,8 +177,8 @@ func (s *slot) ask(p *Pool) {
 	})
 }
 
-// miss records a charge that found no slice, and requests one if there are many of them. It returns a channel that is
-// closed when the request has ended, nil without one.
+// miss records a charge that found no slice, and requests one if there are many of them. It returns
+// a channel that is closed when the request has ended, nil without one.
 func (s *slot) miss(p *Pool, now time.Time) (opening <-chan struct{}) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -201,8 +203,9 @@ func (s *slot) retire(now time.Time) bool {
 	return s.retired
 }
 
-// notice follows the notice of another process that recalls the slot's units. Whoever may connect to the database can
-// send one. So a slot follows one in recallApart, and those between at the end of that time (age).
+// notice follows the notice of another process that recalls the slot's units. Whoever may connect
+// to the database can send one. So a slot follows one in recallApart, and those between at the end
+// of that time (age).
 func (s *slot) notice(p *Pool, now time.Time) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -210,7 +213,8 @@ func (s *slot) notice(p *Pool, now time.Time) {
 	s.follow(p, now)
 }
 
-// follow gives back the slot's slices, if a notice recalled them and the last time is long enough ago. mu is held.
+// follow gives back the slot's slices, if a notice recalled them and the last time is long enough
+// ago. mu is held.
 func (s *slot) follow(p *Pool, now time.Time) {
 	if s.recalled && now.Sub(s.recall) >= recallApart {
 		s.recalled, s.recall = false, now
@@ -261,7 +265,8 @@ const (
 	maxRefusals = 8               // of a slot, each of another amount
 )
 
-// refuse remembers a refusal of amount units: for a moment, since a refund, a credit or a release may end it.
+// refuse remembers a refusal of amount units: for a moment, since a refund, a credit or a release
+// may end it.
 func (s *slot) refuse(amount int64, refused *budget.ExceededError) {
 	now := time.Now()
 	r := &refusal{amount: amount, err: refused, sure: true, at: now}
@@ -286,7 +291,8 @@ func (s *slot) refuse(amount int64, refused *budget.ExceededError) {
 	s.refused.Store(&all)
 }
 
-// refusal is the remembered refusal of amount units, nil for none or, with sure, for one that is not sure.
+// refusal is the remembered refusal of amount units, nil for none or, with sure, for one that is
+// not sure.
 func (s *slot) refusal(amount int64, sure bool) error {
 	all := s.refused.Load()
 	if all == nil {

@@ -37,7 +37,8 @@ type Step struct {
 	Done int64 `json:"done"`
 
 	// Left are the rows left for the next run, by the reason: "locked" by others, "subscriber"
-	// whose Subscriber failed, or "held", which are children with open holds.
+	// whose Subscriber failed, "behind", which are scopes with many due holds, or "held", which
+	// are children with open holds.
 	Left map[string]int64 `json:"left,omitempty"`
 
 	// Off says why the step did not run. It is "" if it ran.
@@ -49,8 +50,8 @@ type Step struct {
 
 // Run sweeps holds, leases with carved children, and lots, and then purges.
 //
-// A step that fails stops no other: Run joins the errors, which name their steps. When ctx ends, finished batches stay,
-// and the next run does the rest. Any number may run at once.
+// A step that fails stops no other: Run joins the errors, which name their steps. When ctx ends,
+// finished batches stay, and the next run does the rest. Any number may run at once.
 func Run(ctx context.Context, pool *pgxpool.Pool, parts Parts, policy Policy) (Report, error) {
 	if err := fault.NotNil(errArgument, "pool", pool); err != nil {
 		return Report{}, err

@@ -1,12 +1,15 @@
-// Package observe lets a program watch the library. Set an Observer in metered.Config for everything, or in the Config of budget (for its
-// holds and leases, too), tokens or jobs. Module otelmetered is one for OpenTelemetry.
+// Package observe lets a program watch the library. Set an Observer in metered.Config for
+// everything, or in the Config of budget (for its holds and leases, too), tokens or jobs. Module
+// otelmetered is one for OpenTelemetry.
 //
-// The work waits for its Observer: count there, and send in another goroutine. In Do the id and the token may be locked meanwhile, but no
-// scope, except with subscribers or budget.Limit.MaxFrom. A transaction of yours keeps all its locks. An Observer's panics are recovered,
-// and the first goes to slog.Default.
+// The work waits for its Observer: count there, and send in another goroutine. In Do the id and the
+// token may be locked meanwhile, but no scope, except with subscribers or budget.Limit.MaxFrom. A
+// transaction of yours keeps all its locks. An Observer's panics are recovered, and the first goes
+// to slog.Default.
 //
-// Names are the program's own words (of commands, limits, queues) or the library's. Scopes, subjects, keys and amounts of customers are in
-// End.Err, Op.ID and Op.Tenant alone: for traces and not for labels.
+// Names are the program's own words (of commands, limits, queues) or the library's. Scopes,
+// subjects, keys and amounts of customers are in End.Err, Op.ID and Op.Tenant alone: for traces and
+// not for labels.
 package observe
 
 import (
@@ -27,7 +30,8 @@ type Work string
 const (
 	Command Work = "command" // metered.Do or DoTx, with all attempts. Name is Command.Name
 	Connect Work = "connect" // waits for the pool
-	// a round trip of a command, with waits for locks: "begin" (after sticky charges "open"), "sticky", "lock", "complete", "commit", "replay"
+	// a round trip of a command, with waits for locks: "begin" (after sticky charges "open"),
+	// "sticky", "lock", "complete", "commit", "replay"
 	Flush    Work = "flush"
 	Function Work = "function" // the command's function
 	Call     Work = "call"     // of a piece, as "budget.charge" or "holds.place"
@@ -97,7 +101,8 @@ const (
 	// for each of N: "committed", "not_committed", or "unknown" (ErrIndefinite, ErrCommitUnknown)
 	CommitResolved Kind = "commit_resolved"
 
-	// each limit: its Name, or else "lifetime", "credit", its window, as "1h0m0s", or period, as "month (UTC)"
+	// each limit: its Name, or else "lifetime", "credit", its window, as "1h0m0s", or period, as
+	// "month (UTC)"
 	LimitRefused Kind = "limit_refused"
 	Threshold    Kind = "threshold" // was crossed: the limit, as in LimitRefused, a slash, and the threshold's Name
 

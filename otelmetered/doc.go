@@ -6,6 +6,7 @@
 // Its README has every metric and label, with the meaning of a rise. grafana/dashboard.json and
 // prometheus/alerts.yaml are made of these.
 //
-// No label has scopes, subjects, keys or ids. Labels of the program's own words (names of commands, of limits and
-// kinds of jobs) are bounded by Config.MaxNames. Spans have the ids of operations and jobs.
+// No label has scopes, subjects, keys or ids. Labels of the program's own words (names of commands,
+// of limits and kinds of jobs) are bounded by Config.MaxNames. Spans have the ids of operations and
+// jobs.
 package otelmetered

@@ -111,8 +111,8 @@ func newInstruments(m metric.Meter) (*instruments, error) {
 	return &all, errors.Join(append(failed, err)...)
 }
 
-// zero exports counters that alerts watch for growth, before their first event: otherwise the first would not be
-// growth.
+// zero exports counters that alerts watch for growth, before their first event: otherwise the first
+// would not be growth.
 func (all *instruments) zero() {
 	for _, c := range []struct {
 		counter
@@ -144,7 +144,8 @@ type label struct {
 // labels are those of a measurement.
 type labels [3]label
 
-// sets are the attribute sets of an instrument, made once for each combination, of which there are few.
+// sets are the attribute sets of an instrument, made once for each combination, of which there are
+// few.
 type sets struct {
 	always []attribute.KeyValue
 	known  memo[labels, metric.MeasurementOption]

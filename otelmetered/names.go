@@ -9,7 +9,8 @@ import (
 // other stands for the names of a label beyond its bound.
 const other = "other"
 
-// names are the values of a label that the program chooses: the first ones that come, and then other.
+// names are the values of a label that the program chooses: the first ones that come, and then
+// other.
 type names struct {
 	max   int64
 	count atomic.Int64

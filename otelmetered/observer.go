@@ -19,14 +19,15 @@ import (
 type Config struct {
 	MeterProvider  metric.MeterProvider // defaults to otel.GetMeterProvider()
 	TracerProvider trace.TracerProvider // defaults to otel.GetTracerProvider()
-	// MaxNames bounds the names of commands, of limits and of kinds of jobs, each, 1 to 1,000. Further ones are
-	// "other". Defaults to 100.
+	// MaxNames bounds the names of commands, of limits and of kinds of jobs, each, 1 to 1,000.
+	// Further ones are "other". Defaults to 100.
 	MaxNames int
 	// NoIDs leaves the ids and tenants of operations out of spans.
 	NoIDs bool
 }
 
-// Observer measures and traces everything that has it as Observer in its Config. It is safe for concurrent use.
+// Observer measures and traces everything that has it as Observer in its Config. It is safe for
+// concurrent use.
 type Observer struct {
 	meter  metric.Meter
 	tracer trace.Tracer

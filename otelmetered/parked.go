@@ -16,9 +16,9 @@ const parkedSQL = `
 select coalesce(pg_catalog.sum(p.waiting), 0)::int8, coalesce(extract(epoch from metered.clock() - pg_catalog.min(p.oldest_at)), 0)::float8
 from (select w.waiting, w.oldest_at from metered.parked_scopes_words w limit 10000) p`
 
-// WatchParked measures the jobs that wait for budget, in up to 10,000 lines: metered.parked.jobs and metered.parked.age, with one
-// query for each collection. One process of all should do it, with the grants of the application or of reports. schemaName is as
-// in WatchTables. stop ends it.
+// WatchParked measures the jobs that wait for budget, in up to 10,000 lines: metered.parked.jobs
+// and metered.parked.age, with one query for each collection. One process of all should do it, with
+// the grants of the application or of reports. schemaName is as in WatchTables. stop ends it.
 func (o *Observer) WatchParked(pool *pgxpool.Pool, schemaName string) (stop func() error, err error) {
 	if pool == nil {
 		return nil, errors.New("otelmetered: pool is nil")

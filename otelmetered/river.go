@@ -13,12 +13,13 @@ import (
 	"go.opentelemetry.io/otel/trace"
 )
 
-// Middleware links a job's span and the command that enqueued it, both ways, by the job's metadata (MetadataTrace).
-// Put it into the Config.Middleware of the River clients that insert, and of those that work. A job keeps its own
-// trace.
+// Middleware links a job's span and the command that enqueued it, both ways, by the job's metadata
+// (MetadataTrace). Put it into the Config.Middleware of the River clients that insert, and of those
+// that work. A job keeps its own trace.
 func (o *Observer) Middleware() rivertype.Middleware { return &middleware{o: o} }
 
-// MetadataTrace is the member of a job's metadata with the W3C traceparent of the span that enqueued it.
+// MetadataTrace is the member of a job's metadata with the W3C traceparent of the span that
+// enqueued it.
 const MetadataTrace = "metered:traceparent"
 
 type middleware struct{ o *Observer }

@@ -87,7 +87,8 @@ func (o *Observer) begun(op observe.Op) (all []attribute.KeyValue) {
 	return all
 }
 
-// ended sets the outcome of the work. The text of an error is left out: it may have scopes and amounts.
+// ended sets the outcome of the work. The text of an error is left out: it may have scopes and
+// amounts.
 func (o *Observer) ended(span trace.Span, op observe.Op, end observe.End, wrong string) {
 	if wrong != "" {
 		span.SetAttributes(semconv.ErrorTypeKey.String(wrong))

@@ -18,7 +18,8 @@ from pg_catalog.pg_class c join pg_catalog.pg_namespace n on n.oid = c.relnamesp
 where n.nspname = $1 and c.relkind = 'r' and c.relname = any($2)
 order by 1`
 
-// tables are those that grow, as purges name them: their keys are their names in the schema, of version 1 and of this one.
+// tables are those that grow, as purges name them: their keys are their names in the schema, of
+// version 1 and of this one.
 var tables = map[string]string{
 	"ledger": "entries", "operations": "operations", "holds": "holds", "tokens": "tokens", "job_keys": "job_keys", "leases": "leases",
 	"lots": "lots", "lot_rows": "lots", "lot_moves": "lot_moves",
@@ -27,8 +28,9 @@ var tables = map[string]string{
 // tablesTimeout bounds the query of a collection.
 const tablesTimeout = 5 * time.Second
 
-// WatchTables measures the rows of the tables of a schema, "" for "metered", as Postgres last estimated them:
-// metered.table.rows, with one query for each collection. One process of all should do it. stop ends it.
+// WatchTables measures the rows of the tables of a schema, "" for "metered", as Postgres last
+// estimated them: metered.table.rows, with one query for each collection. One process of all should
+// do it. stop ends it.
 func (o *Observer) WatchTables(pool *pgxpool.Pool, schema string) (stop func() error, err error) {
 	if pool == nil {
 		return nil, errors.New("otelmetered: pool is nil")

@@ -1,5 +1,5 @@
-// Package replica reads a primary's commits from a physical replica: a write notes the end of the log, and a read waits until the replica has
-// come so far.
+// Package replica reads a primary's commits from a physical replica: a write notes the end of the
+// log, and a read waits until the replica has come so far.
 package replica
 
 import (
@@ -18,7 +18,8 @@ import (
 	"github.com/pgmetered/metered/internal/ledger"
 )
 
-// LSN is a position in a primary's log. As text it is a pg_lsn, such as "16/B374D848". It means nothing to the new primary after a failover.
+// LSN is a position in a primary's log. As text it is a pg_lsn, such as "16/B374D848". It means
+// nothing to the new primary after a failover.
 type LSN uint64
 
 // ParseLSN parses the text of a pg_lsn, such as "16/B374D848", as LSN.String returns it.
@@ -41,8 +42,8 @@ func (l *LSN) UnmarshalText(text []byte) (err error) {
 	return err
 }
 
-// CommitLSN returns an LSN after all commits on the primary so far. Call it after a commit, with a pool or connection of the primary, not
-// a pgx.Tx. metered.Command.LSN saves the round trip.
+// CommitLSN returns an LSN after all commits on the primary so far. Call it after a commit, with a
+// pool or connection of the primary, not a pgx.Tx. metered.Command.LSN saves the round trip.
 func CommitLSN(ctx context.Context, db querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
 		return 0, err
@@ -56,8 +57,8 @@ func CommitLSN(ctx context.Context, db querier) (LSN, error) {
 const readSQL = `
 select case when pg_catalog.pg_is_in_recovery() then pg_catalog.pg_last_wal_replay_lsn()::text else (` + ledger.EndSQL + `) end`
 
-// ReadLSN returns an LSN after all earlier reads from db, for ReadAt on another server. db may be a replica, or a transaction, whose own
-// writes are not covered.
+// ReadLSN returns an LSN after all earlier reads from db, for ReadAt on another server. db may be a
+// replica, or a transaction, whose own writes are not covered.
 func ReadLSN(ctx context.Context, db querier) (LSN, error) {
 	if err := notNil("db", db); err != nil {
 		return 0, err
@@ -128,10 +129,12 @@ const (
 	answerTimeout    = time.Second // for the replica, beyond the timeout
 )
 
-// ReadAt calls fn with a connection of the replica, once every commit before lsn is visible there. Its error is returned unchanged.
+// ReadAt calls fn with a connection of the replica, once every commit before lsn is visible there.
+// Its error is returned unchanged.
 //
-// There must be no pooler that spreads statements over servers. The primary works too. If an idle primary has open transactions, the wait can
-// take some 15 seconds. Errors before fn is called: *metered.ArgumentError, *StaleError (ask the primary), and ErrAhead.
+// There must be no pooler that spreads statements over servers. The primary works too. If an idle
+// primary has open transactions, the wait can take some 15 seconds. Errors before fn is called:
+// *metered.ArgumentError, *StaleError (ask the primary), and ErrAhead.
 func ReadAt(ctx context.Context, pool *pgxpool.Pool, lsn LSN, opts Options, fn func(context.Context, *pgx.Conn) error) error {
 	if opts.Timeout == 0 {
 		opts.Timeout = defaultTimeout
@@ -202,8 +205,8 @@ func (w *wait) await(ctx context.Context, conn *pgx.Conn) error {
 	}
 }
 
-// failed returns the error of ReadAt. It makes no difference whether its own time or ctx's was over, nor whether
-// there was an answer.
+// failed returns the error of ReadAt. It makes no difference whether its own time or ctx's was
+// over, nor whether there was an answer.
 func (w *wait) failed(ctx context.Context, err error) error {
 	w.stale.Waited = time.Since(w.began)
 	switch {

@@ -1,7 +1,9 @@
-// Package sqlmetered runs metered commands inside a *sql.Tx of pgx's stdlib driver, best from stdlib.OpenDBFromPool with
-// the Client's pool. Your writes by the *sql.Tx and the command commit together, or neither does.
+// Package sqlmetered runs metered commands inside a *sql.Tx of pgx's stdlib driver, best from
+// stdlib.OpenDBFromPool with the Client's pool. Your writes by the *sql.Tx and the command commit
+// together, or neither does.
 //
-// Most programs want DoTx and Commit. InTx is for calls of budget, holds and so on. Beside the rules of metered.DoTx:
+// Most programs want DoTx and Commit. InTx is for calls of budget, holds and so on. Beside the
+// rules of metered.DoTx:
 //
 //   - A function uses only its own tx: a call of the *sql.Tx in it never returns. Calls of other goroutines, and the
 //     rollback when BeginTx's context is done, wait for it.
@@ -47,13 +49,13 @@ func DoTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx, cmd metered
 	return out, err
 }
 
-// InTx calls fn once with tx as a pgx.Tx, which is dead when fn returns (metered.ErrTxDone). fn cannot end the
-// transaction (metered.ErrTxControl). InTx sets no savepoint: after an error the rollback of tx undoes fn's writes. A
-// panic in fn leaves tx open.
+// InTx calls fn once with tx as a pgx.Tx, which is dead when fn returns (metered.ErrTxDone). fn
+// cannot end the transaction (metered.ErrTxControl). InTx sets no savepoint: after an error the
+// rollback of tx undoes fn's writes. A panic in fn leaves tx open.
 //
-// Errors before fn is called: *metered.ArgumentError, sql.ErrTxDone, ctx's. After it: those of fn, and
-// metered.ErrTxFailed if fn returns nil though a statement failed or rows are open. It costs a round trip only if the
-// connection has a pgx tracer.
+// Errors before fn is called: *metered.ArgumentError, sql.ErrTxDone, ctx's. After it: those of fn,
+// and metered.ErrTxFailed if fn returns nil though a statement failed or rows are open. It costs a
+// round trip only if the connection has a pgx tracer.
 func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.Tx) error) error {
 	if err := cmp.Or(fault.NotNil(errArgument, "tx", tx), fault.NotNil(errArgument, "fn", fn)); err != nil {
 		return err
@@ -71,13 +73,14 @@ func InTx(ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.T
 	return err
 }
 
-// Commit commits tx. On metered.ErrCommitUnknown the answer was lost, or BeginTx's context ended before it came: run
-// the transaction again with the same command, which is a replay if it was committed. On sql.ErrTxDone tx had ended
-// before, either way. Any other error means not committed: metered.ErrTxFailed after a failed statement, the context's
-// error, or an error of Postgres (metered.Retryable).
+// Commit commits tx. On metered.ErrCommitUnknown the answer was lost, or BeginTx's context ended
+// before it came: run the transaction again with the same command, which is a replay if it was
+// committed. On sql.ErrTxDone tx had ended before, either way. Any other error means not committed:
+// metered.ErrTxFailed after a failed statement, the context's error, or an error of Postgres
+// (metered.Retryable).
 //
-// A request's context ends when its client leaves. Begin with context.WithoutCancel(r.Context()), and a timeout, to
-// learn the outcome.
+// A request's context ends when its client leaves. Begin with context.WithoutCancel(r.Context()),
+// and a timeout, to learn the outcome.
 func Commit(tx *sql.Tx) error {
 	if err := fault.NotNil(errArgument, "tx", tx); err != nil {
 		return err
@@ -98,8 +101,9 @@ const marker = "-- sqlmetered"
 // errReturned stops pgx from sending marker.
 var errReturned = errors.New("sqlmetered: the function has returned")
 
-// call is the argument of a statement. pgx lets an argument rewrite its statement, and hands it the connection for that.
-// database/sql has locked it meanwhile, so that nobody else uses it, ends the transaction, or gives it away.
+// call is the argument of a statement. pgx lets an argument rewrite its statement, and hands it the
+// connection for that. database/sql has locked it meanwhile, so that nobody else uses it, ends the
+// transaction, or gives it away.
 type call struct {
 	fn      func(context.Context, pgx.Tx) error
 	called  bool

@@ -9,7 +9,8 @@ import (
 	"github.com/pgmetered/metered/internal/guardtx"
 )
 
-// transaction is the one that a connection is in. pgx has no pgx.Tx of a transaction that it did not begin.
+// transaction is the one that a connection is in. pgx has no pgx.Tx of a transaction that it did
+// not begin.
 type transaction struct {
 	*pgxConn
 	savepoints int // so many were set

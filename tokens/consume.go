@@ -14,10 +14,11 @@ import (
 
 const consumeSQL = `select ` + ledger.TokenColumns + ` from metered.consume_token($1, $2, $3, $4)`
 
-// Consume takes one use of a good token of this purpose and subject, in one round trip. A repeated request presents a
-// used token (metered.Do has its first result).
+// Consume takes one use of a good token of this purpose and subject, in one round trip. A repeated
+// request presents a used token (metered.Do has its first result).
 //
-// It locks the token's row. Several tokens in one transaction can deadlock. ErrInvalid leaves the token as it was.
+// It locks the token's row. Several tokens in one transaction can deadlock. ErrInvalid leaves the
+// token as it was.
 func (s *Store) Consume(ctx context.Context, tx pgx.Tx, purpose, subject, presented string) (grant Grant, err error) {
 	p, err := s.present(purpose, subject, presented)
 	if err != nil {

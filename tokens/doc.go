@@ -1,15 +1,16 @@
-// Package tokens keeps one-time grants in Postgres: secrets minted for a purpose and a subject, and consumed once, in
-// the transaction that acts on the grant.
+// Package tokens keeps one-time grants in Postgres: secrets minted for a purpose and a subject, and
+// consumed once, in the transaction that acts on the grant.
 //
 // The database keeps the SHA-256 of a token's text:
 //
 //	acme_upload_9mzR0q…7dQ2uVfZ3k
 //	└ prefix ──┘└ 43 ─────┘└ 6 ─┘  32 secret bytes and a CRC-32 (IEEE), in base 62
 //
-// Consumers of a token queue on its row, and one commits the last use. At READ COMMITTED the others get ErrInvalid, at
-// higher levels ErrSerialization first. A token is good while clock < ExpiresAt, by the database's clock when Consume
-// begins. Mail scanners follow links: call Inspect on GET, and Consume on POST.
+// Consumers of a token queue on its row, and one commits the last use. At READ COMMITTED the others
+// get ErrInvalid, at higher levels ErrSerialization first. A token is good while clock < ExpiresAt,
+// by the database's clock when Consume begins. Mail scanners follow links: call Inspect on GET, and
+// Consume on POST.
 //
-// Every call may fail with ErrArgument, and writes with ErrBusy and ErrSerialization. Rolling back undoes a write.
-// Locks are kept until the transaction ends. Reads take none.
+// Every call may fail with ErrArgument, and writes with ErrBusy and ErrSerialization. Rolling back
+// undoes a write. Locks are kept until the transaction ends. Reads take none.
 package tokens

@@ -41,8 +41,9 @@ func refuse(r string) error {
 	return &InvalidError{redact.As(ErrInvalid.Error()), func() string { return r }}
 }
 
-// Reason is the first that holds, for your logs: "malformed" (another prefix, or mistyped: no query was made),
-// "unknown" (never minted, or purged), "purpose", "subject", "revoked", "used" or "expired".
+// Reason is the first that holds, for your logs: "malformed" (another prefix, or mistyped: no query
+// was made), "unknown" (never minted, or purged), "purpose", "subject", "revoked", "used" or
+// "expired".
 func (e *InvalidError) Reason() string {
 	if e == nil || e.reason == nil {
 		return ""

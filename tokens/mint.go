@@ -52,8 +52,9 @@ type Minted struct {
 	Replaced  int64     `json:"replaced,omitempty"` // revoked by Replace
 }
 
-// Mint stores a new token, in one round trip. Hand it out after the commit. Each call mints another token, except with
-// a Secret, which it locks: then a second call is ErrExists, and Store.Token has the text.
+// Mint stores a new token, in one round trip. Hand it out after the commit. Each call mints another
+// token, except with a Secret, which it locks: then a second call is ErrExists, and Store.Token has
+// the text.
 func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	minted, err := s.prepare("Mint", m)
 	if err != nil {
@@ -66,7 +67,8 @@ func (s *Store) Mint(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {
 	return batch[0].Minted, nil
 }
 
-// MintMany is Mint for up to 1000 tokens, all or none, in their order. The same secret twice is ErrArgument.
+// MintMany is Mint for up to 1000 tokens, all or none, in their order. The same secret twice is
+// ErrArgument.
 func (s *Store) MintMany(ctx context.Context, tx pgx.Tx, mints []Mint) ([]Minted, error) {
 	if len(mints) > maxMints {
 		return nil, invalid("Mints", "%d: want at most %d", len(mints), maxMints)

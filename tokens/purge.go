@@ -35,7 +35,8 @@ where coalesce(t.ended_at, t.expires_at) <= cutoff.at`
 
 const purgeSQL = `select deleted, last from metered.purge_tokens($1, metered.clock() - $2::interval, $3)`
 
-// Purge deletes tokens that ended longer ago than OlderThan, in batches. It needs metered.GrantMaintenanceSQL.
+// Purge deletes tokens that ended longer ago than OlderThan, in batches. It needs
+// metered.GrantMaintenanceSQL.
 func (s *Store) Purge(ctx context.Context, pool *pgxpool.Pool, opts PurgeOptions) (int64, error) {
 	if err := cmp.Or(s.made(), notNil("pool", pool)); err != nil {
 		return 0, err

@@ -12,8 +12,8 @@ import (
 const replaceSQL = `select status, minted_at, revoked
 from metered.replace_token($1::bigint, $2::metered.new_token, $3::int)`
 
-// Replace revokes every live token of m's purpose and subject and mints another, in one round trip. A second call with a Secret is ErrExists,
-// and changes nothing.
+// Replace revokes every live token of m's purpose and subject and mints another, in one round trip.
+// A second call with a Secret is ErrExists, and changes nothing.
 //
 // Calls queue, and the last wins. Locks: the purpose and subject, then the rows of revoked tokens.
 func (s *Store) Replace(ctx context.Context, tx pgx.Tx, m Mint) (Minted, error) {

@@ -25,8 +25,8 @@ func (s *Store) Revoke(ctx context.Context, tx pgx.Tx, digest Digest) (bool, err
 
 const revokeSubjectSQL = `select metered.revoke_tokens($1, $2, $3)`
 
-// RevokeSubject ends every live token of a purpose and subject, and returns how many, without those of open
-// transactions. It locks their rows, by digest.
+// RevokeSubject ends every live token of a purpose and subject, and returns how many, without those
+// of open transactions. It locks their rows, by digest.
 func (s *Store) RevokeSubject(ctx context.Context, tx pgx.Tx, purpose, subject string) (int64, error) {
 	if err := cmp.Or(s.made(), notNil("tx", tx)); err != nil {
 		return 0, err

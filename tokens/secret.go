@@ -17,7 +17,8 @@ func newSecret(b [secretBytes]byte) Secret {
 	return Secret{reveal: func() [secretBytes]byte { return b }}
 }
 
-// NewSecret makes a Secret of 32 bytes from a cryptographic source. Bytes plainly not random are ErrArgument.
+// NewSecret makes a Secret of 32 bytes from a cryptographic source. Bytes plainly not random are
+// ErrArgument.
 func NewSecret(b []byte) (Secret, error) {
 	switch {
 	case len(b) != secretBytes:
@@ -30,8 +31,9 @@ func NewSecret(b []byte) (Secret, error) {
 	return newSecret([secretBytes]byte(b)), nil
 }
 
-// Derive returns the HMAC-SHA-256 of parts, for commands that return the same token when they run again: make the parts from the operation's
-// tenant and id, and the token's place. The key is 32 to 1024 random bytes. There are 1 to 16 parts, together up to 4096 bytes.
+// Derive returns the HMAC-SHA-256 of parts, for commands that return the same token when they run
+// again: make the parts from the operation's tenant and id, and the token's place. The key is 32 to
+// 1024 random bytes. There are 1 to 16 parts, together up to 4096 bytes.
 func Derive(key []byte, parts ...string) (Secret, error) {
 	if len(key) < minKeyLen || len(key) > maxKeyLen {
 		return Secret{}, invalid("key", "%d bytes: want %d to %d", len(key), minKeyLen, maxKeyLen)

@@ -14,7 +14,8 @@ const (
 	checksumLen = 6  // the fewest that hold 32 bits
 )
 
-// Parse reads a token's text, exactly as Reveal returned it, without a query. Other text is ErrInvalid.
+// Parse reads a token's text, exactly as Reveal returned it, without a query. Other text is
+// ErrInvalid.
 func (s *Store) Parse(text string) (Token, error) {
 	if err := s.made(); err != nil {
 		return Token{}, err

@@ -7,8 +7,8 @@ import (
 	"github.com/pgmetered/metered/internal/redact"
 )
 
-// Token is a secret for a client. Reveal returns its text. It prints, logs and encodes as "acme_upload_REDACTED".
-// Compare Digests, not Tokens. Zero is none.
+// Token is a secret for a client. Reveal returns its text. It prints, logs and encodes as
+// "acme_upload_REDACTED". Compare Digests, not Tokens. Zero is none.
 type Token struct {
 	redacted
 	reveal func() string

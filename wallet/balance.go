@@ -12,27 +12,50 @@ import (
 
 // Balance is a wallet at Now, in units.
 type Balance struct {
-	Wallet    string    `json:"wallet"`
-	Now       time.Time `json:"now"`
-	Seq       int64     `json:"seq"`       // of the last entry, or 0
-	Units     int64     `json:"units"`     // to draw without a use or Config.Overdraft. Negative if overdrawn
-	Held      int64     `json:"held"`      // by open holds and leases
-	Overdrawn int64     `json:"overdrawn"` // -Units, or 0
-	Lots      []Lot     `json:"lots"`      // in the order of draws
+	Wallet string    `json:"wallet"`
+	Now    time.Time `json:"now"`
+
+	// Seq is the wallet's last entry, or 0.
+	Seq int64 `json:"seq"`
+
+	// Units are what can be drawn without a use and without Config.Overdraft. It is negative if
+	// the wallet is overdrawn.
+	Units int64 `json:"units"`
+
+	// Held are the units of open holds and leases.
+	Held int64 `json:"held"`
+
+	// Overdrawn is -Units, or 0.
+	Overdrawn int64 `json:"overdrawn"`
+
+	// Lots are the lots in the order in which they are drawn.
+	Lots []Lot `json:"lots"`
 }
 
 // Lot is a lot with units left, or held.
 type Lot struct {
-	Lot       int64     `json:"lot"` // 0 if it renews another, and no write has begun it
+	// Lot is the lot's number. It is 0 if the lot renews another one, and no write has begun it.
+	Lot int64 `json:"lot"`
+
 	Reference string    `json:"reference,omitempty"`
 	Category  string    `json:"category,omitempty"`
 	Priority  int       `json:"priority"`
 	GrantedAt time.Time `json:"granted_at"`
-	Expires   time.Time `json:"expires_at,omitzero"` // zero for never
-	Amount    int64     `json:"amount"`              // at the grant
-	Units     int64     `json:"units"`               // to draw
-	Held      int64     `json:"held"`                // by open holds and leases
-	Uses      []string  `json:"uses,omitempty"`      // Grant.Uses. Its Units are not in Balance.Units
+
+	// Expires is the lot's end. It is zero for never.
+	Expires time.Time `json:"expires_at,omitzero"`
+
+	// Amount are the units of the grant.
+	Amount int64 `json:"amount"`
+
+	// Units are what can be drawn of the lot.
+	Units int64 `json:"units"`
+
+	// Held are the lot's units in open holds and leases.
+	Held int64 `json:"held"`
+
+	// Uses are Grant.Uses. The Units of a lot with uses are not in Balance.Units.
+	Uses []string `json:"uses,omitempty"`
 }
 
 const balanceSQL = `select now, seq, units, held, lots from metered.wallet_balance($1::text)`

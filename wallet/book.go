@@ -16,16 +16,27 @@ import (
 	"github.com/pgmetered/metered/internal/schema"
 )
 
-// Zero works.
+// Config configures a Book. The zero value has the documented defaults.
 type Config struct {
-	Overdraft   int64              // how far draws may go below zero, up to 2^62, even in a wallet of a mistyped name
-	Priorities  map[string]int     // by category, for grants without one. Defaults to 0
-	LateRefunds Late               // of grants without one. Defaults to 30 days
-	Thresholds  []budget.Threshold // docs/thresholds.md
-	Subscribers []Subscriber       // get each breakage from Sweep and Expire
+	// Overdraft is how far draws may go below zero, up to 2^62. It counts for a wallet of a
+	// mistyped name, too. Defaults to 0.
+	Overdraft int64
+
+	// Priorities are the priorities of grants without one, by category. Defaults to 0 for each.
+	Priorities map[string]int
+
+	// LateRefunds is that of grants without one. Defaults to 30 days.
+	LateRefunds Late
+
+	// Thresholds are levels of the balance to report (docs/thresholds.md).
+	Thresholds []budget.Threshold
+
+	// Subscribers get each breakage from Sweep and Expire.
+	Subscribers []Subscriber
 }
 
-// Late is how long the new lot of a refund to an ended lot lasts, up to 36,525 days, or Lapse or Forever.
+// Late is how long the new lot of a refund to an ended lot lasts, up to 36,525 days, or Lapse or
+// Forever.
 type Late time.Duration
 
 const (
@@ -107,7 +118,8 @@ func New(l *budget.Ledger, cfg Config) (*Book, error) {
 	return b, nil
 }
 
-// priced is a charge of the wallet, for its checks, and for its thresholds as they are sent and reported.
+// priced is a charge of the wallet, for its checks, and for its thresholds as they are sent and
+// reported.
 func (b *Book) priced(wallet string, note budget.Note) (*ledger.ChargeCall[budget.Receipt], error) {
 	charge := b.Charge(wallet, 1)
 	charge.Note = note

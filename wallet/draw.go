@@ -17,28 +17,42 @@ import (
 // Draw is units to take from a wallet.
 type Draw struct {
 	Wallet string
-	Amount int64 // 1 to 2^53
-	UpTo   bool  // takes available units, with Config.Overdraft, from 1 to Amount
-	Note   budget.Note
+
+	// Amount are the units to take, from 1 to 2^53.
+	Amount int64
+
+	// UpTo takes as many units as there are, with Config.Overdraft, from 1 to Amount.
+	UpTo bool
+
+	Note budget.Note
 }
 
 // Drawn is the answer of Draw.
 type Drawn struct {
-	Wallet    string    `json:"wallet"`
-	Seq       int64     `json:"seq"` // names the draw for a refund
-	At        time.Time `json:"at"`
-	Amount    int64     `json:"amount"`
-	Lots      []Move    `json:"lots,omitempty"` // in the order drawn
-	Overdrawn int64     `json:"overdrawn"`      // that no lot covers
-	Left      int64     `json:"left"`           // the balance after it
+	Wallet string `json:"wallet"`
+
+	// Seq names the draw for a refund.
+	Seq int64 `json:"seq"`
+
+	At     time.Time `json:"at"`
+	Amount int64     `json:"amount"`
+
+	// Lots are the lots that were drawn, in order.
+	Lots []Move `json:"lots,omitempty"`
+
+	// Overdrawn are the units that no lot covers.
+	Overdrawn int64 `json:"overdrawn"`
+
+	// Left is the balance after the draw.
+	Left int64 `json:"left"`
 }
 
 const drawSQL = `
 select coalesce(seq, 0), coalesce(at, 'epoch'), coalesce(amount, 0), lots, coalesce(overdrawn, 0), coalesce(left_over, 0), refused, crossed
 from metered.draw(($1::metered.new_charge[])[1], $2::bool, $3::interval, $4::int, $5::metered.origin)`
 
-// Draw takes units from a wallet's lots. If there are too few, it writes nothing and returns a *budget.ExceededError,
-// with the available units.
+// Draw takes units from a wallet's lots. If there are too few, it writes nothing and returns a
+// *budget.ExceededError, with the available units.
 func (b *Book) Draw(ctx context.Context, tx pgx.Tx, d Draw) (drawn Drawn, err error) {
 	call, err := b.prepareDraw(d)
 	if err = cmp.Or(err, notNil("tx", tx)); err != nil {

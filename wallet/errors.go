@@ -25,7 +25,8 @@ func invalid(field, format string, args ...any) error {
 
 func notNil(field string, arg any) error { return fault.NotNil(errArgument, field, arg) }
 
-// failed turns the error of a statement into the package's own, or that of package budget which it is.
+// failed turns the error of a statement into the package's own, or that of package budget which it
+// is.
 func failed(doing string, err error) error {
 	switch sqlstate.Of(err) {
 	case sqlstate.Exceeded, sqlstate.WindowPurged, sqlstate.ClockBehind, sqlstate.NumericOutOfRange, sqlstate.UnknownZone:

@@ -34,29 +34,49 @@ type Breakage struct {
 	Category  string    `json:"category,omitempty"`
 	Granted   int64     `json:"granted"`
 	GrantedAt time.Time `json:"granted_at"`
-	Expires   time.Time `json:"expires_at"` // zero if it was set to never since
-	Amount    int64     `json:"amount"`     // lapsed since the last Breakage of the lot
-	Seq       int64     `json:"seq"`        // the last entry about the lot
+
+	// Expires is the lot's end. It is zero if the end was set to never since.
+	Expires time.Time `json:"expires_at"`
+
+	// Amount are the units that lapsed since the last Breakage of the lot.
+	Amount int64 `json:"amount"`
+
+	// Seq is the last entry about the lot.
+	Seq int64 `json:"seq"`
 }
 
-// Subscriber gets a breakage in a savepoint of the sweep's transaction, which it must not end. After an error the next sweep calls again. A
-// panic takes back the batch.
+// Subscriber gets a breakage in a savepoint of the sweep's transaction, which it must not end.
+// After an error the next sweep calls again. A panic takes back the batch.
 type Subscriber func(ctx context.Context, tx pgx.Tx, b Breakage) error
 
-// Zero sweeps all due lots.
+// SweepOptions configures Sweep. The zero value sweeps all due lots.
 type SweepOptions struct {
-	Batch    int               // lots per transaction, 1 to 2,000. Defaults to 500
-	Max      int               // the most batches. Defaults to all
-	Progress func(SweepReport) // after each batch
+	// Batch is the most lots that one transaction ends, from 1 to 2,000. Defaults to 500.
+	Batch int
+
+	// Max is the most batches. Defaults to no bound.
+	Max int
+
+	// Progress is called after each batch, with the report so far. It may be nil.
+	Progress func(SweepReport)
 }
 
 // SweepReport counts lots and breakages.
 type SweepReport struct {
-	Ended     int `json:"ended"`     // lots that lapsed or rolled over
-	Announced int `json:"announced"` // breakages that Subscribers got
-	Failed    int `json:"failed"`    // whose Subscriber or OnThreshold failed, and wallets with a plan of a lost zone
-	Busy      int `json:"busy"`      // lots of locked wallets, left for the next sweep
-	Batches   int `json:"batches"`
+	// Ended are the lots that lapsed or rolled over.
+	Ended int `json:"ended"`
+
+	// Announced are the breakages that Subscribers got.
+	Announced int `json:"announced"`
+
+	// Failed are lots whose Subscriber or OnThreshold failed, and wallets with a plan whose time
+	// zone the server has lost.
+	Failed int `json:"failed"`
+
+	// Busy are lots of locked wallets. They are left for the next sweep.
+	Busy int `json:"busy"`
+
+	Batches int `json:"batches"`
 }
 
 const sweepSQL = `
@@ -65,8 +85,9 @@ from metered.sweep_lots($1::timestamptz, $2::bigint, $3::int, $4::text, $5::bool
 
 const toldSQL = `select metered.told_lots($1::bigint[], $2::bigint[])`
 
-// Sweep writes down the ends of lots that are due, in batches, and announces breakage to Config.Subscribers. Run it every few minutes, in any
-// number of processes. Errors of subscribers are joined, and stop nothing.
+// Sweep writes down the ends of lots that are due, in batches, and announces breakage to
+// Config.Subscribers. Run it every few minutes, in any number of processes. Errors of subscribers
+// are joined, and stop nothing.
 func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("pool", pool)); err != nil {
 		return SweepReport{}, err
@@ -86,7 +107,8 @@ func (b *Book) Sweep(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions)
 	return s.report, err
 }
 
-// Expire is Sweep for one wallet, in tx. Errors of subscribers and of OnThreshold come with the report: commit all the same.
+// Expire is Sweep for one wallet, in tx. Errors of subscribers and of OnThreshold come with the
+// report: commit all the same.
 func (b *Book) Expire(ctx context.Context, tx pgx.Tx, wallet string) (SweepReport, error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkWallet("wallet", wallet)); err != nil {
 		return SweepReport{}, err
@@ -146,7 +168,8 @@ func (s *sweeper) run(ctx context.Context, pool *pgxpool.Pool, opts SweepOptions
 // next is where the next batch begins.
 func (s *sweeper) next() { s.end, s.no = s.done.end, s.done.no }
 
-// add adds the batch to the report, and reports it to the observer. pending: it is in the caller's transaction.
+// add adds the batch to the report, and reports it to the observer. pending: it is in the caller's
+// transaction.
 func (s *sweeper) add(ctx context.Context, pending bool) {
 	s.report.Batches++
 	s.report.Ended += s.done.Ended
@@ -171,8 +194,8 @@ from (select metered.clock() as now offset 0) c, lateral (
     union all
     (select y.expires_at from metered.lots y where y.keeps and y.expires_at <= c.now order by y.expires_at, y.no limit 1) order by 1 limit 1) l`
 
-// tellLag reports to the observer how late the oldest lot is that is due. The look is for the observer alone: without one it is not
-// made, and if it fails the sweep goes on.
+// tellLag reports to the observer how late the oldest lot is that is due. The look is for the
+// observer alone: without one it is not made, and if it fails the sweep goes on.
 func (b *Book) tellLag(ctx context.Context, pool *pgxpool.Pool) {
 	if b.observer == nil {
 		return
@@ -206,7 +229,8 @@ func (s *sweeper) sweep(ctx context.Context, tx pgx.Tx) error {
 	return err
 }
 
-// pass ends lots, and tells subscribers. It leaves wallets that would cross thresholds, and returns them: each gets a pass that reports.
+// pass ends lots, and tells subscribers. It leaves wallets that would cross thresholds, and returns
+// them: each gets a pass that reports.
 func (s *sweeper) pass(ctx context.Context, tx pgx.Tx, only *string, telling bool) (crossing []string, err error) {
 	b, subscribed := s.book, len(s.book.cfg.Subscribers) > 0
 	wallet := "-"
@@ -276,7 +300,8 @@ func (s *sweeper) tell(ctx context.Context, tx pgx.Tx, untold [][]byte) error {
 
 var errSwallowed = errors.New("wallet: a statement of the subscriber failed, and it returned no error")
 
-// tell calls the subscribers with a breakage. The first error of one is returned as a *fault.Listener.
+// tell calls the subscribers with a breakage. The first error of one is returned as a
+// *fault.Listener.
 func (b *Book) tell(ctx context.Context, tx pgx.Tx, lapsed Breakage) error {
 	lapsed.GrantedAt, lapsed.Expires = lapsed.GrantedAt.UTC(), lapsed.Expires.UTC()
 	for _, subscriber := range b.cfg.Subscribers {

@@ -19,34 +19,73 @@ import (
 
 // Grant is a lot for a wallet.
 type Grant struct {
-	Wallet   string        // any scope, 1 to 255 bytes
-	Amount   int64         // 1 to 2^53
-	Expires  time.Time     // the end, before the year 9000. Defaults to none
-	For      time.Duration // from now to the end, in place of Expires, up to 36,525 days
-	Category string        // such as "paid" or "promotional", up to 255 bytes
-	Priority *int          // an int32, lower first. Defaults to the Category's in Config.Priorities
-	// up to 255 bytes, makes the grant idempotent until a purge takes its lot. A second grant is ErrConflict if any field but Note differs
+	// Wallet is any scope, of 1 to 255 bytes. Its first grant makes it a wallet.
+	Wallet string
+
+	// Amount are the units of the lot, from 1 to 2^53.
+	Amount int64
+
+	// Expires is the lot's end, before the year 9000. Nothing is drawn of it from then on.
+	// Defaults to no end.
+	Expires time.Time
+
+	// For is the time from the lot's beginning to its end, up to 36,525 days. Set it in place of
+	// Expires.
+	For time.Duration
+
+	// Category is what kind of credit it is, such as "paid" or "promotional", in up to 255 bytes.
+	Category string
+
+	// Priority decides which lot is drawn first: the one with the lowest. It is an int32. Defaults
+	// to that of the Category in Config.Priorities.
+	Priority *int
+
+	// Reference names the grant within its wallet, in up to 255 bytes, and makes it idempotent
+	// until a purge takes its lot. A second grant of the name is ErrConflict if any field but Note
+	// differs.
 	Reference string
-	// up to 16 texts: the lot pays for draws, charges and holds whose Note.Use is one of them. Defaults to everything
-	Uses       []string
-	RollCap    int64         // the most units that roll over at the lot's end
-	RollFor    time.Duration // how much longer, up to 36,525 days. Defaults to for ever
-	RollTo     budget.Period // in place of RollFor: until the end of the period in which they roll over
-	RollTimes  int           // how often, up to 10,000, or -1: always. Defaults to once
-	RollShared bool          // RollCap is for all rolled-over units of the Category together
-	// Starts is when the lot begins, or when it was bought: For counts from it, and Renews begins with its period. It
-	// can be in the past, for a message that comes late, up to 24 periods of Renews. Defaults to now.
+
+	// Uses are up to 16 texts. The lot pays for draws, charges and holds whose Note.Use is one of
+	// them, and for nothing else. Defaults to everything.
+	Uses []string
+
+	// RollCap is the most units that roll over into another lot at the lot's end. Defaults to
+	// none.
+	RollCap int64
+
+	// RollFor is how long the units that roll over last, up to 36,525 days. Defaults to for ever.
+	RollFor time.Duration
+
+	// RollTo makes the units that roll over last until the end of the period in which they do. Set
+	// it in place of RollFor.
+	RollTo budget.Period
+
+	// RollTimes is how often units roll over, up to 10,000, or -1 for always. Defaults to once.
+	RollTimes int
+
+	// RollShared makes RollCap the most rolled-over units of the Category together.
+	RollShared bool
+
+	// Starts is when the lot begins, or when it was bought: For counts from it, and Renews begins
+	// with its period. It can be in the past, for a message that comes late, up to 24 periods of
+	// Renews. Defaults to now.
 	Starts time.Time
-	// Renews makes the lot end with its period, and brings one like it in each period after that, until Revoke.Renewals.
-	// It needs a Reference, neither Expires nor For, and a period of a day at least.
+	// Renews makes the lot end with its period, and brings one like it in each period after that,
+	// until Revoke.Renewals. It needs a Reference, neither Expires nor For, and a period of a day
+	// at least.
 	Renews budget.Period
-	// Prorate gives the first lot of Renews the part of Amount for the rest of its period: from Starts on, by time,
-	// rounded down, as Period.Prorate has it. That can be 0 units.
+	// Prorate gives the first lot of Renews the part of Amount for the rest of its period: from
+	// Starts on, by time, rounded down, as Period.Prorate has it. That can be 0 units.
 	Prorate bool
-	// First is the units of the first lot of Renews, from 0 on, where you compute them in another way. Defaults to Amount.
-	First       *int64
-	LateRefunds Late // after the lot's end. Defaults to Config.LateRefunds
-	Note        budget.Note
+	// First is the units of the first lot of Renews, from 0 on, where you compute them in another
+	// way. Defaults to Amount.
+	First *int64
+
+	// LateRefunds says how long units last that are refunded after the lot's end. Defaults to
+	// Config.LateRefunds.
+	LateRefunds Late
+
+	Note budget.Note
 }
 
 // Granted is a made lot.
@@ -57,10 +96,11 @@ type Granted struct {
 	At       time.Time `json:"at,omitzero"`
 	Expires  time.Time `json:"expires_at,omitzero"` // zero for never
 	Replayed bool      `json:"replayed,omitempty"`  // an earlier call made it
-	// Revoked is the units that Revoke has taken back from the lot of a grant that was made before, and from those in
-	// which it went on. The grant brings them no second time: Reinstate does.
+	// Revoked is the units that Revoke has taken back from the lot of a grant that was made before,
+	// and from those in which it went on. The grant brings them no second time: Reinstate does.
 	Revoked int64 `json:"revoked,omitempty"`
-	// RenewalsEnded reports that no lot of such a grant comes any more, because Revoke ended its Renews.
+	// RenewalsEnded reports that no lot of such a grant comes any more, because Revoke ended its
+	// Renews.
 	RenewalsEnded bool `json:"renewals_ended,omitempty"`
 }
 
@@ -68,8 +108,9 @@ const grantSQL = `
 select coalesce(status, ''), coalesce(no, 0), coalesce(amount, 0), coalesce(seq, 0), coalesce(at, 'epoch'), expires_at, refused, coalesce(revoked, 0), coalesce(renewals_ended, false)
 from metered.plan_lot($1::text, $2::bigint, $3::metered.new_lot, $4::metered.lot_plan, $5::timestamptz, $6::bool, $7::int, $8::metered.origin)`
 
-// Grant adds a lot to a wallet, which pays an overdraft back at once. The same grant again answers with the first lot, and
-// says what was revoked of it since. Refusals: ErrConflict, ErrExpired, *budget.ScopeError.
+// Grant adds a lot to a wallet, which pays an overdraft back at once. The same grant again answers
+// with the first lot, and says what was revoked of it since. Refusals: ErrConflict, ErrExpired,
+// *budget.ScopeError.
 func (b *Book) Grant(ctx context.Context, tx pgx.Tx, g Grant) (granted Granted, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Granted{}, err
@@ -186,7 +227,8 @@ func (b *Book) lot(g Grant) (ledger.Lot, error) {
 	return lot, nil
 }
 
-// tooShort reports whether a period is no day long. A call writes all that came since the last one, so that nothing comes more often.
+// tooShort reports whether a period is no day long. A call writes all that came since the last one,
+// so that nothing comes more often.
 func tooShort(p budget.Period) bool { return p.Length != 0 && p.Length < day }
 
 // plan validates how a lot renews and rolls over.
@@ -259,8 +301,9 @@ func checkUses(uses []string) ([]string, error) {
 	return slices.Compact(uses), nil
 }
 
-// fingerprint is a hash of the fields that a repetition must have in common: those of the Grant, without defaults and without the note. Its first byte is 1, or 2 if the
-// grant has a field that builds of 0.1.0 do not know.
+// fingerprint is a hash of the fields that a repetition must have in common: those of the Grant,
+// without defaults and without the note. Its first byte is 1, or 2 if the grant has a field that
+// builds of 0.1.0 do not know.
 func (g Grant) fingerprint() []byte {
 	expires := ""
 	if !g.Expires.IsZero() {

@@ -20,15 +20,17 @@ from metered.resume_renewal($1::text, $2::bigint, $4::text,
     (($6::metered.new_charge[])[1]).limits, $7::int, $8::metered.origin)
 where $3::bigint is null and $5::bigint is null`
 
-// Reinstate gives back what Revoke took, under the same name: for a dispute that was won, or a subscription that is
-// not cancelled after all. It takes the argument of that Revoke. Units go back to their lots, with their ends, uses and
-// rollovers, and pay an overdraft back at once. With Renewals the next period brings its lot again, and so does each one
-// after it. Amount of the answer is the units that came back. If nothing was revoked, it writes nothing (Replayed).
+// Reinstate gives back what Revoke took, under the same name: for a dispute that was won, or a
+// subscription that is not cancelled after all. It takes the argument of that Revoke. Units go back
+// to their lots, with their ends, uses and rollovers, and pay an overdraft back at once. With
+// Renewals the next period brings its lot again, and so does each one after it. Amount of the
+// answer is the units that came back. If nothing was revoked, it writes nothing (Replayed).
 //
-// A lot that was revoked, reinstated and revoked again can be reinstated again. So if the message that asks for it can
-// come twice, run it in a command with the message's id.
+// A lot that was revoked, reinstated and revoked again can be reinstated again. So if the message
+// that asks for it can come twice, run it in a command with the message's id.
 //
-// Refusals: ErrUnknownLot, and ErrExpired if the lot has ended, or the period whose lot was withdrawn has begun.
+// Refusals: ErrUnknownLot, and ErrExpired if the lot has ended, or the period whose lot was
+// withdrawn has begun.
 func (b *Book) Reinstate(ctx context.Context, tx pgx.Tx, r Revoke) (back Granted, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Granted{}, err

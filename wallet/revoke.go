@@ -15,20 +15,35 @@ import (
 
 // Revoke takes credit back.
 type Revoke struct {
-	Wallet    string
-	Lot       int64  // either Lot or Reference
-	Reference string // of the lot's grant
-	Amount    int64  // up to 2^53. Defaults to all of the lot
-	Renewals  bool   // all lots of the Reference's Renews that have not begun. The present one stays
-	Note      budget.Note
+	Wallet string
+
+	// Lot is the number of the lot, as Balance shows it. Set Lot or Reference.
+	Lot int64
+
+	// Reference is that of the lot's grant.
+	Reference string
+
+	// Amount are the units to take back, up to 2^53. Defaults to all of the lot.
+	Amount int64
+
+	// Renewals takes back all lots of the Reference's Renews that have not begun. The present lot
+	// stays.
+	Renewals bool
+
+	Note budget.Note
 }
 
 // Revoked has the units taken back.
 type Revoked struct {
-	Lot     int64 `json:"lot"`
-	Amount  int64 `json:"amount"`
-	Missing int64 `json:"missing"` // not taken back: for a whole lot, drawn and held units
-	Seq     int64 `json:"seq"`     // of the last entry, or 0
+	Lot    int64 `json:"lot"`
+	Amount int64 `json:"amount"`
+
+	// Missing are the units that could not be taken back. For a whole lot they are its drawn and
+	// held units.
+	Missing int64 `json:"missing"`
+
+	// Seq is the last entry that the call wrote, or 0.
+	Seq int64 `json:"seq"`
 }
 
 const revokeSQL = `
@@ -40,8 +55,9 @@ select status, coalesce(no, 0), coalesce(revoked, 0), coalesce(missing, 0), coal
 from metered.end_renewal($1::text, $2::bigint, $4::text, (($6::metered.new_charge[])[1]).limits, $7::int, $8::metered.origin)
 where $3::bigint is null and $5::bigint is null`
 
-// Revoke takes back units of a lot, and of lots that it rolled over into, that are neither drawn nor held. A second call for a whole lot
-// takes nothing more. Reinstate undoes it. Refusal: ErrUnknownLot.
+// Revoke takes back units of a lot, and of lots that it rolled over into, that are neither drawn
+// nor held. A second call for a whole lot takes nothing more. Reinstate undoes it. Refusal:
+// ErrUnknownLot.
 func (b *Book) Revoke(ctx context.Context, tx pgx.Tx, r Revoke) (revoked Revoked, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Revoked{}, err
@@ -90,19 +106,29 @@ func (b *Book) revoking(r Revoke) (named namedLot, units *int64, err error) {
 
 // Rollover moves the rest of a lot into another before its end.
 type Rollover struct {
-	Wallet    string
-	Lot       int64         // either Lot or Reference
-	Reference string        // of the lot's grant
-	Cap       int64         // the most units to move, 1 to 2^53
-	For       time.Duration // until the new lot's end. Defaults to for ever
-	Note      budget.Note
+	Wallet string
+
+	// Lot is the number of the lot, as Balance shows it. Set Lot or Reference.
+	Lot int64
+
+	// Reference is that of the lot's grant.
+	Reference string
+
+	// Cap is the most units to move, from 1 to 2^53.
+	Cap int64
+
+	// For is the time until the new lot's end. Defaults to for ever.
+	For time.Duration
+
+	Note budget.Note
 }
 
 const rolloverSQL = `
 select status, coalesce(no, 0), coalesce(units, 0), coalesce(seq, 0), at, expires_at, crossed
 from metered.roll_over($1::text, $2::bigint, row($3::bigint, $4::text, $5::bigint, $6::interval)::metered.lot_rollover, (($7::metered.new_charge[])[1]).limits, $8::int, $9::metered.origin)`
 
-// Rollover rolls a lot over once: a second call returns the lot that the first, or the lot's end, made. Refusal: ErrUnknownLot.
+// Rollover rolls a lot over once: a second call returns the lot that the first, or the lot's end,
+// made. Refusal: ErrUnknownLot.
 func (b *Book) Rollover(ctx context.Context, tx pgx.Tx, r Rollover) (rolled Granted, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx), checkAmount("Rollover.Cap", r.Cap)); err != nil {
 		return Granted{}, err
@@ -165,7 +191,8 @@ func (b *Book) named(call, wallet string, lot int64, reference string, note budg
 	return n, nil
 }
 
-// lower makes a call that may lower the wallet. Where that crosses thresholds it wrote nothing, and is made again, as one that reports.
+// lower makes a call that may lower the wallet. Where that crosses thresholds it wrote nothing, and
+// is made again, as one that reports.
 func (n namedLot) lower(ctx context.Context, tx pgx.Tx, status *string, call func(tx pgx.Tx, charges string) (crossed []byte, err error)) error {
 	_, err := ledger.SilentlyIn(ctx, tx, "wallet", func(tx pgx.Tx, telling bool) (_ struct{}, err error) {
 		crossed, err := call(tx, ledger.Charges(ledger.Telling(n.charge.Charges, telling)))

@@ -24,8 +24,9 @@ const setEndSQL = `
 select status, coalesce(no, 0), coalesce(units, 0), coalesce(seq, 0), at, crossed
 from metered.set_lot_end($1::text, $2::bigint, $3::bigint, $4::text, coalesce($5::timestamptz, 'infinity'), (($6::metered.new_charge[])[1]).limits, $7::int, $8::metered.origin)`
 
-// SetEnd makes a lot end earlier, later or never, also for held units and those that roll over. The same end again writes nothing (Replayed).
-// Refusals: ErrUnknownLot, and ErrExpired if the lot or its new end is over.
+// SetEnd makes a lot end earlier, later or never, also for held units and those that roll over. The
+// same end again writes nothing (Replayed). Refusals: ErrUnknownLot, and ErrExpired if the lot or
+// its new end is over.
 func (b *Book) SetEnd(ctx context.Context, tx pgx.Tx, l LotEnd) (set Granted, err error) {
 	if err := cmp.Or(b.made(), notNil("tx", tx)); err != nil {
 		return Granted{}, err

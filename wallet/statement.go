@@ -13,8 +13,12 @@ import (
 // Line is an entry, with its effect on lots.
 type Line struct {
 	budget.Entry
-	Balance int64  `json:"balance"` // after the entry: Credited - Spent + Refunded - Held
-	Lots    []Move `json:"lots,omitempty"`
+
+	// Balance is the balance after the entry: Credited - Spent + Refunded - Held.
+	Balance int64 `json:"balance"`
+
+	// Lots are the effects of the entry on lots, in order.
+	Lots []Move `json:"lots,omitempty"`
 }
 
 var moveKinds = map[string]string{
@@ -27,9 +31,11 @@ type Move struct {
 	Lot       int64  `json:"lot"` // 0 for units that no lot covers
 	Reference string `json:"reference,omitempty"`
 	Category  string `json:"category,omitempty"`
-	// Kind is "credited" for a new lot, "taken" by a charge, "given back" by a refund, "held", "captured" or "freed" by a hold, "lapsed",
-	// "revoked" or "rolled over", before a lot begins "scheduled" (also for an end that is set) or "withdrawn", for an overdraft "paid back", and for overdrawn units of an earlier hold "held after". Units of a lot with
-	// Uses are "applied" to the next entry, and "kept" again by the one after a release or a refund.
+	// Kind is "credited" for a new lot, "taken" by a charge, "given back" by a refund, "held",
+	// "captured" or "freed" by a hold, "lapsed", "revoked" or "rolled over", before a lot begins
+	// "scheduled" (also for an end that is set) or "withdrawn", for an overdraft "paid back", and
+	// for overdrawn units of an earlier hold "held after". Units of a lot with Uses are "applied"
+	// to the next entry, and "kept" again by the one after a release or a refund.
 	Kind   string `json:"kind,omitempty"`
 	Amount int64  `json:"amount"`
 }

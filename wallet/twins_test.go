@@ -128,7 +128,6 @@ type twins struct {
 	holds    []held
 	plans    []plan
 	grants   []wallet.Grant
-	serial   int
 	children []string
 }
 

@@ -46,8 +46,8 @@ func (a *app) open(ctx context.Context) (*pgxpool.Pool, error) {
 	return pool, nil
 }
 
-// with runs f with a pool on a database whose schema this build works with, once it is sure that the role may execute
-// the functions.
+// with runs f with a pool on a database whose schema this build works with, once it is sure that
+// the role may execute the functions.
 func (a *app) with(ctx context.Context, f func(pool *pgxpool.Pool) error, functions ...string) error {
 	pool, err := a.open(ctx)
 	if err != nil {
@@ -69,7 +69,8 @@ func (a *app) read(ctx context.Context, f func(tx pgx.Tx) error) error {
 }
 
 func readOnly(ctx context.Context, pool *pgxpool.Pool, f func(tx pgx.Tx) error) error {
-	// With old statistics the planner would compile a statement (jit): half a second for 10 ms of work.
+	// With old statistics the planner would compile a statement (jit): half a second for 10 ms of
+	// work.
 	return pgx.BeginTxFunc(ctx, pool, pgx.TxOptions{BeginQuery: "begin isolation level repeatable read read only; set local jit = off"}, f)
 }
 

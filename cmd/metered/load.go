@@ -276,7 +276,8 @@ func (l *load) refund(ctx context.Context) error {
 	})
 }
 
-// warn is called with each threshold that a charge reaches. The job that writes to the customer commits with the charge.
+// warn is called with each threshold that a charge reaches. The job that writes to the customer
+// commits with the charge.
 func (l *load) warn(ctx context.Context, tx pgx.Tx, c budget.Crossing) error {
 	_, err := l.river.InsertTx(ctx, tx, mailArgs{c.Scope, c.Threshold.Name}, nil)
 	return err
@@ -316,7 +317,8 @@ func (l *load) draw(ctx context.Context) error {
 	return err
 }
 
-// session reserves units of a wallet, works for some seconds, and settles the units that the work took.
+// session reserves units of a wallet, works for some seconds, and settles the units that the work
+// took.
 func (l *load) session(ctx context.Context) error {
 	s, err := metered.Open[int](ctx, l.client, metered.Reservation{
 		ID: metered.NewID(), Tenant: "demo", Name: "transcribe", TTL: time.Minute,

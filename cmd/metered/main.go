@@ -1,5 +1,6 @@
-// Command metered runs the library's schema from a terminal: it migrates, grants, verifies, repairs, sweeps and
-// purges, shows hot scopes and the outcomes of operations, and serves the page. See README.md, and metered help.
+// Command metered runs the library's schema from a terminal: it migrates, grants, verifies,
+// repairs, sweeps and purges, shows hot scopes and the outcomes of operations, and serves the page.
+// See README.md, and metered help.
 package main
 
 import (

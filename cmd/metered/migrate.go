@@ -86,7 +86,8 @@ func (s state) String() string {
 	return fmt.Sprintf("Schema %s is of version %d, as this build needs it.", s.Schema, s.Version)
 }
 
-// end is 3 if objects differ, and 7 if there is no schema, or it is of a version that this build does not work with.
+// end is 3 if objects differ, and 7 if there is no schema, or it is of a version that this build
+// does not work with.
 func (s state) end() error {
 	switch {
 	case s.OK:

@@ -10,7 +10,8 @@ import (
 // progressEvery is the pause between reports of progress without a terminal.
 const progressEvery = 10 * time.Second
 
-// progress tells on the standard error how far something is: by a bar on a terminal, else by a line from time to time.
+// progress tells on the standard error how far something is: by a bar on a terminal, else by a line
+// from time to time.
 type progress struct {
 	a    *app
 	what string

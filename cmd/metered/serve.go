@@ -110,8 +110,8 @@ func (a *app) serve(ctx context.Context, pool *pgxpool.Pool, f pageFlags, ready 
 	return found(exitDone)
 }
 
-// loopbackOnly refuses requests for another host: a foreign page whose name leads to this machine (DNS rebinding)
-// could read this one.
+// loopbackOnly refuses requests for another host: a foreign page whose name leads to this machine
+// (DNS rebinding) could read this one.
 func loopbackOnly(next http.Handler) http.Handler {
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		host, _, err := net.SplitHostPort(r.Host)

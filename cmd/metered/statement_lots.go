@@ -82,8 +82,8 @@ func (a *app) statementByLot(ctx context.Context, tx pgx.Tx, scope string, sums 
 	return nil
 }
 
-// lotCells are the lot, its reference and category, its change and the units, empty for an entry that changed no
-// lots.
+// lotCells are the lot, its reference and category, its change and the units, empty for an entry
+// that changed no lots.
 func lotCells(m wallet.Move) []string {
 	if m.Kind == "" {
 		return []string{"", "", "", "", ""}

@@ -54,8 +54,8 @@ type CleanupArgs struct {
 // Kind is the job's kind in River.
 func (CleanupArgs) Kind() string { return "metered_hold_cleanup" }
 
-// NewCleanupWorker returns the worker of CleanupArgs, which calls holds.Book.Expire. If the hold is not due yet, the job is snoozed until it
-// is.
+// NewCleanupWorker returns the worker of CleanupArgs, which calls holds.Book.Expire. If the hold is
+// not due yet, the job is snoozed until it is.
 func NewCleanupWorker(pool *pgxpool.Pool, book *holds.Book) river.Worker[CleanupArgs] {
 	return &cleanupWorker{pool: pool, book: book}
 }

@@ -19,16 +19,18 @@ import (
 	"github.com/pgmetered/metered/internal/lend"
 )
 
-// errNotRunning means that River took the job away from its worker: as stuck, or because somebody deleted it.
+// errNotRunning means that River took the job away from its worker: as stuck, or because somebody
+// deleted it.
 var errNotRunning = errors.New("holdjobs: the job is not running any more")
 
 var errUnknown = errors.New("holdjobs: the answer to COMMIT was lost")
 
 var errChanged = errors.New("holdjobs: the job was changed at the same time")
 
-// settle captures the cost and completes the job in one transaction. It retries until the attempt's time is up, since
-// the work cannot be done again. It also retries after a COMMIT with an unknown outcome. If that one succeeded, the
-// hold is captured and the job completed, and River ignores the result of this attempt.
+// settle captures the cost and completes the job in one transaction. It retries until the attempt's
+// time is up, since the work cannot be done again. It also retries after a COMMIT with an unknown
+// outcome. If that one succeeded, the hold is captured and the job completed, and River ignores the
+// result of this attempt.
 func (w *worker[T]) settle(ctx context.Context, job *river.Job[T], cost Cost) error {
 	return retry(ctx, func() (bool, error) { return w.settleOnce(ctx, job, cost) })
 }
@@ -81,7 +83,8 @@ var inHolds = holds.Internals(lend.Key{})
 // guardSQL makes COMMIT fail until the cursor is closed, as a command's guard does.
 const guardSQL = `declare metered_write cursor with hold for select metered.block_commit()`
 
-// write calls Cost.Write with a transaction that it cannot end: its writes and the cost are committed together.
+// write calls Cost.Write with a transaction that it cannot end: its writes and the cost are
+// committed together.
 func (w *worker[T]) write(ctx context.Context, tx pgx.Tx, cost Cost) error {
 	if _, err := tx.Exec(ctx, inHolds.Schema(w.book).SQL(guardSQL)); err != nil {
 		return fault.Failed("holdjobs", "write", err)

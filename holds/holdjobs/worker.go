@@ -69,8 +69,8 @@ type Cost struct {
 	// Entity is as in holds.Capture.
 	Entity string
 
-	// Write makes the job's writes, in the transaction that captures the cost. It may be called several times, and must have no effect
-	// elsewhere.
+	// Write makes the job's writes, in the transaction that captures the cost. It may be called
+	// several times, and must have no effect elsewhere.
 	Write func(ctx context.Context, tx pgx.Tx) error
 }
 
@@ -98,14 +98,16 @@ type Options struct {
 	// RetryAfter is the time until a failed job is tried again. Defaults to 30s.
 	RetryAfter time.Duration
 
-	// Margin is how much longer than an attempt and the pause after it the hold lasts: the job's time in its queue. Defaults to 1m.
+	// Margin is how much longer than an attempt and the pause after it the hold lasts: the job's
+	// time in its queue. Defaults to 1m.
 	//
-	// A job of a killed worker goes to another after river.Config.RescueStuckJobsAfter, 1h. To have it tried again, and not cancelled, set
-	// that lower, and Margin half a minute higher.
+	// A job of a killed worker goes to another after river.Config.RescueStuckJobsAfter, 1h. To have
+	// it tried again, and not cancelled, set that lower, and Margin half a minute higher.
 	Margin time.Duration
 }
 
-// NewWorker returns a River worker for the pattern "hold the estimate, run the job, capture the actual cost":
+// NewWorker returns a River worker for the pattern "hold the estimate, run the job, capture the
+// actual cost":
 //
 //   - A command enqueues the job with jobs.Options.Hold, or places the hold and enqueues a job with Args.
 //   - The worker extends the hold to cover the attempt, and calls work.
@@ -114,9 +116,10 @@ type Options struct {
 //   - If work fails, the hold is extended for the next attempt. After the last one, or if the running job is cancelled, it is released.
 //   - If the worker dies, or the job is cancelled or discarded elsewhere, the hold expires.
 //
-// A job without an open hold is cancelled. So the hold's TTL must be longer than a job waits in its queue, and holds.Config.MaxLifetime
-// longer than all its attempts. A jobs.Options.Hold without a TTL lasts until the job ends. A job whose hold has
-// moved with its tenant (package cells) is snoozed for Options.RetryAfter, until the tenant is back.
+// A job without an open hold is cancelled. So the hold's TTL must be longer than a job waits in its
+// queue, and holds.Config.MaxLifetime longer than all its attempts. A jobs.Options.Hold without a
+// TTL lasts until the job ends. A job whose hold has moved with its tenant (package cells) is
+// snoozed for Options.RetryAfter, until the tenant is back.
 //
 // Locks: those of Cost.Write and the job's row, then the hold's scopes, until COMMIT.
 func NewWorker[T river.JobArgs](pool *pgxpool.Pool, book *holds.Book, work Work[T], opts Options) river.Worker[T] {
@@ -204,7 +207,8 @@ func (e *awayError) Error() string { return fmt.Sprintf("holdjobs: the job's hol
 
 func (e *awayError) Unwrap() error { return e.cause }
 
-// ofHold marks an error about the job's own hold. The work may have other holds, whose errors are ordinary failures.
+// ofHold marks an error about the job's own hold. The work may have other holds, whose errors are
+// ordinary failures.
 func ofHold(err error) error {
 	if errors.Is(err, fault.ErrMoved) {
 		return &awayError{err}
@@ -229,8 +233,8 @@ func retry(ctx context.Context, f func() (again bool, err error)) error {
 // inTheWay reports whether err was caused by other transactions, and will pass.
 func inTheWay(err error) bool { return sqlstate.Collided(err) || errors.Is(err, budget.ErrBusy) }
 
-// cover extends the hold to last for span from now, or to its ceiling. A hold in its grace cannot be extended, and
-// can be captured while the grace lasts.
+// cover extends the hold to last for span from now, or to its ceiling. A hold in its grace cannot
+// be extended, and can be captured while the grace lasts.
 func (w *worker[T]) cover(ctx context.Context, job *river.Job[T], span time.Duration) error {
 	book, ref := w.book, heldBy(job)
 	if ref.ID == "" {
@@ -296,8 +300,8 @@ func (w *worker[T]) failed(ctx context.Context, job *river.Job[T], err error) er
 	return err
 }
 
-// next is how long the hold has to last after a failed attempt, or else the reason to release it. The cases stand in
-// the order in which River decides about the job.
+// next is how long the hold has to last after a failed attempt, or else the reason to release it.
+// The cases stand in the order in which River decides about the job.
 func (w *worker[T]) next(ctx context.Context, job *river.Job[T], err error) (span time.Duration, reason string) {
 	var snooze *river.JobSnoozeError
 	var cancelled *river.JobCancelError

@@ -2,8 +2,9 @@
 //
 //	client, err := river.NewClient(citusjobs.New(pool), &river.Config{Schema: "metered", …})
 //
-// The driver replaces statements of River that Citus refuses, with this process's times for the server's. Only clients on the node that sent
-// a NOTIFY hear it: others see a job at their next river.Config.FetchPollInterval.
+// The driver replaces statements of River that Citus refuses, with this process's times for the
+// server's. Only clients on the node that sent a NOTIFY hear it: others see a job at their next
+// river.Config.FetchPollInterval.
 package citusjobs
 
 import (
@@ -19,7 +20,8 @@ import (
 	"github.com/riverqueue/river/riverdriver/riverpgxv5"
 )
 
-// New sends no SQL. river.JobCompleteTx[*riverpgxv5.Driver] works with it, too: River takes the driver of its client.
+// New sends no SQL. river.JobCompleteTx[*riverpgxv5.Driver] works with it, too: River takes the
+// driver of its client.
 func New(pool *pgxpool.Pool) riverdriver.Driver[pgx.Tx] {
 	return &driver{riverpgxv5.New(pool), pool}
 }
@@ -91,8 +93,8 @@ var (
 	notified  = regexp.MustCompile(`(?s)(THEN pg_notify\(.*?::text\s*\)) END`)
 )
 
-// forCitus replaces the server's time by this process's, since Citus refuses now() in COALESCE where it updates or deletes, and gives the answer
-// of a NOTIFY a type that a column may have.
+// forCitus replaces the server's time by this process's, since Citus refuses now() in COALESCE
+// where it updates or deletes, and gives the answer of a NOTIFY a type that a column may have.
 func forCitus(sql string, args []any) (string, []any) {
 	for _, m := range timeOrNow.FindAllStringSubmatch(sql, -1) {
 		n, _ := strconv.Atoi(m[1])

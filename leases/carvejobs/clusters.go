@@ -45,7 +45,8 @@ type cluster struct {
 	carver *leases.Carver
 }
 
-// New takes the clients by names of clusters, which jobs store: they must stay. Each needs metered.Config.River.
+// New takes the clients by names of clusters, which jobs store: they must stay. Each needs
+// metered.Config.River.
 func New(clients map[string]*metered.Client, cfg Config) (*Clusters, error) {
 	cfg.RetryAfter = cmp.Or(cfg.RetryAfter, 5*time.Second)
 	if cfg.RetryAfter < 10*time.Millisecond || cfg.RetryAfter > time.Hour {
@@ -117,8 +118,9 @@ const (
 	writeOffStep = "metered/carve/write_off"
 )
 
-// Carve takes the units at home, and a job gives them to the child. A second call returns the first result, or with another parent or
-// amount metered.ErrConflict. Errors: those of leases.Carver.Carve and metered.Do.
+// Carve takes the units at home, and a job gives them to the child. A second call returns the first
+// result, or with another parent or amount metered.ErrConflict. Errors: those of
+// leases.Carver.Carve and metered.Do.
 func (c *Clusters) Carve(ctx context.Context, g Carving) (leases.Lease, error) {
 	home, _, err := c.find(g.Link)
 	if err != nil {
@@ -138,14 +140,16 @@ func (c *Clusters) Carve(ctx context.Context, g Carving) (leases.Lease, error) {
 	})
 }
 
-// End closes the child before its time, and a job settles at home. The Lease is the child's, without SettledAt while units are held. A child
-// whose units are still on their way is closed as unused. Errors: those of leases.Carver.End and metered.Do.
+// End closes the child before its time, and a job settles at home. The Lease is the child's,
+// without SettledAt while units are held. A child whose units are still on their way is closed as
+// unused. Errors: those of leases.Carver.End and metered.Do.
 func (c *Clusters) End(ctx context.Context, l Link, note budget.Note) (leases.Lease, error) {
 	_, away, err := c.find(l)
 	if err != nil {
 		return leases.Lease{}, err
 	}
-	// The first step closes the child, for good. The second one ends it when nothing is held any more.
+	// The first step closes the child, for good. The second one ends it when nothing is held any
+	// more.
 	closed, err := do(ctx, away, closeStep, l.Child, l, func(ctx context.Context, tx *metered.Tx) (leases.Lease, error) {
 		closed, err := away.carver.End(ctx, tx, l.Child, note)
 		if errors.Is(err, leases.ErrUnknownChild) {

@@ -1,7 +1,8 @@
-// Package carvejobs gives part of a budget (home) to a child scope on another Postgres cluster (away), as leases.Carver does on one
-// (docs/scale.md).
+// Package carvejobs gives part of a budget (home) to a child scope on another Postgres cluster
+// (away), as leases.Carver does on one (docs/scale.md).
 //
-// Each step is a metered command with the child as operation id. A River job that commits with one step runs the next:
+// Each step is a metered command with the child as operation id. A River job that commits with one
+// step runs the next:
 //
 //	home: carve    all units count as held at the parent
 //	away: credit   the child has them, or nothing if its time is over
@@ -11,5 +12,6 @@
 //
 // Until home settles, all units count there, even past the deadline.
 //
-// River repeats the job of a killed worker after river.Config.RescueStuckJobsAfter, 1h by default: set it lower.
+// River repeats the job of a killed worker after river.Config.RescueStuckJobsAfter, 1h by default:
+// set it lower.
 package carvejobs

@@ -26,7 +26,8 @@ type creditArgs struct {
 
 func (creditArgs) Kind() string { return "metered_carve_credit" }
 
-// endArgs are the args of the job away that closes a child: at its end, or when its held units may have come free.
+// endArgs are the args of the job away that closes a child: at its end, or when its held units may
+// have come free.
 type endArgs struct{ Link }
 
 func (endArgs) Kind() string { return "metered_carve_end" }
@@ -39,7 +40,8 @@ type spentArgs struct {
 
 func (spentArgs) Kind() string { return "metered_carve_spent" }
 
-// AddWorkers registers the workers. Each cluster needs a River client that works them, in a process that reaches both clusters.
+// AddWorkers registers the workers. Each cluster needs a River client that works them, in a process
+// that reaches both clusters.
 func (c *Clusters) AddWorkers(workers *river.Workers) {
 	river.AddWorker(workers, &worker[creditArgs]{clusters: c, step: c.credit})
 	river.AddWorker(workers, &worker[endArgs]{clusters: c, step: c.endDue})
@@ -52,8 +54,8 @@ type worker[T jobArgs] struct {
 	step     func(ctx context.Context, args T, note budget.Note) error
 }
 
-// Work does a step. It retries a step that can succeed later, however long the other cluster is away. A job that can
-// never succeed fails, so that somebody sees it.
+// Work does a step. It retries a step that can succeed later, however long the other cluster is
+// away. A job that can never succeed fails, so that somebody sees it.
 func (w *worker[T]) Work(ctx context.Context, job *river.Job[T]) error {
 	c := w.clusters
 	if err := c.made(); err != nil {

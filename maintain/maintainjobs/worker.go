@@ -20,8 +20,9 @@ type Args struct {
 // Kind is the job's kind in River, "metered_maintain".
 func (Args) Kind() string { return "metered_maintain" }
 
-// PeriodicJobs are the sweeps, by default each minute, and the purges, by default each 24 hours, and both when River starts. A negative time
-// leaves them out. A sweep that fails is not tried again, and a purge is tried three times.
+// PeriodicJobs are the sweeps, by default each minute, and the purges, by default each 24 hours,
+// and both when River starts. A negative time leaves them out. A sweep that fails is not tried
+// again, and a purge is tried three times.
 func PeriodicJobs(sweep, purge time.Duration) []*river.PeriodicJob {
 	var all []*river.PeriodicJob
 	add := func(every time.Duration, args Args, attempts int) {
@@ -36,8 +37,8 @@ func PeriodicJobs(sweep, purge time.Duration) []*river.PeriodicJob {
 	return all
 }
 
-// NewWorker returns the worker of Args. The job has no timeout. Its output is the maintain.Report, from which a job that was stopped or
-// failed goes on.
+// NewWorker returns the worker of Args. The job has no timeout. Its output is the maintain.Report,
+// from which a job that was stopped or failed goes on.
 func NewWorker(pool *pgxpool.Pool, parts maintain.Parts, policy maintain.Policy) river.Worker[Args] {
 	return &worker{pool: pool, parts: parts, policy: policy}
 }
