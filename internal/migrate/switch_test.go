@@ -8,6 +8,7 @@ import (
 
 	"github.com/jackc/pgx/v5"
 	"github.com/jackc/pgx/v5/pgxpool"
+	"github.com/stretchr/testify/assert"
 	"github.com/stretchr/testify/require"
 
 	"github.com/pgmetered/metered"
@@ -202,4 +203,37 @@ func (n numbered) release(ctx context.Context, pool *pgxpool.Pool) {
 	n.t.Helper()
 	_, err := upgrade(ctx, pool, schema.Current(), migrate.Options{})
 	require.NoError(n.t, err)
+}
+
+// What the look at sequences reads may be missing itself. That is a difference like others, and no error.
+func TestValidate_NamesWhatTheLookAtSequencesLacks(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	pool := pgtest.Open(t)
+	for change, want := range map[string]string{
+		"alter table metered.holds rename to gone":                   "table holds",
+		"alter table metered.leases rename to gone":                  "table leases",
+		"alter table metered.lot_rows rename to gone":                "table lot_rows",
+		"alter table metered.lot_rows rename column roll_no to gone": "column lot_rows.roll_no",
+		"alter table metered.cell rename to gone":                    "table cell",
+		"alter table metered.cell rename column one to gone":         "column cell.one",
+		"alter table metered.cell rename column no to gone":          "column cell.no",
+		"drop function metered._numbers(text)":                       "function _numbers(text)",
+		"drop function metered._largest_number(text)":                "function _largest_number(text)",
+		"drop function metered.numbers_behind()":                     "function numbers_behind()",
+	} {
+		tx, err := pool.Begin(ctx)
+		require.NoError(t, err)
+		_, err = tx.Exec(ctx, change)
+		require.NoError(t, err, change)
+		report, err := metered.Validate(ctx, tx, "")
+		require.NoError(t, tx.Rollback(ctx))
+		if assert.NoError(t, err, change) {
+			assert.Contains(t, report.Differences, metered.SchemaDifference{Object: want, Problem: "is missing"}, change)
+		}
+	}
+	pgtest.Execute(t, pool, "drop function metered._numbers(text)")
+	_, err := metered.Migrate(ctx, pool, metered.MigrateOptions{})
+	require.NoError(t, err, "a function is made again")
+	require.NoError(t, pgtest.Validate(t, pool).Err())
 }

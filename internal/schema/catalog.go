@@ -99,8 +99,7 @@ func (r *Release) read(ctx context.Context, db DB, n Name, whole bool) (c Catalo
 	if c.Has("table schema_version") && c.Has("column schema_version.version") {
 		err = tx.QueryRow(ctx, n.SQL(`select coalesce(max(version), 0) from metered.schema_version`)).Scan(&c.Version)
 	}
-	if key := "function numbers_behind()"; err == nil && whole && c.Has(key) && c.objects[key].Definition == r.wanted[key].Definition &&
-		c.Has("column holds.no") && c.Has("column leases.no") && c.Has("column lot_rows.no") {
+	if err == nil && whole && !slices.ContainsFunc(behindReads, c.lacks) {
 		c.behind, err = behind(ctx, tx, n)
 	}
 	return c, err
@@ -109,6 +108,19 @@ func (r *Release) read(ctx context.Context, db DB, n Name, whole bool) (c Catalo
 const mayLookSQL = `select pg_catalog.has_function_privilege('metered.numbers_behind()', 'execute')`
 
 const behindSQL = `select b.of_table, b.last, b.largest from metered.numbers_behind() b`
+
+// behindReads are the keys of what behindSQL runs and reads. Where one is missing or differs, that is
+// the difference, and the sequences are not looked at.
+var behindReads = []string{
+	"function numbers_behind()", "function _largest_number(text)", "function _numbers(text)",
+	"column holds.no", "column leases.no", "column lot_rows.no", "column lot_rows.roll_no",
+	"column cell.no", "column cell.one",
+}
+
+// lacks reports whether the object of that key is missing, or differs from the release's.
+func (c Catalog) lacks(key string) bool {
+	return !c.Has(key) || c.objects[key].Definition != c.release.wanted[key].Definition
+}
 
 // behind are the sequences that are behind their tables, if the role may ask.
 func behind(ctx context.Context, tx pgx.Tx, n Name) (all []Difference, err error) {
