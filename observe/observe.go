@@ -30,8 +30,9 @@ type Work string
 const (
 	Command Work = "command" // metered.Do or DoTx, with all attempts. Name is Command.Name
 	Connect Work = "connect" // waits for the pool
-	// a round trip of a command, with waits for locks: "begin" (after sticky charges "open"),
-	// "sticky", "lock", "complete", "commit", "replay"
+	// Flush is a round trip of a command, with waits for locks: "begin" (after sticky charges
+	// "open"), "sticky", "lock", "complete", "commit", "replay", or "run", which is a whole
+	// command without a function.
 	Flush    Work = "flush"
 	Function Work = "function" // the command's function
 	Call     Work = "call"     // of a piece, as "budget.charge" or "holds.place"
