@@ -637,15 +637,6 @@ create table metered.lot_holds (
 -- Overdrafts.
 create index lot_holds_overdrawn on metered.lot_holds (scope, seq) where lot = 0;
 
--- Overdraft that was drawn for uses, and that no lot has paid: a lot that pays for the use repays it. The rest of a wallet's
--- overdraft was drawn for no use.
-create table metered.lot_debts (
-    amount bigint not null,             -- spent units, 1 or more
-    scope  text collate "C" not null,   -- the wallet
-    use    text collate "C" not null,   -- the use in the note of the draw, or of the hold that was captured
-    primary key (scope, use)
-);
-
 -- Every transition, written with it.
 create table metered.hold_events (
     hold      bigint      not null,     -- holds.no
@@ -2182,6 +2173,15 @@ $$;
 
 -- Overdraft by use: a lot that pays for some uses repays what was drawn for them, from its own units, when these come: at its
 -- beginning, from a hold, by a refund or a reinstatement. A lot for anything pays what was drawn for no use first.
+
+-- Overdraft that was drawn for uses, and that no lot has paid: a lot that pays for the use repays it. The rest of a wallet's
+-- overdraft was drawn for no use.
+create table metered.lot_debts (
+    amount bigint not null,             -- spent units, 1 or more
+    scope  text collate "C" not null,   -- the wallet
+    use    text collate "C" not null,   -- the use in the note of the draw, or of the hold that was captured
+    primary key (scope, use)
+);
 
 -- Notes spent units that no lot covers, if the entry of_seq says what they were for: a charge, or the one that held them.
 create function metered._owe_use(of_scope text, of_seq bigint, units bigint) returns void
@@ -12160,10 +12160,6 @@ comment on column metered.lot_holds.seq is 'the entry that held the units: hold_
 comment on column metered.lot_holds.lot is 'lots.no, or 0: overdraft';
 comment on column metered.lot_holds.amount is 'units';
 comment on column metered.lot_holds.scope is 'the wallet';
-comment on table metered.lot_debts is 'Overdraft that was drawn for uses, and that no lot has paid: a lot that pays for the use repays it. The rest of a wallet''s overdraft was drawn for no use.';
-comment on column metered.lot_debts.amount is 'spent units, 1 or more';
-comment on column metered.lot_debts.scope is 'the wallet';
-comment on column metered.lot_debts.use is 'the use in the note of the draw, or of the hold that was captured';
 comment on table metered.hold_events is 'Every transition, written with it.';
 comment on column metered.hold_events.hold is 'holds.no';
 comment on column metered.hold_events.at is 'when it was recorded';
@@ -12300,6 +12296,10 @@ comment on column metered.lots.kept is 'units of amount that pay for the uses of
 comment on column metered.lots.keeps is 'something can be drawn of it for its uses, but for its end';
 comment on column metered.lots.version is 'of its newest move, or null: none has its units';
 comment on column metered.lots.age is 'when its units were granted first, in microseconds, the entry of that grant, and its own: the oldest is drawn first';
+comment on table metered.lot_debts is 'Overdraft that was drawn for uses, and that no lot has paid: a lot that pays for the use repays it. The rest of a wallet''s overdraft was drawn for no use.';
+comment on column metered.lot_debts.amount is 'spent units, 1 or more';
+comment on column metered.lot_debts.scope is 'the wallet';
+comment on column metered.lot_debts.use is 'the use in the note of the draw, or of the hold that was captured';
 comment on function metered.revoke_lot(metered.scope_name, bigint, bigint, text, bigint, metered.charge_limit[], int, metered.origin) is 'Takes back units of a lot and of those that it went on in, or all units (null), as far as they are neither drawn nor held: revoked. missing counts units that are drawn or held; lapsed units of a lot that is revoked whole are not missing. Each lot has an entry of its own, and seq is the last. status is revoked (perhaps 0 units), unknown, or crossing: it would cross thresholds of limits, which the caller does not report (_cross_lowered).';
 comment on function metered.roll_over(metered.scope_name, bigint, metered.lot_rollover, metered.charge_limit[], int, metered.origin) is 'Rolls units of a lot over into another one: once. status is rolled, same (it rolled over before, at its end or so, and no and units are that lot), empty (no units are left), unknown, or crossing: it ends other lots, and would cross thresholds of limits, which the caller does not report (_cross_lowered). Units beyond cap stay in the lot.';
 comment on function metered.sweep_lots(timestamptz, bigint, int, text, boolean, metered.charge_limit[], int) is 'Ends the lots that are due, after the one of after_end and after_no, of wallets whose locks are to be had without waiting: up to max_lots, and no more than 2,000, each of which may take a lock of the server''s table. With only_scope, of that wallet, for whose lock it waits. Wallets that would cross thresholds of limits, or have a plan of an unknown zone, are left alone, and named (crossing): they are reported by a call for each, which says so in limits, and gets crossed. Of these seen, ended are those that lapsed or rolled over just now, and busy those whose wallets were in use. untold are those with lapses that subscribers have not heard of. Unless they still shall (keep_untold), they are marked. last_end and last_no are where to go on, if there may be more.';

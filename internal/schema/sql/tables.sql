@@ -296,15 +296,6 @@ create table metered.lot_holds (
 -- Overdrafts.
 create index lot_holds_overdrawn on metered.lot_holds (scope, seq) where lot = 0;
 
--- Overdraft that was drawn for uses, and that no lot has paid: a lot that pays for the use repays it. The rest of a wallet's
--- overdraft was drawn for no use.
-create table metered.lot_debts (
-    amount bigint not null,             -- spent units, 1 or more
-    scope  text collate "C" not null,   -- the wallet
-    use    text collate "C" not null,   -- the use in the note of the draw, or of the hold that was captured
-    primary key (scope, use)
-);
-
 -- Every transition, written with it.
 create table metered.hold_events (
     hold      bigint      not null,     -- holds.no
