@@ -262,7 +262,8 @@ func (r *refusal) err() error {
 //
 // Both sessions renew the hold, and one ends it. Then the other's Settle is a repetition, its
 // Cancel is a *LostError, and its context ends at its next renewal. An operation on record is a
-// Finished session. Without an open session, *LostError.
+// Finished session, or ErrConflict where its hold has another Holder. A recorded refusal (of a
+// command with RecordRefusal) is the error. Without an open session, *LostError.
 func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], error) {
 	if err := c.made(); err != nil {
 		return nil, err
@@ -285,6 +286,9 @@ func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], 
 	} else if lookErr != nil {
 		return nil, lookErr
 	}
+	if err := r.recorded(op); err != nil {
+		return nil, err
+	}
 	out := Outcome[R]{Raw: op.Result, Replayed: true, Receipt: op.Receipt, Holds: op.Holds, At: op.At, Draws: op.Draws}
 	if err := json.Unmarshal(op.Result, &out.Result); err != nil {
 		return nil, fmt.Errorf("metered: read the result of operation %q: %w", r.ID, err)
@@ -293,6 +297,16 @@ func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], 
 	cancel(ErrFinished)
 	s.ctx, s.ended = work, true
 	return &Session[R]{s: s, finished: true, out: out}, nil
+}
+
+// recorded is nil if an operation on record is the answer to a reservation that names it by its id.
+// The first hold of a session's record is that of the session. A Holder is compared as in a
+// repetition of Open. An empty one is any, as in holds.Book.Get.
+func (r *Reservation) recorded(op Operation) error {
+	if r.Holder != "" && (len(op.Holds) == 0 || op.Holds[0].Holder != r.Holder) {
+		return fmt.Errorf("%w: operation %q of tenant %q is not one of holder %q", ErrConflict, r.ID, r.Tenant, r.Holder)
+	}
+	return op.Refusal
 }
 
 // resume finds the open hold of an operation. The session is there on holds.ErrUnknown, too.

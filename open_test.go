@@ -290,6 +290,56 @@ func TestResume_CancelsAndFindsNothingWhereNothingIsOpen(t *testing.T) {
 	require.ErrorIs(t, err, metered.ErrLost, "it is due")
 }
 
+// An operation on record answers those whom a repetition of it would answer, and a refusal on record is that refusal.
+func TestResume_ARecordIsOfItsHolder(t *testing.T) {
+	t.Parallel()
+	ctx := t.Context()
+	owner, c := pgtest.SetUp(t, metered.Config{})
+	other := pgtest.NewClient(t, pgtest.Reopen(t, owner, func(*pgxpool.Config) {}), metered.Config{})
+	of := func(id, holder string) metered.Reservation {
+		r := byID(id)
+		r.Holder = holder
+		return r
+	}
+	reserved := stream("op")
+	reserved.Holder = "ann"
+	s, err := metered.Open[usage](ctx, c, reserved)
+	require.NoError(t, err)
+	_, err = s.Settle(ctx, tokensUsed(30), func(ctx context.Context, tx *metered.Tx) (usage, error) {
+		_, err := tx.Place(ctx, holds.Request{Tenant: "acme", Holder: "ben", TTL: time.Minute, Lines: []holds.Line{{Scope: "seats", Amount: 1}}}, nil)
+		return usage{30}, err
+	})
+	require.NoError(t, err)
+	repeated := reserved
+	repeated.Holder = "ben"
+	_, err = metered.Open[usage](ctx, c, repeated)
+	require.ErrorIs(t, err, metered.ErrConflict)
+	ben, err := metered.Resume[usage](ctx, other, of("op", "ben"))
+	require.ErrorIs(t, err, metered.ErrConflict)
+	require.Nil(t, ben)
+	for _, holder := range []string{"ann", ""} { // "" is any, as in holds.Book.Get
+		again, err := metered.Resume[usage](ctx, other, of("op", holder))
+		require.NoError(t, err)
+		require.True(t, again.Finished())
+		require.Equal(t, usage{30}, again.Outcome().Result)
+	}
+
+	refused := metered.Command{
+		ID: "refused", Tenant: "acme", RecordRefusal: true,
+		Charges: []budget.Charge{{Scope: "tokens", Amount: 2000, Limits: []budget.Limit{budget.Lifetime(1000)}}},
+	}
+	_, err = metered.Do(ctx, c, refused, says(1))
+	var exceeded *budget.ExceededError
+	require.ErrorAs(t, err, &exceeded)
+	_, err = metered.Resume[usage](ctx, other, byID("refused"))
+	exceeded = nil
+	require.ErrorAs(t, err, &exceeded)
+	require.Equal(t, "tokens", exceeded.Refusals[0].Scope)
+	require.Equal(t, "budget_exceeded", metered.Code(err))
+	_, err = metered.Resume[usage](ctx, other, of("refused", "ann"))
+	require.ErrorIs(t, err, metered.ErrConflict)
+}
+
 // Sessions of many processes end one operation at once, with different amounts: it is charged once.
 func TestResume_RacingProcessesSettleOnce(t *testing.T) {
 	t.Parallel()
