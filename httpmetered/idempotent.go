@@ -55,7 +55,8 @@ type IdempotentConfig struct {
 	// KiB.
 	AnswerBytes int
 
-	// Policies are shown beside answers that were charged.
+	// Policies are shown beside answers that were charged, and beside those of a Limit in front,
+	// whose limits need other names.
 	Policies *Policies
 
 	// Documentation is the URL of your page about keys, to which 400, 409 and 422 link.
@@ -135,11 +136,13 @@ func (m *idempotent) serve(w http.ResponseWriter, r *http.Request, next http.Han
 	case err == nil:
 		if m.Policies != nil && !out.Replayed {
 			out.Receipt.Entries = append(out.Receipt.Entries, out.Sticky.Entries...)
-			m.Policies.Show(w.Header(), out.Receipt)
+			if len(out.Receipt.Entries) > 0 {
+				m.Policies.Show(w.Header(), out.Receipt)
+			}
 		}
-		out.Result.write(w)
+		out.Result.write(w, out.Replayed)
 	case errors.As(err, &own) && !errors.Is(err, metered.ErrTimeout): // a deadline is one, whether the server met it first or the handler
-		own.answer.write(w)
+		own.answer.write(w, false)
 	default:
 		m.refuse(w, r, err)
 	}

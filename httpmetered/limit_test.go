@@ -12,6 +12,7 @@ import (
 	"github.com/jackc/pgx/v5/pgxpool"
 	"github.com/stretchr/testify/require"
 
+	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/httpmetered"
 	"github.com/pgmetered/metered/internal/pgtest"
@@ -204,4 +205,70 @@ func TestLimit_RefusesUnusableArguments(t *testing.T) {
 	require.NoError(t, leased.Close(t.Context()))
 	_, err = httpmetered.LimitLeased(leased, cfg)
 	require.ErrorIs(t, err, leases.ErrClosed)
+}
+
+// A client sees what is left of each limit that judged its request: of one in front, of the command, and of what the handler shows itself.
+func TestLimit_ItsFieldsStayInFrontOfIdempotent(t *testing.T) {
+	t.Parallel()
+	pool := pgtest.Open(t)
+	pgtest.SetClock(t, pool, time.Date(2031, 5, 6, 12, 0, 0, 0, time.UTC))
+	client := pgtest.NewClient(t, pool, metered.Config{})
+	orders := budget.PerWindow(10, time.Hour).Named("orders")
+	shown, err := httpmetered.NewPolicies(httpmetered.PoliciesConfig{Limits: []budget.Limit{orders}})
+	require.NoError(t, err)
+	inside, err := httpmetered.NewPolicies(httpmetered.PoliciesConfig{Limits: []budget.Limit{budget.Lifetime(5).Named("seats")}})
+	require.NoError(t, err)
+	limiter := func(kind, name string) func(http.Handler) http.Handler {
+		limit, err := httpmetered.Limit(pool, client.Budget, httpmetered.LimitConfig{
+			Kind: kind, Key: byHeader, Limits: []budget.Limit{budget.PerWindow(100, time.Minute).Named(name)},
+		})
+		require.NoError(t, err)
+		return limit
+	}
+	once, err := httpmetered.Idempotent(client, httpmetered.IdempotentConfig{
+		Tenant: byHeader, Policies: shown, OnError: func(_ *http.Request, err error) { t.Error(err) },
+		Command: func(_ *http.Request, body []byte) (cmd metered.Command, err error) {
+			if n := int64(len(body)); n > 0 {
+				cmd.Charges = []budget.Charge{{Scope: "orders", Amount: n, Limits: []budget.Limit{orders}}}
+			}
+			return cmd, nil
+		},
+	})
+	require.NoError(t, err)
+	handler := http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.URL.Path == "/seats" {
+			inside.Show(w.Header(), budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{standing(budget.Lifetime(5).Named("seats"), 4)}}}})
+		}
+		w.WriteHeader(http.StatusTeapot - 200)
+	})
+	server := httptest.NewServer(limiter("ip", "address")(limiter("user", "client")(once(handler))))
+	t.Cleanup(server.Close)
+	s := &shop{t: t, url: server.URL}
+	const front, both = `"address";q=100;w=60, "client";q=100;w=60`, `, "orders";q=10;w=3600`
+	for i, ask := range []struct {
+		path, body, key, policy, limit string
+		status                         int
+	}{
+		{"/", "", "plain", front, ``, 218},
+		{"/", "1234", "charged", front + both, `, "orders";r=6;t=3600`, 218},
+		{"/", "1234", "charged", front, ``, 218}, // again
+		{"/", "1234567", "refused", front + both, `, "orders";r=6;t=3600`, 429},
+		{"/seats", "", "seats", front + `, "seats";q=5`, `, "seats";r=4`, 218},
+		{"/seats", "123456", "all", front + both + `, "seats";q=5`, `, "orders";r=0;t=3600, "seats";r=4`, 218},
+	} {
+		r, err := s.send(t.Context(), "POST", ask.path, "ann", ask.body, ask.key)
+		require.NoError(t, err)
+		require.Equal(t, ask.status, r.status, ask.key)
+		left := strconv.Itoa(99 - i)
+		require.Equal(t, ask.policy, r.header.Get("RateLimit-Policy"), ask.key)
+		require.Equal(t, `"address";r=`+left+`;t=60, "client";r=`+left+`;t=60`+ask.limit, r.header.Get("RateLimit"), ask.key)
+	}
+	// A replay's own numbers are older than those of the limiter in front.
+	again := httptest.NewServer(limiter("ip", "seats")(once(handler)))
+	t.Cleanup(again.Close)
+	s.url = again.URL
+	r, err := s.send(t.Context(), "POST", "/seats", "ann", "", "seats")
+	require.NoError(t, err)
+	require.Equal(t, `"seats";r=93;t=60`, r.header.Get("RateLimit"))
+	require.Equal(t, `"seats";q=100;w=60`, r.header.Get("RateLimit-Policy"))
 }

@@ -69,6 +69,47 @@ func TestShow_LeastOfAPolicyThatIsThereTwice(t *testing.T) {
 	require.Equal(t, `"burst";r=3;t=1`, h.Get("RateLimit"))
 }
 
+// Both fields are lists: whoever shows policies leaves those of others, whatever their names look like.
+func TestShow_LeavesThePoliciesOfOthers(t *testing.T) {
+	t.Parallel()
+	odd := budget.Limit{Name: `a"b\c;pk=:eA==:, "burst";r=5`, Max: 7, Window: time.Second}
+	oddly := `"a\"b\\c;pk=:eA==:, \"burst\";r=5"`
+	receipt := func(l budget.Limit, available int64) budget.Receipt {
+		return budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{standing(l, available)}}}}
+	}
+	front := policies(t, httpmetered.PoliciesConfig{Limits: []budget.Limit{odd}})
+	behind := policies(t, httpmetered.PoliciesConfig{Limits: []budget.Limit{burst, daily}})
+	mine, err := behind.Partition([]byte("x"))
+	require.NoError(t, err)
+	yours, err := behind.Partition([]byte("y"))
+	require.NoError(t, err)
+	h := http.Header{}
+	fields := func(policy, limit string) {
+		t.Helper()
+		require.Equal(t, []string{policy}, h.Values("RateLimit-Policy"))
+		require.Equal(t, []string{limit}, h.Values("RateLimit"))
+	}
+	front.Show(h, receipt(odd, 3))
+	behind.Show(h, receipt(burst, 9))
+	all := oddly + `;q=7;w=1, "burst";q=10;w=1, "daily";q=1000;w=86400`
+	fields(all, oddly+`;r=3;t=1, "burst";r=9;t=1`)
+	behind.ShowRefusal(h, &budget.ExceededError{Refusals: []budget.Refusal{{Limit: daily, Available: 1, RetryAfter: time.Minute}}})
+	fields(all, oddly+`;r=3;t=1, "daily";r=1;t=60`)
+	behind.Show(h, budget.Receipt{})
+	fields(all, oddly+`;r=3;t=1`)
+	(*httpmetered.Policies)(nil).Show(h, receipt(odd, 1))
+	fields(all, oddly+`;r=3;t=1`)
+
+	h = http.Header{"Ratelimit-Policy": {`other;q=1`, "\t"}, "Ratelimit": {`"burst";r=1;t=1`, ` "burst" ; t=1 ; pk=:eA==:;r=2`, `"o";r=1`}}
+	mine.Show(h, receipt(burst, 8)) // the policy of another key is another one
+	fields(`other;q=1, "burst";q=10;w=1;pk=:eA==:, "daily";q=1000;w=86400;pk=:eA==:`, `"burst";r=1;t=1, "o";r=1, "burst";r=8;t=1;pk=:eA==:`)
+	yours.Show(h, receipt(burst, 7))
+	require.Equal(t, `"burst";r=1;t=1, "o";r=1, "burst";r=8;t=1;pk=:eA==:, "burst";r=7;t=1;pk=:eQ==:`, h.Get("RateLimit"))
+	h = http.Header{"Ratelimit": {`"an open String`}, "Ratelimit-Policy": {`"and \"`}}
+	behind.Show(h, receipt(burst, 6))
+	fields(`"burst";q=10;w=1, "daily";q=1000;w=86400`, `"burst";r=6;t=1`)
+}
+
 func TestPolicies_UnitsKeysAndNamesAreWrittenAsStructuredFields(t *testing.T) {
 	t.Parallel()
 	odd := budget.Limit{Name: `a"b\c;q=9, d`, Max: math.MaxInt64 / 4, Window: 1500 * time.Millisecond}
@@ -191,6 +232,7 @@ func TestShow_NumbersOfSharedLimitsStayOut(t *testing.T) {
 	require.Equal(t, http.Header{"Ratelimit-Policy": {`"burst";q=10;w=1`}, "Ratelimit": {`"burst";r=1;t=1`}}, h)
 
 	none := policies(t, httpmetered.PoliciesConfig{Shared: []budget.Limit{everyone}})
+	h = http.Header{}
 	none.Show(h, budget.Receipt{Entries: []budget.Posted{{Standings: []budget.Standing{standing(everyone, 12)}}}})
 	require.Empty(t, h, "an empty list is no field")
 }

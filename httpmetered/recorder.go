@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
-	"maps"
 	"net/http"
 	"strings"
 	"unicode/utf8"
@@ -25,8 +24,13 @@ type answer struct {
 	Bytes  []byte      `json:"bytes,omitempty"`
 }
 
-func (a *answer) write(w http.ResponseWriter) {
-	maps.Copy(w.Header(), a.Header)
+func (a *answer) write(w http.ResponseWriter, replayed bool) {
+	addShown(w.Header(), a.Header, replayed)
+	for name, values := range a.Header {
+		if name != fieldPolicy && name != fieldLimit {
+			w.Header()[name] = values
+		}
+	}
 	w.WriteHeader(a.Status)
 	if len(a.Bytes) > 0 {
 		_, _ = w.Write(a.Bytes)

@@ -2,6 +2,7 @@ package httpmetered
 
 import (
 	"net/http"
+	"slices"
 	"strings"
 	"time"
 
@@ -20,7 +21,7 @@ const (
 //	RateLimit: "burst";r=9;t=1, "daily";r=420;t=86400
 //
 // t is the whole window, or the rest of a period. RateLimit has the receipt's policies alone. With
-// several scopes the smallest remainder counts.
+// several scopes the smallest remainder counts. Members of other policies in the fields stay.
 func (p *Policies) Show(h http.Header, receipt budget.Receipt) {
 	left := map[string]service{}
 	for _, entry := range receipt.Entries {
@@ -85,17 +86,16 @@ func orNothing(e *budget.ExceededError) *budget.ExceededError {
 	return e
 }
 
+// show sets the members of p's policies, and leaves those that others have set, such as a Limit in
+// front of the handler.
 func (p *Policies) show(h http.Header, left map[string]service) {
 	if p == nil {
 		p = &Policies{}
 	}
-	h.Del(fieldPolicy)
-	h.Del(fieldLimit)
-	if p.header != "" { // an empty list is no field
-		h.Set(fieldPolicy, p.header)
-	}
 	var items []string
+	mine := map[string]bool{}
 	for _, policy := range p.shown {
+		mine[policy.item+p.key] = true
 		s, ok := left[policy.name]
 		if !ok {
 			continue
@@ -106,7 +106,74 @@ func (p *Policies) show(h http.Header, left map[string]service) {
 		}
 		items = append(items, item+p.key)
 	}
-	if len(items) > 0 {
-		h.Set(fieldLimit, strings.Join(items, ", "))
+	others := func(item string) bool { return mine[policyOf(item)] }
+	setList(h, fieldPolicy, append(slices.DeleteFunc(members(h[fieldPolicy]), others), p.header))
+	setList(h, fieldLimit, append(slices.DeleteFunc(members(h[fieldLimit]), others), items...))
+}
+
+// addShown adds the fields of an answer to those that are set already. Of a policy that is in both
+// the latest numbers stay: those of the answer, unless it is a replay.
+func addShown(h, answer http.Header, replayed bool) {
+	for _, field := range []string{fieldPolicy, fieldLimit} {
+		before, after := members(h[field]), members(answer[field])
+		if replayed {
+			before, after = after, before
+		}
+		again := map[string]bool{}
+		for _, item := range after {
+			again[policyOf(item)] = true
+		}
+		setList(h, field, append(slices.DeleteFunc(before, func(item string) bool { return again[policyOf(item)] }), after...))
 	}
+}
+
+// setList sets a field to a list of structured fields. An empty one is no field.
+func setList(h http.Header, field string, items []string) {
+	items = slices.DeleteFunc(items, func(item string) bool { return item == "" })
+	if len(items) == 0 {
+		h.Del(field)
+		return
+	}
+	h.Set(field, strings.Join(items, ", "))
+}
+
+// members splits a field, a List of structured fields (RFC 9651, 3.1), into its members. One that
+// ends within a String is none: whatever follows it would be a part of the String.
+func members(lines []string) (items []string) {
+	list := strings.Join(lines, ",")
+	if parts, ok := cut(list, ','); ok {
+		for _, item := range parts {
+			items = append(items, strings.Trim(item, " \t"))
+		}
+	}
+	return items
+}
+
+// policyOf is the name of a member and its partition key, as both are written. Equal names with
+// other keys are other policies.
+func policyOf(item string) string {
+	parts, _ := cut(item, ';')
+	name := strings.Trim(parts[0], " \t")
+	for _, param := range parts[1:] {
+		if param = strings.Trim(param, " \t"); strings.HasPrefix(param, "pk=") {
+			return name + ";" + param
+		}
+	}
+	return name
+}
+
+// cut splits a text at a mark outside of Strings. It is not ok if the text ends within one.
+func cut(text string, mark byte) (parts []string, ok bool) {
+	begin, within := 0, false
+	for i := 0; i < len(text); i++ {
+		switch c := text[i]; {
+		case within && c == '\\':
+			i++
+		case c == '"':
+			within = !within
+		case c == mark && !within:
+			parts, begin = append(parts, text[begin:i]), i+1
+		}
+	}
+	return append(parts, text[begin:]), !within
 }
