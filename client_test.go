@@ -239,11 +239,14 @@ func TestCalls_NilIsRefused(t *testing.T) {
 	niltest.Func(t, "Migrate", metered.Migrate, pool, metered.MigrateOptions{})
 	niltest.Func(t, "Validate", metered.Validate, pool, "")
 	niltest.Func(t, "DoTx", metered.DoTx[pgtest.Uploaded], niltest.Given{Arg: c}, tx, cmd, niltest.Given{Arg: fn})
+	niltest.Func(t, "OpenTx", metered.OpenTx[any], niltest.Given{Arg: c}, tx, metered.Reservation{ID: "a"})
 
 	for what, c := range map[string]*metered.Client{"nil": nil, "zero": {}} {
 		_, err := metered.Do(t.Context(), c, cmd, fn)
 		pgtest.RequireField(t, err, "client", what)
 		_, err = metered.DoTx(t.Context(), c, tx, cmd, fn)
+		pgtest.RequireField(t, err, "client", what)
+		_, err = metered.OpenTx[any](t.Context(), c, tx, metered.Reservation{ID: "a"})
 		pgtest.RequireField(t, err, "client", what)
 	}
 }

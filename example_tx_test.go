@@ -19,6 +19,38 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
+// A session opens and settles in transactions that write the caller's own rows.
+func ExampleSession_SettleTx() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	client, err := metered.New(pool, metered.Config{})
+	check(err)
+	_, err = pool.Exec(ctx, "create table films (id text primary key, seconds bigint)")
+	check(err)
+
+	var s *metered.Session[any]
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) (err error) {
+		if _, err = tx.Exec(ctx, "insert into films (id) values ('job-1')"); err != nil {
+			return err
+		}
+		s, err = metered.OpenTx[any](ctx, client, tx, reserve("job-1"))
+		return err
+	}))
+	defer s.Close()
+	check(pgx.BeginFunc(ctx, pool, func(tx pgx.Tx) error {
+		if _, err := tx.Exec(ctx, "update films set seconds = 240 where id = 'job-1'"); err != nil {
+			return err
+		}
+		_, err := s.SettleTx(ctx, tx, metered.Cost{Lines: []holds.Line{{Scope: "seconds/ann", Amount: 240}}}, nil)
+		return err
+	}))
+	op, err := client.Lookup(ctx, pool, "ann", "job-1")
+	check(err)
+	fmt.Println("charged", op.Holds[0].Lines[0].Captured)
+	// Output: charged 240
+}
+
 // Support refunds an operation and knows its id: the record lists the charges, and the units that a hold captured.
 // The refund is a command, so it can be sent again. The refunds of one charge never exceed it.
 func ExampleTx_Refund() {

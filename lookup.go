@@ -274,7 +274,7 @@ func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], 
 	s, err := c.resume(ctx, r)
 	if err == nil {
 		s.start(ctx)
-		s.tell(sessionResumed)
+		s.tell(sessionResumed, false)
 		return &Session[R]{s: s}, nil
 	}
 	if !errors.Is(err, holds.ErrUnknown) {
@@ -293,10 +293,7 @@ func Resume[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], 
 	if err := json.Unmarshal(op.Result, &out.Result); err != nil {
 		return nil, fmt.Errorf("metered: read the result of operation %q: %w", r.ID, err)
 	}
-	work, cancel := context.WithCancelCause(ctx)
-	cancel(ErrFinished)
-	s.ctx, s.ended = work, true
-	return &Session[R]{s: s, finished: true, out: out}, nil
+	return finished(ctx, s, out), nil
 }
 
 // recorded is nil if an operation on record is the answer to a reservation that names it by its id.

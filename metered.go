@@ -129,19 +129,28 @@ func DoTx[R any](ctx context.Context, c *Client, tx pgx.Tx, cmd Command, fn Func
 	if err := cmp.Or(c.made(), notNil("tx", tx)); err != nil {
 		return Outcome[R]{}, err
 	}
-	switch {
-	case len(cmd.Sticky) > 0:
-		return Outcome[R]{}, misuse("Command.Sticky", "cannot be taken from inside a transaction: use Do")
-	case cmd.Isolation != "":
-		return Outcome[R]{}, misuse("Command.Isolation", "is the caller's, who began the transaction")
-	case cmd.EarlyRelease:
-		return Outcome[R]{}, misuse("Command.EarlyRelease", "is about a COMMIT, which is the caller's: use Do")
-	case cmd.RecordRefusal:
-		return Outcome[R]{}, misuse("Command.RecordRefusal", "needs a transaction of its own: use Do")
-	case cmd.LSN:
-		return Outcome[R]{}, misuse("Command.LSN", "is that of a COMMIT, which is the caller's: use replica.CommitLSN after it")
+	if err := lendable("Command", cmd); err != nil {
+		return Outcome[R]{}, err
 	}
 	return run(ctx, c, tx, cmd, fn)
+}
+
+// lendable refuses what a command in a transaction of the caller's cannot have. of is the argument
+// that the caller knows.
+func lendable(of string, cmd Command) error {
+	switch {
+	case len(cmd.Sticky) > 0:
+		return misuse(of+".Sticky", "cannot be taken from inside a transaction: use Do")
+	case cmd.Isolation != "":
+		return misuse(of+".Isolation", "is the caller's, who began the transaction")
+	case cmd.EarlyRelease:
+		return misuse(of+".EarlyRelease", "is about a COMMIT, which is the caller's")
+	case cmd.RecordRefusal:
+		return misuse(of+".RecordRefusal", "needs a transaction of its own: use Do")
+	case cmd.LSN:
+		return misuse(of+".LSN", "is that of a COMMIT, which is the caller's: use replica.CommitLSN after it")
+	}
+	return nil
 }
 
 // run runs a command in tx, or in a transaction of its own if that is nil.

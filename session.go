@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/jackc/pgx/v5"
+	"github.com/jackc/pgx/v5/pgconn"
 
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
@@ -109,14 +110,14 @@ func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], er
 		defer over()
 	}
 	for {
-		s, err := c.reserve(opening, r)
+		s, err := c.reserve(opening, nil, r)
 		if err == nil {
 			if ctx.Err() != nil {
 				go s.forsake(ctx, nil)
 				return nil, fmt.Errorf("metered: %w", pause.Ended(ctx))
 			}
 			s.start(ctx)
-			s.tell(sessionOpened)
+			s.tell(sessionOpened, false)
 			return &Session[R]{s: s}, nil
 		}
 		if !errors.Is(err, errRecorded) {
@@ -129,18 +130,62 @@ func Open[R any](ctx context.Context, c *Client, r Reservation) (*Session[R], er
 		if err != nil {
 			return nil, err
 		}
-		work, cancel := context.WithCancelCause(ctx)
-		cancel(ErrFinished)
-		s.ctx, s.ended = work, true
-		return &Session[R]{s: s, finished: true, out: out}, nil
+		return finished(ctx, s, out), nil
 	}
+}
+
+// OpenTx is Open inside the caller's transaction, in a savepoint: after a refusal tx is as before,
+// and usable. The reservation takes effect with the caller's commit.
+//
+// The session renews its hold from then on. Its first renewal comes after a third of TTL: a tx that
+// is open for longer than TTL loses the reservation (*RenewalError). After a rollback there is no
+// hold, and Settle is a *LostError: Close the session.
+//
+// The scopes stay locked until tx ends, so commit before the work begins. Nothing is retried, and
+// OpenTimeout is refused: set one on tx. tx must be READ COMMITTED, or OpenTx is an
+// *ArgumentError: at the other levels it could not see another session of the ID. A replay and its errors are those of
+// DoTx.
+func OpenTx[R any](ctx context.Context, c *Client, tx pgx.Tx, r Reservation) (*Session[R], error) {
+	if err := cmp.Or(c.made(), notNil("tx", tx)); err != nil {
+		return nil, err
+	}
+	if r.OpenTimeout != 0 {
+		return nil, misuse("Reservation.OpenTimeout", "is the caller's, who began the transaction")
+	}
+	s, err := c.reserve(ctx, tx, r)
+	var refused *pgconn.PgError
+	switch {
+	case err == nil:
+		s.pending = true
+		s.start(ctx)
+		s.tell(sessionOpened, true)
+		return &Session[R]{s: s}, nil
+	case errors.As(err, &refused) && refused.Message == "out of bounds: session":
+		return nil, misuse("tx", "is not READ COMMITTED, the level at which a session opens")
+	case !errors.Is(err, errRecorded):
+		return nil, err
+	}
+	out, err := run[R](ctx, c, tx, s.command(nil), nil)
+	if err != nil {
+		return nil, err
+	}
+	return finished(ctx, s, out), nil
+}
+
+// finished is the session of an operation on record.
+func finished[R any](ctx context.Context, s *session, out Outcome[R]) *Session[R] {
+	work, cancel := context.WithCancelCause(ctx)
+	cancel(ErrFinished)
+	s.ctx, s.ended = work, true
+	return &Session[R]{s: s, finished: true, out: out}
 }
 
 // errRecorded says that the operation is on record.
 var errRecorded = errors.New("metered: the operation is on record")
 
-// reserve places the hold of a session. On errRecorded the session is there, too.
-func (c *Client) reserve(ctx context.Context, r Reservation) (_ *session, err error) {
+// reserve places the hold of a session, in tx or, if that is nil, in a transaction of its own. On
+// errRecorded the session is there, too.
+func (c *Client) reserve(ctx context.Context, tx pgx.Tx, r Reservation) (_ *session, err error) {
 	ctx, span := c.observer.Start(ctx, observe.Op{Work: observe.Call, Name: "metered.open"})
 	defer func() { span.End(err) }()
 	s := &session{client: c, r: r}
@@ -154,6 +199,9 @@ func (c *Client) reserve(ctx context.Context, r Reservation) (_ *session, err er
 	place := func(ctx context.Context) error {
 		return ledger.Silently(func(telling bool) error {
 			op.Telling = op.Telling || telling
+			if tx != nil {
+				return c.engine.OnceTx(ctx, tx, op, step, &refusal)
+			}
 			return cmp.Or(c.engine.Once(ctx, op, step), refusal)
 		})
 	}
@@ -181,7 +229,7 @@ func (c *Client) reserve(ctx context.Context, r Reservation) (_ *session, err er
 		return nil, &LostError{ID: r.ID, Cause: &holds.StateError{ID: s.hold.ID, State: s.hold.State, Hold: s.hold}}
 	}
 	s.id, s.deadline = s.hold.ID, began.Add(s.hold.Remaining())
-	inHolds.Tell(ctx, c.observer, call.Kind, []holds.Hold{s.hold}, false)
+	inHolds.Tell(ctx, c.observer, call.Kind, []holds.Hold{s.hold}, tx != nil)
 	return s, nil
 }
 
@@ -304,7 +352,9 @@ type session struct {
 	hold     holds.Hold // as it was last seen
 	deadline time.Time  // its own, by this process's monotonic clock, at the earliest
 	ended    bool
-	settles  int // are going on
+	settles  int  // are going on
+	pending  bool // the transaction of OpenTx was not seen to commit. For the renewals
+	given    bool // SettleTx has settled in a transaction, which may roll back
 }
 
 // Context is for the work. It ends with Open's, at Settle, Cancel and Close, when the session is
@@ -353,6 +403,38 @@ type Cost struct {
 // After an error the hold is as before, and renewed: settle again, or Cancel. Errors:
 // *holds.ExcessError, *budget.ExceededError, *LostError.
 func (s *Session[R]) Settle(ctx context.Context, used Cost, fn Func[R]) (Outcome[R], error) {
+	if s.s.client.engine.Inside(ctx) && !s.finished {
+		return Outcome[R]{}, ErrNested
+	}
+	out, err := s.settle(ctx, nil, used, fn)
+	if lost := (*LostError)(nil); errors.As(err, &lost) {
+		s.s.end(lost, sessionLost)
+	} else if err == nil && !s.finished {
+		s.s.end(nil, sessionSettled)
+	}
+	return out, err
+}
+
+// SettleTx is Settle inside the caller's transaction, in a savepoint: after an error tx is as
+// before, and usable. The settlement takes effect with the caller's commit, and so does its record.
+//
+// The hold and the scopes stay locked until tx ends: make it the last thing. The session goes on
+// until Close, and so do its renewals: after a rollback, settle again, or Cancel. Nothing is
+// retried. Reservation.Isolation, EarlyRelease and LSN are refused. In a replay (Outcome.Replayed)
+// writes that the caller made in tx are there a second time: roll back, or make them in fn.
+func (s *Session[R]) SettleTx(ctx context.Context, tx pgx.Tx, used Cost, fn Func[R]) (Outcome[R], error) {
+	if err := cmp.Or(notNil("tx", tx), lendable("Reservation", s.s.command(nil))); err != nil {
+		return Outcome[R]{}, err
+	}
+	out, err := s.settle(ctx, tx, used, fn)
+	if err == nil && !s.finished {
+		s.s.give(!out.Replayed)
+	}
+	return out, err
+}
+
+// settle settles the session in tx, or in a transaction of its own if that is nil.
+func (s *Session[R]) settle(ctx context.Context, tx pgx.Tx, used Cost, fn Func[R]) (Outcome[R], error) {
 	h := s.s
 	if s.finished {
 		if err := h.agrees(used, s.out.Holds); err != nil {
@@ -369,30 +451,25 @@ func (s *Session[R]) Settle(ctx context.Context, used Cost, fn Func[R]) (Outcome
 			return Outcome[R]{}, invalid(fmt.Sprintf("Cost.Lines[%d].Scope", i), "%q is not held: the Reservation has no line of it", l.Scope)
 		}
 	}
-	if h.client.engine.Inside(ctx) {
-		return Outcome[R]{}, ErrNested
-	}
 	h.own(call)
 	defer h.settle()()
 	cmd := h.command(call)
 	cmd.settling.until = h.until()
-	out, err := run(ctx, h.client, nil, cmd, fn)
+	out, err := run(ctx, h.client, tx, cmd, fn)
 	if err == nil && !slices.ContainsFunc(out.Holds, func(of holds.Hold) bool { return of.ID == h.id }) {
 		err = &LostError{ID: h.r.ID, Cause: errSettled}
 	}
 	if err == nil && out.Replayed {
 		if err := h.agrees(used, out.Holds); err != nil {
-			h.end(nil, sessionSettled)
+			if tx == nil {
+				h.end(nil, sessionSettled)
+			}
 			return Outcome[R]{}, err
 		}
 	}
 	if err != nil {
-		if lost := (*LostError)(nil); errors.As(err, &lost) {
-			h.end(lost, sessionLost)
-		}
 		return Outcome[R]{}, err
 	}
-	h.end(nil, sessionSettled)
 	return out, nil
 }
 
@@ -538,8 +615,20 @@ const (
 	sessionAbandoned  = "abandoned"
 )
 
-func (s *session) tell(what string) {
-	s.client.observer.Event(s.ctx, observe.Event{Kind: observe.Session, Name: what})
+// tell reports what has become of the session. pending: once the caller's transaction commits.
+func (s *session) tell(what string, pending bool) {
+	s.client.observer.Event(s.ctx, observe.Event{Kind: observe.Session, Name: what, Pending: pending})
+}
+
+// give takes note that a transaction of the caller has settled the session, once it commits.
+func (s *session) give(tell bool) {
+	s.mu.Lock()
+	first := !s.given && !s.ended
+	s.given = true
+	s.mu.Unlock()
+	if first && tell {
+		s.tell(sessionSettled, true)
+	}
 }
 
 // end ends the session, for the cause, and waits for its goroutine.
@@ -552,8 +641,8 @@ func (s *session) end(cause error, as string) {
 
 // close ends the session, and reports how, if it has not ended before.
 func (s *session) close(cause error, as string) {
-	if s.closed(cause) {
-		s.tell(as)
+	if s.closed(cause) && !(s.given && as != sessionLost) { // SettleTx has told
+		s.tell(as, false)
 	}
 }
 
@@ -605,18 +694,24 @@ func (s *session) renewals(ctx context.Context) {
 		failed = s.renew(ctx)
 		switch {
 		case failed == nil:
-			s.tell(sessionRenewed)
+			s.tell(sessionRenewed, false)
 		case ctx.Err() != nil: // the session ends
+		case s.gave(failed):
+			s.close(nil, sessionSettled)
+			return
 		case errors.Is(failed, ErrLost) && !s.settling():
 			s.close(failed, sessionLost)
 			return
 		case !errors.Is(failed, ErrLost) && !errors.Is(failed, holds.ErrCeiling):
-			s.tell(sessionNotRenewed)
+			s.tell(sessionNotRenewed, false)
 		}
 	}
 }
 
-var errInGrace = errors.New("metered: the hold is past its deadline, and in its grace")
+var (
+	errInGrace = errors.New("metered: the hold is past its deadline, and in its grace")
+	errPending = errors.New("metered: the transaction of OpenTx has not committed")
+)
 
 // renew makes the hold last for TTL from now, or until its ceiling.
 func (s *session) renew(ctx context.Context) error {
@@ -627,8 +722,12 @@ func (s *session) renew(ctx context.Context) error {
 	err := s.client.RunTx(ctx, pgx.TxOptions{IsoLevel: pgx.ReadCommitted}, func(ctx context.Context, tx pgx.Tx) (err error) {
 		book := s.client.Holds
 		if h, err = book.Get(ctx, tx, s.r.Tenant, s.id, s.r.Holder); err != nil {
+			if s.pending && errors.Is(err, holds.ErrUnknown) {
+				return errPending
+			}
 			return err
 		}
+		s.pending = false // only this goroutine uses it once the session has started
 		by := s.r.TTL - h.Remaining()
 		if !h.Ceiling.IsZero() {
 			by = min(by, h.Ceiling.Sub(h.Deadline))
@@ -670,6 +769,15 @@ func (s *session) due() time.Time {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.hold.Due
+}
+
+// gave reports whether the hold has ended, as renewals found, because the transaction of SettleTx
+// has committed.
+func (s *session) gave(failed error) bool {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	lost, state := (*LostError)(nil), (*holds.StateError)(nil)
+	return s.given && errors.As(failed, &lost) && errors.As(lost.Cause, &state) && state.State == holds.Captured
 }
 
 // settling reports whether a Settle or Cancel goes on, which may have ended the hold.

@@ -222,6 +222,14 @@ func (b *behind) commands() {
 		_, err = metered.Open[any](ctx, b.c, r)
 		return err
 	})
+	b.tx("metered.OpenTx", func(ctx context.Context, tx pgx.Tx) error {
+		s, err := metered.OpenTx[any](ctx, b.c, tx, metered.Reservation{ID: metered.NewID(), Lines: []holds.Line{{Scope: "seats", Amount: 2}}})
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		return second(s.SettleTx(ctx, tx, metered.Cost{All: true}, nil))
+	})
 	b.try("metered.Do, early release", func(ctx context.Context) error { return second(metered.Do[any](ctx, b.c, early, nil)) })
 	refused := command("refused")
 	refused.RecordRefusal, refused.Charges = true, []budget.Charge{{Scope: "units", Amount: 2000, Limits: hourly}}
@@ -243,6 +251,14 @@ func (b *behind) commands() {
 		}
 		defer tx.Rollback()
 		if err := second(sqlmetered.DoTx(ctx, b.c, tx, command("sql"), all)); err != nil {
+			return err
+		}
+		s, err := sqlmetered.OpenTx[any](ctx, b.c, tx, metered.Reservation{ID: metered.NewID(), Lines: []holds.Line{{Scope: "seats", Amount: 2}}})
+		if err != nil {
+			return err
+		}
+		defer s.Close()
+		if err := second(sqlmetered.SettleTx(ctx, s, tx, metered.Cost{All: true}, nil)); err != nil {
 			return err
 		}
 		return sqlmetered.Commit(tx)

@@ -10,6 +10,7 @@ import (
 
 	"github.com/pgmetered/metered"
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/sqlmetered"
 )
 
@@ -55,6 +56,48 @@ func Example() {
 	// Plans: replayed true, refused false
 	// More plans: replayed false, refused true
 	// documents: 1
+}
+
+// A gateway reserves a request's greatest cost and settles the used part, each in the transaction that writes its own
+// rows: by database/sql here, and by the *sql.Tx of an ORM in the same way.
+func ExampleSettleTx() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	client, err := metered.New(pool, metered.Config{})
+	check(err)
+	db := stdlib.OpenDBFromPool(pool)
+	defer db.Close()
+	_, err = db.Exec("create table requests (id text primary key, tokens bigint)")
+	check(err)
+
+	tx, err := db.BeginTx(ctx, nil)
+	check(err)
+	defer tx.Rollback()
+	_, err = tx.Exec("insert into requests (id) values ('r-1')")
+	check(err)
+	session, err := sqlmetered.OpenTx[any](ctx, client, tx, metered.Reservation{
+		ID: "r-1", Tenant: "user/ann", Name: "chat", Input: "a prompt",
+		Lines: []holds.Line{{Scope: "tokens/ann", Amount: 1000, Limits: []budget.Limit{budget.PerWindow(5000, 24*time.Hour)}}},
+	})
+	check(err) // *budget.ExceededError: tx is usable
+	defer session.Close()
+	check(sqlmetered.Commit(tx))
+
+	// The work, which takes session.Context(), has used 420 tokens.
+	tx, err = db.BeginTx(ctx, nil)
+	check(err)
+	defer tx.Rollback()
+	_, err = tx.Exec("update requests set tokens = 420 where id = 'r-1'")
+	check(err)
+	_, err = sqlmetered.SettleTx(ctx, session, tx, metered.Cost{Lines: []holds.Line{{Scope: "tokens/ann", Amount: 420}}}, nil)
+	check(err)
+	check(sqlmetered.Commit(tx))
+
+	usage, err := client.Budget.Usage(ctx, pool, budget.Query{Scope: "tokens/ann"})
+	check(err)
+	fmt.Println("used", usage[0].Used, "held", usage[0].Held)
+	// Output: used 420 held 0
 }
 
 func check(err error) {

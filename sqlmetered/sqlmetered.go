@@ -37,16 +37,47 @@ func notPgx() error {
 
 // DoTx is metered.DoTx inside tx. Errors: those of metered.DoTx and InTx.
 func DoTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx, cmd metered.Command, fn metered.Func[R]) (metered.Outcome[R], error) {
-	var out metered.Outcome[R]
+	return inTx(ctx, tx, func(ctx context.Context, tx pgx.Tx) (metered.Outcome[R], error) {
+		return metered.DoTx(ctx, c, tx, cmd, fn)
+	})
+}
+
+// OpenTx is metered.OpenTx inside tx. Errors: those of metered.OpenTx and InTx.
+func OpenTx[R any](ctx context.Context, c *metered.Client, tx *sql.Tx, r metered.Reservation) (*metered.Session[R], error) {
+	s, err := inTx(ctx, tx, func(_ context.Context, tx pgx.Tx) (*metered.Session[R], error) {
+		return metered.OpenTx[R](ctx, c, tx, r) // the session's context outlives the call
+	})
+	if err != nil && s != nil {
+		s.Close()
+		s = nil
+	}
+	return s, err
+}
+
+// SettleTx is Session.SettleTx inside tx. Errors: those of Session.SettleTx and InTx.
+func SettleTx[R any](ctx context.Context, s *metered.Session[R], tx *sql.Tx, used metered.Cost, fn metered.Func[R]) (metered.Outcome[R], error) {
+	if err := fault.NotNil(errArgument, "s", s); err != nil {
+		return metered.Outcome[R]{}, err
+	}
+	return inTx(ctx, tx, func(ctx context.Context, tx pgx.Tx) (metered.Outcome[R], error) {
+		return s.SettleTx(ctx, tx, used, fn)
+	})
+}
+
+// inTx is InTx of a function with an answer, which is zero if the function was not called, or its
+// transaction has failed.
+func inTx[A any](ctx context.Context, tx *sql.Tx, fn func(ctx context.Context, tx pgx.Tx) (A, error)) (A, error) {
+	var answer A
 	var done error
 	err := InTx(ctx, tx, func(ctx context.Context, tx pgx.Tx) error {
-		out, done = metered.DoTx(ctx, c, tx, cmd, fn)
+		answer, done = fn(ctx, tx)
 		return done
 	})
 	if err != nil && done == nil {
-		return metered.Outcome[R]{}, err
+		var none A
+		return none, err
 	}
-	return out, err
+	return answer, err
 }
 
 // InTx calls fn once with tx as a pgx.Tx, which is dead when fn returns (metered.ErrTxDone). fn

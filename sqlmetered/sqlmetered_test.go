@@ -213,4 +213,9 @@ func TestNilArguments(t *testing.T) {
 	niltest.Func(t, "Commit", sqlmetered.Commit, tx)
 	none := niltest.Given{Arg: metered.Func[any](nil)}
 	niltest.Func(t, "DoTx", sqlmetered.DoTx[any], niltest.Given{Arg: s.c}, tx, metered.Command{ID: "op"}, none)
+	session, err := metered.Open[any](t.Context(), s.c, answer("1"))
+	require.NoError(t, err)
+	defer session.Close()
+	niltest.Func(t, "OpenTx", sqlmetered.OpenTx[any], niltest.Given{Arg: s.c}, tx, answer("2"))
+	niltest.Func(t, "SettleTx", sqlmetered.SettleTx[any], session, tx, used(1), none)
 }

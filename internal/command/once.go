@@ -1,6 +1,7 @@
 package command
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 
@@ -27,6 +28,19 @@ func (e *Engine) Once(ctx context.Context, op *Operation, step Step) error {
 	return err
 }
 
+// OnceTx is Once in tx, a transaction of the caller's, between a savepoint and its release. It makes one attempt, and
+// takes back one whose step sets refusal, which it returns.
+func (e *Engine) OnceTx(ctx context.Context, tx pgx.Tx, op *Operation, step Step, refusal *error) error {
+	l := &lent{bare: tx}
+	if err := e.cfg.Usable(ctx, tx); err != nil {
+		return cmp.Or(l.aborted(err), err)
+	}
+	op.Attempts++
+	defer l.undo(ctx)
+	_, err := e.step(ctx, l, op, step, refusal, new(bool))
+	return err
+}
+
 func (e *Engine) once(ctx context.Context, op *Operation, step Step) (a attempt) {
 	conn, err := e.cfg.Observer.Acquire(ctx, e.pool)
 	if err != nil {
@@ -36,7 +50,7 @@ func (e *Engine) once(ctx context.Context, op *Operation, step Step) (a attempt)
 	o := &owned{conn: conn, op: op, pins: e.pins}
 	defer o.undo(ctx)
 	if a.err = e.cfg.Usable(ctx, conn); a.err == nil {
-		a.unknown, a.err = e.step(ctx, o, op, step, &a.begun)
+		a.unknown, a.err = e.step(ctx, o, op, step, nil, &a.begun)
 	}
 	if a.judge(ctx, conn); a.err != nil && !a.unknown && conn.Conn().IsClosed() {
 		a.err = &fault.Lost{Err: a.err}
@@ -45,19 +59,20 @@ func (e *Engine) once(ctx context.Context, op *Operation, step Step) (a attempt)
 	return a
 }
 
-// step sends the flushes of a step. begun is set when the first one was answered, unless it has COMMIT.
-func (e *Engine) step(ctx context.Context, o *owned, op *Operation, step Step, begun *bool) (unknown bool, err error) {
+// step sends the flushes of a step. begun is set when the first one was answered, unless it ends the transaction.
+// With a refusal to look at, which the step may set, t ends after it.
+func (e *Engine) step(ctx context.Context, t transaction, op *Operation, step Step, refusal *error, begun *bool) (unknown bool, err error) {
 	wait, _ := e.timeouts(ctx)
 	f := &flush{}
-	o.first(f)
+	t.first(f)
 	e.enter(ctx, f, op)
 	if len(step.queries) > 0 { // the operation's lock first, and then those of the step
 		f.exec(e.sql.lockAll, ledger.LockAllArgs(wait, ledger.Locks{Keys: []int64{op.Key}})...)
-		if err := o.flush(ctx, f); err != nil {
-			return false, failed("open", err)
+		if err := send(ctx, t, f); err != nil {
+			return false, cmp.Or(t.aborted(err), failed("open", err))
 		}
 		*begun = true
-		err := ledger.Ask(ctx, o.bare, e.sql.lockAll, ledger.LockAllArgs(wait, step.locks), step.queries, func(err error) error { return failed("open", err) })
+		err := ledger.Ask(ctx, t.tx(), e.sql.lockAll, ledger.LockAllArgs(wait, step.locks), step.queries, func(err error) error { return failed("open", err) })
 		if err != nil {
 			return false, err
 		}
@@ -65,23 +80,28 @@ func (e *Engine) step(ctx context.Context, o *owned, op *Operation, step Step, b
 	}
 	telling := op.Telling || step.tell != nil
 	f.row(step.read, step.sql, step.args(ledger.Sending{WaitMS: wait, Tenant: op.Tenant, Operation: op.ID, Telling: telling})...)
-	if telling {
-		if err := o.flush(ctx, f); err != nil {
-			return false, failed("open", err)
+	if telling || refusal != nil {
+		if err := send(ctx, t, f); err != nil {
+			return false, cmp.Or(t.aborted(err), failed("open", err))
 		}
 		*begun = true
-		if err := tell(ctx, o.bare, Ending{Steps: []Step{step}}, nil); err != nil {
-			return false, foreign("open", err)
+		if refusal != nil && *refusal != nil {
+			return false, *refusal
 		}
 		f = &flush{}
 	}
-	o.end(&f.batch)
-	results := o.next(ctx, &f.batch)
+	if telling {
+		if err := tell(ctx, t.tx(), Ending{Steps: []Step{step}}, nil); err != nil {
+			return false, foreign("open", err)
+		}
+	}
+	t.end(&f.batch)
+	results := next(ctx, t, &f.batch)
 	unread, err := f.readAll(results)
 	if err == nil {
-		_, err = o.ended(results)
+		_, err = t.ended(results)
 	}
-	if unknown, err = o.outcome(ctx, &Record{}, unread, err, results.Close()); err != nil {
+	if unknown, err = t.outcome(ctx, &Record{}, unread, err, results.Close()); err != nil {
 		err = failed("open", err)
 	}
 	return unknown, err
@@ -117,16 +137,16 @@ func (r *readRow) Scan(dest ...any) error {
 }
 
 // next sends the next flush, which may be the first.
-func (o *owned) next(ctx context.Context, batch *pgx.Batch) pgx.BatchResults {
-	if o.bare == nil {
-		return o.send(ctx, batch)
+func next(ctx context.Context, t transaction, batch *pgx.Batch) pgx.BatchResults {
+	if t.tx() == nil {
+		return t.send(ctx, batch)
 	}
-	return o.bare.SendBatch(ctx, batch)
+	return t.tx().SendBatch(ctx, batch)
 }
 
-// flush sends a flush that does not end the transaction, and reads all of it.
-func (o *owned) flush(ctx context.Context, f *flush) error {
-	results := o.next(ctx, &f.batch)
+// send sends a flush that does not end the transaction, and reads all of it.
+func send(ctx context.Context, t transaction, f *flush) error {
+	results := next(ctx, t, &f.batch)
 	err := f.read(results)
 	return firstOf(err, results.Close())
 }
