@@ -235,6 +235,7 @@ func TestCalls_NilIsRefused(t *testing.T) {
 		"Secret": {"", "a", ""}, "RunTx": {pgx.TxOptions{}, func(context.Context, pgx.Tx) error { return nil }},
 		"Listen": {pool, holds.ListenOptions{}, func(context.Context, metered.Notice) error { return nil }},
 	})
+	niltest.Func(t, "NoOtherConnections", metered.NoOtherConnections, pool.Config())
 	niltest.Func(t, "New", metered.New, pool, metered.Config{})
 	niltest.Func(t, "Migrate", metered.Migrate, pool, metered.MigrateOptions{})
 	niltest.Func(t, "Validate", metered.Validate, pool, "")

@@ -19,6 +19,27 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
+// In development a function that writes by another connection than its own is told so.
+func ExampleNoOtherConnections() {
+	ctx := context.Background()
+	database, done := exampleDatabase()
+	defer done()
+	cfg := database.Config()
+	check(metered.NoOtherConnections(cfg))
+	pool, err := pgxpool.NewWithConfig(ctx, cfg)
+	check(err)
+	defer pool.Close()
+	client, err := metered.New(pool, metered.Config{})
+	check(err)
+	_, err = metered.Do(ctx, client, metered.Command{ID: "r-1", Tenant: "ann", Name: "save"},
+		func(ctx context.Context, tx *metered.Tx) (any, error) {
+			_, err := pool.Exec(ctx, "create table notes (id text)") // tx.Exec is right
+			return nil, err
+		})
+	fmt.Println(errors.Is(err, metered.ErrNested))
+	// Output: true
+}
+
 // A session opens and settles in transactions that write the caller's own rows.
 func ExampleSession_SettleTx() {
 	ctx := context.Background()

@@ -457,6 +457,23 @@ func orDefault(d, def time.Duration) time.Duration {
 	return d
 }
 
+// NoOtherConnections makes a pool that is made of cfg refuse connections to functions of commands,
+// for tests and development. A function writes by its Tx alone. A call of an ORM's handle or of
+// the pool in it takes another connection: its rows stay when the command is refused, and as many
+// commands as the pool has connections wait for one another for ever. With this, such a call with
+// the function's context is ErrNested, and the error names the command. A call with another context
+// goes unnoticed.
+//
+// It sets cfg.ConnConfig.Tracer, beside the one that is there. The calls that functions of RunTx and
+// subscribers make are not refused.
+func NoOtherConnections(cfg *pgxpool.Config) error {
+	if err := notNil("cfg", cfg); err != nil {
+		return err
+	}
+	command.NoOthers(cfg)
+	return nil
+}
+
 // Secret derives the secret of a token that the operation mints from Config.SecretKey. A replay
 // derives it again.
 func (c *Client) Secret(tenant, operationID, label string) (tokens.Secret, error) {

@@ -102,7 +102,7 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, firs
 	}
 	ctx = context.WithValue(ctx, inside{e}, true)
 	within, span := e.cfg.Observer.Start(ctx, observe.Op{Work: observe.Function})
-	end, err := function(within, op, t, span)
+	end, err := e.function(within, op, t, span)
 	if err != nil {
 		op.Failed, a.err = true, err
 		return a
@@ -126,10 +126,16 @@ func (e *Engine) replayed(ctx context.Context, op *Operation, t transaction, b *
 }
 
 // function calls op's function, and reports its end to the observer, also a panic.
-func function(ctx context.Context, op *Operation, t transaction, span observed.Span) (end Ending, err error) {
+func (e *Engine) function(ctx context.Context, op *Operation, t transaction, span observed.Span) (end Ending, err error) {
 	err = ErrPanics
-	defer func() { span.End(err) }()
-	end, err = op.Function(ctx, t.tx())
+	call := &called{op: op}
+	e.functions.Add(1)
+	defer func() {
+		e.functions.Add(-1)
+		call.over.Store(true)
+		span.End(err)
+	}()
+	end, err = op.Function(context.WithValue(ctx, running{}, call), t.tx())
 	return end, err
 }
 

@@ -8,6 +8,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"sync/atomic"
 	"time"
 
 	"github.com/jackc/pgx/v5"
@@ -41,6 +42,8 @@ type Engine struct {
 	places chan struct{} // one for each attempt of an operation with a First
 	turns  *turns
 	pins   bool // transactions begin with ledger.PinSQL
+
+	functions atomic.Int32 // of operations that run
 }
 
 type statements struct{ begin, beginPlain, complete, completePlain, runPlain, finish, lockAll string }
@@ -278,9 +281,9 @@ func (e *Engine) attemptOwn(ctx context.Context, op *Operation, firstDone *bool)
 			return attempt{err: fmt.Errorf("metered: %w", pause.Ended(ctx))}
 		}
 	}
-	conn, err := e.cfg.Observer.Acquire(ctx, e.pool)
+	conn, err := e.connect(ctx)
 	if err != nil {
-		return attempt{err: fmt.Errorf("metered: connect: %w", err)}
+		return attempt{err: err}
 	}
 	defer conn.Release()
 	a := attempt{err: e.cfg.Usable(ctx, conn)}
@@ -328,9 +331,9 @@ func (e *Engine) Again(ctx context.Context, try func() error) error {
 // Begin begins a transaction on a connection of the pool, on another one where that had ended before.
 func (e *Engine) Begin(ctx context.Context, opts pgx.TxOptions) (*pgxpool.Conn, pgx.Tx, error) {
 	for ended := int32(0); ; ended++ {
-		conn, err := e.cfg.Observer.Acquire(ctx, e.pool)
+		conn, err := e.connect(ctx)
 		if err != nil {
-			return nil, nil, fmt.Errorf("metered: connect: %w", err)
+			return nil, nil, err
 		}
 		tx, err := conn.BeginTx(ctx, opts)
 		if err == nil && e.pins {

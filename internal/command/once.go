@@ -3,7 +3,6 @@ package command
 import (
 	"cmp"
 	"context"
-	"fmt"
 
 	"github.com/jackc/pgx/v5"
 
@@ -42,9 +41,9 @@ func (e *Engine) OnceTx(ctx context.Context, tx pgx.Tx, op *Operation, step Step
 }
 
 func (e *Engine) once(ctx context.Context, op *Operation, step Step) (a attempt) {
-	conn, err := e.cfg.Observer.Acquire(ctx, e.pool)
+	conn, err := e.connect(ctx)
 	if err != nil {
-		return attempt{err: fmt.Errorf("metered: connect: %w", err)}
+		return attempt{err: err}
 	}
 	defer conn.Release()
 	o := &owned{conn: conn, op: op, pins: e.pins}
