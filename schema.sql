@@ -1462,6 +1462,8 @@ $$;
 create function metered._append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
+declare
+    marked boolean;
 begin
     if e.amount < 1 and e.kind not in ('k', 'z', 's') then
         perform metered._no_amount();
@@ -1469,6 +1471,8 @@ begin
     insert into metered.ledger values (e.*) on conflict do nothing;
     if not found then
         perform metered._collided();
+    elsif e.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's') then
+        marked := metered._mark_freed(e.scope);
     end if;
 end
 $$;
@@ -2731,6 +2735,7 @@ begin
     if made < cardinality(opened_seqs) then
         perform metered._collided();
     end if;
+    perform metered._mark_freed(e.scope);
     update metered.lot_rows y set open = true where y.no = any (lots) and not y.open;
     return metered._last_entry(e.scope);
 end
@@ -7404,6 +7409,7 @@ declare
     wallets text[];
     minima boolean;
     dues   timestamptz[];
+    marked boolean;
     tip    metered.ledger;
     w      record;
 begin
@@ -7440,6 +7446,9 @@ begin
     on conflict do nothing
     returning y.scope, y.lots_end is not null as wallet)
     select array_agg(m.scope), array_agg(m.scope) filter (where m.wallet) into written, wallets from made m;
+    for i in 1..coalesce(cardinality(written), 0) loop
+        marked := metered._mark_freed(written[i]);
+    end loop;
     if wallets is not null then
         perform metered._free_lines(nos, wallets);
     end if;
@@ -7815,6 +7824,7 @@ begin
         if not found then
             perform metered._collided();
         end if;
+        perform metered._mark_freed(l.scope);
         update metered.hold_lines y set captured = y.captured + l.units, open = y.open - l.units
         where y.hold = l.hold and y.scope = l.scope;
     end loop;
@@ -8850,6 +8860,7 @@ declare
     hold    json;
     ended   boolean := false;       -- lines that are due before a minimum that is
     unused  text;
+    marked  boolean;
 begin
     if greatest(octet_length(named.tenant), octet_length(named.holder), octet_length(terms.policy), octet_length(terms.entity), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or array_lower(named.ids, 1) <> 1
@@ -9017,6 +9028,7 @@ begin
                         perform metered._free_lots(metered._entry_for_write(l.scope), array[l.opened_seq]);
                     end if;
                 end if;
+                marked := metered._mark_freed(l.scope);
             end if;
             if take > covered then
                 n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) where x.scope = l.scope);
@@ -9792,7 +9804,7 @@ $$;
 
 -- Jobs that wait for budget. A job whose hold does not fit is parked: it is a row here, and River has no row of it, or between
 -- attempts one that no worker takes. It waits in the line of the first scope that refused it. A transaction that frees units of a scope
--- marks the scope's line, in a trigger of the ledger. A releaser then places the holds of jobs that fit, in
+-- marks the scope's line (_mark_freed). A releaser then places the holds of jobs that fit, in
 -- order, and returns these jobs. The statement around it inserts them into river_job with its caller's privileges.
 
 -- The channel on which releasers hear that a line is marked.
@@ -9813,35 +9825,28 @@ begin
 end
 $$;
 
--- Marks the line, if there is one, of a scope whose units were freed. At READ COMMITTED this sees each line, since
--- jobs are parked under the scope's lock. An older snapshot may miss a line: then an insert collides with it, with
--- 40001, and the block takes the insert back.
-create function metered._mark_freed() returns trigger
+-- Marks the line, if there is one, of a scope whose units were freed, and says whether it did. Whoever appends an entry that can let a
+-- job in calls it: credits, refunds, releases, expiries, clock repairs and scheduled lots can, and so can a capture, whose units leave a
+-- window sooner than its hold would fall due (a trigger of the ledger, whose condition is parsed from text at each insert, would cost
+-- each charge a tenth). At READ COMMITTED this sees each line, since jobs are parked under the scope's lock. An older snapshot may miss a
+-- line: then an insert collides with it, with 40001, and the block takes the insert back.
+create function metered._mark_freed(of_scope text) returns boolean
 language plpgsql volatile
 as $$
 begin
-    if exists (select from metered.parked_scopes p where p.scope = new.scope and not (p.again and p.wake_at = '-infinity')) then
-        update metered.parked_scopes p set wake_at = '-infinity', again = true where p.scope = new.scope;
+    if exists (select from metered.parked_scopes p where p.scope = of_scope and not (p.again and p.wake_at = '-infinity')) then
+        update metered.parked_scopes p set wake_at = '-infinity', again = true where p.scope = of_scope;
         perform metered._wake_releasers();
-    elsif metered._one_snapshot() and not exists (select from metered.parked_scopes p where p.scope = new.scope) then
+        return true;
+    elsif metered._one_snapshot() and not exists (select from metered.parked_scopes p where p.scope = of_scope) then
         begin
-            insert into metered.parked_scopes (scope, key, wake_at, waiting) values (new.scope, 0, 'infinity', 0) on conflict do nothing;
+            insert into metered.parked_scopes (scope, key, wake_at, waiting) values (of_scope, 0, 'infinity', 0) on conflict do nothing;
             raise exception using errcode = 'MT100';
         exception when sqlstate 'MT100' then
             null;
         end;
     end if;
-    return new;
-end
-$$;
-
--- Credits, refunds, releases, expiries, clock repairs and scheduled lots can let a job in. So can a capture, whose units leave a window,
--- sooner than its hold would fall due. Other entries cannot, and cost a comparison.
-do $$
-begin
-    perform set_config('citus.enable_unsafe_triggers', 'on', true);   -- read by Citus alone: ours stays on the ledger's node
-    create trigger ledger_frees before insert on metered.ledger
-        for each row when (new.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's')) execute function metered._mark_freed();
+    return false;
 end
 $$;
 

@@ -108,7 +108,7 @@ func TestRoles_ApplicationParksAndReleasesAndOthersDoNot(t *testing.T) {
 		"truncate metered.parked_scopes",
 		"select metered._start_job(null, null, null, 1, null, null)",
 		"select metered._leave_line(1)",
-		"select metered._mark_freed()",
+		"select metered._mark_freed('s')",
 	} {
 		_, err = app.pool.Exec(g.ctx, forbidden)
 		requireForbidden(t, err, forbidden)

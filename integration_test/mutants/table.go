@@ -9,10 +9,8 @@ const twins = "TestTwins_NoAnswerDependsOnWhoLooked"
 // Parts of statements that several mutants break.
 const collided = "perform metered._collided();"
 
-// unmarked has the ledger mark lines at these kinds of entries alone.
-func unmarked(kinds string) string {
-	return "drop trigger ledger_frees on metered.ledger; create trigger ledger_frees before insert on metered.ledger for each row when (new.kind in (" + kinds + ")) execute function metered._mark_freed();"
-}
+// freeing are the kinds of entries after which _append marks the line of their scope.
+const freeing = "'d', 'r', 'l', 'u', 'x', 'k', 's'"
 
 var all = []Mutant{
 	// Entries and their guard.
@@ -122,12 +120,12 @@ var all = []Mutant{
 	{"units are let in after their slice's end", "leases/slice.go", "return offset, now.Before(s.ends) && now.UnixNano() < s.endsWall", "return offset, now.UnixNano() > 0", "./leases", "TestSlice_EndsByEitherClock"},
 
 	// Parked jobs.
-	{"a credit marks no line", "", "", unmarked("'r', 'l', 'u', 'x', 'k', 's'"), "./jobs", "TestGated_EachWayToFreeUnitsMarksTheLine/credit"},
-	{"a refund marks no line", "", "", unmarked("'d', 'l', 'u', 'x', 'k', 's'"), "./jobs", "TestGated_EachWayToFreeUnitsMarksTheLine/refund"},
-	{"a release marks no line", "", "", unmarked("'d', 'r', 'u', 'x', 'k', 's'"), "./jobs", "TestGated_StartsWhatFitsAndParksTheRest"},
-	{"a capture marks no line", "", "", unmarked("'d', 'r', 'l', 'x', 'k', 's'"), "./jobs", "TestGated_CapturedUnitsLeaveTheWindowInTime"},
-	{"a clock repair marks no line", "", "", unmarked("'d', 'r', 'l', 'u', 'x', 's'"), "./jobs", "TestGated_EachWayToFreeUnitsMarksTheLine/clock repair"},
-	{"a scheduled lot marks no line", "", "", unmarked("'d', 'r', 'l', 'u', 'x', 'k'"), "./jobs", "TestGated_ALotThatBeginsLaterStartsTheJob"},
+	{"a credit marks no line", "_append", freeing, "'r', 'l', 'u', 'x', 'k', 's'", "./jobs", "TestGated_EachWayToFreeUnitsMarksTheLine/credit"},
+	{"a refund marks no line", "_append", freeing, "'d', 'l', 'u', 'x', 'k', 's'", "./jobs", "TestGated_EachWayToFreeUnitsMarksTheLine/refund"},
+	{"a release marks no line", "_release_lines", "marked := metered._mark_freed(written[i]);", "null;", "./jobs", "TestGated_StartsWhatFitsAndParksTheRest"},
+	{"a capture marks no line", "capture_holds", "marked := metered._mark_freed(l.scope);", "", "./jobs", "TestGated_CapturedUnitsLeaveTheWindowInTime"},
+	{"a clock repair marks no line", "_append", freeing, "'d', 'r', 'l', 'u', 'x', 's'", "./jobs", "TestGated_EachWayToFreeUnitsMarksTheLine/clock repair"},
+	{"a scheduled lot marks no line", "_append", freeing, "'d', 'r', 'l', 'u', 'x', 'k'", "./jobs", "TestGated_ALotThatBeginsLaterStartsTheJob"},
 	{"a line forgets the lot that begins", "_lot_begins", "y.pending > 0", "false", "./jobs", "TestGated_ALotThatBeginsLaterStartsTheJob"},
 	{"a line is marked in silence", "_mark_freed", "perform metered._wake_releasers();", "null;", "./jobs", "TestRun_HearsOfFreedUnitsAndOfEarlierLooksAtOnce"},
 	{"a job joins a line in silence", "_join_line", "perform metered._wake_releasers();", "null;", "./jobs", "TestRun_HearsOfFreedUnitsAndOfEarlierLooksAtOnce"},

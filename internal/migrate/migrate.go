@@ -162,7 +162,7 @@ func (m migration) river(ctx context.Context) (made []int, err error) {
 	for {
 		var result *rivermigrate.MigrateResult
 		err := m.locked(ctx, func(tx pgx.Tx) (err error) {
-			// River's first version makes a trigger, and its fourth drops it. See parked.sql for the setting.
+			// River's first version makes a trigger, and its fourth drops it. The setting is read by Citus alone.
 			if _, err := tx.Exec(ctx, "set local citus.enable_unsafe_triggers = on"); err != nil {
 				return err
 			}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"flag"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -89,4 +90,22 @@ func TestCatalog_EqualsAFreshSchema(t *testing.T) {
 	}
 	_, err = conn.Exec(ctx, "reset search_path")
 	require.NoError(t, err)
+}
+
+// An entry that frees units marks the line of the jobs that wait for them. Whoever appends one without _append does so itself.
+func TestCatalog_FunctionsThatFreeUnitsMarkTheLine(t *testing.T) {
+	t.Parallel()
+	function := regexp.MustCompile(`(?s)create function metered\.(\w+)\(.*?\n\$\$;`)
+	entry := regexp.MustCompile(`(?s)insert into metered\.ledger\b.*?(?:on conflict|;)`)
+	taking := regexp.MustCompile(`, '[ch]',`) // charges and holds free nothing
+	freeing := 0
+	for _, m := range function.FindAllStringSubmatch(schema.Current().Source(), -1) {
+		for _, insert := range entry.FindAllString(m[0], -1) {
+			if !taking.MatchString(insert) {
+				freeing++
+				require.Contains(t, m[0], "metered._mark_freed(", "%s: %s", m[1], insert)
+			}
+		}
+	}
+	require.GreaterOrEqual(t, freeing, 5)
 }

@@ -104,6 +104,7 @@ begin
     if made < cardinality(opened_seqs) then
         perform metered._collided();
     end if;
+    perform metered._mark_freed(e.scope);
     update metered.lot_rows y set open = true where y.no = any (lots) and not y.open;
     return metered._last_entry(e.scope);
 end

@@ -66,6 +66,7 @@ declare
     wallets text[];
     minima boolean;
     dues   timestamptz[];
+    marked boolean;
     tip    metered.ledger;
     w      record;
 begin
@@ -104,6 +105,9 @@ begin
     on conflict do nothing
     returning y.scope, y.lots_end is not null as wallet)
     select array_agg(m.scope), array_agg(m.scope) filter (where m.wallet) into written, wallets from made m;
+    for i in 1..coalesce(cardinality(written), 0) loop
+        marked := metered._mark_freed(written[i]);
+    end loop;
     if wallets is not null then
         perform metered._free_lines(nos, wallets);
     end if;

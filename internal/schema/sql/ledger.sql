@@ -190,6 +190,8 @@ $$;
 create function metered._append(e metered.ledger) returns void
 language plpgsql volatile
 as $$
+declare
+    marked boolean;
 begin
     if e.amount < 1 and e.kind not in ('k', 'z', 's') then
         perform metered._no_amount();
@@ -197,6 +199,8 @@ begin
     insert into metered.ledger values (e.*) on conflict do nothing;
     if not found then
         perform metered._collided();
+    elsif e.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's') then
+        marked := metered._mark_freed(e.scope);
     end if;
 end
 $$;

@@ -118,6 +118,7 @@ begin
         if not found then
             perform metered._collided();
         end if;
+        perform metered._mark_freed(l.scope);
         update metered.hold_lines y set captured = y.captured + l.units, open = y.open - l.units
         where y.hold = l.hold and y.scope = l.scope;
     end loop;

@@ -1,6 +1,6 @@
 -- Jobs that wait for budget. A job whose hold does not fit is parked: it is a row here, and River has no row of it, or between
 -- attempts one that no worker takes. It waits in the line of the first scope that refused it. A transaction that frees units of a scope
--- marks the scope's line, in a trigger of the ledger. A releaser then places the holds of jobs that fit, in
+-- marks the scope's line (_mark_freed). A releaser then places the holds of jobs that fit, in
 -- order, and returns these jobs. The statement around it inserts them into river_job with its caller's privileges.
 
 -- The channel on which releasers hear that a line is marked.
@@ -21,35 +21,28 @@ begin
 end
 $$;
 
--- Marks the line, if there is one, of a scope whose units were freed. At READ COMMITTED this sees each line, since
--- jobs are parked under the scope's lock. An older snapshot may miss a line: then an insert collides with it, with
--- 40001, and the block takes the insert back.
-create function metered._mark_freed() returns trigger
+-- Marks the line, if there is one, of a scope whose units were freed, and says whether it did. Whoever appends an entry that can let a
+-- job in calls it: credits, refunds, releases, expiries, clock repairs and scheduled lots can, and so can a capture, whose units leave a
+-- window sooner than its hold would fall due (a trigger of the ledger, whose condition is parsed from text at each insert, would cost
+-- each charge a tenth). At READ COMMITTED this sees each line, since jobs are parked under the scope's lock. An older snapshot may miss a
+-- line: then an insert collides with it, with 40001, and the block takes the insert back.
+create function metered._mark_freed(of_scope text) returns boolean
 language plpgsql volatile
 as $$
 begin
-    if exists (select from metered.parked_scopes p where p.scope = new.scope and not (p.again and p.wake_at = '-infinity')) then
-        update metered.parked_scopes p set wake_at = '-infinity', again = true where p.scope = new.scope;
+    if exists (select from metered.parked_scopes p where p.scope = of_scope and not (p.again and p.wake_at = '-infinity')) then
+        update metered.parked_scopes p set wake_at = '-infinity', again = true where p.scope = of_scope;
         perform metered._wake_releasers();
-    elsif metered._one_snapshot() and not exists (select from metered.parked_scopes p where p.scope = new.scope) then
+        return true;
+    elsif metered._one_snapshot() and not exists (select from metered.parked_scopes p where p.scope = of_scope) then
         begin
-            insert into metered.parked_scopes (scope, key, wake_at, waiting) values (new.scope, 0, 'infinity', 0) on conflict do nothing;
+            insert into metered.parked_scopes (scope, key, wake_at, waiting) values (of_scope, 0, 'infinity', 0) on conflict do nothing;
             raise exception using errcode = 'MT100';
         exception when sqlstate 'MT100' then
             null;
         end;
     end if;
-    return new;
-end
-$$;
-
--- Credits, refunds, releases, expiries, clock repairs and scheduled lots can let a job in. So can a capture, whose units leave a window,
--- sooner than its hold would fall due. Other entries cannot, and cost a comparison.
-do $$
-begin
-    perform set_config('citus.enable_unsafe_triggers', 'on', true);   -- read by Citus alone: ours stays on the ledger's node
-    create trigger ledger_frees before insert on metered.ledger
-        for each row when (new.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's')) execute function metered._mark_freed();
+    return false;
 end
 $$;
 

@@ -176,6 +176,7 @@ declare
     hold    json;
     ended   boolean := false;       -- lines that are due before a minimum that is
     unused  text;
+    marked  boolean;
 begin
     if (terms.closing and terms.policy in ('refuse', 'fit', 'upto', 'even', 'allow') and (used is null or cardinality(named.ids) = 1)
         or not terms.closing and used is not null) is not true then
@@ -328,6 +329,7 @@ begin
                         perform metered._free_lots(metered._entry_for_write(l.scope), array[l.opened_seq]);
                     end if;
                 end if;
+                marked := metered._mark_freed(l.scope);
             end if;
             if take > covered then
                 n := (select x.n from unnest(excess) with ordinality x(scope, key, amount, held, limits, note, must_exist, lease, lease_offset, n) where x.scope = l.scope);

@@ -67,46 +67,6 @@ create table metered.parked_scopes (
 
 create index parked_scopes_wake on metered.parked_scopes (wake_at);
 
--- The trigger of the ledger, with its functions: they are created again as those of the version.
--- The channel on which releasers hear that a line is marked.
-create function metered._parked_channel() returns text
-language sql immutable
-as $$
-    select left(substr('metered/parked/metered', 16), 56) || '_parked'
-$$;
-
--- Marks the line of a scope of which units were freed, if it has one. At READ COMMITTED this sees each line, since
--- whoever parks a job holds the scope's lock. An older snapshot may not show a line that is there: an insert meets it, with
--- 40001, and the block takes the insert back.
-create function metered._mark_freed() returns trigger
-language plpgsql volatile
-as $$
-begin
-    if exists (select from metered.parked_scopes p where p.scope = new.scope and not (p.again and p.wake_at = '-infinity')) then
-        update metered.parked_scopes p set wake_at = '-infinity', again = true where p.scope = new.scope;
-        perform pg_notify(metered._parked_channel(), '');
-    elsif metered._one_snapshot() and not exists (select from metered.parked_scopes p where p.scope = new.scope) then
-        begin
-            insert into metered.parked_scopes (scope, key, wake_at, waiting) values (new.scope, 0, 'infinity', 0) on conflict do nothing;
-            raise exception using errcode = 'MT100';
-        exception when sqlstate 'MT100' then
-            null;
-        end;
-    end if;
-    return new;
-end
-$$;
-
--- Credits, refunds, releases, expiries and clock repairs can let a job in, and a capture can, sooner than its hold would have fallen
--- due: a window leaves the captured units behind. A lot that was scheduled will. Other entries cannot, and cost a comparison.
-do $$
-begin
-    perform set_config('citus.enable_unsafe_triggers', 'on', true);   -- read by Citus alone: ours stays on the ledger's node
-    create trigger ledger_frees before insert on metered.ledger
-        for each row when (new.kind in ('d', 'r', 'l', 'u', 'x', 'k', 's')) execute function metered._mark_freed();
-end
-$$;
-
 -- A view of the caller's on the table would go on reading it under its new name, where the units of a lot are no longer.
 do $$
 declare
