@@ -32,7 +32,8 @@ type PurgeOptions struct {
 
 	// Forget reports whether an idle scope may be deleted whole, and begin at Seq 1 again. The
 	// limits of such a scope must have no lifetimes, and a Limit.Reach of at most OlderThan.
-	// Scopes with credit, debt, holds or claims stay. Defaults to none.
+	// Scopes with credit, debt, holds or claims stay, and so does a carved child that was closed,
+	// until its lease is purged. Defaults to none.
 	Forget func(scope string) bool
 
 	// Progress is called after each transaction, with the report so far. It may be nil.

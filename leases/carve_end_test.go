@@ -172,7 +172,8 @@ func TestCarve_AChildThatChargesMoreThanItHasIsCapturedInFull(t *testing.T) {
 	f.stands("user", 130, 0, 0)
 }
 
-func TestCarve_APurgeForgetsAChildThatIsSettled(t *testing.T) {
+// A purge that forgets scopes opens no child again that was closed, as long as its lease is there.
+func TestCarve_APurgeForgetsAChildOnceItsLeaseIsPurged(t *testing.T) {
 	t.Parallel()
 	f := carver(t, 1_000)
 	clock := pgtest.SetClock(t, f.db, time.Now())
@@ -190,10 +191,17 @@ func TestCarve_APurgeForgetsAChildThatIsSettled(t *testing.T) {
 	_, err := f.book.Sweep(t.Context(), f.db, holds.SweepOptions{})
 	require.NoError(t, err)
 	clock.Advance(24 * time.Hour)
-	_, err = f.ledger.Purge(t.Context(), f.db, budget.PurgeOptions{OlderThan: time.Hour, Forget: func(string) bool { return true }})
+	purged := func() []string {
+		_, err := f.ledger.Purge(t.Context(), f.db, budget.PurgeOptions{OlderThan: time.Hour, Forget: func(string) bool { return true }})
+		require.NoError(t, err)
+		f.verified()
+		return pgtest.Value[[]string](t, f.db, `select array_agg(distinct scope order by scope) from metered.ledger`)
+	}
+	require.Equal(t, []string{"held", "open", "settled", "user"}, purged())
+	require.ErrorIs(t, f.charge(pgx.ReadCommitted, "settled", 1), budget.ErrScopeClosed)
+	_, err = leases.Purge(t.Context(), f.db, f.ledger, leases.PurgeOptions{OlderThan: time.Hour})
 	require.NoError(t, err)
-	require.Equal(t, []string{"held", "open", "user"}, pgtest.Value[[]string](t, f.db, `select array_agg(distinct scope order by scope) from metered.ledger`))
-	f.verified()
+	require.Equal(t, []string{"held", "open", "user"}, purged())
 	report, err := leases.Sweep(t.Context(), f.db, f.ledger)
 	require.NoError(t, err)
 	require.Equal(t, 2, report.Settled)

@@ -44,6 +44,7 @@ var all = []Mutant{
 	{"a purge takes entries of a window", "purge_scope", "keep := greatest(1, ((keep - 1) & ~15) + 1);", "keep := greatest(1, ((keep - 1) & ~15) + 17);", "./budget", "TestPurge_KeepsWindowsExactAndIsIdempotent"},
 	{"a forgotten scope lets an old snapshot in", "purge_scope", "perform metered._append(tip);\n        delete from metered.ledger l where l.scope = of_scope and l.seq = tip.seq;", "", "./budget", "TestForget_GivesUpBesideAWriterWithoutTheLock"},
 	{"a scope with held units is forgotten", "purge_scope", "tip.held = 0 and", "true and", "./holds", "TestForget_AScopeIsKeptWhileAHoldOrAClaimOfItCounts"},
+	{"a closed child is forgotten", "purge_scope", "and (y.settled_at is null or tip.next_due = '-infinity')", "and y.settled_at is null", "./leases", "TestCarve_APurgeForgetsAChildOnceItsLeaseIsPurged"},
 	{"a repair begins no epoch", "repair_clock", "e.epoch := e.epoch + 1;", "", "./budget", "TestClock_RepairLetsChargesPassAndNothingLeaveEarly"},
 	{"an anchor outlives a repair", "repair_clock", "e.anchor_at := null;", "", "./budget", "TestCharge_AnAnchorEndsWithTheClockItIsOf"},
 	{"a series has no due minimum", "usage_at", "spent := tip.spent + coalesce(due[i], 0);", "spent := tip.spent;", "./holds", "TestAtLeast_IsOnTheInvoiceOfTheMonthInWhichItFellDue"},

@@ -326,8 +326,8 @@ $$;
 -- scanning from the front again would wade through the rows deleted before.
 --
 -- With forgetting, nothing stays of a scope whose last entry is that old, if it has no
--- credit (or is a child that was closed and settled), no debt of a wallet, no open hold and no claim that
--- stands, which do not age. A writer whose
+-- credit (or is a child that was closed, and whose lease was purged: until then it stays closed), no debt of a wallet,
+-- no open hold and no claim that stands, which do not age. A writer whose
 -- snapshot shows the scope as empty is right again, and one whose snapshot shows an
 -- entry finds it deleted. One without the lock may have read the last entry and be about
 -- to append: the deletion waits for it, and then this function appends and deletes an
@@ -378,7 +378,8 @@ begin
     upto := greatest(upto, keep - 1);
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
         and (tip.lots_end is null or metered._debt(tip) = 0) and not exists (
-        select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
+        select from metered.leases y where y.child = of_scope and y.mode <> 'r'
+        and (y.settled_at is null or tip.next_due = '-infinity')) and not exists (
         select from metered.lot_rows l where l.scope = of_scope and (l.untold > 0 or l.pending > 0 or l.keeps)) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
         delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;

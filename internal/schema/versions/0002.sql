@@ -67,18 +67,37 @@ create table metered.parked_scopes (
 
 create index parked_scopes_wake on metered.parked_scopes (wake_at);
 
--- A view of the caller's on the table would go on reading it under its new name, where the units of a lot are no longer.
+-- What the caller bound to the table itself would stay with it under its new name, where the units of a lot are no longer: a view, a body
+-- of SQL, a rule, a publication or a child would go on with numbers that nobody changes, a policy would not apply to the view, and a
+-- trigger would not fire. What names the table in a text (PL/pgSQL) meets the view.
 do $$
 declare
     theirs text;
 begin
-    select string_agg(distinct v.oid::regclass::text, ', ') into theirs
-    from pg_depend d join pg_rewrite r on r.oid = d.objid join pg_class v on v.oid = r.ev_class join pg_class t on t.oid = d.refobjid
-    where d.classid = 'pg_rewrite'::regclass and d.refclassid = 'pg_class'::regclass and t.oid = 'metered.lots'::regclass
-        and (v.relnamespace <> t.relnamespace or v.relname not in ('lots_words', 'lots_statement'));
+    select string_agg(distinct case when w.rulename = '_RETURN' then pg_describe_object('pg_class'::regclass, w.ev_class, 0)
+        else pg_describe_object(x.classid, x.objid, 0) end, ', ') into theirs
+    from pg_class t cross join lateral (
+        select d.classid, d.objid from pg_depend d
+        where d.refclassid = 'pg_class'::regclass and d.refobjid = t.oid
+            and d.classid in ('pg_rewrite'::regclass, 'pg_proc'::regclass, 'pg_policy'::regclass, 'pg_publication_rel'::regclass)
+        union all
+        select d.classid, d.objid from pg_depend d
+        where d.refclassid = 'pg_type'::regclass and d.deptype <> 'i'
+            and d.refobjid in (select y.oid from pg_type y where y.oid = t.reltype or y.typelem = t.reltype and y.typcategory = 'A')
+        union all
+        select 'pg_trigger'::regclass, g.oid from pg_trigger g where g.tgrelid = t.oid and not g.tgisinternal
+        union all
+        select 'pg_class'::regclass, case t.oid when i.inhparent then i.inhrelid else i.inhparent end from pg_inherits i
+        where t.oid in (i.inhparent, i.inhrelid)) x
+    left join pg_rewrite w on x.classid = 'pg_rewrite'::regclass and w.oid = x.objid
+    left join pg_class v on v.oid = w.ev_class
+    left join pg_proc p on x.classid = 'pg_proc'::regclass and p.oid = x.objid
+    where t.oid = 'metered.lots'::regclass
+        and (v.relnamespace = t.relnamespace and v.relname in ('lots_words', 'lots_statement')) is not true
+        and (p.pronamespace = t.relnamespace and p.proname in ('_due_lots', '_end_lot', '_find_lot', '_gone_on', '_lots_now', '_roll_lot', '_rolls', '_untold_json')) is not true;
     if theirs is not null then
-        raise exception 'views read the table metered.lots, which becomes a view: %', theirs
-            using errcode = '2BP01', hint = 'Drop them before the upgrade, and create them again after it.';
+        raise exception 'drop these before the upgrade and create them again after it, since the table metered.lots becomes a view: %', theirs
+            using errcode = '2BP01', hint = 'What cannot be of a view, such as a publication, is of the tables lot_rows and lot_moves after it.';
     end if;
 end
 $$;
@@ -165,8 +184,13 @@ declare
     a record;
 begin
     for a in
-        select case when x.grantee = 0 then 'public' else x.grantee::regrole::text end as role, x.privilege_type as may
-        from pg_class c, aclexplode(c.relacl) x where c.oid = to_regclass('metered.lot_rows') and x.grantee <> c.relowner
+        select case when x.grantee = 0 then 'public' else x.grantee::regrole::text end as role, x.may
+        from pg_class c cross join lateral (
+            select y.grantee, y.privilege_type as may from aclexplode(c.relacl) y
+            union all
+            select y.grantee, format('%s (%I)', y.privilege_type, n.attname) from pg_attribute n, aclexplode(n.attacl) y
+            where n.attrelid = c.oid) x
+        where c.oid = to_regclass('metered.lot_rows') and x.grantee <> c.relowner
     loop
         execute format('grant %s on metered.lots to %s', a.may, a.role);
     end loop;
