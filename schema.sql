@@ -1618,8 +1618,8 @@ $$;
 -- scanning from the front again would wade through the rows deleted before.
 --
 -- With forgetting, nothing stays of a scope whose last entry is that old, if it has no
--- credit (or is a child that was closed and settled), no debt of a wallet, no open hold and no claim that
--- stands, which do not age. A writer whose
+-- credit (or is a child that was closed, and whose lease was purged: until then it stays closed), no debt of a wallet,
+-- no open hold and no claim that stands, which do not age. A writer whose
 -- snapshot shows the scope as empty is right again, and one whose snapshot shows an
 -- entry finds it deleted. One without the lock may have read the last entry and be about
 -- to append: the deletion waits for it, and then this function appends and deletes an
@@ -1679,7 +1679,8 @@ begin
     upto := greatest(upto, keep - 1);
     if forgetting and done and tip.seq > 0 and tip.at <= cutoff and tip.held = 0 and (tip.credited = 0 or tip.next_due = '-infinity')
         and (tip.lots_end is null or metered._debt(tip) = 0) and not exists (
-        select from metered.leases y where y.child = of_scope and y.mode <> 'r' and y.settled_at is null) and not exists (
+        select from metered.leases y where y.child = of_scope and y.mode <> 'r'
+        and (y.settled_at is null or tip.next_due = '-infinity')) and not exists (
         select from metered.lot_rows l where l.scope = of_scope and (l.untold > 0 or l.pending > 0 or l.keeps)) and not exists (
         select from metered.holds h where h.claim = of_scope and (h.state = 'h' or h.state = 'c' and not h.returned)) then
         delete from metered.ledger l where l.scope = of_scope and l.seq <= tip.seq;
@@ -6443,6 +6444,25 @@ as $$
     select metered._lock_key('metered/lease/metered', convert_to(of_no::text, 'UTF8'))
 $$;
 
+-- The channel on which pools hear that units of a scope are wanted back: see leases/recall.go.
+create function metered._leases_channel() returns text
+language sql immutable
+as $$
+    select left('metered_leases_' || substr('metered/leases/metered', 16), 63)
+$$;
+
+-- Recalls units of a scope that programs spend from memory, once this transaction commits. They ask nobody, and would let calls in
+-- until their slices end.
+create function metered._recall_leases(of_scope text) returns void
+language plpgsql volatile
+as $$
+begin
+    if exists (select from metered.leases y where y.scope = of_scope and y.settled_at is null and y.mode = 'm') then
+        perform pg_notify(metered._leases_channel(), of_scope);
+    end if;
+end
+$$;
+
 -- Opens a lease of up to charge.amount units, and at most the units that the limits admit, divided by terms.share.
 -- granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by
 -- limit, and held are the scope's state before. The lease lasts for terms.ttl, or until the first of the limits'
@@ -6924,6 +6944,7 @@ begin
     e.operation := null;
     e.note := _close_scope.note;
     perform metered._append(e);
+    perform metered._recall_leases(of_scope);
 end
 $$;
 
@@ -7328,6 +7349,9 @@ begin
         update metered.resources x set retired_at = case when retiring then clk end
         where x.scope = retire_scopes.scope and (x.retired_at is null) = retiring;
         changed := found;
+        if retiring then
+            perform metered._recall_leases(scope);
+        end if;
         select x.created_at, x.retired_at into retire_scopes.created_at, retire_scopes.retired_at
         from metered.resources x where x.scope = retire_scopes.scope;
         tip := metered._entry_for_write(scope);
@@ -12588,26 +12612,26 @@ begin
             _give_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_of_job,
             _in_us,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,
             _lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,
-            _leave_line,_leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,_lock_charges,
-            _lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,_lots_now,
-            _lower_debts,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,_missing_lot,
-            _missing_token,_move_lot,_name_lot,_named_holds,_next_end,_next_entry,_next_lot,_next_number,
-            _no_amount,_note_lot,_numbers,_old_lot,_on_spending,_one_snapshot,_open_wallet,_other_lane,
-            _others_fall_due,_overdue,_owe,_owe_use,_owed_before,_own_entry,_parked_channel,_parked_json,
-            _pass_ended,_pay_all_debts,_pay_back,_pay_debts,_period_at,_periods_of,_placed_before,_plan_on,
-            _purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,_recorded_events,_recorded_meanwhile,
-            _refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,_refuse_hold,
-            _refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,_release_line,
-            _release_lines,_remember_hold,_renew_lot,_reported_after_repair,_reported_until,_require,_require_plan,
-            _resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,
-            _shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,_start_lot,_step_until,
-            _take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,_told_use,_try_each,
-            _try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,_unbound_lock_wait,
-            _under_limits,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,_wake_releasers,
-            _whole,_with_absent,_with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,_write_charges,
-            _write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,begin_command,
-            begin_command_plain,block_commit,capture_holds,carve,change_parked,charge,charge_each,charge_leased,
-            charge_plain,charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
+            _leases_channel,_leave_line,_leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,
+            _lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,
+            _lots_now,_lower_debts,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,
+            _missing_lot,_missing_token,_move_lot,_name_lot,_named_holds,_next_end,_next_entry,_next_lot,
+            _next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_spending,_one_snapshot,_open_wallet,
+            _other_lane,_others_fall_due,_overdue,_owe,_owe_use,_owed_before,_own_entry,_parked_channel,
+            _parked_json,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,_period_at,_periods_of,_placed_before,
+            _plan_on,_purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
+            _recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,
+            _refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,
+            _release_line,_release_lines,_remember_hold,_renew_lot,_reported_after_repair,_reported_until,
+            _require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,_schedule,
+            _scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,
+            _start_lot,_step_until,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,
+            _told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,
+            _unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
+            _wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,
+            _write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,
+            begin_command,begin_command_plain,block_commit,capture_holds,carve,change_parked,charge,charge_each,
+            charge_leased,charge_plain,charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
             consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
             expire_hold,explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,
             judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,numbers_behind,

@@ -45,7 +45,9 @@ from metered.retire_scopes($1::text[], $3::bool, $2::int)`
 
 // Retire locks up to 64 created scopes (else *ScopeError): after the commit, calls with MustExist
 // are refused. Entries and open holds stay: roll back if Resource.Held forbids it. Leases end: any
-// process may settle them.
+// process may settle them. leases.Pool.Allow, which decides in memory, hears of it when the
+// transaction commits, or at most five seconds after the recall before. A Pool with NoRecall lets
+// calls in until its slices end.
 func (l *Ledger) Retire(ctx context.Context, tx pgx.Tx, scopes ...string) ([]Resource, error) {
 	return l.declare(ctx, tx, "retire", scopes)
 }

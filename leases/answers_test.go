@@ -61,6 +61,73 @@ func TestRetire_EndsTheLeasesOfItsScope(t *testing.T) {
 	}
 }
 
+// A retirement, or the end of a child, recalls what processes spend from memory: Allow lets nothing in long before the slice ends.
+func TestRetire_RecallsWhatAllowHasInMemory(t *testing.T) {
+	t.Parallel()
+	for ended, end := range map[string]func(f *carving) error{
+		"retired": func(f *carving) error {
+			return f.in(pgx.ReadCommitted, func(tx pgx.Tx) error { _, err := f.ledger.Retire(f.Context(), tx, "hot"); return err })
+		},
+		"closed": func(f *carving) error { _, err := f.close(pgx.ReadCommitted, "hot"); return err },
+	} {
+		t.Run(ended, func(t *testing.T) {
+			t.Parallel()
+			f := carver(t, 1<<50)
+			limit := budget.Lifetime(1 << 40)
+			if ended == "closed" {
+				limit = budget.Prepaid(0)
+				_, err := f.carve(pgx.ReadCommitted, "hot", "user", 1<<40)
+				require.NoError(t, err)
+			} else {
+				require.NoError(t, f.in(pgx.ReadCommitted, func(tx pgx.Tx) error { _, err := f.ledger.Create(f.Context(), tx, "hot"); return err }))
+			}
+			p := f.pool(leases.Rule{Least: 1 << 30, TTL: time.Hour, Idle: time.Hour})
+			c := charge(1, limit)
+			c.MustExist = ended == "retired"
+			f.warmAllow(p, c)
+			pgtest.WaitFor(t, "it to listen", func() bool {
+				return pgtest.Value[bool](t, f.db, `select exists (select from pg_stat_activity where datname = current_database() and state = 'idle' and query like 'listen %')`)
+			})
+			require.NoError(t, end(f))
+			var err error
+			pgtest.WaitFor(t, "a refusal", func() bool { err = p.Allow(t.Context(), c); return err != nil })
+			require.ErrorIs(t, err, map[string]error{"retired": budget.ErrScopeRetired, "closed": budget.ErrScopeClosed}[ended])
+			require.NoError(t, p.Close(t.Context()))
+			f.verified()
+		})
+	}
+}
+
+// A recall reaches a slice that is on its way, too: its lease is open, and the answer is not there yet.
+func TestRecall_ReachesASliceOnItsWay(t *testing.T) {
+	t.Parallel()
+	f := setUp(t)
+	var err error
+	f.ledger, err = budget.New(budget.Config{LockTimeout: time.Minute})
+	require.NoError(t, err)
+	p := f.pool(leases.Rule{Least: 1 << 30, TTL: time.Hour, Idle: time.Hour})
+	c := charge(1, budget.Lifetime(1<<40))
+	other := c
+	other.Scope = "other"
+	f.warmAllow(p, other)
+	pgtest.WaitFor(t, "it to listen", func() bool {
+		return pgtest.Value[bool](t, f.db, `select exists (select from pg_stat_activity where datname = current_database() and state = 'idle' and query like 'listen %')`)
+	})
+	require.NoError(t, p.Allow(t.Context(), c)) // by the ledger. The next one asks for a slice
+	holder := f.begin(pgx.ReadCommitted)
+	_, err = holder.Exec(t.Context(), `select pg_advisory_xact_lock($1)`, f.ledger.LockKey("hot"))
+	require.NoError(t, err)
+	allowed := pgtest.Going(func() error { return p.Allow(t.Context(), c) })
+	pgtest.WaitQueued(t, f.db, 1)
+	_, err = f.db.Exec(t.Context(), `select pg_notify('metered_leases_metered', s) from unnest(array['hot', 'other']) s`)
+	require.NoError(t, err)
+	pgtest.WaitFor(t, "the notices", func() bool { return f.usage("other").Leased == 0 })
+	require.NoError(t, holder.Rollback(t.Context()))
+	require.NoError(t, <-allowed)
+	pgtest.WaitFor(t, "the slice to be given back", func() bool { return f.usage("hot").Leased == 0 })
+	require.Equal(t, int64(2), f.usage("hot").Spent)
+}
+
 // Where each write needs an actor, slices are opened all the same, in the name of their process, and a charge without an actor is refused.
 func TestCharge_WhereAnActorIsRequired(t *testing.T) {
 	t.Parallel()

@@ -45,7 +45,7 @@ type Config struct {
 
 	// NoRecall keeps the Pool from listening for recalls. Set it behind a pooler that has no
 	// sessions. Then a slice is returned when it ends, and not when another process needs its
-	// units.
+	// units, or when its scope is retired.
 	NoRecall bool
 }
 

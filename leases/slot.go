@@ -31,6 +31,7 @@ type slot struct {
 	direct   time.Time     // until then charges go to the ledger directly
 	recall   time.Time     // when a notice of another process last made it give back its slices
 	recalled bool          // a notice came since, too soon to be followed
+	given    int           // how often it gave back its slices
 	warmth   int           // charges that found no slice, within a short time
 	warmed   time.Time
 	rate     float64 // units a second, of late
@@ -151,30 +152,36 @@ func (s *slot) ask(p *Pool) {
 		return
 	}
 	s.opening = make(chan struct{})
-	done := s.opening
+	done, given := s.opening, s.given
 	p.work.Go(func() {
 		got, err := p.open(p.last, s)
 		s.mu.Lock()
 		defer s.mu.Unlock()
-		s.opening, s.failed = nil, err
+		s.opening = nil
 		defer close(done)
-		switch {
-		case err != nil:
-			s.failure = time.Now()
-			p.report(err)
-		case got == nil: // too little is left
-			s.direct = time.Now().Add(directPause)
-		case p.isClosed():
-			got.seal()
-			p.settleSoon(s, got)
-		default:
-			if s.next = got; s.current.Load() == nil {
-				s.current.Store(got)
-				s.next = nil
-			}
-			p.has(s, true)
-		}
+		s.arrived(p, got, err, s.given != given)
 	})
+}
+
+// arrived takes the slice that was asked for, if any. recalled says that the slot gave up its slices meanwhile. mu is held.
+func (s *slot) arrived(p *Pool, got *slice, err error, recalled bool) {
+	s.failed = err
+	switch {
+	case err != nil:
+		s.failure = time.Now()
+		p.report(err)
+	case got == nil: // too little is left
+		s.direct = time.Now().Add(directPause)
+	case recalled || p.isClosed():
+		got.seal()
+		p.settleSoon(s, got)
+	default:
+		if s.next = got; s.current.Load() == nil {
+			s.current.Store(got)
+			s.next = nil
+		}
+		p.has(s, true)
+	}
 }
 
 // miss records a charge that found no slice, and requests one if there are many of them. It returns
@@ -231,6 +238,7 @@ func (s *slot) giveBack(p *Pool, direct time.Duration) {
 
 // giveUp is giveBack with mu held.
 func (s *slot) giveUp(p *Pool, direct time.Duration) {
+	s.given++
 	if direct > 0 {
 		s.direct = time.Now().Add(direct)
 	}

@@ -118,6 +118,9 @@ var all = []Mutant{
 	{"a closed child lets charges in", "_check_limits", "if tip.next_due = '-infinity' then", "if false then", "./leases", "TestCarve_AClosedChildLetsNothingIn"},
 	{"a message that is late makes credit", "receive_child", "when units = 0 or ends <= clk then 'late'", "when false then 'late'", "./leases", "TestCarve_MessagesOfAnotherClusterComeInAnyOrder"},
 	{"a lease of a retired scope goes on", "retire_scopes", "and y.mode in ('s', 'm') and y.ends_at > clk;", "and false;", "./leases", "TestRetire_EndsTheLeasesOfItsScope"},
+	{"a retirement recalls nothing", "retire_scopes", "perform metered._recall_leases(scope);", "null;", "./leases", "TestRetire_RecallsWhatAllowHasInMemory/retired"},
+	{"the end of a child recalls nothing", "_close_scope", "perform metered._recall_leases(of_scope);", "null;", "./leases", "TestRetire_RecallsWhatAllowHasInMemory/closed"},
+	{"a recall passes a slice on its way", "leases/slot.go", "case recalled || p.isClosed():", "case p.isClosed():", "./leases", "TestRecall_ReachesASliceOnItsWay"},
 	{"units are let in after their slice's end", "leases/slice.go", "return offset, now.Before(s.ends) && now.UnixNano() < s.endsWall", "return offset, now.UnixNano() > 0", "./leases", "TestSlice_EndsByEitherClock"},
 
 	// Parked jobs.

@@ -48,6 +48,7 @@ begin
     e.operation := null;
     e.note := _close_scope.note;
     perform metered._append(e);
+    perform metered._recall_leases(of_scope);
 end
 $$;
 

@@ -14,6 +14,25 @@ as $$
     select metered._lock_key('metered/lease/metered', convert_to(of_no::text, 'UTF8'))
 $$;
 
+-- The channel on which pools hear that units of a scope are wanted back: see leases/recall.go.
+create function metered._leases_channel() returns text
+language sql immutable
+as $$
+    select left('metered_leases_' || substr('metered/leases/metered', 16), 63)
+$$;
+
+-- Recalls units of a scope that programs spend from memory, once this transaction commits. They ask nobody, and would let calls in
+-- until their slices end.
+create function metered._recall_leases(of_scope text) returns void
+language plpgsql volatile
+as $$
+begin
+    if exists (select from metered.leases y where y.scope = of_scope and y.settled_at is null and y.mode = 'm') then
+        perform pg_notify(metered._leases_channel(), of_scope);
+    end if;
+end
+$$;
+
 -- Opens a lease of up to charge.amount units, and at most the units that the limits admit, divided by terms.share.
 -- granted is 0, and nothing written, if that is less than terms.least, or if a limit refuses. used, by
 -- limit, and held are the scope's state before. The lease lasts for terms.ttl, or until the first of the limits'

@@ -162,6 +162,9 @@ begin
         update metered.resources x set retired_at = case when retiring then clk end
         where x.scope = retire_scopes.scope and (x.retired_at is null) = retiring;
         changed := found;
+        if retiring then
+            perform metered._recall_leases(scope);
+        end if;
         select x.created_at, x.retired_at into retire_scopes.created_at, retire_scopes.retired_at
         from metered.resources x where x.scope = retire_scopes.scope;
         tip := metered._entry_for_write(scope);
