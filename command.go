@@ -98,10 +98,29 @@ type Command struct {
 	// A malformed token is not recorded.
 	RecordRefusal bool
 
+	// Newest makes the command an event that must take effect in order, such as a webhook's: after
+	// a newer one for its key it is ErrStale, does nothing, and is on record as refused. Commands of
+	// one key wait for each other. No order by default.
+	Newest Order
+
 	// LSN asks for Outcome.LSN, for replica.ReadAt. In DoTx use replica.CommitLSN.
 	LSN bool
 
 	settling *settling // of a session
+}
+
+// Order is an event's place among those of its key. The zero value has none.
+type Order struct {
+	// Key names what the event is about within Command.Tenant, such as a subscription: 1 to 255
+	// bytes.
+	Key string
+
+	// At is when the event happened, as its sender says, to the microsecond. Of two events of one
+	// time, the one with the greater Command.ID is newer.
+	//
+	// The newest event of a Key is kept as long as the records of operations
+	// (Client.PurgeOperations). After that, an older one takes effect again.
+	At time.Time
 }
 
 // Redeem is a presented token. It prints and encodes without its text.
@@ -170,6 +189,11 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 	if at := cmd.IssuedAt; !at.IsZero() && (at.Year() < 1 || at.Year() > 9999) {
 		return nil, invalid("Command.IssuedAt", "the year %d is not from 1 to 9999", at.Year())
 	}
+	if err := cmd.Newest.check(); err != nil {
+		return nil, err
+	} else if cmd.Newest != (Order{}) {
+		op.Newest = &command.Event{Key: cmd.Newest.Key, At: cmd.Newest.At.Truncate(time.Microsecond)}
+	}
 	var err error
 	if len(cmd.Charges) > 0 {
 		if op.charges, err = inBudget.Charges(c.Budget, cmd.Charges...); err != nil {
@@ -212,6 +236,20 @@ func (c *Client) prepare(cmd Command, do work) (*operation, error) {
 	}
 	op.Key = lockkey.OfOperation(c.schema.String(), cmd.Tenant, cmd.ID)
 	return op, nil
+}
+
+func (o Order) check() error {
+	switch {
+	case o == Order{}:
+		return nil
+	case o.Key == "":
+		return invalid("Command.Newest.Key", "is empty")
+	case o.At.IsZero():
+		return invalid("Command.Newest.At", "is not set")
+	case o.At.Year() < 1 || o.At.Year() > 9999:
+		return invalid("Command.Newest.At", "the year %d is not from 1 to 9999", o.At.Year())
+	}
+	return checkText("Command.Newest.Key", o.Key)
 }
 
 // owns refuses a command whose record or token would stay behind when the tenant of the Client
@@ -261,7 +299,7 @@ func (op *operation) run(ctx context.Context, tx pgx.Tx) (err error) {
 	if leases := op.client.cfg.Leases; leases != nil && err != nil {
 		inLeases.Learn(leases, err)
 	}
-	if op.cmd.RecordRefusal && op.refusedItself(err) {
+	if (op.cmd.RecordRefusal || tx == nil && errors.Is(err, ErrStale)) && op.refusedItself(err) {
 		if op.rec, err = op.record(ctx, refused); err != nil {
 			err = fmt.Errorf("metered: record the refusal: %w", err)
 		} else if !op.rec.Replayed {
@@ -401,6 +439,10 @@ func fingerprint(cmd Command, token ledger.PresentedToken, holds []*ledger.Placi
 	}
 	for _, hold := range holds { // no count: commands without holds keep the fingerprints of builds that had none
 		part(h, hold.Identity)
+	}
+	if o := cmd.Newest; o.Key != "" { // likewise
+		part(h, []byte("newest\x00"+o.Key))
+		number(h, o.At.UnixMicro())
 	}
 	return h.Sum([]byte{fingerprintVersion}), nil
 }

@@ -29,6 +29,7 @@ var (
 	ErrConflict         error = command.ErrConflict // another command has the id
 	ErrRetired          error = command.ErrRetired  // the id's time is not after the purged records: it may have run
 	ErrFuture           error = command.ErrFuture   // the id's time is beyond Config.MaxFuture
+	ErrStale            error = command.ErrStale    // of Command.Newest: a newer event has taken effect
 	ErrUnknownOperation error = fault.New("operation_unknown", "metered: no such operation")
 )
 

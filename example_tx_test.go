@@ -19,6 +19,54 @@ import (
 	"github.com/pgmetered/metered/wallet"
 )
 
+// Stripe delivers an event twice, late, and in the wrong order. Each takes effect at most once, and none after a newer
+// one of its subscription: what was deleted stays deleted.
+func ExampleOrder() {
+	ctx := context.Background()
+	pool, done := exampleDatabase()
+	defer done()
+	client, err := metered.New(pool, metered.Config{})
+	check(err)
+	_, err = pool.Exec(ctx, "create table subscriptions (id text primary key, status text not null)")
+	check(err)
+	type event struct {
+		ID, Subscription, Status string
+		Created                  int64
+	}
+	receive := func(e event) {
+		_, err := metered.Do(ctx, client, metered.Command{
+			ID: e.ID, Tenant: "stripe", Name: "subscription", Input: e,
+			Newest: metered.Order{Key: e.Subscription, At: time.Unix(e.Created, 0)},
+		}, func(ctx context.Context, tx *metered.Tx) (any, error) {
+			_, err := tx.Exec(ctx, `insert into subscriptions values ($1, $2)
+				on conflict (id) do update set status = excluded.status`, e.Subscription, e.Status)
+			return nil, err
+		})
+		if errors.Is(err, metered.ErrStale) {
+			fmt.Println(e.ID, "came too late: answer 200")
+			return
+		}
+		check(err) // answer 500: Stripe sends it again
+		fmt.Println(e.ID, "took effect: answer 200")
+	}
+	created := event{"evt_1", "sub_1", "active", 1_793_000_000}
+	updated := event{"evt_2", "sub_1", "past_due", 1_793_000_100}
+	deleted := event{"evt_3", "sub_1", "canceled", 1_793_000_200}
+	for _, e := range []event{created, deleted, deleted, updated, updated} {
+		receive(e)
+	}
+	var status string
+	check(pool.QueryRow(ctx, "select status from subscriptions").Scan(&status))
+	fmt.Println(status)
+	// Output:
+	// evt_1 took effect: answer 200
+	// evt_3 took effect: answer 200
+	// evt_3 took effect: answer 200
+	// evt_2 came too late: answer 200
+	// evt_2 came too late: answer 200
+	// canceled
+}
+
 // In development a function that writes by another connection than its own is told so.
 func ExampleNoOtherConnections() {
 	ctx := context.Background()

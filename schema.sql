@@ -10767,6 +10767,47 @@ begin
 end
 $$;
 
+-- Events that must take effect in order: commands that come late are refused.
+
+-- The newest event that took effect, one row for each key. A row goes with the records of operations.
+create table metered.newest (
+    at       timestamptz not null,                              -- when the event happened, as its sender says
+    taken_at timestamptz not null default metered.clock(),      -- when it took effect
+    tenant   text collate "C" not null,                         -- of the command
+    key      text collate "C" not null,                         -- what the event is about, such as a subscription
+    id       text collate "C" not null,                         -- the command's id: of two events of one time, the greater one is newer
+    primary key (tenant, key)
+);
+create index newest_taken_at on metered.newest (taken_at);
+
+-- Makes a command the newest of its key, or returns the one that is at least as new. The row is locked until the transaction
+-- ends, so that commands of one key take effect one after another.
+create function metered.take_newest(of_tenant text, of_key text, event_at timestamptz, of_id text, wait_ms int,
+    out newest timestamptz, out newest_id text)
+language plpgsql volatile
+security definer
+set search_path = pg_catalog, pg_temp
+set enable_seqscan = off
+set plan_cache_mode = force_generic_plan
+as $$
+declare
+    before text := metered._bound_lock_wait(wait_ms);
+begin
+    if greatest(octet_length(of_tenant), octet_length(of_key), octet_length(of_id)) > 255
+        or wait_ms > 3600000 then
+        raise exception 'out of bounds: an argument of take_newest' using errcode = '22023';
+    end if;
+    perform metered._require(isfinite(event_at), 'event_at');
+    insert into metered.newest as n (at, tenant, key, id) values (event_at, of_tenant, of_key, of_id)
+    on conflict (tenant, key) do update set at = excluded.at, id = excluded.id, taken_at = metered.clock()
+    where (n.at, n.id) < (excluded.at, excluded.id);
+    if not found then
+        select n.at, n.id into newest, newest_id from metered.newest n where n.tenant = of_tenant and n.key = of_key;
+    end if;
+    before := metered._unbound_lock_wait(before);
+end
+$$;
+
 -- Keeps a transaction from being committed by anyone but its command's last flush. A
 -- cursor WITH HOLD is run to its end by COMMIT, and this is its query.
 create function metered.block_commit() returns void
@@ -11015,7 +11056,8 @@ $$;
 -- max_rows, oldest first, and moves the horizon to the latest time that their ids
 -- carry, in the same transaction. A horizon beyond these would refuse new ids, after a
 -- clock was ahead, for as long. after is the last of the batch before, as in purge_tokens.
--- It waits for another purge's move, as long as wait_ms.
+-- It waits for another purge's move, as long as wait_ms. It also deletes at most max_rows newest events of keys that took effect
+-- before cutoff, which deleted does not count.
 create function metered.purge_operations(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int,
     out deleted bigint, out last timestamptz)
 language plpgsql volatile
@@ -11049,6 +11091,9 @@ begin
     if latest is not null then
         update metered.operations_horizon h set at = latest where h.one and h.at < latest;
     end if;
+    delete from metered.newest n
+    where n.ctid = any (array(
+        select p.ctid from metered.newest p where p.taken_at < cutoff order by p.taken_at limit max_rows for update skip locked));
     before := metered._unbound_lock_wait(before);
 end
 $$;
@@ -12392,11 +12437,18 @@ comment on function metered.release_jobs(text[], jsonb, int, int, interval, mete
 comment on function metered.next_release() is 'Microseconds until a line is to be looked at or a parked job to be dropped, 0 if one is due, or null if no time is known.';
 comment on function metered.drop_parked(int) is 'Drops parked jobs whose time to wait is over, at most max_rows, as far as their lines are not locked. Returns them.';
 comment on function metered.change_parked(bigint, int, int) is 'Takes a parked job out of its line for good, or changes its priority, and returns it. null: it is not parked.';
+comment on table metered.newest is 'The newest event that took effect, one row for each key. A row goes with the records of operations.';
+comment on column metered.newest.at is 'when the event happened, as its sender says';
+comment on column metered.newest.taken_at is 'when it took effect';
+comment on column metered.newest.tenant is 'of the command';
+comment on column metered.newest.key is 'what the event is about, such as a subscription';
+comment on column metered.newest.id is 'the command''s id: of two events of one time, the greater one is newer';
+comment on function metered.take_newest(text, text, timestamptz, text, int) is 'Makes a command the newest of its key, or returns the one that is at least as new. The row is locked until the transaction ends, so that commands of one key take effect one after another.';
 comment on function metered.block_commit() is 'Keeps a transaction from being committed by anyone but its command''s last flush. A cursor WITH HOLD is run to its end by COMMIT, and this is its query.';
 comment on function metered.begin_command(boolean, boolean, metered.new_command, metered.presented_token, metered.new_charge[], interval, int) is 'Begins a command, in two steps that usually come as one.';
 comment on function metered.complete_command(metered.new_command, metered.fingerprint, bytea, json, metered.new_charge[], interval, int, boolean) is 'Ends a command: charges, records the operation, and lets COMMIT pass. A refusal raises, because COMMIT follows in the same flush. Without finishing, finish_command lets COMMIT pass later. With of_refusal it records that the command was refused and rolled back, with an empty result.';
 comment on function metered.finish_command(text) is 'Lets COMMIT pass for a command that was completed without finishing, if this is still its transaction.';
-comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. A horizon beyond these would refuse new ids, after a clock was ahead, for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms.';
+comment on function metered.purge_operations(timestamptz, timestamptz, int, int) is 'Deletes records of operations completed and issued before cutoff, at most max_rows, oldest first, and moves the horizon to the latest time that their ids carry, in the same transaction. A horizon beyond these would refuse new ids, after a clock was ahead, for as long. after is the last of the batch before, as in purge_tokens. It waits for another purge''s move, as long as wait_ms. It also deletes at most max_rows newest events of keys that took effect before cutoff, which deleted does not count.';
 comment on function metered.charge_plain(text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'A charge of one scope without a command, as charge makes it: JSON, [seq, time in microseconds, held units, used units], or charge''s answer as an object.';
 comment on function metered.begin_command_plain(text, text, bigint, timestamptz, interval, int, text, int) is 'Claims the id of a command without a token and without charges to look at. Null: it is new, and begun. Else begin_command''s answer, whose arguments these are.';
 comment on function metered.complete_command_plain(text, text, text, bytea, timestamptz, bytea, text, bigint[], text, bigint, bigint, bigint, interval, jsonb, boolean, interval, int) is 'Ends a command that has at most one charge of its own, as complete_command does with finishing: JSON, what _complete_short returns, or complete_command''s answer as an object.';
@@ -12639,8 +12691,8 @@ begin
             purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,
             release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,
             revoke_lot,revoke_token,revoke_tokens,roll_over,run_command_plain,search_entries,set_lot_end,
-            settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,told_lots,usage,
-            usage_at,wallet_balance}')
+            settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,take_newest,told_lots,
+            usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

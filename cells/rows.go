@@ -50,6 +50,7 @@ var tables = []moved{
 	{name: "lot_debts", where: scoped("scope")},
 	{name: "tokens", where: named("subject")},
 	{name: "operations", where: named("tenant")},
+	{name: "newest", where: named("tenant")},
 	{name: "job_keys", where: named("tenant")},
 }
 

@@ -49,6 +49,7 @@ var statuses = map[string]int{
 	"session_not_renewed": http.StatusServiceUnavailable,
 
 	"operation_retired":     http.StatusConflict,
+	"operation_stale":       http.StatusConflict,
 	"hold_conflict":         http.StatusConflict,
 	"hold_retired":          http.StatusConflict,
 	"job_conflict":          http.StatusConflict,

@@ -56,6 +56,7 @@ func TestWrite_AnswersEveryCode(t *testing.T) {
 		"token_invalid":      {tokens.ErrInvalid, answered{403, ""}},
 		"operation_conflict": {metered.ErrConflict, answered{422, ""}},
 		"operation_retired":  {metered.ErrRetired, answered{409, ""}},
+		"operation_stale":    {metered.ErrStale, answered{409, ""}},
 		"operation_future":   {metered.ErrFuture, answered{400, ""}},
 
 		"busy":           {budget.ErrBusy, answered{503, "1"}},

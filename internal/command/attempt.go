@@ -89,7 +89,7 @@ func (e *Engine) attempt(ctx context.Context, op *Operation, t transaction, firs
 	if op.First != nil && !*firstDone {
 		if a.err = op.First(ctx); a.err == nil {
 			*firstDone = true
-			if op.Token.Digest != nil || op.Charges != nil || len(op.Holds) > 0 {
+			if op.Token.Digest != nil || op.Charges != nil || len(op.Holds) > 0 || op.Newest != nil {
 				a.err = e.open(ctx, op, t, b)
 			}
 		}
@@ -168,6 +168,7 @@ type begun struct {
 	status      string
 	fingerprint []byte
 	rec         Record
+	stale       error  // a newer event has taken effect
 	refused     []byte // of the charges, by the first look
 	holdRefused error  // of a hold, by the first look
 	token       ledger.TokenRow
@@ -244,7 +245,7 @@ func (e *Engine) begin(ctx context.Context, op *Operation, t transaction, openin
 		f.row(b.scan, e.sql.begin, e.beginArgs(ctx, op, t, b.marker, true, opening)...)
 	}
 	if opening {
-		b.look(f, op)
+		e.look(ctx, b, f, op)
 	}
 	within, span := e.flush(ctx, op, "begin")
 	results := t.send(within, &f.batch)
@@ -289,7 +290,7 @@ func (e *Engine) enter(ctx context.Context, f *flush, op *Operation) {
 func (e *Engine) open(ctx context.Context, op *Operation, t transaction, b *begun) error {
 	f := &flush{}
 	f.row(b.scan, e.sql.begin, e.beginArgs(ctx, op, t, b.marker, false, true)...)
-	b.look(f, op)
+	e.look(ctx, b, f, op)
 	return e.send(ctx, op, "open", t.tx(), f, op.Charges)
 }
 
@@ -305,8 +306,22 @@ func (e *Engine) send(ctx context.Context, op *Operation, name string, tx pgx.Tx
 	return err
 }
 
-// look asks whether the holds of op would be refused.
-func (b *begun) look(f *flush, op *Operation) {
+const newestSQL = `select newest, newest_id from metered.take_newest($1::text, $2::text, $3::timestamptz, $4::text, $5::int)`
+
+// look makes op the newest event of its key, if it is one, and asks whether its holds would be refused.
+func (e *Engine) look(ctx context.Context, b *begun, f *flush, op *Operation) {
+	if op.Newest != nil {
+		wait, _ := e.timeouts(ctx)
+		f.row(func(row pgx.Row) error {
+			var newest *time.Time
+			var id *string
+			err := row.Scan(&newest, &id)
+			if newest != nil && id != nil {
+				b.stale = fmt.Errorf("%w: for %q, that of %s with the id %q", ErrStale, op.Newest.Key, newest.UTC().Format(time.RFC3339Nano), *id)
+			}
+			return err
+		}, e.sql.newest, op.Tenant, op.Newest.Key, op.Newest.At, op.ID, wait)
+	}
 	for _, h := range op.Holds {
 		f.row(func(row pgx.Row) error {
 			refusal, err := h.Looked(row)
@@ -340,8 +355,11 @@ func toleranceOf(c *ledger.Charging) pgtype.Interval {
 	return c.Tolerance
 }
 
-// admit judges the answers about the token, the budget and the holds, in this order.
+// admit judges the answers about the event, the token, the budget and the holds, in this order.
 func (b *begun) admit(op *Operation) error {
+	if b.stale != nil {
+		return b.stale
+	}
 	if op.Token.Digest != nil {
 		if err := op.Granted(b.token); err != nil {
 			return err

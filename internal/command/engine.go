@@ -46,7 +46,7 @@ type Engine struct {
 	functions atomic.Int32 // of operations that run
 }
 
-type statements struct{ begin, beginPlain, complete, completePlain, runPlain, finish, lockAll string }
+type statements struct{ begin, beginPlain, complete, completePlain, runPlain, finish, newest, lockAll string }
 
 // New returns an Engine.
 func New(pool *pgxpool.Pool, cfg Config) *Engine {
@@ -55,7 +55,7 @@ func New(pool *pgxpool.Pool, cfg Config) *Engine {
 		cfg.Usable = func(context.Context, schema.DB) error { return nil }
 	}
 	return &Engine{pool: pool, cfg: cfg, places: places(pool), turns: newTurns(), pins: ledger.Textual(pool), sql: statements{
-		begin: n.SQL(beginSQL), beginPlain: n.SQL(beginPlainSQL), complete: n.SQL(completeSQL), completePlain: n.SQL(completePlainSQL), runPlain: n.SQL(runPlainSQL), finish: n.SQL(finishSQL), lockAll: n.SQL(ledger.LockAllSQL),
+		begin: n.SQL(beginSQL), beginPlain: n.SQL(beginPlainSQL), complete: n.SQL(completeSQL), completePlain: n.SQL(completePlainSQL), runPlain: n.SQL(runPlainSQL), finish: n.SQL(finishSQL), newest: n.SQL(newestSQL), lockAll: n.SQL(ledger.LockAllSQL),
 	}}
 }
 
@@ -81,6 +81,7 @@ type Operation struct {
 	Charges *ledger.Charging                // for a first look, nil for none
 	Looking func()                          // called before that look, nil for none
 	Holds   []*ledger.Placing               // for a first look
+	Newest  *Event                          // that the operation is, nil for none
 
 	// Enter is the statement that comes first in each transaction of the operation, with its longest wait for locks. nil for none.
 	Enter func(waitMS int32) Statement
@@ -139,6 +140,12 @@ type Ending struct {
 	Refusal *string          // JSON: of an operation that was refused, with an empty Result and nothing to do
 	Notice  *Statement       // sent before the steps, nil for none
 	Jobs    []int64          // that the function made, for the record
+}
+
+// Event is an operation's place among those of its key. After a newer one it is ErrStale.
+type Event struct {
+	Key string
+	At  time.Time
 }
 
 // Statement is a statement without an answer.

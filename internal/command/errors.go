@@ -18,6 +18,7 @@ var (
 	ErrRetired  = fault.New("operation_retired", "metered: the operation is older than the retained records")
 	ErrFuture   = fault.New("operation_future", "metered: the operation was issued in the future")
 	ErrTimeout  = fault.New("timeout", "metered: timeout")
+	ErrStale    = fault.New("operation_stale", "metered: a newer event has taken effect")
 	ErrNested   = fault.New("nested_command", "metered: a command cannot run inside another one's function")
 	ErrAborted  = fault.New("transaction_failed", "metered: the caller's transaction was aborted before the command began")
 )

@@ -15,7 +15,7 @@ select metered.run_command_plain($1::text, $2::text, $3::bigint, $4::bytea, $5::
 // whole makes an attempt in one flush, with COMMIT, at an operation that does nothing but its one charge.
 // whole is false for another operation, and then nothing was done.
 func (e *Engine) whole(ctx context.Context, op *Operation, t *owned) (a attempt, whole bool) {
-	if !op.Bare || op.First != nil || op.Token.Digest != nil || len(op.Holds) > 0 || op.Enter != nil || op.EarlyRelease || op.LSN ||
+	if !op.Bare || op.First != nil || op.Token.Digest != nil || len(op.Holds) > 0 || op.Newest != nil || op.Enter != nil || op.EarlyRelease || op.LSN ||
 		op.Telling || op.Isolation != pgx.ReadCommitted {
 		return attempt{}, false
 	}

@@ -17,6 +17,7 @@ func Refused(err error) bool {
 	return slices.ContainsFunc([]string{
 		"budget_exceeded", "budget_refund_exceeds", "scope_unknown", "scope_retired", "scope_closed", "token_invalid",
 		"claim_taken", "hold_state", "hold_unknown", "hold_excess", "hold_ceiling", "hold_not_returnable",
+		"operation_stale",
 	}, func(code string) bool { return Is(err, code) })
 }
 

@@ -125,6 +125,7 @@ var Functions = []Function{
 	{"change_parked", Application, write},
 	{"explain_parked", Application | Reporting, write},
 
+	{"take_newest", Application, write},
 	{"begin_command", Application, write},
 	{"complete_command", Application, write},
 	{"begin_command_plain", Application, write},

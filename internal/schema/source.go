@@ -43,6 +43,7 @@ var sources = []string{
 	"jobs",
 	"parked",
 	"releases",
+	"newest",
 	"operations",
 	"plain",
 	"sessions",

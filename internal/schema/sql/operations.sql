@@ -198,7 +198,8 @@ $$;
 -- max_rows, oldest first, and moves the horizon to the latest time that their ids
 -- carry, in the same transaction. A horizon beyond these would refuse new ids, after a
 -- clock was ahead, for as long. after is the last of the batch before, as in purge_tokens.
--- It waits for another purge's move, as long as wait_ms.
+-- It waits for another purge's move, as long as wait_ms. It also deletes at most max_rows newest events of keys that took effect
+-- before cutoff, which deleted does not count.
 create function metered.purge_operations(after timestamptz, cutoff timestamptz, max_rows int, wait_ms int,
     out deleted bigint, out last timestamptz)
 language plpgsql volatile
@@ -222,6 +223,9 @@ begin
     if latest is not null then
         update metered.operations_horizon h set at = latest where h.one and h.at < latest;
     end if;
+    delete from metered.newest n
+    where n.ctid = any (array(
+        select p.ctid from metered.newest p where p.taken_at < cutoff order by p.taken_at limit max_rows for update skip locked));
     before := metered._unbound_lock_wait(before);
 end
 $$;

@@ -250,6 +250,17 @@ create table metered.lot_debts (
     primary key (scope, use)
 );
 
+-- The newest event that took effect, one row for each key. A row goes with the records of operations.
+create table metered.newest (
+    at       timestamptz not null,                              -- when the event happened, as its sender says
+    taken_at timestamptz not null default metered.clock(),      -- when it took effect
+    tenant   text collate "C" not null,                         -- of the command
+    key      text collate "C" not null,                         -- what the event is about, such as a subscription
+    id       text collate "C" not null,                         -- the command's id: of two events of one time, the greater one is newer
+    primary key (tenant, key)
+);
+create index newest_taken_at on metered.newest (taken_at);
+
 -- The number of the cell that this schema is: see package cells. Other schemas have no row.
 create table metered.cell (
     no    int not null,                 -- from 0 on
