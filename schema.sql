@@ -845,6 +845,54 @@ begin
 end
 $$;
 
+-- Room in the server's lock table, which all its databases share, for calls that take more than 64
+-- locks: three quarters of the locks that the settings promise, in up to 64 units. A call takes an
+-- advisory lock for each unit that it needs, until its transaction ends, so that many large calls at
+-- once queue, and leave the last quarter to everybody else. Beyond that a statement of any program
+-- on the server fails (53200). A transaction that has all units goes on: there is no other one.
+-- Waits for up to wait_ms, or for a shorter lock_timeout of the session, and returns the rest of
+-- wait_ms. Then SQLSTATE 55P03.
+create function metered._make_room(locks int, wait_ms int) returns int
+language plpgsql volatile
+as $$
+declare
+    capacity bigint := greatest(1, current_setting('max_locks_per_transaction')::bigint * 3 / 4
+        * (current_setting('max_connections')::int + current_setting('max_prepared_transactions')::int));
+    units    int := greatest(1, least(64, capacity / 256));
+    mine     int[] := coalesce(string_to_array(nullif(current_setting('metered_tx.room', true), ''), ' ')::int[], '{}');
+    needed   int := least(units - cardinality(mine), ceil(locks::numeric * units / capacity));
+    taken    int[];
+    bound    text := current_setting('lock_timeout');
+    began    timestamptz := clock_timestamp();
+    waited   int := 0;
+begin
+    loop
+        begin
+            taken := '{}';
+            for unit in 1..units loop
+                exit when cardinality(taken) >= needed;
+                -- A session gets a lock that it has once more.
+                if unit <> all (mine) and metered._try_lock(7308620103914913792 + unit) then
+                    taken := taken || unit;
+                end if;
+            end loop;
+            if cardinality(taken) >= needed then
+                perform set_config('metered_tx.room', array_to_string(mine || taken, ' '), true);
+                return greatest(wait_ms - waited, 1);
+            end if;
+            raise exception using errcode = 'MT100';    -- gives back those that it has
+        exception when sqlstate 'MT100' then
+            waited := 1 + extract(epoch from clock_timestamp() - began) * 1000;
+        end;
+        if (waited < least(wait_ms, case when bound <> '0' then extract(epoch from bound::interval) * 1000 end)) is not true then
+            raise exception 'the lock table of the server has no room for % locks of one call', locks
+                using errcode = '55P03', hint = 'Commit sooner, name fewer scopes in a transaction, or raise max_locks_per_transaction.';
+        end if;
+        perform pg_sleep((5 + 20 * random()) / 1000);
+    end loop;
+end
+$$;
+
 -- Takes transaction-scoped advisory locks in the order given (callers sort),
 -- waiting at most wait_ms for all of them together, or as long as a shorter
 -- lock_timeout of the session allows. Then SQLSTATE 55P03.
@@ -858,7 +906,11 @@ declare
     k        bigint;
     deadline timestamptz;
     before   text;
+    longest  int := wait_ms;
 begin
+    if cardinality(keys) > 64 then
+        wait_ms := metered._make_room(cardinality(keys), wait_ms);
+    end if;
     if metered._sharded() then
         before := current_setting('lock_timeout');
         wait_ms := least(wait_ms, case when before <> '0' then (extract(epoch from before::interval) * 1000)::int end);
@@ -875,7 +927,7 @@ begin
         perform pg_advisory_xact_lock(k);
         perform set_config('lock_timeout', before, true);
     end loop;
-    return deadline is not null;
+    return deadline is not null or wait_ms < longest;
 end
 $$;
 
@@ -11517,19 +11569,22 @@ $$;
 -- is not plain is left to _write_charges, charge by charge, so that only _check_limits refuses. The
 -- guard is the same for both: the primary key, and FOR KEY SHARE on the last entry.
 
--- Takes locks in the order of their keys. With skip_busy it does not wait, and returns the keys that
--- are not free.
+-- Takes locks in the order of their keys. With skip_busy it waits for room in the lock table alone,
+-- and returns the keys that are not free.
 create function metered._lock_each(keys bigint[], wait_ms int, skip_busy boolean) returns bigint[]
 language plpgsql volatile
 as $$
 declare
     waited boolean;
 begin
+    keys := array(select distinct x.key from unnest(keys) x(key) order by 1);
     if skip_busy then
-        return (select array_agg(k.key) from (select distinct x.key from unnest(keys) x(key) order by 1) k
-                where not metered._try_lock(k.key));
+        if cardinality(keys) > 64 then
+            wait_ms := metered._make_room(cardinality(keys), wait_ms);
+        end if;
+        return (select array_agg(k.key) from unnest(keys) k(key) where not metered._try_lock(k.key));
     end if;
-    waited := metered._lock_keys(array(select distinct x.key from unnest(keys) x(key) order by 1), wait_ms);
+    waited := metered._lock_keys(keys, wait_ms);
     return null;
 end
 $$;
@@ -12666,9 +12721,9 @@ begin
             _lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,
             _leases_channel,_leave_line,_leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,
             _lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,
-            _lots_now,_lower_debts,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,_missing_hold,
-            _missing_lot,_missing_token,_move_lot,_name_lot,_named_holds,_next_end,_next_entry,_next_lot,
-            _next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_spending,_one_snapshot,_open_wallet,
+            _lots_now,_lower_debts,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,
+            _missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,_named_holds,_next_end,_next_entry,
+            _next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_spending,_one_snapshot,_open_wallet,
             _other_lane,_others_fall_due,_overdue,_owe,_owe_use,_owed_before,_own_entry,_parked_channel,
             _parked_json,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,_period_at,_periods_of,_placed_before,
             _plan_on,_purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,

@@ -34,7 +34,8 @@ type Result struct {
 
 // ChargeEach makes up to 1,000 charges in one round trip (docs/scale.md), in order: a refusal is in
 // its Result, and stops no other. Its own error aborts tx, unless a Limit has thresholds, which
-// need a savepoint.
+// need a savepoint. More than 64 scopes wait for room in the server's lock table: ErrBusy after
+// Config.LockTimeout.
 func (l *Ledger) ChargeEach(ctx context.Context, tx pgx.Tx, charges ...Charge) ([]Result, error) {
 	if err := cmp.Or(l.made(), notNil("tx", tx), checkBatch("charges", len(charges))); err != nil {
 		return nil, err

@@ -5,19 +5,22 @@
 -- is not plain is left to _write_charges, charge by charge, so that only _check_limits refuses. The
 -- guard is the same for both: the primary key, and FOR KEY SHARE on the last entry.
 
--- Takes locks in the order of their keys. With skip_busy it does not wait, and returns the keys that
--- are not free.
+-- Takes locks in the order of their keys. With skip_busy it waits for room in the lock table alone,
+-- and returns the keys that are not free.
 create function metered._lock_each(keys bigint[], wait_ms int, skip_busy boolean) returns bigint[]
 language plpgsql volatile
 as $$
 declare
     waited boolean;
 begin
+    keys := array(select distinct x.key from unnest(keys) x(key) order by 1);
     if skip_busy then
-        return (select array_agg(k.key) from (select distinct x.key from unnest(keys) x(key) order by 1) k
-                where not metered._try_lock(k.key));
+        if cardinality(keys) > 64 then
+            wait_ms := metered._make_room(cardinality(keys), wait_ms);
+        end if;
+        return (select array_agg(k.key) from unnest(keys) k(key) where not metered._try_lock(k.key));
     end if;
-    waited := metered._lock_keys(array(select distinct x.key from unnest(keys) x(key) order by 1), wait_ms);
+    waited := metered._lock_keys(keys, wait_ms);
     return null;
 end
 $$;
