@@ -94,3 +94,25 @@ func TestOrderOf_EndsAtOneInstantIsByAge(t *testing.T) {
 		})
 	}
 }
+
+// Lots of plans that begin at one instant are as old as the beginnings that brought them, however long nobody looked.
+func TestOrderOf_PlansThatRenewTogetherIsByTheirBeginnings(t *testing.T) {
+	t.Parallel()
+	for _, swept := range []bool{true, false} {
+		t.Run(fmt.Sprint("swept ", swept), func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, wallet.Config{})
+			f.grant(wallet.Grant{Amount: 10, Reference: "first", Renews: daily})
+			f.clock.Advance(day)
+			f.grant(wallet.Grant{Amount: 10, Reference: "second", Renews: daily, Starts: f.clock.Now().Add(time.Hour)})
+			for range 48 {
+				f.clock.Advance(time.Hour)
+				if swept {
+					f.sweeps()
+				}
+			}
+			at := " " + f.clock.Now().Truncate(day).Format("2006-01-02T15:04:05Z")
+			f.shows("first"+at, "second"+at)
+		})
+	}
+}
