@@ -2875,6 +2875,7 @@ declare
     came        int[];                      -- places in lots whose units have come in this step
     at          timestamptz := tip.at;
     child       metered.lots;
+    follows     metered.lots;               -- the lot of its next period
     nos         bigint[] := '{}';           -- of the due holds, in their order, with their times, entries and minima
     times       timestamptz[];
     seqs        bigint[];
@@ -2963,8 +2964,11 @@ begin
             child := starts[start_pos];
             at := greatest(at, child.starts_at);
             starts := starts[:start_pos - 1] || starts[start_pos + 1:];
+            later := later + 1;
             if ((child.plan).renews).every is not null and (metered._next_lot(child)).starts_at <= until then
-                starts := starts || metered._next_lot(child);
+                follows := metered._next_lot(child);
+                follows.age := array[(extract(epoch from follows.starts_at) * 1000000)::bigint, later, later];
+                starts := starts || follows;
             end if;
             if (child.plan).uses is null then
                 lapsed := lapsed - child.pending;
@@ -2978,7 +2982,6 @@ begin
                 child.granted_seq := new_no;
                 child.last_seq := null;
             end if;
-            later := later + 1;
             child.age := array[(extract(epoch from child.starts_at) * 1000000)::bigint, later, later];
             lots := lots || child;
             came := array[cardinality(lots)];

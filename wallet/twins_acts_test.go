@@ -36,8 +36,10 @@ func (w *twins) step(n int) {
 		w.endHold()
 	case k < 65:
 		w.refund()
-	case k < 71:
+	case k < 69:
 		w.revoke()
+	case k < 71:
+		w.reinstate()
 	case k < 73:
 		w.endPlan()
 	case k < 78:
@@ -203,7 +205,7 @@ func describe(g wallet.Grant) string {
 func (w *twins) burst(n int) {
 	many := 33 + w.r.IntN(of(w, 3, 40, 168))
 	g := w.someGrant(n)
-	g.Reference, g.Starts = "", time.Time{}
+	g.Reference, g.Starts, g.Renews, g.Prorate = "", time.Time{}, budget.Period{}, false
 	if g.Expires.IsZero() {
 		g.For, g.Expires = 0, w.now.Truncate(time.Hour).Add(2*time.Hour)
 	}
@@ -257,6 +259,9 @@ func (w *twins) draw() {
 	})
 	if ok {
 		w.draws = append(w.draws, drawn{w.now, got.Amount})
+		if d.Note.Use == "" { // lots for a use alone cross nothing
+			w.armed("draw")
+		}
 	}
 }
 
@@ -280,6 +285,9 @@ func (w *twins) reserve(id string, amount, least int64, ttl time.Duration, use s
 	})
 	if ok {
 		w.holds = append(w.holds, held{r.ID, w.now, amount})
+		if use == "" {
+			w.armed("place")
+		}
 	}
 }
 
@@ -371,8 +379,31 @@ func (w *twins) revoke() {
 
 func (w *twins) revokeLot(what string, nos [3]int64, reference string) {
 	amount := w.r.Int64N(12)
+	var taken int64
 	w.call(fmt.Sprintf("revoke %d of %s", amount, what), func(ctx context.Context, tx pgx.Tx, tw *twin) (said, error) {
 		r, err := tw.book.Revoke(ctx, tx, wallet.Revoke{Wallet: "ann", Lot: nos[tw.no], Reference: reference, Amount: amount})
+		no := r.Lot
+		r.Lot, r.Seq = 0, 0
+		taken = r.Amount
+		return say(r, no), err
+	})
+	if taken > 0 {
+		w.armed("revoke")
+	}
+}
+
+func (w *twins) reinstate() {
+	if what, nos, reference := w.name(); what != "" {
+		amount := w.r.Int64N(12)
+		w.reinstated(fmt.Sprintf("reinstate %d of %s", amount, what), func(tw *twin) wallet.Revoke {
+			return wallet.Revoke{Wallet: "ann", Lot: nos[tw.no], Reference: reference, Amount: amount}
+		})
+	}
+}
+
+func (w *twins) reinstated(what string, of func(tw *twin) wallet.Revoke) {
+	w.call(what, func(ctx context.Context, tx pgx.Tx, tw *twin) (said, error) {
+		r, err := tw.book.Reinstate(ctx, tx, of(tw))
 		no := r.Lot
 		r.Lot, r.Seq = 0, 0
 		return say(r, no), err
@@ -385,6 +416,12 @@ func (w *twins) endPlan() {
 	}
 	one := w.plans[w.r.IntN(len(w.plans))]
 	if w.now.Sub(one.at) > retained/2 { // a purge forgets one that ended
+		return
+	}
+	if w.once(3) {
+		w.reinstated("resume "+one.reference, func(*twin) wallet.Revoke {
+			return wallet.Revoke{Wallet: "ann", Reference: one.reference, Renewals: true}
+		})
 		return
 	}
 	w.call("end "+one.reference, func(ctx context.Context, tx pgx.Tx, tw *twin) (said, error) {
@@ -454,7 +491,7 @@ func (w *twins) carve(n int) {
 		})
 		return
 	}
-	child, amount := fmt.Sprint("child", n), 1+w.r.Int64N(15)
+	child, amount := fmt.Sprint("ann/child", n), 1+w.r.Int64N(15)
 	if w.call(fmt.Sprintf("carve %d for %s", amount, child), func(ctx context.Context, tx pgx.Tx, tw *twin) (said, error) {
 		_, err := tw.carver.Carve(ctx, tx, leases.Carving{Child: child, From: tw.book.Charge("ann", amount), TTL: 3600 * day})
 		return said{}, err

@@ -1,17 +1,22 @@
 package wallet_test
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"time"
 
+	"github.com/jackc/pgx/v5"
+
 	"github.com/pgmetered/metered/budget"
+	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/wallet"
 )
 
 // A motif is a few acts on the same lots, such as meet seldom where all is random: each is about one thing that time
 // does. After it the history goes on.
 func (w *twins) motif(n int) {
-	motifs := []func(n int){w.holdOverAnEnd, w.rollAgain, w.manyEnds, w.planGoesOn, w.sameEnd, w.sharedCap}
+	motifs := []func(n int){w.holdOverAnEnd, w.rollAgain, w.manyEnds, w.planGoesOn, w.sameEnd, w.sharedCap, w.manyHolds, w.takenBack, w.together, w.idle}
 	motifs[w.r.IntN(len(motifs))](n)
 }
 
@@ -111,6 +116,120 @@ func (w *twins) sharedCap(n int) {
 	w.advance(2*time.Hour + of(w, 30*time.Minute, day))
 	w.look()
 	w.onNamed()
+}
+
+// manyHolds has more holds fall due than a call writes, of lots of which some end before, and some after.
+func (w *twins) manyHolds(n int) {
+	many := 30 + w.r.IntN(of(w, 3, 40, 168))
+	g := wallet.Grant{Wallet: "ann", Amount: int64(2 * many), Reference: fmt.Sprint("m", n), For: of(w, 2*time.Hour, 5*time.Hour, 3*day)}
+	if w.once(2) {
+		w.rolls(&g)
+	}
+	if w.once(4) {
+		g.Uses = []string{"images"}
+	}
+	use, apart := of(w, "", "images"), of(w, 0, time.Minute)
+	least := w.r.Int64N(2) * w.r.Int64N(2)
+	w.grant(g)
+	w.call(fmt.Sprintf("place %d holds, %v apart, at least %d, use %q", many, apart, least, use), func(ctx context.Context, tx pgx.Tx, tw *twin) (said, error) {
+		for i := range many {
+			line := tw.book.Line("ann", 2)
+			line.AtLeast = least * int64(i%3)
+			r := holds.Request{ID: fmt.Sprint("m", n, "/", i), TTL: time.Hour + time.Duration(i)*apart, Note: budget.Note{Use: use}, Lines: []holds.Line{line}}
+			if _, err := tw.holds.Place(ctx, tx, r); err != nil {
+				return said{}, err
+			}
+		}
+		return said{}, nil
+	})
+	for range 2 {
+		w.advance(of(w, 90*time.Minute, 3*time.Hour, 5*time.Hour))
+		w.look()
+		w.onNamed()
+	}
+	w.draw()
+}
+
+// takenBack has units, or a plan, taken back and given back while it ends, rolls over and renews.
+func (w *twins) takenBack(n int) {
+	g := wallet.Grant{Wallet: "ann", Amount: 10 + w.r.Int64N(10), Reference: fmt.Sprint("m", n), For: day, RollCap: 5 + w.r.Int64N(10), RollFor: day, RollTimes: of(w, 0, 1, -1)}
+	renewals := w.once(2)
+	if renewals {
+		g.For, g.Renews = 0, w.somePeriod()
+	}
+	w.grant(g)
+	for range 4 {
+		r := wallet.Revoke{Wallet: "ann", Reference: g.Reference}
+		if r.Renewals = renewals && w.once(2); !r.Renewals {
+			r.Amount = w.r.Int64N(8)
+		}
+		if w.once(2) {
+			w.reinstated(fmt.Sprintf("reinstate %+v", r), func(*twin) wallet.Revoke { return r })
+		} else {
+			w.call(fmt.Sprintf("revoke %+v", r), func(ctx context.Context, tx pgx.Tx, tw *twin) (said, error) {
+				a, err := tw.book.Revoke(ctx, tx, r)
+				no := a.Lot
+				a.Lot, a.Seq = 0, 0
+				return say(a, no), err
+			})
+		}
+		w.look()
+		w.advance(of(w, time.Minute, time.Hour, day-time.Hour, day+time.Hour))
+		w.look()
+	}
+	w.draw()
+}
+
+// together has plans that renew at one instant, some with a cap that they share, and holds of their lots.
+func (w *twins) together(n int) {
+	p := w.somePeriod()
+	for i := range 2 + w.r.IntN(2) {
+		g := wallet.Grant{Wallet: "ann", Amount: 5, Reference: fmt.Sprint("m", n, "/", i), Category: "paid", Renews: p}
+		if w.once(2) {
+			g.Starts = w.now.Add(of(w, time.Hour, day))
+		}
+		if w.once(2) {
+			g.RollCap, g.RollFor, g.RollTimes, g.RollShared = 8, day, of(w, 1, -1), w.once(2)
+		}
+		w.grant(g)
+		w.reserve(fmt.Sprint("m", n, "/", i), 3, w.r.Int64N(3), of(w, time.Hour, day, 2*day), "")
+		w.advance(of(w, time.Minute, 10*time.Hour, day))
+	}
+	w.advance(of(w, day, 3*day, 33*day))
+	w.look()
+	w.onNamed()
+	w.draw()
+	for i := range 2 { // so that not all plans go on for good
+		if w.once(2) {
+			reference := fmt.Sprint("m", n, "/", i)
+			w.call("end "+reference, func(ctx context.Context, tx pgx.Tx, tw *twin) (said, error) {
+				_, err := tw.book.Revoke(ctx, tx, wallet.Revoke{Wallet: "ann", Reference: reference, Renewals: true})
+				return said{}, err
+			})
+		}
+	}
+}
+
+// idle leaves the wallet alone for a year or more. Plans are ended then, or the next steps would be slow.
+func (w *twins) idle(n int) {
+	w.planGoesOn(n)
+	if !w.once(3) {
+		return
+	}
+	w.advance(of(w, 366*day, 500*day))
+	w.look()
+	w.onNamed()
+	w.draw()
+	for _, one := range w.plans {
+		w.call("end "+one.reference, func(ctx context.Context, tx pgx.Tx, tw *twin) (said, error) {
+			_, err := tw.book.Revoke(ctx, tx, wallet.Revoke{Wallet: "ann", Reference: one.reference, Renewals: true})
+			if errors.Is(err, wallet.ErrUnknownLot) {
+				err = nil // it may have been purged
+			}
+			return said{}, err
+		})
+	}
+	w.plans = nil
 }
 
 // onNamed makes a call on a lot that the balance shows.
