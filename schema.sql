@@ -365,7 +365,7 @@ create table metered.ledger (
                                       -- of lots, credit taken back: e lapsed (ended), v revoked, o rolled over;
                                       -- s scheduled: a lot that begins later, is withdrawn, or whose end was set
     scope     text collate "C" not null, -- the charged scope
-    next_due  timestamptz,            -- no open hold falls due before this, or -infinity: the scope is closed
+    next_due  timestamptz,            -- no hold that held counts falls due before this, or -infinity: the scope is closed
     ref       bigint,                 -- of a refund: the seq of its charge
     hold      text,                   -- the hold's id, where the entry is about one alone
     operation_tenant text,            -- of the operation
@@ -507,7 +507,7 @@ create table metered.hold_lines (
     key      bigint      not null,      -- of the scope's lock
     amount   bigint      not null,      -- placed
     captured bigint      not null default 0, -- spent of amount
-    open     bigint      not null,      -- counted in the scope's held
+    open     bigint      not null,      -- counted in the scope's held, unless due is before its next_due: then it was freed
     due      timestamptz not null,      -- holds.due
     scope    text collate "C" not null, -- the scope that it holds units of
     refunded bigint      not null default 0,    -- units of captured that return_holds gave back
@@ -3419,7 +3419,7 @@ begin
         return;
     end if;
     for k in
-        select l.opened_seq, l.open from metered.hold_lines l where l.scope = tip.scope and l.open > 0
+        select l.opened_seq, l.open from metered.hold_lines l where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due
         union all
         select y.opened_seq, y.granted from metered.leases y where y.scope = tip.scope and y.settled_at is null and y.mode <> 'g'
         order by 1
@@ -5314,22 +5314,19 @@ exception when sqlstate 'MT100' then
 end
 $$;
 
--- Checks charges of scopes with due holds. If they are let in, it ends the due holds that are in
--- their way. stand are the last entries after that.
+-- Checks charges of scopes with due holds. If they are let in, all due holds are freed. stand are the
+-- last entries after that. A charge that is let in because lines are due is let in for good, so they
+-- are freed for good: a clock that is set back must not bring them to life.
 create function metered._expire_and_check(charges metered.new_charge[], tips metered.ledger[], clk timestamptz,
     ahead interval, wait_ms int, of_nos bigint[],
     out stand metered.ledger[], out used bigint[], out held bigint[], out refused jsonb)
 language plpgsql volatile
 as $$
 declare
-    tip       metered.ledger;
-    kept      bigint[];         -- held units, with those of due lines
-    remain    bigint[];         -- held units, once max_lines due lines have ended
-    scopes    text[];
-    due       timestamptz[];
-    verdict   record;
-    max_lines int := 500;
-    c         metered.new_charge;
+    tip     metered.ledger;
+    freed   text[];             -- scopes with units that due lines free
+    verdict record;
+    c       metered.new_charge;
 begin
     -- If the key were another scope's, the reads below would not be under the lock.
     foreach c in array charges loop
@@ -5338,46 +5335,29 @@ begin
         end if;
     end loop;
     foreach tip in array tips loop
-        scopes := scopes || tip.scope;
-        due := due || tip.next_due;
-        kept := kept || tip.held;
         held := held || tip.held - case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) else 0 end;
+        if held[cardinality(held)] < tip.held then
+            freed := freed || tip.scope;
+        end if;
     end loop;
     stand := tips;
     tips := metered._without_lapsing(tips, clk);     -- a bound, where not all is ended that is due
     verdict := metered._check_limits(charges, tips, held, clk, ahead, of_nos, null, null);
     used := verdict.used;
     refused := verdict.refused;
-    if refused is not null or kept = held then
+    if refused is not null or freed is null then
         return;
     end if;
-    -- A charge that is let in because lines are due is let in for good, so their holds
-    -- are ended for good, as many as it takes: a clock that is set back must not
-    -- bring them to life. The rest is left to later calls. How many it
-    -- takes is found first, since rows of holds must be locked all at once, in order.
-    foreach tip in array stand loop
-        if tip.next_due <= clk and tip.lots_end is null then
-            max_lines := greatest(max_lines, metered._lines_with_minima(tip.scope, tip.next_due, clk));
-        end if;
-    end loop;
-    loop
-        for i in 1..cardinality(scopes) loop
-            remain[i] := kept[i] - case when due[i] <= clk then metered._overdue(scopes[i], due[i], clk, max_lines) else 0 end;
-        end loop;
-        exit when remain = held or (metered._check_limits(charges, tips, remain, clk, ahead, of_nos, null, null)).refused is null;
-        max_lines := 2 * max_lines;
-    end loop;
-    perform metered._expire_due(scopes, due, clk, max_lines, wait_ms);
-    for i in 1..cardinality(scopes) loop
-        tip := metered._entry_for_write(scopes[i]);
-        if tip.held > remain[i] then
+    perform metered._end_due(freed, clk, wait_ms);
+    for i in 1..cardinality(stand) loop
+        continue when stand[i].scope <> all (freed);
+        stand[i] := metered._entry_for_write(stand[i].scope);
+        if stand[i].held > held[i] then
             perform metered._collided();
         end if;
-        stand[i] := tip;
     end loop;
 end
 $$;
-
 
 -- Thresholds: levels of use. The charge that reaches one reports it, once.
 --
@@ -5937,6 +5917,9 @@ begin
         end if;
         units := c.amount - c.held;
         if c.held > 0 and hold.due_in >= interval '0' then
+            if at + hold.due_in <= tip.at then      -- the clock was set back
+                perform metered._clear_freed_of(tip);
+            end if;
             tip.seq := tip.seq + 1;
             tip.held := tip.held + c.held;
             tip.next_due := least(tip.next_due, at + hold.due_in);
@@ -6988,6 +6971,7 @@ begin
     if e.lots_end is not null then
         e := metered._settle(e, metered.clock(), metered._ends_per_call(), 0, null);
     end if;
+    perform metered._clear_freed_of(e);
     e.seq := e.seq + 1;
     e.amount := 0;
     e.at := greatest(metered.clock(), e.at);
@@ -7108,8 +7092,9 @@ begin
     if status is not null then
         return;
     end if;
-    if metered._overdue(of_child, '-infinity', clk) > 0 then
-        perform metered._expire_due(array[of_child], array['-infinity']::timestamptz[], clk, null, wait_ms);
+    tip := metered._last_entry(of_child);
+    if tip.next_due <= clk and metered._overdue(of_child, tip.next_due, clk) > 0 then
+        perform metered._end_due(array[of_child], clk, wait_ms);
     end if;
     perform metered._close_scope(of_child, jsonb_build_object('actor', by_whom));
     tip := metered._entry_for_write(of_child);
@@ -7420,16 +7405,22 @@ begin
 end
 $$;
 
--- Units of a scope that due lines, not freed yet, still hold: all of them, or the first
--- max_lines. No line is due before since.
-create function metered._overdue(of_scope text, since timestamptz, clk timestamptz, max_lines int default null) returns bigint
+-- Units come free when their lines fall due, whoever writes that down. The first writer that needs
+-- them does. Where few lines are due, it ends their holds. Where more are due than one step writes,
+-- one entry frees their sum (_free_in_sum), however many they are, and their rows are left to sweeps.
+--
+-- So next_due of the last entry says which lines are still counted as held: those with open units
+-- that are due at next_due or later. A line that is due before, or any line if next_due is null, was
+-- freed with the sum. It is due at the last entry's time or before. Where next_due becomes earlier
+-- than that, after the clock was set back, such lines are cleared first (_clear_freed_of).
+
+-- Units of a scope that due lines, not freed yet, still hold. since is next_due of the last entry.
+create function metered._overdue(of_scope text, since timestamptz, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
 begin
-    return (select coalesce(sum(d.open), 0) from (
-        select l.open from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk
-        order by l.due limit max_lines) d);
+    return (select coalesce(sum(l.open), 0) from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk);
 end
 $$;
 
@@ -7484,6 +7475,7 @@ as $$
 declare
     scopes text[];
     sums   bigint[];
+    firsts timestamptz[];       -- when the first line of each falls due
     written text[];
     wallets text[];
     minima boolean;
@@ -7503,8 +7495,8 @@ begin
             end if;
         end loop;
     end if;
-    select array_agg(f.scope), array_agg(f.units), bool_or(f.minima), array_agg(f.due) into scopes, sums, minima, dues
-    from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima, max(l.due) as due from metered.hold_lines l
+    select array_agg(f.scope), array_agg(f.units), bool_or(f.minima), array_agg(f.due), array_agg(f.first) into scopes, sums, minima, dues, firsts
+    from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima, max(l.due) as due, min(l.due) as first from metered.hold_lines l
           where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
           group by l.scope order by l.scope) f;
     if scopes is null then
@@ -7519,9 +7511,10 @@ begin
     with made as (
     insert into metered.ledger as y (seq, amount, at, spent, refunded, credited, held, epoch, kind, scope, next_due, hold, operation_tenant, operation, note, anchor_at, anchor_spent, lots_end, crossed)
     select t.seq + 1, f.units, greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at), t.spent, t.refunded, t.credited, t.held - f.units, t.epoch, as_kind, f.scope, metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk), of_hold, origin.tenant, origin.operation, origin.note, t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
-    from unnest(scopes, sums, dues) f(scope, units, due),
+    from unnest(scopes, sums, dues, firsts) f(scope, units, due, first),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     where (t.lots_end <= greatest(clk, t.at) or t.next_due <= clk and (t.lots_end is not null or as_kind <> 'x')) is not true
+      and f.first >= t.next_due     -- else it was freed before the clock was set back
     on conflict do nothing
     returning y.scope, y.lots_end is not null as wallet)
     select array_agg(m.scope), array_agg(m.scope) filter (where m.wallet) into written, wallets from made m;
@@ -7589,30 +7582,118 @@ begin
 end
 $$;
 
--- Ends the holds of up to max_lines due lines of each of the scopes, or of all in a wallet. The scopes are locked,
--- and none of their lines is due before since.
-create function metered._expire_due(scopes text[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
+-- Frees the units of all due lines of a scope by one entry after tip: minima are captured before it,
+-- each at its time. The scope is locked. An old snapshot may not see that a hold was extended: then
+-- the lock of its row fails with 40001.
+create function metered._free_in_sum(tip metered.ledger, clk timestamptz, wait_ms int) returns void
 language plpgsql volatile
 as $$
 declare
-    nos    bigint[];
+    since  timestamptz := tip.next_due;
+    due    record;
     before text;
 begin
-    select array_agg(distinct d.hold) into nos
-    from unnest(scopes, since) s(scope, since),
-         lateral (select l.hold from metered.hold_lines l
-          where l.scope = s.scope and l.open > 0 and l.due >= s.since and l.due <= clk
-          order by l.due limit case when (metered._last_entry(s.scope)).lots_end is null then max_lines end) d;
-    if nos is null then
-        perform metered._collided(); -- the caller saw some: not with this snapshot
+    if metered._one_snapshot() then
+        before := metered._bound_lock_wait(wait_ms);
+        perform from metered.holds h where h.no = any (array(select l.hold from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.due >= since and l.due <= clk))
+        order by h.no for share;
+        before := metered._unbound_lock_wait(before);
+    end if;
+    if 0 < metered._minima(tip, null, clk) then
+        perform metered._capture_minima(array(select l.hold from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured
+              and l.due >= since and l.due <= clk), array[tip.scope], clk);
+        tip := metered._entry_for_write(tip.scope);
+    end if;
+    select sum(l.open)::bigint as units, max(l.due) as last into due from metered.hold_lines l
+    where l.scope = tip.scope and l.open > 0 and l.due >= since and l.due <= clk;
+    tip := metered._own_entry(tip, due.last);
+    tip.kind := 'x';
+    tip.amount := coalesce(due.units, 0);
+    tip.seq := tip.seq + 1;
+    tip.held := tip.held - tip.amount;
+    tip.next_due := case when tip.held > 0 then
+        metered._later_due(tip.scope, clk + interval '1 microsecond', clk) end;
+    if tip.amount > 0 then      -- else minima have captured all
+        perform metered._append(tip);
+    end if;
+end
+$$;
+
+-- Clears rows of lines that were freed with a sum, of some holds: in only_scopes, or in all. The scopes are
+-- locked.
+create function metered._clear_freed(nos bigint[], only_scopes text[]) returns void
+language plpgsql volatile
+as $$
+begin
+    update metered.hold_lines l set open = 0
+    where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
+      and (l.due >= (select t.next_due from metered.ledger t
+          where t.scope = l.scope order by t.seq desc limit 1)) is not true;
+end
+$$;
+
+-- Clears all such rows of a scope, which is locked, before its next_due becomes earlier.
+create function metered._clear_freed_of(tip metered.ledger) returns void
+language plpgsql volatile
+as $$
+begin
+    update metered.hold_lines l set open = 0
+    where l.scope = tip.scope and l.open > 0 and l.due < coalesce(tip.next_due, 'infinity');
+end
+$$;
+
+-- Frees the units of all due lines of the scopes, which are locked. A caller saw some. Lines of a
+-- wallet give their units back to its lots, so each has an entry, and next_due of a closed scope
+-- says nothing: their holds are ended, however many they are.
+create function metered._end_due(scopes text[], clk timestamptz, wait_ms int) returns void
+language plpgsql volatile
+as $$
+declare
+    tip    metered.ledger;
+    most   int;         -- lines of a scope whose holds are ended
+    found_nos bigint[];
+    nos    bigint[] := '{}';
+    few    text[];
+    freed  boolean := false;
+    before text;
+begin
+    for tip in
+        select t.* from unnest(scopes) s(scope), lateral (
+            select * from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t
+        where t.next_due <= clk
+    loop
+        most := case when tip.lots_end is null and tip.next_due > '-infinity'
+            then metered._events_per_step() end;
+        found_nos := array(select l.hold from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+            order by l.due limit most + 1);
+        if cardinality(found_nos) > most then
+            perform metered._free_in_sum(tip, clk, wait_ms);
+            freed := true;
+        else
+            few := few || tip.scope;
+            nos := nos || found_nos;
+        end if;
+    end loop;
+    if nos = '{}' then
+        if not freed then
+            perform metered._collided(); -- the caller saw some: not with this snapshot
+        end if;
+        return;
     end if;
     before := metered._bound_lock_wait(wait_ms);
     -- A caller that holds another lock than the scope's may find that a hold was extended meanwhile.
-    select array_agg(y.no) into nos from (
-        select h.no from metered.holds h where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y;
+    nos := array(select y.no from (
+        select h.no from metered.holds h
+        where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y);
     before := metered._unbound_lock_wait(before);
     perform metered._expire_rows(nos, clk, (metered._by_system()).note);
-    perform metered._release_lines(nos, scopes, 'x', clk, null, metered._by_system());
+    if cardinality(few) > 1 then
+        perform metered._clear_freed(nos, few);
+    end if;
+    perform metered._release_lines(nos, few, 'x', clk, null, metered._by_system());
 end
 $$;
 
@@ -7664,6 +7745,7 @@ begin
     if status is null then
         origin := row(null, null, nullif(note, '')::jsonb);
         perform metered._expire_rows(array[of_no], clk, origin.note);
+        perform metered._clear_freed(array[of_no], null);
         perform metered._end_minima_of(array[of_no], clk, wait_ms);
         perform metered._release_lines(array[of_no], null, 'x', clk, of_id, origin);
         update metered.holds y set pending = false where y.no = of_no returning y.version into h;
@@ -7802,19 +7884,6 @@ begin
 end
 $$;
 
--- How many due lines of a scope must end before an entry is written, the earliest first: all up to the last with a minimum.
-create function metered._lines_with_minima(of_scope text, since timestamptz, clk timestamptz) returns int
-language plpgsql stable
-as $$
-begin
-    return (
-        select count(*) from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= (
-            select max(y.due) from metered.hold_lines y
-            where y.scope = of_scope and y.open > 0 and y.at_least > 0 and y.at_least > y.captured and y.due >= since and y.due <= clk));
-end
-$$;
-
 -- The minima of a scope's open lines that fall due from since on and before until, without the holds of_nos: units, and when they leave the
 -- window or period of a limit, in the order of these times. They never leave a lifetime. Null if there are none.
 create function metered._minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
@@ -7910,16 +7979,13 @@ begin
 end
 $$;
 
--- Before an entry is written: ends the due holds of each scope where one has a minimum, 500 of them, or more up to the last with a
--- minimum. The scopes are locked. A minimum of the hold of_others_than alone ends nothing.
+-- Before an entry is written: frees what is due in each of the scopes, which are locked, where a due
+-- line has a minimum. A minimum of the hold of_others_than alone ends nothing.
 create function metered._end_minima(scopes text[], of_others_than bigint, clk timestamptz, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
-declare
-    since timestamptz[];
-    lines int;
 begin
-    select array_agg(d.scope), array_agg(d.next_due), max(metered._lines_with_minima(d.scope, d.next_due, clk)) into scopes, since, lines
+    select array_agg(d.scope) into scopes
     from unnest(scopes) s(scope),
          lateral (select y.scope, y.next_due, y.lots_end from metered.ledger y where y.scope = s.scope order by y.seq desc limit 1) d
     where d.next_due <= clk and d.lots_end is null and 0 < (
@@ -7929,7 +7995,7 @@ begin
     if scopes is null then
         return false;
     end if;
-    perform metered._expire_due(scopes, since, clk, greatest(500, lines), wait_ms);
+    perform metered._end_due(scopes, clk, wait_ms);
     return true;
 end
 $$;
@@ -8122,6 +8188,7 @@ begin
     end loop;
     if due_nos <> '{}' then
         perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
+        perform metered._clear_freed(due_nos, locked);
         perform metered._release_lines(due_nos, locked, 'x', clk, null, metered._by_system());
         nos := metered._whole(due_nos, keep_pending, channel);
     end if;
@@ -8363,14 +8430,14 @@ begin
         end if;
     end if;
     clk := metered.clock();
-    -- As many as _expire_due would take at first. If it comes to need more, or another one
-    -- falls due before it looks, that one is locked out of order.
+    -- As many as _end_due would take, but of a wallet 500. If it has more, or another one falls due
+    -- before _end_due looks, that one is locked out of order.
     select array_agg(d.hold) into due
     from unnest(scopes) s(scope),
-         lateral (select l.next_due from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t,
+         lateral (select l.next_due, l.lots_end from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t,
          lateral (select l.hold from metered.hold_lines l
           where t.next_due <= clk and l.scope = s.scope and l.open > 0 and l.due >= t.next_due and l.due <= clk
-          order by l.due limit 500) d;
+          order by l.due limit case when t.lots_end is null then metered._events_per_step() else 500 end) d;
     nos := nos || due;
     if nos is not null then
         before := metered._bound_lock_wait(wait_ms);
@@ -8528,6 +8595,7 @@ declare
     n      int;
     mode   text := case when raising then 'raise' else 'answer' end;
     fewest bigint;      -- units of each line, of a hold up to so much
+    over   bigint;      -- the claim's last hold, if it is due
 begin
     if greatest(octet_length(hold.tenant), octet_length(hold.id), octet_length(hold.holder), octet_length(hold.claim), octet_length(origin.tenant), octet_length(origin.operation)) > 255
         or octet_length(hold.fingerprint) > 33
@@ -8583,6 +8651,7 @@ begin
         status := was.status;
         deadline := was.deadline;
         placed_at := was.at;
+        over := was.over;
     end if;
     if status = 'same' then
         stored := metered.hold_json(was.no, clk);
@@ -8626,6 +8695,9 @@ begin
     -- A month less 30 days is more than nothing, and can lead back.
     if (deadline > placed_at and placed_at + due_in >= deadline and coalesce(deadline <= placed_at + hold.lifetime, true)) is not true then
         perform metered._require(false, 'ttl');
+    end if;
+    if over is not null then    -- its units may have been freed with a sum, and its row left
+        perform metered._expire_rows(array[over], clk, (metered._by_system()).note);
     end if;
     loop
         insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
@@ -8687,9 +8759,9 @@ end
 $$;
 
 -- The hold that was placed before: with this id, if the caller chose it, or of this claim. status as place
--- has it, or null: none is in the way. state is its present state.
+-- has it, or null: none is in the way. state is its present state. over is a hold of the claim that is due.
 create function metered._placed_before(hold metered.new_hold, clk timestamptz, wait_ms int,
-    out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz)
+    out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz, out over bigint)
 language plpgsql volatile
 as $$
 declare
@@ -8721,6 +8793,7 @@ begin
     state := case when was.state = 'h' and was.due <= clk then 'x' else was.state end;
     if not hold.chosen then
         if state = 'x' then
+            over := no;
             no := null;
             return;
         elsif state = 'c' or was.holder <> hold.holder then
@@ -9053,7 +9126,7 @@ begin
         detail := '[]';
         lines := '{}';
         for l in
-            select y.scope, y.amount, y.captured, y.open, y.opened_seq, y.refunded as given_back, y.at_least, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
+            select y.scope, y.amount, y.captured, y.open, y.due, y.opened_seq, y.refunded as given_back, y.at_least, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
                 t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
@@ -9062,7 +9135,8 @@ begin
             take := case when whole then l.open else coalesce(units[array_position(scopes, l.scope)], 0) end;
             covered := least(take, l.open);
             if covered > 0 or terms.closing and l.open > 0 then
-                if l.seq is null then
+                -- The latter was freed before the clock was set back.
+                if l.seq is null or l.open > 0 and (l.due >= l.next_due) is not true then
                     perform metered._collided();
                 end if;
                 if l.next_due <= k.clk and l.lots_end is null then
@@ -9249,6 +9323,9 @@ begin
         deadlines[i] := h.deadline + by;
         dues[i] := h.due + by;
     end loop;
+    perform metered._collided() from metered.hold_lines l   -- freed before the clock was set back
+    where l.hold = any (k.nos) and l.open <> 0 and (l.due >= (
+        select t.next_due from metered.ledger t where t.scope = l.scope order by t.seq desc limit 1)) is not true;
     for i in 1..cardinality(named.ids) loop
         ends := deadlines[i];
         due_at := dues[i];
@@ -12164,7 +12241,7 @@ comment on column metered.ledger.held is 'units in open holds now';
 comment on column metered.ledger.epoch is 'clock repairs so far';
 comment on column metered.ledger.kind is 'c charge, d credit (deposit), r refund, k clock repair, z the scope was closed: nothing new is let in; of holds: h held, u captured (used), l released, x expired; of lots, credit taken back: e lapsed (ended), v revoked, o rolled over; s scheduled: a lot that begins later, is withdrawn, or whose end was set';
 comment on column metered.ledger.scope is 'the charged scope';
-comment on column metered.ledger.next_due is 'no open hold falls due before this, or -infinity: the scope is closed';
+comment on column metered.ledger.next_due is 'no hold that held counts falls due before this, or -infinity: the scope is closed';
 comment on column metered.ledger.ref is 'of a refund: the seq of its charge';
 comment on column metered.ledger.hold is 'the hold''s id, where the entry is about one alone';
 comment on column metered.ledger.operation_tenant is 'of the operation';
@@ -12235,7 +12312,7 @@ comment on column metered.hold_lines.hold is 'holds.no';
 comment on column metered.hold_lines.key is 'of the scope''s lock';
 comment on column metered.hold_lines.amount is 'placed';
 comment on column metered.hold_lines.captured is 'spent of amount';
-comment on column metered.hold_lines.open is 'counted in the scope''s held';
+comment on column metered.hold_lines.open is 'counted in the scope''s held, unless due is before its next_due: then it was freed';
 comment on column metered.hold_lines.due is 'holds.due';
 comment on column metered.hold_lines.scope is 'the scope that it holds units of';
 comment on column metered.hold_lines.refunded is 'units of captured that return_holds gave back';
@@ -12713,44 +12790,44 @@ begin
         where p.pronamespace = to_regnamespace('metered') and p.proname = any ('{_absence,_add_leased,_add_lot,_admit,_after_due,_after_minima,_again,_age,_announce,_append,
             _append_lot,_append_short,_apply_lots,_as_charges,_as_far_as_admitted,_as_rest,_as_wallet,_balance,
             _base,_behind,_beyond_limits,_bound_lock_wait,_by_system,_capture_lots,_capture_minima,_charge_anyway,
-            _charge_of,_charged_json,_check_limits,_check_now,_class_of,_close_lease,_close_scope,_collided,
-            _complete_short,_created_json,_credit_lot,_cross_captured,_cross_lowered,_cross_thresholds,
-            _crossed_at,_debt,_debt_paid,_due_after,_due_lines,_due_lots,_due_minima,_empty_lot,_end_line,
-            _end_lines,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,_ends_per_call,_entry_for_write,
-            _events_per_step,_expire_and_check,_expire_due,_expire_rows,_explain_charges,_family,_find_lot,
-            _first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,_free_lines,_free_lots,_fresh,
-            _give_back,_goes_on,_goes_short,_gone_on,_has_number,_held_here,_hold_as_json,_hold_of_job,
-            _in_us,_is_job,_join_line,_keep_back,_kept_due,_kept_for,_kept_reports,_key_fits,_keys_of_job,
-            _lags,_lapsing,_largest_number,_last_entry,_later_due,_lease_key,_lease_to_settle,_leased,_leased_units,
-            _leases_channel,_leave_line,_leaves_at,_line_json,_lines,_lines_with_minima,_lock_all_scopes,
-            _lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,_lock_place,_lot_begins,
-            _lots_now,_lower_debts,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,_minima,_minima_leave,
-            _missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,_named_holds,_next_end,_next_entry,
-            _next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_spending,_one_snapshot,_open_wallet,
-            _other_lane,_others_fall_due,_overdue,_owe,_owe_use,_owed_before,_own_entry,_parked_channel,
-            _parked_json,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,_period_at,_periods_of,_placed_before,
-            _plan_on,_purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,_recall_leases,_recorded_events,
-            _recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,_refund_parts,_refunds_after,_refuse_closed,
-            _refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,_refuse_unreported,_refusing,_reinstate,
-            _release_line,_release_lines,_remember_hold,_renew_lot,_reported_after_repair,_reported_until,
-            _require,_require_plan,_resource_for_write,_roll_end,_roll_lot,_rolls,_rolls_among,_schedule,
-            _scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,_spent_limits,_spent_since,_start_job,
-            _start_lot,_step_until,_take_back,_take_kept,_take_lots,_tenant_key,_threshold_key,_token_fits,
-            _told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,_try_lock_there,_try_start_job,_turn,
-            _unbound_lock_wait,_under_limits,_unsettled_spends,_untold,_untold_json,_usage_known_from,_use_lots,
-            _wake_releasers,_whole,_with_absent,_with_debt,_with_keys,_withdraw,_without_debt,_without_lapsing,
-            _write_charges,_write_exact,_write_for_uses,_write_plain,_write_up_to,_written_here,announced,
-            begin_command,begin_command_plain,block_commit,capture_holds,carve,change_parked,charge,charge_each,
-            charge_leased,charge_plain,charge_up_to,check_charge,claim_job_key,clock,complete_command,complete_command_plain,
-            consume_token,create_scopes,credit,draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,
-            expire_hold,explain_parked,extend_holds,find_job_key,finish_command,grant_lot,hold_json,inspect_token,
-            judged_scopes,keep_memory,lock_all,lock_scopes,look_place,mint_tokens,next_release,numbers_behind,
-            open_lease,open_session,park_jobs,place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,
-            purge_scope,purge_tokens,receive_child,refund,reinstate_lot,release_captured,release_holds,
-            release_jobs,repair_clock,replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,
-            revoke_lot,revoke_token,revoke_tokens,roll_over,run_command_plain,search_entries,set_lot_end,
-            settle_away,settle_lease,spend,sweep_due,sweep_holds,sweep_lots,sweep_scope,take_newest,told_lots,
-            usage,usage_at,wallet_balance}')
+            _charge_of,_charged_json,_check_limits,_check_now,_class_of,_clear_freed,_clear_freed_of,_close_lease,
+            _close_scope,_collided,_complete_short,_created_json,_credit_lot,_cross_captured,_cross_lowered,
+            _cross_thresholds,_crossed_at,_debt,_debt_paid,_due_after,_due_lines,_due_lots,_due_minima,
+            _empty_lot,_end_due,_end_line,_end_lines,_end_lost,_end_lot,_end_minima,_end_minima_of,_end_named,
+            _ends_per_call,_entry_for_write,_events_per_step,_expire_and_check,_expire_due,_expire_rows,
+            _explain_charges,_family,_find_lot,_first_due,_first_for_write,_first_lot,_fits,_fits_at,_fits_origin,
+            _free_in_sum,_free_lines,_free_lots,_fresh,_give_back,_goes_on,_goes_short,_gone_on,_has_number,
+            _held_here,_hold_as_json,_hold_of_job,_in_us,_is_job,_join_line,_keep_back,_kept_due,_kept_for,
+            _kept_reports,_key_fits,_keys_of_job,_lags,_lapsing,_largest_number,_last_entry,_later_due,
+            _lease_key,_lease_to_settle,_leased,_leased_units,_leases_channel,_leave_line,_leaves_at,_line_json,
+            _lines,_lock_all_scopes,_lock_charges,_lock_each,_lock_holds,_lock_key,_lock_keys,_lock_keys_there,
+            _lock_place,_lot_begins,_lots_now,_lower_debts,_make_room,_mark_freed,_meet_upgrade,_mend_numbers,
+            _minima,_minima_leave,_missing_hold,_missing_lot,_missing_token,_move_lot,_name_lot,_named_holds,
+            _next_end,_next_entry,_next_lot,_next_number,_no_amount,_note_lot,_numbers,_old_lot,_on_spending,
+            _one_snapshot,_open_wallet,_other_lane,_others_fall_due,_overdue,_owe,_owe_use,_owed_before,
+            _own_entry,_parked_channel,_parked_json,_pass_ended,_pay_all_debts,_pay_back,_pay_debts,_period_at,
+            _periods_of,_placed_before,_plan_on,_purge_lots,_raise_moved,_raise_sequence,_raised,_rearmed,
+            _recall_leases,_recorded_events,_recorded_meanwhile,_refund_fate,_refund_hold,_refund_lots,
+            _refund_parts,_refunds_after,_refuse_closed,_refuse_hold,_refuse_moved,_refuse_old_tenant,_refuse_stale,
+            _refuse_unreported,_refusing,_reinstate,_release_line,_release_lines,_remember_hold,_renew_lot,
+            _reported_after_repair,_reported_until,_require,_require_plan,_resource_for_write,_roll_end,
+            _roll_lot,_rolls,_rolls_among,_schedule,_scope_key,_settle,_sharded,_shorter,_sound_uses,_spend_range,
+            _spent_limits,_spent_since,_start_job,_start_lot,_step_until,_take_back,_take_kept,_take_lots,
+            _tenant_key,_threshold_key,_token_fits,_told_use,_try_each,_try_keys,_try_lock,_try_lock_shared,
+            _try_lock_there,_try_start_job,_turn,_unbound_lock_wait,_under_limits,_unsettled_spends,_untold,
+            _untold_json,_usage_known_from,_use_lots,_wake_releasers,_whole,_with_absent,_with_debt,_with_keys,
+            _withdraw,_without_debt,_without_lapsing,_write_charges,_write_exact,_write_for_uses,_write_plain,
+            _write_up_to,_written_here,announced,begin_command,begin_command_plain,block_commit,capture_holds,
+            carve,change_parked,charge,charge_each,charge_leased,charge_plain,charge_up_to,check_charge,
+            claim_job_key,clock,complete_command,complete_command_plain,consume_token,create_scopes,credit,
+            draw,drop_parked,due_holds,end_child,end_renewal,enter_tenant,expire_hold,explain_parked,extend_holds,
+            find_job_key,finish_command,grant_lot,hold_json,inspect_token,judged_scopes,keep_memory,lock_all,
+            lock_scopes,look_place,mint_tokens,next_release,numbers_behind,open_lease,open_session,park_jobs,
+            place,plan_lot,purge_holds,purge_job_keys,purge_leases,purge_operations,purge_scope,purge_tokens,
+            receive_child,refund,reinstate_lot,release_captured,release_holds,release_jobs,repair_clock,
+            replace_token,rest_jobs,resume_renewal,retire_scopes,return_holds,revoke_lot,revoke_token,revoke_tokens,
+            roll_over,run_command_plain,search_entries,set_lot_end,settle_away,settle_lease,spend,sweep_due,
+            sweep_holds,sweep_lots,sweep_scope,take_newest,told_lots,usage,usage_at,wallet_balance}')
           and exists (select from aclexplode(coalesce(p.proacl, acldefault('f', p.proowner))) a where a.grantee = 0)
         order by p.oid
     loop

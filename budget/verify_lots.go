@@ -34,6 +34,7 @@ with tip as (
     select * from metered.lot_holds y where y.scope = $1
 ), opened as (
     select l.opened_seq as seq, l.open as units from metered.hold_lines l where l.scope = $1 and l.open <> 0
+        and not exists (select from tip t where (l.due >= t.next_due) is not true and l.due <= t.at)
     union all
     select y.opened_seq, y.granted from metered.leases y where y.scope = $1 and y.settled_at is null and y.mode <> 'g'
 )

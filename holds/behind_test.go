@@ -12,6 +12,7 @@ import (
 	"github.com/pgmetered/metered/budget"
 	"github.com/pgmetered/metered/holds"
 	"github.com/pgmetered/metered/internal/pgtest"
+	"github.com/pgmetered/metered/wallet"
 )
 
 // pile places a hold of so many due ones in a scope: each falls due a microsecond after the one before, a minute from now. Every tenth captures
@@ -191,4 +192,175 @@ func TestSweep_AHoldOfTwoScopesThatAreBehindIsAnnouncedOnce(t *testing.T) {
 	require.NoError(t, err)
 	require.Zero(t, u[0].Held)
 	f.verify()
+}
+
+// A charge that needs the room of many due holds frees their sum by one entry, however many they are,
+// and the next charge finds nothing due. Their rows are left to sweeps, which announce each once.
+func TestCharge_FreesTheSumOfManyDueHolds(t *testing.T) {
+	t.Parallel()
+	for name, least := range map[string]bool{"plain": false, "with minima": true} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			f := setUp(t, holds.Config{})
+			many := pgtest.Size(300, 5_000)
+			f.pile("big", many, least)
+			minima := 0
+			if least {
+				minima = many / 10
+			}
+			f.mustPlace(holds.Request{ID: "live", TTL: time.Hour, Lines: []holds.Line{{Scope: "big", Amount: 7}}})
+			f.clock.Advance(30 * time.Minute)
+			charge := func(amount int64) (budget.Receipt, error) {
+				return f.charge(budget.Charge{Scope: "big", Amount: amount, Limits: []budget.Limit{budget.Lifetime(int64(2*many + 7 + minima))}})
+			}
+			_, err := charge(int64(2*many) + 1)
+			require.ErrorIs(t, err, budget.ErrExceeded)
+			_, err = charge(int64(2 * many))
+			require.NoError(t, err)
+			require.EqualValues(t, 7, lastHeld(f, "big"))
+			used, held := f.usage("big")
+			require.Equal(t, []int64{int64(2*many + minima), 7}, []int64{used, held})
+			require.Equal(t, many+1, f.open("big"), "their rows are as they were")
+			require.EqualValues(t, many+1+minima+2, queryRow[int](t, f.pool, "select max(seq) from metered.ledger where scope = 'big'"))
+			f.sums()
+			_, err = charge(1)
+			require.ErrorIs(t, err, budget.ErrExceeded)
+			h, ended, err := f.expire(holds.Expire{ID: "big/2", Deadline: f.get("big/2").Deadline})
+			require.NoError(t, err)
+			require.True(t, ended)
+			require.Equal(t, holds.Expired, h.State)
+			require.Equal(t, many, f.open("big"))
+			_, err = f.release("big/3")
+			require.ErrorIs(t, err, holds.ErrState)
+			f.sums()
+			f.checkLedger()
+			report, err := f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+			require.NoError(t, err)
+			require.Equal(t, many-1, report.Expired)
+			require.Zero(t, report.Skipped+report.Behind)
+			require.EqualValues(t, many+1+minima+2, queryRow[int](t, f.pool, "select max(seq) from metered.ledger where scope = 'big'"))
+			require.Equal(t, 1, f.open("big"))
+			_, err = f.capture(holds.Capture{IDs: []string{"live"}, All: true})
+			require.NoError(t, err)
+			f.verify()
+		})
+	}
+}
+
+// checkLedger expects no difference.
+func (f *fixture) checkLedger() {
+	f.Helper()
+	r, err := f.ledger.Verify(f.Context(), f.pool, budget.VerifyOptions{})
+	require.NoError(f, err)
+	require.Empty(f, r.Differences)
+}
+
+// Units that were freed with a sum are freed for good. If the clock is set back, no call ends the hold
+// otherwise, and a new hold that falls due before them is counted by itself.
+func TestCharge_WhatASumFreedStaysFreeIfTheClockGoesBack(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	f.pile("a", 60, false)
+	f.clock.Advance(time.Hour)
+	at := noon.Add(time.Hour)
+	_, err := f.charge(budget.Charge{Scope: "a", Amount: 120, Limits: []budget.Limit{budget.Lifetime(120)}})
+	require.NoError(t, err)
+	f.clock.Set(at.Add(-time.Hour))
+	for what, call := range map[string]func() error{
+		"capture": func() error { _, err := f.capture(holds.Capture{IDs: []string{"a/5"}, All: true}); return err },
+		"release": func() error { _, err := f.release("a/5"); return err },
+		"extend":  func() error { _, err := f.extend(time.Minute, "a/5"); return err },
+	} {
+		require.ErrorIs(t, call(), budget.ErrSerialization, what)
+	}
+	_, held := f.usage("a")
+	require.Zero(t, held)
+	f.mustPlace(holds.Request{ID: "soon", TTL: time.Second, Lines: []holds.Line{capacity("a", 3, 123)}})
+	_, err = f.place(holds.Request{ID: "too much", TTL: time.Second, Lines: []holds.Line{capacity("a", 1, 123)}})
+	require.ErrorIs(t, err, budget.ErrExceeded)
+	require.EqualValues(t, 3, lastHeld(f, "a"))
+	f.sums()
+	f.clock.Advance(2 * time.Second)
+	f.mustPlace(holds.Request{ID: "next", TTL: time.Minute, Lines: []holds.Line{capacity("a", 3, 123)}})
+	require.EqualValues(t, 3, lastHeld(f, "a"))
+	f.clock.Set(at.Add(time.Hour))
+	_, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Zero(t, lastHeld(f, "a"))
+	require.Zero(t, f.open("a"))
+	f.verify()
+}
+
+// Rows that a sum left are no units of a wallet that the scope becomes, nor of a claim or a scope that
+// is closed.
+func TestCharge_RowsThatASumLeftHoldNothing(t *testing.T) {
+	t.Parallel()
+	f := setUp(t, holds.Config{})
+	key := holds.Key{Type: "name", Value: "x"}
+	_, err := f.claim(holds.Claim{Key: key, Holder: "first"})
+	require.NoError(t, err)
+	scope, err := key.Scope("")
+	require.NoError(t, err)
+	for i := range 40 {
+		f.mustPlace(holds.Request{ID: fmt.Sprint(i), TTL: time.Minute, Lines: []holds.Line{capacity(scope, 1, 100), {Scope: "w", Amount: 1}}})
+	}
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (budget.Posted, error) {
+		return f.ledger.Credit(ctx, tx, budget.Credit{Scope: "w", Amount: 101})
+	})
+	require.NoError(t, err)
+	f.clock.Advance(24 * time.Hour)
+	_, err = f.claim(holds.Claim{Key: key, Holder: "another", TTL: time.Hour})
+	require.NoError(t, err)
+	require.Equal(t, 42, f.open(scope))
+	f.sums()
+
+	f.mustPlace(holds.Request{ID: "live", TTL: time.Hour, Lines: []holds.Line{{Scope: "w", Amount: 1}}})
+	_, err = f.charge(budget.Charge{Scope: "w", Amount: 100, Limits: []budget.Limit{budget.Prepaid(0)}})
+	require.NoError(t, err)
+	require.Equal(t, 41, f.open("w"))
+	book, err := wallet.New(f.ledger, wallet.Config{})
+	require.NoError(t, err)
+	_, err = do(f, func(ctx context.Context, tx pgx.Tx) (wallet.Granted, error) {
+		return book.Grant(ctx, tx, wallet.Grant{Wallet: "w", Amount: 10})
+	})
+	require.NoError(t, err)
+	b, err := book.Balance(t.Context(), f.pool, "w")
+	require.NoError(t, err)
+	require.Equal(t, []int64{10, 1}, []int64{b.Units, b.Held})
+	f.checkLedger()
+	_, err = f.book.Sweep(t.Context(), f.pool, holds.SweepOptions{})
+	require.NoError(t, err)
+	require.Equal(t, 1, f.open("w"))
+	_, err = f.capture(holds.Capture{IDs: []string{"live"}, All: true})
+	require.NoError(t, err)
+	f.verify()
+}
+
+// An old snapshot does not see that a hold was extended, and frees nothing of it.
+func TestCharge_AnOldSnapshotFreesNoHoldThatWasExtended(t *testing.T) {
+	t.Parallel()
+	for _, level := range []pgx.TxIsoLevel{pgx.RepeatableRead, pgx.Serializable} {
+		f := setUp(t, holds.Config{})
+		f.pile("a", 60, false)
+		old := begin(t, f.pool, level)
+		_, err := old.Exec(t.Context(), "select count(*) from metered.hold_lines")
+		require.NoError(t, err)
+		f.clock.Advance(30 * time.Second)
+		_, err = f.extend(2*time.Hour, "a/60")
+		require.NoError(t, err)
+		f.clock.Advance(time.Hour)
+		_, err = f.ledger.Charge(t.Context(), old, budget.Charge{Scope: "a", Amount: 119, Limits: []budget.Limit{budget.Lifetime(120)}})
+		require.ErrorIs(t, err, budget.ErrSerialization)
+		require.NoError(t, old.Rollback(t.Context()))
+		next := begin(t, f.pool, level)
+		_, err = f.ledger.Charge(t.Context(), next, budget.Charge{Scope: "a", Amount: 119, Limits: []budget.Limit{budget.Lifetime(120)}})
+		require.ErrorIs(t, err, budget.ErrExceeded)
+		require.NoError(t, next.Rollback(t.Context()))
+		next = begin(t, f.pool, level)
+		_, err = f.ledger.Charge(t.Context(), next, budget.Charge{Scope: "a", Amount: 118, Limits: []budget.Limit{budget.Lifetime(120)}})
+		require.NoError(t, err)
+		require.NoError(t, next.Commit(t.Context()))
+		require.EqualValues(t, 2, lastHeld(f, "a"))
+		f.sums()
+	}
 }

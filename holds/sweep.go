@@ -389,5 +389,5 @@ func (s *sweeper) announce(ctx context.Context, tx pgx.Tx, nos []int64) (told in
 	return len(accepted), refusals, err
 }
 
-// sweeperNote is the note of what sweeps and _expire_due in schema.sql record.
+// sweeperNote is the note of what sweeps and _end_due in schema.sql record.
 var sweeperNote = budget.Note{Actor: System}

@@ -84,6 +84,12 @@ var all = []Mutant{
 	{"a purge deletes a live token", "purge_tokens", "least(coalesce(cutoff, '-infinity'), metered.clock())", "coalesce(cutoff, '-infinity')", "./tokens", "TestPurge_NeverDeletesALiveTokenWhateverTheArguments"},
 
 	// Holds.
+	{"a sweep frees units that a sum freed", "sweep_due", "perform metered._clear_freed(due_nos, locked);", "", "./holds", "TestCharge_FreesTheSumOfManyDueHolds"},
+	{"a hold placed under a clock that was set back revives others", "_write_charges", "perform metered._clear_freed_of(tip);", "null;", "./holds", "TestCharge_WhatASumFreedStaysFreeIfTheClockGoesBack"},
+	{"a line that a sum freed is captured", "capture_holds", "if l.seq is null or l.open > 0 and (l.due >= l.next_due) is not true then", "if l.seq is null then", "./holds", "TestCharge_WhatASumFreedStaysFreeIfTheClockGoesBack"},
+	{"a line that a sum freed is released", "_release_lines", "and f.first >= t.next_due", "", "./holds", "TestCharge_WhatASumFreedStaysFreeIfTheClockGoesBack"},
+	{"an old snapshot frees an extended hold", "_free_in_sum", "order by h.no for share;", "order by h.no;", "./holds", "TestCharge_AnOldSnapshotFreesNoHoldThatWasExtended"},
+	{"a wallet has units that a sum freed", "_open_wallet", "and l.due >= tip.next_due", "", "./holds", "TestCharge_RowsThatASumLeftHoldNothing"},
 	{"a hold ends before it is due", "_overdue", "l.due <= clk", "l.due <= clk + interval '1 second'", "./holds", "TestHolds_AgreeWithTheModel"},
 	{"a hold that is due is captured", "_lock_holds", "(h.state <> 'h' or h.due > clk) then\n                nos", "true then\n                nos", "./holds", "TestExpiry_GraceIsForCaptures"},
 	{"another's hold can be ended", "_lock_holds", "and case when of_holder = '' or y.holder = of_holder then metered._try_keys(y.keys) end", "and metered._try_keys(y.keys)", "./holds", "TestHolder_AnothersHoldLooksLikeNone"},

@@ -37,6 +37,7 @@ begin
     if e.lots_end is not null then
         e := metered._settle(e, metered.clock(), metered._ends_per_call(), 0, null);
     end if;
+    perform metered._clear_freed_of(e);
     e.seq := e.seq + 1;
     e.amount := 0;
     e.at := greatest(metered.clock(), e.at);
@@ -133,8 +134,9 @@ begin
     if status is not null then
         return;
     end if;
-    if metered._overdue(of_child, '-infinity', clk) > 0 then
-        perform metered._expire_due(array[of_child], array['-infinity']::timestamptz[], clk, null, wait_ms);
+    tip := metered._last_entry(of_child);
+    if tip.next_due <= clk and metered._overdue(of_child, tip.next_due, clk) > 0 then
+        perform metered._end_due(array[of_child], clk, wait_ms);
     end if;
     perform metered._close_scope(of_child, jsonb_build_object('actor', by_whom));
     tip := metered._entry_for_write(of_child);

@@ -221,6 +221,9 @@ begin
         end if;
         units := c.amount - c.held;
         if c.held > 0 and hold.due_in >= interval '0' then
+            if at + hold.due_in <= tip.at then      -- the clock was set back
+                perform metered._clear_freed_of(tip);
+            end if;
             tip.seq := tip.seq + 1;
             tip.held := tip.held + c.held;
             tip.next_due := least(tip.next_due, at + hold.due_in);

@@ -1,13 +1,19 @@
--- Units of a scope that due lines, not freed yet, still hold: all of them, or the first
--- max_lines. No line is due before since.
-create function metered._overdue(of_scope text, since timestamptz, clk timestamptz, max_lines int default null) returns bigint
+-- Units come free when their lines fall due, whoever writes that down. The first writer that needs
+-- them does. Where few lines are due, it ends their holds. Where more are due than one step writes,
+-- one entry frees their sum (_free_in_sum), however many they are, and their rows are left to sweeps.
+--
+-- So next_due of the last entry says which lines are still counted as held: those with open units
+-- that are due at next_due or later. A line that is due before, or any line if next_due is null, was
+-- freed with the sum. It is due at the last entry's time or before. Where next_due becomes earlier
+-- than that, after the clock was set back, such lines are cleared first (_clear_freed_of).
+
+-- Units of a scope that due lines, not freed yet, still hold. since is next_due of the last entry.
+create function metered._overdue(of_scope text, since timestamptz, clk timestamptz) returns bigint
 language plpgsql stable
 as $$
 begin
-    return (select coalesce(sum(d.open), 0) from (
-        select l.open from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk
-        order by l.due limit max_lines) d);
+    return (select coalesce(sum(l.open), 0) from metered.hold_lines l
+        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= clk);
 end
 $$;
 
@@ -62,6 +68,7 @@ as $$
 declare
     scopes text[];
     sums   bigint[];
+    firsts timestamptz[];       -- when the first line of each falls due
     written text[];
     wallets text[];
     minima boolean;
@@ -81,8 +88,8 @@ begin
             end if;
         end loop;
     end if;
-    select array_agg(f.scope), array_agg(f.units), bool_or(f.minima), array_agg(f.due) into scopes, sums, minima, dues
-    from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima, max(l.due) as due from metered.hold_lines l
+    select array_agg(f.scope), array_agg(f.units), bool_or(f.minima), array_agg(f.due), array_agg(f.first) into scopes, sums, minima, dues, firsts
+    from (select l.scope, sum(l.open)::bigint as units, bool_or(l.at_least > l.captured) as minima, max(l.due) as due, min(l.due) as first from metered.hold_lines l
           where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
           group by l.scope order by l.scope) f;
     if scopes is null then
@@ -99,9 +106,10 @@ begin
     select {entry of t: seq = t.seq + 1, amount = f.units, at = greatest(case when as_kind = 'x' then least(f.due, clk) else clk end, t.at),
         held = t.held - f.units, kind = as_kind, scope = f.scope, next_due = metered._due_after(f.scope, t.seq, t.held - f.units, t.next_due, clk),
         hold = of_hold, operation_tenant = origin.tenant, operation = origin.operation, note = origin.note}
-    from unnest(scopes, sums, dues) f(scope, units, due),
+    from unnest(scopes, sums, dues, firsts) f(scope, units, due, first),
          lateral (select * from metered.ledger l where l.scope = f.scope order by l.seq desc limit 1 for key share) t
     where (t.lots_end <= greatest(clk, t.at) or t.next_due <= clk and (t.lots_end is not null or as_kind <> 'x')) is not true
+      and f.first >= t.next_due     -- else it was freed before the clock was set back
     on conflict do nothing
     returning y.scope, y.lots_end is not null as wallet)
     select array_agg(m.scope), array_agg(m.scope) filter (where m.wallet) into written, wallets from made m;
@@ -169,30 +177,118 @@ begin
 end
 $$;
 
--- Ends the holds of up to max_lines due lines of each of the scopes, or of all in a wallet. The scopes are locked,
--- and none of their lines is due before since.
-create function metered._expire_due(scopes text[], since timestamptz[], clk timestamptz, max_lines int, wait_ms int) returns void
+-- Frees the units of all due lines of a scope by one entry after tip: minima are captured before it,
+-- each at its time. The scope is locked. An old snapshot may not see that a hold was extended: then
+-- the lock of its row fails with 40001.
+create function metered._free_in_sum(tip metered.ledger, clk timestamptz, wait_ms int) returns void
 language plpgsql volatile
 as $$
 declare
-    nos    bigint[];
+    since  timestamptz := tip.next_due;
+    due    record;
     before text;
 begin
-    select array_agg(distinct d.hold) into nos
-    from unnest(scopes, since) s(scope, since),
-         lateral (select l.hold from metered.hold_lines l
-          where l.scope = s.scope and l.open > 0 and l.due >= s.since and l.due <= clk
-          order by l.due limit case when (metered._last_entry(s.scope)).lots_end is null then max_lines end) d;
-    if nos is null then
-        perform metered._collided(); -- the caller saw some: not with this snapshot
+    if metered._one_snapshot() then
+        before := metered._bound_lock_wait(wait_ms);
+        perform from metered.holds h where h.no = any (array(select l.hold from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.due >= since and l.due <= clk))
+        order by h.no for share;
+        before := metered._unbound_lock_wait(before);
+    end if;
+    if 0 < metered._minima(tip, null, clk) then
+        perform metered._capture_minima(array(select l.hold from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.at_least > 0 and l.at_least > l.captured
+              and l.due >= since and l.due <= clk), array[tip.scope], clk);
+        tip := metered._entry_for_write(tip.scope);
+    end if;
+    select sum(l.open)::bigint as units, max(l.due) as last into due from metered.hold_lines l
+    where l.scope = tip.scope and l.open > 0 and l.due >= since and l.due <= clk;
+    tip := metered._own_entry(tip, due.last);
+    tip.kind := 'x';
+    tip.amount := coalesce(due.units, 0);
+    tip.seq := tip.seq + 1;
+    tip.held := tip.held - tip.amount;
+    tip.next_due := case when tip.held > 0 then
+        metered._later_due(tip.scope, clk + interval '1 microsecond', clk) end;
+    if tip.amount > 0 then      -- else minima have captured all
+        perform metered._append(tip);
+    end if;
+end
+$$;
+
+-- Clears rows of lines that were freed with a sum, of some holds: in only_scopes, or in all. The scopes are
+-- locked.
+create function metered._clear_freed(nos bigint[], only_scopes text[]) returns void
+language plpgsql volatile
+as $$
+begin
+    update metered.hold_lines l set open = 0
+    where l.hold = any (nos) and l.open <> 0 and (only_scopes is null or l.scope = any (only_scopes))
+      and (l.due >= (select t.next_due from metered.ledger t
+          where t.scope = l.scope order by t.seq desc limit 1)) is not true;
+end
+$$;
+
+-- Clears all such rows of a scope, which is locked, before its next_due becomes earlier.
+create function metered._clear_freed_of(tip metered.ledger) returns void
+language plpgsql volatile
+as $$
+begin
+    update metered.hold_lines l set open = 0
+    where l.scope = tip.scope and l.open > 0 and l.due < coalesce(tip.next_due, 'infinity');
+end
+$$;
+
+-- Frees the units of all due lines of the scopes, which are locked. A caller saw some. Lines of a
+-- wallet give their units back to its lots, so each has an entry, and next_due of a closed scope
+-- says nothing: their holds are ended, however many they are.
+create function metered._end_due(scopes text[], clk timestamptz, wait_ms int) returns void
+language plpgsql volatile
+as $$
+declare
+    tip    metered.ledger;
+    most   int;         -- lines of a scope whose holds are ended
+    found_nos bigint[];
+    nos    bigint[] := '{}';
+    few    text[];
+    freed  boolean := false;
+    before text;
+begin
+    for tip in
+        select t.* from unnest(scopes) s(scope), lateral (
+            select * from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t
+        where t.next_due <= clk
+    loop
+        most := case when tip.lots_end is null and tip.next_due > '-infinity'
+            then metered._events_per_step() end;
+        found_nos := array(select l.hold from metered.hold_lines l
+            where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due and l.due <= clk
+            order by l.due limit most + 1);
+        if cardinality(found_nos) > most then
+            perform metered._free_in_sum(tip, clk, wait_ms);
+            freed := true;
+        else
+            few := few || tip.scope;
+            nos := nos || found_nos;
+        end if;
+    end loop;
+    if nos = '{}' then
+        if not freed then
+            perform metered._collided(); -- the caller saw some: not with this snapshot
+        end if;
+        return;
     end if;
     before := metered._bound_lock_wait(wait_ms);
     -- A caller that holds another lock than the scope's may find that a hold was extended meanwhile.
-    select array_agg(y.no) into nos from (
-        select h.no from metered.holds h where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y;
+    nos := array(select y.no from (
+        select h.no from metered.holds h
+        where h.no = any (nos) and (h.due <= clk) is true order by h.no for no key update) y);
     before := metered._unbound_lock_wait(before);
     perform metered._expire_rows(nos, clk, (metered._by_system()).note);
-    perform metered._release_lines(nos, scopes, 'x', clk, null, metered._by_system());
+    if cardinality(few) > 1 then
+        perform metered._clear_freed(nos, few);
+    end if;
+    perform metered._release_lines(nos, few, 'x', clk, null, metered._by_system());
 end
 $$;
 
@@ -234,6 +330,7 @@ begin
     if status is null then
         origin := row(null, null, nullif(note, '')::jsonb);
         perform metered._expire_rows(array[of_no], clk, origin.note);
+        perform metered._clear_freed(array[of_no], null);
         perform metered._end_minima_of(array[of_no], clk, wait_ms);
         perform metered._release_lines(array[of_no], null, 'x', clk, of_id, origin);
         update metered.holds y set pending = false where y.no = of_no returning y.version into h;

@@ -82,14 +82,14 @@ begin
         end if;
     end if;
     clk := metered.clock();
-    -- As many as _expire_due would take at first. If it comes to need more, or another one
-    -- falls due before it looks, that one is locked out of order.
+    -- As many as _end_due would take, but of a wallet 500. If it has more, or another one falls due
+    -- before _end_due looks, that one is locked out of order.
     select array_agg(d.hold) into due
     from unnest(scopes) s(scope),
-         lateral (select l.next_due from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t,
+         lateral (select l.next_due, l.lots_end from metered.ledger l where l.scope = s.scope order by l.seq desc limit 1) t,
          lateral (select l.hold from metered.hold_lines l
           where t.next_due <= clk and l.scope = s.scope and l.open > 0 and l.due >= t.next_due and l.due <= clk
-          order by l.due limit 500) d;
+          order by l.due limit case when t.lots_end is null then metered._events_per_step() else 500 end) d;
     nos := nos || due;
     if nos is not null then
         before := metered._bound_lock_wait(wait_ms);
@@ -223,6 +223,7 @@ declare
     n      int;
     mode   text := case when raising then 'raise' else 'answer' end;
     fewest bigint;      -- units of each line, of a hold up to so much
+    over   bigint;      -- the claim's last hold, if it is due
 begin
     n := cardinality(hold.minimum);
     if n > 0 and (hold.minimum[n]).scope = '' then
@@ -258,6 +259,7 @@ begin
         status := was.status;
         deadline := was.deadline;
         placed_at := was.at;
+        over := was.over;
     end if;
     if status = 'same' then
         stored := metered.hold_json(was.no, clk);
@@ -301,6 +303,9 @@ begin
     -- A month less 30 days is more than nothing, and can lead back.
     if (deadline > placed_at and placed_at + due_in >= deadline and coalesce(deadline <= placed_at + hold.lifetime, true)) is not true then
         perform metered._require(false, 'ttl');
+    end if;
+    if over is not null then    -- its units may have been freed with a sum, and its row left
+        perform metered._expire_rows(array[over], clk, (metered._by_system()).note);
     end if;
     loop
         insert into metered.holds (placed_at, deadline, due, ceiling, issued_at, version, state,
@@ -362,9 +367,9 @@ end
 $$;
 
 -- The hold that was placed before: with this id, if the caller chose it, or of this claim. status as place
--- has it, or null: none is in the way. state is its present state.
+-- has it, or null: none is in the way. state is its present state. over is a hold of the claim that is due.
 create function metered._placed_before(hold metered.new_hold, clk timestamptz, wait_ms int,
-    out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz)
+    out status text, out no bigint, out state text, out deadline timestamptz, out at timestamptz, out over bigint)
 language plpgsql volatile
 as $$
 declare
@@ -396,6 +401,7 @@ begin
     state := case when was.state = 'h' and was.due <= clk then 'x' else was.state end;
     if not hold.chosen then
         if state = 'x' then
+            over := no;
             no := null;
             return;
         elsif state = 'c' or was.holder <> hold.holder then

@@ -329,22 +329,19 @@ exception when sqlstate 'MT100' then
 end
 $$;
 
--- Checks charges of scopes with due holds. If they are let in, it ends the due holds that are in
--- their way. stand are the last entries after that.
+-- Checks charges of scopes with due holds. If they are let in, all due holds are freed. stand are the
+-- last entries after that. A charge that is let in because lines are due is let in for good, so they
+-- are freed for good: a clock that is set back must not bring them to life.
 create function metered._expire_and_check(charges metered.new_charge[], tips metered.ledger[], clk timestamptz,
     ahead interval, wait_ms int, of_nos bigint[],
     out stand metered.ledger[], out used bigint[], out held bigint[], out refused jsonb)
 language plpgsql volatile
 as $$
 declare
-    tip       metered.ledger;
-    kept      bigint[];         -- held units, with those of due lines
-    remain    bigint[];         -- held units, once max_lines due lines have ended
-    scopes    text[];
-    due       timestamptz[];
-    verdict   record;
-    max_lines int := 500;
-    c         metered.new_charge;
+    tip     metered.ledger;
+    freed   text[];             -- scopes with units that due lines free
+    verdict record;
+    c       metered.new_charge;
 begin
     -- If the key were another scope's, the reads below would not be under the lock.
     foreach c in array charges loop
@@ -353,43 +350,26 @@ begin
         end if;
     end loop;
     foreach tip in array tips loop
-        scopes := scopes || tip.scope;
-        due := due || tip.next_due;
-        kept := kept || tip.held;
         held := held || tip.held - case when tip.next_due <= clk then metered._overdue(tip.scope, tip.next_due, clk) else 0 end;
+        if held[cardinality(held)] < tip.held then
+            freed := freed || tip.scope;
+        end if;
     end loop;
     stand := tips;
     tips := metered._without_lapsing(tips, clk);     -- a bound, where not all is ended that is due
     verdict := metered._check_limits(charges, tips, held, clk, ahead, of_nos, null, null);
     used := verdict.used;
     refused := verdict.refused;
-    if refused is not null or kept = held then
+    if refused is not null or freed is null then
         return;
     end if;
-    -- A charge that is let in because lines are due is let in for good, so their holds
-    -- are ended for good, as many as it takes: a clock that is set back must not
-    -- bring them to life. The rest is left to later calls. How many it
-    -- takes is found first, since rows of holds must be locked all at once, in order.
-    foreach tip in array stand loop
-        if tip.next_due <= clk and tip.lots_end is null then
-            max_lines := greatest(max_lines, metered._lines_with_minima(tip.scope, tip.next_due, clk));
-        end if;
-    end loop;
-    loop
-        for i in 1..cardinality(scopes) loop
-            remain[i] := kept[i] - case when due[i] <= clk then metered._overdue(scopes[i], due[i], clk, max_lines) else 0 end;
-        end loop;
-        exit when remain = held or (metered._check_limits(charges, tips, remain, clk, ahead, of_nos, null, null)).refused is null;
-        max_lines := 2 * max_lines;
-    end loop;
-    perform metered._expire_due(scopes, due, clk, max_lines, wait_ms);
-    for i in 1..cardinality(scopes) loop
-        tip := metered._entry_for_write(scopes[i]);
-        if tip.held > remain[i] then
+    perform metered._end_due(freed, clk, wait_ms);
+    for i in 1..cardinality(stand) loop
+        continue when stand[i].scope <> all (freed);
+        stand[i] := metered._entry_for_write(stand[i].scope);
+        if stand[i].held > held[i] then
             perform metered._collided();
         end if;
-        stand[i] := tip;
     end loop;
 end
 $$;
-

@@ -267,7 +267,7 @@ begin
         return;
     end if;
     for k in
-        select l.opened_seq, l.open from metered.hold_lines l where l.scope = tip.scope and l.open > 0
+        select l.opened_seq, l.open from metered.hold_lines l where l.scope = tip.scope and l.open > 0 and l.due >= tip.next_due
         union all
         select y.opened_seq, y.granted from metered.leases y where y.scope = tip.scope and y.settled_at is null and y.mode <> 'g'
         order by 1

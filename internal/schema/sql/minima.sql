@@ -14,19 +14,6 @@ begin
 end
 $$;
 
--- How many due lines of a scope must end before an entry is written, the earliest first: all up to the last with a minimum.
-create function metered._lines_with_minima(of_scope text, since timestamptz, clk timestamptz) returns int
-language plpgsql stable
-as $$
-begin
-    return (
-        select count(*) from metered.hold_lines l
-        where l.scope = of_scope and l.open > 0 and l.due >= since and l.due <= (
-            select max(y.due) from metered.hold_lines y
-            where y.scope = of_scope and y.open > 0 and y.at_least > 0 and y.at_least > y.captured and y.due >= since and y.due <= clk));
-end
-$$;
-
 -- The minima of a scope's open lines that fall due from since on and before until, without the holds of_nos: units, and when they leave the
 -- window or period of a limit, in the order of these times. They never leave a lifetime. Null if there are none.
 create function metered._minima_leave(tip metered.ledger, l metered.charge_limit, since timestamptz, until timestamptz, clk timestamptz, of_nos bigint[],
@@ -125,16 +112,13 @@ begin
 end
 $$;
 
--- Before an entry is written: ends the due holds of each scope where one has a minimum, 500 of them, or more up to the last with a
--- minimum. The scopes are locked. A minimum of the hold of_others_than alone ends nothing.
+-- Before an entry is written: frees what is due in each of the scopes, which are locked, where a due
+-- line has a minimum. A minimum of the hold of_others_than alone ends nothing.
 create function metered._end_minima(scopes text[], of_others_than bigint, clk timestamptz, wait_ms int) returns boolean
 language plpgsql volatile
 as $$
-declare
-    since timestamptz[];
-    lines int;
 begin
-    select array_agg(d.scope), array_agg(d.next_due), max(metered._lines_with_minima(d.scope, d.next_due, clk)) into scopes, since, lines
+    select array_agg(d.scope) into scopes
     from unnest(scopes) s(scope),
          lateral (select y.scope, y.next_due, y.lots_end from metered.ledger y where y.scope = s.scope order by y.seq desc limit 1) d
     where d.next_due <= clk and d.lots_end is null and 0 < (
@@ -144,7 +128,7 @@ begin
     if scopes is null then
         return false;
     end if;
-    perform metered._expire_due(scopes, since, clk, greatest(500, lines), wait_ms);
+    perform metered._end_due(scopes, clk, wait_ms);
     return true;
 end
 $$;
@@ -329,6 +313,7 @@ begin
     end loop;
     if due_nos <> '{}' then
         perform metered._expire_rows(due_nos, clk, (metered._by_system()).note);
+        perform metered._clear_freed(due_nos, locked);
         perform metered._release_lines(due_nos, locked, 'x', clk, null, metered._by_system());
         nos := metered._whole(due_nos, keep_pending, channel);
     end if;

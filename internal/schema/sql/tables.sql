@@ -24,7 +24,7 @@ create table metered.ledger (
                                       -- of lots, credit taken back: e lapsed (ended), v revoked, o rolled over;
                                       -- s scheduled: a lot that begins later, is withdrawn, or whose end was set
     scope     text collate "C" not null, -- the charged scope
-    next_due  timestamptz,            -- no open hold falls due before this, or -infinity: the scope is closed
+    next_due  timestamptz,            -- no hold that held counts falls due before this, or -infinity: the scope is closed
     ref       bigint,                 -- of a refund: the seq of its charge
     hold      text,                   -- the hold's id, where the entry is about one alone
     operation_tenant text,            -- of the operation
@@ -166,7 +166,7 @@ create table metered.hold_lines (
     key      bigint      not null,      -- of the scope's lock
     amount   bigint      not null,      -- placed
     captured bigint      not null default 0, -- spent of amount
-    open     bigint      not null,      -- counted in the scope's held
+    open     bigint      not null,      -- counted in the scope's held, unless due is before its next_due: then it was freed
     due      timestamptz not null,      -- holds.due
     scope    text collate "C" not null, -- the scope that it holds units of
     refunded bigint      not null default 0,    -- units of captured that return_holds gave back

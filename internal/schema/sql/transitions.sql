@@ -270,7 +270,7 @@ begin
         detail := '[]';
         lines := '{}';
         for l in
-            select y.scope, y.amount, y.captured, y.open, y.opened_seq, y.refunded as given_back, y.at_least, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
+            select y.scope, y.amount, y.captured, y.open, y.due, y.opened_seq, y.refunded as given_back, y.at_least, t.seq, t.at, t.spent, t.refunded, t.credited, t.held, t.epoch, t.next_due,
                 t.anchor_at, t.anchor_spent, t.lots_end, t.crossed
             from metered.hold_lines y left join lateral (
                 select * from metered.ledger e where e.scope = y.scope order by e.seq desc limit 1 for key share) t on true
@@ -279,7 +279,8 @@ begin
             take := case when whole then l.open else coalesce(units[array_position(scopes, l.scope)], 0) end;
             covered := least(take, l.open);
             if covered > 0 or terms.closing and l.open > 0 then
-                if l.seq is null then
+                -- The latter was freed before the clock was set back.
+                if l.seq is null or l.open > 0 and (l.due >= l.next_due) is not true then
                     perform metered._collided();
                 end if;
                 if l.next_due <= k.clk and l.lots_end is null then
@@ -433,6 +434,9 @@ begin
         deadlines[i] := h.deadline + by;
         dues[i] := h.due + by;
     end loop;
+    perform metered._collided() from metered.hold_lines l   -- freed before the clock was set back
+    where l.hold = any (k.nos) and l.open <> 0 and (l.due >= (
+        select t.next_due from metered.ledger t where t.scope = l.scope order by t.seq desc limit 1)) is not true;
     for i in 1..cardinality(named.ids) loop
         ends := deadlines[i];
         due_at := dues[i];
