@@ -165,7 +165,7 @@ func TestRevoke_TellsAThresholdOfUnitsThatRolledOverTwiceUnwritten(t *testing.T)
 	}
 }
 
-// A purge leaves the lot that names a plan, as long as the plan renews.
+// A purge leaves the lot that names a plan, as long as the plan renews, and as long after its end as it leaves entries.
 func TestPurge_KeepsTheFirstLotOfAPlanThatRenews(t *testing.T) {
 	t.Parallel()
 	f := setUp(t, wallet.Config{})
@@ -187,6 +187,22 @@ func TestPurge_KeepsTheFirstLotOfAPlanThatRenews(t *testing.T) {
 	r, err := f.revoke(wallet.Revoke{Reference: "plan", Renewals: true})
 	require.NoError(t, err)
 	require.EqualValues(t, 10, r.Amount)
-	f.clock.Advance(day)
+	f.clock.Advance(4 * day)
 	require.Zero(t, f.balance().Units)
+
+	// The message that ended it comes again, within the time that a purge leaves.
+	f.grant(wallet.Grant{Amount: 1})
+	purge()
+	r, err = f.revoke(wallet.Revoke{Reference: "plan", Renewals: true})
+	require.NoError(t, err)
+	require.Zero(t, r.Amount)
+	for range 40 {
+		f.clock.Advance(day)
+		f.draw(1)
+		f.grant(wallet.Grant{Amount: 1})
+	}
+	f.sweeps()
+	purge()
+	_, err = f.revoke(wallet.Revoke{Reference: "plan", Renewals: true})
+	require.ErrorIs(t, err, wallet.ErrUnknownLot)
 }
