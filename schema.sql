@@ -3874,7 +3874,7 @@ $$;
 
 -- Deletes the moves of a wallet's entries from one on and before keep, which a purge deletes, and the lots to which nothing was done since, and
 -- nothing can be: they are in no balance. One that another lot rolled over into stays as long as
--- that one, and the first lot of a plan stays while the plan renews: its reference names the plan,
+-- that one, and the first lot of a plan stays while the plan renews, or its last lots stay: its reference names the plan,
 -- and is not granted again. A lot that stays keeps the units that its newest move had.
 create function metered._purge_lots(of_scope text, from_seq bigint, keep bigint) returns void
 language plpgsql volatile
@@ -3887,8 +3887,8 @@ begin
         delete from metered.lot_rows r where r.no = any (array(
             select l.no from metered.lots l where l.scope = of_scope and l.last_seq < keep and not l.open and l.held = 0 and l.untold = 0 and l.pending = 0 and not l.keeps
             and 0 = (select count(*) from metered.lot_rows y where y.from_lot = l.no)
-            and ((l.plan).renewal is distinct from l.reference or 0 = (select count(*) from metered.lot_rows y
-                where y.scope = of_scope and y.pending > 0 and (y.plan).renewal = l.reference))
+            and ((l.plan).renewal is distinct from l.reference or 0 = (select count(*) from metered.lots y
+                where y.scope = of_scope and (y.plan).renewal = l.reference and (y.pending > 0 or y.last_seq >= keep)))
             and (l.from_lot is null or 1 > (select count(*) from metered.lots y
                 where y.no = l.from_lot and not (y.last_seq < keep and not y.open and y.held = 0 and y.untold = 0 and not y.keeps)))));
         exit when not found;

@@ -414,10 +414,11 @@ func (w *twins) endPlan() {
 	if len(w.plans) == 0 {
 		return
 	}
-	one := w.plans[w.r.IntN(len(w.plans))]
+	one := &w.plans[w.r.IntN(len(w.plans))]
 	if w.now.Sub(one.at) > retained/2 { // a purge forgets one that ended
 		return
 	}
+	one.at = w.now
 	if w.once(3) {
 		w.reinstated("resume "+one.reference, func(*twin) wallet.Revoke {
 			return wallet.Revoke{Wallet: "ann", Reference: one.reference, Renewals: true}

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -333,6 +334,11 @@ func (w *twins) look() {
 		}
 		return a, nil
 	})
+	for i := range w.plans { // a plan that has ended keeps its name as long as entries about it
+		if slices.ContainsFunc(w.rows, func(l *named) bool { return strings.HasPrefix(l.reference, w.plans[i].reference) }) {
+			w.plans[i].at = w.now
+		}
+	}
 	for _, row := range w.rows {
 		if i, ok := w.all[0].names[row.nos[0]]; ok {
 			w.lots[i].shown, w.lots[i].reference = w.now, row.reference
